@@ -1,1 +1,15 @@
+//! Nodedock: the device dock of a node. The map of this crate is `ARCHITECTURE.md` beside it.
 
+pub mod base;
+pub mod cdi;
+pub mod checkpoint;
+pub mod claims;
+pub mod config;
+pub mod discovery;
+pub mod driver;
+pub mod model;
+pub mod north;
+pub mod registry;
+
+pub mod app;
+pub mod cli;

@@ -1,0 +1,23 @@
+//! Wall-clock time for records and drivers. Timeouts use tokio's clock, which tests can pause.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Milliseconds since the Unix epoch; 0 on a machine whose clock stands before it.
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// RFC 3339 in UTC with milliseconds.
+pub fn rfc3339(at_ms: u64) -> String {
+    let ms = i64::try_from(at_ms).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_millisecond(ms).map_or_else(|_| at_ms.to_string(), |t| format!("{t:.3}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn times_are_readable_and_absurd_ones_do_no_harm() {
+        assert_eq!(super::rfc3339(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(super::rfc3339(u64::MAX), u64::MAX.to_string());
+    }
+}

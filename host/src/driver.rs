@@ -1,0 +1,183 @@
+//! The waist: what a driver is to the rest of the host, whatever way it came.
+//!
+//! Owns the two traits and the values of a call. Is given requests by the managers; gives back one outcome for each claim
+//! asked for, neither more nor fewer. Never touches the checkpoint, CDI or the registry.
+
+pub mod grant;
+pub mod wasm;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, watch};
+
+use crate::model::{
+    DriverClaim, DriverKind, DriverName, HealthReport, Inventory, LiveClaim, PreparedClaim, Problem, Uid,
+};
+
+/// Who a driver is: constant over its life.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverIdentity {
+    pub name: DriverName,
+    pub kind: DriverKind,
+    pub version: String,
+    /// `sha256:` and hex of a WASM driver's file; empty for a native plugin.
+    pub digest: String,
+    /// The file's name, or the socket's path.
+    pub source: String,
+    pub summary: String,
+}
+
+/// A driver: an identity and up to two faces. An absent face cannot be called.
+#[derive(Clone)]
+pub struct Driver {
+    pub identity: Arc<DriverIdentity>,
+    pub claims: Option<Arc<dyn ClaimDriver>>,
+    pub devices: Option<Arc<dyn DeviceDriver>>,
+    /// What it has on this node, where it tells: a native DRA plugin publishes by itself.
+    pub inventory: Option<watch::Receiver<Arc<Published>>>,
+}
+
+/// What a driver last said of its devices.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Published {
+    pub inventory: Inventory,
+    pub health: HealthReport,
+}
+
+/// What every call carries.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Runs through all logs of the operation, here and in the driver.
+    pub request_id: Arc<str>,
+    pub deadline: Duration,
+}
+
+/// Facts about the node that every request to a driver repeats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeFacts {
+    pub name: String,
+    pub boot_id: String,
+}
+
+/// An outcome for each claim asked for.
+pub type Outcomes<T> = BTreeMap<Uid, Result<T, Problem>>;
+
+/// Claims made ready and given back, in batches.
+#[async_trait]
+pub trait ClaimDriver: Send + Sync {
+    /// Makes claims ready. May be repeated for a claim at any time and comes to the same end.
+    async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim>;
+
+    /// Gives claims back. A claim that the driver does not know is success.
+    async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()>;
+}
+
+/// Extended resources, as the kubelet's device plugin API has them.
+#[async_trait]
+pub trait DeviceDriver: Send + Sync {
+    /// Every list replaces the one before; the channel ends with the driver. At most one message waits.
+    async fn list_and_watch(&self, call: &Call) -> Result<mpsc::Receiver<Vec<PluginDevice>>, Problem>;
+
+    /// Makes the devices ready for one container.
+    async fn allocate(&self, call: &Call, device_ids: &[String]) -> Result<ContainerAllocation, Problem>;
+
+    /// Which of `available` are best for `size` devices that contain `must_include`; None: the driver has no opinion.
+    async fn preferred_allocation(
+        &self,
+        call: &Call,
+        available: &[String],
+        must_include: &[String],
+        size: usize,
+    ) -> Result<Option<Vec<String>>, Problem>;
+
+    /// Called before each start of a container, if the driver asked for that.
+    async fn pre_start(&self, call: &Call, device_ids: &[String]) -> Result<(), Problem>;
+}
+
+/// A device as the device plugin API lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PluginDevice {
+    pub id: String,
+    pub healthy: bool,
+    pub numa_nodes: Vec<u32>,
+}
+
+/// What a container needs for its extended resources.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ContainerAllocation {
+    pub env: BTreeMap<String, String>,
+    /// Host path, container path, read only.
+    pub mounts: Vec<(String, String, bool)>,
+    /// Host path, container path, subset of `rwm`.
+    pub device_nodes: Vec<(String, String, String)>,
+    pub annotations: BTreeMap<String, String>,
+    pub cdi_devices: Vec<String>,
+}
+
+/// A driver's view of its own live claims, from the checkpoint.
+pub trait Ledger: Send + Sync {
+    fn claims(&self, driver: &DriverName) -> Vec<LiveClaim>;
+    fn claim(&self, driver: &DriverName, uid: &str) -> Option<LiveClaim>;
+}
+
+/// Completes what a driver answered to one outcome per asked claim: a missing claim is a defect of the driver, and what it
+/// said of claims that nobody asked for is named and dropped.
+pub fn settle<'a, T>(
+    asked: impl IntoIterator<Item = &'a Uid>,
+    answered: impl IntoIterator<Item = (String, Result<T, Problem>)>,
+) -> (Outcomes<T>, Vec<String>) {
+    let mut open: BTreeMap<&str, &Uid> = asked.into_iter().map(|uid| (uid.as_str(), uid)).collect();
+    let mut outcomes = Outcomes::new();
+    let mut strangers = Vec::new();
+    for (uid, outcome) in answered {
+        if let Some(uid) = open.remove(uid.as_str()) {
+            outcomes.insert(uid.clone(), outcome);
+        } else if let Some(entry) = outcomes.get_mut(uid.as_str()) {
+            *entry = Err(twice(&uid));
+        } else {
+            strangers.push(uid);
+        }
+    }
+    for uid in open.into_values() {
+        outcomes.insert(uid.clone(), Err(skipped(uid)));
+    }
+    (outcomes, strangers)
+}
+
+/// The same problem for every claim of a call that failed as a whole.
+pub fn all_failed<'a, T>(asked: impl IntoIterator<Item = &'a Uid>, problem: &Problem) -> Outcomes<T> {
+    asked.into_iter().map(|uid| (uid.clone(), Err(problem.clone()))).collect()
+}
+
+fn twice(uid: &str) -> Problem {
+    Problem::internal("claim-answered-twice", format!("the driver answered twice for claim {uid}"))
+}
+
+fn skipped(uid: &Uid) -> Problem {
+    Problem::internal("claim-skipped", format!("the driver gave no outcome for claim {uid}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid(text: &str) -> Uid {
+        Uid::new(text).unwrap()
+    }
+
+    #[test]
+    fn every_asked_claim_gets_exactly_one_outcome() {
+        let asked = [uid("a"), uid("b"), uid("c")];
+        let answered =
+            [("a".to_owned(), Ok(1)), ("c".to_owned(), Ok(3)), ("c".to_owned(), Ok(4)), ("z".to_owned(), Ok(9))];
+        let (outcomes, strangers) = settle(&asked, answered);
+        assert_eq!(outcomes.len(), 3);
+        assert_eq!(outcomes["a"], Ok(1));
+        assert_eq!(outcomes["b"].as_ref().unwrap_err().code, "claim-skipped");
+        assert_eq!(outcomes["c"].as_ref().unwrap_err().code, "claim-answered-twice");
+        assert_eq!(strangers, ["z"]);
+    }
+}

@@ -1,0 +1,18 @@
+//! The vocabulary: names, claims, devices, edits, problems, limits. Values only; no IO, no clock, no task.
+//!
+//! What comes from outside is parsed here into a type that cannot be wrong, and not checked again behind that.
+
+mod claim;
+mod device;
+mod edits;
+pub mod limit;
+mod name;
+mod problem;
+mod record;
+
+pub use claim::*;
+pub use device::*;
+pub use edits::*;
+pub use name::*;
+pub use problem::*;
+pub use record::*;

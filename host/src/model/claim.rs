@@ -1,0 +1,200 @@
+//! Claims and pods as requests bring them, and what a driver makes of a claim.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{DeviceName, DriverName, Edits, ObjectName, ObjectRef, PoolName, Uid};
+
+/// A ResourceClaim as far as the node needs it (`resource.k8s.io/v1`).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    pub id: ObjectRef,
+    /// None: not allocated.
+    pub allocation: Option<Allocation>,
+    /// Consumers for which it is reserved, by UID.
+    pub reserved_for: Vec<Uid>,
+    pub annotations: BTreeMap<String, String>,
+    /// Pod that owns a claim made from a template.
+    pub owner_pod: Option<Uid>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Allocation {
+    pub devices: Vec<AllocatedDevice>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub configs: Vec<OpaqueConfig>,
+    /// Node for which it was allocated, as far as its selector names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AllocatedDevice {
+    /// Request of the claim; `request/subrequest` for a prioritised list.
+    pub request: String,
+    pub driver: DriverName,
+    pub pool: PoolName,
+    pub device: DeviceName,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub consumed: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub admin_access: bool,
+}
+
+impl AllocatedDevice {
+    /// The request without its subrequest: the name that containers use.
+    pub fn base_request(&self) -> &str {
+        self.request.split('/').next().unwrap_or(&self.request)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ConfigSource {
+    #[serde(rename = "FromClass")]
+    DeviceClass,
+    #[serde(rename = "FromClaim")]
+    Claim,
+}
+
+/// Parameters for a driver, from a class or a claim.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OpaqueConfig {
+    pub source: ConfigSource,
+    /// Requests to which it applies; empty means all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<String>,
+    pub driver: DriverName,
+    /// JSON.
+    pub parameters: String,
+}
+
+/// One driver's part of a claim: what a call carries.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DriverClaim {
+    pub id: ObjectRef,
+    pub devices: Vec<AllocatedDevice>,
+    /// Of this driver only; class before claim, later entries win.
+    pub configs: Vec<OpaqueConfig>,
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A claim that a driver holds prepared.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LiveClaim {
+    pub claim: DriverClaim,
+    pub memo: Vec<u8>,
+    pub driver_version: String,
+    /// Boot in which it was prepared.
+    pub boot_id: String,
+}
+
+/// What a driver made of its part of a claim.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PreparedClaim {
+    pub devices: Vec<PreparedDevice>,
+    /// For every container that uses any of the devices.
+    #[serde(default, skip_serializing_if = "Edits::is_empty")]
+    pub edits: Edits,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "memo_text")]
+    pub memo: Vec<u8>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PreparedDevice {
+    /// Base names of the requests that it serves; empty means any.
+    pub requests: Vec<String>,
+    pub pool: PoolName,
+    pub device: DeviceName,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<String>,
+    /// How a container gets it.
+    pub access: DeviceAccess,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<DeviceStatus>,
+}
+
+/// How a container gets a device: edits that the host renders as CDI, or CDI names of files that a native plugin wrote.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceAccess {
+    Edits(Edits),
+    CdiDevices(Vec<String>),
+}
+
+/// Goes into the claim's `status.devices`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    /// JSON object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkData>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Condition {
+    pub kind: String,
+    pub status: Option<bool>,
+    pub reason: String,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkData {
+    pub interface_name: String,
+    pub ips: Vec<String>,
+    pub hardware_address: String,
+}
+
+/// A pod that asks for its claims.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodRequest {
+    pub pod: ObjectRef,
+    pub claims: Vec<ClaimReference>,
+    pub containers: Vec<PodContainer>,
+}
+
+/// A claim that a pod refers to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimReference {
+    /// The pod's own name for it.
+    pub pod_claim_name: String,
+    pub claim_name: ObjectName,
+    /// None: whichever UID the claim has.
+    pub claim_uid: Option<Uid>,
+}
+
+/// A container and the claims that it uses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodContainer {
+    pub name: String,
+    pub claims: Vec<ContainerClaim>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerClaim {
+    pub pod_claim_name: String,
+    /// None: every request of the claim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
+}
+
+/// Memos are bytes; in the checkpoint they stand as hexadecimal text.
+mod memo_text {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(memo: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&hex::encode(memo))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        hex::decode(String::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}

@@ -1,0 +1,129 @@
+//! Inventories: pools of devices, as Kubernetes' structured parameters describe them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{DeviceName, ExtendedResource, PoolName, QualifiedName};
+
+/// Everything that a driver has on this node now.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Inventory {
+    pub pools: BTreeMap<PoolName, Pool>,
+}
+
+impl Inventory {
+    pub fn device_count(&self) -> usize {
+        self.pools.values().map(|pool| pool.devices.len()).sum()
+    }
+
+    pub fn device(&self, pool: &PoolName, device: &DeviceName) -> Option<&Device> {
+        self.pools.get(pool)?.devices.get(device)
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pool {
+    pub devices: BTreeMap<DeviceName, Device>,
+    pub shared_counters: Vec<CounterSet>,
+    pub extended_resource: Option<ExtendedResource>,
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// One allocatable device. Its name is its key in the pool.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    pub attributes: BTreeMap<QualifiedName, AttributeValue>,
+    pub capacities: BTreeMap<QualifiedName, Capacity>,
+    pub taints: Vec<Taint>,
+    pub consumes: Vec<CounterSet>,
+    pub allow_multiple_allocations: bool,
+    /// Physical identity, such as `pci:0000:3b:00.0`: devices of whatever driver with a common one exclude each other.
+    pub identity: Vec<String>,
+    pub numa_nodes: Vec<u32>,
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// An attribute's value; in JSON the plain value, a version as its text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum AttributeValue {
+    Int(i64),
+    Bool(bool),
+    Text(String),
+    Version(semver::Version),
+    Ints(Vec<i64>),
+    Bools(Vec<bool>),
+    Texts(Vec<String>),
+    Versions(Vec<semver::Version>),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Capacity {
+    pub value: String,
+    pub policy: Option<CapacityPolicy>,
+}
+
+/// Which amounts of a shared device's capacity may be asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CapacityPolicy {
+    pub default_amount: Option<String>,
+    pub choice: CapacityChoice,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum CapacityChoice {
+    Any,
+    Values(Vec<String>),
+    Range { min: String, max: Option<String>, step: Option<String> },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CounterSet {
+    pub name: String,
+    pub counters: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TaintEffect {
+    None,
+    NoSchedule,
+    NoExecute,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taint {
+    pub key: String,
+    pub value: String,
+    pub effect: TaintEffect,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HealthState {
+    #[default]
+    Unknown,
+    Healthy,
+    Unhealthy,
+}
+
+impl HealthState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Healthy => "healthy",
+            Self::Unhealthy => "unhealthy",
+        }
+    }
+}
+
+/// What a driver says of a device's health.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceHealth {
+    pub state: HealthState,
+    /// At most 1 KiB.
+    pub message: String,
+}
+
+/// Health by pool and device; what is not in it is unknown.
+pub type HealthReport = BTreeMap<(PoolName, DeviceName), DeviceHealth>;

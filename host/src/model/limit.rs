@@ -1,0 +1,132 @@
+//! Every bound, with its reason. A request or an answer beyond one is refused as a whole.
+
+use std::time::Duration;
+
+/// Pools of one driver: an inventory is held in memory and compared at each discovery.
+pub const POOLS_MAX: usize = 64;
+/// Devices of one driver: 32 ResourceSlices of 128.
+pub const DEVICES_MAX: usize = 4096;
+/// Attributes and capacities of a device together (`resource.k8s.io/v1`).
+pub const ATTRIBUTES_MAX: usize = 32;
+/// Values over all attributes of a device, lists counted by entry (`resource.k8s.io/v1`).
+pub const ATTRIBUTE_VALUES_MAX: usize = 48;
+/// Bytes of a text or version attribute (`resource.k8s.io/v1`).
+pub const ATTRIBUTE_TEXT_MAX: usize = 64;
+/// Taints of a device (`resource.k8s.io/v1`).
+pub const TAINTS_MAX: usize = 16;
+/// Counter sets that a device consumes (`resource.k8s.io/v1`).
+pub const CONSUMED_SETS_MAX: usize = 2;
+/// Counter sets of a pool and counters of a set (`resource.k8s.io/v1`).
+pub const COUNTER_SETS_MAX: usize = 8;
+pub const COUNTERS_MAX: usize = 32;
+/// Values of a capacity's request policy (`resource.k8s.io/v1`).
+pub const POLICY_VALUES_MAX: usize = 10;
+/// Identity strings of a device, and bytes of each.
+pub const IDENTITIES_MAX: usize = 16;
+pub const IDENTITY_BYTES_MAX: usize = 253;
+/// NUMA nodes of a device: more than any machine has.
+pub const NUMA_NODES_MAX: usize = 64;
+/// Annotations and details of one value; a key is a qualified name, a value a line.
+pub const LABELS_MAX: usize = 16;
+pub const LABEL_KEY_BYTES_MAX: usize = 253;
+pub const LABEL_VALUE_BYTES_MAX: usize = 1024;
+/// Bytes of a problem's code and message: they go into Events and terminals.
+pub const PROBLEM_CODE_BYTES_MAX: usize = 63;
+pub const PROBLEM_MESSAGE_BYTES_MAX: usize = 1024;
+/// Bytes of a quantity: the longest in use have fewer than 20.
+pub const QUANTITY_BYTES_MAX: usize = 64;
+/// Bytes of a driver's summary.
+pub const SUMMARY_BYTES_MAX: usize = 1024;
+/// Globs of one list of a driver's requests, and bytes of each.
+pub const GRANT_ENTRIES_MAX: usize = 64;
+pub const GRANT_ENTRY_BYTES_MAX: usize = 512;
+/// Kernel subsystems that a driver names.
+pub const EVENT_SUBSYSTEMS_MAX: usize = 32;
+/// Seconds between discoveries: often enough to notice, seldom enough not to burn a core.
+pub const DISCOVERY_PERIOD_MIN: Duration = Duration::from_secs(1);
+pub const DISCOVERY_PERIOD_MAX: Duration = Duration::from_secs(3600);
+pub const DISCOVERY_PERIOD: Duration = Duration::from_secs(60);
+
+/// Entries of each list of edits: a whole NVSwitch baseboard has about 30 nodes.
+pub const EDITS_MAX: usize = 64;
+/// Bytes of an environment variable's value and of a mount option.
+pub const ENV_VALUE_BYTES_MAX: usize = 4096;
+pub const ENV_NAME_BYTES_MAX: usize = 256;
+/// Linux' PATH_MAX.
+pub const PATH_BYTES_MAX: usize = 4096;
+/// A memo: kept with the claim in the checkpoint.
+pub const MEMO_BYTES_MAX: usize = 64 << 10;
+/// `status.devices[].data` (`resource.k8s.io/v1`).
+pub const STATUS_DATA_BYTES_MAX: usize = 10 << 10;
+pub const STATUS_CONDITIONS_MAX: usize = 8;
+pub const STATUS_IPS_MAX: usize = 16;
+
+/// Results of an allocation, its configs and its consumers (`resource.k8s.io/v1`).
+pub const ALLOCATED_DEVICES_MAX: usize = 32;
+pub const CONFIGS_MAX: usize = 64;
+pub const RESERVED_FOR_MAX: usize = 256;
+/// Opaque parameters (`resource.k8s.io/v1`).
+pub const PARAMETERS_BYTES_MAX: usize = 10 << 10;
+/// Claims of a pod and its containers: far above what a pod can use, far below what would hurt.
+pub const POD_CLAIMS_MAX: usize = 128;
+pub const POD_CONTAINERS_MAX: usize = 256;
+/// Entries of a claim's or a driver's history.
+pub const TIMELINE_MAX: usize = 32;
+
+/// A driver's file. Rust drivers have 20 to 200 kB, Python ones 18 MB.
+pub const DRIVER_FILE_BYTES_MAX: u64 = 64 << 20;
+/// Grant and config files: written by people.
+pub const SIDE_FILE_BYTES_MAX: u64 = 256 << 10;
+/// Files in the drivers folder that are looked at; what is beyond is reported.
+pub const DRIVER_FILES_MAX: usize = 512;
+/// A claims file or a command's input file.
+pub const MANIFEST_BYTES_MAX: u64 = 4 << 20;
+
+/// Wall clock of a call that prepares or unprepares, and of one that looks.
+pub const CALL_WALL: Duration = Duration::from_secs(10);
+pub const LOOK_WALL: Duration = Duration::from_secs(5);
+/// CPU of a call.
+pub const CALL_CPU: Duration = Duration::from_secs(2);
+/// Epoch tick: the longest time that a driver keeps a thread from other work.
+pub const EPOCH_TICK: Duration = Duration::from_millis(10);
+/// Memory of a call over all linear memories, and what a grant may raise it to.
+pub const CALL_MEMORY: usize = 64 << 20;
+pub const CALL_MEMORY_MAX: usize = 512 << 20;
+pub const CALL_WALL_MAX: Duration = Duration::from_secs(40);
+pub const CALL_CPU_MAX: Duration = Duration::from_secs(20);
+/// Bytes that one call may lift from a guest.
+pub const HOSTCALL_BYTES: usize = 4 << 20;
+/// Component-model handles of a store.
+pub const HANDLES_MAX: usize = 256;
+/// Calls of one driver at once; more wait.
+pub const CALLS_PER_DRIVER: usize = 16;
+/// One sysfs read (sysfs files have at most a page, `config` spaces 4 KiB; binary attributes may be larger).
+pub const SYSFS_READ_BYTES_MAX: usize = 64 << 10;
+/// Entries that `read-dir` or a glob answers.
+pub const SYSFS_ENTRIES_MAX: usize = 4096;
+/// Bytes and operations of all host calls of one driver call: a driver that walks the whole of `/sys` is at fault.
+pub const HOST_BYTES_PER_CALL: usize = 16 << 20;
+pub const HOST_OPERATIONS_PER_CALL: usize = 100_000;
+/// A driver's log: bytes of a line, lines and bytes a second, and how much may come at once.
+pub const LOG_LINE_BYTES_MAX: usize = 4096;
+pub const LOG_LINES_PER_SECOND: u32 = 50;
+pub const LOG_BYTES_PER_SECOND: u32 = 64 << 10;
+
+/// A prepare waits so long for the holder of a device to give it up.
+pub const EXCLUSIVE_WAIT: Duration = Duration::from_secs(5);
+/// Time from a kernel event to a discovery: events come in bursts.
+pub const EVENT_DEBOUNCE: Duration = Duration::from_millis(100);
+/// Time from a file's last change to its loading, unless it was closed or renamed into place.
+pub const FILE_SETTLE: Duration = Duration::from_millis(200);
+/// The folder is listed anew so often, whatever the watch says.
+pub const RELIST_PERIOD: Duration = Duration::from_secs(30);
+/// Time for calls in flight when the daemon stops.
+pub const DRAIN: Duration = Duration::from_secs(20);
+/// Bytes of a Unix socket's path (`sun_path` less its terminating zero).
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Bytes of a message on the node API.
+pub const NODE_API_MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Requests that wait for the checkpoint's writer; more wait for a place.
+pub const CHECKPOINT_QUEUE: usize = 1024;
+/// Changes of one commit: bounds its latency.
+pub const CHECKPOINT_BATCH_MAX: usize = 256;

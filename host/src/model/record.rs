@@ -1,0 +1,151 @@
+//! What the checkpoint keeps of claims and pods. The meaning of each state is in `ARCHITECTURE.md`.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Allocation, DriverClaim, DriverName, LiveClaim, ObjectRef, PodContainer, PreparedClaim, Problem, Uid, limit,
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClaimState {
+    /// The intent is durable; drivers may or may not have done it.
+    Preparing,
+    /// Every driver's result is durable.
+    Prepared,
+    /// The last pod is gone; drivers may or may not have given it up.
+    Unpreparing,
+}
+
+impl ClaimState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Preparing => "preparing",
+            Self::Prepared => "prepared",
+            Self::Unpreparing => "unpreparing",
+        }
+    }
+}
+
+/// A claim that this node knows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClaimRecord {
+    pub id: ObjectRef,
+    pub state: ClaimState,
+    /// Boot in which it was prepared last.
+    pub boot_id: String,
+    /// Pods that hold it, by UID.
+    pub pods: BTreeMap<Uid, ObjectRef>,
+    pub allocation: Allocation,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    pub drivers: BTreeMap<DriverName, DriverPart>,
+    /// The newest last, at most `limit::TIMELINE_MAX`.
+    #[serde(default)]
+    pub timeline: VecDeque<Transition>,
+    /// Fields of a newer version; kept as they are.
+    #[serde(flatten)]
+    pub unknown: BTreeMap<String, serde_json::Value>,
+}
+
+impl ClaimRecord {
+    /// One driver's part of this claim.
+    pub fn driver_claim(&self, driver: &DriverName) -> DriverClaim {
+        DriverClaim {
+            id: self.id.clone(),
+            devices: self.allocation.devices.iter().filter(|d| d.driver == *driver).cloned().collect(),
+            configs: self.allocation.configs.iter().filter(|c| c.driver == *driver).cloned().collect(),
+            annotations: self.annotations.clone(),
+        }
+    }
+
+    /// What a driver is told of the claim when it gives it up, and what its ledger shows.
+    pub fn live_claim(&self, driver: &DriverName) -> Option<LiveClaim> {
+        let part = self.drivers.get(driver)?;
+        Some(LiveClaim {
+            claim: self.driver_claim(driver),
+            memo: part.prepared.as_ref().map(|p| p.memo.clone()).unwrap_or_default(),
+            driver_version: part.by.as_ref().map(|by| by.version.clone()).unwrap_or_default(),
+            boot_id: self.boot_id.clone(),
+        })
+    }
+
+    /// Appends to the timeline and drops what is beyond its bound.
+    pub fn note(&mut self, transition: Transition) {
+        while self.timeline.len() >= limit::TIMELINE_MAX {
+            self.timeline.pop_front();
+        }
+        self.timeline.push_back(transition);
+    }
+}
+
+/// What one driver has of a claim.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct DriverPart {
+    /// None: asked, without a result yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepared: Option<PreparedClaim>,
+    /// Who prepared it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<PreparedBy>,
+    /// The last refusal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
+
+/// The driver that prepared a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreparedBy {
+    pub kind: DriverKind,
+    pub version: String,
+    /// Of a WASM driver's file; empty for a native plugin.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub digest: String,
+}
+
+/// How a driver came to us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriverKind {
+    Wasm,
+    Grpc,
+}
+
+impl DriverKind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Wasm => "wasm",
+            Self::Grpc => "grpc",
+        }
+    }
+}
+
+/// An entry of a claim's or a driver's history.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Transition {
+    /// Milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// What it came to, such as `prepared`.
+    pub what: String,
+    /// By which call or event.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cause: String,
+    #[serde(default)]
+    pub duration_us: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
+
+/// A pod that was given an answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PodRecord {
+    pub pod: ObjectRef,
+    /// The pod's own name for each claim, and the claim.
+    pub claims: BTreeMap<String, ObjectRef>,
+    pub containers: Vec<PodContainer>,
+    /// Fields of a newer version; kept as they are.
+    #[serde(flatten)]
+    pub unknown: BTreeMap<String, serde_json::Value>,
+}
