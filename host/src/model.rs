@@ -2,6 +2,7 @@
 //!
 //! What comes from outside is parsed here into a type that cannot be wrong, and not checked again behind that.
 
+mod change;
 mod claim;
 mod device;
 mod edits;
@@ -10,6 +11,7 @@ mod name;
 mod problem;
 mod record;
 
+pub use change::*;
 pub use claim::*;
 pub use device::*;
 pub use edits::*;

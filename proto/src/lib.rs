@@ -1,5 +1,7 @@
 //! Nodedock's protocols and the Rust that is generated from them.
 
+pub use prost;
+
 /// The node API, `nodedock.node.v1`.
 pub mod node {
     /// Version 1.

@@ -112,6 +112,8 @@ pub const LOG_LINE_BYTES_MAX: usize = 4096;
 pub const LOG_LINES_PER_SECOND: u32 = 50;
 pub const LOG_BYTES_PER_SECOND: u32 = 64 << 10;
 
+/// What a kubelet gives a driver for a prepare or an unprepare: half of its 90 s between tries.
+pub const CLAIM_CALL_DEADLINE: Duration = Duration::from_secs(45);
 /// A prepare waits so long for the holder of a device to give it up.
 pub const EXCLUSIVE_WAIT: Duration = Duration::from_secs(5);
 /// Time from a kernel event to a discovery: events come in bursts.

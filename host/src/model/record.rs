@@ -42,6 +42,9 @@ pub struct ClaimRecord {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     pub drivers: BTreeMap<DriverName, DriverPart>,
+    /// What it keeps from others while it stands.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holds: Vec<Hold>,
     /// The newest last, at most `limit::TIMELINE_MAX`.
     #[serde(default)]
     pub timeline: VecDeque<Transition>,
@@ -81,18 +84,38 @@ impl ClaimRecord {
     }
 }
 
+/// A device, or a piece of hardware behind it, that a claim keeps from others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hold {
+    /// `driver/pool/device`, or one of the device's identity strings.
+    pub key: String,
+    /// Others may hold it as well, if they share it too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
+}
+
 /// What one driver has of a claim.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DriverPart {
     /// None: asked, without a result yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<PreparedClaim>,
+    /// Prepared in an earlier boot: to be asked again, and its memo good for an unprepare only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stale: bool,
     /// Who prepared it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<PreparedBy>,
     /// The last refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
+}
+
+impl DriverPart {
+    /// What the driver made of the claim in this boot.
+    pub fn current(&self) -> Option<&PreparedClaim> {
+        self.prepared.as_ref().filter(|_| !self.stale)
+    }
 }
 
 /// The driver that prepared a claim.

@@ -1,0 +1,371 @@
+//! Prepare: resolve, decide, commit the intents, call the drivers, commit the results, answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::time::timeout_at;
+
+use super::locks::Held;
+use super::machine::{self, DeviceFacts, DriverResult, PrepareEnd, PrepareRequest, PrepareStep};
+use super::source::{ClaimSource, InlineClaims, check_bounds};
+use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, Undo, answer};
+use crate::base::clock::now_ms;
+use crate::checkpoint::Change;
+use crate::driver::{Call, Driver, all_failed};
+use crate::model::{
+    Claim, ClaimRecord, ClaimReference, DriverName, Hold, ObjectRef, PodRecord, PodRequest, PreparedBy, Problem, Uid,
+};
+
+/// A claim on its way through a prepare.
+struct Wanted {
+    reference: ClaimReference,
+    claim: Result<Claim, Problem>,
+}
+
+/// A claim whose drivers must be called, with the drivers.
+type Work = (Arc<ClaimRecord>, Vec<DriverName>);
+type Ends = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
+
+/// What was decided about every claim of a request. Intents are in the table already, so that nobody else takes the same
+/// devices; `undo` takes them out again.
+#[derive(Default)]
+struct Plan {
+    /// Prepared already, and in need of no change.
+    known: Vec<Arc<ClaimRecord>>,
+    /// Prepared already, with this pod new to it.
+    joined: Vec<Arc<ClaimRecord>>,
+    work: Vec<Work>,
+    refused: BTreeMap<Uid, Problem>,
+    waiting: BTreeMap<Uid, Problem>,
+    undo: Undo,
+}
+
+impl Inner {
+    pub(super) async fn prepare_pod(
+        &self,
+        request: PodRequest,
+        inline: Vec<Claim>,
+        request_id: Arc<str>,
+    ) -> PodOutcome {
+        let wanted = self.resolve(&request, inline).await;
+        let claims = wanted.iter().filter_map(|w| w.claim.as_ref().ok());
+        let claims: BTreeMap<Uid, Claim> = claims.map(|claim| (claim.id.uid.clone(), claim.clone())).collect();
+        let call = Call { request_id, deadline: self.settings.call_deadline };
+        let (held, plan) = self.plan(&request.pod, &claims).await;
+        let ends = self.carry_out(&request, &wanted, plan, &call).await;
+        drop(held);
+        self.answer(&request, wanted, &ends)
+    }
+
+    async fn resolve(&self, request: &PodRequest, inline: Vec<Claim>) -> Vec<Wanted> {
+        let source = InlineClaims::new(inline, self.source.as_ref());
+        let mut wanted = Vec::with_capacity(request.claims.len());
+        for reference in &request.claims {
+            let claim = self.resolve_one(&source, &request.pod, reference).await;
+            wanted.push(Wanted { reference: reference.clone(), claim });
+        }
+        wanted
+    }
+
+    async fn resolve_one(
+        &self,
+        source: &InlineClaims<'_>,
+        pod: &ObjectRef,
+        reference: &ClaimReference,
+    ) -> Result<Claim, Problem> {
+        let name = &reference.claim_name;
+        let claim = source.claim(&pod.namespace, name).await?.ok_or_else(|| {
+            let message = format!("claim {}/{name} does not exist", pod.namespace);
+            Problem::not_found("no-such-claim", message)
+        })?;
+        if let Some(uid) = reference.claim_uid.as_ref().filter(|uid| **uid != claim.id.uid) {
+            let message = format!("claim {} has UID {}, and {uid} is wanted: it was replaced", claim.id, claim.id.uid);
+            return Err(Problem::conflict("claim-replaced", message));
+        }
+        check_bounds(&claim)?;
+        machine::admit(&claim, pod, &self.settings.node.name)?;
+        Ok(claim)
+    }
+
+    /// Decides about every claim, waiting a bounded time for what is in the way. The claims are held when it returns.
+    async fn plan(&self, pod: &ObjectRef, claims: &BTreeMap<Uid, Claim>) -> (Vec<Held>, Plan) {
+        let deadline = tokio::time::Instant::now() + self.settings.exclusive_wait;
+        let mut freed = self.freed.subscribe();
+        let mut patient = true;
+        loop {
+            let held = self.locks.take(claims.keys().cloned()).await;
+            freed.mark_unchanged();
+            let mut plan = self.decide(pod, claims, patient);
+            if !patient {
+                plan.refused.append(&mut plan.waiting);
+            }
+            if plan.waiting.is_empty() {
+                return (held, plan);
+            }
+            drop(held);
+            tokio::select! {
+                // The intents are not in the table while we wait: there is nothing to take back.
+                () = self.tasks.stopped() => patient = false,
+                woken = timeout_at(deadline, freed.changed()) => patient = woken.is_ok(),
+            }
+        }
+    }
+
+    /// Decides. Where a claim has to wait and there is patience for it, the table is left as it was.
+    fn decide(&self, pod: &ObjectRef, claims: &BTreeMap<Uid, Claim>, patient: bool) -> Plan {
+        let mut plan = Plan::default();
+        let mut table = self.table.lock();
+        for (uid, claim) in claims {
+            let Some(allocation) = &claim.allocation else { continue };
+            let request = PrepareRequest {
+                claim,
+                allocation,
+                pod,
+                holds: self.holds(claim),
+                boot_id: &self.settings.node.boot_id,
+                now_ms: now_ms(),
+                cause: "prepare",
+            };
+            let refused = match machine::prepare(&table, &request) {
+                PrepareStep::Known { record, changed: false } => {
+                    plan.known.push(record);
+                    continue;
+                }
+                PrepareStep::Known { record, changed: true } => {
+                    plan.undo.put(&mut table, &record);
+                    plan.joined.push(record);
+                    continue;
+                }
+                PrepareStep::Call { record, drivers } => match self.check_drivers(&record, &drivers) {
+                    Ok(()) => {
+                        plan.undo.put(&mut table, &record);
+                        plan.work.push((record, drivers));
+                        continue;
+                    }
+                    Err(problem) => problem,
+                },
+                PrepareStep::Wait(problem) => {
+                    plan.waiting.insert(uid.clone(), problem);
+                    continue;
+                }
+                PrepareStep::Refuse(problem) => problem,
+            };
+            plan.refused.insert(uid.clone(), refused);
+        }
+        if patient && !plan.waiting.is_empty() {
+            std::mem::take(&mut plan.undo).restore(&mut table);
+        }
+        plan
+    }
+
+    fn holds(&self, claim: &Claim) -> Vec<Hold> {
+        let Some(allocation) = &claim.allocation else { return Vec::new() };
+        machine::holds(allocation, |driver, pool, device| {
+            let facts = self.registry.device(driver, pool, device).map(|device| DeviceFacts {
+                allow_multiple_allocations: device.allow_multiple_allocations,
+                identity: device.identity,
+            });
+            facts.unwrap_or_default()
+        })
+    }
+
+    /// Every driver to be called serves, and has the devices.
+    fn check_drivers(&self, record: &ClaimRecord, drivers: &[DriverName]) -> Result<(), Problem> {
+        for name in drivers {
+            let driver = self.registry.serving(name)?;
+            if let Some(inventory) = &driver.inventory {
+                machine::check_devices(&record.allocation, name, &inventory.borrow().inventory)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn carry_out(&self, request: &PodRequest, wanted: &[Wanted], mut plan: Plan, call: &Call) -> Ends {
+        let mut ends: Ends = std::mem::take(&mut plan.refused).into_iter().map(|(u, p)| (u, Err(p))).collect();
+        let standing: Vec<_> = plan.known.iter().chain(&plan.joined).cloned().collect();
+        let accepted: Vec<Uid> =
+            standing.iter().chain(plan.work.iter().map(|(record, _)| record)).map(|r| r.id.uid.clone()).collect();
+        if accepted.is_empty() {
+            return ends;
+        }
+        let intents: Vec<_> =
+            plan.joined.iter().chain(plan.work.iter().map(|(record, _)| record)).cloned().collect();
+        let undo = std::mem::take(&mut plan.undo);
+        if let Err(problem) = self.commit_intents(intents, pod_record(request, wanted, &accepted), undo).await {
+            ends.extend(accepted.into_iter().map(|uid| (uid, Err(problem.clone()))));
+            return ends;
+        }
+        let checked = self.write_files(&standing).await;
+        ends.extend(standing.iter().map(|r| (r.id.uid.clone(), checked.clone().map(|()| ClaimEnd::Prepared))));
+        if !plan.work.is_empty() {
+            self.call_and_finish(plan.work, call, &mut ends).await;
+        }
+        ends
+    }
+
+    /// Makes the intents durable, with the pod's record where that is new.
+    async fn commit_intents(
+        &self,
+        intents: Vec<Arc<ClaimRecord>>,
+        pod: PodRecord,
+        mut undo: Undo,
+    ) -> Result<(), Problem> {
+        let mut changes: Vec<_> = intents.iter().cloned().map(Change::PutClaim).collect();
+        {
+            let mut table = self.table.lock();
+            if table.pod(pod.pod.uid.as_str()).is_none_or(|known| **known != pod) {
+                let pod = Arc::new(pod);
+                undo.put_pod(&mut table, &pod);
+                changes.push(Change::PutPod(pod));
+            }
+        }
+        self.commit(changes, undo).await?;
+        self.tell(&intents);
+        Ok(())
+    }
+
+    async fn call_and_finish(&self, work: Vec<Work>, call: &Call, ends: &mut Ends) {
+        let results = self.call_drivers(&work, call).await;
+        let mut kept = Vec::new();
+        let mut prepared = Vec::new();
+        let mut rolled_back = Vec::new();
+        for ((record, _), results) in work.iter().zip(results) {
+            let uid = record.id.uid.clone();
+            match machine::finish_prepare(record, results, now_ms()) {
+                PrepareEnd::Prepared(record) => {
+                    ends.insert(uid, Ok(ClaimEnd::Prepared));
+                    prepared.push(record);
+                }
+                PrepareEnd::Open(record, problem) => {
+                    ends.insert(uid, Err(problem));
+                    kept.push(record);
+                }
+                PrepareEnd::RolledBack(record, problem) => {
+                    ends.insert(uid, Err(problem));
+                    rolled_back.push(record);
+                }
+            }
+        }
+        let uids: Vec<_> = prepared.iter().map(|record| record.id.uid.clone()).collect();
+        // Files are derived from the records, so the order of the two does not matter: both are there before the answer.
+        let files = self.write_files(&prepared);
+        let records = self.commit_claims(prepared.iter().chain(&kept).cloned().collect());
+        let (files, records) = tokio::join!(files, records);
+        if let Err(problem) = records.and(files) {
+            ends.extend(uids.into_iter().map(|uid| (uid, Err(problem.clone()))));
+        }
+        if !rolled_back.is_empty() {
+            self.roll_back(rolled_back, call).await;
+        }
+    }
+
+    /// One batched call per driver, drivers side by side; the results in the order of `work`.
+    async fn call_drivers(&self, work: &[Work], call: &Call) -> Vec<Vec<DriverResult>> {
+        let mut batches: BTreeMap<&DriverName, Vec<usize>> = BTreeMap::new();
+        for (index, (_, drivers)) in work.iter().enumerate() {
+            drivers.iter().for_each(|driver| batches.entry(driver).or_default().push(index));
+        }
+        let calls = batches.into_iter().map(|(driver, indexes)| async move {
+            let records: Vec<_> = indexes.iter().map(|index| &work[*index].0).collect();
+            (indexes, self.call_driver(driver, &records, call).await)
+        });
+        let mut results: Vec<Vec<DriverResult>> = work.iter().map(|_| Vec::new()).collect();
+        for (indexes, answers) in futures::future::join_all(calls).await {
+            indexes.into_iter().zip(answers).for_each(|(index, answer)| results[index].push(answer));
+        }
+        results
+    }
+
+    async fn call_driver(
+        &self,
+        name: &DriverName,
+        records: &[&Arc<ClaimRecord>],
+        call: &Call,
+    ) -> Vec<DriverResult> {
+        let started = Instant::now();
+        let claims: Vec<_> = records.iter().map(|record| record.driver_claim(name)).collect();
+        let uids = claims.iter().map(|claim| &claim.id.uid);
+        let (by, mut outcomes) = match self.registry.serving(name) {
+            Err(problem) => (None, all_failed(uids, &problem)),
+            Ok(driver) => match &driver.claims {
+                None => (None, all_failed(uids, &no_claims(name))),
+                Some(face) => (Some(prepared_by(&driver)), face.prepare(call, &claims).await),
+            },
+        };
+        let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let result = |record: &&Arc<ClaimRecord>| DriverResult {
+            driver: name.clone(),
+            by: by.clone(),
+            outcome: outcomes.remove(&record.id.uid).unwrap_or_else(|| Err(no_outcome(name))),
+            duration_us,
+        };
+        let results: Vec<_> = records.iter().map(result).collect();
+        for (record, result) in records.iter().zip(&results) {
+            if let Err(problem) = &result.outcome {
+                let (code, request) = (&problem.code, &call.request_id);
+                tracing::warn!(driver = %name, claim = %record.id, %request, code, problem = %problem, "claim refused");
+            }
+        }
+        results
+    }
+
+    fn answer(&self, request: &PodRequest, wanted: Vec<Wanted>, ends: &Ends) -> PodOutcome {
+        let claims: Vec<_> = wanted.into_iter().map(|wanted| outcome(request, wanted, ends)).collect();
+        let all_prepared = claims.iter().all(|claim| claim.end.is_ok());
+        let containers = if all_prepared { self.containers(request) } else { Vec::new() };
+        PodOutcome { pod: request.pod.clone(), claims, containers }
+    }
+
+    fn containers(&self, request: &PodRequest) -> Vec<super::ContainerAnswer> {
+        let table = self.table.lock();
+        match table.pod(request.pod.uid.as_str()) {
+            Some(pod) => answer::containers(pod, |uid| table.claim(uid).cloned()),
+            // A pod without claims has no record: its containers need nothing.
+            None => request.containers.iter().map(|c| answer::nothing(&c.name)).collect(),
+        }
+    }
+}
+
+fn outcome(request: &PodRequest, wanted: Wanted, ends: &Ends) -> ClaimOutcome {
+    let (uid, end) = match wanted.claim {
+        Err(problem) => (wanted.reference.claim_uid, Err(problem)),
+        Ok(claim) => {
+            let end = ends.get(&claim.id.uid).cloned().unwrap_or_else(|| Err(interrupted()));
+            (Some(claim.id.uid), end)
+        }
+    };
+    let namespace = request.pod.namespace.clone();
+    ClaimOutcome { namespace, name: wanted.reference.claim_name, uid, end }
+}
+
+fn pod_record(request: &PodRequest, wanted: &[Wanted], accepted: &[Uid]) -> PodRecord {
+    let accepted: BTreeSet<_> = accepted.iter().collect();
+    let claims = wanted.iter().filter_map(|wanted| {
+        let id = &wanted.claim.as_ref().ok()?.id;
+        accepted.contains(&id.uid).then(|| (wanted.reference.pod_claim_name.clone(), id.clone()))
+    });
+    PodRecord {
+        pod: request.pod.clone(),
+        claims: claims.collect(),
+        containers: request.containers.clone(),
+        unknown: BTreeMap::new(),
+    }
+}
+
+fn prepared_by(driver: &Driver) -> PreparedBy {
+    let identity = &driver.identity;
+    PreparedBy { kind: identity.kind, version: identity.version.clone(), digest: identity.digest.clone() }
+}
+
+fn no_claims(driver: &DriverName) -> Problem {
+    Problem::invalid("driver-without-claims", format!("driver {driver} takes no claims"))
+}
+
+fn no_outcome(driver: &DriverName) -> Problem {
+    Problem::internal("claim-skipped", format!("driver {driver} gave no outcome for the claim"))
+}
+
+fn interrupted() -> Problem {
+    Problem::unavailable("interrupted", "the daemon is stopping")
+}

@@ -1,0 +1,230 @@
+//! Unprepare: from the checkpoint alone. Intent, driver calls, removal of the CDI files, removal of the record, in that order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::machine::{self, UnprepareEnd, UnprepareStep};
+use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, PodSelector, Undo};
+use crate::base::clock::now_ms;
+use crate::cdi;
+use crate::checkpoint::Change;
+use crate::driver::{Call, all_failed};
+use crate::model::{ClaimRecord, ClaimState, DriverName, LiveClaim, ObjectRef, Problem, Uid};
+
+type Results = Vec<(DriverName, Result<(), Problem>, u64)>;
+
+impl Inner {
+    pub(super) async fn unprepare_pod(&self, selector: PodSelector, request_id: Arc<str>) -> Vec<PodOutcome> {
+        let call = Call { request_id, deadline: self.settings.call_deadline };
+        let mut outcomes = Vec::new();
+        for pod in self.select(&selector) {
+            let claims = self.unprepare_claims_of(&pod, &call).await;
+            outcomes.push(PodOutcome { pod, claims, containers: Vec::new() });
+        }
+        outcomes
+    }
+
+    fn select(&self, selector: &PodSelector) -> BTreeSet<ObjectRef> {
+        let table = self.table.lock();
+        let of_claims = table.claims().flat_map(|claim| claim.pods.values());
+        let known = table.pods().map(|record| &record.pod).chain(of_claims);
+        let selected = |pod: &&ObjectRef| match selector {
+            PodSelector::Uid(uid) => pod.uid == *uid,
+            PodSelector::Name(namespace, name) => pod.namespace == *namespace && pod.name == *name,
+        };
+        known.filter(selected).cloned().collect()
+    }
+
+    async fn unprepare_claims_of(&self, pod: &ObjectRef, call: &Call) -> Vec<ClaimOutcome> {
+        let claims = self.table.lock().claims_of_pod(pod.uid.as_str());
+        let uids: Vec<_> = claims.iter().map(|claim| claim.id.uid.clone()).collect();
+        let _held = self.locks.take(uids.iter().cloned()).await;
+        let mut ends = self.give_up(&uids, Some(&pod.uid), call).await;
+        if claims.is_empty()
+            && let Err(problem) = self.forget(&[], &BTreeSet::from([pod.uid.clone()])).await
+        {
+            tracing::warn!(%pod, %problem, "a pod without claims stays in the checkpoint");
+        }
+        let outcome = |claim: Arc<ClaimRecord>| ClaimOutcome {
+            namespace: claim.id.namespace.clone(),
+            name: claim.id.name.clone(),
+            uid: Some(claim.id.uid.clone()),
+            // What is gone since the list was made was given up by somebody else.
+            end: ends.remove(&claim.id.uid).unwrap_or(Ok(ClaimEnd::Unprepared)),
+        };
+        claims.into_iter().map(outcome).collect()
+    }
+
+    /// Finishes what was being given up when its driver, or the daemon, went away.
+    pub(super) async fn finish_unprepares(&self, uids: Vec<Uid>) {
+        for uid in uids {
+            let _held = self.locks.take([uid.clone()]).await;
+            let serving = |record: &ClaimRecord| record.drivers.keys().any(|d| self.registry.serving(d).is_ok());
+            let known = self.table.lock().claim(uid.as_str()).cloned();
+            let open = known.is_some_and(|r| r.state == ClaimState::Unpreparing && (r.drivers.is_empty() || serving(&r)));
+            if !open {
+                continue;
+            }
+            let call = Call { request_id: format!("resume-{uid}").into(), deadline: self.settings.call_deadline };
+            for (uid, end) in self.give_up(std::slice::from_ref(&uid), None, &call).await {
+                match end {
+                    Ok(_) => tracing::info!(claim = %uid, "finished an interrupted unprepare"),
+                    Err(problem) => tracing::warn!(claim = %uid, %problem, "an interrupted unprepare is still open"),
+                }
+            }
+        }
+    }
+
+    /// Takes back claims that every driver refused for good. A refused driver is told all the same: it may have begun.
+    pub(super) async fn roll_back(&self, records: Vec<Arc<ClaimRecord>>, call: &Call) {
+        let mut undo = Undo::default();
+        let mut work = Vec::new();
+        {
+            let mut table = self.table.lock();
+            for record in records {
+                let mut record = ClaimRecord::clone(&record);
+                record.state = ClaimState::Unpreparing;
+                let record = Arc::new(record);
+                undo.put(&mut table, &record);
+                let drivers = record.drivers.keys().cloned().collect();
+                work.push((record, drivers));
+            }
+        }
+        let changes = work.iter().map(|(record, _)| Change::PutClaim(Arc::clone(record))).collect();
+        if self.commit(changes, undo).await.is_ok() {
+            self.call_and_forget(work, call, &mut BTreeMap::new()).await;
+        }
+    }
+
+    /// Gives up claims that are held by the caller: for a pod that leaves, or (`pod` none) for good.
+    async fn give_up(
+        &self,
+        uids: &[Uid],
+        pod: Option<&Uid>,
+        call: &Call,
+    ) -> BTreeMap<Uid, Result<ClaimEnd, Problem>> {
+        let mut ends = BTreeMap::new();
+        let mut undo = Undo::default();
+        let mut work = Vec::new();
+        let mut left = Vec::new();
+        {
+            let mut table = self.table.lock();
+            for uid in uids {
+                match machine::unprepare(&table, uid, pod, now_ms(), "unprepare") {
+                    UnprepareStep::Nothing => drop(ends.insert(uid.clone(), Ok(ClaimEnd::Unprepared))),
+                    UnprepareStep::Left(record) => {
+                        undo.put(&mut table, &record);
+                        left.push(record);
+                    }
+                    UnprepareStep::Call { record, drivers } => {
+                        undo.put(&mut table, &record);
+                        work.push((record, drivers));
+                    }
+                }
+            }
+            let gone = pod.filter(|pod| table.claims_of_pod(pod.as_str()).is_empty());
+            if let Some(pod) = gone {
+                undo.remove_pod(&mut table, pod);
+            }
+        }
+        let records: Vec<_> = left.iter().chain(work.iter().map(|(record, _)| record)).cloned().collect();
+        let mut changes: Vec<_> = records.iter().cloned().map(Change::PutClaim).collect();
+        changes.extend(undo.pods.iter().map(|(pod, _)| Change::DeletePod(pod.clone())));
+        if let Err(problem) = self.commit(changes, undo).await {
+            ends.extend(records.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
+            return ends;
+        }
+        self.tell(&records);
+        ends.extend(left.into_iter().map(|record| (record.id.uid.clone(), Ok(ClaimEnd::Kept))));
+        self.call_and_forget(work, call, &mut ends).await;
+        ends
+    }
+
+    async fn call_and_forget(
+        &self,
+        work: Vec<(Arc<ClaimRecord>, Vec<DriverName>)>,
+        call: &Call,
+        ends: &mut BTreeMap<Uid, Result<ClaimEnd, Problem>>,
+    ) {
+        if work.is_empty() {
+            return;
+        }
+        let results = self.call_unprepare(&work, call).await;
+        let mut gone = Vec::new();
+        let mut kept = Vec::new();
+        for ((record, _), results) in work.iter().zip(results) {
+            match machine::finish_unprepare(record, results, now_ms()) {
+                UnprepareEnd::Gone => gone.push(record.clone()),
+                UnprepareEnd::Kept(record, problem) => {
+                    ends.insert(record.id.uid.clone(), Err(problem));
+                    kept.push(record);
+                }
+            }
+        }
+        if let Err(problem) = self.commit_claims(kept).await {
+            tracing::warn!(%problem, "an unprepare's refusal is not in the checkpoint");
+        }
+        let end = self.remove(&gone).await.map(|()| ClaimEnd::Unprepared);
+        ends.extend(gone.iter().map(|record| (record.id.uid.clone(), end.clone())));
+    }
+
+    /// Removes the CDI files of claims, then their records.
+    async fn remove(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let names = gone.iter().flat_map(|record| cdi::file_names(record)).collect();
+        self.cdi.remove(names).await.map_err(|error| {
+            let why = crate::base::error::chain(&error);
+            Problem::unavailable("cdi-not-removed", format!("remove CDI files: {why}"))
+        })?;
+        let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
+        let pods = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();
+        self.forget(&uids, &pods).await
+    }
+
+    /// One batched call per driver, drivers side by side; the results in the order of `work`.
+    async fn call_unprepare(&self, work: &[(Arc<ClaimRecord>, Vec<DriverName>)], call: &Call) -> Vec<Results> {
+        let mut batches: BTreeMap<&DriverName, Vec<(usize, LiveClaim)>> = BTreeMap::new();
+        for (index, (record, drivers)) in work.iter().enumerate() {
+            for driver in drivers {
+                if let Some(live) = record.live_claim(driver) {
+                    batches.entry(driver).or_default().push((index, live));
+                }
+            }
+        }
+        let calls = batches.into_iter().map(|(driver, claims)| async move {
+            let (indexes, claims): (Vec<_>, Vec<_>) = claims.into_iter().unzip();
+            let started = Instant::now();
+            let mut outcomes = match self.registry.serving(driver).map(|driver| driver.claims.clone()) {
+                Ok(Some(face)) => face.unprepare(call, &claims).await,
+                Ok(None) => BTreeMap::new(),
+                Err(problem) => all_failed(claims.iter().map(|live| &live.claim.id.uid), &gone_driver(&problem)),
+            };
+            let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+            let outcome = |live: &LiveClaim| outcomes.remove(&live.claim.id.uid).unwrap_or(Ok(()));
+            let ends: Vec<_> = claims.iter().map(outcome).collect();
+            (driver, indexes, ends, duration_us)
+        });
+        let mut results: Vec<Results> = work.iter().map(|_| Vec::new()).collect();
+        for (driver, indexes, ends, duration_us) in futures::future::join_all(calls).await {
+            for (index, end) in indexes.into_iter().zip(ends) {
+                if let Err(problem) = &end {
+                    let claim = &work[index].0.id;
+                    tracing::warn!(%driver, %claim, request = %call.request_id, code = problem.code, %problem, "claim not given up");
+                }
+                results[index].push((driver.clone(), end, duration_us));
+            }
+        }
+        results
+    }
+}
+
+/// The driver's absence keeps the claim: it is given up when the driver is back.
+fn gone_driver(problem: &Problem) -> Problem {
+    let mut problem = problem.clone();
+    problem.kind = crate::model::ProblemKind::Unavailable;
+    problem.message = format!("the claim is kept until its driver is back: {}", problem.message);
+    problem
+}

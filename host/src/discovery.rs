@@ -1,0 +1,6 @@
+//! What arrives and leaves: files in the drivers folder, devices of the kernel.
+//!
+//! Emits facts on channels. Decides nothing about them, and loses nothing: whatever a watch misses, the next list finds.
+
+pub mod files;
+pub mod kernel;

@@ -1,0 +1,371 @@
+//! The drivers folder: watch, then list, then events; list again on overflow, on a timer, and when told to.
+//!
+//! A file is reported when it is whole: closed or renamed into place, or unchanged for a while. Side files
+//! (`NAME.grant.yaml`, `NAME.config.yaml`) belong to the driver `NAME.wasm`; a change of any of them is a change of the driver.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use notify::event::{AccessKind, AccessMode, EventKind, ModifyKind};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::base::error::chain;
+use crate::base::tasks::Tasks;
+use crate::model::limit;
+
+/// Events that may wait while the folder is listed; beyond that they are dropped and the folder is listed anew.
+const EVENTS_WAITING_MAX: usize = 4096;
+/// Several files are often copied by one command: they are taken together.
+const GATHER: Duration = Duration::from_millis(10);
+/// How often the folder is listed where the system gives no watch.
+const POLL_PERIOD: Duration = Duration::from_secs(2);
+
+/// Something happened to a driver's files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileEvent {
+    /// It is new, or one of its files changed.
+    Changed(DriverFiles),
+    /// `NAME.wasm` is gone.
+    Gone(String),
+}
+
+/// The files of one driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverFiles {
+    /// File name without `.wasm`.
+    pub stem: String,
+    pub wasm: PathBuf,
+    pub grant: Option<PathBuf>,
+    pub config: Option<PathBuf>,
+}
+
+/// What tells that a file's content may have changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+/// The stamps of a driver's files: the driver, its grant, its config.
+type Stamps = [Option<Stamp>; 3];
+type Listing = BTreeMap<String, Stamps>;
+
+const SUFFIXES: [&str; 3] = [".wasm", ".grant.yaml", ".config.yaml"];
+
+/// Watches `folder` until the tasks stop. The first list is reported like everything later.
+pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<FileEvent>) {
+    let (raw, mut arrivals) = mpsc::channel(EVENTS_WAITING_MAX);
+    let mut watched = Watched::new(folder.clone(), raw);
+    let mut state = FolderState::new(folder);
+    let stopped = tasks.stopped();
+    tokio::pin!(stopped);
+    loop {
+        watched.renew();
+        for event in state.look() {
+            if events.send(event).await.is_err() {
+                return;
+            }
+        }
+        let wake = state.next_look(watched.period());
+        tokio::select! {
+            // Nothing is lost by stopping: the next start lists the folder.
+            () = &mut stopped => return,
+            // An event that is not received now stays in the channel.
+            event = arrivals.recv() => {
+                let Some(event) = event else { return };
+                state.note(&event);
+                tokio::time::sleep(GATHER).await;
+                while let Ok(event) = arrivals.try_recv() {
+                    state.note(&event);
+                }
+            }
+            () = tokio::time::sleep_until(wake) => {}
+        }
+    }
+}
+
+/// The system's watch on the folder; made anew when the folder is another one than the one watched.
+struct Watched {
+    folder: PathBuf,
+    raw: mpsc::Sender<notify::Result<notify::Event>>,
+    watcher: Option<RecommendedWatcher>,
+    inode: Option<(u64, u64)>,
+    complained: bool,
+}
+
+impl Watched {
+    fn new(folder: PathBuf, raw: mpsc::Sender<notify::Result<notify::Event>>) -> Self {
+        Self { folder, raw, watcher: None, inode: None, complained: false }
+    }
+
+    fn renew(&mut self) {
+        let inode = std::fs::metadata(&self.folder).ok().map(|found| (found.dev(), found.ino()));
+        if self.watcher.is_some() && self.inode == inode {
+            return;
+        }
+        match self.start() {
+            Ok(watcher) => {
+                self.watcher = Some(watcher);
+                self.inode = inode;
+                self.complained = false;
+            }
+            Err(error) => {
+                self.watcher = None;
+                if !std::mem::replace(&mut self.complained, true) {
+                    let folder = self.folder.display().to_string();
+                    tracing::warn!(folder, error = chain(&error), "no watch on the folder, listing it instead");
+                }
+            }
+        }
+    }
+
+    fn start(&self) -> notify::Result<RecommendedWatcher> {
+        let raw = self.raw.clone();
+        // A full channel needs nothing: what waits in it leads to a list, and a list finds everything.
+        let mut watcher = notify::recommended_watcher(move |event| drop(raw.try_send(event)))?;
+        watcher.watch(&self.folder, RecursiveMode::NonRecursive)?;
+        Ok(watcher)
+    }
+
+    fn period(&self) -> Duration {
+        if self.watcher.is_some() { limit::RELIST_PERIOD } else { POLL_PERIOD }
+    }
+}
+
+/// What is known of the folder.
+struct FolderState {
+    folder: PathBuf,
+    reported: Listing,
+    /// Files being written: when they are to be taken all the same.
+    unsettled: HashMap<String, Instant>,
+    /// Files known to be whole since they were last seen.
+    whole: HashMap<String, ()>,
+    complained: bool,
+}
+
+impl FolderState {
+    fn new(folder: PathBuf) -> Self {
+        let (reported, unsettled, whole) = Default::default();
+        Self { folder, reported, unsettled, whole, complained: false }
+    }
+
+    fn note(&mut self, event: &notify::Result<notify::Event>) {
+        let Ok(event) = event else { return };
+        for name in event.paths.iter().filter_map(|path| path.file_name()).map(|n| n.to_string_lossy().into_owned()) {
+            match event.kind {
+                EventKind::Access(AccessKind::Close(AccessMode::Write)) | EventKind::Modify(ModifyKind::Name(_)) => {
+                    self.unsettled.remove(&name);
+                    self.whole.insert(name, ());
+                }
+                EventKind::Create(_) | EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Any) => {
+                    self.whole.remove(&name);
+                    // A writer that stalls: its file is taken as it is when nothing has come for ten times the usual.
+                    self.unsettled.insert(name, Instant::now() + limit::FILE_SETTLE * 10);
+                }
+                EventKind::Remove(_) => {
+                    self.unsettled.remove(&name);
+                    self.whole.remove(&name);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn next_look(&self, period: Duration) -> Instant {
+        let settled = self.unsettled.values().min().copied();
+        let next = Instant::now() + period;
+        settled.map_or(next, |settled| settled.min(next))
+    }
+
+    /// Lists the folder and says what is different from what was reported.
+    fn look(&mut self) -> Vec<FileEvent> {
+        let listing = match list(&self.folder) {
+            Ok(listing) => listing,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Listing::new(),
+            Err(error) => {
+                if !std::mem::replace(&mut self.complained, true) {
+                    let folder = self.folder.display().to_string();
+                    tracing::warn!(folder, error = chain(&error), "the folder cannot be listed, its drivers stay");
+                }
+                return Vec::new();
+            }
+        };
+        self.complained = false;
+        let now = Instant::now();
+        self.unsettled.retain(|_, take_at| *take_at > now);
+        let mut events = Vec::new();
+        for (stem, stamps) in &listing {
+            if self.reported.get(stem) != Some(stamps) && self.is_whole(stem, stamps, now) {
+                events.push(FileEvent::Changed(files(&self.folder, stem, stamps)));
+                self.reported.insert(stem.clone(), *stamps);
+            }
+        }
+        let gone: Vec<_> = self.reported.keys().filter(|stem| !listing.contains_key(*stem)).cloned().collect();
+        for stem in gone {
+            self.reported.remove(&stem);
+            events.push(FileEvent::Gone(stem));
+        }
+        self.whole.retain(|name, ()| SUFFIXES.iter().any(|s| name.strip_suffix(s).is_some_and(|n| listing.contains_key(n))));
+        events
+    }
+
+    fn is_whole(&mut self, stem: &str, stamps: &Stamps, now: Instant) -> bool {
+        let mut whole = true;
+        for (suffix, stamp) in SUFFIXES.iter().zip(stamps) {
+            let name = format!("{stem}{suffix}");
+            let Some(stamp) = stamp else { continue };
+            if self.unsettled.contains_key(&name) {
+                whole = false;
+            } else if !self.whole.contains_key(&name) {
+                // Nothing was heard of it: it was there before the watch, or the watch missed it.
+                if let Some(wait) = settles_in(stamp) {
+                    self.unsettled.insert(name, now + wait);
+                    whole = false;
+                }
+            }
+        }
+        whole
+    }
+}
+
+/// How long until a file that nothing was heard of counts as whole.
+fn settles_in(stamp: &Stamp) -> Option<Duration> {
+    let seconds = u64::try_from(stamp.modified.0).ok()?;
+    let nanos = u32::try_from(stamp.modified.1).ok()?;
+    let modified = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos);
+    let age = SystemTime::now().duration_since(modified).ok()?;
+    limit::FILE_SETTLE.checked_sub(age)
+}
+
+fn list(folder: &Path) -> io::Result<Listing> {
+    let mut listing = Listing::new();
+    let mut too_many = 0_usize;
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let Some(stem) = name.to_str().and_then(|n| n.strip_suffix(SUFFIXES[0])).filter(|s| !s.starts_with('.')) else {
+            continue;
+        };
+        if stem.is_empty() || listing.len() >= limit::DRIVER_FILES_MAX {
+            too_many += usize::from(!stem.is_empty());
+            continue;
+        }
+        let stamps = SUFFIXES.map(|suffix| stamp(&folder.join(format!("{stem}{suffix}"))));
+        if stamps[0].is_some() {
+            listing.insert(stem.to_owned(), stamps);
+        }
+    }
+    if too_many > 0 {
+        let max = limit::DRIVER_FILES_MAX;
+        tracing::warn!(folder = %folder.display(), too_many, max, "more drivers in the folder than are looked at");
+    }
+    Ok(listing)
+}
+
+/// Follows links: a mounted ConfigMap is a folder of them. None: there is no such file.
+fn stamp(path: &Path) -> Option<Stamp> {
+    let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+    Some(Stamp {
+        device: found.dev(),
+        inode: found.ino(),
+        size: found.size(),
+        modified: (found.mtime(), found.mtime_nsec()),
+        changed: (found.ctime(), found.ctime_nsec()),
+    })
+}
+
+fn files(folder: &Path, stem: &str, stamps: &Stamps) -> DriverFiles {
+    let path = |index: usize| folder.join(format!("{stem}{}", SUFFIXES[index]));
+    DriverFiles {
+        stem: stem.to_owned(),
+        wasm: path(0),
+        grant: stamps[1].map(|_| path(1)),
+        config: stamps[2].map(|_| path(2)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder {
+        dir: tempfile::TempDir,
+        events: mpsc::Receiver<FileEvent>,
+        tasks: Tasks,
+    }
+
+    impl Folder {
+        fn watched(prepare: impl FnOnce(&Path)) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            prepare(dir.path());
+            let (sender, events) = mpsc::channel(16);
+            let tasks = Tasks::new();
+            tasks.spawn("watch", watch(dir.path().to_owned(), tasks.clone(), sender));
+            Self { dir, events, tasks }
+        }
+
+        async fn changed(&mut self) -> DriverFiles {
+            match self.events.recv().await.unwrap() {
+                FileEvent::Changed(files) => files,
+                gone @ FileEvent::Gone(_) => panic!("{gone:?}"),
+            }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+    }
+
+    #[tokio::test]
+    async fn files_there_at_the_start_and_files_that_come_later_are_reported() {
+        let mut folder = Folder::watched(|dir| std::fs::write(dir.join("a.wasm"), "a").unwrap());
+        assert_eq!(folder.changed().await.stem, "a");
+        std::fs::write(folder.path("b.wasm"), "b").unwrap();
+        assert_eq!(folder.changed().await.stem, "b");
+        std::fs::remove_file(folder.path("a.wasm")).unwrap();
+        assert_eq!(folder.events.recv().await, Some(FileEvent::Gone("a".to_owned())));
+        assert!(folder.tasks.drain(Duration::from_secs(5)).await);
+    }
+
+    #[tokio::test]
+    async fn a_side_file_is_a_change_of_its_driver_and_other_files_are_not() {
+        let mut folder = Folder::watched(|dir| std::fs::write(dir.join("a.wasm"), "a").unwrap());
+        assert_eq!(folder.changed().await.grant, None);
+        std::fs::write(folder.path("b.grant.yaml"), "x").unwrap();
+        std::fs::write(folder.path("notes.txt"), "x").unwrap();
+        std::fs::write(folder.path(".hidden.wasm"), "x").unwrap();
+        std::fs::write(folder.path("a.grant.yaml"), "x").unwrap();
+        let files = folder.changed().await;
+        assert_eq!((files.stem.as_str(), files.grant), ("a", Some(folder.path("a.grant.yaml"))));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_still_being_written_is_not_taken_before_it_is_closed() {
+        use std::io::Write;
+        let mut folder = Folder::watched(|_| ());
+        let mut half = std::fs::File::create(folder.path("a.wasm")).unwrap();
+        half.write_all(b"first ").unwrap();
+        std::fs::write(folder.path("b.wasm"), "b").unwrap();
+        assert_eq!(folder.changed().await.stem, "b");
+        half.write_all(b"second").unwrap();
+        drop(half);
+        let files = folder.changed().await;
+        assert_eq!(std::fs::read(files.wasm).unwrap(), b"first second");
+    }
+
+    #[tokio::test]
+    async fn a_renamed_file_and_a_folder_made_anew_are_noticed() {
+        let mut folder = Folder::watched(|dir| std::fs::write(dir.join("x.tmp"), "a").unwrap());
+        std::fs::rename(folder.path("x.tmp"), folder.path("a.wasm")).unwrap();
+        assert_eq!(folder.changed().await.stem, "a");
+        std::fs::remove_dir_all(folder.dir.path()).unwrap();
+        assert_eq!(folder.events.recv().await, Some(FileEvent::Gone("a".to_owned())));
+    }
+}

@@ -1,0 +1,28 @@
+//! What `Watch` tells of.
+
+/// Something changed: a driver, a driver's devices, or a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changed {
+    pub kind: ChangedKind,
+    pub name: String,
+    pub state: String,
+    /// Milliseconds since the Unix epoch.
+    pub at_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChangedKind {
+    Driver,
+    Device,
+    Claim,
+}
+
+impl ChangedKind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Driver => "driver",
+            Self::Device => "device",
+            Self::Claim => "claim",
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The faces to those who ask for devices. A face translates, calls the managers, and knows no driver.
+
+pub mod convert;
+pub mod node_api;
+pub mod status;

@@ -1,0 +1,347 @@
+//! Between the node API's messages and the vocabulary. What comes in is checked here and nowhere behind.
+
+use nodedock_proto::node::v1;
+
+use crate::claims::{ClaimOutcome, ContainerAnswer, PodOutcome, PodSelector, PodView};
+use crate::model::{
+    AllocatedDevice, Allocation, AttributeValue, Claim, ClaimRecord, ClaimReference, ClaimState, ConfigSource,
+    ContainerClaim, DeviceName, DriverName, DriverPart, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer,
+    PodRequest, PoolName, Problem, Transition, Uid, limit,
+};
+use crate::registry::DriverView;
+
+fn wrong(field: &str, error: &NameError) -> Problem {
+    Problem::invalid("bad-request", format!("{field}: {error}"))
+}
+
+fn missing(field: &str) -> Problem {
+    Problem::invalid("bad-request", format!("{field} is missing"))
+}
+
+fn bounded<T>(field: &str, list: &[T], max: usize) -> Result<(), Problem> {
+    if list.len() <= max {
+        return Ok(());
+    }
+    Err(Problem::invalid("bad-request", format!("{field} has {} entries, and {max} are the most", list.len())))
+}
+
+pub fn object(field: &str, object: Option<&v1::ObjectRef>) -> Result<ObjectRef, Problem> {
+    let object = object.ok_or_else(|| missing(field))?;
+    ObjectRef::new(&object.namespace, &object.name, &object.uid).map_err(|error| wrong(field, &error))
+}
+
+pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<Claim>), Problem> {
+    bounded("claims", &request.claims, limit::POD_CLAIMS_MAX)?;
+    bounded("inline_claims", &request.inline_claims, limit::POD_CLAIMS_MAX)?;
+    bounded("containers", &request.containers, limit::POD_CONTAINERS_MAX)?;
+    let pod = object("pod", request.pod.as_ref())?;
+    let claims: Vec<_> = request.claims.iter().map(reference).collect::<Result<_, _>>()?;
+    let containers: Vec<_> = request.containers.iter().map(container).collect();
+    for container in &containers {
+        let known = |claim: &ContainerClaim| claims.iter().any(|c| c.pod_claim_name == claim.pod_claim_name);
+        if let Some(unknown) = container.claims.iter().find(|claim| !known(claim)) {
+            let message =
+                format!("container {:?} uses claim {:?}, which the pod does not have", container.name, unknown.pod_claim_name);
+            return Err(Problem::invalid("bad-request", message));
+        }
+    }
+    let inline = request.inline_claims.iter().map(claim).collect::<Result<_, _>>()?;
+    Ok((PodRequest { pod, claims, containers }, inline))
+}
+
+fn reference(reference: &v1::ClaimReference) -> Result<ClaimReference, Problem> {
+    let uid = Some(&reference.claim_uid).filter(|uid| !uid.is_empty());
+    Ok(ClaimReference {
+        pod_claim_name: reference.pod_claim_name.clone(),
+        claim_name: ObjectName::new(&reference.claim_name).map_err(|e| wrong("claims[].claim_name", &e))?,
+        claim_uid: uid.map(Uid::new).transpose().map_err(|e| wrong("claims[].claim_uid", &e))?,
+    })
+}
+
+fn container(container: &v1::Container) -> PodContainer {
+    let claim = |claim: &v1::ContainerClaim| ContainerClaim {
+        pod_claim_name: claim.pod_claim_name.clone(),
+        request: Some(claim.request.clone()).filter(|request| !request.is_empty()),
+    };
+    PodContainer { name: container.name.clone(), claims: container.claims.iter().map(claim).collect() }
+}
+
+fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
+    let id = object("inline_claims[].id", claim.id.as_ref())?;
+    let owner = Some(&claim.owner_pod_uid).filter(|uid| !uid.is_empty());
+    let consumer = |consumer: &v1::Consumer| Uid::new(&consumer.uid).map_err(|e| wrong("reserved_for[].uid", &e));
+    bounded("reserved_for", &claim.reserved_for, limit::RESERVED_FOR_MAX)?;
+    Ok(Claim {
+        id,
+        allocation: claim.allocation.as_ref().map(allocation).transpose()?,
+        reserved_for: claim.reserved_for.iter().map(consumer).collect::<Result<_, _>>()?,
+        annotations: claim.annotations.clone(),
+        owner_pod: owner.map(Uid::new).transpose().map_err(|e| wrong("owner_pod_uid", &e))?,
+    })
+}
+
+fn allocation(allocation: &v1::Allocation) -> Result<Allocation, Problem> {
+    Ok(Allocation {
+        devices: allocation.devices.iter().map(allocated).collect::<Result<_, _>>()?,
+        configs: allocation.configs.iter().map(config).collect::<Result<_, _>>()?,
+        node_name: Some(allocation.node_name.clone()).filter(|name| !name.is_empty()),
+    })
+}
+
+fn allocated(device: &v1::AllocatedDevice) -> Result<AllocatedDevice, Problem> {
+    Ok(AllocatedDevice {
+        request: device.request.clone(),
+        driver: DriverName::new(&device.driver).map_err(|e| wrong("devices[].driver", &e))?,
+        pool: PoolName::new(&device.pool).map_err(|e| wrong("devices[].pool", &e))?,
+        device: DeviceName::new(&device.device).map_err(|e| wrong("devices[].device", &e))?,
+        share_id: device.share_id.clone(),
+        consumed: device.consumed_capacity.clone(),
+        admin_access: device.admin_access,
+    })
+}
+
+fn config(config: &v1::OpaqueConfig) -> Result<OpaqueConfig, Problem> {
+    let source = match config.source.as_str() {
+        "FromClass" => ConfigSource::DeviceClass,
+        "FromClaim" => ConfigSource::Claim,
+        other => {
+            let message = format!("configs[].source: {other:?} is neither FromClass nor FromClaim");
+            return Err(Problem::invalid("bad-request", message));
+        }
+    };
+    Ok(OpaqueConfig {
+        source,
+        requests: config.requests.clone(),
+        driver: DriverName::new(&config.driver).map_err(|e| wrong("configs[].driver", &e))?,
+        parameters: config.parameters.clone(),
+    })
+}
+
+/// By UID where there is one, else by namespace and name.
+pub fn selector(pod: Option<&v1::ObjectRef>) -> Result<PodSelector, Problem> {
+    let pod = pod.ok_or_else(|| missing("pod"))?;
+    if !pod.uid.is_empty() {
+        return Uid::new(&pod.uid).map(PodSelector::Uid).map_err(|e| wrong("pod.uid", &e));
+    }
+    let namespace = ObjectName::new(&pod.namespace).map_err(|e| wrong("pod.namespace", &e))?;
+    let name = ObjectName::new(&pod.name).map_err(|e| wrong("pod.name", &e))?;
+    Ok(PodSelector::Name(namespace, name))
+}
+
+/// A claim for a request: what the command line sends of a manifest.
+pub fn claim_message(claim: &Claim) -> v1::Claim {
+    v1::Claim {
+        id: Some(object_message(&claim.id)),
+        allocation: claim.allocation.as_ref().map(allocation_message),
+        reserved_for: claim
+            .reserved_for
+            .iter()
+            .map(|uid| v1::Consumer { resource: "pods".to_owned(), uid: uid.to_string(), ..Default::default() })
+            .collect(),
+        annotations: claim.annotations.clone(),
+        owner_pod_uid: claim.owner_pod.as_ref().map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
+fn allocation_message(allocation: &Allocation) -> v1::Allocation {
+    let device = |device: &AllocatedDevice| v1::AllocatedDevice {
+        request: device.request.clone(),
+        driver: device.driver.to_string(),
+        pool: device.pool.to_string(),
+        device: device.device.to_string(),
+        share_id: device.share_id.clone(),
+        admin_access: device.admin_access,
+        consumed_capacity: device.consumed.clone(),
+    };
+    let config = |config: &OpaqueConfig| v1::OpaqueConfig {
+        source: match config.source {
+            ConfigSource::DeviceClass => "FromClass".to_owned(),
+            ConfigSource::Claim => "FromClaim".to_owned(),
+        },
+        requests: config.requests.clone(),
+        driver: config.driver.to_string(),
+        parameters: config.parameters.clone(),
+    };
+    v1::Allocation {
+        devices: allocation.devices.iter().map(device).collect(),
+        configs: allocation.configs.iter().map(config).collect(),
+        node_name: allocation.node_name.clone().unwrap_or_default(),
+    }
+}
+
+/// A pod's request as a message.
+pub fn pod_message(request: &PodRequest, inline: &[Claim]) -> v1::PreparePodRequest {
+    let reference = |claim: &ClaimReference| v1::ClaimReference {
+        pod_claim_name: claim.pod_claim_name.clone(),
+        claim_name: claim.claim_name.to_string(),
+        claim_uid: claim.claim_uid.as_ref().map(ToString::to_string).unwrap_or_default(),
+    };
+    let container_claim = |claim: &ContainerClaim| v1::ContainerClaim {
+        pod_claim_name: claim.pod_claim_name.clone(),
+        request: claim.request.clone().unwrap_or_default(),
+    };
+    let container = |container: &PodContainer| v1::Container {
+        name: container.name.clone(),
+        claims: container.claims.iter().map(container_claim).collect(),
+    };
+    v1::PreparePodRequest {
+        pod: Some(object_message(&request.pod)),
+        claims: request.claims.iter().map(reference).collect(),
+        containers: request.containers.iter().map(container).collect(),
+        inline_claims: inline.iter().map(claim_message).collect(),
+    }
+}
+
+pub fn object_message(object: &ObjectRef) -> v1::ObjectRef {
+    v1::ObjectRef {
+        namespace: object.namespace.to_string(),
+        name: object.name.to_string(),
+        uid: object.uid.to_string(),
+    }
+}
+
+pub fn problem(problem: &Problem) -> v1::Problem {
+    v1::Problem {
+        kind: problem.kind.as_str().to_owned(),
+        code: problem.code.clone(),
+        message: problem.message.clone(),
+        retry_after_ms: problem.retry_after_ms,
+        details: problem.details.iter().cloned().collect(),
+    }
+}
+
+pub fn prepared(outcome: &PodOutcome) -> v1::PreparePodResponse {
+    v1::PreparePodResponse {
+        pod: Some(object_message(&outcome.pod)),
+        claims: outcome.claims.iter().map(claim_outcome).collect(),
+        containers: outcome.containers.iter().map(container_devices).collect(),
+    }
+}
+
+fn claim_outcome(outcome: &ClaimOutcome) -> v1::ClaimOutcome {
+    let (end, refused) = match &outcome.end {
+        Ok(end) => (end.as_str(), None),
+        Err(refused) => ("refused", Some(problem(refused))),
+    };
+    let id = v1::ObjectRef {
+        namespace: outcome.namespace.to_string(),
+        name: outcome.name.to_string(),
+        uid: outcome.uid.as_ref().map(ToString::to_string).unwrap_or_default(),
+    };
+    v1::ClaimOutcome { id: Some(id), outcome: end.to_owned(), problem: refused }
+}
+
+fn container_devices(container: &ContainerAnswer) -> v1::ContainerDevices {
+    v1::ContainerDevices {
+        name: container.name.clone(),
+        cdi_devices: container.cdi_devices.clone(),
+        annotations: container.annotations.clone(),
+        ..Default::default()
+    }
+}
+
+/// One answer for however many pods of the name there were; none is success.
+pub fn unprepared(asked: &v1::ObjectRef, outcomes: &[PodOutcome]) -> v1::UnpreparePodResponse {
+    let pod = outcomes.first().map_or_else(|| asked.clone(), |outcome| object_message(&outcome.pod));
+    let claims = outcomes.iter().flat_map(|outcome| &outcome.claims).map(claim_outcome).collect();
+    v1::UnpreparePodResponse { pod: Some(pod), claims }
+}
+
+pub fn known_pod(view: &PodView) -> v1::PreparePodResponse {
+    let outcome = |claim: &ClaimRecord| v1::ClaimOutcome {
+        id: Some(object_message(&claim.id)),
+        outcome: claim.state.as_str().to_owned(),
+        problem: worst_problem(claim),
+    };
+    v1::PreparePodResponse {
+        pod: Some(object_message(&view.pod.pod)),
+        claims: view.claims.iter().map(|claim| outcome(claim)).collect(),
+        containers: view.containers.iter().map(container_devices).collect(),
+    }
+}
+
+pub fn pod_status(view: &PodView) -> v1::PodStatus {
+    let unsettled = |state| view.claims.iter().any(|claim| claim.state == state);
+    let state = [ClaimState::Unpreparing, ClaimState::Preparing].into_iter().find(|state| unsettled(*state));
+    v1::PodStatus {
+        pod: Some(object_message(&view.pod.pod)),
+        claims: view.claims.iter().map(|claim| object_message(&claim.id)).collect(),
+        containers: view.containers.iter().map(container_devices).collect(),
+        state: state.unwrap_or(ClaimState::Prepared).as_str().to_owned(),
+    }
+}
+
+fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
+    claim.drivers.values().find_map(|part| part.problem.as_ref()).map(problem)
+}
+
+pub fn claim_status(claim: &ClaimRecord, boot_id: &str, with_timeline: bool) -> v1::ClaimStatus {
+    v1::ClaimStatus {
+        id: Some(object_message(&claim.id)),
+        state: claim.state.as_str().to_owned(),
+        pods: claim.pods.values().map(object_message).collect(),
+        drivers: claim.drivers.iter().map(|(name, part)| claim_driver(claim, name, part)).collect(),
+        timeline: if with_timeline { claim.timeline.iter().map(transition).collect() } else { Vec::new() },
+        stale_boot: claim.boot_id != boot_id,
+        problem: worst_problem(claim),
+    }
+}
+
+fn claim_driver(claim: &ClaimRecord, name: &DriverName, part: &DriverPart) -> v1::ClaimDriver {
+    let devices = claim.allocation.devices.iter().filter(|device| device.driver == *name);
+    let state = match (part.current(), claim.state) {
+        (_, ClaimState::Unpreparing) => "unpreparing",
+        (Some(_), _) => "prepared",
+        (None, _) if part.problem.is_some() => "refused",
+        (None, _) => "preparing",
+    };
+    let by = part.by.as_ref();
+    v1::ClaimDriver {
+        driver: name.to_string(),
+        state: state.to_owned(),
+        devices: devices.map(|device| format!("{}/{}", device.pool, device.device)).collect(),
+        cdi_devices: part.current().map(|_| crate::cdi::cdi_devices(claim, name).concat()).unwrap_or_default(),
+        version: by.map(|by| by.version.clone()).unwrap_or_default(),
+        digest: by.map(|by| by.digest.clone()).unwrap_or_default(),
+        problem: part.problem.as_ref().map(problem),
+    }
+}
+
+fn transition(transition: &Transition) -> v1::Transition {
+    v1::Transition {
+        at_ms: transition.at_ms,
+        what: transition.what.clone(),
+        cause: transition.cause.clone(),
+        duration_us: transition.duration_us,
+        problem: transition.problem.as_ref().map(problem),
+    }
+}
+
+pub fn driver(view: &DriverView) -> v1::Driver {
+    v1::Driver {
+        name: view.name.as_ref().map(ToString::to_string).unwrap_or_default(),
+        kind: view.kind.as_str().to_owned(),
+        source: view.source.clone(),
+        version: view.version.clone(),
+        state: view.state.as_str().to_owned(),
+        reason: view.reason.clone(),
+        digest: view.digest.clone(),
+        devices: u32::try_from(view.devices).unwrap_or(u32::MAX),
+        summary: view.summary.clone(),
+        timeline: view.timeline.iter().map(transition).collect(),
+        missing_grants: view.missing_grants.clone(),
+        discovered_ms: view.discovered_ms.unwrap_or(0),
+        problem: view.problem.as_ref().map(problem),
+    }
+}
+
+/// Attributes as a JSON object of plain values.
+pub fn attributes_json<'a>(
+    attributes: impl IntoIterator<Item = (&'a crate::model::QualifiedName, &'a AttributeValue)>,
+) -> String {
+    let object: serde_json::Map<String, serde_json::Value> = attributes
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_string(), serde_json::to_value(value).ok()?)))
+        .collect();
+    serde_json::Value::Object(object).to_string()
+}

@@ -1,0 +1,187 @@
+//! The node API on its Unix socket.
+
+use std::sync::Arc;
+
+use nodedock_proto::node::v1;
+use nodedock_proto::node::v1::node_server::{Node, NodeServer};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
+use tokio_stream::{Stream, StreamExt};
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Response, Status};
+
+use super::{convert, status::status};
+use crate::base::changes::Changes;
+use crate::base::error::chain;
+use crate::base::tasks::Tasks;
+use crate::claims::Claims;
+use crate::driver::Driver;
+use crate::model::{Problem, limit};
+use crate::registry::Registry;
+
+/// What the API translates to.
+#[derive(Clone)]
+pub struct NodeApi {
+    pub claims: Claims,
+    pub registry: Registry,
+    pub changes: Changes,
+    pub tasks: Tasks,
+}
+
+/// Serves until the tasks stop; calls in flight are answered first.
+pub async fn serve(api: NodeApi, listener: UnixListener) {
+    let stopped = api.tasks.stopped();
+    let service = NodeServer::new(api)
+        .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
+    let server = tonic::transport::Server::builder().add_service(service);
+    if let Err(error) = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped).await {
+        tracing::error!(error = chain(&error), "the node api ended");
+    }
+}
+
+/// Names the call in every log line of it, and says who called.
+fn begin<T>(method: &'static str, request: &Request<T>) -> Arc<str> {
+    let given = request.metadata().get("x-request-id").and_then(|id| id.to_str().ok());
+    let fits = |id: &&str| !id.is_empty() && id.len() <= 64 && id.bytes().all(|b| b.is_ascii_graphic());
+    let request_id: Arc<str> =
+        given.filter(fits).map_or_else(|| uuid::Uuid::new_v4().to_string().into(), Into::into);
+    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+    let (uid, pid) = (peer.map(|p| p.uid()), peer.and_then(|p| p.pid()));
+    tracing::debug!(method, request = %request_id, peer_uid = uid, peer_pid = pid, "call");
+    request_id
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+fn refuse(problem: Problem) -> Status {
+    status(&problem)
+}
+
+#[tonic::async_trait]
+impl Node for NodeApi {
+    async fn prepare_pod(&self, request: Request<v1::PreparePodRequest>) -> Answer<v1::PreparePodResponse> {
+        let request_id = begin("PreparePod", &request);
+        let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
+        let outcome = self.claims.prepare_pod(pod, inline, request_id).await;
+        Ok(Response::new(convert::prepared(&outcome)))
+    }
+
+    async fn unprepare_pod(&self, request: Request<v1::UnpreparePodRequest>) -> Answer<v1::UnpreparePodResponse> {
+        let request_id = begin("UnpreparePod", &request);
+        let pod = request.into_inner().pod;
+        let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
+        let outcomes = self.claims.unprepare_pod(selector, request_id).await;
+        Ok(Response::new(convert::unprepared(&pod.unwrap_or_default(), &outcomes)))
+    }
+
+    async fn get_pod_devices(&self, request: Request<v1::GetPodDevicesRequest>) -> Answer<v1::PreparePodResponse> {
+        begin("GetPodDevices", &request);
+        let pod = request.into_inner().pod.unwrap_or_default();
+        let view = self.claims.pod(&pod.uid).ok_or_else(|| {
+            let message = format!("pod {}/{} (UID {:?}) holds nothing here", pod.namespace, pod.name, pod.uid);
+            refuse(Problem::not_found("no-such-pod", message))
+        })?;
+        Ok(Response::new(convert::known_pod(&view)))
+    }
+
+    async fn pod_might_need_unprepare(
+        &self,
+        request: Request<v1::PodMightNeedUnprepareRequest>,
+    ) -> Answer<v1::PodMightNeedUnprepareResponse> {
+        begin("PodMightNeedUnprepare", &request);
+        let might = self.claims.might_need_unprepare(&request.get_ref().pod_uid);
+        Ok(Response::new(v1::PodMightNeedUnprepareResponse { might }))
+    }
+
+    async fn list_drivers(&self, request: Request<v1::ListDriversRequest>) -> Answer<v1::ListDriversResponse> {
+        begin("ListDrivers", &request);
+        let name = &request.get_ref().name;
+        let drivers = self.registry.list().into_iter().filter(|view| {
+            name.is_empty() || view.source == *name || view.name.as_ref().is_some_and(|n| n.as_str() == name)
+        });
+        Ok(Response::new(v1::ListDriversResponse { drivers: drivers.map(|view| convert::driver(&view)).collect() }))
+    }
+
+    async fn list_devices(&self, request: Request<v1::ListDevicesRequest>) -> Answer<v1::ListDevicesResponse> {
+        begin("ListDevices", &request);
+        let wanted = &request.get_ref().driver;
+        let drivers = self.registry.all_serving().into_iter();
+        let drivers = drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
+        let devices = drivers.flat_map(|driver| self.devices(&driver)).collect();
+        Ok(Response::new(v1::ListDevicesResponse { devices }))
+    }
+
+    async fn list_claims(&self, request: Request<v1::ListClaimsRequest>) -> Answer<v1::ListClaimsResponse> {
+        begin("ListClaims", &request);
+        let request = request.get_ref();
+        let claims = self.claims.list().into_iter().filter(|claim| {
+            (request.namespace.is_empty() || claim.id.namespace.as_str() == request.namespace)
+                && (request.name.is_empty()
+                    || claim.id.name.as_str() == request.name
+                    || claim.id.uid.as_str() == request.name)
+        });
+        let boot_id = self.claims.boot_id();
+        let claims = claims.map(|claim| convert::claim_status(&claim, boot_id, request.with_timeline)).collect();
+        Ok(Response::new(v1::ListClaimsResponse { claims }))
+    }
+
+    async fn list_pods(&self, request: Request<v1::ListPodsRequest>) -> Answer<v1::ListPodsResponse> {
+        begin("ListPods", &request);
+        let pods = self.claims.pods().iter().map(convert::pod_status).collect();
+        Ok(Response::new(v1::ListPodsResponse { pods }))
+    }
+
+    async fn reload_driver(&self, request: Request<v1::ReloadDriverRequest>) -> Answer<v1::ReloadDriverResponse> {
+        begin("ReloadDriver", &request);
+        let view = self.registry.reload(&request.get_ref().name).await.map_err(refuse)?;
+        Ok(Response::new(v1::ReloadDriverResponse { driver: Some(convert::driver(&view)) }))
+    }
+
+    type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Answer<Self::WatchStream> {
+        begin("Watch", &request);
+        let events = BroadcastStream::new(self.changes.listen()).map(|event| match event {
+            Ok(changed) => Ok(v1::WatchEvent {
+                kind: changed.kind.as_str().to_owned(),
+                name: changed.name,
+                state: changed.state,
+                at_ms: changed.at_ms,
+            }),
+            Err(lost) => Err(Status::data_loss(format!("the watch fell behind ({lost}): list again"))),
+        });
+        let stopped = self.tasks.stopped();
+        let events = futures::StreamExt::take_until(events, stopped);
+        Ok(Response::new(Box::pin(events)))
+    }
+}
+
+impl NodeApi {
+    fn devices(&self, driver: &Driver) -> Vec<v1::Device> {
+        let Some(inventory) = &driver.inventory else { return Vec::new() };
+        let published = inventory.borrow().clone();
+        let name = &driver.identity.name;
+        let mut devices = Vec::new();
+        for (pool_name, pool) in &published.inventory.pools {
+            for (device_name, device) in &pool.devices {
+                let health = published.health.get(&(pool_name.clone(), device_name.clone()));
+                let health = health.cloned().unwrap_or_default();
+                let claims = self.claims.holders_of(name, pool_name.as_str(), device_name.as_str());
+                let capacity = device.capacities.iter().map(|(name, c)| (name.to_string(), c.value.clone()));
+                devices.push(v1::Device {
+                    driver: name.to_string(),
+                    pool: pool_name.to_string(),
+                    name: device_name.to_string(),
+                    attributes_json: convert::attributes_json(&device.attributes),
+                    capacity: capacity.collect(),
+                    health: health.state.as_str().to_owned(),
+                    health_message: health.message,
+                    claims: claims.iter().map(convert::object_message).collect(),
+                    extended_resource: pool.extended_resource.as_ref().map(ToString::to_string).unwrap_or_default(),
+                });
+            }
+        }
+        devices
+    }
+}

@@ -1,0 +1,280 @@
+//! Which drivers there are, in which state, and who serves under which name.
+//!
+//! Owns the list of sources (a file or a socket each) and the map from driver name to the serving instance. Is given facts by
+//! discovery; gives the managers a driver to call and the north a view. Never prepares anything.
+
+mod keeper;
+pub mod wasm_files;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::base::changes::Changes;
+use crate::base::clock::now_ms;
+use crate::driver::Driver;
+use crate::model::{
+    ChangedKind, Device, DeviceName, DriverKind, DriverName, PoolName, Problem, Transition, limit,
+};
+
+/// Where a driver is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DriverState {
+    Seen,
+    Verified,
+    Compiled,
+    Described,
+    /// It asks for more than it was granted.
+    Blocked,
+    Serving,
+    Draining,
+    Failed,
+    Quarantined,
+}
+
+impl DriverState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Seen => "seen",
+            Self::Verified => "verified",
+            Self::Compiled => "compiled",
+            Self::Described => "described",
+            Self::Blocked => "blocked",
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+            Self::Failed => "failed",
+            Self::Quarantined => "quarantined",
+        }
+    }
+}
+
+/// A source of a driver and what became of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DriverView {
+    /// None while it is not known.
+    pub name: Option<DriverName>,
+    pub kind: DriverKind,
+    /// Name of the file, or path of the socket.
+    pub source: String,
+    pub version: String,
+    pub state: DriverState,
+    /// Why it does not serve, or what is wrong although it does.
+    pub reason: String,
+    pub digest: String,
+    pub summary: String,
+    pub devices: usize,
+    pub missing_grants: Vec<String>,
+    /// When its devices were last looked at; Unix milliseconds.
+    pub discovered_ms: Option<u64>,
+    pub problem: Option<Problem>,
+    /// The newest last.
+    pub timeline: VecDeque<Transition>,
+}
+
+impl DriverView {
+    fn new(kind: DriverKind, source: &str) -> Self {
+        Self {
+            name: None,
+            kind,
+            source: source.to_owned(),
+            version: String::new(),
+            state: DriverState::Seen,
+            reason: String::new(),
+            digest: String::new(),
+            summary: String::new(),
+            devices: 0,
+            missing_grants: Vec::new(),
+            discovered_ms: None,
+            problem: None,
+            timeline: VecDeque::new(),
+        }
+    }
+
+    fn note(&mut self, what: &str, cause: &str, duration_us: u64, problem: Option<Problem>) {
+        while self.timeline.len() >= limit::TIMELINE_MAX {
+            self.timeline.pop_front();
+        }
+        let (what, cause) = (what.to_owned(), cause.to_owned());
+        self.timeline.push_back(Transition { at_ms: now_ms(), what, cause, duration_us, problem });
+    }
+}
+
+/// An operator's wish to have a driver's files read again.
+pub(crate) struct ReloadRequest {
+    source: String,
+    done: oneshot::Sender<()>,
+}
+
+/// Reloads that may wait; more are told to come again.
+const RELOADS_WAITING_MAX: usize = 64;
+
+/// Handle to the registry.
+#[derive(Clone)]
+pub struct Registry(Arc<Inner>);
+
+struct Inner {
+    state: RwLock<State>,
+    changes: Changes,
+    /// Counts the times that a driver began to serve.
+    serving: watch::Sender<u64>,
+    reloads: mpsc::Sender<ReloadRequest>,
+    reloads_inbox: std::sync::Mutex<Option<mpsc::Receiver<ReloadRequest>>>,
+}
+
+#[derive(Default)]
+struct State {
+    sources: BTreeMap<String, DriverView>,
+    serving: BTreeMap<DriverName, Serving>,
+}
+
+struct Serving {
+    source: String,
+    driver: Driver,
+}
+
+impl Registry {
+    pub fn new(changes: Changes) -> Self {
+        let (reloads, inbox) = mpsc::channel(RELOADS_WAITING_MAX);
+        Self(Arc::new(Inner {
+            state: RwLock::default(),
+            changes,
+            serving: watch::Sender::new(0),
+            reloads,
+            reloads_inbox: std::sync::Mutex::new(Some(inbox)),
+        }))
+    }
+
+    /// The driver that serves under a name; the problem says what is known of it otherwise.
+    pub fn serving(&self, name: &DriverName) -> Result<Driver, Problem> {
+        let state = self.read();
+        if let Some(serving) = state.serving.get(name) {
+            return Ok(serving.driver.clone());
+        }
+        let known = state.sources.values().find(|view| view.name.as_ref() == Some(name));
+        Err(match known {
+            None => Problem::unavailable("driver-unknown", format!("driver {name} is not here")),
+            Some(view) => {
+                let why = if view.reason.is_empty() { String::new() } else { format!(": {}", view.reason) };
+                let message = format!("driver {name} ({}) is {}{why}", view.source, view.state.as_str());
+                Problem::unavailable("driver-not-serving", message)
+            }
+        })
+    }
+
+    /// A device as its driver last described it.
+    pub fn device(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Device> {
+        let inventory = self.read().serving.get(driver)?.driver.inventory.clone()?;
+        let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
+        let found = inventory.borrow().inventory.device(&pool, &device).cloned();
+        found
+    }
+
+    /// Every driver that serves, by name.
+    pub fn all_serving(&self) -> Vec<Driver> {
+        self.read().serving.values().map(|serving| serving.driver.clone()).collect()
+    }
+
+    /// Changes whenever a driver begins to serve.
+    pub fn serving_changes(&self) -> watch::Receiver<u64> {
+        self.0.serving.subscribe()
+    }
+
+    /// Every source, by its name.
+    pub fn list(&self) -> Vec<DriverView> {
+        self.read().sources.values().cloned().collect()
+    }
+
+    /// Reads a driver's files again, by driver name or file name, and asks it for its devices.
+    pub async fn reload(&self, name: &str) -> Result<DriverView, Problem> {
+        let source = self.source_of(name).ok_or_else(|| {
+            Problem::not_found("driver-unknown", format!("there is no driver or driver file {name:?}"))
+        })?;
+        let (done, finished) = oneshot::channel();
+        let busy = |_| Problem::unavailable("too-many-reloads", "too many reloads wait already");
+        self.0.reloads.try_send(ReloadRequest { source: source.clone(), done }).map_err(busy)?;
+        // An error means that the source went away meanwhile; the look below tells.
+        finished.await.ok();
+        let gone = || Problem::not_found("driver-unknown", format!("{source} is gone"));
+        self.read().sources.get(&source).cloned().ok_or_else(gone)
+    }
+
+    fn source_of(&self, name: &str) -> Option<String> {
+        let state = self.read();
+        if state.sources.contains_key(name) {
+            return Some(name.to_owned());
+        }
+        let of_name = |view: &&DriverView| view.name.as_ref().is_some_and(|known| known.as_str() == name);
+        let serving = state.serving.iter().find(|(known, _)| known.as_str() == name).map(|(_, s)| s.source.clone());
+        serving.or_else(|| state.sources.values().find(of_name).map(|view| view.source.clone()))
+    }
+
+    /// Reload requests, for the one task that carries them out. None when it was taken already.
+    pub(crate) fn take_reloads(&self) -> Option<mpsc::Receiver<ReloadRequest>> {
+        self.0.reloads_inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Changes what is shown of a source, making it if it is new.
+    pub(crate) fn update(&self, kind: DriverKind, source: &str, change: impl FnOnce(&mut DriverView)) {
+        let mut state = self.write();
+        let view = state.sources.entry(source.to_owned()).or_insert_with(|| DriverView::new(kind, source));
+        let before = (view.state, view.reason.clone());
+        change(view);
+        let (now, name) = (view.state, view.name.as_ref().map_or(source, DriverName::as_str).to_owned());
+        let changed = before != (now, view.reason.clone());
+        drop(state);
+        if changed {
+            self.0.changes.tell(ChangedKind::Driver, name, now.as_str());
+        }
+    }
+
+    /// Makes `driver` the one that serves under its name. The error names the source that has the name already.
+    pub(crate) fn serve(&self, source: &str, driver: Driver) -> Result<(), String> {
+        let name = driver.identity.name.clone();
+        {
+            let mut state = self.write();
+            if let Some(other) = state.serving.get(&name).filter(|other| other.source != source) {
+                return Err(other.source.clone());
+            }
+            // A file that named itself otherwise before gives its old name up.
+            state.serving.retain(|_, serving| serving.source != source);
+            state.serving.insert(name, Serving { source: source.to_owned(), driver });
+        }
+        self.0.serving.send_modify(|count| *count += 1);
+        Ok(())
+    }
+
+    /// Who serves from a source.
+    pub(crate) fn serving_from(&self, source: &str) -> Option<Driver> {
+        self.read().serving.values().find(|serving| serving.source == source).map(|s| s.driver.clone())
+    }
+
+    /// Takes a source's driver from the managers. Calls in flight go on.
+    pub(crate) fn retire(&self, source: &str) {
+        self.write().serving.retain(|_, serving| serving.source != source);
+    }
+
+    /// Forgets a source.
+    pub(crate) fn remove(&self, source: &str) {
+        let view = self.write().sources.remove(source);
+        if let Some(view) = view {
+            let name = view.name.as_ref().map_or(source, DriverName::as_str);
+            self.0.changes.tell(ChangedKind::Driver, name, "gone");
+        }
+    }
+
+    pub(crate) fn tell_devices(&self, driver: &DriverName) {
+        self.0.changes.tell(ChangedKind::Device, driver, "changed");
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.0.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.0.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

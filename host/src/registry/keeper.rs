@@ -1,0 +1,183 @@
+//! Keeps a serving WASM driver's devices true: asks it on kernel events, on its timer and on request, and publishes what changed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+
+use super::Registry;
+use crate::base::clock::now_ms;
+use crate::base::tasks::Tasks;
+use crate::discovery::kernel::{KernelEvent, KernelEvents};
+use crate::driver::wasm::{Trigger, WasmDriver};
+use crate::driver::{Call, Published};
+use crate::model::{DriverKind, HealthReport, Problem, limit};
+
+/// Requests for a look that may wait; one look answers them all.
+const LOOKS_WAITING_MAX: usize = 16;
+/// Paths of changed devices that a driver is told of; beyond that it is told to look at everything.
+const EVENT_PATHS_MAX: usize = 256;
+
+/// Asks a keeper to look now.
+#[derive(Clone)]
+pub(super) struct Looker(mpsc::Sender<oneshot::Sender<()>>);
+
+impl Looker {
+    /// Returns when the driver was asked for its devices.
+    pub(super) async fn look(&self) {
+        let (done, looked) = oneshot::channel();
+        if self.0.send(done).await.is_ok() {
+            // An error means that the driver went away meanwhile.
+            looked.await.ok();
+        }
+    }
+}
+
+pub(super) struct Keeper {
+    pub(super) registry: Registry,
+    pub(super) source: String,
+    pub(super) driver: Arc<WasmDriver>,
+    pub(super) published: watch::Sender<Arc<Published>>,
+}
+
+impl Keeper {
+    /// Starts the keeper; it ends with `tasks`.
+    pub(super) fn start(self, tasks: &Tasks, events: &KernelEvents) -> Looker {
+        let (sender, looks) = mpsc::channel(LOOKS_WAITING_MAX);
+        let (kernel, stop) = (events.listen(), tasks.clone());
+        tasks.spawn("driver-keeper", async move { self.run(stop, kernel, looks).await });
+        Looker(sender)
+    }
+
+    async fn run(
+        self,
+        tasks: Tasks,
+        mut kernel: broadcast::Receiver<KernelEvent>,
+        mut looks: mpsc::Receiver<oneshot::Sender<()>>,
+    ) {
+        let stopped = tasks.stopped();
+        tokio::pin!(stopped);
+        let mut timer = tokio::time::interval(self.driver.info().discovery_period);
+        timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        timer.reset();
+        loop {
+            let mut waiting = Vec::new();
+            let trigger = tokio::select! {
+                // A look that does not begin is lost with the driver.
+                () = &mut stopped => return,
+                // A request that is not received stays in the channel.
+                look = looks.recv() => match look {
+                    Some(done) => { waiting.push(done); Trigger::Request }
+                    None => return,
+                },
+                // An event that is not received stays in the channel.
+                event = kernel.recv() => match self.gather(event, &mut kernel).await {
+                    Some(trigger) => trigger,
+                    None => continue,
+                },
+                _ = timer.tick() => Trigger::Timer,
+            };
+            while let Ok(done) = looks.try_recv() {
+                waiting.push(done);
+            }
+            self.look(trigger).await;
+            // Whoever asked may have gone away.
+            waiting.into_iter().for_each(|done| drop(done.send(())));
+        }
+    }
+
+    /// Takes the events of a burst together. None: none of them is for this driver.
+    async fn gather(
+        &self,
+        first: Result<KernelEvent, broadcast::error::RecvError>,
+        kernel: &mut broadcast::Receiver<KernelEvent>,
+    ) -> Option<Trigger> {
+        let mut paths = BTreeSet::new();
+        let mut everything = false;
+        let mut event = first;
+        let mut quiet = None;
+        loop {
+            match event {
+                Ok(KernelEvent::Device { subsystem, path }) => {
+                    if self.driver.info().event_subsystems.contains(&subsystem) {
+                        paths.insert(path);
+                    }
+                }
+                Ok(KernelEvent::Node) => everything |= !self.driver.info().capabilities.device_nodes.is_empty(),
+                Ok(KernelEvent::Lost) | Err(broadcast::error::RecvError::Lagged(_)) => everything = true,
+                Err(broadcast::error::RecvError::Closed) => return None,
+            }
+            if paths.is_empty() && !everything {
+                return None;
+            }
+            let end = *quiet.get_or_insert_with(|| tokio::time::Instant::now() + limit::EVENT_DEBOUNCE);
+            match tokio::time::timeout_at(end, kernel.recv()).await {
+                Ok(next) => event = next,
+                Err(_) => break,
+            }
+        }
+        let count = if everything { EVENT_PATHS_MAX + 1 } else { paths.len() };
+        Some(Trigger::Events(if count > EVENT_PATHS_MAX { Vec::new() } else { paths.into_iter().collect() }))
+    }
+
+    async fn look(&self, trigger: Trigger) {
+        let started = Instant::now();
+        let call = Call { request_id: uuid::Uuid::new_v4().to_string().into(), deadline: limit::LOOK_WALL };
+        let outcome = look(&self.driver, &call, trigger).await;
+        let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        match outcome {
+            Ok(found) => self.publish(found, duration_us),
+            Err(problem) => self.complain(&call, problem, duration_us),
+        }
+    }
+
+    fn publish(&self, found: Published, duration_us: u64) {
+        let devices = found.inventory.device_count();
+        let changed = self.published.send_if_modified(|known| {
+            let changed = **known != found;
+            if changed {
+                *known = Arc::new(found);
+            }
+            changed
+        });
+        self.registry.update(DriverKind::Wasm, &self.source, |view| {
+            view.discovered_ms = Some(now_ms());
+            view.problem = None;
+            if changed {
+                view.devices = devices;
+                view.note("devices changed", "discovery", duration_us, None);
+            }
+        });
+        if changed {
+            self.registry.tell_devices(&self.driver.info().name);
+            tracing::info!(driver = %self.driver.info().name, devices, "devices changed");
+        }
+    }
+
+    /// What was published stays: devices do not go away because their driver has a bad moment.
+    fn complain(&self, call: &Call, problem: Problem, duration_us: u64) {
+        let mut first = false;
+        self.registry.update(DriverKind::Wasm, &self.source, |view| {
+            first = view.problem.as_ref().is_none_or(|known| known.code != problem.code);
+            if first {
+                view.note("discovery failed", "discovery", duration_us, Some(problem.clone()));
+            }
+            view.problem = Some(problem.clone());
+        });
+        if first {
+            let (driver, request) = (&self.driver.info().name, &call.request_id);
+            tracing::warn!(%driver, %request, code = problem.code, %problem, "discovery failed, the devices stay as they were");
+        }
+    }
+}
+
+/// One look: the inventory, then the devices' health where the driver tells it.
+pub(super) async fn look(driver: &WasmDriver, call: &Call, trigger: Trigger) -> Result<Published, Problem> {
+    let inventory = driver.discover(call, trigger).await?;
+    let health = match driver.check_health(call).await {
+        None => HealthReport::new(),
+        Some(report) => report?,
+    };
+    Ok(Published { inventory, health })
+}
