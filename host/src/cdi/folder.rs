@@ -1,0 +1,288 @@
+//! The folder that container runtimes read. One thread writes it, so that what waits is done together; questions are
+//! answered by whoever asks. Touches only files that begin with our line.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::identity::{Identity, MARK};
+use super::others::{Collision, Others};
+use super::render::SpecFile;
+
+mod writer;
+
+use writer::Job;
+
+/// Requests that wait for the writer; more wait for a place.
+const QUEUE: usize = 1024;
+/// Bytes of a file that are read: above what the bounds on edits allow for a claim.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+/// Temporary files: runtimes read `*.json` and `*.yaml` only.
+const TEMPORARY_PREFIX: &str = ".nodedock-";
+const TEMPORARY_SUFFIX: &str = ".tmp";
+
+/// When a write counts as done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// When runtimes can read it. It outlives the daemon; a power loss may take it, and whoever compares with the checkpoint
+    /// renders it again. That is enough wherever the checkpoint is durable, and the only sense on a tmpfs.
+    Rendered,
+    /// When it outlives a power loss: a sync of each file and one of the folder for all that waited.
+    Synced,
+}
+
+/// Why files were not written or removed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CdiError {
+    #[error("{doing} {path}")]
+    Io { doing: &'static str, path: String, source: Arc<io::Error> },
+    #[error("{0:?} is no name of a CDI file of ours")]
+    Name(String),
+    #[error("{0} is in the way: it does not begin with our line, so it is somebody else's")]
+    Foreign(String),
+    #[error("the writer of the CDI folder has ended")]
+    Closed,
+}
+
+impl CdiError {
+    fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.display().to_string();
+        move |source| Self::Io { doing, path, source: Arc::new(source) }
+    }
+
+    /// The disk or a quota is full.
+    pub fn is_full(&self) -> bool {
+        let full = |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        matches!(self, Self::Io { source, .. } if full(source.kind()))
+    }
+}
+
+/// A file of ours in the folder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OurFile {
+    pub name: String,
+    /// None: the first line begins as ours do and is not readable by this release.
+    pub identity: Option<Identity>,
+    /// What follows the first line.
+    pub spec: String,
+}
+
+/// Handle to the folder. Clones write to the same one; its thread ends with the last.
+#[derive(Clone)]
+pub struct CdiDir {
+    inbox: mpsc::Sender<Job>,
+    folder: Arc<Folder>,
+}
+
+/// What the handles and the writer share.
+struct Folder {
+    path: PathBuf,
+    hasher: RandomState,
+    /// What we know of our files, by name.
+    known: Mutex<HashMap<String, Known>>,
+    others: Mutex<Others>,
+}
+
+/// A file as it was after it was written or compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Known {
+    hash: u64,
+    stamp: Stamp,
+}
+
+/// What changes when a file is changed or replaced, to the granularity of the file system's clock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    pub(super) fn of(metadata: &std::fs::Metadata) -> Self {
+        Self {
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+impl CdiDir {
+    /// Opens the folder; makes it (mode 0755) where there is none, and removes what a crash left of half-written files.
+    pub fn open(path: &Path, durability: Durability) -> Result<Self, CdiError> {
+        make_folder(path)?;
+        sweep(path)?;
+        let folder = Arc::new(Folder {
+            path: path.to_owned(),
+            hasher: RandomState::new(),
+            known: Mutex::default(),
+            others: Mutex::default(),
+        });
+        let (inbox, jobs) = mpsc::channel(QUEUE);
+        let writer = writer::Writer::new(folder.clone(), durability);
+        std::thread::Builder::new()
+            .name("cdi".to_owned())
+            .spawn(move || writer.run(jobs))
+            .map_err(CdiError::io("start the writer of", path))?;
+        Ok(Self { inbox, folder })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.folder.path
+    }
+
+    /// Writes the files, each atomically; one that is there with the same bytes is left as it is. After an error some of them
+    /// may have been written. Dropping the future does not take them back.
+    pub async fn write(&self, files: Vec<SpecFile>) -> Result<(), CdiError> {
+        if files.is_empty() {
+            return Ok(());
+        }
+        self.request(|done| Job::Write { files, done }).await
+    }
+
+    /// Removes files of ours by name; one that is not there is no error.
+    pub async fn remove(&self, names: Vec<String>) -> Result<(), CdiError> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.request(|done| Job::Remove { names, done }).await
+    }
+
+    async fn request(
+        &self,
+        job: impl FnOnce(oneshot::Sender<Result<(), CdiError>>) -> Job,
+    ) -> Result<(), CdiError> {
+        let (done, outcome) = oneshot::channel();
+        self.inbox.send(job(done)).await.map_err(|_| CdiError::Closed)?;
+        outcome.await.unwrap_or(Err(CdiError::Closed))
+    }
+
+    /// Whether the file stands in the folder with these bytes. Costs one `stat` where it is as we left it, a read otherwise.
+    pub fn is_current(&self, file: &SpecFile) -> bool {
+        self.folder.is_current(file)
+    }
+
+    /// The files of ours, by name. Blocks: reads all of them.
+    pub fn list_ours(&self) -> Result<Vec<OurFile>, CdiError> {
+        let mut ours = Vec::new();
+        for name in spec_names(&self.folder.path)? {
+            let path = self.folder.path.join(&name);
+            match read_ours(&path) {
+                Ok(Some(text)) => ours.push(OurFile::new(name, &text)),
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(CdiError::io("read", &path)(error)),
+            }
+        }
+        ours.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(ours)
+    }
+
+    /// Files of others that have a device of the same qualified name. Runtimes refuse a device that two files of a folder
+    /// have. Reads the others' files when the folder was changed by somebody else since the last call; otherwise costs one `stat`.
+    pub fn collisions(&self, qualified: &[String]) -> Result<Vec<Collision>, CdiError> {
+        let folder = &self.folder;
+        let mut others = folder.others.lock().unwrap_or_else(PoisonError::into_inner);
+        others.refresh(&folder.path).map_err(CdiError::io("read the folder", &folder.path))?;
+        Ok(others.collisions(qualified))
+    }
+}
+
+impl OurFile {
+    fn new(name: String, text: &str) -> Self {
+        let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
+        Self { name, identity: Identity::parse(first), spec: rest.to_owned() }
+    }
+}
+
+impl Folder {
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_current(&self, file: &SpecFile) -> bool {
+        let path = self.path.join(&file.name);
+        let Ok(metadata) = std::fs::symlink_metadata(&path) else { return false };
+        let here = Known { hash: self.hasher.hash_one(&file.bytes), stamp: Stamp::of(&metadata) };
+        if self.known().get(&file.name) == Some(&here) {
+            return true;
+        }
+        let same = metadata.is_file()
+            && metadata.size() == file.bytes.len() as u64
+            && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes);
+        if same {
+            self.known().insert(file.name.clone(), here);
+        }
+        same
+    }
+}
+
+fn make_folder(path: &Path) -> Result<(), CdiError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
+    made.map_err(CdiError::io("make the folder", path))
+}
+
+/// Removes temporary files that a crash left.
+fn sweep(path: &Path) -> Result<(), CdiError> {
+    for entry in std::fs::read_dir(path).map_err(CdiError::io("read the folder", path))? {
+        let entry = entry.map_err(CdiError::io("read the folder", path))?;
+        let name = entry.file_name();
+        let name = name.as_encoded_bytes();
+        if name.starts_with(TEMPORARY_PREFIX.as_bytes()) && name.ends_with(TEMPORARY_SUFFIX.as_bytes()) {
+            // It is in nobody's way.
+            std::fs::remove_file(entry.path()).ok();
+        }
+    }
+    Ok(())
+}
+
+/// Names of the files that runtimes read as specs.
+fn spec_names(path: &Path) -> Result<Vec<String>, CdiError> {
+    let entries = std::fs::read_dir(path).map_err(CdiError::io("read the folder", path))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(CdiError::io("read the folder", path))?;
+        names.extend(entry.file_name().into_string().ok().filter(|name| is_spec_name(name)));
+    }
+    Ok(names)
+}
+
+pub(super) fn is_spec_name(name: &str) -> bool {
+    name.ends_with(".yaml") || name.ends_with(".json")
+}
+
+/// Reads a file if it begins with our line. None: it is somebody else's, or no plain file.
+fn read_ours(path: &Path) -> io::Result<Option<String>> {
+    let Some(file) = open_plain(path)? else { return Ok(None) };
+    let mut bytes = vec![0; MARK.len()];
+    let mut file = file.take(FILE_BYTES_MAX);
+    match file.read_exact(&mut bytes) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    if bytes != MARK.as_bytes() {
+        return Ok(None);
+    }
+    file.read_to_end(&mut bytes)?;
+    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+/// Opens a plain file; does not follow a link at its end and does not wait at a pipe.
+pub(super) fn open_plain(path: &Path) -> io::Result<Option<File>> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(rustix::io::Errno::LOOP) => return Ok(None),
+        opened => File::from(opened?),
+    };
+    Ok(file.metadata()?.is_file().then_some(file))
+}

@@ -1,0 +1,247 @@
+//! CDI specs as they stand in files (tags.cncf.io/container-device-interface, 0.3.0 to 1.1.0), and which version a spec needs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A file's content.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Spec {
+    pub cdi_version: String,
+    /// `vendor/class`.
+    pub kind: String,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    pub devices: Vec<Device>,
+    /// For every container that uses any of the devices.
+    #[serde(skip_serializing_if = "ContainerEdits::is_empty")]
+    pub container_edits: ContainerEdits,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Device {
+    pub name: String,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    pub container_edits: ContainerEdits,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerEdits {
+    /// `NAME=VALUE`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub device_nodes: Vec<DeviceNode>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub net_devices: Vec<NetDevice>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hooks: Vec<Hook>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Mount>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub intel_rdt: Option<IntelRdt>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub additional_gids: Vec<u32>,
+}
+
+impl ContainerEdits {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeviceNode {
+    /// In the container.
+    pub path: String,
+    /// On the node; none: the same path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_path: Option<String>,
+    /// `b`, `c`, `u` or `p`.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub major: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minor: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_mode: Option<u32>,
+    /// Subset of `rwm`; none or empty: all of them; `none`: none of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub permissions: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<u32>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Mount {
+    pub host_path: String,
+    pub container_path: String,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub fs_type: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Hook {
+    pub hook_name: String,
+    pub path: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
+    /// `NAME=VALUE`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
+    /// Seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<i64>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NetDevice {
+    /// On the node.
+    pub host_interface_name: String,
+    /// In the container.
+    pub name: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IntelRdt {
+    #[serde(rename = "closID", skip_serializing_if = "Option::is_none")]
+    pub clos_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub l3_cache_schema: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mem_bw_schema: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schemata: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable_monitoring: Option<bool>,
+    /// Gone since 1.1.0, like the next.
+    #[serde(rename = "enableCMT", skip_serializing_if = "Option::is_none")]
+    pub enable_cmt: Option<bool>,
+    #[serde(rename = "enableMBM", skip_serializing_if = "Option::is_none")]
+    pub enable_mbm: Option<bool>,
+}
+
+/// A released version of the CDI specification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    V0_3_0,
+    V0_4_0,
+    V0_5_0,
+    V0_6_0,
+    V0_7_0,
+    V0_8_0,
+    V1_0_0,
+    V1_1_0,
+}
+
+impl Version {
+    const ALL: [Self; 8] = [
+        Self::V0_3_0,
+        Self::V0_4_0,
+        Self::V0_5_0,
+        Self::V0_6_0,
+        Self::V0_7_0,
+        Self::V0_8_0,
+        Self::V1_0_0,
+        Self::V1_1_0,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V0_3_0 => "0.3.0",
+            Self::V0_4_0 => "0.4.0",
+            Self::V0_5_0 => "0.5.0",
+            Self::V0_6_0 => "0.6.0",
+            Self::V0_7_0 => "0.7.0",
+            Self::V0_8_0 => "0.8.0",
+            Self::V1_0_0 => "1.0.0",
+            Self::V1_1_0 => "1.1.0",
+        }
+    }
+
+    /// None: no version that we know.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|version| version.as_str() == text)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Spec {
+    /// The spec's edits and each device's.
+    pub(super) fn all_edits(&self) -> impl Iterator<Item = &ContainerEdits> {
+        std::iter::once(&self.container_edits)
+            .chain(self.devices.iter().map(|device| &device.container_edits))
+    }
+
+    /// The lowest version that has all that the spec uses. Runtimes refuse versions that they do not know (podman 4.3 has
+    /// 0.5.0 and none above), so the lowest is understood by most.
+    pub fn required_version(&self) -> Version {
+        let edits = self.all_edits().map(ContainerEdits::required_version).max();
+        let names = self.devices.iter().map(|device| name_version(&device.name)).max();
+        [edits, names, Some(self.base_version())].into_iter().flatten().max().unwrap_or(Version::V0_3_0)
+    }
+
+    fn base_version(&self) -> Version {
+        let annotated =
+            !self.annotations.is_empty() || self.devices.iter().any(|device| !device.annotations.is_empty());
+        let dotted = self.kind.split_once('/').is_some_and(|(_, class)| class.contains('.'));
+        if annotated || dotted { Version::V0_6_0 } else { Version::V0_3_0 }
+    }
+}
+
+fn name_version(name: &str) -> Version {
+    if name.starts_with(|c: char| c.is_ascii_alphabetic()) { Version::V0_3_0 } else { Version::V0_5_0 }
+}
+
+impl ContainerEdits {
+    fn required_version(&self) -> Version {
+        let rdt = self.intel_rdt.as_ref();
+        if !self.net_devices.is_empty() || rdt.is_some_and(IntelRdt::has_fields_of_1_1) {
+            return Version::V1_1_0;
+        }
+        if rdt.is_some() || !self.additional_gids.is_empty() {
+            return Version::V0_7_0;
+        }
+        if self.device_nodes.iter().any(|node| is_given(node.host_path.as_ref())) {
+            return Version::V0_5_0;
+        }
+        if self.mounts.iter().any(|mount| is_given(mount.fs_type.as_ref())) {
+            return Version::V0_4_0;
+        }
+        Version::V0_3_0
+    }
+}
+
+fn is_given(text: Option<&String>) -> bool {
+    text.is_some_and(|text| !text.is_empty())
+}
+
+impl IntelRdt {
+    pub(super) fn has_fields_of_1_1(&self) -> bool {
+        self.schemata.is_some() || self.enable_monitoring.is_some()
+    }
+
+    pub(super) fn has_fields_before_1_1(&self) -> bool {
+        self.enable_cmt.is_some() || self.enable_mbm.is_some()
+    }
+}

@@ -1,0 +1,136 @@
+//! The checkpoint: what is durable of claims and pods.
+//!
+//! Owns one redb file and the one thread that writes it. Is given changes; answers when they are durable. Requests that
+//! wait while a commit is under way are committed together, with one sync. Never decides what a claim's next state is,
+//! and never deletes or overwrites a file that it cannot read. The format is described in `docs/checkpoint-format.md`.
+
+mod error;
+mod file;
+mod format;
+mod inspect;
+mod status;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::model::{ClaimRecord, PodRecord, Uid, limit};
+
+pub use error::{CommitError, OpenError, ReadError};
+pub use format::{FORMAT_VERSION, Meta, Skipped, Table};
+pub use inspect::{Dump, Integrity, Report, read, verify};
+pub use status::{Health, Stats};
+
+use format::Contents;
+use status::Status;
+use writer::{Message, Write, Writer};
+
+/// A change of one record. The changes of one commit are durable together or not at all.
+#[derive(Debug, Clone)]
+pub enum Change {
+    PutClaim(Arc<ClaimRecord>),
+    DeleteClaim(Uid),
+    PutPod(PodRecord),
+    DeletePod(Uid),
+}
+
+/// Handle to the checkpoint. Clones write to the same file; it is closed when the last one is gone.
+#[derive(Clone)]
+pub struct Checkpoint {
+    inbox: mpsc::Sender<Message>,
+    status: Arc<Status>,
+}
+
+/// What was found in the file.
+pub struct Opened {
+    pub checkpoint: Checkpoint,
+    /// By UID, ascending.
+    pub claims: Vec<ClaimRecord>,
+    pub pods: Vec<PodRecord>,
+    /// A file that could not be read and was replaced by a new one.
+    pub set_aside: Option<SetAside>,
+    /// Records that could not be read. They stay in the file; one that is written anew goes to the table `unreadable`.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A file that was moved out of the way, byte for byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetAside {
+    /// Where it is now.
+    pub path: PathBuf,
+    pub reason: String,
+}
+
+/// Opens the checkpoint, or makes a new one where there is none, and starts its writer thread. Blocks: for a file that was
+/// not closed properly, as long as it takes to read it once.
+///
+/// A file that is damaged or somebody else's is set aside, never deleted or overwritten. A file of a newer format, one
+/// that another daemon holds, and one that the system does not let us open are errors, and the file is left alone.
+pub fn open(path: &Path) -> Result<Opened, OpenError> {
+    let found = file::open(path)?;
+    let opener = file::reopener(path)?;
+    let Contents { claims, pods, skipped, .. } = found.contents;
+    let checkpoint = start(found.database, opener, &skipped).map_err(|source| OpenError::Io {
+        path: path.to_owned(),
+        doing: "start the writer thread of",
+        source,
+    })?;
+    Ok(Opened { checkpoint, claims, pods, set_aside: found.set_aside, skipped })
+}
+
+fn start(
+    database: redb::Database,
+    opener: writer::Opener,
+    skipped: &[Skipped],
+) -> std::io::Result<Checkpoint> {
+    let (inbox, requests) = mpsc::channel(limit::CHECKPOINT_QUEUE);
+    let status = Arc::new(Status::default());
+    let writer = Writer::new(database, opener, skipped, status.clone());
+    std::thread::Builder::new().name("checkpoint".to_owned()).spawn(move || writer.run(requests))?;
+    Ok(Checkpoint { inbox, status })
+}
+
+impl Checkpoint {
+    /// Makes the changes durable, all of them or none. Dropping the future does not take them back.
+    ///
+    /// After an error the changes are not known to be durable: what a restart finds is the state before them or the one
+    /// after. The same changes may be committed again.
+    pub async fn commit(&self, changes: Vec<Change>) -> Result<(), CommitError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let writes = changes.into_iter().map(format::encode).collect::<Result<Vec<_>, _>>()?;
+        self.request(writes).await
+    }
+
+    /// Commits nothing but a time, durably: tells whether the disk takes writes again, and ends the degraded state if it does.
+    pub async fn probe(&self) -> Result<(), CommitError> {
+        self.request(Vec::new()).await
+    }
+
+    /// Whether the last commit succeeded.
+    pub fn health(&self) -> Health {
+        self.status.health()
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.status.stats()
+    }
+
+    /// Commits what waits and closes the file. Later commits are refused; closing twice is harmless.
+    pub async fn close(&self) {
+        let (done, closed) = oneshot::channel();
+        if self.inbox.send(Message::Close(done)).await.is_ok() {
+            // An error means that the writer has ended by another handle's close.
+            closed.await.ok();
+        }
+    }
+
+    async fn request(&self, writes: Vec<Write>) -> Result<(), CommitError> {
+        let (done, outcome) = oneshot::channel();
+        self.inbox.send(Message::Commit { writes, done }).await.map_err(|_| CommitError::Closed)?;
+        outcome.await.unwrap_or(Err(CommitError::Closed))
+    }
+}

@@ -1,0 +1,77 @@
+//! What goes wrong with a checkpoint, and whom to blame.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::model::Uid;
+
+/// Why a checkpoint was not opened. The file is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("another daemon holds the checkpoint {}", .0.display())]
+    InUse(PathBuf),
+    #[error(
+        "the checkpoint {} has format {found}, and this release knows none above {known}: start the release that wrote it ({written_by}), or move the file away",
+        .path.display()
+    )]
+    Newer { path: PathBuf, found: u32, known: u32, written_by: String },
+    #[error("{doing} the checkpoint {}", .path.display())]
+    Io { path: PathBuf, doing: &'static str, source: io::Error },
+    /// Damaged, and in the way: it could not be set aside.
+    #[error("set aside the checkpoint {} ({reason})", .path.display())]
+    SetAside { path: PathBuf, reason: String, source: io::Error },
+    #[error("write the checkpoint {}", .path.display())]
+    Storage { path: PathBuf, source: redb::Error },
+}
+
+/// Why changes are not known to be durable.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CommitError {
+    #[error("the checkpoint is closed")]
+    Closed,
+    #[error("encode the record {uid}")]
+    Encode { uid: Uid, source: Arc<serde_json::Error> },
+    #[error("{doing} the checkpoint")]
+    Storage { doing: &'static str, source: Arc<redb::Error> },
+    /// A defect of the storage engine or a file that was damaged while it was open.
+    #[error("the checkpoint's storage engine failed: {0}")]
+    Engine(String),
+}
+
+impl CommitError {
+    /// The disk or a quota is full.
+    pub fn is_full(&self) -> bool {
+        matches!(self.io_kind(), Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+    }
+
+    /// The file system, or the file, does not take writes.
+    pub fn is_read_only(&self) -> bool {
+        matches!(self.io_kind(), Some(io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied))
+    }
+
+    fn io_kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Self::Storage { source, .. } => match &**source {
+                redb::Error::Io(error) => Some(error.kind()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// Why a checkpoint could not be read without touching it.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("read the checkpoint {}", .path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("the checkpoint {} has {bytes} bytes, and at most {max} are read into memory", .path.display())]
+    TooLarge { path: PathBuf, bytes: u64, max: u64 },
+    #[error("the checkpoint {} has format {found}, and this release knows none above {known} (written by {written_by})", .path.display())]
+    Newer { path: PathBuf, found: u32, known: u32, written_by: String },
+    #[error("the checkpoint {} is damaged or another program's: {reason}", .path.display())]
+    Damaged { path: PathBuf, reason: String },
+    #[error("the checkpoint {} changed while it was read, {attempts} times: ask the daemon that holds it", .path.display())]
+    Busy { path: PathBuf, attempts: u32 },
+}

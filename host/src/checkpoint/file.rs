@@ -1,0 +1,230 @@
+//! The file: makes it, opens it, and sets aside what is not ours to read. Two daemons that start at once take turns by a
+//! lock on the folder, so that neither sets aside what the other has just made.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use redb::{Builder, Database, DatabaseError, StorageError};
+use rustix::fs::{Advice, FlockOperation, RenameFlags};
+
+use super::format::{self, Contents, FORMAT_VERSION, LoadError};
+use super::writer::{self, Opener};
+use super::{OpenError, SetAside};
+
+/// Memory for pages. The daemon reads the file once, at the start; afterwards only the pages on the way to a record, which
+/// the kernel keeps as well.
+const CACHE_BYTES: usize = 4 << 20;
+/// Names that are tried for a file that is set aside: more than one only within the same second.
+const NAMES_MAX: u32 = 1000;
+
+pub(super) struct Found {
+    pub(super) database: Database,
+    pub(super) contents: Contents,
+    pub(super) set_aside: Option<SetAside>,
+}
+
+/// Why a file was not opened.
+enum Refusal {
+    InUse,
+    Newer {
+        found: u32,
+        written_by: String,
+    },
+    Io(io::Error),
+    /// Not ours, or not whole.
+    Damaged(String),
+}
+
+impl From<redb::Error> for Refusal {
+    fn from(error: redb::Error) -> Self {
+        match error {
+            redb::Error::DatabaseAlreadyOpen => Self::InUse,
+            redb::Error::Io(error) if !is_damage(&error) => Self::Io(error),
+            other => Self::Damaged(other.to_string()),
+        }
+    }
+}
+
+impl From<LoadError> for Refusal {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Newer { found, written_by } => Self::Newer { found, written_by },
+            LoadError::Foreign(reason) => Self::Damaged(reason),
+            LoadError::Storage(error) => error.into(),
+        }
+    }
+}
+
+/// Errors of reading that another attempt would meet again: the bytes are missing or the medium does not give them.
+fn is_damage(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+        || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
+}
+
+/// Opens the file, makes it where there is none, sets it aside and makes a new one where it is damaged.
+pub(super) fn open(path: &Path) -> Result<Found, OpenError> {
+    let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
+    let folder = folder_of(path);
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(folder)
+        .map_err(io("make the folder of"))?;
+    let folder = File::open(folder).map_err(io("open the folder of"))?;
+    rustix::fs::flock(&folder, FlockOperation::LockExclusive)
+        .map_err(|error| io("lock the folder of")(error.into()))?;
+    if !path.try_exists().map_err(io("look for"))? {
+        make(path, &folder)?;
+    }
+    match open_existing(path) {
+        Ok((database, contents)) => Ok(Found { database, contents, set_aside: None }),
+        Err(Refusal::Damaged(reason)) => {
+            let set_aside = set_aside(path, &folder, reason)?;
+            make(path, &folder)?;
+            let (database, contents) = open_existing(path).map_err(|refusal| refusal.into_error(path))?;
+            Ok(Found { database, contents, set_aside: Some(set_aside) })
+        }
+        Err(refusal) => Err(refusal.into_error(path)),
+    }
+}
+
+impl Refusal {
+    fn into_error(self, path: &Path) -> OpenError {
+        let path = path.to_owned();
+        match self {
+            Self::InUse => OpenError::InUse(path),
+            Self::Newer { found, written_by } => {
+                OpenError::Newer { path, found, known: FORMAT_VERSION, written_by }
+            }
+            Self::Io(source) => OpenError::Io { path, doing: "open", source },
+            Self::Damaged(reason) => OpenError::Storage { path, source: redb::Error::Corrupted(reason) },
+        }
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Opens a file that is there. A panic of the storage engine over its bytes counts as damage.
+fn open_existing(path: &Path) -> Result<(Database, Contents), Refusal> {
+    catch_unwind(AssertUnwindSafe(|| {
+        let database = open_database(path)?;
+        let contents = format::load(&database)?;
+        let found = contents.as_ref().map(|contents| &contents.meta);
+        format::sign(&database, found)?;
+        match contents {
+            Some(contents) => Ok((database, contents)),
+            None => format::load(&database)?
+                .map(|contents| (database, contents))
+                .ok_or_else(|| Refusal::Damaged("it lost the tables that were just made".to_owned())),
+        }
+    }))
+    .unwrap_or_else(|panic| Err(Refusal::Damaged(writer::panic_text(&*panic))))
+}
+
+fn open_database(path: &Path) -> Result<Database, redb::Error> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    Ok(Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?)
+}
+
+/// Makes a file under another name and renames it when it is whole: a crash leaves no half-made checkpoint.
+fn make(path: &Path, folder: &File) -> Result<(), OpenError> {
+    let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
+    let new = sibling(path, ".new");
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io("make")(error)),
+        _ => {}
+    }
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).mode(0o600).open(&new).map_err(io("make"))?;
+    initialise(file).map_err(|source| OpenError::Storage { path: path.to_owned(), source })?;
+    rename_to_free(&new, path).map_err(io("make"))?;
+    folder.sync_all().map_err(io("make"))
+}
+
+fn initialise(file: File) -> Result<(), redb::Error> {
+    let database = Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?;
+    format::sign(&database, None)
+}
+
+/// Renames a file to a name that must be free.
+fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
+    let here = rustix::fs::CWD;
+    Ok(rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE)?)
+}
+
+/// The path with more text at its end.
+fn sibling(path: &Path, more: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(more);
+    name.into()
+}
+
+/// Moves the file to `NAME.damaged-DATE`, or `NAME.damaged-DATE-N` where that name is taken.
+fn set_aside(path: &Path, folder: &File, reason: String) -> Result<SetAside, OpenError> {
+    let date = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
+    let failed = |reason, source| OpenError::SetAside { path: path.to_owned(), reason, source };
+    for attempt in 1..=NAMES_MAX {
+        let more = if attempt == 1 { String::new() } else { format!("-{attempt}") };
+        let name = sibling(path, &format!(".damaged-{date}{more}"));
+        match rename_to_free(path, &name) {
+            Ok(()) => {
+                folder.sync_all().map_err(|source| failed(reason.clone(), source))?;
+                return Ok(SetAside { path: name, reason });
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(source) => return Err(failed(reason, source)),
+        }
+    }
+    Err(failed(reason, io::ErrorKind::AlreadyExists.into()))
+}
+
+/// What opens the same file again after a failed commit, and refuses another that stands in its place.
+pub(super) fn reopener(path: &Path) -> Result<Opener, OpenError> {
+    let metadata = std::fs::metadata(path).map_err(|source| OpenError::Io {
+        path: path.to_owned(),
+        doing: "look at",
+        source,
+    })?;
+    let (path, inode) = (path.to_owned(), (metadata.dev(), metadata.ino()));
+    Ok(Box::new(move || reopen(&path, inode)))
+}
+
+fn reopen(path: &Path, inode: (u64, u64)) -> Result<Database, redb::Error> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let metadata = file.metadata()?;
+    if (metadata.dev(), metadata.ino()) != inode || metadata.len() == 0 {
+        return Err(io::Error::other("the file was replaced while the daemon ran: restart the daemon").into());
+    }
+    // After a failed sync Linux counts the lost pages as clean (lwn.net/Articles/752063): without this the repair would
+    // read from memory what the disk does not have.
+    file.sync_data()?;
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).map_err(io::Error::from)?;
+    let database = Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?;
+    match format::load(&database) {
+        Ok(Some(_)) => Ok(database),
+        Ok(None) => Err(redb::Error::Corrupted("the tables are gone".to_owned())),
+        Err(LoadError::Storage(error)) => Err(error),
+        Err(LoadError::Foreign(reason)) => Err(redb::Error::Corrupted(reason)),
+        Err(LoadError::Newer { found, .. }) => {
+            Err(redb::Error::Corrupted(format!("it has format {found} now")))
+        }
+    }
+}
+
+/// Opens bytes in memory; nothing is written anywhere else.
+pub(super) fn open_bytes(bytes: Vec<u8>) -> Result<Database, DatabaseError> {
+    use redb::StorageBackend;
+    let memory = redb::backends::InMemoryBackend::new();
+    let fill = || -> io::Result<()> {
+        memory.set_len(bytes.len() as u64)?;
+        memory.write(0, &bytes)
+    };
+    fill().map_err(|error| DatabaseError::Storage(StorageError::Io(error)))?;
+    drop(bytes);
+    Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(memory)
+}

@@ -1,0 +1,180 @@
+//! Looks at a checkpoint without touching it, for `checkpoint dump` and `checkpoint verify`: reads the bytes into memory and
+//! opens those. Works beside a running daemon: each commit leaves the pages of the one before it in place, so that a copy is
+//! whole if its checksums agree; if not, it is taken again.
+
+use std::collections::HashSet;
+use std::io::Read;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::format::{self, Contents, FORMAT_VERSION, LoadError, Meta, Skipped};
+use super::{ReadError, file, writer};
+use crate::model::{ClaimRecord, PodRecord};
+
+/// Copies of a file that changes meanwhile; each takes a few milliseconds.
+const ATTEMPTS: u32 = 8;
+/// Bytes that are read into memory: room for more than 100,000 claims.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// What a checkpoint holds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Dump {
+    pub meta: Meta,
+    /// By UID, ascending.
+    pub claims: Vec<ClaimRecord>,
+    pub pods: Vec<PodRecord>,
+    pub skipped: Vec<Skipped>,
+    /// Values that were unreadable and then written anew.
+    pub unreadable: u64,
+}
+
+/// Whether a file's pages are what was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Integrity {
+    /// Closed properly, and every checksum agrees.
+    Clean,
+    /// Open in a daemon or left by a crash; every checksum agrees, and the next opening brings the rest in order.
+    NotClosed,
+    /// What could be read is less than what was written.
+    Damaged(String),
+}
+
+/// What `checkpoint verify` says.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    pub integrity: Integrity,
+    pub meta: Meta,
+    pub bytes: u64,
+    pub claims: usize,
+    pub pods: usize,
+    pub skipped: Vec<Skipped>,
+    pub unreadable: u64,
+    /// What does not agree between the records, one sentence each.
+    pub findings: Vec<String>,
+}
+
+impl Report {
+    /// Whether there is nothing to say against the file.
+    pub fn is_good(&self) -> bool {
+        !matches!(self.integrity, Integrity::Damaged(_))
+            && self.skipped.is_empty()
+            && self.findings.is_empty()
+    }
+}
+
+/// Reads a checkpoint; the file is not changed, and a daemon may have it open.
+pub fn read(path: &Path) -> Result<Dump, ReadError> {
+    let Copy { contents, .. } = copy(path)?;
+    let Contents { meta, claims, pods, skipped, unreadable } = contents;
+    Ok(Dump { meta, claims, pods, skipped, unreadable })
+}
+
+/// Checks a checkpoint; the file is not changed, and a daemon may have it open.
+pub fn verify(path: &Path) -> Result<Report, ReadError> {
+    let Copy { integrity, contents, bytes } = copy(path)?;
+    let findings = disagreements(&contents.claims, &contents.pods);
+    let Contents { meta, claims, pods, skipped, unreadable } = contents;
+    Ok(Report {
+        integrity,
+        meta,
+        bytes,
+        claims: claims.len(),
+        pods: pods.len(),
+        skipped,
+        unreadable,
+        findings,
+    })
+}
+
+struct Copy {
+    integrity: Integrity,
+    contents: Contents,
+    bytes: u64,
+}
+
+fn copy(path: &Path) -> Result<Copy, ReadError> {
+    let mut reason = String::new();
+    for _ in 0..ATTEMPTS {
+        let bytes = bytes_of(path)?;
+        let length = bytes.len() as u64;
+        match open_copy(bytes.clone()) {
+            Ok((integrity, contents)) => return Ok(Copy { integrity, contents, bytes: length }),
+            Err(LoadError::Newer { found, written_by }) => {
+                let path = path.to_owned();
+                return Err(ReadError::Newer { path, found, known: FORMAT_VERSION, written_by });
+            }
+            Err(LoadError::Foreign(why)) => reason = why,
+            Err(LoadError::Storage(error)) => reason = error.to_string(),
+        }
+        // Unchanged bytes do not become better by a second look.
+        if bytes_of(path)? == bytes {
+            return Err(ReadError::Damaged { path: path.to_owned(), reason });
+        }
+    }
+    tracing::debug!(%reason, "no copy of the checkpoint was whole");
+    Err(ReadError::Busy { path: path.to_owned(), attempts: ATTEMPTS })
+}
+
+fn bytes_of(path: &Path) -> Result<Vec<u8>, ReadError> {
+    let io = |source| ReadError::Io { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(io)?;
+    let length = file.metadata().map_err(io)?.len();
+    if length > FILE_BYTES_MAX {
+        let path = path.to_owned();
+        return Err(ReadError::TooLarge { path, bytes: length, max: FILE_BYTES_MAX });
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
+    file.take(length).read_to_end(&mut bytes).map_err(io)?;
+    Ok(bytes)
+}
+
+fn open_copy(bytes: Vec<u8>) -> Result<(Integrity, Contents), LoadError> {
+    if bytes.is_empty() {
+        return Err(LoadError::Foreign("it is empty".to_owned()));
+    }
+    let closed = was_closed(&bytes);
+    catch_unwind(AssertUnwindSafe(|| {
+        let mut database = file::open_bytes(bytes)?;
+        let integrity = match database.check_integrity()? {
+            true if closed => Integrity::Clean,
+            true => Integrity::NotClosed,
+            false => Integrity::Damaged("the pages in use are not those that were recorded".to_owned()),
+        };
+        let contents = format::load(&database)?;
+        let contents = contents.ok_or_else(|| LoadError::Foreign("it has no tables".to_owned()))?;
+        Ok((integrity, contents))
+    }))
+    .unwrap_or_else(|panic| Err(LoadError::Foreign(writer::panic_text(&*panic))))
+}
+
+/// Whether redb's header says that the file was closed properly: byte 9, bit 1 is "recovery required" (redb, docs/design.md).
+fn was_closed(bytes: &[u8]) -> bool {
+    bytes.get(9).is_some_and(|flags| flags & 2 == 0)
+}
+
+/// What the records say of each other and should not.
+fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
+    let claim_uids: HashSet<_> = claims.iter().map(|claim| &claim.id.uid).collect();
+    let pod_uids: HashSet<_> = pods.iter().map(|pod| &pod.pod.uid).collect();
+    let mut findings = Vec::new();
+    for pod in pods {
+        for claim in pod.claims.values().filter(|claim| !claim_uids.contains(&claim.uid)) {
+            findings.push(format!(
+                "pod {} ({}) holds the claim {claim} ({}), which has no record",
+                pod.pod, pod.pod.uid, claim.uid
+            ));
+        }
+    }
+    for claim in claims {
+        for (uid, pod) in claim.pods.iter().filter(|(uid, _)| !pod_uids.contains(uid)) {
+            findings.push(format!(
+                "claim {} ({}) is held by the pod {pod} ({uid}), which has no record",
+                claim.id, claim.id.uid
+            ));
+        }
+    }
+    findings
+}
