@@ -1,1 +1,71 @@
-fn main(){}
+//! The chores of this repository, as `cargo xtask TASK`.
+
+mod bench;
+mod demo;
+mod drivers;
+mod lint;
+mod machine;
+mod shell;
+mod test;
+mod workspace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+#[derive(Parser)]
+#[command(name = "xtask", bin_name = "cargo xtask", about = "The chores of this repository")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Build the example drivers to target/drivers, and as wasip2 components to target/drivers/wasip2
+    Drivers {
+        /// Also lay each driver with its grant and config into DIR, as a node's drivers folder wants them
+        #[arg(long, value_name = "DIR")]
+        release_dir: Option<PathBuf>,
+    },
+    /// Run every test that this machine can run, and say which it cannot
+    Test {
+        /// For `cargo test`; a package chosen with -p replaces the whole workspace
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Show the main job on this machine: a driver, a claim, a crash, a container
+    Demo,
+    /// Measure the release build
+    Bench {
+        /// For the benchmark program
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Check format and lints, of the drivers for WebAssembly too
+    Lint,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    let workspace = Workspace::load()?;
+    match task {
+        Task::Drivers { release_dir } => drivers::run(&workspace, release_dir.as_deref()),
+        Task::Test { args } => test::run(&workspace, &args),
+        Task::Demo => demo::run(&workspace),
+        Task::Bench { args } => bench::run(&workspace, &args),
+        Task::Lint => lint::run(&workspace),
+    }
+}

@@ -1,0 +1,168 @@
+//! The main job, told step by step on this machine: a driver arrives, a pod gets a device, the daemon
+//! is killed and remembers, a container sees the device, and nothing stays behind.
+
+mod answers;
+mod container;
+mod dock;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::de::DeserializeOwned;
+
+use self::answers::{Choice, DeviceRow, DriverRow, Prepared};
+use self::container::Sandbox;
+use self::dock::Dock;
+use crate::machine::{self, Podman};
+use crate::shell::Interrupt;
+use crate::workspace::Workspace;
+use crate::{drivers, shell};
+
+/// Compiling a driver with a host that is itself not optimised takes seconds on a slow machine.
+const SERVING_LIMIT: Duration = Duration::from_secs(60);
+const POD: &str = "demo";
+const POD_PATH: &str = "default/demo";
+const NODES_DRIVER: &str = "device-nodes";
+const MOCK_DRIVER: &str = "mock-gpu";
+
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let started = Instant::now();
+    let interrupt = Interrupt::listen()?;
+
+    step("Build the host and the example drivers");
+    shell::run(workspace.cargo().args(["build", "-p", "nodedock"]))?;
+    drivers::build(workspace)?;
+    interrupt.check()?;
+    let built = started.elapsed();
+
+    let podman = machine::podman();
+    let mut dock = Dock::new(workspace.target.join("debug/nodedock"), podman.is_ok(), interrupt)?;
+    let told = tell(workspace, &mut dock, podman.as_ref());
+    if told.is_err() {
+        dock.show_log();
+    }
+    told.and(dock.remove())?;
+    let (total, building) = (started.elapsed().as_secs_f64(), built.as_secs_f64());
+    step(&format!("Done in {total:.1} s, of which building took {building:.1} s; nothing is left behind"));
+    Ok(())
+}
+
+fn tell(workspace: &Workspace, dock: &mut Dock, podman: Result<&Podman, &String>) -> Result<()> {
+    step("Start the daemon on a root of its own");
+    dock.start()?;
+
+    step("Drop a driver into its folder");
+    load(workspace, dock, NODES_DRIVER)?;
+    let choice = choose(workspace, dock)?;
+    dock.show(&["get", "drivers"])?;
+    dock.show(&["get", "devices"])?;
+
+    step(&format!("Prepare {} for a pod", choice.what));
+    let prepared = prepare(dock, &choice)?;
+    let spec = dock.cdi_spec(&prepared.cdi_devices())?;
+    note(&format!("{} is what a container runtime reads:", spec.path.display()));
+    quote(&spec.text);
+
+    step("Kill the daemon and start it again");
+    dock.crash()?;
+    dock.start()?;
+    let claims = claims(dock)?;
+    ensure!(claims == 1, "one claim was prepared before the crash, {claims} are known after it");
+    dock.show(&["get", "claims"])?;
+    serving(dock, &choice.file)?;
+
+    match podman {
+        Ok(podman) => {
+            step("Start a container with the device");
+            Sandbox::new(podman, dock.root())?.look_at(dock.interrupt(), &prepared.cdi_devices(), &spec)?;
+        }
+        Err(why) => step(&format!("No container is started: {why}")),
+    }
+
+    step("Unprepare the pod");
+    dock.show(&["unprepare", POD_PATH])?;
+    let claims = self::claims(dock)?;
+    ensure!(claims == 0, "{claims} claims are still held after unprepare");
+    dock.show(&["get", "claims"])?;
+    ensure!(!spec.path.exists(), "{} outlived its claim", spec.path.display());
+
+    step("Stop the daemon");
+    dock.stop()
+}
+
+fn load(workspace: &Workspace, dock: &Dock, name: &str) -> Result<()> {
+    let driver = workspace.drivers.iter().find(|driver| driver.name == name);
+    let driver = driver.with_context(|| format!("the workspace has no driver {name}"))?;
+    let names: Vec<_> = drivers::files(workspace, driver)?
+        .iter()
+        .map(|file| file.strip_prefix(&workspace.root).unwrap_or(file).display().to_string())
+        .collect();
+    command(&format!("cp {} {}/", names.join(" "), dock.drivers_dir().display()));
+    drivers::install(workspace, driver, &dock.drivers_dir())?;
+    serving(dock, &format!("{name}.wasm"))
+}
+
+/// Waits until the driver of a file serves.
+fn serving(dock: &Dock, file: &str) -> Result<()> {
+    let began = Instant::now();
+    let mut last = String::from("not seen yet");
+    let served = dock.interrupt().wait_for(SERVING_LIMIT, || {
+        let rows: Vec<DriverRow> = ask(dock, &["get", "drivers", "-o", "json"])?;
+        let Some(row) = rows.iter().find(|row| row.is_from(file)) else { return Ok(None) };
+        ensure!(row.state != "failed", "{file} failed: {}", row.reason);
+        last = format!("{} {}", row.state, row.reason);
+        Ok((row.state == "serving").then_some(()))
+    })?;
+    if served.is_none() {
+        bail!("{file} does not serve after {} s: {last}", SERVING_LIMIT.as_secs());
+    }
+    note(&format!("{file} is serving after {:.1} s", began.elapsed().as_secs_f64()));
+    Ok(())
+}
+
+/// A device that most machines have, else one that exists in a driver's mind only.
+fn choose(workspace: &Workspace, dock: &Dock) -> Result<Choice> {
+    let devices: Vec<DeviceRow> = ask(dock, &["get", "devices", "-o", "json"])?;
+    if let Some(choice) = answers::real_device(&devices) {
+        return Ok(Choice { file: format!("{NODES_DRIVER}.wasm"), ..choice });
+    }
+    note("this machine has no fuse, kvm, tun or loop device: the mock GPU stands in");
+    load(workspace, dock, MOCK_DRIVER)?;
+    let devices: Vec<DeviceRow> = ask(dock, &["get", "devices", "-o", "json"])?;
+    let choice = answers::any_device(&devices).context("the mock GPU driver offers no device")?;
+    Ok(Choice { file: format!("{MOCK_DRIVER}.wasm"), ..choice })
+}
+
+fn prepare(dock: &Dock, choice: &Choice) -> Result<Prepared> {
+    let text = dock.show(&["prepare", "--pod", POD, "--device", &choice.device, "-o", "json"])?;
+    let prepared: Prepared = serde_json::from_str(&text).context("reading the answer of prepare")?;
+    prepared.check()?;
+    Ok(prepared)
+}
+
+fn claims(dock: &Dock) -> Result<usize> {
+    ask::<Vec<serde_json::Value>>(dock, &["get", "claims", "-o", "json"]).map(|claims| claims.len())
+}
+
+fn ask<T: DeserializeOwned>(dock: &Dock, args: &[&str]) -> Result<T> {
+    let text = dock.ask(args)?;
+    serde_json::from_str(&text).with_context(|| format!("reading the answer of nodedock {}", args.join(" ")))
+}
+
+fn step(text: &str) {
+    println!("\n▸ {text}");
+}
+
+fn command(text: &str) {
+    println!("  $ {text}");
+}
+
+fn note(text: &str) {
+    println!("  {text}");
+}
+
+fn quote(text: &str) {
+    for line in text.lines() {
+        println!("    {line}");
+    }
+}

@@ -1,0 +1,244 @@
+//! The daemon of the demo: on a temporary root, started, killed, stopped, and removed whatever happens.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use std::os::unix::process::CommandExt;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::answers::Promise;
+use super::{command, note, quote};
+use crate::shell::{self, Interrupt};
+
+const READY_LIMIT: Duration = Duration::from_secs(20);
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+const LOG_LINES_SHOWN: usize = 30;
+/// Where container runtimes look without being told.
+const SYSTEM_CDI_DIR: &str = "/var/run/cdi";
+
+pub(super) struct Dock {
+    program: PathBuf,
+    root: TempDir,
+    cdi_dir: PathBuf,
+    /// What was in the CDI folder before us, which may be the system's.
+    cdi_before: BTreeSet<PathBuf>,
+    cdi_dir_is_ours: bool,
+    daemon: Option<Child>,
+    interrupt: Interrupt,
+}
+
+pub(super) struct CdiSpec {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+    pub(super) promise: Promise,
+}
+
+impl Dock {
+    pub(super) fn new(program: PathBuf, for_runtimes: bool, interrupt: Interrupt) -> Result<Self> {
+        // Paths of Unix sockets may have 107 bytes: the root's must be short.
+        let root =
+            tempfile::Builder::new().prefix("nodedock-").tempdir_in("/tmp").context("making a root")?;
+        let cdi_dir = if for_runtimes { SYSTEM_CDI_DIR.into() } else { root.path().join("var/run/cdi") };
+        let (cdi_dir_is_ours, cdi_before) = (!cdi_dir.exists(), files_in(&cdi_dir));
+        let dock = Self { program, root, cdi_dir, cdi_before, cdi_dir_is_ours, daemon: None, interrupt };
+        fs::create_dir_all(dock.drivers_dir()).context("making the drivers folder")?;
+        Ok(dock)
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    pub(super) fn drivers_dir(&self) -> PathBuf {
+        self.root().join("var/lib/nodedock/drivers")
+    }
+
+    pub(super) fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub(super) fn start(&mut self) -> Result<()> {
+        let mut daemon = Command::new(&self.program);
+        daemon.arg("run").arg("--root").arg(self.root()).arg("--cdi-dir").arg(&self.cdi_dir);
+        command(&format!("{} &", shell::line(&daemon)));
+        let log = self.open_log()?;
+        // A group of its own: Ctrl-C is for us, and we end the daemon in our own order.
+        daemon.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        self.daemon = Some(daemon.spawn().with_context(|| format!("starting {}", self.program.display()))?);
+        self.wait_ready()
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        let began = Instant::now();
+        let interrupt = self.interrupt.clone();
+        let mut last = String::new();
+        let ready = interrupt.wait_for(READY_LIMIT, || {
+            if let Some(status) = self.ended()? {
+                bail!("the daemon ended before it was ready: {status}");
+            }
+            let output =
+                interrupt.output(&mut self.client(&["get", "drivers", "-o", "json"]), READY_LIMIT)?;
+            last = text(&output.stderr);
+            Ok(output.status.success().then_some(()))
+        })?;
+        ensure!(ready.is_some(), "the daemon is not ready after {} s: {last}", READY_LIMIT.as_secs());
+        note(&format!("ready after {:.2} s", began.elapsed().as_secs_f64()));
+        Ok(())
+    }
+
+    /// Kills the daemon as a crash would: no handler runs.
+    pub(super) fn crash(&mut self) -> Result<()> {
+        let mut daemon = self.daemon.take().context("the daemon does not run")?;
+        command(&format!("kill -KILL {}", daemon.id()));
+        daemon.kill().context("killing the daemon")?;
+        daemon.wait().context("waiting for the killed daemon")?;
+        Ok(())
+    }
+
+    /// Asks the daemon to end; it must end well and in time.
+    pub(super) fn stop(&mut self) -> Result<()> {
+        let daemon = self.daemon.as_ref().context("the daemon does not run")?;
+        command(&format!("kill -TERM {}", daemon.id()));
+        terminate(daemon)?;
+        let interrupt = self.interrupt.clone();
+        let status = interrupt.wait_for(STOP_LIMIT, || self.ended())?;
+        let status =
+            status.with_context(|| format!("still running {} s after SIGTERM", STOP_LIMIT.as_secs()))?;
+        self.daemon = None;
+        ensure!(status.success(), "the daemon ended with {status}");
+        note("it ended with exit code 0");
+        Ok(())
+    }
+
+    fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        let daemon = self.daemon.as_mut().context("the daemon does not run")?;
+        daemon.try_wait().context("asking after the daemon")
+    }
+
+    /// Runs a command against the daemon, shows it with its answer, and returns the answer.
+    pub(super) fn show(&self, args: &[&str]) -> Result<String> {
+        command(&format!("nodedock {}", args.join(" ")));
+        let answer = self.ask(args)?;
+        quote(&answer);
+        Ok(answer)
+    }
+
+    /// Runs a command against the daemon and returns its answer.
+    pub(super) fn ask(&self, args: &[&str]) -> Result<String> {
+        let output = self.interrupt.output(&mut self.client(args), CALL_LIMIT)?;
+        let problem = text(&output.stderr);
+        ensure!(output.status.success(), "nodedock {} failed: {}: {problem}", args.join(" "), output.status);
+        String::from_utf8(output.stdout).with_context(|| format!("reading nodedock {}", args.join(" ")))
+    }
+
+    /// The root comes by the environment, so that what is shown is what a person types on a real node.
+    fn client(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(args).env("NODEDOCK_ROOT", self.root());
+        command
+    }
+
+    /// The spec of the first device, with what the specs of all of them promise.
+    pub(super) fn cdi_spec(&self, devices: &[&str]) -> Result<CdiSpec> {
+        let specs: Vec<_> = devices.iter().map(|device| self.spec_of(device)).collect::<Result<_>>()?;
+        let mut specs = specs.into_iter();
+        let mut first = specs.next().context("no CDI device was prepared")?;
+        specs.for_each(|spec| first.promise.add(spec.promise));
+        Ok(first)
+    }
+
+    fn spec_of(&self, device: &str) -> Result<CdiSpec> {
+        let found = files_in(&self.cdi_dir).into_iter().find_map(|path| {
+            let text = fs::read_to_string(&path).ok()?;
+            let promise = Promise::read(&text, device)?;
+            Some(CdiSpec { path, text, promise })
+        });
+        found.with_context(|| format!("no file in {} describes {device}", self.cdi_dir.display()))
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.root().join("nodedock.log")
+    }
+
+    fn open_log(&self) -> Result<File> {
+        let log = self.log_path();
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .with_context(|| format!("opening {}", log.display()))
+    }
+
+    pub(super) fn show_log(&self) {
+        let bytes = fs::read(self.log_path()).unwrap_or_default();
+        let log = text(&bytes);
+        let lines: Vec<_> = log.lines().collect();
+        println!("\n  the daemon's last log lines:");
+        for line in &lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..] {
+            println!("    {line}");
+        }
+    }
+
+    /// Ends the daemon if it still runs and removes every trace; what cannot be removed is an error.
+    pub(super) fn remove(mut self) -> Result<()> {
+        self.clean();
+        let root = self.root().to_owned();
+        drop(self);
+        ensure!(!root.exists(), "{} could not be removed", root.display());
+        Ok(())
+    }
+
+    fn clean(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            // After a failure nobody waits for a tidy end.
+            shell::end(&mut daemon);
+        }
+        self.remove_cdi_leftovers();
+    }
+
+    /// Only what appeared since we began and names us: the folder may be the system's.
+    fn remove_cdi_leftovers(&self) {
+        for file in files_in(&self.cdi_dir).difference(&self.cdi_before).filter(|file| names_us(file)) {
+            if let Err(error) = fs::remove_file(file) {
+                eprintln!("  {} stays behind: {error}", file.display());
+            }
+        }
+        if self.cdi_dir_is_ours {
+            // Fails, as it should, when somebody else has put something there.
+            let _ = fs::remove_dir(&self.cdi_dir);
+        }
+    }
+}
+
+impl Drop for Dock {
+    fn drop(&mut self) {
+        self.clean();
+    }
+}
+
+fn terminate(daemon: &Child) -> Result<()> {
+    let pid = Pid::from_child(daemon);
+    kill_process(pid, Signal::TERM).context("sending SIGTERM to the daemon")
+}
+
+fn files_in(folder: &Path) -> BTreeSet<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect()
+}
+
+fn names_us(file: &Path) -> bool {
+    let in_name = file.file_name().is_some_and(|name| name.to_string_lossy().contains("nodedock"));
+    in_name || fs::read(file).is_ok_and(|bytes| text(&bytes).contains("nodedock"))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_end().to_owned()
+}

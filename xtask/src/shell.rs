@@ -1,0 +1,178 @@
+//! Running other programs: shown as a person would type them, with an error that names the command.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+const POLL_PERIOD: Duration = Duration::from_millis(20);
+
+/// Shows a command, lets it use this terminal, and fails when it fails.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = status(command)?;
+    ensure!(status.success(), "`{}` failed: {status}", line(command));
+    Ok(())
+}
+
+/// Shows a command, lets it use this terminal, and says how it ended.
+pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
+    eprintln!("$ {}", line(command));
+    command.status().with_context(|| format!("starting `{}`", line(command)))
+}
+
+/// Standard output of a command that succeeds quickly; its standard error goes to this terminal.
+pub(crate) fn read(command: &mut Command) -> Result<String> {
+    let output =
+        command.stderr(Stdio::inherit()).output().with_context(|| format!("starting `{}`", line(command)))?;
+    ensure!(output.status.success(), "`{}` failed: {}", line(command), output.status);
+    String::from_utf8(output.stdout).with_context(|| format!("reading the answer of `{}`", line(command)))
+}
+
+/// The command as typed in a shell: a program by its bare name, arguments quoted where they must be.
+pub(crate) fn line(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let program = program.file_name().unwrap_or(program.as_os_str());
+    let words = std::iter::once(program).chain(command.get_args());
+    words.map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Set by Ctrl-C, SIGTERM or a closed terminal; long waits look at it and end with an error, so that
+/// what was made is removed on the way out.
+#[derive(Clone)]
+pub(crate) struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    pub(crate) fn listen() -> Result<Self> {
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, Arc::clone(&flag)).context("listening for signals")?;
+        }
+        Ok(Self(flag))
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!(!self.0.load(Ordering::Relaxed), "interrupted");
+        Ok(())
+    }
+
+    /// Asks `done` again and again until it has an answer.
+    pub(crate) fn wait_for<T>(
+        &self,
+        limit: Duration,
+        mut done: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let deadline = Instant::now() + limit;
+        loop {
+            self.check()?;
+            if let Some(answer) = done()? {
+                return Ok(Some(answer));
+            }
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+            thread::sleep(POLL_PERIOD);
+        }
+    }
+
+    /// Collects what a command writes; it is killed when it takes too long or we are interrupted.
+    pub(crate) fn output(&self, command: &mut Command, limit: Duration) -> Result<Output> {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("starting `{}`", line(command)))?;
+        let stdout = drain(child.stdout.take());
+        let stderr = drain(child.stderr.take());
+        let ended = self.wait_for(limit, || Ok(child.try_wait()?));
+        let Ok(Some(status)) = ended else {
+            end(&mut child);
+            ended.with_context(|| format!("running `{}`", line(command)))?;
+            bail!("`{}` did not end within {} s", line(command), limit.as_secs());
+        };
+        Ok(Output { status, stdout: collected(stdout), stderr: collected(stderr) })
+    }
+}
+
+/// Kills a child and takes its status, so that no zombie stays. It may have ended by itself.
+pub(crate) fn end(child: &mut Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What was read before an error is still worth showing.
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        bytes
+    })
+}
+
+fn collected(reader: JoinHandle<Vec<u8>>) -> Vec<u8> {
+    reader.join().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn quiet() -> Interrupt {
+        Interrupt(Arc::new(AtomicBool::new(false)))
+    }
+
+    #[test]
+    fn a_command_is_shown_as_typed() {
+        assert_eq!(line(&sh("ls -l /dev/fuse; echo 'x'")), r"sh -c 'ls -l /dev/fuse; echo '\''x'\'''");
+        assert_eq!(quoted(""), "''");
+        assert_eq!(quoted("vendor.example/node=fuse"), "vendor.example/node=fuse");
+    }
+
+    #[test]
+    fn both_streams_and_the_status_are_collected() {
+        let output =
+            quiet().output(&mut sh("echo out; echo err >&2; exit 3"), Duration::from_secs(20)).unwrap();
+        assert_eq!((&output.stdout[..], &output.stderr[..]), (&b"out\n"[..], &b"err\n"[..]));
+        assert_eq!(output.status.code(), Some(3));
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_ended() {
+        let mut hanging = Command::new("sleep");
+        hanging.arg("600");
+        let error = quiet().output(&mut hanging, Duration::from_millis(50)).unwrap_err();
+        assert!(error.to_string().contains("did not end"), "{error}");
+    }
+
+    #[test]
+    fn an_interrupt_ends_a_wait() {
+        let interrupt = Interrupt(Arc::new(AtomicBool::new(true)));
+        let error = interrupt.wait_for(Duration::from_secs(600), || Ok(None::<()>)).unwrap_err();
+        assert_eq!(error.to_string(), "interrupted");
+    }
+
+    #[test]
+    fn a_failure_names_the_command() {
+        let error = run(&mut sh("exit 7")).unwrap_err().to_string();
+        assert!(error.contains("sh -c 'exit 7'"), "{error}");
+        assert!(read(&mut Command::new("/no/such/program")).is_err());
+    }
+}

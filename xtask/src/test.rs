@@ -1,0 +1,70 @@
+//! Every test that this machine can run. What it cannot run is said at the end, never passed over.
+
+use anyhow::{Result, ensure};
+
+use crate::machine::{self, Finding};
+use crate::workspace::Workspace;
+use crate::{drivers, shell};
+
+/// Tells the tests where the built drivers are.
+pub(crate) const DRIVERS_DIR: &str = "NODEDOCK_DRIVERS_DIR";
+
+pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
+    drivers::build(workspace)?;
+    shell::run(workspace.cargo().arg("build").args(programs(args)))?;
+    let mut command = workspace.cargo();
+    command.env(DRIVERS_DIR, workspace.drivers_dir()).arg("test");
+    if !chooses_package(args) {
+        command.arg("--workspace");
+    }
+    command.args(args);
+    let status = shell::status(&mut command)?;
+    report_skipped();
+    ensure!(status.success(), "tests failed: {status}");
+    Ok(())
+}
+
+/// The harness starts the real program, which `cargo test` alone would not bring up to date. Built together
+/// with the tests it shares their dependencies; alone, other features of some would build all again.
+fn programs(args: &[String]) -> &'static [&'static str] {
+    if chooses_package(args) { &["-p", "nodedock"] } else { &["--workspace", "--bins", "--tests"] }
+}
+
+fn chooses_package(args: &[String]) -> bool {
+    let for_cargo = args.iter().take_while(|arg| *arg != "--");
+    for_cargo.into_iter().any(|arg| arg.starts_with("-p") || arg.starts_with("--package"))
+}
+
+fn report_skipped() {
+    for (what, finding) in outside_software() {
+        if let Finding::Missing(why) = finding {
+            eprintln!("skipped: {what}: {why}");
+        }
+    }
+}
+
+/// Other people's software, each with the tests that need it.
+fn outside_software() -> [(&'static str, Finding); 3] {
+    [
+        ("devices in real containers", machine::podman().map_or_else(Finding::Missing, |_| Finding::Present)),
+        ("device plugins written in Go", machine::go()),
+        ("clients and plugins written in Python", machine::python_grpc()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(args: &[&str]) -> Vec<String> {
+        args.iter().map(|arg| (*arg).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_chosen_package_replaces_the_workspace() {
+        assert!(!chooses_package(&words(&["claims"])));
+        assert!(chooses_package(&words(&["-p", "xtask"])));
+        assert!(chooses_package(&words(&["--package=xtask"])));
+        assert!(!chooses_package(&words(&["--", "-p"])));
+    }
+}

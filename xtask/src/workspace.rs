@@ -1,0 +1,135 @@
+//! What `cargo metadata` says of this workspace: where things are, and which packages are WASM drivers.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::shell;
+
+pub(crate) struct Workspace {
+    pub(crate) root: PathBuf,
+    pub(crate) target: PathBuf,
+    pub(crate) drivers: Vec<DriverPackage>,
+}
+
+/// A package in `example-drivers/` that becomes a `.wasm` file. Native drivers there are not among them.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct DriverPackage {
+    pub(crate) name: String,
+    pub(crate) folder: PathBuf,
+    /// File name that cargo gives it: dashes become underscores.
+    pub(crate) artifact: String,
+}
+
+impl Workspace {
+    pub(crate) fn load() -> Result<Self> {
+        let mut command = Command::new(cargo_path());
+        command.current_dir(env!("CARGO_MANIFEST_DIR"));
+        command.args(["metadata", "--no-deps", "--format-version", "1"]);
+        Self::from_metadata(&shell::read(&mut command)?)
+    }
+
+    fn from_metadata(json: &str) -> Result<Self> {
+        let metadata: Metadata =
+            serde_json::from_str(json).context("reading the answer of cargo metadata")?;
+        let examples = metadata.workspace_root.join("example-drivers");
+        let mut drivers: Vec<_> =
+            metadata.packages.into_iter().filter_map(|package| package.driver(&examples)).collect();
+        drivers.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self { root: metadata.workspace_root, target: metadata.target_directory, drivers })
+    }
+
+    pub(crate) fn cargo(&self) -> Command {
+        let mut command = Command::new(cargo_path());
+        command.current_dir(&self.root);
+        command
+    }
+
+    pub(crate) fn drivers_dir(&self) -> PathBuf {
+        self.target.join("drivers")
+    }
+
+    /// `-p NAME` for every driver.
+    pub(crate) fn driver_selection(&self) -> impl Iterator<Item = &str> {
+        self.drivers.iter().flat_map(|driver| ["-p", driver.name.as_str()])
+    }
+}
+
+/// The cargo that runs us, so that a build inside a build uses the same toolchain.
+fn cargo_path() -> PathBuf {
+    env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    workspace_root: PathBuf,
+    target_directory: PathBuf,
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    manifest_path: PathBuf,
+    targets: Vec<Target>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    crate_types: Vec<String>,
+}
+
+impl Package {
+    fn driver(self, examples: &Path) -> Option<DriverPackage> {
+        let folder = self.manifest_path.parent().filter(|folder| folder.parent() == Some(examples))?;
+        let library =
+            self.targets.iter().find(|target| target.crate_types.iter().any(|kind| kind == "cdylib"))?;
+        let artifact = format!("{}.wasm", library.name.replace('-', "_"));
+        Some(DriverPackage { folder: folder.to_owned(), artifact, name: self.name })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const METADATA: &str = r#"{
+        "workspace_root": "/w", "target_directory": "/t",
+        "packages": [
+            {"name": "pci", "manifest_path": "/w/example-drivers/pci/Cargo.toml",
+             "targets": [{"name": "pci", "crate_types": ["cdylib", "rlib"]}]},
+            {"name": "device-nodes", "manifest_path": "/w/example-drivers/device-nodes/Cargo.toml",
+             "targets": [{"name": "rules", "crate_types": ["bin"]},
+                         {"name": "device_nodes", "crate_types": ["cdylib", "rlib"]}]},
+            {"name": "native-fuse", "manifest_path": "/w/example-drivers/native-fuse/Cargo.toml",
+             "targets": [{"name": "native-fuse", "crate_types": ["bin"]}]},
+            {"name": "plugin", "manifest_path": "/w/host/Cargo.toml",
+             "targets": [{"name": "plugin", "crate_types": ["cdylib"]}]}
+        ]}"#;
+
+    #[test]
+    fn drivers_are_the_cdylibs_among_the_examples() {
+        let workspace = Workspace::from_metadata(METADATA).unwrap();
+        let names: Vec<_> = workspace.drivers.iter().map(|driver| driver.name.as_str()).collect();
+        assert_eq!(names, ["device-nodes", "pci"]);
+        assert_eq!(workspace.drivers[0].artifact, "device_nodes.wasm");
+        assert_eq!(workspace.drivers[0].folder, Path::new("/w/example-drivers/device-nodes"));
+        assert_eq!(workspace.drivers_dir(), Path::new("/t/drivers"));
+    }
+
+    #[test]
+    fn the_selection_names_each_driver_once() {
+        let workspace = Workspace::from_metadata(METADATA).unwrap();
+        let selection: Vec<_> = workspace.driver_selection().collect();
+        assert_eq!(selection, ["-p", "device-nodes", "-p", "pci"]);
+    }
+
+    #[test]
+    fn metadata_of_another_shape_is_an_error() {
+        assert!(Workspace::from_metadata("{}").is_err());
+    }
+}
