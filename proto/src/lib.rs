@@ -9,3 +9,100 @@ pub mod node {
         tonic::include_proto!("nodedock.node.v1");
     }
 }
+
+/// The kubelet's node APIs, written anew for the same bytes on the wire.
+pub mod kubelet {
+    /// Plugin registration, `pluginregistration`.
+    pub mod registration {
+        include!(concat!(env!("OUT_DIR"), "/registration/pluginregistration.rs"));
+    }
+
+    /// Dynamic resource allocation.
+    pub mod dra {
+        /// `k8s.io.kubelet.pkg.apis.dra.v1`.
+        pub mod v1 {
+            include!(concat!(env!("OUT_DIR"), "/dra_v1/k8s.io.kubelet.pkg.apis.dra.v1.rs"));
+            crate::claim_map::by_claim_uid!();
+        }
+
+        /// `k8s.io.kubelet.pkg.apis.dra.v1beta1`.
+        pub mod v1beta1 {
+            include!(concat!(env!("OUT_DIR"), "/dra_v1beta1/k8s.io.kubelet.pkg.apis.dra.v1beta1.rs"));
+            crate::claim_map::by_claim_uid!();
+        }
+    }
+
+    /// Health of DRA devices.
+    pub mod dra_health {
+        /// Package `v1`.
+        pub mod v1 {
+            include!(concat!(env!("OUT_DIR"), "/dra_health_v1/v1.rs"));
+        }
+
+        /// Package `v1alpha1`.
+        pub mod v1alpha1 {
+            include!(concat!(env!("OUT_DIR"), "/dra_health_v1alpha1/v1alpha1.rs"));
+        }
+    }
+
+    /// Device plugins.
+    pub mod device_plugin {
+        /// Package `v1beta1`.
+        pub mod v1beta1 {
+            include!(concat!(env!("OUT_DIR"), "/device_plugin_v1beta1/v1beta1.rs"));
+        }
+    }
+
+    /// Pod resources.
+    pub mod pod_resources {
+        /// Package `v1`.
+        pub mod v1 {
+            include!(concat!(env!("OUT_DIR"), "/pod_resources_v1/v1.rs"));
+        }
+
+        /// Package `v1alpha1`.
+        pub mod v1alpha1 {
+            include!(concat!(env!("OUT_DIR"), "/pod_resources_v1alpha1/v1alpha1.rs"));
+        }
+    }
+}
+
+/// DRA answers are maps by claim UID, generated as lists of entries (`build.rs` says why).
+mod claim_map {
+    macro_rules! by_claim_uid {
+        () => {
+            crate::claim_map::by_claim_uid!(
+                NodePrepareResourcesResponse,
+                NodePrepareResourceResponse,
+                node_prepare_resources_response
+            );
+            crate::claim_map::by_claim_uid!(
+                NodeUnprepareResourcesResponse,
+                NodeUnprepareResourceResponse,
+                node_unprepare_resources_response
+            );
+        };
+        ($answer:ident, $one:ident, $entries:ident) => {
+            impl $answer {
+                /// By claim UID. Of two entries for one UID the later counts; a value that is missing on
+                /// the wire is an empty one.
+                pub fn into_claims(self) -> ::std::collections::BTreeMap<String, $one> {
+                    self.claims
+                        .into_iter()
+                        .map(|entry| (entry.key, entry.value.unwrap_or_default()))
+                        .collect()
+                }
+            }
+
+            /// From claim UIDs and their answers; an empty answer is written too.
+            impl FromIterator<(String, $one)> for $answer {
+                fn from_iter<I: IntoIterator<Item = (String, $one)>>(claims: I) -> Self {
+                    let entry = |(key, value)| $entries::ClaimsEntry { key, value: Some(value) };
+                    Self { claims: claims.into_iter().map(entry).collect() }
+                }
+            }
+        };
+    }
+
+    pub(crate) use by_claim_uid;
+}
