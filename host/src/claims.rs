@@ -358,10 +358,18 @@ impl Inner {
         };
         let known: BTreeSet<Uid> = self.table.lock().claims().map(|record| record.id.uid.clone()).collect();
         let mut orphans = Vec::new();
-        for file in self.cdi.list_ours() {
-            if !known.contains(file.identity.uid.as_str()) {
-                orphans.push(file.name);
+        let cdi = self.cdi.clone();
+        // Reads every file of ours: not for a thread that serves.
+        let ours = tokio::task::spawn_blocking(move || cdi.list_ours()).await;
+        match ours {
+            Ok(Ok(files)) => {
+                // A file whose identity a newer release wrote is not ours to judge.
+                let orphan = |identity: &cdi::Identity| !known.contains(identity.claim.uid.as_str());
+                let files = files.into_iter().filter(|file| file.identity.as_ref().is_some_and(orphan));
+                orphans.extend(files.map(|file| file.name));
             }
+            Ok(Err(error)) => tracing::warn!(error = chain(&error), "cdi files not looked through"),
+            Err(error) => tracing::warn!(error = chain(&error), "cdi files not looked through"),
         }
         if !orphans.is_empty() {
             tracing::info!(count = orphans.len(), "removing cdi files that no claim owns");

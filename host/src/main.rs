@@ -1,1 +1,5 @@
-fn main(){}
+//! The `nodedock` command.
+
+fn main() -> std::process::ExitCode {
+    nodedock::cli::main()
+}

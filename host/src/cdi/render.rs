@@ -51,7 +51,7 @@ pub fn cdi_devices(record: &ClaimRecord, driver: &DriverName) -> Vec<(usize, Vec
 
 /// The files of a claim: one for each driver that has prepared it by edits.
 pub fn render(record: &ClaimRecord) -> Result<Vec<SpecFile>, RenderError> {
-    let drivers = record.drivers.iter().filter(|(_, part)| part.prepared.is_some());
+    let drivers = record.drivers.iter().filter(|(_, part)| part.current().is_some());
     drivers.filter_map(|(driver, _)| render_driver(record, driver).transpose()).collect()
 }
 
@@ -74,7 +74,7 @@ pub fn render_driver(record: &ClaimRecord, driver: &DriverName) -> Result<Option
 }
 
 fn prepared<'a>(record: &'a ClaimRecord, driver: &DriverName) -> Option<&'a PreparedClaim> {
-    record.drivers.get(driver)?.prepared.as_ref()
+    record.drivers.get(driver)?.current()
 }
 
 /// A name for each prepared device: `UID-DEVICE`, and `UID-DEVICE.N` for the Nth with the same device name (of another pool,

@@ -48,7 +48,7 @@ fn add(answer: &mut ContainerAnswer, record: &ClaimRecord, wanted: &ContainerCla
         let Some(prepared) = part.current() else { continue };
         let names = cdi::cdi_devices(record, driver);
         let mut used = false;
-        for (device, names) in prepared.devices.iter().zip(names) {
+        for (device, (_, names)) in prepared.devices.iter().zip(names) {
             if serves(device, wanted) {
                 used = true;
                 names.into_iter().for_each(|name| push_once(&mut answer.cdi_devices, name));

@@ -174,7 +174,11 @@ impl Inner {
         if gone.is_empty() {
             return Ok(());
         }
-        let names = gone.iter().flat_map(|record| cdi::file_names(record)).collect();
+        let driver_names = |record: &Arc<ClaimRecord>| {
+            let drivers: BTreeSet<_> = record.allocation.devices.iter().map(|device| &device.driver).collect();
+            drivers.into_iter().map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
+        };
+        let names = gone.iter().flat_map(driver_names).collect();
         self.cdi.remove(names).await.map_err(|error| {
             let why = crate::base::error::chain(&error);
             Problem::unavailable("cdi-not-removed", format!("remove CDI files: {why}"))

@@ -300,11 +300,15 @@ fn claim_driver(claim: &ClaimRecord, name: &DriverName, part: &DriverPart) -> v1
         driver: name.to_string(),
         state: state.to_owned(),
         devices: devices.map(|device| format!("{}/{}", device.pool, device.device)).collect(),
-        cdi_devices: part.current().map(|_| crate::cdi::cdi_devices(claim, name).concat()).unwrap_or_default(),
+        cdi_devices: part.current().map(|_| cdi_names(claim, name)).unwrap_or_default(),
         version: by.map(|by| by.version.clone()).unwrap_or_default(),
         digest: by.map(|by| by.digest.clone()).unwrap_or_default(),
         problem: part.problem.as_ref().map(problem),
     }
+}
+
+fn cdi_names(claim: &ClaimRecord, driver: &DriverName) -> Vec<String> {
+    crate::cdi::cdi_devices(claim, driver).into_iter().flat_map(|(_, names)| names).collect()
 }
 
 fn transition(transition: &Transition) -> v1::Transition {

@@ -1,0 +1,178 @@
+//! The composition root: builds bottom-up, binds, runs, drains.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::base::changes::Changes;
+use crate::base::error::chain;
+use crate::base::socket;
+use crate::base::tasks::Tasks;
+use crate::cdi::{CdiDir, Durability};
+use crate::checkpoint::{self, Checkpoint, Opened};
+use crate::claims::source::ClaimFolder;
+use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable};
+use crate::config::Config;
+use crate::discovery::files;
+use crate::discovery::kernel::{self, KernelEvents};
+use crate::driver::NodeFacts;
+use crate::driver::wasm::{WasmHost, WasmSettings};
+use crate::model::limit;
+use crate::north::node_api::{self, NodeApi};
+use crate::registry::Registry;
+use crate::registry::wasm_files::WasmFiles;
+
+/// File events that may wait for the registry.
+const FILE_EVENTS_WAITING_MAX: usize = 64;
+
+/// Runs the daemon until SIGTERM or SIGINT, then drains it.
+pub async fn run(config: Config, boot_id: String) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let daemon = Daemon::start(config, boot_id).await?;
+    // A machine without systemd has nobody to tell.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tracing::info!("ready");
+    signals.wanted().await;
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    tracing::info!("stopping");
+    tokio::select! {
+        () = daemon.drain() => {}
+        // What is durable stays durable; the rest is driven again at the next start.
+        () = signals.wanted() => tracing::warn!("stopping at once"),
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// This boot's ID.
+pub fn boot_id() -> Result<String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(path).with_context(|| format!("read {path}"))?;
+    Ok(text.trim().to_owned())
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+        let interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+        Ok(Self { terminate, interrupt })
+    }
+
+    async fn wanted(&mut self) {
+        tokio::select! {
+            // Either will do, and a signal that is not received here stays pending.
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+struct Daemon {
+    /// What brings new work: the API, discovery, the drivers' keepers.
+    intake: Tasks,
+    /// Requests under way.
+    work: Tasks,
+    checkpoint: Checkpoint,
+}
+
+impl Daemon {
+    async fn start(config: Config, boot_id: String) -> Result<Self> {
+        prepare_folders(&config)?;
+        let node = NodeFacts { name: config.node_name.clone(), boot_id };
+        let opened = open_checkpoint(&config)?;
+        let (intake, work, changes) = (Tasks::new(), Tasks::new(), Changes::default());
+        let listener = socket::bind(&config.paths.socket).await?;
+        let table = SharedTable::new(opened.claims, opened.pods);
+        let settings = WasmSettings {
+            cache_dir: Some(config.paths.cache.clone()),
+            node: node.clone(),
+            ..WasmSettings::default()
+        };
+        let host = WasmHost::new(settings, Arc::new(table.clone())).context("set up the sandbox for drivers")?;
+        let registry = Registry::new(changes.clone());
+        let cdi = CdiDir::open(&config.paths.cdi, Durability::Synced)?;
+        let claims = Claims::new(ClaimParts {
+            table,
+            checkpoint: opened.checkpoint.clone(),
+            cdi,
+            registry: registry.clone(),
+            source: Arc::new(ClaimFolder::new(config.paths.claims.clone())),
+            settings: ClaimSettings {
+                node,
+                exclusive_wait: config.exclusive_wait,
+                call_deadline: config.call_deadline,
+            },
+            changes: changes.clone(),
+            tasks: work.clone(),
+        });
+        claims.start();
+        watch_drivers(&config, &intake, registry.clone(), host);
+        let api = NodeApi { claims, registry, changes, tasks: intake.clone() };
+        intake.spawn("node-api", node_api::serve(api, listener));
+        Ok(Self { intake, work, checkpoint: opened.checkpoint })
+    }
+
+    async fn drain(self) {
+        let intake = self.intake.drain(limit::DRAIN).await;
+        let work = self.work.drain(limit::DRAIN).await;
+        if !(intake && work) {
+            tracing::warn!("some tasks did not end in time; what they began is finished at the next start");
+        }
+        self.checkpoint.close().await;
+    }
+}
+
+fn watch_drivers(config: &Config, tasks: &Tasks, registry: Registry, host: Arc<WasmHost>) {
+    let kernel = KernelEvents::default();
+    let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
+    let wasm = WasmFiles { registry, host, kernel: kernel.clone(), tasks: tasks.clone() };
+    tasks.spawn("uevents", kernel::read_uevents(tasks.clone(), kernel.clone()));
+    tasks.spawn("device-nodes", kernel::watch_nodes("/dev".into(), tasks.clone(), kernel));
+    tasks.spawn("wasm-files", wasm.run(events));
+    tasks.spawn("driver-folder", files::watch(config.paths.drivers.clone(), tasks.clone(), sender));
+}
+
+fn prepare_folders(config: &Config) -> Result<()> {
+    let paths = &config.paths;
+    for folder in [&paths.drivers, &paths.claims, &paths.cache] {
+        make_private(folder)?;
+    }
+    for file in [&paths.checkpoint, &paths.socket] {
+        make_private(file.parent().unwrap_or(Path::new("/")))?;
+    }
+    Ok(())
+}
+
+/// Makes a folder that only the daemon's user enters. One that is there already keeps its mode.
+fn make_private(folder: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    let parents = folder.parent().map_or(Ok(()), std::fs::create_dir_all);
+    let made = parents.and_then(|()| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder));
+    made.with_context(|| format!("make the folder {}: choose a --root that can be written", folder.display()))
+}
+
+fn open_checkpoint(config: &Config) -> Result<Opened> {
+    let opened = checkpoint::open(&config.paths.checkpoint).map_err(anyhow::Error::from)?;
+    if let Some(aside) = &opened.set_aside {
+        let path = aside.path.display().to_string();
+        tracing::error!(path, reason = aside.reason, "the checkpoint was unreadable and is set aside; claims of before are not known");
+    }
+    for skipped in &opened.skipped {
+        tracing::error!(record = ?skipped, "a record of the checkpoint is unreadable and stays in the file");
+    }
+    tracing::info!(claims = opened.claims.len(), pods = opened.pods.len(), "checkpoint open");
+    Ok(opened)
+}
+
+/// The error of a start in one line.
+pub fn explain(error: &anyhow::Error) -> String {
+    chain(error.as_ref())
+}

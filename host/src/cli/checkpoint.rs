@@ -1,0 +1,85 @@
+//! `nodedock checkpoint`: works on a file, read only, also while a daemon has it open.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use super::output::{Format, Rows, print, say};
+use super::{Outcome, Place};
+use crate::checkpoint::{self, Dump, Integrity};
+use crate::config::Paths;
+use crate::model::ClaimRecord;
+
+#[derive(Subcommand)]
+pub(super) enum CheckpointCommand {
+    /// Print the records of a checkpoint
+    Dump {
+        /// The file [default: ROOT/var/lib/nodedock/checkpoint.redb]
+        file: Option<PathBuf>,
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
+    },
+    /// Check a checkpoint, and say what is wrong with it
+    Verify {
+        /// The file [default: ROOT/var/lib/nodedock/checkpoint.redb]
+        file: Option<PathBuf>,
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
+    },
+}
+
+pub(super) fn run(place: &Place, command: CheckpointCommand) -> Result<Outcome> {
+    let or_default = |file: Option<PathBuf>| file.unwrap_or_else(|| Paths::below(&place.root).checkpoint);
+    match command {
+        CheckpointCommand::Dump { file, output } => dump(&checkpoint::read(&or_default(file))?, output),
+        CheckpointCommand::Verify { file, output } => verify(&or_default(file), output),
+    }
+}
+
+fn dump(dump: &Dump, format: Format) -> Result<Outcome> {
+    let row = |claim: &ClaimRecord| {
+        let pods: Vec<_> = claim.pods.values().map(ToString::to_string).collect();
+        let drivers: Vec<_> = claim.drivers.keys().map(ToString::to_string).collect();
+        vec![
+            claim.id.to_string(),
+            claim.state.as_str().to_owned(),
+            drivers.join(","),
+            pods.join(","),
+            claim.id.uid.to_string(),
+            claim.boot_id.clone(),
+        ]
+    };
+    let rows = || Rows {
+        heading: vec!["CLAIM", "STATE", "DRIVERS", "PODS", "UID", "BOOT"],
+        wide_from: 5,
+        rows: dump.claims.iter().map(row).collect(),
+    };
+    print(format, dump, rows, "no claims")?;
+    Ok(Outcome::Done)
+}
+
+fn verify(path: &std::path::Path, format: Format) -> Result<Outcome> {
+    let report = checkpoint::verify(path)?;
+    let good = report.is_good();
+    if matches!(format, Format::Json | Format::Yaml) {
+        print(format, &report, || Rows { heading: vec![], wide_from: 0, rows: vec![] }, "")?;
+        return Ok(if good { Outcome::Done } else { Outcome::Refused });
+    }
+    say(&format!("{}: format {}, {} bytes", path.display(), report.meta.format, report.bytes))?;
+    say(&format!("  written by {}, created {}", report.meta.written_by, report.meta.created))?;
+    say(match &report.integrity {
+        Integrity::Clean => "  closed properly, every checksum agrees",
+        Integrity::NotClosed => "  open in a daemon or left by a crash, every checksum agrees",
+        Integrity::Damaged(_) => "  damaged: less could be read than was written",
+    })?;
+    say(&format!("  {} claims, {} pods, {} unreadable", report.claims, report.pods, report.skipped.len()))?;
+    for skipped in &report.skipped {
+        say(&format!("  {} {:?} is unreadable: {}", skipped.table.as_str(), skipped.key, skipped.reason))?;
+    }
+    for finding in &report.findings {
+        say(&format!("  {finding}"))?;
+    }
+    say(if good { "good" } else { "not good" })?;
+    Ok(if good { Outcome::Done } else { Outcome::Refused })
+}
