@@ -1,0 +1,132 @@
+use super::*;
+
+const HEAD: &str = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n";
+
+fn grant(body: &str) -> Grant {
+    Grant::parse(&format!("{HEAD}{body}")).unwrap()
+}
+
+fn refusal(body: &str) -> String {
+    Grant::parse(&format!("{HEAD}{body}")).unwrap_err().to_string()
+}
+
+fn strings(entries: &[&str]) -> Vec<String> {
+    entries.iter().map(|entry| (*entry).to_owned()).collect()
+}
+
+#[test]
+fn every_key_but_the_head_is_optional() {
+    assert_eq!(grant(""), Grant::empty());
+    let full = grant(
+        "sysfsRead: [\"bus/pci/devices/*/vendor\"]\nsysfsWrite: [{glob: a/b, pattern: \"[0-9]+\"}]\ndeviceNodes: [/dev/fuse]\n\
+         mounts: [/opt/acme/**]\nhooks: [/usr/bin/acme-hook]\nenv: [\"ACME_*\"]\nnetDevices: [\"eth*\"]\n\
+         limits: {memoryMiB: 128, wallMs: 20000, cpuMs: 4000}\n",
+    );
+    assert_eq!(full.allowed.sysfs_write, [ValueGrant { glob: "a/b".into(), pattern: "[0-9]+".into() }]);
+    assert_eq!(full.limits, LimitRequest { memory_mib: Some(128), wall_ms: Some(20_000), cpu_ms: Some(4000) });
+}
+
+#[test]
+fn a_refused_file_names_line_and_column() {
+    for (body, place, reason) in [
+        ("sysfsRaed: []\n", "line 3, column 1", "sysfsRaed"),
+        ("sysfsRead:\n  - class/net\n  - /class/net\n", "line 5, column 5", "relative"),
+        ("deviceNodes: [dev/fuse]\n", "line 3, column 15", "absolute"),
+        ("hooks: [/usr/bin/*]\n", "line 3, column 9", "without wildcards"),
+        ("env: [\"a/b\"]\n", "line 3, column 7", "'/'"),
+        ("sysfsWrite: [{glob: a, pattern: \"(\"}]\n", "line 3, column 33", "regular expression"),
+        ("limits: {memoryMiB: 100000}\n", "line 3, column 21", "512"),
+        ("limits: {wallMs: 0}\n", "line 3, column 18", "wallMs"),
+        ("limits: {cpuMs: lots}\n", "line 3, column 17", ""),
+        ("env: [\n", "line ", ""),
+    ] {
+        let text = refusal(body);
+        assert!(text.contains(place) && text.contains(reason), "{body:?}: {text}");
+    }
+    let foreign = Grant::parse("apiVersion: v1\nkind: DriverGrant\n").unwrap_err().to_string();
+    assert!(foreign.contains("line 1, column 13") && foreign.contains("nodedock.dev/v1"), "{foreign}");
+    let kind = Grant::parse("apiVersion: nodedock.dev/v1\nkind: Pod\n").unwrap_err().to_string();
+    assert!(kind.contains("line 2") && kind.contains("DriverGrant"), "{kind}");
+    assert!(Grant::parse("").is_err());
+    assert!(Grant::parse(&" ".repeat(1 << 20)).is_err());
+}
+
+#[test]
+fn lists_are_bounded() {
+    let body = format!("env: [{}]\n", "A,".repeat(limit::GRANT_ENTRIES_MAX + 1));
+    assert!(refusal(&body).contains("more than 64"), "{}", refusal(&body));
+}
+
+#[test]
+fn the_difference_is_readable() {
+    let request = Capabilities {
+        sysfs_read: strings(&["class/net/*", "class/drm/card0"]),
+        sysfs_write: vec![ValueGrant { glob: "a/b".into(), pattern: "1".into() }],
+        device_nodes: strings(&["/dev/dri/*", "/dev/kvm"]),
+        hooks: strings(&["/usr/bin/hook"]),
+        env: strings(&["ACME_X", "LD_PRELOAD"]),
+        ..Capabilities::default()
+    };
+    let limits = LimitRequest { memory_mib: Some(128), wall_ms: Some(1000), cpu_ms: None };
+    assert_eq!(
+        missing(&request, &limits, &grant("env: [\"*\"]\nsysfsRead: [class/drm/**]\ndeviceNodes: [\"/dev/**\"]\n")),
+        [
+            "sysfsRead: class/net/*",
+            "deviceNodes: /dev/kvm",
+            "hooks: /usr/bin/hook",
+            "env: LD_PRELOAD",
+            "sysfsWrite: a/b with 1",
+            "limits.memoryMiB: 128"
+        ]
+    );
+    let all = to_yaml("acme.example.com", "two\nlines", &request, &limits);
+    let granted = Grant::parse(&all).unwrap();
+    assert_eq!(granted.allowed, request);
+    assert_eq!(granted.limits, limits);
+    assert!(missing(&request, &limits, &granted).is_empty());
+}
+
+#[test]
+fn allowed_is_what_is_asked_for_and_granted() {
+    let request = Capabilities {
+        sysfs_read: strings(&["class/net/*/address", "class/drm/*"]),
+        sysfs_write: vec![ValueGrant { glob: "a/*".into(), pattern: "[0-9]".into() }],
+        device_nodes: strings(&["/dev/*"]),
+        hooks: strings(&["/usr/bin/hook"]),
+        env: strings(&["*"]),
+        net_devices: strings(&["eth*"]),
+        ..Capabilities::default()
+    };
+    let body = "sysfsRead: [class/net/**]\nsysfsWrite: [{glob: a/b, pattern: \"[0-5]\"}]\ndeviceNodes: [\"/dev/*\", /dev/kvm]\n\
+                hooks: [/usr/bin/hook]\nenv: [\"*\", PATH]\nnetDevices: [eth0]\n";
+    let effective = Effective::new(&request, &grant(body)).unwrap();
+    assert!(effective.allows_sysfs_read("class/net/eth0/address"));
+    assert!(!effective.allows_sysfs_read("class/net/eth0/speed"), "granted, not asked for");
+    assert!(!effective.allows_sysfs_read("class/drm/card0"), "asked for, not granted");
+    assert!(effective.allows_sysfs_write("a/b", "3"));
+    assert!(!effective.allows_sysfs_write("a/b", "7"));
+    assert!(!effective.allows_sysfs_write("a/b", "33"), "the whole value is matched");
+    assert!(!effective.allows_sysfs_write("a/b", "3\n"));
+    assert!(!effective.allows_sysfs_path("a/c"));
+    assert!(effective.allows_device_node("/dev/kvm") && effective.allows_device_node("/dev/fuse"));
+    assert!(!effective.allows_device_node("/dev/vhost-net"), "only by its name");
+    assert!(effective.allows_env("PATH") && effective.allows_env("ACME"));
+    assert!(!effective.allows_env("LD_PRELOAD") && !effective.allows_env("PYTHONPATH"));
+    assert!(effective.allows_hook("/usr/bin/hook") && !effective.allows_hook("/usr/bin/other"));
+    assert!(effective.allows_net_device("eth0") && !effective.allows_net_device("eth1"));
+    assert!(!Effective::none().allows_env("A"));
+}
+
+#[test]
+fn limits_stay_within_grant_and_ceiling() {
+    let none = LimitRequest::default();
+    let default = Limits::new(&none, &none);
+    assert_eq!((default.memory, default.wall, default.cpu), (limit::CALL_MEMORY, limit::CALL_WALL, limit::CALL_CPU));
+    assert_eq!(default.look_wall(), limit::LOOK_WALL);
+    let greedy = LimitRequest { memory_mib: Some(4096), wall_ms: Some(0), cpu_ms: Some(1000) };
+    let generous = LimitRequest { memory_mib: Some(9999), wall_ms: Some(20_000), cpu_ms: None };
+    let limits = Limits::new(&greedy, &generous);
+    assert_eq!(limits.memory, limit::CALL_MEMORY_MAX);
+    assert_eq!(limits.wall, Duration::from_millis(1));
+    assert_eq!(limits.cpu, Duration::from_secs(1));
+}
