@@ -417,6 +417,20 @@ pub fn dns_label(text: &str) -> String {
     label
 }
 
+/// Like [`dns_label`], ending in a hash of the text whether it is long or not: for a text whose plain label is taken.
+///
+/// ```
+/// use nodedock_sdk::dns_label_hashed;
+///
+/// assert_eq!(dns_label_hashed("ttyS0"), "ttys0-6aed0f3f");
+/// assert_ne!(dns_label_hashed("ttyS0"), dns_label_hashed("ttys0"));
+/// ```
+pub fn dns_label_hashed(text: &str) -> String {
+    let mut label = dns_label(text);
+    label.truncate(LABEL_BYTES_MAX - LABEL_HASH_BYTES - 1);
+    format!("{}-{}", label.trim_end_matches('-'), hash(text))
+}
+
 /// FNV-1a, 32 bits, in hex: stable for ever, unlike what `std` hashes with.
 fn hash(text: &str) -> String {
     let hash =

@@ -28,7 +28,7 @@ pub use host::{DeviceNodes, Host, Ledger, Level, Log, NodeInfo, Sysfs};
 pub use info::{Capabilities, DriverInfo, Limits, ValueGrant};
 pub use inventory::{
     Attribute, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Counter, CounterSet, Device,
-    Inventory, Pool, Taint, TaintEffect, dns_label,
+    Inventory, Pool, Taint, TaintEffect, dns_label, dns_label_hashed,
 };
 pub use json::parse_json;
 pub use prepared::{Condition, DeviceStatus, NetworkData, Prepared, PreparedDevice};
