@@ -209,3 +209,155 @@ impl Convert<wit::UnprepareOutcome> for (String, Result<(), Problem>) {
         wit::UnprepareOutcome { uid, outcome: outcome.map_err(Convert::convert) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Exported;
+    use super::*;
+    use discovery::Guest as _;
+    use identity::Guest as _;
+    use preparation::Guest as _;
+
+    use super::super::bindings::exports::nodedock::driver::preparation;
+
+    struct Leds;
+
+    impl Driver for Leds {
+        fn describe() -> DriverInfo {
+            DriverInfo::new("leds.example.com", "0.1.0").sysfs_write("class/leds/*/brightness", "[0-9]+")
+        }
+
+        fn discover(_: &Host, ctx: &Context, trigger: &Trigger) -> Result<Inventory, Problem> {
+            let Trigger::Events(folders) = trigger else {
+                return Err(Problem::unavailable("idle", "no events"));
+            };
+            let range = CapacityChoice::Range { min: "1".into(), max: None, step: Some("2".into()) };
+            let policy = CapacityPolicy { default_amount: Some("1".into()), choice: range };
+            let device = Device::new("led-0")
+                .attribute("folders", folders.clone())
+                .attribute("node", ctx.node_name.as_str())
+                .with_capacity(Capacity::new("percent", "100").policy(policy))
+                .taint("a", "b", TaintEffect::NoExecute)
+                .consumes(CounterSet::new("set").counter("slots", "1"))
+                .allow_multiple_allocations(true)
+                .identity("led:0")
+                .numa_node(1);
+            Ok(Inventory::new().pool(Pool::new("leds").device(device)))
+        }
+
+        fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
+            let parameters = claim.config::<String>("r/sub")?.unwrap_or_default();
+            Prepared::each(claim, |device| match device.device.as_str() {
+                "led-0" => Ok(Edits::new()
+                    .env("LED", parameters.as_str())
+                    .device_node(DeviceNode { kind: Some(NodeKind::Block), ..DeviceNode::new("/dev/led") })
+                    .mount(Mount::read_only("/a", "/b"))
+                    .net_device("eth0", "net1")
+                    .additional_gid(7)),
+                name => Err(Problem::not_found("gone", name).with_detail("device", name)),
+            })
+        }
+    }
+
+    fn context() -> wit::Context {
+        wit::Context {
+            request_id: "q".into(),
+            node_name: "n1".into(),
+            boot_id: "b".into(),
+            now_ms: 5,
+            config: "{}".into(),
+            facts: Vec::new(),
+        }
+    }
+
+    fn claim(uid: &str, device: &str) -> wit::Claim {
+        let allocated = wit::AllocatedDevice {
+            request: "r/sub".into(),
+            pool: "leds".into(),
+            device: device.into(),
+            share_id: Some("s".into()),
+            consumed: vec![wit::Counter { name: "percent".into(), value: "5".into() }],
+            admin_access: false,
+        };
+        let config = wit::OpaqueConfig {
+            source: wit::ConfigSource::Claim,
+            requests: vec!["r".into()],
+            parameters: "\"bright\"".into(),
+        };
+        wit::Claim {
+            id: wit::ClaimRef { namespace: "ns".into(), name: "c".into(), uid: uid.into() },
+            devices: vec![allocated],
+            configs: vec![config],
+            annotations: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_description_crosses_whole() {
+        let info = Exported::<Leds>::describe();
+        assert_eq!((info.name.as_str(), info.version.as_str()), ("leds.example.com", "0.1.0"));
+        assert_eq!(info.capabilities.sysfs_write[0].pattern, "[0-9]+");
+    }
+
+    #[test]
+    fn triggers_come_in_and_inventories_go_out() {
+        let trigger = discovery::Trigger::Events(vec!["devices/x".into()]);
+        let inventory = Exported::<Leds>::discover(context(), trigger).unwrap();
+        let device = &inventory.pools[0].devices[0];
+        assert!(
+            matches!(&device.attributes[0].value, wit::AttributeValue::Texts(folders) if *folders == ["devices/x"])
+        );
+        assert!(matches!(&device.attributes[1].value, wit::AttributeValue::Text(node) if node == "n1"));
+        let policy = device.capacities[0].policy.as_ref().unwrap();
+        assert!(
+            matches!(&policy.choice, wit::CapacityChoice::Range(range) if range.min == "1" && range.step.as_deref() == Some("2"))
+        );
+        assert!(matches!(device.taints[0].effect, wit::TaintEffect::NoExecute));
+        assert_eq!(device.consumes[0].counters[0].value, "1");
+        assert_eq!(
+            (device.identity.as_slice(), device.numa_nodes.as_slice()),
+            (&["led:0".to_owned()][..], &[1][..])
+        );
+        assert!(device.allow_multiple_allocations);
+    }
+
+    #[test]
+    fn a_problem_goes_out_with_all_it_says() {
+        let problem = Exported::<Leds>::discover(context(), discovery::Trigger::Timer).unwrap_err();
+        assert!(matches!(problem.kind, wit::ProblemKind::Unavailable));
+        assert_eq!((problem.code.as_str(), problem.message.as_str()), ("idle", "no events"));
+    }
+
+    #[test]
+    fn every_claim_of_a_batch_gets_its_own_outcome() {
+        let claims = vec![claim("one", "led-0"), claim("two", "led-9")];
+        let mut outcomes = Exported::<Leds>::prepare(context(), claims);
+        let problem = outcomes.pop().unwrap();
+        assert_eq!(problem.uid, "two");
+        assert_eq!(problem.outcome.unwrap_err().details, [("device".to_owned(), "led-9".to_owned())]);
+        let prepared = outcomes.pop().unwrap().outcome.unwrap();
+        let device = &prepared.devices[0];
+        assert_eq!(
+            (device.requests.as_slice(), device.share_id.as_deref()),
+            (&["r".to_owned()][..], Some("s"))
+        );
+        assert_eq!(device.edits.env, [("LED".to_owned(), "bright".to_owned())]);
+        assert!(matches!(device.edits.device_nodes[0].kind, Some(wit::NodeKind::Block)));
+        assert_eq!(device.edits.mounts[0].container_path, "/b");
+        assert_eq!(device.edits.net_devices[0].container_interface, "net1");
+        assert_eq!(device.edits.additional_gids, [7]);
+    }
+
+    #[test]
+    fn what_is_live_comes_in_to_be_given_back() {
+        let live = wit::LiveClaim {
+            claim: claim("one", "led-0"),
+            memo: vec![1],
+            driver_version: "0.1.0".into(),
+            boot_id: "b".into(),
+        };
+        let outcomes = Exported::<Leds>::unprepare(context(), vec![live]);
+        assert_eq!(outcomes[0].uid, "one");
+        assert!(outcomes[0].outcome.is_ok());
+    }
+}
