@@ -1,1 +1,181 @@
+//! Write a device driver for Nodedock: one trait, one macro, tests without hardware.
+//!
+//! A driver maps what the host tells it and what it may read to answers: which devices there are ([`Driver::discover`]), and what
+//! changes in a container that gets one ([`Driver::prepare`]). The host owns time, files, kernel events and Kubernetes. It calls
+//! a driver in a sandbox that may last for one call only, with just the capabilities that the driver
+//! [describes](Driver::describe) and the operator grants.
+//!
+//! This is a whole driver, for LEDs; `crate-type = ["cdylib"]` and a build for `wasm32-unknown-unknown` make it a file that can
+//! be dropped into the host's folder. The test below it runs on the developer's machine.
+//!
+//! ```
+//! use nodedock_sdk::*;
+//!
+//! struct Leds;
+//!
+//! nodedock_sdk::export_driver!(Leds);
+//!
+//! impl Driver for Leds {
+//!     fn describe() -> DriverInfo {
+//!         DriverInfo::new("leds.example.com", "0.1.0")
+//!             .sysfs_read(["class/leds/*"])
+//!             .sysfs_write("class/leds/*/brightness", "[0-9]{1,3}")
+//!             .env(["LED_*"])
+//!             .events(["leds"])
+//!     }
+//!
+//!     fn discover(host: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+//!         let leds = leds(host)?.into_iter().map(|(name, path)| Device::new(name).identity(format!("led:{path}")));
+//!         Ok(Inventory::new().pool(Pool::new("leds").devices(leds)))
+//!     }
+//!
+//!     fn prepare(host: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
+//!         Prepared::each(claim, |device| {
+//!             let brightness = claim.config::<u8>(&device.request)?.unwrap_or(255);
+//!             let Some((_, path)) = leds(host)?.into_iter().find(|(name, _)| *name == device.device) else {
+//!                 return Err(Problem::not_found("no-such-led", format!("there is no LED {}", device.device)));
+//!             };
+//!             host.sysfs().write(&format!("{path}/brightness"), &brightness.to_string())?;
+//!             Ok(Edits::new().env("LED_PATH", format!("/sys/{path}")))
+//!         })
+//!     }
+//!
+//!     fn unprepare(host: &Host, _: &Context, live: &LiveClaim) -> Result<(), Problem> {
+//!         let held = |name: &str| live.claim.devices.iter().any(|device| device.device == name);
+//!         for (_, path) in leds(host)?.into_iter().filter(|(name, _)| held(name)) {
+//!             host.sysfs().write(&format!("{path}/brightness"), "0")?;
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//!
+//! /// Names of devices and folders below `/sys`. An LED may be called `input3::capslock`, a device may not.
+//! fn leds(host: &Host) -> Result<Vec<(String, String)>, Problem> {
+//!     let paths = host.sysfs().glob("class/leds/*")?;
+//!     Ok(paths.into_iter().map(|path| (dns_label(path.trim_start_matches("class/leds/")), path)).collect())
+//! }
+//!
+//! # #[cfg(not(target_family = "wasm"))]
+//! # fn main() -> Result<(), Problem> {
+//! use nodedock_sdk::testing::Harness;
+//!
+//! let node = Harness::<Leds>::new();
+//! node.fake()
+//!     .file("devices/platform/leds/led:front/brightness", "0\n")
+//!     .link("class/leds/led:front", "../../devices/platform/leds/led:front");
+//! assert!(node.discover()?.device("leds", "led-front").is_some());
+//!
+//! let claim = Claim::new("default", "lamp", "uid-1")
+//!     .device("r", "leds", "led-front")
+//!     .config_entry(ConfigSource::Claim, [], "80");
+//! node.prepare(&claim)?;
+//! assert_eq!(node.fake().writes()[0].value, "80");
+//!
+//! node.unprepare("uid-1")?;
+//! assert_eq!(node.fake().writes()[1].value, "0");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What a driver imports
+//!
+//! A function of the host that a driver does not call leaves no import in its binary, so that the import list tells what the
+//! driver can do at all. The one import that every driver has is the log: a panic is told there, with its place, before it traps.
+//! A build for `wasm32-wasip2` works as well; there the standard library adds imports of WASI, behind which the host has nothing.
+#![deny(missing_docs)]
 
+mod claim;
+mod context;
+mod driver;
+mod edits;
+mod health;
+mod host;
+mod info;
+mod inventory;
+mod json;
+mod prepared;
+mod problem;
+#[cfg(not(target_family = "wasm"))]
+pub mod testing;
+#[cfg(any(target_family = "wasm", test))]
+#[doc(hidden)]
+#[allow(missing_docs, missing_debug_implementations, unreachable_pub, dead_code)]
+pub mod wasm;
+
+pub use claim::{AllocatedDevice, Claim, ClaimRef, ConfigSource, LiveClaim, OpaqueConfig};
+pub use context::{Context, Trigger};
+pub use driver::{Configuration, Driver, Health, Outcomes};
+pub use edits::{DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice, NodeKind};
+pub use health::{DeviceHealth, HealthState};
+pub use host::{DeviceNodes, Host, Ledger, Level, Log, NodeInfo, Sysfs};
+pub use info::{Capabilities, DriverInfo, Limits, ValueGrant};
+pub use inventory::{
+    Attribute, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Counter, CounterSet, Device,
+    Inventory, Pool, Taint, TaintEffect, dns_label, dns_label_hashed,
+};
+pub use json::parse_json;
+pub use prepared::{Condition, DeviceStatus, NetworkData, Prepared, PreparedDevice};
+pub use problem::{Problem, ProblemKind};
+
+/// Makes a crate (of type `cdylib`) the driver that a type implements, with the optional facets that are named after a colon.
+///
+/// What is not named is not exported, and the host does not ask for it. Elsewhere than on WebAssembly the macro only checks that
+/// the type implements what is named. Call it once in a crate.
+///
+/// ```
+/// # use nodedock_sdk::*;
+/// # struct Leds;
+/// # impl Driver for Leds {
+/// #     fn describe() -> DriverInfo { DriverInfo::new("leds.example.com", "0.1.0") }
+/// #     fn discover(_: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> { Ok(Inventory::new()) }
+/// #     fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> { Ok(Prepared::new()) }
+/// # }
+/// # impl Configuration for Leds {}
+/// nodedock_sdk::export_driver!(Leds: Configuration);
+/// # fn main() {}
+/// ```
+///
+/// A facet that the type does not implement does not compile:
+///
+/// ```compile_fail
+/// # use nodedock_sdk::*;
+/// # struct Leds;
+/// # impl Driver for Leds {
+/// #     fn describe() -> DriverInfo { DriverInfo::new("leds.example.com", "0.1.0") }
+/// #     fn discover(_: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> { Ok(Inventory::new()) }
+/// #     fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> { Ok(Prepared::new()) }
+/// # }
+/// nodedock_sdk::export_driver!(Leds: Health);
+/// # fn main() {}
+/// ```
+#[cfg(not(target_family = "wasm"))]
+#[macro_export]
+macro_rules! export_driver {
+    ($driver:ty $(: $($facet:ident),+ $(,)?)?) => {
+        const _: () = {
+            const fn implements<D: $crate::Driver $($(+ $crate::$facet)+)?>() {}
+            implements::<$driver>();
+        };
+    };
+}
+
+/// Makes a crate the driver that a type implements.
+#[cfg(target_family = "wasm")]
+#[macro_export]
+macro_rules! export_driver {
+    ($driver:ty $(: $($facet:ident),+ $(,)?)?) => {
+        const _: () = {
+            type Exported = $crate::wasm::Exported<$driver>;
+            $crate::wasm::bindings::__export_driver_world!(Exported with_types_in $crate::wasm::bindings);
+            $($($crate::export_driver!(@ $facet Exported);)+)?
+        };
+    };
+    (@ Configuration $exported:ident) => {
+        $crate::wasm::configuration::__export_configuration_facet!(
+            $exported with_types_in $crate::wasm::configuration
+        );
+    };
+    (@ Health $exported:ident) => {
+        $crate::wasm::health::__export_health_facet!($exported with_types_in $crate::wasm::health);
+    };
+}

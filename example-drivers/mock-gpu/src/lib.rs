@@ -1,1 +1,224 @@
+//! Simulated GPUs, for trying things out and for tests: needs no hardware and uses all facets of the contract.
 
+mod config;
+mod sharing;
+#[cfg(test)]
+mod tests;
+
+use nodedock_sdk::{
+    AllocatedDevice, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Claim, Configuration, Context,
+    CounterSet, Device, DeviceHealth, Driver, DriverInfo, Edits, Health, Host, Inventory, LiveClaim,
+    Outcomes, Pool, Prepared, Problem, Trigger,
+};
+use serde::{Deserialize, Serialize};
+
+use config::{Config, Gpu, PoolConfig};
+use sharing::{Parameters, Sharing};
+
+struct MockGpu;
+
+nodedock_sdk::export_driver!(MockGpu: Configuration, Health);
+
+/// What is remembered with a claim: how its devices were set.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Memo {
+    devices: Vec<Holding>,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+struct Holding {
+    pool: String,
+    device: String,
+    sharing: Sharing,
+}
+
+impl Driver for MockGpu {
+    fn describe() -> DriverInfo {
+        DriverInfo::new("mock-gpu.nodedock.dev", env!("CARGO_PKG_VERSION"))
+            .summary("Simulated GPUs, for trying things out and for tests")
+            .env(["MOCK_GPU_*"])
+    }
+
+    fn discover(_: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+        let config = Config::read(&ctx.config)?;
+        Ok(config.pools.iter().map(|pool| publish(ctx, &config, pool)).collect())
+    }
+
+    fn prepare(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem> {
+        prepare(&Config::read(&ctx.config)?, ctx, claim, &holdings_of_others(host, claim)?)
+    }
+
+    fn unprepare(host: &Host, _: &Context, live: &LiveClaim) -> Result<(), Problem> {
+        match live.memo::<Memo>() {
+            Ok(memo) => log_reset(host, &memo.unwrap_or_default()),
+            // Nothing could be done with it later either, and the claim must not stay for ever.
+            Err(problem) => host.log().warn("memo cannot be read", &[("reason", problem.message.as_str())]),
+        }
+        Ok(())
+    }
+
+    /// The ledger does not know the claims of a batch that came before, so that they are remembered here.
+    fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
+        let mut batch: Vec<(String, Vec<Holding>)> = Vec::new();
+        let mut outcomes = Vec::new();
+        for claim in claims {
+            let outcome = Config::read(&ctx.config).and_then(|config| {
+                let mut held = holdings_of_others(host, claim)?;
+                held.extend(
+                    batch.iter().filter(|(uid, _)| *uid != claim.id.uid).flat_map(|(_, held)| held.clone()),
+                );
+                prepare(&config, ctx, claim, &held)
+            });
+            if let Ok(prepared) = &outcome {
+                let live = LiveClaim { memo: prepared.memo.clone(), ..LiveClaim::default() };
+                let memo = live.memo::<Memo>().ok().flatten().unwrap_or_default();
+                batch.push((claim.id.uid.clone(), memo.devices));
+            }
+            outcomes.push((claim.id.uid.clone(), outcome));
+        }
+        outcomes
+    }
+}
+
+impl Configuration for MockGpu {
+    fn config_schema() -> Option<String> {
+        Some(include_str!("config.schema.json").to_owned())
+    }
+
+    fn parameters_schema() -> Option<String> {
+        Some(include_str!("parameters.schema.json").to_owned())
+    }
+
+    fn validate_config(config: &str) -> Result<(), Problem> {
+        Config::read(config).map(drop)
+    }
+
+    fn validate_parameters(parameters: &str) -> Result<(), Problem> {
+        Parameters::read(parameters)?.sharing().map(drop)
+    }
+}
+
+impl Health for MockGpu {
+    fn check(_: &Host, ctx: &Context) -> Result<Vec<DeviceHealth>, Problem> {
+        let config = Config::read(&ctx.config)?;
+        let gpus = config.pools.iter().flat_map(|pool| pool.gpus().map(move |gpu| (pool, gpu)));
+        Ok(gpus.map(|(pool, gpu)| health(pool, gpu)).collect())
+    }
+}
+
+fn publish(ctx: &Context, config: &Config, pool: &PoolConfig) -> Pool {
+    let counters = (0..pool.count).filter(|_| pool.partitions > 0).map(|offset| {
+        CounterSet::new(pool.counter_set(offset)).counter("memory", gibibytes(pool.memory_gib))
+    });
+    let mut published = Pool::new(&pool.name).extended_resource(pool.extended_resource.clone());
+    published.shared_counters = counters.collect();
+    published.devices(pool.gpus().map(|gpu| publish_gpu(ctx, config, pool, gpu)))
+}
+
+fn publish_gpu(ctx: &Context, config: &Config, pool: &PoolConfig, gpu: Gpu) -> Device {
+    let memory = gibibytes(pool.memory_of(gpu));
+    let device = Device::new(pool.name_of(gpu))
+        .attribute("uuid", pool.uuid(&ctx.node_name, gpu))
+        .attribute("index", pool.index_of(gpu))
+        .attribute("model", pool.model.as_str())
+        .attribute("partition", gpu.partition.is_some())
+        .attribute("driverVersion", AttributeValue::version(&config.driver_version))
+        .allow_multiple_allocations(pool.shared);
+    let device = pool.identities(&ctx.node_name, gpu).into_iter().fold(device, Device::identity);
+    let device = pool.numa_node_of(gpu).into_iter().fold(device, Device::numa_node);
+    let device = if pool.partitions == 0 {
+        device
+    } else {
+        device.consumes(CounterSet::new(pool.counter_set(gpu.offset)).counter("memory", memory.as_str()))
+    };
+    let capacity = Capacity::new("memory", memory.as_str());
+    device.with_capacity(if pool.shared { capacity.policy(whole_gibibytes(memory)) } else { capacity })
+}
+
+fn gibibytes(amount: u32) -> String {
+    format!("{amount}Gi")
+}
+
+fn whole_gibibytes(most: String) -> CapacityPolicy {
+    let choice =
+        CapacityChoice::Range { min: "1Gi".to_owned(), max: Some(most), step: Some("1Gi".to_owned()) };
+    CapacityPolicy { default_amount: Some("1Gi".to_owned()), choice }
+}
+
+/// How the devices are set that claims other than this one hold.
+fn holdings_of_others(host: &Host, claim: &Claim) -> Result<Vec<Holding>, Problem> {
+    let mut held = Vec::new();
+    for live in host.ledger().claims() {
+        if live.claim.id.uid != claim.id.uid {
+            held.extend(live.memo::<Memo>()?.unwrap_or_default().devices);
+        }
+    }
+    Ok(held)
+}
+
+fn prepare(config: &Config, ctx: &Context, claim: &Claim, held: &[Holding]) -> Result<Prepared, Problem> {
+    let mut memo = Memo::default();
+    let prepared = Prepared::each(claim, |allocated| {
+        let (pool, gpu) = config.find(&allocated.pool, &allocated.device)?;
+        let sharing = match claim.config::<Parameters>(&allocated.request)? {
+            Some(parameters) => parameters.sharing()?,
+            None => Sharing::default_of(pool.shared),
+        };
+        if !allocated.admin_access {
+            refuse_mismatch(allocated, &sharing, held)?;
+            let AllocatedDevice { pool, device, .. } = allocated.clone();
+            memo.devices.push(Holding { pool, device, sharing: sharing.clone() });
+        }
+        Ok(edits(ctx, pool, gpu, allocated, &sharing))
+    })?;
+    prepared.with_memo(&memo)
+}
+
+fn log_reset(host: &Host, memo: &Memo) {
+    for Holding { device, sharing, .. } in &memo.devices {
+        host.log().debug("sharing reset", &[("device", device.as_str()), ("strategy", sharing.strategy())]);
+    }
+}
+
+/// Those who share a device must agree on how, and who wants it alone must have it alone.
+fn refuse_mismatch(allocated: &AllocatedDevice, sharing: &Sharing, held: &[Holding]) -> Result<(), Problem> {
+    let AllocatedDevice { pool, device, .. } = allocated;
+    let same_device = |holding: &&Holding| holding.pool == *pool && holding.device == *device;
+    let Some(other) = held.iter().filter(same_device).find(|other| !sharing.goes_with(&other.sharing)) else {
+        return Ok(());
+    };
+    let message = format!(
+        "device {pool}/{device} is in use with {}, which does not go with {}",
+        other.sharing.strategy(),
+        sharing.strategy()
+    );
+    Err(Problem::conflict("sharing-mismatch", message).with_detail("device", device))
+}
+
+fn edits(
+    ctx: &Context,
+    pool: &PoolConfig,
+    gpu: Gpu,
+    allocated: &AllocatedDevice,
+    sharing: &Sharing,
+) -> Edits {
+    let prefix = pool.env_prefix(gpu);
+    let mut edits = Edits::new()
+        .env(&prefix, pool.uuid(&ctx.node_name, gpu))
+        .env(format!("{prefix}_SHARING"), sharing.strategy());
+    if let Some(interval) = sharing.interval() {
+        edits = edits.env(format!("{prefix}_INTERVAL"), interval);
+    }
+    match allocated.consumed("memory") {
+        Some(amount) => edits.env(format!("{prefix}_MEMORY"), amount),
+        None => edits,
+    }
+}
+
+fn health(pool: &PoolConfig, gpu: Gpu) -> DeviceHealth {
+    let name = pool.name_of(gpu);
+    match pool.unhealthy.iter().find(|unhealthy| unhealthy.index == pool.index_of(gpu)) {
+        Some(unhealthy) => DeviceHealth::unhealthy(&pool.name, name, &unhealthy.message),
+        None => DeviceHealth::healthy(&pool.name, name),
+    }
+}

@@ -1,0 +1,327 @@
+//! Claims: who got which devices, with what people wrote about them.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::{Counter, Problem, json, parse_json};
+
+/// Which ResourceClaim it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClaimRef {
+    /// Namespace of the claim.
+    pub namespace: String,
+    /// Name of the claim.
+    pub name: String,
+    /// UID of the claim: the key everywhere.
+    pub uid: String,
+}
+
+/// A device that the scheduler allocated to a claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllocatedDevice {
+    /// Request of the claim; `request/subrequest` for a prioritised list.
+    pub request: String,
+    /// Pool of the device.
+    pub pool: String,
+    /// Name of the device.
+    pub device: String,
+    /// Which share of a device that allows several allocations.
+    pub share_id: Option<String>,
+    /// Amounts that were consumed of the capacities of a shared device.
+    pub consumed: Vec<Counter>,
+    /// Access for management: nothing about the device may change for those who use it.
+    pub admin_access: bool,
+}
+
+impl AllocatedDevice {
+    /// A whole device for a request.
+    pub fn new(request: impl Into<String>, pool: impl Into<String>, device: impl Into<String>) -> Self {
+        AllocatedDevice {
+            request: request.into(),
+            pool: pool.into(),
+            device: device.into(),
+            ..AllocatedDevice::default()
+        }
+    }
+
+    /// The request without the subrequest.
+    pub fn base_request(&self) -> &str {
+        base_request(&self.request)
+    }
+
+    /// The amount consumed of a capacity, in Kubernetes' notation.
+    pub fn consumed(&self, capacity: &str) -> Option<&str> {
+        self.consumed.iter().find(|counter| counter.name == capacity).map(|counter| counter.value.as_str())
+    }
+}
+
+fn base_request(request: &str) -> &str {
+    request.split_once('/').map_or(request, |(base, _)| base)
+}
+
+/// Who wrote an [`OpaqueConfig`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ConfigSource {
+    /// An administrator, in the DeviceClass.
+    DeviceClass,
+    /// A user, in the claim. Wins over the class.
+    Claim,
+}
+
+/// Parameters for this driver that people wrote into a class or a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpaqueConfig {
+    /// Who wrote it.
+    pub source: ConfigSource,
+    /// Requests to which it applies; empty means all.
+    pub requests: Vec<String>,
+    /// JSON.
+    pub parameters: String,
+}
+
+impl OpaqueConfig {
+    /// Whether it is for this request: it names no request, or the request, or the request without its subrequest.
+    pub fn applies_to(&self, request: &str) -> bool {
+        let base = base_request(request);
+        self.requests.is_empty() || self.requests.iter().any(|named| named == request || named == base)
+    }
+}
+
+/// A claim with the devices that were allocated to it from this driver.
+///
+/// ```
+/// use nodedock_sdk::{Claim, ConfigSource};
+///
+/// #[derive(Debug, PartialEq, serde::Deserialize)]
+/// struct Brightness {
+///     percent: u8,
+/// }
+///
+/// let claim = Claim::new("default", "lamp", "uid-1")
+///     .device("front", "leds", "led-0")
+///     .config_entry(ConfigSource::DeviceClass, [], r#"{"percent": 20}"#)
+///     .config_entry(ConfigSource::Claim, ["front"], r#"{"percent": 80}"#);
+/// assert_eq!(claim.config::<Brightness>("front")?, Some(Brightness { percent: 80 }));
+/// assert_eq!(claim.config::<Brightness>("back")?, Some(Brightness { percent: 20 }));
+/// # Ok::<(), nodedock_sdk::Problem>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Which claim it is.
+    pub id: ClaimRef,
+    /// Its devices from this driver.
+    pub devices: Vec<AllocatedDevice>,
+    /// Of this driver only. Later entries win over earlier ones; those of the claim come after those of the class.
+    pub configs: Vec<OpaqueConfig>,
+    /// What the host adds, such as facts about the pod.
+    pub annotations: Vec<(String, String)>,
+}
+
+impl Claim {
+    /// A claim without devices, for tests.
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>, uid: impl Into<String>) -> Self {
+        let id = ClaimRef { namespace: namespace.into(), name: name.into(), uid: uid.into() };
+        Claim { id, ..Claim::default() }
+    }
+
+    /// The same with a whole device more.
+    #[must_use]
+    pub fn device(
+        self,
+        request: impl Into<String>,
+        pool: impl Into<String>,
+        device: impl Into<String>,
+    ) -> Self {
+        self.with_device(AllocatedDevice::new(request, pool, device))
+    }
+
+    /// The same with a device more.
+    #[must_use]
+    pub fn with_device(mut self, device: AllocatedDevice) -> Self {
+        self.devices.push(device);
+        self
+    }
+
+    /// The same with opaque parameters (JSON) more, for these requests; none means all.
+    #[must_use]
+    pub fn config_entry<const N: usize>(
+        mut self,
+        source: ConfigSource,
+        requests: [&str; N],
+        parameters: impl Into<String>,
+    ) -> Self {
+        let requests = requests.into_iter().map(str::to_owned).collect();
+        self.configs.push(OpaqueConfig { source, requests, parameters: parameters.into() });
+        self
+    }
+
+    /// The configs for a request, the weakest first: of the class, then of the claim, each in the order they were written.
+    pub fn configs_for(&self, request: &str) -> Vec<&OpaqueConfig> {
+        let mut configs: Vec<_> = self.configs.iter().filter(|config| config.applies_to(request)).collect();
+        configs.sort_by_key(|config| config.source);
+        configs
+    }
+
+    /// The parameters for a request: those that win, as a whole. None if nobody wrote any.
+    ///
+    /// # Errors
+    ///
+    /// `invalid`, code `bad-parameters`, if the winning parameters do not fit `T`.
+    pub fn config<T: DeserializeOwned>(&self, request: &str) -> Result<Option<T>, Problem> {
+        self.configs_for(request).last().map(|config| self.parse(request, &config.parameters)).transpose()
+    }
+
+    /// The parameters for a request, laid over each other field by field (RFC 7396: null removes), so that a claim may change a
+    /// single field of what its class says. None if nobody wrote any.
+    ///
+    /// # Errors
+    ///
+    /// `invalid`, code `bad-parameters`, if any of them is no JSON or the result does not fit `T`.
+    pub fn config_merged<T: DeserializeOwned>(&self, request: &str) -> Result<Option<T>, Problem> {
+        let configs = self.configs_for(request);
+        if configs.is_empty() {
+            return Ok(None);
+        }
+        let mut merged = Value::Null;
+        for config in configs {
+            json::merge(&mut merged, self.parse(request, &config.parameters)?);
+        }
+        self.parse(request, &merged.to_string()).map(Some)
+    }
+
+    fn parse<T: DeserializeOwned>(&self, request: &str, text: &str) -> Result<T, Problem> {
+        parse_json("bad-parameters", &format!("parameters for request {request:?}"), text)
+    }
+}
+
+/// A claim that this driver has prepared on this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LiveClaim {
+    /// The claim as it was prepared.
+    pub claim: Claim,
+    /// What the driver left in [`Prepared::memo`](crate::Prepared::memo).
+    pub memo: Vec<u8>,
+    /// Version of the driver that prepared it.
+    pub driver_version: String,
+    /// Boot of the node in which it was prepared. Where it differs from the context's, nothing that lives in the kernel (a virtual
+    /// function, a partition, a module parameter) is as the driver left it.
+    pub boot_id: String,
+}
+
+impl LiveClaim {
+    /// The memo as the type that was given to [`Prepared::with_memo`](crate::Prepared::with_memo); none if it is empty.
+    ///
+    /// # Errors
+    ///
+    /// `internal`, code `bad-memo`, if it is something else: an earlier version of the driver wrote it. Keep memo types
+    /// compatible.
+    pub fn memo<T: DeserializeOwned>(&self) -> Result<Option<T>, Problem> {
+        if self.memo.is_empty() {
+            return Ok(None);
+        }
+        serde_json::from_slice(&self.memo).map(Some).map_err(|error| {
+            let message = format!("memo of claim {}: {error}", self.claim.id.uid);
+            Problem::internal("bad-memo", message).with_detail("driver-version", self.driver_version.clone())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ProblemKind;
+    use serde::Deserialize;
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Parameters {
+        #[serde(default)]
+        mode: String,
+        #[serde(default)]
+        depth: u32,
+    }
+
+    fn parameters(mode: &str, depth: u32) -> Option<Parameters> {
+        Some(Parameters { mode: mode.into(), depth })
+    }
+
+    fn claim() -> Claim {
+        Claim::new("ns", "name", "uid")
+    }
+
+    #[test]
+    fn the_claim_wins_over_the_class_in_whatever_order_they_come() {
+        let claim = claim().config_entry(ConfigSource::Claim, [], r#"{"mode": "claim"}"#).config_entry(
+            ConfigSource::DeviceClass,
+            [],
+            r#"{"mode": "class"}"#,
+        );
+        assert_eq!(claim.config("any").unwrap(), parameters("claim", 0));
+    }
+
+    #[test]
+    fn the_later_of_one_source_wins() {
+        let claim = claim().config_entry(ConfigSource::Claim, [], r#"{"mode": "one"}"#).config_entry(
+            ConfigSource::Claim,
+            [],
+            r#"{"mode": "two"}"#,
+        );
+        assert_eq!(claim.config("any").unwrap(), parameters("two", 0));
+    }
+
+    #[test]
+    fn a_config_for_a_request_covers_its_subrequests_and_no_other_request() {
+        let claim = claim().config_entry(ConfigSource::Claim, ["gpu"], r#"{"mode": "x"}"#);
+        assert_eq!(claim.config("gpu").unwrap(), parameters("x", 0));
+        assert_eq!(claim.config("gpu/small").unwrap(), parameters("x", 0));
+        assert_eq!(claim.config::<Parameters>("gpu2").unwrap(), None);
+    }
+
+    #[test]
+    fn a_config_for_a_subrequest_does_not_cover_its_siblings() {
+        let claim = claim().config_entry(ConfigSource::Claim, ["gpu/small"], r#"{"mode": "x"}"#);
+        assert_eq!(claim.config("gpu/small").unwrap(), parameters("x", 0));
+        assert_eq!(claim.config::<Parameters>("gpu/large").unwrap(), None);
+        assert_eq!(claim.config::<Parameters>("gpu").unwrap(), None);
+    }
+
+    #[test]
+    fn merged_configs_keep_the_fields_of_the_class_that_the_claim_does_not_name() {
+        let claim = claim()
+            .config_entry(ConfigSource::DeviceClass, [], r#"{"mode": "class", "depth": 4}"#)
+            .config_entry(ConfigSource::Claim, [], r#"{"mode": "claim"}"#);
+        assert_eq!(claim.config_merged("any").unwrap(), parameters("claim", 4));
+        assert_eq!(claim.config("any").unwrap(), parameters("claim", 0));
+        assert_eq!(super::Claim::default().config_merged::<Parameters>("any").unwrap(), None);
+    }
+
+    #[test]
+    fn bad_parameters_name_the_request_and_the_field() {
+        let claim = claim().config_entry(ConfigSource::Claim, [], r#"{"moed": 1}"#);
+        for problem in [
+            claim.config::<Parameters>("gpu").unwrap_err(),
+            claim.config_merged::<Parameters>("gpu").unwrap_err(),
+        ] {
+            assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, "bad-parameters"));
+            assert!(problem.message.contains("\"gpu\"") && problem.message.contains("moed"), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_memo_comes_back_as_its_type_or_as_a_problem() {
+        let mut live = LiveClaim::default();
+        assert_eq!(live.memo::<Parameters>(), Ok(None));
+        live.memo = br#"{"mode": "x", "depth": 1}"#.to_vec();
+        assert_eq!(live.memo::<Parameters>().unwrap(), parameters("x", 1));
+        live.memo = b"\xff".to_vec();
+        assert_eq!(live.memo::<Parameters>().unwrap_err().code, "bad-memo");
+    }
+
+    #[test]
+    fn consumed_amounts_are_found_by_the_name_of_the_capacity() {
+        let mut device = AllocatedDevice::new("gpu/small", "p", "d");
+        device.consumed.push(Counter { name: "memory".into(), value: "4Gi".into() });
+        assert_eq!((device.consumed("memory"), device.consumed("cores")), (Some("4Gi"), None));
+        assert_eq!(device.base_request(), "gpu");
+    }
+}

@@ -1,0 +1,65 @@
+//! JSON texts that people wrote, read into types.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::Problem;
+
+/// Reads a config or parameters that a person wrote. `what` names it in the message: "the config".
+///
+/// # Errors
+///
+/// `invalid` with the given code, and with serde's words, which name the field and the place.
+///
+/// ```
+/// use nodedock_sdk::{ProblemKind, parse_json};
+///
+/// #[derive(Debug, serde::Deserialize)]
+/// #[serde(deny_unknown_fields)]
+/// struct Config {
+///     count: u32,
+/// }
+///
+/// let config: Config = parse_json("bad-config", "the config", r#"{"count": 2}"#)?;
+/// assert_eq!(config.count, 2);
+///
+/// let problem = parse_json::<Config>("bad-config", "the config", r#"{"cuont": 2}"#).unwrap_err();
+/// assert_eq!(problem.kind, ProblemKind::Invalid);
+/// assert_eq!(problem.message, "the config: unknown field `cuont`, expected `count` at line 1 column 8");
+/// # Ok::<(), nodedock_sdk::Problem>(())
+/// ```
+pub fn parse_json<T: DeserializeOwned>(code: &str, what: &str, text: &str) -> Result<T, Problem> {
+    serde_json::from_str(text).map_err(|error| Problem::invalid(code, format!("{what}: {error}")))
+}
+
+/// Lays `patch` over `target` as RFC 7396 says: objects field by field, null removes, anything else replaces.
+pub(crate) fn merge(target: &mut Value, patch: Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch;
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(serde_json::Map::new());
+    }
+    let Value::Object(target) = target else { return };
+    for (key, value) in patch {
+        if value.is_null() {
+            target.remove(&key);
+        } else {
+            merge(target.entry(key).or_insert(Value::Null), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_patch_is_laid_field_by_field_and_null_removes() {
+        let mut target = json!({"a": {"b": 1, "c": 2}, "d": [1, 2]});
+        merge(&mut target, json!({"a": {"b": 3, "c": null}, "d": [4], "e": {"f": null, "g": 1}}));
+        assert_eq!(target, json!({"a": {"b": 3}, "d": [4], "e": {"g": 1}}));
+    }
+}

@@ -1,0 +1,282 @@
+//! Calls a driver as the host does.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+
+use super::globs::any_matches;
+use super::{FakeHost, Grant, bounds};
+use crate::{
+    Capabilities, Claim, Context, DeviceHealth, Driver, Edits, Health, Inventory, LiveClaim, Outcomes,
+    Prepared, Problem, Trigger,
+};
+
+/// Calls a driver as the host does: only what the driver describes is granted, writes are for prepare and unprepare only, a
+/// prepared claim enters the ledger and an unprepared one leaves it.
+///
+/// Every answer is held against the [`bounds`] of the contract, the claim, the grant and the made-up node. What the host would
+/// refuse is a defect of the driver, and the harness panics with the list of reasons. Problems that the driver returns are
+/// returned.
+///
+/// ```
+/// use nodedock_sdk::testing::Harness;
+/// use nodedock_sdk::*;
+///
+/// struct Fuse;
+///
+/// impl Driver for Fuse {
+///     fn describe() -> DriverInfo {
+///         DriverInfo::new("fuse.example.com", "0.1.0").device_nodes(["/dev/fuse"])
+///     }
+///     fn discover(host: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+///         let nodes = host.device_nodes().glob("/dev/fuse")?;
+///         Ok(Inventory::new().pool(Pool::new("fuse").devices(nodes.iter().map(|_| Device::new("fuse")))))
+///     }
+///     fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
+///         Prepared::each(claim, |_| Ok(Edits::new().device_node("/dev/fuse")))
+///     }
+/// }
+///
+/// let node = Harness::<Fuse>::new();
+/// node.fake().character_node("/dev/fuse", 10, 229);
+/// assert!(node.discover()?.device("fuse", "fuse").is_some());
+///
+/// let claim = Claim::new("default", "a", "uid-1").device("r", "fuse", "fuse");
+/// assert_eq!(node.prepare(&claim)?.devices.len(), 1);
+/// node.unprepare("uid-1")?;
+/// # Ok::<(), Problem>(())
+/// ```
+#[derive(Debug)]
+pub struct Harness<D> {
+    fake: FakeHost,
+    ctx: RefCell<Context>,
+    granted: RefCell<Capabilities>,
+    driver: PhantomData<D>,
+}
+
+impl<D: Driver> Default for Harness<D> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<D: Driver> Harness<D> {
+    /// A node with nothing on it, an empty config, and a grant of just what the driver describes.
+    ///
+    /// # Panics
+    ///
+    /// If the description is beyond the bounds.
+    #[track_caller]
+    pub fn new() -> Self {
+        let info = D::describe();
+        demand("description", bounds::driver_info(&info));
+        let fake = FakeHost::new();
+        fake.grant(info.capabilities.clone()).allow_writes(false);
+        let granted = RefCell::new(info.capabilities);
+        Harness { fake, ctx: RefCell::default(), granted, driver: PhantomData }
+    }
+
+    /// The made-up node.
+    pub fn fake(&self) -> &FakeHost {
+        &self.fake
+    }
+
+    /// From now on calls carry this config.
+    pub fn config(&self, config: serde_json::Value) -> &Self {
+        self.ctx.borrow_mut().config = config.to_string();
+        self
+    }
+
+    /// From now on calls carry this context, but for its config, which stays.
+    pub fn context(&self, ctx: Context) -> &Self {
+        let config = std::mem::take(&mut self.ctx.borrow_mut().config);
+        *self.ctx.borrow_mut() = Context { config, ..ctx };
+        self
+    }
+
+    /// From now on this grant applies.
+    ///
+    /// # Panics
+    ///
+    /// If the driver asks for more; the host would not load it.
+    #[track_caller]
+    pub fn grant(&self, grant: &Grant) -> &Self {
+        demand("grant lacks", grant.missing(&D::describe().capabilities));
+        self.fake.grant(grant.capabilities.clone());
+        *self.granted.borrow_mut() = grant.capabilities.clone();
+        self
+    }
+
+    /// What the driver finds.
+    ///
+    /// # Errors
+    ///
+    /// The driver's problem.
+    ///
+    /// # Panics
+    ///
+    /// If the answer is beyond the bounds.
+    #[track_caller]
+    pub fn discover(&self) -> Result<Inventory, Problem> {
+        self.discover_on(&Trigger::Request)
+    }
+
+    /// What the driver finds when called for this reason.
+    ///
+    /// # Errors
+    ///
+    /// The driver's problem.
+    ///
+    /// # Panics
+    ///
+    /// If the answer is beyond the bounds.
+    #[track_caller]
+    pub fn discover_on(&self, trigger: &Trigger) -> Result<Inventory, Problem> {
+        let answer = D::discover(&self.fake.host(), &self.ctx.borrow(), trigger);
+        demand("answer", beyond(&answer, bounds::inventory));
+        answer
+    }
+
+    /// Prepares a claim and enters it into the ledger.
+    ///
+    /// # Errors
+    ///
+    /// The driver's problem.
+    ///
+    /// # Panics
+    ///
+    /// If the answer is beyond the bounds or the grant, names a device node that the made-up node does not have, or is not for
+    /// the devices of the claim.
+    #[track_caller]
+    pub fn prepare(&self, claim: &Claim) -> Result<Prepared, Problem> {
+        self.fake.allow_writes(true);
+        let outcomes = D::prepare_batch(&self.fake.host(), &self.ctx.borrow(), std::slice::from_ref(claim));
+        self.fake.allow_writes(false);
+        let answer = only_outcome(&claim.id.uid, outcomes);
+        demand("answer", beyond(&answer, bounds::prepared));
+        let prepared = answer?;
+        demand("answer", self.refusals(claim, &prepared));
+        self.fake.claim(LiveClaim {
+            claim: claim.clone(),
+            memo: prepared.memo.clone(),
+            driver_version: D::describe().version,
+            boot_id: self.ctx.borrow().boot_id.clone(),
+        });
+        Ok(prepared)
+    }
+
+    /// Unprepares a claim and takes it out of the ledger. A claim that is not there is handed to the driver as the host does: with
+    /// its UID and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// The driver's problem; the claim then stays.
+    ///
+    /// # Panics
+    ///
+    /// If the answer is beyond the bounds or for another claim.
+    #[track_caller]
+    pub fn unprepare(&self, uid: &str) -> Result<(), Problem> {
+        let host = self.fake.host();
+        let unknown = || LiveClaim { claim: Claim::new("", "", uid), ..LiveClaim::default() };
+        let live = host.ledger().get(uid).unwrap_or_else(unknown);
+        self.fake.allow_writes(true);
+        let outcomes = D::unprepare_batch(&host, &self.ctx.borrow(), &[live]);
+        self.fake.allow_writes(false);
+        let answer = only_outcome(uid, outcomes);
+        demand("answer", beyond(&answer, |()| Vec::new()));
+        answer?;
+        self.fake.forget_claim(uid);
+        Ok(())
+    }
+
+    fn refusals(&self, claim: &Claim, prepared: &Prepared) -> Vec<String> {
+        let mut lines = Vec::new();
+        for device in &claim.devices {
+            let answered = prepared.devices.iter().any(|prepared| {
+                (&prepared.pool, &prepared.device, &prepared.share_id)
+                    == (&device.pool, &device.device, &device.share_id)
+            });
+            if !answered {
+                lines.push(format!("no answer for device {}/{}", device.pool, device.device));
+            }
+        }
+        for prepared in &prepared.devices {
+            let allocated = claim.devices.iter().any(|device| {
+                (&prepared.pool, &prepared.device, &prepared.share_id)
+                    == (&device.pool, &device.device, &device.share_id)
+            });
+            if !allocated {
+                lines.push(format!("device {}/{} is not of the claim", prepared.pool, prepared.device));
+            }
+        }
+        let edits = prepared.devices.iter().map(|device| &device.edits).chain([&prepared.edits]);
+        edits.for_each(|edits| self.check_edits(edits, &mut lines));
+        lines
+    }
+
+    fn check_edits(&self, edits: &Edits, lines: &mut Vec<String>) {
+        let granted = self.granted.borrow();
+        let mut demand_granted = |what: &str, globs: &[String], name: &str| {
+            if !any_matches(globs, name) {
+                lines.push(format!("{what}: {name} is not granted"));
+            }
+        };
+        edits.env.iter().for_each(|(name, _)| demand_granted("env", &granted.env, name));
+        edits.mounts.iter().for_each(|mount| demand_granted("mounts", &granted.mounts, &mount.host_path));
+        edits.hooks.iter().for_each(|hook| demand_granted("hooks", &granted.hooks, &hook.path));
+        for device in &edits.net_devices {
+            demand_granted("netDevices", &granted.net_devices, &device.host_interface);
+        }
+        for node in &edits.device_nodes {
+            demand_granted(
+                "deviceNodes",
+                &granted.device_nodes,
+                node.host_path.as_ref().unwrap_or(&node.path),
+            );
+        }
+        for node in &edits.device_nodes {
+            let path = node.host_path.as_ref().unwrap_or(&node.path);
+            if !self.fake.has_node(path) {
+                lines.push(format!("deviceNodes: {path} does not exist"));
+            }
+        }
+    }
+}
+
+impl<D: Health> Harness<D> {
+    /// How the devices are doing.
+    ///
+    /// # Errors
+    ///
+    /// The driver's problem.
+    ///
+    /// # Panics
+    ///
+    /// If the answer is beyond the bounds.
+    #[track_caller]
+    pub fn check(&self) -> Result<Vec<DeviceHealth>, Problem> {
+        let answer = D::check(&self.fake.host(), &self.ctx.borrow());
+        demand("answer", beyond(&answer, |health| bounds::health(health)));
+        answer
+    }
+}
+
+fn beyond<T>(answer: &Result<T, Problem>, bounds: impl FnOnce(&T) -> Vec<String>) -> Vec<String> {
+    match answer {
+        Ok(answer) => bounds(answer),
+        Err(problem) => bounds::problem(problem),
+    }
+}
+
+#[track_caller]
+fn only_outcome<T>(uid: &str, mut outcomes: Outcomes<T>) -> Result<T, Problem> {
+    match outcomes.pop() {
+        Some((answered, outcome)) if answered == uid && outcomes.is_empty() => outcome,
+        _ => panic!("the driver does not answer for claim {uid}, or not for it alone"),
+    }
+}
+
+#[track_caller]
+fn demand(what: &str, lines: Vec<String>) {
+    assert!(lines.is_empty(), "the host would refuse the driver's {what}:\n  {}", lines.join("\n  "));
+}

@@ -1,0 +1,230 @@
+//! Files, folders and links as in sysfs: links are relative and leave their folder.
+
+use std::collections::BTreeMap;
+
+use super::globs;
+use crate::Problem;
+
+const LINKS_MAX: usize = 40;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Entry {
+    File(Vec<u8>),
+    Dir,
+    Link(String),
+}
+
+/// By path relative to the root; the root itself is the empty path.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    entries: BTreeMap<String, Entry>,
+}
+
+impl Tree {
+    pub(super) fn insert(&mut self, path: &str, entry: Entry) {
+        let path = path.trim_matches('/');
+        let mut end = 0;
+        while let Some(slash) = path[end..].find('/') {
+            self.entries.entry(path[..end + slash].to_owned()).or_insert(Entry::Dir);
+            end += slash + 1;
+        }
+        self.entries.insert(path.to_owned(), entry);
+    }
+
+    /// Removes an entry with all that is in it.
+    pub(super) fn remove(&mut self, path: &str) {
+        let path = path.trim_matches('/');
+        let inside = format!("{path}/");
+        self.entries.retain(|entry, _| entry != path && !entry.starts_with(&inside));
+    }
+
+    pub(super) fn get(&self, path: &str) -> Option<&Entry> {
+        if path.is_empty() { Some(&Entry::Dir) } else { self.entries.get(path) }
+    }
+
+    /// The path with all links on the way followed, and the last one too if asked.
+    pub(super) fn resolve(&self, path: &str, follow_last: bool) -> Result<String, Problem> {
+        let mut todo: Vec<String> = path.split('/').rev().map(str::to_owned).collect();
+        let mut done: Vec<String> = Vec::new();
+        let mut links = 0;
+        while let Some(segment) = todo.pop() {
+            match segment.as_str() {
+                "" | "." => continue,
+                ".." if done.pop().is_none() => return Err(escapes(path)),
+                ".." => continue,
+                _ => done.push(segment),
+            }
+            let here = done.join("/");
+            match self.get(&here) {
+                Some(Entry::Link(target)) if follow_last || !todo.is_empty() => {
+                    links += 1;
+                    if links > LINKS_MAX {
+                        return Err(Problem::unavailable(
+                            "too-many-links",
+                            format!("{path}: too many links"),
+                        ));
+                    }
+                    done.pop();
+                    if let Some(target) = target.strip_prefix("/sys/") {
+                        done.clear();
+                        todo.extend(target.split('/').rev().map(str::to_owned));
+                    } else {
+                        todo.extend(target.split('/').rev().map(str::to_owned));
+                    }
+                }
+                Some(Entry::File(_)) if !todo.is_empty() => return Err(missing(path)),
+                Some(_) => {}
+                None => return Err(missing(path)),
+            }
+        }
+        Ok(done.join("/"))
+    }
+
+    pub(super) fn read(&self, path: &str) -> Result<&[u8], Problem> {
+        match self.get(&self.resolve(path, true)?) {
+            Some(Entry::File(content)) => Ok(content),
+            _ => Err(Problem::invalid("not-a-file", format!("{path} is no regular file"))),
+        }
+    }
+
+    pub(super) fn read_link(&self, path: &str) -> Result<String, Problem> {
+        match self.get(&self.resolve(path, false)?) {
+            Some(Entry::Link(_)) => self.resolve(path, true),
+            _ => Err(Problem::invalid("not-a-link", format!("{path} is no link"))),
+        }
+    }
+
+    pub(super) fn read_dir(&self, path: &str) -> Result<Vec<String>, Problem> {
+        let resolved = self.resolve(path, true)?;
+        match self.get(&resolved) {
+            Some(Entry::Dir) => Ok(self.names(&resolved)),
+            _ => Err(Problem::invalid("not-a-folder", format!("{path} is no folder"))),
+        }
+    }
+
+    fn names(&self, folder: &str) -> Vec<String> {
+        let inside = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let names = self.entries.keys().filter_map(|path| path.strip_prefix(&inside));
+        names.filter(|name| !name.is_empty() && !name.contains('/')).map(str::to_owned).collect()
+    }
+
+    /// Paths as a walk from the root sees them, links kept.
+    pub(super) fn glob(&self, pattern: &str) -> Result<Vec<String>, Problem> {
+        globs::compile(pattern)?;
+        let segments: Vec<_> = pattern.split('/').collect();
+        let mut found = Vec::new();
+        self.walk("", &segments, &mut found)?;
+        found.sort();
+        found.dedup();
+        Ok(found)
+    }
+
+    fn walk(&self, folder: &str, segments: &[&str], found: &mut Vec<String>) -> Result<(), Problem> {
+        let Some((first, rest)) = segments.split_first() else {
+            found.push(folder.to_owned());
+            return Ok(());
+        };
+        if *first == "**" {
+            self.walk(folder, rest, found)?;
+        }
+        let matcher = globs::compile(if *first == "**" { "*" } else { first })?;
+        for name in self.read_dir(folder).unwrap_or_default() {
+            let path = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
+            let is_link =
+                matches!(self.resolve(&path, false).ok().and_then(|p| self.get(&p)), Some(Entry::Link(_)));
+            match *first {
+                "**" if is_link => {}
+                "**" => self.walk(&path, segments, found)?,
+                _ if matcher.is_match(&name) => self.walk(&path, rest, found)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn missing(path: &str) -> Problem {
+    Problem::not_found("no-such-path", format!("/sys/{path} does not exist"))
+}
+
+fn escapes(path: &str) -> Problem {
+    Problem::denied("outside-sysfs", format!("{path} leads out of /sys"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ProblemKind;
+
+    fn tree() -> Tree {
+        let mut tree = Tree::default();
+        tree.insert("devices/pci0000:00/0000:00:01.0/vendor", Entry::File(b"0x1af4".into()));
+        tree.insert("devices/pci0000:00/0000:00:01.0/drm/card0/dev", Entry::File(b"226:0".into()));
+        tree.insert(
+            "devices/pci0000:00/0000:00:01.0/driver",
+            Entry::Link("../../../bus/pci/drivers/gpu".into()),
+        );
+        tree.insert("bus/pci/drivers/gpu", Entry::Dir);
+        tree.insert(
+            "bus/pci/devices/0000:00:01.0",
+            Entry::Link("../../../devices/pci0000:00/0000:00:01.0".into()),
+        );
+        tree
+    }
+
+    #[test]
+    fn files_are_found_through_links_that_leave_their_folder() {
+        assert_eq!(tree().read("bus/pci/devices/0000:00:01.0/vendor").unwrap(), b"0x1af4");
+    }
+
+    #[test]
+    fn a_link_is_told_as_the_path_that_it_leads_to() {
+        let tree = tree();
+        let device = tree.read_link("bus/pci/devices/0000:00:01.0").unwrap();
+        assert_eq!(device, "devices/pci0000:00/0000:00:01.0");
+        let driver = tree.read_link("bus/pci/devices/0000:00:01.0/driver").unwrap();
+        assert_eq!(driver, "bus/pci/drivers/gpu");
+    }
+
+    #[test]
+    fn globs_see_what_is_behind_links_under_the_name_they_asked_for() {
+        let found = tree().glob("bus/pci/devices/*/drm/*/dev").unwrap();
+        assert_eq!(found, ["bus/pci/devices/0000:00:01.0/drm/card0/dev"]);
+        assert_eq!(tree().glob("devices/**/dev").unwrap(), ["devices/pci0000:00/0000:00:01.0/drm/card0/dev"]);
+        assert_eq!(tree().glob("class/*").unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_found() {
+        for path in ["nowhere", "devices/pci0000:00/0000:00:01.0/vendor/x"] {
+            assert_eq!(tree().read(path).unwrap_err().kind, ProblemKind::NotFound, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_link_out_of_the_tree_and_a_circle_of_links_are_refused() {
+        let mut tree = tree();
+        tree.insert("out", Entry::Link("../etc/shadow".into()));
+        tree.insert("a", Entry::Link("b".into()));
+        tree.insert("b", Entry::Link("a".into()));
+        assert_eq!(tree.read("out").unwrap_err().code, "outside-sysfs");
+        assert_eq!(tree.read("a").unwrap_err().code, "too-many-links");
+    }
+
+    #[test]
+    fn each_kind_of_entry_refuses_to_be_read_as_another() {
+        let tree = tree();
+        assert_eq!(tree.read("bus/pci").unwrap_err().code, "not-a-file");
+        assert_eq!(tree.read_link("bus/pci").unwrap_err().code, "not-a-link");
+        assert_eq!(tree.read_dir("bus/pci/devices/0000:00:01.0/vendor").unwrap_err().code, "not-a-folder");
+    }
+
+    #[test]
+    fn what_is_removed_takes_its_content_along_and_leaves_its_neighbours() {
+        let mut tree = tree();
+        tree.insert("devices/pci0000:00/0000:00:01.01", Entry::Dir);
+        tree.remove("devices/pci0000:00/0000:00:01.0");
+        assert_eq!(tree.read_dir("devices/pci0000:00").unwrap(), ["0000:00:01.01"]);
+        assert_eq!(tree.read("bus/pci/devices/0000:00:01.0/vendor").unwrap_err().kind, ProblemKind::NotFound);
+    }
+}

@@ -1,0 +1,46 @@
+//! The glue between a driver and the component model: bindings, what is imported, what is exported. Nothing here is for authors.
+//!
+//! The bindings' export macros are public, so that what they export and the custom sections that describe it come into being in
+//! the crate that calls [`export_driver!`](crate::export_driver), and only for the facets it names.
+
+pub mod bindings {
+    //! What wit-bindgen makes of the world `driver`.
+    wit_bindgen::generate!({
+        path: "wit",
+        world: "driver",
+        pub_export_macro: true,
+        export_macro_name: "__export_driver_world",
+        generate_unused_types: true,
+    });
+}
+
+pub mod configuration {
+    //! What wit-bindgen makes of the world `configuration-facet`.
+    wit_bindgen::generate!({
+        path: "wit",
+        world: "configuration-facet",
+        pub_export_macro: true,
+        export_macro_name: "__export_configuration_facet",
+        with: { "nodedock:driver/types@0.1.0": crate::wasm::bindings::nodedock::driver::types },
+    });
+}
+
+pub mod health {
+    //! What wit-bindgen makes of the world `health-facet`.
+    wit_bindgen::generate!({
+        path: "wit",
+        world: "health-facet",
+        pub_export_macro: true,
+        export_macro_name: "__export_health_facet",
+        with: { "nodedock:driver/types@0.1.0": crate::wasm::bindings::nodedock::driver::types },
+    });
+}
+
+mod convert;
+mod exports;
+#[cfg_attr(not(target_family = "wasm"), expect(dead_code, reason = "tests only compile it"))]
+mod imports;
+
+pub use exports::Exported;
+#[cfg(target_family = "wasm")]
+pub(crate) use imports::Imports;
