@@ -7,9 +7,15 @@
 mod error;
 mod file;
 mod format;
+mod held;
 mod inspect;
 mod status;
 mod writer;
+
+#[cfg(test)]
+mod disk;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

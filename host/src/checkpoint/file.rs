@@ -11,6 +11,7 @@ use redb::{Builder, Database, DatabaseError, StorageError};
 use rustix::fs::{Advice, FlockOperation, RenameFlags};
 
 use super::format::{self, Contents, FORMAT_VERSION, LoadError};
+use super::held::Held;
 use super::writer::{self, Opener};
 use super::{OpenError, SetAside};
 
@@ -109,11 +110,12 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Opens a file that is there. A panic of the storage engine over its bytes counts as damage.
+/// Opens a file that is there. A panic of the storage engine over its bytes counts as damage. A file that is refused is as
+/// it was.
 fn open_existing(path: &Path) -> Result<(Database, Contents), Refusal> {
     catch_unwind(AssertUnwindSafe(|| {
-        let database = open_database(path)?;
-        let contents = format::load(&database)?;
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(Refusal::Io)?;
+        let (database, contents) = open_file(file)?;
         let found = contents.as_ref().map(|contents| &contents.meta);
         format::sign(&database, found)?;
         match contents {
@@ -126,9 +128,13 @@ fn open_existing(path: &Path) -> Result<(Database, Contents), Refusal> {
     .unwrap_or_else(|panic| Err(Refusal::Damaged(writer::panic_text(&*panic))))
 }
 
-fn open_database(path: &Path) -> Result<Database, redb::Error> {
-    let file = OpenOptions::new().read(true).write(true).open(path)?;
-    Ok(Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?)
+/// Opens and reads a file, and writes to it only when all of that went well.
+fn open_file(file: File) -> Result<(Database, Option<Contents>), LoadError> {
+    let held = Held::new(file)?;
+    let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(held.clone())?;
+    let contents = format::load(&database)?;
+    held.release().map_err(redb::Error::Io)?;
+    Ok((database, contents))
 }
 
 /// Makes a file under another name and renames it when it is whole: a crash leaves no half-made checkpoint.
@@ -204,10 +210,9 @@ fn reopen(path: &Path, inode: (u64, u64)) -> Result<Database, redb::Error> {
     // read from memory what the disk does not have.
     file.sync_data()?;
     rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).map_err(io::Error::from)?;
-    let database = Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?;
-    match format::load(&database) {
-        Ok(Some(_)) => Ok(database),
-        Ok(None) => Err(redb::Error::Corrupted("the tables are gone".to_owned())),
+    match open_file(file) {
+        Ok((database, Some(_))) => Ok(database),
+        Ok((_, None)) => Err(redb::Error::Corrupted("the tables are gone".to_owned())),
         Err(LoadError::Storage(error)) => Err(error),
         Err(LoadError::Foreign(reason)) => Err(redb::Error::Corrupted(reason)),
         Err(LoadError::Newer { found, .. }) => {
