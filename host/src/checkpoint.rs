@@ -38,7 +38,7 @@ use writer::{Message, Write, Writer};
 pub enum Change {
     PutClaim(Arc<ClaimRecord>),
     DeleteClaim(Uid),
-    PutPod(PodRecord),
+    PutPod(Arc<PodRecord>),
     DeletePod(Uid),
 }
 

@@ -24,7 +24,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::base::changes::Changes;
-use crate::base::clock::now_ms;
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir, SpecFile};

@@ -247,11 +247,6 @@ impl Registry {
         Ok(())
     }
 
-    /// Who serves from a source.
-    pub(crate) fn serving_from(&self, source: &str) -> Option<Driver> {
-        self.read().serving.values().find(|serving| serving.source == source).map(|s| s.driver.clone())
-    }
-
     /// Takes a source's driver from the managers. Calls in flight go on.
     pub(crate) fn retire(&self, source: &str) {
         self.write().serving.retain(|_, serving| serving.source != source);

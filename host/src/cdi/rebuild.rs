@@ -54,6 +54,7 @@ fn add(claims: &mut BTreeMap<Uid, ClaimRecord>, identity: Identity, part: Driver
         allocation: Allocation::default(),
         annotations: BTreeMap::new(),
         drivers: BTreeMap::new(),
+        holds: Vec::new(),
         timeline: Default::default(),
         unknown: BTreeMap::new(),
     });

@@ -84,7 +84,7 @@ async fn records_come_back_as_they_were_put() {
     let home = Home::new();
     let opened = home.open();
     assert!(opened.claims.is_empty() && opened.pods.is_empty() && opened.set_aside.is_none());
-    let changes = vec![put(2), put(1), put(3), Change::PutPod(pod(1)), Change::PutPod(pod(2))];
+    let changes = vec![put(2), put(1), put(3), Change::PutPod(Arc::new(pod(1))), Change::PutPod(Arc::new(pod(2)))];
     opened.checkpoint.commit(changes).await.unwrap();
     opened.checkpoint.commit(vec![Change::DeleteClaim(uid(3)), Change::DeletePod(uid(2))]).await.unwrap();
     opened.checkpoint.close().await;
@@ -215,7 +215,7 @@ async fn write_the_fixture() {
     let mut first = claim(1, "NodePrepareResources");
     first.id = ObjectRef::new("ml", "train-gpu", uid(1).as_str()).unwrap();
     first.unknown.insert("lease".to_owned(), serde_json::json!({"until": 7}));
-    let changes = vec![Change::PutClaim(Arc::new(first)), put(2), Change::PutPod(pod(1))];
+    let changes = vec![Change::PutClaim(Arc::new(first)), put(2), Change::PutPod(Arc::new(pod(1)))];
     checkpoint.commit(changes).await.unwrap();
     checkpoint.close().await;
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
@@ -227,7 +227,7 @@ async fn write_the_fixture() {
 async fn a_running_daemons_file_is_dumped_and_verified_without_a_change() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
-    checkpoint.commit(vec![put(1), Change::PutPod(pod(1)), put(2)]).await.unwrap();
+    checkpoint.commit(vec![put(1), Change::PutPod(Arc::new(pod(1))), put(2)]).await.unwrap();
     let before = std::fs::read(home.path()).unwrap();
     let dump = read(&home.path()).unwrap();
     assert_eq!((dump.claims.len(), dump.pods.len(), dump.meta.format), (2, 1, FORMAT_VERSION));

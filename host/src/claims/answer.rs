@@ -16,7 +16,7 @@ pub struct ContainerAnswer {
 }
 
 /// The answer for each container of a pod. `claim` finds the record of a claim by its UID.
-pub fn containers(
+pub(super) fn containers(
     pod: &PodRecord,
     claim: impl Fn(&str) -> Option<Arc<ClaimRecord>>,
 ) -> Vec<ContainerAnswer> {
@@ -24,7 +24,7 @@ pub fn containers(
 }
 
 /// The answer for a container that uses no claim.
-pub fn nothing(name: &str) -> ContainerAnswer {
+pub(super) fn nothing(name: &str) -> ContainerAnswer {
     ContainerAnswer { name: name.to_owned(), ..Default::default() }
 }
 

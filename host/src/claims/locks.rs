@@ -10,10 +10,10 @@ use crate::model::Uid;
 type Entries = HashMap<Uid, Arc<tokio::sync::Mutex<()>>>;
 
 #[derive(Clone, Default)]
-pub struct Locks(Arc<Mutex<Entries>>);
+pub(super) struct Locks(Arc<Mutex<Entries>>);
 
 /// The right to work on one claim; given back when it is dropped.
-pub struct Held {
+pub(super) struct Held {
     locks: Locks,
     uid: Uid,
     guard: Option<OwnedMutexGuard<()>>,
@@ -21,7 +21,7 @@ pub struct Held {
 
 impl Locks {
     /// Takes the claims in ascending order of their UIDs, which is what keeps two requests from waiting for each other.
-    pub async fn take(&self, uids: impl IntoIterator<Item = Uid>) -> Vec<Held> {
+    pub(super) async fn take(&self, uids: impl IntoIterator<Item = Uid>) -> Vec<Held> {
         let mut uids: Vec<_> = uids.into_iter().collect();
         uids.sort();
         uids.dedup();

@@ -47,7 +47,7 @@ pub(super) fn say(text: &str) -> Result<()> {
 fn table(rows: &Rows, wide: bool) -> String {
     let columns = if wide { rows.heading.len() } else { rows.wide_from };
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    table.load_style(presets::NOTHING);
     table.set_header(rows.heading.iter().take(columns).copied());
     for row in &rows.rows {
         table.add_row(row.iter().take(columns).map(|cell| printable(cell)));

@@ -60,7 +60,7 @@ impl KernelEvents {
 
 /// Reads uevents until the tasks stop. Without permission for the socket it says so once and ends.
 pub async fn read_uevents(tasks: Tasks, events: KernelEvents) {
-    let mut socket = match open() {
+    let socket = match open() {
         Ok(socket) => socket,
         Err(error) => {
             tracing::warn!(error = chain(&error), "no kernel events, devices are looked for on timers");

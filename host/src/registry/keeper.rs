@@ -83,7 +83,9 @@ impl Keeper {
             }
             self.look(trigger).await;
             // Whoever asked may have gone away.
-            waiting.into_iter().for_each(|done| drop(done.send(())));
+            for done in waiting {
+                let _ = done.send(());
+            }
         }
     }
 
