@@ -93,8 +93,9 @@ impl Daemon {
         let table = SharedTable::new(opened.claims, opened.pods);
         let settings = WasmSettings {
             cache_dir: Some(config.paths.cache.clone()),
+            sysfs_root: "/sys".into(),
+            dev_root: "/dev".into(),
             node: node.clone(),
-            ..WasmSettings::default()
         };
         let host = WasmHost::new(settings, Arc::new(table.clone())).context("set up the sandbox for drivers")?;
         let registry = Registry::new(changes.clone());

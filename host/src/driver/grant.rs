@@ -46,7 +46,8 @@ const LOADING_ENV: &[&str] = &[
 ];
 
 /// Nodes that give far more than one device: a glob does not grant them, only the very path does.
-const POWERFUL_NODES: &[&str] = &["/dev/kvm", "/dev/net/tun", "/dev/vhost-*", "/dev/loop-control", "/dev/btrfs-control"];
+const POWERFUL_NODES: &[&str] =
+    &["/dev/kvm", "/dev/net/tun", "/dev/vhost-*", "/dev/loop-control", "/dev/btrfs-control"];
 
 /// A path and what may be written to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,7 +256,9 @@ impl Shape {
         pattern::compile(text).map_err(|error| format!("{text:?} is not a glob: {error}"))?;
         match self {
             Self::Relative if text.starts_with('/') => Err(format!("{text:?} must be relative to /sys")),
-            Self::Absolute | Self::Path if !text.starts_with('/') => Err(format!("{text:?} must be absolute")),
+            Self::Absolute | Self::Path if !text.starts_with('/') => {
+                Err(format!("{text:?} must be absolute"))
+            }
             Self::Path if !is_literal(text) => Err(format!("{text:?} must be one path, without wildcards")),
             Self::Name if text.contains('/') => Err(format!("{text:?} must not contain '/'")),
             _ => Ok(()),
@@ -326,7 +329,8 @@ pub fn missing(request: &Capabilities, limits: &LimitRequest, grant: &Grant) -> 
     list("env", &request.env, &allowed.env, LOADING_ENV);
     list("netDevices", &request.net_devices, &allowed.net_devices, &[]);
     for asked in &request.sysfs_write {
-        let same = |granted: &ValueGrant| granted.pattern == asked.pattern && covers(&granted.glob, &asked.glob);
+        let same =
+            |granted: &ValueGrant| granted.pattern == asked.pattern && covers(&granted.glob, &asked.glob);
         if !allowed.sysfs_write.iter().any(same) {
             lines.push(format!("sysfsWrite: {} with {}", asked.glob, asked.pattern));
         }
@@ -351,8 +355,10 @@ impl Limits {
             let most = granted.unwrap_or(default).min(ceiling);
             asked.map_or(most, |asked| asked.clamp(1, most))
         };
-        let memory = pick(request.memory_mib, grant.memory_mib, mib(limit::CALL_MEMORY), mib(limit::CALL_MEMORY_MAX));
-        let wall = pick(request.wall_ms, grant.wall_ms, millis(limit::CALL_WALL), millis(limit::CALL_WALL_MAX));
+        let memory =
+            pick(request.memory_mib, grant.memory_mib, mib(limit::CALL_MEMORY), mib(limit::CALL_MEMORY_MAX));
+        let wall =
+            pick(request.wall_ms, grant.wall_ms, millis(limit::CALL_WALL), millis(limit::CALL_WALL_MAX));
         let cpu = pick(request.cpu_ms, grant.cpu_ms, millis(limit::CALL_CPU), millis(limit::CALL_CPU_MAX));
         Self {
             memory: (memory as usize) << 20,
@@ -372,6 +378,8 @@ impl Limits {
 struct Both {
     asked: PatternSet,
     granted: PatternSet,
+    asked_texts: Vec<String>,
+    granted_texts: Vec<String>,
     /// Granted without wildcards.
     by_name: BTreeSet<String>,
     only_by_name: PatternSet,
@@ -382,6 +390,8 @@ impl Both {
         Ok(Self {
             asked: PatternSet::new(asked.iter().map(String::as_str))?,
             granted: PatternSet::new(granted.iter().map(String::as_str))?,
+            asked_texts: asked.to_vec(),
+            granted_texts: granted.to_vec(),
             by_name: granted.iter().filter(|text| is_literal(text)).cloned().collect(),
             only_by_name: PatternSet::new(only_by_name.iter().copied())?,
         })
@@ -392,6 +402,14 @@ impl Both {
             return false;
         }
         if self.only_by_name.matches(text) { self.by_name.contains(text) } else { self.granted.matches(text) }
+    }
+}
+
+impl Both {
+    /// Whether all that a glob may match is allowed.
+    fn allows_glob(&self, glob: &str) -> bool {
+        let within = |texts: &[String]| texts.iter().any(|text| covers(text, glob));
+        within(&self.asked_texts) && within(&self.granted_texts)
     }
 }
 
@@ -462,6 +480,11 @@ impl Effective {
         self.sysfs_read.allows(path)
     }
 
+    /// Whether all that the glob may match may be read.
+    pub fn allows_sysfs_glob(&self, glob: &str) -> bool {
+        self.sysfs_read.allows_glob(glob)
+    }
+
     /// Whether anything may be written there.
     pub fn allows_sysfs_path(&self, path: &str) -> bool {
         self.sysfs_write_asked.allow_path(path) && self.sysfs_write_granted.allow_path(path)
@@ -474,6 +497,11 @@ impl Effective {
     /// `path` is absolute, on the node.
     pub fn allows_device_node(&self, path: &str) -> bool {
         self.device_nodes.allows(path)
+    }
+
+    /// Whether all nodes that the glob may match may be looked at.
+    pub fn allows_device_nodes_glob(&self, glob: &str) -> bool {
+        self.device_nodes.allows_glob(glob)
     }
 
     pub fn allows_mount(&self, path: &str) -> bool {
@@ -497,22 +525,55 @@ impl Effective {
 pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &LimitRequest) -> String {
     let mut text = String::new();
     line(&mut text, format_args!("# What {driver} asks for: {}", summary.replace(char::is_control, " ")));
-    line(&mut text, format_args!("# Read it, take out what it shall not have, and put it beside the driver as NAME.grant.yaml."));
+    line(
+        &mut text,
+        format_args!(
+            "# Read it, take out what it shall not have, and put it beside the driver as NAME.grant.yaml."
+        ),
+    );
     line(&mut text, format_args!("apiVersion: {GRANT_API_VERSION}"));
     line(&mut text, format_args!("kind: {GRANT_KIND}"));
     list(&mut text, "sysfsRead", "# Paths below /sys.", &request.sysfs_read);
     if !request.sysfs_write.is_empty() {
-        line(&mut text, format_args!("# Paths below /sys that it writes while it prepares and unprepares, and the values."));
+        line(
+            &mut text,
+            format_args!(
+                "# Paths below /sys that it writes while it prepares and unprepares, and the values."
+            ),
+        );
         line(&mut text, format_args!("sysfsWrite:"));
         for entry in &request.sysfs_write {
-            line(&mut text, format_args!("  - {{glob: {}, pattern: {}}}", quoted(&entry.glob), quoted(&entry.pattern)));
+            line(
+                &mut text,
+                format_args!("  - {{glob: {}, pattern: {}}}", quoted(&entry.glob), quoted(&entry.pattern)),
+            );
         }
     }
-    list(&mut text, "deviceNodes", "# Device nodes that it looks at and gives to containers.", &request.device_nodes);
-    list(&mut text, "mounts", "# Folders and files of the node that it mounts into containers.", &request.mounts);
-    list(&mut text, "hooks", "# Programs of the node that run as root when a container starts.", &request.hooks);
+    list(
+        &mut text,
+        "deviceNodes",
+        "# Device nodes that it looks at and gives to containers.",
+        &request.device_nodes,
+    );
+    list(
+        &mut text,
+        "mounts",
+        "# Folders and files of the node that it mounts into containers.",
+        &request.mounts,
+    );
+    list(
+        &mut text,
+        "hooks",
+        "# Programs of the node that run as root when a container starts.",
+        &request.hooks,
+    );
     list(&mut text, "env", "# Environment variables that it sets in containers.", &request.env);
-    list(&mut text, "netDevices", "# Network interfaces that it moves into containers.", &request.net_devices);
+    list(
+        &mut text,
+        "netDevices",
+        "# Network interfaces that it moves into containers.",
+        &request.net_devices,
+    );
     if *limits != LimitRequest::default() {
         line(&mut text, format_args!("limits:"));
         for (key, value) in

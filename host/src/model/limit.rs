@@ -94,12 +94,18 @@ pub const CALL_MEMORY: usize = 64 << 20;
 pub const CALL_MEMORY_MAX: usize = 512 << 20;
 pub const CALL_WALL_MAX: Duration = Duration::from_secs(40);
 pub const CALL_CPU_MAX: Duration = Duration::from_secs(20);
-/// Bytes that one call may lift from a guest.
-pub const HOSTCALL_BYTES: usize = 4 << 20;
+/// Bytes that one call may lift from a guest: 4,096 devices of 4 KiB, as the host holds them.
+pub const HOSTCALL_BYTES: usize = 16 << 20;
 /// Component-model handles of a store.
 pub const HANDLES_MAX: usize = 256;
 /// Calls of one driver at once; more wait.
 pub const CALLS_PER_DRIVER: usize = 16;
+/// Calls of all WASM drivers at once: each reserves some GiB of addresses, and small machines have but 512 of them.
+pub const CALLS_MAX: usize = 64;
+/// Threads of one driver that read below `/sys` or hang in it.
+pub const SYSFS_THREADS_PER_DRIVER: usize = 8;
+/// A JSON schema that a driver gives.
+pub const SCHEMA_BYTES_MAX: usize = 256 << 10;
 /// One sysfs read (sysfs files have at most a page, `config` spaces 4 KiB; binary attributes may be larger).
 pub const SYSFS_READ_BYTES_MAX: usize = 64 << 10;
 /// Entries that `read-dir` or a glob answers.

@@ -129,7 +129,8 @@ name_type!(
     "domain/name is wanted, outside kubernetes.io, such as example.com/gpu"
 );
 
-fn is_dns_label(value: &str) -> bool {
+/// A DNS label (RFC 1123, lower case) of at most 63 bytes.
+pub(crate) fn is_dns_label(value: &str) -> bool {
     let bytes = value.as_bytes();
     let inner = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
     let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
@@ -164,6 +165,19 @@ fn is_qualified_part(value: &str) -> bool {
     bytes.len() <= 63 && bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
 }
 
+/// Key of a label, an annotation or a taint: a name of at most 63 bytes, with a DNS subdomain and `/` before it or none.
+pub(crate) fn is_label_key(value: &str) -> bool {
+    match value.split_once('/') {
+        Some((domain, name)) => is_dns_subdomain(domain) && is_qualified_part(name),
+        None => is_qualified_part(value),
+    }
+}
+
+/// Value of a label or a taint: empty, or as the name of a key.
+pub(crate) fn is_label_value(value: &str) -> bool {
+    value.is_empty() || is_qualified_part(value)
+}
+
 fn is_extended_resource(value: &str) -> bool {
     let Some((domain, name)) = value.split_once('/') else { return false };
     // The quota's name, `requests.` before it, must be a qualified name as well.
@@ -193,8 +207,7 @@ impl QualifiedName {
         if domain_fits && is_c_identifier(id) {
             return Ok(Self(value.into()));
         }
-        let rule =
-            "a C identifier of at most 32 bytes is wanted, with a DNS subdomain of at most 63 and '/' before it or none";
+        let rule = "a C identifier of at most 32 bytes is wanted, with a DNS subdomain of at most 63 and '/' before it or none";
         Err(NameError::new("attribute or capacity name", value, rule))
     }
 
@@ -275,7 +288,14 @@ mod tests {
     #[test]
     fn extended_resources_have_a_domain_of_their_own() {
         assert!(ExtendedResource::new("example.com/gpu").is_ok());
-        for bad in ["cpu", "kubernetes.io/gpu", "x.kubernetes.io/gpu", "requests.example.com/gpu", "example.com/", "/a"] {
+        for bad in [
+            "cpu",
+            "kubernetes.io/gpu",
+            "x.kubernetes.io/gpu",
+            "requests.example.com/gpu",
+            "example.com/",
+            "/a",
+        ] {
             assert!(ExtendedResource::new(bad).is_err(), "{bad:?}");
         }
     }

@@ -66,7 +66,13 @@ pub struct Problem {
 
 impl Problem {
     pub fn new(kind: ProblemKind, code: &str, message: impl Into<String>) -> Self {
-        Self { kind, code: code.to_owned(), message: message.into(), retry_after_ms: None, details: Vec::new() }
+        Self {
+            kind,
+            code: code.to_owned(),
+            message: message.into(),
+            retry_after_ms: None,
+            details: Vec::new(),
+        }
     }
 
     pub fn invalid(code: &str, message: impl Into<String>) -> Self {

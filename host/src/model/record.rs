@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Allocation, DriverClaim, DriverName, LiveClaim, ObjectRef, PodContainer, PreparedClaim, Problem, Uid, limit,
+    Allocation, DriverClaim, DriverName, LiveClaim, ObjectRef, PodContainer, PreparedClaim, Problem, Uid,
+    limit,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

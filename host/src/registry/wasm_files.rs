@@ -209,8 +209,8 @@ impl Worker {
         if !driver.missing_grants().is_empty() {
             return Ok(Loaded::Blocked(driver));
         }
-        driver.validate_config().await.map_err(Refusal::ConfigRefused)?;
         let call = Call { request_id: uuid::Uuid::new_v4().to_string().into(), deadline: limit::LOOK_WALL };
+        driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
         let found = look(&driver, &call, Trigger::Load).await.map_err(Refusal::Discovery)?;
         Ok(Loaded::Ready(driver, found))
     }

@@ -219,7 +219,22 @@ mod tests {
 
     #[test]
     fn globs_that_mean_something_else_elsewhere_are_refused() {
-        for bad in ["", "/", "a/../b", "a//b", "./a", "a/b**", "a\\*", "a\nb", "a[b", "a[!b]", "a[+-9]", "a[--9]", "{a", &"x".repeat(513)] {
+        for bad in [
+            "",
+            "/",
+            "a/../b",
+            "a//b",
+            "./a",
+            "a/b**",
+            "a\\*",
+            "a\nb",
+            "a[b",
+            "a[!b]",
+            "a[+-9]",
+            "a[--9]",
+            "{a",
+            &"x".repeat(513),
+        ] {
             assert!(compile(bad).is_err(), "{bad:?}");
         }
     }

@@ -23,7 +23,10 @@ fn every_key_but_the_head_is_optional() {
          limits: {memoryMiB: 128, wallMs: 20000, cpuMs: 4000}\n",
     );
     assert_eq!(full.allowed.sysfs_write, [ValueGrant { glob: "a/b".into(), pattern: "[0-9]+".into() }]);
-    assert_eq!(full.limits, LimitRequest { memory_mib: Some(128), wall_ms: Some(20_000), cpu_ms: Some(4000) });
+    assert_eq!(
+        full.limits,
+        LimitRequest { memory_mib: Some(128), wall_ms: Some(20_000), cpu_ms: Some(4000) }
+    );
 }
 
 #[test]
@@ -69,7 +72,11 @@ fn the_difference_is_readable() {
     };
     let limits = LimitRequest { memory_mib: Some(128), wall_ms: Some(1000), cpu_ms: None };
     assert_eq!(
-        missing(&request, &limits, &grant("env: [\"*\"]\nsysfsRead: [class/drm/**]\ndeviceNodes: [\"/dev/**\"]\n")),
+        missing(
+            &request,
+            &limits,
+            &grant("env: [\"*\"]\nsysfsRead: [class/drm/**]\ndeviceNodes: [\"/dev/**\"]\n")
+        ),
         [
             "sysfsRead: class/net/*",
             "deviceNodes: /dev/kvm",
@@ -121,7 +128,10 @@ fn allowed_is_what_is_asked_for_and_granted() {
 fn limits_stay_within_grant_and_ceiling() {
     let none = LimitRequest::default();
     let default = Limits::new(&none, &none);
-    assert_eq!((default.memory, default.wall, default.cpu), (limit::CALL_MEMORY, limit::CALL_WALL, limit::CALL_CPU));
+    assert_eq!(
+        (default.memory, default.wall, default.cpu),
+        (limit::CALL_MEMORY, limit::CALL_WALL, limit::CALL_CPU)
+    );
     assert_eq!(default.look_wall(), limit::LOOK_WALL);
     let greedy = LimitRequest { memory_mib: Some(4096), wall_ms: Some(0), cpu_ms: Some(1000) };
     let generous = LimitRequest { memory_mib: Some(9999), wall_ms: Some(20_000), cpu_ms: None };

@@ -1,0 +1,372 @@
+//! A loaded driver: its functions as the rest of the host calls them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::bindings::nodedock::driver::types;
+use super::convert::{self, Refusal};
+use super::edits::Verifier;
+use super::sandbox::{CallSpec, Done, GuestCall, Sandbox};
+use super::{Compiled, DriverInfo, Stats, Surface, SysfsWrite, Trigger};
+use crate::base::clock::now_ms;
+use crate::driver::grant::Limits;
+use crate::driver::{Call, ClaimDriver, Outcomes, all_failed, settle};
+use crate::model::limit::SCHEMA_BYTES_MAX;
+use crate::model::{DriverClaim, HealthReport, Inventory, LiveClaim, PreparedClaim, Problem};
+
+/// Problems of a schema that a message names.
+const FINDINGS_SHOWN: usize = 4;
+
+/// A loaded WASM driver. Clones are the same driver.
+#[derive(Clone)]
+pub struct WasmDriver(Arc<Loaded>);
+
+struct Loaded {
+    sandbox: Sandbox,
+    info: Arc<DriverInfo>,
+    missing: Vec<String>,
+    surface: Surface,
+    digest: String,
+    config: Option<String>,
+    from_cache: bool,
+    compile_duration: Duration,
+}
+
+/// What a call is for: how long it may take and whether it may write below `/sys`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Look,
+    Act,
+}
+
+impl WasmDriver {
+    pub(super) fn new(
+        sandbox: Sandbox,
+        info: DriverInfo,
+        missing: Vec<String>,
+        compiled: Compiled,
+        config: Option<String>,
+    ) -> Self {
+        Self(Arc::new(Loaded {
+            sandbox,
+            info: Arc::new(info),
+            missing,
+            surface: compiled.surface,
+            digest: compiled.digest,
+            config,
+            from_cache: compiled.from_cache,
+            compile_duration: compiled.took,
+        }))
+    }
+
+    pub fn info(&self) -> &DriverInfo {
+        &self.0.info
+    }
+
+    pub(super) fn shared_info(&self) -> &Arc<DriverInfo> {
+        &self.0.info
+    }
+
+    /// `sha256:` and hex.
+    pub fn digest(&self) -> &str {
+        &self.0.digest
+    }
+
+    /// What it asks for beyond its grant, a readable line each; empty: nothing.
+    pub fn missing_grants(&self) -> &[String] {
+        &self.0.missing
+    }
+
+    /// What its calls may take.
+    pub fn limits(&self) -> Limits {
+        self.0.sandbox.scope.limits
+    }
+
+    pub fn surface(&self) -> &Surface {
+        &self.0.surface
+    }
+
+    pub fn has_health(&self) -> bool {
+        self.0.sandbox.exports.health.is_some()
+    }
+
+    pub fn has_configuration(&self) -> bool {
+        self.0.sandbox.exports.configuration.is_some()
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.0.sandbox.counters.snapshot()
+    }
+
+    /// Whether it was compiled before.
+    pub fn from_cache(&self) -> bool {
+        self.0.from_cache
+    }
+
+    /// Time that admission and compilation, or the cache, took.
+    pub fn compile_duration(&self) -> Duration {
+        self.0.compile_duration
+    }
+
+    /// What it has on this node now.
+    pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
+        let context = self.context(call);
+        let trigger = convert::trigger_to_guest(trigger);
+        let done = self.call(call, Purpose::Look, |store, instance, exports| {
+            Box::pin(async move {
+                let discovery = exports.discovery.load(&mut *store, instance)?;
+                discovery.call_discover(store, &context, &trigger).await
+            })
+        });
+        let inventory = done.await?.answer.map_err(convert::problem_to_model)?;
+        convert::inventory(&self.info().name, inventory).map_err(|why| self.refused(why))
+    }
+
+    /// How its devices are; None: it does not tell.
+    pub async fn check_health(&self, call: &Call) -> Option<Result<HealthReport, Problem>> {
+        if !self.has_health() {
+            return None;
+        }
+        Some(self.health(call).await)
+    }
+
+    async fn health(&self, call: &Call) -> Result<HealthReport, Problem> {
+        let context = self.context(call);
+        let done = self.call(call, Purpose::Look, |store, instance, exports| {
+            Box::pin(async move {
+                let Some(health) = &exports.health else { return Ok(Ok(Vec::new())) };
+                health.load(&mut *store, instance)?.call_check(store, &context).await
+            })
+        });
+        let report = done.await?.answer.map_err(convert::problem_to_model)?;
+        convert::health_report(report).map_err(|why| self.refused(why))
+    }
+
+    /// Whether the operator's config is one that the driver can work with: JSON, of its schema, and to its liking.
+    pub async fn validate_config(&self, call: &Call) -> Result<(), Problem> {
+        let text = self.config_text().to_owned();
+        self.validate(call, "config", text, false).await
+    }
+
+    /// The same for the parameters of a claim or class.
+    pub async fn validate_parameters(&self, call: &Call, parameters: String) -> Result<(), Problem> {
+        self.validate(call, "parameters", parameters, true).await
+    }
+
+    async fn validate(&self, call: &Call, what: &str, text: String, parameters: bool) -> Result<(), Problem> {
+        let value: Value = serde_json::from_str(&text)
+            .map_err(|error| Problem::invalid("not-json", format!("the {what} is not JSON: {error}")))?;
+        if !self.has_configuration() {
+            return Ok(());
+        }
+        let done = self.call(call, Purpose::Look, |store, instance, exports| {
+            Box::pin(async move {
+                let Some(configuration) = &exports.configuration else { return Ok((None, Ok(()))) };
+                let configuration = configuration.load(&mut *store, instance)?;
+                let schema = match parameters {
+                    true => configuration.call_parameters_schema(&mut *store).await?,
+                    false => configuration.call_config_schema(&mut *store).await?,
+                };
+                let verdict = match parameters {
+                    true => configuration.call_validate_parameters(store, &text).await?,
+                    false => configuration.call_validate_config(store, &text).await?,
+                };
+                Ok((schema, verdict))
+            })
+        });
+        let (schema, verdict) = done.await?.answer;
+        // The schema's words come first: they name the place.
+        if let Some(schema) = schema {
+            check_schema(what, &schema, &value)?;
+        }
+        verdict.map_err(convert::problem_to_model)
+    }
+
+    /// `prepare` with the values written below `/sys`, whatever came of the claims: they are undone by whoever keeps the claims.
+    pub async fn prepare_recorded(
+        &self,
+        call: &Call,
+        claims: &[DriverClaim],
+    ) -> (Outcomes<PreparedClaim>, Vec<SysfsWrite>) {
+        let context = self.context(call);
+        let asked: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
+        let uids = || claims.iter().map(|claim| &claim.id.uid);
+        let done = self.call(call, Purpose::Act, |store, instance, exports| {
+            Box::pin(async move {
+                let preparation = exports.preparation.load(&mut *store, instance)?;
+                preparation.call_prepare(store, &context, &asked).await
+            })
+        });
+        let Done { answer, writes } = match done.await {
+            Ok(done) => done,
+            Err(problem) => return (all_failed(uids(), &problem), Vec::new()),
+        };
+        let answered = answer.into_iter().map(|entry| {
+            let outcome = match entry.outcome {
+                Ok(prepared) => self.checked(claims, &entry.uid, prepared),
+                Err(problem) => Err(convert::problem_to_model(problem)),
+            };
+            (entry.uid, outcome)
+        });
+        let outcomes = self.settled(call, uids(), answered);
+        (self.verified(outcomes).await, writes)
+    }
+
+    fn checked(
+        &self,
+        claims: &[DriverClaim],
+        uid: &str,
+        prepared: types::PreparedClaim,
+    ) -> Result<PreparedClaim, Problem> {
+        // `settle` drops the answer for a claim that nobody asked for.
+        let Some(claim) = claims.iter().find(|claim| claim.id.uid.as_str() == uid) else {
+            return Ok(PreparedClaim::default());
+        };
+        convert::prepared_claim(claim, prepared).map_err(|why| self.refused(why))
+    }
+
+    /// Holds the edits against grant and node, off the async threads.
+    async fn verified(&self, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {
+        let uids: Vec<_> = outcomes.keys().cloned().collect();
+        let driver = self.clone();
+        let thread = tokio::task::spawn_blocking(move || {
+            let scope = &driver.0.sandbox.scope;
+            let verifier =
+                Verifier { effective: &scope.effective, dev: &scope.node.dev, sysfs: &scope.node.sysfs };
+            let verify = |outcome: Result<PreparedClaim, Problem>| {
+                verifier.claim(outcome?).inspect_err(|_| driver.0.sandbox.counters.record_refusal())
+            };
+            outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
+        });
+        thread.await.unwrap_or_else(|error| {
+            all_failed(
+                &uids,
+                &Problem::internal("host-failed", format!("the edits could not be checked: {error}")),
+            )
+        })
+    }
+
+    /// `unprepare` with the values written below `/sys`.
+    pub async fn unprepare_recorded(
+        &self,
+        call: &Call,
+        claims: &[LiveClaim],
+    ) -> (Outcomes<()>, Vec<SysfsWrite>) {
+        let context = self.context(call);
+        let asked: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
+        let uids = || claims.iter().map(|live| &live.claim.id.uid);
+        let done = self.call(call, Purpose::Act, |store, instance, exports| {
+            Box::pin(async move {
+                let preparation = exports.preparation.load(&mut *store, instance)?;
+                preparation.call_unprepare(store, &context, &asked).await
+            })
+        });
+        match done.await {
+            Ok(Done { answer, writes }) => {
+                let outcome = |entry: types::UnprepareOutcome| {
+                    (entry.uid, entry.outcome.map_err(convert::problem_to_model))
+                };
+                (self.settled(call, uids(), answer.into_iter().map(outcome)), writes)
+            }
+            Err(problem) => (all_failed(uids(), &problem), Vec::new()),
+        }
+    }
+
+    fn settled<'a, T>(
+        &self,
+        call: &Call,
+        asked: impl IntoIterator<Item = &'a crate::model::Uid>,
+        answered: impl IntoIterator<Item = (String, Result<T, Problem>)>,
+    ) -> Outcomes<T> {
+        let (outcomes, strangers) = settle(asked, answered);
+        if !strangers.is_empty() {
+            let driver = self.info().name.as_str();
+            tracing::warn!(
+                driver,
+                request = &*call.request_id,
+                count = strangers.len(),
+                "driver answered for claims that nobody asked for"
+            );
+        }
+        outcomes
+    }
+
+    async fn call<R: Send>(
+        &self,
+        call: &Call,
+        purpose: Purpose,
+        guest: impl GuestCall<R>,
+    ) -> Result<Done<R>, Problem> {
+        let limits = &self.0.sandbox.scope.limits;
+        let spec = CallSpec {
+            request: Arc::clone(&call.request_id),
+            deadline: call.deadline,
+            wall: if purpose == Purpose::Act { limits.wall } else { limits.look_wall() },
+            may_write: purpose == Purpose::Act,
+        };
+        self.0.sandbox.call(spec, guest).await.map_err(super::CallFailure::into_problem)
+    }
+
+    fn refused(&self, why: Refusal) -> Problem {
+        self.0.sandbox.counters.record_refusal();
+        why.into_problem()
+    }
+
+    fn config_text(&self) -> &str {
+        self.0.config.as_deref().unwrap_or("{}")
+    }
+
+    fn context(&self, call: &Call) -> types::Context {
+        let node = &self.0.sandbox.scope.node.facts;
+        types::Context {
+            request_id: call.request_id.to_string(),
+            node_name: node.name.clone(),
+            boot_id: node.boot_id.clone(),
+            now_ms: now_ms(),
+            config: self.config_text().to_owned(),
+            facts: Vec::new(),
+        }
+    }
+}
+
+/// Holds JSON against a schema of the driver's: no references out of it, and patterns that take linear time.
+fn check_schema(what: &str, schema: &str, value: &Value) -> Result<(), Problem> {
+    let broken = |why: String| {
+        Problem::internal("schema-invalid", format!("the driver's schema of its {what}: {why}"))
+    };
+    if schema.len() > SCHEMA_BYTES_MAX {
+        return Err(broken(format!("{} bytes, at most {SCHEMA_BYTES_MAX} are allowed", schema.len())));
+    }
+    let schema: Value = serde_json::from_str(schema).map_err(|error| broken(error.to_string()))?;
+    let validator = jsonschema::options()
+        .with_pattern_options(jsonschema::PatternOptions::regex())
+        .build(&schema)
+        .map_err(|error| broken(error.to_string()))?;
+    let finding = |error: jsonschema::ValidationError<'_>| {
+        let place = error.instance_path().to_string();
+        let text: String = error.to_string().chars().take(200).collect();
+        if place.is_empty() { text } else { format!("{place}: {text}") }
+    };
+    let findings: Vec<String> = validator.iter_errors(value).take(FINDINGS_SHOWN).map(finding).collect();
+    if findings.is_empty() {
+        return Ok(());
+    }
+    Err(Problem::invalid(
+        "schema-violated",
+        format!("the {what} does not fit the driver's schema: {}", findings.join("; ")),
+    ))
+}
+
+#[async_trait]
+impl ClaimDriver for WasmDriver {
+    async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
+        self.prepare_recorded(call, claims).await.0
+    }
+
+    async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+        self.unprepare_recorded(call, claims).await.0
+    }
+}

@@ -1,0 +1,136 @@
+//! The engine: one for all WASM drivers. Its settings, its epoch clock, and the linker with every capability.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use wasmtime::component::{HasSelf, Linker};
+use wasmtime::{Config, Engine, WasmBacktraceDetails};
+
+use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
+use super::sandbox::State;
+use super::wasi;
+use crate::model::limit::EPOCH_TICK;
+
+/// Stack of a guest, and of a fiber: what a guest does not use is for host functions.
+const GUEST_STACK: usize = 256 << 10;
+const FIBER_STACK: usize = 1 << 20;
+/// Frames of a backtrace: enough to find the place, few enough to read.
+const BACKTRACE_FRAMES: NonZeroUsize = NonZeroUsize::new(20).unwrap();
+
+/// Engine, linker and clock.
+pub(super) struct Runtime {
+    pub(super) engine: Engine,
+    pub(super) linker: Linker<State>,
+    pub(super) clock: EpochClock,
+}
+
+impl Runtime {
+    pub(super) fn new() -> wasmtime::Result<Self> {
+        let engine = Engine::new(&config())?;
+        let linker = linker(&engine)?;
+        let clock = EpochClock::start(engine.clone())?;
+        Ok(Self { engine, linker, clock })
+    }
+}
+
+/// On-demand allocation: a fresh instance costs some microseconds more than one of a pool, and an idle daemon keeps no memory
+/// for calls that nobody makes. Proposals that no toolchain for drivers needs are off: most advisories were about them.
+fn config() -> Config {
+    let mut config = Config::new();
+    config.concurrency_support(false);
+    config.epoch_interruption(true);
+    config.max_wasm_stack(GUEST_STACK);
+    config.async_stack_size(FIBER_STACK);
+    config.wasm_memory64(false);
+    config.wasm_relaxed_simd(false);
+    // The default reads an environment variable.
+    config.wasm_backtrace_details(WasmBacktraceDetails::Disable);
+    config.wasm_backtrace_max_frames(Some(BACKTRACE_FRAMES));
+    // Registration of unwind information is quadratic in the number of modules.
+    config.native_unwind_info(false);
+    config
+}
+
+fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
+    let mut linker = Linker::new(engine);
+    types::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    log::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    sysfs::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    sysfs_write::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    device_nodes::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    ledger::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    wasi::add_to_linker(&mut linker)?;
+    Ok(linker)
+}
+
+/// One thread that advances the engine's epoch while calls run, and sleeps while none does.
+pub(super) struct EpochClock {
+    shared: Arc<ClockShared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct ClockShared {
+    state: Mutex<ClockState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct ClockState {
+    calls: usize,
+    stopped: bool,
+}
+
+/// Keeps the clock ticking.
+pub(super) struct Ticking(Arc<ClockShared>);
+
+impl EpochClock {
+    fn start(engine: Engine) -> std::io::Result<Self> {
+        let shared = Arc::new(ClockShared::default());
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("epoch".into()).spawn(move || {
+            while of_thread.wait_for_a_call() {
+                std::thread::sleep(EPOCH_TICK);
+                engine.increment_epoch();
+            }
+        })?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    pub(super) fn tick(&self) -> Ticking {
+        self.shared.change(|state| state.calls += 1);
+        Ticking(Arc::clone(&self.shared))
+    }
+}
+
+impl ClockShared {
+    /// False when the clock is to stop.
+    fn wait_for_a_call(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = |state: &mut ClockState| state.calls == 0 && !state.stopped;
+        let state = self.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+        !state.stopped
+    }
+
+    fn change(&self, change: impl FnOnce(&mut ClockState)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_one();
+    }
+}
+
+impl Drop for Ticking {
+    fn drop(&mut self) {
+        self.0.change(|state| state.calls -= 1);
+    }
+}
+
+impl Drop for EpochClock {
+    fn drop(&mut self) {
+        self.shared.change(|state| state.stopped = true);
+        if let Some(thread) = self.thread.take() {
+            // It ends within a tick; a panic in it has been reported by the panic hook.
+            drop(thread.join());
+        }
+    }
+}

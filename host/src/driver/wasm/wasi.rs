@@ -1,0 +1,223 @@
+//! WASI 0.2 for drivers that other toolchains make: interface by interface, with nothing behind it. No arguments, no
+//! environment, no folders, no network; clocks and random numbers; standard output and error go to the driver's log.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::io::AsyncWrite;
+use wasmtime::component::{HasData, Linker, Resource, ResourceTable, ResourceType, Val};
+use wasmtime_wasi::cli::{IsTerminal, StdoutStream, WasiCli, WasiCliView as _};
+use wasmtime_wasi::clocks::{WasiClocks, WasiClocksView as _};
+use wasmtime_wasi::p2::bindings::{cli, clocks, random};
+use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
+use wasmtime_wasi::random::WasiRandom;
+use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
+
+use super::log::{Level, Line, LogSink};
+use super::sandbox::State;
+
+/// Random bytes of one call: keys and seeds, not data.
+const RANDOM_BYTES_MAX: u64 = 64 << 10;
+/// Bytes that a stream takes at once.
+const STREAM_PERMIT: usize = 4096;
+
+/// The interfaces that are linked, without `wasi:` and version.
+pub(super) const LINKED: &[&str] = &[
+    "io/error",
+    "io/poll",
+    "io/streams",
+    "cli/environment",
+    "cli/exit",
+    "cli/stdin",
+    "cli/stdout",
+    "cli/stderr",
+    "cli/terminal-input",
+    "cli/terminal-output",
+    "cli/terminal-stdin",
+    "cli/terminal-stdout",
+    "cli/terminal-stderr",
+    "clocks/monotonic-clock",
+    "clocks/wall-clock",
+    "random/random",
+    "random/insecure",
+    "random/insecure-seed",
+    "filesystem/types",
+    "filesystem/preopens",
+];
+
+struct HasIo;
+
+impl HasData for HasIo {
+    type Data<'a> = &'a mut ResourceTable;
+}
+
+pub(super) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+    use wasmtime_wasi::p2::bindings::io;
+    io::error::add_to_linker::<State, HasIo>(linker, |state| state.table())?;
+    io::poll::add_to_linker::<State, HasIo>(linker, |state| state.table())?;
+    io::streams::add_to_linker::<State, HasIo>(linker, |state| state.table())?;
+    cli::environment::add_to_linker::<State, WasiCli>(linker, State::cli)?;
+    cli::exit::add_to_linker::<State, WasiCli>(linker, State::cli)?;
+    cli::stdin::add_to_linker::<State, WasiCli>(linker, State::cli)?;
+    cli::stdout::add_to_linker::<State, WasiCli>(linker, State::cli)?;
+    cli::stderr::add_to_linker::<State, WasiCli>(linker, State::cli)?;
+    cli::terminal_input::add_to_linker::<State, WasiCli>(linker, State::cli)?;
+    cli::terminal_output::add_to_linker::<State, WasiCli>(linker, State::cli)?;
+    cli::terminal_stdin::add_to_linker::<State, WasiCli>(linker, State::cli)?;
+    cli::terminal_stdout::add_to_linker::<State, WasiCli>(linker, State::cli)?;
+    cli::terminal_stderr::add_to_linker::<State, WasiCli>(linker, State::cli)?;
+    clocks::wall_clock::add_to_linker::<State, WasiClocks>(linker, State::clocks)?;
+    clocks::monotonic_clock::add_to_linker::<State, WasiClocks>(linker, State::clocks)?;
+    random::random::add_to_linker::<State, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
+    random::insecure::add_to_linker::<State, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
+    random::insecure_seed::add_to_linker::<State, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
+    add_empty_filesystem(linker)
+}
+
+/// Where a C library's start looks for folders. There are none, so that no descriptor can ever exist, and every function that
+/// takes one is out of reach: wasmtime-wasi's code for files, the part of it with the most advisories, is not linked.
+fn add_empty_filesystem(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+    /// Never made.
+    struct Descriptor;
+    /// Never made.
+    struct DirectoryEntryStream;
+
+    let mut types = linker.instance("wasi:filesystem/types@0.2.6")?;
+    types.resource("descriptor", ResourceType::host::<Descriptor>(), |_, _| Ok(()))?;
+    types.resource("directory-entry-stream", ResourceType::host::<DirectoryEntryStream>(), |_, _| Ok(()))?;
+    for name in DESCRIPTOR_METHODS {
+        types.func_new(&format!("[method]descriptor.{name}"), |_, _, _, _| {
+            Err(wasmtime::format_err!("there are no files in the sandbox"))
+        })?;
+    }
+    types.func_new("[method]directory-entry-stream.read-directory-entry", |_, _, _, _| {
+        Err(wasmtime::format_err!("there are no files in the sandbox"))
+    })?;
+    types.func_new("filesystem-error-code", |_, _, _, results| {
+        results[0] = Val::Option(None);
+        Ok(())
+    })?;
+    let mut preopens = linker.instance("wasi:filesystem/preopens@0.2.6")?;
+    preopens.func_wrap("get-directories", |_, (): ()| Ok((Vec::<(Resource<Descriptor>, String)>::new(),)))?;
+    Ok(())
+}
+
+const DESCRIPTOR_METHODS: &[&str] = &[
+    "advise",
+    "append-via-stream",
+    "create-directory-at",
+    "get-flags",
+    "get-type",
+    "is-same-object",
+    "link-at",
+    "metadata-hash",
+    "metadata-hash-at",
+    "open-at",
+    "read",
+    "read-directory",
+    "read-via-stream",
+    "readlink-at",
+    "remove-directory-at",
+    "rename-at",
+    "set-size",
+    "set-times",
+    "set-times-at",
+    "stat",
+    "stat-at",
+    "symlink-at",
+    "sync",
+    "sync-data",
+    "unlink-file-at",
+    "write",
+    "write-via-stream",
+];
+
+impl WasiView for State {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        let (wasi, table) = self.wasi_parts();
+        WasiCtxView { ctx: wasi, table }
+    }
+}
+
+/// A context that gives nothing but clocks, random numbers and the log. Made when a driver first uses WASI: the generators of
+/// random numbers are seeded by system calls.
+pub(super) fn context(log: &LogSink) -> WasiCtx {
+    let mut builder = WasiCtx::builder();
+    builder.stdout(Lines { log: log.clone(), level: Level::Info });
+    builder.stderr(Lines { log: log.clone(), level: Level::Warn });
+    builder.max_random_size(RANDOM_BYTES_MAX);
+    builder.allow_tcp(false).allow_udp(false);
+    builder.build()
+}
+
+/// Standard output or error, as lines of the log.
+struct Lines {
+    log: LogSink,
+    level: Level,
+}
+
+impl IsTerminal for Lines {
+    fn is_terminal(&self) -> bool {
+        false
+    }
+}
+
+impl StdoutStream for Lines {
+    fn async_stream(&self) -> Box<dyn AsyncWrite + Send + Sync> {
+        Box::new(tokio::io::sink())
+    }
+
+    fn p2_stream(&self) -> Box<dyn OutputStream> {
+        Box::new(LineStream { log: self.log.clone(), level: self.level, buffer: Vec::new() })
+    }
+}
+
+struct LineStream {
+    log: LogSink,
+    level: Level,
+    buffer: Vec<u8>,
+}
+
+impl LineStream {
+    fn emit(&mut self) {
+        if !self.buffer.is_empty() {
+            let text = String::from_utf8_lossy(&self.buffer);
+            self.log.write(Line { level: self.level, message: &text, fields: &[] });
+            self.buffer.clear();
+        }
+    }
+}
+
+#[async_trait]
+impl Pollable for LineStream {
+    async fn ready(&mut self) {}
+}
+
+#[async_trait]
+impl OutputStream for LineStream {
+    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        for byte in bytes {
+            match byte {
+                b'\n' => self.emit(),
+                byte => self.buffer.push(byte),
+            }
+            if self.buffer.len() >= STREAM_PERMIT {
+                self.emit();
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> StreamResult<()> {
+        Ok(())
+    }
+
+    fn check_write(&mut self) -> StreamResult<usize> {
+        Ok(STREAM_PERMIT)
+    }
+}
+
+impl Drop for LineStream {
+    fn drop(&mut self) {
+        self.emit();
+    }
+}
