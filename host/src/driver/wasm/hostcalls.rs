@@ -364,4 +364,11 @@ impl ledger::Host for State {
         let mut claims = self.live_claims(claim.into_iter().collect())?;
         Ok(claims.pop())
     }
+
+    async fn holders(&mut self, pool: String, device: String) -> wasmtime::Result<Vec<types::LiveClaim>> {
+        self.view.count_operation()?;
+        let ledger = &self.scope.node.ledger;
+        let claims = self.scope.driver.as_ref().map(|driver| ledger.holders(driver, &pool, &device));
+        self.live_claims(claims.unwrap_or_default())
+    }
 }
