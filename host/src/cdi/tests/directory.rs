@@ -187,7 +187,7 @@ async fn a_device_that_somebody_else_gives_as_well_is_found() {
     home.put("theirs.yaml", "cdiVersion: 0.5.0\nkind: gpu.example.com/claim\ndevices:\n- name: a-gpu-0\n");
     let expected =
         Collision { device: "gpu.example.com/claim=a-gpu-0".to_owned(), file: "theirs.yaml".to_owned() };
-    assert_eq!(dir.collisions(&names).unwrap(), [expected.clone()]);
+    assert_eq!(dir.collisions(&names).unwrap(), std::slice::from_ref(&expected));
     // Our own changes are no reason to look again, nor to forget.
     dir.write(vec![file("b", "1")]).await.unwrap();
     assert_eq!(dir.collisions(&names).unwrap(), [expected]);

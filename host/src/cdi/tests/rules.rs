@@ -14,8 +14,10 @@ fn valid() -> Spec {
     }
 }
 
+type Feature = (&'static str, fn(&mut Spec), Version);
+
 /// Each feature: how it changes a spec, and the version that brought it.
-fn features() -> Vec<(&'static str, fn(&mut Spec), Version)> {
+fn features() -> Vec<Feature> {
     fn edits(spec: &mut Spec) -> &mut ContainerEdits {
         &mut spec.devices[0].container_edits
     }
