@@ -69,6 +69,7 @@ fn claim_with_uid(uid: &str, prepared: PreparedClaim) -> ClaimRecord {
             driver(),
             DriverPart { prepared: Some(prepared), by: Some(by), ..DriverPart::default() },
         )]),
+        holds: Vec::new(),
         timeline: Default::default(),
         unknown: BTreeMap::new(),
     }
