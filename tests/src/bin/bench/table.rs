@@ -11,7 +11,8 @@ pub(crate) struct Times(Histogram<u64>);
 
 impl Default for Times {
     fn default() -> Self {
-        Self(Histogram::new(3).expect("three digits are allowed"))
+        // 1 ns to 5 minutes.
+        Self(Histogram::new_with_bounds(1, 300_000_000_000, 3).expect("bounds and digits are allowed"))
     }
 }
 
