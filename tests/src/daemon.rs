@@ -74,7 +74,10 @@ impl Daemon {
     }
 
     pub async fn start_on(root: Root, options: Options) -> Self {
-        let notifications = UnixDatagram::bind(root.path().join("notify")).expect("bind the notify socket");
+        let notify = root.path().join("notify");
+        // Of a daemon that was on this root before.
+        let _ = std::fs::remove_file(&notify);
+        let notifications = UnixDatagram::bind(notify).expect("bind the notify socket");
         let client = connect(root.socket());
         let mut daemon = Self { process: None, client, notifications, options, root };
         daemon.run().await;

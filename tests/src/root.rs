@@ -26,7 +26,7 @@ impl Root {
         // The path of a Unix socket may have 107 bytes, so the root's is short.
         let root = tempfile::Builder::new().prefix("nd-").rand_bytes(6).tempdir_in("/tmp");
         let root = Self(root.expect("/tmp can be written"));
-        for folder in [root.drivers(), root.claims(), root.cdi()] {
+        for folder in [root.drivers(), root.claims_folder(), root.cdi()] {
             std::fs::create_dir_all(folder).expect("a new folder in /tmp");
         }
         root
@@ -45,7 +45,7 @@ impl Root {
         self.state().join("drivers")
     }
 
-    pub fn claims(&self) -> PathBuf {
+    pub fn claims_folder(&self) -> PathBuf {
         self.state().join("claims")
     }
 
