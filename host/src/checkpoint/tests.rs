@@ -29,6 +29,7 @@ fn claim(n: usize, cause: &str) -> ClaimRecord {
         allocation: Allocation::default(),
         annotations: BTreeMap::new(),
         drivers: BTreeMap::from([(DriverName::new("gpu.example.com").unwrap(), DriverPart::default())]),
+        holds: Vec::new(),
         timeline: [Transition {
             at_ms: 1,
             what: "prepared".to_owned(),
