@@ -88,9 +88,7 @@ impl Daemon {
     pub async fn run(&mut self) {
         assert!(self.process.is_none(), "the daemon runs already");
         let mut process = self.spawn();
-        let ready = async {
-            while self.notification().await != "READY=1" {}
-        };
+        let ready = async { while self.notification().await != "READY=1" {} };
         tokio::select! {
             () = ready => {}
             status = process.wait() => panic!("the daemon ended before it was ready: {status:?}\n{}", self.log()),
@@ -257,7 +255,8 @@ impl Drop for Daemon {
             // It may have ended by itself. Its files are removed next, so it must be gone by then.
             let _ = process.start_kill();
             if let Some(pid) = pid {
-                let _ = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+                let _ =
+                    rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
             }
         }
         if std::thread::panicking() {

@@ -2,8 +2,8 @@
 
 use nodedock_proto::node::v1;
 use nodedock_proto::prost::Message;
-use nodedock_tests::compose::{claim, gpu_claim, pod, request};
 use nodedock_tests::Options;
+use nodedock_tests::compose::{claim, gpu_claim, pod, request};
 use serde_json::json;
 
 use crate::{with_gpus, with_gpus_and};

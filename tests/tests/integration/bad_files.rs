@@ -48,13 +48,22 @@ async fn each_bad_file_fails_with_words_of_its_own_while_good_ones_serve() {
         ("precompiled", b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec(), "precompiled"),
         ("future", b"\0asm\x07\0\x07\0".to_vec(), "unknown kind"),
         ("blank", component_with_imports(&[]), "lacks identity"),
-        ("network", component_with_imports(&["wasi:sockets/tcp@0.2.0", "wasi:http/types@0.2.0"]), "no network"),
-        ("files", component_with_imports(&["wasi:filesystem/types@0.2.0"]), "wasi:filesystem/types@0.2.0"),
+        (
+            "network",
+            component_with_imports(&["wasi:sockets/tcp@0.2.0", "wasi:http/types@0.2.0"]),
+            "no network",
+        ),
+        ("store", component_with_imports(&["wasi:keyvalue/store@0.2.0"]), "wasi:keyvalue/store@0.2.0"),
         ("stranger", component_with_imports(&["acme:robot/arm@1.0.0"]), "acme:robot/arm@1.0.0"),
         ("newer", component_with_imports(&["nodedock:driver/log@0.9.0"]), "nodedock:driver@0.9.0"),
-        ("facet", component_with_imports(&["nodedock:driver/teleport@0.1.0"]), "newer version of the contract"),
-        ("browser", module_with_import("__wbindgen_placeholder__", "f"), "no WIT inside"),
-        ("wasip1", module_with_import("wasi_snapshot_preview1", "fd_write"), "no WIT inside"),
+        (
+            "facet",
+            component_with_imports(&["nodedock:driver/teleport@0.1.0"]),
+            "newer version of the contract",
+        ),
+        ("browser", module_with_import("__wbindgen_placeholder__", "f"), "browser"),
+        ("alone", Module::new().finish(), "no WIT inside"),
+        ("wasip1", module_with_import("wasi_snapshot_preview1", "fd_write"), "wasm32-wasip1"),
     ];
     let daemon = with_gpus().await;
     for (name, bytes, _) in &cases {
@@ -105,7 +114,9 @@ async fn a_half_copied_driver_is_not_served_before_the_rest_is_there() {
 async fn odd_names_are_taken_and_what_is_no_driver_file_is_passed_over() {
     let daemon = Daemon::start().await;
     let bytes = wasm(MOCK_GPU, Form::Core);
-    for ignored in [".wasm", ".hidden.wasm", "mock-gpu.wasm.bak", "mock-gpu.WASM", "README.md", "alone.grant.yaml"] {
+    for ignored in
+        [".wasm", ".hidden.wasm", "mock-gpu.wasm.bak", "mock-gpu.WASM", "README.md", "alone.grant.yaml"]
+    {
         daemon.copy_in(ignored, &bytes);
     }
     std::fs::create_dir(daemon.driver_path("folder.wasm")).unwrap();

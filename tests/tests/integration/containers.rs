@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nodedock_tests::cdi::CdiFile;
-use nodedock_tests::drivers::{DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::drivers::{
+    DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME,
+};
 use nodedock_tests::machine::{is_root, program, skip};
 use nodedock_tests::{Daemon, Options, Root};
 use serde_json::Value;
@@ -45,7 +47,8 @@ impl Podman {
         command.args(devices.iter().flat_map(|device| ["--device", device]));
         command.arg("--rootfs").arg(&rootfs).args(["/bin/busybox", "sh", "-c", script]);
         let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
-        let output = tokio::time::timeout(nodedock_tests::DEADLINE, output).await.map_err(|_| "podman hangs")?;
+        let output =
+            tokio::time::timeout(nodedock_tests::DEADLINE, output).await.map_err(|_| "podman hangs")?;
         let output = output.map_err(|error| error.to_string())?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
@@ -88,14 +91,16 @@ async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
     };
     let attributes: Value = serde_json::from_str(&node.attributes_json).unwrap();
     let path = attributes["path"].as_str().unwrap();
-    let (node, gpu) = (format!("{}/{}/{}", node.driver, node.pool, node.name), format!("{MOCK_GPU_NAME}/gpus/gpu-1"));
+    let (node, gpu) =
+        (format!("{}/{}/{}", node.driver, node.pool, node.name), format!("{MOCK_GPU_NAME}/gpus/gpu-1"));
     // A name that no other run of this test, or of a daemon, has.
     let pod = format!("container-{}", std::process::id());
     let args = ["prepare", "--pod", &pod, "--device", &node, "--device", &gpu, "-o", "json"];
     let answer = daemon.cli(&args).await.json();
     let uid = answer["claims"][0]["uid"].as_str().unwrap();
     let entries = std::fs::read_dir(CDI_FOLDER).unwrap().map(|entry| entry.unwrap().path());
-    let files: Vec<_> = entries.filter_map(|path| CdiFile::read(&path)).filter(|f| f.claim_uid() == uid).collect();
+    let files: Vec<_> =
+        entries.filter_map(|path| CdiFile::read(&path)).filter(|f| f.claim_uid() == uid).collect();
     let leftovers = Leftovers(files.iter().map(|file| file.path.clone()).collect());
     assert_eq!(files.len(), 2);
 

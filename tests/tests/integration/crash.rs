@@ -20,7 +20,8 @@ async fn until_there(folder: &Path, file: &Path, there: bool) {
 async fn a_killed_daemon_gives_the_same_answer_as_before() {
     let mut daemon = with_gpus().await;
     let pod = pod("one");
-    let request = request(&pod, &[&gpu_claim("a", &["gpus/gpu-0", "gpus/gpu-1"]), &gpu_claim("b", &["shared/gpu-4"])]);
+    let request =
+        request(&pod, &[&gpu_claim("a", &["gpus/gpu-0", "gpus/gpu-1"]), &gpu_claim("b", &["shared/gpu-4"])]);
     let answer = daemon.prepared(request.clone()).await;
     let (claims, files) = (daemon.claims().await, daemon.cdi_files());
     daemon.crash().await;

@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use nodedock_tests::Daemon;
 use nodedock_tests::drivers::{DEVICE_NODES, DEVICE_NODES_FILE, Form};
 use nodedock_tests::machine::skip;
-use nodedock_tests::Daemon;
 use rustix::fs::{CWD, FileType, makedev, mknodat};
 use rustix::ioctl::{IntegerSetter, Opcode, ioctl};
 

@@ -62,6 +62,10 @@ async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
     assert_eq!(given_up, [("c-0".to_owned(), "unprepared".to_owned())]);
     daemon.crash().await;
     let known = daemon.claims().await;
-    assert_eq!((known.len(), known.iter().all(|claim| claim.state == "prepared")), (refused, true), "{known:?}");
+    assert_eq!(
+        (known.len(), known.iter().all(|claim| claim.state == "prepared")),
+        (refused, true),
+        "{known:?}"
+    );
     drop((daemon, mounted));
 }

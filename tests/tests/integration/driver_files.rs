@@ -34,9 +34,21 @@ async fn a_broken_side_file_is_named_with_line_and_column_and_mending_it_is_enou
         ("config", "- just\n- a list\n", &["mock-gpu.config.yaml", "mapping"]),
         ("config", "pools: [{name: gpus, cuont: 4}]\n", &["cuont"]),
         ("config", "pools: [{name: gpus, count: many}]\n", &["count"]),
-        ("grant", "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenvv: [X_*]\n", &["mock-gpu.grant.yaml", "envv", "line 3"]),
-        ("grant", "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: 7\n", &["mock-gpu.grant.yaml", "line 3"]),
-        ("grant", "apiVersion: nodedock.dev/v9\nkind: DriverGrant\n", &["mock-gpu.grant.yaml", "nodedock.dev/v9"]),
+        (
+            "grant",
+            "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenvv: [X_*]\n",
+            &["mock-gpu.grant.yaml", "envv", "line 3"],
+        ),
+        (
+            "grant",
+            "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: 7\n",
+            &["mock-gpu.grant.yaml", "line 3"],
+        ),
+        (
+            "grant",
+            "apiVersion: nodedock.dev/v9\nkind: DriverGrant\n",
+            &["mock-gpu.grant.yaml", "nodedock.dev/v9"],
+        ),
         ("grant", "env: [\"", &["mock-gpu.grant.yaml", "line 1"]),
     ];
     let daemon = Daemon::start().await;
@@ -88,7 +100,9 @@ async fn the_old_version_goes_on_serving_when_the_new_one_is_broken() {
     let daemon = with_gpus().await;
     let old = daemon.until_serving(MOCK_GPU_FILE).await;
     let whole = wasm(MOCK_GPU, Form::Component);
-    for (broken, expected) in [(&whole[..whole.len() / 2], "cut off"), (&b"hello, I am a text"[..], "not WebAssembly")] {
+    for (broken, expected) in
+        [(&whole[..whole.len() / 2], "cut off"), (&b"hello, I am a text"[..], "not WebAssembly")]
+    {
         daemon.copy_in(MOCK_GPU_FILE, broken);
         let kept = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains(expected)).await;
         assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &old.digest));

@@ -127,7 +127,8 @@ async fn a_daemon_killed_at_any_moment_knows_what_it_answered_and_loses_nothing(
     daemon.install_gpus(CONFIG);
     for round in 0..ROUNDS {
         daemon.until_serving(MOCK_GPU_FILE).await;
-        let known = interrupted(&mut daemon, 1 + scatter(round, 60), async |daemon| daemon.kill9().await).await;
+        let known =
+            interrupted(&mut daemon, 1 + scatter(round, 60), async |daemon| daemon.kill9().await).await;
         daemon.run().await;
         check(&daemon, &known).await;
     }
@@ -150,7 +151,8 @@ async fn a_daemon_that_is_stopped_under_load_answers_what_it_took_on() {
         daemon.run().await;
         check(&daemon, &known).await;
         // Each call was answered or never taken on: nothing is half done.
-        let open: Vec<_> = daemon.claims().await.into_iter().filter(|claim| claim.state != "prepared").collect();
+        let open: Vec<_> =
+            daemon.claims().await.into_iter().filter(|claim| claim.state != "prepared").collect();
         assert!(open.is_empty(), "{open:?}");
     }
     daemon.until_serving(MOCK_GPU_FILE).await;

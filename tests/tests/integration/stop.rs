@@ -22,7 +22,8 @@ async fn the_service_manager_is_told_of_readiness_and_of_the_end() {
 
 #[tokio::test]
 async fn a_prepare_that_waits_is_answered_before_the_end() {
-    let options = Options::default().config("claims: {exclusiveWaitMs: 60000}\n").env("NODEDOCK_LOG", "debug");
+    let options =
+        Options::default().config("claims: {exclusiveWaitMs: 60000}\n").env("NODEDOCK_LOG", "debug");
     let mut daemon = with_gpus_and(options).await;
     daemon.prepared(request(&pod("holder"), &[&gpu_claim("first", &["gpus/gpu-0"])])).await;
     let mut second = tonic::Request::new(request(&pod("other"), &[&gpu_claim("second", &["gpus/gpu-0"])]));
@@ -47,8 +48,11 @@ async fn open_watches_end_and_do_not_hold_the_daemon_up() {
     let mut told = Vec::new();
     while told.last().is_none_or(|state| state != "prepared") {
         let event = events.message().await.unwrap().unwrap();
-        assert_eq!((event.kind.as_str(), event.name.as_str()), ("claim", "default/a"));
-        told.push(event.state);
+        // The driver's own events may come in between.
+        if event.kind == "claim" {
+            assert_eq!(event.name, "default/a");
+            told.push(event.state);
+        }
     }
     assert_eq!(told, ["preparing", "prepared"]);
     assert_eq!(daemon.terminate().await.code(), Some(0));
