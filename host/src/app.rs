@@ -125,6 +125,8 @@ impl Daemon {
     }
 
     async fn drain(self) {
+        // Requests that wait for a device are answered now: the intake ends when its last call does.
+        self.work.stop();
         let intake = self.intake.drain(limit::DRAIN).await;
         let work = self.work.drain(limit::DRAIN).await;
         if !(intake && work) {

@@ -27,7 +27,7 @@ impl Root {
         let roots = std::env::var("NODEDOCK_TEST_ROOTS").unwrap_or_else(|_| "/tmp".to_owned());
         let root = tempfile::Builder::new().prefix("nd-").rand_bytes(6).tempdir_in(roots);
         let root = Self(root.expect("the folder for roots can be written"));
-        for folder in [root.drivers(), root.claims(), root.cdi()] {
+        for folder in [root.drivers(), root.claims_folder(), root.cdi()] {
             std::fs::create_dir_all(folder).expect("a new folder in /tmp");
         }
         root
@@ -46,7 +46,7 @@ impl Root {
         self.state().join("drivers")
     }
 
-    pub fn claims(&self) -> PathBuf {
+    pub fn claims_folder(&self) -> PathBuf {
         self.state().join("claims")
     }
 
