@@ -101,7 +101,8 @@ impl Daemon {
             dev_root: "/dev".into(),
             node: node.clone(),
         };
-        let host = WasmHost::new(settings, Arc::new(table.clone())).context("set up the sandbox for drivers")?;
+        let host =
+            WasmHost::new(settings, Arc::new(table.clone())).context("set up the sandbox for drivers")?;
         let registry = Registry::new(changes.clone());
         let claims = Claims::new(ClaimParts {
             table,
@@ -169,7 +170,11 @@ fn open_checkpoint(config: &Config) -> Result<Opened> {
     let opened = checkpoint::open(&config.paths.checkpoint).map_err(anyhow::Error::from)?;
     if let Some(aside) = &opened.set_aside {
         let path = aside.path.display().to_string();
-        tracing::error!(path, reason = aside.reason, "the checkpoint was unreadable and is set aside; claims of before are not known");
+        tracing::error!(
+            path,
+            reason = aside.reason,
+            "the checkpoint was unreadable and is set aside; claims of before are not known"
+        );
     }
     for skipped in &opened.skipped {
         tracing::error!(record = ?skipped, "a record of the checkpoint is unreadable and stays in the file");
@@ -181,7 +186,8 @@ fn open_checkpoint(config: &Config) -> Result<Opened> {
 /// After the loss of the checkpoint: what the CDI specs say of their claims is taken for true, so that pods that run keep their
 /// devices and can be unprepared.
 async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<()> {
-    let Rebuilt { claims, unusable } = cdi::rebuild(cdi.list_ours().context("read the CDI files for lost claims")?);
+    let Rebuilt { claims, unusable } =
+        cdi::rebuild(cdi.list_ours().context("read the CDI files for lost claims")?);
     for (file, error) in unusable {
         tracing::error!(file, error = chain(&error), "a cdi file gives no claim back; it stays");
     }

@@ -208,7 +208,8 @@ impl Registry {
             return Some(name.to_owned());
         }
         let of_name = |view: &&DriverView| view.name.as_ref().is_some_and(|known| known.as_str() == name);
-        let serving = state.serving.iter().find(|(known, _)| known.as_str() == name).map(|(_, s)| s.source.clone());
+        let serving =
+            state.serving.iter().find(|(known, _)| known.as_str() == name).map(|(_, s)| s.source.clone());
         serving.or_else(|| state.sources.values().find(of_name).map(|view| view.source.clone()))
     }
 

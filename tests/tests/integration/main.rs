@@ -10,6 +10,7 @@ mod disk_full;
 mod driver_files;
 mod exclusive;
 mod load;
+mod lost_checkpoint;
 mod main_job;
 mod reboot;
 mod shared_claims;

@@ -5,7 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use wasmtime::component::{HasSelf, Linker};
-use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, WasmBacktraceDetails};
+use wasmtime::{
+    Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, WasmBacktraceDetails,
+};
 
 use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
 use super::sandbox::{INSTANCES_MAX, MEMORIES_MAX, State, TABLE_ELEMENTS_MAX, TABLES_MAX};
