@@ -106,9 +106,10 @@ async fn a_checkpoint_is_good_after_a_crash_and_read_beside_a_daemon() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_is_no_checkpoint_is_set_aside_and_the_daemon_starts() {
+async fn a_lost_checkpoint_is_set_aside_and_its_claims_are_taken_back_from_the_cdi_files() {
     let mut daemon = with_gpus().await;
     daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    let file = daemon.only_cdi_file();
     daemon.kill9().await;
     std::fs::write(daemon.checkpoint(), "not a database").unwrap();
     daemon.run().await;
@@ -121,8 +122,12 @@ async fn a_checkpoint_that_is_no_checkpoint_is_set_aside_and_the_daemon_starts()
     assert_eq!(aside.len(), 1, "{aside:?}");
     let kept = std::fs::read_to_string(daemon.state().join(&aside[0])).unwrap();
     assert_eq!(kept, "not a database", "nothing is thrown away");
+    let claim = daemon.only_claim().await;
+    assert_eq!((claim.id.unwrap().uid.as_str(), claim.pods), ("claim-a", vec![pod("one")]));
     daemon.until_serving(MOCK_GPU_FILE).await;
+    assert_eq!(daemon.only_cdi_file(), file, "it is in use, and no orphan");
     daemon.prepared(request(&pod("two"), &[&gpu_claim("b", &["gpus/gpu-1"])])).await;
     let known: Value = daemon.cli(&["get", "claims", "default/b", "-o", "json"]).await.json();
     assert_eq!(known[0]["state"], json!("prepared"));
+    assert_eq!(daemon.unprepare(&pod("one")).await, [("a".to_owned(), "unprepared".to_owned())]);
 }

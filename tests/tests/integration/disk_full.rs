@@ -2,7 +2,7 @@
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::MOCK_GPU_FILE;
-use nodedock_tests::machine::{Tmpfs, skip};
+use nodedock_tests::machine::skip;
 use nodedock_tests::{Daemon, Options, Root};
 
 const GPUS: usize = 200;
@@ -18,12 +18,10 @@ fn fill(file: &std::path::Path) {
 
 #[tokio::test]
 async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
-    let root = Root::new();
-    let mounted = match Tmpfs::mount(&root.state(), "size=4m") {
-        Ok(mounted) => mounted,
-        Err(why) => return skip("a full disk", &why),
-    };
-    std::fs::create_dir(root.drivers()).unwrap();
+    let mut root = Root::new();
+    if let Err(why) = root.mount_state("size=4m") {
+        return skip("a full disk", &why);
+    }
     let mut daemon = Daemon::start_on(root, Options::default()).await;
     daemon.install_gpus(&format!("pools: [{{name: gpus, count: {GPUS}}}]\n"));
     daemon.until_serving(MOCK_GPU_FILE).await;
@@ -67,5 +65,4 @@ async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
         (refused, true),
         "{known:?}"
     );
-    drop((daemon, mounted));
 }
