@@ -136,7 +136,8 @@ impl Table {
     pub(super) fn conflict<'a>(&self, uid: &Uid, holds: &'a [Hold]) -> Option<(&Arc<ClaimRecord>, &'a str)> {
         holds.iter().find_map(|hold| {
             let holders = self.holders.get(&hold.key)?;
-            let (holder, _) = holders.iter().find(|(other, shared)| *other != uid && !(hold.shared && **shared))?;
+            let (holder, _) =
+                holders.iter().find(|(other, shared)| *other != uid && !(hold.shared && **shared))?;
             Some((self.claims.get(holder)?, hold.key.as_str()))
         })
     }
