@@ -165,6 +165,16 @@ fn a_new_boot_asks_every_driver_again_and_keeps_their_memos() {
     assert_eq!(boot_of("nic"), (b"memo".to_vec(), BOOT.to_owned()));
 }
 
+#[test]
+fn a_claim_that_was_prepared_before_a_reboot_is_kept_when_its_driver_refuses_it() {
+    let a = pod("a");
+    let wanted = claim("one", &["gpu/0"], &[&a]);
+    let (table, _) = prepared_for(&wanted, &a);
+    let (record, _) = called(ask(&table, &wanted, &a, "boot-2"));
+    let end = finish_prepare(&record, vec![result(&driver("gpu"), Err(permanent()))], 3);
+    assert!(matches!(end, PrepareEnd::Open(..)), "it is its pod's to give up: {end:?}");
+}
+
 /// A memo of two boots ago was said to be of the last: the second reboot overwrote where it came from.
 #[test]
 fn a_memo_keeps_its_boot_over_a_second_boot() {
