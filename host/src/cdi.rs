@@ -12,6 +12,9 @@ mod render;
 mod spec;
 mod validate;
 
+#[cfg(test)]
+mod tests;
+
 pub use folder::{CdiDir, CdiError, Durability, OurFile};
 pub use identity::{Identity, IdentityDevice};
 pub use others::Collision;

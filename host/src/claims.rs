@@ -60,7 +60,11 @@ impl SharedTable {
 
 impl Ledger for SharedTable {
     fn claims(&self, driver: &DriverName) -> Vec<LiveClaim> {
-        self.lock().claims().filter_map(|record| live(record, driver)).collect()
+        self.lock().claims_of_driver(driver).filter_map(|record| live(record, driver)).collect()
+    }
+
+    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim> {
+        self.lock().users_of(driver, pool, device).filter_map(|record| live(record, driver)).collect()
     }
 
     fn claim(&self, driver: &DriverName, uid: &str) -> Option<LiveClaim> {
@@ -241,7 +245,7 @@ impl Claims {
     /// Claims that hold a device.
     pub fn holders_of(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
         let table = self.0.table.lock();
-        table.holders_of(driver, pool, device).into_iter().map(|record| record.id.clone()).collect()
+        table.users_of(driver, pool, device).map(|record| record.id.clone()).collect()
     }
 
     /// Every pod that holds something, by namespace and name.

@@ -121,6 +121,8 @@ pub struct ContainerAllocation {
 pub trait Ledger: Send + Sync {
     fn claims(&self, driver: &DriverName) -> Vec<LiveClaim>;
     fn claim(&self, driver: &DriverName, uid: &str) -> Option<LiveClaim>;
+    /// Those that hold this device, by UID.
+    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim>;
 }
 
 /// Completes what a driver answered to one outcome per asked claim: a missing claim is a defect of the driver, and what it

@@ -250,4 +250,10 @@ impl Ledger<'_> {
     pub fn get(&self, uid: &str) -> Option<LiveClaim> {
         self.0.ledger_get(uid)
     }
+
+    /// Those that hold this device, by UID; claims with admin access to it among them. Costs as much as there are holders,
+    /// where `claims` costs as much as there are claims.
+    pub fn holders(&self, pool: &str, device: &str) -> Vec<LiveClaim> {
+        self.0.ledger_holders(pool, device)
+    }
 }

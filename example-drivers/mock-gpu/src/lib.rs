@@ -148,9 +148,11 @@ fn whole_gibibytes(most: String) -> CapacityPolicy {
 /// How the devices are set that claims other than this one hold.
 fn holdings_of_others(host: &Host, claim: &Claim) -> Result<Vec<Holding>, Problem> {
     let mut held = Vec::new();
-    for live in host.ledger().claims() {
-        if live.claim.id.uid != claim.id.uid {
-            held.extend(live.memo::<Memo>()?.unwrap_or_default().devices);
+    for AllocatedDevice { pool, device, .. } in &claim.devices {
+        for live in host.ledger().holders(pool, device) {
+            if live.claim.id.uid != claim.id.uid {
+                held.extend(live.memo::<Memo>()?.unwrap_or_default().devices);
+            }
         }
     }
     Ok(held)

@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,6 +24,8 @@ use writer::Job;
 const QUEUE: usize = 1024;
 /// Bytes of a file that are read: above what the bounds on edits allow for a claim.
 const FILE_BYTES_MAX: u64 = 64 << 20;
+/// Above the tick of any file system's clock.
+const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
 /// Temporary files: runtimes read `*.json` and `*.yaml` only.
 const TEMPORARY_PREFIX: &str = ".nodedock-";
 const TEMPORARY_SUFFIX: &str = ".tmp";
@@ -90,10 +93,12 @@ struct Folder {
 }
 
 /// A file as it was after it was written or compared.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 struct Known {
     hash: u64,
     stamp: Stamp,
+    /// Whether a later change is sure to give another stamp.
+    settled: bool,
 }
 
 /// What changes when a file is changed or replaced, to the granularity of the file system's clock.
@@ -113,6 +118,15 @@ impl Stamp {
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
+    }
+
+    /// Whether the last change is so long ago that another one is sure to have another time. The clocks of file systems tick
+    /// every 10 ms or less; within a tick two changes look like one.
+    pub(super) fn is_settled(&self) -> bool {
+        let (seconds, nanos) = self.changed.max(self.modified);
+        let (Ok(seconds), Ok(nanos)) = (u64::try_from(seconds), u32::try_from(nanos)) else { return false };
+        let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos);
+        SystemTime::now().duration_since(changed).is_ok_and(|age| age > CLOCK_TICK_MAX)
     }
 }
 
@@ -166,7 +180,8 @@ impl CdiDir {
         outcome.await.unwrap_or(Err(CdiError::Closed))
     }
 
-    /// Whether the file stands in the folder with these bytes. Costs one `stat` where it is as we left it, a read otherwise.
+    /// Whether the file stands in the folder with these bytes. Costs one `stat` where it is as it was at the last look, a read
+    /// otherwise and within moments of its writing.
     pub fn is_current(&self, file: &SpecFile) -> bool {
         self.folder.is_current(file)
     }
@@ -212,15 +227,17 @@ impl Folder {
     fn is_current(&self, file: &SpecFile) -> bool {
         let path = self.path.join(&file.name);
         let Ok(metadata) = std::fs::symlink_metadata(&path) else { return false };
-        let here = Known { hash: self.hasher.hash_one(&file.bytes), stamp: Stamp::of(&metadata) };
-        if self.known().get(&file.name) == Some(&here) {
-            return true;
+        let (hash, stamp) = (self.hasher.hash_one(&file.bytes), Stamp::of(&metadata));
+        let as_left = |known: &Known| known.settled && known.stamp == stamp;
+        if let Some(known) = self.known().get(&file.name).filter(|known| as_left(known)) {
+            return known.hash == hash;
         }
+        let settled = stamp.is_settled();
         let same = metadata.is_file()
             && metadata.size() == file.bytes.len() as u64
             && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes);
         if same {
-            self.known().insert(file.name.clone(), here);
+            self.known().insert(file.name.clone(), Known { hash, stamp, settled });
         }
         same
     }

@@ -56,11 +56,12 @@ impl Others {
                 self.add(folder, name);
             }
         }
-        self.read_at = Some(now);
+        self.read_at = Some(now).filter(Stamp::is_settled);
         Ok(())
     }
 
-    /// Takes note of a change that was our own: it is no reason to read the others again.
+    /// Takes note of a change that was our own: it is no reason to read the others again. A change of theirs in the same tick
+    /// of the file system's clock is seen with their next one.
     pub(super) fn changed_by_us(&mut self, folder: &Path, before: Option<Stamp>) {
         if self.read_at.is_some() && self.read_at == before {
             self.read_at = std::fs::metadata(folder).ok().map(|metadata| Stamp::of(&metadata));

@@ -150,7 +150,7 @@ pub enum Version {
 }
 
 impl Version {
-    const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::V0_3_0,
         Self::V0_4_0,
         Self::V0_5_0,

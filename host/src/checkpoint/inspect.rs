@@ -3,6 +3,7 @@
 //! whole if its checksums agree; if not, it is taken again.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -96,11 +97,11 @@ struct Copy {
 }
 
 fn copy(path: &Path) -> Result<Copy, ReadError> {
-    let mut reason = String::new();
+    let (hasher, mut reason) = (RandomState::new(), String::new());
     for _ in 0..ATTEMPTS {
         let bytes = bytes_of(path)?;
-        let length = bytes.len() as u64;
-        match open_copy(bytes.clone()) {
+        let (length, before) = (bytes.len() as u64, hasher.hash_one(&bytes));
+        match open_copy(bytes) {
             Ok((integrity, contents)) => return Ok(Copy { integrity, contents, bytes: length }),
             Err(LoadError::Newer { found, written_by }) => {
                 let path = path.to_owned();
@@ -110,7 +111,7 @@ fn copy(path: &Path) -> Result<Copy, ReadError> {
             Err(LoadError::Storage(error)) => reason = error.to_string(),
         }
         // Unchanged bytes do not become better by a second look.
-        if bytes_of(path)? == bytes {
+        if hasher.hash_one(bytes_of(path)?) == before {
             return Err(ReadError::Damaged { path: path.to_owned(), reason });
         }
     }

@@ -27,15 +27,12 @@ impl Inner {
         outcomes
     }
 
-    fn select(&self, selector: &PodSelector) -> BTreeSet<ObjectRef> {
+    fn select(&self, selector: &PodSelector) -> Vec<ObjectRef> {
         let table = self.table.lock();
-        let of_claims = table.claims().flat_map(|claim| claim.pods.values());
-        let known = table.pods().map(|record| &record.pod).chain(of_claims);
-        let selected = |pod: &&ObjectRef| match selector {
-            PodSelector::Uid(uid) => pod.uid == *uid,
-            PodSelector::Name(namespace, name) => pod.namespace == *namespace && pod.name == *name,
-        };
-        known.filter(selected).cloned().collect()
+        match selector {
+            PodSelector::Uid(uid) => table.pod_ref(uid).into_iter().collect(),
+            PodSelector::Name(namespace, name) => table.pods_named(namespace, name),
+        }
     }
 
     async fn unprepare_claims_of(&self, pod: &ObjectRef, call: &Call) -> Vec<ClaimOutcome> {

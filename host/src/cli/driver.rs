@@ -54,6 +54,10 @@ impl Ledger for NoClaims {
     fn claim(&self, _: &DriverName, _: &str) -> Option<LiveClaim> {
         None
     }
+
+    fn holders(&self, _: &DriverName, _: &str, _: &str) -> Vec<LiveClaim> {
+        Vec::new()
+    }
 }
 
 async fn look(file: &Path, grant: &Grant) -> Result<Inspection> {

@@ -373,3 +373,6 @@ fn load_all(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -277,6 +277,11 @@ impl FakeHost {
     pub(crate) fn ledger_get(&self, uid: &str) -> Option<LiveClaim> {
         self.state().ledger.get(uid).cloned()
     }
+
+    pub(crate) fn ledger_holders(&self, pool: &str, device: &str) -> Vec<LiveClaim> {
+        let holds = |live: &&LiveClaim| live.claim.devices.iter().any(|d| d.pool == pool && d.device == device);
+        self.state().ledger.values().filter(holds).cloned().collect()
+    }
 }
 
 impl State {

@@ -54,4 +54,8 @@ impl Imports {
     pub(crate) fn ledger_get(&self, uid: &str) -> Option<LiveClaim> {
         ledger::get(uid).map(Convert::convert)
     }
+
+    pub(crate) fn ledger_holders(&self, pool: &str, device: &str) -> Vec<LiveClaim> {
+        all(ledger::holders(pool, device))
+    }
 }

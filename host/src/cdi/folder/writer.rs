@@ -159,7 +159,9 @@ impl Writer {
             }
             match std::fs::symlink_metadata(&path) {
                 Ok(metadata) => {
-                    self.folder.known().insert(name, Known { hash, stamp: Stamp::of(&metadata) });
+                    self.folder
+                        .known()
+                        .insert(name, Known { hash, stamp: Stamp::of(&metadata), settled: false });
                 }
                 // Then the next look reads the file.
                 Err(_) => drop(self.folder.known().remove(&name)),

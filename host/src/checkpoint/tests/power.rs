@@ -177,6 +177,6 @@ async fn a_real_file_is_opened_again_by_the_same_daemon_and_not_by_another() {
     std::fs::rename(home.path(), home.path().with_extension("moved")).unwrap();
     assert!(matches!(again(), Err(redb::Error::Io(_))));
     home.open().checkpoint.close().await;
-    let error = again().err().expect("another file stands there");
+    let error = again().expect_err("another file stands there");
     assert!(error.to_string().contains("replaced"), "{error}");
 }

@@ -90,11 +90,16 @@ fn make(claim: usize, devices: &[usize], pods: &[usize]) -> Arc<ClaimRecord> {
 fn answers(table: &Table) -> Vec<BTreeSet<String>> {
     let names = |records: Vec<Arc<ClaimRecord>>| records.iter().map(|r| r.id.uid.to_string()).collect();
     let of_pods = PODS.iter().map(|name| names(table.claims_of_pod(pod(name).uid.as_str())));
-    let of_device = |short: &str| {
-        let holders = table.holders_of(&driver(short), "pool", "0");
-        names(holders.into_iter().cloned().collect())
-    };
-    of_pods.chain(["gpu", "nic"].map(of_device)).chain([names(table.claims().cloned().collect())]).collect()
+    let of_device = |short: &str| names(table.users_of(&driver(short), "pool", "0").cloned().collect());
+    let of_driver = |short: &str| names(table.claims_of_driver(&driver(short)).cloned().collect());
+    let refs = PODS.iter().map(|name| table.pod_ref(&pod(name).uid).iter().map(|pod| pod.uid.to_string()).collect());
+    let named = PODS.iter().map(|name| {
+        let pod = pod(name);
+        table.pods_named(&pod.namespace, &pod.name).iter().map(|pod| pod.uid.to_string()).collect()
+    });
+    let all = names(table.claims().cloned().collect());
+    let devices = ["gpu", "nic"].map(of_device).into_iter().chain(["gpu", "nic"].map(of_driver));
+    of_pods.chain(devices).chain(refs).chain(named).chain([all]).collect()
 }
 
 proptest! {

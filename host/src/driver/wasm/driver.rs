@@ -15,10 +15,13 @@ use crate::base::clock::now_ms;
 use crate::driver::grant::Limits;
 use crate::driver::{Call, ClaimDriver, Outcomes, all_failed, settle};
 use crate::model::limit::SCHEMA_BYTES_MAX;
-use crate::model::{DriverClaim, HealthReport, Inventory, LiveClaim, PreparedClaim, Problem};
+use crate::model::{DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, PreparedClaim, Problem};
 
 /// Problems of a schema that a message names.
 const FINDINGS_SHOWN: usize = 4;
+
+/// Time to look at the files that edits name: a network file system may hang.
+const VERIFY_WALL: Duration = Duration::from_secs(2);
 
 /// A loaded WASM driver. Clones are the same driver.
 #[derive(Clone)]
@@ -228,25 +231,36 @@ impl WasmDriver {
         convert::prepared_claim(claim, prepared).map_err(|why| self.refused(why))
     }
 
-    /// Holds the edits against grant and node, off the async threads.
+    /// Holds the edits against grant and node; off the async threads where that looks at file systems that may hang.
     async fn verified(&self, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {
+        if !outcomes.values().flatten().any(needs_files) {
+            return self.verify(outcomes);
+        }
         let uids: Vec<_> = outcomes.keys().cloned().collect();
         let driver = self.clone();
-        let thread = tokio::task::spawn_blocking(move || {
-            let scope = &driver.0.sandbox.scope;
-            let verifier =
-                Verifier { effective: &scope.effective, dev: &scope.node.dev, sysfs: &scope.node.sysfs };
-            let verify = |outcome: Result<PreparedClaim, Problem>| {
-                verifier.claim(outcome?).inspect_err(|_| driver.0.sandbox.counters.record_refusal())
-            };
-            outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
-        });
-        thread.await.unwrap_or_else(|error| {
-            all_failed(
-                &uids,
-                &Problem::internal("host-failed", format!("the edits could not be checked: {error}")),
-            )
-        })
+        let thread = tokio::task::spawn_blocking(move || driver.verify(outcomes));
+        match tokio::time::timeout(VERIFY_WALL, thread).await {
+            Ok(Ok(verified)) => verified,
+            Ok(Err(error)) => {
+                let message = format!("the edits could not be checked: {error}");
+                all_failed(&uids, &Problem::internal("host-failed", message))
+            }
+            Err(_) => {
+                let message =
+                    format!("a file that the edits name could not be looked at within {VERIFY_WALL:?}");
+                all_failed(&uids, &Problem::unavailable("file-stuck", message))
+            }
+        }
+    }
+
+    fn verify(&self, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {
+        let scope = &self.0.sandbox.scope;
+        let verifier =
+            Verifier { effective: &scope.effective, dev: &scope.node.dev, sysfs: &scope.node.sysfs };
+        let verify = |outcome: Result<PreparedClaim, Problem>| {
+            verifier.claim(outcome?).inspect_err(|_| self.0.sandbox.counters.record_refusal())
+        };
+        outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
     }
 
     /// `unprepare` with the values written below `/sys`.
@@ -330,6 +344,15 @@ impl WasmDriver {
             facts: Vec::new(),
         }
     }
+}
+
+/// Whether an edit names a file outside the kernel's own file systems.
+fn needs_files(claim: &PreparedClaim) -> bool {
+    let of_devices = claim.devices.iter().filter_map(|device| match &device.access {
+        DeviceAccess::Edits(edits) => Some(edits),
+        DeviceAccess::CdiDevices(_) => None,
+    });
+    of_devices.chain([&claim.edits]).any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
 }
 
 /// Holds JSON against a schema of the driver's: no references out of it, and patterns that take linear time.

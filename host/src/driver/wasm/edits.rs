@@ -1,6 +1,6 @@
 //! Edits are claims: each entry is held against the grant and against the node before anybody acts on it.
 //!
-//! Runs off the async threads: it looks at files. Gives back the edits with what the node has filled in.
+//! Mounts and hooks make it look at files, which may hang; the caller sees to that. Gives back the edits with what the node has filled in.
 
 use std::path::Path;
 

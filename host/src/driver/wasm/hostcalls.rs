@@ -129,8 +129,15 @@ impl State {
         let seen = match self.view.seen.get(&key) {
             Some(seen) => seen.clone()?,
             None => {
-                let path = key.1.clone();
-                let seen = Arc::clone(&self.scope).blocking(move |sysfs, _| read(sysfs, &path)).await;
+                let seen = match kind {
+                    // Names and links are the kernel's own tables. An attribute's content comes from the driver of its
+                    // device, which may hang; a glob may look into many folders.
+                    Kind::Dir | Kind::Link => read(&self.scope.node.sysfs, &key.1),
+                    Kind::Read | Kind::Glob => {
+                        let path = key.1.clone();
+                        Arc::clone(&self.scope).blocking(move |sysfs, _| read(sysfs, &path)).await
+                    }
+                };
                 // What is kept counts as well: else the cache would grow beyond what the driver reads.
                 self.view.count_bytes(key.1.len() + seen.as_ref().map_or(0, Seen::size))?;
                 self.view.seen.insert(key, seen.clone());
@@ -344,7 +351,7 @@ impl device_nodes::Host for State {
             if allowed { Ok(()) } else { Err(not_granted("deviceNodes", &path)) }
         });
         let node = match admitted {
-            Ok(()) => Arc::clone(&self.scope).blocking(move |sysfs, dev| dev.stat(&path, sysfs)).await,
+            Ok(()) => self.scope.node.dev.stat(&path, &self.scope.node.sysfs),
             Err(problem) => Err(problem),
         };
         answer(node.map(convert::node_to_guest))
@@ -363,5 +370,12 @@ impl ledger::Host for State {
         let claim = self.scope.driver.as_ref().and_then(|driver| self.scope.node.ledger.claim(driver, &uid));
         let mut claims = self.live_claims(claim.into_iter().collect())?;
         Ok(claims.pop())
+    }
+
+    async fn holders(&mut self, pool: String, device: String) -> wasmtime::Result<Vec<types::LiveClaim>> {
+        self.view.count_operation()?;
+        let ledger = &self.scope.node.ledger;
+        let claims = self.scope.driver.as_ref().map(|driver| ledger.holders(driver, &pool, &device));
+        self.live_claims(claims.unwrap_or_default())
     }
 }

@@ -191,4 +191,4 @@ fn io_problem(path: &str, errno: Errno) -> Problem {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

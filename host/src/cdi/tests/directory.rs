@@ -1,0 +1,196 @@
+//! The folder.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use super::*;
+
+struct Home(tempfile::TempDir);
+
+impl Home {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("run/cdi")
+    }
+
+    fn open(&self) -> CdiDir {
+        CdiDir::open(&self.path(), Durability::Synced).unwrap()
+    }
+
+    fn put(&self, name: &str, text: &str) {
+        std::fs::create_dir_all(self.path()).unwrap();
+        std::fs::write(self.path().join(name), text).unwrap();
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path()).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn inode(&self, name: &str) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(self.path().join(name)).unwrap().ino()
+    }
+}
+
+fn file(uid: &str, value: &str) -> SpecFile {
+    rendered(&claim_with_uid(uid, one(with_env("A", value))))
+}
+
+#[tokio::test]
+async fn files_are_written_listed_and_removed() {
+    let home = Home::new();
+    let dir = home.open();
+    dir.write(vec![file("b", "1"), file("a", "1")]).await.unwrap();
+    let mode = |path: PathBuf| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(home.path()), mode(home.path().join("gpu.example.com_a.yaml"))), (0o755, 0o644));
+    let ours = dir.list_ours().unwrap();
+    let uids: Vec<_> = ours.iter().map(|file| file.identity.as_ref().unwrap().claim.uid.as_str()).collect();
+    assert_eq!(uids, ["a", "b"]);
+    dir.remove(vec![ours[0].name.clone(), "never-there.yaml".to_owned()]).await.unwrap();
+    assert_eq!(home.names(), ["gpu.example.com_b.yaml"]);
+}
+
+#[tokio::test]
+async fn many_callers_at_once_are_all_served() {
+    let home = Home::new();
+    let dir = home.open();
+    let names: Vec<_> = (0..64).map(|n| format!("u{n}")).collect();
+    let writes = names.iter().map(|uid| dir.write(vec![file(uid, "1")]));
+    for outcome in futures::future::join_all(writes).await {
+        outcome.unwrap();
+    }
+    assert_eq!(home.names().len(), 64);
+    let removes = names.iter().map(|uid| dir.remove(vec![file(uid, "1").name]));
+    for outcome in futures::future::join_all(removes).await {
+        outcome.unwrap();
+    }
+    assert!(home.names().is_empty());
+}
+
+#[tokio::test]
+async fn a_file_with_the_same_bytes_is_not_written_again() {
+    let home = Home::new();
+    let dir = home.open();
+    let (same, other) = (file("a", "1"), file("a", "2"));
+    dir.write(vec![same.clone()]).await.unwrap();
+    let inode = home.inode(&same.name);
+    dir.write(vec![same.clone()]).await.unwrap();
+    assert_eq!(home.inode(&same.name), inode);
+    // Nor by the next daemon, which has to read it once.
+    let next = home.open();
+    assert!(next.is_current(&same) && !next.is_current(&other));
+    next.write(vec![same.clone()]).await.unwrap();
+    assert_eq!(home.inode(&same.name), inode);
+    next.write(vec![other.clone()]).await.unwrap();
+    assert!(next.is_current(&other) && !next.is_current(&same));
+    assert!(dir.is_current(&other));
+}
+
+#[tokio::test]
+async fn a_missing_or_altered_file_is_not_current_and_is_written_again() {
+    let home = Home::new();
+    let dir = home.open();
+    let file = file("a", "1");
+    assert!(!dir.is_current(&file));
+    dir.write(vec![file.clone()]).await.unwrap();
+    assert!(dir.is_current(&file));
+    std::fs::write(home.path().join(&file.name), "# nodedock.dev/claim: cut").unwrap();
+    assert!(!dir.is_current(&file));
+    dir.write(vec![file.clone()]).await.unwrap();
+    std::fs::remove_file(home.path().join(&file.name)).unwrap();
+    assert!(!dir.is_current(&file));
+    dir.write(vec![file.clone()]).await.unwrap();
+    assert!(dir.is_current(&file));
+    // What a power loss may leave of a file.
+    std::fs::write(home.path().join(&file.name), "").unwrap();
+    dir.write(vec![file.clone()]).await.unwrap();
+    assert!(dir.is_current(&file));
+}
+
+#[tokio::test]
+async fn a_folder_that_went_away_comes_back() {
+    let home = Home::new();
+    let dir = home.open();
+    std::fs::remove_dir(home.path()).unwrap();
+    dir.write(vec![file("a", "1")]).await.unwrap();
+    assert_eq!(home.names().len(), 1);
+}
+
+#[tokio::test]
+async fn files_of_others_are_not_ours() {
+    let home = Home::new();
+    let name = file("a", "1").name;
+    home.put("nvidia.yaml", "kind: nvidia.com/gpu\n");
+    home.put(&name, "# somebody else's\n");
+    home.put("short.json", "{");
+    std::os::unix::fs::symlink("/etc/passwd", home.path().join("link.yaml")).unwrap();
+    let before = home.names();
+    let dir = home.open();
+    assert!(dir.list_ours().unwrap().is_empty());
+    assert!(matches!(dir.write(vec![file("a", "1")]).await, Err(CdiError::Foreign(_))));
+    assert!(matches!(dir.remove(vec![name]).await, Err(CdiError::Foreign(_))));
+    assert!(matches!(dir.remove(vec!["link.yaml".to_owned()]).await, Err(CdiError::Foreign(_))));
+    for bad in ["../x.yaml", ".x.yaml", "x.txt", "a/b.yaml"] {
+        assert!(matches!(dir.remove(vec![bad.to_owned()]).await, Err(CdiError::Name(_))), "{bad}");
+    }
+    assert_eq!(home.names(), before);
+}
+
+#[tokio::test]
+async fn one_refused_file_does_not_keep_others_waiting_and_leaves_nothing_behind() {
+    let home = Home::new();
+    home.put(&file("b", "1").name, "# somebody else's\n");
+    let dir = home.open();
+    let (bad, good) =
+        tokio::join!(dir.write(vec![file("a", "1"), file("b", "1")]), dir.write(vec![file("c", "1")]));
+    assert!(bad.is_err());
+    good.unwrap();
+    assert_eq!(home.names(), ["gpu.example.com_b.yaml", "gpu.example.com_c.yaml"]);
+}
+
+#[tokio::test]
+async fn what_a_crash_left_half_written_is_swept_at_the_start() {
+    let home = Home::new();
+    home.put(".nodedock-7-1.tmp", "half");
+    home.put(".other.tmp", "theirs");
+    home.open();
+    assert_eq!(home.names(), [".other.tmp"]);
+}
+
+#[tokio::test]
+async fn a_file_of_ours_that_cannot_be_understood_is_still_ours() {
+    let home = Home::new();
+    home.put("x.yaml", "# nodedock.dev/claim: {\"version\":99}\n{}\n");
+    let dir = home.open();
+    let ours = dir.list_ours().unwrap();
+    assert_eq!((ours.len(), ours[0].identity.is_none(), ours[0].spec.as_str()), (1, true, "{}\n"));
+    dir.remove(vec!["x.yaml".to_owned()]).await.unwrap();
+    assert!(home.names().is_empty());
+}
+
+#[tokio::test]
+async fn a_device_that_somebody_else_gives_as_well_is_found() {
+    let home = Home::new();
+    let dir = home.open();
+    let record = claim_with_uid("a", one(with_env("A", "1")));
+    let names: Vec<_> = cdi_devices(&record, &driver()).into_iter().flat_map(|(_, names)| names).collect();
+    dir.write(vec![rendered(&record)]).await.unwrap();
+    assert_eq!(dir.collisions(&names).unwrap(), []);
+
+    home.put("broken.yaml", "kind: [");
+    home.put("theirs.yaml", "cdiVersion: 0.5.0\nkind: gpu.example.com/claim\ndevices:\n- name: a-gpu-0\n");
+    let expected =
+        Collision { device: "gpu.example.com/claim=a-gpu-0".to_owned(), file: "theirs.yaml".to_owned() };
+    assert_eq!(dir.collisions(&names).unwrap(), std::slice::from_ref(&expected));
+    // Our own changes are no reason to look again, nor to forget.
+    dir.write(vec![file("b", "1")]).await.unwrap();
+    assert_eq!(dir.collisions(&names).unwrap(), [expected]);
+    std::fs::remove_file(home.path().join("theirs.yaml")).unwrap();
+    assert_eq!(dir.collisions(&names).unwrap(), []);
+}

@@ -1,0 +1,216 @@
+//! Versions and validity.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn valid() -> Spec {
+    let container_edits = ContainerEdits { env: vec!["A=1".to_owned()], ..ContainerEdits::default() };
+    Spec {
+        cdi_version: "1.1.0".to_owned(),
+        kind: "vendor.com/class".to_owned(),
+        devices: vec![Device { name: "dev0".to_owned(), container_edits, ..Device::default() }],
+        ..Spec::default()
+    }
+}
+
+type Feature = (&'static str, fn(&mut Spec), Version);
+
+/// Each feature: how it changes a spec, and the version that brought it.
+fn features() -> Vec<Feature> {
+    fn edits(spec: &mut Spec) -> &mut ContainerEdits {
+        &mut spec.devices[0].container_edits
+    }
+    fn with_path() -> DeviceNode {
+        DeviceNode { path: "/dev/a".to_owned(), ..DeviceNode::default() }
+    }
+    fn with_paths() -> Mount {
+        Mount { host_path: "/a".to_owned(), container_path: "/b".to_owned(), ..Mount::default() }
+    }
+    vec![
+        ("device node", |s| edits(s).device_nodes.push(with_path()), Version::V0_3_0),
+        ("mount", |s| edits(s).mounts.push(with_paths()), Version::V0_3_0),
+        (
+            "mount type",
+            |s| edits(s).mounts.push(Mount { fs_type: Some("bind".to_owned()), ..with_paths() }),
+            Version::V0_4_0,
+        ),
+        ("digit first", |s| s.devices[0].name = "0dev".to_owned(), Version::V0_5_0),
+        (
+            "host path",
+            |s| {
+                s.container_edits
+                    .device_nodes
+                    .push(DeviceNode { host_path: Some("/x".to_owned()), ..with_path() })
+            },
+            Version::V0_5_0,
+        ),
+        ("dotted class", |s| s.kind = "vendor.com/a.b".to_owned(), Version::V0_6_0),
+        ("annotations", |s| drop(s.annotations.insert("a/b".to_owned(), "c".to_owned())), Version::V0_6_0),
+        ("gids", |s| s.container_edits.additional_gids.push(1), Version::V0_7_0),
+        ("rdt", |s| edits(s).intel_rdt = Some(IntelRdt::default()), Version::V0_7_0),
+        (
+            "net device",
+            |s| {
+                let (host_interface_name, name) = ("eth0".to_owned(), "net0".to_owned());
+                edits(s).net_devices.push(NetDevice { host_interface_name, name });
+            },
+            Version::V1_1_0,
+        ),
+        (
+            "monitoring",
+            |s| edits(s).intel_rdt = Some(IntelRdt { enable_monitoring: Some(true), ..IntelRdt::default() }),
+            Version::V1_1_0,
+        ),
+        (
+            "schemata",
+            |s| {
+                let schemata = Some(vec!["L3:0=f".to_owned()]);
+                s.container_edits.intel_rdt = Some(IntelRdt { schemata, ..IntelRdt::default() });
+            },
+            Version::V1_1_0,
+        ),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_spec_needs_the_highest_version_of_what_it_uses(chosen in proptest::collection::vec(any::<bool>(), features().len())) {
+        let mut spec = valid();
+        let mut needed = Version::V0_3_0;
+        for ((name, change, version), _) in features().into_iter().zip(chosen).filter(|(_, chosen)| *chosen) {
+            // Only one of the two that set the same field can be seen.
+            if !matches!(name, "rdt" | "net device") {
+                change(&mut spec);
+                needed = needed.max(version);
+            }
+        }
+        prop_assert_eq!(spec.required_version(), needed);
+        spec.cdi_version = needed.as_str().to_owned();
+        prop_assert_eq!(validate(&spec), Ok(()));
+        if let Some(lower) = Version::ALL.into_iter().rfind(|version| *version < needed) {
+            spec.cdi_version = lower.as_str().to_owned();
+            prop_assert_eq!(validate(&spec), Err(SpecError::VersionTooLow { stated: lower, required: needed }));
+        }
+    }
+
+    /// Whatever a driver says: either there is no file, or one that libraries take, with a name for each device.
+    #[test]
+    fn what_is_rendered_is_valid(
+        uid in "[a-z0-9]([a-z0-9._-]{0,20}[a-z0-9])?",
+        devices in proptest::collection::vec(("[a-z]{1,3}", "[a-z0-9]([a-z0-9-]{0,5}[a-z0-9])?", ".{0,4}", ".{0,12}"), 1..6),
+        version in ".{0,20}",
+    ) {
+        let devices: Vec<_> = devices
+            .iter()
+            .map(|(pool, name, key, value)| {
+                let edits = if key.is_empty() { Edits::default() } else { with_env(key, value) };
+                device(pool, name, edits)
+            })
+            .collect();
+        let count = devices.len();
+        let mut record = claim_with_uid(&uid, PreparedClaim { devices, ..PreparedClaim::default() });
+        record.drivers.get_mut(&driver()).unwrap().by.as_mut().unwrap().version = version;
+        if let Ok(Some(file)) = render_driver(&record, &driver()) {
+            let text = String::from_utf8(file.bytes).unwrap();
+            let spec: Spec = serde_saphyr::from_str(&text).unwrap();
+            prop_assert_eq!(validate(&spec), Ok(()));
+            let names: Vec<_> = spec.devices.iter().map(|d| format!("{}={}", spec.kind, d.name)).collect();
+            let given: Vec<_> = cdi_devices(&record, &driver()).into_iter().flat_map(|(_, names)| names).collect();
+            prop_assert_eq!(names.len(), count);
+            prop_assert_eq!(names, given);
+        }
+    }
+}
+
+#[test]
+fn each_feature_has_its_version() {
+    for (name, change, version) in features() {
+        let mut spec = valid();
+        change(&mut spec);
+        assert_eq!(spec.required_version(), version, "{name}");
+    }
+}
+
+#[test]
+fn what_libraries_refuse_is_refused() {
+    fn edits(spec: &mut Spec) -> &mut ContainerEdits {
+        &mut spec.devices[0].container_edits
+    }
+    fn node(spec: &mut Spec, change: impl FnOnce(&mut DeviceNode)) {
+        let mut node = DeviceNode { path: "/dev/a".to_owned(), ..DeviceNode::default() };
+        change(&mut node);
+        edits(spec).device_nodes.push(node);
+    }
+    fn nets(spec: &mut Spec, names: &[(&str, &str)]) {
+        let device =
+            |(a, b): &(&str, &str)| NetDevice { host_interface_name: (*a).into(), name: (*b).into() };
+        edits(spec).net_devices = names.iter().map(device).collect();
+    }
+    fn hook(spec: &mut Spec, name: &str, path: &str, env: &str) {
+        let hook =
+            Hook { hook_name: name.into(), path: path.into(), env: vec![env.into()], ..Hook::default() };
+        edits(spec).hooks.push(hook);
+    }
+    fn rdt(spec: &mut Spec, id: &str) {
+        edits(spec).intel_rdt = Some(IntelRdt { clos_id: Some(id.to_owned()), ..IntelRdt::default() });
+    }
+    let long = "x".repeat(4096);
+    type Change<'a> = &'a dyn Fn(&mut Spec);
+    let bad: &[(&str, Change<'_>)] = &[
+        ("version", &|s| s.cdi_version = "0.2.9".to_owned()),
+        ("version", &|s| s.cdi_version = "2.0.0".to_owned()),
+        ("kind", &|s| s.kind = "vendor.com".to_owned()),
+        ("kind", &|s| s.kind = "vendor.com/a/b".to_owned()),
+        ("kind", &|s| s.kind = "0vendor/a".to_owned()),
+        ("kind", &|s| s.kind = "vendor/a-".to_owned()),
+        ("kind", &|s| s.kind = "ven dor/a".to_owned()),
+        ("device name", &|s| s.devices[0].name = String::new()),
+        ("device name", &|s| s.devices[0].name = "-a".to_owned()),
+        ("device name", &|s| s.devices[0].name = "a:".to_owned()),
+        ("device name", &|s| s.devices[0].name = "a=b".to_owned()),
+        ("twice", &|s| s.devices.push(s.devices[0].clone())),
+        ("no devices", &|s| s.devices.clear()),
+        ("no edits", &|s| s.devices[0].container_edits = ContainerEdits::default()),
+        ("NAME=VALUE", &|s| edits(s).env.push("A".to_owned())),
+        ("NAME=VALUE", &|s| s.container_edits.env.push("=A".to_owned())),
+        ("no path", &|s| node(s, |n| n.path.clear())),
+        ("type", &|s| node(s, |n| n.kind = Some("x".to_owned()))),
+        ("permissions", &|s| node(s, |n| n.permissions = Some("rx".to_owned()))),
+        ("mount", &|s| edits(s).mounts.push(Mount { host_path: "/a".into(), ..Mount::default() })),
+        ("mount", &|s| edits(s).mounts.push(Mount { container_path: "/a".into(), ..Mount::default() })),
+        ("hook name", &|s| hook(s, "prestop", "/a", "A=1")),
+        ("no path", &|s| hook(s, "prestart", "", "A=1")),
+        ("NAME=VALUE", &|s| hook(s, "prestart", "/a", "A")),
+        ("closID", &|s| rdt(s, "..")),
+        ("closID", &|s| rdt(s, ".")),
+        ("closID", &|s| rdt(s, "a/b")),
+        ("closID", &|s| rdt(s, &long)),
+        ("network device", &|s| nets(s, &[("", "a")])),
+        ("network device", &|s| nets(s, &[("a", "")])),
+        ("network device", &|s| nets(s, &[("a", "b"), ("a", "c")])),
+        ("network device", &|s| nets(s, &[("a", "b"), ("c", "b")])),
+        ("gone", &|s| edits(s).intel_rdt = Some(IntelRdt { enable_cmt: Some(true), ..IntelRdt::default() })),
+        ("annotations", &|s| drop(s.annotations.insert("a b".to_owned(), String::new()))),
+        ("annotations", &|s| drop(s.devices[0].annotations.insert("a".to_owned(), "x".repeat(300_000)))),
+    ];
+    for (word, change) in bad {
+        let mut spec = valid();
+        change(&mut spec);
+        let error = validate(&spec).expect_err(word).to_string();
+        assert!(error.contains(word), "{word}: {error}");
+    }
+    let good: &[Change<'_>] = &[
+        &|s| node(s, |n| n.kind = Some("u".to_owned())),
+        &|s| node(s, |n| n.permissions = Some("none".to_owned())),
+        &|s| s.devices[0].name = "0a:b_c.d-e".to_owned(),
+        &|s| edits(s).env.push("A=".to_owned()),
+        &|s| rdt(s, &long[..4095]),
+        &|s| hook(s, "poststop", "/a", "A=1"),
+    ];
+    for change in good {
+        let mut spec = valid();
+        change(&mut spec);
+        assert_eq!(validate(&spec), Ok(()));
+    }
+}

@@ -1,0 +1,77 @@
+mod guest;
+mod loading;
+mod running;
+
+use super::*;
+use crate::model::{LiveClaim, ObjectRef};
+use guest::Guest;
+
+/// Nothing is prepared.
+struct NoClaims;
+
+impl Ledger for NoClaims {
+    fn claims(&self, _driver: &DriverName) -> Vec<LiveClaim> {
+        Vec::new()
+    }
+
+    fn claim(&self, _driver: &DriverName, _uid: &str) -> Option<LiveClaim> {
+        None
+    }
+
+    fn holders(&self, _driver: &DriverName, _pool: &str, _device: &str) -> Vec<LiveClaim> {
+        Vec::new()
+    }
+}
+
+/// A node of a test: an empty `/sys` and `/dev`, and a cache.
+struct Stage {
+    folder: tempfile::TempDir,
+    host: Arc<WasmHost>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        Self::on(tempfile::tempdir().unwrap(), false)
+    }
+
+    fn on(folder: tempfile::TempDir, cached: bool) -> Self {
+        for part in ["sys", "dev"] {
+            std::fs::create_dir_all(folder.path().join(part)).unwrap();
+        }
+        let settings = WasmSettings {
+            cache_dir: cached.then(|| folder.path().join("cache")),
+            sysfs_root: folder.path().join("sys"),
+            dev_root: folder.path().join("dev"),
+            node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
+        };
+        Self { folder, host: WasmHost::new(settings, Arc::new(NoClaims)).unwrap() }
+    }
+
+    async fn try_load(&self, bytes: impl Into<Bytes>, grant: &str) -> Result<WasmDriver, LoadError> {
+        let file = DriverFile { name: "tiny.wasm".into(), bytes: bytes.into() };
+        let head = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n";
+        self.host.load(file, Grant::parse(&format!("{head}{grant}")).unwrap(), None).await
+    }
+
+    async fn load(&self, guest: &Guest) -> WasmDriver {
+        self.try_load(guest.module(), "").await.unwrap()
+    }
+
+    /// Why it is not taken.
+    async fn refusal(&self, bytes: impl Into<Bytes>) -> LoadError {
+        self.try_load(bytes, "").await.map(|driver| driver.info().clone()).unwrap_err()
+    }
+}
+
+fn a_call() -> super::super::Call {
+    super::super::Call { request_id: "r-1".into(), deadline: Duration::from_secs(10) }
+}
+
+fn a_claim(uid: &str) -> crate::model::DriverClaim {
+    crate::model::DriverClaim {
+        id: ObjectRef::new("default", "claim", uid).unwrap(),
+        devices: Vec::new(),
+        configs: Vec::new(),
+        annotations: BTreeMap::new(),
+    }
+}

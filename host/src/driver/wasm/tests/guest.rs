@@ -1,0 +1,124 @@
+//! Small drivers in WebAssembly text, with the contract inside as wit-bindgen puts it there.
+//!
+//! Answers are laid out by hand as the canonical ABI has them; zeroed memory is an empty inventory, an empty list of outcomes,
+//! and a prepared claim without edits.
+
+use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
+use wit_parser::Resolve;
+
+/// Bodies of the functions, and what stands beside them.
+#[derive(Clone)]
+pub(super) struct Guest {
+    pub(super) world: &'static str,
+    pub(super) imports: String,
+    pub(super) extra: String,
+    pub(super) describe: String,
+    pub(super) discover: String,
+    pub(super) prepare: String,
+    pub(super) pages: u32,
+    /// Capabilities: a list of one glob each, by their place in the record.
+    pub(super) env: Option<&'static str>,
+    pub(super) sysfs_read: Option<&'static str>,
+    pub(super) version: &'static str,
+}
+
+impl Default for Guest {
+    fn default() -> Self {
+        Self {
+            world: "driver",
+            imports: String::new(),
+            extra: String::new(),
+            describe: "i32.const 1024".to_owned(),
+            discover: "i32.const 8192".to_owned(),
+            prepare: "i32.const 8192".to_owned(),
+            pages: 1,
+            env: None,
+            sysfs_read: None,
+            version: "0.1.0",
+        }
+    }
+}
+
+pub(super) const NAME: &str = "tiny.example.com";
+
+/// Gives each claim back as prepared, if there is one: its outcome has the UID that was asked for, and the environment of
+/// the 64 bytes at 12288 (empty unless `env_edit` is there).
+pub(super) const PREPARE_ONE: &str = "
+    (i32.store (i32.const 8192) (i32.const 8448))
+    (i32.store (i32.const 8196) (i32.const 1))
+    (i64.store (i32.const 8448) (i64.load offset=16 (local.get 11)))
+    (i64.store (i32.const 8468) (i64.load (i32.const 12288)))
+    i32.const 8192";
+
+/// One environment variable, as the driver's own edit.
+pub(super) fn env_edit(name: &str, value: &str) -> String {
+    let list = words(&[12304, 1]);
+    let label = words(&[12352, len(name), 12416, len(value)]);
+    format!(
+        "(data (i32.const 12288) \"{list}\") (data (i32.const 12304) \"{label}\")
+         (data (i32.const 12352) \"{name}\") (data (i32.const 12416) \"{value}\")"
+    )
+}
+
+fn len(text: &str) -> u32 {
+    u32::try_from(text.len()).unwrap()
+}
+
+fn words(words: &[u32]) -> String {
+    words.iter().flat_map(|word| word.to_le_bytes()).map(|byte| format!("\\{byte:02x}")).collect()
+}
+
+impl Guest {
+    fn text(&self) -> String {
+        let mut info = [0u32; 32];
+        info[..4].copy_from_slice(&[2048, len(NAME), 2112, 5]);
+        let mut data = format!("(data (i32.const 2048) \"{NAME}\") (data (i32.const 2112) \"1.2.3\")");
+        for (place, glob, at) in [(6, self.sysfs_read, 2176), (16, self.env, 2304)] {
+            if let Some(glob) = glob {
+                info[place..place + 2].copy_from_slice(&[at, 1]);
+                let list = words(&[at + 8, len(glob)]);
+                data +=
+                    &format!("(data (i32.const {at}) \"{list}\") (data (i32.const {}) \"{glob}\")", at + 8);
+            }
+        }
+        let context = "(param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32";
+        let Self { imports, extra, describe, discover, prepare, pages, version, .. } = self;
+        let package = format!("@{version}");
+        format!(
+            "(module {imports}
+               (memory (export \"memory\") {pages})
+               (data (i32.const 1024) \"{}\") {data} {extra}
+               (func (export \"cabi_realloc\") (param i32 i32 i32 i32) (result i32) {REALLOC})
+               (global $top (mut i32) (i32.const 16384))
+               (func (export \"nodedock:driver/identity{package}#describe\") (result i32) {describe})
+               (func (export \"nodedock:driver/discovery{package}#discover\") {context} i32 i32 i32) (result i32) {discover})
+               (func (export \"nodedock:driver/preparation{package}#prepare\") {context} i32 i32) (result i32) {prepare})
+               (func (export \"nodedock:driver/preparation{package}#unprepare\") {context} i32 i32) (result i32)
+                 i32.const 8192))",
+            words(&info)
+        )
+    }
+
+    /// A core module with the contract inside.
+    pub(super) fn module(&self) -> Vec<u8> {
+        let mut module = wat::parse_str(self.text()).unwrap();
+        let contract =
+            include_str!("../../../../../wit/driver.wit").replace("@0.1.0", &format!("@{}", self.version));
+        let mut resolve = Resolve::default();
+        let package = resolve.push_str("driver.wit", &contract).unwrap();
+        let world = resolve.select_world(&[package], Some(self.world)).unwrap();
+        embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8).unwrap();
+        module
+    }
+
+    /// The same as a component.
+    pub(super) fn component(&self) -> Vec<u8> {
+        ComponentEncoder::default().module(&self.module()).unwrap().encode().unwrap()
+    }
+}
+
+/// A bump allocator; what does not fit grows the memory.
+const REALLOC: &str = "(local $at i32)
+    (local.set $at (i32.and (i32.add (global.get $top) (i32.const 7)) (i32.const -8)))
+    (global.set $top (i32.add (local.get $at) (local.get 3)))
+    (local.get $at)";
