@@ -169,8 +169,7 @@ impl Registry {
     pub fn device(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Device> {
         let inventory = self.read().serving.get(driver)?.driver.inventory.clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
-        let found = inventory.borrow().inventory.device(&pool, &device).cloned();
-        found
+        inventory.borrow().inventory.device(&pool, &device).cloned()
     }
 
     /// Every driver that serves, by name.

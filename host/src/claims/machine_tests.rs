@@ -104,7 +104,8 @@ fn a_claim_holds_its_devices_and_their_identities() {
         allow_multiple_allocations: device == "many",
         identity: if device == "0" { vec!["pci:1".to_owned()] } else { Vec::new() },
     };
-    let cases: [(&[&str], &[(&str, bool)]); 5] = [
+    type Case = (&'static [&'static str], &'static [(&'static str, bool)]);
+    let cases: [Case; 5] = [
         (&["gpu/0"], &[("gpu.example.com/pool/0", false), ("pci:1", false)]),
         (&["gpu/1#a"], &[("gpu.example.com/pool/1", true)]),
         (&["gpu/many"], &[("gpu.example.com/pool/many", true)]),
@@ -162,6 +163,16 @@ fn a_new_boot_asks_every_driver_again_and_keeps_their_memos() {
     let boot_of = |name| record.live_claim(&driver(name)).map(|live| (live.memo, live.boot_id)).unwrap();
     assert_eq!(boot_of("gpu"), (b"memo".to_vec(), "boot-2".to_owned()));
     assert_eq!(boot_of("nic"), (b"memo".to_vec(), BOOT.to_owned()));
+}
+
+#[test]
+fn a_claim_that_was_prepared_before_a_reboot_is_kept_when_its_driver_refuses_it() {
+    let a = pod("a");
+    let wanted = claim("one", &["gpu/0"], &[&a]);
+    let (table, _) = prepared_for(&wanted, &a);
+    let (record, _) = called(ask(&table, &wanted, &a, "boot-2"));
+    let end = finish_prepare(&record, vec![result(&driver("gpu"), Err(permanent()))], 3);
+    assert!(matches!(end, PrepareEnd::Open(..)), "it is its pod's to give up: {end:?}");
 }
 
 /// A memo of two boots ago was said to be of the last: the second reboot overwrote where it came from.

@@ -331,7 +331,8 @@ fn check_containers(
     let entries = object.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
     let known: Vec<_> = entries.map(|entry| entry.name.as_str()).collect();
     for container in containers {
-        for claim in container.claims.iter().filter(|claim| !known.contains(&claim.pod_claim_name.as_str())) {
+        let unknown = |claim: &&ContainerClaim| !known.contains(&claim.pod_claim_name.as_str());
+        if let Some(claim) = container.claims.iter().find(unknown) {
             return Err(ManifestError::UnknownClaim {
                 pod: context.what.clone(),
                 container: container.name.clone(),
