@@ -252,8 +252,9 @@ impl Registry {
         self.write().serving.retain(|_, serving| serving.source != source);
     }
 
-    /// Forgets a source.
+    /// Forgets a source, and its driver where it still serves.
     pub(crate) fn remove(&self, source: &str) {
+        self.retire(source);
         let view = self.write().sources.remove(source);
         if let Some(view) = view {
             let name = view.name.as_ref().map_or(source, DriverName::as_str);

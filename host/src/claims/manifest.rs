@@ -17,6 +17,9 @@ use crate::model::{
     ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Uid, limit,
 };
 
+/// The name, among the pod's own names for claims, of the one that stands for its extended resources.
+const EXTENDED_RESOURCES: &str = "extended-resources";
+
 /// What a file holds that we need.
 #[derive(Debug, Default)]
 pub struct Objects {
@@ -89,12 +92,22 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
             let what = format!("ResourceClaim of {version} is not read here; resource.k8s.io/v1 is");
             Err(ManifestError::Shape { document: index, what, source: None })
         }
-        (_, kind) if kind.ends_with("List") => {
+        (version, kind) if kind.ends_with("List") => {
             let items = document.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
-            items.into_iter().try_for_each(|item| take(item, index, objects))
+            let of_list = |item| of_list(item, version, kind.trim_end_matches("List"));
+            items.into_iter().map(of_list).try_for_each(|item| take(item, index, objects))
         }
         _ => Ok(()),
     }
+}
+
+/// An item of a typed list does not say what it is: the API server leaves that to the list.
+fn of_list(mut item: Value, version: &str, kind: &str) -> Value {
+    if let (Some(fields), false) = (item.as_object_mut(), kind.is_empty()) {
+        fields.entry("apiVersion").or_insert_with(|| version.into());
+        fields.entry("kind").or_insert_with(|| kind.into());
+    }
+    item
 }
 
 fn typed<T: DeserializeOwned>(document: Value, index: usize, kind: &str) -> Result<T, ManifestError> {
@@ -217,7 +230,30 @@ fn pod(object: &Pod, document: usize) -> Result<PodRequest, ManifestError> {
     let init = spec.init_containers.unwrap_or_default().into_iter();
     let containers: Vec<_> = init.chain(spec.containers).map(container).collect();
     check_containers(object, &containers, &context)?;
-    Ok(PodRequest { pod, claims, containers })
+    let mut request = PodRequest { pod, claims, containers };
+    add_extended_resources(object, &mut request, &context)?;
+    Ok(request)
+}
+
+/// Extended resources that the scheduler took from DRA drivers (KEP-5004): a claim that is in the pod's status only, with the
+/// request of each container.
+fn add_extended_resources(object: &Pod, request: &mut PodRequest, context: &Context) -> Result<(), ManifestError> {
+    let status = object.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    let Some(status) = status else { return Ok(()) };
+    let claim_name = ObjectName::new(&status.resource_claim_name);
+    request.claims.push(ClaimReference {
+        pod_claim_name: EXTENDED_RESOURCES.to_owned(),
+        claim_name: context.name("status.extendedResourceClaimStatus.resourceClaimName", claim_name)?,
+        claim_uid: None,
+    });
+    for mapping in &status.request_mappings {
+        let containers = request.containers.iter_mut().filter(|container| container.name == mapping.container_name);
+        containers.for_each(|container| {
+            let request = Some(mapping.request_name.clone());
+            container.claims.push(ContainerClaim { pod_claim_name: EXTENDED_RESOURCES.to_owned(), request });
+        });
+    }
+    Ok(())
 }
 
 fn references(object: &Pod, context: &Context) -> Result<Vec<ClaimReference>, ManifestError> {

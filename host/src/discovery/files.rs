@@ -349,7 +349,9 @@ mod tests {
     #[tokio::test]
     async fn a_file_that_is_still_being_written_is_not_taken_before_it_is_closed() {
         use std::io::Write;
-        let mut folder = Folder::watched(|_| ());
+        let mut folder = Folder::watched(|dir| std::fs::write(dir.join("first.wasm"), "").unwrap());
+        // The watch is there when the first list is reported.
+        assert_eq!(folder.changed().await.stem, "first");
         let mut half = std::fs::File::create(folder.path("a.wasm")).unwrap();
         half.write_all(b"first ").unwrap();
         std::fs::write(folder.path("b.wasm"), "b").unwrap();

@@ -72,7 +72,7 @@ impl Node for NodeApi {
         let request_id = begin("UnpreparePod", &request);
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
-        let outcomes = self.claims.unprepare_pod(selector, request_id).await;
+        let outcomes = self.claims.unprepare_pod(selector, request_id).await.map_err(refuse)?;
         Ok(Response::new(convert::unprepared(&pod.unwrap_or_default(), &outcomes)))
     }
 
