@@ -203,7 +203,12 @@ impl Claims {
     }
 
     /// Makes a pod's claims ready. Goes on when the caller goes away.
-    pub async fn prepare_pod(&self, request: PodRequest, inline: Vec<Claim>, request_id: Arc<str>) -> PodOutcome {
+    pub async fn prepare_pod(
+        &self,
+        request: PodRequest,
+        inline: Vec<Claim>,
+        request_id: Arc<str>,
+    ) -> PodOutcome {
         let (inner, asked) = (self.0.clone(), request.clone());
         let work = async move { inner.prepare_pod(request, inline, request_id).await };
         self.detached(work).await.unwrap_or_else(|| prepare::interrupted_pod(asked))
@@ -339,7 +344,8 @@ impl Inner {
             }
         }
         if let Err(error) = self.cdi.write(stale).await {
-            let problem = Problem::unavailable("cdi-not-written", format!("write CDI files: {}", chain(&error)));
+            let problem =
+                Problem::unavailable("cdi-not-written", format!("write CDI files: {}", chain(&error)));
             failed.extend(written.into_iter().map(|uid| (uid, problem.clone())));
         }
         failed
@@ -363,6 +369,8 @@ fn not_durable(error: &CommitError) -> Problem {
 }
 
 fn unrendered(record: &ClaimRecord, error: &cdi::RenderError) -> Problem {
-    Problem::internal("cdi-not-valid", format!("claim {} makes no valid CDI file: {}", record.id, chain(error)))
+    Problem::internal(
+        "cdi-not-valid",
+        format!("claim {} makes no valid CDI file: {}", record.id, chain(error)),
+    )
 }
-

@@ -42,7 +42,8 @@ pub enum ConfigError {
 impl ConfigFile {
     /// Reads and checks a file. Unknown keys and wrong types are errors with line and column.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::parse(&text, path)
     }
 
@@ -128,7 +129,8 @@ pub enum DriverConfigError {
 /// A driver's config, from YAML to the JSON text that the driver gets. An empty file is an empty mapping.
 pub fn driver_config(yaml: &str) -> Result<String, DriverConfigError> {
     use serde_json::Value;
-    let value: Value = serde_saphyr::from_str(yaml).map_err(|error| DriverConfigError::Syntax(Box::new(error)))?;
+    let value: Value =
+        serde_saphyr::from_str(yaml).map_err(|error| DriverConfigError::Syntax(Box::new(error)))?;
     match value {
         Value::Object(_) => Ok(value.to_string()),
         Value::Null => Ok("{}".to_owned()),

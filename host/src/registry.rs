@@ -169,8 +169,7 @@ impl Registry {
     pub fn device(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Device> {
         let inventory = self.read().serving.get(driver)?.driver.inventory.clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
-        let found = inventory.borrow().inventory.device(&pool, &device).cloned();
-        found
+        inventory.borrow().inventory.device(&pool, &device).cloned()
     }
 
     /// Every driver that serves, by name.
@@ -208,7 +207,8 @@ impl Registry {
             return Some(name.to_owned());
         }
         let of_name = |view: &&DriverView| view.name.as_ref().is_some_and(|known| known.as_str() == name);
-        let serving = state.serving.iter().find(|(known, _)| known.as_str() == name).map(|(_, s)| s.source.clone());
+        let serving =
+            state.serving.iter().find(|(known, _)| known.as_str() == name).map(|(_, s)| s.source.clone());
         serving.or_else(|| state.sources.values().find(of_name).map(|view| view.source.clone()))
     }
 

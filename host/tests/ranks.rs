@@ -51,7 +51,8 @@ fn place(file: &Path) -> Vec<String> {
 
 /// Files of tests: they may use anything.
 fn is_test(place: &[String]) -> bool {
-    let test = |part: &String| part == "tests" || part == "fixtures" || part == "disk" || part.ends_with("_tests");
+    let test =
+        |part: &String| part == "tests" || part == "fixtures" || part == "disk" || part.ends_with("_tests");
     place.iter().any(test)
 }
 
@@ -121,5 +122,7 @@ fn a_use_is_seen_however_it_is_written() {
                 // use crate::app\n#[cfg(test)]\nmod tests {\n use crate::north::x;\n}";
     assert_eq!(modules_of(&place, &code(text)), ["cdi", "base", "driver"]);
     let ranks = BTreeMap::from([("cdi".to_owned(), 2), ("driver".to_owned(), 2), ("cli".to_owned(), 6)]);
-    assert!(!allowed(&ranks, "cdi", "driver") && !allowed(&ranks, "cdi", "cli") && allowed(&ranks, "cli", "cdi"));
+    assert!(
+        !allowed(&ranks, "cdi", "driver") && !allowed(&ranks, "cdi", "cli") && allowed(&ranks, "cli", "cdi")
+    );
 }

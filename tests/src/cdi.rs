@@ -38,7 +38,9 @@ impl CdiFile {
     pub fn devices(&self) -> Vec<String> {
         let kind = self.spec["kind"].as_str().expect("a spec has a kind");
         let devices = self.spec["devices"].as_array().expect("a spec has devices").iter();
-        devices.map(|device| format!("{kind}={}", device["name"].as_str().expect("a device has a name"))).collect()
+        devices
+            .map(|device| format!("{kind}={}", device["name"].as_str().expect("a device has a name")))
+            .collect()
     }
 
     /// Every environment variable of the file.

@@ -14,7 +14,13 @@ pub fn allocated(request: &str, device: &str) -> v1::AllocatedDevice {
     let (driver, rest) = device.split_once('/').expect("DRIVER/POOL/DEVICE");
     let (pool, device) = rest.rsplit_once('/').expect("DRIVER/POOL/DEVICE");
     let (request, driver) = (request.to_owned(), driver.to_owned());
-    v1::AllocatedDevice { request, driver, pool: pool.to_owned(), device: device.to_owned(), ..Default::default() }
+    v1::AllocatedDevice {
+        request,
+        driver,
+        pool: pool.to_owned(),
+        device: device.to_owned(),
+        ..Default::default()
+    }
 }
 
 /// A claim for which devices were allocated, reserved for nobody yet. Its requests are `device-0`, `device-1`, …
@@ -55,9 +61,9 @@ pub fn request(pod: &v1::ObjectRef, claims: &[&v1::Claim]) -> v1::PreparePodRequ
         claim_name: name(claim),
         claim_uid: String::new(),
     };
-    let uses = |claim: &&v1::Claim| v1::ContainerClaim { pod_claim_name: name(claim), request: String::new() };
-    let container =
-        v1::Container { name: "main".to_owned(), claims: claims.iter().map(uses).collect() };
+    let uses =
+        |claim: &&v1::Claim| v1::ContainerClaim { pod_claim_name: name(claim), request: String::new() };
+    let container = v1::Container { name: "main".to_owned(), claims: claims.iter().map(uses).collect() };
     v1::PreparePodRequest {
         pod: Some(pod.clone()),
         claims: claims.iter().map(reference).collect(),

@@ -74,7 +74,10 @@ impl Daemon {
     }
 
     pub async fn start_on(root: Root, options: Options) -> Self {
-        let notifications = UnixDatagram::bind(root.path().join("notify")).expect("bind the notify socket");
+        let notify = root.path().join("notify");
+        // Of a daemon that was on this root before.
+        let _ = std::fs::remove_file(&notify);
+        let notifications = UnixDatagram::bind(notify).expect("bind the notify socket");
         let client = connect(root.socket());
         let mut daemon = Self { process: None, client, notifications, options, root };
         daemon.run().await;
@@ -85,9 +88,7 @@ impl Daemon {
     pub async fn run(&mut self) {
         assert!(self.process.is_none(), "the daemon runs already");
         let mut process = self.spawn();
-        let ready = async {
-            while self.notification().await != "READY=1" {}
-        };
+        let ready = async { while self.notification().await != "READY=1" {} };
         tokio::select! {
             () = ready => {}
             status = process.wait() => panic!("the daemon ended before it was ready: {status:?}\n{}", self.log()),
@@ -254,7 +255,8 @@ impl Drop for Daemon {
             // It may have ended by itself. Its files are removed next, so it must be gone by then.
             let _ = process.start_kill();
             if let Some(pid) = pid {
-                let _ = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+                let _ =
+                    rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
             }
         }
         if std::thread::panicking() {

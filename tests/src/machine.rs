@@ -15,6 +15,7 @@ pub fn is_root() -> bool {
 }
 
 /// A small file system in memory; taken away when dropped.
+#[derive(Debug)]
 pub struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -24,10 +25,6 @@ impl Tmpfs {
         mount.args(["-t", "tmpfs", "-o", options, "nodedock-test"]).arg(folder);
         run(&mut mount)?;
         Ok(Self(folder.to_owned()))
-    }
-
-    pub fn remount(&self, options: &str) -> Result<(), String> {
-        run(Command::new("mount").arg("-o").arg(format!("remount,{options}")).arg(&self.0))
     }
 }
 

@@ -6,11 +6,16 @@ use std::process::Stdio;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+use crate::machine::Tmpfs;
 use crate::{DEADLINE, places};
 
 /// A root of its own; removed when dropped.
 #[derive(Debug)]
-pub struct Root(TempDir);
+pub struct Root {
+    /// Comes first: what is mounted in the folder has to go before the folder can.
+    mounted: Option<Tmpfs>,
+    folder: TempDir,
+}
 
 /// What a command came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,15 +31,22 @@ impl Root {
         // The path of a Unix socket may have 107 bytes, so the root's is short.
         let roots = std::env::var("NODEDOCK_TEST_ROOTS").unwrap_or_else(|_| "/tmp".to_owned());
         let root = tempfile::Builder::new().prefix("nd-").rand_bytes(6).tempdir_in(roots);
-        let root = Self(root.expect("the folder for roots can be written"));
-        for folder in [root.drivers(), root.claims(), root.cdi()] {
+        let folder = root.expect("the folder for roots can be written");
+        let root = Self { mounted: None, folder };
+        for folder in [root.drivers(), root.claims_folder(), root.cdi()] {
             std::fs::create_dir_all(folder).expect("a new folder in /tmp");
         }
         root
     }
 
     pub fn path(&self) -> &Path {
-        self.0.path()
+        self.folder.path()
+    }
+
+    /// Puts the daemon's own folder on a small file system in memory. The error says in one line why it cannot be.
+    pub fn mount_state(&mut self, options: &str) -> Result<(), String> {
+        self.mounted = Some(Tmpfs::mount(&self.state(), options)?);
+        std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
     }
 
     /// The daemon's own folder, with drivers, claims and checkpoint.
@@ -46,7 +58,7 @@ impl Root {
         self.state().join("drivers")
     }
 
-    pub fn claims(&self) -> PathBuf {
+    pub fn claims_folder(&self) -> PathBuf {
         self.state().join("claims")
     }
 

@@ -186,7 +186,8 @@ impl PoolConfig {
             None => (number, None),
         };
         let gpu = Gpu { offset: index.parse::<u32>().ok()?.checked_sub(self.first_index)?, partition };
-        let is_there = gpu.offset < self.count && partition.is_none_or(|partition| partition < self.partitions);
+        let is_there =
+            gpu.offset < self.count && partition.is_none_or(|partition| partition < self.partitions);
         // Another spelling of a number is another name.
         (is_there && self.name_of(gpu) == name).then_some(gpu)
     }

@@ -1,8 +1,8 @@
 //! Short words for claims, pods and problems of tests.
 
 use crate::model::{
-    AllocatedDevice, Allocation, Claim, DeviceAccess, DeviceName, DriverName, Edits, ObjectName, ObjectRef, PoolName,
-    PreparedClaim, PreparedDevice, Problem, Uid,
+    AllocatedDevice, Allocation, Claim, DeviceAccess, DeviceName, DriverName, Edits, ObjectName, ObjectRef,
+    PoolName, PreparedClaim, PreparedDevice, Problem, Uid,
 };
 
 pub(super) fn uid(text: &str) -> Uid {
@@ -27,7 +27,8 @@ pub(super) fn pod(short: &str) -> ObjectRef {
 pub(super) fn device(text: &str) -> AllocatedDevice {
     let (admin_access, text) = text.strip_prefix('!').map_or((false, text), |rest| (true, rest));
     let (short, device) = text.split_once('/').unwrap();
-    let (device, share) = device.split_once('#').map_or((device, None), |(device, share)| (device, Some(share)));
+    let (device, share) =
+        device.split_once('#').map_or((device, None), |(device, share)| (device, Some(share)));
     AllocatedDevice {
         request: device.to_owned(),
         driver: driver(short),
@@ -62,7 +63,10 @@ pub(super) fn prepared(devices: &[AllocatedDevice], memo: &str) -> PreparedClaim
         pool: device.pool.clone(),
         device: device.device.clone(),
         share_id: device.share_id.clone(),
-        access: DeviceAccess::Edits(Edits { env: vec![("MEMO".to_owned(), memo.to_owned())], ..Default::default() }),
+        access: DeviceAccess::Edits(Edits {
+            env: vec![("MEMO".to_owned(), memo.to_owned())],
+            ..Default::default()
+        }),
         status: None,
     };
     PreparedClaim { devices: devices.iter().map(one).collect(), memo: memo.into(), ..Default::default() }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::table::{Table, device_key};
 use crate::model::{
-    Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, ObjectRef, PodContainer,
-    PodRecord, PreparedBy, PreparedClaim, Problem, ProblemKind, Transition, Uid,
+    Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, ObjectRef,
+    PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemKind, Transition, Uid,
 };
 
 /// What the host knows of a device that decides whether others may have it.
@@ -47,9 +47,15 @@ pub struct PrepareRequest<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub enum PrepareStep {
     /// Prepared in this boot. `changed`: the pod is new to it, so the record must be committed.
-    Known { record: Arc<ClaimRecord>, changed: bool },
+    Known {
+        record: Arc<ClaimRecord>,
+        changed: bool,
+    },
     /// The intent to commit, and the drivers to call then.
-    Call { record: Arc<ClaimRecord>, drivers: Vec<DriverName> },
+    Call {
+        record: Arc<ClaimRecord>,
+        drivers: Vec<DriverName>,
+    },
     /// Something is in the way that may go: ask again when a claim was given up.
     Wait(Problem),
     Refuse(Problem),
@@ -348,8 +354,9 @@ fn being_given_up(id: &ObjectRef) -> Problem {
 }
 
 fn changed_allocation(id: &ObjectRef) -> Problem {
-    let message =
-        format!("claim {id} is known here with another allocation: an allocation is final until the claim is given up");
+    let message = format!(
+        "claim {id} is known here with another allocation: an allocation is final until the claim is given up"
+    );
     Problem::new(ProblemKind::Invalid, "allocation-changed", message)
 }
 

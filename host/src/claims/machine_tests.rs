@@ -11,8 +11,8 @@ use super::fixtures::{allocation, claim, device, driver, permanent, pod, prepare
 use super::machine::*;
 use super::table::Table;
 use crate::model::{
-    Claim, ClaimRecord, ClaimState, Device, DeviceName, DriverName, Hold, Inventory, ObjectRef, Pool, PoolName,
-    PreparedClaim, Problem, limit,
+    Claim, ClaimRecord, ClaimState, Device, DeviceName, DriverName, Hold, Inventory, ObjectRef, Pool,
+    PoolName, PreparedClaim, Problem, limit,
 };
 
 const BOOT: &str = "boot-1";
@@ -53,7 +53,9 @@ fn prepared_for(claim: &Claim, pod: &ObjectRef) -> (Table, Arc<ClaimRecord>) {
     let mut table = Table::default();
     let (record, drivers) = called(ask(&table, claim, pod, BOOT));
     let results = drivers.iter().map(|name| done(&record, name)).collect();
-    let PrepareEnd::Prepared(record) = finish_prepare(&record, results, 2) else { panic!("all drivers answered") };
+    let PrepareEnd::Prepared(record) = finish_prepare(&record, results, 2) else {
+        panic!("all drivers answered")
+    };
     table.put(record.clone());
     (table, record)
 }
@@ -80,7 +82,10 @@ fn admission_says_what_is_wrong_with_a_claim() {
         ("claim-not-reserved", with(|c| c.reserved_for = vec![uid("uid-b")])),
         ("claim-not-reserved", with(|c| (c.reserved_for, c.allocation) = (vec![], Some(allocation(&[]))))),
         ("claim-not-reserved", claim("some", &["!gpu/0", "gpu/1"], &[&b])),
-        ("claim-on-another-node", with(|c| c.allocation.as_mut().unwrap().node_name = Some("node-2".to_owned()))),
+        (
+            "claim-on-another-node",
+            with(|c| c.allocation.as_mut().unwrap().node_name = Some("node-2".to_owned())),
+        ),
     ];
     for (code, claim) in cases {
         let problem = admit(&claim, &a, "node-1").unwrap_err();
@@ -99,7 +104,8 @@ fn a_claim_holds_its_devices_and_their_identities() {
         allow_multiple_allocations: device == "many",
         identity: if device == "0" { vec!["pci:1".to_owned()] } else { Vec::new() },
     };
-    let cases: [(&[&str], &[(&str, bool)]); 5] = [
+    type Case = (&'static [&'static str], &'static [(&'static str, bool)]);
+    let cases: [Case; 5] = [
         (&["gpu/0"], &[("gpu.example.com/pool/0", false), ("pci:1", false)]),
         (&["gpu/1#a"], &[("gpu.example.com/pool/1", true)]),
         (&["gpu/many"], &[("gpu.example.com/pool/many", true)]),
@@ -136,7 +142,9 @@ fn another_pod_joins_a_prepared_claim_without_a_call_and_the_same_pod_changes_no
     let wanted = claim("one", &["gpu/0"], &[&a, &b]);
     let (table, record) = prepared_for(&wanted, &a);
     assert_eq!(ask(&table, &wanted, &a, BOOT), PrepareStep::Known { record, changed: false });
-    let PrepareStep::Known { record, changed: true } = ask(&table, &wanted, &b, BOOT) else { panic!("b joins") };
+    let PrepareStep::Known { record, changed: true } = ask(&table, &wanted, &b, BOOT) else {
+        panic!("b joins")
+    };
     assert_eq!(record.pods.keys().collect::<Vec<_>>(), [&a.uid, &b.uid]);
     assert_eq!(record.state, ClaimState::Prepared);
 }
@@ -149,10 +157,22 @@ fn a_new_boot_asks_every_driver_again_and_keeps_their_memos() {
     let (record, drivers) = called(ask(&table, &wanted, &a, "boot-2"));
     assert_eq!(drivers.len(), 2);
     let results = vec![done(&record, &driver("gpu")), result(&driver("nic"), Err(permanent()))];
-    let PrepareEnd::Open(record, _) = finish_prepare(&record, results, 3) else { panic!("the nic may be in place") };
+    let PrepareEnd::Open(record, _) = finish_prepare(&record, results, 3) else {
+        panic!("the nic may be in place")
+    };
     let boot_of = |name| record.live_claim(&driver(name)).map(|live| (live.memo, live.boot_id)).unwrap();
     assert_eq!(boot_of("gpu"), (b"memo".to_vec(), "boot-2".to_owned()));
     assert_eq!(boot_of("nic"), (b"memo".to_vec(), BOOT.to_owned()));
+}
+
+#[test]
+fn a_claim_that_was_prepared_before_a_reboot_is_kept_when_its_driver_refuses_it() {
+    let a = pod("a");
+    let wanted = claim("one", &["gpu/0"], &[&a]);
+    let (table, _) = prepared_for(&wanted, &a);
+    let (record, _) = called(ask(&table, &wanted, &a, "boot-2"));
+    let end = finish_prepare(&record, vec![result(&driver("gpu"), Err(permanent()))], 3);
+    assert!(matches!(end, PrepareEnd::Open(..)), "it is its pod's to give up: {end:?}");
 }
 
 /// A memo of two boots ago was said to be of the last: the second reboot overwrote where it came from.
@@ -247,7 +267,9 @@ fn a_retry_calls_only_what_is_missing() {
     let mut table = Table::default();
     let (record, _) = called(ask(&table, &wanted, &a, BOOT));
     let results = vec![done(&record, &driver("gpu")), result(&driver("nic"), Err(transient()))];
-    let PrepareEnd::Open(record, problem) = finish_prepare(&record, results, 2) else { panic!("the nic is missing") };
+    let PrepareEnd::Open(record, problem) = finish_prepare(&record, results, 2) else {
+        panic!("the nic is missing")
+    };
     assert_eq!(problem, transient());
     table.put(record);
     let (record, drivers) = called(ask(&table, &wanted, &a, BOOT));
@@ -315,16 +337,22 @@ fn an_unprepare_is_for_the_last_pod_that_holds_the_claim() {
 fn an_unprepare_goes_on_with_the_drivers_that_did_not_give_up() {
     let a = pod("a");
     let (table, _) = prepared_for(&claim("one", &["gpu/0", "nic/0"], &[&a]), &a);
-    let UnprepareStep::Call { record, .. } = unprepare(&table, &uid("uid-one"), Some(&a.uid), 5, "unprepare") else {
+    let UnprepareStep::Call { record, .. } = unprepare(&table, &uid("uid-one"), Some(&a.uid), 5, "unprepare")
+    else {
         panic!("a is the last")
     };
     let results = vec![(driver("gpu"), Ok(()), 1), (driver("nic"), Err(transient()), 1)];
-    let UnprepareEnd::Kept(record, problem) = finish_unprepare(&record, results, 6) else { panic!("nic is left") };
+    let UnprepareEnd::Kept(record, problem) = finish_unprepare(&record, results, 6) else {
+        panic!("nic is left")
+    };
     assert_eq!(problem, transient());
     assert_eq!(record.drivers.keys().collect::<Vec<_>>(), [&driver("nic")]);
     assert_eq!(record.live_claim(&driver("nic")).unwrap().memo, b"memo");
     assert_eq!(finish_unprepare(&record, vec![(driver("nic"), Ok(()), 1)], 7), UnprepareEnd::Gone);
-    assert!(matches!(finish_unprepare(&record, vec![], 7), UnprepareEnd::Kept(..)), "no answer is no success");
+    assert!(
+        matches!(finish_unprepare(&record, vec![], 7), UnprepareEnd::Kept(..)),
+        "no answer is no success"
+    );
 }
 
 #[test]
@@ -350,7 +378,8 @@ fn a_claims_history_is_bounded_and_the_newest_stays() {
     for _ in 0..limit::TIMELINE_MAX {
         let PrepareStep::Known { record, .. } = ask(&table, &wanted, &b, BOOT) else { panic!("b joins") };
         table.put(record);
-        let UnprepareStep::Left(record) = unprepare(&table, &wanted.id.uid, Some(&b.uid), 9, "unprepare") else {
+        let UnprepareStep::Left(record) = unprepare(&table, &wanted.id.uid, Some(&b.uid), 9, "unprepare")
+        else {
             panic!("b leaves")
         };
         table.put(record);

@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::model::{
-    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, ContainerClaim, DeviceName, DriverName, NameError,
-    ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Uid, limit,
+    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, ContainerClaim, DeviceName, DriverName,
+    NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Uid, limit,
 };
 
 /// The name, among the pod's own names for claims, of the one that stands for its extended resources.
@@ -39,7 +39,9 @@ pub enum ManifestError {
     Shape { document: usize, what: String, source: Option<serde_json::Error> },
     #[error("document {document}: {what}: {field}")]
     Name { document: usize, what: String, field: &'static str, source: NameError },
-    #[error("{pod}: claim {claim:?} is made from a template, and the pod's status does not say yet which claim it became")]
+    #[error(
+        "{pod}: claim {claim:?} is made from a template, and the pod's status does not say yet which claim it became"
+    )]
     NotCreatedYet { pod: String, claim: String },
     #[error("{pod}: claim {claim:?} has neither resourceClaimName nor resourceClaimTemplateName")]
     NoClaimName { pod: String, claim: String },
@@ -125,7 +127,8 @@ struct Context {
 
 impl Context {
     fn name<T>(&self, field: &'static str, parsed: Result<T, NameError>) -> Result<T, ManifestError> {
-        let at = |source| ManifestError::Name { document: self.document, what: self.what.clone(), field, source };
+        let at =
+            |source| ManifestError::Name { document: self.document, what: self.what.clone(), field, source };
         parsed.map_err(at)
     }
 
@@ -138,9 +141,13 @@ fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, Man
     let meta = &object.metadata;
     let what = format!("ResourceClaim {}", meta.name.as_deref().unwrap_or("without a name"));
     let context = Context { document, what };
-    let uid = meta.uid.as_deref().ok_or_else(|| context.shape("metadata.uid is missing: claims are known by it"))?;
+    let uid = meta
+        .uid
+        .as_deref()
+        .ok_or_else(|| context.shape("metadata.uid is missing: claims are known by it"))?;
     let id = ObjectRef {
-        namespace: context.name("metadata.namespace", ObjectName::new(meta.namespace.as_deref().unwrap_or("default")))?,
+        namespace: context
+            .name("metadata.namespace", ObjectName::new(meta.namespace.as_deref().unwrap_or("default")))?,
         name: context.name("metadata.name", ObjectName::new(meta.name.as_deref().unwrap_or_default()))?,
         uid: context.name("metadata.uid", Uid::new(uid))?,
     };
@@ -153,8 +160,9 @@ fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, Man
     let allocation = status.allocation.as_ref().map(|found| allocation(found, &context)).transpose()?;
     let owners = meta.owner_references.iter().flatten();
     let owner = owners.into_iter().find(|owner| owner.controller == Some(true) && owner.kind == "Pod");
-    let owner_pod =
-        owner.map(|owner| context.name("metadata.ownerReferences[].uid", Uid::new(&owner.uid))).transpose()?;
+    let owner_pod = owner
+        .map(|owner| context.name("metadata.ownerReferences[].uid", Uid::new(&owner.uid)))
+        .transpose()?;
     let annotations = meta.annotations.clone().unwrap_or_default().into_iter().collect();
     Ok(Claim { id, allocation, reserved_for, annotations, owner_pod })
 }
@@ -165,7 +173,9 @@ fn allocation(found: &resource::AllocationResult, context: &Context) -> Result<A
     let configs = devices.config.iter().flatten();
     Ok(Allocation {
         devices: results.map(|result| allocated(result, context)).collect::<Result<_, _>>()?,
-        configs: configs.filter_map(|config| opaque(config, context).transpose()).collect::<Result<_, _>>()?,
+        configs: configs
+            .filter_map(|config| opaque(config, context).transpose())
+            .collect::<Result<_, _>>()?,
         node_name: found.node_selector.as_ref().and_then(single_node),
     })
 }
@@ -177,9 +187,11 @@ fn allocated(
     let consumed = result.consumed_capacity.clone().unwrap_or_default();
     Ok(AllocatedDevice {
         request: result.request.clone(),
-        driver: context.name("status.allocation.devices.results[].driver", DriverName::new(&result.driver))?,
+        driver: context
+            .name("status.allocation.devices.results[].driver", DriverName::new(&result.driver))?,
         pool: context.name("status.allocation.devices.results[].pool", PoolName::new(&result.pool))?,
-        device: context.name("status.allocation.devices.results[].device", DeviceName::new(&result.device))?,
+        device: context
+            .name("status.allocation.devices.results[].device", DeviceName::new(&result.device))?,
         share_id: result.share_id.clone(),
         consumed: consumed.into_iter().map(|(name, quantity)| (name, quantity.0)).collect(),
         admin_access: result.admin_access.unwrap_or(false),
@@ -195,12 +207,15 @@ fn opaque(
     let source = match config.source.as_str() {
         "FromClass" => ConfigSource::DeviceClass,
         "FromClaim" => ConfigSource::Claim,
-        other => return Err(context.shape(&format!("config source {other:?} is neither FromClass nor FromClaim"))),
+        other => {
+            return Err(context.shape(&format!("config source {other:?} is neither FromClass nor FromClaim")));
+        }
     };
     Ok(Some(OpaqueConfig {
         source,
         requests: config.requests.clone().unwrap_or_default(),
-        driver: context.name("status.allocation.devices.config[].opaque.driver", DriverName::new(&opaque.driver))?,
+        driver: context
+            .name("status.allocation.devices.config[].opaque.driver", DriverName::new(&opaque.driver))?,
         parameters: opaque.parameters.0.to_string(),
     }))
 }
@@ -219,9 +234,11 @@ fn pod(object: &Pod, document: usize) -> Result<PodRequest, ManifestError> {
     let meta = &object.metadata;
     let name = meta.name.as_deref().unwrap_or_default();
     let context = Context { document, what: format!("Pod {name}") };
-    let uid = meta.uid.as_deref().ok_or_else(|| context.shape("metadata.uid is missing: pods are known by it"))?;
+    let uid =
+        meta.uid.as_deref().ok_or_else(|| context.shape("metadata.uid is missing: pods are known by it"))?;
     let pod = ObjectRef {
-        namespace: context.name("metadata.namespace", ObjectName::new(meta.namespace.as_deref().unwrap_or("default")))?,
+        namespace: context
+            .name("metadata.namespace", ObjectName::new(meta.namespace.as_deref().unwrap_or("default")))?,
         name: context.name("metadata.name", ObjectName::new(name))?,
         uid: context.name("metadata.uid", Uid::new(uid))?,
     };
@@ -237,7 +254,11 @@ fn pod(object: &Pod, document: usize) -> Result<PodRequest, ManifestError> {
 
 /// Extended resources that the scheduler took from DRA drivers (KEP-5004): a claim that is in the pod's status only, with the
 /// request of each container.
-fn add_extended_resources(object: &Pod, request: &mut PodRequest, context: &Context) -> Result<(), ManifestError> {
+fn add_extended_resources(
+    object: &Pod,
+    request: &mut PodRequest,
+    context: &Context,
+) -> Result<(), ManifestError> {
     let status = object.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
     let Some(status) = status else { return Ok(()) };
     let claim_name = ObjectName::new(&status.resource_claim_name);
@@ -247,7 +268,8 @@ fn add_extended_resources(object: &Pod, request: &mut PodRequest, context: &Cont
         claim_uid: None,
     });
     for mapping in &status.request_mappings {
-        let containers = request.containers.iter_mut().filter(|container| container.name == mapping.container_name);
+        let containers =
+            request.containers.iter_mut().filter(|container| container.name == mapping.container_name);
         containers.for_each(|container| {
             let request = Some(mapping.request_name.clone());
             container.claims.push(ContainerClaim { pod_claim_name: EXTENDED_RESOURCES.to_owned(), request });
@@ -294,16 +316,23 @@ fn claim_name<'a>(
 
 fn container(container: k8s_openapi::api::core::v1::Container) -> PodContainer {
     let claims = container.resources.and_then(|resources| resources.claims).unwrap_or_default();
-    let claims =
-        claims.into_iter().map(|claim| ContainerClaim { pod_claim_name: claim.name, request: claim.request }).collect();
+    let claims = claims
+        .into_iter()
+        .map(|claim| ContainerClaim { pod_claim_name: claim.name, request: claim.request })
+        .collect();
     PodContainer { name: container.name, claims }
 }
 
-fn check_containers(object: &Pod, containers: &[PodContainer], context: &Context) -> Result<(), ManifestError> {
+fn check_containers(
+    object: &Pod,
+    containers: &[PodContainer],
+    context: &Context,
+) -> Result<(), ManifestError> {
     let entries = object.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
     let known: Vec<_> = entries.map(|entry| entry.name.as_str()).collect();
     for container in containers {
-        for claim in container.claims.iter().filter(|claim| !known.contains(&claim.pod_claim_name.as_str())) {
+        let unknown = |claim: &&ContainerClaim| !known.contains(&claim.pod_claim_name.as_str());
+        if let Some(claim) = container.claims.iter().find(unknown) {
             return Err(ManifestError::UnknownClaim {
                 pod: context.what.clone(),
                 container: container.name.clone(),

@@ -49,7 +49,10 @@ fn an_allocated_claim_has_its_device_config_node_and_consumers() {
     let allocation = claim.allocation.unwrap();
     assert_eq!(allocation.node_name.as_deref(), Some("node-1"));
     let [config] = allocation.configs.as_slice() else { panic!("one config") };
-    assert_eq!((config.source, config.requests.as_slice()), (ConfigSource::Claim, ["gpu".to_owned()].as_slice()));
+    assert_eq!(
+        (config.source, config.requests.as_slice()),
+        (ConfigSource::Claim, ["gpu".to_owned()].as_slice())
+    );
     let parameters: Value = serde_json::from_str(&config.parameters).unwrap();
     assert_eq!(parameters["sharing"]["strategy"], "TimeSlicing");
 }
@@ -91,7 +94,8 @@ fn admin_access_is_of_every_device_of_its_request() {
 fn a_typed_list_says_what_its_items_are() {
     let objects = fixture("claim-list.json");
     assert_eq!(objects.claims.len(), 7);
-    let made = objects.claims.iter().find(|claim| claim.id.name.as_str() == "pod-template-nic-zzgwv").unwrap();
+    let made =
+        objects.claims.iter().find(|claim| claim.id.name.as_str() == "pod-template-nic-zzgwv").unwrap();
     let owner = made.owner_pod.as_ref().map(Uid::as_str);
     assert_eq!(owner, Some("1626e799-e728-44ab-baea-ccc876d5ae84"));
     assert_eq!(made.annotations["resource.kubernetes.io/pod-claim-name"], "nic");
@@ -154,7 +158,10 @@ fn a_file_may_have_several_documents_lists_and_objects_of_other_kinds() {
     let objects = parse(&text, "all.yaml").unwrap();
     assert_eq!((objects.pods.len(), objects.claims.len()), (1, 1));
     assert_eq!(objects.pods[0].pod.namespace.as_str(), "default");
-    assert_eq!(objects.pods[0].containers.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["first", "main"]);
+    assert_eq!(
+        objects.pods[0].containers.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(),
+        ["first", "main"]
+    );
     assert_eq!(objects.claims[0].allocation, None);
 }
 
@@ -176,10 +183,16 @@ fn an_error_names_document_object_and_field() {
     let cases: [(String, &[&str]); 10] = [
         (CLAIM.replace(", uid: c-1", ""), &["document 1", "ResourceClaim one", "metadata.uid is missing"]),
         (POD.replace(", uid: p-1", ""), &["document 1", "Pod one", "metadata.uid is missing"]),
-        (second(POD.replace("name: one, uid", "name: One, uid")), &["document 2", "Pod One", "metadata.name"]),
+        (
+            second(POD.replace("name: one, uid", "name: One, uid")),
+            &["document 2", "Pod One", "metadata.name"],
+        ),
         (second(CLAIM.replace("c-1", "../c")), &["document 2", "ResourceClaim one", "metadata.uid", "../c"]),
         (with_device("device: GPU_0"), &["ResourceClaim one", "results[].device", "GPU_0"]),
-        (CLAIM.replace("/v1", "/v1beta1"), &["document 1", "resource.k8s.io/v1beta1", "resource.k8s.io/v1 is"]),
+        (
+            CLAIM.replace("/v1", "/v1beta1"),
+            &["document 1", "resource.k8s.io/v1beta1", "resource.k8s.io/v1 is"],
+        ),
         (second("kind: Pod\n".to_owned()), &["document 2", "apiVersion"]),
         (POD.replace("resourceClaimName: one", "x: y"), &["Pod one", "\"gpu\"", "neither resourceClaimName"]),
         (POD.replace("claims: [{name: gpu}]", "claims: [{name: nic}]"), &["Pod one", "\"first\"", "\"nic\""]),
@@ -192,13 +205,14 @@ fn an_error_names_document_object_and_field() {
 
 #[test]
 fn a_config_of_an_unknown_source_is_refused_and_one_that_is_not_opaque_is_left_out() {
-    let with = |config: &str| {
-        format!("{CLAIM}status: {{allocation: {{devices: {{config: [{config}]}}}}}}\n")
-    };
+    let with = |config: &str| format!("{CLAIM}status: {{allocation: {{devices: {{config: [{config}]}}}}}}\n");
     let opaque = "opaque: {driver: gpu.example.com, parameters: {a: 1}}";
     let found = parse(&with("{source: FromClass}"), "claim.yaml").unwrap();
     assert_eq!(found.claims[0].allocation.as_ref().unwrap().configs, []);
-    assert_says(&error_of(&with(&format!("{{source: Other, {opaque}}}"))), &["ResourceClaim one", "\"Other\""]);
+    assert_says(
+        &error_of(&with(&format!("{{source: Other, {opaque}}}"))),
+        &["ResourceClaim one", "\"Other\""],
+    );
     let found = parse(&with(&format!("{{source: FromClass, {opaque}}}")), "claim.yaml").unwrap();
     let config = &found.claims[0].allocation.as_ref().unwrap().configs[0];
     assert_eq!((config.source, config.parameters.as_str()), (ConfigSource::DeviceClass, "{\"a\":1}"));
@@ -207,7 +221,8 @@ fn a_config_of_an_unknown_source_is_refused_and_one_that_is_not_opaque_is_left_o
 #[test]
 fn only_a_selector_of_one_node_names_a_node() {
     let with = |terms: &str| {
-        let text = format!("{CLAIM}status: {{allocation: {{nodeSelector: {{nodeSelectorTerms: [{terms}]}}}}}}\n");
+        let text =
+            format!("{CLAIM}status: {{allocation: {{nodeSelector: {{nodeSelectorTerms: [{terms}]}}}}}}\n");
         parse(&text, "claim.yaml").unwrap().claims.remove(0).allocation.unwrap().node_name
     };
     let field = |operator: &str, values: &str| {

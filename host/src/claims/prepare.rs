@@ -15,7 +15,8 @@ use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::{Call, Driver, all_failed};
 use crate::model::{
-    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, Hold, ObjectRef, PodRequest, PreparedBy, Problem, Uid,
+    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, Hold, ObjectRef, PodRequest, PreparedBy,
+    Problem, Uid,
 };
 
 /// A claim on its way through a prepare.
@@ -53,7 +54,8 @@ impl Inner {
         let _pod = self.pod_locks.take([request.pod.uid.clone()]).await;
         let wanted = self.resolve(&request, inline).await;
         let claims = wanted.iter().filter_map(|w| w.claim.as_ref().ok());
-        let claims: BTreeMap<Uid, Claim> = claims.map(|claim| (claim.id.uid.clone(), claim.clone())).collect();
+        let claims: BTreeMap<Uid, Claim> =
+            claims.map(|claim| (claim.id.uid.clone(), claim.clone())).collect();
         let call = Call { request_id, deadline: self.settings.call_deadline };
         let (held, plan) = self.plan(&request.pod, &claims).await;
         let ends = self.carry_out(&request, &wanted, plan, &call).await;
@@ -83,7 +85,8 @@ impl Inner {
             Problem::not_found("no-such-claim", message)
         })?;
         if let Some(uid) = reference.claim_uid.as_ref().filter(|uid| **uid != claim.id.uid) {
-            let message = format!("claim {} has UID {}, and {uid} is wanted: it was replaced", claim.id, claim.id.uid);
+            let message =
+                format!("claim {} has UID {}, and {uid} is wanted: it was replaced", claim.id, claim.id.uid);
             return Err(Problem::conflict("claim-replaced", message));
         }
         check_bounds(&claim)?;
@@ -185,10 +188,14 @@ impl Inner {
     }
 
     async fn carry_out(&self, request: &PodRequest, wanted: &[Wanted], mut plan: Plan, call: &Call) -> Ends {
-        let mut ends: Ends = std::mem::take(&mut plan.refused).into_iter().map(|(u, p)| (u, Err(p))).collect();
+        let mut ends: Ends =
+            std::mem::take(&mut plan.refused).into_iter().map(|(u, p)| (u, Err(p))).collect();
         let standing: Vec<_> = plan.known.iter().chain(&plan.joined).cloned().collect();
-        let accepted: Vec<Uid> =
-            standing.iter().chain(plan.work.iter().map(|(record, _)| record)).map(|r| r.id.uid.clone()).collect();
+        let accepted: Vec<Uid> = standing
+            .iter()
+            .chain(plan.work.iter().map(|(record, _)| record))
+            .map(|r| r.id.uid.clone())
+            .collect();
         if accepted.is_empty() {
             return ends;
         }
@@ -360,7 +367,8 @@ fn taken_on(wanted: &[Wanted], accepted: &[Uid]) -> BTreeMap<String, ObjectRef> 
 fn renderable(record: &ClaimRecord, mut results: Vec<DriverResult>) -> Vec<DriverResult> {
     for result in &mut results {
         let Ok(prepared) = &result.outcome else { continue };
-        let part = DriverPart { prepared: Some(prepared.clone()), by: result.by.clone(), ..Default::default() };
+        let part =
+            DriverPart { prepared: Some(prepared.clone()), by: result.by.clone(), ..Default::default() };
         let mut alone = record.clone();
         alone.drivers = BTreeMap::from([(result.driver.clone(), part)]);
         if let Err(error) = cdi::render(&alone) {

@@ -241,7 +241,6 @@ impl Undo {
     }
 }
 
-
 fn device_keys(record: &ClaimRecord) -> impl Iterator<Item = String> {
     let devices = record.allocation.devices.iter();
     devices.map(|device| device_key(&device.driver, device.pool.as_str(), device.device.as_str()))

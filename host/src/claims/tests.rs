@@ -44,7 +44,9 @@ async fn an_unprepare_tells_the_driver_removes_the_file_and_forgets() {
     assert!(daemon.claims.might_need_unprepare("uid-a"));
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
     assert_eq!(gpu.calls().unprepare[0][0].memo, b"call 1");
-    assert!(daemon.cdi_files().is_empty() && daemon.claims.list().is_empty() && daemon.claims.pods().is_empty());
+    assert!(
+        daemon.cdi_files().is_empty() && daemon.claims.list().is_empty() && daemon.claims.pods().is_empty()
+    );
     assert!(!daemon.claims.might_need_unprepare("uid-a"));
     assert_eq!(daemon.unprepare(&a).await, [], "what is unknown is done");
     assert_eq!(gpu.counts(), (1, 1));
@@ -96,7 +98,9 @@ async fn the_claims_of_a_pod_are_one_call_of_each_driver() {
     let daemon = home.start();
     daemon.serve(&gpu);
     daemon.serve(&nic);
-    for (name, devices) in [("one", ["gpu/0", "nic/0"]), ("two", ["gpu/1", "gpu/2"]), ("three", ["gpu/3", "nic/1"])] {
+    for (name, devices) in
+        [("one", ["gpu/0", "nic/0"]), ("two", ["gpu/1", "gpu/2"]), ("three", ["gpu/3", "nic/1"])]
+    {
         daemon.source.put(claim(name, &devices, &[&a]));
     }
     let before = daemon.checkpoint.stats().commits;
@@ -134,7 +138,11 @@ async fn a_claim_that_makes_no_cdi_file_is_refused_alone() {
     daemon.source.put(claim("good", &["gpu/1"], &[&a]));
     assert_eq!(ends(&daemon.prepare(&a, &["bad", "good"]).await), ["cdi-not-valid", "prepared"]);
     assert_eq!(daemon.state("uid-bad"), Some(ClaimState::Preparing));
-    assert_eq!(ends(&daemon.prepare(&a, &["bad", "good"]).await), ["prepared", "prepared"], "it is asked again");
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["bad", "good"]).await),
+        ["prepared", "prepared"],
+        "it is asked again"
+    );
 }
 
 #[tokio::test]

@@ -152,7 +152,8 @@ impl Inner {
             return Ok(());
         }
         let driver_names = |record: &Arc<ClaimRecord>| {
-            let drivers: BTreeSet<_> = record.allocation.devices.iter().map(|device| &device.driver).collect();
+            let drivers: BTreeSet<_> =
+                record.allocation.devices.iter().map(|device| &device.driver).collect();
             drivers.into_iter().map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
         };
         let names = gone.iter().flat_map(driver_names).collect();
@@ -166,7 +167,11 @@ impl Inner {
     }
 
     /// One batched call per driver, drivers side by side; the results in the order of `work`.
-    async fn call_unprepare(&self, work: &[(Arc<ClaimRecord>, Vec<DriverName>)], call: &Call) -> Vec<Results> {
+    async fn call_unprepare(
+        &self,
+        work: &[(Arc<ClaimRecord>, Vec<DriverName>)],
+        call: &Call,
+    ) -> Vec<Results> {
         let mut batches: BTreeMap<&DriverName, Vec<(usize, LiveClaim)>> = BTreeMap::new();
         for (index, (record, drivers)) in work.iter().enumerate() {
             for driver in drivers {
@@ -181,7 +186,9 @@ impl Inner {
             let mut outcomes = match self.registry.serving(driver).map(|driver| driver.claims.clone()) {
                 Ok(Some(face)) => face.unprepare(call, &claims).await,
                 Ok(None) => all_failed(claims.iter().map(|live| &live.claim.id.uid), &no_claims(driver)),
-                Err(problem) => all_failed(claims.iter().map(|live| &live.claim.id.uid), &gone_driver(&problem)),
+                Err(problem) => {
+                    all_failed(claims.iter().map(|live| &live.claim.id.uid), &gone_driver(&problem))
+                }
             };
             let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
             let outcome = |live: &LiveClaim| {

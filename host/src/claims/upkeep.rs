@@ -65,7 +65,8 @@ impl Inner {
             serving.mark_unchanged();
             self.finish_unprepares(self.uids(|record| self.can_resume(record))).await;
             let retry = self.table.lock().claims().any(|record| self.can_resume(record));
-            wait = if retry { (wait * 2).min(limit::UNPREPARE_RETRY_MAX) } else { limit::UNPREPARE_RETRY_MIN };
+            wait =
+                if retry { (wait * 2).min(limit::UNPREPARE_RETRY_MAX) } else { limit::UNPREPARE_RETRY_MIN };
             tokio::select! {
                 // Nothing is lost by stopping: the intents are durable.
                 () = self.tasks.stopped() => return,
@@ -87,7 +88,8 @@ impl Inner {
     /// Whether it is being given up and somebody is there to do it.
     pub(super) fn can_resume(&self, record: &ClaimRecord) -> bool {
         let serves = |driver| self.registry.serving(driver).is_ok();
-        record.state == ClaimState::Unpreparing && (record.drivers.is_empty() || record.drivers.keys().any(serves))
+        record.state == ClaimState::Unpreparing
+            && (record.drivers.is_empty() || record.drivers.keys().any(serves))
     }
 
     /// Finishes what was being given up when its driver, or the daemon, went away.
@@ -110,7 +112,8 @@ impl Inner {
     /// Gives the pods that held the claim, if it is gone.
     async fn finish_unprepare(&self, uid: &Uid) -> BTreeSet<Uid> {
         let _held = self.claim_locks.take([uid.clone()]).await;
-        let Some(record) = self.table.lock().claim(uid.as_str()).cloned().filter(|r| self.can_resume(r)) else {
+        let Some(record) = self.table.lock().claim(uid.as_str()).cloned().filter(|r| self.can_resume(r))
+        else {
             return BTreeSet::new();
         };
         match self.resume(&record).await {

@@ -49,7 +49,8 @@ fn describe_claim(claim: &v1::ClaimStatus) -> Result<()> {
         say(&format!("  held by pod {}/{} (UID {})", pod.namespace, pod.name, pod.uid))?;
     }
     for driver in &claim.drivers {
-        let by = if driver.version.is_empty() { String::new() } else { format!(" by version {}", driver.version) };
+        let by =
+            if driver.version.is_empty() { String::new() } else { format!(" by version {}", driver.version) };
         say(&format!("  driver {}: {}{by}: {}", driver.driver, driver.state, driver.devices.join(", ")))?;
         for name in &driver.cdi_devices {
             say(&format!("    CDI device {name}"))?;
@@ -88,9 +89,12 @@ async fn driver(client: &mut Client, place: &Place, name: &str) -> Result<Outcom
 fn describe_driver(driver: &v1::Driver) -> Result<()> {
     let name = if driver.name.is_empty() { "driver of unknown name" } else { &driver.name };
     say(&format!("{name} ({}, {}) is {}", driver.kind, driver.source, driver.state))?;
-    for (label, value) in
-        [("summary", &driver.summary), ("version", &driver.version), ("digest", &driver.digest), ("reason", &driver.reason)]
-    {
+    for (label, value) in [
+        ("summary", &driver.summary),
+        ("version", &driver.version),
+        ("digest", &driver.digest),
+        ("reason", &driver.reason),
+    ] {
         if !value.is_empty() {
             say(&format!("  {label}: {}", printable(value)))?;
         }

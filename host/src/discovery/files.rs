@@ -121,7 +121,11 @@ impl Watched {
                 self.watcher = None;
                 if !std::mem::replace(&mut self.complained, true) {
                     let folder = self.folder.display().to_string();
-                    tracing::warn!(folder, error = chain(&error), "no watch on the folder, listing it instead");
+                    tracing::warn!(
+                        folder,
+                        error = chain(&error),
+                        "no watch on the folder, listing it instead"
+                    );
                 }
             }
         }
@@ -159,9 +163,12 @@ impl FolderState {
 
     fn note(&mut self, event: &notify::Result<notify::Event>) {
         let Ok(event) = event else { return };
-        for name in event.paths.iter().filter_map(|path| path.file_name()).map(|n| n.to_string_lossy().into_owned()) {
+        for name in
+            event.paths.iter().filter_map(|path| path.file_name()).map(|n| n.to_string_lossy().into_owned())
+        {
             match event.kind {
-                EventKind::Access(AccessKind::Close(AccessMode::Write)) | EventKind::Modify(ModifyKind::Name(_)) => {
+                EventKind::Access(AccessKind::Close(AccessMode::Write))
+                | EventKind::Modify(ModifyKind::Name(_)) => {
                     self.unsettled.remove(&name);
                     self.whole.insert(name, ());
                 }
@@ -193,7 +200,11 @@ impl FolderState {
             Err(error) => {
                 if !std::mem::replace(&mut self.complained, true) {
                     let folder = self.folder.display().to_string();
-                    tracing::warn!(folder, error = chain(&error), "the folder cannot be listed, its drivers stay");
+                    tracing::warn!(
+                        folder,
+                        error = chain(&error),
+                        "the folder cannot be listed, its drivers stay"
+                    );
                 }
                 return Vec::new();
             }
@@ -208,12 +219,15 @@ impl FolderState {
                 self.reported.insert(stem.clone(), *stamps);
             }
         }
-        let gone: Vec<_> = self.reported.keys().filter(|stem| !listing.contains_key(*stem)).cloned().collect();
+        let gone: Vec<_> =
+            self.reported.keys().filter(|stem| !listing.contains_key(*stem)).cloned().collect();
         for stem in gone {
             self.reported.remove(&stem);
             events.push(FileEvent::Gone(stem));
         }
-        self.whole.retain(|name, ()| SUFFIXES.iter().any(|s| name.strip_suffix(s).is_some_and(|n| listing.contains_key(n))));
+        self.whole.retain(|name, ()| {
+            SUFFIXES.iter().any(|s| name.strip_suffix(s).is_some_and(|n| listing.contains_key(n)))
+        });
         events
     }
 
@@ -250,7 +264,9 @@ fn list(folder: &Path) -> io::Result<Listing> {
     let mut too_many = 0_usize;
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name();
-        let Some(stem) = name.to_str().and_then(|n| n.strip_suffix(SUFFIXES[0])).filter(|s| !s.starts_with('.')) else {
+        let Some(stem) =
+            name.to_str().and_then(|n| n.strip_suffix(SUFFIXES[0])).filter(|s| !s.starts_with('.'))
+        else {
             continue;
         };
         if stem.is_empty() || listing.len() >= limit::DRIVER_FILES_MAX {

@@ -6,9 +6,9 @@ use nodedock_proto::node::v1;
 
 use crate::claims::{ClaimOutcome, ContainerAnswer, PodOutcome, PodSelector, PodView};
 use crate::model::{
-    AllocatedDevice, Allocation, AttributeValue, Claim, ClaimRecord, ClaimReference, ClaimState, ConfigSource,
-    ContainerClaim, DeviceName, DriverName, DriverPart, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer,
-    PodRequest, PoolName, Problem, Transition, Uid, is_dns_label, limit,
+    AllocatedDevice, Allocation, AttributeValue, Claim, ClaimRecord, ClaimReference, ClaimState,
+    ConfigSource, ContainerClaim, DeviceName, DriverName, DriverPart, NameError, ObjectName, ObjectRef,
+    OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, Transition, Uid, is_dns_label, limit,
 };
 use crate::registry::DriverView;
 
@@ -24,7 +24,10 @@ fn bounded<T>(field: &str, list: &[T], max: usize) -> Result<(), Problem> {
     if list.len() <= max {
         return Ok(());
     }
-    Err(Problem::invalid("bad-request", format!("{field} has {} entries, and {max} are the most", list.len())))
+    Err(Problem::invalid(
+        "bad-request",
+        format!("{field} has {} entries, and {max} are the most", list.len()),
+    ))
 }
 
 pub fn object(field: &str, object: Option<&v1::ObjectRef>) -> Result<ObjectRef, Problem> {
@@ -70,8 +73,10 @@ pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<C
     for container in &containers {
         let known = |claim: &ContainerClaim| names.contains(claim.pod_claim_name.as_str());
         if let Some(unknown) = container.claims.iter().find(|claim| !known(claim)) {
-            let message =
-                format!("container {:?} uses claim {:?}, which the pod does not have", container.name, unknown.pod_claim_name);
+            let message = format!(
+                "container {:?} uses claim {:?}, which the pod does not have",
+                container.name, unknown.pod_claim_name
+            );
             return Err(Problem::invalid("bad-request", message));
         }
     }
@@ -101,7 +106,8 @@ fn container(container: &v1::Container) -> Result<PodContainer, Problem> {
 fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
     let id = object("inline_claims[].id", claim.id.as_ref())?;
     let owner = Some(&claim.owner_pod_uid).filter(|uid| !uid.is_empty());
-    let consumer = |consumer: &v1::Consumer| Uid::new(&consumer.uid).map_err(|e| wrong("reserved_for[].uid", &e));
+    let consumer =
+        |consumer: &v1::Consumer| Uid::new(&consumer.uid).map_err(|e| wrong("reserved_for[].uid", &e));
     bounded("reserved_for", &claim.reserved_for, limit::RESERVED_FOR_MAX)?;
     Ok(Claim {
         id,
@@ -168,7 +174,11 @@ pub fn claim_message(claim: &Claim) -> v1::Claim {
         reserved_for: claim
             .reserved_for
             .iter()
-            .map(|uid| v1::Consumer { resource: "pods".to_owned(), uid: uid.to_string(), ..Default::default() })
+            .map(|uid| v1::Consumer {
+                resource: "pods".to_owned(),
+                uid: uid.to_string(),
+                ..Default::default()
+            })
             .collect(),
         annotations: claim.annotations.clone(),
         owner_pod_uid: claim.owner_pod.as_ref().map(ToString::to_string).unwrap_or_default(),

@@ -118,7 +118,9 @@ fn a_device_is_as_its_driver_last_described_it() {
     let inventory = Inventory { pools };
     published.send_replace(Arc::new(Published { inventory, ..Published::default() }));
     assert_eq!(registry.device(&name("gpu"), "node-1", "gpu-0"), Some(device));
-    for (short, pool, device) in [("gpu", "node-1", "gpu-1"), ("gpu", "NO POOL", "gpu-0"), ("nic", "node-1", "gpu-0")] {
+    for (short, pool, device) in
+        [("gpu", "node-1", "gpu-1"), ("gpu", "NO POOL", "gpu-0"), ("nic", "node-1", "gpu-0")]
+    {
         assert_eq!(registry.device(&name(short), pool, device), None);
     }
 }

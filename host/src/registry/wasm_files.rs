@@ -86,8 +86,14 @@ impl WasmFiles {
 
     fn worker(&self, stem: &str, freed: mpsc::Sender<()>) -> mpsc::Sender<Order> {
         let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
-        let worker =
-            Worker { shared: self.clone(), source: format!("{stem}.wasm"), freed, files: None, name_taken: false, serving: None };
+        let worker = Worker {
+            shared: self.clone(),
+            source: format!("{stem}.wasm"),
+            freed,
+            files: None,
+            name_taken: false,
+            serving: None,
+        };
         self.tasks.spawn("driver-file", worker.run(inbox));
         orders
     }
@@ -287,7 +293,10 @@ impl Worker {
             view.missing_grants = missing;
             match old {
                 Some(version) => {
-                    view.reason = format!("version {version} goes on serving; the new file is {}: {reason}", state.as_str());
+                    view.reason = format!(
+                        "version {version} goes on serving; the new file is {}: {reason}",
+                        state.as_str()
+                    );
                 }
                 None => {
                     if let Some(driver) = driver {

@@ -1,6 +1,8 @@
 //! The main job: a driver arrives, a pod's claims are prepared, runtimes find the devices, nothing stays behind.
 
-use nodedock_tests::drivers::{DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, wasm};
+use nodedock_tests::drivers::{
+    DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, wasm,
+};
 use nodedock_tests::{Daemon, Output};
 use serde_json::{Value, json};
 
@@ -82,7 +84,7 @@ async fn a_dropped_driver_is_listed_with_its_devices_in_either_form() {
         let drivers = daemon.cli(&["get", "drivers", "-o", "json"]).await.json();
         let expected = json!([{
             "name": MOCK_GPU_NAME, "kind": "wasm", "source": MOCK_GPU_FILE, "version": served.version,
-            "state": "serving", "reason": null, "digest": served.digest, "devices": 11,
+            "state": "serving", "reason": "", "digest": served.digest, "devices": 11,
         }]);
         assert_eq!(drivers, expected, "{form:?}");
         let sha256 = nodedock_tests::machine::sha256(&wasm(MOCK_GPU, form));
@@ -92,7 +94,10 @@ async fn a_dropped_driver_is_listed_with_its_devices_in_either_form() {
         let devices = devices.as_array().unwrap();
         assert_eq!(devices.len(), 11);
         for device in devices {
-            assert_eq!(keys(device), ["attributes", "capacity", "claims", "driver", "health", "name", "pool"]);
+            assert_eq!(
+                keys(device),
+                ["attributes", "capacity", "claims", "driver", "health", "name", "pool"]
+            );
             assert_eq!((&device["health"], &device["claims"]), (&json!("healthy"), &json!([])));
         }
         let first = devices.iter().find(|device| device["name"] == "gpu-0").unwrap();
@@ -139,7 +144,10 @@ async fn a_composed_pod_gets_its_device_and_gives_it_back_in_either_form() {
 
         let answer = daemon.cli(&["unprepare", "default/demo", "-o", "json"]).await.json();
         assert_eq!(keys(&answer), ["claims", "pod"]);
-        assert_eq!((&answer["claims"][0]["outcome"], &answer["claims"][0]["uid"]), (&json!("unprepared"), &json!(uid)));
+        assert_eq!(
+            (&answer["claims"][0]["outcome"], &answer["claims"][0]["uid"]),
+            (&json!("unprepared"), &json!(uid))
+        );
         assert_eq!(daemon.cli(&["get", "claims", "-o", "json"]).await.json(), json!([]));
         assert_eq!(daemon.cli(&["get", "pods", "-o", "json"]).await.json(), json!([]));
         assert_eq!(daemon.cdi_files(), []);
@@ -193,7 +201,10 @@ async fn a_pod_may_have_devices_of_two_drivers_and_forms() {
     daemon.until_serving(DEVICE_NODES_FILE).await;
     let devices = daemon.devices().await;
     let Some(node) = devices.iter().find(|device| device.pool == "misc") else {
-        return nodedock_tests::machine::skip("a device node in a claim", "there is no fuse, kvm, tun or hwrng");
+        return nodedock_tests::machine::skip(
+            "a device node in a claim",
+            "there is no fuse, kvm, tun or hwrng",
+        );
     };
     let (node, gpu) = (format!("{}/misc/{}", node.driver, node.name), format!("{MOCK_GPU_NAME}/gpus/gpu-3"));
     let args = ["prepare", "--pod", "mixed", "--device", &node, "--device", &gpu, "-o", "json"];

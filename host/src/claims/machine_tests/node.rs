@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::super::fixtures::{permanent, prepared, transient};
+use crate::checkpoint::Change;
 use crate::claims::machine::{
     self, DeviceFacts, DriverResult, PrepareEnd, PrepareRequest, PrepareStep, UnprepareEnd, UnprepareStep,
 };
-use crate::checkpoint::Change;
 use crate::claims::table::{Table, Undo};
 use crate::model::{
     Claim, ClaimRecord, ClaimState, DriverKind, DriverName, LiveClaim, ObjectRef, PodRecord, PreparedBy,
@@ -165,12 +165,14 @@ impl Node {
     fn decide(&mut self, pod: &ObjectRef, claim: &Claim) -> PrepareStep {
         let allocation = machine::admit(claim, pod, "node-1").expect("every pod may have every claim here");
         let holds = machine::holds(allocation, |driver, _, device| {
-            let known = self.drivers[driver].serves.then(|| self.facts.get(&(driver.clone(), device.to_owned())));
+            let known =
+                self.drivers[driver].serves.then(|| self.facts.get(&(driver.clone(), device.to_owned())));
             known.flatten().cloned().unwrap_or_default()
         });
         self.clock_ms += 1;
         let (boot_id, now_ms) = (format!("boot-{}", self.boot), self.clock_ms);
-        let request = PrepareRequest { claim, allocation, pod, holds, boot_id: &boot_id, now_ms, cause: "prepare" };
+        let request =
+            PrepareRequest { claim, allocation, pod, holds, boot_id: &boot_id, now_ms, cause: "prepare" };
         machine::prepare(&self.table, &request)
     }
 
@@ -212,7 +214,8 @@ impl Node {
 
     /// What was being given up is tried again.
     pub(super) fn resume(&mut self) -> Alive<()> {
-        let open: Vec<_> = self.table.claims().filter(|c| c.state == ClaimState::Unpreparing).cloned().collect();
+        let open: Vec<_> =
+            self.table.claims().filter(|c| c.state == ClaimState::Unpreparing).cloned().collect();
         for record in open {
             self.give_up(std::slice::from_ref(&record.id.uid), None)?;
             if self.table.claim(record.id.uid.as_str()).is_none() {
@@ -234,11 +237,12 @@ impl Node {
         let mut undo = Undo::default();
         let (mut changed, mut work): (Vec<_>, Work) = Default::default();
         for uid in uids {
-            let (record, drivers) = match machine::unprepare(&self.table, uid, pod, self.clock_ms, "unprepare") {
-                UnprepareStep::Nothing => continue,
-                UnprepareStep::Left(record) => (record, None),
-                UnprepareStep::Call { record, drivers } => (record, Some(drivers)),
-            };
+            let (record, drivers) =
+                match machine::unprepare(&self.table, uid, pod, self.clock_ms, "unprepare") {
+                    UnprepareStep::Nothing => continue,
+                    UnprepareStep::Left(record) => (record, None),
+                    UnprepareStep::Call { record, drivers } => (record, Some(drivers)),
+                };
             undo.put(&mut self.table, &record);
             changed.push(Change::PutClaim(record.clone()));
             work.extend(drivers.map(|drivers| (record, drivers)));
@@ -307,9 +311,13 @@ impl Node {
 
     fn call_prepare(&mut self, name: &DriverName, record: &ClaimRecord) -> Alive<DriverResult> {
         let uid = &record.id.uid;
-        let durable = self.durable.claims.get(uid).expect("nothing is asked of a driver before the intent is durable");
+        let durable =
+            self.durable.claims.get(uid).expect("nothing is asked of a driver before the intent is durable");
         assert_eq!(durable.state, ClaimState::Preparing, "the intent is durable");
-        assert!(durable.drivers[name].current().is_none(), "what is prepared and durable is not asked for again");
+        assert!(
+            durable.drivers[name].current().is_none(),
+            "what is prepared and durable is not asked for again"
+        );
         let luck = self.luck.pop_front().unwrap_or(Luck::Good);
         let driver = self.drivers.get_mut(name).unwrap();
         driver.calls += 1;
@@ -367,7 +375,8 @@ impl Node {
     /// What holds whenever nothing is under way.
     pub(super) fn assert_sound(&mut self) {
         // What is given up and prepared again may be answered otherwise.
-        let prepared = |uid: &Uid| self.durable.claims.get(uid).is_some_and(|c| c.state != ClaimState::Unpreparing);
+        let prepared =
+            |uid: &Uid| self.durable.claims.get(uid).is_some_and(|c| c.state != ClaimState::Unpreparing);
         self.answered.retain(|uid, _| prepared(uid));
         self.assert_drivers_are_known();
         self.assert_devices_are_exclusive();
@@ -388,7 +397,10 @@ impl Node {
         for (name, driver) in &self.drivers {
             for uid in driver.holds.iter().chain(&driver.asked) {
                 let record = self.durable.claims.get(uid);
-                assert!(record.is_some_and(|r| r.drivers.contains_key(name)), "{name} has {uid}, and nobody knows");
+                assert!(
+                    record.is_some_and(|r| r.drivers.contains_key(name)),
+                    "{name} has {uid}, and nobody knows"
+                );
             }
         }
     }
@@ -412,9 +424,15 @@ impl Node {
     }
 
     pub(super) fn assert_empty(&self) {
-        assert!(self.durable.claims.is_empty() && self.durable.pods.is_empty(), "nothing is left in the checkpoint");
+        assert!(
+            self.durable.claims.is_empty() && self.durable.pods.is_empty(),
+            "nothing is left in the checkpoint"
+        );
         for (name, driver) in &self.drivers {
-            assert!(driver.holds.is_empty() && driver.asked.is_empty(), "{name} was told of everything: {driver:?}");
+            assert!(
+                driver.holds.is_empty() && driver.asked.is_empty(),
+                "{name} was told of everything: {driver:?}"
+            );
         }
     }
 }

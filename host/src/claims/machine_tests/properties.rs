@@ -49,7 +49,8 @@ fn claims() -> Vec<Claim> {
 /// `net/many` may be in several claims, and `net/twin` is the same hardware as `nic/2`.
 fn facts() -> BTreeMap<(DriverName, String), DeviceFacts> {
     let shared = DeviceFacts { allow_multiple_allocations: true, identity: Vec::new() };
-    let same = DeviceFacts { allow_multiple_allocations: false, identity: vec!["pci:0000:3b:00.0".to_owned()] };
+    let same =
+        DeviceFacts { allow_multiple_allocations: false, identity: vec!["pci:0000:3b:00.0".to_owned()] };
     BTreeMap::from([
         ((driver("net"), "many".to_owned()), shared),
         ((driver("net"), "twin".to_owned()), same.clone()),

@@ -92,7 +92,8 @@ fn answers(table: &Table) -> Vec<BTreeSet<String>> {
     let of_pods = PODS.iter().map(|name| names(table.claims_of_pod(pod(name).uid.as_str())));
     let of_device = |short: &str| names(table.users_of(&driver(short), "pool", "0").cloned().collect());
     let of_driver = |short: &str| names(table.claims_of_driver(&driver(short)).cloned().collect());
-    let refs = PODS.iter().map(|name| table.pod_ref(&pod(name).uid).iter().map(|pod| pod.uid.to_string()).collect());
+    let refs =
+        PODS.iter().map(|name| table.pod_ref(&pod(name).uid).iter().map(|pod| pod.uid.to_string()).collect());
     let named = PODS.iter().map(|name| {
         let pod = pod(name);
         table.pods_named(&pod.namespace, &pod.name).iter().map(|pod| pod.uid.to_string()).collect()

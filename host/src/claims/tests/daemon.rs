@@ -49,7 +49,8 @@ impl Home {
     /// Starts without the tasks that go on without requests; see `Daemon::tend`.
     pub(super) fn start_in(&self, boot_id: &str) -> Daemon {
         let opened = checkpoint::open(&self.folder.path().join("checkpoint.redb")).unwrap();
-        let (registry, tasks, cdi) = (Registry::new(Changes::default()), Tasks::new(), self.folder.path().join("cdi"));
+        let (registry, tasks, cdi) =
+            (Registry::new(Changes::default()), Tasks::new(), self.folder.path().join("cdi"));
         let (source, changes) = (Arc::new(FakeSource::default()), Changes::default());
         let claims = Claims::new(ClaimParts {
             table: SharedTable::new(opened.claims, opened.pods),
@@ -98,7 +99,8 @@ impl Daemon {
     }
 
     pub(super) async fn unprepare(&self, pod: &ObjectRef) -> Vec<Result<ClaimEnd, Problem>> {
-        let outcomes = self.claims.unprepare_pod(PodSelector::Uid(pod.uid.clone()), "test".into()).await.unwrap();
+        let outcomes =
+            self.claims.unprepare_pod(PodSelector::Uid(pod.uid.clone()), "test".into()).await.unwrap();
         outcomes.into_iter().flat_map(|outcome| outcome.claims).map(|claim| claim.end).collect()
     }
 
@@ -117,7 +119,8 @@ impl Daemon {
 
     /// Paths of the CDI files, by name.
     pub(super) fn cdi_files(&self) -> Vec<PathBuf> {
-        let mut paths: Vec<_> = std::fs::read_dir(&self.cdi).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let mut paths: Vec<_> =
+            std::fs::read_dir(&self.cdi).unwrap().map(|entry| entry.unwrap().path()).collect();
         paths.sort();
         paths
     }
@@ -147,12 +150,20 @@ pub(super) fn request(pod: &ObjectRef, claims: &[&str]) -> PodRequest {
     };
     let uses = |name: &&str| ContainerClaim { pod_claim_name: (*name).to_owned(), request: None };
     let container = PodContainer { name: "main".to_owned(), claims: claims.iter().map(uses).collect() };
-    PodRequest { pod: pod.clone(), claims: claims.iter().map(reference).collect(), containers: vec![container] }
+    PodRequest {
+        pod: pod.clone(),
+        claims: claims.iter().map(reference).collect(),
+        containers: vec![container],
+    }
 }
 
 /// What became of each claim, by code where it was refused.
 pub(super) fn ends(outcome: &PodOutcome) -> Vec<&str> {
-    outcome.claims.iter().map(|claim| claim.end.as_ref().map_or_else(|p| p.code.as_str(), |end| end.as_str())).collect()
+    outcome
+        .claims
+        .iter()
+        .map(|claim| claim.end.as_ref().map_or_else(|p| p.code.as_str(), |end| end.as_str()))
+        .collect()
 }
 
 pub(super) fn cdi_devices(outcome: &PodOutcome) -> Vec<String> {

@@ -5,7 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use wasmtime::component::{HasSelf, Linker};
-use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, WasmBacktraceDetails};
+use wasmtime::{
+    Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, WasmBacktraceDetails,
+};
 
 use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
 use super::sandbox::{INSTANCES_MAX, MEMORIES_MAX, State, TABLE_ELEMENTS_MAX, TABLES_MAX};
@@ -18,8 +20,12 @@ const FIBER_STACK: usize = 1 << 20;
 /// Frames of a backtrace: enough to find the place, few enough to read.
 const BACKTRACE_FRAMES: NonZeroUsize = NonZeroUsize::new(20).unwrap();
 
-/// Bytes of a slot that are zeroed rather than given back to the kernel: what a small driver touches.
-const KEEP_RESIDENT: usize = 64 << 10;
+/// Bytes of a slot that are put back by hand rather than given back to the kernel: what a small driver touches. Giving back costs
+/// an interruption of every core, and page faults in the next call.
+const KEEP_RESIDENT: usize = 256 << 10;
+const STACK_KEEP_RESIDENT: usize = 32 << 10;
+/// Slots that keep a driver's memory image while no call uses them: bounds what an idle daemon holds.
+const WARM_SLOTS: u32 = 16;
 
 /// Engine, linker and clock.
 pub(super) struct Runtime {
@@ -68,7 +74,9 @@ fn pool() -> PoolingAllocationConfig {
         .table_elements(TABLE_ELEMENTS_MAX)
         .linear_memory_keep_resident(KEEP_RESIDENT)
         .table_keep_resident(KEEP_RESIDENT)
-        .async_stack_keep_resident(KEEP_RESIDENT);
+        .async_stack_keep_resident(STACK_KEEP_RESIDENT)
+        .pagemap_scan(Enabled::Auto)
+        .max_unused_warm_slots(WARM_SLOTS);
     pool
 }
 

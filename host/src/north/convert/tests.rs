@@ -39,7 +39,13 @@ fn inline_claim() -> Claim {
 }
 
 fn bare_claim() -> Claim {
-    Claim { allocation: None, reserved_for: vec![], annotations: BTreeMap::new(), owner_pod: None, ..inline_claim() }
+    Claim {
+        allocation: None,
+        reserved_for: vec![],
+        annotations: BTreeMap::new(),
+        owner_pod: None,
+        ..inline_claim()
+    }
 }
 
 fn request() -> PodRequest {
@@ -107,7 +113,9 @@ fn an_error_names_the_field() {
         spoil(&mut message);
         let problem = pod_request(&message).expect_err(&format!("case {index}"));
         assert_eq!(problem.code, "bad-request");
-        parts.iter().for_each(|part| assert!(problem.message.contains(part), "{part:?} is wanted in: {problem}"));
+        parts
+            .iter()
+            .for_each(|part| assert!(problem.message.contains(part), "{part:?} is wanted in: {problem}"));
     }
 }
 
@@ -167,12 +175,8 @@ fn a_pod_is_selected_by_uid_or_else_by_name() {
 
 #[test]
 fn an_answer_says_of_each_claim_what_became_of_it() {
-    let outcome = |name: &str, end| ClaimOutcome {
-        namespace: id(name).namespace,
-        name: id(name).name,
-        uid: None,
-        end,
-    };
+    let outcome =
+        |name: &str, end| ClaimOutcome { namespace: id(name).namespace, name: id(name).name, uid: None, end };
     let refused = Problem::conflict("device-held", "somebody has it").with("holder", "default/x");
     let outcome = PodOutcome {
         pod: id("pod"),

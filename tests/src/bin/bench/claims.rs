@@ -38,7 +38,8 @@ pub(crate) async fn daemon(cdi: &CdiOnTmpfs) -> Daemon {
 
 /// Prepares `live` claims that stay, several on each shared device.
 pub(crate) async fn fill(daemon: &Daemon, live: usize) {
-    let requests = (0..live).map(|n| request(&format!("live-{n}"), &format!("beside/gpu-{}", MEASURED + n % BESIDE)));
+    let requests =
+        (0..live).map(|n| request(&format!("live-{n}"), &format!("beside/gpu-{}", MEASURED + n % BESIDE)));
     let (_, failed) = storm(daemon.client(), requests.collect()).await;
     assert_eq!(failed, 0, "claims beside the measured ones");
 }
@@ -92,7 +93,8 @@ async fn at_once(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
         unprepares.merge(&release(daemon.client(), pods).await);
         gone += started.elapsed();
     }
-    let rate = |took: Duration| format!("{:.0} claims/s", (size.burst * size.rounds) as f64 / took.as_secs_f64());
+    let rate =
+        |took: Duration| format!("{:.0} claims/s", (size.burst * size.rounds) as f64 / took.as_secs_f64());
     let first = size.live[0];
     let row = |what: &str, live: usize| format!("{what}, 64 at once, {live} live");
     table.times(&row("prepare", live), &prepares, &row("prepare", first), &rate(prepared));

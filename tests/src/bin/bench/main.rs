@@ -38,8 +38,15 @@ struct Size {
     starts: usize,
 }
 
-const FULL: Size =
-    Size { single: 2000, burst: 2048, rounds: 5, live: [0, 1000, 10_000], drivers: [1, 10, 100], loads: 20, starts: 10 };
+const FULL: Size = Size {
+    single: 2000,
+    burst: 2048,
+    rounds: 5,
+    live: [0, 1000, 10_000],
+    drivers: [1, 10, 100],
+    loads: 20,
+    starts: 10,
+};
 const QUICK: Size =
     Size { single: 20, burst: 128, rounds: 1, live: [0, 50, 200], drivers: [1, 2, 4], loads: 2, starts: 2 };
 

@@ -82,7 +82,12 @@ async fn calls(size: Size, table: &mut Table) {
         discovers.add(started.elapsed());
     }
     table.times("wasm call: instantiate, prepare", &prepares, "", "no disk, no gRPC");
-    table.times("wasm call: instantiate, discover", &discovers, "wasm call: instantiate, prepare", "4 devices");
+    table.times(
+        "wasm call: instantiate, discover",
+        &discovers,
+        "wasm call: instantiate, prepare",
+        "4 devices",
+    );
 }
 
 async fn loads(size: Size, form: Form, table: &mut Table) {

@@ -48,7 +48,14 @@ impl Table {
     }
 
     /// A row of single figures with a unit: median and largest.
-    pub(crate) fn figures(&mut self, name: &str, mut figures: Vec<f64>, unit: &str, against: &str, note: &str) {
+    pub(crate) fn figures(
+        &mut self,
+        name: &str,
+        mut figures: Vec<f64>,
+        unit: &str,
+        against: &str,
+        note: &str,
+    ) {
         figures.sort_by(f64::total_cmp);
         let Some(largest) = figures.last() else { return };
         let median = figures[figures.len() / 2];
@@ -61,7 +68,14 @@ impl Table {
         self.medians.insert(name.to_owned(), median);
         let [middle, high] = shown;
         eprintln!("{name}: {middle} ({high}) {note}");
-        self.rows.push([name.to_owned(), count.to_string(), middle, high, ratio.unwrap_or_default(), note.to_owned()]);
+        self.rows.push([
+            name.to_owned(),
+            count.to_string(),
+            middle,
+            high,
+            ratio.unwrap_or_default(),
+            note.to_owned(),
+        ]);
     }
 
     pub(crate) fn print(&self) {
