@@ -42,7 +42,8 @@ pub enum ConfigError {
 impl ConfigFile {
     /// Reads and checks a file. Unknown keys and wrong types are errors with line and column.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::parse(&text, path)
     }
 
@@ -96,6 +97,8 @@ impl Config {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     pub drivers: PathBuf,
+    /// Registration sockets of native plugins.
+    pub plugins_registry: PathBuf,
     pub checkpoint: PathBuf,
     pub claims: PathBuf,
     pub cache: PathBuf,
@@ -108,6 +111,7 @@ impl Paths {
     pub fn below(root: &Path) -> Self {
         Self {
             drivers: root.join("var/lib/nodedock/drivers"),
+            plugins_registry: root.join("var/lib/nodedock/plugins_registry"),
             checkpoint: root.join("var/lib/nodedock/checkpoint.redb"),
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),
@@ -128,7 +132,8 @@ pub enum DriverConfigError {
 /// A driver's config, from YAML to the JSON text that the driver gets. An empty file is an empty mapping.
 pub fn driver_config(yaml: &str) -> Result<String, DriverConfigError> {
     use serde_json::Value;
-    let value: Value = serde_saphyr::from_str(yaml).map_err(|error| DriverConfigError::Syntax(Box::new(error)))?;
+    let value: Value =
+        serde_saphyr::from_str(yaml).map_err(|error| DriverConfigError::Syntax(Box::new(error)))?;
     match value {
         Value::Object(_) => Ok(value.to_string()),
         Value::Null => Ok("{}".to_owned()),

@@ -4,6 +4,7 @@
 //! asked for, neither more nor fewer. Never touches the checkpoint, CDI or the registry.
 
 pub mod grant;
+pub mod grpc;
 pub mod wasm;
 
 use std::collections::BTreeMap;
@@ -173,8 +174,12 @@ mod tests {
     #[test]
     fn every_asked_claim_gets_exactly_one_outcome() {
         let asked = [uid("a"), uid("b"), uid("c")];
-        let answered =
-            [("a".to_owned(), Ok(1)), ("c".to_owned(), Ok(3)), ("c".to_owned(), Ok(4)), ("z".to_owned(), Ok(9))];
+        let answered = [
+            ("a".to_owned(), Ok(1)),
+            ("c".to_owned(), Ok(3)),
+            ("c".to_owned(), Ok(4)),
+            ("z".to_owned(), Ok(9)),
+        ];
         let (outcomes, strangers) = settle(&asked, answered);
         assert_eq!(outcomes.len(), 3);
         assert_eq!(outcomes["a"], Ok(1));

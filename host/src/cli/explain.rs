@@ -14,7 +14,7 @@ use crate::base::clock::rfc3339;
 pub(super) enum ExplainCommand {
     /// A claim, by NAME, NAMESPACE/NAME or UID
     Claim { name: String },
-    /// A driver, by its name or its file's
+    /// A driver, by its name, its file's or its socket's
     Driver { name: String },
 }
 
@@ -49,7 +49,8 @@ fn describe_claim(claim: &v1::ClaimStatus) -> Result<()> {
         say(&format!("  held by pod {}/{} (UID {})", pod.namespace, pod.name, pod.uid))?;
     }
     for driver in &claim.drivers {
-        let by = if driver.version.is_empty() { String::new() } else { format!(" by version {}", driver.version) };
+        let by =
+            if driver.version.is_empty() { String::new() } else { format!(" by version {}", driver.version) };
         say(&format!("  driver {}: {}{by}: {}", driver.driver, driver.state, driver.devices.join(", ")))?;
         for name in &driver.cdi_devices {
             say(&format!("    CDI device {name}"))?;
@@ -88,9 +89,12 @@ async fn driver(client: &mut Client, place: &Place, name: &str) -> Result<Outcom
 fn describe_driver(driver: &v1::Driver) -> Result<()> {
     let name = if driver.name.is_empty() { "driver of unknown name" } else { &driver.name };
     say(&format!("{name} ({}, {}) is {}", driver.kind, driver.source, driver.state))?;
-    for (label, value) in
-        [("summary", &driver.summary), ("version", &driver.version), ("digest", &driver.digest), ("reason", &driver.reason)]
-    {
+    for (label, value) in [
+        ("summary", &driver.summary),
+        ("version", &driver.version),
+        ("digest", &driver.digest),
+        ("reason", &driver.reason),
+    ] {
         if !value.is_empty() {
             say(&format!("  {label}: {}", printable(value)))?;
         }
@@ -101,8 +105,26 @@ fn describe_driver(driver: &v1::Driver) -> Result<()> {
     if driver.discovered_ms > 0 {
         say(&format!("  {} devices, looked at last on {}", driver.devices, rfc3339(driver.discovered_ms)))?;
     }
+    if let Some(plugin) = &driver.native {
+        native(plugin)?;
+    }
     problem(driver.problem.as_ref(), "  ")?;
     timeline(&driver.timeline)
+}
+
+/// An instance of a native driver; each is a driver of its own in the list, and all have its name.
+fn native(plugin: &v1::NativePlugin) -> Result<()> {
+    say(&format!("  {}: {}", plugin.connection, printable(&plugin.endpoint)))?;
+    say(&format!("  it lists {}", printable(&plugin.services.join(", "))))?;
+    for device in &plugin.health {
+        let said = if device.message.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", printable(&device.message))
+        };
+        say(&format!("  device {}/{} is {}{said}", device.pool, device.device, device.health))?;
+    }
+    Ok(())
 }
 
 fn problem(problem: Option<&v1::Problem>, indent: &str) -> Result<()> {

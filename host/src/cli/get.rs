@@ -50,8 +50,11 @@ impl What {
 pub(super) async fn run(place: Place, args: GetArgs) -> Result<Outcome> {
     let mut client = connect(&place).await?;
     // Listening begins before the list, so that no change falls between them.
-    let mut events =
-        if args.watch { Some(client.watch(v1::WatchRequest {}).await.map_err(said(&place))?.into_inner()) } else { None };
+    let mut events = if args.watch {
+        Some(client.watch(v1::WatchRequest {}).await.map_err(said(&place))?.into_inner())
+    } else {
+        None
+    };
     let mut found = show(&mut client, &place, &args).await?;
     if let Some(events) = &mut events {
         while events.message().await.map_err(said(&place))?.is_some() {
@@ -90,7 +93,8 @@ impl From<v1::ObjectRef> for Ref {
 }
 
 pub(super) fn joined(objects: &[Ref]) -> String {
-    let names: Vec<_> = objects.iter().map(|object| format!("{}/{}", object.namespace, object.name)).collect();
+    let names: Vec<_> =
+        objects.iter().map(|object| format!("{}/{}", object.namespace, object.name)).collect();
     names.join(",")
 }
 
@@ -104,6 +108,11 @@ struct Driver {
     reason: Option<String>,
     digest: Option<String>,
     devices: u32,
+    /// Of a native plugin, in tables only.
+    #[serde(skip)]
+    connection: Option<String>,
+    #[serde(skip)]
+    endpoint: Option<String>,
 }
 
 fn filled(text: String) -> Option<String> {
@@ -121,6 +130,8 @@ fn driver(driver: v1::Driver) -> Driver {
         reason: filled(driver.reason).or(problem),
         digest: filled(driver.digest),
         devices: driver.devices,
+        connection: driver.native.as_ref().map(|native| native.connection.clone()),
+        endpoint: driver.native.map(|native| native.endpoint),
     }
 }
 
@@ -139,14 +150,32 @@ async fn drivers(client: &mut Client, place: &Place, args: &GetArgs) -> Result<b
             driver.source.clone(),
             driver.reason.clone().unwrap_or_default(),
             or_dash(&driver.digest),
+            or_dash(&driver.connection),
+            or_dash(&driver.endpoint),
         ]
     };
     let rows = || Rows {
-        heading: vec!["NAME", "KIND", "VERSION", "STATE", "DEVICES", "SOURCE", "REASON", "DIGEST"],
+        heading: vec![
+            "NAME",
+            "KIND",
+            "VERSION",
+            "STATE",
+            "DEVICES",
+            "SOURCE",
+            "REASON",
+            "DIGEST",
+            "CONNECTION",
+            "ENDPOINT",
+        ],
         wide_from: 7,
         rows: drivers.iter().map(row).collect(),
     };
-    print(args.output, &drivers, rows, "no drivers: put a .wasm file into the drivers folder")?;
+    print(
+        args.output,
+        &drivers,
+        rows,
+        "no drivers: put a .wasm file into the drivers folder, or start a native plugin",
+    )?;
     Ok(!drivers.is_empty())
 }
 
@@ -181,14 +210,16 @@ async fn devices(client: &mut Client, place: &Place, args: &GetArgs) -> Result<b
         None => true,
         Some(name) => {
             let (driver, pool, device) = (&device.driver, &device.pool, &device.name);
-            [device.clone(), format!("{pool}/{device}"), format!("{driver}/{pool}/{device}"), driver.clone()].contains(name)
+            [device.clone(), format!("{pool}/{device}"), format!("{driver}/{pool}/{device}"), driver.clone()]
+                .contains(name)
         }
     };
     let devices: Vec<_> = answer.devices.into_iter().map(device).filter(named).collect();
     let row = |device: &Device| {
         let attributes = device.attributes.as_object().into_iter().flatten();
         let attributes: Vec<_> = attributes.map(|(name, value)| format!("{name}={}", plain(value))).collect();
-        let capacity: Vec<_> = device.capacity.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let capacity: Vec<_> =
+            device.capacity.iter().map(|(name, value)| format!("{name}={value}")).collect();
         vec![
             device.driver.clone(),
             device.pool.clone(),
@@ -263,7 +294,9 @@ async fn claims(client: &mut Client, place: &Place, args: &GetArgs) -> Result<bo
     let answer = client.list_claims(request).await.map_err(said(place))?.into_inner();
     let claims: Vec<_> = answer.claims.into_iter().map(claim).collect();
     let row = |claim: &Claim| {
-        let devices = |d: &ClaimDriver| d.devices.iter().map(|device| format!("{}/{device}", d.driver)).collect::<Vec<_>>();
+        let devices = |d: &ClaimDriver| {
+            d.devices.iter().map(|device| format!("{}/{device}", d.driver)).collect::<Vec<_>>()
+        };
         let devices: Vec<_> = claim.drivers.iter().flat_map(devices).collect();
         let cdi: Vec<_> = claim.drivers.iter().flat_map(|d| d.cdi_devices.clone()).collect();
         vec![
@@ -311,12 +344,20 @@ async fn pods(client: &mut Client, place: &Place, args: &GetArgs) -> Result<bool
     };
     let (namespace, name) = split(args.name.as_deref().unwrap_or_default());
     let named = |pod: &Pod| {
-        (name.is_empty() || pod.name == name || pod.uid == name) && (namespace.is_empty() || pod.namespace == namespace)
+        (name.is_empty() || pod.name == name || pod.uid == name)
+            && (namespace.is_empty() || pod.namespace == namespace)
     };
     let pods: Vec<_> = answer.pods.into_iter().map(pod).filter(named).collect();
     let row = |pod: &Pod| {
         let cdi: Vec<_> = pod.containers.iter().flat_map(|container| container.cdi_devices.clone()).collect();
-        vec![pod.namespace.clone(), pod.name.clone(), pod.state.clone(), joined(&pod.claims), pod.uid.clone(), cdi.join(",")]
+        vec![
+            pod.namespace.clone(),
+            pod.name.clone(),
+            pod.state.clone(),
+            joined(&pod.claims),
+            pod.uid.clone(),
+            cdi.join(","),
+        ]
     };
     let rows = || Rows {
         heading: vec!["NAMESPACE", "NAME", "STATE", "CLAIMS", "UID", "CDI DEVICES"],

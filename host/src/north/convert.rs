@@ -4,11 +4,11 @@ use nodedock_proto::node::v1;
 
 use crate::claims::{ClaimOutcome, ContainerAnswer, PodOutcome, PodSelector, PodView};
 use crate::model::{
-    AllocatedDevice, Allocation, AttributeValue, Claim, ClaimRecord, ClaimReference, ClaimState, ConfigSource,
-    ContainerClaim, DeviceName, DriverName, DriverPart, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer,
-    PodRequest, PoolName, Problem, Transition, Uid, limit,
+    AllocatedDevice, Allocation, AttributeValue, Claim, ClaimRecord, ClaimReference, ClaimState,
+    ConfigSource, ContainerClaim, DeviceName, DriverName, DriverPart, NameError, ObjectName, ObjectRef,
+    OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, Transition, Uid, limit,
 };
-use crate::registry::DriverView;
+use crate::registry::{DriverView, NativeView};
 
 fn wrong(field: &str, error: &NameError) -> Problem {
     Problem::invalid("bad-request", format!("{field}: {error}"))
@@ -22,7 +22,10 @@ fn bounded<T>(field: &str, list: &[T], max: usize) -> Result<(), Problem> {
     if list.len() <= max {
         return Ok(());
     }
-    Err(Problem::invalid("bad-request", format!("{field} has {} entries, and {max} are the most", list.len())))
+    Err(Problem::invalid(
+        "bad-request",
+        format!("{field} has {} entries, and {max} are the most", list.len()),
+    ))
 }
 
 pub fn object(field: &str, object: Option<&v1::ObjectRef>) -> Result<ObjectRef, Problem> {
@@ -40,8 +43,10 @@ pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<C
     for container in &containers {
         let known = |claim: &ContainerClaim| claims.iter().any(|c| c.pod_claim_name == claim.pod_claim_name);
         if let Some(unknown) = container.claims.iter().find(|claim| !known(claim)) {
-            let message =
-                format!("container {:?} uses claim {:?}, which the pod does not have", container.name, unknown.pod_claim_name);
+            let message = format!(
+                "container {:?} uses claim {:?}, which the pod does not have",
+                container.name, unknown.pod_claim_name
+            );
             return Err(Problem::invalid("bad-request", message));
         }
     }
@@ -69,7 +74,8 @@ fn container(container: &v1::Container) -> PodContainer {
 fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
     let id = object("inline_claims[].id", claim.id.as_ref())?;
     let owner = Some(&claim.owner_pod_uid).filter(|uid| !uid.is_empty());
-    let consumer = |consumer: &v1::Consumer| Uid::new(&consumer.uid).map_err(|e| wrong("reserved_for[].uid", &e));
+    let consumer =
+        |consumer: &v1::Consumer| Uid::new(&consumer.uid).map_err(|e| wrong("reserved_for[].uid", &e));
     bounded("reserved_for", &claim.reserved_for, limit::RESERVED_FOR_MAX)?;
     Ok(Claim {
         id,
@@ -136,7 +142,11 @@ pub fn claim_message(claim: &Claim) -> v1::Claim {
         reserved_for: claim
             .reserved_for
             .iter()
-            .map(|uid| v1::Consumer { resource: "pods".to_owned(), uid: uid.to_string(), ..Default::default() })
+            .map(|uid| v1::Consumer {
+                resource: "pods".to_owned(),
+                uid: uid.to_string(),
+                ..Default::default()
+            })
             .collect(),
         annotations: claim.annotations.clone(),
         owner_pod_uid: claim.owner_pod.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -336,6 +346,22 @@ pub fn driver(view: &DriverView) -> v1::Driver {
         missing_grants: view.missing_grants.clone(),
         discovered_ms: view.discovered_ms.unwrap_or(0),
         problem: view.problem.as_ref().map(problem),
+        native: view.native.as_ref().map(native),
+    }
+}
+
+fn native(native: &NativeView) -> v1::NativePlugin {
+    let health = native.health.iter().map(|((pool, device), health)| v1::DeviceHealth {
+        pool: pool.to_string(),
+        device: device.to_string(),
+        health: health.state.as_str().to_owned(),
+        message: health.message.clone(),
+    });
+    v1::NativePlugin {
+        endpoint: native.endpoint.clone(),
+        services: native.services.clone(),
+        connection: native.connection.to_owned(),
+        health: health.collect(),
     }
 }
 
