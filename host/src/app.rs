@@ -11,10 +11,10 @@ use crate::base::changes::Changes;
 use crate::base::error::chain;
 use crate::base::socket;
 use crate::base::tasks::Tasks;
-use crate::cdi::{CdiDir, Durability};
-use crate::checkpoint::{self, Checkpoint, Opened};
+use crate::cdi::{self, CdiDir, Durability, Rebuilt};
+use crate::checkpoint::{self, Change, Checkpoint, Opened};
 use crate::claims::source::ClaimFolder;
-use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable};
+use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, machine};
 use crate::config::Config;
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::{files, sockets};
@@ -89,7 +89,11 @@ impl Daemon {
     async fn start(config: Config, boot_id: String) -> Result<Self> {
         prepare_folders(&config)?;
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
-        let opened = open_checkpoint(&config)?;
+        let mut opened = open_checkpoint(&config)?;
+        let cdi = CdiDir::open(&config.paths.cdi, Durability::Synced)?;
+        if opened.set_aside.is_some() {
+            recover(&mut opened, &cdi).await?;
+        }
         let (intake, work, changes) = (Tasks::new(), Tasks::new(), Changes::default());
         let listener = socket::bind(&config.paths.socket).await?;
         let table = SharedTable::new(opened.claims, opened.pods);
@@ -102,7 +106,6 @@ impl Daemon {
         let host =
             WasmHost::new(settings, Arc::new(table.clone())).context("set up the sandbox for drivers")?;
         let registry = Registry::new(changes.clone());
-        let cdi = CdiDir::open(&config.paths.cdi, Durability::Synced)?;
         let claims = Claims::new(ClaimParts {
             table,
             checkpoint: opened.checkpoint.clone(),
@@ -126,6 +129,8 @@ impl Daemon {
     }
 
     async fn drain(self) {
+        // Requests that wait for a device are answered now: the intake ends when its last call does.
+        self.work.stop();
         let intake = self.intake.drain(limit::DRAIN).await;
         let work = self.work.drain(limit::DRAIN).await;
         if !(intake && work) {
@@ -188,6 +193,25 @@ fn open_checkpoint(config: &Config) -> Result<Opened> {
     }
     tracing::info!(claims = opened.claims.len(), pods = opened.pods.len(), "checkpoint open");
     Ok(opened)
+}
+
+/// After the loss of the checkpoint: what the CDI specs say of their claims is taken for true, so that pods that run keep their
+/// devices and can be unprepared.
+async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<()> {
+    let Rebuilt { claims, unusable } =
+        cdi::rebuild(cdi.list_ours().context("read the CDI files for lost claims")?);
+    for (file, error) in unusable {
+        tracing::error!(file, error = chain(&error), "a cdi file gives no claim back; it stays");
+    }
+    for mut record in claims.into_values() {
+        // What devices allow is not in the files: each is taken to be held alone unless it is a share.
+        record.holds = machine::holds(&record.allocation, |_, _, _| machine::DeviceFacts::default());
+        opened.claims.push(record);
+    }
+    let changes = opened.claims.iter().cloned().map(Arc::new).map(Change::PutClaim).collect();
+    opened.checkpoint.commit(changes).await.context("write the claims that the CDI files gave back")?;
+    tracing::warn!(claims = opened.claims.len(), "claims were taken back from cdi files");
+    Ok(())
 }
 
 /// The error of a start in one line.

@@ -10,18 +10,22 @@ pub mod machine;
 pub mod manifest;
 mod prepare;
 pub mod source;
+mod table;
 mod unprepare;
+mod upkeep;
 
+#[cfg(test)]
+mod fixtures;
 #[cfg(test)]
 mod machine_tests;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::base::changes::Changes;
 use crate::base::error::chain;
@@ -30,15 +34,15 @@ use crate::cdi::{self, CdiDir, SpecFile};
 use crate::checkpoint::{Change, Checkpoint, CommitError};
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{
-    ChangedKind, Claim, ClaimRecord, ClaimState, DriverName, LiveClaim, ObjectName, ObjectRef, PodRecord, PodRequest,
+    ChangedKind, Claim, ClaimRecord, DriverName, LiveClaim, ObjectName, ObjectRef, PodRecord, PodRequest,
     Problem, Uid,
 };
 use crate::registry::Registry;
 
 pub use answer::ContainerAnswer;
 use locks::Locks;
-use machine::Table;
 use source::ClaimSource;
+use table::{Table, Undo};
 
 /// The table, where the manager and the drivers' ledgers both see it.
 #[derive(Clone, Default)]
@@ -90,7 +94,10 @@ pub struct Claims(Arc<Inner>);
 
 struct Inner {
     table: SharedTable,
-    locks: Locks,
+    /// One request at a time for a pod, so that an unprepare finds what a prepare before it took. Taken before `claim_locks`.
+    pod_locks: Locks,
+    /// One operation at a time for a claim.
+    claim_locks: Locks,
     checkpoint: Checkpoint,
     cdi: CdiDir,
     registry: Registry,
@@ -100,6 +107,8 @@ struct Inner {
     tasks: Tasks,
     /// Counts claims that were given up: whoever waits for a device looks again.
     freed: watch::Sender<u64>,
+    /// Wakes the task that comes again for claims that a driver did not give up.
+    kept: Notify,
 }
 
 /// What the manager stands on.
@@ -169,9 +178,20 @@ pub struct PodView {
 impl Claims {
     pub fn new(parts: ClaimParts) -> Self {
         let ClaimParts { table, checkpoint, cdi, registry, source, settings, changes, tasks } = parts;
-        let freed = watch::Sender::new(0);
-        let locks = Locks::default();
-        Self(Arc::new(Inner { table, locks, checkpoint, cdi, registry, source, settings, changes, tasks, freed }))
+        Self(Arc::new(Inner {
+            table,
+            pod_locks: Locks::default(),
+            claim_locks: Locks::default(),
+            checkpoint,
+            cdi,
+            registry,
+            source,
+            settings,
+            changes,
+            tasks,
+            freed: watch::Sender::new(0),
+            kept: Notify::new(),
+        }))
     }
 
     /// Starts what goes on without requests: CDI files made right, interrupted unprepares finished as drivers come.
@@ -183,18 +203,26 @@ impl Claims {
     }
 
     /// Makes a pod's claims ready. Goes on when the caller goes away.
-    pub async fn prepare_pod(&self, request: PodRequest, inline: Vec<Claim>, request_id: Arc<str>) -> PodOutcome {
-        let pod = request.pod.clone();
-        let inner = self.0.clone();
+    pub async fn prepare_pod(
+        &self,
+        request: PodRequest,
+        inline: Vec<Claim>,
+        request_id: Arc<str>,
+    ) -> PodOutcome {
+        let (inner, asked) = (self.0.clone(), request.clone());
         let work = async move { inner.prepare_pod(request, inline, request_id).await };
-        self.detached(work).await.unwrap_or_else(|| PodOutcome { pod, claims: vec![], containers: vec![] })
+        self.detached(work).await.unwrap_or_else(|| prepare::interrupted_pod(asked))
     }
 
     /// Gives up what a pod holds. Goes on when the caller goes away.
-    pub async fn unprepare_pod(&self, selector: PodSelector, request_id: Arc<str>) -> Vec<PodOutcome> {
+    pub async fn unprepare_pod(
+        &self,
+        selector: PodSelector,
+        request_id: Arc<str>,
+    ) -> Result<Vec<PodOutcome>, Problem> {
         let inner = self.0.clone();
         let work = async move { inner.unprepare_pod(selector, request_id).await };
-        self.detached(work).await.unwrap_or_default()
+        self.detached(work).await.ok_or_else(interrupted)
     }
 
     /// Runs an operation to its end whatever becomes of the caller. None: the runtime is going down.
@@ -252,37 +280,6 @@ fn view(table: &Table, pod: &Arc<PodRecord>) -> PodView {
     PodView { pod: pod.clone(), claims, containers }
 }
 
-/// What stood in the table before changes that are not durable yet.
-#[derive(Default)]
-struct Undo {
-    claims: Vec<(Uid, Option<Arc<ClaimRecord>>)>,
-    pods: Vec<(Uid, Option<Arc<PodRecord>>)>,
-}
-
-impl Undo {
-    fn put(&mut self, table: &mut Table, record: &Arc<ClaimRecord>) {
-        self.claims.push((record.id.uid.clone(), table.put(record.clone())));
-    }
-
-    fn remove(&mut self, table: &mut Table, uid: &Uid) {
-        self.claims.push((uid.clone(), table.remove(uid)));
-    }
-
-    fn put_pod(&mut self, table: &mut Table, record: &Arc<PodRecord>) {
-        self.pods.push((record.pod.uid.clone(), table.put_pod(record.clone())));
-    }
-
-    fn remove_pod(&mut self, table: &mut Table, uid: &Uid) {
-        self.pods.push((uid.clone(), table.remove_pod(uid.as_str())));
-    }
-
-    /// The newest change is taken back first.
-    fn restore(self, table: &mut Table) {
-        self.claims.into_iter().rev().for_each(|(uid, before)| table.restore(&uid, before));
-        self.pods.into_iter().rev().for_each(|(uid, before)| table.restore_pod(&uid, before));
-    }
-}
-
 impl Inner {
     /// Puts records into the table, then makes them durable; puts the table back if that fails.
     async fn commit_claims(&self, records: Vec<Arc<ClaimRecord>>) -> Result<(), Problem> {
@@ -303,6 +300,8 @@ impl Inner {
         }
         let Err(error) = self.checkpoint.commit(changes).await else { return Ok(()) };
         undo.restore(&mut self.table.lock());
+        // Whoever found something held by what is taken back looks again.
+        self.freed.send_modify(|count| *count += 1);
         tracing::error!(error = chain(&error), "commit to the checkpoint failed");
         Err(not_durable(&error))
     }
@@ -313,100 +312,48 @@ impl Inner {
         }
     }
 
-    /// Removes claims, and pods that hold nothing any more, durably.
+    /// Removes claims, and those of `pods` that hold nothing else, durably. They leave the table after the commit: a device
+    /// that somebody else took before would be in two claims if it failed. The pods' locks are held by the caller.
     async fn forget(&self, uids: &[Uid], pods: &BTreeSet<Uid>) -> Result<(), Problem> {
-        let mut undo = Undo::default();
-        let mut changes = Vec::new();
-        {
+        let pods = self.table.lock().pods_with_nothing_but(pods, uids);
+        let claims = uids.iter().cloned().map(Change::DeleteClaim);
+        let changes = claims.chain(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
+        self.commit(changes.collect(), Undo::default()).await?;
+        let gone: Vec<_> = {
             let mut table = self.table.lock();
-            for uid in uids {
-                undo.remove(&mut table, uid);
-                changes.push(Change::DeleteClaim(uid.clone()));
-            }
-            for pod in pods.iter().filter(|pod| table.claims_of_pod(pod.as_str()).is_empty()).collect::<Vec<_>>() {
-                undo.remove_pod(&mut table, pod);
-                changes.push(Change::DeletePod(pod.clone()));
-            }
-        }
-        let gone: Vec<_> = undo.claims.iter().filter_map(|(_, record)| record.clone()).collect();
-        self.commit(changes, undo).await?;
+            pods.iter().for_each(|pod| drop(table.remove_pod(pod.as_str())));
+            uids.iter().filter_map(|uid| table.remove(uid)).collect()
+        };
         gone.iter().for_each(|record| self.changes.tell(ChangedKind::Claim, &record.id, "gone"));
         self.freed.send_modify(|count| *count += 1);
         Ok(())
     }
 
-    /// Writes the CDI files of claims that lack one, or have another than the checkpoint says.
-    async fn write_files(&self, records: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
+    /// Writes the CDI files of claims that lack one, or have another than the checkpoint says. Gives the claims that have none.
+    async fn write_files(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
+        let mut failed = BTreeMap::new();
         let mut stale: Vec<SpecFile> = Vec::new();
+        let mut written = Vec::new();
         for record in records {
-            let files = cdi::render(record).map_err(|error| unrendered(record, &chain(&error)))?;
-            stale.extend(files.into_iter().filter(|file| !self.cdi.is_current(file)));
+            match cdi::render(record) {
+                Ok(files) => {
+                    stale.extend(files.into_iter().filter(|file| !self.cdi.is_current(file)));
+                    written.push(record.id.uid.clone());
+                }
+                Err(error) => drop(failed.insert(record.id.uid.clone(), unrendered(record, &error))),
+            }
         }
-        if stale.is_empty() {
-            return Ok(());
+        if let Err(error) = self.cdi.write(stale).await {
+            let problem =
+                Problem::unavailable("cdi-not-written", format!("write CDI files: {}", chain(&error)));
+            failed.extend(written.into_iter().map(|uid| (uid, problem.clone())));
         }
-        self.cdi.write(stale).await.map_err(|error| {
-            Problem::unavailable("cdi-not-written", format!("write CDI files: {}", chain(&error)))
-        })
+        failed
     }
+}
 
-    /// At start: files of claims that are gone are removed, and missing ones rendered. Answers do not wait for it, because each
-    /// checks its own files.
-    async fn reconcile_files(&self) {
-        let prepared: Vec<_> = {
-            let table = self.table.lock();
-            let boot_id = self.settings.node.boot_id.as_str();
-            let stands = |c: &&Arc<ClaimRecord>| c.boot_id == boot_id && c.state != ClaimState::Unpreparing;
-            table.claims().filter(stands).cloned().collect()
-        };
-        let known: BTreeSet<Uid> = self.table.lock().claims().map(|record| record.id.uid.clone()).collect();
-        let mut orphans = Vec::new();
-        let cdi = self.cdi.clone();
-        // Reads every file of ours: not for a thread that serves.
-        let ours = tokio::task::spawn_blocking(move || cdi.list_ours()).await;
-        match ours {
-            Ok(Ok(files)) => {
-                // A file whose identity a newer release wrote is not ours to judge.
-                let orphan = |identity: &cdi::Identity| !known.contains(identity.claim.uid.as_str());
-                let files = files.into_iter().filter(|file| file.identity.as_ref().is_some_and(orphan));
-                orphans.extend(files.map(|file| file.name));
-            }
-            Ok(Err(error)) => tracing::warn!(error = chain(&error), "cdi files not looked through"),
-            Err(error) => tracing::warn!(error = chain(&error), "cdi files not looked through"),
-        }
-        if !orphans.is_empty() {
-            tracing::info!(count = orphans.len(), "removing cdi files that no claim owns");
-            if let Err(error) = self.cdi.remove(orphans).await {
-                tracing::warn!(error = chain(&error), "cdi files without an owner stay");
-            }
-        }
-        for record in prepared {
-            let _held = self.locks.take([record.id.uid.clone()]).await;
-            let now = self.table.lock().claim(record.id.uid.as_str()).cloned();
-            let Some(now) = now.filter(|now| now.state != ClaimState::Unpreparing) else { continue };
-            if let Err(problem) = self.write_files(std::slice::from_ref(&now)).await {
-                tracing::warn!(claim = %now.id, problem = %problem, "cdi files of a claim not rendered");
-            }
-        }
-    }
-
-    /// Finishes unprepares that a crash or an absent driver interrupted: at start, and whenever a driver begins to serve.
-    async fn resume_unprepares(&self) {
-        let mut serving = self.registry.serving_changes();
-        loop {
-            let open: Vec<_> = {
-                let table = self.table.lock();
-                let unpreparing = |record: &&Arc<ClaimRecord>| record.state == ClaimState::Unpreparing;
-                table.claims().filter(unpreparing).map(|record| record.id.uid.clone()).collect()
-            };
-            self.finish_unprepares(open).await;
-            tokio::select! {
-                // Nothing is lost by stopping: the intents are durable.
-                () = self.tasks.stopped() => return,
-                changed = serving.changed() => if changed.is_err() { return },
-            }
-        }
-    }
+fn interrupted() -> Problem {
+    Problem::unavailable("interrupted", "the daemon is stopping")
 }
 
 fn not_durable(error: &CommitError) -> Problem {
@@ -421,7 +368,9 @@ fn not_durable(error: &CommitError) -> Problem {
         .retry_after(Duration::from_secs(5))
 }
 
-fn unrendered(record: &ClaimRecord, why: &str) -> Problem {
-    Problem::internal("cdi-not-valid", format!("claim {} makes no valid CDI file: {why}", record.id))
+fn unrendered(record: &ClaimRecord, error: &cdi::RenderError) -> Problem {
+    Problem::internal(
+        "cdi-not-valid",
+        format!("claim {} makes no valid CDI file: {}", record.id, chain(error)),
+    )
 }
-

@@ -68,9 +68,7 @@ enum Command {
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
     /// Print the completion script of a shell
-    Completion {
-        shell: clap_complete::Shell,
-    },
+    Completion { shell: clap_complete::Shell },
 }
 
 #[derive(Args)]
@@ -159,7 +157,8 @@ fn execute(cli: Cli) -> Result<Outcome> {
 }
 
 fn on_client(command: impl Future<Output = Result<Outcome>>) -> Result<Outcome> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
     runtime.block_on(command)
 }
 
@@ -169,11 +168,14 @@ fn run(place: &Place, args: RunArgs) -> Result<Outcome> {
     let host_name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let node_name = args.node_name.or_else(|| file.node_name.clone()).unwrap_or_else(host_name);
     let boot_id = args.boot_id.map_or_else(app::boot_id, Ok)?;
-    std::fs::create_dir_all(&place.root)
-        .with_context(|| format!("make the root {}: choose a --root that can be written", place.root.display()))?;
-    let root = place.root.canonicalize().with_context(|| format!("find the root {}", place.root.display()))?;
+    std::fs::create_dir_all(&place.root).with_context(|| {
+        format!("make the root {}: choose a --root that can be written", place.root.display())
+    })?;
+    let root =
+        place.root.canonicalize().with_context(|| format!("find the root {}", place.root.display()))?;
     let config = Config::new(&root, place.socket.clone(), args.cdi_dir, node_name, &file);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
     let outcome = runtime.block_on(app::run(config, boot_id));
     // What a driver's file system call hangs in must not keep the process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));

@@ -203,8 +203,7 @@ impl Registry {
     pub fn device(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Device> {
         let inventory = self.read().serving.get(driver)?.picked().driver.inventory.clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
-        let found = inventory.borrow().inventory.device(&pool, &device).cloned();
-        found
+        inventory.borrow().inventory.device(&pool, &device).cloned()
     }
 
     /// Every driver that serves, by name.
@@ -307,8 +306,9 @@ impl Registry {
         }
     }
 
-    /// Forgets a source.
+    /// Forgets a source, and its driver where it still serves.
     pub(crate) fn remove(&self, source: &str) {
+        self.retire(source);
         let view = self.write().sources.remove(source);
         if let Some(view) = view {
             let name = view.name.as_ref().map_or(source, DriverName::as_str);

@@ -1,1 +1,18 @@
+//! Drives the real daemon: starts it on a temporary root, talks to it as agents and operators do, waits for what it tells.
+//!
+//! Nothing here sleeps: readiness comes from the daemon's own notification, states from its `Watch`, files from the kernel.
 
+pub mod cdi;
+pub mod compose;
+pub mod daemon;
+pub mod drivers;
+pub mod machine;
+pub mod places;
+pub mod root;
+pub mod wait;
+
+pub use daemon::{Client, Daemon, Options};
+pub use root::{Output, Root};
+
+/// How long anything is waited for. It only bounds a failure: a machine may be slow, and no test depends on time.
+pub const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);

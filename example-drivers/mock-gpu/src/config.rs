@@ -1,6 +1,7 @@
 //! The operator's config: which GPUs to simulate.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use nodedock_sdk::{Problem, parse_json};
 use serde::Deserialize;
@@ -105,13 +106,12 @@ impl Config {
         if devices > DEVICES_MAX {
             return Err(bad(&format!("{devices} devices, at most {DEVICES_MAX}")));
         }
-        let mut names = BTreeSet::new();
-        let mut indices = BTreeSet::new();
-        for pool in &self.pools {
-            if !names.insert(&pool.name) {
+        for (at, pool) in self.pools.iter().enumerate() {
+            let before = &self.pools[..at];
+            if before.iter().any(|other| other.name == pool.name) {
                 return Err(pool.bad("its name occurs twice"));
             }
-            if !pool.indices().all(|index| indices.insert(index)) {
+            if before.iter().any(|other| overlap(&other.indices(), &pool.indices())) {
                 return Err(pool.bad("its GPUs have numbers of another pool's; set firstIndex"));
             }
         }
@@ -122,9 +122,13 @@ impl Config {
     pub(crate) fn find(&self, pool: &str, device: &str) -> Result<(&PoolConfig, Gpu), Problem> {
         let missing = || Problem::not_found("no-such-device", format!("there is no device {pool}/{device}"));
         let config = self.pools.iter().find(|config| config.name == pool).ok_or_else(missing)?;
-        let gpu = config.gpus().find(|gpu| config.name_of(*gpu) == device).ok_or_else(missing)?;
+        let gpu = config.gpu_named(device).ok_or_else(missing)?;
         Ok((config, gpu))
     }
+}
+
+fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
+    !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end
 }
 
 impl PoolConfig {
@@ -161,7 +165,7 @@ impl PoolConfig {
         u64::from(self.count) * (1 + u64::from(self.partitions))
     }
 
-    fn indices(&self) -> std::ops::Range<u32> {
+    fn indices(&self) -> Range<u32> {
         self.first_index..self.first_index + self.count
     }
 
@@ -172,6 +176,20 @@ impl PoolConfig {
             let parts = (0..partitions).map(Some);
             std::iter::once(None).chain(parts).map(move |partition| Gpu { offset, partition })
         })
+    }
+
+    /// The GPU or partition of a name, if the pool has it.
+    fn gpu_named(&self, name: &str) -> Option<Gpu> {
+        let number = name.strip_prefix("gpu-")?;
+        let (index, partition) = match number.split_once("-part-") {
+            Some((index, partition)) => (index, Some(partition.parse().ok()?)),
+            None => (number, None),
+        };
+        let gpu = Gpu { offset: index.parse::<u32>().ok()?.checked_sub(self.first_index)?, partition };
+        let is_there =
+            gpu.offset < self.count && partition.is_none_or(|partition| partition < self.partitions);
+        // Another spelling of a number is another name.
+        (is_there && self.name_of(gpu) == name).then_some(gpu)
     }
 
     pub(crate) fn index_of(&self, gpu: Gpu) -> u32 {

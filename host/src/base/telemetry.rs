@@ -22,9 +22,9 @@ pub fn init(format: LogFormat) {
         LogFormat::Text => {
             registry.with(fmt::layer().with_writer(std::io::stderr).with_ansi(colours)).try_init()
         }
-        LogFormat::Json => registry
-            .with(fmt::layer().json().flatten_event(true).with_writer(std::io::stderr))
-            .try_init(),
+        LogFormat::Json => {
+            registry.with(fmt::layer().json().flatten_event(true).with_writer(std::io::stderr)).try_init()
+        }
     };
     drop(done);
 }

@@ -85,7 +85,8 @@ async fn records_come_back_as_they_were_put() {
     let home = Home::new();
     let opened = home.open();
     assert!(opened.claims.is_empty() && opened.pods.is_empty() && opened.set_aside.is_none());
-    let changes = vec![put(2), put(1), put(3), Change::PutPod(Arc::new(pod(1))), Change::PutPod(Arc::new(pod(2)))];
+    let changes =
+        vec![put(2), put(1), put(3), Change::PutPod(Arc::new(pod(1))), Change::PutPod(Arc::new(pod(2)))];
     opened.checkpoint.commit(changes).await.unwrap();
     opened.checkpoint.commit(vec![Change::DeleteClaim(uid(3)), Change::DeletePod(uid(2))]).await.unwrap();
     opened.checkpoint.close().await;

@@ -1,216 +1,13 @@
 //! What is decided about claims: state and event in, next state and what to do out. No clock, no IO, no task.
-//!
-//! The table is the memory of the claim manager. It changes before the checkpoint does, so that two requests cannot both take
-//! a device, and is put back when the commit fails; nothing of it is answered before it is durable.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::table::{Table, device_key};
 use crate::model::{
-    Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, ObjectName, ObjectRef,
-    PodRecord, PreparedBy, PreparedClaim, Problem, ProblemKind, Transition, Uid,
+    Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, ObjectRef,
+    PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemKind, Transition, Uid,
 };
-
-/// Every claim and pod that this node knows, with the indexes that decisions need: none of them looks at every claim.
-#[derive(Debug, Default)]
-pub struct Table {
-    claims: BTreeMap<Uid, Arc<ClaimRecord>>,
-    pods: BTreeMap<Uid, Arc<PodRecord>>,
-    by_name: HashMap<(ObjectName, ObjectName), Uid>,
-    /// By what is held, claims that keep out everybody and claims that keep out those who want it alone.
-    holders: HashMap<String, Holders>,
-    /// By `driver/pool/device`; claims with admin access, which hold nothing, are among them.
-    users: BTreeMap<String, BTreeSet<Uid>>,
-    claims_of_pods: HashMap<Uid, BTreeSet<Uid>>,
-    /// By namespace and name, every pod that has a record or a claim.
-    known_pods: BTreeSet<ObjectRef>,
-}
-
-#[derive(Debug, Default)]
-struct Holders {
-    exclusive: BTreeSet<Uid>,
-    shared: BTreeSet<Uid>,
-}
-
-impl Holders {
-    fn kind(&mut self, shared: bool) -> &mut BTreeSet<Uid> {
-        if shared { &mut self.shared } else { &mut self.exclusive }
-    }
-
-    /// A holder other than `uid` that keeps it from somebody who would share it, or would not.
-    fn in_the_way(&self, uid: &Uid, shared: bool) -> Option<&Uid> {
-        let sharers = (!shared).then_some(&self.shared);
-        self.exclusive.iter().chain(sharers.into_iter().flatten()).find(|other| *other != uid)
-    }
-}
-
-impl Table {
-    pub fn new(claims: Vec<ClaimRecord>, pods: Vec<PodRecord>) -> Self {
-        let mut table = Self::default();
-        claims.into_iter().for_each(|claim| drop(table.put(Arc::new(claim))));
-        pods.into_iter().for_each(|pod| drop(table.put_pod(Arc::new(pod))));
-        table
-    }
-
-    pub fn claim(&self, uid: &str) -> Option<&Arc<ClaimRecord>> {
-        self.claims.get(uid)
-    }
-
-    pub fn claims(&self) -> impl Iterator<Item = &Arc<ClaimRecord>> {
-        self.claims.values()
-    }
-
-    pub fn claim_named(&self, namespace: &ObjectName, name: &ObjectName) -> Option<&Arc<ClaimRecord>> {
-        self.claims.get(self.by_name.get(&(namespace.clone(), name.clone()))?)
-    }
-
-    pub fn pod(&self, uid: &str) -> Option<&Arc<PodRecord>> {
-        self.pods.get(uid)
-    }
-
-    pub fn pods(&self) -> impl Iterator<Item = &Arc<PodRecord>> {
-        self.pods.values()
-    }
-
-    /// Pods of a name that have a record or a claim: several, where one replaced another.
-    pub fn pods_named(&self, namespace: &ObjectName, name: &ObjectName) -> Vec<ObjectRef> {
-        let Ok(first) = Uid::new("0") else { return Vec::new() };
-        let from = ObjectRef { namespace: namespace.clone(), name: name.clone(), uid: first };
-        let named = |pod: &&ObjectRef| pod.namespace == *namespace && pod.name == *name;
-        // No UID sorts before "0".
-        self.known_pods.range(from..).take_while(named).cloned().collect()
-    }
-
-    /// The pod of a UID, if it has a record or a claim.
-    pub fn pod_ref(&self, uid: &Uid) -> Option<ObjectRef> {
-        let of_record = self.pods.get(uid).map(|record| &record.pod);
-        let claim = || self.claims.get(self.claims_of_pods.get(uid)?.first()?);
-        of_record.or_else(|| claim()?.pods.get(uid)).cloned()
-    }
-
-    /// Claims that a pod holds, in the order in which operations take them.
-    pub fn claims_of_pod(&self, pod: &str) -> Vec<Arc<ClaimRecord>> {
-        self.found(self.claims_of_pods.get(pod)).cloned().collect()
-    }
-
-    /// Claims that have a device of a driver, each once.
-    pub fn claims_of_driver(&self, driver: &DriverName) -> impl Iterator<Item = &Arc<ClaimRecord>> {
-        let (from, to) = (format!("{driver}/"), format!("{driver}0"));
-        let uids: BTreeSet<_> = self.users.range(from..to).flat_map(|(_, uids)| uids).collect();
-        uids.into_iter().filter_map(|uid| self.claims.get(uid))
-    }
-
-    /// Claims that have a device, by UID.
-    pub fn users_of(
-        &self,
-        driver: &DriverName,
-        pool: &str,
-        device: &str,
-    ) -> impl Iterator<Item = &Arc<ClaimRecord>> {
-        self.found(self.users.get(&device_key(driver, pool, device)))
-    }
-
-    fn found<'a>(&'a self, uids: Option<&'a BTreeSet<Uid>>) -> impl Iterator<Item = &'a Arc<ClaimRecord>> {
-        uids.into_iter().flatten().filter_map(|uid| self.claims.get(uid))
-    }
-
-    /// Sets a claim's record and returns the one before.
-    pub fn put(&mut self, record: Arc<ClaimRecord>) -> Option<Arc<ClaimRecord>> {
-        let uid = &record.id.uid;
-        let before = self.remove(uid);
-        let name = (record.id.namespace.clone(), record.id.name.clone());
-        self.by_name.insert(name, uid.clone());
-        for hold in &record.holds {
-            self.holders.entry(hold.key.clone()).or_default().kind(hold.shared).insert(uid.clone());
-        }
-        for key in device_keys(&record) {
-            self.users.entry(key).or_default().insert(uid.clone());
-        }
-        for pod in record.pods.values() {
-            self.claims_of_pods.entry(pod.uid.clone()).or_default().insert(uid.clone());
-            self.known_pods.insert(pod.clone());
-        }
-        self.claims.insert(uid.clone(), record);
-        before
-    }
-
-    pub fn remove(&mut self, uid: &Uid) -> Option<Arc<ClaimRecord>> {
-        let record = self.claims.remove(uid)?;
-        self.by_name.remove(&(record.id.namespace.clone(), record.id.name.clone()));
-        for hold in &record.holds {
-            if let Entry::Occupied(mut holders) = self.holders.entry(hold.key.clone()) {
-                holders.get_mut().kind(hold.shared).remove(uid);
-                if holders.get().exclusive.is_empty() && holders.get().shared.is_empty() {
-                    holders.remove();
-                }
-            }
-        }
-        for key in device_keys(&record) {
-            if let btree_map::Entry::Occupied(mut users) = self.users.entry(key) {
-                users.get_mut().remove(uid);
-                if users.get().is_empty() {
-                    users.remove();
-                }
-            }
-        }
-        for pod in record.pods.values() {
-            if let Entry::Occupied(mut claims) = self.claims_of_pods.entry(pod.uid.clone()) {
-                claims.get_mut().remove(uid);
-                if claims.get().is_empty() {
-                    claims.remove();
-                }
-            }
-            self.forget_pod(pod);
-        }
-        Some(record)
-    }
-
-    /// Puts back what stood before a change that did not become durable.
-    pub fn restore(&mut self, uid: &Uid, before: Option<Arc<ClaimRecord>>) {
-        match before {
-            Some(record) => drop(self.put(record)),
-            None => drop(self.remove(uid)),
-        }
-    }
-
-    pub fn put_pod(&mut self, record: Arc<PodRecord>) -> Option<Arc<PodRecord>> {
-        self.known_pods.insert(record.pod.clone());
-        self.pods.insert(record.pod.uid.clone(), record)
-    }
-
-    pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodRecord>> {
-        let record = self.pods.remove(uid)?;
-        self.forget_pod(&record.pod);
-        Some(record)
-    }
-
-    fn forget_pod(&mut self, pod: &ObjectRef) {
-        if !self.pods.contains_key(&pod.uid) && !self.claims_of_pods.contains_key(&pod.uid) {
-            self.known_pods.remove(pod);
-        }
-    }
-
-    pub fn restore_pod(&mut self, uid: &Uid, before: Option<Arc<PodRecord>>) {
-        match before {
-            Some(record) => drop(self.put_pod(record)),
-            None => drop(self.remove_pod(uid.as_str())),
-        }
-    }
-
-    /// The claim that keeps one of `holds` from the claim `uid`, and which.
-    fn conflict(&self, uid: &Uid, holds: &[Hold]) -> Option<(&Arc<ClaimRecord>, String)> {
-        holds.iter().find_map(|hold| {
-            let holder = self.holders.get(&hold.key)?.in_the_way(uid, hold.shared)?;
-            Some((self.claims.get(holder)?, hold.key.clone()))
-        })
-    }
-}
-
-fn device_keys(record: &ClaimRecord) -> impl Iterator<Item = String> {
-    let devices = record.allocation.devices.iter();
-    devices.map(|device| device_key(&device.driver, device.pool.as_str(), device.device.as_str()))
-}
 
 /// What the host knows of a device that decides whether others may have it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -234,10 +31,6 @@ pub fn holds(allocation: &Allocation, facts: impl Fn(&DriverName, &str, &str) ->
     holds.into_iter().map(|(key, shared)| Hold { key, shared }).collect()
 }
 
-fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {
-    format!("{driver}/{pool}/{device}")
-}
-
 /// A pod that asks for a claim, and when.
 #[derive(Debug, Clone)]
 pub struct PrepareRequest<'a> {
@@ -254,9 +47,15 @@ pub struct PrepareRequest<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub enum PrepareStep {
     /// Prepared in this boot. `changed`: the pod is new to it, so the record must be committed.
-    Known { record: Arc<ClaimRecord>, changed: bool },
+    Known {
+        record: Arc<ClaimRecord>,
+        changed: bool,
+    },
     /// The intent to commit, and the drivers to call then.
-    Call { record: Arc<ClaimRecord>, drivers: Vec<DriverName> },
+    Call {
+        record: Arc<ClaimRecord>,
+        drivers: Vec<DriverName>,
+    },
     /// Something is in the way that may go: ask again when a claim was given up.
     Wait(Problem),
     Refuse(Problem),
@@ -313,24 +112,35 @@ fn join(known: &Arc<ClaimRecord>, request: &PrepareRequest<'_>) -> PrepareStep {
 
 fn begin(table: &Table, request: &PrepareRequest<'_>, known: Option<&Arc<ClaimRecord>>) -> PrepareStep {
     let id = &request.claim.id;
-    if let Some((holder, key)) = table.conflict(&id.uid, &request.holds) {
-        return PrepareStep::Wait(held(id, holder, &key));
+    // In one boot a claim keeps what it kept from others when it began: what is known of a device goes when its driver does.
+    let standing = known.filter(|known| known.boot_id == request.boot_id && !known.holds.is_empty());
+    let holds = standing.map_or(&request.holds, |known| &known.holds);
+    if let Some((holder, key)) = table.conflict(&id.uid, holds) {
+        return PrepareStep::Wait(held(id, holder, key));
     }
     let mut record = known.map_or_else(|| new_record(request), |known| ClaimRecord::clone(known));
     let new_boot = record.boot_id != request.boot_id;
     if new_boot {
         // What lived in the kernel is gone: every driver is asked again. Its memo stays, for the unprepare.
-        record.boot_id = request.boot_id.to_owned();
-        record.drivers.values_mut().for_each(|part| part.stale = part.prepared.is_some());
+        let old_boot = std::mem::replace(&mut record.boot_id, request.boot_id.to_owned());
+        record.drivers.values_mut().for_each(|part| outlive(part, &old_boot));
     }
     record.state = ClaimState::Preparing;
-    record.holds = request.holds.clone();
+    record.holds = holds.clone();
     record.pods.insert(request.pod.uid.clone(), request.pod.clone());
     let open = record.drivers.iter().filter(|(_, part)| part.current().is_none());
     let drivers: Vec<_> = open.map(|(name, _)| name.clone()).collect();
     let what = if new_boot && known.is_some() { "preparing after a new boot" } else { "preparing" };
     record.note(transition(request.now_ms, what, &format!("{} pod {}", request.cause, request.pod)));
     PrepareStep::Call { record: Arc::new(record), drivers }
+}
+
+/// Marks what a driver prepared in a boot that is over.
+fn outlive(part: &mut DriverPart, old_boot: &str) {
+    if part.prepared.is_some() && !part.stale {
+        part.stale = true;
+        part.prepared_in = old_boot.to_owned();
+    }
 }
 
 fn new_record(request: &PrepareRequest<'_>) -> ClaimRecord {
@@ -380,6 +190,7 @@ pub fn finish_prepare(record: &ClaimRecord, results: Vec<DriverResult>, now_ms: 
             Ok(prepared) => {
                 part.prepared = Some(prepared);
                 part.stale = false;
+                part.prepared_in = String::new();
                 part.by = result.by;
                 part.problem = None;
             }
@@ -479,6 +290,32 @@ pub fn finish_unprepare(
     }
 }
 
+/// The intent to give up a claim that every driver refused for good. They are told all the same: they may have begun.
+pub fn roll_back(record: &ClaimRecord, now_ms: u64) -> (Arc<ClaimRecord>, Vec<DriverName>) {
+    let mut record = record.clone();
+    record.state = ClaimState::Unpreparing;
+    record.note(transition(now_ms, "rolled back", "refused by every driver"));
+    let drivers = record.drivers.keys().cloned().collect();
+    (Arc::new(record), drivers)
+}
+
+/// A pod's record after a request of which `accepted` were taken on, by the pod's own names for them. What it held before and
+/// still holds stays: a claim that is refused today was not taken from it.
+pub fn pod_record(
+    table: &Table,
+    pod: &ObjectRef,
+    containers: &[PodContainer],
+    accepted: BTreeMap<String, ObjectRef>,
+) -> PodRecord {
+    let known = table.pod(pod.uid.as_str());
+    let held = |id: &ObjectRef| table.claim(id.uid.as_str()).is_some_and(|c| c.pods.contains_key(&pod.uid));
+    let before = known.iter().flat_map(|known| &known.claims).filter(|(_, id)| held(id));
+    let mut claims: BTreeMap<_, _> = before.map(|(name, id)| (name.clone(), id.clone())).collect();
+    claims.extend(accepted);
+    let unknown = known.map(|known| known.unknown.clone()).unwrap_or_default();
+    PodRecord { pod: pod.clone(), claims, containers: containers.to_vec(), unknown }
+}
+
 /// Refuses devices that the driver does not have. A driver that publishes nothing here is trusted to know.
 pub fn check_devices(
     allocation: &Allocation,
@@ -517,13 +354,20 @@ fn being_given_up(id: &ObjectRef) -> Problem {
 }
 
 fn changed_allocation(id: &ObjectRef) -> Problem {
-    let message =
-        format!("claim {id} is known here with another allocation: an allocation is final until the claim is given up");
+    let message = format!(
+        "claim {id} is known here with another allocation: an allocation is final until the claim is given up"
+    );
     Problem::new(ProblemKind::Invalid, "allocation-changed", message)
 }
 
+/// Pods that a problem names: its message is one line.
+const PODS_NAMED_MAX: usize = 3;
+
 fn held(id: &ObjectRef, holder: &ClaimRecord, key: &str) -> Problem {
-    let pods: Vec<_> = holder.pods.values().map(ToString::to_string).collect();
+    let mut pods: Vec<_> = holder.pods.values().take(PODS_NAMED_MAX).map(ToString::to_string).collect();
+    if holder.pods.len() > PODS_NAMED_MAX {
+        pods.push(format!("and {} more", holder.pods.len() - PODS_NAMED_MAX));
+    }
     let message = format!(
         "claim {id} wants {key}, which claim {} (UID {}, pods {}) holds",
         holder.id,

@@ -13,9 +13,12 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::model::{
-    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, ContainerClaim, DeviceName, DriverName, NameError,
-    ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Uid, limit,
+    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, ContainerClaim, DeviceName, DriverName,
+    NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Uid, limit,
 };
+
+/// The name, among the pod's own names for claims, of the one that stands for its extended resources.
+const EXTENDED_RESOURCES: &str = "extended-resources";
 
 /// What a file holds that we need.
 #[derive(Debug, Default)]
@@ -36,7 +39,9 @@ pub enum ManifestError {
     Shape { document: usize, what: String, source: Option<serde_json::Error> },
     #[error("document {document}: {what}: {field}")]
     Name { document: usize, what: String, field: &'static str, source: NameError },
-    #[error("{pod}: claim {claim:?} is made from a template, and the pod's status does not say yet which claim it became")]
+    #[error(
+        "{pod}: claim {claim:?} is made from a template, and the pod's status does not say yet which claim it became"
+    )]
     NotCreatedYet { pod: String, claim: String },
     #[error("{pod}: claim {claim:?} has neither resourceClaimName nor resourceClaimTemplateName")]
     NoClaimName { pod: String, claim: String },
@@ -89,12 +94,22 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
             let what = format!("ResourceClaim of {version} is not read here; resource.k8s.io/v1 is");
             Err(ManifestError::Shape { document: index, what, source: None })
         }
-        (_, kind) if kind.ends_with("List") => {
+        (version, kind) if kind.ends_with("List") => {
             let items = document.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
-            items.into_iter().try_for_each(|item| take(item, index, objects))
+            let of_list = |item| of_list(item, version, kind.trim_end_matches("List"));
+            items.into_iter().map(of_list).try_for_each(|item| take(item, index, objects))
         }
         _ => Ok(()),
     }
+}
+
+/// An item of a typed list does not say what it is: the API server leaves that to the list.
+fn of_list(mut item: Value, version: &str, kind: &str) -> Value {
+    if let (Some(fields), false) = (item.as_object_mut(), kind.is_empty()) {
+        fields.entry("apiVersion").or_insert_with(|| version.into());
+        fields.entry("kind").or_insert_with(|| kind.into());
+    }
+    item
 }
 
 fn typed<T: DeserializeOwned>(document: Value, index: usize, kind: &str) -> Result<T, ManifestError> {
@@ -112,7 +127,8 @@ struct Context {
 
 impl Context {
     fn name<T>(&self, field: &'static str, parsed: Result<T, NameError>) -> Result<T, ManifestError> {
-        let at = |source| ManifestError::Name { document: self.document, what: self.what.clone(), field, source };
+        let at =
+            |source| ManifestError::Name { document: self.document, what: self.what.clone(), field, source };
         parsed.map_err(at)
     }
 
@@ -125,9 +141,13 @@ fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, Man
     let meta = &object.metadata;
     let what = format!("ResourceClaim {}", meta.name.as_deref().unwrap_or("without a name"));
     let context = Context { document, what };
-    let uid = meta.uid.as_deref().ok_or_else(|| context.shape("metadata.uid is missing: claims are known by it"))?;
+    let uid = meta
+        .uid
+        .as_deref()
+        .ok_or_else(|| context.shape("metadata.uid is missing: claims are known by it"))?;
     let id = ObjectRef {
-        namespace: context.name("metadata.namespace", ObjectName::new(meta.namespace.as_deref().unwrap_or("default")))?,
+        namespace: context
+            .name("metadata.namespace", ObjectName::new(meta.namespace.as_deref().unwrap_or("default")))?,
         name: context.name("metadata.name", ObjectName::new(meta.name.as_deref().unwrap_or_default()))?,
         uid: context.name("metadata.uid", Uid::new(uid))?,
     };
@@ -140,8 +160,9 @@ fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, Man
     let allocation = status.allocation.as_ref().map(|found| allocation(found, &context)).transpose()?;
     let owners = meta.owner_references.iter().flatten();
     let owner = owners.into_iter().find(|owner| owner.controller == Some(true) && owner.kind == "Pod");
-    let owner_pod =
-        owner.map(|owner| context.name("metadata.ownerReferences[].uid", Uid::new(&owner.uid))).transpose()?;
+    let owner_pod = owner
+        .map(|owner| context.name("metadata.ownerReferences[].uid", Uid::new(&owner.uid)))
+        .transpose()?;
     let annotations = meta.annotations.clone().unwrap_or_default().into_iter().collect();
     Ok(Claim { id, allocation, reserved_for, annotations, owner_pod })
 }
@@ -152,7 +173,9 @@ fn allocation(found: &resource::AllocationResult, context: &Context) -> Result<A
     let configs = devices.config.iter().flatten();
     Ok(Allocation {
         devices: results.map(|result| allocated(result, context)).collect::<Result<_, _>>()?,
-        configs: configs.filter_map(|config| opaque(config, context).transpose()).collect::<Result<_, _>>()?,
+        configs: configs
+            .filter_map(|config| opaque(config, context).transpose())
+            .collect::<Result<_, _>>()?,
         node_name: found.node_selector.as_ref().and_then(single_node),
     })
 }
@@ -164,9 +187,11 @@ fn allocated(
     let consumed = result.consumed_capacity.clone().unwrap_or_default();
     Ok(AllocatedDevice {
         request: result.request.clone(),
-        driver: context.name("status.allocation.devices.results[].driver", DriverName::new(&result.driver))?,
+        driver: context
+            .name("status.allocation.devices.results[].driver", DriverName::new(&result.driver))?,
         pool: context.name("status.allocation.devices.results[].pool", PoolName::new(&result.pool))?,
-        device: context.name("status.allocation.devices.results[].device", DeviceName::new(&result.device))?,
+        device: context
+            .name("status.allocation.devices.results[].device", DeviceName::new(&result.device))?,
         share_id: result.share_id.clone(),
         consumed: consumed.into_iter().map(|(name, quantity)| (name, quantity.0)).collect(),
         admin_access: result.admin_access.unwrap_or(false),
@@ -182,12 +207,15 @@ fn opaque(
     let source = match config.source.as_str() {
         "FromClass" => ConfigSource::DeviceClass,
         "FromClaim" => ConfigSource::Claim,
-        other => return Err(context.shape(&format!("config source {other:?} is neither FromClass nor FromClaim"))),
+        other => {
+            return Err(context.shape(&format!("config source {other:?} is neither FromClass nor FromClaim")));
+        }
     };
     Ok(Some(OpaqueConfig {
         source,
         requests: config.requests.clone().unwrap_or_default(),
-        driver: context.name("status.allocation.devices.config[].opaque.driver", DriverName::new(&opaque.driver))?,
+        driver: context
+            .name("status.allocation.devices.config[].opaque.driver", DriverName::new(&opaque.driver))?,
         parameters: opaque.parameters.0.to_string(),
     }))
 }
@@ -206,9 +234,11 @@ fn pod(object: &Pod, document: usize) -> Result<PodRequest, ManifestError> {
     let meta = &object.metadata;
     let name = meta.name.as_deref().unwrap_or_default();
     let context = Context { document, what: format!("Pod {name}") };
-    let uid = meta.uid.as_deref().ok_or_else(|| context.shape("metadata.uid is missing: pods are known by it"))?;
+    let uid =
+        meta.uid.as_deref().ok_or_else(|| context.shape("metadata.uid is missing: pods are known by it"))?;
     let pod = ObjectRef {
-        namespace: context.name("metadata.namespace", ObjectName::new(meta.namespace.as_deref().unwrap_or("default")))?,
+        namespace: context
+            .name("metadata.namespace", ObjectName::new(meta.namespace.as_deref().unwrap_or("default")))?,
         name: context.name("metadata.name", ObjectName::new(name))?,
         uid: context.name("metadata.uid", Uid::new(uid))?,
     };
@@ -217,7 +247,35 @@ fn pod(object: &Pod, document: usize) -> Result<PodRequest, ManifestError> {
     let init = spec.init_containers.unwrap_or_default().into_iter();
     let containers: Vec<_> = init.chain(spec.containers).map(container).collect();
     check_containers(object, &containers, &context)?;
-    Ok(PodRequest { pod, claims, containers })
+    let mut request = PodRequest { pod, claims, containers };
+    add_extended_resources(object, &mut request, &context)?;
+    Ok(request)
+}
+
+/// Extended resources that the scheduler took from DRA drivers (KEP-5004): a claim that is in the pod's status only, with the
+/// request of each container.
+fn add_extended_resources(
+    object: &Pod,
+    request: &mut PodRequest,
+    context: &Context,
+) -> Result<(), ManifestError> {
+    let status = object.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    let Some(status) = status else { return Ok(()) };
+    let claim_name = ObjectName::new(&status.resource_claim_name);
+    request.claims.push(ClaimReference {
+        pod_claim_name: EXTENDED_RESOURCES.to_owned(),
+        claim_name: context.name("status.extendedResourceClaimStatus.resourceClaimName", claim_name)?,
+        claim_uid: None,
+    });
+    for mapping in &status.request_mappings {
+        let containers =
+            request.containers.iter_mut().filter(|container| container.name == mapping.container_name);
+        containers.for_each(|container| {
+            let request = Some(mapping.request_name.clone());
+            container.claims.push(ContainerClaim { pod_claim_name: EXTENDED_RESOURCES.to_owned(), request });
+        });
+    }
+    Ok(())
 }
 
 fn references(object: &Pod, context: &Context) -> Result<Vec<ClaimReference>, ManifestError> {
@@ -258,16 +316,23 @@ fn claim_name<'a>(
 
 fn container(container: k8s_openapi::api::core::v1::Container) -> PodContainer {
     let claims = container.resources.and_then(|resources| resources.claims).unwrap_or_default();
-    let claims =
-        claims.into_iter().map(|claim| ContainerClaim { pod_claim_name: claim.name, request: claim.request }).collect();
+    let claims = claims
+        .into_iter()
+        .map(|claim| ContainerClaim { pod_claim_name: claim.name, request: claim.request })
+        .collect();
     PodContainer { name: container.name, claims }
 }
 
-fn check_containers(object: &Pod, containers: &[PodContainer], context: &Context) -> Result<(), ManifestError> {
+fn check_containers(
+    object: &Pod,
+    containers: &[PodContainer],
+    context: &Context,
+) -> Result<(), ManifestError> {
     let entries = object.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
     let known: Vec<_> = entries.map(|entry| entry.name.as_str()).collect();
     for container in containers {
-        for claim in container.claims.iter().filter(|claim| !known.contains(&claim.pod_claim_name.as_str())) {
+        let unknown = |claim: &&ContainerClaim| !known.contains(&claim.pod_claim_name.as_str());
+        if let Some(claim) = container.claims.iter().find(unknown) {
             return Err(ManifestError::UnknownClaim {
                 pod: context.what.clone(),
                 container: container.name.clone(),

@@ -9,12 +9,14 @@ use tokio::time::timeout_at;
 use super::locks::Held;
 use super::machine::{self, DeviceFacts, DriverResult, PrepareEnd, PrepareRequest, PrepareStep};
 use super::source::{ClaimSource, InlineClaims, check_bounds};
-use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, Undo, answer};
+use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, Undo, answer, interrupted, unrendered};
 use crate::base::clock::now_ms;
+use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::{Call, Driver, all_failed};
 use crate::model::{
-    Claim, ClaimRecord, ClaimReference, DriverName, Hold, ObjectRef, PodRecord, PodRequest, PreparedBy, Problem, Uid,
+    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, Hold, ObjectRef, PodRequest, PreparedBy,
+    Problem, Uid,
 };
 
 /// A claim on its way through a prepare.
@@ -48,9 +50,12 @@ impl Inner {
         inline: Vec<Claim>,
         request_id: Arc<str>,
     ) -> PodOutcome {
+        // Also while it waits: an unprepare that comes meanwhile has to find what this will have taken.
+        let _pod = self.pod_locks.take([request.pod.uid.clone()]).await;
         let wanted = self.resolve(&request, inline).await;
         let claims = wanted.iter().filter_map(|w| w.claim.as_ref().ok());
-        let claims: BTreeMap<Uid, Claim> = claims.map(|claim| (claim.id.uid.clone(), claim.clone())).collect();
+        let claims: BTreeMap<Uid, Claim> =
+            claims.map(|claim| (claim.id.uid.clone(), claim.clone())).collect();
         let call = Call { request_id, deadline: self.settings.call_deadline };
         let (held, plan) = self.plan(&request.pod, &claims).await;
         let ends = self.carry_out(&request, &wanted, plan, &call).await;
@@ -80,7 +85,8 @@ impl Inner {
             Problem::not_found("no-such-claim", message)
         })?;
         if let Some(uid) = reference.claim_uid.as_ref().filter(|uid| **uid != claim.id.uid) {
-            let message = format!("claim {} has UID {}, and {uid} is wanted: it was replaced", claim.id, claim.id.uid);
+            let message =
+                format!("claim {} has UID {}, and {uid} is wanted: it was replaced", claim.id, claim.id.uid);
             return Err(Problem::conflict("claim-replaced", message));
         }
         check_bounds(&claim)?;
@@ -94,7 +100,7 @@ impl Inner {
         let mut freed = self.freed.subscribe();
         let mut patient = true;
         loop {
-            let held = self.locks.take(claims.keys().cloned()).await;
+            let held = self.claim_locks.take(claims.keys().cloned()).await;
             freed.mark_unchanged();
             let mut plan = self.decide(pod, claims, patient);
             if !patient {
@@ -182,22 +188,27 @@ impl Inner {
     }
 
     async fn carry_out(&self, request: &PodRequest, wanted: &[Wanted], mut plan: Plan, call: &Call) -> Ends {
-        let mut ends: Ends = std::mem::take(&mut plan.refused).into_iter().map(|(u, p)| (u, Err(p))).collect();
+        let mut ends: Ends =
+            std::mem::take(&mut plan.refused).into_iter().map(|(u, p)| (u, Err(p))).collect();
         let standing: Vec<_> = plan.known.iter().chain(&plan.joined).cloned().collect();
-        let accepted: Vec<Uid> =
-            standing.iter().chain(plan.work.iter().map(|(record, _)| record)).map(|r| r.id.uid.clone()).collect();
+        let accepted: Vec<Uid> = standing
+            .iter()
+            .chain(plan.work.iter().map(|(record, _)| record))
+            .map(|r| r.id.uid.clone())
+            .collect();
         if accepted.is_empty() {
             return ends;
         }
         let intents: Vec<_> =
             plan.joined.iter().chain(plan.work.iter().map(|(record, _)| record)).cloned().collect();
         let undo = std::mem::take(&mut plan.undo);
-        if let Err(problem) = self.commit_intents(intents, pod_record(request, wanted, &accepted), undo).await {
+        if let Err(problem) = self.commit_intents(intents, request, taken_on(wanted, &accepted), undo).await {
             ends.extend(accepted.into_iter().map(|uid| (uid, Err(problem.clone()))));
             return ends;
         }
-        let checked = self.write_files(&standing).await;
-        ends.extend(standing.iter().map(|r| (r.id.uid.clone(), checked.clone().map(|()| ClaimEnd::Prepared))));
+        let mut failed = self.write_files(&standing).await;
+        let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
+        ends.extend(standing.iter().map(|r| &r.id.uid).map(|uid| (uid.clone(), end(uid))));
         if !plan.work.is_empty() {
             self.call_and_finish(plan.work, call, &mut ends).await;
         }
@@ -208,12 +219,14 @@ impl Inner {
     async fn commit_intents(
         &self,
         intents: Vec<Arc<ClaimRecord>>,
-        pod: PodRecord,
+        request: &PodRequest,
+        accepted: BTreeMap<String, ObjectRef>,
         mut undo: Undo,
     ) -> Result<(), Problem> {
         let mut changes: Vec<_> = intents.iter().cloned().map(Change::PutClaim).collect();
         {
             let mut table = self.table.lock();
+            let pod = machine::pod_record(&table, &request.pod, &request.containers, accepted);
             if table.pod(pod.pod.uid.as_str()).is_none_or(|known| **known != pod) {
                 let pod = Arc::new(pod);
                 undo.put_pod(&mut table, &pod);
@@ -232,7 +245,7 @@ impl Inner {
         let mut rolled_back = Vec::new();
         for ((record, _), results) in work.iter().zip(results) {
             let uid = record.id.uid.clone();
-            match machine::finish_prepare(record, results, now_ms()) {
+            match machine::finish_prepare(record, renderable(record, results), now_ms()) {
                 PrepareEnd::Prepared(record) => {
                     ends.insert(uid, Ok(ClaimEnd::Prepared));
                     prepared.push(record);
@@ -252,7 +265,8 @@ impl Inner {
         let files = self.write_files(&prepared);
         let records = self.commit_claims(prepared.iter().chain(&kept).cloned().collect());
         let (files, records) = tokio::join!(files, records);
-        if let Err(problem) = records.and(files) {
+        ends.extend(files.into_iter().map(|(uid, problem)| (uid, Err(problem))));
+        if let Err(problem) = records {
             ends.extend(uids.into_iter().map(|uid| (uid, Err(problem.clone()))));
         }
         if !rolled_back.is_empty() {
@@ -339,18 +353,41 @@ fn outcome(request: &PodRequest, wanted: Wanted, ends: &Ends) -> ClaimOutcome {
     ClaimOutcome { namespace, name: wanted.reference.claim_name, uid, end }
 }
 
-fn pod_record(request: &PodRequest, wanted: &[Wanted], accepted: &[Uid]) -> PodRecord {
+/// The claims that were taken on, by the pod's own names for them.
+fn taken_on(wanted: &[Wanted], accepted: &[Uid]) -> BTreeMap<String, ObjectRef> {
     let accepted: BTreeSet<_> = accepted.iter().collect();
     let claims = wanted.iter().filter_map(|wanted| {
         let id = &wanted.claim.as_ref().ok()?.id;
         accepted.contains(&id.uid).then(|| (wanted.reference.pod_claim_name.clone(), id.clone()))
     });
-    PodRecord {
-        pod: request.pod.clone(),
-        claims: claims.collect(),
-        containers: request.containers.clone(),
-        unknown: BTreeMap::new(),
+    claims.collect()
+}
+
+/// What makes no valid CDI file is a refusal of that claim, not of those that came with it.
+fn renderable(record: &ClaimRecord, mut results: Vec<DriverResult>) -> Vec<DriverResult> {
+    for result in &mut results {
+        let Ok(prepared) = &result.outcome else { continue };
+        let part =
+            DriverPart { prepared: Some(prepared.clone()), by: result.by.clone(), ..Default::default() };
+        let mut alone = record.clone();
+        alone.drivers = BTreeMap::from([(result.driver.clone(), part)]);
+        if let Err(error) = cdi::render(&alone) {
+            result.outcome = Err(unrendered(record, &error));
+        }
     }
+    results
+}
+
+/// The answer to a pod whose request came to no end.
+pub(super) fn interrupted_pod(request: PodRequest) -> PodOutcome {
+    let claim = |wanted: ClaimReference| ClaimOutcome {
+        namespace: request.pod.namespace.clone(),
+        name: wanted.claim_name,
+        uid: wanted.claim_uid,
+        end: Err(interrupted()),
+    };
+    let claims = request.claims.into_iter().map(claim).collect();
+    PodOutcome { pod: request.pod, claims, containers: Vec::new() }
 }
 
 fn prepared_by(driver: &Driver) -> PreparedBy {
@@ -358,14 +395,10 @@ fn prepared_by(driver: &Driver) -> PreparedBy {
     PreparedBy { kind: identity.kind, version: identity.version.clone(), digest: identity.digest.clone() }
 }
 
-fn no_claims(driver: &DriverName) -> Problem {
+pub(super) fn no_claims(driver: &DriverName) -> Problem {
     Problem::invalid("driver-without-claims", format!("driver {driver} takes no claims"))
 }
 
-fn no_outcome(driver: &DriverName) -> Problem {
+pub(super) fn no_outcome(driver: &DriverName) -> Problem {
     Problem::internal("claim-skipped", format!("driver {driver} gave no outcome for the claim"))
-}
-
-fn interrupted() -> Problem {
-    Problem::unavailable("interrupted", "the daemon is stopping")
 }

@@ -56,7 +56,8 @@ impl ClaimFolder {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(self.unreadable(&self.path, &chain(&error))),
         };
-        let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|p| is_manifest(p)).collect();
+        let mut paths: Vec<_> =
+            entries.flatten().map(|entry| entry.path()).filter(|p| is_manifest(p)).collect();
         paths.sort();
         let mut broken = None;
         for path in paths {
@@ -75,7 +76,10 @@ impl ClaimFolder {
     }
 
     fn unreadable(&self, path: &std::path::Path, why: &str) -> Problem {
-        Problem::unavailable("claims-folder-unreadable", format!("read claims from {}: {why}", path.display()))
+        Problem::unavailable(
+            "claims-folder-unreadable",
+            format!("read claims from {}: {why}", path.display()),
+        )
     }
 }
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::machine::{self, UnprepareEnd, UnprepareStep};
+use super::prepare::{no_claims, no_outcome};
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, PodSelector, Undo};
 use crate::base::clock::now_ms;
 use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::{Call, all_failed};
-use crate::model::{ClaimRecord, ClaimState, DriverName, LiveClaim, ObjectRef, Problem, Uid};
+use crate::model::{ClaimRecord, DriverName, LiveClaim, ObjectRef, Problem, Uid};
 
 type Results = Vec<(DriverName, Result<(), Problem>, u64)>;
 
@@ -19,6 +20,7 @@ impl Inner {
         let call = Call { request_id, deadline: self.settings.call_deadline };
         let mut outcomes = Vec::new();
         for pod in self.select(&selector) {
+            let _held = self.pod_locks.take([pod.uid.clone()]).await;
             let claims = self.unprepare_claims_of(&pod, &call).await;
             outcomes.push(PodOutcome { pod, claims, containers: Vec::new() });
         }
@@ -36,7 +38,7 @@ impl Inner {
     async fn unprepare_claims_of(&self, pod: &ObjectRef, call: &Call) -> Vec<ClaimOutcome> {
         let claims = self.table.lock().claims_of_pod(pod.uid.as_str());
         let uids: Vec<_> = claims.iter().map(|claim| claim.id.uid.clone()).collect();
-        let _held = self.locks.take(uids.iter().cloned()).await;
+        let _held = self.claim_locks.take(uids.iter().cloned()).await;
         let mut ends = self.give_up(&uids, Some(&pod.uid), call).await;
         if claims.is_empty()
             && let Err(problem) = self.forget(&[], &BTreeSet::from([pod.uid.clone()])).await
@@ -53,38 +55,15 @@ impl Inner {
         claims.into_iter().map(outcome).collect()
     }
 
-    /// Finishes what was being given up when its driver, or the daemon, went away.
-    pub(super) async fn finish_unprepares(&self, uids: Vec<Uid>) {
-        for uid in uids {
-            let _held = self.locks.take([uid.clone()]).await;
-            let serving = |record: &ClaimRecord| record.drivers.keys().any(|d| self.registry.serving(d).is_ok());
-            let known = self.table.lock().claim(uid.as_str()).cloned();
-            let open = known.is_some_and(|r| r.state == ClaimState::Unpreparing && (r.drivers.is_empty() || serving(&r)));
-            if !open {
-                continue;
-            }
-            let call = Call { request_id: format!("resume-{uid}").into(), deadline: self.settings.call_deadline };
-            for (uid, end) in self.give_up(std::slice::from_ref(&uid), None, &call).await {
-                match end {
-                    Ok(_) => tracing::info!(claim = %uid, "finished an interrupted unprepare"),
-                    Err(problem) => tracing::warn!(claim = %uid, %problem, "an interrupted unprepare is still open"),
-                }
-            }
-        }
-    }
-
-    /// Takes back claims that every driver refused for good. A refused driver is told all the same: it may have begun.
+    /// Takes back claims that every driver refused for good.
     pub(super) async fn roll_back(&self, records: Vec<Arc<ClaimRecord>>, call: &Call) {
         let mut undo = Undo::default();
         let mut work = Vec::new();
         {
             let mut table = self.table.lock();
             for record in records {
-                let mut record = ClaimRecord::clone(&record);
-                record.state = ClaimState::Unpreparing;
-                let record = Arc::new(record);
+                let (record, drivers) = machine::roll_back(&record, now_ms());
                 undo.put(&mut table, &record);
-                let drivers = record.drivers.keys().cloned().collect();
                 work.push((record, drivers));
             }
         }
@@ -95,7 +74,7 @@ impl Inner {
     }
 
     /// Gives up claims that are held by the caller: for a pod that leaves, or (`pod` none) for good.
-    async fn give_up(
+    pub(super) async fn give_up(
         &self,
         uids: &[Uid],
         pod: Option<&Uid>,
@@ -105,7 +84,7 @@ impl Inner {
         let mut undo = Undo::default();
         let mut work = Vec::new();
         let mut left = Vec::new();
-        {
+        let leaves = {
             let mut table = self.table.lock();
             for uid in uids {
                 match machine::unprepare(&table, uid, pod, now_ms(), "unprepare") {
@@ -120,14 +99,12 @@ impl Inner {
                     }
                 }
             }
-            let gone = pod.filter(|pod| table.claims_of_pod(pod.as_str()).is_empty());
-            if let Some(pod) = gone {
-                undo.remove_pod(&mut table, pod);
-            }
-        }
+            let leaves = pod.filter(|pod| table.claims_of_pod(pod.as_str()).is_empty());
+            leaves.inspect(|pod| undo.remove_pod(&mut table, pod))
+        };
         let records: Vec<_> = left.iter().chain(work.iter().map(|(record, _)| record)).cloned().collect();
         let mut changes: Vec<_> = records.iter().cloned().map(Change::PutClaim).collect();
-        changes.extend(undo.pods.iter().map(|(pod, _)| Change::DeletePod(pod.clone())));
+        changes.extend(leaves.map(|pod| Change::DeletePod(pod.clone())));
         if let Err(problem) = self.commit(changes, undo).await {
             ends.extend(records.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
             return ends;
@@ -164,6 +141,9 @@ impl Inner {
         }
         let end = self.remove(&gone).await.map(|()| ClaimEnd::Unprepared);
         ends.extend(gone.iter().map(|record| (record.id.uid.clone(), end.clone())));
+        if ends.values().any(Result::is_err) {
+            self.kept.notify_one();
+        }
     }
 
     /// Removes the CDI files of claims, then their records.
@@ -172,7 +152,8 @@ impl Inner {
             return Ok(());
         }
         let driver_names = |record: &Arc<ClaimRecord>| {
-            let drivers: BTreeSet<_> = record.allocation.devices.iter().map(|device| &device.driver).collect();
+            let drivers: BTreeSet<_> =
+                record.allocation.devices.iter().map(|device| &device.driver).collect();
             drivers.into_iter().map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
         };
         let names = gone.iter().flat_map(driver_names).collect();
@@ -186,7 +167,11 @@ impl Inner {
     }
 
     /// One batched call per driver, drivers side by side; the results in the order of `work`.
-    async fn call_unprepare(&self, work: &[(Arc<ClaimRecord>, Vec<DriverName>)], call: &Call) -> Vec<Results> {
+    async fn call_unprepare(
+        &self,
+        work: &[(Arc<ClaimRecord>, Vec<DriverName>)],
+        call: &Call,
+    ) -> Vec<Results> {
         let mut batches: BTreeMap<&DriverName, Vec<(usize, LiveClaim)>> = BTreeMap::new();
         for (index, (record, drivers)) in work.iter().enumerate() {
             for driver in drivers {
@@ -200,11 +185,15 @@ impl Inner {
             let started = Instant::now();
             let mut outcomes = match self.registry.serving(driver).map(|driver| driver.claims.clone()) {
                 Ok(Some(face)) => face.unprepare(call, &claims).await,
-                Ok(None) => BTreeMap::new(),
-                Err(problem) => all_failed(claims.iter().map(|live| &live.claim.id.uid), &gone_driver(&problem)),
+                Ok(None) => all_failed(claims.iter().map(|live| &live.claim.id.uid), &no_claims(driver)),
+                Err(problem) => {
+                    all_failed(claims.iter().map(|live| &live.claim.id.uid), &gone_driver(&problem))
+                }
             };
             let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-            let outcome = |live: &LiveClaim| outcomes.remove(&live.claim.id.uid).unwrap_or(Ok(()));
+            let outcome = |live: &LiveClaim| {
+                outcomes.remove(&live.claim.id.uid).unwrap_or_else(|| Err(no_outcome(driver)))
+            };
             let ends: Vec<_> = claims.iter().map(outcome).collect();
             (driver, indexes, ends, duration_us)
         });

@@ -80,7 +80,9 @@ fn read(file: &Path, max: u64) -> Result<Vec<u8>> {
 /// The grant to compare with, and where it is from.
 fn grant_beside(file: &Path, given: Option<PathBuf>) -> Result<(Grant, Option<PathBuf>)> {
     let beside = file.with_extension("grant.yaml");
-    let Some(path) = given.or_else(|| beside.is_file().then_some(beside)) else { return Ok((Grant::empty(), None)) };
+    let Some(path) = given.or_else(|| beside.is_file().then_some(beside)) else {
+        return Ok((Grant::empty(), None));
+    };
     let text = String::from_utf8(read(&path, limit::SIDE_FILE_BYTES_MAX)?)
         .with_context(|| format!("{} is not UTF-8 text", path.display()))?;
     let grant = Grant::parse(&text).with_context(|| format!("grant {}", path.display()))?;
@@ -140,7 +142,9 @@ async fn inspect(file: &Path, grant: Option<PathBuf>, format: Format) -> Result<
         error: found.error.as_ref().map(|error| chain(error)),
     };
     match format {
-        Format::Json | Format::Yaml => print(format, &inspected, || Rows { heading: vec![], wide_from: 0, rows: vec![] }, "")?,
+        Format::Json | Format::Yaml => {
+            print(format, &inspected, || Rows { heading: vec![], wide_from: 0, rows: vec![] }, "")?
+        }
         Format::Table | Format::Wide => tell(&inspected)?,
     }
     match inspected.error {
@@ -183,7 +187,8 @@ async fn ask_grant(file: &Path) -> Result<Outcome> {
     let found = look(file, &Grant::empty()).await?;
     match (found.info, found.error) {
         (Some(info), _) => {
-            say(grant::to_yaml(info.name.as_str(), &info.summary, &info.capabilities, &info.limits).trim_end())?;
+            say(grant::to_yaml(info.name.as_str(), &info.summary, &info.capabilities, &info.limits)
+                .trim_end())?;
             Ok(Outcome::Done)
         }
         (None, Some(error)) => Err(error).with_context(|| format!("{} cannot be loaded", file.display())),

@@ -103,10 +103,10 @@ struct Driver {
     name: Option<String>,
     kind: String,
     source: String,
-    version: Option<String>,
+    version: String,
     state: String,
-    reason: Option<String>,
-    digest: Option<String>,
+    reason: String,
+    digest: String,
     devices: u32,
     /// Of a native plugin, in tables only.
     #[serde(skip)]
@@ -115,20 +115,16 @@ struct Driver {
     endpoint: Option<String>,
 }
 
-fn filled(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
-}
-
 fn driver(driver: v1::Driver) -> Driver {
-    let problem = driver.problem.map(|problem| problem.message);
+    let problem = driver.problem.map(|problem| problem.message).unwrap_or_default();
     Driver {
-        name: filled(driver.name),
+        name: Some(driver.name).filter(|name| !name.is_empty()),
         kind: driver.kind,
         source: driver.source,
-        version: filled(driver.version),
+        version: driver.version,
         state: driver.state,
-        reason: filled(driver.reason).or(problem),
-        digest: filled(driver.digest),
+        reason: if driver.reason.is_empty() { problem } else { driver.reason },
+        digest: driver.digest,
         devices: driver.devices,
         connection: driver.native.as_ref().map(|native| native.connection.clone()),
         endpoint: driver.native.map(|native| native.endpoint),
@@ -140,18 +136,18 @@ async fn drivers(client: &mut Client, place: &Place, args: &GetArgs) -> Result<b
     let answer = client.list_drivers(v1::ListDriversRequest { name }).await.map_err(said(place))?;
     let drivers: Vec<_> = answer.into_inner().drivers.into_iter().map(driver).collect();
     let row = |driver: &Driver| {
-        let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+        let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
         vec![
-            or_dash(&driver.name),
+            or_dash(driver.name.as_deref().unwrap_or_default()),
             driver.kind.clone(),
             or_dash(&driver.version),
             driver.state.clone(),
             driver.devices.to_string(),
             driver.source.clone(),
-            driver.reason.clone().unwrap_or_default(),
+            driver.reason.clone(),
             or_dash(&driver.digest),
-            or_dash(&driver.connection),
-            or_dash(&driver.endpoint),
+            or_dash(driver.connection.as_deref().unwrap_or_default()),
+            or_dash(driver.endpoint.as_deref().unwrap_or_default()),
         ]
     };
     let rows = || Rows {

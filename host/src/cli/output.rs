@@ -25,7 +25,12 @@ pub(super) struct Rows {
 }
 
 /// Prints `value` as JSON or YAML, or the rows as a table; `nothing` where there are none.
-pub(super) fn print(format: Format, value: &impl Serialize, rows: impl FnOnce() -> Rows, nothing: &str) -> Result<()> {
+pub(super) fn print(
+    format: Format,
+    value: &impl Serialize,
+    rows: impl FnOnce() -> Rows,
+    nothing: &str,
+) -> Result<()> {
     match format {
         Format::Json => say(&serde_json::to_string_pretty(value).context("write JSON")?),
         Format::Yaml => say(serde_saphyr::to_string(value).context("write YAML")?.trim_end()),
@@ -73,7 +78,10 @@ mod tests {
         let rows = Rows {
             heading: vec!["NAME", "STATE", "REASON"],
             wide_from: 2,
-            rows: vec![vec!["a".into(), "serving".into(), "x".into()], vec!["long-name".into(), "\u{1b}[2J".into(), "y".into()]],
+            rows: vec![
+                vec!["a".into(), "serving".into(), "x".into()],
+                vec!["long-name".into(), "\u{1b}[2J".into(), "y".into()],
+            ],
         };
         assert_eq!(table(&rows, false), "NAME        STATE\na           serving\nlong-name   \u{fffd}[2J");
         assert!(table(&rows, true).contains("REASON"));

@@ -15,8 +15,8 @@ use super::output::{Format, Rows, print, say};
 use super::{CliError, Outcome, Place};
 use crate::claims::manifest::{self, Objects};
 use crate::model::{
-    AllocatedDevice, Allocation, Claim, ClaimReference, ContainerClaim, DeviceName, DriverName, ObjectName, ObjectRef,
-    PodContainer, PodRequest, PoolName, Uid,
+    AllocatedDevice, Allocation, Claim, ClaimReference, ContainerClaim, DeviceName, DriverName, ObjectName,
+    ObjectRef, PodContainer, PodRequest, PoolName, Uid,
 };
 use crate::north::convert;
 
@@ -161,10 +161,12 @@ pub(super) async fn prepare(place: Place, args: PrepareArgs) -> Result<Outcome> 
     let mut answers = Vec::with_capacity(pods.len());
     for pod in &pods {
         let of_pod = |claim: &&Claim| {
-            claim.id.namespace == pod.pod.namespace && pod.claims.iter().any(|c| c.claim_name == claim.id.name)
+            claim.id.namespace == pod.pod.namespace
+                && pod.claims.iter().any(|c| c.claim_name == claim.id.name)
         };
         let inline: Vec<_> = claims.iter().filter(of_pod).cloned().collect();
-        let answer = client.prepare_pod(convert::pod_message(pod, &inline)).await.map_err(said(&place))?.into_inner();
+        let answer =
+            client.prepare_pod(convert::pod_message(pod, &inline)).await.map_err(said(&place))?.into_inner();
         let containers = answer.containers.into_iter().map(Into::into).collect();
         answers.push(Answer {
             pod: answer.pod.unwrap_or_default().into(),
@@ -208,7 +210,10 @@ fn finish(answers: &[Answer], format: Format) -> Result<Outcome> {
     let claims = || answers.iter().flat_map(|answer| &answer.claims);
     for (claim, problem) in claims().filter_map(|claim| Some((claim, claim.problem.as_ref()?))) {
         let message = super::output::printable(&problem.message);
-        eprintln!("error: claim {}/{}: {message} ({}, {})", claim.namespace, claim.name, problem.kind, problem.code);
+        eprintln!(
+            "error: claim {}/{}: {message} ({}, {})",
+            claim.namespace, claim.name, problem.kind, problem.code
+        );
     }
     let refused = claims().any(|claim| claim.outcome == "refused");
     Ok(if refused { Outcome::Refused } else { Outcome::Done })
@@ -258,7 +263,8 @@ fn read(files: &[PathBuf]) -> Result<Objects> {
 
 /// A pod with one claim for the devices. Names and UIDs follow from what is asked, so that asking again is the same request.
 fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, CliError> {
-    let devices = devices.iter().enumerate().map(|(index, text)| device(index, text)).collect::<Result<Vec<_>, _>>()?;
+    let devices =
+        devices.iter().enumerate().map(|(index, text)| device(index, text)).collect::<Result<Vec<_>, _>>()?;
     let hint = "names of pods and namespaces are lower-case letters, digits, '-' and '.'";
     let named = |error: crate::model::NameError| CliError::usage(error.to_string(), hint);
     let wanted: Vec<_> = devices.iter().map(|d| format!("{}/{}/{}", d.driver, d.pool, d.device)).collect();
@@ -266,7 +272,8 @@ fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, Cl
     let claim_uid = uid(&format!("claim/{namespace}/{pod}/{}", wanted.join(",")));
     let short: String = claim_uid.as_str().chars().take(8).collect();
     let namespace = ObjectName::new(namespace).map_err(named)?;
-    let pod = ObjectRef { namespace: namespace.clone(), name: ObjectName::new(pod).map_err(named)?, uid: pod_uid };
+    let pod =
+        ObjectRef { namespace: namespace.clone(), name: ObjectName::new(pod).map_err(named)?, uid: pod_uid };
     let claim_name = ObjectName::new(format!("{}-{short}", pod.name)).map_err(named)?;
     let claim = Claim {
         id: ObjectRef { namespace, name: claim_name.clone(), uid: claim_uid },
@@ -287,7 +294,8 @@ fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, Cl
 /// A name-based UUID (RFC 9562, version 5) below a namespace of ours.
 fn uid(text: &str) -> Uid {
     let ours = Uuid::new_v5(&Uuid::NAMESPACE_DNS, b"nodedock.dev");
-    Uid::new(Uuid::new_v5(&ours, text.as_bytes()).to_string()).expect("a UUID has digits, letters and dashes only")
+    Uid::new(Uuid::new_v5(&ours, text.as_bytes()).to_string())
+        .expect("a UUID has digits, letters and dashes only")
 }
 
 /// Pools may have slashes in their names, drivers and devices may not.
@@ -316,7 +324,8 @@ mod tests {
     #[test]
     fn a_composed_request_is_the_same_each_time_and_another_for_other_devices() {
         let compose = |device: &str| compose("default", "demo", &[device.to_owned()]).unwrap();
-        let (one, again, other) = (compose("d.dev/misc/fuse"), compose("d.dev/misc/fuse"), compose("d.dev/misc/kvm"));
+        let (one, again, other) =
+            (compose("d.dev/misc/fuse"), compose("d.dev/misc/fuse"), compose("d.dev/misc/kvm"));
         assert_eq!((&one.claims, &one.pods), (&again.claims, &again.pods));
         assert_ne!(one.claims[0].id, other.claims[0].id);
         assert_eq!(one.pods[0].pod, other.pods[0].pod);

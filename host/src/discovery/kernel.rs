@@ -119,7 +119,9 @@ pub async fn watch_nodes(dev: PathBuf, tasks: Tasks, events: KernelEvents) {
     match watch_folder(&dev, events) {
         // The watch ends when it is dropped.
         Ok(_watcher) => tasks.stopped().await,
-        Err(error) => tracing::warn!(folder = %dev.display(), error = chain(&error), "no watch on device nodes"),
+        Err(error) => {
+            tracing::warn!(folder = %dev.display(), error = chain(&error), "no watch on device nodes")
+        }
     }
 }
 
@@ -138,7 +140,8 @@ mod tests {
 
     #[test]
     fn a_uevent_gives_subsystem_and_path() {
-        let datagram = b"add@/devices/virtual/block/loop9\0ACTION=add\0DEVPATH=/devices/virtual/block/loop9\0\
+        let datagram =
+            b"add@/devices/virtual/block/loop9\0ACTION=add\0DEVPATH=/devices/virtual/block/loop9\0\
             SUBSYSTEM=block\0MAJOR=7\0MINOR=9\0DEVNAME=loop9\0SEQNUM=4242\0";
         let path = "devices/virtual/block/loop9".to_owned();
         assert_eq!(parse(datagram), Some(KernelEvent::Device { subsystem: "block".to_owned(), path }));

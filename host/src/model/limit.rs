@@ -70,6 +70,8 @@ pub const PARAMETERS_BYTES_MAX: usize = 10 << 10;
 /// Claims of a pod and its containers: far above what a pod can use, far below what would hurt.
 pub const POD_CLAIMS_MAX: usize = 128;
 pub const POD_CONTAINERS_MAX: usize = 256;
+/// Claims that a container names, counted by request: a pod's claims have no more requests that it could name.
+pub const CONTAINER_CLAIMS_MAX: usize = 1024;
 /// Entries of a claim's or a driver's history.
 pub const TIMELINE_MAX: usize = 32;
 
@@ -122,6 +124,9 @@ pub const LOG_BYTES_PER_SECOND: u32 = 64 << 10;
 pub const CLAIM_CALL_DEADLINE: Duration = Duration::from_secs(45);
 /// A prepare waits so long for the holder of a device to give it up.
 pub const EXCLUSIVE_WAIT: Duration = Duration::from_secs(5);
+/// Between tries to give up a claim that its driver keeps; doubled up to the second.
+pub const UNPREPARE_RETRY_MIN: Duration = Duration::from_secs(1);
+pub const UNPREPARE_RETRY_MAX: Duration = Duration::from_secs(60);
 /// Time from a kernel event to a discovery: events come in bursts.
 pub const EVENT_DEBOUNCE: Duration = Duration::from_millis(100);
 /// Time from a file's last change to its loading, unless it was closed or renamed into place.

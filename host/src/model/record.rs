@@ -72,7 +72,7 @@ impl ClaimRecord {
             claim: self.driver_claim(driver),
             memo: part.prepared.as_ref().map(|p| p.memo.clone()).unwrap_or_default(),
             driver_version: part.by.as_ref().map(|by| by.version.clone()).unwrap_or_default(),
-            boot_id: self.boot_id.clone(),
+            boot_id: if part.stale { part.prepared_in.clone() } else { self.boot_id.clone() },
         })
     }
 
@@ -104,6 +104,9 @@ pub struct DriverPart {
     /// Prepared in an earlier boot: to be asked again, and its memo good for an unprepare only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stale: bool,
+    /// That earlier boot.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub prepared_in: String,
     /// Who prepared it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<PreparedBy>,

@@ -1,12 +1,14 @@
 //! Between the node API's messages and the vocabulary. What comes in is checked here and nowhere behind.
 
+use std::collections::BTreeSet;
+
 use nodedock_proto::node::v1;
 
 use crate::claims::{ClaimOutcome, ContainerAnswer, PodOutcome, PodSelector, PodView};
 use crate::model::{
     AllocatedDevice, Allocation, AttributeValue, Claim, ClaimRecord, ClaimReference, ClaimState,
     ConfigSource, ContainerClaim, DeviceName, DriverName, DriverPart, NameError, ObjectName, ObjectRef,
-    OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, Transition, Uid, limit,
+    OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, Transition, Uid, is_dns_label, limit,
 };
 use crate::registry::{DriverView, NativeView};
 
@@ -30,7 +32,32 @@ fn bounded<T>(field: &str, list: &[T], max: usize) -> Result<(), Problem> {
 
 pub fn object(field: &str, object: Option<&v1::ObjectRef>) -> Result<ObjectRef, Problem> {
     let object = object.ok_or_else(|| missing(field))?;
-    ObjectRef::new(&object.namespace, &object.name, &object.uid).map_err(|error| wrong(field, &error))
+    let part = |name: &str, error| wrong(&format!("{field}.{name}"), &error);
+    Ok(ObjectRef {
+        namespace: ObjectName::new(&object.namespace).map_err(|e| part("namespace", e))?,
+        name: ObjectName::new(&object.name).map_err(|e| part("name", e))?,
+        uid: Uid::new(&object.uid).map_err(|e| part("uid", e))?,
+    })
+}
+
+/// Kubernetes' rule for the names of containers and of a pod's claims.
+fn label(field: &str, name: &str) -> Result<String, Problem> {
+    if is_dns_label(name) {
+        return Ok(name.to_owned());
+    }
+    let shown: String = name.chars().take(SHOWN_CHARS_MAX).collect();
+    Err(Problem::invalid("bad-request", format!("{field}: {shown:?} is no DNS label of at most 63 bytes")))
+}
+
+/// Characters of a bad name that an error repeats.
+const SHOWN_CHARS_MAX: usize = 64;
+
+fn unique<'a>(field: &str, names: impl IntoIterator<Item = &'a str>) -> Result<(), Problem> {
+    let mut seen = BTreeSet::new();
+    match names.into_iter().find(|name| !seen.insert(*name)) {
+        None => Ok(()),
+        Some(twice) => Err(Problem::invalid("bad-request", format!("{field}: {twice:?} is there twice"))),
+    }
 }
 
 pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<Claim>), Problem> {
@@ -39,9 +66,12 @@ pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<C
     bounded("containers", &request.containers, limit::POD_CONTAINERS_MAX)?;
     let pod = object("pod", request.pod.as_ref())?;
     let claims: Vec<_> = request.claims.iter().map(reference).collect::<Result<_, _>>()?;
-    let containers: Vec<_> = request.containers.iter().map(container).collect();
+    let containers: Vec<_> = request.containers.iter().map(container).collect::<Result<_, _>>()?;
+    unique("claims[].pod_claim_name", claims.iter().map(|claim| claim.pod_claim_name.as_str()))?;
+    unique("containers[].name", containers.iter().map(|container| container.name.as_str()))?;
+    let names: BTreeSet<_> = claims.iter().map(|claim| claim.pod_claim_name.as_str()).collect();
     for container in &containers {
-        let known = |claim: &ContainerClaim| claims.iter().any(|c| c.pod_claim_name == claim.pod_claim_name);
+        let known = |claim: &ContainerClaim| names.contains(claim.pod_claim_name.as_str());
         if let Some(unknown) = container.claims.iter().find(|claim| !known(claim)) {
             let message = format!(
                 "container {:?} uses claim {:?}, which the pod does not have",
@@ -57,18 +87,20 @@ pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<C
 fn reference(reference: &v1::ClaimReference) -> Result<ClaimReference, Problem> {
     let uid = Some(&reference.claim_uid).filter(|uid| !uid.is_empty());
     Ok(ClaimReference {
-        pod_claim_name: reference.pod_claim_name.clone(),
+        pod_claim_name: label("claims[].pod_claim_name", &reference.pod_claim_name)?,
         claim_name: ObjectName::new(&reference.claim_name).map_err(|e| wrong("claims[].claim_name", &e))?,
         claim_uid: uid.map(Uid::new).transpose().map_err(|e| wrong("claims[].claim_uid", &e))?,
     })
 }
 
-fn container(container: &v1::Container) -> PodContainer {
+fn container(container: &v1::Container) -> Result<PodContainer, Problem> {
+    bounded("containers[].claims", &container.claims, limit::CONTAINER_CLAIMS_MAX)?;
     let claim = |claim: &v1::ContainerClaim| ContainerClaim {
         pod_claim_name: claim.pod_claim_name.clone(),
         request: Some(claim.request.clone()).filter(|request| !request.is_empty()),
     };
-    PodContainer { name: container.name.clone(), claims: container.claims.iter().map(claim).collect() }
+    let name = label("containers[].name", &container.name)?;
+    Ok(PodContainer { name, claims: container.claims.iter().map(claim).collect() })
 }
 
 fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
@@ -375,3 +407,6 @@ pub fn attributes_json<'a>(
         .collect();
     serde_json::Value::Object(object).to_string()
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,7 +35,8 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
         .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
     let server = tonic::transport::Server::builder().add_service(service);
-    if let Err(error) = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped).await {
+    if let Err(error) = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped).await
+    {
         tracing::error!(error = chain(&error), "the node api ended");
     }
 }
@@ -67,19 +68,26 @@ impl Node for NodeApi {
         Ok(Response::new(convert::prepared(&outcome)))
     }
 
-    async fn unprepare_pod(&self, request: Request<v1::UnpreparePodRequest>) -> Answer<v1::UnpreparePodResponse> {
+    async fn unprepare_pod(
+        &self,
+        request: Request<v1::UnpreparePodRequest>,
+    ) -> Answer<v1::UnpreparePodResponse> {
         let request_id = begin("UnpreparePod", &request);
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
-        let outcomes = self.claims.unprepare_pod(selector, request_id).await;
+        let outcomes = self.claims.unprepare_pod(selector, request_id).await.map_err(refuse)?;
         Ok(Response::new(convert::unprepared(&pod.unwrap_or_default(), &outcomes)))
     }
 
-    async fn get_pod_devices(&self, request: Request<v1::GetPodDevicesRequest>) -> Answer<v1::PreparePodResponse> {
+    async fn get_pod_devices(
+        &self,
+        request: Request<v1::GetPodDevicesRequest>,
+    ) -> Answer<v1::PreparePodResponse> {
         begin("GetPodDevices", &request);
         let pod = request.into_inner().pod.unwrap_or_default();
         let view = self.claims.pod(&pod.uid).ok_or_else(|| {
-            let message = format!("pod {}/{} (UID {:?}) holds nothing here", pod.namespace, pod.name, pod.uid);
+            let message =
+                format!("pod {}/{} (UID {:?}) holds nothing here", pod.namespace, pod.name, pod.uid);
             refuse(Problem::not_found("no-such-pod", message))
         })?;
         Ok(Response::new(convert::known_pod(&view)))
@@ -94,16 +102,24 @@ impl Node for NodeApi {
         Ok(Response::new(v1::PodMightNeedUnprepareResponse { might }))
     }
 
-    async fn list_drivers(&self, request: Request<v1::ListDriversRequest>) -> Answer<v1::ListDriversResponse> {
+    async fn list_drivers(
+        &self,
+        request: Request<v1::ListDriversRequest>,
+    ) -> Answer<v1::ListDriversResponse> {
         begin("ListDrivers", &request);
         let name = &request.get_ref().name;
         let drivers = self.registry.list().into_iter().filter(|view| {
             name.is_empty() || view.source == *name || view.name.as_ref().is_some_and(|n| n.as_str() == name)
         });
-        Ok(Response::new(v1::ListDriversResponse { drivers: drivers.map(|view| convert::driver(&view)).collect() }))
+        Ok(Response::new(v1::ListDriversResponse {
+            drivers: drivers.map(|view| convert::driver(&view)).collect(),
+        }))
     }
 
-    async fn list_devices(&self, request: Request<v1::ListDevicesRequest>) -> Answer<v1::ListDevicesResponse> {
+    async fn list_devices(
+        &self,
+        request: Request<v1::ListDevicesRequest>,
+    ) -> Answer<v1::ListDevicesResponse> {
         begin("ListDevices", &request);
         let wanted = &request.get_ref().driver;
         let drivers = self.registry.all_serving().into_iter();
@@ -122,7 +138,8 @@ impl Node for NodeApi {
                     || claim.id.uid.as_str() == request.name)
         });
         let boot_id = self.claims.boot_id();
-        let claims = claims.map(|claim| convert::claim_status(&claim, boot_id, request.with_timeline)).collect();
+        let claims =
+            claims.map(|claim| convert::claim_status(&claim, boot_id, request.with_timeline)).collect();
         Ok(Response::new(v1::ListClaimsResponse { claims }))
     }
 
@@ -132,7 +149,10 @@ impl Node for NodeApi {
         Ok(Response::new(v1::ListPodsResponse { pods }))
     }
 
-    async fn reload_driver(&self, request: Request<v1::ReloadDriverRequest>) -> Answer<v1::ReloadDriverResponse> {
+    async fn reload_driver(
+        &self,
+        request: Request<v1::ReloadDriverRequest>,
+    ) -> Answer<v1::ReloadDriverResponse> {
         begin("ReloadDriver", &request);
         let view = self.registry.reload(&request.get_ref().name).await.map_err(refuse)?;
         Ok(Response::new(v1::ReloadDriverResponse { driver: Some(convert::driver(&view)) }))
@@ -178,7 +198,11 @@ impl NodeApi {
                     health: health.state.as_str().to_owned(),
                     health_message: health.message,
                     claims: claims.iter().map(convert::object_message).collect(),
-                    extended_resource: pool.extended_resource.as_ref().map(ToString::to_string).unwrap_or_default(),
+                    extended_resource: pool
+                        .extended_resource
+                        .as_ref()
+                        .map(ToString::to_string)
+                        .unwrap_or_default(),
                 });
             }
         }

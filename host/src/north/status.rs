@@ -30,7 +30,8 @@ mod tests {
     #[test]
     fn a_status_carries_the_whole_problem() {
         use nodedock_proto::{node::v1, prost::Message};
-        let status = status(&Problem::conflict("device-held", "claim a holds it").with("holder", "default/a"));
+        let status =
+            status(&Problem::conflict("device-held", "claim a holds it").with("holder", "default/a"));
         assert_eq!(status.code(), Code::FailedPrecondition);
         let problem = v1::Problem::decode(status.details()).unwrap();
         assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("conflict", "device-held"));

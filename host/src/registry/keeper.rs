@@ -106,7 +106,9 @@ impl Keeper {
                         paths.insert(path);
                     }
                 }
-                Ok(KernelEvent::Node) => everything |= !self.driver.info().capabilities.device_nodes.is_empty(),
+                Ok(KernelEvent::Node) => {
+                    everything |= !self.driver.info().capabilities.device_nodes.is_empty()
+                }
                 Ok(KernelEvent::Lost) | Err(broadcast::error::RecvError::Lagged(_)) => everything = true,
                 Err(broadcast::error::RecvError::Closed) => return None,
             }

@@ -279,7 +279,8 @@ impl FakeHost {
     }
 
     pub(crate) fn ledger_holders(&self, pool: &str, device: &str) -> Vec<LiveClaim> {
-        let holds = |live: &&LiveClaim| live.claim.devices.iter().any(|d| d.pool == pool && d.device == device);
+        let holds =
+            |live: &&LiveClaim| live.claim.devices.iter().any(|d| d.pool == pool && d.device == device);
         self.state().ledger.values().filter(holds).cloned().collect()
     }
 }

@@ -140,7 +140,9 @@ pub(super) struct Promise {
 impl Promise {
     /// What the spec says of one CDI device (`vendor/class=name`); none when it is not its spec.
     pub(super) fn read(spec: &str, cdi_device: &str) -> Option<Self> {
-        let spec: Spec = serde_json::from_str(spec).ok()?;
+        // The daemon's files are JSON under lines of YAML comment.
+        let json: String = spec.lines().filter(|line| !line.starts_with('#')).collect();
+        let spec: Spec = serde_json::from_str(&json).ok()?;
         let name = cdi_device.strip_prefix(&spec.kind)?.strip_prefix('=')?;
         let device = spec.devices.into_iter().find(|device| device.name == name)?;
         let mut promise = Self::default();
@@ -288,9 +290,10 @@ mod tests {
         assert_eq!(read(good).cdi_devices(), ["v/c=a", "v/c=b"]);
     }
 
-    const SPEC: &str = r#"{"cdiVersion": "0.6.0", "kind": "v.example/node",
+    const SPEC: &str = r##"# nodedock.dev/claim: {"name":"c"}
+{"cdiVersion": "0.6.0", "kind": "v.example/node",
         "devices": [{"name": "a", "containerEdits": {"env": ["A=1"], "deviceNodes": [{"path": "/dev/fuse"}]}}],
-        "containerEdits": {"env": ["COMMON=yes"]}}"#;
+        "containerEdits": {"env": ["COMMON=yes"]}}"##;
 
     #[test]
     fn a_promise_is_read_from_the_spec_of_its_device_only() {

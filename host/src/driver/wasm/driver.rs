@@ -246,7 +246,8 @@ impl WasmDriver {
                 all_failed(&uids, &Problem::internal("host-failed", message))
             }
             Err(_) => {
-                let message = format!("a file that the edits name could not be looked at within {VERIFY_WALL:?}");
+                let message =
+                    format!("a file that the edits name could not be looked at within {VERIFY_WALL:?}");
                 all_failed(&uids, &Problem::unavailable("file-stuck", message))
             }
         }
@@ -254,7 +255,8 @@ impl WasmDriver {
 
     fn verify(&self, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {
         let scope = &self.0.sandbox.scope;
-        let verifier = Verifier { effective: &scope.effective, dev: &scope.node.dev, sysfs: &scope.node.sysfs };
+        let verifier =
+            Verifier { effective: &scope.effective, dev: &scope.node.dev, sysfs: &scope.node.sysfs };
         let verify = |outcome: Result<PreparedClaim, Problem>| {
             verifier.claim(outcome?).inspect_err(|_| self.0.sandbox.counters.record_refusal())
         };

@@ -5,18 +5,27 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use wasmtime::component::{HasSelf, Linker};
-use wasmtime::{Config, Engine, WasmBacktraceDetails};
+use wasmtime::{
+    Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, WasmBacktraceDetails,
+};
 
 use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
-use super::sandbox::State;
+use super::sandbox::{INSTANCES_MAX, MEMORIES_MAX, State, TABLE_ELEMENTS_MAX, TABLES_MAX};
 use super::wasi;
-use crate::model::limit::EPOCH_TICK;
+use crate::model::limit::{CALL_MEMORY_MAX, CALLS_MAX, EPOCH_TICK};
 
 /// Stack of a guest, and of a fiber: what a guest does not use is for host functions.
 const GUEST_STACK: usize = 256 << 10;
 const FIBER_STACK: usize = 1 << 20;
 /// Frames of a backtrace: enough to find the place, few enough to read.
 const BACKTRACE_FRAMES: NonZeroUsize = NonZeroUsize::new(20).unwrap();
+
+/// Bytes of a slot that are put back by hand rather than given back to the kernel: what a small driver touches. Giving back costs
+/// an interruption of every core, and page faults in the next call.
+const KEEP_RESIDENT: usize = 256 << 10;
+const STACK_KEEP_RESIDENT: usize = 32 << 10;
+/// Slots that keep a driver's memory image while no call uses them: bounds what an idle daemon holds.
+const WARM_SLOTS: u32 = 16;
 
 /// Engine, linker and clock.
 pub(super) struct Runtime {
@@ -27,15 +36,51 @@ pub(super) struct Runtime {
 
 impl Runtime {
     pub(super) fn new() -> wasmtime::Result<Self> {
-        let engine = Engine::new(&config())?;
+        let engine = engine()?;
         let linker = linker(&engine)?;
         let clock = EpochClock::start(engine.clone())?;
         Ok(Self { engine, linker, clock })
     }
 }
 
-/// On-demand allocation: a fresh instance costs some microseconds more than one of a pool, and an idle daemon keeps no memory
-/// for calls that nobody makes. Proposals that no toolchain for drivers needs are off: most advisories were about them.
+/// Slots for all calls that may run at once, made when the daemon starts: an instance costs half as much as one whose memory
+/// is mapped for it. They are addresses, some 260 GiB, and nearly no memory; a machine that has not so many gets them per call.
+fn engine() -> wasmtime::Result<Engine> {
+    let mut pooled = config();
+    pooled.allocation_strategy(InstanceAllocationStrategy::Pooling(pool()));
+    Engine::new(&pooled).or_else(|error| {
+        tracing::info!(
+            error = format!("{error:#}"),
+            "no room for a pool of instances: they are made per call"
+        );
+        Engine::new(&config())
+    })
+}
+
+fn pool() -> PoolingAllocationConfig {
+    let slots = u32::try_from(CALLS_MAX).unwrap_or(u32::MAX);
+    // A component of Python or C has several core instances and tables, of Rust two or three.
+    let parts = slots.saturating_mul(16);
+    let mut pool = PoolingAllocationConfig::new();
+    pool.total_component_instances(slots)
+        .total_memories(slots)
+        .total_stacks(slots)
+        .total_core_instances(parts)
+        .total_tables(parts)
+        .max_core_instances_per_component(INSTANCES_MAX as u32)
+        .max_memories_per_component(MEMORIES_MAX as u32)
+        .max_tables_per_component(TABLES_MAX as u32)
+        .max_memory_size(CALL_MEMORY_MAX)
+        .table_elements(TABLE_ELEMENTS_MAX)
+        .linear_memory_keep_resident(KEEP_RESIDENT)
+        .table_keep_resident(KEEP_RESIDENT)
+        .async_stack_keep_resident(STACK_KEEP_RESIDENT)
+        .pagemap_scan(Enabled::Auto)
+        .max_unused_warm_slots(WARM_SLOTS);
+    pool
+}
+
+/// Proposals that no toolchain for drivers needs are off: most of wasmtime's advisories were about them.
 fn config() -> Config {
     let mut config = Config::new();
     config.concurrency_support(false);

@@ -25,10 +25,10 @@ use crate::model::limit::{EPOCH_TICK, HANDLES_MAX, HOSTCALL_BYTES};
 use crate::model::{DriverName, Problem};
 
 /// Core instances, memories and tables of a store, and entries of a table. Python components have some ten instances.
-const INSTANCES_MAX: usize = 64;
-const MEMORIES_MAX: usize = 16;
-const TABLES_MAX: usize = 64;
-const TABLE_ELEMENTS_MAX: usize = 100_000;
+pub(super) const INSTANCES_MAX: usize = 64;
+pub(super) const MEMORIES_MAX: usize = 16;
+pub(super) const TABLES_MAX: usize = 64;
+pub(super) const TABLE_ELEMENTS_MAX: usize = 100_000;
 /// Frames of a backtrace that go into a message.
 const FRAMES_SHOWN: usize = 3;
 
@@ -84,7 +84,7 @@ pub(super) struct Done<R> {
 /// Why a call gave no answer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CallFailure {
-    #[error("the driver was busy with other calls for {0:?}")]
+    #[error("the driver, or the node, was busy with other calls for {0:?}")]
     Busy(Duration),
     #[error("the driver did not answer within {0:?}")]
     Timeout(Duration),
@@ -197,6 +197,10 @@ impl Sandbox {
     fn failure(&self, state: &State, error: &wasmtime::Error) -> CallFailure {
         if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
             return CallFailure::Exited(exit.0);
+        }
+        // Components with several memories can use up the slots before the calls are too many.
+        if error.downcast_ref::<wasmtime::PoolConcurrencyLimitError>().is_some() {
+            return CallFailure::Busy(Duration::ZERO);
         }
         if state.limiter.refused {
             return CallFailure::Memory(state.limiter.memory_max);

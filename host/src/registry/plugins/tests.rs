@@ -233,7 +233,8 @@ async fn a_plugin_that_accepts_and_never_answers_does_not_hold_up_another() {
     let plugin = dock.start(dock.options(DRIVER)).await;
     dock.state(&plugin.registration_socket(), DriverState::Serving).await;
     dock.state(&mute, DriverState::Failed).await;
-    assert!(dock.view(&mute).unwrap().reason.contains("GetInfo: no answer within 200 ms"));
+    let reason = dock.view(&mute).unwrap().reason;
+    assert!(reason.contains("GetInfo"), "{reason}");
 }
 
 #[tokio::test]

@@ -40,7 +40,8 @@ fn capacity(value: &str, policy: Option<types::CapacityPolicy>) -> types::Capaci
 }
 
 fn set(name: &str, counters: &[(&str, &str)]) -> types::CounterSet {
-    let counter = |(name, value): &(&str, &str)| types::Counter { name: (*name).into(), value: (*value).into() };
+    let counter =
+        |(name, value): &(&str, &str)| types::Counter { name: (*name).into(), value: (*value).into() };
     types::CounterSet { name: name.into(), counters: counters.iter().map(counter).collect() }
 }
 
@@ -65,7 +66,11 @@ fn a_whole_inventory_comes_through() {
     gpu.allow_multiple_allocations = true;
     let policy = types::CapacityPolicy {
         default_amount: Some("1Gi".into()),
-        choice: types::CapacityChoice::Range(types::CapacityRange { min: "1Gi".into(), max: None, step: None }),
+        choice: types::CapacityChoice::Range(types::CapacityRange {
+            min: "1Gi".into(),
+            max: None,
+            step: None,
+        }),
     };
     gpu.capacities = vec![capacity("80Gi", Some(policy))];
     gpu.taints = vec![types::Taint {
@@ -86,8 +91,12 @@ fn a_whole_inventory_comes_through() {
 
 #[test]
 fn a_refusal_says_where_it_is() {
-    let text = refusal(|gpu| gpu.attributes = vec![attribute("model", types::AttributeValue::Text("x".repeat(65)))]);
-    assert_eq!(text, "pool pool: device gpu-0: attribute model: the text has 65 bytes, at most 64 are allowed");
+    let text =
+        refusal(|gpu| gpu.attributes = vec![attribute("model", types::AttributeValue::Text("x".repeat(65)))]);
+    assert_eq!(
+        text,
+        "pool pool: device gpu-0: attribute model: the text has 65 bytes, at most 64 are allowed"
+    );
 }
 
 #[test]
@@ -98,8 +107,16 @@ fn devices_beyond_the_bounds_are_refused() {
     let cases: Vec<(Change, &str)> = vec![
         (Box::new(|gpu| gpu.name = "GPU".into()), "device name"),
         (Box::new(|gpu| gpu.attributes = vec![attribute("a-b", Int(1))]), "attribute or capacity name"),
-        (Box::new(|gpu| gpu.attributes = (0..33).map(|n| attribute(&format!("a{n}"), Int(n))).collect()), "33 attributes"),
-        (Box::new(|gpu| gpu.attributes = vec![attribute("a", Int(1)), attribute("gpu.example.com/a", Int(2))]), "occurs twice"),
+        (
+            Box::new(|gpu| gpu.attributes = (0..33).map(|n| attribute(&format!("a{n}"), Int(n))).collect()),
+            "33 attributes",
+        ),
+        (
+            Box::new(|gpu| {
+                gpu.attributes = vec![attribute("a", Int(1)), attribute("gpu.example.com/a", Int(2))]
+            }),
+            "occurs twice",
+        ),
         (Box::new(move |gpu| text(gpu, Ints((0..49).collect()))), "49 attribute values"),
         (Box::new(move |gpu| text(gpu, Texts(Vec::new()))), "the list is empty"),
         (Box::new(move |gpu| text(gpu, Text("a\u{1b}[31m".into()))), "control character"),
@@ -108,7 +125,8 @@ fn devices_beyond_the_bounds_are_refused() {
         (Box::new(|gpu| gpu.capacities = vec![capacity("1", None), capacity("2", None)]), "occurs twice"),
         (
             Box::new(|gpu| {
-                let policy = types::CapacityPolicy { default_amount: None, choice: types::CapacityChoice::Any };
+                let policy =
+                    types::CapacityPolicy { default_amount: None, choice: types::CapacityChoice::Any };
                 gpu.capacities = vec![capacity("1", Some(policy))];
             }),
             "several allocations",
@@ -118,7 +136,10 @@ fn devices_beyond_the_bounds_are_refused() {
         (Box::new(|gpu| gpu.numa_nodes = vec![0; 65]), "65 NUMA nodes"),
         (Box::new(|gpu| gpu.consumes = vec![set("none", &[])]), "which the pool has not"),
         (Box::new(|gpu| gpu.annotations = vec![("a".into(), "x".repeat(1025))]), "1025 bytes"),
-        (Box::new(|gpu| gpu.annotations = vec![("a".into(), "1".into()), ("a".into(), "2".into())]), "occurs twice"),
+        (
+            Box::new(|gpu| gpu.annotations = vec![("a".into(), "1".into()), ("a".into(), "2".into())]),
+            "occurs twice",
+        ),
         (
             Box::new(|gpu| {
                 let effect = types::TaintEffect::None;
@@ -139,7 +160,8 @@ fn pools_beyond_the_bounds_are_refused() {
     assert!(refusal_of_pool(pool(vec![device("a"), device("a")])).contains("device a occurs twice"));
     let foreign = types::Pool { extended_resource: Some("cpu".into()), ..pool(Vec::new()) };
     assert!(refusal_of_pool(foreign).contains("extended resource"));
-    let counters = types::Pool { shared_counters: vec![set("a", &[("x", "1"), ("x", "2")])], ..pool(Vec::new()) };
+    let counters =
+        types::Pool { shared_counters: vec![set("a", &[("x", "1"), ("x", "2")])], ..pool(Vec::new()) };
     assert!(refusal_of_pool(counters).contains("counter x occurs twice"));
     let many = pool((0..=DEVICES_MAX).map(|n| device(&format!("d{n}"))).collect());
     assert!(refusal_of_pool(many).contains("4097 devices, at most 4096"));
@@ -218,8 +240,12 @@ fn a_claim_is_prepared_with_its_own_devices_only() {
     assert!(refusal_of_claim(|claim| claim.devices[0].share_id = Some("s".into())).contains("not allocated"));
     let request = refusal_of_claim(|claim| claim.devices[0].requests = vec!["gpu/big".into()]);
     assert!(request.contains("(gpu)"), "{request}");
-    assert!(refusal_of_claim(|claim| claim.devices.push(answer().devices.remove(0))).contains("occurs twice"));
-    assert!(refusal_of_claim(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]).contains("65537 bytes of memo"));
+    assert!(
+        refusal_of_claim(|claim| claim.devices.push(answer().devices.remove(0))).contains("occurs twice")
+    );
+    assert!(
+        refusal_of_claim(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]).contains("65537 bytes of memo")
+    );
 }
 
 #[test]
@@ -236,7 +262,8 @@ fn edits_that_are_no_edits_are_refused() {
         gid: None,
     };
     let of_node = |node| types::Edits { device_nodes: vec![node], ..no_edits() };
-    let of_env = |name: &str, value: &str| types::Edits { env: vec![(name.into(), value.into())], ..no_edits() };
+    let of_env =
+        |name: &str, value: &str| types::Edits { env: vec![(name.into(), value.into())], ..no_edits() };
     let of_net = |name: &str| {
         let device = types::NetDevice { host_interface: name.into(), container_interface: "net1".into() };
         types::Edits { net_devices: vec![device], ..no_edits() }
@@ -339,9 +366,15 @@ fn a_drivers_refusal_is_cut_to_its_bounds() {
         retry_after_ms: Some(5),
         details: vec![("k".repeat(300), "v\u{1b}".into()); 20],
     });
-    assert_eq!((problem.kind, problem.code.as_str(), problem.retry_after_ms), (ProblemKind::Conflict, "no-code", Some(5)));
+    assert_eq!(
+        (problem.kind, problem.code.as_str(), problem.retry_after_ms),
+        (ProblemKind::Conflict, "no-code", Some(5))
+    );
     assert!(problem.message.starts_with("line line") && problem.message.len() <= PROBLEM_MESSAGE_BYTES_MAX);
-    assert_eq!((problem.details.len(), problem.details[0].0.len(), problem.details[0].1.as_str()), (16, 253, "v "));
+    assert_eq!(
+        (problem.details.len(), problem.details[0].0.len(), problem.details[0].1.as_str()),
+        (16, 253, "v ")
+    );
     assert_eq!(problem_to_model(problem_to_guest(&problem)), problem);
 }
 

@@ -41,13 +41,18 @@ fn mount(path: &Path) -> Mount {
 #[test]
 fn device_nodes_are_filled_in_from_the_node() {
     let Some((_folder, dev, sysfs)) = dev() else { return };
-    let effective = effective(Capabilities { device_nodes: strings(&["/dev/**"]), ..Capabilities::default() });
+    let effective =
+        effective(Capabilities { device_nodes: strings(&["/dev/**"]), ..Capabilities::default() });
     let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
-    let edits = |nodes: &[DeviceNode]| verifier.edits(Edits { device_nodes: nodes.to_vec(), ..Edits::default() });
+    let edits =
+        |nodes: &[DeviceNode]| verifier.edits(Edits { device_nodes: nodes.to_vec(), ..Edits::default() });
 
     let elsewhere = DeviceNode { host_path: Some("/dev/dri/card0".into()), ..node("/dev/gpu") };
     let filled = edits(&[elsewhere, node("/dev/pipe")]).unwrap().device_nodes;
-    assert_eq!((filled[0].kind, filled[0].major, filled[0].minor), (Some(NodeKind::Character), Some(226), Some(0)));
+    assert_eq!(
+        (filled[0].kind, filled[0].major, filled[0].minor),
+        (Some(NodeKind::Character), Some(226), Some(0))
+    );
     assert_eq!((filled[1].kind, filled[1].major), (Some(NodeKind::Fifo), None));
 
     for wrong in [
@@ -76,16 +81,27 @@ fn mounts_are_made_of_what_the_path_really_is() {
     std::fs::create_dir(base.join("lib-1")).unwrap();
     symlink("lib-1", base.join("lib")).unwrap();
     symlink("/etc", base.join("sly")).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, base.join("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, base.join("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .unwrap();
     let granted = format!("{}/**", base.display());
-    let effective = effective(Capabilities { mounts: vec![granted, "/etc/**".into(), "/etc".into()], ..Capabilities::default() });
+    let effective = effective(Capabilities {
+        mounts: vec![granted, "/etc/**".into(), "/etc".into()],
+        ..Capabilities::default()
+    });
     let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
     let edits = |mount: Mount| verifier.edits(Edits { mounts: vec![mount], ..Edits::default() });
 
     let real = edits(mount(&base.join("lib"))).unwrap().mounts.remove(0);
     assert_eq!(real.host_path, base.join("lib-1").to_str().unwrap());
     assert_eq!(real.options, ["ro", "bind"]);
-    for path in [base.join("sly"), "/etc".into(), "/etc/hosts".into(), base.join("pipe"), "/opt".into(), "/usr".into()] {
+    for path in [
+        base.join("sly"),
+        "/etc".into(),
+        "/etc/hosts".into(),
+        base.join("pipe"),
+        "/opt".into(),
+        "/usr".into(),
+    ] {
         assert_eq!(edits(mount(&path)).unwrap_err().kind, ProblemKind::Denied, "{path:?}");
     }
     assert_eq!(edits(mount(&base.join("none"))).unwrap_err().kind, ProblemKind::Invalid);
@@ -99,7 +115,15 @@ fn mounts_are_made_of_what_the_path_really_is() {
 
 #[test]
 fn the_nodes_own_folders_are_guarded_from_above_and_below() {
-    for path in ["/", "/etc", "/etc/ssl", "/var", "/var/lib", "/var/lib/kubelet/pods/x", "/run/containerd/containerd.sock"] {
+    for path in [
+        "/",
+        "/etc",
+        "/etc/ssl",
+        "/var",
+        "/var/lib",
+        "/var/lib/kubelet/pods/x",
+        "/run/containerd/containerd.sock",
+    ] {
         assert!(guarded(path).is_some(), "{path}");
     }
     for path in ["/opt/acme", "/usr/lib/acme", "/var/lib/acme", "/etcetera"] {
@@ -135,7 +159,8 @@ fn hooks_are_programs_that_only_root_can_change() {
 #[test]
 fn interfaces_groups_and_names_are_held_against_grant_and_node() {
     let Some((_folder, dev, sysfs)) = dev() else { return };
-    let asked = Capabilities { env: strings(&["*"]), net_devices: strings(&["eth*"]), ..Capabilities::default() };
+    let asked =
+        Capabilities { env: strings(&["*"]), net_devices: strings(&["eth*"]), ..Capabilities::default() };
     let effective = effective(asked);
     let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
     let net = |host: &str| {

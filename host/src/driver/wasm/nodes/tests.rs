@@ -79,7 +79,8 @@ fn what_is_no_node_or_nobodys_is_refused() {
 #[test]
 fn a_glob_finds_nodes_only() {
     let Some((_folder, dev, sysfs)) = dev() else { return };
-    let paths = |glob: &str| -> Vec<String> { dev.glob(glob, &sysfs).unwrap().into_iter().map(|n| n.path).collect() };
+    let paths =
+        |glob: &str| -> Vec<String> { dev.glob(glob, &sysfs).unwrap().into_iter().map(|n| n.path).collect() };
     assert_eq!(paths("/dev/*"), ["/dev/fuse", "/dev/pipe", "/dev/ram7"]);
     assert_eq!(paths("/dev/dri/card*"), ["/dev/dri/card0"]);
     assert_eq!(paths("/dev/**"), ["/dev/dri/card0", "/dev/fuse", "/dev/pipe", "/dev/ram7"]);

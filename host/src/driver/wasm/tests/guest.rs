@@ -77,7 +77,8 @@ impl Guest {
             if let Some(glob) = glob {
                 info[place..place + 2].copy_from_slice(&[at, 1]);
                 let list = words(&[at + 8, len(glob)]);
-                data += &format!("(data (i32.const {at}) \"{list}\") (data (i32.const {}) \"{glob}\")", at + 8);
+                data +=
+                    &format!("(data (i32.const {at}) \"{list}\") (data (i32.const {}) \"{glob}\")", at + 8);
             }
         }
         let context = "(param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32";
@@ -101,7 +102,8 @@ impl Guest {
     /// A core module with the contract inside.
     pub(super) fn module(&self) -> Vec<u8> {
         let mut module = wat::parse_str(self.text()).unwrap();
-        let contract = include_str!("../../../../../wit/driver.wit").replace("@0.1.0", &format!("@{}", self.version));
+        let contract =
+            include_str!("../../../../../wit/driver.wit").replace("@0.1.0", &format!("@{}", self.version));
         let mut resolve = Resolve::default();
         let package = resolve.push_str("driver.wit", &contract).unwrap();
         let world = resolve.select_world(&[package], Some(self.world)).unwrap();

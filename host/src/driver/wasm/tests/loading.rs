@@ -55,7 +55,10 @@ async fn imports_that_nobody_has_are_named_with_a_hint() {
     for (import, hint) in [
         ("(import \"env\" \"puts\" (func))", "env: functions of C"),
         ("(import \"__wbindgen_placeholder__\" \"x\" (func))", "__wbindgen_placeholder__: a dependency"),
-        ("(import \"wasi_snapshot_preview1\" \"fd_write\" (func))", "wasi_snapshot_preview1: it was built for wasm32-wasip1"),
+        (
+            "(import \"wasi_snapshot_preview1\" \"fd_write\" (func))",
+            "wasi_snapshot_preview1: it was built for wasm32-wasip1",
+        ),
     ] {
         let text = says(&stage, wat::parse_str(format!("(module {import})")).unwrap()).await;
         assert!(text.starts_with("unknown-imports") && text.contains(hint), "{text}");
@@ -67,8 +70,13 @@ async fn imports_that_nobody_has_are_named_with_a_hint() {
         ("wasi:nn/tensor@0.2.0", "io, cli, clocks and random"),
         ("nodedock:driver/teleport@0.1.9", "newer version of the contract"),
     ] {
-        let text = says(&stage, wat::parse_str(format!("(component (import \"{import}\" (instance)))")).unwrap()).await;
-        assert!(text.starts_with("unknown-imports") && text.contains(import) && text.contains(hint), "{text}");
+        let text =
+            says(&stage, wat::parse_str(format!("(component (import \"{import}\" (instance)))")).unwrap())
+                .await;
+        assert!(
+            text.starts_with("unknown-imports") && text.contains(import) && text.contains(hint),
+            "{text}"
+        );
     }
 }
 
@@ -123,7 +131,13 @@ async fn a_describe_that_fails_says_how() {
         (Guest { describe: "unreachable".into(), ..Guest::default() }, "the driver trapped"),
         (Guest { describe: spin.into(), ..Guest::default() }, "of CPU"),
         (Guest { extra: format!("(func $s {spin}) (start $s)"), ..Guest::default() }, "of CPU"),
-        (Guest { describe: "(drop (memory.grow (i32.const 20000))) i32.const 1024".into(), ..Guest::default() }, "64 MiB"),
+        (
+            Guest {
+                describe: "(drop (memory.grow (i32.const 20000))) i32.const 1024".into(),
+                ..Guest::default()
+            },
+            "64 MiB",
+        ),
         (Guest { pages: 2000, ..Guest::default() }, "64 MiB"),
         (Guest { describe: "i32.const 8192".into(), ..Guest::default() }, "driver name \"\" is not valid"),
         (Guest { env: Some("a/b"), ..Guest::default() }, "capabilities: env"),
@@ -156,7 +170,8 @@ async fn a_compiled_driver_is_kept_and_a_damaged_one_is_made_anew() {
 
     let stage = Stage::on(stage.folder, true);
     assert!(stage.load(&guest).await.from_cache(), "by the next daemon too");
-    let kept: Vec<_> = std::fs::read_dir(stage.folder.path().join("cache")).unwrap().map(|e| e.unwrap().path()).collect();
+    let kept: Vec<_> =
+        std::fs::read_dir(stage.folder.path().join("cache")).unwrap().map(|e| e.unwrap().path()).collect();
     let compiled = kept.iter().find(|path| path.extension().is_some_and(|e| e == "cwasm")).unwrap();
     let mut bytes = std::fs::read(compiled).unwrap();
     let middle = bytes.len() / 2;

@@ -71,7 +71,9 @@ async fn memory_is_summed_and_bounded() {
 #[tokio::test]
 async fn an_answer_that_is_huge_or_points_nowhere_is_refused() {
     // Half a million pools in a memory that has them, and a hundred beyond the memory.
-    for (pages, place, count, code) in [(600, 65536, 500_000, "driver-answer-too-large"), (1, 65000, 100, "driver-trapped")] {
+    for (pages, place, count, code) in
+        [(600, 65536, 500_000, "driver-answer-too-large"), (1, 65000, 100, "driver-trapped")]
+    {
         let discover = format!(
             "(i32.store (i32.const 8196) (i32.const {place})) (i32.store (i32.const 8200) (i32.const {count})) i32.const 8192"
         );

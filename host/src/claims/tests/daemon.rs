@@ -1,0 +1,309 @@
+//! A manager on a real checkpoint and a real CDI folder, with drivers and a claim source that do as they are told.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use super::super::fixtures::prepared;
+use super::super::source::ClaimSource;
+use super::super::{ClaimEnd, ClaimParts, ClaimSettings, Claims, PodOutcome, PodSelector, SharedTable};
+use crate::base::changes::Changes;
+use crate::base::tasks::Tasks;
+use crate::cdi::{CdiDir, Durability};
+use crate::checkpoint::{self, Checkpoint};
+use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
+use crate::model::{
+    Claim, ClaimReference, ClaimState, ContainerClaim, DriverClaim, DriverKind, DriverName, Edits, Inventory,
+    LiveClaim, ObjectName, ObjectRef, PodContainer, PodRequest, Pool, PreparedClaim, Problem, Uid,
+};
+use crate::registry::Registry;
+
+/// What outlives a daemon.
+pub(super) struct Home {
+    folder: tempfile::TempDir,
+}
+
+pub(super) struct Daemon {
+    pub(super) claims: Claims,
+    pub(super) registry: Registry,
+    pub(super) source: Arc<FakeSource>,
+    pub(super) checkpoint: Checkpoint,
+    pub(super) tasks: Tasks,
+    changes: Changes,
+    cdi: PathBuf,
+}
+
+impl Home {
+    pub(super) fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub(super) fn start(&self) -> Daemon {
+        self.start_in("boot-1")
+    }
+
+    /// Starts without the tasks that go on without requests; see `Daemon::tend`.
+    pub(super) fn start_in(&self, boot_id: &str) -> Daemon {
+        let opened = checkpoint::open(&self.folder.path().join("checkpoint.redb")).unwrap();
+        let (registry, tasks, cdi) =
+            (Registry::new(Changes::default()), Tasks::new(), self.folder.path().join("cdi"));
+        let (source, changes) = (Arc::new(FakeSource::default()), Changes::default());
+        let claims = Claims::new(ClaimParts {
+            table: SharedTable::new(opened.claims, opened.pods),
+            checkpoint: opened.checkpoint.clone(),
+            cdi: CdiDir::open(&cdi, Durability::Rendered).unwrap(),
+            registry: registry.clone(),
+            source: source.clone(),
+            settings: ClaimSettings {
+                node: NodeFacts { name: "node-1".to_owned(), boot_id: boot_id.to_owned() },
+                exclusive_wait: Duration::from_secs(3600),
+                call_deadline: Duration::from_secs(45),
+            },
+            changes: changes.clone(),
+            tasks: tasks.clone(),
+        });
+        Daemon { claims, registry, source, checkpoint: opened.checkpoint, tasks, changes, cdi }
+    }
+}
+
+impl Daemon {
+    /// Puts a driver into service.
+    pub(super) fn serve(&self, driver: &Arc<FakeDriver>) {
+        let identity = DriverIdentity {
+            name: driver.name.clone(),
+            kind: DriverKind::Wasm,
+            version: "1.0.0".to_owned(),
+            digest: "sha256:00".to_owned(),
+            source: driver.name.to_string(),
+            summary: String::new(),
+        };
+        let driver = Driver {
+            identity: Arc::new(identity),
+            claims: Some(driver.clone()),
+            devices: None,
+            inventory: driver.inventory.clone(),
+        };
+        self.registry.serve(driver.identity.name.as_str(), driver.clone()).unwrap();
+    }
+
+    pub(super) fn retire(&self, driver: &FakeDriver) {
+        self.registry.retire(driver.name.as_str());
+    }
+
+    pub(super) async fn prepare(&self, pod: &ObjectRef, claims: &[&str]) -> PodOutcome {
+        self.claims.prepare_pod(request(pod, claims), vec![], "test".into()).await
+    }
+
+    pub(super) async fn unprepare(&self, pod: &ObjectRef) -> Vec<Result<ClaimEnd, Problem>> {
+        let outcomes =
+            self.claims.unprepare_pod(PodSelector::Uid(pod.uid.clone()), "test".into()).await.unwrap();
+        outcomes.into_iter().flat_map(|outcome| outcome.claims).map(|claim| claim.end).collect()
+    }
+
+    pub(super) fn state(&self, uid: &str) -> Option<ClaimState> {
+        let claims = self.claims.list();
+        claims.into_iter().find(|record| record.id.uid.as_str() == uid).map(|record| record.state)
+    }
+
+    /// Returns when nothing is known of a claim.
+    pub(super) async fn gone(&self, uid: &str) {
+        let mut changes = self.changes.listen();
+        while self.state(uid).is_some() {
+            changes.recv().await.unwrap();
+        }
+    }
+
+    /// Paths of the CDI files, by name.
+    pub(super) fn cdi_files(&self) -> Vec<PathBuf> {
+        let mut paths: Vec<_> =
+            std::fs::read_dir(&self.cdi).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        paths
+    }
+
+    /// Starts what goes on without requests.
+    pub(super) fn tend(&self) {
+        self.claims.start();
+    }
+
+    /// Waits until nobody works on anything, then closes.
+    pub(super) async fn stop(self) {
+        assert!(self.tasks.drain(Duration::from_secs(3600)).await);
+        self.checkpoint.close().await;
+    }
+
+    /// The checkpoint takes nothing more from here; what drivers are asked goes on.
+    pub(super) async fn crash(&self) {
+        self.checkpoint.close().await;
+    }
+}
+
+pub(super) fn request(pod: &ObjectRef, claims: &[&str]) -> PodRequest {
+    let reference = |name: &&str| ClaimReference {
+        pod_claim_name: (*name).to_owned(),
+        claim_name: ObjectName::new(name).unwrap(),
+        claim_uid: None,
+    };
+    let uses = |name: &&str| ContainerClaim { pod_claim_name: (*name).to_owned(), request: None };
+    let container = PodContainer { name: "main".to_owned(), claims: claims.iter().map(uses).collect() };
+    PodRequest {
+        pod: pod.clone(),
+        claims: claims.iter().map(reference).collect(),
+        containers: vec![container],
+    }
+}
+
+/// What became of each claim, by code where it was refused.
+pub(super) fn ends(outcome: &PodOutcome) -> Vec<&str> {
+    outcome
+        .claims
+        .iter()
+        .map(|claim| claim.end.as_ref().map_or_else(|p| p.code.as_str(), |end| end.as_str()))
+        .collect()
+}
+
+pub(super) fn cdi_devices(outcome: &PodOutcome) -> Vec<String> {
+    outcome.containers.iter().flat_map(|container| container.cdi_devices.clone()).collect()
+}
+
+#[derive(Default)]
+pub(super) struct FakeSource(Mutex<BTreeMap<(ObjectName, ObjectName), Claim>>);
+
+impl FakeSource {
+    pub(super) fn put(&self, claim: Claim) {
+        self.0.lock().unwrap().insert((claim.id.namespace.clone(), claim.id.name.clone()), claim);
+    }
+}
+
+#[async_trait]
+impl ClaimSource for FakeSource {
+    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+        Ok(self.0.lock().unwrap().get(&(namespace.clone(), name.clone())).cloned())
+    }
+}
+
+/// What a driver does at its next call.
+pub(super) enum Reply {
+    Refuse(Problem),
+    /// Edits for all containers, and no device that brings them: what makes no CDI file.
+    Unrenderable,
+    /// Says nothing of the claims.
+    Silence,
+}
+
+pub(super) struct FakeDriver {
+    pub(super) name: DriverName,
+    inventory: Option<watch::Receiver<Arc<Published>>>,
+    replies: Mutex<VecDeque<(Uid, Reply)>>,
+    unprepare_replies: Mutex<VecDeque<Reply>>,
+    calls: watch::Sender<Calls>,
+    /// Calls wait while it is shut.
+    open: watch::Sender<bool>,
+}
+
+/// Claims of each call.
+#[derive(Default, Clone)]
+pub(super) struct Calls {
+    pub(super) prepare: Vec<Vec<Uid>>,
+    pub(super) unprepare: Vec<Vec<LiveClaim>>,
+}
+
+impl FakeDriver {
+    pub(super) fn new(name: DriverName) -> Arc<Self> {
+        Self::with(name, None)
+    }
+
+    /// A driver that tells what it has.
+    pub(super) fn with_pool(name: DriverName, pool: Pool) -> Arc<Self> {
+        let pools = BTreeMap::from([(crate::model::PoolName::new("pool").unwrap(), pool)]);
+        let published = Published { inventory: Inventory { pools }, ..Published::default() };
+        Self::with(name, Some(watch::channel(Arc::new(published)).1))
+    }
+
+    fn with(name: DriverName, inventory: Option<watch::Receiver<Arc<Published>>>) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            inventory,
+            replies: Mutex::default(),
+            unprepare_replies: Mutex::default(),
+            calls: watch::Sender::default(),
+            open: watch::Sender::new(true),
+        })
+    }
+
+    /// The answer for a claim the next time that it is asked for.
+    pub(super) fn reply(&self, claim: &str, reply: Reply) {
+        self.replies.lock().unwrap().push_back((Uid::new(claim).unwrap(), reply));
+    }
+
+    pub(super) fn reply_unprepare(&self, reply: Reply) {
+        self.unprepare_replies.lock().unwrap().push_back(reply);
+    }
+
+    pub(super) fn shut(&self, shut: bool) {
+        self.open.send_replace(!shut);
+    }
+
+    pub(super) fn calls(&self) -> Calls {
+        self.calls.borrow().clone()
+    }
+
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let calls = self.calls.borrow();
+        (calls.prepare.len(), calls.unprepare.len())
+    }
+
+    /// Returns when calls have begun.
+    pub(super) async fn called(&self, wanted: impl Fn(&Calls) -> bool) {
+        self.calls.subscribe().wait_for(wanted).await.unwrap();
+    }
+
+    fn next_reply(&self, claim: &Uid) -> Option<Reply> {
+        let mut replies = self.replies.lock().unwrap();
+        let at = replies.iter().position(|(uid, _)| uid == claim)?;
+        replies.remove(at).map(|(_, reply)| reply)
+    }
+
+    async fn pass(&self) {
+        self.open.subscribe().wait_for(|open| *open).await.unwrap();
+    }
+}
+
+#[async_trait]
+impl ClaimDriver for FakeDriver {
+    async fn prepare(&self, _: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
+        let uids: Vec<_> = claims.iter().map(|claim| claim.id.uid.clone()).collect();
+        self.calls.send_modify(|calls| calls.prepare.push(uids));
+        self.pass().await;
+        let memo = format!("call {}", self.calls.borrow().prepare.len());
+        let mut outcomes = Outcomes::new();
+        for claim in claims {
+            let outcome = match self.next_reply(&claim.id.uid) {
+                None => Ok(prepared(&claim.devices, &memo)),
+                Some(Reply::Refuse(problem)) => Err(problem),
+                Some(Reply::Unrenderable) => {
+                    let edits = Edits { env: vec![("A".to_owned(), "b".to_owned())], ..Edits::default() };
+                    Ok(PreparedClaim { edits, ..PreparedClaim::default() })
+                }
+                Some(Reply::Silence) => continue,
+            };
+            outcomes.insert(claim.id.uid.clone(), outcome);
+        }
+        outcomes
+    }
+
+    async fn unprepare(&self, _: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+        self.calls.send_modify(|calls| calls.unprepare.push(claims.to_vec()));
+        self.pass().await;
+        let uids = claims.iter().map(|live| live.claim.id.uid.clone());
+        match self.unprepare_replies.lock().unwrap().pop_front() {
+            None | Some(Reply::Unrenderable) => uids.map(|uid| (uid, Ok(()))).collect(),
+            Some(Reply::Refuse(problem)) => uids.map(|uid| (uid, Err(problem.clone()))).collect(),
+            Some(Reply::Silence) => Outcomes::new(),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A grant file from a driver's request.
+
+use std::fmt::Write as _;
+
+use super::{Capabilities, GRANT_API_VERSION, GRANT_KIND, LimitRequest};
+
+/// A grant file with all that a driver asks for. `driver` and `summary` go into its head.
+pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &LimitRequest) -> String {
+    let mut text = String::new();
+    line(&mut text, format_args!("# What {driver} asks for: {}", summary.replace(char::is_control, " ")));
+    line(
+        &mut text,
+        format_args!(
+            "# Read it, take out what it shall not have, and put it beside the driver as NAME.grant.yaml."
+        ),
+    );
+    line(&mut text, format_args!("apiVersion: {GRANT_API_VERSION}"));
+    line(&mut text, format_args!("kind: {GRANT_KIND}"));
+    list(&mut text, "sysfsRead", "# Paths below /sys.", &request.sysfs_read);
+    if !request.sysfs_write.is_empty() {
+        line(
+            &mut text,
+            format_args!(
+                "# Paths below /sys that it writes while it prepares and unprepares, and the values."
+            ),
+        );
+        line(&mut text, format_args!("sysfsWrite:"));
+        for entry in &request.sysfs_write {
+            line(
+                &mut text,
+                format_args!("  - {{glob: {}, pattern: {}}}", quoted(&entry.glob), quoted(&entry.pattern)),
+            );
+        }
+    }
+    list(
+        &mut text,
+        "deviceNodes",
+        "# Device nodes that it looks at and gives to containers.",
+        &request.device_nodes,
+    );
+    list(
+        &mut text,
+        "mounts",
+        "# Folders and files of the node that it mounts into containers.",
+        &request.mounts,
+    );
+    list(
+        &mut text,
+        "hooks",
+        "# Programs of the node that run as root when a container starts.",
+        &request.hooks,
+    );
+    list(&mut text, "env", "# Environment variables that it sets in containers.", &request.env);
+    list(
+        &mut text,
+        "netDevices",
+        "# Network interfaces that it moves into containers.",
+        &request.net_devices,
+    );
+    if *limits != LimitRequest::default() {
+        line(&mut text, format_args!("limits:"));
+        for (key, value) in
+            [("memoryMiB", limits.memory_mib), ("wallMs", limits.wall_ms), ("cpuMs", limits.cpu_ms)]
+        {
+            if let Some(value) = value {
+                line(&mut text, format_args!("  {key}: {value}"));
+            }
+        }
+    }
+    text
+}
+
+fn line(text: &mut String, content: std::fmt::Arguments<'_>) {
+    writeln!(text, "{content}").expect("writing to a String does not fail");
+}
+
+fn list(text: &mut String, key: &str, comment: &str, entries: &[String]) {
+    if entries.is_empty() {
+        return;
+    }
+    line(text, format_args!("{comment}"));
+    line(text, format_args!("{key}:"));
+    for entry in entries {
+        line(text, format_args!("  - {}", quoted(entry)));
+    }
+}
+
+/// A JSON string is a YAML string.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

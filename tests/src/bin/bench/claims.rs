@@ -1,0 +1,165 @@
+//! Durable prepare and unprepare through the node API, with few and many live claims, one at a time and 64 at once.
+
+use std::time::{Duration, Instant};
+
+use nodedock_proto::node::v1;
+use nodedock_tests::drivers::MOCK_GPU_FILE;
+use nodedock_tests::{Client, Daemon, Root, compose};
+
+use crate::table::{Table, Times};
+use crate::{CdiOnTmpfs, Size};
+
+/// Devices for the requests that are measured, and for the claims that live beside them.
+const MEASURED: usize = 2048;
+const BESIDE: usize = 2048;
+/// Requests under way at once.
+const AT_ONCE: usize = 64;
+
+pub(crate) async fn run(size: Size, table: &mut Table) {
+    for live in size.live {
+        let cdi = CdiOnTmpfs::new();
+        let daemon = daemon(&cdi).await;
+        fill(&daemon, live).await;
+        one_at_a_time(&daemon, size, live, table).await;
+        at_once(&daemon, size, live, table).await;
+    }
+}
+
+/// A daemon with simulated GPUs enough for every row.
+pub(crate) async fn daemon(cdi: &CdiOnTmpfs) -> Daemon {
+    let root = Root::new();
+    root.install_gpus(&format!(
+        "pools:\n- {{name: gpus, count: {MEASURED}}}\n- {{name: beside, count: {BESIDE}, firstIndex: {MEASURED}, shared: true}}\n"
+    ));
+    let daemon = Daemon::start_on(root, cdi.options()).await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon
+}
+
+/// Prepares `live` claims that stay, several on each shared device.
+pub(crate) async fn fill(daemon: &Daemon, live: usize) {
+    let requests =
+        (0..live).map(|n| request(&format!("live-{n}"), &format!("beside/gpu-{}", MEASURED + n % BESIDE)));
+    let (_, failed) = storm(daemon.client(), requests.collect()).await;
+    assert_eq!(failed, 0, "claims beside the measured ones");
+}
+
+fn request(name: &str, device: &str) -> v1::PreparePodRequest {
+    compose::request(&compose::pod(name), &[&compose::gpu_claim(name, &[device])])
+}
+
+fn measured(n: usize) -> v1::PreparePodRequest {
+    request(&format!("pod-{n}"), &format!("gpus/gpu-{}", n % MEASURED))
+}
+
+async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
+    let (mut prepares, mut unprepares) = (Times::default(), Times::default());
+    let mut client = daemon.client();
+    let written = written(daemon);
+    for n in 0..size.single {
+        let request = measured(n);
+        let pod = request.pod.clone();
+        let started = Instant::now();
+        let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
+        prepares.add(started.elapsed());
+        assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
+        let started = Instant::now();
+        client.unprepare_pod(v1::UnpreparePodRequest { pod }).await.expect("unprepare");
+        unprepares.add(started.elapsed());
+    }
+    let each = (written_since(daemon, written) / size.single as u64) >> 10;
+    let first = size.live[0];
+    let note = format!("{each} KiB written for both");
+    table.times(&prepare_row(live), &prepares, &prepare_row(first), &note);
+    table.times(&format!("unprepare, {live} live"), &unprepares, &format!("unprepare, {first} live"), "");
+}
+
+fn prepare_row(live: usize) -> String {
+    format!("prepare, {live} live")
+}
+
+async fn at_once(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
+    let (mut prepares, mut unprepares) = (Times::default(), Times::default());
+    let (mut prepared, mut gone) = (Duration::ZERO, Duration::ZERO);
+    for _ in 0..size.rounds {
+        let requests: Vec<_> = (0..size.burst).map(measured).collect();
+        let pods: Vec<_> = requests.iter().filter_map(|request| request.pod.clone()).collect();
+        let started = Instant::now();
+        let (times, failed) = storm(daemon.client(), requests).await;
+        prepared += started.elapsed();
+        assert_eq!(failed, 0, "prepares that failed");
+        prepares.merge(&times);
+        let started = Instant::now();
+        unprepares.merge(&release(daemon.client(), pods).await);
+        gone += started.elapsed();
+    }
+    let rate =
+        |took: Duration| format!("{:.0} claims/s", (size.burst * size.rounds) as f64 / took.as_secs_f64());
+    let first = size.live[0];
+    let row = |what: &str, live: usize| format!("{what}, 64 at once, {live} live");
+    table.times(&row("prepare", live), &prepares, &row("prepare", first), &rate(prepared));
+    table.times(&row("unprepare", live), &unprepares, &row("unprepare", first), &rate(gone));
+}
+
+/// Sends the requests, 64 under way at once; the time of each, and how many were refused.
+async fn storm(client: Client, requests: Vec<v1::PreparePodRequest>) -> (Times, usize) {
+    let outcomes = side_by_side(requests, move |request| {
+        let mut client = client.clone();
+        async move {
+            let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
+            usize::from(answer.claims.iter().any(|claim| claim.outcome != "prepared"))
+        }
+    });
+    outcomes.await
+}
+
+async fn release(client: Client, pods: Vec<v1::ObjectRef>) -> Times {
+    let outcomes = side_by_side(pods, move |pod| {
+        let mut client = client.clone();
+        async move {
+            client.unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) }).await.expect("unprepare");
+            0
+        }
+    });
+    outcomes.await.0
+}
+
+async fn side_by_side<T: Send + 'static, W: Future<Output = usize> + Send>(
+    items: Vec<T>,
+    work: impl Fn(T) -> W + Clone + Send + 'static,
+) -> (Times, usize) {
+    let mut lanes: Vec<Vec<T>> = (0..AT_ONCE).map(|_| Vec::new()).collect();
+    for (n, item) in items.into_iter().enumerate() {
+        lanes[n % AT_ONCE].push(item);
+    }
+    let mut running = tokio::task::JoinSet::new();
+    for lane in lanes {
+        let work = work.clone();
+        running.spawn(async move {
+            let (mut times, mut failed) = (Times::default(), 0);
+            for item in lane {
+                let started = Instant::now();
+                failed += work(item).await;
+                times.add(started.elapsed());
+            }
+            (times, failed)
+        });
+    }
+    let (mut times, mut failed) = (Times::default(), 0);
+    for (lane, lane_failed) in running.join_all().await {
+        times.merge(&lane);
+        failed += lane_failed;
+    }
+    (times, failed)
+}
+
+/// Bytes that the daemon has caused to be written to disks (`/proc/PID/io`, which needs the kernel's accounting).
+fn written(daemon: &Daemon) -> u64 {
+    let io = std::fs::read_to_string(format!("/proc/{}/io", daemon.pid())).unwrap_or_default();
+    let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+    line.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+}
+
+fn written_since(daemon: &Daemon, before: u64) -> u64 {
+    written(daemon).saturating_sub(before)
+}

@@ -1,0 +1,85 @@
+//! Measures the daemon as it is built for use, and prints a table: median, 99th percentile, ratio against a row of the same run.
+//!
+//! Speed is measured here and asserted nowhere. `--quick` runs every row a few times only, to show that all of them work.
+
+mod claims;
+mod sandbox;
+mod start;
+mod table;
+
+use clap::Parser;
+use nodedock_tests::Options;
+use table::Table;
+
+#[derive(Parser)]
+#[command(name = "bench", about = "Benchmarks of the daemon; run by `cargo xtask bench`")]
+struct Args {
+    /// Run every row a few times only
+    #[arg(long)]
+    quick: bool,
+    /// Rows whose section has this in its name
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+}
+
+/// How much is done for a row.
+#[derive(Clone, Copy)]
+struct Size {
+    /// Requests one at a time.
+    single: usize,
+    /// Requests in a round of 64 at once, and rounds.
+    burst: usize,
+    rounds: usize,
+    /// Numbers of live claims.
+    live: [usize; 3],
+    /// Numbers of drivers.
+    drivers: [usize; 3],
+    loads: usize,
+    starts: usize,
+}
+
+const FULL: Size = Size {
+    single: 2000,
+    burst: 2048,
+    rounds: 5,
+    live: [0, 1000, 10_000],
+    drivers: [1, 10, 100],
+    loads: 20,
+    starts: 10,
+};
+const QUICK: Size =
+    Size { single: 20, burst: 128, rounds: 1, live: [0, 50, 200], drivers: [1, 2, 4], loads: 2, starts: 2 };
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() {
+    let args = Args::parse();
+    let size = if args.quick { QUICK } else { FULL };
+    let mut table = Table::default();
+    let wanted = |section: &str| section.contains(&args.only);
+    if wanted("sandbox") {
+        sandbox::run(size, &mut table).await;
+    }
+    if wanted("claims") {
+        claims::run(size, &mut table).await;
+    }
+    if wanted("start") {
+        start::run(size, &mut table).await;
+    }
+    table.print();
+}
+
+/// The daemon as on a node: its state on a disk, CDI specs on a tmpfs, where `/var/run` is one.
+struct CdiOnTmpfs(Option<tempfile::TempDir>);
+
+impl CdiOnTmpfs {
+    fn new() -> Self {
+        Self(tempfile::Builder::new().prefix("nd-bench-").tempdir_in("/dev/shm").ok())
+    }
+
+    fn options(&self) -> Options {
+        match &self.0 {
+            Some(folder) => Options::default().arg("--cdi-dir", folder.path().to_string_lossy()),
+            None => Options::default(),
+        }
+    }
+}

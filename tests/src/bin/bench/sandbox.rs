@@ -1,0 +1,110 @@
+//! A WASM driver alone, without daemon and disk: the call, and the load of a file, cold and from the cache.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nodedock::driver::grant::Grant;
+use nodedock::driver::wasm::{DriverFile, Trigger, WasmHost, WasmSettings};
+use nodedock::driver::{Call, ClaimDriver, Ledger, NodeFacts};
+use nodedock::model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, LiveClaim, ObjectRef, PoolName};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME, side_file, wasm};
+
+use crate::Size;
+use crate::table::{Table, Times};
+
+struct NoClaims;
+
+impl Ledger for NoClaims {
+    fn claims(&self, _: &DriverName) -> Vec<LiveClaim> {
+        Vec::new()
+    }
+
+    fn claim(&self, _: &DriverName, _: &str) -> Option<LiveClaim> {
+        None
+    }
+
+    fn holders(&self, _: &DriverName, _: &str, _: &str) -> Vec<LiveClaim> {
+        Vec::new()
+    }
+}
+
+pub(crate) async fn run(size: Size, table: &mut Table) {
+    calls(size, table).await;
+    for form in [Form::Core, Form::Component] {
+        loads(size, form, table).await;
+    }
+}
+
+fn host(cache: Option<&std::path::Path>) -> Arc<WasmHost> {
+    let node = NodeFacts { name: "bench".to_owned(), boot_id: "bench".to_owned() };
+    let settings = WasmSettings {
+        cache_dir: cache.map(Into::into),
+        sysfs_root: "/sys".into(),
+        dev_root: "/dev".into(),
+        node,
+    };
+    WasmHost::new(settings, Arc::new(NoClaims)).expect("set up the sandbox")
+}
+
+fn grant() -> Grant {
+    Grant::parse(&side_file(MOCK_GPU, "grant")).expect("the example's grant")
+}
+
+fn call() -> Call {
+    Call { request_id: "bench".into(), deadline: Duration::from_secs(10) }
+}
+
+async fn calls(size: Size, table: &mut Table) {
+    let file = DriverFile { name: MOCK_GPU.to_owned(), bytes: wasm(MOCK_GPU, Form::Core).into() };
+    let driver = host(None).load(file, grant(), None).await.expect("load the driver");
+    let claim = DriverClaim {
+        id: ObjectRef::new("default", "claim", "uid").expect("names"),
+        devices: vec![AllocatedDevice {
+            request: "gpu".to_owned(),
+            driver: DriverName::new(MOCK_GPU_NAME).expect("a name"),
+            pool: PoolName::new("gpus").expect("a name"),
+            device: DeviceName::new("gpu-0").expect("a name"),
+            share_id: None,
+            consumed: Default::default(),
+            admin_access: false,
+        }],
+        configs: Vec::new(),
+        annotations: Default::default(),
+    };
+    let (mut prepares, mut discovers) = (Times::default(), Times::default());
+    for _ in 0..size.single {
+        let started = Instant::now();
+        let outcomes = driver.prepare(&call(), std::slice::from_ref(&claim)).await;
+        prepares.add(started.elapsed());
+        assert!(outcomes.values().all(Result::is_ok), "{outcomes:?}");
+        let started = Instant::now();
+        driver.discover(&call(), Trigger::Timer).await.expect("discover");
+        discovers.add(started.elapsed());
+    }
+    table.times("wasm call: instantiate, prepare", &prepares, "", "no disk, no gRPC");
+    table.times(
+        "wasm call: instantiate, discover",
+        &discovers,
+        "wasm call: instantiate, prepare",
+        "4 devices",
+    );
+}
+
+async fn loads(size: Size, form: Form, table: &mut Table) {
+    let bytes = wasm(MOCK_GPU, form);
+    let (mut cold, mut cached) = (Times::default(), Times::default());
+    for _ in 0..size.loads {
+        let cache = tempfile::tempdir().expect("a temporary folder");
+        for times in [&mut cold, &mut cached] {
+            let host = host(Some(cache.path()));
+            let file = DriverFile { name: MOCK_GPU.to_owned(), bytes: bytes.clone().into() };
+            let started = Instant::now();
+            let driver = host.load(file, grant(), None).await.expect("load the driver");
+            driver.discover(&call(), Trigger::Load).await.expect("discover");
+            times.add(started.elapsed());
+        }
+    }
+    let size = format!("{} kB file", bytes.len() / 1000);
+    table.times(&format!("load, cold, {form:?}"), &cold, "", &size);
+    table.times(&format!("load, from the cache, {form:?}"), &cached, &format!("load, cold, {form:?}"), "");
+}

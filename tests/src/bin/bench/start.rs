@@ -1,0 +1,106 @@
+//! Start with many claims, a file dropped in, and memory at rest with many drivers.
+
+use std::time::Instant;
+
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, side_file, wasm};
+use nodedock_tests::{Daemon, Options, Root};
+
+use crate::table::Table;
+use crate::{CdiOnTmpfs, Size, claims};
+
+pub(crate) async fn run(size: Size, table: &mut Table) {
+    starts(size, table).await;
+    drops(size, table).await;
+    memory(size, table).await;
+}
+
+/// From the process's start to `READY=1`, and to the first driver that serves.
+async fn starts(size: Size, table: &mut Table) {
+    for live in [size.live[0], size.live[2]] {
+        let cdi = CdiOnTmpfs::new();
+        let mut daemon = claims::daemon(&cdi).await;
+        claims::fill(&daemon, live).await;
+        for (how, crash) in [("stop", false), ("kill -9", true)] {
+            let (mut ready, mut serving) = (Vec::new(), Vec::new());
+            for _ in 0..size.starts {
+                if crash {
+                    daemon.kill9().await;
+                } else {
+                    assert!(daemon.terminate().await.success());
+                }
+                let started = Instant::now();
+                daemon.run().await;
+                ready.push(started.elapsed().as_secs_f64() * 1000.0);
+                daemon.until_serving(MOCK_GPU_FILE).await;
+                serving.push(started.elapsed().as_secs_f64() * 1000.0);
+            }
+            let row = |live: usize, what: &str| format!("start after {how}, {live} claims, {what}");
+            let first = size.live[0];
+            table.figures(&row(live, "ready"), ready, "ms", &row(first, "ready"), "");
+            table.figures(&row(live, "serving"), serving, "ms", &row(first, "serving"), "");
+        }
+    }
+}
+
+/// From the rename into the folder to the state `serving`, as a watcher of the node API sees it.
+async fn drops(size: Size, table: &mut Table) {
+    let (mut cold, mut cached) = (Vec::new(), Vec::new());
+    for _ in 0..size.loads {
+        let root = Root::new();
+        root.drop_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
+        let daemon = Daemon::start_on(root, Options::default()).await;
+        for times in [&mut cold, &mut cached] {
+            let bytes = wasm(MOCK_GPU, Form::Core);
+            let started = Instant::now();
+            daemon.drop_in(MOCK_GPU_FILE, bytes);
+            daemon.until_serving(MOCK_GPU_FILE).await;
+            times.push(started.elapsed().as_secs_f64() * 1000.0);
+            daemon.take_out(MOCK_GPU_FILE);
+            daemon.until_gone(MOCK_GPU_FILE).await;
+        }
+    }
+    table.figures("dropped in to serving, cold", cold, "ms", "", "");
+    table.figures("dropped in to serving, from the cache", cached, "ms", "dropped in to serving, cold", "");
+}
+
+/// Resident memory of a daemon that has loaded its drivers and rests: just compiled, and after a restart.
+async fn memory(size: Size, table: &mut Table) {
+    for count in size.drivers {
+        let root = Root::new();
+        (0..count).for_each(|n| install_numbered(&root, n));
+        let mut daemon = Daemon::start_on(root, Options::default()).await;
+        all_serving(&daemon, count).await;
+        let row = |count: usize, what: &str| format!("resident memory, {count} drivers, {what}");
+        let first = size.drivers[0];
+        let what = "just compiled";
+        table.figures(&row(count, what), vec![resident_mib(&daemon)], "MiB", &row(first, what), "");
+        daemon.restart().await;
+        all_serving(&daemon, count).await;
+        let what = "after a restart";
+        table.figures(&row(count, what), vec![resident_mib(&daemon)], "MiB", &row(first, what), "");
+    }
+}
+
+/// The example driver under a name of its own: its name stands in its file as text of the same length.
+fn install_numbered(root: &Root, n: usize) {
+    let (old, new) = (b"mock-gpu.nodedock.dev", format!("mock-{n:03}.nodedock.dev").into_bytes());
+    let mut bytes = wasm(MOCK_GPU, Form::Core);
+    while let Some(at) = bytes.windows(old.len()).position(|window| window == old) {
+        bytes[at..at + old.len()].copy_from_slice(&new);
+    }
+    root.drop_in(&format!("mock-{n}.grant.yaml"), side_file(MOCK_GPU, "grant"));
+    root.drop_in(&format!("mock-{n}.wasm"), bytes);
+}
+
+async fn all_serving(daemon: &Daemon, count: usize) {
+    for n in 0..count {
+        daemon.until_serving(&format!("mock-{n}.wasm")).await;
+    }
+}
+
+fn resident_mib(daemon: &Daemon) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
+    kib.unwrap_or(f64::NAN) / 1024.0
+}

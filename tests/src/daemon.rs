@@ -1,0 +1,276 @@
+//! A daemon on a root: started, asked, killed, started again.
+
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+
+use hyper_util::rt::TokioIo;
+use nodedock_proto::node::v1;
+use nodedock_proto::node::v1::node_client::NodeClient;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use tokio::net::{UnixDatagram, UnixStream};
+use tokio::process::Child;
+use tokio::time::timeout;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::{DEADLINE, Root};
+
+/// A client of the node API.
+pub type Client = NodeClient<Channel>;
+
+/// How a daemon is started.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    config: Option<String>,
+}
+
+impl Options {
+    /// Adds an argument with its value.
+    pub fn arg(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.args.extend([name.to_owned(), value.into()]);
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The text of the config file.
+    pub fn config(mut self, yaml: &str) -> Self {
+        self.config = Some(yaml.to_owned());
+        self
+    }
+}
+
+/// A daemon that was started. It is killed when dropped, and its log is shown when a test fails.
+pub struct Daemon {
+    process: Option<Child>,
+    client: Client,
+    notifications: UnixDatagram,
+    options: Options,
+    root: Root,
+}
+
+impl Deref for Daemon {
+    type Target = Root;
+
+    fn deref(&self) -> &Root {
+        &self.root
+    }
+}
+
+impl Daemon {
+    /// Starts one on a root of its own, and returns when it is ready.
+    pub async fn start() -> Self {
+        Self::start_on(Root::new(), Options::default()).await
+    }
+
+    pub async fn start_with(options: Options) -> Self {
+        Self::start_on(Root::new(), options).await
+    }
+
+    pub async fn start_on(root: Root, options: Options) -> Self {
+        let notify = root.path().join("notify");
+        // Of a daemon that was on this root before.
+        let _ = std::fs::remove_file(&notify);
+        let notifications = UnixDatagram::bind(notify).expect("bind the notify socket");
+        let client = connect(root.socket());
+        let mut daemon = Self { process: None, client, notifications, options, root };
+        daemon.run().await;
+        daemon
+    }
+
+    /// Starts it, or starts it again after it ended.
+    pub async fn run(&mut self) {
+        assert!(self.process.is_none(), "the daemon runs already");
+        let mut process = self.spawn();
+        let ready = async { while self.notification().await != "READY=1" {} };
+        tokio::select! {
+            () = ready => {}
+            status = process.wait() => panic!("the daemon ended before it was ready: {status:?}\n{}", self.log()),
+        }
+        self.process = Some(process);
+        self.client = connect(self.root.socket());
+    }
+
+    fn spawn(&self) -> Child {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log_path());
+        let log = log.expect("the log is below the root");
+        let mut command = self.command();
+        command.arg("run").args(&self.options.args);
+        if let Some(config) = &self.options.config {
+            command.arg("--config").arg(self.write("nodedock.yaml", config));
+        }
+        command.env("NOTIFY_SOCKET", self.path().join("notify"));
+        command.envs(self.options.env.iter().map(|(name, value)| (name, value)));
+        command.stdout(Stdio::null()).stderr(log);
+        command.spawn().expect("start the daemon")
+    }
+
+    /// The next word of the daemon to its service manager.
+    pub async fn notification(&self) -> String {
+        let mut buffer = [0; 256];
+        let received = timeout(DEADLINE, self.notifications.recv(&mut buffer)).await;
+        let received = received.unwrap_or_else(|_| panic!("the daemon notifies nobody\n{}", self.log()));
+        let length = received.expect("a datagram fits");
+        String::from_utf8_lossy(&buffer[..length]).trim().to_owned()
+    }
+
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub fn options(&mut self) -> &mut Options {
+        &mut self.options
+    }
+
+    pub fn pid(&self) -> Pid {
+        let id = self.process.as_ref().and_then(Child::id).expect("the daemon runs");
+        let id = i32::try_from(id).expect("process IDs are positive integers of 32 bits");
+        Pid::from_raw(id).expect("no process has ID 0")
+    }
+
+    /// Ends the daemon as a crash would.
+    pub async fn kill9(&mut self) {
+        let mut process = self.process.take().expect("the daemon runs");
+        process.kill().await.expect("a child may be killed");
+    }
+
+    /// Kills the daemon and starts it again.
+    pub async fn crash(&mut self) {
+        self.kill9().await;
+        self.run().await;
+    }
+
+    /// Asks the daemon to end, and starts it again.
+    pub async fn restart(&mut self) {
+        let status = self.terminate().await;
+        assert!(status.success(), "{status}\n{}", self.log());
+        self.run().await;
+    }
+
+    /// Asks the daemon to end and gives its exit status.
+    pub async fn terminate(&mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
+        self.ended().await
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(self.pid(), signal).expect("a child may be signalled");
+    }
+
+    /// Waits until the daemon has ended by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let mut process = self.process.take().expect("the daemon runs");
+        match timeout(DEADLINE, process.wait()).await {
+            Ok(status) => status.expect("a child can be waited for"),
+            Err(_) => panic!("the daemon does not end\n{}", self.log()),
+        }
+    }
+
+    /// Lets the daemon go and keeps its root.
+    pub async fn into_root(mut self) -> Root {
+        if self.process.is_some() {
+            self.kill9().await;
+        }
+        // The new root only satisfies Drop; the one that counts is taken out.
+        std::mem::take(&mut self.root)
+    }
+
+    pub async fn prepare(&self, request: v1::PreparePodRequest) -> v1::PreparePodResponse {
+        let answer = self.client().prepare_pod(request).await;
+        answer.unwrap_or_else(|status| panic!("prepare: {status}\n{}", self.log())).into_inner()
+    }
+
+    /// Prepares, and expects every claim to be prepared.
+    pub async fn prepared(&self, request: v1::PreparePodRequest) -> v1::PreparePodResponse {
+        let answer = self.prepare(request).await;
+        let prepared = answer.claims.iter().all(|claim| claim.outcome == "prepared");
+        assert!(prepared, "{answer:#?}\n{}", self.log());
+        answer
+    }
+
+    /// Prepares, and expects the only claim to be refused.
+    pub async fn refused(&self, request: v1::PreparePodRequest) -> v1::Problem {
+        let answer = self.prepare(request).await;
+        let [claim] = answer.claims.as_slice() else { panic!("one claim is wanted: {answer:#?}") };
+        assert_eq!(claim.outcome, "refused", "{answer:#?}");
+        assert!(answer.containers.is_empty(), "a refused pod gets no devices: {answer:#?}");
+        claim.problem.clone().expect("a refusal has a problem")
+    }
+
+    /// Gives a pod's claims up: the outcomes by claim name.
+    pub async fn unprepare(&self, pod: &v1::ObjectRef) -> Vec<(String, String)> {
+        let answer = self.unprepare_pod(pod).await;
+        let name = |claim: v1::ClaimOutcome| (claim.id.unwrap_or_default().name, claim.outcome);
+        answer.claims.into_iter().map(name).collect()
+    }
+
+    pub async fn unprepare_pod(&self, pod: &v1::ObjectRef) -> v1::UnpreparePodResponse {
+        let request = v1::UnpreparePodRequest { pod: Some(pod.clone()) };
+        let answer = self.client().unprepare_pod(request).await;
+        answer.unwrap_or_else(|status| panic!("unprepare: {status}\n{}", self.log())).into_inner()
+    }
+
+    pub async fn pod_devices(&self, pod: &v1::ObjectRef) -> Result<v1::PreparePodResponse, Status> {
+        let request = v1::GetPodDevicesRequest { pod: Some(pod.clone()) };
+        self.client().get_pod_devices(request).await.map(tonic::Response::into_inner)
+    }
+
+    pub async fn claims(&self) -> Vec<v1::ClaimStatus> {
+        let request = v1::ListClaimsRequest { with_timeline: true, ..Default::default() };
+        self.client().list_claims(request).await.expect("list claims").into_inner().claims
+    }
+
+    /// The only claim that is known.
+    pub async fn only_claim(&self) -> v1::ClaimStatus {
+        let mut claims = self.claims().await;
+        assert_eq!(claims.len(), 1, "{claims:#?}");
+        claims.remove(0)
+    }
+
+    pub async fn pods(&self) -> Vec<v1::PodStatus> {
+        self.client().list_pods(v1::ListPodsRequest {}).await.expect("list pods").into_inner().pods
+    }
+
+    pub async fn devices(&self) -> Vec<v1::Device> {
+        let request = v1::ListDevicesRequest::default();
+        self.client().list_devices(request).await.expect("list devices").into_inner().devices
+    }
+
+    pub async fn drivers(&self) -> Vec<v1::Driver> {
+        let request = v1::ListDriversRequest::default();
+        self.client().list_drivers(request).await.expect("list drivers").into_inner().drivers
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let pid = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+            // It may have ended by itself. Its files are removed next, so it must be gone by then.
+            let _ = process.start_kill();
+            if let Some(pid) = pid {
+                let _ =
+                    rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+            }
+        }
+        if std::thread::panicking() {
+            eprintln!("log of the daemon on {}:\n{}", self.path().display(), self.log());
+        }
+    }
+}
+
+/// A client that connects when it is first used.
+fn connect(socket: PathBuf) -> Client {
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    // The address is for the protocol only; the connector knows the socket.
+    NodeClient::new(Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector))
+}

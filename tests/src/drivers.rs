@@ -1,0 +1,74 @@
+//! Drivers for the daemon's folder.
+
+use std::path::PathBuf;
+
+use crate::{Root, places};
+
+pub const MOCK_GPU: &str = "mock-gpu";
+pub const MOCK_GPU_FILE: &str = "mock-gpu.wasm";
+pub const MOCK_GPU_NAME: &str = "mock-gpu.nodedock.dev";
+pub const DEVICE_NODES: &str = "device-nodes";
+pub const DEVICE_NODES_FILE: &str = "device-nodes.wasm";
+pub const DEVICE_NODES_NAME: &str = "device-nodes.nodedock.dev";
+
+/// The two forms in which a driver is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// `wasm32-unknown-unknown`.
+    Core,
+    /// `wasm32-wasip2`.
+    Component,
+}
+
+/// The bytes of an example driver.
+pub fn wasm(name: &str, form: Form) -> Vec<u8> {
+    let folder = match form {
+        Form::Core => places::drivers(),
+        Form::Component => places::drivers().join("wasip2"),
+    };
+    let path = folder.join(format!("{name}.wasm"));
+    let read = std::fs::read(&path);
+    read.unwrap_or_else(|error| panic!("read {}: {error}; `cargo xtask drivers` builds it", path.display()))
+}
+
+/// The grant or config (`kind`) that is beside an example driver's source.
+pub fn side_file(name: &str, kind: &str) -> String {
+    let path = places::examples().join(name).join(format!("{name}.{kind}.yaml"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
+}
+
+impl Root {
+    pub fn driver_path(&self, file: &str) -> PathBuf {
+        self.drivers().join(file)
+    }
+
+    /// Puts a file into the drivers folder at once, as careful tools do.
+    pub fn drop_in(&self, file: &str, bytes: impl AsRef<[u8]>) {
+        let temporary = self.driver_path(&format!(".{file}.tmp"));
+        std::fs::write(&temporary, bytes).expect("write into the drivers folder");
+        std::fs::rename(temporary, self.driver_path(file)).expect("rename in the drivers folder");
+    }
+
+    /// Copies a file into the drivers folder as `cp` does.
+    pub fn copy_in(&self, file: &str, bytes: impl AsRef<[u8]>) {
+        std::fs::write(self.driver_path(file), bytes).expect("write into the drivers folder");
+    }
+
+    pub fn take_out(&self, file: &str) {
+        std::fs::remove_file(self.driver_path(file)).expect("remove a file of the drivers folder");
+    }
+
+    /// An example driver with its grant and its config.
+    pub fn install(&self, name: &str, form: Form) {
+        self.drop_in(&format!("{name}.grant.yaml"), side_file(name, "grant"));
+        self.drop_in(&format!("{name}.config.yaml"), side_file(name, "config"));
+        self.drop_in(&format!("{name}.wasm"), wasm(name, form));
+    }
+
+    /// The simulated GPUs, with a config of the test's own.
+    pub fn install_gpus(&self, config: &str) {
+        self.drop_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
+        self.drop_in("mock-gpu.config.yaml", config);
+        self.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
+    }
+}

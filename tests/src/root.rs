@@ -1,0 +1,141 @@
+//! A temporary root: the files of a daemon, whether it runs or not, and the command line on it.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use tempfile::TempDir;
+use tokio::process::Command;
+
+use crate::machine::Tmpfs;
+use crate::{DEADLINE, places};
+
+/// A root of its own; removed when dropped.
+#[derive(Debug)]
+pub struct Root {
+    /// Comes first: what is mounted in the folder has to go before the folder can.
+    mounted: Option<Tmpfs>,
+    folder: TempDir,
+}
+
+/// What a command came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// None: a signal ended it.
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Root {
+    pub fn new() -> Self {
+        // The path of a Unix socket may have 107 bytes, so the root's is short.
+        let roots = std::env::var("NODEDOCK_TEST_ROOTS").unwrap_or_else(|_| "/tmp".to_owned());
+        let root = tempfile::Builder::new().prefix("nd-").rand_bytes(6).tempdir_in(roots);
+        let folder = root.expect("the folder for roots can be written");
+        let root = Self { mounted: None, folder };
+        for folder in [root.drivers(), root.claims_folder(), root.cdi()] {
+            std::fs::create_dir_all(folder).expect("a new folder in /tmp");
+        }
+        root
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Puts the daemon's own folder on a small file system in memory. The error says in one line why it cannot be.
+    pub fn mount_state(&mut self, options: &str) -> Result<(), String> {
+        self.mounted = Some(Tmpfs::mount(&self.state(), options)?);
+        std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
+    }
+
+    /// The daemon's own folder, with drivers, claims and checkpoint.
+    pub fn state(&self) -> PathBuf {
+        self.path().join("var/lib/nodedock")
+    }
+
+    pub fn drivers(&self) -> PathBuf {
+        self.state().join("drivers")
+    }
+
+    pub fn claims_folder(&self) -> PathBuf {
+        self.state().join("claims")
+    }
+
+    pub fn checkpoint(&self) -> PathBuf {
+        self.state().join("checkpoint.redb")
+    }
+
+    pub fn cdi(&self) -> PathBuf {
+        self.path().join("var/run/cdi")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.path().join("run/nodedock/nodedock.sock")
+    }
+
+    pub fn log_path(&self) -> PathBuf {
+        self.path().join("daemon.log")
+    }
+
+    /// What daemons on this root have logged so far.
+    pub fn log(&self) -> String {
+        let bytes = std::fs::read(self.log_path()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Writes a file below the root and gives its path.
+    pub fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path().join(name);
+        std::fs::write(&path, text).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
+        path
+    }
+
+    /// The program with this root.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(places::nodedock());
+        command.env("NODEDOCK_ROOT", self.path()).env_remove("NOTIFY_SOCKET").env_remove("NODEDOCK_LOG");
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
+    /// Runs a command to its end.
+    pub async fn cli(&self, args: &[&str]) -> Output {
+        let line = args.join(" ");
+        let running = self.command().args(args).output();
+        let output = tokio::time::timeout(DEADLINE, running).await;
+        let output = output.unwrap_or_else(|_| panic!("`nodedock {line}` does not end"));
+        let output = output.unwrap_or_else(|error| panic!("start `nodedock {line}`: {error}"));
+        let text = |bytes| String::from_utf8(bytes).expect("the command line writes UTF-8");
+        Output { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+impl Default for Root {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Output {
+    /// The standard output of a command that succeeded.
+    #[track_caller]
+    pub fn done(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self.stdout
+    }
+
+    /// The same as JSON.
+    #[track_caller]
+    pub fn json(self) -> serde_json::Value {
+        let text = self.done();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+    }
+
+    /// Everything that was written by a command that failed in this way.
+    #[track_caller]
+    pub fn failed(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        format!("{}{}", self.stdout, self.stderr)
+    }
+}

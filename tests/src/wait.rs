@@ -1,0 +1,115 @@
+//! Waiting for what the daemon, or the kernel, tells.
+
+use std::path::Path;
+
+use nodedock_proto::node::v1;
+use notify::{RecursiveMode, Watcher};
+use tokio::time::{Instant, timeout_at};
+
+use crate::{Client, DEADLINE, Daemon, Root};
+
+impl Daemon {
+    /// Returns what `condition` finds, asking again at each event of the daemon. An error of it is the state that was seen,
+    /// for the message of a failure.
+    pub async fn until<T>(&self, what: &str, condition: impl AsyncFn(Client) -> Result<T, String>) -> T {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            // Listening begins before the question, so that no change falls between them.
+            let mut events = self.client().watch(v1::WatchRequest {}).await.expect("watch").into_inner();
+            loop {
+                let last = match condition(self.client()).await {
+                    Ok(found) => return found,
+                    Err(state) => state,
+                };
+                match timeout_at(deadline, events.message()).await {
+                    Ok(Ok(Some(_))) => {}
+                    // The watch fell behind, or the daemon is another one.
+                    Ok(_) => break,
+                    Err(_) => panic!("waited in vain until {what}; last seen: {last}"),
+                }
+            }
+        }
+    }
+
+    /// Returns the driver of a file as soon as it is as wanted.
+    pub async fn until_driver(&self, file: &str, wanted: impl Fn(&v1::Driver) -> bool) -> v1::Driver {
+        self.until(&format!("{file} is as wanted"), async |mut client| {
+            let answer = client.list_drivers(v1::ListDriversRequest { name: file.to_owned() }).await;
+            let drivers = answer.map_err(|status| status.to_string())?.into_inner().drivers;
+            let found = drivers.into_iter().next().ok_or("no such driver")?;
+            if wanted(&found) { Ok(found) } else { Err(format!("{} {}", found.state, found.reason)) }
+        })
+        .await
+    }
+
+    pub async fn until_state(&self, file: &str, state: &str) -> v1::Driver {
+        self.until_driver(file, |driver| driver.state == state).await
+    }
+
+    pub async fn until_serving(&self, file: &str) -> v1::Driver {
+        self.until_state(file, "serving").await
+    }
+
+    pub async fn until_gone(&self, file: &str) {
+        self.until(&format!("{file} is gone"), async |mut client| {
+            let answer = client.list_drivers(v1::ListDriversRequest { name: file.to_owned() }).await;
+            let drivers = answer.map_err(|status| status.to_string())?.into_inner().drivers;
+            drivers.first().map_or(Ok(()), |driver| Err(driver.state.clone()))
+        })
+        .await;
+    }
+
+    /// Waits until the claims are as wanted, and returns them.
+    pub async fn until_claims(
+        &self,
+        what: &str,
+        wanted: impl Fn(&[v1::ClaimStatus]) -> bool,
+    ) -> Vec<v1::ClaimStatus> {
+        self.until(what, async |mut client| {
+            let answer = client.list_claims(v1::ListClaimsRequest::default()).await;
+            let claims = answer.map_err(|status| status.to_string())?.into_inner().claims;
+            if wanted(&claims) { Ok(claims) } else { Err(format!("{claims:?}")) }
+        })
+        .await
+    }
+
+    /// Waits until a device is published, or (`there` false) is no longer.
+    pub async fn until_device(&self, pool: &str, name: &str, there: bool) {
+        let what = format!("{pool}/{name} is {}", if there { "there" } else { "gone" });
+        self.until(&what, async |mut client| {
+            let answer = client.list_devices(v1::ListDevicesRequest::default()).await;
+            let devices = answer.map_err(|status| status.to_string())?.into_inner().devices;
+            let found = devices.iter().any(|device| device.pool == pool && device.name == name);
+            if found == there { Ok(()) } else { Err(format!("{} devices", devices.len())) }
+        })
+        .await;
+    }
+}
+
+impl Root {
+    /// Waits until the log has a text.
+    pub async fn until_log(&self, text: &str) {
+        let has = || self.log().contains(text).then_some(()).ok_or_else(|| self.log());
+        until_path(&self.log_path(), &format!("the log says {text:?}"), has).await;
+    }
+}
+
+/// Returns what `condition` finds, asking again whenever the file or folder changes.
+pub async fn until_path<T>(path: &Path, what: &str, condition: impl Fn() -> Result<T, String>) -> T {
+    let (sender, mut events) = tokio::sync::mpsc::channel(1);
+    // A full channel leads to a question as well as a new event does.
+    let mut watcher = notify::recommended_watcher(move |_| {
+        let _ = sender.try_send(());
+    });
+    let watcher = watcher.as_mut().expect("inotify");
+    watcher.watch(path, RecursiveMode::NonRecursive).expect("watch a path that is there");
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let last = match condition() {
+            Ok(found) => return found,
+            Err(state) => state,
+        };
+        let told = timeout_at(deadline, events.recv()).await;
+        assert!(told.is_ok(), "waited in vain until {what}; last seen: {last}");
+    }
+}

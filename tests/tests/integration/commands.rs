@@ -1,0 +1,131 @@
+//! The commands that look: inspect, grant, explain, completion, watch.
+
+use std::process::Stdio;
+
+use nodedock_tests::Root;
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::{DEVICE_NODES, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm};
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+use crate::with_gpus;
+
+#[tokio::test]
+async fn inspect_tells_what_a_file_is_without_a_daemon() {
+    let root = Root::new();
+    for (form, word) in [(Form::Core, "core module"), (Form::Component, "component")] {
+        let file = root.write(MOCK_GPU_FILE, wasm(MOCK_GPU, form));
+        let file = file.to_str().unwrap();
+        let found = root.cli(&["driver", "inspect", file, "-o", "json"]).await.json();
+        assert_eq!((&found["form"], &found["name"]), (&json!(word), &json!(MOCK_GPU_NAME)));
+        assert_eq!((&found["contract"], &found["error"]), (&json!("nodedock:driver@0.1.0"), &json!(null)));
+        assert_eq!(found["facets"], json!(["configuration", "health"]));
+        assert_eq!(found["missingGrants"].as_array().unwrap().len(), 1, "{found}");
+        let text = root.cli(&["driver", "inspect", file]).await.done();
+        assert!(text.contains("would be blocked") && text.contains("MOCK_GPU_*"), "{text}");
+
+        let grant = root.write("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
+        let text = root.cli(&["driver", "inspect", file]).await.done();
+        assert!(text.contains("would serve"), "{text}");
+        std::fs::remove_file(grant).unwrap();
+    }
+    let bad = root.write("bad.wasm", "not a driver");
+    let text = root.cli(&["driver", "inspect", bad.to_str().unwrap()]).await.failed(1);
+    assert!(text.contains("cannot be loaded") && text.contains("not WebAssembly"), "{text}");
+    let text = root.cli(&["driver", "inspect", "/nowhere.wasm"]).await.failed(1);
+    assert!(text.contains("/nowhere.wasm"), "{text}");
+}
+
+#[tokio::test]
+async fn the_grant_that_is_printed_is_what_the_driver_needs() {
+    let root = Root::new();
+    let file = root.write("device-nodes.wasm", wasm(DEVICE_NODES, Form::Core));
+    let file = file.to_str().unwrap();
+    let grant = root.cli(&["driver", "grant", file]).await.done();
+    assert!(grant.contains("kind: DriverGrant") && grant.contains("/dev/fuse"), "{grant}");
+    root.write("device-nodes.grant.yaml", &grant);
+    let text = root.cli(&["driver", "inspect", file]).await.done();
+    assert!(text.contains("would serve"), "{text}");
+
+    root.write("device-nodes.grant.yaml", grant.replace("/dev/fuse", "/dev/null"));
+    let text = root.cli(&["driver", "inspect", file]).await.done();
+    assert!(text.contains("would be blocked") && text.contains("/dev/fuse"), "{text}");
+    root.write("device-nodes.grant.yaml", "kind: Wrong\n");
+    let text = root.cli(&["driver", "inspect", file]).await.failed(1);
+    assert!(text.contains("device-nodes.grant.yaml"), "{text}");
+    let bad = root.write("bad.wasm", "");
+    let text = root.cli(&["driver", "grant", bad.to_str().unwrap()]).await.failed(1);
+    assert!(text.contains("cannot be loaded") && text.contains("empty"), "{text}");
+}
+
+#[tokio::test]
+async fn explain_tells_the_history_of_a_claim_and_of_a_driver() {
+    let daemon = with_gpus().await;
+    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    for name in ["a", "default/a", "claim-a"] {
+        let text = daemon.cli(&["explain", "claim", name]).await.done();
+        for part in ["is prepared", "default/one", "gpus/gpu-0", MOCK_GPU_NAME, "prepared by driver"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+    for name in [MOCK_GPU_NAME, MOCK_GPU_FILE] {
+        let text = daemon.cli(&["explain", "driver", name]).await.done();
+        for part in ["is serving", "11 devices", "sha256:", "Simulated GPUs"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+    let text = daemon.cli(&["explain", "claim", "nobody"]).await.failed(1);
+    assert!(text.contains("no claim \"nobody\""), "{text}");
+    let text = daemon.cli(&["explain", "driver", "nobody"]).await.failed(1);
+    assert!(text.contains("no driver \"nobody\""), "{text}");
+
+    daemon.copy_in("bad.wasm", "nonsense");
+    daemon.until_state("bad.wasm", "failed").await;
+    let text = daemon.cli(&["explain", "driver", "bad.wasm"]).await.done();
+    assert!(text.contains("is failed") && text.contains("not WebAssembly"), "{text}");
+}
+
+#[tokio::test]
+async fn a_name_that_is_not_there_is_an_error_and_an_empty_list_is_not() {
+    let daemon = with_gpus().await;
+    for what in ["drivers", "devices", "claims", "pods"] {
+        let text = daemon.cli(&["get", what, "nobody"]).await.failed(1);
+        assert!(text.contains("nobody"), "{text}");
+    }
+    assert_eq!(daemon.cli(&["get", "claims"]).await.done(), "no claims\n");
+    for format in ["table", "wide", "yaml", "json"] {
+        let text = daemon.cli(&["get", "driver", "-o", format]).await.done();
+        assert!(text.contains(MOCK_GPU_NAME), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_watched_list_is_printed_again_when_something_changes() {
+    let daemon = with_gpus().await;
+    let mut command = daemon.command();
+    command.args(["get", "claims", "--watch"]).stdout(Stdio::piped());
+    let mut watching = command.spawn().unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next_line().await.unwrap().as_deref(), Some("no claims"));
+    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    loop {
+        let line = lines.next_line().await.unwrap().expect("the watch goes on");
+        if line.contains("prepared") && line.contains("default/one") {
+            break;
+        }
+    }
+    daemon.unprepare(&pod("one")).await;
+    while lines.next_line().await.unwrap().expect("the watch goes on") != "no claims" {}
+    watching.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn completion_is_printed_for_each_shell() {
+    let root = Root::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = root.cli(&["completion", shell]).await.done();
+        assert!(script.contains("nodedock") && script.contains("unprepare"), "{shell}");
+    }
+    let version = root.cli(&["--version"]).await.done();
+    assert!(version.starts_with("nodedock "), "{version}");
+}

@@ -1,0 +1,121 @@
+//! Other people's software: a container that podman and runc start sees what was prepared.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nodedock_tests::cdi::CdiFile;
+use nodedock_tests::drivers::{
+    DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME,
+};
+use nodedock_tests::machine::{is_root, program, skip};
+use nodedock_tests::{Daemon, Options, Root};
+use serde_json::Value;
+
+/// Where podman looks; its version here takes no other folder.
+const CDI_FOLDER: &str = "/var/run/cdi";
+
+struct Podman {
+    podman: PathBuf,
+    runtime: PathBuf,
+}
+
+impl Podman {
+    fn find() -> Result<Self, String> {
+        let podman = program("podman").ok_or("podman is not installed")?;
+        let runtime = program("runc").ok_or("runc is not installed")?;
+        if !is_root() {
+            return Err("it needs root".to_owned());
+        }
+        let busybox = Command::new("/bin/busybox").arg("true").stdin(Stdio::null()).status();
+        if !busybox.is_ok_and(|status| status.success()) {
+            return Err("there is no /bin/busybox".to_owned());
+        }
+        Ok(Self { podman, runtime })
+    }
+
+    /// Runs a shell command in a container with the devices, on a folder with nothing but busybox.
+    async fn run(&self, root: &Root, devices: &[&str], script: &str) -> Result<String, String> {
+        let rootfs = root.path().join("rootfs");
+        fill(&rootfs);
+        let storage = root.path().join("podman");
+        let mut command = tokio::process::Command::new(&self.podman);
+        command.arg("--root").arg(storage.join("root")).arg("--runroot").arg(storage.join("run"));
+        command.arg("--tmpdir").arg(storage.join("tmp"));
+        command.arg("--storage-driver=vfs").arg("--runtime").arg(&self.runtime);
+        command.args(["--cgroup-manager=cgroupfs", "--events-backend=none", "run", "--rm", "--network=none"]);
+        command.args(["--ulimit", "nofile=16384:16384", "--ulimit", "nproc=32768:32768"]);
+        command.args(devices.iter().flat_map(|device| ["--device", device]));
+        command.arg("--rootfs").arg(&rootfs).args(["/bin/busybox", "sh", "-c", script]);
+        let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
+        let output =
+            tokio::time::timeout(nodedock_tests::DEADLINE, output).await.map_err(|_| "podman hangs")?;
+        let output = output.map_err(|error| error.to_string())?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+}
+
+fn fill(rootfs: &Path) {
+    for folder in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
+        std::fs::create_dir_all(rootfs.join(folder)).unwrap();
+    }
+    std::fs::copy("/bin/busybox", rootfs.join("bin/busybox")).unwrap();
+}
+
+/// Removes what a failed test leaves in a folder that is not ours.
+struct Leftovers(Vec<PathBuf>);
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // Unprepare should have removed it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
+    let podman = match Podman::find() {
+        Ok(podman) => podman,
+        Err(why) => return skip("devices in a real container", &why),
+    };
+    let daemon = Daemon::start_with(Options::default().arg("--cdi-dir", CDI_FOLDER)).await;
+    daemon.install(DEVICE_NODES, Form::Core);
+    daemon.install(MOCK_GPU, Form::Component);
+    daemon.until_serving(DEVICE_NODES_FILE).await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let devices = daemon.devices().await;
+    let Some(node) = devices.iter().find(|device| device.pool == "misc" || device.pool == "loop") else {
+        return skip("devices in a real container", "there is no device node to hand out");
+    };
+    let attributes: Value = serde_json::from_str(&node.attributes_json).unwrap();
+    let path = attributes["path"].as_str().unwrap();
+    let (node, gpu) =
+        (format!("{}/{}/{}", node.driver, node.pool, node.name), format!("{MOCK_GPU_NAME}/gpus/gpu-1"));
+    // A name that no other run of this test, or of a daemon, has.
+    let pod = format!("container-{}", std::process::id());
+    let args = ["prepare", "--pod", &pod, "--device", &node, "--device", &gpu, "-o", "json"];
+    let answer = daemon.cli(&args).await.json();
+    let uid = answer["claims"][0]["uid"].as_str().unwrap();
+    let entries = std::fs::read_dir(CDI_FOLDER).unwrap().map(|entry| entry.unwrap().path());
+    let files: Vec<_> =
+        entries.filter_map(|path| CdiFile::read(&path)).filter(|f| f.claim_uid() == uid).collect();
+    let leftovers = Leftovers(files.iter().map(|file| file.path.clone()).collect());
+    assert_eq!(files.len(), 2);
+
+    let names = answer["containers"][0]["cdiDevices"].as_array().unwrap();
+    let names: Vec<_> = names.iter().map(|name| name.as_str().unwrap()).collect();
+    let seen = podman.run(&daemon, &names, &format!("busybox ls -l {path} && busybox env")).await.unwrap();
+    let is_node = |line: &str| line.starts_with(['c', 'b']) && line.ends_with(path);
+    assert!(seen.lines().any(is_node), "{path} in {seen}");
+    for variable in files.iter().flat_map(CdiFile::env) {
+        assert!(seen.lines().any(|line| line == variable), "{variable} in {seen}");
+    }
+    assert!(seen.contains("MOCK_GPU_1=GPU-"), "{seen}");
+
+    daemon.cli(&["unprepare", &format!("default/{pod}")]).await.done();
+    assert!(leftovers.0.iter().all(|path| !path.exists()));
+    let refused = podman.run(&daemon, &names[..1], "true").await.unwrap_err();
+    assert!(refused.contains(names[0]), "what was given up cannot be had any more: {refused}");
+}

@@ -1,0 +1,168 @@
+//! The life of a driver file: what it needs before it serves, how it is replaced, what stays when it is gone.
+
+use nodedock_tests::Daemon;
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm};
+
+use crate::with_gpus;
+
+#[tokio::test]
+async fn a_driver_without_its_grant_is_blocked_until_the_grant_is_there() {
+    let daemon = Daemon::start().await;
+    daemon.copy_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
+    let blocked = daemon.until_state(MOCK_GPU_FILE, "blocked").await;
+    assert_eq!(blocked.name, MOCK_GPU_NAME);
+    assert!(blocked.reason.contains("MOCK_GPU_*"), "{blocked:?}");
+    assert!(blocked.missing_grants.iter().any(|missing| missing.contains("MOCK_GPU_*")), "{blocked:?}");
+    let problem = daemon.refused(request(&pod("early"), &[&gpu_claim("early", &["gpus/gpu-0"])])).await;
+    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("unavailable", "driver-not-serving"));
+    assert!(problem.message.contains("blocked"), "{problem:?}");
+
+    daemon.copy_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
+    let served = daemon.until_serving(MOCK_GPU_FILE).await;
+    assert_eq!((served.reason.as_str(), served.missing_grants.len()), ("", 0));
+
+    daemon.take_out("mock-gpu.grant.yaml");
+    let kept = daemon.until_driver(MOCK_GPU_FILE, |driver| !driver.reason.is_empty()).await;
+    assert_eq!(kept.state, "serving", "what serves goes on: {kept:?}");
+}
+
+#[tokio::test]
+async fn a_broken_side_file_is_named_with_line_and_column_and_mending_it_is_enough() {
+    let cases = [
+        ("config", "pools:\n  - {name: gpus, count: [}\n", &["mock-gpu.config.yaml", "line 2"][..]),
+        ("config", "- just\n- a list\n", &["mock-gpu.config.yaml", "mapping"]),
+        ("config", "pools: [{name: gpus, cuont: 4}]\n", &["cuont"]),
+        ("config", "pools: [{name: gpus, count: many}]\n", &["count"]),
+        (
+            "grant",
+            "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenvv: [X_*]\n",
+            &["mock-gpu.grant.yaml", "envv", "line 3"],
+        ),
+        (
+            "grant",
+            "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: 7\n",
+            &["mock-gpu.grant.yaml", "line 3"],
+        ),
+        (
+            "grant",
+            "apiVersion: nodedock.dev/v9\nkind: DriverGrant\n",
+            &["mock-gpu.grant.yaml", "nodedock.dev/v9"],
+        ),
+        ("grant", "env: [\"", &["mock-gpu.grant.yaml", "line 1"]),
+    ];
+    let daemon = Daemon::start().await;
+    for (kind, broken, expected) in cases {
+        let file = format!("mock-gpu.{kind}.yaml");
+        for side in ["grant", "config"] {
+            daemon.drop_in(&format!("mock-gpu.{side}.yaml"), side_file(MOCK_GPU, side));
+        }
+        daemon.drop_in(&file, broken);
+        daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
+        let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
+        for part in expected {
+            assert!(failed.reason.contains(part), "{part} in {:?} for {broken:?}", failed.reason);
+        }
+        daemon.drop_in(&file, side_file(MOCK_GPU, kind));
+        daemon.until_serving(MOCK_GPU_FILE).await;
+        daemon.take_out(MOCK_GPU_FILE);
+        daemon.until_gone(MOCK_GPU_FILE).await;
+    }
+}
+
+#[tokio::test]
+async fn a_config_that_changes_changes_the_devices() {
+    let daemon = with_gpus().await;
+    daemon.copy_in("mock-gpu.config.yaml", "pools: [{name: gpus, count: 9}]\n");
+    daemon.until_device("gpus", "gpu-8", true).await;
+    daemon.until_device("shared", "gpu-4", false).await;
+    assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.devices, 9);
+}
+
+#[tokio::test]
+async fn a_new_version_takes_over_while_claims_stay() {
+    let daemon = with_gpus().await;
+    let pod = pod("one");
+    let request = request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])]);
+    let answer = daemon.prepared(request.clone()).await;
+    let old = daemon.until_serving(MOCK_GPU_FILE).await.digest;
+
+    daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Component));
+    let new = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest != old).await;
+    assert_eq!((new.state.as_str(), new.reason.as_str()), ("serving", ""));
+    assert_eq!(daemon.prepared(request).await, answer);
+    assert_eq!(daemon.unprepare(&pod).await, [("a".to_owned(), "unprepared".to_owned())]);
+    assert!(daemon.devices().await.iter().all(|device| device.claims.is_empty()));
+}
+
+#[tokio::test]
+async fn the_old_version_goes_on_serving_when_the_new_one_is_broken() {
+    let daemon = with_gpus().await;
+    let old = daemon.until_serving(MOCK_GPU_FILE).await;
+    let whole = wasm(MOCK_GPU, Form::Component);
+    for (broken, expected) in
+        [(&whole[..whole.len() / 2], "cut off"), (&b"hello, I am a text"[..], "not WebAssembly")]
+    {
+        daemon.copy_in(MOCK_GPU_FILE, broken);
+        let kept = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains(expected)).await;
+        assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &old.digest));
+        assert!(kept.reason.contains(&old.version), "{kept:?}");
+        daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+        daemon.unprepare(&pod("one")).await;
+    }
+    daemon.copy_in(MOCK_GPU_FILE, &whole);
+    let new = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest != old.digest).await;
+    assert_eq!((new.state.as_str(), new.reason.as_str()), ("serving", ""));
+}
+
+#[tokio::test]
+async fn a_driver_that_is_gone_keeps_its_claims_and_finishes_them_when_it_is_back() {
+    let mut daemon = with_gpus().await;
+    let pod = pod("one");
+    let request = request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])]);
+    let answer = daemon.prepared(request.clone()).await;
+    daemon.take_out(MOCK_GPU_FILE);
+    daemon.until_gone(MOCK_GPU_FILE).await;
+    assert_eq!(daemon.devices().await, []);
+    assert_eq!(daemon.prepared(request).await, answer, "what is prepared needs no driver");
+
+    let refused = daemon.unprepare_pod(&pod).await;
+    let problem = refused.claims[0].problem.clone().unwrap();
+    assert_eq!((refused.claims[0].outcome.as_str(), problem.kind.as_str()), ("refused", "unavailable"));
+    assert!(problem.message.contains(MOCK_GPU_NAME) && problem.message.contains("kept"), "{problem:?}");
+    assert_eq!(daemon.only_claim().await.state, "unpreparing");
+    let explained = daemon.cli(&["explain", "claim", "a"]).await.done();
+    assert!(explained.contains("unpreparing") && explained.contains("next:"), "{explained}");
+
+    // The intent outlives the daemon, too.
+    daemon.crash().await;
+    assert_eq!(daemon.only_claim().await.state, "unpreparing");
+    daemon.install(MOCK_GPU, Form::Component);
+    daemon.until_claims("the open unprepare is finished", <[_]>::is_empty).await;
+    assert_eq!((daemon.pods().await, daemon.cdi_files()), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn of_two_files_with_one_name_the_first_serves_and_the_second_takes_over() {
+    let daemon = with_gpus().await;
+    daemon.copy_in("copy.grant.yaml", side_file(MOCK_GPU, "grant"));
+    daemon.copy_in("copy.wasm", wasm(MOCK_GPU, Form::Component));
+    let second = daemon.until_state("copy.wasm", "failed").await;
+    assert!(second.reason.contains(MOCK_GPU_FILE) && second.reason.contains(MOCK_GPU_NAME), "{second:?}");
+    assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.devices, 11);
+
+    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon.take_out(MOCK_GPU_FILE);
+    let taken_over = daemon.until_serving("copy.wasm").await;
+    assert_eq!((taken_over.name.as_str(), taken_over.reason.as_str()), (MOCK_GPU_NAME, ""));
+    assert_eq!(daemon.unprepare(&pod("one")).await, [("a".to_owned(), "unprepared".to_owned())]);
+}
+
+#[tokio::test]
+async fn a_reload_reads_the_files_again_and_says_what_came_of_it() {
+    let daemon = with_gpus().await;
+    let said = daemon.cli(&["driver", "reload", MOCK_GPU_NAME]).await.done();
+    assert!(said.contains("serving, 11 devices"), "{said}");
+    let said = daemon.cli(&["driver", "reload", "nobody.example"]).await.failed(1);
+    assert!(said.contains("nobody.example"), "{said}");
+}

@@ -1,0 +1,34 @@
+//! A checkpoint that cannot be read is set aside, and what CDI files say of their claims is taken for true.
+
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::MOCK_GPU_FILE;
+
+use crate::with_gpus;
+
+#[tokio::test]
+async fn claims_come_back_from_their_cdi_files_and_can_be_given_up() {
+    let mut daemon = with_gpus().await;
+    let (one, two) = (pod("one"), pod("two"));
+    let shared = gpu_claim("a", &["gpus/gpu-0"]);
+    daemon.prepared(request(&one, &[&shared])).await;
+    daemon.prepared(request(&two, &[&shared])).await;
+    let files = daemon.cdi_files();
+    daemon.kill9().await;
+    std::fs::write(daemon.checkpoint(), "not a checkpoint").unwrap();
+    daemon.run().await;
+
+    let claim = daemon.only_claim().await;
+    assert_eq!((claim.state.as_str(), claim.pods.len()), ("prepared", 2), "{claim:?}");
+    assert_eq!(daemon.cdi_files(), files, "containers that run keep their devices");
+    let kept = std::fs::read_dir(daemon.state()).unwrap().flatten().map(|entry| entry.path());
+    let aside: Vec<_> = kept.filter(|path| path.to_string_lossy().contains("damaged")).collect();
+    assert_eq!(aside.len(), 1, "{aside:?}");
+    assert_eq!(std::fs::read(&aside[0]).unwrap(), b"not a checkpoint");
+
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let problem = daemon.refused(request(&pod("three"), &[&gpu_claim("b", &["gpus/gpu-0"])])).await;
+    assert_eq!(problem.code, "device-held", "{problem:?}");
+    assert_eq!(daemon.unprepare(&one).await, [("a".to_owned(), "kept".to_owned())]);
+    assert_eq!(daemon.unprepare(&two).await, [("a".to_owned(), "unprepared".to_owned())]);
+    assert_eq!((daemon.claims().await, daemon.cdi_files()), (vec![], vec![]));
+}

@@ -1,0 +1,33 @@
+//! The real daemon on temporary roots. Each module is one promise; each test a sentence of it.
+
+mod bad_claims;
+mod bad_files;
+mod commands;
+mod containers;
+mod crash;
+mod discovery;
+mod disk_full;
+mod driver_files;
+mod exclusive;
+mod load;
+mod lost_checkpoint;
+mod main_job;
+mod reboot;
+mod shared_claims;
+mod start;
+mod stop;
+
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
+use nodedock_tests::{Daemon, Options};
+
+/// A daemon with simulated GPUs.
+async fn with_gpus() -> Daemon {
+    with_gpus_and(Options::default()).await
+}
+
+async fn with_gpus_and(options: Options) -> Daemon {
+    let daemon = Daemon::start_with(options).await;
+    daemon.install(MOCK_GPU, Form::Core);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon
+}

@@ -1,0 +1,59 @@
+//! After a reboot what lived in the kernel is gone: a claim is prepared once more when its pod comes back.
+
+use nodedock_proto::node::v1;
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::MOCK_GPU_FILE;
+use nodedock_tests::{Daemon, Options, Root};
+
+use crate::with_gpus_and;
+
+fn boot(id: &str) -> Options {
+    Options::default().arg("--boot-id", id)
+}
+
+fn prepares(claim: &v1::ClaimStatus) -> usize {
+    claim.timeline.iter().filter(|entry| entry.what == "prepared by driver").count()
+}
+
+async fn reboot(daemon: Daemon, id: &str) -> Daemon {
+    let root: Root = daemon.into_root().await;
+    // /run is empty after a boot.
+    std::fs::remove_dir_all(root.cdi()).unwrap();
+    std::fs::create_dir_all(root.cdi()).unwrap();
+    Daemon::start_on(root, boot(id)).await
+}
+
+#[tokio::test]
+async fn a_claim_of_an_earlier_boot_is_stale_until_its_pod_prepares_it_once_more() {
+    let daemon = with_gpus_and(boot("boot-1")).await;
+    let request = request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]);
+    let answer = daemon.prepared(request.clone()).await;
+    assert!(!daemon.only_claim().await.stale_boot);
+
+    let daemon = reboot(daemon, "boot-2").await;
+    let claim = daemon.only_claim().await;
+    assert!(claim.stale_boot, "{claim:?}");
+    assert_eq!((claim.state.as_str(), prepares(&claim)), ("prepared", 1));
+    let explained = daemon.cli(&["explain", "claim", "default/a"]).await.done();
+    assert!(explained.contains("earlier boot"), "{explained}");
+
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    assert_eq!(daemon.prepared(request.clone()).await, answer);
+    let claim = daemon.only_claim().await;
+    assert_eq!((claim.stale_boot, prepares(&claim)), (false, 2));
+    assert_eq!(daemon.only_cdi_file().identity["bootId"], "boot-2");
+
+    daemon.prepared(request).await;
+    assert_eq!(prepares(&daemon.only_claim().await), 2, "once is enough");
+}
+
+#[tokio::test]
+async fn a_claim_of_an_earlier_boot_can_be_given_up_without_being_prepared() {
+    let daemon = with_gpus_and(boot("boot-1")).await;
+    let pod = pod("one");
+    daemon.prepared(request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    let daemon = reboot(daemon, "boot-2").await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    assert_eq!(daemon.unprepare(&pod).await, [("a".to_owned(), "unprepared".to_owned())]);
+    assert_eq!((daemon.claims().await, daemon.cdi_files()), (vec![], vec![]));
+}

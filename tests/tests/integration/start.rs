@@ -1,0 +1,125 @@
+//! Starts that cannot succeed say why and end with 1; a stale socket is no obstacle; commands without a daemon end with 3.
+
+use std::os::unix::fs::FileTypeExt;
+
+use nodedock_tests::machine::{Tmpfs, skip};
+use nodedock_tests::{Daemon, Root};
+use serde_json::json;
+
+#[tokio::test]
+async fn a_second_daemon_on_a_root_is_refused_and_the_first_goes_on() {
+    let daemon = Daemon::start().await;
+    let said = daemon.cli(&["run"]).await.failed(1);
+    assert!(said.contains("another daemon holds the checkpoint"), "{said}");
+    assert!(said.contains(daemon.path().to_str().unwrap()), "{said}");
+    let drivers = daemon.cli(&["get", "drivers", "-o", "json"]).await;
+    assert_eq!(drivers.json(), json!([]), "the first one's socket is still there");
+}
+
+#[tokio::test]
+async fn a_second_daemon_on_the_same_socket_is_refused() {
+    let (daemon, other) = (Daemon::start().await, Root::new());
+    let socket = daemon.socket();
+    let said = other.cli(&["run", "--socket", socket.to_str().unwrap()]).await.failed(1);
+    assert!(said.contains("another process listens on") && said.contains(socket.to_str().unwrap()), "{said}");
+    assert_eq!(daemon.cli(&["get", "drivers", "-o", "json"]).await.json(), json!([]));
+}
+
+#[tokio::test]
+async fn a_socket_that_a_killed_daemon_left_is_replaced() {
+    let mut daemon = Daemon::start().await;
+    daemon.kill9().await;
+    let left = std::fs::symlink_metadata(daemon.socket()).unwrap();
+    assert!(left.file_type().is_socket());
+    daemon.cli(&["get", "drivers"]).await.failed(3);
+    daemon.run().await;
+    daemon.cli(&["get", "drivers"]).await.done();
+}
+
+#[tokio::test]
+async fn what_is_in_the_way_is_named_and_not_touched() {
+    let root = Root::new();
+    let file = root.write("in-the-way", "precious");
+    let said = root.cli(&["run", "--root", file.to_str().unwrap()]).await.failed(1);
+    assert!(said.contains("in-the-way") && said.contains("--root"), "{said}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+
+    std::fs::create_dir_all(root.socket().parent().unwrap()).unwrap();
+    std::fs::write(root.socket(), "precious").unwrap();
+    let said = root.cli(&["run"]).await.failed(1);
+    assert!(said.contains("nodedock.sock exists and is not a socket"), "{said}");
+    assert_eq!(std::fs::read_to_string(root.socket()).unwrap(), "precious");
+
+    let long = root.path().join("x".repeat(120));
+    let said = root.cli(&["run", "--root", long.to_str().unwrap()]).await.failed(1);
+    assert!(said.contains("107"), "{said}");
+}
+
+#[tokio::test]
+async fn a_root_that_cannot_be_written_is_named() {
+    let root = Root::new();
+    let folder = root.path().join("read-only");
+    std::fs::create_dir(&folder).unwrap();
+    let _mounted = match Tmpfs::mount(&folder, "ro,size=64k") {
+        Ok(mounted) => mounted,
+        Err(why) => return skip("a read-only root", &why),
+    };
+    let said = root.cli(&["run", "--root", folder.to_str().unwrap()]).await.failed(1);
+    assert!(said.contains("read-only/var/lib/nodedock") && said.contains("--root"), "{said}");
+}
+
+#[tokio::test]
+async fn a_config_that_is_not_valid_is_refused_with_line_and_column() {
+    let root = Root::new();
+    let cases = [
+        ("nodeName: n\nnodName: n\n", &["nodName", "line 2"][..]),
+        ("claims:\n  exclusiveWaitMs: soon\n", &["line 2"]),
+        ("claims: {exclusiveWaitMs: 999999}\n", &["claims.exclusiveWaitMs is 999999"]),
+        ("nodeName: [\n", &["line"]),
+    ];
+    for (text, expected) in cases {
+        let file = root.write("nodedock.yaml", text);
+        let said = root.cli(&["run", "--config", file.to_str().unwrap()]).await.failed(1);
+        for part in expected.iter().chain(&["nodedock.yaml"]) {
+            assert!(said.contains(part), "{part} in {said}");
+        }
+    }
+    let said = root.cli(&["run", "--config", "/nowhere.yaml"]).await.failed(1);
+    assert!(said.contains("/nowhere.yaml"), "{said}");
+}
+
+#[tokio::test]
+async fn without_a_daemon_commands_end_with_3_and_say_where_they_looked() {
+    let root = Root::new();
+    let commands: [&[&str]; 6] = [
+        &["get", "drivers"],
+        &["get", "claims", "--watch"],
+        &["prepare", "--pod", "p", "--device", "d.example/pool/device"],
+        &["unprepare", "default/p"],
+        &["explain", "claim", "c"],
+        &["driver", "reload", "d"],
+    ];
+    for command in commands {
+        let said = root.cli(command).await.failed(3);
+        assert!(said.contains(root.socket().to_str().unwrap()) && said.contains("hint:"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_usage_ends_with_2_and_says_what_is_right() {
+    let root = Root::new();
+    let commands: [(&[&str], &str); 8] = [
+        (&[], "Usage"),
+        (&["fly"], "fly"),
+        (&["get", "unicorns"], "unicorns"),
+        (&["get", "drivers", "-o", "xml"], "xml"),
+        (&["prepare"], "--filename"),
+        (&["prepare", "--pod", "p"], "--device"),
+        (&["prepare", "--pod", "p", "--device", "gpu-0"], "DRIVER/POOL/DEVICE"),
+        (&["unprepare"], "NAMESPACE/POD"),
+    ];
+    for (command, expected) in commands {
+        let said = root.cli(command).await.failed(2);
+        assert!(said.contains(expected), "{expected} in {said}");
+    }
+}

@@ -1,0 +1,61 @@
+//! A daemon that is asked to end answers what it took on, leaves a socket that can be replaced, and ends with 0.
+
+use nodedock_proto::node::v1;
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::{Daemon, Options};
+use rustix::process::Signal;
+
+use crate::{with_gpus, with_gpus_and};
+
+#[tokio::test]
+async fn the_service_manager_is_told_of_readiness_and_of_the_end() {
+    for signal in [Signal::TERM, Signal::INT] {
+        // The harness itself waits for READY=1 before it goes on.
+        let mut daemon = Daemon::start().await;
+        daemon.signal(signal);
+        assert_eq!(daemon.notification().await, "STOPPING=1");
+        assert_eq!(daemon.ended().await.code(), Some(0), "{signal:?}");
+        daemon.cli(&["get", "drivers"]).await.failed(3);
+        daemon.run().await;
+    }
+}
+
+#[tokio::test]
+async fn a_prepare_that_waits_is_answered_before_the_end() {
+    let options =
+        Options::default().config("claims: {exclusiveWaitMs: 60000}\n").env("NODEDOCK_LOG", "debug");
+    let mut daemon = with_gpus_and(options).await;
+    daemon.prepared(request(&pod("holder"), &[&gpu_claim("first", &["gpus/gpu-0"])])).await;
+    let mut second = tonic::Request::new(request(&pod("other"), &[&gpu_claim("second", &["gpus/gpu-0"])]));
+    second.metadata_mut().insert("x-request-id", "the-one-that-waits".parse().unwrap());
+    let mut client = daemon.client();
+    let waiting = tokio::spawn(async move { client.prepare_pod(second).await });
+    daemon.until_log("the-one-that-waits").await;
+
+    assert_eq!(daemon.terminate().await.code(), Some(0));
+    let answer = waiting.await.unwrap().unwrap().into_inner();
+    assert_eq!(answer.claims[0].problem.as_ref().unwrap().code, "device-held", "{answer:?}");
+    assert!(!daemon.log().contains("did not end in time"), "it gives up waiting at once:\n{}", daemon.log());
+    daemon.run().await;
+    assert_eq!(daemon.only_claim().await.id.unwrap().name, "first");
+}
+
+#[tokio::test]
+async fn open_watches_end_and_do_not_hold_the_daemon_up() {
+    let mut daemon = with_gpus().await;
+    let mut events = daemon.client().watch(v1::WatchRequest {}).await.unwrap().into_inner();
+    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    let mut told = Vec::new();
+    while told.last().is_none_or(|state| state != "prepared") {
+        let event = events.message().await.unwrap().unwrap();
+        // The driver's own events may come in between.
+        if event.kind == "claim" {
+            assert_eq!(event.name, "default/a");
+            told.push(event.state);
+        }
+    }
+    assert_eq!(told, ["preparing", "prepared"]);
+    assert_eq!(daemon.terminate().await.code(), Some(0));
+    assert!(!daemon.log().contains("did not end in time"), "{}", daemon.log());
+    while let Ok(Some(_)) = events.message().await {}
+}
