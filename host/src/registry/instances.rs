@@ -180,7 +180,14 @@ impl Registry {
     pub(crate) fn settle(&self, name: &DriverName) {
         let changed = self.write().settle(name);
         for (source, state) in &changed {
-            tracing::info!(driver = %name, socket = source, state = state.as_str(), "plugin");
+            match state {
+                DriverState::Lost => {
+                    tracing::warn!(driver = %name, socket = source, "plugin lost, connecting again")
+                }
+                state => {
+                    tracing::info!(driver = %name, socket = source, state = state.as_str(), "plugin changed")
+                }
+            }
             self.0.changes.tell(ChangedKind::Driver, name, state.as_str());
         }
         if changed.iter().any(|(_, state)| *state == DriverState::Serving) {
