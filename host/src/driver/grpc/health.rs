@@ -102,7 +102,8 @@ impl Watch {
             let driver = &self.driver;
             match end {
                 Err(status) if status.code() == Code::Unimplemented => {
-                    tracing::warn!(%driver, "the driver lists a health service and does not have it");
+                    // The Go helper lists it for every driver.
+                    tracing::info!(%driver, "the driver lists a health service and does not have it");
                     return;
                 }
                 Err(status) if !std::mem::replace(&mut complained, true) => {
