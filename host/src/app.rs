@@ -89,9 +89,12 @@ impl Daemon {
     async fn start(config: Config, boot_id: String) -> Result<Self> {
         prepare_folders(&config)?;
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
+        let is_new = !config.paths.checkpoint.exists();
         let mut opened = open_checkpoint(&config)?;
-        let cdi = CdiDir::open(&config.paths.cdi, Durability::Synced)?;
-        if opened.set_aside.is_some() {
+        // Several daemons may write to one folder: each is known by where its record is.
+        let daemon = config.paths.checkpoint.to_string_lossy();
+        let cdi = CdiDir::open(&config.paths.cdi, &daemon, Durability::Synced)?;
+        if is_new || opened.set_aside.is_some() {
             recover(&mut opened, &cdi).await?;
         }
         let (intake, work, changes) = (Tasks::new(), Tasks::new(), Changes::default());
@@ -207,6 +210,9 @@ async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<()> {
         // What devices allow is not in the files: each is taken to be held alone unless it is a share.
         record.holds = machine::holds(&record.allocation, |_, _, _| machine::DeviceFacts::default());
         opened.claims.push(record);
+    }
+    if opened.claims.is_empty() {
+        return Ok(());
     }
     let changes = opened.claims.iter().cloned().map(Arc::new).map(Change::PutClaim).collect();
     opened.checkpoint.commit(changes).await.context("write the claims that the CDI files gave back")?;

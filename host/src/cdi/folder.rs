@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
 
-use super::identity::{Identity, MARK};
+use super::identity::{DAEMON_OPENING, Identity, MARK, OPENING};
 use super::others::{Collision, Others};
-use super::render::SpecFile;
+use super::render::{SpecFile, mark_of};
 
 mod writer;
 
@@ -47,7 +48,7 @@ pub enum CdiError {
     Io { doing: &'static str, path: String, source: Arc<io::Error> },
     #[error("{0:?} is no name of a CDI file of ours")]
     Name(String),
-    #[error("{0} is in the way: it does not begin with our line, so it is somebody else's")]
+    #[error("{0} is in the way: it does not begin with this daemon's line, so it is somebody else's")]
     Foreign(String),
     #[error("the writer of the CDI folder has ended")]
     Closed,
@@ -86,6 +87,10 @@ pub struct CdiDir {
 /// What the handles and the writer share.
 struct Folder {
     path: PathBuf,
+    /// What every file of this daemon begins with, and no file of another.
+    mark: String,
+    /// What its temporary files begin with.
+    temporary_prefix: String,
     hasher: RandomState,
     /// What we know of our files, by name.
     known: Mutex<HashMap<String, Known>>,
@@ -132,11 +137,16 @@ impl Stamp {
 
 impl CdiDir {
     /// Opens the folder; makes it (mode 0755) where there is none, and removes what a crash left of half-written files.
-    pub fn open(path: &Path, durability: Durability) -> Result<Self, CdiError> {
+    /// `daemon` tells this daemon from others that write to the same folder, over restarts: its files are ours, theirs are not.
+    pub fn open(path: &Path, daemon: &str, durability: Durability) -> Result<Self, CdiError> {
         make_folder(path)?;
-        sweep(path)?;
+        let tag = hex::encode(&Sha256::digest(daemon)[..4]);
+        let temporary_prefix = format!("{TEMPORARY_PREFIX}{tag}-");
+        sweep(path, &temporary_prefix)?;
         let folder = Arc::new(Folder {
             path: path.to_owned(),
+            mark: mark_of(daemon),
+            temporary_prefix,
             hasher: RandomState::new(),
             known: Mutex::default(),
             others: Mutex::default(),
@@ -160,6 +170,7 @@ impl CdiDir {
         if files.is_empty() {
             return Ok(());
         }
+        let files = files.iter().map(|file| self.folder.marked(file)).collect();
         self.request(|done| Job::Write { files, done }).await
     }
 
@@ -183,7 +194,7 @@ impl CdiDir {
     /// Whether the file stands in the folder with these bytes. Costs one `stat` where it is as it was at the last look, a read
     /// otherwise and within moments of its writing.
     pub fn is_current(&self, file: &SpecFile) -> bool {
-        self.folder.is_current(file)
+        self.folder.is_current(&self.folder.marked(file))
     }
 
     /// The files of ours, by name. Blocks: reads all of them.
@@ -191,7 +202,7 @@ impl CdiDir {
         let mut ours = Vec::new();
         for name in spec_names(&self.folder.path)? {
             let path = self.folder.path.join(&name);
-            match read_ours(&path) {
+            match self.folder.read_ours(&path) {
                 Ok(Some(text)) => ours.push(OurFile::new(name, &text)),
                 Ok(None) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -207,7 +218,7 @@ impl CdiDir {
     pub fn collisions(&self, qualified: &[String]) -> Result<Vec<Collision>, CdiError> {
         let folder = &self.folder;
         let mut others = folder.others.lock().unwrap_or_else(PoisonError::into_inner);
-        others.refresh(&folder.path).map_err(CdiError::io("read the folder", &folder.path))?;
+        others.refresh(&folder.path, &folder.mark).map_err(CdiError::io("read the folder", &folder.path))?;
         Ok(others.collisions(qualified))
     }
 }
@@ -220,6 +231,37 @@ impl OurFile {
 }
 
 impl Folder {
+    /// The file with this daemon's mark instead of the general one.
+    fn marked(&self, file: &SpecFile) -> SpecFile {
+        let rest = file.bytes.strip_prefix(OPENING.as_bytes()).unwrap_or(&file.bytes);
+        let mut bytes = Vec::with_capacity(self.mark.len() + rest.len());
+        bytes.extend_from_slice(self.mark.as_bytes());
+        bytes.extend_from_slice(rest);
+        SpecFile { name: file.name.clone(), bytes }
+    }
+
+    /// Reads a file of ours. None: it is somebody else's, or no plain file.
+    fn read_ours(&self, path: &Path) -> io::Result<Option<String>> {
+        let Some(file) = open_plain(path)? else { return Ok(None) };
+        let mut file = file.take(FILE_BYTES_MAX);
+        let mut bytes = Vec::new();
+        // Somebody else's file may be large, and its beginning tells.
+        file.by_ref().take(self.mark.len() as u64).read_to_end(&mut bytes)?;
+        if !self.is_ours(&bytes) {
+            return Ok(None);
+        }
+        file.read_to_end(&mut bytes)?;
+        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// Whether a file that begins so is ours: it has our mark, or is what damage left of it. That of another daemon is not.
+    fn is_ours(&self, beginning: &[u8]) -> bool {
+        let damaged =
+            beginning.starts_with(MARK.as_bytes()) && !beginning.starts_with(DAEMON_OPENING.as_bytes());
+        let cut = self.mark.as_bytes().starts_with(beginning) && beginning.len() > MARK.len();
+        beginning == self.mark.as_bytes() || damaged || cut
+    }
+
     fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -249,12 +291,12 @@ fn make_folder(path: &Path) -> Result<(), CdiError> {
 }
 
 /// Removes temporary files that a crash left.
-fn sweep(path: &Path) -> Result<(), CdiError> {
+fn sweep(path: &Path, prefix: &str) -> Result<(), CdiError> {
     for entry in std::fs::read_dir(path).map_err(CdiError::io("read the folder", path))? {
         let entry = entry.map_err(CdiError::io("read the folder", path))?;
         let name = entry.file_name();
         let name = name.as_encoded_bytes();
-        if name.starts_with(TEMPORARY_PREFIX.as_bytes()) && name.ends_with(TEMPORARY_SUFFIX.as_bytes()) {
+        if name.starts_with(prefix.as_bytes()) && name.ends_with(TEMPORARY_SUFFIX.as_bytes()) {
             // It is in nobody's way.
             std::fs::remove_file(entry.path()).ok();
         }
@@ -275,22 +317,6 @@ fn spec_names(path: &Path) -> Result<Vec<String>, CdiError> {
 
 pub(super) fn is_spec_name(name: &str) -> bool {
     name.ends_with(".yaml") || name.ends_with(".json")
-}
-
-/// Reads a file if it begins with our line. None: it is somebody else's, or no plain file.
-fn read_ours(path: &Path) -> io::Result<Option<String>> {
-    let Some(file) = open_plain(path)? else { return Ok(None) };
-    let mut bytes = vec![0; MARK.len()];
-    let mut file = file.take(FILE_BYTES_MAX);
-    match file.read_exact(&mut bytes) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        read => read?,
-    }
-    if bytes != MARK.as_bytes() {
-        return Ok(None);
-    }
-    file.read_to_end(&mut bytes)?;
-    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 /// Opens a plain file; does not follow a link at its end and does not wait at a pipe.

@@ -7,6 +7,10 @@ use crate::model::{AllocatedDevice, ClaimRecord, DriverName, ObjectRef, Prepared
 
 /// What each of our files begins with.
 pub(super) const MARK: &str = "# nodedock.dev/claim: ";
+/// The mark and the beginning of the identity, which a folder's mark replaces.
+pub(super) const OPENING: &str = "# nodedock.dev/claim: {";
+/// What a file of any daemon begins with.
+pub(super) const DAEMON_OPENING: &str = "# nodedock.dev/claim: {\"daemon\":";
 /// Version of the identity's JSON.
 pub(super) const IDENTITY_VERSION: u32 = 1;
 

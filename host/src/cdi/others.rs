@@ -7,7 +7,6 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::folder::{Stamp, is_spec_name, open_plain};
-use super::identity::MARK;
 
 /// Bytes of a foreign file that are read; a larger one is passed over.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -44,7 +43,7 @@ struct Name {
 
 impl Others {
     /// Reads the folder unless it is as it was.
-    pub(super) fn refresh(&mut self, folder: &Path) -> io::Result<()> {
+    pub(super) fn refresh(&mut self, folder: &Path, our_mark: &str) -> io::Result<()> {
         let now = Stamp::of(&std::fs::metadata(folder)?);
         if self.read_at == Some(now) {
             return Ok(());
@@ -53,7 +52,7 @@ impl Others {
         for entry in std::fs::read_dir(folder)? {
             let Ok(name) = entry?.file_name().into_string() else { continue };
             if is_spec_name(&name) {
-                self.add(folder, name);
+                self.add(folder, name, our_mark);
             }
         }
         self.read_at = Some(now).filter(Stamp::is_settled);
@@ -79,8 +78,8 @@ impl Others {
     }
 
     /// A file that cannot be read gives no device to a runtime either.
-    fn add(&mut self, folder: &Path, name: String) {
-        let Some(text) = read_foreign(&folder.join(&name)) else { return };
+    fn add(&mut self, folder: &Path, name: String, our_mark: &str) {
+        let Some(text) = read_foreign(&folder.join(&name), our_mark) else { return };
         let Ok(Names { kind, devices }) = serde_saphyr::from_str::<Names>(&text) else { return };
         for device in devices {
             self.devices.insert(format!("{kind}={}", device.name), name.clone());
@@ -89,15 +88,15 @@ impl Others {
 }
 
 /// The text of somebody else's file.
-fn read_foreign(path: &Path) -> Option<String> {
+fn read_foreign(path: &Path, our_mark: &str) -> Option<String> {
     let mut file = open_plain(path).ok()??;
     if file.metadata().ok()?.len() > FILE_BYTES_MAX {
         return None;
     }
-    let mut mark = vec![0; MARK.len()];
+    let mut mark = vec![0; our_mark.len()];
     let got = read_up_to(&mut file, &mut mark)?;
     mark.truncate(got);
-    if mark == MARK.as_bytes() {
+    if mark == our_mark.as_bytes() {
         return None;
     }
     file.take(FILE_BYTES_MAX).read_to_end(&mut mark).ok()?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::identity::{Identity, MARK};
+use super::identity::{DAEMON_OPENING, Identity, MARK};
 use super::spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec};
 use super::validate::{SpecError, validate};
 use crate::model::{self, ClaimRecord, DeviceAccess, DriverName, Edits, NodeKind, PreparedClaim, Uid};
@@ -145,6 +145,14 @@ fn bytes_of(identity: &Identity, spec: &Spec) -> Vec<u8> {
     push_for_yaml(&mut text, &spec);
     text.push('\n');
     text.into_bytes()
+}
+
+/// What the files of one daemon begin with: the mark, and which daemon it is as the first entry of the identity.
+pub(super) fn mark_of(daemon: &str) -> String {
+    let mut mark = DAEMON_OPENING.to_owned();
+    push_for_yaml(&mut mark, &serde_json::Value::from(daemon).to_string());
+    mark.push(',');
+    mark
 }
 
 /// Escapes what JSON allows in a text and YAML does not: controls, and the line ends of YAML 1.1, with which a driver's text

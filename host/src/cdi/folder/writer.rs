@@ -11,8 +11,7 @@ use std::sync::{Arc, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    CdiError, Durability, Folder, Known, Stamp, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, is_spec_name,
-    make_folder, open_plain, read_ours,
+    CdiError, Durability, Folder, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_folder, open_plain,
 };
 use crate::cdi::render::SpecFile;
 
@@ -107,7 +106,7 @@ impl Writer {
         self.refuse_foreign(&file.name)?;
         self.temporaries += 1;
         let pid = std::process::id();
-        let name = format!("{TEMPORARY_PREFIX}{pid}-{}{TEMPORARY_SUFFIX}", self.temporaries);
+        let name = format!("{}{pid}-{}{TEMPORARY_SUFFIX}", self.folder.temporary_prefix, self.temporaries);
         let path = self.folder.path.join(name);
         let written = match write_file(&path, &file.bytes, self.durability) {
             // Somebody removed the folder while we ran.
@@ -135,10 +134,16 @@ impl Writer {
         if self.folder.known().get(name).is_some_and(|known| known.stamp == stamp) {
             return Ok(());
         }
-        if is_ours_or_empty(&path).map_err(CdiError::io("read", &path))? {
+        if self.is_ours_or_empty(&path).map_err(CdiError::io("read", &path))? {
             return Ok(());
         }
         Err(CdiError::Foreign(path.display().to_string()))
+    }
+
+    /// Whether the file begins with our mark. An empty one is ours as well: a power loss may have left that of it.
+    fn is_ours_or_empty(&self, path: &Path) -> io::Result<bool> {
+        let Some(file) = open_plain(path)? else { return Ok(false) };
+        Ok(file.metadata()?.len() == 0 || self.folder.read_ours(path)?.is_some())
     }
 
     fn finish(&mut self, staged: Staged) -> (Result<(), CdiError>, oneshot::Sender<Result<(), CdiError>>) {
@@ -212,10 +217,4 @@ fn check_name(name: &str) -> Result<(), CdiError> {
         return Ok(());
     }
     Err(CdiError::Name(name.to_owned()))
-}
-
-/// Whether the file begins with our line. An empty one does as well: a power loss may have left that of ours.
-fn is_ours_or_empty(path: &Path) -> io::Result<bool> {
-    let Some(file) = open_plain(path)? else { return Ok(false) };
-    Ok(file.metadata()?.len() == 0 || read_ours(path)?.is_some())
 }

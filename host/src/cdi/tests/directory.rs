@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use super::*;
 
+const DAEMON: &str = "/var/lib/nodedock/checkpoint.redb";
+
 struct Home(tempfile::TempDir);
 
 impl Home {
@@ -17,7 +19,7 @@ impl Home {
     }
 
     fn open(&self) -> CdiDir {
-        CdiDir::open(&self.path(), Durability::Synced).unwrap()
+        CdiDir::open(&self.path(), DAEMON, Durability::Synced).unwrap()
     }
 
     fn put(&self, name: &str, text: &str) {
@@ -157,7 +159,7 @@ async fn one_refused_file_does_not_keep_others_waiting_and_leaves_nothing_behind
 #[tokio::test]
 async fn what_a_crash_left_half_written_is_swept_at_the_start() {
     let home = Home::new();
-    home.put(".nodedock-7-1.tmp", "half");
+    home.put(".nodedock-ad5e7ceb-7-1.tmp", "half");
     home.put(".other.tmp", "theirs");
     home.open();
     assert_eq!(home.names(), [".other.tmp"]);
@@ -193,4 +195,36 @@ async fn a_device_that_somebody_else_gives_as_well_is_found() {
     assert_eq!(dir.collisions(&names).unwrap(), [expected]);
     std::fs::remove_file(home.path().join("theirs.yaml")).unwrap();
     assert_eq!(dir.collisions(&names).unwrap(), []);
+}
+
+#[tokio::test]
+async fn daemons_that_share_a_folder_leave_each_others_files_alone() {
+    let home = Home::new();
+    let (one, file) = (home.open(), file("a", "1"));
+    let two = CdiDir::open(&home.path(), "/elsewhere/\"checkpoint\".redb", Durability::Synced).unwrap();
+    one.write(vec![file.clone()]).await.unwrap();
+    assert_eq!((one.list_ours().unwrap().len(), two.list_ours().unwrap().len()), (1, 0));
+    assert!(one.is_current(&file) && !two.is_current(&file));
+    assert!(matches!(two.write(vec![file.clone()]).await, Err(CdiError::Foreign(_))));
+    assert!(matches!(two.remove(vec![file.name.clone()]).await, Err(CdiError::Foreign(_))));
+    let device = "gpu.example.com/claim=a-gpu-0".to_owned();
+    let named = |dir: &CdiDir| dir.collisions(std::slice::from_ref(&device)).unwrap().len();
+    assert_eq!((named(&one), named(&two)), (0, 1));
+    one.remove(vec![file.name.clone()]).await.unwrap();
+    two.write(vec![file.clone()]).await.unwrap();
+    assert!(two.list_ours().unwrap()[0].identity.is_some());
+}
+
+#[tokio::test]
+async fn what_a_cut_left_of_our_file_is_still_ours() {
+    let home = Home::new();
+    let (dir, file) = (home.open(), file("a", "1"));
+    dir.write(vec![file.clone()]).await.unwrap();
+    let path = home.path().join(&file.name);
+    let whole = std::fs::read(&path).unwrap();
+    for length in [25, 40, whole.len() / 2] {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        dir.write(vec![file.clone()]).await.unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), whole, "cut to {length}");
+    }
 }

@@ -55,7 +55,7 @@ impl Home {
         let claims = Claims::new(ClaimParts {
             table: SharedTable::new(opened.claims, opened.pods),
             checkpoint: opened.checkpoint.clone(),
-            cdi: CdiDir::open(&cdi, Durability::Rendered).unwrap(),
+            cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),
             registry: registry.clone(),
             source: source.clone(),
             settings: ClaimSettings {
