@@ -16,13 +16,15 @@ use crate::checkpoint::{self, Change, Checkpoint, Opened};
 use crate::claims::source::ClaimFolder;
 use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, machine};
 use crate::config::Config;
-use crate::discovery::files;
 use crate::discovery::kernel::{self, KernelEvents};
+use crate::discovery::{files, sockets};
 use crate::driver::NodeFacts;
 use crate::driver::wasm::{WasmHost, WasmSettings};
 use crate::model::limit;
 use crate::north::node_api::{self, NodeApi};
 use crate::registry::Registry;
+use crate::registry::device_plugins::DevicePlugins;
+use crate::registry::plugins::{PluginTimes, Plugins};
 use crate::registry::wasm_files::WasmFiles;
 
 /// File events that may wait for the registry.
@@ -123,6 +125,7 @@ impl Daemon {
         });
         claims.start();
         watch_drivers(&config, &intake, registry.clone(), host);
+        watch_plugins(&config, &intake, registry.clone());
         let api = NodeApi { claims, registry, changes, tasks: intake.clone() };
         intake.spawn("node-api", node_api::serve(api, listener));
         Ok(Self { intake, work, checkpoint: opened.checkpoint })
@@ -150,9 +153,18 @@ fn watch_drivers(config: &Config, tasks: &Tasks, registry: Registry, host: Arc<W
     tasks.spawn("driver-folder", files::watch(config.paths.drivers.clone(), tasks.clone(), sender));
 }
 
+fn watch_plugins(config: &Config, tasks: &Tasks, registry: Registry) {
+    let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
+    let device_plugins = DevicePlugins::default();
+    let plugins = Plugins { registry, device_plugins, times: PluginTimes::default(), tasks: tasks.clone() };
+    tasks.spawn("plugins", plugins.run(events));
+    tasks
+        .spawn("plugin-folder", sockets::watch(config.paths.plugins_registry.clone(), tasks.clone(), sender));
+}
+
 fn prepare_folders(config: &Config) -> Result<()> {
     let paths = &config.paths;
-    for folder in [&paths.drivers, &paths.claims, &paths.cache] {
+    for folder in [&paths.drivers, &paths.plugins_registry, &paths.claims, &paths.cache] {
         make_private(folder)?;
     }
     for file in [&paths.checkpoint, &paths.socket] {

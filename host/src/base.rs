@@ -1,5 +1,6 @@
-//! What every module stands on: tasks with a name and an end, drain, time, Unix sockets, error chains, telemetry.
+//! What every module stands on: tasks with a name and an end, drain, time, backoff, Unix sockets, error chains, telemetry.
 
+pub mod backoff;
 pub mod changes;
 pub mod clock;
 pub mod error;

@@ -97,6 +97,8 @@ impl Config {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     pub drivers: PathBuf,
+    /// Registration sockets of native plugins.
+    pub plugins_registry: PathBuf,
     pub checkpoint: PathBuf,
     pub claims: PathBuf,
     pub cache: PathBuf,
@@ -109,6 +111,7 @@ impl Paths {
     pub fn below(root: &Path) -> Self {
         Self {
             drivers: root.join("var/lib/nodedock/drivers"),
+            plugins_registry: root.join("var/lib/nodedock/plugins_registry"),
             checkpoint: root.join("var/lib/nodedock/checkpoint.redb"),
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),

@@ -4,6 +4,7 @@
 //! asked for, neither more nor fewer. Never touches the checkpoint, CDI or the registry.
 
 pub mod grant;
+pub mod grpc;
 pub mod wasm;
 
 use std::collections::BTreeMap;

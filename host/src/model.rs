@@ -2,6 +2,7 @@
 //!
 //! What comes from outside is parsed here into a type that cannot be wrong, and not checked again behind that.
 
+mod cdi_name;
 mod change;
 mod claim;
 mod device;
@@ -11,6 +12,7 @@ mod name;
 mod problem;
 mod record;
 
+pub(crate) use cdi_name::*;
 pub use change::*;
 pub use claim::*;
 pub use device::*;

@@ -3,7 +3,10 @@
 //! Owns the list of sources (a file or a socket each) and the map from driver name to the serving instance. Is given facts by
 //! discovery; gives the managers a driver to call and the north a view. Never prepares anything.
 
+pub mod device_plugins;
+mod instances;
 mod keeper;
+pub mod plugins;
 pub mod wasm_files;
 
 #[cfg(test)]
@@ -14,11 +17,14 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use instances::Instances;
+
 use crate::base::changes::Changes;
 use crate::base::clock::now_ms;
 use crate::driver::Driver;
 use crate::model::{
-    ChangedKind, Device, DeviceName, DriverKind, DriverName, PoolName, Problem, Transition, limit,
+    ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
+    limit,
 };
 
 /// Where a driver is in its life.
@@ -31,6 +37,8 @@ pub enum DriverState {
     /// It asks for more than it was granted.
     Blocked,
     Serving,
+    /// A native plugin whose connection is gone; its registration stands.
+    Lost,
     Draining,
     Failed,
     Quarantined,
@@ -45,6 +53,7 @@ impl DriverState {
             Self::Described => "described",
             Self::Blocked => "blocked",
             Self::Serving => "serving",
+            Self::Lost => "lost",
             Self::Draining => "draining",
             Self::Failed => "failed",
             Self::Quarantined => "quarantined",
@@ -73,6 +82,20 @@ pub struct DriverView {
     pub problem: Option<Problem>,
     /// The newest last.
     pub timeline: VecDeque<Transition>,
+    /// Of a registered native plugin.
+    pub native: Option<NativeView>,
+}
+
+/// What is known of a native plugin beside what every driver has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NativeView {
+    pub endpoint: String,
+    /// As the plugin listed them.
+    pub services: Vec<String>,
+    /// connecting, connected, lost or closed.
+    pub connection: &'static str,
+    /// Health as it counts now.
+    pub health: HealthReport,
 }
 
 impl DriverView {
@@ -91,6 +114,7 @@ impl DriverView {
             discovered_ms: None,
             problem: None,
             timeline: VecDeque::new(),
+            native: None,
         }
     }
 
@@ -121,38 +145,48 @@ struct Inner {
     changes: Changes,
     /// Counts the times that a driver began to serve.
     serving: watch::Sender<u64>,
-    reloads: mpsc::Sender<ReloadRequest>,
-    reloads_inbox: std::sync::Mutex<Option<mpsc::Receiver<ReloadRequest>>>,
+    /// Counts the times that a name or an endpoint became free.
+    freed: watch::Sender<u64>,
+    wasm_reloads: Reloads,
+    grpc_reloads: Reloads,
+}
+
+/// Reload requests on their way to the task that carries them out.
+struct Reloads {
+    sender: mpsc::Sender<ReloadRequest>,
+    inbox: std::sync::Mutex<Option<mpsc::Receiver<ReloadRequest>>>,
+}
+
+impl Reloads {
+    fn new() -> Self {
+        let (sender, inbox) = mpsc::channel(RELOADS_WAITING_MAX);
+        Self { sender, inbox: std::sync::Mutex::new(Some(inbox)) }
+    }
 }
 
 #[derive(Default)]
 struct State {
     sources: BTreeMap<String, DriverView>,
-    serving: BTreeMap<DriverName, Serving>,
-}
-
-struct Serving {
-    source: String,
-    driver: Driver,
+    serving: BTreeMap<DriverName, Instances>,
 }
 
 impl Registry {
     pub fn new(changes: Changes) -> Self {
-        let (reloads, inbox) = mpsc::channel(RELOADS_WAITING_MAX);
         Self(Arc::new(Inner {
             state: RwLock::default(),
             changes,
             serving: watch::Sender::new(0),
-            reloads,
-            reloads_inbox: std::sync::Mutex::new(Some(inbox)),
+            freed: watch::Sender::new(0),
+            wasm_reloads: Reloads::new(),
+            grpc_reloads: Reloads::new(),
         }))
     }
 
     /// The driver that serves under a name; the problem says what is known of it otherwise.
     pub fn serving(&self, name: &DriverName) -> Result<Driver, Problem> {
         let state = self.read();
-        if let Some(serving) = state.serving.get(name) {
-            return Ok(serving.driver.clone());
+        if let Some(instances) = state.serving.get(name) {
+            return Ok(instances.picked().driver.clone());
         }
         let known = state.sources.values().find(|view| view.name.as_ref() == Some(name));
         Err(match known {
@@ -167,14 +201,14 @@ impl Registry {
 
     /// A device as its driver last described it.
     pub fn device(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Device> {
-        let inventory = self.read().serving.get(driver)?.driver.inventory.clone()?;
+        let inventory = self.read().serving.get(driver)?.picked().driver.inventory.clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
         inventory.borrow().inventory.device(&pool, &device).cloned()
     }
 
     /// Every driver that serves, by name.
     pub fn all_serving(&self) -> Vec<Driver> {
-        self.read().serving.values().map(|serving| serving.driver.clone()).collect()
+        self.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
     }
 
     /// Changes whenever a driver begins to serve.
@@ -182,9 +216,17 @@ impl Registry {
         self.0.serving.subscribe()
     }
 
+    /// Changes whenever a name or an endpoint becomes free.
+    pub(crate) fn freed_changes(&self) -> watch::Receiver<u64> {
+        self.0.freed.subscribe()
+    }
+
     /// Every source, by its name.
     pub fn list(&self) -> Vec<DriverView> {
-        self.read().sources.values().cloned().collect()
+        let state = self.read();
+        let mut natives = state.natives();
+        let view = |view: &DriverView| DriverView { native: natives.remove(&view.source), ..view.clone() };
+        state.sources.values().map(view).collect()
     }
 
     /// Reads a driver's files again, by driver name or file name, and asks it for its devices.
@@ -194,7 +236,9 @@ impl Registry {
         })?;
         let (done, finished) = oneshot::channel();
         let busy = |_| Problem::unavailable("too-many-reloads", "too many reloads wait already");
-        self.0.reloads.try_send(ReloadRequest { source: source.clone(), done }).map_err(busy)?;
+        let kind = self.read().sources.get(&source).map(|view| view.kind);
+        let reloads = self.reloads(kind.unwrap_or(DriverKind::Wasm));
+        reloads.sender.try_send(ReloadRequest { source: source.clone(), done }).map_err(busy)?;
         // An error means that the source went away meanwhile; the look below tells.
         finished.await.ok();
         let gone = || Problem::not_found("driver-unknown", format!("{source} is gone"));
@@ -207,14 +251,20 @@ impl Registry {
             return Some(name.to_owned());
         }
         let of_name = |view: &&DriverView| view.name.as_ref().is_some_and(|known| known.as_str() == name);
-        let serving =
-            state.serving.iter().find(|(known, _)| known.as_str() == name).map(|(_, s)| s.source.clone());
+        let serving = state.serving.get(name).map(|instances| instances.picked().source.clone());
         serving.or_else(|| state.sources.values().find(of_name).map(|view| view.source.clone()))
     }
 
     /// Reload requests, for the one task that carries them out. None when it was taken already.
-    pub(crate) fn take_reloads(&self) -> Option<mpsc::Receiver<ReloadRequest>> {
-        self.0.reloads_inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(crate) fn take_reloads(&self, kind: DriverKind) -> Option<mpsc::Receiver<ReloadRequest>> {
+        self.reloads(kind).inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn reloads(&self, kind: DriverKind) -> &Reloads {
+        match kind {
+            DriverKind::Wasm => &self.0.wasm_reloads,
+            DriverKind::Grpc => &self.0.grpc_reloads,
+        }
     }
 
     /// Changes what is shown of a source, making it if it is new.
@@ -236,12 +286,12 @@ impl Registry {
         let name = driver.identity.name.clone();
         {
             let mut state = self.write();
-            if let Some(other) = state.serving.get(&name).filter(|other| other.source != source) {
-                return Err(other.source.clone());
+            if let Some(other) = state.serving.get(&name).and_then(|known| known.other_than(source)) {
+                return Err(other.to_owned());
             }
             // A file that named itself otherwise before gives its old name up.
-            state.serving.retain(|_, serving| serving.source != source);
-            state.serving.insert(name, Serving { source: source.to_owned(), driver });
+            state.drop_source(source);
+            state.serving.insert(name, Instances::one(source, driver));
         }
         self.0.serving.send_modify(|count| *count += 1);
         Ok(())
@@ -249,7 +299,11 @@ impl Registry {
 
     /// Takes a source's driver from the managers. Calls in flight go on.
     pub(crate) fn retire(&self, source: &str) {
-        self.write().serving.retain(|_, serving| serving.source != source);
+        let left = self.write().drop_source(source);
+        if let Some(name) = left {
+            self.0.freed.send_modify(|count| *count += 1);
+            self.settle(&name);
+        }
     }
 
     /// Forgets a source, and its driver where it still serves.

@@ -43,6 +43,13 @@ impl Tasks {
         self.stop.cancel();
     }
 
+    /// Resolves when every task has ended by itself.
+    #[cfg(test)]
+    pub async fn finished(&self) {
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+
     /// Tells the tasks to stop and waits for them. False: some were still there at the deadline.
     pub async fn drain(&self, deadline: Duration) -> bool {
         self.stop.cancel();

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use super::spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec, Version};
+use crate::model::{is_cdi_device_name, is_cdi_vendor_or_class};
 
 /// Hooks that a runtime knows (OCI runtime specification).
 const HOOK_NAMES: [&str; 6] =
@@ -106,21 +107,9 @@ fn check_version(spec: &Spec) -> Result<(), SpecError> {
 
 fn check_kind(kind: &str) -> Result<(), SpecError> {
     match kind.split_once('/') {
-        Some((vendor, class)) if is_vendor_or_class(vendor) && is_vendor_or_class(class) => Ok(()),
+        Some((vendor, class)) if is_cdi_vendor_or_class(vendor) && is_cdi_vendor_or_class(class) => Ok(()),
         _ => Err(SpecError::Kind(kind.to_owned())),
     }
-}
-
-fn is_vendor_or_class(name: &str) -> bool {
-    name.starts_with(|c: char| c.is_ascii_alphabetic())
-        && name.ends_with(|c: char| c.is_ascii_alphanumeric())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-}
-
-fn is_device_name(name: &str) -> bool {
-    name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.ends_with(|c: char| c.is_ascii_alphanumeric())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':'))
 }
 
 /// Kubernetes' rule for annotations, which CDI took over.
@@ -144,7 +133,7 @@ fn is_qualified_name(key: &str) -> bool {
 }
 
 fn check_device(device: &Device) -> Result<(), SpecError> {
-    if !is_device_name(&device.name) {
+    if !is_cdi_device_name(&device.name) {
         return Err(SpecError::DeviceName(device.name.clone()));
     }
     if device.container_edits.is_empty() {

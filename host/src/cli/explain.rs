@@ -14,7 +14,7 @@ use crate::base::clock::rfc3339;
 pub(super) enum ExplainCommand {
     /// A claim, by NAME, NAMESPACE/NAME or UID
     Claim { name: String },
-    /// A driver, by its name or its file's
+    /// A driver, by its name, its file's or its socket's
     Driver { name: String },
 }
 
@@ -105,8 +105,26 @@ fn describe_driver(driver: &v1::Driver) -> Result<()> {
     if driver.discovered_ms > 0 {
         say(&format!("  {} devices, looked at last on {}", driver.devices, rfc3339(driver.discovered_ms)))?;
     }
+    if let Some(plugin) = &driver.native {
+        native(plugin)?;
+    }
     problem(driver.problem.as_ref(), "  ")?;
     timeline(&driver.timeline)
+}
+
+/// An instance of a native driver; each is a driver of its own in the list, and all have its name.
+fn native(plugin: &v1::NativePlugin) -> Result<()> {
+    say(&format!("  {}: {}", plugin.connection, printable(&plugin.endpoint)))?;
+    say(&format!("  it lists {}", printable(&plugin.services.join(", "))))?;
+    for device in &plugin.health {
+        let said = if device.message.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", printable(&device.message))
+        };
+        say(&format!("  device {}/{} is {}{said}", device.pool, device.device, device.health))?;
+    }
+    Ok(())
 }
 
 fn problem(problem: Option<&v1::Problem>, indent: &str) -> Result<()> {

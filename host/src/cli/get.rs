@@ -108,6 +108,11 @@ struct Driver {
     reason: String,
     digest: String,
     devices: u32,
+    /// Of a native plugin, in tables only.
+    #[serde(skip)]
+    connection: Option<String>,
+    #[serde(skip)]
+    endpoint: Option<String>,
 }
 
 fn driver(driver: v1::Driver) -> Driver {
@@ -121,6 +126,8 @@ fn driver(driver: v1::Driver) -> Driver {
         reason: if driver.reason.is_empty() { problem } else { driver.reason },
         digest: driver.digest,
         devices: driver.devices,
+        connection: driver.native.as_ref().map(|native| native.connection.clone()),
+        endpoint: driver.native.map(|native| native.endpoint),
     }
 }
 
@@ -139,14 +146,32 @@ async fn drivers(client: &mut Client, place: &Place, args: &GetArgs) -> Result<b
             driver.source.clone(),
             driver.reason.clone(),
             or_dash(&driver.digest),
+            or_dash(driver.connection.as_deref().unwrap_or_default()),
+            or_dash(driver.endpoint.as_deref().unwrap_or_default()),
         ]
     };
     let rows = || Rows {
-        heading: vec!["NAME", "KIND", "VERSION", "STATE", "DEVICES", "SOURCE", "REASON", "DIGEST"],
+        heading: vec![
+            "NAME",
+            "KIND",
+            "VERSION",
+            "STATE",
+            "DEVICES",
+            "SOURCE",
+            "REASON",
+            "DIGEST",
+            "CONNECTION",
+            "ENDPOINT",
+        ],
         wide_from: 7,
         rows: drivers.iter().map(row).collect(),
     };
-    print(args.output, &drivers, rows, "no drivers: put a .wasm file into the drivers folder")?;
+    print(
+        args.output,
+        &drivers,
+        rows,
+        "no drivers: put a .wasm file into the drivers folder, or start a native plugin",
+    )?;
     Ok(!drivers.is_empty())
 }
 

@@ -9,21 +9,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use notify::RecursiveMode;
 use notify::event::{AccessKind, AccessMode, EventKind, ModifyKind};
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::watched::{self, Folder};
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
 use crate::model::limit;
-
-/// Events that may wait while the folder is listed; beyond that they are dropped and the folder is listed anew.
-const EVENTS_WAITING_MAX: usize = 4096;
-/// Several files are often copied by one command: they are taken together.
-const GATHER: Duration = Duration::from_millis(10);
-/// How often the folder is listed where the system gives no watch.
-const POLL_PERIOD: Duration = Duration::from_secs(2);
 
 /// Something happened to a driver's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,86 +56,7 @@ const SUFFIXES: [&str; 3] = [".wasm", ".grant.yaml", ".config.yaml"];
 
 /// Watches `folder` until the tasks stop. The first list is reported like everything later.
 pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<FileEvent>) {
-    let (raw, mut arrivals) = mpsc::channel(EVENTS_WAITING_MAX);
-    let mut watched = Watched::new(folder.clone(), raw);
-    let mut state = FolderState::new(folder);
-    let stopped = tasks.stopped();
-    tokio::pin!(stopped);
-    loop {
-        watched.renew();
-        for event in state.look() {
-            if events.send(event).await.is_err() {
-                return;
-            }
-        }
-        let wake = state.next_look(watched.period());
-        tokio::select! {
-            // Nothing is lost by stopping: the next start lists the folder.
-            () = &mut stopped => return,
-            // An event that is not received now stays in the channel.
-            event = arrivals.recv() => {
-                let Some(event) = event else { return };
-                state.note(&event);
-                tokio::time::sleep(GATHER).await;
-                while let Ok(event) = arrivals.try_recv() {
-                    state.note(&event);
-                }
-            }
-            () = tokio::time::sleep_until(wake) => {}
-        }
-    }
-}
-
-/// The system's watch on the folder; made anew when the folder is another one than the one watched.
-struct Watched {
-    folder: PathBuf,
-    raw: mpsc::Sender<notify::Result<notify::Event>>,
-    watcher: Option<RecommendedWatcher>,
-    inode: Option<(u64, u64)>,
-    complained: bool,
-}
-
-impl Watched {
-    fn new(folder: PathBuf, raw: mpsc::Sender<notify::Result<notify::Event>>) -> Self {
-        Self { folder, raw, watcher: None, inode: None, complained: false }
-    }
-
-    fn renew(&mut self) {
-        let inode = std::fs::metadata(&self.folder).ok().map(|found| (found.dev(), found.ino()));
-        if self.watcher.is_some() && self.inode == inode {
-            return;
-        }
-        match self.start() {
-            Ok(watcher) => {
-                self.watcher = Some(watcher);
-                self.inode = inode;
-                self.complained = false;
-            }
-            Err(error) => {
-                self.watcher = None;
-                if !std::mem::replace(&mut self.complained, true) {
-                    let folder = self.folder.display().to_string();
-                    tracing::warn!(
-                        folder,
-                        error = chain(&error),
-                        "no watch on the folder, listing it instead"
-                    );
-                }
-            }
-        }
-    }
-
-    fn start(&self) -> notify::Result<RecommendedWatcher> {
-        let raw = self.raw.clone();
-        // A full channel needs nothing: what waits in it leads to a list, and a list finds everything.
-        let mut watcher = notify::recommended_watcher(move |event| drop(raw.try_send(event)))?;
-        watcher.watch(&self.folder, RecursiveMode::NonRecursive)?;
-        Ok(watcher)
-    }
-
-    fn period(&self) -> Duration {
-        if self.watcher.is_some() { limit::RELIST_PERIOD } else { POLL_PERIOD }
-    }
+    watched::follow(FolderState::new(folder), tasks, events).await;
 }
 
 /// What is known of the folder.
@@ -160,9 +75,20 @@ impl FolderState {
         let (reported, unsettled, whole) = Default::default();
         Self { folder, reported, unsettled, whole, complained: false }
     }
+}
 
-    fn note(&mut self, event: &notify::Result<notify::Event>) {
-        let Ok(event) = event else { return };
+impl Folder for FolderState {
+    type Event = FileEvent;
+
+    fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    fn depth(&self) -> RecursiveMode {
+        RecursiveMode::NonRecursive
+    }
+
+    fn note(&mut self, event: &notify::Event) {
         for name in
             event.paths.iter().filter_map(|path| path.file_name()).map(|n| n.to_string_lossy().into_owned())
         {
@@ -186,13 +112,10 @@ impl FolderState {
         }
     }
 
-    fn next_look(&self, period: Duration) -> Instant {
-        let settled = self.unsettled.values().min().copied();
-        let next = Instant::now() + period;
-        settled.map_or(next, |settled| settled.min(next))
+    fn next_look(&self) -> Option<Instant> {
+        self.unsettled.values().min().copied()
     }
 
-    /// Lists the folder and says what is different from what was reported.
     fn look(&mut self) -> Vec<FileEvent> {
         let listing = match list(&self.folder) {
             Ok(listing) => listing,
@@ -230,7 +153,9 @@ impl FolderState {
         });
         events
     }
+}
 
+impl FolderState {
     fn is_whole(&mut self, stem: &str, stamps: &Stamps, now: Instant) -> bool {
         let mut whole = true;
         for (suffix, stamp) in SUFFIXES.iter().zip(stamps) {
@@ -365,9 +290,9 @@ mod tests {
     #[tokio::test]
     async fn a_file_that_is_still_being_written_is_not_taken_before_it_is_closed() {
         use std::io::Write;
-        let mut folder = Folder::watched(|dir| std::fs::write(dir.join("first.wasm"), "").unwrap());
-        // The watch is there when the first list is reported.
-        assert_eq!(folder.changed().await.stem, "first");
+        let mut folder = Folder::watched(|_| ());
+        // The watch is there first: of what was there before it, only the age tells whether it is whole.
+        tokio::task::yield_now().await;
         let mut half = std::fs::File::create(folder.path("a.wasm")).unwrap();
         half.write_all(b"first ").unwrap();
         std::fs::write(folder.path("b.wasm"), "b").unwrap();

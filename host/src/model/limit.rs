@@ -133,6 +133,44 @@ pub const EVENT_DEBOUNCE: Duration = Duration::from_millis(100);
 pub const FILE_SETTLE: Duration = Duration::from_millis(200);
 /// The folder is listed anew so often, whatever the watch says.
 pub const RELIST_PERIOD: Duration = Duration::from_secs(30);
+/// Entries of the folder of registration sockets that are looked at, and how deep: far above what a node's plugins need.
+pub const REGISTRY_ENTRIES_MAX: usize = 10_000;
+pub const REGISTRY_DEPTH_MAX: usize = 8;
+/// Registration sockets at once: each has a worker.
+pub const PLUGIN_SOCKETS_MAX: usize = 512;
+/// What a kubelet gives a plugin for the steps of its registration.
+pub const PLUGIN_DIAL: Duration = Duration::from_secs(10);
+pub const PLUGIN_INFO: Duration = Duration::from_secs(1);
+pub const PLUGIN_NOTIFY: Duration = Duration::from_secs(5);
+/// From a registration that failed to the next try: doubled from the first to the second, as a kubelet does.
+pub const PLUGIN_RETRY_MIN: Duration = Duration::from_millis(500);
+pub const PLUGIN_RETRY_MAX: Duration = Duration::from_secs(120);
+/// A plugin's answer of who it is, and the services that it lists: real ones have 100 bytes and four.
+pub const PLUGIN_INFO_BYTES_MAX: usize = 64 << 10;
+pub const PLUGIN_SERVICES_MAX: usize = 64;
+/// From a lost connection to the next try: a plugin that restarts is back within seconds, and a try costs one system call.
+pub const RECONNECT_MIN: Duration = Duration::from_millis(20);
+pub const RECONNECT_MAX: Duration = Duration::from_secs(2);
+/// A call waits so long for a lost connection to come back: a plugin that is replaced in place takes about a second.
+pub const RECONNECT_WAIT: Duration = Duration::from_secs(2);
+/// A plugin's answer to a call; grpc-go's bound for messages.
+pub const PLUGIN_ANSWER_BYTES_MAX: usize = 4 << 20;
+/// Headers of a plugin's answer: an error's text travels in them, and a longer one would end the call without any.
+pub const PLUGIN_HEADERS_BYTES_MAX: u32 = 256 << 10;
+/// Devices that a plugin names for a claim (it may name one for each request and share), and CDI names of a device.
+pub const PLUGIN_DEVICES_MAX: usize = 256;
+pub const PLUGIN_CDI_NAMES_MAX: usize = 64;
+/// Bytes of a CDI name: a vendor, a class and a device, each as long as a file's name.
+pub const CDI_NAME_BYTES_MAX: usize = 3 * 255;
+/// Bytes of a share's ID: a UUID has 36.
+pub const SHARE_ID_BYTES_MAX: usize = 64;
+/// For how long a plugin's word on a device's health counts, unless it says otherwise, and what it may say at most.
+pub const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
+pub const HEALTH_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Bytes of a message about a device's health, as a kubelet cuts it.
+pub const HEALTH_MESSAGE_BYTES_MAX: usize = 1024;
+/// From the end of a health stream to the next, as in a kubelet.
+pub const HEALTH_RESTART: Duration = Duration::from_secs(5);
 /// Time for calls in flight when the daemon stops.
 pub const DRAIN: Duration = Duration::from_secs(20);
 /// Bytes of a Unix socket's path (`sun_path` less its terminating zero).

@@ -10,7 +10,7 @@ use crate::model::{
     ConfigSource, ContainerClaim, DeviceName, DriverName, DriverPart, NameError, ObjectName, ObjectRef,
     OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, Transition, Uid, is_dns_label, limit,
 };
-use crate::registry::DriverView;
+use crate::registry::{DriverView, NativeView};
 
 fn wrong(field: &str, error: &NameError) -> Problem {
     Problem::invalid("bad-request", format!("{field}: {error}"))
@@ -378,6 +378,22 @@ pub fn driver(view: &DriverView) -> v1::Driver {
         missing_grants: view.missing_grants.clone(),
         discovered_ms: view.discovered_ms.unwrap_or(0),
         problem: view.problem.as_ref().map(problem),
+        native: view.native.as_ref().map(native),
+    }
+}
+
+fn native(native: &NativeView) -> v1::NativePlugin {
+    let health = native.health.iter().map(|((pool, device), health)| v1::DeviceHealth {
+        pool: pool.to_string(),
+        device: device.to_string(),
+        health: health.state.as_str().to_owned(),
+        message: health.message.clone(),
+    });
+    v1::NativePlugin {
+        endpoint: native.endpoint.clone(),
+        services: native.services.clone(),
+        connection: native.connection.to_owned(),
+        health: health.collect(),
     }
 }
 

@@ -151,8 +151,8 @@ fn a_sources_history_is_bounded() {
 async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
     let registry = registry();
     show(&registry, "a.wasm", "gpu", DriverState::Failed, "no component");
-    let mut reloads = registry.take_reloads().unwrap();
-    assert!(registry.take_reloads().is_none());
+    let mut reloads = registry.take_reloads(DriverKind::Wasm).unwrap();
+    assert!(registry.take_reloads(DriverKind::Wasm).is_none());
     for asked in ["gpu.example.com", "a.wasm"] {
         let work = async {
             let request = reloads.recv().await.unwrap();

@@ -45,8 +45,8 @@ enum Order {
 impl WasmFiles {
     /// Carries out what discovery and operators ask, until the tasks stop.
     pub async fn run(self, mut events: mpsc::Receiver<FileEvent>) {
-        let Some(mut reloads) = self.registry.take_reloads() else { return };
-        let (freed, mut names_freed) = mpsc::channel(1);
+        let Some(mut reloads) = self.registry.take_reloads(DriverKind::Wasm) else { return };
+        let mut names_freed = self.registry.freed_changes();
         let mut workers: HashMap<String, mpsc::Sender<Order>> = HashMap::new();
         let stopped = self.tasks.stopped();
         tokio::pin!(stopped);
@@ -59,7 +59,7 @@ impl WasmFiles {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
                         let stem = files.stem.clone();
-                        let worker = workers.entry(stem).or_insert_with(|| self.worker(&files.stem, freed.clone()));
+                        let worker = workers.entry(stem).or_insert_with(|| self.worker(&files.stem));
                         // An error means that the worker stopped with the tasks.
                         worker.send(Order::Load(files)).await.ok();
                     }
@@ -75,7 +75,7 @@ impl WasmFiles {
                         worker.send(Order::Again(Some(request.done))).await.ok();
                     }
                 }
-                Some(()) = names_freed.recv() => {
+                Ok(()) = names_freed.changed() => {
                     for worker in workers.values() {
                         worker.send(Order::Again(None)).await.ok();
                     }
@@ -84,12 +84,11 @@ impl WasmFiles {
         }
     }
 
-    fn worker(&self, stem: &str, freed: mpsc::Sender<()>) -> mpsc::Sender<Order> {
+    fn worker(&self, stem: &str) -> mpsc::Sender<Order> {
         let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
         let worker = Worker {
             shared: self.clone(),
             source: format!("{stem}.wasm"),
-            freed,
             files: None,
             name_taken: false,
             serving: None,
@@ -102,9 +101,8 @@ impl WasmFiles {
 struct Worker {
     shared: WasmFiles,
     source: String,
-    freed: mpsc::Sender<()>,
     files: Option<DriverFiles>,
-    /// The last load failed because another file has the name.
+    /// The last load failed because another driver has the name.
     name_taken: bool,
     serving: Option<Serving>,
 }
@@ -320,8 +318,6 @@ impl Worker {
             tracing::info!(file = self.source, "driver file gone, its claims are kept");
         }
         self.shared.registry.remove(&self.source);
-        // Full: the workers are about to look anyway.
-        let _ = self.freed.try_send(());
     }
 }
 

@@ -1,0 +1,83 @@
+//! Sockets to listen on.
+
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio_stream::{Stream, StreamExt, wrappers::UnixListenerStream};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::transport::server::Connected;
+
+pub(crate) type Incoming = Pin<Box<dyn Stream<Item = io::Result<Breakable>> + Send>>;
+
+/// Listens on `path`. A socket that a process before left there is replaced.
+pub(crate) fn listen(path: &Path, stop: &CancellationToken) -> io::Result<Incoming> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let stop = stop.clone();
+    let connections = UnixListenerStream::new(UnixListener::bind(path)?).map(move |stream| {
+        let broken = Box::pin(stop.clone().cancelled_owned());
+        stream.map(|stream| Breakable { stream: tolerant(stream), broken })
+    });
+    Ok(Box::pin(connections))
+}
+
+/// A kubelet's registration client sends the socket's path, percent-encoded, as the authority, and HTTP/2 in Rust takes no such
+/// request. A plugin for a real kubelet puts a layer here that replaces the authority; Nodedock sends `localhost`.
+fn tolerant(stream: UnixStream) -> UnixStream {
+    stream
+}
+
+/// A stream that breaks when the plugin dies, as the kernel breaks those of a process that is killed.
+pub(crate) struct Breakable {
+    stream: UnixStream,
+    broken: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl Breakable {
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.broken.as_mut().poll(cx) {
+            Poll::Ready(()) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Poll::Pending => Ok(()),
+        }
+    }
+}
+
+impl Connected for Breakable {
+    type ConnectInfo = ();
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Breakable {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Breakable {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

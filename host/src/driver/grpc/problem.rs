@@ -1,0 +1,66 @@
+//! What a plugin's refusals mean to whoever asked.
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+
+use super::{Link, clean};
+use crate::model::{DriverName, Problem, ProblemKind};
+
+/// A call that failed as a whole.
+pub(super) fn of_status(driver: &DriverName, status: &Status) -> Problem {
+    let (kind, code) = meaning(status);
+    Problem::new(kind, code, clean(&format!("driver {driver}: {}", text(status))))
+        .with("grpc-code", format!("{:?}", status.code()))
+}
+
+fn meaning(status: &Status) -> (ProblemKind, &'static str) {
+    match status.code() {
+        Code::DeadlineExceeded | Code::Cancelled => (ProblemKind::Unavailable, "driver-deadline"),
+        Code::Unavailable => (ProblemKind::Unavailable, "driver-unavailable"),
+        // Our own decoder's word for a message above the bound.
+        Code::OutOfRange => (ProblemKind::Internal, "driver-answer-too-large"),
+        Code::InvalidArgument => (ProblemKind::Invalid, "driver-refused"),
+        Code::NotFound => (ProblemKind::NotFound, "driver-refused"),
+        Code::PermissionDenied | Code::Unauthenticated => (ProblemKind::Denied, "driver-refused"),
+        Code::AlreadyExists | Code::Aborted => (ProblemKind::Conflict, "driver-refused"),
+        Code::Unimplemented => (ProblemKind::Internal, "driver-without-service"),
+        Code::Internal | Code::DataLoss => (ProblemKind::Internal, "driver-failed"),
+        // The Go helper turns every plain error into Unknown: most of them pass.
+        _ => (ProblemKind::Unavailable, "driver-refused"),
+    }
+}
+
+fn text(status: &Status) -> String {
+    match status.message() {
+        "" => format!("{:?}", status.code()),
+        message => message.to_owned(),
+    }
+}
+
+/// A claim that a plugin refuses by its `error`. The API has no kinds, and whoever asked comes again, as under a kubelet.
+pub(super) fn of_claim(driver: &DriverName, error: &str) -> Problem {
+    Problem::unavailable("driver-refused", clean(&format!("driver {driver}: {error}")))
+}
+
+/// An answer that breaks a rule.
+pub(super) fn not_valid(driver: &DriverName, why: &str) -> Problem {
+    Problem::internal(
+        "driver-answer-not-valid",
+        clean(&format!("driver {driver} answered what is not valid: {why}")),
+    )
+}
+
+pub(super) fn no_answer(driver: &DriverName, deadline: Duration) -> Problem {
+    let message = format!("driver {driver} did not answer within {} ms", deadline.as_millis());
+    Problem::unavailable("driver-deadline", message)
+}
+
+pub(super) fn not_connected(driver: &DriverName, link: &Link) -> Problem {
+    let why = match link {
+        Link::Lost(why) => why.as_str(),
+        Link::Closed => "its registration is gone",
+        Link::Connecting | Link::Connected => "the connection is not made yet",
+    };
+    Problem::unavailable("driver-not-connected", clean(&format!("driver {driver} is not connected: {why}")))
+}
