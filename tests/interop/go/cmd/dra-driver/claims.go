@@ -17,7 +17,7 @@ import (
 
 // claimServer is as much of an API server as the helper needs: it answers what a claim is.
 type claimServer struct {
-	driver, pool string
+	driver, pool, request string
 
 	mutex sync.Mutex
 	// By namespace and name. Nil: no file was given, and every claim exists.
@@ -83,7 +83,7 @@ func (s *claimServer) find(key types.NamespacedName) *resourceapi.ResourceClaim 
 // makeUp invents a claim with one device, which has the claim's name.
 func (s *claimServer) makeUp(key types.NamespacedName) *resourceapi.ResourceClaim {
 	request := resourceapi.DeviceRequest{
-		Name:    "device",
+		Name:    s.request,
 		Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: s.driver},
 	}
 	result := resourceapi.DeviceRequestAllocationResult{

@@ -35,6 +35,7 @@ func run() error {
 	registryDir := flag.String("registry-dir", kubeletplugin.KubeletRegistryDir, "folder of registration sockets")
 	dataDir := flag.String("data-dir", "", "folder of the DRA socket (default: the helper's)")
 	node := flag.String("node-name", "node", "name of the node, and of the pool of claims that are made up")
+	request := flag.String("request", "device", "name of the request in claims that are made up")
 	updateUID := flag.String("rolling-update-uid", "", "UID of this instance; not empty: several may run at a time")
 	failClaim := flag.String("fail-claim", "", "regular expression of the names of claims that are refused")
 	claimsFile := flag.String("claims", "", "JSON file with a list of ResourceClaims (default: each claim exists)")
@@ -57,7 +58,7 @@ func run() error {
 	defer fail(nil)
 
 	record := &recorder{instance: *updateUID}
-	api := &claimServer{driver: *name, pool: *node}
+	api := &claimServer{driver: *name, pool: *node, request: *request}
 	if err := api.load(*claimsFile); err != nil {
 		return fmt.Errorf("--claims: %w", err)
 	}
