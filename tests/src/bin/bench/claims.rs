@@ -48,7 +48,7 @@ fn request(name: &str, device: &str) -> v1::PreparePodRequest {
     compose::request(&compose::pod(name), &[&compose::gpu_claim(name, &[device])])
 }
 
-fn measured(n: usize) -> v1::PreparePodRequest {
+pub(crate) fn measured(n: usize) -> v1::PreparePodRequest {
     request(&format!("pod-{n}"), &format!("gpus/gpu-{}", n % MEASURED))
 }
 
@@ -102,7 +102,7 @@ async fn at_once(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
 }
 
 /// Sends the requests, 64 under way at once; the time of each, and how many were refused.
-async fn storm(client: Client, requests: Vec<v1::PreparePodRequest>) -> (Times, usize) {
+pub(crate) async fn storm(client: Client, requests: Vec<v1::PreparePodRequest>) -> (Times, usize) {
     let outcomes = side_by_side(requests, move |request| {
         let mut client = client.clone();
         async move {

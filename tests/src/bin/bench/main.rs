@@ -3,6 +3,7 @@
 //! Speed is measured here and asserted nowhere. `--quick` runs every row a few times only, to show that all of them work.
 
 mod claims;
+mod native;
 mod sandbox;
 mod start;
 mod table;
@@ -34,6 +35,7 @@ struct Size {
     live: [usize; 3],
     /// Numbers of drivers.
     drivers: [usize; 3],
+    plugins: usize,
     loads: usize,
     starts: usize,
 }
@@ -43,12 +45,12 @@ const FULL: Size = Size {
     burst: 2048,
     rounds: 5,
     live: [0, 1000, 10_000],
-    drivers: [1, 10, 100],
+    drivers: [1, 10, 100], plugins: 500,
     loads: 20,
     starts: 10,
 };
 const QUICK: Size =
-    Size { single: 20, burst: 128, rounds: 1, live: [0, 50, 200], drivers: [1, 2, 4], loads: 2, starts: 2 };
+    Size { single: 20, burst: 128, rounds: 1, live: [0, 50, 200], drivers: [1, 2, 4], plugins: 8, loads: 2, starts: 2 };
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
@@ -61,6 +63,9 @@ async fn main() {
     }
     if wanted("claims") {
         claims::run(size, &mut table).await;
+    }
+    if wanted("native") {
+        native::run(size, &mut table).await;
     }
     if wanted("start") {
         start::run(size, &mut table).await;

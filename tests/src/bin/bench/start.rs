@@ -98,7 +98,7 @@ async fn all_serving(daemon: &Daemon, count: usize) {
     }
 }
 
-fn resident_mib(daemon: &Daemon) -> f64 {
+pub(crate) fn resident_mib(daemon: &Daemon) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
