@@ -67,6 +67,8 @@ pub mod kubelet {
     }
 }
 
+pub mod unix;
+
 /// DRA answers are maps by claim UID, generated as lists of entries (`build.rs` says why).
 mod claim_map {
     macro_rules! by_claim_uid {

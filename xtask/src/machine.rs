@@ -30,10 +30,12 @@ pub(crate) fn podman() -> Result<Podman, String> {
     Ok(Podman { program, runtime, busybox })
 }
 
+/// In the PATH, or where Go's own installer puts it.
 pub(crate) fn go() -> Finding {
-    match find("go") {
-        Some(_) => Finding::Present,
-        None => Finding::Missing("Go is not installed".into()),
+    if find("go").is_some() || is_program(Path::new("/usr/local/go/bin/go")) {
+        Finding::Present
+    } else {
+        Finding::Missing("Go is not installed".into())
     }
 }
 

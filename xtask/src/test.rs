@@ -47,7 +47,7 @@ fn report_skipped() {
 fn outside_software() -> [(&'static str, Finding); 3] {
     [
         ("devices in real containers", machine::podman().map_or_else(Finding::Missing, |_| Finding::Present)),
-        ("device plugins written in Go", machine::go()),
+        ("agents, kubelets and drivers written in Go", machine::go()),
         ("clients and plugins written in Python", machine::python_grpc()),
     ]
 }

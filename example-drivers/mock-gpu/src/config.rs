@@ -1,6 +1,5 @@
 //! The operator's config: which GPUs to simulate.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use nodedock_sdk::{Problem, parse_json};

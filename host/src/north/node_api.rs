@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use nodedock_proto::node::v1;
 use nodedock_proto::node::v1::node_server::{Node, NodeServer};
+use nodedock_proto::unix;
 use tokio::net::UnixListener;
-use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
+use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
@@ -35,8 +36,7 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
         .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
     let server = tonic::transport::Server::builder().add_service(service);
-    if let Err(error) = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped).await
-    {
+    if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), stopped).await {
         tracing::error!(error = chain(&error), "the node api ended");
     }
 }

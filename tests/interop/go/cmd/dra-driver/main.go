@@ -1,0 +1,165 @@
+// Command dra-driver is a DRA driver on the official helper library, as a vendor would write one: it registers in a registry folder,
+// prepares and gives up claims, and says on its standard output, one JSON object per line, what it was asked.
+//
+// The helper reads each claim from an API server before it asks the driver. Here that is a server inside this process: with --claims it
+// knows the claims of a file, otherwise every claim that is asked for, with one device of this driver.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"syscall"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "dra-driver:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	name := flag.String("driver-name", "gpu.example.com", "name of the driver")
+	registryDir := flag.String("registry-dir", kubeletplugin.KubeletRegistryDir, "folder of registration sockets")
+	dataDir := flag.String("data-dir", "", "folder of the DRA socket (default: the helper's)")
+	node := flag.String("node-name", "node", "name of the node, and of the pool of claims that are made up")
+	request := flag.String("request", "device", "name of the request in claims that are made up")
+	updateUID := flag.String("rolling-update-uid", "", "UID of this instance; not empty: several may run at a time")
+	failClaim := flag.String("fail-claim", "", "regular expression of the names of claims that are refused")
+	claimsFile := flag.String("claims", "", "JSON file with a list of ResourceClaims (default: each claim exists)")
+	cdiDir := flag.String("cdi-dir", "", "folder to write a CDI spec for each claim to (default: none is written)")
+	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(klogFlags)
+	verbosity := flag.Int("v", 2, "verbosity of the log on standard error")
+	flag.Parse()
+	if err := klogFlags.Set("v", fmt.Sprint(*verbosity)); err != nil {
+		return err
+	}
+	refused, err := pattern(*failClaim)
+	if err != nil {
+		return fmt.Errorf("--fail-claim: %w", err)
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+
+	record := &recorder{instance: *updateUID}
+	api := &claimServer{driver: *name, pool: *node, request: *request}
+	if err := api.load(*claimsFile); err != nil {
+		return fmt.Errorf("--claims: %w", err)
+	}
+	address, err := api.start()
+	if err != nil {
+		return fmt.Errorf("start the server of claims: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: address})
+	if err != nil {
+		return err
+	}
+	plugin := &driver{name: *name, refused: refused, cdiDir: *cdiDir, fail: fail}
+	options := []kubeletplugin.Option{
+		kubeletplugin.DriverName(*name),
+		kubeletplugin.KubeClient(client),
+		kubeletplugin.NodeName(*node),
+		kubeletplugin.RegistrarDirectoryPath(*registryDir),
+		kubeletplugin.RollingUpdate(types.UID(*updateUID)),
+		kubeletplugin.GRPCInterceptor(api.learn),
+		kubeletplugin.GRPCInterceptor(record.call),
+	}
+	if *dataDir != "" {
+		options = append(options, kubeletplugin.PluginDataDirectoryPath(*dataDir))
+	}
+	helper, err := kubeletplugin.Start(ctx, plugin, options...)
+	if err != nil {
+		return err
+	}
+	record.write(event{Event: "started"})
+	<-ctx.Done()
+	helper.Stop()
+	record.write(event{Event: "stopped"})
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+func pattern(text string) (*regexp.Regexp, error) {
+	if text == "" {
+		return nil, nil
+	}
+	return regexp.Compile(text)
+}
+
+// driver is what a vendor writes.
+type driver struct {
+	name    string
+	refused *regexp.Regexp
+	cdiDir  string
+	fail    context.CancelCauseFunc
+}
+
+func (d *driver) PrepareResourceClaims(
+	_ context.Context, claims []*resourceapi.ResourceClaim,
+) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	for _, claim := range claims {
+		devices, err := d.prepare(claim)
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
+	}
+	return results, nil
+}
+
+func (d *driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	if d.refused != nil && d.refused.MatchString(claim.Name) {
+		return nil, fmt.Errorf("claim %s/%s is refused by --fail-claim", claim.Namespace, claim.Name)
+	}
+	var devices []kubeletplugin.Device
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != d.name {
+			continue
+		}
+		devices = append(devices, kubeletplugin.Device{
+			Requests:     []string{result.Request},
+			PoolName:     result.Pool,
+			DeviceName:   result.Device,
+			CDIDeviceIDs: []string{cdiKind(d.name) + "=" + cdiDevice(claim.UID, result.Device)},
+			ShareID:      result.ShareID,
+		})
+	}
+	return devices, d.writeCDI(claim.UID, devices)
+}
+
+func (d *driver) UnprepareResourceClaims(
+	_ context.Context, claims []kubeletplugin.NamespacedObject,
+) (map[types.UID]error, error) {
+	results := make(map[types.UID]error, len(claims))
+	for _, claim := range claims {
+		results[claim.UID] = d.removeCDI(claim.UID)
+	}
+	return results, nil
+}
+
+func (d *driver) HandleError(_ context.Context, err error, msg string) {
+	klog.ErrorS(err, msg)
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		d.fail(fmt.Errorf("%s: %w", msg, err))
+	}
+}
+
+func (d *driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}

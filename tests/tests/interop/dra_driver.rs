@@ -1,0 +1,220 @@
+//! A DRA driver in Go on the official helper library, hosted by the daemon.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use nodedock_proto::node::v1;
+use nodedock_tests::compose::{claim, pod, request};
+use nodedock_tests::{DEADLINE, Daemon, Root, machine};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::time::timeout;
+
+use crate::programs;
+
+const NAME: &str = "gpu.example.com";
+const SERVICE: &str = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/";
+
+/// The driver's program, or nothing and a line that says what is left out.
+fn program() -> Option<PathBuf> {
+    let built = programs::go("dra-driver");
+    built.inspect_err(|why| machine::skip("a driver on the official library in Go", why)).ok()
+}
+
+/// A running instance of the driver. It is killed when dropped.
+struct Driver {
+    process: Child,
+    events: Lines<BufReader<ChildStdout>>,
+}
+
+impl Driver {
+    /// Starts it on the folders of a root. Its claims are those of `compose`, each with a device of the claim's name.
+    async fn start(root: &Root, program: &PathBuf, options: &[&str]) -> Self {
+        let data = root.path().join("plugins").join(NAME);
+        std::fs::create_dir_all(&data).expect("a folder of a new root");
+        let mut command = Command::new(program);
+        command.args(["--driver-name", NAME, "--node-name", "node", "--request", "device-0"]);
+        command.arg("--registry-dir").arg(root.state().join("plugins_registry"));
+        command.arg("--data-dir").arg(data).arg("--cdi-dir").arg(root.cdi()).args(options);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut process = command.spawn().expect("start the driver");
+        let stdout = process.stdout.take().expect("it is piped");
+        let mut driver = Self { process, events: BufReader::new(stdout).lines() };
+        driver.event("it starts", |event| event["event"] == "started").await;
+        driver
+    }
+
+    /// The next event that is wanted; those before are passed over.
+    async fn event(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let found = timeout(DEADLINE, async {
+            while let Some(line) = self.events.next_line().await.expect("read the driver's output") {
+                let event = serde_json::from_str(&line).expect("JSON");
+                if wanted(&event) {
+                    return event;
+                }
+            }
+            panic!("the driver ended before {what}");
+        });
+        found.await.unwrap_or_else(|_| panic!("waited in vain for the driver until {what}"))
+    }
+
+    /// The next call of a method of the DRA service: its claims.
+    async fn claims_of(&mut self, method: &str) -> Value {
+        let full = format!("{SERVICE}{method}");
+        let mut call =
+            self.event(&format!("{method} is called"), |event| event["method"] == full.as_str()).await;
+        call["claims"].take()
+    }
+
+    async fn registered(&mut self) {
+        self.event("it is registered", |event| event["registered"] == true).await;
+    }
+
+    /// Asks it to end as Kubernetes asks a pod.
+    async fn stop(mut self) {
+        let id = self.process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        kill_process(id.expect("it runs"), Signal::TERM).expect("a child may be signalled");
+        let ended = timeout(DEADLINE, self.process.wait()).await.expect("the driver ends");
+        assert!(ended.expect("a child can be waited for").success());
+    }
+
+    async fn kill(mut self) {
+        self.process.kill().await.expect("a child may be killed");
+    }
+}
+
+/// Waits until the instance whose socket's name contains `instance` serves.
+async fn until_serving(daemon: &Daemon, instance: &str) {
+    daemon
+        .until(&format!("{NAME} {instance} serves"), async |mut client| {
+            let answer = client.list_drivers(v1::ListDriversRequest::default()).await;
+            let drivers = answer.map_err(|status| status.to_string())?.into_inner().drivers;
+            let wanted = |driver: &&v1::Driver| driver.name == NAME && driver.source.contains(instance);
+            let serves = drivers.iter().find(wanted).is_some_and(|driver| driver.state == "serving");
+            if serves { Ok(()) } else { Err(format!("{drivers:#?}")) }
+        })
+        .await;
+}
+
+fn claim_of(name: &str) -> v1::Claim {
+    claim(name, &[&format!("{NAME}/node/{name}")])
+}
+
+fn cdi(name: &str) -> String {
+    format!("{NAME}/claim=claim-{name}-{name}")
+}
+
+/// A claim as the driver tells of it.
+fn told(name: &str) -> Value {
+    json!({"namespace": "default", "name": name, "uid": format!("claim-{name}")})
+}
+
+fn told_prepared(name: &str) -> Value {
+    let mut told = told(name);
+    told["cdi"] = json!([cdi(name)]);
+    told
+}
+
+#[tokio::test]
+async fn the_claims_of_a_pod_are_prepared_and_given_up_in_one_call_each() {
+    let Some(program) = program() else { return };
+    let daemon = Daemon::start().await;
+    let mut driver = Driver::start(&daemon, &program, &[]).await;
+    driver.registered().await;
+    until_serving(&daemon, NAME).await;
+
+    let pod = pod("both");
+    let answer = daemon.prepared(request(&pod, &[&claim_of("a"), &claim_of("b")])).await;
+    let [container] = answer.containers.as_slice() else { panic!("one container: {answer:#?}") };
+    assert_eq!(container.cdi_devices, [cdi("a"), cdi("b")]);
+    let asked = driver.claims_of("NodePrepareResources").await;
+    assert_eq!(asked, json!([told_prepared("a"), told_prepared("b")]));
+
+    let outcomes = daemon.unprepare(&pod).await;
+    assert!(outcomes.iter().all(|(_, outcome)| outcome == "unprepared"), "{outcomes:?}");
+    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([told("a"), told("b")]));
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_the_driver_refuses_is_named_with_its_reason() {
+    let Some(program) = program() else { return };
+    let daemon = Daemon::start().await;
+    let _driver = Driver::start(&daemon, &program, &["--fail-claim", "^bad"]).await;
+    until_serving(&daemon, NAME).await;
+
+    let pod = pod("half");
+    let answer = daemon.prepare(request(&pod, &[&claim_of("bad"), &claim_of("good")])).await;
+    let outcome = |name: &str| {
+        let has_name = |claim: &&v1::ClaimOutcome| claim.id.as_ref().is_some_and(|id| id.name == name);
+        answer.claims.iter().find(has_name).unwrap_or_else(|| panic!("{name} is in {answer:#?}"))
+    };
+    assert_eq!(outcome("good").outcome, "prepared");
+    assert_eq!(outcome("bad").outcome, "refused");
+    let problem = outcome("bad").problem.as_ref().expect("a refusal has a problem");
+    assert!(problem.message.contains("refused by --fail-claim"), "{problem:?}");
+    assert!(answer.containers.is_empty(), "{answer:#?}");
+}
+
+#[tokio::test]
+async fn a_new_instance_takes_over_and_the_old_one_falls_in_for_it() {
+    let Some(program) = program() else { return };
+    let daemon = Daemon::start().await;
+    let mut old = Driver::start(&daemon, &program, &["--rolling-update-uid", "old"]).await;
+    until_serving(&daemon, "-old-").await;
+    let first = pod("first");
+    daemon.prepared(request(&first, &[&claim_of("a")])).await;
+    assert_eq!(old.claims_of("NodePrepareResources").await, json!([told_prepared("a")]));
+
+    let mut new = Driver::start(&daemon, &program, &["--rolling-update-uid", "new"]).await;
+    until_serving(&daemon, "-new-").await;
+    let second = pod("second");
+    daemon.prepared(request(&second, &[&claim_of("b")])).await;
+    assert_eq!(new.claims_of("NodePrepareResources").await, json!([told_prepared("b")]));
+    // What the old instance prepared, the new one gives up.
+    daemon.unprepare(&first).await;
+    assert_eq!(new.claims_of("NodeUnprepareResources").await, json!([told("a")]));
+
+    new.stop().await;
+    until_serving(&daemon, "-old-").await;
+    daemon.unprepare(&second).await;
+    assert_eq!(old.claims_of("NodeUnprepareResources").await, json!([told("b")]));
+}
+
+#[tokio::test]
+async fn a_driver_that_crashed_gives_up_what_it_prepared_before() {
+    let Some(program) = program() else { return };
+    let daemon = Daemon::start().await;
+    let driver = Driver::start(&daemon, &program, &[]).await;
+    until_serving(&daemon, NAME).await;
+    let pod = pod("one");
+    daemon.prepared(request(&pod, &[&claim_of("a")])).await;
+
+    driver.kill().await;
+    let mut driver = Driver::start(&daemon, &program, &[]).await;
+    driver.registered().await;
+    until_serving(&daemon, NAME).await;
+    daemon.unprepare(&pod).await;
+    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([told("a")]));
+    assert!(daemon.claims().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_daemon_that_crashed_finds_the_driver_again() {
+    let Some(program) = program() else { return };
+    let mut daemon = Daemon::start().await;
+    let mut driver = Driver::start(&daemon, &program, &[]).await;
+    driver.registered().await;
+    until_serving(&daemon, NAME).await;
+    let pod = pod("one");
+    let before = daemon.prepared(request(&pod, &[&claim_of("a")])).await;
+
+    daemon.crash().await;
+    driver.registered().await;
+    until_serving(&daemon, NAME).await;
+    assert_eq!(daemon.pod_devices(&pod).await.expect("the pod is known").containers, before.containers);
+    daemon.unprepare(&pod).await;
+    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([told("a")]));
+}

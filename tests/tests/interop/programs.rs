@@ -1,0 +1,58 @@
+//! The programs of `tests/interop`, or in one line why this machine cannot have them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use nodedock_tests::machine::{program, run};
+
+/// For the modules of a program, a few dozen megabytes, to arrive.
+const FETCH_SECONDS: &str = "300";
+/// For the official libraries to be compiled on a slow machine.
+const BUILD_SECONDS: &str = "900";
+
+/// A program of the Go module, built. Without Go or its modules there is none; a program that does not compile is a failure.
+pub(crate) fn go(name: &str) -> Result<PathBuf, String> {
+    // One at a time: they share most of what has to be compiled.
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _building = BUILDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let go = program("go").or_else(usual_go).ok_or("Go is not installed")?;
+    let package = format!("./cmd/{name}");
+    let list = ["list", "-deps", "-f", "{{.Name}}", &package];
+    bounded(FETCH_SECONDS, &go, &list).map_err(|why| format!("Go modules cannot be fetched: {why}"))?;
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop").join(name);
+    let output = built.to_str().expect("the target folder has a name in UTF-8");
+    let built_in_time = bounded(BUILD_SECONDS, &go, &["build", "-buildvcs=false", "-o", output, &package]);
+    built_in_time.unwrap_or_else(|why| panic!("go build {package}: {why}"));
+    Ok(built)
+}
+
+/// Where Go's own installer puts it, which not everybody's PATH has.
+fn usual_go() -> Option<PathBuf> {
+    Some(PathBuf::from("/usr/local/go/bin/go")).filter(|go| go.is_file())
+}
+
+fn bounded(seconds: &str, go: &Path, args: &[&str]) -> Result<(), String> {
+    let mut command = Command::new("timeout");
+    command.arg(seconds).arg(go).args(args).current_dir(sources("go")).stdout(Stdio::null());
+    let output = command.stdin(Stdio::null()).stderr(Stdio::piped()).output();
+    let output = output.map_err(|error| format!("timeout: {error}"))?;
+    match output.status.code() {
+        Some(0) => Ok(()),
+        Some(124) => Err(format!("it took more than {seconds} s")),
+        _ => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    }
+}
+
+/// A Python that has grpcio.
+pub(crate) fn python() -> Result<PathBuf, String> {
+    let python = program("python3").ok_or("Python is not installed")?;
+    run(Command::new(&python).args(["-c", "import grpc"]))
+        .map_err(|_| "Python has no grpcio (python3 -m pip install grpcio)".to_owned())?;
+    Ok(python)
+}
+
+/// A folder of `tests/interop`.
+pub(crate) fn sources(language: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("interop").join(language)
+}
