@@ -3,6 +3,7 @@
 mod contention;
 mod daemon;
 mod interrupted;
+mod native;
 
 use std::collections::BTreeMap;
 

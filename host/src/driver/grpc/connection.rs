@@ -3,13 +3,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::base::backoff::Backoff;
@@ -60,34 +61,44 @@ struct State {
 
 /// Handle to a connection; a clone is the same one. It is kept until the tasks stop that it was opened with.
 #[derive(Debug, Clone)]
-pub struct Connection(watch::Receiver<State>);
+pub struct Connection {
+    state: watch::Receiver<State>,
+    redial: Arc<Notify>,
+}
 
 impl Connection {
     /// Begins to connect.
     pub fn open(socket: PathBuf, tasks: &Tasks) -> Self {
-        let (state, receiver) = watch::channel(State::default());
-        tasks.spawn("plugin-connection", keep(socket, tasks.clone(), state));
-        Self(receiver)
+        let (sender, state) = watch::channel(State::default());
+        let redial = Arc::new(Notify::new());
+        let keeper = Keeper { socket, state: sender, redial: redial.clone() };
+        tasks.spawn("plugin-connection", keeper.run(tasks.clone()));
+        Self { state, redial }
+    }
+
+    /// Connects anew, because another process may stand behind the socket. Who waits for a channel waits on for the new one.
+    pub fn redial(&self) {
+        self.redial.notify_one();
     }
 
     pub fn link(&self) -> Link {
-        self.0.borrow().link.clone()
+        self.state.borrow().link.clone()
     }
 
     pub fn is_connected(&self) -> bool {
-        self.0.borrow().link == Link::Connected
+        self.state.borrow().link == Link::Connected
     }
 
     /// Resolves when the link is another one than when this handle last looked; never again when it is closed.
     pub async fn changed(&mut self) {
-        if self.0.changed().await.is_err() {
+        if self.state.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
     /// A channel to call on, waiting for one at most `wait`. The error is the link as it is then.
     pub(super) async fn channel(&self, wait: Duration) -> Result<Channel, Link> {
-        let mut receiver = self.0.clone();
+        let mut receiver = self.state.clone();
         let settled = receiver.wait_for(|state| state.channel.is_some() || state.link == Link::Closed);
         if let Ok(Ok(state)) = tokio::time::timeout(wait, settled).await
             && let Some(channel) = state.channel.clone()
@@ -98,42 +109,56 @@ impl Connection {
     }
 }
 
-/// Keeps the connection until the tasks stop.
-async fn keep(socket: PathBuf, tasks: Tasks, state: watch::Sender<State>) {
-    let stopped = tasks.stopped();
-    tokio::pin!(stopped);
-    let mut backoff = Backoff::new(limit::RECONNECT_MIN, limit::RECONNECT_MAX);
-    loop {
-        tokio::select! {
-            // Calls in flight have handles of their own and end by themselves.
-            () = &mut stopped => break,
-            () = connect_once(&socket, &state, &mut backoff) => {}
-        }
-        tokio::select! {
-            () = &mut stopped => break,
-            () = tokio::time::sleep(backoff.delay()) => {}
-        }
-    }
-    state.send_replace(State { link: Link::Closed, channel: None });
+/// Keeps the connection.
+struct Keeper {
+    socket: PathBuf,
+    state: watch::Sender<State>,
+    redial: Arc<Notify>,
 }
 
-/// Connects, and returns when the connection is lost or could not be made.
-async fn connect_once(socket: &Path, state: &watch::Sender<State>, backoff: &mut Backoff) {
-    let lost = match dial(socket, limit::PLUGIN_DIAL).await {
-        Ok((channel, ended)) => {
-            backoff.reset();
-            state.send_replace(State { link: Link::Connected, channel: Some(channel) });
-            // Either way the stream is gone.
-            ended.await.ok();
-            "the plugin closed the connection".to_owned()
+impl Keeper {
+    /// Until the tasks stop.
+    async fn run(self, tasks: Tasks) {
+        let stopped = tasks.stopped();
+        tokio::pin!(stopped);
+        let mut backoff = Backoff::new(limit::RECONNECT_MIN, limit::RECONNECT_MAX);
+        loop {
+            tokio::select! {
+                // Calls in flight have handles of their own and end by themselves, here and below.
+                () = &mut stopped => break,
+                () = self.redial.notified() => {
+                    self.state.send_replace(State::default());
+                    continue;
+                }
+                () = self.connect_once(&mut backoff) => {}
+            }
+            tokio::select! {
+                () = &mut stopped => break,
+                () = self.redial.notified() => {}
+                () = tokio::time::sleep(backoff.delay()) => {}
+            }
         }
-        Err(error) => chain(&error),
-    };
-    state.send_if_modified(|state| {
-        let before = std::mem::replace(&mut state.link, Link::Lost(lost));
-        state.channel = None;
-        before != state.link
-    });
+        self.state.send_replace(State { link: Link::Closed, channel: None });
+    }
+
+    /// Connects, and returns when the connection is lost or could not be made.
+    async fn connect_once(&self, backoff: &mut Backoff) {
+        let lost = match dial(&self.socket, limit::PLUGIN_DIAL).await {
+            Ok((channel, ended)) => {
+                backoff.reset();
+                self.state.send_replace(State { link: Link::Connected, channel: Some(channel) });
+                // Either way the stream is gone.
+                ended.await.ok();
+                "the plugin closed the connection".to_owned()
+            }
+            Err(error) => chain(&error),
+        };
+        self.state.send_if_modified(|state| {
+            let before = std::mem::replace(&mut state.link, Link::Lost(lost));
+            state.channel = None;
+            before != state.link
+        });
+    }
 }
 
 /// Connects to a socket. The receiver resolves when the connection has ended.

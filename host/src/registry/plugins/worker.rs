@@ -15,6 +15,7 @@ use crate::base::tasks::Tasks;
 use crate::driver::grpc::{Connection, DraPlugin, Health, PluginInfo, Registrar, RegistrarError};
 use crate::driver::{Driver, DriverIdentity};
 use crate::model::{DriverKind, DriverName, Problem};
+use crate::registry::device_plugins::DevicePluginEndpoint;
 use crate::registry::instances::{Native, Taken};
 use crate::registry::{DriverState, DriverView};
 
@@ -37,11 +38,28 @@ pub(super) struct Worker {
     waiting: Option<Waiting>,
 }
 
+/// What goes on for a registered plugin.
 struct Registered {
-    /// What goes on for the instance; stopped with it.
-    tasks: Tasks,
     /// None: a device plugin, to which nobody is connected here.
-    dra: Option<(DriverName, Connection)>,
+    dra: Option<DraInstance>,
+}
+
+struct DraInstance {
+    name: DriverName,
+    endpoint: PathBuf,
+    connection: Connection,
+    /// The connection ends with these.
+    tasks: Tasks,
+    health_tasks: Tasks,
+}
+
+impl Registered {
+    fn stop(&self) {
+        if let Some(dra) = &self.dra {
+            dra.tasks.stop();
+            dra.health_tasks.stop();
+        }
+    }
 }
 
 struct Waiting {
@@ -117,24 +135,26 @@ impl Worker {
             Next::Order(None) => return false,
             Next::Retry => self.register("retry", freed).await,
             Next::LinkChanged => {
-                if let Some((name, _)) =
-                    self.registered.as_ref().and_then(|registered| registered.dra.as_ref())
-                {
-                    self.shared.registry.settle(name);
+                if let Some(dra) = self.instance() {
+                    self.shared.registry.settle(&dra.name);
                 }
             }
         }
         true
     }
 
+    fn instance(&self) -> Option<&DraInstance> {
+        self.registered.as_ref().and_then(|registered| registered.dra.as_ref())
+    }
+
     fn show(&self, change: impl FnOnce(&mut DriverView)) {
         self.shared.registry.update(DriverKind::Grpc, &self.source, change);
     }
 
-    /// From the beginning, as a kubelet does for a socket that was made anew: what was registered is taken back first.
+    /// From the beginning. What was registered on the socket before stands until the new registration does, so that a plugin
+    /// that is replaced under the same names is not missed; a kubelet takes it back first. If a step fails it is taken back.
     async fn register(&mut self, cause: &str, freed: &mut watch::Receiver<u64>) {
-        self.dismiss();
-        if self.waiting.is_none() {
+        if self.registered.is_none() && self.waiting.is_none() {
             self.show(|view| view.state = DriverState::Seen);
         }
         // What becomes free from here on is worth another try.
@@ -158,58 +178,59 @@ impl Worker {
         }
     }
 
-    /// Returns the plugin's name.
+    /// Returns the plugin's name. If it fails, `registered` is what has to be taken back.
     async fn shake_hands(&mut self) -> Result<String, Refusal> {
         let mut registrar = Registrar::dial(&self.socket, self.shared.times.steps).await?;
         let info = registrar.info().await?;
         let name = info.name.clone();
-        match self.admit(info).await {
-            Ok(registered) => self.registered = Some(registered),
-            Err(refusal) => {
-                let told = registrar.refuse(&format!("{refusal} at socket {}", self.source)).await;
-                if let Err(error) = told {
-                    tracing::debug!(
-                        socket = self.source,
-                        error = chain(&error),
-                        "the plugin was not told that it is refused"
-                    );
-                }
-                return Err(refusal);
+        if let Err(refusal) = self.admit(info).await {
+            let told = registrar.refuse(&format!("{refusal} at socket {}", self.source)).await;
+            if let Err(error) = told {
+                tracing::debug!(
+                    socket = self.source,
+                    error = chain(&error),
+                    "the plugin was not told that it is refused"
+                );
             }
+            return Err(refusal);
         }
         registrar.accept().await?;
         Ok(name)
     }
 
-    async fn admit(&self, info: PluginInfo) -> Result<Registered, Refusal> {
+    async fn admit(&mut self, info: PluginInfo) -> Result<(), Refusal> {
         let offer = offer::read(info, &self.socket)?;
         let endpoint = resolve(offer.endpoint()).await.map_err(OfferError::from)?;
         match offer {
-            Offer::Dra(offer) => Ok(self.admit_dra(offer, endpoint)?),
-            Offer::DevicePlugin(offer) => {
-                self.show(|view| {
-                    view.state = DriverState::Described;
-                    view.summary = format!("device plugin for {}", offer.resource);
-                    view.reason =
-                        "registered; waits for the device manager, so its devices are not handed out"
-                            .to_owned();
-                    view.version = "v1beta1".to_owned();
-                });
-                self.shared.device_plugins.put(&self.source, offer);
-                Ok(Registered { tasks: self.shared.tasks.child(), dra: None })
-            }
+            Offer::Dra(offer) => self.admit_dra(offer, endpoint)?,
+            Offer::DevicePlugin(offer) => self.admit_device_plugin(offer),
         }
+        Ok(())
     }
 
-    fn admit_dra(&self, offer: DraOffer, endpoint: PathBuf) -> Result<Registered, Taken> {
-        let DraOffer { name, endpoint: path, service, health, services } = offer;
+    fn admit_device_plugin(&mut self, offer: DevicePluginEndpoint) {
+        self.dismiss();
+        self.show(|view| {
+            view.name = None;
+            view.state = DriverState::Described;
+            view.summary = format!("device plugin for {}", offer.resource);
+            view.reason =
+                "registered; waits for the device manager, so its devices are not handed out".to_owned();
+            view.version = "v1beta1".to_owned();
+        });
+        self.shared.device_plugins.put(&self.source, offer);
+        self.registered = Some(Registered { dra: None });
+    }
+
+    fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Taken> {
+        let DraOffer { name, endpoint, service, health, services } = offer;
         self.show(|view| {
             view.name = Some(name.clone());
             view.version = service.version().to_owned();
-            view.summary = format!("native DRA plugin at {}", path.display());
+            view.summary = format!("native DRA plugin at {}", endpoint.display());
         });
-        let tasks = self.shared.tasks.child();
-        let connection = Connection::open(path, &tasks);
+        let (connection, tasks) = self.connect(&endpoint);
+        let health_tasks = tasks.child();
         let plugin = DraPlugin { name: name.clone(), service, connection: connection.clone() };
         let identity = DriverIdentity {
             name: name.clone(),
@@ -221,13 +242,44 @@ impl Worker {
         };
         let (identity, claims) = (Arc::new(identity), Some(Arc::new(plugin) as _));
         let driver = Driver { identity, claims, devices: None, inventory: None };
-        let health = health.map(|service| Health::follow(name.clone(), service, connection.clone(), &tasks));
-        let native = Native { endpoint, services, connection: connection.clone(), health };
+        let health =
+            health.map(|service| Health::follow(name.clone(), service, connection.clone(), &health_tasks));
+        let native = Native { endpoint: resolved, services, connection: connection.clone(), health };
+        let now = Registered { dra: Some(DraInstance { name, endpoint, connection, tasks, health_tasks }) };
         if let Err(taken) = self.shared.registry.serve_instance(&self.source, driver, native) {
-            tasks.stop();
+            now.stop();
             return Err(taken);
         }
-        Ok(Registered { tasks, dra: Some((name, connection)) })
+        self.shared.device_plugins.remove(&self.source);
+        self.replace(now);
+        Ok(())
+    }
+
+    /// The connection to an endpoint: the one that stands, dialled anew, where the endpoint is the same as before.
+    fn connect(&self, endpoint: &Path) -> (Connection, Tasks) {
+        match self.instance() {
+            Some(before) if before.endpoint == endpoint => {
+                before.connection.redial();
+                (before.connection.clone(), before.tasks.clone())
+            }
+            _ => {
+                let tasks = self.shared.tasks.child();
+                (Connection::open(endpoint.to_owned(), &tasks), tasks)
+            }
+        }
+    }
+
+    /// Stops what is not used any more of what was registered before.
+    fn replace(&mut self, now: Registered) {
+        let endpoint = |registered: &Registered| registered.dra.as_ref().map(|dra| dra.endpoint.clone());
+        let is_kept = |before: &Registered| endpoint(before) == endpoint(&now);
+        if let Some(before) = self.registered.take() {
+            match &before.dra {
+                Some(dra) if is_kept(&before) => dra.health_tasks.stop(),
+                _ => before.stop(),
+            }
+        }
+        self.registered = Some(now);
     }
 
     fn failed(&mut self, refusal: &Refusal, cause: &str) {
@@ -255,7 +307,7 @@ impl Worker {
         let Some(registered) = self.registered.take() else { return };
         self.shared.registry.retire(&self.source);
         self.shared.device_plugins.remove(&self.source);
-        registered.tasks.stop();
+        registered.stop();
     }
 
     /// The socket is gone: its claims stay.
@@ -284,7 +336,7 @@ async fn retry(waiting: Option<&Waiting>, freed: &mut watch::Receiver<u64>) {
 
 async fn link_changed(registered: Option<&mut Registered>) {
     match registered.and_then(|registered| registered.dra.as_mut()) {
-        Some((_, connection)) => connection.changed().await,
+        Some(dra) => dra.connection.changed().await,
         None => std::future::pending().await,
     }
 }
