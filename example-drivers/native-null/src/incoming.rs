@@ -6,8 +6,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{UnixListener, UnixStream};
-use tokio_stream::{Stream, StreamExt, wrappers::UnixListenerStream};
+use nodedock_proto::unix::{self, Connection};
+use tokio::net::UnixListener;
+use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
@@ -23,22 +24,18 @@ pub(crate) fn listen(path: &Path, stop: &CancellationToken) -> io::Result<Incomi
         std::fs::create_dir_all(folder)?;
     }
     let stop = stop.clone();
-    let connections = UnixListenerStream::new(UnixListener::bind(path)?).map(move |stream| {
+    // A kubelet's registration client sends the socket's path as the authority, which HTTP/2 in Rust does not take as it is.
+    let connections = unix::incoming(UnixListener::bind(path)?).map(move |stream| {
         let broken = Box::pin(stop.clone().cancelled_owned());
-        stream.map(|stream| Breakable { stream: tolerant(stream), broken })
+        let Ok(stream) = stream;
+        Ok(Breakable { stream, broken })
     });
     Ok(Box::pin(connections))
 }
 
-/// A kubelet's registration client sends the socket's path, percent-encoded, as the authority, and HTTP/2 in Rust takes no such
-/// request. A plugin for a real kubelet puts a layer here that replaces the authority; Nodedock sends `localhost`.
-fn tolerant(stream: UnixStream) -> UnixStream {
-    stream
-}
-
 /// A stream that breaks when the plugin dies, as the kernel breaks those of a process that is killed.
 pub(crate) struct Breakable {
-    stream: UnixStream,
+    stream: Connection,
     broken: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
