@@ -4,6 +4,7 @@ pub mod backoff;
 pub mod changes;
 pub mod clock;
 pub mod error;
+pub mod memory;
 pub mod socket;
 pub mod tasks;
 pub mod telemetry;

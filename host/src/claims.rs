@@ -211,7 +211,7 @@ impl Claims {
     ) -> PodOutcome {
         let (inner, asked) = (self.0.clone(), request.clone());
         let work = async move { inner.prepare_pod(request, inline, request_id).await };
-        self.detached(work).await.unwrap_or_else(|| prepare::interrupted_pod(asked))
+        self.0.tasks.complete("pod", work).await.unwrap_or_else(|| prepare::interrupted_pod(asked))
     }
 
     /// Gives up what a pod holds. Goes on when the caller goes away.
@@ -222,17 +222,7 @@ impl Claims {
     ) -> Result<Vec<PodOutcome>, Problem> {
         let inner = self.0.clone();
         let work = async move { inner.unprepare_pod(selector, request_id).await };
-        self.detached(work).await.ok_or_else(interrupted)
-    }
-
-    /// Runs an operation to its end whatever becomes of the caller. None: the runtime is going down.
-    async fn detached<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
-        let (done, outcome) = tokio::sync::oneshot::channel();
-        self.0.tasks.spawn("pod", async move {
-            // The caller may have gone away.
-            let _ = done.send(work.await);
-        });
-        outcome.await.ok()
+        self.0.tasks.complete("pod", work).await.ok_or_else(interrupted)
     }
 
     /// Every claim, by namespace and name.

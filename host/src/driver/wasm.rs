@@ -47,6 +47,7 @@ use self::stats::Counters;
 use self::sysfs::SysfsRoot;
 use super::grant::{self, Capabilities, Effective, Grant, LimitRequest, Limits};
 use super::{Ledger, NodeFacts};
+use crate::base::memory;
 use crate::model::DriverName;
 use crate::model::limit::{CALLS_MAX, CALLS_PER_DRIVER, LOOK_WALL, SYSFS_THREADS_PER_DRIVER};
 
@@ -256,6 +257,8 @@ impl WasmHost {
             let _turn = host.compiling.lock().unwrap_or_else(PoisonError::into_inner);
             let mut surface = Surface::default();
             let compiled = host.compile_now(&file, &mut surface);
+            drop(file);
+            memory::give_back();
             (compiled, surface)
         });
         let (compiled, seen) = thread.await.map_err(|error| LoadError::Host(format!("compile: {error}")))?;

@@ -14,8 +14,11 @@ const MEASURED: usize = 2048;
 const BESIDE: usize = 2048;
 /// Requests under way at once.
 const AT_ONCE: usize = 64;
+/// Pages that a commit of one claim writes, as `strace` shows them.
+const PAGES_OF_A_COMMIT: usize = 6;
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
+    disk(size, table);
     for live in size.live {
         let cdi = CdiOnTmpfs::new();
         let daemon = daemon(&cdi).await;
@@ -23,6 +26,33 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         one_at_a_time(&daemon, size, live, table).await;
         at_once(&daemon, size, live, table).await;
     }
+}
+
+/// What the disk under the checkpoint takes by itself: the sync of as many pages as a commit writes.
+fn disk(size: Size, table: &mut Table) {
+    use std::os::unix::fs::FileExt;
+    let root = Root::new();
+    let file =
+        std::fs::File::options().read(true).write(true).create_new(true).open(root.path().join("disk"));
+    let file = file.expect("a new file");
+    file.write_all_at(&vec![1; 1 << 20], 0).and_then(|()| file.sync_all()).expect("a file of 1 MiB");
+    for pages in [1, PAGES_OF_A_COMMIT] {
+        let mut times = Times::default();
+        for n in 0..size.single {
+            let started = Instant::now();
+            for page in 0..pages {
+                let at = (n * 7 + page * 13) % 256 * 4096;
+                file.write_all_at(&[2; 4096], at as u64).expect("write a page");
+            }
+            file.sync_data().expect("sync");
+            times.add(started.elapsed());
+        }
+        table.times(&disk_row(pages), &times, &disk_row(1), "the same disk, no daemon");
+    }
+}
+
+fn disk_row(pages: usize) -> String {
+    format!("fdatasync of {pages} pages")
 }
 
 /// A daemon with simulated GPUs enough for every row.
@@ -70,7 +100,8 @@ async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Tab
     let each = (written_since(daemon, written) / size.single as u64) >> 10;
     let first = size.live[0];
     let note = format!("{each} KiB written for both");
-    table.times(&prepare_row(live), &prepares, &prepare_row(first), &note);
+    let against = if live == first { disk_row(PAGES_OF_A_COMMIT) } else { prepare_row(first) };
+    table.times(&prepare_row(live), &prepares, &against, &note);
     table.times(&format!("unprepare, {live} live"), &unprepares, &format!("unprepare, {first} live"), "");
 }
 

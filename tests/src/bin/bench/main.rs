@@ -45,12 +45,21 @@ const FULL: Size = Size {
     burst: 2048,
     rounds: 5,
     live: [0, 1000, 10_000],
-    drivers: [1, 10, 100], plugins: 500,
+    drivers: [1, 10, 100],
+    plugins: 500,
     loads: 20,
     starts: 10,
 };
-const QUICK: Size =
-    Size { single: 20, burst: 128, rounds: 1, live: [0, 50, 200], drivers: [1, 2, 4], plugins: 8, loads: 2, starts: 2 };
+const QUICK: Size = Size {
+    single: 20,
+    burst: 128,
+    rounds: 1,
+    live: [0, 50, 200],
+    drivers: [1, 2, 4],
+    plugins: 8,
+    loads: 2,
+    starts: 2,
+};
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {

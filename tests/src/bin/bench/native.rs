@@ -60,7 +60,10 @@ async fn side_by_side(size: Size, table: &mut Table) {
 
 fn native_request(n: usize) -> nodedock_proto::node::v1::PreparePodRequest {
     let name = format!("native-{n}");
-    compose::request(&compose::pod(&name), &[&compose::claim(&name, &[&format!("null.example.com/null/null-{n}")])])
+    compose::request(
+        &compose::pod(&name),
+        &[&compose::claim(&name, &[&format!("null.example.com/null/null-{n}")])],
+    )
 }
 
 /// The call to the plugin alone, as the daemon makes it, from here.
@@ -80,7 +83,12 @@ async fn bare(size: Size, plugin: &Plugin, table: &mut Table) {
         client.node_prepare_resources(request).await.expect("a bare call");
         times.add(started.elapsed());
     }
-    table.times("bare gRPC round trip to the plugin", &times, "prepare through a native plugin", "no daemon between");
+    table.times(
+        "bare gRPC round trip to the plugin",
+        &times,
+        "prepare through a native plugin",
+        "no daemon between",
+    );
 }
 
 async fn many(size: Size, table: &mut Table) {
@@ -96,7 +104,13 @@ async fn many(size: Size, table: &mut Table) {
     }
     let took = started.elapsed().as_secs_f64() * 1000.0;
     let count = size.plugins;
-    table.figures(&format!("{count} plugins at once: all registered"), vec![took], "ms", "", "from the first socket");
+    table.figures(
+        &format!("{count} plugins at once: all registered"),
+        vec![took],
+        "ms",
+        "",
+        "from the first socket",
+    );
     let each = (resident_mib(&daemon) - before) * 1024.0 / count as f64;
     table.figures("memory of the daemon per registered plugin", vec![each], "KiB", "", "");
     let requests = (0..count).map(|n| {
