@@ -1,5 +1,6 @@
 //! The daemon is killed. The driver goes on: it may have done what nobody heard of.
 
+use nodedock_proto::node::v1::ClaimStatus;
 use nodedock_tests::compose::pod;
 use scripted::Word;
 
@@ -94,10 +95,26 @@ pub(crate) async fn a_crash_while_the_driver_gives_up<K: Kind>() -> Story {
     scene.until_asked("unprepare ok", 2).await;
     scene.see(&[("ok", "unpreparing")]).await;
     scene.release().await;
-    let gone = |claims: &[nodedock_proto::node::v1::ClaimStatus]| claims.len() == 1;
-    scene.daemon.until_claims("only the claim that ended the hold is left", gone).await;
+    let only_one = |claims: &[ClaimStatus]| claims.len() == 1;
+    scene.daemon.until_claims("only the claim that ended the hold is left", only_one).await;
     scene.told(&["prepare ok", "unprepare ok", "unprepare ok", "prepare release"]);
     assert_eq!(scene.daemon.unprepare(&pod(POD)).await, []);
+    scene.clean().await;
+    scene.end()
+}
+
+pub(crate) async fn a_crash_while_the_driver_is_gone<K: Kind>() -> Story {
+    let mut scene = Scene::<K>::start().await;
+    let before = scene.prepare(&["ok", "ok-2"]).await;
+    scene.kind.leave(&scene.daemon).await;
+    scene.daemon.crash().await;
+    assert_eq!(scene.prepare(&["ok", "ok-2"]).await, before, "what is prepared needs no driver");
+    scene.unprepare_to(&[("ok", "driver-unknown"), ("ok-2", "driver-unknown")]).await;
+    scene.daemon.crash().await;
+    scene.see(&[("ok", "unpreparing"), ("ok-2", "unpreparing")]).await;
+    scene.kind.come(&scene.daemon).await;
+    scene.daemon.until_claims("the driver is back", <[_]>::is_empty).await;
+    scene.told(&["prepare ok,ok-2", "unprepare ok", "unprepare ok-2"]);
     scene.clean().await;
     scene.end()
 }

@@ -6,19 +6,22 @@ use crate::kind::Kind;
 use crate::scene::{Scene, Story};
 
 /// What a call says of a driver that died differs: a trap is a defect, and a broken connection passes.
-pub(crate) async fn a_driver_that_dies_in_a_prepare_leaves_the_claim_preparing<K: Kind>() -> Story {
+pub(crate) async fn a_driver_that_dies_in_a_prepare_leaves_all_claims_of_the_call_preparing<K: Kind>() -> Story
+{
     let mut scene = Scene::<K>::start().await;
     scene.any_problem_will_do();
-    let answer = scene.prepare(&["die"]).await;
-    let problem = answer.claims[0].problem.as_ref().expect("it is refused");
-    assert!(["driver-trapped", "driver-unavailable"].contains(&problem.code.as_str()), "{problem:?}");
-    scene.see(&[("die", "preparing")]).await;
+    let answer = scene.prepare(&["die", "ok"]).await;
+    for claim in &answer.claims {
+        let problem = claim.problem.as_ref().expect("it is refused");
+        assert!(["driver-trapped", "driver-unavailable"].contains(&problem.code.as_str()), "{problem:?}");
+    }
+    scene.see(&[("die", "preparing"), ("ok", "preparing")]).await;
     scene.kind.revive(&scene.daemon).await;
     scene.set_prepare("die", Word::Ok).await;
-    scene.prepare_to(&[("die", "prepared")]).await;
-    scene.see(&[("die", "prepared")]).await;
-    scene.told(&["prepare die"; 2]);
-    scene.unprepare_to(&[("die", "unprepared")]).await;
+    scene.prepare_to(&[("die", "prepared"), ("ok", "prepared")]).await;
+    scene.see(&[("die", "prepared"), ("ok", "prepared")]).await;
+    scene.told(&["prepare die,ok"; 2]);
+    scene.unprepare_to(&[("die", "unprepared"), ("ok", "unprepared")]).await;
     scene.clean().await;
     scene.end()
 }

@@ -55,9 +55,10 @@ cases! {
         a_slow_driver_is_waited_for_and_holds_up_nobody_else,
         a_driver_that_misses_the_deadline_is_asked_again_and_its_late_answer_is_not_taken,
         a_slow_unprepare_is_waited_for,
+        an_unprepare_that_misses_the_deadline_is_asked_again,
     ]
     gone: [
-        a_driver_that_dies_in_a_prepare_leaves_the_claim_preparing,
+        a_driver_that_dies_in_a_prepare_leaves_all_claims_of_the_call_preparing,
         a_driver_that_dies_in_an_unprepare_is_asked_again,
         a_driver_that_leaves_during_a_call_still_answers_it,
         a_claim_of_an_absent_driver_is_given_up_when_it_is_back,
@@ -69,6 +70,7 @@ cases! {
         a_crash_after_the_answer,
         a_crash_after_a_refusal,
         a_crash_while_the_driver_gives_up,
+        a_crash_while_the_driver_is_gone,
     ]
 }
 
