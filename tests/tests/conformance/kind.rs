@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::FutureExt;
 use native_null::{Answer, Claim, Device, Event, Operation, Options, Plugin};
-use nodedock_tests::drivers::{Form, wasm};
+use nodedock_tests::drivers::{Form, side_file, wasm};
 use nodedock_tests::{DEADLINE, Daemon, Root};
 use scripted::{POOL, STRANGER_UID, Script, Word};
 use tokio::sync::Notify;
@@ -52,7 +52,6 @@ pub(crate) struct Wasm {
 
 const FILE: &str = "scripted.wasm";
 const CONFIG: &str = "scripted.config.yaml";
-const GRANT: &str = include_str!("../../../example-drivers/scripted/scripted.grant.yaml");
 /// What the driver logs of a call.
 const LOGGED: &str = "asked to ";
 
@@ -61,7 +60,7 @@ impl Kind for Wasm {
     const EDITS: bool = true;
 
     fn new(root: &Root) -> Self {
-        root.drop_in("scripted.grant.yaml", GRANT);
+        root.drop_in("scripted.grant.yaml", side_file("scripted", "grant"));
         Self { generation: 0 }
     }
 
@@ -87,21 +86,25 @@ impl Kind for Wasm {
     }
 
     fn calls(&mut self, root: &Root) -> Vec<String> {
-        let call = |line: &str| {
-            let (_, call) = line.split_once(LOGGED)?;
-            Some(call.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
-        };
-        root.log().lines().filter_map(call).collect()
+        logged_calls(root)
     }
 
     async fn until_asked(&mut self, root: &Root, call: &str, times: usize) {
         let what = format!("{} is asked to {call}", Self::DRIVER);
         let asked = || {
-            let calls = Self { generation: 0 }.calls(root);
+            let calls = logged_calls(root);
             if count(&calls, call) >= times { Ok(()) } else { Err(format!("{calls:?}")) }
         };
         nodedock_tests::wait::until_path(&root.log_path(), &what, asked).await;
     }
+}
+
+fn logged_calls(root: &Root) -> Vec<String> {
+    let call = |line: &str| {
+        let (_, call) = line.split_once(LOGGED)?;
+        Some(call.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
+    };
+    root.log().lines().filter_map(call).collect()
 }
 
 /// The plugin `native-null`, in the test's own process.
@@ -112,6 +115,9 @@ pub(crate) struct Native {
     release: Arc<Release>,
     calls: Vec<String>,
 }
+
+/// Devices in an answer that is too large for the host.
+const HUGE_DEVICES: usize = 300;
 
 /// Ends holds, those that come later as well.
 #[derive(Default)]
@@ -181,7 +187,7 @@ fn answer(word: Word, claim: &Claim, release: &Release) -> Answer {
         Word::Twice => Answer::Twice(vec![device]),
         Word::Stranger => Answer::Stranger(STRANGER_UID.to_owned(), vec![device]),
         Word::WrongClaim => Answer::Instead(STRANGER_UID.to_owned(), vec![device]),
-        Word::Huge => Answer::Devices(vec![device; 300]),
+        Word::Huge => Answer::Devices(vec![device; HUGE_DEVICES]),
         Word::OtherDevice => Answer::Devices(vec![other]),
     }
 }
