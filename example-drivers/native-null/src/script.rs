@@ -42,8 +42,10 @@ pub enum Answer {
     Skip,
     /// The claim is in the answer twice.
     Twice(Vec<Device>),
-    /// Somebody else's claim is in the answer.
-    Stranger(String),
+    /// Somebody else's claim is in the answer as well.
+    Stranger(String, Vec<Device>),
+    /// Somebody else's claim is in the answer instead.
+    Instead(String, Vec<Device>),
     /// An error of so many bytes.
     Huge(usize),
     /// The whole call fails.

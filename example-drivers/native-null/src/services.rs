@@ -86,7 +86,10 @@ impl Dra {
             Answer::Twice(devices) => {
                 entries.extend([(uid.clone(), Ok(devices.clone())), (uid, Ok(devices))])
             }
-            Answer::Stranger(stranger) => entries.extend([(stranger, Ok(Vec::new())), (uid, Ok(Vec::new()))]),
+            Answer::Stranger(stranger, devices) => {
+                entries.extend([(stranger, Ok(devices.clone())), (uid, Ok(devices))]);
+            }
+            Answer::Instead(stranger, devices) => entries.push((stranger, Ok(devices))),
             Answer::Huge(bytes) => entries.push((uid, Err("x".repeat(bytes)))),
             Answer::Status(code, text) => return Err(Status::new(code, text)),
             Answer::Hang | Answer::After(..) => std::future::pending().await,

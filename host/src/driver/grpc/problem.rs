@@ -16,6 +16,9 @@ pub(super) fn of_status(driver: &DriverName, status: &Status) -> Problem {
 
 fn meaning(status: &Status) -> (ProblemKind, &'static str) {
     match status.code() {
+        Code::Unknown | Code::Cancelled if is_broken(status) => {
+            (ProblemKind::Unavailable, "driver-unavailable")
+        }
         Code::DeadlineExceeded | Code::Cancelled => (ProblemKind::Unavailable, "driver-deadline"),
         Code::Unavailable => (ProblemKind::Unavailable, "driver-unavailable"),
         // Our own decoder's word for a message above the bound.
@@ -29,6 +32,13 @@ fn meaning(status: &Status) -> (ProblemKind, &'static str) {
         // The Go helper turns every plain error into Unknown: most of them pass.
         _ => (ProblemKind::Unavailable, "driver-refused"),
     }
+}
+
+/// Whether the connection broke under the call: what a plugin sends has no source, and of ours only a deadline is its fault.
+fn is_broken(status: &Status) -> bool {
+    let first = std::error::Error::source(status);
+    let mut chain = std::iter::successors(first, |error| error.source());
+    first.is_some() && !chain.any(|error| error.is::<tonic::TimeoutExpired>())
 }
 
 fn text(status: &Status) -> String {

@@ -156,7 +156,7 @@ async fn a_claim_answered_twice_is_a_defect_and_a_strangers_claim_is_dropped() {
         Bench::refusal(Script::prepare(Answer::Twice(vec![device(&["v/c=1"])]))).await.code,
         "claim-answered-twice"
     );
-    let bench = Bench::new(Script::prepare(Answer::Stranger("somebody-else".into())));
+    let bench = Bench::new(Script::prepare(Answer::Stranger("somebody-else".into(), Vec::new())));
     assert_eq!(bench.prepare("c1").await.unwrap(), PreparedClaim::default());
 }
 
@@ -268,7 +268,7 @@ async fn a_plugin_that_dies_in_a_call_fails_it_and_the_connection_comes_back_wit
     let bench = Bench::new(Script::prepare(Answer::Die));
     bench.link("connected").await;
     let problem = bench.prepare("c1").await.unwrap_err();
-    assert_eq!(problem.kind, ProblemKind::Unavailable, "{problem}");
+    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-unavailable"));
     bench.link("lost").await;
     let problem = bench.prepare_within("c1", Duration::from_millis(10)).await.unwrap_err();
     assert_eq!(problem.code, "driver-not-connected");

@@ -38,7 +38,7 @@ impl Refusal {
 
     pub(super) fn into_problem(self) -> Problem {
         let message = cut(&format!("the driver's answer is refused: {}", self.0), PROBLEM_MESSAGE_BYTES_MAX);
-        Problem::internal("answer-refused", message)
+        Problem::internal("driver-answer-not-valid", message)
     }
 }
 

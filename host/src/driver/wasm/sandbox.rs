@@ -104,7 +104,7 @@ impl CallFailure {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Busy(_) => "driver-busy",
-            Self::Timeout(_) => "driver-timeout",
+            Self::Timeout(_) => "driver-deadline",
             Self::Cpu(_) => "driver-cpu-limit",
             Self::Memory(_) => "driver-memory-limit",
             Self::TooMuchData => "driver-answer-too-large",
@@ -116,7 +116,8 @@ impl CallFailure {
     pub(super) fn into_problem(self) -> Problem {
         let message = self.to_string();
         match self {
-            Self::Busy(_) => Problem::unavailable(self.code(), message),
+            // Late is not wrong: the node may be busy.
+            Self::Busy(_) | Self::Timeout(_) => Problem::unavailable(self.code(), message),
             _ => Problem::internal(self.code(), message),
         }
     }

@@ -54,7 +54,7 @@ async fn the_deadline_of_the_request_ends_a_call() {
     let spin = Guest { discover: "(loop $l (br $l)) unreachable".into(), ..Guest::default() };
     let driver = Stage::new().load(&spin).await;
     let call = super::super::super::Call { deadline: Duration::from_millis(30), ..a_call() };
-    assert_eq!(driver.discover(&call, Trigger::Load).await.unwrap_err().code, "driver-timeout");
+    assert_eq!(driver.discover(&call, Trigger::Load).await.unwrap_err().code, "driver-deadline");
     assert_eq!(driver.stats().timeout, 1);
 }
 
@@ -83,7 +83,7 @@ async fn an_answer_that_is_huge_or_points_nowhere_is_refused() {
     // Pools at the zeroes: each has an empty name.
     let body = "(i32.store (i32.const 8196) (i32.const 20000)) (i32.store (i32.const 8200) (i32.const 2)) i32.const 8192";
     let (problem, driver) = discovery_fails(Guest { discover: body.into(), ..Guest::default() }, "").await;
-    assert_eq!(problem.code, "answer-refused");
+    assert_eq!(problem.code, "driver-answer-not-valid");
     assert!(problem.message.contains("pool name \"\""), "{}", problem.message);
     assert_eq!(driver.stats().refused, 1);
     let body = "(i32.store (i32.const 8196) (i32.const 20000)) (i32.store (i32.const 8200) (i32.const 65)) i32.const 8192";

@@ -1,0 +1,114 @@
+//! Does with a claim what the claim's name says: answers rightly, wrongly, late or not at all. For tests of the host.
+
+mod script;
+#[cfg(test)]
+mod tests;
+
+use nodedock_sdk::{
+    Claim, ClaimRef, Context, Device, Driver, DriverInfo, Edits, Host, Inventory, LiveClaim, Outcomes, Pool,
+    Prepared, Problem, Trigger,
+};
+
+pub use script::{RELEASE_UID, STRANGER_UID, Script, Word};
+
+/// The driver's name and its only pool.
+pub const NAME: &str = "scripted.nodedock.dev";
+pub const POOL: &str = "script";
+
+/// Bytes of a memo that is too large for the host.
+const HUGE_MEMO: usize = 128 << 10;
+
+/// Turns between two looks for the claim that ends a hold: about a millisecond, because a call has a bound of host calls.
+const SPIN: u32 = 1_000_000;
+
+struct Scripted;
+
+nodedock_sdk::export_driver!(Scripted);
+
+impl Driver for Scripted {
+    fn describe() -> DriverInfo {
+        DriverInfo::new(NAME, env!("CARGO_PKG_VERSION"))
+            .summary("Does with a claim what the claim's name says, for tests")
+            .env(["SCRIPTED_*"])
+    }
+
+    fn discover(_: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+        let script = ctx.config::<Script>()?;
+        let names = Word::ALL.iter().flat_map(|(name, _)| [(*name).to_owned(), format!("{name}-2")]);
+        let generation = format!("generation-{}", script.generation);
+        Ok(Inventory::new().pool(Pool::new(POOL).devices(names.chain([generation]).map(Device::new))))
+    }
+
+    fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
+        Prepared::each(claim, |_| Ok(Edits::new().env("SCRIPTED_CLAIM", &claim.id.name)))
+    }
+
+    fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
+        log_call(host, "prepare", claims.iter().map(|claim| &claim.id));
+        let play_one = |claim: &Claim| match ctx.config::<Script>() {
+            Ok(script) => {
+                let word = script.for_prepare(&claim.id.name);
+                play(host, word, &claim.id, || prepared(host, ctx, claim, word))
+            }
+            Err(problem) => vec![(claim.id.uid.clone(), Err(problem))],
+        };
+        claims.iter().flat_map(play_one).collect()
+    }
+
+    fn unprepare_batch(host: &Host, ctx: &Context, claims: &[LiveClaim]) -> Outcomes<()> {
+        log_call(host, "unprepare", claims.iter().map(|live| &live.claim.id));
+        let play_one = |live: &LiveClaim| match ctx.config::<Script>() {
+            Ok(script) => {
+                let id = &live.claim.id;
+                play(host, script.for_unprepare(&id.name), id, || Ok(()))
+            }
+            Err(problem) => vec![(live.claim.id.uid.clone(), Err(problem))],
+        };
+        claims.iter().flat_map(play_one).collect()
+    }
+}
+
+/// In one line, by which tests know what was asked and in which batches.
+fn log_call<'a>(host: &Host, operation: &str, claims: impl Iterator<Item = &'a ClaimRef>) {
+    let names: Vec<_> = claims.map(|id| id.name.as_str()).collect();
+    host.log().info(&format!("asked to {operation} {}", names.join(",")), &[]);
+}
+
+/// Entries of the answer for one claim. `well` is the outcome where nothing else is in the way.
+fn play<T>(host: &Host, word: Word, claim: &ClaimRef, well: impl Fn() -> Result<T, Problem>) -> Outcomes<T> {
+    let this = |outcome| (claim.uid.clone(), outcome);
+    let stranger = || (STRANGER_UID.to_owned(), well());
+    match word {
+        Word::Ok | Word::Release | Word::Huge | Word::OtherDevice => vec![this(well())],
+        Word::RefusePermanent => vec![this(Err(Problem::invalid("driver-refused", "the script refuses it")))],
+        Word::RefuseTransient => vec![this(Err(Problem::unavailable("driver-refused", "the script waits")))],
+        Word::Die => panic!("the script says to die"),
+        Word::Hold => {
+            hold(host);
+            vec![this(well())]
+        }
+        Word::Skip => Vec::new(),
+        Word::Twice => vec![this(well()), this(well())],
+        Word::Stranger => vec![stranger(), this(well())],
+        Word::WrongClaim => vec![stranger()],
+    }
+}
+
+/// There is nothing that a driver could wait on, so it looks again and again.
+fn hold(host: &Host) {
+    while host.ledger().get(RELEASE_UID).is_none() {
+        for turn in 0..SPIN {
+            std::hint::black_box(turn);
+        }
+    }
+}
+
+fn prepared(host: &Host, ctx: &Context, claim: &Claim, word: Word) -> Result<Prepared, Problem> {
+    let mut prepared = Scripted::prepare(host, ctx, claim)?;
+    match word {
+        Word::Huge => prepared.memo = vec![b'x'; HUGE_MEMO],
+        Word::OtherDevice => prepared.devices.iter_mut().for_each(|device| device.device.push_str("-else")),
+        _ => {}
+    }
+    Ok(prepared)
+}

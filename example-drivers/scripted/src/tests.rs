@@ -1,0 +1,37 @@
+use nodedock_sdk::testing::{Grant, Harness};
+use nodedock_sdk::{Claim, ProblemKind};
+use serde_json::{Value, json};
+
+use crate::{POOL, Scripted, Word};
+
+fn claim(name: &str) -> Claim {
+    Claim::new("default", name, format!("claim-{name}")).device("device-0", POOL, name)
+}
+
+#[test]
+fn the_shipped_files_fit_the_driver() {
+    let grant: Grant = serde_saphyr::from_str(include_str!("../scripted.grant.yaml")).unwrap();
+    let config: Value = serde_saphyr::from_str(include_str!("../scripted.config.yaml")).unwrap();
+    let node = Harness::<Scripted>::new();
+    let inventory = node.grant(&grant).config(config).discover().unwrap();
+    assert!(inventory.device(POOL, "generation-0").is_some());
+    assert!(Word::ALL.iter().all(|(name, _)| inventory.device(POOL, name).is_some()));
+}
+
+#[test]
+fn a_name_is_a_word_and_the_config_wins_over_it() {
+    let node = Harness::<Scripted>::new();
+    assert!(node.prepare(&claim("anything")).is_ok());
+    assert_eq!(node.prepare(&claim("refuse-permanent-2")).unwrap_err().kind, ProblemKind::Invalid);
+    node.config(json!({"prepare": {"ok": "refuse-transient", "refuse-permanent": "ok"}}));
+    assert_eq!(node.prepare(&claim("ok")).unwrap_err().kind, ProblemKind::Unavailable);
+    assert!(node.prepare(&claim("refuse-permanent")).is_ok());
+}
+
+#[test]
+fn every_word_is_read_as_it_is_written() {
+    for (name, word) in Word::ALL {
+        assert_eq!(serde_json::from_value::<Word>(json!(name)).unwrap(), word);
+        assert_eq!(Word::named(name), word);
+    }
+}

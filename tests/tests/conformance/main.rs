@@ -1,0 +1,107 @@
+//! One list of cases for both kinds of driver. Each is played by a WASM driver and by a native plugin through the real daemon, and
+//! must come to the same story: answers, claims, checkpoint and what the driver was asked.
+//!
+//! `scripted` says which word makes a driver do what; `kind` how each kind plays it; `scene` what is told and what differs by
+//! nature. What else differs is in `differences`, with the reason.
+
+mod differences;
+mod kind;
+mod scene;
+
+use kind::{Native, Wasm};
+use scene::Story;
+
+/// Each case is a function over a kind in a module of its own theme.
+macro_rules! cases {
+    ($($module:ident: [$($case:ident),+ $(,)?])+) => {
+        $(
+            mod $module;
+            $(
+                #[tokio::test]
+                async fn $case() {
+                    let wasm = Box::pin($module::$case::<Wasm>());
+                    let native = Box::pin($module::$case::<Native>());
+                    let (wasm, native) = tokio::join!(wasm, native);
+                    assert_same(&wasm, &native);
+                }
+            )+
+        )+
+    };
+}
+
+cases! {
+    plain: [
+        a_claim_is_prepared_once_and_given_up_once,
+        the_claims_of_a_pod_are_one_call,
+        a_driver_that_is_not_there_leaves_nothing_behind,
+    ]
+    refusals: [
+        a_claim_that_is_refused_for_good_is_rolled_back_and_its_driver_told,
+        a_claim_that_is_refused_for_now_is_kept_until_the_driver_takes_it,
+        a_claim_that_was_never_prepared_is_given_up_by_its_driver,
+        the_other_claim_of_the_pod_is_prepared_and_not_asked_for_again,
+        a_claim_that_the_driver_keeps_is_given_up_by_itself_when_it_lets_go,
+    ]
+    defects: [
+        a_claim_that_is_left_out_is_refused_alone,
+        a_claim_that_is_answered_twice_is_refused_alone,
+        a_claim_that_is_answered_for_somebody_else_is_refused_alone,
+        an_answer_beyond_the_bounds_refuses_its_claim_alone,
+        a_claim_that_nobody_asked_for_is_dropped,
+        an_unprepare_that_is_left_out_keeps_the_claim,
+        an_unprepare_that_is_answered_twice_keeps_the_claim,
+    ]
+    late: [
+        a_slow_driver_is_waited_for_and_holds_up_nobody_else,
+        a_driver_that_misses_the_deadline_is_asked_again_and_its_late_answer_is_not_taken,
+        a_slow_unprepare_is_waited_for,
+        an_unprepare_that_misses_the_deadline_is_asked_again,
+    ]
+    gone: [
+        a_driver_that_dies_in_a_prepare_leaves_all_claims_of_the_call_preparing,
+        a_driver_that_dies_in_an_unprepare_is_asked_again,
+        a_driver_that_leaves_during_a_call_still_answers_it,
+        a_claim_of_an_absent_driver_is_given_up_when_it_is_back,
+    ]
+    crash: [
+        a_crash_while_the_driver_prepares,
+        a_crash_while_the_driver_prepares_and_then_an_unprepare,
+        a_crash_as_the_driver_answers,
+        a_crash_after_the_answer,
+        a_crash_after_a_refusal,
+        a_crash_while_the_driver_gives_up,
+        a_crash_while_the_driver_is_gone,
+    ]
+}
+
+/// The first step that differs is the one to look at.
+fn assert_same(one: &Story, other: &Story) {
+    for ((step, one), (_, other)) in one.iter().zip(other) {
+        let (one_text, other_text) = (format!("{one:#}"), format!("{other:#}"));
+        assert!(one == other, "at {step:?} the one has\n{one_text}\nand the other\n{other_text}");
+    }
+    assert_eq!(one.len(), other.len(), "they tell as many steps");
+}
+
+/// Both kinds in one claim, in either part.
+mod together;
+
+macro_rules! together {
+    ($($case:ident),+ $(,)?) => {
+        $(
+            #[tokio::test]
+            async fn $case() {
+                let one = Box::pin(together::$case::<Wasm, Native>());
+                let other = Box::pin(together::$case::<Native, Wasm>());
+                let (one, other) = tokio::join!(one, other);
+                assert_same(&one, &other);
+            }
+        )+
+    };
+}
+
+together! {
+    what_one_driver_refuses_for_now_keeps_the_others_result,
+    what_one_driver_refuses_for_good_is_not_rolled_back_under_the_other,
+    a_crash_while_one_driver_prepares_asks_both_again,
+}
