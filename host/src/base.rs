@@ -5,6 +5,7 @@ pub mod changes;
 pub mod clock;
 pub mod error;
 pub mod memory;
+pub mod request;
 pub mod socket;
 pub mod tasks;
 pub mod telemetry;

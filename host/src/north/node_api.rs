@@ -45,8 +45,7 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
 fn begin<T>(method: &'static str, request: &Request<T>) -> Arc<str> {
     let given = request.metadata().get("x-request-id").and_then(|id| id.to_str().ok());
     let fits = |id: &&str| !id.is_empty() && id.len() <= 64 && id.bytes().all(|b| b.is_ascii_graphic());
-    let request_id: Arc<str> =
-        given.filter(fits).map_or_else(|| uuid::Uuid::new_v4().to_string().into(), Into::into);
+    let request_id: Arc<str> = given.filter(fits).map_or_else(crate::base::request::new_id, Into::into);
     let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
     let (uid, pid) = (peer.map(|p| p.uid()), peer.and_then(|p| p.pid()));
     tracing::debug!(method, request = %request_id, peer_uid = uid, peer_pid = pid, "call");

@@ -127,7 +127,7 @@ impl Keeper {
 
     async fn look(&self, trigger: Trigger) {
         let started = Instant::now();
-        let call = Call { request_id: uuid::Uuid::new_v4().to_string().into(), deadline: limit::LOOK_WALL };
+        let call = Call { request_id: crate::base::request::new_id(), deadline: limit::LOOK_WALL };
         let outcome = look(&self.driver, &call, trigger).await;
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         match outcome {

@@ -213,7 +213,7 @@ impl Worker {
         if !driver.missing_grants().is_empty() {
             return Ok(Loaded::Blocked(driver));
         }
-        let call = Call { request_id: uuid::Uuid::new_v4().to_string().into(), deadline: limit::LOOK_WALL };
+        let call = Call { request_id: crate::base::request::new_id(), deadline: limit::LOOK_WALL };
         driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
         let found = look(&driver, &call, Trigger::Load).await.map_err(Refusal::Discovery)?;
         Ok(Loaded::Ready(driver, found))
