@@ -210,10 +210,10 @@ fn finish(answers: &[Answer], format: Format) -> Result<Outcome> {
     let claims = || answers.iter().flat_map(|answer| &answer.claims);
     for (claim, problem) in claims().filter_map(|claim| Some((claim, claim.problem.as_ref()?))) {
         let message = super::output::printable(&problem.message);
-        eprintln!(
-            "error: claim {}/{}: {message} ({}, {})",
-            claim.namespace, claim.name, problem.kind, problem.code
-        );
+        let name = format!("{}/{}", claim.namespace, claim.name);
+        // Most problems name their claim by themselves.
+        let about = if message.contains(&name) { String::new() } else { format!("claim {name}: ") };
+        eprintln!("error: {about}{message} ({}, {})", problem.kind, problem.code);
     }
     let refused = claims().any(|claim| claim.outcome == "refused");
     Ok(if refused { Outcome::Refused } else { Outcome::Done })
