@@ -8,6 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::base::changes::Changes;
+use crate::base::conditions::Conditions;
 use crate::base::error::chain;
 use crate::base::socket;
 use crate::base::tasks::Tasks;
@@ -98,6 +99,7 @@ impl Daemon {
             recover(&mut opened, &cdi).await?;
         }
         let (intake, work, changes) = (Tasks::new(), Tasks::new(), Changes::default());
+        let conditions = Conditions::new(changes.clone());
         let listener = socket::bind(&config.paths.socket).await?;
         let table = SharedTable::new(opened.claims, opened.pods);
         let settings = WasmSettings {
@@ -121,6 +123,7 @@ impl Daemon {
                 call_deadline: config.call_deadline,
             },
             changes: changes.clone(),
+            conditions: conditions.clone(),
             tasks: work.clone(),
         });
         claims.start();

@@ -1,8 +1,9 @@
-//! What every module stands on: tasks with a name and an end, drain, time, backoff, Unix sockets, error chains, telemetry.
+//! What every module stands on: tasks with a name and an end, drain, time, backoff, Unix sockets, error chains, telemetry, conditions.
 
 pub mod backoff;
 pub mod changes;
 pub mod clock;
+pub mod conditions;
 pub mod error;
 pub mod memory;
 pub mod request;

@@ -28,6 +28,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::base::changes::Changes;
+use crate::base::conditions::Conditions;
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir, SpecFile};
@@ -104,6 +105,7 @@ struct Inner {
     source: Arc<dyn ClaimSource>,
     settings: ClaimSettings,
     changes: Changes,
+    conditions: Conditions,
     tasks: Tasks,
     /// Counts claims that were given up: whoever waits for a device looks again.
     freed: watch::Sender<u64>,
@@ -120,6 +122,7 @@ pub struct ClaimParts {
     pub source: Arc<dyn ClaimSource>,
     pub settings: ClaimSettings,
     pub changes: Changes,
+    pub conditions: Conditions,
     pub tasks: Tasks,
 }
 
@@ -177,7 +180,8 @@ pub struct PodView {
 
 impl Claims {
     pub fn new(parts: ClaimParts) -> Self {
-        let ClaimParts { table, checkpoint, cdi, registry, source, settings, changes, tasks } = parts;
+        let ClaimParts { table, checkpoint, cdi, registry, source, settings, changes, conditions, tasks } =
+            parts;
         Self(Arc::new(Inner {
             table,
             pod_locks: Locks::default(),
@@ -188,6 +192,7 @@ impl Claims {
             source,
             settings,
             changes,
+            conditions,
             tasks,
             freed: watch::Sender::new(0),
             kept: Notify::new(),

@@ -24,9 +24,9 @@ impl Inner {
             let _held = self.claim_locks.take([uid.clone()]).await;
             let record = self.table.lock().claim(uid.as_str()).cloned().filter(|record| self.stands(record));
             let Some(record) = record else { continue };
-            for problem in self.write_files(std::slice::from_ref(&record)).await.into_values() {
-                tracing::warn!(claim = %record.id, %problem, "cdi files of a claim not rendered");
-            }
+            let failed = self.write_files(std::slice::from_ref(&record)).await;
+            let subject = format!("claim {}", record.id);
+            failed.into_values().for_each(|problem| self.conditions.set(&subject, problem));
         }
     }
 

@@ -1,6 +1,6 @@
 //! What `Watch` tells of.
 
-/// Something changed: a driver, a driver's devices, or a claim.
+/// Something changed: a driver, a driver's devices, a claim, or what is wrong with the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changed {
     pub kind: ChangedKind,
@@ -15,6 +15,8 @@ pub enum ChangedKind {
     Driver,
     Device,
     Claim,
+    /// What is wrong with the node itself.
+    Node,
 }
 
 impl ChangedKind {
@@ -23,6 +25,7 @@ impl ChangedKind {
             Self::Driver => "driver",
             Self::Device => "device",
             Self::Claim => "claim",
+            Self::Node => "node",
         }
     }
 }

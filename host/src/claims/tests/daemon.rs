@@ -12,6 +12,7 @@ use super::super::fixtures::prepared;
 use super::super::source::ClaimSource;
 use super::super::{ClaimEnd, ClaimParts, ClaimSettings, Claims, PodOutcome, PodSelector, SharedTable};
 use crate::base::changes::Changes;
+use crate::base::conditions::Conditions;
 use crate::base::tasks::Tasks;
 use crate::cdi::{CdiDir, Durability};
 use crate::checkpoint::{self, Checkpoint};
@@ -64,6 +65,7 @@ impl Home {
                 call_deadline: Duration::from_secs(45),
             },
             changes: changes.clone(),
+            conditions: Conditions::new(changes.clone()),
             tasks: tasks.clone(),
         });
         Daemon { claims, registry, source, checkpoint: opened.checkpoint, tasks, changes, cdi }
