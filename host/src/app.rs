@@ -90,12 +90,13 @@ impl Daemon {
     async fn start(config: Config, boot_id: String) -> Result<Self> {
         prepare_folders(&config)?;
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
-        let is_new = !config.paths.checkpoint.exists();
         let mut opened = open_checkpoint(&config)?;
         // Several daemons may write to one folder: each is known by where its record is.
         let daemon = config.paths.checkpoint.to_string_lossy();
         let cdi = CdiDir::open(&config.paths.cdi, &daemon, Durability::Synced)?;
-        if is_new || opened.set_aside.is_some() {
+        // Also where a start before this one died between the new file and what is taken back into it. Files never outlive the
+        // records of their claims.
+        if opened.is_empty() {
             recover(&mut opened, &cdi).await?;
         }
         let (intake, work, changes) = (Tasks::new(), Tasks::new(), Changes::default());
