@@ -79,10 +79,12 @@ impl Signals {
 }
 
 struct Daemon {
-    /// What brings new work: the API, discovery, the drivers' keepers.
+    /// What brings new work: the API.
     intake: Tasks,
     /// Requests under way.
     work: Tasks,
+    /// Discovery, the drivers' keepers, the connections to plugins: requests under way need them to the end.
+    drivers: Tasks,
     checkpoint: Checkpoint,
 }
 
@@ -99,7 +101,7 @@ impl Daemon {
         if opened.is_empty() {
             recover(&mut opened, &cdi).await?;
         }
-        let (intake, work, changes) = (Tasks::new(), Tasks::new(), Changes::default());
+        let (intake, work, drivers, changes) = (Tasks::new(), Tasks::new(), Tasks::new(), Changes::default());
         let conditions = Conditions::new(changes.clone());
         let listener = socket::bind(&config.paths.socket).await?;
         let table = SharedTable::new(opened.claims, opened.pods);
@@ -128,11 +130,11 @@ impl Daemon {
             tasks: work.clone(),
         });
         claims.start();
-        watch_drivers(&config, &intake, registry.clone(), host);
-        watch_plugins(&config, &intake, registry.clone());
+        watch_drivers(&config, &drivers, registry.clone(), host);
+        watch_plugins(&config, &drivers, registry.clone());
         let api = NodeApi { claims, registry, changes, tasks: intake.clone() };
         intake.spawn("node-api", node_api::serve(api, listener));
-        Ok(Self { intake, work, checkpoint: opened.checkpoint })
+        Ok(Self { intake, work, drivers, checkpoint: opened.checkpoint })
     }
 
     async fn drain(self) {
@@ -140,7 +142,8 @@ impl Daemon {
         self.work.stop();
         let intake = self.intake.drain(limit::DRAIN).await;
         let work = self.work.drain(limit::DRAIN).await;
-        if !(intake && work) {
+        let drivers = self.drivers.drain(limit::DRAIN).await;
+        if !(intake && work && drivers) {
             tracing::warn!("some tasks did not end in time; what they began is finished at the next start");
         }
         self.checkpoint.close().await;
