@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use crate::base::changes::Changes;
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
+use crate::base::failpoint::{self, Point};
 use crate::base::socket;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir, Durability, Rebuilt};
@@ -93,6 +94,7 @@ impl Daemon {
         prepare_folders(&config)?;
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
         let mut opened = open_checkpoint(&config)?;
+        failpoint::pass(Point::CheckpointOpened);
         // Several daemons may write to one folder: each is known by where its record is.
         let daemon = config.paths.checkpoint.to_string_lossy();
         let cdi = CdiDir::open(&config.paths.cdi, &daemon, Durability::Synced)?;
@@ -101,6 +103,7 @@ impl Daemon {
         if opened.is_empty() {
             recover(&mut opened, &cdi).await?;
         }
+        failpoint::pass(Point::Recovered);
         let (intake, work, drivers, changes) = (Tasks::new(), Tasks::new(), Tasks::new(), Changes::default());
         let conditions = Conditions::new(changes.clone());
         let listener = socket::bind(&config.paths.socket).await?;
