@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use crate::base::changes::Changes;
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
+use crate::base::failpoint::{self, Point};
 use crate::base::socket;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir, Durability, Rebuilt};
@@ -79,10 +80,12 @@ impl Signals {
 }
 
 struct Daemon {
-    /// What brings new work: the API, discovery, the drivers' keepers.
+    /// What brings new work: the API.
     intake: Tasks,
     /// Requests under way.
     work: Tasks,
+    /// Discovery, the drivers' keepers, the connections to plugins: requests under way need them to the end.
+    drivers: Tasks,
     checkpoint: Checkpoint,
 }
 
@@ -90,15 +93,18 @@ impl Daemon {
     async fn start(config: Config, boot_id: String) -> Result<Self> {
         prepare_folders(&config)?;
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
-        let is_new = !config.paths.checkpoint.exists();
         let mut opened = open_checkpoint(&config)?;
+        failpoint::pass(Point::CheckpointOpened);
         // Several daemons may write to one folder: each is known by where its record is.
         let daemon = config.paths.checkpoint.to_string_lossy();
         let cdi = CdiDir::open(&config.paths.cdi, &daemon, Durability::Synced)?;
-        if is_new || opened.set_aside.is_some() {
+        // Also where a start before this one died between the new file and what is taken back into it. Files never outlive the
+        // records of their claims.
+        if opened.is_empty() {
             recover(&mut opened, &cdi).await?;
         }
-        let (intake, work, changes) = (Tasks::new(), Tasks::new(), Changes::default());
+        failpoint::pass(Point::Recovered);
+        let (intake, work, drivers, changes) = (Tasks::new(), Tasks::new(), Tasks::new(), Changes::default());
         let conditions = Conditions::new(changes.clone());
         let listener = socket::bind(&config.paths.socket).await?;
         let table = SharedTable::new(opened.claims, opened.pods);
@@ -127,11 +133,11 @@ impl Daemon {
             tasks: work.clone(),
         });
         claims.start();
-        watch_drivers(&config, &intake, registry.clone(), host);
-        watch_plugins(&config, &intake, registry.clone());
+        watch_drivers(&config, &drivers, registry.clone(), host);
+        watch_plugins(&config, &drivers, registry.clone());
         let api = NodeApi { claims, registry, changes, tasks: intake.clone() };
         intake.spawn("node-api", node_api::serve(api, listener));
-        Ok(Self { intake, work, checkpoint: opened.checkpoint })
+        Ok(Self { intake, work, drivers, checkpoint: opened.checkpoint })
     }
 
     async fn drain(self) {
@@ -139,7 +145,8 @@ impl Daemon {
         self.work.stop();
         let intake = self.intake.drain(limit::DRAIN).await;
         let work = self.work.drain(limit::DRAIN).await;
-        if !(intake && work) {
+        let drivers = self.drivers.drain(limit::DRAIN).await;
+        if !(intake && work && drivers) {
             tracing::warn!("some tasks did not end in time; what they began is finished at the next start");
         }
         self.checkpoint.close().await;

@@ -61,6 +61,13 @@ pub struct Opened {
     pub skipped: Vec<Skipped>,
 }
 
+impl Opened {
+    /// Whether it has no record of anything: it is new, or every claim was given up.
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty() && self.pods.is_empty() && self.skipped.is_empty()
+    }
+}
+
 /// A file that was moved out of the way, byte for byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetAside {

@@ -164,6 +164,8 @@ fn on_client(command: impl Future<Output = Result<Outcome>>) -> Result<Outcome> 
 
 fn run(place: &Place, args: RunArgs) -> Result<Outcome> {
     telemetry::init(args.log_format);
+    #[cfg(feature = "failpoints")]
+    let _armed = crate::base::failpoint::arm();
     let file = args.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
     let host_name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let node_name = args.node_name.or_else(|| file.node_name.clone()).unwrap_or_else(host_name);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 
 use hyper_util::rt::TokioIo;
+use nodedock::base::failpoint::{HAS_FAIL_POINTS, Point};
 use nodedock_proto::node::v1;
 use nodedock_proto::node::v1::node_client::NodeClient;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
@@ -35,8 +36,14 @@ impl Options {
     }
 
     pub fn env(mut self, name: &str, value: &str) -> Self {
-        self.env.push((name.to_owned(), value.to_owned()));
+        self.set_env(name, value);
         self
+    }
+
+    /// Replaces a variable of the environment; an empty value is as good as none.
+    pub fn set_env(&mut self, name: &str, value: &str) {
+        self.env.retain(|(known, _)| known != name);
+        self.env.push((name.to_owned(), value.to_owned()));
     }
 
     /// The text of the config file.
@@ -86,15 +93,25 @@ impl Daemon {
 
     /// Starts it, or starts it again after it ended.
     pub async fn run(&mut self) {
+        if let Err(status) = self.try_run().await {
+            panic!("the daemon ended before it was ready: {status}\n{}", self.log());
+        }
+    }
+
+    /// The same for one that may end before it is ready; then the error is how it ended.
+    pub async fn try_run(&mut self) -> Result<(), ExitStatus> {
         assert!(self.process.is_none(), "the daemon runs already");
         let mut process = self.spawn();
         let ready = async { while self.notification().await != "READY=1" {} };
         tokio::select! {
+            // The end of one that was ready first is found later.
+            biased;
             () = ready => {}
-            status = process.wait() => panic!("the daemon ended before it was ready: {status:?}\n{}", self.log()),
+            status = process.wait() => return Err(status.expect("a child can be waited for")),
         }
         self.process = Some(process);
         self.client = connect(self.root.socket());
+        Ok(())
     }
 
     fn spawn(&self) -> Child {
@@ -170,6 +187,32 @@ impl Daemon {
             Ok(status) => status.expect("a child can be waited for"),
             Err(_) => panic!("the daemon does not end\n{}", self.log()),
         }
+    }
+
+    /// Ends when the daemon has ended by itself.
+    pub fn death(&self) -> impl Future<Output = ()> + 'static {
+        let (pid, how) = (self.pid(), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        let ended = tokio::task::spawn_blocking(move || rustix::process::waitid(WaitId::Pid(pid), how));
+        // An error says that somebody waited for it before.
+        async move {
+            let _ = ended.await.expect("waiting does not panic");
+        }
+    }
+
+    /// Lets the daemon die at the `pass`th pass of a point after the next start. Needs a program with fail points.
+    pub fn arm(&mut self, point: Point, pass: u32) {
+        let log = self.log();
+        assert!(
+            log.contains(HAS_FAIL_POINTS),
+            "the program has no fail points: build it together with the tests (`cargo xtask test`, or \
+             `cargo build -p nodedock --features failpoints`)\n{log}"
+        );
+        self.options.set_env("FAILPOINTS", &format!("{}={}*off->return", point.name(), pass - 1));
+    }
+
+    /// The daemon lives on after the next start.
+    pub fn disarm(&mut self) {
+        self.options.set_env("FAILPOINTS", "");
     }
 
     /// Lets the daemon go and keeps its root.

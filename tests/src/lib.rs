@@ -2,6 +2,7 @@
 //!
 //! Nothing here sleeps: readiness comes from the daemon's own notification, states from its `Watch`, files from the kernel.
 
+pub mod agreement;
 pub mod cdi;
 pub mod compose;
 pub mod daemon;

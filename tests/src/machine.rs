@@ -4,10 +4,15 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Tells what is not tested here, past the harness that shows the output of failed tests only.
+/// Tells what is not tested here.
 pub fn skip(what: &str, why: &str) {
+    tell(&format!("skipped: {what}: {why}"));
+}
+
+/// Writes a line past the harness, which shows the output of failed tests only.
+pub fn tell(line: &str) {
     // Nobody to tell is no reason to fail.
-    let _ = writeln!(std::io::stderr(), "skipped: {what}: {why}");
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 pub fn is_root() -> bool {

@@ -5,6 +5,7 @@ use std::path::Path;
 use nodedock_proto::node::v1;
 use notify::{RecursiveMode, Watcher};
 use tokio::time::{Instant, timeout_at};
+use tonic::Status;
 
 use crate::{Client, DEADLINE, Daemon, Root};
 
@@ -12,13 +13,22 @@ impl Daemon {
     /// Returns what `condition` finds, asking again at each event of the daemon. An error of it is the state that was seen,
     /// for the message of a failure.
     pub async fn until<T>(&self, what: &str, condition: impl AsyncFn(Client) -> Result<T, String>) -> T {
+        self.try_until(what, condition).await.expect("watch")
+    }
+
+    /// The same with a daemon that may die meanwhile; then the error says how that looks to a client.
+    pub async fn try_until<T>(
+        &self,
+        what: &str,
+        condition: impl AsyncFn(Client) -> Result<T, String>,
+    ) -> Result<T, Status> {
         let deadline = Instant::now() + DEADLINE;
         loop {
             // Listening begins before the question, so that no change falls between them.
-            let mut events = self.client().watch(v1::WatchRequest {}).await.expect("watch").into_inner();
+            let mut events = self.client().watch(v1::WatchRequest {}).await?.into_inner();
             loop {
                 let last = match condition(self.client()).await {
-                    Ok(found) => return found,
+                    Ok(found) => return Ok(found),
                     Err(state) => state,
                 };
                 match timeout_at(deadline, events.message()).await {

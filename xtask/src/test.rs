@@ -25,9 +25,13 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
 }
 
 /// The harness starts the real program, which `cargo test` alone would not bring up to date. Built together
-/// with the tests it shares their dependencies; alone, other features of some would build all again.
+/// with the tests it shares their dependencies and has the fail points that they ask for; alone, other features of some would
+/// build all again.
 fn programs(args: &[String]) -> &'static [&'static str] {
-    if chooses_package(args) { &["-p", "nodedock"] } else { &["--workspace", "--bins", "--tests"] }
+    match chooses_package(args) {
+        true => &["-p", "nodedock", "--features", "failpoints"],
+        false => &["--workspace", "--bins", "--tests"],
+    }
 }
 
 fn chooses_package(args: &[String]) -> bool {
@@ -58,6 +62,23 @@ mod tests {
 
     fn words(args: &[&str]) -> Vec<String> {
         args.iter().map(|arg| (*arg).to_owned()).collect()
+    }
+
+    /// The packages of a build with these arguments.
+    fn packages(args: &[&str]) -> String {
+        let workspace = Workspace::load().unwrap();
+        let mut tree = workspace.cargo();
+        let output =
+            tree.args(["tree", "--edges", "normal", "--prefix", "none"]).args(args).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    #[test]
+    fn a_shipped_program_has_no_fail_points() {
+        let has = |args: &[&str]| packages(args).lines().any(|line| line.starts_with("fail v"));
+        assert!(has(&["-p", "nodedock", "--features", "failpoints"]), "the question is the right one");
+        assert!(!has(&["-p", "nodedock"]) && !has(&["--workspace"]));
     }
 
     #[test]

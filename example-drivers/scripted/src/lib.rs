@@ -35,8 +35,10 @@ impl Driver for Scripted {
     fn discover(_: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let script = ctx.config::<Script>()?;
         let names = Word::ALL.iter().flat_map(|(name, _)| [(*name).to_owned(), format!("{name}-2")]);
+        let plain = (0..script.devices).map(|number| format!("device-{number}"));
         let generation = format!("generation-{}", script.generation);
-        Ok(Inventory::new().pool(Pool::new(POOL).devices(names.chain([generation]).map(Device::new))))
+        let devices = names.chain(plain).chain([generation]).map(Device::new);
+        Ok(Inventory::new().pool(Pool::new(POOL).devices(devices)))
     }
 
     fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {

@@ -70,6 +70,8 @@ impl Word {
 pub struct Script {
     /// Published, so that a test sees that the script is in use.
     pub generation: u32,
+    /// How many devices there are, `device-0` and on, for claims whose names are no words.
+    pub devices: u32,
     /// By claim name.
     pub prepare: BTreeMap<String, Word>,
     /// By claim name; every other unprepare goes well.

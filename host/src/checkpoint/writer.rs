@@ -13,6 +13,7 @@ use super::CommitError;
 use super::format::{META, META_PROBED, Skipped, Table, UNREADABLE};
 use super::status::{Size, Status};
 use crate::base::clock;
+use crate::base::failpoint::{self, Point};
 use crate::model::{Uid, limit};
 
 /// Opens the same file again after a failure.
@@ -185,7 +186,9 @@ fn apply(
         let now = clock::rfc3339(clock::now_ms());
         transaction.open_table(META)?.insert(META_PROBED, now.as_str())?;
     }
+    failpoint::pass(Point::CheckpointCommit);
     transaction.commit()?;
+    failpoint::pass(Point::CheckpointCommitted);
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures::FutureExt as _;
 use tokio::time::timeout_at;
 
 use super::locks::Held;
@@ -11,6 +12,7 @@ use super::machine::{self, DeviceFacts, DriverResult, PrepareEnd, PrepareRequest
 use super::source::{ClaimSource, InlineClaims, check_bounds};
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, Undo, answer, interrupted, unrendered};
 use crate::base::clock::now_ms;
+use crate::base::failpoint::{self, Point};
 use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::{Call, Driver, all_failed};
@@ -202,10 +204,12 @@ impl Inner {
         let intents: Vec<_> =
             plan.joined.iter().chain(plan.work.iter().map(|(record, _)| record)).cloned().collect();
         let undo = std::mem::take(&mut plan.undo);
+        failpoint::pass(Point::PrepareDecided);
         if let Err(problem) = self.commit_intents(intents, request, taken_on(wanted, &accepted), undo).await {
             ends.extend(accepted.into_iter().map(|uid| (uid, Err(problem.clone()))));
             return ends;
         }
+        failpoint::pass(Point::PrepareIntended);
         let mut failed = self.write_files(&standing).await;
         let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
         ends.extend(standing.iter().map(|r| &r.id.uid).map(|uid| (uid.clone(), end(uid))));
@@ -262,9 +266,12 @@ impl Inner {
         }
         let uids: Vec<_> = prepared.iter().map(|record| record.id.uid.clone()).collect();
         // Files are derived from the records, so the order of the two does not matter: both are there before the answer.
-        let files = self.write_files(&prepared);
-        let records = self.commit_claims(prepared.iter().chain(&kept).cloned().collect());
+        let files = self.write_files(&prepared).inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
+        let records = self
+            .commit_claims(prepared.iter().chain(&kept).cloned().collect())
+            .inspect(|_| failpoint::pass(Point::PrepareCommitted));
         let (files, records) = tokio::join!(files, records);
+        failpoint::pass(Point::PrepareDone);
         ends.extend(files.into_iter().map(|(uid, problem)| (uid, Err(problem))));
         if let Err(problem) = records {
             ends.extend(uids.into_iter().map(|uid| (uid, Err(problem.clone()))));
@@ -297,6 +304,7 @@ impl Inner {
         records: &[&Arc<ClaimRecord>],
         call: &Call,
     ) -> Vec<DriverResult> {
+        failpoint::pass(Point::PrepareCall);
         let started = Instant::now();
         let claims: Vec<_> = records.iter().map(|record| record.driver_claim(name)).collect();
         let uids = claims.iter().map(|claim| &claim.id.uid);
@@ -307,6 +315,7 @@ impl Inner {
                 Some(face) => (Some(prepared_by(&driver)), face.prepare(call, &claims).await),
             },
         };
+        failpoint::pass(Point::PrepareAnswered);
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let result = |record: &&Arc<ClaimRecord>| DriverResult {
             driver: name.clone(),

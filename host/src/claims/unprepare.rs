@@ -8,6 +8,7 @@ use super::machine::{self, UnprepareEnd, UnprepareStep};
 use super::prepare::{no_claims, no_outcome};
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, PodSelector, Undo};
 use crate::base::clock::now_ms;
+use crate::base::failpoint::{self, Point};
 use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::{Call, all_failed};
@@ -69,7 +70,9 @@ impl Inner {
         }
         let changes = work.iter().map(|(record, _)| Change::PutClaim(Arc::clone(record))).collect();
         if self.commit(changes, undo).await.is_ok() {
+            failpoint::pass(Point::RollbackIntended);
             self.call_and_forget(work, call, &mut BTreeMap::new()).await;
+            failpoint::pass(Point::RollbackDone);
         }
     }
 
@@ -109,6 +112,7 @@ impl Inner {
             ends.extend(records.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
             return ends;
         }
+        failpoint::pass(Point::UnprepareIntended);
         self.tell(&records);
         ends.extend(left.into_iter().map(|record| (record.id.uid.clone(), Ok(ClaimEnd::Kept))));
         self.call_and_forget(work, call, &mut ends).await;
@@ -161,9 +165,12 @@ impl Inner {
             let why = crate::base::error::chain(&error);
             Problem::unavailable("cdi-not-removed", format!("remove CDI files: {why}"))
         })?;
+        failpoint::pass(Point::UnprepareFilesRemoved);
         let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
         let pods = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();
-        self.forget(&uids, &pods).await
+        self.forget(&uids, &pods).await?;
+        failpoint::pass(Point::UnprepareForgotten);
+        Ok(())
     }
 
     /// One batched call per driver, drivers side by side; the results in the order of `work`.
@@ -182,6 +189,7 @@ impl Inner {
         }
         let calls = batches.into_iter().map(|(driver, claims)| async move {
             let (indexes, claims): (Vec<_>, Vec<_>) = claims.into_iter().unzip();
+            failpoint::pass(Point::UnprepareCall);
             let started = Instant::now();
             let mut outcomes = match self.registry.serving(driver).map(|driver| driver.claims.clone()) {
                 Ok(Some(face)) => face.unprepare(call, &claims).await,
@@ -190,6 +198,7 @@ impl Inner {
                     all_failed(claims.iter().map(|live| &live.claim.id.uid), &gone_driver(&problem))
                 }
             };
+            failpoint::pass(Point::UnprepareAnswered);
             let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
             let outcome = |live: &LiveClaim| {
                 outcomes.remove(&live.claim.id.uid).unwrap_or_else(|| Err(no_outcome(driver)))

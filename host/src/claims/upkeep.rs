@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Inner;
 use crate::base::error::chain;
+use crate::base::failpoint::{self, Point};
 use crate::cdi::OurFile;
 use crate::model::{ClaimRecord, ClaimState, Uid, limit};
 
@@ -24,6 +25,7 @@ impl Inner {
             let _held = self.claim_locks.take([uid.clone()]).await;
             let record = self.table.lock().claim(uid.as_str()).cloned().filter(|record| self.stands(record));
             let Some(record) = record else { continue };
+            failpoint::pass(Point::ReconcileClaim);
             let failed = self.write_files(std::slice::from_ref(&record)).await;
             let subject = format!("claim {}", record.id);
             failed.into_values().for_each(|problem| self.conditions.set(&subject, problem));
@@ -41,9 +43,11 @@ impl Inner {
                 continue;
             }
             tracing::info!(file = file.name, claim = %uid, "removing a cdi file that no claim owns");
+            failpoint::pass(Point::OrphanFound);
             if let Err(error) = self.cdi.remove(vec![file.name]).await {
                 tracing::warn!(error = chain(&error), "a cdi file without an owner stays");
             }
+            failpoint::pass(Point::OrphanRemoved);
         }
     }
 

@@ -9,7 +9,6 @@ mod discovery;
 mod disk_full;
 mod driver_files;
 mod exclusive;
-mod load;
 mod lost_checkpoint;
 mod main_job;
 mod reboot;

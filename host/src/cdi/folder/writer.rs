@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     CdiError, Durability, Folder, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_folder, open_plain,
 };
+use crate::base::failpoint::{self, Point};
 use crate::cdi::render::SpecFile;
 
 /// Files of one turn: bounds how long the first of them waits for the others.
@@ -69,6 +70,7 @@ impl Writer {
         let staged: Vec<_> = turn.into_iter().map(|job| self.stage(job)).collect();
         let finished: Vec<_> = staged.into_iter().map(|staged| self.finish(staged)).collect();
         let synced = self.sync_folder();
+        failpoint::pass(Point::CdiSynced);
         let mut others = self.folder.others.lock().unwrap_or_else(PoisonError::into_inner);
         others.changed_by_us(&self.folder.path, before);
         drop(others);
@@ -120,6 +122,7 @@ impl Writer {
             std::fs::remove_file(&path).ok();
             return Err(CdiError::io("write", &path)(error));
         }
+        failpoint::pass(Point::CdiStaged);
         Ok(Some((file.name.clone(), self.folder.hasher.hash_one(&file.bytes), path)))
     }
 
@@ -162,6 +165,7 @@ impl Writer {
                 discard(std::iter::once((name, hash, temporary)).chain(files));
                 return Err(CdiError::io("put into place", &path)(error));
             }
+            failpoint::pass(Point::CdiRenamed);
             match std::fs::symlink_metadata(&path) {
                 Ok(metadata) => {
                     self.folder
@@ -180,7 +184,9 @@ impl Writer {
         self.refuse_foreign(name)?;
         self.folder.known().remove(name);
         let path = self.folder.path.join(name);
-        match std::fs::remove_file(&path) {
+        let removed = std::fs::remove_file(&path);
+        failpoint::pass(Point::CdiRemoved);
+        match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(CdiError::io("remove", &path)(error))
             }

@@ -1,0 +1,136 @@
+//! A driver of either kind that keeps its own record of what it was asked for, which outlives the daemon.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Seek, SeekFrom};
+use std::sync::{Arc, Mutex};
+
+use native_null::{Answer, Device, Operation, Options, Plugin};
+use nodedock_tests::drivers::{Form, side_file, wasm};
+use nodedock_tests::{Daemon, Root};
+use scripted::{POOL, Script, Word};
+use tonic::Code;
+
+/// How many claims a test may have that are no word of `scripted`; claims and devices are called `device-N`.
+pub(crate) const DEVICES: u32 = 32;
+
+pub(crate) trait Driver: Sized + 'static {
+    const NAME: &'static str;
+    /// Whether the daemon writes CDI files for it.
+    const EDITS: bool;
+
+    /// A driver that comes as soon as a daemon runs on the root.
+    fn new(root: &Root) -> Self;
+
+    /// UIDs of the claims that it was asked for, whatever it answered, and not asked to give up since. No call may be under way.
+    fn held(&mut self, root: &Root) -> BTreeSet<String>;
+}
+
+/// Waits until the driver serves.
+pub(crate) async fn serves<D: Driver>(daemon: &Daemon) {
+    daemon.until_serving(D::NAME).await;
+}
+
+/// As these tests name claims (`nodedock_tests::compose`).
+fn uid(claim: &str) -> String {
+    format!("claim-{claim}")
+}
+
+/// The driver `scripted`. All that it can leave is its log.
+pub(crate) struct Wasm {
+    held: BTreeSet<String>,
+    /// How much of the log was read.
+    read: u64,
+}
+
+/// What the driver logs of a call.
+const LOGGED: &str = "asked to ";
+
+impl Driver for Wasm {
+    const NAME: &'static str = scripted::NAME;
+    const EDITS: bool = true;
+
+    fn new(root: &Root) -> Self {
+        let script = Script { devices: DEVICES, ..Script::default() };
+        root.drop_in("scripted.grant.yaml", side_file("scripted", "grant"));
+        // JSON is YAML.
+        root.drop_in("scripted.config.yaml", serde_json::to_vec(&script).expect("a script is JSON"));
+        root.drop_in("scripted.wasm", wasm("scripted", Form::Core));
+        Self { held: BTreeSet::new(), read: 0 }
+    }
+
+    fn held(&mut self, root: &Root) -> BTreeSet<String> {
+        for line in self.new_lines(root).lines() {
+            assert!(!line.contains("lines of the driver were suppressed"), "the record has a gap");
+            let Some((_, call)) = line.split_once(LOGGED) else { continue };
+            let mut words = call.split_whitespace();
+            let (operation, claims) = (words.next(), words.next().unwrap_or_default().split(',').map(uid));
+            match operation {
+                Some("prepare") => self.held.extend(claims),
+                Some("unprepare") => {
+                    let claims: BTreeSet<_> = claims.collect();
+                    self.held.retain(|held| !claims.contains(held));
+                }
+                _ => panic!("no operation in {line}"),
+            }
+        }
+        self.held.clone()
+    }
+}
+
+impl Wasm {
+    fn new_lines(&mut self, root: &Root) -> String {
+        let mut log = std::fs::File::open(root.log_path()).expect("a daemon ran");
+        let mut text = Vec::new();
+        log.seek(SeekFrom::Start(self.read)).and_then(|_| log.read_to_end(&mut text)).expect("read the log");
+        self.read += text.len() as u64;
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+/// A plugin in the test's own process, which does not die with the daemon.
+pub(crate) struct Native {
+    held: Arc<Mutex<BTreeSet<String>>>,
+    _plugin: Plugin,
+}
+
+impl Driver for Native {
+    const NAME: &'static str = "scripted-native.nodedock.dev";
+    const EDITS: bool = false;
+
+    fn new(root: &Root) -> Self {
+        let registry = root.state().join("plugins_registry");
+        std::fs::create_dir_all(&registry).expect("the root can be written");
+        let options = Options::new(Self::NAME, &registry, &root.path().join("plugins"));
+        let held = Arc::<Mutex<BTreeSet<String>>>::default();
+        let record = held.clone();
+        let script = native_null::Script::new(move |operation, claim| {
+            let mut held = record.lock().expect("nobody panics with the record");
+            match operation {
+                Operation::Prepare => held.insert(claim.uid.clone()),
+                Operation::Unprepare => held.remove(&claim.uid),
+            };
+            answer(operation, claim)
+        });
+        let plugin = Plugin::unregistered(options, script).expect("make the driver's socket");
+        plugin.register().expect("make the registration socket");
+        Self { held, _plugin: plugin }
+    }
+
+    fn held(&mut self, _: &Root) -> BTreeSet<String> {
+        self.held.lock().expect("nobody panics with the record").clone()
+    }
+}
+
+fn answer(operation: Operation, claim: &native_null::Claim) -> Answer {
+    let refused = Word::named(&claim.name) == Word::RefusePermanent;
+    if refused && operation == Operation::Prepare {
+        return Answer::Status(Code::InvalidArgument, "the script refuses it".to_owned());
+    }
+    Answer::Devices(vec![Device {
+        requests: vec!["device-0".to_owned()],
+        pool: POOL.to_owned(),
+        device: claim.name.clone(),
+        cdi_names: vec![format!("{}/script={}", Native::NAME, claim.uid)],
+        share_id: None,
+    }])
+}

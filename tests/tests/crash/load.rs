@@ -1,0 +1,176 @@
+//! Kills and stops at any moment of work: what was answered holds, and the rest is in a state that is gone on with.
+
+use std::time::{Duration, Instant};
+
+use nodedock_proto::node::v1;
+use nodedock_tests::Client;
+use nodedock_tests::compose::pod;
+use nodedock_tests::machine::tell;
+use tokio::task::JoinSet;
+
+use crate::Place;
+use crate::driver::{Driver, Native, Wasm};
+use crate::random::{Random, explain, seed};
+use crate::scene::{Known, Scene, request_of};
+
+/// Pods that work at once; two and two share a claim.
+const PODS: u64 = 8;
+/// Calls of a pod until it rests: what it was answered last is then for the daemon to know.
+const CALLS_MAX: u64 = 6;
+/// When the kill comes, in microseconds of the work.
+const KILL_MAX_US: u64 = 40_000;
+
+const ROUNDS: u64 = 120;
+/// Fewer say too little.
+const ROUNDS_MIN: u64 = 40;
+/// What the rounds may take together.
+const BUDGET: Duration = Duration::from_secs(60);
+
+fn name_of(number: u64) -> String {
+    format!("pod-{number}")
+}
+
+/// Two of its own, and one with its neighbour.
+fn claims_of(number: u64) -> [String; 3] {
+    [2 * number, 2 * number + 1, 2 * PODS + number / 2].map(|device| format!("device-{device}"))
+}
+
+/// Calls at random until it rests or the connection breaks; gives what the pod knows then.
+async fn work<D: Driver>(
+    number: u64,
+    mut known: Known,
+    mut random: Random,
+    mut client: Client,
+) -> (String, Known) {
+    let name = name_of(number);
+    for _ in 0..random.below(CALLS_MAX) {
+        let answered = match random.below(2) {
+            0 => prepare::<D>(number, &mut known, &mut client).await,
+            _ => unprepare(number, &mut known, &mut client).await,
+        };
+        if answered.is_err() {
+            break;
+        }
+    }
+    (name, known)
+}
+
+async fn prepare<D: Driver>(
+    number: u64,
+    known: &mut Known,
+    client: &mut Client,
+) -> Result<(), tonic::Status> {
+    let before = match known {
+        // It stays so, whether this is answered or not.
+        Known::Prepared(answer) => Some(answer.clone()),
+        _ => None,
+    };
+    if before.is_none() {
+        *known = Known::Unknown;
+    }
+    let request = request_of::<D>(&name_of(number), &claims_of(number));
+    let answer = client.prepare_pod(request).await?.into_inner();
+    assert!(answer.claims.iter().all(|claim| claim.outcome == "prepared"), "{answer:#?}");
+    assert!(before.is_none_or(|before| before == answer), "another answer: {answer:#?}");
+    *known = Known::Prepared(answer);
+    Ok(())
+}
+
+async fn unprepare(number: u64, known: &mut Known, client: &mut Client) -> Result<(), tonic::Status> {
+    if *known != Known::Gone {
+        *known = Known::Unknown;
+    }
+    let request = v1::UnpreparePodRequest { pod: Some(pod(&name_of(number))) };
+    let answer = client.unprepare_pod(request).await?.into_inner();
+    assert!(answer.claims.iter().all(|claim| claim.problem.is_none()), "{answer:#?}");
+    *known = Known::Gone;
+    Ok(())
+}
+
+/// How often pods knew what they had when the daemon ended, and how often they did not.
+#[derive(Debug, Default)]
+struct Tally {
+    known: u64,
+    unknown: u64,
+}
+
+impl<D: Driver> Scene<D> {
+    /// Lets the pods loose, and calls `stop` at a moment that chance decides.
+    async fn interrupted(
+        &mut self,
+        random: &mut Random,
+        tally: &mut Tally,
+        stop: impl AsyncFnOnce(&mut Self),
+    ) {
+        let mut workers = JoinSet::new();
+        for number in 0..PODS {
+            let known = self.known.remove(&name_of(number)).unwrap_or(Known::Gone);
+            workers.spawn(work::<D>(number, known, random.fork(), self.daemon.client()));
+        }
+        // Nothing is waited for: this is the moment.
+        tokio::time::sleep(Duration::from_micros(random.below(KILL_MAX_US))).await;
+        stop(self).await;
+        while let Some(pod) = workers.join_next().await {
+            let (name, known) = pod.expect("a pod was answered wrongly");
+            *if known == Known::Unknown { &mut tally.unknown } else { &mut tally.known } += 1;
+            self.known.insert(name, known);
+        }
+    }
+}
+
+async fn kill_at_any_moment<D: Driver>() {
+    let seed = seed();
+    let _place = Place(format!("with {} and {}", explain(seed), D::NAME));
+    let (mut random, mut tally) = (Random::new(seed), Tally::default());
+    let mut scene = Scene::<D>::start().await;
+    let (started, mut rounds) = (Instant::now(), 0);
+    while rounds < ROUNDS && started.elapsed() < BUDGET {
+        let _round = Place(format!("in round {rounds}"));
+        scene.interrupted(&mut random, &mut tally, async |scene| scene.daemon.kill9().await).await;
+        scene.restart().await;
+        rounds += 1;
+    }
+    let (elapsed, restarts) = (started.elapsed(), scene.restart_times());
+    tell(&format!("{}: {rounds} kills under load in {elapsed:.0?}, {tally:?}; {restarts}", D::NAME));
+    assert!(rounds >= ROUNDS_MIN, "only {rounds} rounds in {elapsed:.0?}");
+    assert!(
+        tally.known > rounds && tally.unknown > rounds,
+        "the kills come too early or too late: {tally:?}"
+    );
+    scene.clean().await;
+}
+
+async fn stop_under_load<D: Driver>() {
+    let seed = seed();
+    let _place = Place(format!("with {} and {}", explain(seed), D::NAME));
+    let (mut random, mut tally) = (Random::new(seed), Tally::default());
+    let mut scene = Scene::<D>::start().await;
+    for _ in 0..5 {
+        let stop = async |scene: &mut Scene<D>| {
+            let status = scene.daemon.terminate().await;
+            assert!(status.success(), "{status}");
+        };
+        scene.interrupted(&mut random, &mut tally, stop).await;
+        assert!(!scene.daemon.log().contains("did not end in time"), "{}", scene.daemon.log());
+        // Each call was answered or never taken on: nothing is half done.
+        let open = scene.daemon.records().into_iter().filter(|record| record.state.as_str() != "prepared");
+        assert_eq!(open.collect::<Vec<_>>(), []);
+        scene.restart().await;
+    }
+    scene.clean().await;
+}
+
+#[tokio::test]
+async fn a_kill_at_any_moment_loses_nothing_of_a_wasm_driver() {
+    kill_at_any_moment::<Wasm>().await;
+}
+
+#[tokio::test]
+async fn a_kill_at_any_moment_loses_nothing_of_a_native_driver() {
+    kill_at_any_moment::<Native>().await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_stopped_under_load_answers_what_it_took_on() {
+    tokio::join!(stop_under_load::<Wasm>(), stop_under_load::<Native>());
+}
