@@ -98,7 +98,7 @@ impl Catalog {
     /// `own` is there already, and the last of the folders if it is not one of them.
     pub(super) fn new(own: &Path, folders: &[PathBuf]) -> Self {
         let mut folders = folders.to_vec();
-        let same = |folder: &PathBuf| is_same(folder, own);
+        let same = |folder: &PathBuf| folder.metadata().is_ok_and(|found| is_same(&found, own));
         let at = folders.iter().position(same).unwrap_or_else(|| {
             folders.push(own.to_owned());
             folders.len() - 1
@@ -204,7 +204,7 @@ impl Catalog {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             metadata => metadata?,
         };
-        let ours_again = folder != self.own && is_same(&self.folders[folder], &self.folders[self.own]);
+        let ours_again = folder != self.own && is_same(&metadata, &self.folders[self.own]);
         Ok((!ours_again).then(|| Stamp::of(&metadata)))
     }
 
@@ -294,12 +294,9 @@ impl Names {
     }
 }
 
-fn is_same(one: &Path, other: &Path) -> bool {
-    let place = |metadata: Metadata| (metadata.dev(), metadata.ino());
-    match (std::fs::metadata(one), std::fs::metadata(other)) {
-        (Ok(one), Ok(other)) => place(one) == place(other),
-        _ => one == other,
-    }
+fn is_same(found: &Metadata, other: &Path) -> bool {
+    let other = std::fs::metadata(other);
+    other.is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
 }
 
 /// The text of a plain file.

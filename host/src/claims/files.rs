@@ -33,6 +33,8 @@ const FOLDERS: &str = "CDI folders";
 const DEVICES_NAMED_MAX: usize = 3;
 /// A claim that somebody is at work on is come back to after so long.
 const BUSY_WAIT: Duration = Duration::from_millis(100);
+/// Where there is no watch everything is looked through again and again: after so many times what that takes.
+const SWEEP_REST: u32 = 10;
 
 /// Claims about whose files a condition stands.
 #[derive(Default)]
@@ -150,9 +152,8 @@ impl Inner {
     /// Keeps files right until the tasks stop: where somebody touched them, and all of them when something may have been missed
     /// and on a slow period.
     pub(super) async fn keep_files(&self, mut events: mpsc::Receiver<SpecEvent>) {
-        let mut sweep = Instant::now() + limit::CDI_SWEEP_PERIOD;
-        let mut open = true;
-        let mut busy = BTreeSet::new();
+        let (mut sweep, mut rested) = (Instant::now() + limit::CDI_SWEEP_PERIOD, Instant::now());
+        let (mut open, mut busy) = (true, BTreeSet::new());
         loop {
             let wake = if busy.is_empty() { sweep } else { sweep.min(Instant::now() + BUSY_WAIT) };
             tokio::select! {
@@ -163,16 +164,17 @@ impl Inner {
                 event = events.recv(), if open => match event {
                     None => open = false,
                     Some(SpecEvent::Touched(names)) => busy.extend(self.look_at(names).await),
-                    Some(SpecEvent::Unsure) => sweep = Instant::now(),
+                    Some(SpecEvent::Unsure) => sweep = sweep.min(rested),
                 },
                 () = tokio::time::sleep_until(wake) => {}
             }
-            if Instant::now() >= sweep {
+            let started = Instant::now();
+            if started >= sweep {
                 busy.extend(self.sweep_files().await);
                 sweep = Instant::now() + limit::CDI_SWEEP_PERIOD;
+                rested = Instant::now() + started.elapsed() * SWEEP_REST;
             }
-            let again = std::mem::take(&mut busy);
-            busy.extend(self.tend(again).await);
+            busy = self.tend(busy).await;
         }
     }
 

@@ -135,8 +135,8 @@ pub const FILE_SETTLE: Duration = Duration::from_millis(200);
 pub const RELIST_PERIOD: Duration = Duration::from_secs(30);
 /// The CDI folders are looked through so often, whatever the watch says: what failed is tried again, and what nobody tells is found.
 pub const CDI_SWEEP_PERIOD: Duration = Duration::from_secs(60);
-/// A CDI folder that is not there is looked for so often: whoever removes it often makes it again.
-pub const CDI_FOLDER_WAIT: Duration = Duration::from_millis(200);
+/// Whether the CDI folder is the one that is watched is looked at so often, by one `stat`.
+pub const CDI_FOLDER_LOOK: Duration = Duration::from_millis(500);
 /// Folders of CDI specs that runtimes read: two are usual.
 pub const CDI_FOLDERS_MAX: usize = 16;
 /// Claims whose files are made right together: bounds the time for which each of them is held.
