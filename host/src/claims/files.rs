@@ -205,21 +205,27 @@ impl Inner {
         let mut busy = BTreeSet::new();
         let uids: Vec<_> = uids.into_iter().collect();
         for some in uids.chunks(limit::CDI_CLAIMS_AT_ONCE) {
-            let (mut held, mut records) = (Vec::new(), Vec::new());
-            for uid in some {
-                match self.claim_locks.try_take(uid) {
-                    Some(lock) => held.push(lock),
-                    None => {
-                        busy.insert(uid.clone());
-                        continue;
-                    }
-                }
-                records.extend(self.table.lock().claim(uid.as_str()).cloned().filter(|r| self.stands(r)));
+            if self.tasks.is_stopping() {
+                break;
             }
+            let taken: Vec<_> = some.iter().map(|uid| (uid, self.claim_locks.try_take(uid))).collect();
+            let (held, others): (Vec<_>, Vec<_>) = taken.iter().partition(|(_, lock)| lock.is_some());
+            busy.extend(others.into_iter().map(|(uid, _)| (*uid).clone()));
+            let records: Vec<_> = held.iter().filter_map(|(uid, _)| self.standing(uid)).collect();
             self.check_standing_files(&records).await;
             self.remove_void_files(&records).await;
         }
         busy
+    }
+
+    /// A claim whose files are to be kept right. What is known to be wrong with another's files matters no more.
+    fn standing(&self, uid: &Uid) -> Option<Arc<ClaimRecord>> {
+        let record = self.table.lock().claim(uid.as_str()).cloned()?;
+        if self.stands(&record) {
+            return Some(record);
+        }
+        self.forget_files(&record);
+        None
     }
 
     /// Looks through all standing claims and all files of ours. Gives the claims that need more than a look.

@@ -162,6 +162,22 @@ fn tells_of_change(event: &notify::Event) -> bool {
 mod tests {
     use super::*;
 
+    #[tokio::test]
+    async fn a_new_watch_and_events_without_room_are_gaps() {
+        let folder = tempfile::tempdir().unwrap();
+        let (raw, mut arrivals) = mpsc::channel(1);
+        let mut watched = Watched::new(folder.path().to_owned(), RecursiveMode::NonRecursive, raw);
+        assert!(watched.renew() && !watched.renew() && !watched.has_lost());
+        // Made, written and closed are three events.
+        std::fs::write(folder.path().join("a"), "x").unwrap();
+        while !watched.has_lost() {
+            arrivals.recv().await.unwrap().unwrap();
+            std::fs::write(folder.path().join("a"), "x").unwrap();
+        }
+        std::fs::remove_dir_all(folder.path()).unwrap();
+        assert!(watched.renew() && watched.renew(), "without a watch everything may be missed");
+    }
+
     #[test]
     fn reading_a_folder_is_no_change_of_it() {
         let told = |kind| tells_of_change(&notify::Event::new(kind));
