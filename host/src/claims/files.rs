@@ -90,7 +90,11 @@ impl Inner {
 
     /// What is not read stays as it was read last.
     async fn survey(&self) {
-        match self.cdi.survey().await {
+        self.say_read(self.cdi.survey().await);
+    }
+
+    fn say_read(&self, read: Result<(), CdiError>) {
+        match read {
             Ok(()) => self.conditions.clear(NOT_READ, FOLDERS),
             Err(error) => self.conditions.set(FOLDERS, Problem::unavailable(NOT_READ, chain(&error))),
         }
@@ -239,9 +243,7 @@ impl Inner {
         let looked = tokio::task::spawn_blocking(move || look_through(&cdi, &standing)).await;
         match looked {
             Ok((wrong, surveyed)) => {
-                if let Err(error) = surveyed {
-                    self.conditions.set(FOLDERS, Problem::unavailable(NOT_READ, chain(&error)));
-                }
+                self.say_read(surveyed);
                 self.remove_orphans(self.cdi.strays()).await;
                 wrong.into_iter().chain(self.troubled.lock().iter().cloned()).collect()
             }

@@ -16,8 +16,8 @@ use crate::checkpoint::Change;
 use crate::driver::moved::have_moved;
 use crate::driver::{Call, Driver, all_failed};
 use crate::model::{
-    Claim, ClaimRecord, ClaimReference, ClaimState, DriverName, DriverPart, Hold, ObjectRef, PodRequest,
-    PreparedBy, Problem, Uid,
+    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, Hold, ObjectRef, PodRequest, PreparedBy,
+    Problem, Uid,
 };
 
 /// A claim on its way through a prepare.
@@ -175,7 +175,7 @@ impl Inner {
             uids.filter_map(|uid| table.claim(uid.as_str()).cloned()).collect()
         };
         let mut moved = BTreeMap::new();
-        for record in known.into_iter().filter(|record| record.state == ClaimState::Prepared) {
+        for record in known {
             let parts = record.drivers.iter();
             let parts = parts.filter(|(_, part)| part.current().is_some_and(have_moved));
             let drivers: Vec<_> = parts.map(|(driver, _)| driver.clone()).collect();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::super::ClaimEnd;
-use super::super::fixtures::{claim, driver, permanent, pod};
+use super::super::fixtures::{claim, driver, permanent, pod, uid};
 use super::PREPARED;
 use super::daemon::{Daemon, FakeDriver, Home, Reply, cdi_devices, ends};
 use crate::model::{ClaimState, DeviceAccess, DeviceNode, Edits, NodeKind};
@@ -195,6 +195,31 @@ async fn old_files_and_copies_of_ours_are_removed() {
         };
         assert_eq!(daemon.cdi_files(), [] as [&Path; 0]);
     }
+}
+
+#[tokio::test]
+async fn a_claim_that_somebody_is_at_work_on_keeps_no_other_waiting() {
+    let (home, a, b, gpu) = (Home::new(), pod("a"), pod("b"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.source.put(claim("two", &["gpu/1"], &[&b]));
+    daemon.prepare(&a, &["one"]).await;
+    daemon.prepare(&b, &["two"]).await;
+    let files = daemon.cdi_files();
+    gpu.shut(true);
+    let others = async {
+        gpu.called(|calls| calls.unprepare.len() == 1).await;
+        files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+        let busy = daemon.claims.0.sweep_files().await;
+        let busy = daemon.claims.0.tend(busy.into_iter().chain([uid("uid-one")]).collect()).await;
+        assert_eq!(busy.into_iter().collect::<Vec<_>>(), [uid("uid-one")]);
+        assert_eq!(daemon.cdi_files(), files[1..]);
+        gpu.shut(false);
+    };
+    let (ends, ()) = tokio::join!(daemon.unprepare(&a), others);
+    assert_eq!(ends, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!(daemon.cdi_files(), files[1..]);
 }
 
 #[tokio::test]
