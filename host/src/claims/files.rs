@@ -192,16 +192,16 @@ impl Inner {
         self.remove_orphans(touched.ours).await;
         let mut uids: BTreeSet<_> = self.troubled.lock().clone();
         uids.extend(names.iter().filter_map(|name| cdi::file_of(name)).map(|(_, uid)| uid));
-        uids.extend(touched.devices.iter().filter_map(|device| self.claim_of_device(device)));
+        uids.extend(touched.devices.iter().flat_map(|device| self.claims_of_device(device)));
         uids
     }
 
-    /// The claim that a device of ours has in its name, `DRIVER/claim=UID-DEVICE`; a UID may have dashes as well.
-    fn claim_of_device(&self, qualified: &str) -> Option<Uid> {
-        let (_, device) = qualified.split_once('=')?;
+    /// Claims that a device of ours may have in its name, `DRIVER/claim=UID-DEVICE`: a UID may have dashes as well.
+    fn claims_of_device(&self, qualified: &str) -> Vec<Uid> {
+        let Some((_, device)) = qualified.split_once('=') else { return Vec::new() };
         let table = self.table.lock();
         let prefixes = device.match_indices('-').map(|(at, _)| &device[..at]);
-        prefixes.filter_map(|prefix| table.claim(prefix)).map(|record| record.id.uid.clone()).next()
+        prefixes.filter_map(|prefix| table.claim(prefix)).map(|record| record.id.uid.clone()).collect()
     }
 
     /// Makes the files of claims right. Gives those that somebody is at work on: they are come back to.
