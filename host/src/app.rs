@@ -19,6 +19,7 @@ use crate::claims::source::ClaimFolder;
 use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, machine};
 use crate::config::Config;
 use crate::discovery::kernel::{self, KernelEvents};
+use crate::discovery::specs::{self, SpecEvent};
 use crate::discovery::{files, sockets};
 use crate::driver::NodeFacts;
 use crate::driver::wasm::{WasmHost, WasmSettings};
@@ -97,7 +98,8 @@ impl Daemon {
         failpoint::pass(Point::CheckpointOpened);
         // Several daemons may write to one folder: each is known by where its record is.
         let daemon = config.paths.checkpoint.to_string_lossy();
-        let cdi = CdiDir::open(&config.paths.cdi, &daemon, Durability::Synced)?;
+        let paths = &config.paths;
+        let cdi = CdiDir::open_among(&paths.cdi, &paths.cdi_spec_dirs, &daemon, Durability::Synced)?;
         // Also where a start before this one died between the new file and what is taken back into it. Files never outlive the
         // records of their claims.
         if opened.is_empty() {
@@ -132,7 +134,7 @@ impl Daemon {
             conditions: conditions.clone(),
             tasks: work.clone(),
         });
-        claims.start();
+        claims.start(watch_specs(&config, &intake));
         watch_drivers(&config, &drivers, registry.clone(), host);
         watch_plugins(&config, &drivers, registry.clone());
         let api = NodeApi { claims, registry, changes, tasks: intake.clone() };
@@ -170,6 +172,12 @@ fn watch_plugins(config: &Config, tasks: &Tasks, registry: Registry) {
     tasks.spawn("plugins", plugins.run(events));
     tasks
         .spawn("plugin-folder", sockets::watch(config.paths.plugins_registry.clone(), tasks.clone(), sender));
+}
+
+fn watch_specs(config: &Config, tasks: &Tasks) -> mpsc::Receiver<SpecEvent> {
+    let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
+    tasks.spawn("cdi-folder", specs::watch(config.paths.cdi.clone(), tasks.clone(), sender));
+    events
 }
 
 fn prepare_folders(config: &Config) -> Result<()> {

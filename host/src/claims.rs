@@ -5,6 +5,7 @@
 //! never decides: decisions are in `machine`.
 
 mod answer;
+mod files;
 mod locks;
 pub mod machine;
 pub mod manifest;
@@ -21,18 +22,19 @@ mod machine_tests;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::base::changes::Changes;
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
-use crate::cdi::{self, CdiDir, SpecFile};
+use crate::cdi::{self, CdiDir};
 use crate::checkpoint::{Change, Checkpoint, CommitError};
+use crate::discovery::specs::SpecEvent;
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{
     ChangedKind, Claim, ClaimRecord, DriverName, LiveClaim, ObjectName, ObjectRef, PodRecord, PodRequest,
@@ -106,6 +108,7 @@ struct Inner {
     settings: ClaimSettings,
     changes: Changes,
     conditions: Conditions,
+    troubled: files::Troubled,
     tasks: Tasks,
     /// Counts claims that were given up: whoever waits for a device looks again.
     freed: watch::Sender<u64>,
@@ -193,16 +196,18 @@ impl Claims {
             settings,
             changes,
             conditions,
+            troubled: files::Troubled::default(),
             tasks,
             freed: watch::Sender::new(0),
             kept: Notify::new(),
         }))
     }
 
-    /// Starts what goes on without requests: CDI files made right, interrupted unprepares finished as drivers come.
-    pub fn start(&self) {
+    /// Starts what goes on without requests: CDI files kept right as `files` tells of them, interrupted unprepares finished as
+    /// drivers come.
+    pub fn start(&self, files: mpsc::Receiver<SpecEvent>) {
         let inner = self.0.clone();
-        self.0.tasks.spawn("cdi-reconcile", async move { inner.reconcile_files().await });
+        self.0.tasks.spawn("cdi-files", async move { inner.keep_files(files).await });
         let inner = self.0.clone();
         self.0.tasks.spawn("resume-unprepare", async move { inner.resume_unprepares().await });
     }
@@ -319,31 +324,10 @@ impl Inner {
             pods.iter().for_each(|pod| drop(table.remove_pod(pod.as_str())));
             uids.iter().filter_map(|uid| table.remove(uid)).collect()
         };
+        gone.iter().for_each(|record| self.forget_files(record));
         gone.iter().for_each(|record| self.changes.tell(ChangedKind::Claim, &record.id, "gone"));
         self.freed.send_modify(|count| *count += 1);
         Ok(())
-    }
-
-    /// Writes the CDI files of claims that lack one, or have another than the checkpoint says. Gives the claims that have none.
-    async fn write_files(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
-        let mut failed = BTreeMap::new();
-        let mut stale: Vec<SpecFile> = Vec::new();
-        let mut written = Vec::new();
-        for record in records {
-            match cdi::render(record) {
-                Ok(files) => {
-                    stale.extend(files.into_iter().filter(|file| !self.cdi.is_current(file)));
-                    written.push(record.id.uid.clone());
-                }
-                Err(error) => drop(failed.insert(record.id.uid.clone(), unrendered(record, &error))),
-            }
-        }
-        if let Err(error) = self.cdi.write(stale).await {
-            let problem =
-                Problem::unavailable("cdi-not-written", format!("write CDI files: {}", chain(&error)));
-            failed.extend(written.into_iter().map(|uid| (uid, problem.clone())));
-        }
-        failed
     }
 }
 

@@ -17,6 +17,8 @@ pub struct ConfigFile {
     pub node_name: Option<String>,
     /// Where CDI specs are written.
     pub cdi_dir: Option<PathBuf>,
+    /// Folders in which container runtimes look for CDI specs, by priority, as in their own configs.
+    pub cdi_spec_dirs: Option<Vec<PathBuf>>,
     pub claims: ClaimsSection,
 }
 
@@ -37,6 +39,10 @@ pub enum ConfigError {
     Parse { path: PathBuf, source: Box<serde_saphyr::Error> },
     #[error("the config {}: {key} is {value}, and {min} to {max} are allowed", path.display())]
     Range { path: PathBuf, key: &'static str, value: u64, min: u64, max: u64 },
+    #[error("the config {}: cdiSpecDirs has {} folders, and at most {} are allowed", path.display(), folders, limit::CDI_FOLDERS_MAX)]
+    SpecFolders { path: PathBuf, folders: usize },
+    #[error("the config {}: cdiSpecDirs has {:?}, and absolute paths are wanted", path.display(), folder)]
+    SpecFolder { path: PathBuf, folder: PathBuf },
 }
 
 impl ConfigFile {
@@ -58,7 +64,18 @@ impl ConfigFile {
         };
         check("claims.exclusiveWaitMs", config.claims.exclusive_wait_ms, 0, 60_000)?;
         check("claims.callDeadlineMs", config.claims.call_deadline_ms, 100, 300_000)?;
+        check_spec_dirs(config.cdi_spec_dirs.as_deref().unwrap_or_default(), path)?;
         Ok(config)
+    }
+}
+
+fn check_spec_dirs(folders: &[PathBuf], path: &Path) -> Result<(), ConfigError> {
+    if folders.len() > limit::CDI_FOLDERS_MAX {
+        return Err(ConfigError::SpecFolders { path: path.to_owned(), folders: folders.len() });
+    }
+    match folders.iter().find(|folder| !folder.is_absolute()) {
+        Some(folder) => Err(ConfigError::SpecFolder { path: path.to_owned(), folder: folder.clone() }),
+        None => Ok(()),
     }
 }
 
@@ -83,6 +100,7 @@ impl Config {
         let mut paths = Paths::below(root);
         paths.socket = socket.unwrap_or(paths.socket);
         paths.cdi = cdi_dir.or_else(|| file.cdi_dir.clone()).unwrap_or(paths.cdi);
+        paths.cdi_spec_dirs = file.cdi_spec_dirs.clone().unwrap_or(paths.cdi_spec_dirs);
         let milliseconds = |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
         Self {
             paths,
@@ -104,6 +122,8 @@ pub struct Paths {
     pub cache: PathBuf,
     pub socket: PathBuf,
     pub cdi: PathBuf,
+    /// Where runtimes look for specs, by priority; `cdi` is read as well.
+    pub cdi_spec_dirs: Vec<PathBuf>,
 }
 
 impl Paths {
@@ -117,6 +137,7 @@ impl Paths {
             cache: root.join("var/cache/nodedock"),
             socket: root.join("run/nodedock/nodedock.sock"),
             cdi: root.join("var/run/cdi"),
+            cdi_spec_dirs: vec![root.join("etc/cdi"), root.join("var/run/cdi")],
         }
     }
 }
@@ -167,6 +188,10 @@ mod tests {
         assert!(error.contains("line 1"), "{error}");
         let error = chain(&parse("claims: {callDeadlineMs: 1}\n").unwrap_err());
         assert!(error.contains("claims.callDeadlineMs is 1"), "{error}");
+        let error = chain(&parse("cdiSpecDirs: [/etc/cdi, run/cdi]\n").unwrap_err());
+        assert!(error.contains("\"run/cdi\""), "{error}");
+        let error = chain(&parse(&format!("cdiSpecDirs: [{}]\n", "/x, ".repeat(17))).unwrap_err());
+        assert!(error.contains("has 17 folders"), "{error}");
     }
 
     #[test]
@@ -177,5 +202,9 @@ mod tests {
         assert_eq!(config(Some("/from/flag".into())), Path::new("/from/flag"));
         let plain = Config::new(Path::new("/r"), None, None, "n".to_owned(), &ConfigFile::default());
         assert_eq!(plain.paths.cdi, Path::new("/r/var/run/cdi"));
+        assert_eq!(plain.paths.cdi_spec_dirs, ["/r/etc/cdi", "/r/var/run/cdi"].map(PathBuf::from));
+        let file = ConfigFile { cdi_spec_dirs: Some(vec!["/x".into()]), ..Default::default() };
+        let config = Config::new(Path::new("/r"), None, None, "n".to_owned(), &file);
+        assert_eq!(config.paths.cdi_spec_dirs, [PathBuf::from("/x")]);
     }
 }

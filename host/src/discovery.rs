@@ -5,4 +5,5 @@
 pub mod files;
 pub mod kernel;
 pub mod sockets;
+pub mod specs;
 mod watched;

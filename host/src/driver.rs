@@ -5,6 +5,7 @@
 
 pub mod grant;
 pub mod grpc;
+pub mod moved;
 pub mod wasm;
 
 use std::collections::BTreeMap;

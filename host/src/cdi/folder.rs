@@ -8,13 +8,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
 
+use super::catalog::{Catalog, Collision, Ours, Touched};
 use super::identity::{DAEMON_OPENING, Identity, MARK, OPENING};
-use super::others::{Collision, Others};
 use super::render::{SpecFile, mark_of};
 
 mod writer;
@@ -94,7 +94,7 @@ struct Folder {
     hasher: RandomState,
     /// What we know of our files, by name.
     known: Mutex<HashMap<String, Known>>,
-    others: Mutex<Others>,
+    catalog: Catalog,
 }
 
 /// A file as it was after it was written or compared.
@@ -128,10 +128,16 @@ impl Stamp {
     /// Whether the last change is so long ago that another one is sure to have another time. The clocks of file systems tick
     /// every 10 ms or less; within a tick two changes look like one.
     pub(super) fn is_settled(&self) -> bool {
+        self.is_settled_at(Instant::now())
+    }
+
+    /// The same for a moment that is over.
+    pub(super) fn is_settled_at(&self, moment: Instant) -> bool {
         let (seconds, nanos) = self.changed.max(self.modified);
         let (Ok(seconds), Ok(nanos)) = (u64::try_from(seconds), u32::try_from(nanos)) else { return false };
         let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos);
-        SystemTime::now().duration_since(changed).is_ok_and(|age| age > CLOCK_TICK_MAX)
+        let age = SystemTime::now().duration_since(changed);
+        age.is_ok_and(|age| age.saturating_sub(moment.elapsed()) > CLOCK_TICK_MAX)
     }
 }
 
@@ -139,6 +145,16 @@ impl CdiDir {
     /// Opens the folder; makes it (mode 0755) where there is none, and removes what a crash left of half-written files.
     /// `daemon` tells this daemon from others that write to the same folder, over restarts: its files are ours, theirs are not.
     pub fn open(path: &Path, daemon: &str, durability: Durability) -> Result<Self, CdiError> {
+        Self::open_among(path, &[], daemon, durability)
+    }
+
+    /// The same, where runtimes read other folders as well: `folders`, by priority, as they stand in the runtimes' own configs.
+    pub fn open_among(
+        path: &Path,
+        folders: &[PathBuf],
+        daemon: &str,
+        durability: Durability,
+    ) -> Result<Self, CdiError> {
         make_folder(path)?;
         let tag = hex::encode(&Sha256::digest(daemon)[..4]);
         let temporary_prefix = format!("{TEMPORARY_PREFIX}{tag}-");
@@ -149,7 +165,7 @@ impl CdiDir {
             temporary_prefix,
             hasher: RandomState::new(),
             known: Mutex::default(),
-            others: Mutex::default(),
+            catalog: Catalog::new(path, folders),
         });
         let (inbox, jobs) = mpsc::channel(QUEUE);
         let writer = writer::Writer::new(folder.clone(), durability);
@@ -213,13 +229,70 @@ impl CdiDir {
         Ok(ours)
     }
 
-    /// Files of others that have a device of the same qualified name. Runtimes refuse a device that two files of a folder
-    /// have. Reads the others' files when the folder was changed by somebody else since the last call; otherwise costs one `stat`.
-    pub fn collisions(&self, qualified: &[String]) -> Result<Vec<Collision>, CdiError> {
-        let folder = &self.folder;
-        let mut others = folder.others.lock().unwrap_or_else(PoisonError::into_inner);
-        others.refresh(&folder.path, &folder.mark).map_err(CdiError::io("read the folder", &folder.path))?;
-        Ok(others.collisions(qualified))
+    /// Whether the file is as it was after we wrote or removed it: one `stat`. What is altered within a tick of the file system's
+    /// clock looks the same; `is_current` is sure.
+    pub fn is_as_left(&self, name: &str) -> bool {
+        let found = std::fs::symlink_metadata(self.folder.path.join(name));
+        match (found, self.folder.known().get(name)) {
+            (Ok(metadata), Some(known)) => known.stamp == Stamp::of(&metadata),
+            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => !self.folder.catalog.has(name),
+            _ => false,
+        }
+    }
+
+    /// Brings up to date what the files of others say, which `collisions` and `missing` tell. Costs a `stat` of each folder, and
+    /// reads only files that are new or changed.
+    pub async fn survey(&self) -> Result<(), CdiError> {
+        if self.folder.catalog.is_fresh() {
+            return Ok(());
+        }
+        let dir = self.clone();
+        tokio::task::spawn_blocking(move || dir.look(false)).await.unwrap_or(Err(CdiError::Closed))
+    }
+
+    /// The same, with a `stat` of each file of others. Blocks.
+    pub fn survey_anew(&self) -> Result<(), CdiError> {
+        self.look(true)
+    }
+
+    fn look(&self, anew: bool) -> Result<(), CdiError> {
+        let read = self.folder.with_ours(|ours| self.folder.catalog.refresh(ours, anew));
+        read.map_err(|(folder, error)| CdiError::io("read the folder", &folder)(error))
+    }
+
+    /// Files of others that have a device of the same qualified name: runtimes refuse a device that two files of a folder have,
+    /// and take the one of a later folder. As the last `survey` found them, the first file of each device.
+    pub fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
+        self.folder.catalog.collisions(qualified)
+    }
+
+    /// Names that are in no file of others, as the last `survey` found them.
+    pub fn missing(&self, qualified: &[String]) -> Vec<String> {
+        self.folder.catalog.missing(qualified)
+    }
+
+    /// Reads files anew that somebody touched.
+    pub async fn touched(&self, names: Vec<String>) -> Touched {
+        let dir = self.clone();
+        let look = move || dir.folder.with_ours(|ours| dir.folder.catalog.touched(&names, ours));
+        tokio::task::spawn_blocking(look).await.unwrap_or_default()
+    }
+
+    /// Names of files of ours that this process did not write, nor compare with what it would write: copies, or what stood there
+    /// before. As the last `survey` found them.
+    pub fn strays(&self) -> Vec<String> {
+        let (ours, known) = (self.folder.catalog.ours(), self.folder.known());
+        ours.into_iter().filter(|name| !known.contains_key(name)).collect()
+    }
+
+    /// A file of ours by name. None: it is not there, or somebody else's.
+    pub async fn read(&self, name: &str) -> Option<OurFile> {
+        let (folder, name) = (self.folder.clone(), name.to_owned());
+        let read = move || {
+            let text = folder.read_ours(&folder.path.join(&name)).ok()??;
+            Some(OurFile::new(name, &text))
+        };
+        tokio::task::spawn_blocking(read).await.ok()?
     }
 }
 
@@ -238,6 +311,15 @@ impl Folder {
         bytes.extend_from_slice(self.mark.as_bytes());
         bytes.extend_from_slice(rest);
         SpecFile { name: file.name.clone(), bytes }
+    }
+
+    fn with_ours<T>(&self, look: impl FnOnce(&Ours<'_>) -> T) -> T {
+        let known = |name: &str, inode| {
+            let known = self.known();
+            known.get(name).is_some_and(|known| known.stamp.inode == inode)
+        };
+        let beginning = |text: &[u8]| self.is_ours(&text[..text.len().min(self.mark.len())]);
+        look(&Ours { beginning: &beginning, known: &known })
     }
 
     /// Reads a file of ours. None: it is somebody else's, or no plain file.

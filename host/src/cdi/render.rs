@@ -37,6 +37,12 @@ pub fn file_name(driver: &DriverName, claim: &Uid) -> String {
     format!("{driver}_{claim}.yaml")
 }
 
+/// Whose file a name is, if it is one that `file_name` gives.
+pub fn file_of(name: &str) -> Option<(DriverName, Uid)> {
+    let (driver, uid) = name.strip_suffix(".yaml")?.split_once('_')?;
+    Some((DriverName::new(driver).ok()?, Uid::new(uid).ok()?))
+}
+
 /// The CDI names of a driver's prepared devices: the index in `PreparedClaim::devices` and the names. For edits it is our
 /// own name; what a native plugin named is passed through. Empty if the driver has not prepared the claim.
 pub fn cdi_devices(record: &ClaimRecord, driver: &DriverName) -> Vec<(usize, Vec<String>)> {

@@ -34,6 +34,13 @@ impl Locks {
         held
     }
 
+    /// The claim, unless somebody has it.
+    pub(super) fn try_take(&self, uid: &Uid) -> Option<Held> {
+        let mut entries = self.entries();
+        let guard = entries.entry(uid.clone()).or_default().clone().try_lock_owned().ok()?;
+        Some(Held { locks: self.clone(), uid: uid.clone(), guard: Some(guard) })
+    }
+
     fn entries(&self) -> std::sync::MutexGuard<'_, Entries> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,6 +76,7 @@ mod tests {
         });
         assert_eq!(locks.take([uid("c")]).await.len(), 1);
         assert!(!waiting.is_finished());
+        assert!(locks.try_take(&uid("b")).is_none() && locks.try_take(&uid("d")).is_some());
         drop(first);
         assert_eq!(waiting.await.unwrap(), 1);
         assert!(locks.entries().is_empty());

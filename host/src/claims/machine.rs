@@ -38,6 +38,8 @@ pub struct PrepareRequest<'a> {
     pub allocation: &'a Allocation,
     pub pod: &'a ObjectRef,
     pub holds: Vec<Hold>,
+    /// Drivers whose device nodes are no longer what they were when the claim was prepared.
+    pub moved: &'a [DriverName],
     pub boot_id: &'a str,
     pub now_ms: u64,
     pub cause: &'a str,
@@ -93,11 +95,14 @@ pub fn prepare(table: &Table, request: &PrepareRequest<'_>) -> PrepareStep {
         None => begin(table, request, None),
         Some(known) if known.state == ClaimState::Unpreparing => PrepareStep::Wait(being_given_up(id)),
         Some(known) if known.allocation != *request.allocation => PrepareStep::Refuse(changed_allocation(id)),
-        Some(known) if known.state == ClaimState::Prepared && known.boot_id == request.boot_id => {
-            join(known, request)
-        }
+        Some(known) if is_good(known, request) => join(known, request),
         Some(known) => begin(table, request, Some(known)),
     }
+}
+
+/// Prepared in this boot, with the node as it was then.
+fn is_good(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
+    known.state == ClaimState::Prepared && known.boot_id == request.boot_id && request.moved.is_empty()
 }
 
 fn join(known: &Arc<ClaimRecord>, request: &PrepareRequest<'_>) -> PrepareStep {
@@ -125,17 +130,23 @@ fn begin(table: &Table, request: &PrepareRequest<'_>, known: Option<&Arc<ClaimRe
         let old_boot = std::mem::replace(&mut record.boot_id, request.boot_id.to_owned());
         record.drivers.values_mut().for_each(|part| outlive(part, &old_boot));
     }
+    let moved = record.drivers.iter_mut().filter(|(driver, _)| request.moved.contains(driver));
+    moved.for_each(|(_, part)| outlive(part, request.boot_id));
     record.state = ClaimState::Preparing;
     record.holds = holds.clone();
     record.pods.insert(request.pod.uid.clone(), request.pod.clone());
     let open = record.drivers.iter().filter(|(_, part)| part.current().is_none());
     let drivers: Vec<_> = open.map(|(name, _)| name.clone()).collect();
-    let what = if new_boot && known.is_some() { "preparing after a new boot" } else { "preparing" };
+    let what = match known {
+        Some(_) if new_boot => "preparing after a new boot",
+        Some(_) if !request.moved.is_empty() => "preparing after device nodes changed",
+        _ => "preparing",
+    };
     record.note(transition(request.now_ms, what, &format!("{} pod {}", request.cause, request.pod)));
     PrepareStep::Call { record: Arc::new(record), drivers }
 }
 
-/// Marks what a driver prepared in a boot that is over.
+/// Marks what a driver prepared, in the boot of that ID, and what holds no more: the boot is over, or its device nodes are others.
 fn outlive(part: &mut DriverPart, old_boot: &str) {
     if part.prepared.is_some() && !part.stale {
         part.stale = true;
@@ -220,6 +231,24 @@ fn worst<'a>(open: impl Iterator<Item = &'a DriverPart>) -> Option<Problem> {
     let unknown = || Problem::unavailable("driver-not-asked", "the driver was not asked yet");
     let problems: Vec<_> = open.map(|part| part.problem.clone().unwrap_or_else(unknown)).collect();
     problems.iter().find(|p| p.kind.is_permanent()).or(problems.first()).cloned()
+}
+
+/// What a claim's history says when files of a plugin are missing, and when they are there again.
+const FILES_MISSING: &str = "without CDI files of its plugin";
+const FILES_THERE: &str = "with CDI files of its plugin";
+
+/// Writes into a claim's history what is missing of the files that its plugins have to write, or that nothing is any more. None:
+/// its history says so already.
+pub fn note_files(record: &ClaimRecord, missing: Option<Problem>, now_ms: u64) -> Option<Arc<ClaimRecord>> {
+    let about_files = |entry: &&Transition| entry.what == FILES_MISSING || entry.what == FILES_THERE;
+    let said = record.timeline.iter().rev().find(about_files).and_then(|entry| entry.problem.as_ref());
+    if said == missing.as_ref() {
+        return None;
+    }
+    let what = if missing.is_some() { FILES_MISSING } else { FILES_THERE };
+    let mut record = record.clone();
+    record.note(Transition { problem: missing, ..transition(now_ms, what, "") });
+    Some(Arc::new(record))
 }
 
 /// What an unprepare comes to.

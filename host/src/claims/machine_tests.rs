@@ -19,9 +19,22 @@ const BOOT: &str = "boot-1";
 
 /// What a pod's request for a claim comes to.
 fn ask(table: &Table, claim: &Claim, pod: &ObjectRef, boot_id: &str) -> PrepareStep {
+    ask_with_moved(table, claim, pod, boot_id, &[])
+}
+
+/// The same where nodes of drivers are no longer what they were.
+fn ask_with_moved(
+    table: &Table,
+    claim: &Claim,
+    pod: &ObjectRef,
+    boot_id: &str,
+    moved: &[DriverName],
+) -> PrepareStep {
     let allocation = claim.allocation.as_ref().unwrap();
     let holds = holds(allocation, |_, _, _| DeviceFacts::default());
-    prepare(table, &PrepareRequest { claim, allocation, pod, holds, boot_id, now_ms: 1, cause: "prepare" })
+    let request =
+        PrepareRequest { claim, allocation, pod, holds, moved, boot_id, now_ms: 1, cause: "prepare" };
+    prepare(table, &request)
 }
 
 #[track_caller]
@@ -251,6 +264,7 @@ fn what_a_claim_holds_does_not_change_while_a_driver_is_away() {
         allocation,
         pod: &a,
         holds,
+        moved: &[],
         boot_id: BOOT,
         now_ms: 1,
         cause: "prepare",
@@ -258,6 +272,41 @@ fn what_a_claim_holds_does_not_change_while_a_driver_is_away() {
     table.put(called(prepare(&table, &request(first.clone()))).0);
     let (record, _) = called(prepare(&table, &request(holds(allocation, |_, _, _| DeviceFacts::default()))));
     assert_eq!(record.holds, first);
+}
+
+/// A device that was plugged in again has other numbers: what the claim's driver said of it before is void.
+#[test]
+fn a_claim_whose_device_nodes_moved_is_prepared_again_by_their_driver() {
+    let a = pod("a");
+    let wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
+    let (mut table, before) = prepared_for(&wanted, &a);
+    let (record, drivers) = called(ask_with_moved(&table, &wanted, &a, BOOT, &[driver("gpu")]));
+    assert_eq!((drivers, record.state), (vec![driver("gpu")], ClaimState::Preparing));
+    assert!(record.drivers[&driver("gpu")].current().is_none());
+    assert_eq!(record.drivers[&driver("nic")], before.drivers[&driver("nic")]);
+    let memo = &record.live_claim(&driver("gpu")).unwrap().memo;
+    assert_eq!(memo.as_slice(), b"memo", "it is still good for an unprepare");
+    let refused = finish_prepare(&record, vec![result(&driver("gpu"), Err(permanent()))], 3);
+    let PrepareEnd::Open(record, _) = refused else { panic!("the nic stands: {refused:?}") };
+    table.put(record);
+    let (record, drivers) = called(ask(&table, &wanted, &a, BOOT));
+    assert_eq!(drivers, [driver("gpu")], "it stays void until the driver prepares it");
+    let end = finish_prepare(&record, vec![done(&record, &driver("gpu"))], 4);
+    assert!(matches!(end, PrepareEnd::Prepared(record) if !record.drivers[&driver("gpu")].stale));
+}
+
+#[test]
+fn missing_files_of_a_plugin_are_noted_once_until_they_are_there() {
+    let a = pod("a");
+    let (_, record) = prepared_for(&claim("one", &["gpu/0"], &[&a]), &a);
+    assert_eq!(note_files(&record, None, 5), None, "nothing was missing");
+    let noted = note_files(&record, Some(transient()), 5).unwrap();
+    assert_eq!(noted.timeline.back().unwrap().problem, Some(transient()));
+    assert_eq!(note_files(&noted, Some(transient()), 6), None);
+    assert!(note_files(&noted, Some(permanent()), 6).is_some(), "other files are missing");
+    let there = note_files(&noted, None, 7).unwrap();
+    assert_eq!(there.timeline.back().unwrap().problem, None);
+    assert_eq!(note_files(&there, None, 8), None);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::base::clock::now_ms;
 use crate::base::failpoint::{self, Point};
 use crate::cdi;
 use crate::checkpoint::Change;
+use crate::driver::moved::have_moved;
 use crate::driver::{Call, Driver, all_failed};
 use crate::model::{
     Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, Hold, ObjectRef, PodRequest, PreparedBy,
@@ -123,6 +124,7 @@ impl Inner {
     /// Decides. Where a claim has to wait and there is patience for it, the table is left as it was.
     fn decide(&self, pod: &ObjectRef, claims: &BTreeMap<Uid, Claim>, patient: bool) -> Plan {
         let mut plan = Plan::default();
+        let moved = self.moved(claims.keys());
         let mut table = self.table.lock();
         for (uid, claim) in claims {
             let Some(allocation) = &claim.allocation else { continue };
@@ -131,6 +133,7 @@ impl Inner {
                 allocation,
                 pod,
                 holds: self.holds(claim),
+                moved: moved.get(uid).map_or(&[], Vec::as_slice),
                 boot_id: &self.settings.node.boot_id,
                 now_ms: now_ms(),
                 cause: "prepare",
@@ -165,6 +168,24 @@ impl Inner {
             std::mem::take(&mut plan.undo).restore(&mut table);
         }
         plan
+    }
+
+    /// Drivers whose device nodes are no longer what they were when the claim was prepared.
+    fn moved<'a>(&self, uids: impl Iterator<Item = &'a Uid>) -> BTreeMap<Uid, Vec<DriverName>> {
+        let known: Vec<_> = {
+            let table = self.table.lock();
+            uids.filter_map(|uid| table.claim(uid.as_str()).cloned()).collect()
+        };
+        let mut moved = BTreeMap::new();
+        for record in known {
+            let parts = record.drivers.iter();
+            let parts = parts.filter(|(_, part)| part.current().is_some_and(have_moved));
+            let drivers: Vec<_> = parts.map(|(driver, _)| driver.clone()).collect();
+            if !drivers.is_empty() {
+                moved.insert(record.id.uid.clone(), drivers);
+            }
+        }
+        moved
     }
 
     fn holds(&self, claim: &Claim) -> Vec<Hold> {
@@ -210,7 +231,7 @@ impl Inner {
             return ends;
         }
         failpoint::pass(Point::PrepareIntended);
-        let mut failed = self.write_files(&standing).await;
+        let mut failed = self.check_standing_files(&standing).await;
         let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
         ends.extend(standing.iter().map(|r| &r.id.uid).map(|uid| (uid.clone(), end(uid))));
         if !plan.work.is_empty() {
@@ -264,9 +285,10 @@ impl Inner {
                 }
             }
         }
+        let prepared = self.with_notes(prepared).await;
         let uids: Vec<_> = prepared.iter().map(|record| record.id.uid.clone()).collect();
         // Files are derived from the records, so the order of the two does not matter: both are there before the answer.
-        let files = self.write_files(&prepared).inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
+        let files = self.check_files(&prepared).inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
         let records = self
             .commit_claims(prepared.iter().chain(&kept).cloned().collect())
             .inspect(|_| failpoint::pass(Point::PrepareCommitted));
@@ -276,6 +298,7 @@ impl Inner {
         if let Err(problem) = records {
             ends.extend(uids.into_iter().map(|uid| (uid, Err(problem.clone()))));
         }
+        self.remove_void_files(&kept).await;
         if !rolled_back.is_empty() {
             self.roll_back(rolled_back, call).await;
         }

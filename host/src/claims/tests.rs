@@ -2,6 +2,7 @@
 
 mod contention;
 mod daemon;
+mod files;
 mod interrupted;
 mod native;
 

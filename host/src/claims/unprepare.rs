@@ -9,7 +9,7 @@ use super::prepare::{no_claims, no_outcome};
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, PodSelector, Undo};
 use crate::base::clock::now_ms;
 use crate::base::failpoint::{self, Point};
-use crate::cdi;
+use crate::cdi::{self, CdiError};
 use crate::checkpoint::Change;
 use crate::driver::{Call, all_failed};
 use crate::model::{ClaimRecord, DriverName, LiveClaim, ObjectRef, Problem, Uid};
@@ -161,10 +161,14 @@ impl Inner {
             drivers.into_iter().map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
         };
         let names = gone.iter().flat_map(driver_names).collect();
-        self.cdi.remove(names).await.map_err(|error| {
-            let why = crate::base::error::chain(&error);
-            Problem::unavailable("cdi-not-removed", format!("remove CDI files: {why}"))
-        })?;
+        match self.cdi.remove(names).await {
+            // What stands under our name is somebody else's: ours is gone.
+            Ok(()) | Err(CdiError::Foreign(_)) => {}
+            Err(error) => {
+                let why = crate::base::error::chain(&error);
+                return Err(Problem::unavailable("cdi-not-removed", format!("remove CDI files: {why}")));
+            }
+        }
         failpoint::pass(Point::UnprepareFilesRemoved);
         let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
         let pods = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();

@@ -1,60 +1,13 @@
-//! What goes on without requests: CDI files made right at the start, and interrupted unprepares finished.
+//! Interrupted unprepares are finished without requests.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Inner;
-use crate::base::error::chain;
-use crate::base::failpoint::{self, Point};
-use crate::cdi::OurFile;
 use crate::model::{ClaimRecord, ClaimState, Uid, limit};
 
 impl Inner {
-    /// At start: files of claims that are gone are removed, and missing ones rendered. Answers do not wait for it, because each
-    /// checks its own files.
-    pub(super) async fn reconcile_files(&self) {
-        let cdi = self.cdi.clone();
-        // Reads every file of ours: not for a thread that serves.
-        match tokio::task::spawn_blocking(move || cdi.list_ours()).await {
-            Ok(Ok(files)) => self.remove_orphans(files).await,
-            Ok(Err(error)) => tracing::warn!(error = chain(&error), "cdi files not looked through"),
-            Err(error) => tracing::warn!(error = chain(&error), "cdi files not looked through"),
-        }
-        for uid in self.uids(|record| self.stands(record)) {
-            let _held = self.claim_locks.take([uid.clone()]).await;
-            let record = self.table.lock().claim(uid.as_str()).cloned().filter(|record| self.stands(record));
-            let Some(record) = record else { continue };
-            failpoint::pass(Point::ReconcileClaim);
-            let failed = self.write_files(std::slice::from_ref(&record)).await;
-            let subject = format!("claim {}", record.id);
-            failed.into_values().for_each(|problem| self.conditions.set(&subject, problem));
-        }
-    }
-
-    /// Removes files whose claim nobody knows. Each under its claim's lock: a pod may just be asking for it.
-    async fn remove_orphans(&self, files: Vec<OurFile>) {
-        for file in files {
-            // A file whose identity a newer release wrote is not ours to judge.
-            let Some(identity) = file.identity else { continue };
-            let uid = identity.claim.uid;
-            let _held = self.claim_locks.take([uid.clone()]).await;
-            if self.table.lock().claim(uid.as_str()).is_some() {
-                continue;
-            }
-            tracing::info!(file = file.name, claim = %uid, "removing a cdi file that no claim owns");
-            failpoint::pass(Point::OrphanFound);
-            if let Err(error) = self.cdi.remove(vec![file.name]).await {
-                tracing::warn!(error = chain(&error), "a cdi file without an owner stays");
-            }
-            failpoint::pass(Point::OrphanRemoved);
-        }
-    }
-
-    fn stands(&self, record: &ClaimRecord) -> bool {
-        record.boot_id == self.settings.node.boot_id && record.state != ClaimState::Unpreparing
-    }
-
     fn uids(&self, wanted: impl Fn(&ClaimRecord) -> bool) -> Vec<Uid> {
         let table = self.table.lock();
         table.claims().filter(|record| wanted(record)).map(|record| record.id.uid.clone()).collect()

@@ -4,6 +4,8 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use notify::event::{AccessKind, AccessMode, EventKind};
@@ -30,6 +32,8 @@ pub(super) trait Folder {
     fn depth(&self) -> RecursiveMode;
     /// Learns from an event what a list does not show.
     fn note(&mut self, event: &notify::Event);
+    /// Learns that events may be lost: the watch is new, there is none, or more happened than it could tell.
+    fn note_gap(&mut self) {}
     /// Lists the folder and says what is different from what was reported.
     fn look(&mut self) -> Vec<Self::Event>;
     /// When it has to be looked at without an event.
@@ -45,7 +49,9 @@ pub(super) async fn follow<F: Folder>(mut folder: F, tasks: Tasks, events: mpsc:
     let stopped = tasks.stopped();
     tokio::pin!(stopped);
     loop {
-        watched.renew();
+        if watched.renew() || watched.has_lost() {
+            folder.note_gap();
+        }
         for event in folder.look() {
             if events.send(event).await.is_err() {
                 return;
@@ -85,17 +91,20 @@ struct Watched {
     watcher: Option<RecommendedWatcher>,
     inode: Option<(u64, u64)>,
     complained: bool,
+    /// An event found no room.
+    lost: Arc<AtomicBool>,
 }
 
 impl Watched {
     fn new(folder: PathBuf, depth: RecursiveMode, raw: mpsc::Sender<notify::Result<notify::Event>>) -> Self {
-        Self { folder, depth, raw, watcher: None, inode: None, complained: false }
+        Self { folder, depth, raw, watcher: None, inode: None, complained: false, lost: Arc::default() }
     }
 
-    fn renew(&mut self) {
+    /// Whether what happened before now may be unknown.
+    fn renew(&mut self) -> bool {
         let inode = std::fs::metadata(&self.folder).ok().map(|found| (found.dev(), found.ino()));
         if self.watcher.is_some() && self.inode == inode {
-            return;
+            return false;
         }
         match self.start() {
             Ok(watcher) => {
@@ -116,14 +125,21 @@ impl Watched {
                 }
             }
         }
+        true
+    }
+
+    fn has_lost(&self) -> bool {
+        self.lost.swap(false, Ordering::Relaxed)
     }
 
     fn start(&self) -> notify::Result<RecommendedWatcher> {
-        let raw = self.raw.clone();
+        let (raw, lost) = (self.raw.clone(), self.lost.clone());
         let handle = move |event: notify::Result<notify::Event>| {
             if event.as_ref().map_or(true, tells_of_change) {
-                // A full channel needs nothing: what waits in it leads to a list, and a list finds everything.
-                drop(raw.try_send(event));
+                // What waits in a full channel leads to a list, and a list finds everything.
+                if raw.try_send(event).is_err() {
+                    lost.store(true, Ordering::Relaxed);
+                }
             }
         };
         let mut watcher = RecommendedWatcher::new(handle, Config::default().with_follow_symlinks(false))?;
@@ -145,6 +161,22 @@ fn tells_of_change(event: &notify::Event) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_new_watch_and_events_without_room_are_gaps() {
+        let folder = tempfile::tempdir().unwrap();
+        let (raw, mut arrivals) = mpsc::channel(1);
+        let mut watched = Watched::new(folder.path().to_owned(), RecursiveMode::NonRecursive, raw);
+        assert!(watched.renew() && !watched.renew() && !watched.has_lost());
+        // Made, written and closed are three events.
+        std::fs::write(folder.path().join("a"), "x").unwrap();
+        while !watched.has_lost() {
+            arrivals.recv().await.unwrap().unwrap();
+            std::fs::write(folder.path().join("a"), "x").unwrap();
+        }
+        std::fs::remove_dir_all(folder.path()).unwrap();
+        assert!(watched.renew() && watched.renew(), "without a watch everything may be missed");
+    }
 
     #[test]
     fn reading_a_folder_is_no_change_of_it() {

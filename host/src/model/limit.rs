@@ -133,6 +133,14 @@ pub const EVENT_DEBOUNCE: Duration = Duration::from_millis(100);
 pub const FILE_SETTLE: Duration = Duration::from_millis(200);
 /// The folder is listed anew so often, whatever the watch says.
 pub const RELIST_PERIOD: Duration = Duration::from_secs(30);
+/// The CDI folders are looked through so often, whatever the watch says: what failed is tried again, and what nobody tells is found.
+pub const CDI_SWEEP_PERIOD: Duration = Duration::from_secs(60);
+/// Whether the CDI folder is the one that is watched is looked at so often, by one `stat`.
+pub const CDI_FOLDER_LOOK: Duration = Duration::from_millis(500);
+/// Folders of CDI specs that runtimes read: two are usual.
+pub const CDI_FOLDERS_MAX: usize = 16;
+/// Claims whose files are made right together: bounds the time for which each of them is held.
+pub const CDI_CLAIMS_AT_ONCE: usize = 64;
 /// Entries of the folder of registration sockets that are looked at, and how deep: far above what a node's plugins need.
 pub const REGISTRY_ENTRIES_MAX: usize = 10_000;
 pub const REGISTRY_DEPTH_MAX: usize = 8;

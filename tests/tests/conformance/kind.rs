@@ -1,5 +1,6 @@
 //! What a test does to a driver of either kind, and how each kind does it.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,6 +9,7 @@ use native_null::{Answer, Claim, Device, Event, Operation, Options, Plugin};
 use nodedock_tests::drivers::{Form, side_file, wasm};
 use nodedock_tests::{DEADLINE, Daemon, Root};
 use scripted::{POOL, STRANGER_UID, Script, Word};
+use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tonic::Code;
@@ -110,6 +112,8 @@ fn logged_calls(root: &Root) -> Vec<String> {
 /// The plugin `native-null`, in the test's own process.
 pub(crate) struct Native {
     options: Options,
+    /// Where it writes its CDI specs.
+    cdi: PathBuf,
     plugin: Option<Plugin>,
     script: Script,
     release: Arc<Release>,
@@ -128,10 +132,13 @@ struct Release {
 
 impl Native {
     fn script(&self) -> native_null::Script {
-        let (script, release) = (self.script.clone(), self.release.clone());
+        let (script, release, cdi) = (self.script.clone(), self.release.clone(), self.cdi.clone());
         native_null::Script::new(move |operation, claim| {
             let word = match operation {
-                Operation::Prepare => script.for_prepare(&claim.name),
+                Operation::Prepare => {
+                    write_spec(&cdi, claim);
+                    script.for_prepare(&claim.name)
+                }
                 Operation::Unprepare => script.for_unprepare(&claim.name),
             };
             answer(word, claim, &release)
@@ -158,6 +165,16 @@ impl Native {
         let names: Vec<_> = claims.iter().map(|claim| claim.name.as_str()).collect();
         self.calls.push(format!("{operation:?} {}", names.join(",")).to_lowercase());
     }
+}
+
+/// What a plugin does before it answers. Whole at once, as the Go helper does it.
+fn write_spec(folder: &Path, claim: &Claim) {
+    let device = json!({"name": claim.uid, "containerEdits": {"env": ["SCRIPT=native"]}});
+    let kind = format!("{}/script", Native::DRIVER);
+    let spec = json!({"cdiVersion": "0.5.0", "kind": kind, "devices": [device]});
+    let temporary = folder.join(format!(".{}", claim.uid));
+    std::fs::write(&temporary, spec.to_string()).expect("write into the CDI folder");
+    std::fs::rename(temporary, folder.join(format!("{}.json", claim.uid))).expect("rename in the CDI folder");
 }
 
 fn answer(word: Word, claim: &Claim, release: &Release) -> Answer {
@@ -199,7 +216,8 @@ impl Kind for Native {
     fn new(root: &Root) -> Self {
         let options =
             Options::new(Self::DRIVER, &root.state().join("plugins_registry"), &root.path().join("plugins"));
-        Self { options, plugin: None, script: Script::default(), release: Arc::default(), calls: Vec::new() }
+        let (cdi, script) = (root.cdi(), Script::default());
+        Self { options, cdi, plugin: None, script, release: Arc::default(), calls: Vec::new() }
     }
 
     async fn come(&mut self, daemon: &Daemon) {

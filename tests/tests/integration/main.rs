@@ -2,9 +2,11 @@
 
 mod bad_claims;
 mod bad_files;
+mod cdi_files;
 mod commands;
 mod containers;
 mod crash;
+mod device_numbers;
 mod discovery;
 mod disk_full;
 mod driver_files;

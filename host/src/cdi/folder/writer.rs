@@ -6,7 +6,7 @@ use std::hash::BuildHasher;
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -71,9 +71,7 @@ impl Writer {
         let finished: Vec<_> = staged.into_iter().map(|staged| self.finish(staged)).collect();
         let synced = self.sync_folder();
         failpoint::pass(Point::CdiSynced);
-        let mut others = self.folder.others.lock().unwrap_or_else(PoisonError::into_inner);
-        others.changed_by_us(&self.folder.path, before);
-        drop(others);
+        self.folder.catalog.changed_by_us(before);
         for (outcome, done) in finished {
             // A caller that has given up does not hear it; its files stand.
             done.send(outcome.and_then(|()| synced.clone())).ok();
@@ -153,7 +151,7 @@ impl Writer {
         match staged {
             Staged::Failed { error, done } => (Err(error), done),
             Staged::Write { files, done } => (self.move_into_place(files), done),
-            Staged::Remove { names, done } => (names.iter().try_for_each(|name| self.remove(name)), done),
+            Staged::Remove { names, done } => (self.remove_all(&names), done),
         }
     }
 
@@ -177,6 +175,13 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// One that cannot be removed does not keep the others. That a file is somebody else's is said last.
+    fn remove_all(&self, names: &[String]) -> Result<(), CdiError> {
+        let mut failed: Vec<_> = names.iter().filter_map(|name| self.remove(name).err()).collect();
+        failed.sort_by_key(|error| matches!(error, CdiError::Foreign(_)));
+        failed.into_iter().next().map_or(Ok(()), Err)
     }
 
     fn remove(&self, name: &str) -> Result<(), CdiError> {

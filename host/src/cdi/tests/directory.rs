@@ -44,6 +44,11 @@ fn file(uid: &str, value: &str) -> SpecFile {
     rendered(&claim_with_uid(uid, one(with_env("A", value))))
 }
 
+async fn collisions(dir: &CdiDir, names: &[String]) -> Vec<Collision> {
+    dir.survey().await.unwrap();
+    dir.collisions(names)
+}
+
 #[tokio::test]
 async fn files_are_written_listed_and_removed() {
     let home = Home::new();
@@ -183,18 +188,20 @@ async fn a_device_that_somebody_else_gives_as_well_is_found() {
     let record = claim_with_uid("a", one(with_env("A", "1")));
     let names: Vec<_> = cdi_devices(&record, &driver()).into_iter().flat_map(|(_, names)| names).collect();
     dir.write(vec![rendered(&record)]).await.unwrap();
-    assert_eq!(dir.collisions(&names).unwrap(), []);
+    assert_eq!(collisions(&dir, &names).await, []);
 
     home.put("broken.yaml", "kind: [");
     home.put("theirs.yaml", "cdiVersion: 0.5.0\nkind: gpu.example.com/claim\ndevices:\n- name: a-gpu-0\n");
-    let expected =
-        Collision { device: "gpu.example.com/claim=a-gpu-0".to_owned(), file: "theirs.yaml".to_owned() };
-    assert_eq!(dir.collisions(&names).unwrap(), std::slice::from_ref(&expected));
+    let expected = Collision {
+        device: "gpu.example.com/claim=a-gpu-0".to_owned(),
+        file: home.path().join("theirs.yaml"),
+    };
+    assert_eq!(collisions(&dir, &names).await, std::slice::from_ref(&expected));
     // Our own changes are no reason to look again, nor to forget.
     dir.write(vec![file("b", "1")]).await.unwrap();
-    assert_eq!(dir.collisions(&names).unwrap(), [expected]);
+    assert_eq!(collisions(&dir, &names).await, [expected]);
     std::fs::remove_file(home.path().join("theirs.yaml")).unwrap();
-    assert_eq!(dir.collisions(&names).unwrap(), []);
+    assert_eq!(collisions(&dir, &names).await, []);
 }
 
 #[tokio::test]
@@ -208,8 +215,8 @@ async fn daemons_that_share_a_folder_leave_each_others_files_alone() {
     assert!(matches!(two.write(vec![file.clone()]).await, Err(CdiError::Foreign(_))));
     assert!(matches!(two.remove(vec![file.name.clone()]).await, Err(CdiError::Foreign(_))));
     let device = "gpu.example.com/claim=a-gpu-0".to_owned();
-    let named = |dir: &CdiDir| dir.collisions(std::slice::from_ref(&device)).unwrap().len();
-    assert_eq!((named(&one), named(&two)), (0, 1));
+    let named = async |dir: &CdiDir| collisions(dir, std::slice::from_ref(&device)).await.len();
+    assert_eq!((named(&one).await, named(&two).await), (0, 1));
     one.remove(vec![file.name.clone()]).await.unwrap();
     two.write(vec![file.clone()]).await.unwrap();
     assert!(two.list_ours().unwrap()[0].identity.is_some());
@@ -227,4 +234,109 @@ async fn what_a_cut_left_of_our_file_is_still_ours() {
         dir.write(vec![file.clone()]).await.unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), whole, "cut to {length}");
     }
+}
+
+const DEVICE: &str = "gpu.example.com/claim=a-gpu-0";
+const THEIRS: &str = "cdiVersion: 0.5.0\nkind: gpu.example.com/claim\ndevices:\n- name: a-gpu-0\n";
+
+/// Of two files runtimes take the one of the later folder, and refuse the device if they are of one folder.
+#[tokio::test]
+async fn folders_before_ours_are_overridden_and_those_after_it_are_not() {
+    let home = Home::new();
+    let folder = |name: &str| home.0.path().join(name);
+    ["before", "after"].iter().for_each(|name| std::fs::create_dir(folder(name)).unwrap());
+    let folders = [folder("before"), folder("run/cdi"), folder("after"), folder("absent")];
+    let dir = CdiDir::open_among(&home.path(), &folders, DAEMON, Durability::Rendered).unwrap();
+    let (device, other) = (DEVICE.to_owned(), "v/c=other".to_owned());
+    std::fs::write(folder("before/a.yaml"), THEIRS).unwrap();
+    assert_eq!(collisions(&dir, std::slice::from_ref(&device)).await, []);
+    assert_eq!(dir.missing(&[device.clone(), other.clone()]), std::slice::from_ref(&other));
+    std::fs::write(folder("after/a.yaml"), THEIRS).unwrap();
+    let found = collisions(&dir, std::slice::from_ref(&device)).await;
+    assert_eq!(found, [Collision { device: device.clone(), file: folder("after/a.yaml") }]);
+    std::fs::remove_dir_all(folder("after")).unwrap();
+    assert_eq!(collisions(&dir, std::slice::from_ref(&device)).await, []);
+    std::fs::create_dir(folder("absent")).unwrap();
+    std::fs::write(folder("absent/b.json"), r#"{"kind": "v/c", "devices": [{"name": "other"}]}"#).unwrap();
+    dir.survey().await.unwrap();
+    assert_eq!(dir.missing(&[other]), [] as [String; 0]);
+}
+
+/// `/var/run/cdi` and `/run/cdi` are one folder on most nodes: what we wrote was found to collide with itself.
+#[tokio::test]
+async fn our_folder_under_another_name_is_no_other_folder() {
+    let home = Home::new();
+    std::fs::create_dir_all(home.path()).unwrap();
+    let link = home.0.path().join("link");
+    std::os::unix::fs::symlink(home.path(), &link).unwrap();
+    let folders = [home.path(), link.clone()];
+    for (path, folders) in [(&home.path(), &folders), (&link, &folders)] {
+        let dir = CdiDir::open_among(path, folders, DAEMON, Durability::Rendered).unwrap();
+        dir.write(vec![file("a", "1")]).await.unwrap();
+        assert_eq!(collisions(&dir, &[DEVICE.to_owned()]).await, [], "{}", path.display());
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_altered_in_its_place_is_read_again_when_it_is_touched_or_all_are_looked_at() {
+    let home = Home::new();
+    let dir = home.open();
+    let device = [DEVICE.to_owned()];
+    home.put("theirs.yaml", "kind: gpu.example.com/claim\ndevices: []\n");
+    assert_eq!(collisions(&dir, &device).await, []);
+    home.put("theirs.yaml", THEIRS);
+    let touched = dir.touched(vec!["theirs.yaml".to_owned(), "never-there.yaml".to_owned()]).await;
+    assert_eq!((touched.devices.len(), touched.ours.len()), (1, 0));
+    assert_eq!(dir.collisions(&device).len(), 1);
+    home.put("theirs.yaml", "kind: gpu.example.com/claim\ndevices: []\n# other\n");
+    dir.survey_anew().unwrap();
+    assert_eq!(dir.collisions(&device), []);
+    std::fs::remove_file(home.path().join("theirs.yaml")).unwrap();
+    assert_eq!(dir.touched(vec!["theirs.yaml".to_owned()]).await, Touched::default());
+}
+
+#[tokio::test]
+async fn what_we_left_is_told_from_what_somebody_touched() {
+    let home = Home::new();
+    let (dir, file) = (home.open(), file("a", "1"));
+    assert!(dir.is_as_left(&file.name), "it is not there, and was not");
+    dir.write(vec![file.clone()]).await.unwrap();
+    assert!(dir.is_as_left(&file.name));
+    std::fs::write(home.path().join(&file.name), "short").unwrap();
+    assert!(!dir.is_as_left(&file.name));
+    std::fs::remove_file(home.path().join(&file.name)).unwrap();
+    assert!(!dir.is_as_left(&file.name));
+    dir.remove(vec![file.name.clone()]).await.unwrap();
+    assert!(dir.is_as_left(&file.name));
+    home.put("theirs.yaml", THEIRS);
+    dir.survey().await.unwrap();
+    std::fs::remove_file(home.path().join("theirs.yaml")).unwrap();
+    assert!(!dir.is_as_left("theirs.yaml"), "it was read");
+}
+
+#[tokio::test]
+async fn copies_of_our_files_are_strays() {
+    let home = Home::new();
+    let (dir, file) = (home.open(), file("a", "1"));
+    dir.write(vec![file.clone()]).await.unwrap();
+    std::fs::copy(home.path().join(&file.name), home.path().join("copy.yaml")).unwrap();
+    dir.survey().await.unwrap();
+    assert_eq!(dir.strays(), ["copy.yaml"]);
+    assert_eq!(dir.read("copy.yaml").await.unwrap().identity.unwrap().claim.uid.as_str(), "a");
+    assert_eq!(dir.read("never-there.yaml").await, None);
+    assert_eq!(file_of(&file.name), Some((driver(), Uid::new("a").unwrap())));
+    for bad in ["copy.yaml", "gpu.example.com_a.json", "GPU_a.yaml", "gpu.example.com_.yaml"] {
+        assert_eq!(file_of(bad), None, "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn a_foreign_file_keeps_no_other_from_being_removed() {
+    let home = Home::new();
+    let (dir, ours) = (home.open(), file("a", "1"));
+    dir.write(vec![ours.clone()]).await.unwrap();
+    home.put("theirs.yaml", "# by hand\n");
+    let removed = dir.remove(vec!["theirs.yaml".to_owned(), ours.name]).await;
+    assert!(matches!(removed, Err(CdiError::Foreign(_))));
+    assert_eq!(home.names(), ["theirs.yaml"]);
 }

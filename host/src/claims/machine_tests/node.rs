@@ -171,8 +171,16 @@ impl Node {
         });
         self.clock_ms += 1;
         let (boot_id, now_ms) = (format!("boot-{}", self.boot), self.clock_ms);
-        let request =
-            PrepareRequest { claim, allocation, pod, holds, boot_id: &boot_id, now_ms, cause: "prepare" };
+        let request = PrepareRequest {
+            claim,
+            allocation,
+            pod,
+            holds,
+            moved: &[],
+            boot_id: &boot_id,
+            now_ms,
+            cause: "prepare",
+        };
         machine::prepare(&self.table, &request)
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::super::fixtures::prepared;
 use super::super::source::ClaimSource;
@@ -16,10 +16,12 @@ use crate::base::conditions::Conditions;
 use crate::base::tasks::Tasks;
 use crate::cdi::{CdiDir, Durability};
 use crate::checkpoint::{self, Checkpoint};
+use crate::discovery::specs;
 use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
 use crate::model::{
-    Claim, ClaimReference, ClaimState, ContainerClaim, DriverClaim, DriverKind, DriverName, Edits, Inventory,
-    LiveClaim, ObjectName, ObjectRef, PodContainer, PodRequest, Pool, PreparedClaim, Problem, Uid,
+    Claim, ClaimReference, ClaimState, ContainerClaim, DeviceAccess, DriverClaim, DriverKind, DriverName,
+    Edits, Inventory, LiveClaim, ObjectName, ObjectRef, PodContainer, PodRequest, Pool, PreparedClaim,
+    Problem, Uid,
 };
 use crate::registry::Registry;
 
@@ -34,8 +36,9 @@ pub(super) struct Daemon {
     pub(super) source: Arc<FakeSource>,
     pub(super) checkpoint: Checkpoint,
     pub(super) tasks: Tasks,
+    pub(super) conditions: Conditions,
     changes: Changes,
-    cdi: PathBuf,
+    pub(super) cdi: PathBuf,
 }
 
 impl Home {
@@ -53,6 +56,7 @@ impl Home {
         let (registry, tasks, cdi) =
             (Registry::new(Changes::default()), Tasks::new(), self.folder.path().join("cdi"));
         let (source, changes) = (Arc::new(FakeSource::default()), Changes::default());
+        let conditions = Conditions::new(changes.clone());
         let claims = Claims::new(ClaimParts {
             table: SharedTable::new(opened.claims, opened.pods),
             checkpoint: opened.checkpoint.clone(),
@@ -65,10 +69,10 @@ impl Home {
                 call_deadline: Duration::from_secs(45),
             },
             changes: changes.clone(),
-            conditions: Conditions::new(changes.clone()),
+            conditions: conditions.clone(),
             tasks: tasks.clone(),
         });
-        Daemon { claims, registry, source, checkpoint: opened.checkpoint, tasks, changes, cdi }
+        Daemon { conditions, claims, registry, source, checkpoint: opened.checkpoint, tasks, changes, cdi }
     }
 }
 
@@ -129,7 +133,27 @@ impl Daemon {
 
     /// Starts what goes on without requests.
     pub(super) fn tend(&self) {
-        self.claims.start();
+        let (sender, events) = mpsc::channel(16);
+        self.tasks.spawn("cdi-folder", specs::watch(self.cdi.clone(), self.tasks.clone(), sender));
+        self.claims.start(events);
+    }
+
+    /// What the manager does when files of the CDI folder were touched, so that nothing need be waited for.
+    pub(super) async fn touched(&self, names: &[&str]) {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        let found = self.claims.0.look_at(names).await;
+        self.claims.0.tend(found).await;
+    }
+
+    /// What it does on its slow period.
+    pub(super) async fn sweep(&self) {
+        let found = self.claims.0.sweep_files().await;
+        self.claims.0.tend(found).await;
+    }
+
+    /// Code and subject of what is wrong.
+    pub(super) fn wrong(&self) -> Vec<(String, String)> {
+        self.conditions.list().into_iter().map(|c| (c.problem.code, c.subject)).collect()
     }
 
     /// Waits until nobody works on anything, then closes.
@@ -193,6 +217,8 @@ pub(super) enum Reply {
     Refuse(Problem),
     /// Edits for all containers, and no device that brings them: what makes no CDI file.
     Unrenderable,
+    /// Every device is had in this way.
+    Access(DeviceAccess),
     /// Says nothing of the claims.
     Silence,
 }
@@ -286,6 +312,11 @@ impl ClaimDriver for FakeDriver {
         for claim in claims {
             let outcome = match self.next_reply(&claim.id.uid) {
                 None => Ok(prepared(&claim.devices, &memo)),
+                Some(Reply::Access(access)) => {
+                    let mut prepared = prepared(&claim.devices, &memo);
+                    prepared.devices.iter_mut().for_each(|device| device.access = access.clone());
+                    Ok(prepared)
+                }
                 Some(Reply::Refuse(problem)) => Err(problem),
                 Some(Reply::Unrenderable) => {
                     let edits = Edits { env: vec![("A".to_owned(), "b".to_owned())], ..Edits::default() };
@@ -303,7 +334,7 @@ impl ClaimDriver for FakeDriver {
         self.pass().await;
         let uids = claims.iter().map(|live| live.claim.id.uid.clone());
         match self.unprepare_replies.lock().unwrap().pop_front() {
-            None | Some(Reply::Unrenderable) => uids.map(|uid| (uid, Ok(()))).collect(),
+            None | Some(Reply::Unrenderable | Reply::Access(_)) => uids.map(|uid| (uid, Ok(()))).collect(),
             Some(Reply::Refuse(problem)) => uids.map(|uid| (uid, Err(problem.clone()))).collect(),
             Some(Reply::Silence) => Outcomes::new(),
         }

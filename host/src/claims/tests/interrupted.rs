@@ -159,7 +159,7 @@ async fn at_start_files_without_a_claim_go_and_missing_ones_come_back() {
     daemon.unprepare(&b).await;
     std::fs::write(&two, orphan).unwrap();
     std::fs::remove_file(&one).unwrap();
-    daemon.claims.0.reconcile_files().await;
+    daemon.sweep().await;
     assert_eq!(daemon.cdi_files(), [one]);
 }
 
@@ -176,7 +176,7 @@ async fn a_file_of_a_claim_that_is_just_being_prepared_is_no_orphan() {
     gpu.shut(true);
     let reconcile = async {
         gpu.called(|calls| calls.prepare.len() == 2).await;
-        let done = daemon.claims.0.reconcile_files();
+        let done = daemon.sweep();
         gpu.shut(false);
         done.await;
     };

@@ -23,6 +23,7 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         let cdi = CdiOnTmpfs::new();
         let daemon = daemon(&cdi).await;
         fill(&daemon, live).await;
+        repeated(&daemon, size, live, table).await;
         one_at_a_time(&daemon, size, live, table).await;
         at_once(&daemon, size, live, table).await;
     }
@@ -109,6 +110,33 @@ fn prepare_row(live: usize) -> String {
     format!("prepare, {live} live")
 }
 
+/// A claim that is prepared: nothing is called and nothing written, its CDI file and those of others are looked at.
+async fn repeated(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
+    let mut times = Times::default();
+    let mut client = daemon.client();
+    let request = measured(0);
+    let pod = request.pod.clone();
+    client.prepare_pod(request.clone()).await.expect("prepare");
+    let before = system_reads(daemon);
+    for _ in 0..size.single {
+        let request = request.clone();
+        let started = Instant::now();
+        let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
+        times.add(started.elapsed());
+        assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
+    }
+    let reads = system_reads(daemon).saturating_sub(before) as f64 / size.single as f64;
+    let row = |live: usize| format!("prepare of a prepared claim, {live} live");
+    let note = format!("{reads:.1} read calls each, sockets and files");
+    table.times(&row(live), &times, &row(size.live[0]), &note);
+    client.unprepare_pod(v1::UnpreparePodRequest { pod }).await.expect("unprepare");
+}
+
+/// Calls by which the daemon has read anything (`/proc/PID/io`, which needs the kernel's accounting).
+fn system_reads(daemon: &Daemon) -> u64 {
+    accounted(daemon, "syscr: ")
+}
+
 async fn at_once(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
     let (mut prepares, mut unprepares) = (Times::default(), Times::default());
     let (mut prepared, mut gone) = (Duration::ZERO, Duration::ZERO);
@@ -186,9 +214,13 @@ async fn side_by_side<T: Send + 'static, W: Future<Output = usize> + Send>(
 
 /// Bytes that the daemon has caused to be written to disks (`/proc/PID/io`, which needs the kernel's accounting).
 fn written(daemon: &Daemon) -> u64 {
+    accounted(daemon, "write_bytes: ")
+}
+
+fn accounted(daemon: &Daemon, what: &str) -> u64 {
     let io = std::fs::read_to_string(format!("/proc/{}/io", daemon.pid())).unwrap_or_default();
-    let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: "));
-    line.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+    let line = io.lines().find_map(|line| line.strip_prefix(what));
+    line.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
 fn written_since(daemon: &Daemon, before: u64) -> u64 {

@@ -1,0 +1,311 @@
+//! Which spec file has which device, over all folders that container runtimes read. Remembered; what is new or changed is read
+//! again when a folder has changed, or when somebody says that a file was touched.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::Metadata;
+use std::io::{self, Read};
+use std::os::unix::fs::{DirEntryExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use super::folder::{Stamp, is_spec_name, open_plain};
+
+/// Bytes of a file that are read; a larger one is passed over.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+/// A folder that changes all the time is read again after so many times what its reading takes, and one that is read as
+/// quickly as this at once.
+const REST: u32 = 20;
+const QUICK: Duration = Duration::from_millis(1);
+
+/// Somebody else's file with a device of the same qualified name, which runtimes would refuse or give instead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collision {
+    /// `vendor/class=device`.
+    pub device: String,
+    /// The file that has it.
+    pub file: PathBuf,
+}
+
+/// What was found in files that were touched.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Qualified names of the devices that others' files have, or had before.
+    pub devices: BTreeSet<String>,
+    /// Names of the files of ours.
+    pub ours: Vec<String>,
+}
+
+/// What tells our files from others': the beginning of a file, and, without opening it, its name and inode.
+pub(super) struct Ours<'a> {
+    pub(super) beginning: &'a dyn Fn(&[u8]) -> bool,
+    pub(super) known: &'a dyn Fn(&str, u64) -> bool,
+}
+
+pub(super) struct Catalog {
+    /// By priority: of two files with a device, runtimes take the one of the later folder.
+    folders: Vec<PathBuf>,
+    /// Where we write.
+    own: usize,
+    state: Mutex<State>,
+    /// One reads at a time; whoever waits finds it done.
+    reading: Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    seen: HashMap<usize, Seen>,
+    /// By folder and name.
+    files: BTreeMap<(usize, String), Entry>,
+    devices: HashMap<String, BTreeSet<(usize, String)>>,
+}
+
+/// A folder as it was when it was read.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// None: it was not there.
+    stamp: Option<Stamp>,
+    /// Whether a later change is sure to give another stamp.
+    settled: bool,
+    at: Instant,
+    took: Duration,
+}
+
+#[derive(Default)]
+struct Entry {
+    /// None: to be read again, because a change may not show.
+    stamp: Option<Stamp>,
+    devices: Vec<String>,
+    ours: bool,
+}
+
+/// As much of a spec as it takes to name its devices.
+#[derive(Deserialize)]
+struct Names {
+    kind: String,
+    #[serde(default)]
+    devices: Vec<Name>,
+}
+
+#[derive(Deserialize)]
+struct Name {
+    name: String,
+}
+
+impl Catalog {
+    /// `own` is there already, and the last of the folders if it is not one of them.
+    pub(super) fn new(own: &Path, folders: &[PathBuf]) -> Self {
+        let mut folders = folders.to_vec();
+        let same = |folder: &PathBuf| folder.metadata().is_ok_and(|found| is_same(&found, own));
+        let at = folders.iter().position(same).unwrap_or_else(|| {
+            folders.push(own.to_owned());
+            folders.len() - 1
+        });
+        own.clone_into(&mut folders[at]);
+        Self { folders, own: at, state: Mutex::default(), reading: Mutex::default() }
+    }
+
+    /// Whether the folders are as they were when they were read: a `stat` of each.
+    pub(super) fn is_fresh(&self) -> bool {
+        (0..self.folders.len()).all(|folder| {
+            let now = self.stamp(folder);
+            now.is_ok_and(|now| self.state().is_fresh(folder, now))
+        })
+    }
+
+    /// Reads what is new or changed: in folders that changed, or (`anew`) in all of them, since a file that is altered in its
+    /// place leaves its folder as it is. Blocks.
+    pub(super) fn refresh(&self, ours: &Ours<'_>, anew: bool) -> Result<(), (PathBuf, io::Error)> {
+        let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        for folder in 0..self.folders.len() {
+            self.refresh_folder(folder, ours, anew).map_err(|error| (self.folders[folder].clone(), error))?;
+        }
+        Ok(())
+    }
+
+    fn refresh_folder(&self, folder: usize, ours: &Ours<'_>, anew: bool) -> io::Result<()> {
+        let (stamp, at) = (self.stamp(folder)?, Instant::now());
+        if !anew && self.state().is_fresh(folder, stamp) {
+            return Ok(());
+        }
+        let listed = if stamp.is_some() { self.list(folder, ours)? } else { BTreeMap::new() };
+        let changed = self.state().changed(folder, &listed);
+        let read: Vec<_> = changed.into_iter().map(|name| (self.read(folder, &name, ours), name)).collect();
+        let settled = stamp.is_none_or(|stamp| stamp.is_settled_at(at));
+        let mut state = self.state();
+        state.keep_listed(folder, &listed);
+        read.into_iter().for_each(|(entry, name)| state.put(folder, name, entry));
+        state.seen.insert(folder, Seen { stamp, settled, at, took: at.elapsed() });
+        Ok(())
+    }
+
+    /// Reads files of our folder anew, whatever their stamps say. Blocks.
+    pub(super) fn touched(&self, names: &[String], ours: &Ours<'_>) -> Touched {
+        let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut touched = Touched::default();
+        for name in names {
+            let path = self.folders[self.own].join(name);
+            let there = path.symlink_metadata().is_ok();
+            let entry = if there { self.read(self.own, name, ours) } else { Entry::default() };
+            touched.devices.extend(entry.devices.iter().cloned());
+            touched.ours.extend(entry.ours.then(|| name.clone()));
+            let mut state = self.state();
+            touched.devices.extend(state.take(self.own, name).map(|entry| entry.devices).unwrap_or_default());
+            if there {
+                state.put(self.own, name.clone(), entry);
+            }
+        }
+        touched
+    }
+
+    /// Takes note of a change that was our own: it is no reason to read the folder again.
+    pub(super) fn changed_by_us(&self, before: Option<Stamp>) {
+        let after = self.stamp(self.own).ok().flatten();
+        let mut state = self.state();
+        if let Some(seen) = state.seen.get_mut(&self.own).filter(|seen| seen.stamp == before) {
+            seen.stamp = after;
+        }
+    }
+
+    /// The files of others that collide with devices of ours, the first of each. As it was read last.
+    pub(super) fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
+        let state = self.state();
+        let collision = |device: &String| {
+            // What stands in a folder before ours is overridden by ours.
+            let mut files = state.devices.get(device)?.iter();
+            let (folder, name) = files.find(|(folder, _)| *folder >= self.own)?;
+            Some(Collision { device: device.clone(), file: self.folders[*folder].join(name) })
+        };
+        qualified.iter().filter_map(collision).collect()
+    }
+
+    /// Those that no file of others has. As it was read last.
+    pub(super) fn missing(&self, qualified: &[String]) -> Vec<String> {
+        let state = self.state();
+        qualified.iter().filter(|name| !state.devices.contains_key(*name)).cloned().collect()
+    }
+
+    /// Names of files of ours that were not written by this process, or not compared yet.
+    pub(super) fn ours(&self) -> Vec<String> {
+        let state = self.state();
+        let ours = state.files.iter().filter(|((folder, _), entry)| *folder == self.own && entry.ours);
+        ours.map(|((_, name), _)| name.clone()).collect()
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.state().files.contains_key(&(self.own, name.to_owned()))
+    }
+
+    /// None: the folder is not there, or it is ours under another name.
+    fn stamp(&self, folder: usize) -> io::Result<Option<Stamp>> {
+        let metadata = match std::fs::metadata(&self.folders[folder]) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            metadata => metadata?,
+        };
+        let ours_again = folder != self.own && is_same(&metadata, &self.folders[self.own]);
+        Ok((!ours_again).then(|| Stamp::of(&metadata)))
+    }
+
+    /// The specs of a folder that may be somebody else's.
+    fn list(&self, folder: usize, ours: &Ours<'_>) -> io::Result<BTreeMap<String, Stamp>> {
+        let mut listed = BTreeMap::new();
+        for entry in std::fs::read_dir(&self.folders[folder])? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if !is_spec_name(&name) || (folder == self.own && (ours.known)(&name, entry.ino())) {
+                continue;
+            }
+            // One that left meanwhile is not there.
+            if let Ok(metadata) = std::fs::symlink_metadata(entry.path()) {
+                listed.insert(name, Stamp::of(&metadata));
+            }
+        }
+        Ok(listed)
+    }
+
+    /// A file that cannot be read gives no device to a runtime either.
+    fn read(&self, folder: usize, name: &str, ours: &Ours<'_>) -> Entry {
+        let path = self.folders[folder].join(name);
+        let stamp = path.symlink_metadata().ok().map(|metadata| Stamp::of(&metadata));
+        let stamp = stamp.filter(Stamp::is_settled);
+        let text = read_plain(&path).unwrap_or_default();
+        if folder == self.own && (ours.beginning)(text.as_bytes()) {
+            return Entry { stamp, devices: Vec::new(), ours: true };
+        }
+        let devices = serde_saphyr::from_str::<Names>(&text).map(Names::qualified).unwrap_or_default();
+        Entry { stamp, devices, ours: false }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn is_fresh(&self, folder: usize, now: Option<Stamp>) -> bool {
+        let Some(seen) = self.seen.get(&folder).filter(|seen| seen.stamp == now) else { return false };
+        // What was missed within a tick of the file system's clock is told by the watch.
+        seen.settled || (seen.took > QUICK && seen.at.elapsed() < seen.took * REST)
+    }
+
+    fn changed(&self, folder: usize, listed: &BTreeMap<String, Stamp>) -> Vec<String> {
+        let is_same = |(name, stamp): &(&String, &Stamp)| {
+            let known = self.files.get(&(folder, (*name).clone()));
+            known.is_some_and(|entry| entry.stamp == Some(**stamp))
+        };
+        listed.iter().filter(|file| !is_same(file)).map(|(name, _)| name.clone()).collect()
+    }
+
+    fn keep_listed(&mut self, folder: usize, listed: &BTreeMap<String, Stamp>) {
+        let from = (folder, String::new());
+        let of_folder = self.files.range(from..).take_while(|((of, _), _)| *of == folder);
+        let gone = of_folder.filter(|((_, name), _)| !listed.contains_key(name));
+        let gone: Vec<_> = gone.map(|((_, name), _)| name.clone()).collect();
+        gone.iter().for_each(|name| drop(self.take(folder, name)));
+    }
+
+    fn put(&mut self, folder: usize, name: String, entry: Entry) {
+        self.take(folder, &name);
+        for device in &entry.devices {
+            self.devices.entry(device.clone()).or_default().insert((folder, name.clone()));
+        }
+        self.files.insert((folder, name), entry);
+    }
+
+    fn take(&mut self, folder: usize, name: &str) -> Option<Entry> {
+        let key = (folder, name.to_owned());
+        let entry = self.files.remove(&key)?;
+        for device in &entry.devices {
+            let Some(files) = self.devices.get_mut(device) else { continue };
+            files.remove(&key);
+            if files.is_empty() {
+                self.devices.remove(device);
+            }
+        }
+        Some(entry)
+    }
+}
+
+impl Names {
+    fn qualified(self) -> Vec<String> {
+        self.devices.into_iter().map(|device| format!("{}={}", self.kind, device.name)).collect()
+    }
+}
+
+fn is_same(found: &Metadata, other: &Path) -> bool {
+    let other = std::fs::metadata(other);
+    other.is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
+}
+
+/// The text of a plain file.
+fn read_plain(path: &Path) -> Option<String> {
+    let file = open_plain(path).ok()??;
+    if file.metadata().ok()?.len() > FILE_BYTES_MAX {
+        return None;
+    }
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    Some(text)
+}

@@ -1,0 +1,369 @@
+//! CDI files in step with claims: made right before an answer, when somebody touches the folder, and on a slow period.
+//!
+//! Owns the conditions about claims' files. A file that is wrong is rendered again from the record; what stands in the way, or
+//! is for others to write, is said.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::machine;
+use super::{Inner, unrendered};
+use crate::base::clock::now_ms;
+use crate::base::error::chain;
+use crate::base::failpoint::{self, Point};
+use crate::cdi::{self, CdiDir, CdiError, SpecFile};
+use crate::discovery::specs::SpecEvent;
+use crate::model::{ClaimRecord, ClaimState, DeviceAccess, DriverName, Problem, Uid, limit};
+
+const NOT_WRITTEN: &str = "cdi-not-written";
+const NOT_VALID: &str = "cdi-not-valid";
+const FOREIGN: &str = "cdi-file-foreign";
+const CLAIMED_TWICE: &str = "cdi-device-claimed-twice";
+const MISSING: &str = "cdi-device-missing";
+/// Every condition about a claim's files.
+const CODES: [&str; 5] = [NOT_WRITTEN, NOT_VALID, FOREIGN, CLAIMED_TWICE, MISSING];
+/// The condition about the folders, and what it is about.
+const NOT_READ: &str = "cdi-not-read";
+const FOLDERS: &str = "CDI folders";
+
+/// Devices that a problem names: its message is one line.
+const DEVICES_NAMED_MAX: usize = 3;
+/// A claim that somebody is at work on is come back to after so long.
+const BUSY_WAIT: Duration = Duration::from_millis(100);
+/// Where there is no watch everything is looked through again and again: after so many times what that takes.
+const SWEEP_REST: u32 = 10;
+
+/// Claims about whose files a condition stands.
+#[derive(Default)]
+pub(super) struct Troubled(Mutex<BTreeSet<Uid>>);
+
+impl Troubled {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<Uid>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Makes the files of claims right and says what is wrong with them. Gives the claims that cannot be answered for: without a
+    /// file, or with a device that somebody else's file has too.
+    pub(super) async fn check_files(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
+        let mut refused = self.write_files(records).await;
+        self.survey().await;
+        for record in records {
+            let (uid, collision) = (&record.id.uid, collision(&self.cdi, record));
+            let wrong = [refused.get(uid).cloned(), collision.clone(), missing(&self.cdi, record)];
+            self.say(record, wrong.into_iter().flatten().collect());
+            if let Some(collision) = collision {
+                refused.entry(uid.clone()).or_insert(collision);
+            }
+        }
+        refused
+    }
+
+    /// Of claims that are prepared already: makes their files right, and writes into their history when files that others have to
+    /// write go missing or come back.
+    pub(super) async fn check_standing_files(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
+        let refused = self.check_files(records).await;
+        let noted = records.iter().filter_map(|record| self.noted(record)).collect::<Vec<_>>();
+        if !noted.is_empty()
+            && let Err(problem) = self.commit_claims(noted).await
+        {
+            tracing::warn!(%problem, "what is wrong with CDI files of plugins is not in the checkpoint");
+        }
+        refused
+    }
+
+    /// The records, with a note in the history of those whose plugin has not written what it named.
+    pub(super) async fn with_notes(&self, records: Vec<Arc<ClaimRecord>>) -> Vec<Arc<ClaimRecord>> {
+        if records.iter().any(|record| !native_names(record).is_empty()) {
+            self.survey().await;
+        }
+        records.into_iter().map(|record| self.noted(&record).unwrap_or(record)).collect()
+    }
+
+    fn noted(&self, record: &Arc<ClaimRecord>) -> Option<Arc<ClaimRecord>> {
+        machine::note_files(record, missing(&self.cdi, record), now_ms())
+    }
+
+    /// What is not read stays as it was read last.
+    async fn survey(&self) {
+        self.say_read(self.cdi.survey().await);
+    }
+
+    fn say_read(&self, read: Result<(), CdiError>) {
+        match read {
+            Ok(()) => self.conditions.clear(NOT_READ, FOLDERS),
+            Err(error) => self.conditions.set(FOLDERS, Problem::unavailable(NOT_READ, chain(&error))),
+        }
+    }
+
+    /// Says what is wrong with a claim's files, and that the rest is over.
+    fn say(&self, record: &ClaimRecord, wrong: Vec<Problem>) {
+        let mut troubled = self.troubled.lock();
+        if wrong.is_empty() && !troubled.remove(&record.id.uid) {
+            return;
+        }
+        let subject = subject(record);
+        let over = CODES.iter().filter(|code| wrong.iter().all(|problem| problem.code != **code));
+        over.for_each(|code| self.conditions.clear(code, &subject));
+        if !wrong.is_empty() {
+            troubled.insert(record.id.uid.clone());
+        }
+        wrong.into_iter().for_each(|problem| self.conditions.set(&subject, problem));
+    }
+
+    /// A claim that is gone has no troubles.
+    pub(super) fn forget_files(&self, record: &ClaimRecord) {
+        self.say(record, Vec::new());
+    }
+
+    /// Writes the CDI files of claims that lack one, or have another than the checkpoint says. Gives the claims that have none.
+    async fn write_files(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
+        let mut failed = BTreeMap::new();
+        let mut stale: Vec<(&Uid, Vec<SpecFile>)> = Vec::new();
+        for record in records {
+            match cdi::render(record) {
+                Ok(mut files) => {
+                    files.retain(|file| !self.cdi.is_current(file));
+                    stale.extend((!files.is_empty()).then_some((&record.id.uid, files)));
+                }
+                Err(error) => drop(failed.insert(record.id.uid.clone(), unrendered(record, &error))),
+            }
+        }
+        let all = stale.iter().flat_map(|(_, files)| files.clone()).collect();
+        if self.cdi.write(all).await.is_ok() {
+            return failed;
+        }
+        // One that cannot be written does not keep the others.
+        let each = stale.into_iter().map(|(uid, files)| async move { (uid, self.cdi.write(files).await) });
+        for (uid, written) in futures::future::join_all(each).await {
+            failed.extend(written.err().map(|error| (uid.clone(), not_written(&error))));
+        }
+        failed
+    }
+
+    /// Removes files of drivers whose part of a claim is void: a container that is started again must not get what is there no more.
+    pub(super) async fn remove_void_files(&self, records: &[Arc<ClaimRecord>]) {
+        let names: Vec<_> = records.iter().flat_map(|record| void_files(record)).collect();
+        if let Err(error) = self.cdi.remove(names).await {
+            tracing::warn!(error = chain(&error), "a cdi file of before stays");
+        }
+    }
+
+    /// Keeps files right until the tasks stop: where somebody touched them, and all of them when something may have been missed
+    /// and on a slow period.
+    pub(super) async fn keep_files(&self, mut events: mpsc::Receiver<SpecEvent>) {
+        let (mut sweep, mut rested) = (Instant::now() + limit::CDI_SWEEP_PERIOD, Instant::now());
+        let (mut open, mut busy) = (true, BTreeSet::new());
+        loop {
+            let wake = if busy.is_empty() { sweep } else { sweep.min(Instant::now() + BUSY_WAIT) };
+            tokio::select! {
+                biased;
+                // Nothing is lost by stopping: the next start looks at every file.
+                () = self.tasks.stopped() => return,
+                // An event that is not received now stays in the channel.
+                event = events.recv(), if open => match event {
+                    None => open = false,
+                    Some(SpecEvent::Touched(names)) => busy.extend(self.look_at(names).await),
+                    Some(SpecEvent::Unsure) => sweep = sweep.min(rested),
+                },
+                () = tokio::time::sleep_until(wake) => {}
+            }
+            let started = Instant::now();
+            if started >= sweep {
+                busy.extend(self.sweep_files().await);
+                sweep = Instant::now() + limit::CDI_SWEEP_PERIOD;
+                rested = Instant::now() + started.elapsed() * SWEEP_REST;
+            }
+            busy = self.tend(busy).await;
+        }
+    }
+
+    /// Finds the claims that touched files are about. What we wrote ourselves costs one `stat`.
+    pub(super) async fn look_at(&self, names: BTreeSet<String>) -> BTreeSet<Uid> {
+        let names: Vec<_> = names.into_iter().filter(|name| !self.cdi.is_as_left(name)).collect();
+        if names.is_empty() {
+            return BTreeSet::new();
+        }
+        let touched = self.cdi.touched(names.clone()).await;
+        self.remove_orphans(touched.ours).await;
+        let mut uids: BTreeSet<_> = self.troubled.lock().clone();
+        uids.extend(names.iter().filter_map(|name| cdi::file_of(name)).map(|(_, uid)| uid));
+        uids.extend(touched.devices.iter().flat_map(|device| self.claims_of_device(device)));
+        uids
+    }
+
+    /// Claims that a device of ours may have in its name, `DRIVER/claim=UID-DEVICE`: a UID may have dashes as well.
+    fn claims_of_device(&self, qualified: &str) -> Vec<Uid> {
+        let Some((_, device)) = qualified.split_once('=') else { return Vec::new() };
+        let table = self.table.lock();
+        let prefixes = device.match_indices('-').map(|(at, _)| &device[..at]);
+        prefixes.filter_map(|prefix| table.claim(prefix)).map(|record| record.id.uid.clone()).collect()
+    }
+
+    /// Makes the files of claims right. Gives those that somebody is at work on: they are come back to.
+    pub(super) async fn tend(&self, uids: BTreeSet<Uid>) -> BTreeSet<Uid> {
+        let mut busy = BTreeSet::new();
+        let uids: Vec<_> = uids.into_iter().collect();
+        for some in uids.chunks(limit::CDI_CLAIMS_AT_ONCE) {
+            if self.tasks.is_stopping() {
+                break;
+            }
+            let taken: Vec<_> = some.iter().map(|uid| (uid, self.claim_locks.try_take(uid))).collect();
+            let (held, others): (Vec<_>, Vec<_>) = taken.iter().partition(|(_, lock)| lock.is_some());
+            busy.extend(others.into_iter().map(|(uid, _)| (*uid).clone()));
+            let records: Vec<_> = held.iter().filter_map(|(uid, _)| self.standing(uid)).collect();
+            failpoint::pass(Point::ReconcileClaim);
+            self.check_standing_files(&records).await;
+            self.remove_void_files(&records).await;
+        }
+        busy
+    }
+
+    /// A claim whose files are to be kept right. What is known to be wrong with another's files matters no more.
+    fn standing(&self, uid: &Uid) -> Option<Arc<ClaimRecord>> {
+        let record = self.table.lock().claim(uid.as_str()).cloned()?;
+        if self.stands(&record) {
+            return Some(record);
+        }
+        self.forget_files(&record);
+        None
+    }
+
+    /// Looks through all standing claims and all files of ours. Gives the claims that need more than a look.
+    pub(super) async fn sweep_files(&self) -> BTreeSet<Uid> {
+        let standing: Vec<_> = {
+            let table = self.table.lock();
+            table.claims().filter(|record| self.stands(record)).cloned().collect()
+        };
+        let cdi = self.cdi.clone();
+        // Renders every claim, and looks at every file: not for a thread that serves.
+        let looked = tokio::task::spawn_blocking(move || look_through(&cdi, &standing)).await;
+        match looked {
+            Ok((wrong, surveyed)) => {
+                self.say_read(surveyed);
+                self.remove_orphans(self.cdi.strays()).await;
+                wrong.into_iter().chain(self.troubled.lock().iter().cloned()).collect()
+            }
+            Err(error) => {
+                tracing::error!(error = chain(&error), "cdi files not looked through");
+                BTreeSet::new()
+            }
+        }
+    }
+
+    /// Removes files of ours that are no claim's: those of claims that nobody knows, and copies under other names.
+    async fn remove_orphans(&self, names: Vec<String>) {
+        for name in names {
+            if cdi::file_of(&name).is_some_and(|(driver, uid)| self.has_part(&uid, &driver)) {
+                continue;
+            }
+            // A file whose identity a newer release wrote is not ours to judge.
+            let Some(identity) = self.cdi.read(&name).await.and_then(|file| file.identity) else { continue };
+            let uid = identity.claim.uid;
+            // Under its claim's lock: a pod may just be asking for it.
+            let Some(_held) = self.claim_locks.try_take(&uid) else { continue };
+            let known = self.table.lock().claim(uid.as_str()).is_some();
+            if known && name == cdi::file_name(&identity.driver, &uid) {
+                continue;
+            }
+            tracing::info!(file = name, claim = %uid, "removing a cdi file that no claim owns");
+            failpoint::pass(Point::OrphanFound);
+            if let Err(error) = self.cdi.remove(vec![name]).await {
+                tracing::warn!(error = chain(&error), "a cdi file without an owner stays");
+            }
+            failpoint::pass(Point::OrphanRemoved);
+        }
+    }
+
+    fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
+        let table = self.table.lock();
+        let claim = table.claim(uid.as_str());
+        claim.is_some_and(|claim| claim.allocation.devices.iter().any(|device| device.driver == *driver))
+    }
+
+    fn stands(&self, record: &ClaimRecord) -> bool {
+        record.boot_id == self.settings.node.boot_id && record.state != ClaimState::Unpreparing
+    }
+}
+
+/// The claims whose files are not as they should be. Blocks.
+fn look_through(cdi: &CdiDir, standing: &[Arc<ClaimRecord>]) -> (Vec<Uid>, Result<(), CdiError>) {
+    let surveyed = cdi.survey_anew();
+    let current = |record: &ClaimRecord| {
+        cdi::render(record).is_ok_and(|files| files.iter().all(|file| cdi.is_current(file)))
+    };
+    let wrong = |record: &&Arc<ClaimRecord>| {
+        !current(record)
+            || collision(cdi, record).is_some()
+            || missing(cdi, record).is_some()
+            || !void_files(record).is_empty()
+    };
+    (standing.iter().filter(wrong).map(|record| record.id.uid.clone()).collect(), surveyed)
+}
+
+fn subject(record: &ClaimRecord) -> String {
+    format!("claim {}", record.id)
+}
+
+/// Files of drivers that prepared the claim and whose word counts no more.
+fn void_files(record: &ClaimRecord) -> Vec<String> {
+    let void = record.drivers.iter().filter(|(_, part)| part.stale && part.prepared_in == record.boot_id);
+    void.map(|(driver, _)| cdi::file_name(driver, &record.id.uid)).collect()
+}
+
+/// The names under which a claim's devices are known to runtimes, for which `ours` tells whether we write their files.
+fn names(record: &ClaimRecord, ours: bool) -> Vec<String> {
+    let of_driver = |driver: &DriverName| {
+        let prepared = record.drivers.get(driver).and_then(|part| part.current());
+        let devices = prepared.map(|prepared| prepared.devices.as_slice()).unwrap_or_default();
+        let is_ours = |at: usize| matches!(devices.get(at).map(|d| &d.access), Some(DeviceAccess::Edits(_)));
+        let names = cdi::cdi_devices(record, driver).into_iter().filter(move |(at, _)| is_ours(*at) == ours);
+        names.flat_map(|(_, names)| names).collect::<Vec<_>>()
+    };
+    record.drivers.keys().flat_map(of_driver).collect()
+}
+
+fn native_names(record: &ClaimRecord) -> Vec<String> {
+    names(record, false)
+}
+
+/// Somebody else's file that has a device of the claim as well: runtimes would refuse it, or give what that file says.
+fn collision(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
+    let found = cdi.collisions(&names(record, true)).into_iter().next()?;
+    let (file, device) = (found.file.display(), &found.device);
+    let message = format!(
+        "{file} has the CDI device {device} as well, which is claim {}'s: container runtimes do not give a device that two files have; remove the other file",
+        record.id
+    );
+    Some(Problem::conflict(CLAIMED_TWICE, message).with("file", file).with("device", device))
+}
+
+/// Devices of a native plugin that are in no file: it may write it a moment later, so that is no refusal.
+fn missing(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
+    let names = native_names(record);
+    let missing = if names.is_empty() { Vec::new() } else { cdi.missing(&names) };
+    let first = missing.first()?;
+    let mut named: Vec<_> = missing.iter().take(DEVICES_NAMED_MAX).cloned().collect();
+    if missing.len() > DEVICES_NAMED_MAX {
+        named.push(format!("and {} more", missing.len() - DEVICES_NAMED_MAX));
+    }
+    let message = format!(
+        "no CDI file has {}, which the plugin of claim {} named: it writes these files itself",
+        named.join(", "),
+        record.id
+    );
+    Some(Problem::unavailable(MISSING, message).with("device", first))
+}
+
+fn not_written(error: &CdiError) -> Problem {
+    let message = format!("write CDI files: {}", chain(error));
+    match error {
+        CdiError::Foreign(file) => Problem::conflict(FOREIGN, message).with("file", file),
+        _ => Problem::unavailable(NOT_WRITTEN, message),
+    }
+}

@@ -1,0 +1,223 @@
+//! CDI files are what the claims say while the daemon runs, whoever does what to them; what it cannot put right it says.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use native_null::{Options as PluginOptions, Plugin, Script};
+use nodedock_proto::node::v1;
+use nodedock_tests::cdi::CdiFile;
+use nodedock_tests::compose::{claim, gpu_claim, pod, request};
+use nodedock_tests::drivers::MOCK_GPU_FILE;
+use nodedock_tests::wait::until_path;
+use nodedock_tests::{Daemon, Root};
+
+use crate::with_gpus;
+
+/// What the log says of a problem that begins, and of one that is over.
+const BEGINS: &str = "the node has a problem";
+const ENDS: &str = "the node's problem is over";
+
+const PLUGIN: &str = "null.example.com";
+
+async fn until_there(file: &CdiFile) {
+    let folder = file.path.parent().unwrap();
+    until_path(folder, "the file is what the claim says", || match std::fs::read_to_string(&file.path) {
+        Ok(text) if text == file.text => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+}
+
+/// Waits until the log has so many lines about a code.
+async fn until_said(root: &Root, words: &str, code: &str, times: usize) {
+    let said = || {
+        let log = root.log();
+        let lines = log.lines().filter(|line| line.contains(words) && line.contains(code)).count();
+        if lines >= times { Ok(()) } else { Err(log) }
+    };
+    until_path(&root.log_path(), &format!("the log says {words:?} of {code}"), said).await;
+}
+
+async fn one_claim(daemon: &Daemon) -> (v1::PreparePodRequest, CdiFile) {
+    let request = request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]);
+    daemon.prepared(request.clone()).await;
+    (request, daemon.only_cdi_file())
+}
+
+/// Somebody else's file with a device.
+fn put_foreign(folder: &Path, device: &str) -> PathBuf {
+    let (kind, name) = device.split_once('=').unwrap();
+    let path = folder.join("theirs.json");
+    let device = format!(r#"{{"name":"{name}","containerEdits":{{"env":["A=b"]}}}}"#);
+    std::fs::write(&path, format!(r#"{{"cdiVersion":"0.5.0","kind":"{kind}","devices":[{device}]}}"#))
+        .unwrap();
+    path
+}
+
+#[tokio::test]
+async fn a_file_that_is_removed_cut_altered_or_replaced_is_rendered_again() {
+    let daemon = with_gpus().await;
+    let (_, file) = one_claim(&daemon).await;
+    let altered = file.text.replace("gpu-0", "gpu-1");
+    std::fs::remove_file(&file.path).unwrap();
+    until_there(&file).await;
+    for text in ["", &file.text[..file.text.len() / 2], &altered] {
+        std::fs::write(&file.path, text).unwrap();
+        until_there(&file).await;
+    }
+    let beside = daemon.write("beside", &altered);
+    std::fs::rename(beside, &file.path).unwrap();
+    until_there(&file).await;
+    assert_eq!(daemon.only_cdi_file(), file);
+    assert!(!daemon.log().contains(BEGINS), "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn what_is_not_ours_under_our_name_is_left_alone_and_said() {
+    let daemon = with_gpus().await;
+    let (request, file) = one_claim(&daemon).await;
+    let put: [fn(&Path); 3] = [
+        |path| std::fs::write(path, "# by hand\n").unwrap(),
+        |path| std::fs::create_dir(path).unwrap(),
+        |path| symlink("/dev/null", path).unwrap(),
+    ];
+    for (times, put) in put.iter().enumerate() {
+        // Into its place at once, so that nothing can be rendered between.
+        let beside = daemon.path().join("beside");
+        put(&beside);
+        exchange(&beside, &file.path);
+        std::fs::remove_file(&beside).unwrap();
+        until_said(&daemon, BEGINS, "cdi-file-foreign", times + 1).await;
+        let problem = daemon.refused(request.clone()).await;
+        assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("conflict", "cdi-file-foreign"));
+        assert_eq!(problem.details["file"], file.path.to_str().unwrap());
+        if file.path.is_dir() { std::fs::remove_dir(&file.path) } else { std::fs::remove_file(&file.path) }
+            .unwrap();
+        until_there(&file).await;
+        until_said(&daemon, ENDS, "cdi-file-foreign", times + 1).await;
+    }
+    daemon.prepared(request).await;
+}
+
+/// Swaps two names at once.
+fn exchange(one: &Path, other: &Path) {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE).unwrap();
+}
+
+#[tokio::test]
+async fn a_folder_that_is_removed_is_made_again_and_watched_again() {
+    let daemon = with_gpus().await;
+    let (_, file) = one_claim(&daemon).await;
+    let folder = daemon.cdi();
+    for _ in 0..2 {
+        std::fs::remove_dir_all(&folder).unwrap();
+        let there = || if folder.is_dir() { Ok(()) } else { Err("it is not there".to_owned()) };
+        until_path(folder.parent().unwrap(), "the folder is there again", there).await;
+        until_there(&file).await;
+        std::fs::remove_file(&file.path).unwrap();
+        until_there(&file).await;
+    }
+    let away = daemon.path().join("away");
+    std::fs::rename(&folder, &away).unwrap();
+    std::fs::create_dir_all(&folder).unwrap();
+    until_there(&file).await;
+}
+
+#[tokio::test]
+async fn many_files_that_go_at_once_come_back_at_once() {
+    const CLAIMS: usize = 200;
+    let daemon = Daemon::start().await;
+    daemon.install_gpus(&format!("pools: [{{name: gpus, count: {CLAIMS}}}]\n"));
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let asked = (0..CLAIMS).map(|n| {
+        let (pod, claim) = (pod(&format!("p{n}")), gpu_claim(&format!("c{n}"), &[&format!("gpus/gpu-{n}")]));
+        daemon.prepared(request(&pod, &[&claim]))
+    });
+    futures::future::join_all(asked).await;
+    let files = daemon.cdi_files();
+    assert_eq!(files.len(), CLAIMS);
+    files.iter().for_each(|file| std::fs::remove_file(&file.path).unwrap());
+    until_path(&daemon.cdi(), "all files are there again", || {
+        let there = files.iter().filter(|file| file.path.is_file()).count();
+        if there == CLAIMS { Ok(()) } else { Err(format!("{there} of {CLAIMS}")) }
+    })
+    .await;
+    assert_eq!(daemon.cdi_files(), files);
+}
+
+#[tokio::test]
+async fn an_old_file_of_ours_that_comes_back_is_removed() {
+    let daemon = with_gpus().await;
+    let (request, file) = one_claim(&daemon).await;
+    let copy = daemon.cdi().join("copy.yaml");
+    let until_gone = async |path: &Path| {
+        let gone = || if path.exists() { Err("it is there".to_owned()) } else { Ok(()) };
+        until_path(&daemon.cdi(), "nobody's file is removed", gone).await;
+    };
+    std::fs::write(&copy, &file.text).unwrap();
+    until_gone(&copy).await;
+    assert_eq!(daemon.only_cdi_file(), file, "the claim's own stays");
+    daemon.unprepare(&request.pod.unwrap()).await;
+    std::fs::write(&file.path, &file.text).unwrap();
+    until_gone(&file.path).await;
+}
+
+#[tokio::test]
+async fn a_device_that_somebody_elses_file_has_too_is_refused_and_said_until_that_file_goes() {
+    let daemon = with_gpus().await;
+    let (request, file) = one_claim(&daemon).await;
+    let device = &file.devices()[0];
+    let theirs = put_foreign(&daemon.cdi(), device);
+    until_said(&daemon, BEGINS, "cdi-device-claimed-twice", 1).await;
+    let problem = daemon.refused(request.clone()).await;
+    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("conflict", "cdi-device-claimed-twice"));
+    assert_eq!(problem.details["file"], theirs.to_str().unwrap());
+    assert_eq!(&problem.details["device"], device);
+    assert_eq!(daemon.only_claim().await.state, "prepared", "only the answer is refused");
+
+    std::fs::remove_file(&theirs).unwrap();
+    until_said(&daemon, ENDS, "cdi-device-claimed-twice", 1).await;
+    daemon.prepared(request.clone()).await;
+
+    // What stands in the folder of static specs is overridden by ours.
+    let fixed = daemon.path().join("etc/cdi");
+    std::fs::create_dir_all(&fixed).unwrap();
+    put_foreign(&fixed, device);
+    daemon.prepared(request.clone()).await;
+    put_foreign(&daemon.cdi(), device);
+    daemon.refused(request.clone()).await;
+    daemon.unprepare(&request.pod.unwrap()).await;
+    until_said(&daemon, ENDS, "cdi-device-claimed-twice", 2).await;
+    assert!(theirs.is_file(), "it is not ours to remove");
+}
+
+#[tokio::test]
+async fn a_file_that_a_plugin_does_not_write_is_said_and_its_claim_answered() {
+    let daemon = Daemon::start().await;
+    let options =
+        PluginOptions::new(PLUGIN, &daemon.state().join("plugins_registry"), &daemon.path().join("plugins"));
+    let plugin = Plugin::start(options, Script::ok(PLUGIN)).await.unwrap();
+    daemon.until_serving(&plugin.registration_socket().to_string_lossy()).await;
+    let request = request(&pod("one"), &[&claim("a", &[&format!("{PLUGIN}/null/null-0")])]);
+    let answer = daemon.prepared(request.clone()).await;
+    let device = format!("{PLUGIN}/null=claim-a");
+    assert_eq!(answer.containers[0].cdi_devices, std::slice::from_ref(&device));
+    until_said(&daemon, BEGINS, "cdi-device-missing", 1).await;
+    let explained = daemon.cli(&["explain", "claim", "default/a"]).await.done();
+    assert!(explained.contains("cdi-device-missing") && explained.contains(&device), "{explained}");
+
+    let theirs = put_foreign(&daemon.cdi(), &device);
+    until_said(&daemon, ENDS, "cdi-device-missing", 1).await;
+    assert_eq!(daemon.prepared(request.clone()).await, answer);
+    std::fs::remove_file(&theirs).unwrap();
+    assert_eq!(daemon.prepared(request.clone()).await, answer);
+    until_said(&daemon, BEGINS, "cdi-device-missing", 2).await;
+    // Plugins may write into the folder of static specs as well.
+    let fixed = daemon.path().join("etc/cdi");
+    std::fs::create_dir_all(&fixed).unwrap();
+    put_foreign(&fixed, &device);
+    assert_eq!(daemon.prepared(request).await, answer);
+    until_said(&daemon, ENDS, "cdi-device-missing", 2).await;
+    assert_eq!(daemon.cdi_files(), [], "a plugin's file is never written by us");
+}
