@@ -4,12 +4,14 @@
 //! wait while a commit is under way are committed together, with one sync. Never decides what a claim's next state is,
 //! and never deletes or overwrites a file that it cannot read. The format is described in `docs/checkpoint-format.md`.
 
+mod carry;
 mod error;
 mod file;
 mod format;
 mod held;
 mod inspect;
 mod status;
+mod upgrade;
 mod writer;
 
 #[cfg(test)]
@@ -29,8 +31,9 @@ pub use format::{FORMAT_VERSION, Meta, Skipped, Table};
 pub use inspect::{Dump, Integrity, Report, read, verify};
 pub use status::{Health, Stats};
 
-use format::Contents;
+use format::{Contents, Precious};
 use status::Status;
+use upgrade::{UPGRADES, Upgrades};
 use writer::{Message, Write, Writer};
 
 /// A change of one record. The changes of one commit are durable together or not at all.
@@ -75,25 +78,27 @@ pub struct SetAside {
 /// A file that is damaged or somebody else's is set aside, never deleted or overwritten. A file of a newer format, one
 /// that another daemon holds, and one that the system does not let us open are errors, and the file is left alone.
 pub fn open(path: &Path) -> Result<Opened, OpenError> {
-    let found = file::open(path)?;
+    open_with(path, &UPGRADES)
+}
+
+fn open_with(path: &Path, upgrades: &Upgrades) -> Result<Opened, OpenError> {
+    let found = file::open(path, upgrades)?;
     let opener = file::reopener(path)?;
-    let Contents { claims, pods, skipped, .. } = found.contents;
-    let checkpoint = start(found.database, opener, &skipped).map_err(|source| OpenError::Io {
-        path: path.to_owned(),
-        doing: "start the writer thread of",
-        source,
+    let checkpoint = start(found.database, opener, found.contents.precious()).map_err(|source| {
+        OpenError::Io { path: path.to_owned(), doing: "start the writer thread of", source }
     })?;
+    let Contents { claims, pods, skipped, .. } = found.contents;
     Ok(Opened { checkpoint, claims, pods, set_aside: found.set_aside, skipped })
 }
 
 fn start(
     database: redb::Database,
     opener: writer::Opener,
-    skipped: &[Skipped],
+    precious: Precious,
 ) -> std::io::Result<Checkpoint> {
     let (inbox, requests) = mpsc::channel(limit::CHECKPOINT_QUEUE);
     let status = Arc::new(Status::default());
-    let writer = Writer::new(database, opener, skipped, status.clone());
+    let writer = Writer::new(database, opener, precious, status.clone());
     std::thread::Builder::new().name("checkpoint".to_owned()).spawn(move || writer.run(requests))?;
     Ok(Checkpoint { inbox, status })
 }

@@ -16,6 +16,11 @@ pub enum OpenError {
         .path.display()
     )]
     Newer { path: PathBuf, found: u32, known: u32, written_by: String },
+    #[error(
+        "the checkpoint {} has format {found}, and this release reads none that old (it writes {known}): start a release between it and {written_by} first, or move the file away",
+        .path.display()
+    )]
+    Older { path: PathBuf, found: u32, known: u32, written_by: String },
     #[error("{doing} the checkpoint {}", .path.display())]
     Io { path: PathBuf, doing: &'static str, source: io::Error },
     /// Damaged, and in the way: it could not be set aside.
@@ -50,6 +55,17 @@ impl CommitError {
         matches!(self.io_kind(), Some(io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied))
     }
 
+    /// A stable word for it.
+    pub fn code(&self) -> &'static str {
+        if self.is_full() {
+            "checkpoint-disk-full"
+        } else if self.is_read_only() {
+            "checkpoint-read-only"
+        } else {
+            "checkpoint-unavailable"
+        }
+    }
+
     fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
             Self::Storage { source, .. } => match &**source {
@@ -70,6 +86,8 @@ pub enum ReadError {
     TooLarge { path: PathBuf, bytes: u64, max: u64 },
     #[error("the checkpoint {} has format {found}, and this release knows none above {known} (written by {written_by})", .path.display())]
     Newer { path: PathBuf, found: u32, known: u32, written_by: String },
+    #[error("the checkpoint {} has format {found}, and this release reads none that old (written by {written_by})", .path.display())]
+    Older { path: PathBuf, found: u32, written_by: String },
     #[error("the checkpoint {} is damaged or another program's: {reason}", .path.display())]
     Damaged { path: PathBuf, reason: String },
     #[error("the checkpoint {} changed while it was read, {attempts} times: ask the daemon that holds it", .path.display())]

@@ -12,6 +12,7 @@ use crate::model::{Allocation, ClaimState, DriverName, DriverPart, ObjectRef, Po
 mod damage;
 mod doubt;
 mod power;
+mod releases;
 
 fn uid(n: usize) -> Uid {
     Uid::new(format!("uid-{n:05}")).unwrap()

@@ -12,7 +12,7 @@ use redb::{Database, ReadableTable, Table as OpenTable, WriteTransaction};
 use tokio::sync::{mpsc, oneshot};
 
 use super::CommitError;
-use super::format::{META, META_PROBED, Skipped, Table, UNREADABLE};
+use super::format::{self, META, META_PROBED, Precious, Table, UNREADABLE};
 use super::status::{Size, Status};
 use crate::base::clock;
 use crate::base::error::chain;
@@ -41,8 +41,7 @@ pub(super) struct Writer {
     /// None: the last commit failed.
     database: Option<Database>,
     opener: Opener,
-    /// Keys whose values could not be read; a write to one keeps the old value under `unreadable`.
-    unreadable: HashSet<(Table, String)>,
+    precious: Precious,
     /// Keys that failed commits wrote, with the values that their callers believe in: those before the first failure.
     doubtful: Values,
     status: Arc<Status>,
@@ -85,9 +84,8 @@ impl Batch {
 }
 
 impl Writer {
-    pub(super) fn new(database: Database, opener: Opener, skipped: &[Skipped], status: Arc<Status>) -> Self {
-        let unreadable = skipped.iter().map(|skipped| (skipped.table, skipped.key.clone())).collect();
-        Self { database: Some(database), opener, unreadable, doubtful: Values::new(), status }
+    pub(super) fn new(database: Database, opener: Opener, precious: Precious, status: Arc<Status>) -> Self {
+        Self { database: Some(database), opener, precious, doubtful: Values::new(), status }
     }
 
     /// Runs until it is told to close or every handle is gone.
@@ -151,7 +149,7 @@ impl Writer {
             None => guarded("open", || (self.opener)())?,
         };
         let database = self.database.insert(database);
-        let mut changed = Changed { unreadable: &self.unreadable, before: Values::new() };
+        let mut changed = Changed { precious: &self.precious, before: Values::new() };
         let outcome = guarded("write", || apply(database, &self.doubtful, writes, &mut changed));
         let before = changed.before;
         match outcome {
@@ -163,9 +161,9 @@ impl Writer {
                 return Err(failure);
             }
         }
-        if !self.unreadable.is_empty() {
+        if !self.precious.unreadable.is_empty() {
             for write in writes {
-                self.unreadable.remove(&(write.table, write.key.as_str().to_owned()));
+                self.precious.unreadable.remove(&(write.table, write.key.as_str().to_owned()));
             }
         }
         Ok(())
@@ -200,7 +198,7 @@ pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 
 /// What a transaction does to the records.
 struct Changed<'a> {
-    unreadable: &'a HashSet<(Table, String)>,
+    precious: &'a Precious,
     /// The values before the transaction, of keys that it has written.
     before: Values,
 }
@@ -246,19 +244,39 @@ fn apply_to<'a>(
     writes: impl Iterator<Item = &'a Write>,
     changed: &mut Changed<'_>,
 ) -> Result<(), redb::Error> {
-    for Write { table, key, value } in writes {
-        let before = set(open, key, value.as_deref())?;
-        // A key that is written twice was not in the second write's state before.
-        let Entry::Vacant(first) = changed.before.entry((*table, key.clone())) else { continue };
+    for write in writes {
+        let whole = whole_value(open, write, &changed.precious.partly)?;
+        let before = set(open, &write.key, whole.as_deref().or(write.value.as_deref()))?;
+        // A value that an earlier write of the transaction has set was not there before it.
+        let Entry::Vacant(first) = changed.before.entry((write.table, write.key.clone())) else { continue };
         let before = first.insert(before);
-        if changed.unreadable.is_empty() || !changed.unreadable.contains(&(*table, key.as_str().to_owned())) {
-            continue;
-        }
-        if let Some(value) = before {
-            keep_unreadable(transaction, *table, key, value)?;
+        if let Some(value) = before
+            && has(&changed.precious.unreadable, write)
+        {
+            keep_unreadable(transaction, write.table, &write.key, value)?;
         }
     }
     Ok(())
+}
+
+fn has(keys: &HashSet<(Table, String)>, write: &Write) -> bool {
+    !keys.is_empty() && keys.contains(&(write.table, write.key.as_str().to_owned()))
+}
+
+/// The value of a write with what this release does not know of the one that it replaces. None: there is no such thing.
+fn whole_value(
+    open: &Records<'_>,
+    write: &Write,
+    partly: &HashSet<(Table, String)>,
+) -> Result<Option<Vec<u8>>, redb::Error> {
+    let (Some(new), true) = (&write.value, has(partly, write)) else { return Ok(None) };
+    let Some(before) = open.get(write.key.as_str())? else { return Ok(None) };
+    let whole = format::carry_over(write.table, before.value(), new);
+    Ok(whole
+        .inspect_err(|error| {
+            tracing::warn!(key = %write.key, error, "fields of a newer release are lost from a record");
+        })
+        .ok())
 }
 
 /// Sets or removes a value, and gives the one before.

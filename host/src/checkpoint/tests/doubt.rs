@@ -86,35 +86,53 @@ async fn a_probe_and_a_close_take_back_as_well() {
     }
 }
 
+/// Two commits that are refused after so many operations each. After each the power goes. False: the first left no trace.
+async fn lose_power_after_failures(credits: [usize; 2]) -> bool {
+    let disk = Disk::default();
+    let checkpoint = start_on(&disk);
+    let first = [put_claim(1, "old"), put_claim(2, "old")];
+    checkpoint.commit(first.to_vec()).await.unwrap();
+    let mut believed = State::new();
+    model(&mut believed, &first);
+    let mut allowed = vec![believed.clone()];
+    let refused = [vec![put_claim(1, "one"), put_pod(1, "one")], vec![Change::DeleteClaim(uid(2))]];
+    for (refused, credit) in refused.into_iter().zip(credits) {
+        disk.refuse(io::ErrorKind::StorageFull, credit);
+        let outcome = checkpoint.commit(refused.clone()).await;
+        disk.accept();
+        let mut after = believed.clone();
+        model(&mut after, &refused);
+        match outcome {
+            Ok(()) => (believed, allowed) = (after.clone(), vec![after]),
+            Err(_) => allowed.push(after),
+        }
+        let ops = disk.ops();
+        let images = [cut(&ops, || false), cut(&ops, || true), cut(&ops, coin(ops.len() as u64))];
+        let found = images.map(records_on);
+        for found in &found {
+            assert!(allowed.contains(found), "refused after {credits:?}: {found:?} of {allowed:?}");
+        }
+        if allowed.len() > 1 && found.iter().all(|found| *found == believed) {
+            return false;
+        }
+    }
+    true
+}
+
 #[tokio::test]
 async fn power_loss_after_failures_leaves_what_was_acknowledged_or_one_of_the_refused() {
-    for (credit, seed) in (0..CREDITS).flat_map(|credit| (1..4).map(move |seed| (credit, seed))) {
-        let disk = Disk::default();
-        let checkpoint = start_forgetful(&disk, seed);
-        let first = [put_claim(1, "old"), put_claim(2, "old")];
-        checkpoint.commit(first.to_vec()).await.unwrap();
-        let mut believed = State::new();
-        model(&mut believed, &first);
-        let mut allowed = vec![believed.clone()];
-        for refused in [vec![put_claim(1, "one"), put_pod(1, "one")], vec![Change::DeleteClaim(uid(2))]] {
-            disk.refuse(io::ErrorKind::StorageFull, credit);
-            let outcome = checkpoint.commit(refused.clone()).await;
-            let mut after = believed.clone();
-            model(&mut after, &refused);
-            match outcome {
-                Ok(()) => (believed, allowed) = (after.clone(), vec![after]),
-                Err(_) => allowed.push(after),
-            }
-            disk.accept();
-            let ops = disk.ops();
-            let images = [cut(&ops, || false), cut(&ops, || true), cut(&ops, coin(seed + credit as u64))];
-            for image in images {
-                let found = records_on(image);
-                assert!(allowed.contains(&found), "credit {credit}, seed {seed}: {found:?} of {allowed:?}");
+    let mut traces = 0;
+    for first in 0..CREDITS {
+        for second in 0..CREDITS {
+            match lose_power_after_failures([first, second]).await {
+                true => traces += 1,
+                // The second does not matter, then.
+                false if second == 0 => break,
+                false => {}
             }
         }
-        checkpoint.close().await;
     }
+    assert!(traces > 0, "a refused sync leaves the commit on the disk");
 }
 
 #[tokio::test]
@@ -132,9 +150,9 @@ async fn an_unreadable_value_is_kept_once_whatever_became_of_the_commit_that_kep
             write.commit().unwrap();
         }
         let database = open_on(&disk).unwrap();
-        let skipped = format::load(&database).unwrap().unwrap().skipped;
+        let precious = format::load(&database, &[]).unwrap().unwrap().precious();
         let reopened = disk.clone();
-        let checkpoint = start(database, Box::new(move || open_on(&reopened)), &skipped).unwrap();
+        let checkpoint = start(database, Box::new(move || open_on(&reopened)), precious).unwrap();
         disk.refuse(io::ErrorKind::StorageFull, credit);
         // It fails, or all of it fits: the second write is good in either case.
         let _ = checkpoint.commit(vec![put_claim(1, "first")]).await;

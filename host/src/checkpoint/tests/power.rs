@@ -11,8 +11,8 @@ pub(super) fn start_on(disk: &Disk) -> Checkpoint {
 
 pub(super) fn start_with(disk: &Disk, opener: writer::Opener) -> Checkpoint {
     let database = open_on(disk).unwrap();
-    format::sign(&database, format::load(&database).unwrap().as_ref().map(|c| &c.meta)).unwrap();
-    start(database, opener, &[]).unwrap()
+    format::sign(&database, format::load_meta(&database).unwrap().as_ref(), &UPGRADES).unwrap();
+    start(database, opener, Precious::default()).unwrap()
 }
 
 pub(super) fn open_on(disk: &Disk) -> Result<redb::Database, redb::Error> {
@@ -34,7 +34,7 @@ fn pod_entry(pod: &PodRecord) -> ((Table, Uid), String) {
 /// Which records a disk holds.
 pub(super) fn records_on(bytes: Vec<u8>) -> State {
     let database = open_on(&Disk::with(bytes)).expect("opens after a power loss");
-    let Some(contents) = format::load(&database).expect("is readable") else { return State::new() };
+    let Some(contents) = format::load(&database, &[]).expect("is readable") else { return State::new() };
     assert!(contents.skipped.is_empty(), "{:?}", contents.skipped);
     contents.claims.iter().map(claim_entry).chain(contents.pods.iter().map(pod_entry)).collect()
 }
