@@ -10,6 +10,7 @@ mod file;
 mod format;
 mod held;
 mod inspect;
+mod keeper;
 mod status;
 mod upgrade;
 mod writer;
@@ -22,8 +23,10 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::base::conditions::Conditions;
+use crate::base::tasks::Tasks;
 use crate::model::{ClaimRecord, PodRecord, Uid, limit};
 
 pub use error::{CommitError, OpenError, ReadError};
@@ -32,6 +35,7 @@ pub use inspect::{Dump, Integrity, Report, read, verify};
 pub use status::{Health, Stats};
 
 use format::{Contents, Precious};
+use keeper::Keeper;
 use status::Status;
 use upgrade::{UPGRADES, Upgrades};
 use writer::{Message, Write, Writer};
@@ -124,6 +128,16 @@ impl Checkpoint {
     /// Whether the last commit succeeded.
     pub fn health(&self) -> Health {
         self.status.health()
+    }
+
+    /// Whether the last commit succeeded, and every change of that.
+    pub fn takes_writes(&self) -> watch::Receiver<bool> {
+        self.status.takes_writes()
+    }
+
+    /// Says under `subject` what is wrong with the writer, and tries again while commits fail, until the tasks stop.
+    pub async fn keep(self, subject: String, conditions: Conditions, tasks: Tasks) {
+        Keeper { status: self.status, inbox: self.inbox, conditions, subject }.run(tasks).await;
     }
 
     pub fn stats(&self) -> Stats {

@@ -3,8 +3,13 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::model::Uid;
+use crate::base::error::chain;
+use crate::model::{Problem, Uid};
+
+/// When a refused request makes sense again: the disk is tried about as often.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Why a checkpoint was not opened. The file is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +50,10 @@ pub enum CommitError {
 }
 
 impl CommitError {
+    /// The words that `code` gives.
+    pub const CODES: [&'static str; 3] =
+        ["checkpoint-disk-full", "checkpoint-read-only", "checkpoint-unavailable"];
+
     /// The disk or a quota is full.
     pub fn is_full(&self) -> bool {
         matches!(self.io_kind(), Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
@@ -57,13 +66,20 @@ impl CommitError {
 
     /// A stable word for it.
     pub fn code(&self) -> &'static str {
+        let [full, read_only, other] = Self::CODES;
         if self.is_full() {
-            "checkpoint-disk-full"
+            full
         } else if self.is_read_only() {
-            "checkpoint-read-only"
+            read_only
         } else {
-            "checkpoint-unavailable"
+            other
         }
+    }
+
+    /// The same as a refusal of what had to be written.
+    pub fn problem(&self) -> Problem {
+        Problem::unavailable(self.code(), format!("nothing new is taken on: {}", chain(self)))
+            .retry_after(RETRY)
     }
 
     fn io_kind(&self) -> Option<io::ErrorKind> {

@@ -129,6 +129,7 @@ impl Writer {
         waiting: Vec<oneshot::Sender<Result<(), CommitError>>>,
     ) {
         let started = Instant::now();
+        self.status.begin();
         let outcome = self.commit(writes);
         match &outcome {
             Ok(()) => self.status.succeeded(&size, started.elapsed()),

@@ -7,6 +7,8 @@ mod containers;
 mod crash;
 mod discovery;
 mod disk_full;
+mod disk_read_only;
+mod disk_slow;
 mod driver_files;
 mod exclusive;
 mod load;
