@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use super::CommitError;
-use super::status::{Now, Status};
+use super::status::Status;
 use super::writer::Message;
 use crate::base::backoff::Backoff;
 use crate::base::conditions::Conditions;
@@ -38,13 +38,16 @@ impl Keeper {
         let mut probes = Probes { backoff, next: None };
         loop {
             let now = self.status.look();
-            self.say(&now);
+            let slow_at = now.under_way.map(|began| began + limit::CHECKPOINT_SLOW);
+            let (slow, not_yet) = match slow_at {
+                Some(at) if at <= Instant::now() => (true, None),
+                at => (false, at),
+            };
+            self.say(now.failure.as_ref().map(|(failure, _)| failure), slow);
             if probes.is_due(now.failure.is_some()) {
                 self.probe();
             }
-            let slow = now.under_way.map(|began| began + limit::CHECKPOINT_SLOW);
-            let slow = slow.filter(|at| *at > Instant::now());
-            let wake = slow.into_iter().chain(probes.next).min();
+            let wake = not_yet.into_iter().chain(probes.next).min();
             tokio::select! {
                 // What stands as a condition then is for nobody any more.
                 () = tasks.stopped() => return,
@@ -55,24 +58,22 @@ impl Keeper {
         }
     }
 
-    fn say(&self, now: &Now) {
-        let code = now.failure.as_ref().map(|(failure, _)| failure.code());
+    fn say(&self, failure: Option<&CommitError>, slow: bool) {
+        let code = failure.map(CommitError::code);
         for other in CommitError::CODES.into_iter().filter(|other| Some(*other) != code) {
             self.conditions.clear(other, &self.subject);
         }
-        if let Some((failure, _)) = &now.failure {
+        if let Some(failure) = failure {
             self.conditions.set(&self.subject, failure.problem());
         }
-        match now.under_way {
-            Some(began) if began.elapsed() >= limit::CHECKPOINT_SLOW => {
-                let seconds = limit::CHECKPOINT_SLOW.as_secs();
-                let words = format!(
-                    "a commit is under way for more than {seconds} s, and whatever has to be written waits for it"
-                );
-                self.conditions.set(&self.subject, Problem::unavailable(SLOW, words));
-            }
-            _ => self.conditions.clear(SLOW, &self.subject),
+        if !slow {
+            return self.conditions.clear(SLOW, &self.subject);
         }
+        let seconds = limit::CHECKPOINT_SLOW.as_secs();
+        let words = format!(
+            "a commit is under way for more than {seconds} s, and whatever has to be written waits for it"
+        );
+        self.conditions.set(&self.subject, Problem::unavailable(SLOW, words));
     }
 
     /// Asks for a commit of nothing. Its outcome is seen in the status; where requests fill the queue it is not needed.

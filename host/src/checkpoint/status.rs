@@ -142,15 +142,8 @@ impl Status {
         if was_slow || failure.is_some() || failed_before.is_some() {
             self.news.notify_one();
         }
-        let is_news = |takes: &mut bool| std::mem::replace(takes, failure.is_none()) != failure.is_none();
-        if self.takes_writes.send_if_modified(is_news) {
-            match failure {
-                None => tracing::info!("the checkpoint takes writes again"),
-                Some(failure) => {
-                    tracing::error!(error = error::chain(failure), "the checkpoint does not take writes");
-                }
-            }
-        }
+        let takes = failure.is_none();
+        self.takes_writes.send_if_modified(|took| std::mem::replace(took, takes) != takes);
     }
 
     pub(super) fn stats(&self) -> Stats {

@@ -54,6 +54,13 @@ async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
     assert_eq!(daemon.claims().await.iter().filter(|claim| claim.state == "prepared").count(), refused);
     assert!(daemon.cdi_files().len() >= refused);
 
+    // Giving up is written as well, and needs pages before it frees any: it is refused and repeated, not half done.
+    let kept = daemon.unprepare_pod(&pod("c-0")).await.claims.remove(0);
+    assert_eq!(
+        (kept.outcome.as_str(), kept.problem.unwrap().code.as_str()),
+        ("refused", "checkpoint-disk-full")
+    );
+    daemon.prepared(asked(0)).await;
     daemon.until_conditions(&["checkpoint-disk-full"]).await;
     std::fs::remove_file(&filler).unwrap();
     // Without a request.

@@ -52,12 +52,13 @@ async fn a_checkpoint_that_is_missing_is_told_where_cdi_files_speak_of_claims() 
     let file = daemon.only_cdi_file();
     daemon.kill9().await;
     std::fs::remove_file(daemon.checkpoint()).unwrap();
-    // One of ours that says too little.
-    let (broken, text) = (file.path.with_file_name("nodedock-broken.json"), file.text);
-    std::fs::write(&broken, text.replace("\"devices\"", "\"no-devices\"")).unwrap();
+    // One of ours that cannot be read.
+    std::fs::write(file.path.with_file_name("nodedock-broken.json"), format!("{}nonsense", file.text))
+        .unwrap();
     daemon.run().await;
     let conditions = daemon.until_conditions(&["checkpoint-missing"]).await;
     let message = &conditions[0].problem.as_ref().unwrap().message;
-    assert!(message.contains("1 claims were taken back"), "{message}");
+    let expected = "1 claims were taken back from CDI files, and 1 of our files there gave none";
+    assert!(message.contains(expected), "{message}");
     assert_eq!(conditions[0].subject, daemon.checkpoint().to_str().unwrap());
 }
