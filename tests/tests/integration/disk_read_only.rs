@@ -22,6 +22,15 @@ async fn health(daemon: &Daemon, service: &str) -> ServingStatus {
     answer.unwrap_or_else(|status| panic!("{service:?}: {status}")).into_inner().status()
 }
 
+/// The node API's health is told by a task of its own, which may be a moment behind the condition.
+async fn until_health(daemon: &Daemon, wanted: ServingStatus) {
+    let request = HealthCheckRequest { service: "nodedock.node.v1.Node".to_owned() };
+    let mut told = HealthClient::new(daemon.channel()).watch(request).await.unwrap().into_inner();
+    let seen = async { while told.message().await.unwrap().unwrap().status() != wanted {} };
+    let seen = tokio::time::timeout(nodedock_tests::DEADLINE, seen).await;
+    assert!(seen.is_ok(), "the health never is {wanted:?}");
+}
+
 async fn healths(daemon: &Daemon) -> [ServingStatus; 2] {
     [health(daemon, "").await, health(daemon, "nodedock.node.v1.Node").await]
 }
@@ -57,6 +66,7 @@ async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_
 
     let conditions = daemon.until_conditions(&[CODE]).await;
     assert_eq!(conditions[0].subject, daemon.checkpoint().to_str().unwrap());
+    until_health(&daemon, ServingStatus::NotServing).await;
     assert_eq!(healths(&daemon).await, [ServingStatus::Serving, ServingStatus::NotServing]);
     let told = daemon.cli(&["get", "node"]).await.done();
     assert!(told.contains(CODE) && told.contains("nothing new is taken on"), "{told}");
@@ -66,6 +76,7 @@ async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_
     remount(&daemon.state(), "rw").unwrap();
     set_immutable(&daemon.checkpoint(), false).unwrap();
     daemon.until_conditions(&[]).await;
+    until_health(&daemon, ServingStatus::Serving).await;
     assert_eq!(healths(&daemon).await, [ServingStatus::Serving; 2]);
     assert_eq!(daemon.cli(&["get", "claims"]).await.stderr, "");
     daemon.prepared(asked("two", "gpus/gpu-1")).await;
