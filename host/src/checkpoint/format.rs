@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::writer::Write;
 use super::{Change, CommitError};
 use crate::base::clock;
-use crate::model::{ClaimRecord, PodRecord, Uid};
+use crate::model::{ClaimRecord, PodRecord, ReleaseRecord, Uid};
 
 /// Version of the tables and of what their keys mean.
 pub const FORMAT_VERSION: u32 = 1;
@@ -20,6 +20,8 @@ pub(super) const VALUE_VERSION: u8 = 1;
 pub(super) const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
 const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
+/// Made when it is first written: a release that does not know it lets it be.
+const RELEASED: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("released");
 pub(super) const UNREADABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("unreadable");
 
 const META_FORMAT: &str = "format";
@@ -33,13 +35,17 @@ pub(super) const META_PROBED: &str = "probed";
 pub enum Table {
     Claims,
     Pods,
+    Released,
 }
 
 impl Table {
+    pub(super) const ALL: [Self; 3] = [Self::Claims, Self::Pods, Self::Released];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Claims => "claims",
             Self::Pods => "pods",
+            Self::Released => "released",
         }
     }
 
@@ -47,6 +53,7 @@ impl Table {
         match self {
             Self::Claims => CLAIMS,
             Self::Pods => PODS,
+            Self::Released => RELEASED,
         }
     }
 }
@@ -84,6 +91,7 @@ pub(super) struct Contents {
     pub(super) meta: Meta,
     pub(super) claims: Vec<ClaimRecord>,
     pub(super) pods: Vec<PodRecord>,
+    pub(super) released: Vec<ReleaseRecord>,
     pub(super) skipped: Vec<Skipped>,
     /// Values that were moved to the table `unreadable`.
     pub(super) unreadable: u64,
@@ -115,6 +123,8 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::PutPod(record) => put(Table::Pods, &record.pod.uid, &record),
         Change::DeleteClaim(uid) => Ok(Write { table: Table::Claims, key: uid, value: None }),
         Change::DeletePod(uid) => Ok(Write { table: Table::Pods, key: uid, value: None }),
+        Change::PutReleased(record) => put(Table::Released, &record.id.uid, &record),
+        Change::DeleteReleased(uid) => Ok(Write { table: Table::Released, key: uid, value: None }),
     }
 }
 
@@ -154,6 +164,12 @@ impl Keyed for PodRecord {
     }
 }
 
+impl Keyed for ReleaseRecord {
+    fn key(&self) -> &Uid {
+        &self.id.uid
+    }
+}
+
 fn decode_under<R: DeserializeOwned + Keyed>(key: &str, value: &[u8]) -> Result<R, String> {
     let record: R = decode(value)?;
     if record.key().as_str() == key {
@@ -169,6 +185,7 @@ pub(super) fn load(database: &impl ReadableDatabase) -> Result<Option<Contents>,
     let mut contents = Contents { meta, ..Contents::default() };
     contents.claims = load_table(&read, Table::Claims, &mut contents.skipped)?;
     contents.pods = load_table(&read, Table::Pods, &mut contents.skipped)?;
+    contents.released = load_table(&read, Table::Released, &mut contents.skipped)?;
     contents.unreadable = count(&read)?;
     Ok(Some(contents))
 }

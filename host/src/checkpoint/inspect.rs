@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::format::{self, Contents, FORMAT_VERSION, LoadError, Meta, Skipped};
 use super::{ReadError, file, writer};
-use crate::model::{ClaimRecord, PodRecord};
+use crate::model::{ClaimRecord, PodRecord, ReleaseRecord};
 
 /// Copies of a file that changes meanwhile; each takes a few milliseconds.
 const ATTEMPTS: u32 = 8;
@@ -26,6 +26,8 @@ pub struct Dump {
     /// By UID, ascending.
     pub claims: Vec<ClaimRecord>,
     pub pods: Vec<PodRecord>,
+    /// Claims that were given up by hand.
+    pub released: Vec<ReleaseRecord>,
     pub skipped: Vec<Skipped>,
     /// Values that were unreadable and then written anew.
     pub unreadable: u64,
@@ -69,15 +71,15 @@ impl Report {
 /// Reads a checkpoint; the file is not changed, and a daemon may have it open.
 pub fn read(path: &Path) -> Result<Dump, ReadError> {
     let Copy { contents, .. } = copy(path)?;
-    let Contents { meta, claims, pods, skipped, unreadable } = contents;
-    Ok(Dump { meta, claims, pods, skipped, unreadable })
+    let Contents { meta, claims, pods, released, skipped, unreadable } = contents;
+    Ok(Dump { meta, claims, pods, released, skipped, unreadable })
 }
 
 /// Checks a checkpoint; the file is not changed, and a daemon may have it open.
 pub fn verify(path: &Path) -> Result<Report, ReadError> {
     let Copy { integrity, contents, bytes } = copy(path)?;
     let findings = disagreements(&contents.claims, &contents.pods);
-    let Contents { meta, claims, pods, skipped, unreadable } = contents;
+    let Contents { meta, claims, pods, skipped, unreadable, .. } = contents;
     Ok(Report {
         integrity,
         meta,

@@ -55,6 +55,7 @@ impl Home {
         let (source, changes) = (Arc::new(FakeSource::default()), Changes::default());
         let claims = Claims::new(ClaimParts {
             table: SharedTable::new(opened.claims, opened.pods),
+            released: opened.released,
             checkpoint: opened.checkpoint.clone(),
             cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),
             registry: registry.clone(),
@@ -75,9 +76,13 @@ impl Home {
 impl Daemon {
     /// Puts a driver into service.
     pub(super) fn serve(&self, driver: &Arc<FakeDriver>) {
+        self.serve_as(driver, DriverKind::Wasm);
+    }
+
+    pub(super) fn serve_as(&self, driver: &Arc<FakeDriver>, kind: DriverKind) {
         let identity = DriverIdentity {
             name: driver.name.clone(),
-            kind: DriverKind::Wasm,
+            kind,
             version: "1.0.0".to_owned(),
             digest: "sha256:00".to_owned(),
             source: driver.name.to_string(),
@@ -200,6 +205,8 @@ pub(super) enum Reply {
 pub(super) struct FakeDriver {
     pub(super) name: DriverName,
     inventory: Option<watch::Receiver<Arc<Published>>>,
+    /// Keeps the inventory, and publishes another.
+    published: Option<watch::Sender<Arc<Published>>>,
     replies: Mutex<VecDeque<(Uid, Reply)>>,
     unprepare_replies: Mutex<VecDeque<Reply>>,
     calls: watch::Sender<Calls>,
@@ -223,13 +230,20 @@ impl FakeDriver {
     pub(super) fn with_pool(name: DriverName, pool: Pool) -> Arc<Self> {
         let pools = BTreeMap::from([(crate::model::PoolName::new("pool").unwrap(), pool)]);
         let published = Published { inventory: Inventory { pools }, ..Published::default() };
-        Self::with(name, Some(watch::channel(Arc::new(published)).1))
+        Self::with(name, Some(watch::Sender::new(Arc::new(published))))
     }
 
-    fn with(name: DriverName, inventory: Option<watch::Receiver<Arc<Published>>>) -> Arc<Self> {
+    /// Tells of its devices anew.
+    pub(super) fn publish(&self) {
+        let published = self.published.as_ref().expect("a driver that tells what it has");
+        published.send_modify(|known| *known = Arc::new(Published::clone(known)));
+    }
+
+    fn with(name: DriverName, published: Option<watch::Sender<Arc<Published>>>) -> Arc<Self> {
         Arc::new(Self {
             name,
-            inventory,
+            inventory: published.as_ref().map(watch::Sender::subscribe),
+            published,
             replies: Mutex::default(),
             unprepare_replies: Mutex::default(),
             calls: watch::Sender::default(),
