@@ -10,3 +10,4 @@ pub mod request;
 pub mod socket;
 pub mod tasks;
 pub mod telemetry;
+pub mod users;

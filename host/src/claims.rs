@@ -47,7 +47,7 @@ use crate::registry::Registry;
 
 pub use answer::ContainerAnswer;
 use locks::Locks;
-pub use outlook::{ClaimView, DriverOutlook, Retry, Unknown};
+pub use outlook::{ClaimView, DriverOutlook, RefusedClaim, Retry};
 use reconcile::Waits;
 use refusals::Refusals;
 use release::Released;
@@ -282,7 +282,7 @@ impl Claims {
     }
 
     /// Claims that drivers refused and of which no record is left, by UID.
-    pub fn refused(&self) -> Vec<Unknown> {
+    pub fn refused(&self) -> Vec<RefusedClaim> {
         self.0.refused()
     }
 

@@ -265,8 +265,7 @@ pub fn released(
     };
     left.note(transition(now_ms, "released", &by.to_string()));
     let untold = left.drivers.iter().map(|(driver, part)| {
-        let devices = left.allocation.devices.iter().filter(|device| device.driver == *driver);
-        let devices = devices.map(|device| format!("{}/{}", device.pool, device.device)).collect();
+        let devices = left.device_names(driver).collect();
         (driver.clone(), Untold { devices, problem: part.problem.clone().unwrap_or_else(not_asked) })
     });
     ReleaseRecord {

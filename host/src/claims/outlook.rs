@@ -55,7 +55,7 @@ pub struct DriverOutlook {
 
 /// A claim that a driver refused and of which no record is left.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Unknown {
+pub struct RefusedClaim {
     pub claim: ObjectRef,
     pub problem: Problem,
     /// When it was refused last; milliseconds since the Unix epoch.
@@ -97,14 +97,18 @@ impl Inner {
     }
 
     /// Claims that were refused and rolled back. That nobody has asked for them again does not make them known.
-    pub(super) fn refused(&self) -> Vec<Unknown> {
+    pub(super) fn refused(&self) -> Vec<RefusedClaim> {
         let refusals: Vec<Refusal> = self.refusals().iter().cloned().collect();
         let table = self.table.lock();
         let known = |refusal: &Refusal| table.claim(refusal.claim.uid.as_str()).is_some();
-        refusals.into_iter().filter(|refusal| !known(refusal)).map(|refusal| self.unknown(refusal)).collect()
+        refusals
+            .into_iter()
+            .filter(|refusal| !known(refusal))
+            .map(|refusal| self.refused_claim(refusal))
+            .collect()
     }
 
-    fn unknown(&self, refusal: Refusal) -> Unknown {
+    fn refused_claim(&self, refusal: Refusal) -> RefusedClaim {
         let now = Instant::now();
         let retry = match self.registry.serving(&refusal.driver).map(|driver| DriverMark::of(&driver)) {
             Err(_) => Retry::WhenServing,
@@ -112,7 +116,7 @@ impl Inner {
             Ok(_) => refusal.again.map_or(Retry::WhenChanged, |at| Retry::at(at, now)),
         };
         let outlook = DriverOutlook { driver: refusal.driver, attempts: refusal.attempts, retry };
-        Unknown { claim: refusal.claim, problem: refusal.problem, at_ms: refusal.at_ms, outlook }
+        RefusedClaim { claim: refusal.claim, problem: refusal.problem, at_ms: refusal.at_ms, outlook }
     }
 }
 

@@ -66,6 +66,12 @@ impl ClaimRecord {
         }
     }
 
+    /// A driver's devices of the claim, as `pool/device`.
+    pub fn device_names(&self, driver: &DriverName) -> impl Iterator<Item = String> {
+        let devices = self.allocation.devices.iter().filter(move |device| device.driver == *driver);
+        devices.map(|device| format!("{}/{}", device.pool, device.device))
+    }
+
     /// What a driver is told of the claim when it gives it up, and what its ledger shows.
     pub fn live_claim(&self, driver: &DriverName) -> Option<LiveClaim> {
         let part = self.drivers.get(driver)?;
