@@ -2,9 +2,11 @@
 
 mod contention;
 mod daemon;
+mod histories;
 mod interrupted;
 mod native;
 mod releases;
+mod replaced;
 mod retries;
 
 use std::collections::BTreeMap;

@@ -49,6 +49,11 @@ impl Home {
 
     /// Starts without the tasks that go on without requests; see `Daemon::tend`.
     pub(super) fn start_in(&self, boot_id: &str) -> Daemon {
+        self.start_with(boot_id, Duration::from_secs(3600))
+    }
+
+    /// The same, with a bound for what a prepare waits for a device.
+    pub(super) fn start_with(&self, boot_id: &str, exclusive_wait: Duration) -> Daemon {
         let opened = checkpoint::open(&self.folder.path().join("checkpoint.redb")).unwrap();
         let (registry, tasks, cdi) =
             (Registry::new(Changes::default()), Tasks::new(), self.folder.path().join("cdi"));
@@ -62,7 +67,7 @@ impl Home {
             source: source.clone(),
             settings: ClaimSettings {
                 node: NodeFacts { name: "node-1".to_owned(), boot_id: boot_id.to_owned() },
-                exclusive_wait: Duration::from_secs(3600),
+                exclusive_wait,
                 call_deadline: Duration::from_secs(45),
             },
             changes: changes.clone(),
@@ -80,21 +85,27 @@ impl Daemon {
     }
 
     pub(super) fn serve_as(&self, driver: &Arc<FakeDriver>, kind: DriverKind) {
+        self.serve_face(&driver.name, kind, driver.clone(), driver.inventory.clone());
+    }
+
+    /// Puts a face of any make into service.
+    pub(super) fn serve_face(
+        &self,
+        name: &DriverName,
+        kind: DriverKind,
+        face: Arc<dyn ClaimDriver>,
+        inventory: Option<watch::Receiver<Arc<Published>>>,
+    ) {
         let identity = DriverIdentity {
-            name: driver.name.clone(),
+            name: name.clone(),
             kind,
             version: "1.0.0".to_owned(),
             digest: "sha256:00".to_owned(),
-            source: driver.name.to_string(),
+            source: name.to_string(),
             summary: String::new(),
         };
-        let driver = Driver {
-            identity: Arc::new(identity),
-            claims: Some(driver.clone()),
-            devices: None,
-            inventory: driver.inventory.clone(),
-        };
-        self.registry.serve(driver.identity.name.as_str(), driver.clone()).unwrap();
+        let driver = Driver { identity: Arc::new(identity), claims: Some(face), devices: None, inventory };
+        self.registry.serve(name.as_str(), driver).unwrap();
     }
 
     pub(super) fn retire(&self, driver: &FakeDriver) {
