@@ -121,6 +121,7 @@ impl Daemon {
         let registry = Registry::new(changes.clone());
         let claims = Claims::new(ClaimParts {
             table,
+            released: opened.released,
             checkpoint: opened.checkpoint.clone(),
             cdi,
             registry: registry.clone(),

@@ -11,3 +11,4 @@ pub mod request;
 pub mod socket;
 pub mod tasks;
 pub mod telemetry;
+pub mod users;

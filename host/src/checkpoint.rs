@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::base::conditions::Conditions;
 use crate::base::tasks::Tasks;
-use crate::model::{ClaimRecord, PodRecord, Uid, limit};
+use crate::model::{ClaimRecord, PodRecord, ReleaseRecord, Uid, limit};
 
 pub use error::{CommitError, OpenError, ReadError};
 pub use format::{FORMAT_VERSION, Meta, Skipped, Table};
@@ -47,6 +47,8 @@ pub enum Change {
     DeleteClaim(Uid),
     PutPod(Arc<PodRecord>),
     DeletePod(Uid),
+    PutReleased(Arc<ReleaseRecord>),
+    DeleteReleased(Uid),
 }
 
 /// Handle to the checkpoint. Clones write to the same file; it is closed when the last one is gone.
@@ -62,6 +64,7 @@ pub struct Opened {
     /// By UID, ascending.
     pub claims: Vec<ClaimRecord>,
     pub pods: Vec<PodRecord>,
+    pub released: Vec<ReleaseRecord>,
     /// A file that could not be read and was replaced by a new one.
     pub set_aside: Option<SetAside>,
     /// Records that could not be read. They stay in the file; one that is written anew goes to the table `unreadable`.
@@ -98,8 +101,8 @@ fn open_with(path: &Path, upgrades: &Upgrades) -> Result<Opened, OpenError> {
     let checkpoint = start(found.database, opener, found.contents.precious()).map_err(|source| {
         OpenError::Io { path: path.to_owned(), doing: "start the writer thread of", source }
     })?;
-    let Contents { claims, pods, skipped, .. } = found.contents;
-    Ok(Opened { checkpoint, claims, pods, set_aside: found.set_aside, skipped })
+    let Contents { claims, pods, released, skipped, .. } = found.contents;
+    Ok(Opened { checkpoint, claims, pods, released, set_aside: found.set_aside, skipped })
 }
 
 fn start(

@@ -5,11 +5,16 @@
 //! never decides: decisions are in `machine`.
 
 mod answer;
+mod calls;
 mod files;
 mod locks;
 pub mod machine;
 pub mod manifest;
+mod outlook;
 mod prepare;
+mod reconcile;
+mod refusals;
+mod release;
 pub mod source;
 mod table;
 mod unprepare;
@@ -38,12 +43,17 @@ use crate::discovery::specs::SpecEvent;
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{
     ChangedKind, Claim, ClaimRecord, DriverName, LiveClaim, ObjectName, ObjectRef, PodRecord, PodRequest,
-    Problem, Uid,
+    Problem, ReleaseRecord, Uid,
 };
 use crate::registry::Registry;
 
 pub use answer::ContainerAnswer;
 use locks::Locks;
+pub use outlook::{ClaimView, DriverOutlook, RefusedClaim, Retry};
+use reconcile::Waits;
+use refusals::Refusals;
+use release::Released;
+pub use release::{ReleaseOutcome, ReleaseRequest};
 use source::ClaimSource;
 use table::{Table, Undo};
 
@@ -114,11 +124,19 @@ struct Inner {
     freed: watch::Sender<u64>,
     /// Wakes the task that comes again for claims that a driver did not give up.
     kept: Notify,
+    /// What drivers refused of prepares.
+    refusals: Mutex<Refusals>,
+    /// When unprepares are tried again.
+    waits: Mutex<Waits>,
+    /// Claims that were given up by hand.
+    released: Mutex<Released>,
 }
 
 /// What the manager stands on.
 pub struct ClaimParts {
     pub table: SharedTable,
+    /// Claims that were given up by hand.
+    pub released: Vec<ReleaseRecord>,
     pub checkpoint: Checkpoint,
     pub cdi: CdiDir,
     pub registry: Registry,
@@ -174,6 +192,15 @@ pub enum PodSelector {
     Name(ObjectName, ObjectName),
 }
 
+impl PodSelector {
+    fn is(&self, pod: &ObjectRef) -> bool {
+        match self {
+            Self::Uid(uid) => pod.uid == *uid,
+            Self::Name(namespace, name) => pod.namespace == *namespace && pod.name == *name,
+        }
+    }
+}
+
 /// A pod and what it holds.
 pub struct PodView {
     pub pod: Arc<PodRecord>,
@@ -183,8 +210,8 @@ pub struct PodView {
 
 impl Claims {
     pub fn new(parts: ClaimParts) -> Self {
-        let ClaimParts { table, checkpoint, cdi, registry, source, settings, changes, conditions, tasks } =
-            parts;
+        let ClaimParts { table, released, checkpoint, cdi, registry, .. } = parts;
+        let ClaimParts { source, settings, changes, conditions, tasks, .. } = parts;
         Self(Arc::new(Inner {
             table,
             pod_locks: Locks::default(),
@@ -200,6 +227,9 @@ impl Claims {
             tasks,
             freed: watch::Sender::new(0),
             kept: Notify::new(),
+            refusals: Mutex::default(),
+            waits: Mutex::default(),
+            released: Mutex::new(Released::new(released)),
         }))
     }
 
@@ -233,6 +263,38 @@ impl Claims {
         let inner = self.0.clone();
         let work = async move { inner.unprepare_pod(selector, request_id).await };
         self.0.tasks.complete("pod", work).await.ok_or_else(interrupted)
+    }
+
+    /// Gives up a claim by hand. Goes on when the caller goes away.
+    pub async fn release_claim(
+        &self,
+        request: ReleaseRequest,
+        request_id: Arc<str>,
+    ) -> Result<ReleaseOutcome, Problem> {
+        let inner = self.0.clone();
+        let work = async move { inner.release_claim(request, request_id).await };
+        self.0.tasks.complete("release", work).await.unwrap_or_else(|| Err(interrupted()))
+    }
+
+    /// What a release would come to.
+    pub fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome, Problem> {
+        self.0.look_at_release(request)
+    }
+
+    /// Claims that were given up by hand, the oldest first.
+    pub fn released(&self) -> Vec<Arc<ReleaseRecord>> {
+        self.0.list_released()
+    }
+
+    /// Claims that drivers refused and of which no record is left, by UID.
+    pub fn refused(&self) -> Vec<RefusedClaim> {
+        self.0.refused()
+    }
+
+    /// A claim with what comes next of it.
+    pub fn view(&self, record: Arc<ClaimRecord>) -> ClaimView {
+        let outlook = self.0.outlook(&record);
+        ClaimView { record, outlook }
     }
 
     /// Every claim, by namespace and name.
@@ -285,6 +347,14 @@ fn view(table: &Table, pod: &Arc<PodRecord>) -> PodView {
 }
 
 impl Inner {
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn waits(&self) -> MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Puts records into the table, then makes them durable; puts the table back if that fails.
     async fn commit_claims(&self, records: Vec<Arc<ClaimRecord>>) -> Result<(), Problem> {
         let mut undo = Undo::default();
@@ -319,10 +389,20 @@ impl Inner {
     /// Removes claims, and those of `pods` that hold nothing else, durably. They leave the table after the commit: a device
     /// that somebody else took before would be in two claims if it failed. The pods' locks are held by the caller.
     async fn forget(&self, uids: &[Uid], pods: &BTreeSet<Uid>) -> Result<(), Problem> {
+        self.forget_with(uids, pods, Vec::new()).await
+    }
+
+    /// The same, with more changes in the same commit.
+    async fn forget_with(
+        &self,
+        uids: &[Uid],
+        pods: &BTreeSet<Uid>,
+        mut changes: Vec<Change>,
+    ) -> Result<(), Problem> {
         let pods = self.table.lock().pods_with_nothing_but(pods, uids);
-        let claims = uids.iter().cloned().map(Change::DeleteClaim);
-        let changes = claims.chain(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
-        self.commit(changes.collect(), Undo::default()).await?;
+        changes.extend(uids.iter().cloned().map(Change::DeleteClaim));
+        changes.extend(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
+        self.commit(changes, Undo::default()).await?;
         let gone: Vec<_> = {
             let mut table = self.table.lock();
             pods.iter().for_each(|pod| drop(table.remove_pod(pod.as_str())));

@@ -7,6 +7,7 @@ mod explain;
 mod get;
 mod output;
 mod pods;
+mod release;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -58,6 +59,9 @@ enum Command {
     Prepare(pods::PrepareArgs),
     /// Give up what a pod holds
     Unprepare(pods::UnprepareArgs),
+    /// Give up by hand what a driver does not give up
+    #[command(subcommand)]
+    Release(release::ReleaseCommand),
     /// Tell the history of a claim or a driver, and what is wrong with it
     #[command(subcommand)]
     Explain(explain::ExplainCommand),
@@ -146,6 +150,7 @@ fn execute(cli: Cli) -> Result<Outcome> {
         Command::Get(args) => on_client(get::run(place, args)),
         Command::Prepare(args) => on_client(pods::prepare(place, args)),
         Command::Unprepare(args) => on_client(pods::unprepare(place, args)),
+        Command::Release(command) => on_client(release::run(place, command)),
         Command::Explain(command) => on_client(explain::run(place, command)),
         Command::Driver(command) => on_client(driver::run(place, command)),
         Command::Checkpoint(command) => checkpoint::run(&place, command),

@@ -18,6 +18,8 @@ pub const POOL: &str = "script";
 /// Bytes of a memo that is too large for the host.
 const HUGE_MEMO: usize = 128 << 10;
 
+const HOUR: std::time::Duration = std::time::Duration::from_secs(3600);
+
 /// Turns between two looks for the claim that ends a hold: about a millisecond, because a call has a bound of host calls.
 const SPIN: u32 = 1_000_000;
 
@@ -84,6 +86,10 @@ fn play<T>(host: &Host, word: Word, claim: &ClaimRef, well: impl Fn() -> Result<
         Word::Ok | Word::Release | Word::Huge | Word::OtherDevice => vec![this(well())],
         Word::RefusePermanent => vec![this(Err(Problem::invalid("driver-refused", "the script refuses it")))],
         Word::RefuseTransient => vec![this(Err(Problem::unavailable("driver-refused", "the script waits")))],
+        Word::RefuseAnHour => {
+            let problem = Problem::unavailable("driver-refused", "the script waits");
+            vec![this(Err(problem.retry_after(HOUR)))]
+        }
         Word::Die => panic!("the script says to die"),
         Word::Hold => {
             hold(host);

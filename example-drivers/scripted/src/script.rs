@@ -14,6 +14,8 @@ pub enum Word {
     RefusePermanent,
     /// Refused for now.
     RefuseTransient,
+    /// Refused for an hour.
+    RefuseAnHour,
     /// The driver ends in the middle of the call.
     Die,
     /// No answer until the driver holds the claim [`RELEASE_UID`].
@@ -42,10 +44,11 @@ pub const STRANGER_UID: &str = "claim-of-somebody-else";
 
 impl Word {
     /// Every word with the name of the claims that it is for.
-    pub const ALL: [(&str, Word); 12] = [
+    pub const ALL: [(&str, Word); 13] = [
         ("ok", Word::Ok),
         ("refuse-permanent", Word::RefusePermanent),
         ("refuse-transient", Word::RefuseTransient),
+        ("refuse-an-hour", Word::RefuseAnHour),
         ("die", Word::Die),
         ("hold", Word::Hold),
         ("release", Word::Release),

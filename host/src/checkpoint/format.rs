@@ -13,7 +13,7 @@ use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::writer::Write;
 use super::{Change, CommitError, carry};
 use crate::base::clock;
-use crate::model::{ClaimRecord, PodRecord, Uid};
+use crate::model::{ClaimRecord, PodRecord, ReleaseRecord, Uid};
 
 /// Version of the tables and of what their keys mean.
 pub const FORMAT_VERSION: u32 = 1;
@@ -23,6 +23,8 @@ pub(super) const VALUE_VERSION: u8 = 1;
 pub(super) const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
 const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
+/// Made when it is first written: a release that does not know it lets it be.
+const RELEASED: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("released");
 pub(super) const UNREADABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("unreadable");
 
 const META_FORMAT: &str = "format";
@@ -36,13 +38,17 @@ pub(super) const META_PROBED: &str = "probed";
 pub enum Table {
     Claims,
     Pods,
+    Released,
 }
 
 impl Table {
+    pub(super) const ALL: [Self; 3] = [Self::Claims, Self::Pods, Self::Released];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Claims => "claims",
             Self::Pods => "pods",
+            Self::Released => "released",
         }
     }
 
@@ -50,6 +56,7 @@ impl Table {
         match self {
             Self::Claims => CLAIMS,
             Self::Pods => PODS,
+            Self::Released => RELEASED,
         }
     }
 }
@@ -87,6 +94,7 @@ pub(super) struct Contents {
     pub(super) meta: Meta,
     pub(super) claims: Vec<ClaimRecord>,
     pub(super) pods: Vec<PodRecord>,
+    pub(super) released: Vec<ReleaseRecord>,
     pub(super) skipped: Vec<Skipped>,
     /// Records that say more than this release reads.
     pub(super) partly: HashSet<(Table, String)>,
@@ -144,6 +152,8 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::PutPod(record) => put(Table::Pods, &record.pod.uid, &record),
         Change::DeleteClaim(uid) => Ok(Write { table: Table::Claims, key: uid, value: None }),
         Change::DeletePod(uid) => Ok(Write { table: Table::Pods, key: uid, value: None }),
+        Change::PutReleased(record) => put(Table::Released, &record.id.uid, &record),
+        Change::DeleteReleased(uid) => Ok(Write { table: Table::Released, key: uid, value: None }),
     }
 }
 
@@ -195,16 +205,18 @@ pub(super) fn carry_over(table: Table, before: &[u8], new: &[u8]) -> Result<Vec<
     let words = |error: serde_json::Error| error.to_string();
     let stored = json_of(before, UPGRADES.records)?;
     let known = match table {
-        Table::Claims => {
-            serde_json::from_value(stored.clone()).and_then(|r: ClaimRecord| serde_json::to_value(r))
-        }
-        Table::Pods => {
-            serde_json::from_value(stored.clone()).and_then(|r: PodRecord| serde_json::to_value(r))
-        }
+        Table::Claims => as_known::<ClaimRecord>(&stored),
+        Table::Pods => as_known::<PodRecord>(&stored),
+        Table::Released => as_known::<ReleaseRecord>(&stored),
     };
     let mut new = json_of(new, &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);
     value_of(&new).map_err(words)
+}
+
+/// A record as this release writes what it reads of it.
+fn as_known<R: DeserializeOwned + Serialize>(stored: &Value) -> serde_json::Result<Value> {
+    serde_json::to_value(R::deserialize(stored)?)
 }
 
 /// A record that knows its own key.
@@ -221,6 +233,12 @@ impl Keyed for ClaimRecord {
 impl Keyed for PodRecord {
     fn key(&self) -> &Uid {
         &self.pod.uid
+    }
+}
+
+impl Keyed for ReleaseRecord {
+    fn key(&self) -> &Uid {
+        &self.id.uid
     }
 }
 
@@ -246,6 +264,7 @@ pub(super) fn load(
     let mut contents = Contents { meta, ..Contents::default() };
     contents.claims = load_table(&read, Table::Claims, steps, &mut contents)?;
     contents.pods = load_table(&read, Table::Pods, steps, &mut contents)?;
+    contents.released = load_table(&read, Table::Released, steps, &mut contents)?;
     contents.unreadable = count(&read)?;
     Ok(Some(contents))
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::format::{self, Contents, FORMAT_VERSION, LoadError, Meta, Skipped};
 use super::upgrade::UPGRADES;
 use super::{ReadError, file, writer};
-use crate::model::{ClaimRecord, PodRecord};
+use crate::model::{ClaimRecord, PodRecord, ReleaseRecord};
 
 /// Copies of a file that changes meanwhile; each takes a few milliseconds.
 const ATTEMPTS: u32 = 8;
@@ -27,6 +27,8 @@ pub struct Dump {
     /// By UID, ascending.
     pub claims: Vec<ClaimRecord>,
     pub pods: Vec<PodRecord>,
+    /// Claims that were given up by hand.
+    pub released: Vec<ReleaseRecord>,
     pub skipped: Vec<Skipped>,
     /// Values that were unreadable and then written anew.
     pub unreadable: u64,
@@ -70,8 +72,8 @@ impl Report {
 /// Reads a checkpoint; the file is not changed, and a daemon may have it open.
 pub fn read(path: &Path) -> Result<Dump, ReadError> {
     let Copy { contents, .. } = copy(path)?;
-    let Contents { meta, claims, pods, skipped, unreadable, .. } = contents;
-    Ok(Dump { meta, claims, pods, skipped, unreadable })
+    let Contents { meta, claims, pods, released, skipped, unreadable, .. } = contents;
+    Ok(Dump { meta, claims, pods, released, skipped, unreadable })
 }
 
 /// Checks a checkpoint; the file is not changed, and a daemon may have it open.

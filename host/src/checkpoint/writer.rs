@@ -214,7 +214,7 @@ fn apply(
 ) -> Result<(), redb::Error> {
     // One-phase commits with checksums, redb's default: one sync. After a crash the file is read through once.
     let transaction = database.begin_write()?;
-    for table in [Table::Claims, Table::Pods] {
+    for table in Table::ALL {
         let is_doubtful = doubtful.keys().any(|(of, _)| *of == table);
         if is_doubtful || writes.iter().any(|write| write.table == table) {
             let mut open = transaction.open_table(table.definition())?;

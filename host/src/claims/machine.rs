@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::table::{Table, device_key};
 use crate::model::{
-    Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, ObjectRef,
-    PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemKind, Transition, Uid,
+    Allocation, Caller, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, ObjectRef,
+    PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemKind, ReleaseRecord, Transition, Uid,
+    Untold,
 };
 
 /// What the host knows of a device that decides whether others may have it.
@@ -146,6 +147,18 @@ fn begin(table: &Table, request: &PrepareRequest<'_>, known: Option<&Arc<ClaimRe
     PrepareStep::Call { record: Arc::new(record), drivers }
 }
 
+/// Leaves the drivers that are not asked now with the problem that they had.
+pub fn hold_back(record: Arc<ClaimRecord>, held_back: Vec<(DriverName, Problem)>) -> Arc<ClaimRecord> {
+    if held_back.is_empty() {
+        return record;
+    }
+    let mut record = Arc::unwrap_or_clone(record);
+    for (driver, problem) in held_back {
+        record.drivers.entry(driver).or_default().problem = Some(problem);
+    }
+    Arc::new(record)
+}
+
 /// Marks what a driver prepared, in the boot of that ID, and what holds no more: the boot is over, or its device nodes are others.
 fn outlive(part: &mut DriverPart, old_boot: &str) {
     if part.prepared.is_some() && !part.stale {
@@ -226,10 +239,60 @@ pub fn finish_prepare(record: &ClaimRecord, results: Vec<DriverResult>, now_ms: 
     PrepareEnd::Open(Arc::new(record), problem)
 }
 
+/// Whether an operator may give a claim up by hand: nobody else would.
+pub fn check_release(record: &ClaimRecord) -> Result<(), Problem> {
+    if record.state == ClaimState::Unpreparing || record.pods.is_empty() {
+        return Ok(());
+    }
+    let message = format!(
+        "claim {} (UID {}) is {} for pods {}: give it up with `nodedock unprepare`, which tells its drivers",
+        record.id,
+        record.id.uid,
+        record.state.as_str(),
+        pods_named(record)
+    );
+    Err(Problem::conflict("claim-in-use", message))
+}
+
+/// The intent to give up a claim by hand.
+pub fn release(record: &ClaimRecord, now_ms: u64, by: &Caller) -> (Arc<ClaimRecord>, Vec<DriverName>) {
+    let mut record = record.clone();
+    record.state = ClaimState::Unpreparing;
+    record.note(transition(now_ms, "releasing", &by.to_string()));
+    let drivers = record.drivers.keys().cloned().collect();
+    (Arc::new(record), drivers)
+}
+
+/// What stays of a claim that was given up by hand: what its drivers answered says which of them do not know.
+pub fn released(
+    record: &ClaimRecord,
+    results: Vec<(DriverName, Result<(), Problem>, u64)>,
+    now_ms: u64,
+    by: &Caller,
+) -> ReleaseRecord {
+    let mut left = match finish_unprepare(record, results, now_ms) {
+        UnprepareEnd::Gone => ClaimRecord { drivers: BTreeMap::new(), ..record.clone() },
+        UnprepareEnd::Kept(left, _) => Arc::unwrap_or_clone(left),
+    };
+    left.note(transition(now_ms, "released", &by.to_string()));
+    let untold = left.drivers.iter().map(|(driver, part)| {
+        let devices = left.device_names(driver).collect();
+        (driver.clone(), Untold { devices, problem: part.problem.clone().unwrap_or_else(not_asked) })
+    });
+    ReleaseRecord {
+        untold: untold.collect(),
+        id: left.id,
+        at_ms: now_ms,
+        by: by.clone(),
+        pods: left.pods,
+        timeline: left.timeline,
+        unknown: BTreeMap::new(),
+    }
+}
+
 /// The problem that a person should see first: a permanent one before one that passes.
 fn worst<'a>(open: impl Iterator<Item = &'a DriverPart>) -> Option<Problem> {
-    let unknown = || Problem::unavailable("driver-not-asked", "the driver was not asked yet");
-    let problems: Vec<_> = open.map(|part| part.problem.clone().unwrap_or_else(unknown)).collect();
+    let problems: Vec<_> = open.map(|part| part.problem.clone().unwrap_or_else(not_asked)).collect();
     problems.iter().find(|p| p.kind.is_permanent()).or(problems.first()).cloned()
 }
 
@@ -249,6 +312,10 @@ pub fn note_files(record: &ClaimRecord, missing: Option<Problem>, now_ms: u64) -
     let mut record = record.clone();
     record.note(Transition { problem: missing, ..transition(now_ms, what, "") });
     Some(Arc::new(record))
+}
+
+fn not_asked() -> Problem {
+    Problem::unavailable("driver-not-asked", "the driver was not asked yet")
 }
 
 /// What an unprepare comes to.
@@ -392,16 +459,16 @@ fn changed_allocation(id: &ObjectRef) -> Problem {
 /// Pods that a problem names: its message is one line.
 const PODS_NAMED_MAX: usize = 3;
 
-fn held(id: &ObjectRef, holder: &ClaimRecord, key: &str) -> Problem {
-    let mut pods: Vec<_> = holder.pods.values().take(PODS_NAMED_MAX).map(ToString::to_string).collect();
-    if holder.pods.len() > PODS_NAMED_MAX {
-        pods.push(format!("and {} more", holder.pods.len() - PODS_NAMED_MAX));
+fn pods_named(claim: &ClaimRecord) -> String {
+    let mut pods: Vec<_> = claim.pods.values().take(PODS_NAMED_MAX).map(ToString::to_string).collect();
+    if claim.pods.len() > PODS_NAMED_MAX {
+        pods.push(format!("and {} more", claim.pods.len() - PODS_NAMED_MAX));
     }
-    let message = format!(
-        "claim {id} wants {key}, which claim {} (UID {}, pods {}) holds",
-        holder.id,
-        holder.id.uid,
-        pods.join(", ")
-    );
+    pods.join(", ")
+}
+
+fn held(id: &ObjectRef, holder: &ClaimRecord, key: &str) -> Problem {
+    let (of, pods) = (&holder.id, pods_named(holder));
+    let message = format!("claim {id} wants {key}, which claim {of} (UID {}, pods {pods}) holds", of.uid);
     Problem::conflict("device-held", message).with("holder", &holder.id).with("device", key)
 }

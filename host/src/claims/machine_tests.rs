@@ -2,6 +2,7 @@
 
 mod node;
 mod properties;
+mod retries;
 mod table;
 
 use std::collections::BTreeMap;

@@ -2,24 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
 
 use futures::FutureExt as _;
-use tokio::time::timeout_at;
+use tokio::time::Instant;
 
+use super::calls::Marks;
 use super::locks::Held;
 use super::machine::{self, DeviceFacts, DriverResult, PrepareEnd, PrepareRequest, PrepareStep};
+use super::refusals::{self, Admission, DriverMark, Refused, Verdict};
 use super::source::{ClaimSource, InlineClaims, check_bounds};
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, Undo, answer, interrupted, unrendered};
 use crate::base::clock::now_ms;
 use crate::base::failpoint::{self, Point};
 use crate::cdi;
 use crate::checkpoint::Change;
+use crate::driver::Call;
 use crate::driver::moved::have_moved;
-use crate::driver::{Call, Driver, all_failed};
 use crate::model::{
-    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, Hold, ObjectRef, PodRequest, PreparedBy,
-    Problem, Uid,
+    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, Hold, ObjectRef, PodRequest, Problem, Uid,
 };
 
 /// A claim on its way through a prepare.
@@ -29,7 +29,7 @@ struct Wanted {
 }
 
 /// A claim whose drivers must be called, with the drivers.
-type Work = (Arc<ClaimRecord>, Vec<DriverName>);
+pub(super) type Work = (Arc<ClaimRecord>, Vec<DriverName>);
 type Ends = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
 
 /// What was decided about every claim of a request. Intents are in the table already, so that nobody else takes the same
@@ -43,7 +43,16 @@ struct Plan {
     work: Vec<Work>,
     refused: BTreeMap<Uid, Problem>,
     waiting: BTreeMap<Uid, Problem>,
+    /// When the first of those that wait for a driver may go on.
+    wake: Option<Instant>,
     undo: Undo,
+}
+
+/// Whether the drivers of an intent may be called.
+enum May {
+    Call(Work),
+    Wait(Instant, Problem),
+    Refuse(Problem),
 }
 
 impl Inner {
@@ -99,7 +108,7 @@ impl Inner {
 
     /// Decides about every claim, waiting a bounded time for what is in the way. The claims are held when it returns.
     async fn plan(&self, pod: &ObjectRef, claims: &BTreeMap<Uid, Claim>) -> (Vec<Held>, Plan) {
-        let deadline = tokio::time::Instant::now() + self.settings.exclusive_wait;
+        let deadline = Instant::now() + self.settings.exclusive_wait;
         let mut freed = self.freed.subscribe();
         let mut patient = true;
         loop {
@@ -113,10 +122,13 @@ impl Inner {
                 return (held, plan);
             }
             drop(held);
+            let wake = plan.wake.filter(|wake| *wake < deadline);
             tokio::select! {
                 // The intents are not in the table while we wait: there is nothing to take back.
                 () = self.tasks.stopped() => patient = false,
-                woken = timeout_at(deadline, freed.changed()) => patient = woken.is_ok(),
+                // What is given up meanwhile is seen at the next turn, or is not waited for any more.
+                () = tokio::time::sleep_until(wake.unwrap_or(deadline)) => patient = wake.is_some(),
+                woken = freed.changed() => patient = woken.is_ok(),
             }
         }
     }
@@ -148,13 +160,18 @@ impl Inner {
                     plan.joined.push(record);
                     continue;
                 }
-                PrepareStep::Call { record, drivers } => match self.check_drivers(&record, &drivers) {
-                    Ok(()) => {
+                PrepareStep::Call { record, drivers } => match self.may_call(record, drivers) {
+                    May::Call((record, drivers)) => {
                         plan.undo.put(&mut table, &record);
                         plan.work.push((record, drivers));
                         continue;
                     }
-                    Err(problem) => problem,
+                    May::Wait(at, problem) => {
+                        plan.wake = Some(plan.wake.map_or(at, |known| known.min(at)));
+                        plan.waiting.insert(uid.clone(), problem);
+                        continue;
+                    }
+                    May::Refuse(problem) => problem,
                 },
                 PrepareStep::Wait(problem) => {
                     plan.waiting.insert(uid.clone(), problem);
@@ -199,6 +216,32 @@ impl Inner {
         })
     }
 
+    /// Whether the drivers serve and have the devices, and none of them is asked too often.
+    fn may_call(&self, record: Arc<ClaimRecord>, drivers: Vec<DriverName>) -> May {
+        if let Err(problem) = self.check_drivers(&record, &drivers) {
+            return May::Refuse(problem);
+        }
+        let refusals = self.refusals();
+        if refusals.is_empty() {
+            return May::Call((record, drivers));
+        }
+        let now = Instant::now();
+        let verdict = |name: DriverName| {
+            let Ok(driver) = self.registry.serving(&name) else { return (name, Verdict::Ask) };
+            let (uid, mark, request) =
+                (&record.id.uid, DriverMark::of(&driver), || record.driver_claim(&name));
+            let verdict = refusals.verdict(uid, &name, &mark, request, now);
+            (name, verdict)
+        };
+        match refusals::admission(drivers.into_iter().map(verdict).collect(), now) {
+            Admission::Ask { drivers, held_back } => {
+                May::Call((machine::hold_back(record, held_back), drivers))
+            }
+            Admission::Wait { at, problem } => May::Wait(at, problem),
+            Admission::Refuse(problem) => May::Refuse(problem),
+        }
+    }
+
     /// Every driver to be called serves, and has the devices.
     fn check_drivers(&self, record: &ClaimRecord, drivers: &[DriverName]) -> Result<(), Problem> {
         for name in drivers {
@@ -235,7 +278,7 @@ impl Inner {
         let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
         ends.extend(standing.iter().map(|r| &r.id.uid).map(|uid| (uid.clone(), end(uid))));
         if !plan.work.is_empty() {
-            self.call_and_finish(plan.work, call, &mut ends).await;
+            self.call_and_finish(&request.pod, plan.work, call, &mut ends).await;
         }
         ends
     }
@@ -263,14 +306,16 @@ impl Inner {
         Ok(())
     }
 
-    async fn call_and_finish(&self, work: Vec<Work>, call: &Call, ends: &mut Ends) {
-        let results = self.call_drivers(&work, call).await;
+    async fn call_and_finish(&self, pod: &ObjectRef, work: Vec<Work>, call: &Call, ends: &mut Ends) {
+        let (results, marks) = self.call_drivers(&work, call).await;
         let mut kept = Vec::new();
         let mut prepared = Vec::new();
         let mut rolled_back = Vec::new();
         for ((record, _), results) in work.iter().zip(results) {
             let uid = record.id.uid.clone();
-            match machine::finish_prepare(record, renderable(record, results), now_ms()) {
+            let results = renderable(record, results);
+            self.remember(pod, record, &results, &marks);
+            match machine::finish_prepare(record, results, now_ms()) {
                 PrepareEnd::Prepared(record) => {
                     ends.insert(uid, Ok(ClaimEnd::Prepared));
                     prepared.push(record);
@@ -304,56 +349,20 @@ impl Inner {
         }
     }
 
-    /// One batched call per driver, drivers side by side; the results in the order of `work`.
-    async fn call_drivers(&self, work: &[Work], call: &Call) -> Vec<Vec<DriverResult>> {
-        let mut batches: BTreeMap<&DriverName, Vec<usize>> = BTreeMap::new();
-        for (index, (_, drivers)) in work.iter().enumerate() {
-            drivers.iter().for_each(|driver| batches.entry(driver).or_default().push(index));
-        }
-        let calls = batches.into_iter().map(|(driver, indexes)| async move {
-            let records: Vec<_> = indexes.iter().map(|index| &work[*index].0).collect();
-            (indexes, self.call_driver(driver, &records, call).await)
-        });
-        let mut results: Vec<Vec<DriverResult>> = work.iter().map(|_| Vec::new()).collect();
-        for (indexes, answers) in futures::future::join_all(calls).await {
-            indexes.into_iter().zip(answers).for_each(|(index, answer)| results[index].push(answer));
-        }
-        results
-    }
-
-    async fn call_driver(
-        &self,
-        name: &DriverName,
-        records: &[&Arc<ClaimRecord>],
-        call: &Call,
-    ) -> Vec<DriverResult> {
-        failpoint::pass(Point::PrepareCall);
-        let started = Instant::now();
-        let claims: Vec<_> = records.iter().map(|record| record.driver_claim(name)).collect();
-        let uids = claims.iter().map(|claim| &claim.id.uid);
-        let (by, mut outcomes) = match self.registry.serving(name) {
-            Err(problem) => (None, all_failed(uids, &problem)),
-            Ok(driver) => match &driver.claims {
-                None => (None, all_failed(uids, &no_claims(name))),
-                Some(face) => (Some(prepared_by(&driver)), face.prepare(call, &claims).await),
-            },
-        };
-        failpoint::pass(Point::PrepareAnswered);
-        let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let result = |record: &&Arc<ClaimRecord>| DriverResult {
-            driver: name.clone(),
-            by: by.clone(),
-            outcome: outcomes.remove(&record.id.uid).unwrap_or_else(|| Err(no_outcome(name))),
-            duration_us,
-        };
-        let results: Vec<_> = records.iter().map(result).collect();
-        for (record, result) in records.iter().zip(&results) {
-            if let Err(problem) = &result.outcome {
-                let (code, request) = (&problem.code, &call.request_id);
-                tracing::warn!(driver = %name, claim = %record.id, %request, code, problem = %problem, "claim refused");
+    /// Notes what drivers refused, for those who ask again.
+    fn remember(&self, pod: &ObjectRef, record: &ClaimRecord, results: &[DriverResult], marks: &Marks) {
+        let mut refusals = self.refusals();
+        for DriverResult { driver, outcome, .. } in results {
+            match (outcome, marks.get(driver)) {
+                (Ok(_), _) => refusals.taken(&record.id.uid, driver),
+                (Err(problem), Some(mark)) => {
+                    let request = &record.driver_claim(driver);
+                    refusals.note(&Refused { pod, request, driver, mark, problem }, Instant::now(), now_ms());
+                }
+                // It was not there to be asked.
+                (Err(_), None) => {}
             }
         }
-        results
     }
 
     fn answer(&self, request: &PodRequest, wanted: Vec<Wanted>, ends: &Ends) -> PodOutcome {
@@ -420,17 +429,4 @@ pub(super) fn interrupted_pod(request: PodRequest) -> PodOutcome {
     };
     let claims = request.claims.into_iter().map(claim).collect();
     PodOutcome { pod: request.pod, claims, containers: Vec::new() }
-}
-
-fn prepared_by(driver: &Driver) -> PreparedBy {
-    let identity = &driver.identity;
-    PreparedBy { kind: identity.kind, version: identity.version.clone(), digest: identity.digest.clone() }
-}
-
-pub(super) fn no_claims(driver: &DriverName) -> Problem {
-    Problem::invalid("driver-without-claims", format!("driver {driver} takes no claims"))
-}
-
-pub(super) fn no_outcome(driver: &DriverName) -> Problem {
-    Problem::internal("claim-skipped", format!("driver {driver} gave no outcome for the claim"))
 }

@@ -3,8 +3,12 @@
 mod contention;
 mod daemon;
 mod files;
+mod histories;
 mod interrupted;
 mod native;
+mod releases;
+mod replaced;
+mod retries;
 
 use std::collections::BTreeMap;
 
@@ -90,7 +94,6 @@ async fn a_claim_that_is_refused_for_good_is_taken_back_and_its_driver_told() {
     assert_eq!((daemon.state("uid-bad"), daemon.state("uid-good")), (None, PREPARED));
     assert_eq!(gpu.calls().unprepare[0][0].claim.id.uid, uid("uid-bad"));
     assert_eq!(daemon.cdi_files().len(), 1);
-    assert_eq!(ends(&daemon.prepare(&a, &["bad", "good"]).await), ["prepared", "prepared"]);
 }
 
 #[tokio::test]

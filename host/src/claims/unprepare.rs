@@ -2,19 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+
+use tokio::time::Instant;
 
 use super::machine::{self, UnprepareEnd, UnprepareStep};
-use super::prepare::{no_claims, no_outcome};
+use super::prepare::Work;
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, PodSelector, Undo};
 use crate::base::clock::now_ms;
 use crate::base::failpoint::{self, Point};
 use crate::cdi::{self, CdiError};
 use crate::checkpoint::Change;
-use crate::driver::{Call, all_failed};
-use crate::model::{ClaimRecord, DriverName, LiveClaim, ObjectRef, Problem, Uid};
+use crate::driver::Call;
+use crate::model::{ClaimRecord, DriverName, ObjectRef, Problem, Uid};
 
-type Results = Vec<(DriverName, Result<(), Problem>, u64)>;
+/// What each driver said of a claim, and how long it took.
+pub(super) type Results = Vec<(DriverName, Result<(), Problem>, u64)>;
+type Ends = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
 
 impl Inner {
     pub(super) async fn unprepare_pod(&self, selector: PodSelector, request_id: Arc<str>) -> Vec<PodOutcome> {
@@ -25,6 +28,8 @@ impl Inner {
             let claims = self.unprepare_claims_of(&pod, &call).await;
             outcomes.push(PodOutcome { pod, claims, containers: Vec::new() });
         }
+        // Also what was refused to a pod that holds nothing.
+        self.refusals().forget(|pod, _| selector.is(pod));
         outcomes
     }
 
@@ -77,12 +82,7 @@ impl Inner {
     }
 
     /// Gives up claims that are held by the caller: for a pod that leaves, or (`pod` none) for good.
-    pub(super) async fn give_up(
-        &self,
-        uids: &[Uid],
-        pod: Option<&Uid>,
-        call: &Call,
-    ) -> BTreeMap<Uid, Result<ClaimEnd, Problem>> {
+    pub(super) async fn give_up(&self, uids: &[Uid], pod: Option<&Uid>, call: &Call) -> Ends {
         let mut ends = BTreeMap::new();
         let mut undo = Undo::default();
         let mut work = Vec::new();
@@ -98,6 +98,8 @@ impl Inner {
                     }
                     UnprepareStep::Call { record, drivers } => {
                         undo.put(&mut table, &record);
+                        // A pod that leaves is no reason to wait; what is tried again waits for its drivers.
+                        let drivers = if pod.is_some() { drivers } else { self.due_drivers(&record) };
                         work.push((record, drivers));
                     }
                 }
@@ -110,6 +112,7 @@ impl Inner {
         changes.extend(leaves.map(|pod| Change::DeletePod(pod.clone())));
         if let Err(problem) = self.commit(changes, undo).await {
             ends.extend(records.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
+            work.iter().for_each(|(record, _)| self.tried_in_vain(record, &Vec::new()));
             return ends;
         }
         failpoint::pass(Point::UnprepareIntended);
@@ -119,20 +122,15 @@ impl Inner {
         ends
     }
 
-    async fn call_and_forget(
-        &self,
-        work: Vec<(Arc<ClaimRecord>, Vec<DriverName>)>,
-        call: &Call,
-        ends: &mut BTreeMap<Uid, Result<ClaimEnd, Problem>>,
-    ) {
+    async fn call_and_forget(&self, work: Vec<Work>, call: &Call, ends: &mut Ends) {
         if work.is_empty() {
             return;
         }
         let results = self.call_unprepare(&work, call).await;
         let mut gone = Vec::new();
         let mut kept = Vec::new();
-        for ((record, _), results) in work.iter().zip(results) {
-            match machine::finish_unprepare(record, results, now_ms()) {
+        for ((record, _), results) in work.iter().zip(&results) {
+            match machine::finish_unprepare(record, results.clone(), now_ms()) {
                 UnprepareEnd::Gone => gone.push(record.clone()),
                 UnprepareEnd::Kept(record, problem) => {
                     ends.insert(record.id.uid.clone(), Err(problem));
@@ -145,9 +143,21 @@ impl Inner {
         }
         let end = self.remove(&gone).await.map(|()| ClaimEnd::Unprepared);
         ends.extend(gone.iter().map(|record| (record.id.uid.clone(), end.clone())));
-        if ends.values().any(Result::is_err) {
-            self.kept.notify_one();
+        for ((record, _), results) in work.iter().zip(&results) {
+            match ends.get(&record.id.uid) {
+                Some(Err(_)) => self.tried_in_vain(record, results),
+                _ => self.waits().over(&record.id.uid),
+            }
         }
+    }
+
+    /// Has the claim tried again when its drivers may be asked.
+    fn tried_in_vain(&self, record: &ClaimRecord, results: &Results) {
+        let refused =
+            results.iter().filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));
+        let serving = self.serving_of(record);
+        self.waits().failed(&record.id.uid, serving, &refused.collect(), Instant::now());
+        self.kept.notify_one();
     }
 
     /// Removes the CDI files of claims, then their records.
@@ -155,6 +165,15 @@ impl Inner {
         if gone.is_empty() {
             return Ok(());
         }
+        self.remove_files(gone).await?;
+        let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
+        let pods = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();
+        self.forget(&uids, &pods).await?;
+        failpoint::pass(Point::UnprepareForgotten);
+        Ok(())
+    }
+
+    pub(super) async fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
         let driver_names = |record: &Arc<ClaimRecord>| {
             let drivers: BTreeSet<_> =
                 record.allocation.devices.iter().map(|device| &device.driver).collect();
@@ -170,64 +189,6 @@ impl Inner {
             }
         }
         failpoint::pass(Point::UnprepareFilesRemoved);
-        let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
-        let pods = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();
-        self.forget(&uids, &pods).await?;
-        failpoint::pass(Point::UnprepareForgotten);
         Ok(())
     }
-
-    /// One batched call per driver, drivers side by side; the results in the order of `work`.
-    async fn call_unprepare(
-        &self,
-        work: &[(Arc<ClaimRecord>, Vec<DriverName>)],
-        call: &Call,
-    ) -> Vec<Results> {
-        let mut batches: BTreeMap<&DriverName, Vec<(usize, LiveClaim)>> = BTreeMap::new();
-        for (index, (record, drivers)) in work.iter().enumerate() {
-            for driver in drivers {
-                if let Some(live) = record.live_claim(driver) {
-                    batches.entry(driver).or_default().push((index, live));
-                }
-            }
-        }
-        let calls = batches.into_iter().map(|(driver, claims)| async move {
-            let (indexes, claims): (Vec<_>, Vec<_>) = claims.into_iter().unzip();
-            failpoint::pass(Point::UnprepareCall);
-            let started = Instant::now();
-            let mut outcomes = match self.registry.serving(driver).map(|driver| driver.claims.clone()) {
-                Ok(Some(face)) => face.unprepare(call, &claims).await,
-                Ok(None) => all_failed(claims.iter().map(|live| &live.claim.id.uid), &no_claims(driver)),
-                Err(problem) => {
-                    all_failed(claims.iter().map(|live| &live.claim.id.uid), &gone_driver(&problem))
-                }
-            };
-            failpoint::pass(Point::UnprepareAnswered);
-            let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-            let outcome = |live: &LiveClaim| {
-                outcomes.remove(&live.claim.id.uid).unwrap_or_else(|| Err(no_outcome(driver)))
-            };
-            let ends: Vec<_> = claims.iter().map(outcome).collect();
-            (driver, indexes, ends, duration_us)
-        });
-        let mut results: Vec<Results> = work.iter().map(|_| Vec::new()).collect();
-        for (driver, indexes, ends, duration_us) in futures::future::join_all(calls).await {
-            for (index, end) in indexes.into_iter().zip(ends) {
-                if let Err(problem) = &end {
-                    let claim = &work[index].0.id;
-                    tracing::warn!(%driver, %claim, request = %call.request_id, code = problem.code, %problem, "claim not given up");
-                }
-                results[index].push((driver.clone(), end, duration_us));
-            }
-        }
-        results
-    }
-}
-
-/// The driver's absence keeps the claim: it is given up when the driver is back.
-fn gone_driver(problem: &Problem) -> Problem {
-    let mut problem = problem.clone();
-    problem.kind = crate::model::ProblemKind::Unavailable;
-    problem.message = format!("the claim is kept until its driver is back: {}", problem.message);
-    problem
 }

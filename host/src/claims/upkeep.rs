@@ -1,11 +1,14 @@
 //! Interrupted unprepares are finished without requests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Inner;
-use crate::model::{ClaimRecord, ClaimState, Uid, limit};
+use super::reconcile::Serving;
+use super::refusals::DriverMark;
+use crate::model::{ClaimRecord, ClaimState, DriverName, Uid};
 
 impl Inner {
     fn uids(&self, wanted: impl Fn(&ClaimRecord) -> bool) -> Vec<Uid> {
@@ -14,65 +17,95 @@ impl Inner {
     }
 
     /// Finishes unprepares that a crash, an absent driver or a refusal interrupted: at start, whenever a driver begins to
-    /// serve, and again and again while a driver that serves does not give up a claim.
+    /// serve, and again and again while a driver that serves does not give up a claim, each claim at its own time.
     pub(super) async fn resume_unprepares(&self) {
         let mut serving = self.registry.serving_changes();
-        let mut wait = limit::UNPREPARE_RETRY_MIN;
         loop {
             serving.mark_unchanged();
-            self.finish_unprepares(self.uids(|record| self.can_resume(record))).await;
-            let retry = self.table.lock().claims().any(|record| self.can_resume(record));
-            wait =
-                if retry { (wait * 2).min(limit::UNPREPARE_RETRY_MAX) } else { limit::UNPREPARE_RETRY_MIN };
+            let now = Instant::now();
+            let open = self.uids(|record| record.state == ClaimState::Unpreparing);
+            let next = |uid: &Uid| self.next_try(self.table.lock().claim(uid.as_str())?, now);
+            let (due, later): (Vec<_>, Vec<_>) = open
+                .into_iter()
+                .filter_map(|uid| next(&uid).map(|at| (uid, at)))
+                .partition(|(_, at)| *at <= now);
+            if !due.is_empty() {
+                self.finish_unprepares(due.into_iter().map(|(uid, _)| uid)).await;
+                if self.tasks.is_stopping() {
+                    return;
+                }
+                continue;
+            }
+            let next = later.into_iter().map(|(_, at)| at).min();
             tokio::select! {
                 // Nothing is lost by stopping: the intents are durable.
                 () = self.tasks.stopped() => return,
                 // A change that is not seen here is seen at the next turn.
                 changed = serving.changed() => if changed.is_err() { return },
-                () = self.turn(wait, retry) => {}
+                // The permit stays until somebody takes it.
+                () = self.kept.notified() => {}
+                () = until(next) => {}
             }
         }
     }
 
-    /// Ends when it is time to come again for what is kept.
-    async fn turn(&self, wait: Duration, retry: bool) {
-        if !retry {
-            self.kept.notified().await;
-        }
-        tokio::time::sleep(wait).await;
+    /// The drivers of a claim that serve now.
+    pub(super) fn serving_of(&self, record: &ClaimRecord) -> Serving {
+        let mark =
+            |name: &DriverName| Some((name.clone(), DriverMark::of(&self.registry.serving(name).ok()?)));
+        record.drivers.keys().filter_map(mark).collect()
     }
 
-    /// Whether it is being given up and somebody is there to do it.
-    pub(super) fn can_resume(&self, record: &ClaimRecord) -> bool {
-        let serves = |driver| self.registry.serving(driver).is_ok();
-        record.state == ClaimState::Unpreparing
-            && (record.drivers.is_empty() || record.drivers.keys().any(serves))
+    /// When a claim that is being given up is tried again; none: when a driver of it serves.
+    fn next_try(&self, record: &ClaimRecord, now: Instant) -> Option<Instant> {
+        let serving = self.serving_of(record);
+        let next = self.waits().next(record, &serving, now);
+        next.filter(|_| record.state == ClaimState::Unpreparing)
     }
 
-    /// Finishes what was being given up when its driver, or the daemon, went away.
-    async fn finish_unprepares(&self, uids: Vec<Uid>) {
+    /// The drivers to ask when the claim is tried again now.
+    pub(super) fn due_drivers(&self, record: &ClaimRecord) -> Vec<DriverName> {
+        let serving = self.serving_of(record);
+        self.waits().drivers(record, &serving, Instant::now())
+    }
+
+    /// Finishes what was being given up when its driver, or the daemon, went away. Claims of one driver one after the other; a
+    /// driver that hangs holds up no other's.
+    async fn finish_unprepares(&self, uids: impl Iterator<Item = Uid>) {
+        let mut groups: BTreeMap<Option<DriverName>, Vec<Uid>> = BTreeMap::new();
         for uid in uids {
-            if self.tasks.is_stopping() {
-                return;
+            let driver = self.table.lock().claim(uid.as_str()).and_then(|r| r.drivers.keys().next().cloned());
+            groups.entry(driver).or_default().push(uid);
+        }
+        let groups = groups.into_values().map(|uids| async move {
+            for uid in uids {
+                if self.tasks.is_stopping() {
+                    return;
+                }
+                self.finish_one(&uid).await;
             }
-            let pods = self.finish_unprepare(&uid).await;
-            // After the claim's lock is given back: pods are locked before claims.
-            let _held = self.pod_locks.take(pods.iter().cloned()).await;
-            if !pods.is_empty()
-                && let Err(problem) = self.forget(&[], &pods).await
-            {
-                tracing::warn!(%problem, "pods without claims stay in the checkpoint");
-            }
+        });
+        futures::future::join_all(groups).await;
+    }
+
+    async fn finish_one(&self, uid: &Uid) {
+        let pods = self.finish_unprepare(uid).await;
+        // After the claim's lock is given back: pods are locked before claims.
+        let _held = self.pod_locks.take(pods.iter().cloned()).await;
+        if !pods.is_empty()
+            && let Err(problem) = self.forget(&[], &pods).await
+        {
+            tracing::warn!(%problem, "pods without claims stay in the checkpoint");
         }
     }
 
     /// Gives the pods that held the claim, if it is gone.
     async fn finish_unprepare(&self, uid: &Uid) -> BTreeSet<Uid> {
         let _held = self.claim_locks.take([uid.clone()]).await;
-        let Some(record) = self.table.lock().claim(uid.as_str()).cloned().filter(|r| self.can_resume(r))
-        else {
-            return BTreeSet::new();
-        };
+        let now = Instant::now();
+        let is_due = |record: &Arc<ClaimRecord>| self.next_try(record, now).is_some_and(|at| at <= now);
+        let record = self.table.lock().claim(uid.as_str()).cloned();
+        let Some(record) = record.filter(is_due) else { return BTreeSet::new() };
         match self.resume(&record).await {
             Ok(()) => {
                 tracing::info!(claim = %record.id, "finished an interrupted unprepare");
@@ -91,5 +124,13 @@ impl Inner {
         let call = crate::driver::Call { request_id, deadline: self.settings.call_deadline };
         let end = self.give_up(std::slice::from_ref(uid), None, &call).await.remove(uid);
         end.map_or(Ok(()), |end| end.map(drop))
+    }
+}
+
+/// Ends at a time; never, if there is none.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }

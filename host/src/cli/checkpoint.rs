@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Subcommand;
 
-use super::output::{Format, Rows, print, say};
+use super::output::{Format, Rows, print, printable, say};
 use super::{Outcome, Place};
+use crate::base::clock::rfc3339;
 use crate::checkpoint::{self, Dump, Integrity};
 use crate::config::Paths;
-use crate::model::ClaimRecord;
+use crate::model::{ClaimRecord, ReleaseRecord};
 
 #[derive(Subcommand)]
 pub(super) enum CheckpointCommand {
@@ -56,7 +57,18 @@ fn dump(dump: &Dump, format: Format) -> Result<Outcome> {
         rows: dump.claims.iter().map(row).collect(),
     };
     print(format, dump, rows, "no claims")?;
+    if matches!(format, Format::Table | Format::Wide) {
+        dump.released.iter().try_for_each(released)?;
+    }
     Ok(Outcome::Done)
+}
+
+fn released(record: &ReleaseRecord) -> Result<()> {
+    let drivers: Vec<_> = record.untold.keys().map(ToString::to_string).collect();
+    let untold =
+        if drivers.is_empty() { String::new() } else { format!(", not told: {}", drivers.join(", ")) };
+    let (claim, uid, at, by) = (&record.id, &record.id.uid, rfc3339(record.at_ms), record.by.to_string());
+    say(&format!("released: {claim} (UID {uid}) on {at} by {}{untold}", printable(&by)))
 }
 
 fn verify(path: &std::path::Path, format: Format) -> Result<Outcome> {

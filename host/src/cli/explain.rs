@@ -1,19 +1,25 @@
 //! `nodedock explain`: the timeline of a claim or a driver, the last problem, what comes next.
 
+mod claim;
+
 use anyhow::Result;
 use clap::Subcommand;
 use nodedock_proto::node::v1;
 
 use super::client::{Client, connect, said};
-use super::get::{no_such, split};
-use super::output::{printable, say};
+use super::get::no_such;
+use super::output::{Format, printable, say};
 use super::{Outcome, Place};
 use crate::base::clock::rfc3339;
 
 #[derive(Subcommand)]
 pub(super) enum ExplainCommand {
-    /// A claim, by NAME, NAMESPACE/NAME or UID
-    Claim { name: String },
+    /// A claim, by NAME, NAMESPACE/NAME or UID: also one that was refused or released
+    Claim {
+        name: String,
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
+    },
     /// A driver, by its name, its file's or its socket's
     Driver { name: String },
 }
@@ -21,56 +27,8 @@ pub(super) enum ExplainCommand {
 pub(super) async fn run(place: Place, command: ExplainCommand) -> Result<Outcome> {
     let mut client = connect(&place).await?;
     match command {
-        ExplainCommand::Claim { name } => claim(&mut client, &place, &name).await,
+        ExplainCommand::Claim { name, output } => claim::run(&mut client, &place, &name, output).await,
         ExplainCommand::Driver { name } => driver(&mut client, &place, &name).await,
-    }
-}
-
-async fn claim(client: &mut Client, place: &Place, wanted: &str) -> Result<Outcome> {
-    let (namespace, name) = split(wanted);
-    let request = v1::ListClaimsRequest { namespace, name, with_timeline: true };
-    let claims = client.list_claims(request).await.map_err(said(place))?.into_inner().claims;
-    if claims.is_empty() {
-        return Err(no_such("claim", wanted));
-    }
-    for claim in &claims {
-        describe_claim(claim)?;
-    }
-    Ok(Outcome::Done)
-}
-
-fn describe_claim(claim: &v1::ClaimStatus) -> Result<()> {
-    let id = claim.id.clone().unwrap_or_default();
-    say(&format!("claim {}/{} (UID {}) is {}", id.namespace, id.name, id.uid, claim.state))?;
-    if claim.stale_boot {
-        say("  it was prepared in an earlier boot, and is prepared once more when its pod comes back")?;
-    }
-    for pod in &claim.pods {
-        say(&format!("  held by pod {}/{} (UID {})", pod.namespace, pod.name, pod.uid))?;
-    }
-    for driver in &claim.drivers {
-        let by =
-            if driver.version.is_empty() { String::new() } else { format!(" by version {}", driver.version) };
-        say(&format!("  driver {}: {}{by}: {}", driver.driver, driver.state, driver.devices.join(", ")))?;
-        for name in &driver.cdi_devices {
-            say(&format!("    CDI device {name}"))?;
-        }
-        problem(driver.problem.as_ref(), "    ")?;
-    }
-    if let Some(next) = next_step(claim) {
-        say(&format!("  next: {next}"))?;
-    }
-    timeline(&claim.timeline)
-}
-
-fn next_step(claim: &v1::ClaimStatus) -> Option<String> {
-    match (claim.state.as_str(), &claim.problem) {
-        ("unpreparing", _) => Some("given up as soon as its drivers take the call".to_owned()),
-        ("preparing", Some(problem)) => Some(match problem.retry_after_ms {
-            Some(delay) => format!("a retry of its pod makes sense after {delay} ms"),
-            None => "a retry of its pod calls only the drivers that are missing".to_owned(),
-        }),
-        _ => None,
     }
 }
 
@@ -143,11 +101,50 @@ fn timeline(timeline: &[v1::Transition]) -> Result<()> {
             line.push_str(&format!(" ({})", printable(&entry.cause)));
         }
         if entry.duration_us > 0 {
-            #[expect(clippy::cast_precision_loss, reason = "a duration for people")]
-            line.push_str(&format!(", {:.1} ms", entry.duration_us as f64 / 1000.0));
+            line.push_str(&format!(", {}", took(entry.duration_us)));
         }
         say(&line)?;
         problem(entry.problem.as_ref(), "    ")?;
     }
     Ok(())
+}
+
+/// A duration for people.
+fn took(duration_us: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "a duration for people")]
+    let ms = duration_us as f64 / 1000.0;
+    format!("{ms:.1} ms")
+}
+
+/// The time between two points, in its two largest units.
+fn span(from_ms: u64, to_ms: u64) -> String {
+    let ms = to_ms.saturating_sub(from_ms);
+    let (s, min, h, d) = (ms / 1000, ms / 60_000, ms / 3_600_000, ms / 86_400_000);
+    match ms {
+        0..1000 => format!("{ms} ms"),
+        1000..60_000 => format!("{s} s"),
+        60_000..3_600_000 => format!("{min} min {} s", s % 60),
+        3_600_000..86_400_000 => format!("{h} h {} min", min % 60),
+        _ => format!("{d} d {} h", h % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_between_are_short_and_a_clock_that_went_back_does_no_harm() {
+        let cases = [
+            (5, "5 ms"),
+            (59_999, "59 s"),
+            (61_000, "1 min 1 s"),
+            (7_980_000, "2 h 13 min"),
+            (90_000_000, "1 d 1 h"),
+        ];
+        for (ms, text) in cases {
+            assert_eq!(span(1000, 1000 + ms), text);
+        }
+        assert_eq!(span(5, 3), "0 ms");
+    }
 }

@@ -29,7 +29,7 @@ pub struct Allocation {
     pub node_name: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Hash, Serialize, Deserialize)]
 pub struct AllocatedDevice {
     /// Request of the claim; `request/subrequest` for a prioritised list.
     pub request: String,
@@ -51,7 +51,7 @@ impl AllocatedDevice {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ConfigSource {
     #[serde(rename = "FromClass")]
     DeviceClass,
@@ -60,7 +60,7 @@ pub enum ConfigSource {
 }
 
 /// Parameters for a driver, from a class or a claim.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Hash, Serialize, Deserialize)]
 pub struct OpaqueConfig {
     pub source: ConfigSource,
     /// Requests to which it applies; empty means all.
@@ -72,7 +72,7 @@ pub struct OpaqueConfig {
 }
 
 /// One driver's part of a claim: what a call carries.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Hash)]
 pub struct DriverClaim {
     pub id: ObjectRef,
     pub devices: Vec<AllocatedDevice>,

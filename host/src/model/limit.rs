@@ -124,6 +124,20 @@ pub const LOG_BYTES_PER_SECOND: u32 = 64 << 10;
 pub const CLAIM_CALL_DEADLINE: Duration = Duration::from_secs(45);
 /// A prepare waits so long for the holder of a device to give it up.
 pub const EXCLUSIVE_WAIT: Duration = Duration::from_secs(5);
+/// Beyond its deadline a driver's face is waited for so long: it ends its calls itself, and looks at files afterwards.
+pub const CALL_MARGIN: Duration = Duration::from_secs(5);
+/// Between tries to prepare a claim that its driver refused for now, from the second retry on; doubled up to the second. The first
+/// is short for a person who asks again, the second is near the steps in which a kubelet comes again.
+pub const PREPARE_RETRY_MIN: Duration = Duration::from_millis(250);
+pub const PREPARE_RETRY_MAX: Duration = Duration::from_secs(60);
+/// What is left of such a delay is waited out within a request if it is no longer: the caller hardly notices it.
+pub const PREPARE_RETRY_PATIENCE: Duration = Duration::from_millis(500);
+/// A driver may ask not to be asked for so long at most: a number that is wrong must not keep a claim for days.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
+/// Refusals that are remembered, by claim and driver: many times the pods of a node, in about a MiB. The oldest is forgotten first.
+pub const REFUSALS_MAX: usize = 4096;
+/// Released claims that are remembered, the newest: years of an operator's work by hand.
+pub const RELEASED_MAX: usize = 256;
 /// Between tries to give up a claim that its driver keeps; doubled up to the second.
 pub const UNPREPARE_RETRY_MIN: Duration = Duration::from_secs(1);
 pub const UNPREPARE_RETRY_MAX: Duration = Duration::from_secs(60);

@@ -1,6 +1,7 @@
 //! What the checkpoint keeps of claims and pods. The meaning of each state is in `ARCHITECTURE.md`.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,12 @@ impl ClaimRecord {
             configs: self.allocation.configs.iter().filter(|c| c.driver == *driver).cloned().collect(),
             annotations: self.annotations.clone(),
         }
+    }
+
+    /// A driver's devices of the claim, as `pool/device`.
+    pub fn device_names(&self, driver: &DriverName) -> impl Iterator<Item = String> {
+        let devices = self.allocation.devices.iter().filter(move |device| device.driver == *driver);
+        devices.map(|device| format!("{}/{}", device.pool, device.device))
     }
 
     /// What a driver is told of the claim when it gives it up, and what its ledger shows.
@@ -175,4 +182,57 @@ pub struct PodRecord {
     /// Fields of a newer version; kept as they are.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
+}
+
+/// A claim that somebody gave up although not every driver had: who, when, and which drivers do not know.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReleaseRecord {
+    pub id: ObjectRef,
+    /// Milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    pub by: Caller,
+    /// Pods that still stood in the claim's record.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pods: BTreeMap<Uid, ObjectRef>,
+    /// Drivers that were not told, or did not agree.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub untold: BTreeMap<DriverName, Untold>,
+    /// The claim's history to its end.
+    #[serde(default)]
+    pub timeline: VecDeque<Transition>,
+    /// Fields of a newer version; kept as they are.
+    #[serde(flatten)]
+    pub unknown: BTreeMap<String, serde_json::Value>,
+}
+
+/// What a driver was left with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Untold {
+    /// As `pool/device`.
+    pub devices: Vec<String>,
+    /// Why it was not told.
+    pub problem: Problem,
+}
+
+/// A process that called, by the credentials of its socket.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caller {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Name of that user, where the node knows one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.user, self.uid) {
+            (Some(user), Some(uid)) => write!(f, "{user} (uid {uid})")?,
+            (_, Some(uid)) => write!(f, "uid {uid}")?,
+            _ => write!(f, "somebody unknown")?,
+        }
+        self.pid.map_or(Ok(()), |pid| write!(f, ", pid {pid}"))
+    }
 }

@@ -5,11 +5,15 @@ use std::collections::BTreeSet;
 use nodedock_proto::node::v1;
 
 use crate::base::conditions::Condition;
-use crate::claims::{ClaimOutcome, ContainerAnswer, PodOutcome, PodSelector, PodView};
+use crate::claims::{
+    ClaimOutcome, ClaimView, ContainerAnswer, PodOutcome, PodSelector, PodView, RefusedClaim, ReleaseOutcome,
+    ReleaseRequest, Retry,
+};
 use crate::model::{
-    AllocatedDevice, Allocation, AttributeValue, Claim, ClaimRecord, ClaimReference, ClaimState,
+    AllocatedDevice, Allocation, AttributeValue, Caller, Claim, ClaimRecord, ClaimReference, ClaimState,
     ConfigSource, ContainerClaim, DeviceName, DriverName, DriverPart, NameError, ObjectName, ObjectRef,
-    OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, Transition, Uid, is_dns_label, limit,
+    OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, ReleaseRecord, Transition, Uid, Untold,
+    is_dns_label, limit,
 };
 use crate::registry::{DriverView, NativeView};
 
@@ -330,20 +334,22 @@ fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
     claim.drivers.values().find_map(|part| part.problem.as_ref()).map(problem)
 }
 
-pub fn claim_status(claim: &ClaimRecord, boot_id: &str, with_timeline: bool) -> v1::ClaimStatus {
+pub fn claim_status(view: &ClaimView, boot_id: &str, with_timeline: bool) -> v1::ClaimStatus {
+    let claim = &view.record;
     v1::ClaimStatus {
         id: Some(object_message(&claim.id)),
         state: claim.state.as_str().to_owned(),
         pods: claim.pods.values().map(object_message).collect(),
-        drivers: claim.drivers.iter().map(|(name, part)| claim_driver(claim, name, part)).collect(),
+        drivers: claim.drivers.iter().map(|(name, part)| claim_driver(view, name, part)).collect(),
         timeline: if with_timeline { claim.timeline.iter().map(transition).collect() } else { Vec::new() },
         stale_boot: claim.boot_id != boot_id,
         problem: worst_problem(claim),
     }
 }
 
-fn claim_driver(claim: &ClaimRecord, name: &DriverName, part: &DriverPart) -> v1::ClaimDriver {
-    let devices = claim.allocation.devices.iter().filter(|device| device.driver == *name);
+fn claim_driver(view: &ClaimView, name: &DriverName, part: &DriverPart) -> v1::ClaimDriver {
+    let claim = &view.record;
+    let outlook = view.outlook.iter().find(|outlook| outlook.driver == *name);
     let state = match (part.current(), claim.state) {
         (_, ClaimState::Unpreparing) => "unpreparing",
         (Some(_), _) => "prepared",
@@ -354,11 +360,86 @@ fn claim_driver(claim: &ClaimRecord, name: &DriverName, part: &DriverPart) -> v1
     v1::ClaimDriver {
         driver: name.to_string(),
         state: state.to_owned(),
-        devices: devices.map(|device| format!("{}/{}", device.pool, device.device)).collect(),
+        devices: claim.device_names(name).collect(),
         cdi_devices: part.current().map(|_| cdi_names(claim, name)).unwrap_or_default(),
         version: by.map(|by| by.version.clone()).unwrap_or_default(),
         digest: by.map(|by| by.digest.clone()).unwrap_or_default(),
         problem: part.problem.as_ref().map(problem),
+        attempts: outlook.map_or(0, |outlook| outlook.attempts),
+        retry: outlook.map(|outlook| retry(outlook.retry)),
+    }
+}
+
+fn retry(retry: Retry) -> v1::Retry {
+    v1::Retry { when: retry.as_str().to_owned(), at_ms: retry.at_ms() }
+}
+
+pub fn refused_claim(refused: &RefusedClaim) -> v1::RefusedClaim {
+    v1::RefusedClaim {
+        id: Some(object_message(&refused.claim)),
+        driver: refused.outlook.driver.to_string(),
+        problem: Some(problem(&refused.problem)),
+        attempts: refused.outlook.attempts,
+        at_ms: refused.at_ms,
+        retry: Some(retry(refused.outlook.retry)),
+    }
+}
+
+pub fn released_claim(released: &ReleaseRecord) -> v1::ReleasedClaim {
+    let Caller { uid, user, pid } = released.by.clone();
+    v1::ReleasedClaim {
+        id: Some(object_message(&released.id)),
+        at_ms: released.at_ms,
+        by: Some(v1::Caller { uid, user: user.unwrap_or_default(), pid }),
+        pods: released.pods.values().map(object_message).collect(),
+        untold: untold(released),
+        timeline: released.timeline.iter().map(transition).collect(),
+    }
+}
+
+fn untold(released: &ReleaseRecord) -> Vec<v1::UntoldDriver> {
+    let one = |(driver, untold): (&DriverName, &Untold)| v1::UntoldDriver {
+        driver: driver.to_string(),
+        devices: untold.devices.clone(),
+        problem: Some(problem(&untold.problem)),
+    };
+    released.untold.iter().map(one).collect()
+}
+
+/// The claim to release: by namespace and name, and by UID where there is one.
+pub fn release_request(claim: Option<&v1::ObjectRef>, by: Caller) -> Result<ReleaseRequest, Problem> {
+    let claim = claim.ok_or_else(|| missing("claim"))?;
+    let uid = Some(&claim.uid).filter(|uid| !uid.is_empty());
+    Ok(ReleaseRequest {
+        namespace: ObjectName::new(&claim.namespace).map_err(|e| wrong("claim.namespace", &e))?,
+        name: ObjectName::new(&claim.name).map_err(|e| wrong("claim.name", &e))?,
+        uid: uid.map(Uid::new).transpose().map_err(|e| wrong("claim.uid", &e))?,
+        by,
+    })
+}
+
+pub fn release_outcome(outcome: &ReleaseOutcome) -> v1::ReleaseClaimResponse {
+    match outcome {
+        ReleaseOutcome::Looked { record, drivers } => v1::ReleaseClaimResponse {
+            claim: Some(object_message(&record.id)),
+            state: record.state.as_str().to_owned(),
+            pods: record.pods.values().map(object_message).collect(),
+            drivers: drivers.iter().map(|(name, serves)| to_be_told(record, name, serves)).collect(),
+        },
+        ReleaseOutcome::Released(released) => v1::ReleaseClaimResponse {
+            claim: Some(object_message(&released.id)),
+            state: String::new(),
+            pods: released.pods.values().map(object_message).collect(),
+            drivers: untold(released),
+        },
+    }
+}
+
+fn to_be_told(record: &ClaimRecord, driver: &DriverName, serves: &Result<(), Problem>) -> v1::UntoldDriver {
+    v1::UntoldDriver {
+        driver: driver.to_string(),
+        devices: record.device_names(driver).collect(),
+        problem: serves.as_ref().err().map(problem),
     }
 }
 

@@ -17,10 +17,11 @@ use crate::base::changes::Changes;
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
+use crate::base::users;
 use crate::checkpoint::Checkpoint;
 use crate::claims::Claims;
 use crate::driver::{Driver, NodeFacts};
-use crate::model::{Problem, limit};
+use crate::model::{Caller, ObjectRef, Problem, limit};
 use crate::registry::Registry;
 
 /// What the API translates to.
@@ -50,6 +51,13 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
     if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), stopped).await {
         tracing::error!(error = chain(&error), "the node api ended");
     }
+}
+
+/// Who called, as the kernel says it.
+fn caller<T>(request: &Request<T>) -> Caller {
+    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+    let uid = peer.map(|peer| peer.uid());
+    Caller { uid, user: uid.and_then(users::name), pid: peer.and_then(|peer| peer.pid()) }
 }
 
 /// Names the call in every log line of it, and says who called.
@@ -87,6 +95,21 @@ impl Node for NodeApi {
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
         let outcomes = self.claims.unprepare_pod(selector, request_id).await.map_err(refuse)?;
         Ok(Response::new(convert::unprepared(&pod.unwrap_or_default(), &outcomes)))
+    }
+
+    async fn release_claim(
+        &self,
+        request: Request<v1::ReleaseClaimRequest>,
+    ) -> Answer<v1::ReleaseClaimResponse> {
+        let request_id = begin("ReleaseClaim", &request);
+        let wanted = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
+        let wanted = wanted.map_err(refuse)?;
+        let outcome = if request.get_ref().dry_run {
+            self.claims.look_at_release(&wanted)
+        } else {
+            self.claims.release_claim(wanted, request_id).await
+        };
+        Ok(Response::new(convert::release_outcome(&outcome.map_err(refuse)?)))
     }
 
     async fn get_pod_devices(
@@ -141,16 +164,24 @@ impl Node for NodeApi {
     async fn list_claims(&self, request: Request<v1::ListClaimsRequest>) -> Answer<v1::ListClaimsResponse> {
         begin("ListClaims", &request);
         let request = request.get_ref();
-        let claims = self.claims.list().into_iter().filter(|claim| {
-            (request.namespace.is_empty() || claim.id.namespace.as_str() == request.namespace)
+        let wanted = |id: &ObjectRef| {
+            (request.namespace.is_empty() || id.namespace.as_str() == request.namespace)
                 && (request.name.is_empty()
-                    || claim.id.name.as_str() == request.name
-                    || claim.id.uid.as_str() == request.name)
-        });
-        let boot_id = self.claims.boot_id();
-        let claims =
-            claims.map(|claim| convert::claim_status(&claim, boot_id, request.with_timeline)).collect();
-        Ok(Response::new(v1::ListClaimsResponse { claims }))
+                    || id.name.as_str() == request.name
+                    || id.uid.as_str() == request.name)
+        };
+        let (boot_id, with_timeline) = (self.claims.boot_id(), request.with_timeline);
+        let claims = self.claims.list().into_iter().filter(|claim| wanted(&claim.id));
+        let status = |claim| convert::claim_status(&self.claims.view(claim), boot_id, with_timeline);
+        let mut answer =
+            v1::ListClaimsResponse { claims: claims.map(status).collect(), ..Default::default() };
+        if with_timeline {
+            let released = self.claims.released().into_iter().filter(|released| wanted(&released.id));
+            answer.released = released.map(|released| convert::released_claim(&released)).collect();
+            let refused = self.claims.refused().into_iter().filter(|refused| wanted(&refused.claim));
+            answer.refused = refused.map(|refused| convert::refused_claim(&refused)).collect();
+        }
+        Ok(Response::new(answer))
     }
 
     async fn list_pods(&self, request: Request<v1::ListPodsRequest>) -> Answer<v1::ListPodsResponse> {

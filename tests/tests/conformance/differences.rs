@@ -1,5 +1,7 @@
 //! What the two kinds do not have in common, each with its reason.
 
+use scripted::Word;
+
 use crate::kind::{Kind, Native, Wasm};
 use crate::scene::Scene;
 
@@ -35,4 +37,49 @@ async fn a_plugin_that_died_is_not_connected_rather_than_unknown() {
     scene.see(&[("die", "preparing"), ("ok", "preparing")]).await;
     scene.kind.revive(&scene.daemon).await;
     scene.prepare_to(&[("ok", "prepared")]).await;
+}
+
+/// A plugin's word for good is the status of a whole call, and kubelets come again whatever it is: there are plugins that say "not
+/// found" while they wait for the API server.
+#[tokio::test]
+async fn what_is_refused_for_good_is_asked_again_of_a_plugin_only() {
+    let calls = ["prepare refuse-permanent", "unprepare refuse-permanent"];
+    let mut scene = Scene::<Wasm>::start().await;
+    let first = scene.prepare(&["refuse-permanent"]).await;
+    assert_eq!(scene.prepare(&["refuse-permanent"]).await, first);
+    scene.told(&calls);
+    let text = scene.daemon.cli(&["explain", "claim", "refuse-permanent"]).await.done();
+    assert!(text.contains("was refused") && text.contains("until the request changes"), "{text}");
+    let told = scene.daemon.cli(&["explain", "claim", "refuse-permanent", "-o", "json"]).await.json();
+    assert_eq!((&told["refused"][0]["attempts"], &told["claims"]), (&1.into(), &serde_json::json!([])));
+    assert_eq!(told["refused"][0]["retry"]["when"], "when-changed");
+
+    let mut scene = Scene::<Native>::start().await;
+    for _ in 0..2 {
+        scene.prepare_to(&[("refuse-permanent", "driver-refused")]).await;
+    }
+    scene.told(&[calls, calls].concat());
+}
+
+/// A plugin has no word for the time that it needs.
+#[tokio::test]
+async fn a_time_that_a_driver_wants_is_honoured() {
+    let mut scene = Scene::<Wasm>::start().await;
+    for _ in 0..3 {
+        let answer = scene.prepare(&["refuse-an-hour"]).await;
+        let problem = answer.claims[0].problem.as_ref().expect("it is refused");
+        assert!((3_500_000..=3_600_000).contains(&problem.retry_after_ms()), "{problem:?}");
+    }
+    scene.told(&["prepare refuse-an-hour"]);
+    let told = scene.daemon.cli(&["explain", "claim", "refuse-an-hour", "-o", "json"]).await.json();
+    let driver = &told["claims"][0]["drivers"][0];
+    assert_eq!((&driver["attempts"], &driver["retry"]["when"]), (&1.into(), &"at".into()), "{told}");
+    let text = scene.daemon.cli(&["explain", "claim", "refuse-an-hour"]).await.done();
+    for part in
+        ["is preparing since", "may be asked again on", "asked once in vain", "history:", "refused by driver"]
+    {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    scene.set_prepare("refuse-an-hour", Word::Ok).await;
+    scene.prepare_to(&[("refuse-an-hour", "prepared")]).await;
 }

@@ -190,7 +190,8 @@ fn answer(word: Word, claim: &Claim, release: &Release) -> Answer {
     match word {
         Word::Ok => well,
         Word::RefusePermanent => Answer::Status(Code::InvalidArgument, "the script refuses it".to_owned()),
-        Word::RefuseTransient => Answer::Error("the script waits".to_owned()),
+        // A plugin has no word for a time.
+        Word::RefuseTransient | Word::RefuseAnHour => Answer::Error("the script waits".to_owned()),
         Word::Die => Answer::Die,
         Word::Hold if release.released.load(Ordering::SeqCst) => well,
         Word::Hold => Answer::After(release.notify.clone(), Box::new(well)),

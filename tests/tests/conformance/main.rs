@@ -37,6 +37,7 @@ cases! {
     ]
     refusals: [
         a_claim_that_is_refused_for_good_is_rolled_back_and_its_driver_told,
+        a_claim_that_is_refused_for_good_is_asked_for_again_when_its_driver_has_changed,
         a_claim_that_is_refused_for_now_is_kept_until_the_driver_takes_it,
         a_claim_that_was_never_prepared_is_given_up_by_its_driver,
         the_other_claim_of_the_pod_is_prepared_and_not_asked_for_again,
@@ -62,6 +63,10 @@ cases! {
         a_driver_that_dies_in_an_unprepare_is_asked_again,
         a_driver_that_leaves_during_a_call_still_answers_it,
         a_claim_of_an_absent_driver_is_given_up_when_it_is_back,
+    ]
+    released: [
+        a_claim_of_a_driver_that_is_gone_is_released_and_does_not_come_back_with_it,
+        a_crash_in_the_middle_of_a_release_leaves_the_claim,
     ]
     crash: [
         a_crash_while_the_driver_prepares,

@@ -15,6 +15,18 @@ pub(crate) async fn a_claim_that_is_refused_for_good_is_rolled_back_and_its_driv
     scene.end()
 }
 
+pub(crate) async fn a_claim_that_is_refused_for_good_is_asked_for_again_when_its_driver_has_changed<K: Kind>() -> Story {
+    let mut scene = Scene::<K>::start().await;
+    scene.prepare_to(&[("refuse-permanent", "driver-refused")]).await;
+    scene.set_prepare("refuse-permanent", Word::Ok).await;
+    scene.prepare_to(&[("refuse-permanent", "prepared")]).await;
+    scene.see(&[("refuse-permanent", "prepared")]).await;
+    scene.told(&["prepare refuse-permanent", "unprepare refuse-permanent", "prepare refuse-permanent"]);
+    scene.unprepare_to(&[("refuse-permanent", "unprepared")]).await;
+    scene.clean().await;
+    scene.end()
+}
+
 pub(crate) async fn a_claim_that_is_refused_for_now_is_kept_until_the_driver_takes_it<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     scene.prepare_to(&[("refuse-transient", "driver-refused")]).await;

@@ -46,6 +46,7 @@ pub(super) fn model(state: &mut State, changes: &[Change]) {
             Change::PutPod(pod) => state.extend([pod_entry(pod)]),
             Change::DeleteClaim(uid) => drop(state.remove(&(Table::Claims, uid.clone()))),
             Change::DeletePod(uid) => drop(state.remove(&(Table::Pods, uid.clone()))),
+            Change::PutReleased(_) | Change::DeleteReleased(_) => unreachable!("not in a scenario"),
         }
     }
 }

@@ -52,6 +52,11 @@ impl Home {
 
     /// Starts without the tasks that go on without requests; see `Daemon::tend`.
     pub(super) fn start_in(&self, boot_id: &str) -> Daemon {
+        self.start_with(boot_id, Duration::from_secs(3600))
+    }
+
+    /// The same, with a bound for what a prepare waits for a device.
+    pub(super) fn start_with(&self, boot_id: &str, exclusive_wait: Duration) -> Daemon {
         let opened = checkpoint::open(&self.folder.path().join("checkpoint.redb")).unwrap();
         let (registry, tasks, cdi) =
             (Registry::new(Changes::default()), Tasks::new(), self.folder.path().join("cdi"));
@@ -59,13 +64,14 @@ impl Home {
         let conditions = Conditions::new(changes.clone());
         let claims = Claims::new(ClaimParts {
             table: SharedTable::new(opened.claims, opened.pods),
+            released: opened.released,
             checkpoint: opened.checkpoint.clone(),
             cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),
             registry: registry.clone(),
             source: source.clone(),
             settings: ClaimSettings {
                 node: NodeFacts { name: "node-1".to_owned(), boot_id: boot_id.to_owned() },
-                exclusive_wait: Duration::from_secs(3600),
+                exclusive_wait,
                 call_deadline: Duration::from_secs(45),
             },
             changes: changes.clone(),
@@ -79,21 +85,31 @@ impl Home {
 impl Daemon {
     /// Puts a driver into service.
     pub(super) fn serve(&self, driver: &Arc<FakeDriver>) {
+        self.serve_as(driver, DriverKind::Wasm);
+    }
+
+    pub(super) fn serve_as(&self, driver: &Arc<FakeDriver>, kind: DriverKind) {
+        self.serve_face(&driver.name, kind, driver.clone(), driver.inventory.clone());
+    }
+
+    /// Puts a face of any make into service.
+    pub(super) fn serve_face(
+        &self,
+        name: &DriverName,
+        kind: DriverKind,
+        face: Arc<dyn ClaimDriver>,
+        inventory: Option<watch::Receiver<Arc<Published>>>,
+    ) {
         let identity = DriverIdentity {
-            name: driver.name.clone(),
-            kind: DriverKind::Wasm,
+            name: name.clone(),
+            kind,
             version: "1.0.0".to_owned(),
             digest: "sha256:00".to_owned(),
-            source: driver.name.to_string(),
+            source: name.to_string(),
             summary: String::new(),
         };
-        let driver = Driver {
-            identity: Arc::new(identity),
-            claims: Some(driver.clone()),
-            devices: None,
-            inventory: driver.inventory.clone(),
-        };
-        self.registry.serve(driver.identity.name.as_str(), driver.clone()).unwrap();
+        let driver = Driver { identity: Arc::new(identity), claims: Some(face), devices: None, inventory };
+        self.registry.serve(name.as_str(), driver).unwrap();
     }
 
     pub(super) fn retire(&self, driver: &FakeDriver) {
@@ -226,6 +242,8 @@ pub(super) enum Reply {
 pub(super) struct FakeDriver {
     pub(super) name: DriverName,
     inventory: Option<watch::Receiver<Arc<Published>>>,
+    /// Keeps the inventory, and publishes another.
+    published: Option<watch::Sender<Arc<Published>>>,
     replies: Mutex<VecDeque<(Uid, Reply)>>,
     unprepare_replies: Mutex<VecDeque<Reply>>,
     calls: watch::Sender<Calls>,
@@ -249,13 +267,20 @@ impl FakeDriver {
     pub(super) fn with_pool(name: DriverName, pool: Pool) -> Arc<Self> {
         let pools = BTreeMap::from([(crate::model::PoolName::new("pool").unwrap(), pool)]);
         let published = Published { inventory: Inventory { pools }, ..Published::default() };
-        Self::with(name, Some(watch::channel(Arc::new(published)).1))
+        Self::with(name, Some(watch::Sender::new(Arc::new(published))))
     }
 
-    fn with(name: DriverName, inventory: Option<watch::Receiver<Arc<Published>>>) -> Arc<Self> {
+    /// Tells of its devices anew.
+    pub(super) fn publish(&self) {
+        let published = self.published.as_ref().expect("a driver that tells what it has");
+        published.send_modify(|known| *known = Arc::new(Published::clone(known)));
+    }
+
+    fn with(name: DriverName, published: Option<watch::Sender<Arc<Published>>>) -> Arc<Self> {
         Arc::new(Self {
             name,
-            inventory,
+            inventory: published.as_ref().map(watch::Sender::subscribe),
+            published,
             replies: Mutex::default(),
             unprepare_replies: Mutex::default(),
             calls: watch::Sender::default(),

@@ -1,0 +1,37 @@
+//! Names of users, as the node itself knows them.
+
+use std::path::Path;
+
+const PASSWD: &str = "/etc/passwd";
+
+/// The name of a user, by the node's own list. Users of a directory service have none here.
+pub fn name(uid: u32) -> Option<String> {
+    name_in(Path::new(PASSWD), uid)
+}
+
+fn name_in(passwd: &Path, uid: u32) -> Option<String> {
+    let text = std::fs::read_to_string(passwd).ok()?;
+    let of_uid = |line: &&str| line.split(':').nth(2).and_then(|field| field.parse().ok()) == Some(uid);
+    let name = text.lines().find(of_uid)?.split(':').next()?;
+    Some(name.to_owned()).filter(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_has_the_name_of_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let passwd = folder.path().join("passwd");
+        std::fs::write(
+            &passwd,
+            "# users\nroot:x:0:0::/root:/bin/sh\n:x:7:7\nop:x:1000:1000:An operator:/:/bin/sh\nop",
+        )
+        .unwrap();
+        assert_eq!(name_in(&passwd, 0).as_deref(), Some("root"));
+        assert_eq!(name_in(&passwd, 1000).as_deref(), Some("op"));
+        assert_eq!((name_in(&passwd, 7), name_in(&passwd, 8)), (None, None));
+        assert_eq!(name_in(&folder.path().join("none"), 0), None);
+    }
+}
