@@ -131,6 +131,13 @@ impl Daemon {
         claims.into_iter().find(|record| record.id.uid.as_str() == uid).map(|record| record.state)
     }
 
+    /// Starts what finishes unprepares, and nothing that looks at files on timers: with a paused clock those fire while the
+    /// checkpoint's thread writes.
+    pub(super) fn tend_unprepares(&self) {
+        let inner = self.claims.0.clone();
+        self.tasks.spawn("resume-unprepare", async move { inner.resume_unprepares().await });
+    }
+
     /// Returns when nothing is known of a claim.
     pub(super) async fn gone(&self, uid: &str) {
         let mut changes = self.changes.listen();

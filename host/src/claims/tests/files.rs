@@ -273,7 +273,12 @@ async fn a_device_node_with_another_number_is_asked_for_again() {
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Preparing));
     assert_eq!(daemon.cdi_files(), [] as [&Path; 0], "nobody gets the number of before");
     gpu.reply("uid-one", null_node(3));
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
+    daemon.serve(&gpu);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one"]).await),
+        ["prepared"],
+        "a driver that serves anew is asked again"
+    );
     let text = std::fs::read_to_string(daemon.cdi.join(NAME)).unwrap();
     assert!(text.contains(r#""major":1,"minor":3"#), "{text}");
     assert_eq!(gpu.counts(), (4, 1));

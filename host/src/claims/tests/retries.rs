@@ -181,7 +181,7 @@ async fn a_driver_that_may_be_asked_is_asked_while_another_wants_time() {
 async fn a_face_that_never_answers_holds_nothing_for_ever() {
     let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
     let daemon = home.start();
-    daemon.tend();
+    daemon.tend_unprepares();
     daemon.serve(&gpu);
     gpu.shut(true);
     daemon.source.put(claim("one", &["gpu/0"], &[&a]));
@@ -199,7 +199,7 @@ async fn a_face_that_never_answers_holds_nothing_for_ever() {
 async fn each_claim_is_given_up_at_its_own_time() {
     let (home, a, b, gpu) = (Home::new(), pod("a"), pod("b"), FakeDriver::new(driver("gpu")));
     let daemon = home.start();
-    daemon.tend();
+    daemon.tend_unprepares();
     daemon.serve(&gpu);
     for (pod, name, device) in [(&a, "one", "gpu/0"), (&b, "two", "gpu/1")] {
         daemon.source.put(claim(name, &[device], &[pod]));
@@ -223,7 +223,7 @@ async fn a_driver_that_serves_anew_is_told_at_once_and_no_other() {
     let (home, a) = (Home::new(), pod("a"));
     let (gpu, nic) = (FakeDriver::new(driver("gpu")), FakeDriver::new(driver("nic")));
     let daemon = home.start();
-    daemon.tend();
+    daemon.tend_unprepares();
     daemon.serve(&gpu);
     daemon.serve(&nic);
     daemon.source.put(claim("both", &["gpu/0", "nic/0"], &[&a]));
