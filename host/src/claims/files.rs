@@ -7,11 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use super::machine;
 use super::{Inner, unrendered};
+use crate::base::backoff::Backoff;
 use crate::base::clock::now_ms;
 use crate::base::error::chain;
 use crate::base::failpoint::{self, Point};
@@ -39,11 +40,40 @@ const SWEEP_REST: u32 = 10;
 
 /// Claims about whose files a condition stands.
 #[derive(Default)]
-pub(super) struct Troubled(Mutex<BTreeSet<Uid>>);
+pub(super) struct Troubled {
+    claims: Mutex<BTreeSet<Uid>>,
+    /// Wakes the task that keeps files right when there is one more.
+    more: Notify,
+}
 
 impl Troubled {
     fn lock(&self) -> MutexGuard<'_, BTreeSet<Uid>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// When claims in trouble are looked at again.
+struct Retry {
+    at: Option<Instant>,
+    backoff: Backoff,
+}
+
+impl Retry {
+    fn new() -> Self {
+        Self { at: None, backoff: Backoff::new(limit::CDI_RETRY_MIN, limit::CDI_SWEEP_PERIOD) }
+    }
+
+    /// Whether it is time; the next time is then found by `plan`.
+    fn is_due(&mut self, now: Instant) -> bool {
+        self.at.take_if(|at| *at <= now).is_some()
+    }
+
+    fn plan(&mut self, troubled: bool) {
+        if troubled {
+            self.at = self.at.or_else(|| Some(Instant::now() + self.backoff.delay()));
+        } else {
+            *self = Self::new();
+        }
     }
 }
 
@@ -110,8 +140,8 @@ impl Inner {
         let subject = subject(record);
         let over = CODES.iter().filter(|code| wrong.iter().all(|problem| problem.code != **code));
         over.for_each(|code| self.conditions.clear(code, &subject));
-        if !wrong.is_empty() {
-            troubled.insert(record.id.uid.clone());
+        if !wrong.is_empty() && troubled.insert(record.id.uid.clone()) {
+            self.troubled.more.notify_one();
         }
         wrong.into_iter().for_each(|problem| self.conditions.set(&subject, problem));
     }
@@ -158,9 +188,10 @@ impl Inner {
     /// and on a slow period.
     pub(super) async fn keep_files(&self, mut events: mpsc::Receiver<SpecEvent>) {
         let (mut sweep, mut rested) = (Instant::now() + limit::CDI_SWEEP_PERIOD, Instant::now());
-        let (mut open, mut busy) = (true, BTreeSet::new());
+        let (mut open, mut busy, mut retry) = (true, BTreeSet::new(), Retry::new());
         loop {
             let wake = if busy.is_empty() { sweep } else { sweep.min(Instant::now() + BUSY_WAIT) };
+            let wake = retry.at.map_or(wake, |at| wake.min(at));
             tokio::select! {
                 biased;
                 // Nothing is lost by stopping: the next start looks at every file.
@@ -171,6 +202,8 @@ impl Inner {
                     Some(SpecEvent::Touched(names)) => busy.extend(self.look_at(names).await),
                     Some(SpecEvent::Unsure) => sweep = sweep.min(rested),
                 },
+                // The permit stays until somebody takes it.
+                () = self.troubled.more.notified() => retry = Retry::new(),
                 () = tokio::time::sleep_until(wake) => {}
             }
             let started = Instant::now();
@@ -179,7 +212,11 @@ impl Inner {
                 sweep = Instant::now() + limit::CDI_SWEEP_PERIOD;
                 rested = Instant::now() + started.elapsed() * SWEEP_REST;
             }
+            if retry.is_due(started) {
+                busy.extend(self.troubled.lock().iter().cloned());
+            }
             busy = self.tend(busy).await;
+            retry.plan(!self.troubled.lock().is_empty());
         }
     }
 

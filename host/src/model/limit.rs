@@ -149,6 +149,8 @@ pub const FILE_SETTLE: Duration = Duration::from_millis(200);
 pub const RELIST_PERIOD: Duration = Duration::from_secs(30);
 /// The CDI folders are looked through so often, whatever the watch says: what failed is tried again, and what nobody tells is found.
 pub const CDI_SWEEP_PERIOD: Duration = Duration::from_secs(60);
+/// From a claim's trouble with its CDI files to the next try; doubled up to the period above.
+pub const CDI_RETRY_MIN: Duration = Duration::from_secs(1);
 /// Whether the CDI folder is the one that is watched is looked at so often, by one `stat`.
 pub const CDI_FOLDER_LOOK: Duration = Duration::from_millis(500);
 /// Folders of CDI specs that runtimes read: two are usual.
