@@ -1,10 +1,11 @@
-//! What every module stands on: tasks with a name and an end, drain, time, backoff, Unix sockets, error chains, telemetry, conditions.
+//! What every module stands on: tasks with a name and an end, drain, time, backoff, locks by key, Unix sockets, error chains, telemetry, conditions.
 
 pub mod backoff;
 pub mod changes;
 pub mod clock;
 pub mod conditions;
 pub mod error;
+pub mod locks;
 pub mod memory;
 pub mod request;
 pub mod socket;

@@ -5,7 +5,6 @@
 //! never decides: decisions are in `machine`.
 
 mod answer;
-mod locks;
 pub mod machine;
 pub mod manifest;
 mod prepare;
@@ -30,6 +29,7 @@ use tokio::sync::{Notify, watch};
 use crate::base::changes::Changes;
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
+use crate::base::locks::Locks;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir, SpecFile};
 use crate::checkpoint::{Change, Checkpoint, CommitError};
@@ -41,7 +41,6 @@ use crate::model::{
 use crate::registry::Registry;
 
 pub use answer::ContainerAnswer;
-use locks::Locks;
 use source::ClaimSource;
 use table::{Table, Undo};
 
@@ -96,9 +95,9 @@ pub struct Claims(Arc<Inner>);
 struct Inner {
     table: SharedTable,
     /// One request at a time for a pod, so that an unprepare finds what a prepare before it took. Taken before `claim_locks`.
-    pod_locks: Locks,
+    pod_locks: Locks<Uid>,
     /// One operation at a time for a claim.
-    claim_locks: Locks,
+    claim_locks: Locks<Uid>,
     checkpoint: Checkpoint,
     cdi: CdiDir,
     registry: Registry,
