@@ -1,6 +1,6 @@
 //! The composition root: builds bottom-up, binds, runs, drains.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -17,11 +17,14 @@ use crate::checkpoint::{self, Change, Checkpoint, Opened};
 use crate::claims::source::ClaimFolder;
 use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, machine};
 use crate::config::Config;
+use crate::devices::endpoints::{Endpoints, PluginSink};
+use crate::devices::registration;
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::{files, sockets};
-use crate::driver::NodeFacts;
+use crate::driver::grpc::PluginSteps;
 use crate::driver::wasm::{WasmHost, WasmSettings};
-use crate::model::limit;
+use crate::driver::{DeviceDriver, NodeFacts};
+use crate::model::{ExtendedResource, PluginDevice, Problem, limit};
 use crate::north::node_api::{self, NodeApi};
 use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
@@ -128,7 +131,9 @@ impl Daemon {
         });
         claims.start();
         watch_drivers(&config, &intake, registry.clone(), host);
-        watch_plugins(&config, &intake, registry.clone());
+        let device_plugins = DevicePlugins::default();
+        watch_plugins(&config, &intake, registry.clone(), device_plugins.clone());
+        serve_device_plugins(&config, &intake, Noted, device_plugins).await?;
         let api = NodeApi { claims, registry, changes, tasks: intake.clone() };
         intake.spawn("node-api", node_api::serve(api, listener));
         Ok(Self { intake, work, checkpoint: opened.checkpoint })
@@ -156,13 +161,52 @@ fn watch_drivers(config: &Config, tasks: &Tasks, registry: Registry, host: Arc<W
     tasks.spawn("driver-folder", files::watch(config.paths.drivers.clone(), tasks.clone(), sender));
 }
 
-fn watch_plugins(config: &Config, tasks: &Tasks, registry: Registry) {
+fn watch_plugins(config: &Config, tasks: &Tasks, registry: Registry, device_plugins: DevicePlugins) {
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
-    let device_plugins = DevicePlugins::default();
     let plugins = Plugins { registry, device_plugins, times: PluginTimes::default(), tasks: tasks.clone() };
     tasks.spawn("plugins", plugins.run(events));
     tasks
         .spawn("plugin-folder", sockets::watch(config.paths.plugins_registry.clone(), tasks.clone(), sender));
+}
+
+/// Device plugins, by both ways of registration. Those that see the new socket register as soon as it is there, so this comes last.
+async fn serve_device_plugins<S: PluginSink>(
+    config: &Config,
+    tasks: &Tasks,
+    sink: S,
+    registered: DevicePlugins,
+) -> Result<()> {
+    let folder = config.paths.device_plugins.clone();
+    let listener = registration::listen(&folder).await?;
+    let endpoints = Endpoints::new(sink, PluginSteps::default(), tasks.clone());
+    tasks.spawn("device-plugin-sockets", endpoints.clone().follow(registered));
+    tasks.spawn("device-plugin-api", registration::serve(listener, folder, endpoints, tasks.clone()));
+    Ok(())
+}
+
+/// Device plugins are kept up with; their devices are not handed out.
+#[derive(Clone)]
+struct Noted;
+
+impl PluginSink for Noted {
+    type Id = ExtendedResource;
+
+    fn plugin_arrived(
+        &self,
+        resource: ExtendedResource,
+        _: PathBuf,
+        _: Arc<dyn DeviceDriver>,
+    ) -> ExtendedResource {
+        resource
+    }
+
+    fn plugin_listed(&self, resource: &ExtendedResource, devices: &[PluginDevice]) {
+        tracing::debug!(%resource, devices = devices.len(), "devices of a plugin");
+    }
+
+    fn plugin_left(&self, resource: &ExtendedResource, why: &Problem) {
+        tracing::warn!(%resource, %why, "a device plugin left");
+    }
 }
 
 fn prepare_folders(config: &Config) -> Result<()> {

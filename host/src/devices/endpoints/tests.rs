@@ -350,11 +350,11 @@ async fn a_plugin_whose_socket_is_gone_for_the_grace_period_is_given_up() {
     let (one, _) = bench.arrived().await;
     bench.listed(one, &["a"]).await;
     std::fs::remove_file(plugin.options().socket()).unwrap();
+    let lost = Instant::now();
     plugin.die();
     bench.left(one).await;
     // From here on there is no IO but looks at the folder, so that the clock may turn by itself.
     tokio::time::pause();
-    let lost = Instant::now();
     bench.tasks.finished().await;
     assert!(lost.elapsed() >= limit::DEVICE_PLUGIN_GRACE, "{:?}", lost.elapsed());
     assert!(bench.endpoints.0.slots().is_empty());
