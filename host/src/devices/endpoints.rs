@@ -6,6 +6,7 @@
 
 mod keeper;
 mod place;
+mod sockets;
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -18,12 +19,10 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{Devices, PluginId};
-use crate::base::backoff::Backoff;
 use crate::base::tasks::Tasks;
 use crate::driver::DeviceDriver;
 use crate::driver::grpc::{DevicePlugin, PluginSteps};
 use crate::model::{ExtendedResource, PluginDevice, Problem, limit};
-use crate::registry::device_plugins::{DevicePluginEndpoint, DevicePlugins};
 use keeper::{Keeper, Order};
 pub use place::Place;
 
@@ -100,6 +99,8 @@ struct Slot {
     /// Cancelled when a newer registration begins.
     turn: Option<CancellationToken>,
     keeper: Option<mpsc::Sender<Order>>,
+    /// How the plugin registered that the keeper has.
+    origin: Option<Origin>,
 }
 
 impl<S: PluginSink> Endpoints<S> {
@@ -117,13 +118,17 @@ impl<S: PluginSink> Endpoints<S> {
         origin: Origin,
     ) -> Result<(), Problem> {
         let turn = Turn::begin(&self.0, resource)?;
+        self.attempt(&turn, &place, &origin).await
+    }
+
+    async fn attempt(&self, turn: &Turn<S>, place: &Place, origin: &Origin) -> Result<(), Problem> {
         let plugin = tokio::select! {
             biased;
             // Its connection is closed again.
             () = turn.superseded.cancelled() => return Err(turn.given_up()),
-            plugin = self.shake_hands(resource, &place) => plugin?,
+            plugin = self.shake_hands(&turn.resource, place) => plugin?,
         };
-        let taken = self.hand_over(&turn, place, origin, plugin)?;
+        let taken = self.hand_over(turn, place.clone(), origin.clone(), plugin)?;
         taken.await.map_err(|_| Problem::unavailable("daemon-stopping", "the daemon is about to end"))
     }
 
@@ -144,8 +149,10 @@ impl<S: PluginSink> Endpoints<S> {
         let slot = current.ok_or_else(|| turn.given_up())?;
         let keeper = slot.keeper.get_or_insert_with(|| self.spawn_keeper(&turn.resource));
         let (taken, is_taken) = oneshot::channel();
-        let order = Order::Take { place, origin, plugin, number: turn.number, taken };
+        let (plugin, number) = (Arc::new(plugin), turn.number);
+        let order = Order::Take { place, origin: origin.clone(), plugin, number, taken };
         keeper.try_send(order).map_err(|_| turn.given_up())?;
+        slot.origin = Some(origin);
         Ok(is_taken)
     }
 
@@ -156,85 +163,17 @@ impl<S: PluginSink> Endpoints<S> {
         orders
     }
 
-    /// A registration socket is gone, and the plugin with it that registered there.
-    fn end(&self, resource: &ExtendedResource, socket: String) {
-        if let Some(keeper) = self.0.slots().get(resource).and_then(|slot| slot.keeper.as_ref()) {
+    /// A registration socket is gone, and the plugin with it that registered there. False: another plugin has its place.
+    fn end(&self, resource: &ExtendedResource, socket: &str) -> bool {
+        let mut slots = self.0.slots();
+        let Some(slot) = slots.get_mut(resource) else { return false };
+        let is_its = |origin: &mut Origin| matches!(origin, Origin::RegistrationSocket(of) if of == socket);
+        let is_ended = slot.origin.take_if(is_its).is_some();
+        if let Some(keeper) = slot.keeper.as_ref().filter(|_| is_ended) {
             // A keeper that is stopping needs no telling.
-            let _ = keeper.try_send(Order::End { socket });
+            let _ = keeper.try_send(Order::End);
         }
-    }
-
-    /// Takes up what is accepted on registration sockets, until the tasks stop.
-    pub async fn follow(self, registered: DevicePlugins) {
-        let mut accepted = registered.follow();
-        let mut known: BTreeMap<String, (DevicePluginEndpoint, Tasks)> = BTreeMap::new();
-        let stopped = self.0.tasks.stopped();
-        tokio::pin!(stopped);
-        loop {
-            let now = accepted.borrow_and_update().clone();
-            self.follow_once(&now, &mut known);
-            tokio::select! {
-                // The sockets are there at the next start.
-                () = &mut stopped => return,
-                changed = accepted.changed() => if changed.is_err() { return },
-            }
-        }
-    }
-
-    fn follow_once(
-        &self,
-        now: &BTreeMap<String, DevicePluginEndpoint>,
-        known: &mut BTreeMap<String, (DevicePluginEndpoint, Tasks)>,
-    ) {
-        let is_gone = |socket: &String, (endpoint, _): &mut (_, _)| now.get(socket) != Some(endpoint);
-        let gone: Vec<_> = known.extract_if(.., is_gone).collect();
-        for (socket, (endpoint, tasks)) in &gone {
-            tasks.stop();
-            self.end(&endpoint.resource, socket.clone());
-        }
-        // Where somebody else is registered for the resource, it falls in.
-        let is_freed = |endpoint: &DevicePluginEndpoint| {
-            gone.iter().any(|(_, (left, _))| left.resource == endpoint.resource)
-        };
-        for (socket, endpoint) in now {
-            if known.get(socket).is_some_and(|(endpoint, _)| !is_freed(endpoint)) {
-                continue;
-            }
-            let tasks = self.0.tasks.child();
-            let entry = (endpoint.clone(), tasks.clone());
-            if let Some((_, before)) = known.insert(socket.clone(), entry) {
-                before.stop();
-            }
-            let (endpoints, socket, endpoint) = (self.clone(), socket.clone(), endpoint.clone());
-            let stopped = tasks.stopped();
-            tasks.spawn("device-plugin-registered", async move {
-                tokio::select! {
-                    // What is under way is given up with the registration socket.
-                    () = stopped => {}
-                    () = endpoints.take_up(socket, endpoint) => {}
-                }
-            });
-        }
-    }
-
-    /// Registers a plugin that was told already that it is accepted, trying until it works or somebody else is newer.
-    async fn take_up(&self, socket: String, endpoint: DevicePluginEndpoint) {
-        let mut backoff = Backoff::new(limit::RECONNECT_MIN, limit::RECONNECT_MAX);
-        let mut complained = false;
-        loop {
-            let origin = Origin::RegistrationSocket(socket.clone());
-            let place = Place::At(endpoint.endpoint.clone());
-            match self.register(&endpoint.resource, place, origin).await {
-                Ok(()) => return,
-                Err(problem) if problem.code == SUPERSEDED => return,
-                Err(problem) if !std::mem::replace(&mut complained, true) => {
-                    let resource = &endpoint.resource;
-                    tracing::warn!(%resource, socket, %problem, "device plugin not connected, it is tried again");
-                }
-                Err(_) => {}
-            }
-            tokio::time::sleep(backoff.delay()).await;
-        }
+        is_ended
     }
 }
 

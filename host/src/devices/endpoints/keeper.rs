@@ -14,9 +14,9 @@ use crate::model::{ExtendedResource, Problem, limit};
 
 pub(super) enum Order {
     /// A newer registration, already connected.
-    Take { place: Place, origin: Origin, plugin: DevicePlugin, number: u64, taken: oneshot::Sender<()> },
-    /// A registration socket is gone.
-    End { socket: String },
+    Take { place: Place, origin: Origin, plugin: Arc<DevicePlugin>, number: u64, taken: oneshot::Sender<()> },
+    /// The registration socket is gone.
+    End,
     /// See whether there is anything left to do.
     Look,
 }
@@ -103,25 +103,21 @@ impl<S: PluginSink> Keeper<S> {
                 // Whoever registered may have gone away.
                 let _ = taken.send(());
             }
-            Order::End { socket } => {
-                let of_it =
-                    |registered: &mut Registered| registered.origin == Origin::RegistrationSocket(socket);
-                if self.registered.take_if(of_it).is_some() {
-                    let message =
-                        format!("the registration socket of device plugin {} is gone", self.resource);
-                    self.leave(&Problem::unavailable("driver-not-registered", message));
-                }
+            Order::End => {
+                self.registered = None;
+                let message = format!("the registration socket of device plugin {} is gone", self.resource);
+                self.leave(&Problem::unavailable("driver-not-registered", message));
             }
             Order::Look => {}
         }
     }
 
     /// Tells of a plugin, and begins to follow it. What served before is replaced by that.
-    fn serve(&mut self, plugin: DevicePlugin) {
+    fn serve(&mut self, plugin: Arc<DevicePlugin>) {
         let Some(registered) = &self.registered else { return };
         let following = plugin.follow(request::new_id());
         let (resource, source) = (self.resource.clone(), registered.place.path());
-        let id = self.shared.sink.plugin_arrived(resource, source, Arc::new(plugin));
+        let id = self.shared.sink.plugin_arrived(resource, source, plugin);
         (self.missing_since, self.complained) = (None, false);
         self.serving =
             Some(Serving { id, following, since: Instant::now(), has_listed: false, complained: false });
@@ -147,7 +143,7 @@ impl<S: PluginSink> Keeper<S> {
             Ok(plugin) => {
                 let (resource, socket) = (&self.resource, place.path());
                 tracing::info!(%resource, socket = %socket.display(), "device plugin connected again");
-                self.serve(plugin);
+                self.serve(Arc::new(plugin));
             }
             Err(problem) => self.failed(&problem),
         }

@@ -13,6 +13,7 @@ use crate::discovery::sockets;
 use crate::driver::Call;
 use crate::model::ProblemKind;
 use crate::registry::Registry;
+use crate::registry::device_plugins::DevicePlugins;
 use crate::registry::plugins::{PluginTimes, Plugins};
 
 pub(in crate::devices) const RESOURCE: &str = "null.example.com/device";
@@ -385,8 +386,12 @@ impl Dock {
     }
 
     async fn start(&self, name: &str, device: &str) -> Plugin {
+        self.start_as(RESOURCE, name, device).await
+    }
+
+    async fn start_as(&self, resource: &str, name: &str, device: &str) -> Plugin {
         let folder = self.bench.dir.path().join(name);
-        let mut options = Options::new(RESOURCE, &folder);
+        let mut options = Options::new(resource, &folder);
         options.register = Register::PluginsRegistry(self.registered.join(name));
         Plugin::start(options, Script::ok(), vec![Device::healthy(device)]).await.unwrap()
     }
@@ -428,6 +433,46 @@ async fn of_two_registration_sockets_the_newer_serves_and_the_older_falls_in_for
     dock.bench.left(two).await;
     let (three, _) = dock.bench.arrived().await;
     dock.bench.listed(three, &["a"]).await;
+}
+
+#[tokio::test]
+async fn of_two_registration_sockets_the_older_goes_without_a_word() {
+    let mut dock = Dock::new();
+    let old = dock.start("old", "a").await;
+    let (one, _) = dock.bench.arrived().await;
+    dock.bench.listed(one, &["a"]).await;
+    let new = dock.start("new", "b").await;
+    let (two, _) = dock.bench.arrived().await;
+    dock.bench.listed(two, &["b"]).await;
+    until_registered(&old).await;
+    unregister(&old);
+    // What is told of this one comes after whatever the older one's end leads to.
+    let other = dock.start_as("other.example.com/device", "other", "c").await;
+    let (three, _) = dock.bench.arrived().await;
+    dock.bench.listed(three, &["c"]).await;
+    until_registered(&other).await;
+    new.list(vec![Device::healthy("d")]);
+    dock.bench.listed(two, &["d"]).await;
+}
+
+#[tokio::test]
+async fn a_plugin_that_is_accepted_before_it_serves_is_taken_up_when_it_does() {
+    let mut dock = Dock::new();
+    let folder = dock.bench.dir.path().join("late");
+    std::fs::create_dir(&folder).unwrap();
+    let mut options = Options::new(RESOURCE, &folder);
+    options.register = Register::PluginsRegistry(dock.registered.join("late"));
+    let dead = options.socket();
+    let plugin = Plugin::unregistered(options, Script::ok()).unwrap();
+    plugin.disconnect();
+    std::fs::remove_file(&dead).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+    plugin.register().await.unwrap();
+    until_registered(&plugin).await;
+    plugin.list(vec![Device::healthy("a")]);
+    plugin.serve().unwrap();
+    let (one, _) = dock.bench.arrived().await;
+    dock.bench.listed(one, &["a"]).await;
 }
 
 #[tokio::test]
