@@ -183,3 +183,46 @@ async fn say(plugin: &Plugin) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(ids: &[&str]) -> Vec<String> {
+        ids.iter().map(|id| (*id).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_preference_has_what_must_be_included_and_the_wanted_size() {
+        let choice = Choice { available: ids(&["a", "b", "c", "d"]), must_include: ids(&["c"]), size: 2 };
+        assert_eq!(chosen(Prefer::First, &choice), ["c", "a"]);
+        assert_eq!(chosen(Prefer::Last, &choice), ["c", "d"]);
+        let negative = Choice { size: -1, ..choice };
+        assert_eq!(chosen(Prefer::First, &negative), ids(&[]));
+    }
+
+    #[test]
+    fn files_of_devices_and_answers_are_read_and_what_is_wrong_in_them_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |text: &str| {
+            let path = dir.path().join("file.yaml");
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let listed = devices(Some(&file("- {id: a, numaNodes: [1]}\n- {id: b, healthy: false}\n"))).unwrap();
+        assert_eq!(listed, [Device::healthy("a").on(&[1]), Device::unhealthy("b")]);
+        let wrong = devices(Some(&file("- {id: a, health: Healthy}\n"))).unwrap_err();
+        assert!(format!("{wrong:#}").contains("file.yaml is not valid"), "{wrong:#}");
+        let answers: BTreeMap<String, Word> = read(&file("a: no-response\nb: bad-path\n")).unwrap();
+        assert!(matches!(answers["a"], Word::NoResponse) && matches!(answers["b"], Word::BadPath));
+        assert!(read::<BTreeMap<String, Word>>(&file("a: sometimes\n")).is_err());
+    }
+
+    #[test]
+    fn of_several_devices_the_first_with_an_answer_decides() {
+        let answers = BTreeMap::from([("b".to_owned(), Word::Refuse), ("c".to_owned(), Word::Hang)]);
+        let script = script(answers, None);
+        assert!(matches!(script.answer(&ids(&["a", "b", "c"])), Answer::Status(..)));
+        assert!(matches!(script.answer(&ids(&["a"])), Answer::Container(_)));
+    }
+}

@@ -141,6 +141,11 @@ impl Script {
         self
     }
 
+    /// What an Allocate for these devices is answered.
+    pub fn answer(&self, device_ids: &[String]) -> Answer {
+        (self.allocate)(device_ids)
+    }
+
     /// What becomes of GetDevicePluginOptions.
     #[must_use]
     pub fn options(mut self, answer: Answer) -> Self {

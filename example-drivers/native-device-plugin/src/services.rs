@@ -98,7 +98,7 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {
             let devices = container.devices_ids;
-            let answer = (self.0.script().allocate)(&devices);
+            let answer = self.0.script().answer(&devices);
             let (request_id, deadline) = (request_id.clone(), deadline.clone());
             self.0.tell(Event::Allocate { devices, request_id, deadline });
             container_responses.extend(self.carry_out(answer).await?.map(|response| *response));
