@@ -17,11 +17,12 @@ use crate::checkpoint::{self, Change, Checkpoint, Opened};
 use crate::claims::source::ClaimFolder;
 use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, machine};
 use crate::config::Config;
+use crate::devices::{self, DeviceHolders, DeviceParts, DeviceSettings, Devices};
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::{files, sockets};
 use crate::driver::NodeFacts;
 use crate::driver::wasm::{WasmHost, WasmSettings};
-use crate::model::limit;
+use crate::model::{DriverName, ObjectRef, limit};
 use crate::north::node_api::{self, NodeApi};
 use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
@@ -127,6 +128,17 @@ impl Daemon {
             tasks: work.clone(),
         });
         claims.start();
+        let devices = Devices::new(DeviceParts {
+            records: opened.allocations,
+            checkpoint: opened.checkpoint.clone(),
+            registry: registry.clone(),
+            holders: Arc::new(ClaimHolders { claims: claims.clone(), registry: registry.clone() }),
+            settings: device_settings(&config),
+            changes: changes.clone(),
+            conditions,
+            tasks: work.clone(),
+        });
+        devices.start();
         watch_drivers(&config, &intake, registry.clone(), host);
         watch_plugins(&config, &intake, registry.clone());
         let api = NodeApi { claims, registry, changes, tasks: intake.clone() };
@@ -143,6 +155,31 @@ impl Daemon {
             tracing::warn!("some tasks did not end in time; what they began is finished at the next start");
         }
         self.checkpoint.close().await;
+    }
+}
+
+/// What the device manager asks the claim manager: the two do not know each other.
+struct ClaimHolders {
+    claims: Claims,
+    registry: Registry,
+}
+
+impl DeviceHolders for ClaimHolders {
+    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
+        let identity = self.registry.device(driver, pool, device).map(|device| device.identity);
+        self.claims.keepers_of(driver, pool, device, &identity.unwrap_or_default())
+    }
+}
+
+fn device_settings(config: &Config) -> DeviceSettings {
+    let nodes = std::fs::read_to_string("/sys/devices/system/node/online").ok();
+    DeviceSettings {
+        call_deadline: config.call_deadline,
+        pre_start_deadline: limit::PRE_START,
+        grace: limit::RESOURCE_GRACE,
+        // A kernel without NUMA has no such file, and one node.
+        numa_nodes: nodes.and_then(|text| devices::parse_nodes(&text)).unwrap_or_else(|| vec![0]),
+        host_root: "/".into(),
     }
 }
 
@@ -197,7 +234,8 @@ fn open_checkpoint(config: &Config) -> Result<Opened> {
     for skipped in &opened.skipped {
         tracing::error!(record = ?skipped, "a record of the checkpoint is unreadable and stays in the file");
     }
-    tracing::info!(claims = opened.claims.len(), pods = opened.pods.len(), "checkpoint open");
+    let (claims, pods, allocations) = (opened.claims.len(), opened.pods.len(), opened.allocations.len());
+    tracing::info!(claims, pods, allocations, "checkpoint open");
     Ok(opened)
 }
 

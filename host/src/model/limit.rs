@@ -181,3 +181,17 @@ pub const NODE_API_MESSAGE_BYTES_MAX: usize = 16 << 20;
 pub const CHECKPOINT_QUEUE: usize = 1024;
 /// Changes of one commit: bounds its latency.
 pub const CHECKPOINT_BATCH_MAX: usize = 256;
+/// Devices of one resource that a plugin lists: far more than the pods of a node can hold, and what is beyond is dropped.
+pub const RESOURCE_DEVICES_MAX: usize = 10_000;
+/// Bytes of a device's id, which goes into the checkpoint and into every answer: the longest in use have about 100.
+pub const DEVICE_ID_BYTES_MAX: usize = 512;
+/// The highest NUMA node that Linux can have (`MAX_NUMNODES`).
+pub const NUMA_NODE_ID_MAX: u32 = 1023;
+/// NUMA nodes over which hints are computed, one for each set of them; a kubelet's topology manager takes no more.
+pub const HINT_NUMA_NODES_MAX: usize = 8;
+/// How long a kubelet keeps a resource whose plugin has left.
+pub const RESOURCE_GRACE: Duration = Duration::from_secs(300);
+/// What a kubelet gives a plugin before a container starts.
+pub const PRE_START: Duration = Duration::from_secs(30);
+/// Between two tellings of changed resources: health may flap a thousand times a second.
+pub const DEVICE_CHANGES_PERIOD: Duration = Duration::from_secs(1);
