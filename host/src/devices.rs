@@ -8,6 +8,7 @@ mod affinity;
 mod allocate;
 mod check;
 mod choose;
+mod free;
 mod hints;
 mod list;
 pub mod merge;

@@ -1,4 +1,4 @@
-//! Allocate: choose, commit the intents, call the plugins, commit the results, answer. And giving back.
+//! Allocate: choose, commit the intents, call the plugins, commit the results, answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -249,7 +249,7 @@ impl Inner {
     }
 
     /// Makes a pod's record durable, then current: what it gives up is nobody else's before.
-    async fn commit(&self, record: &Arc<PodAllocation>) -> Result<(), Problem> {
+    pub(super) async fn commit(&self, record: &Arc<PodAllocation>) -> Result<(), Problem> {
         let gone = record.entries.is_empty();
         let change = if gone {
             Change::DeleteAllocation(record.uid().clone())
@@ -351,71 +351,9 @@ impl Inner {
     pub(super) fn call(&self, request_id: &Arc<str>, deadline: Instant) -> Call {
         Call { request_id: request_id.clone(), deadline: deadline.saturating_duration_since(Instant::now()) }
     }
-
-    pub(super) async fn free(&self, pod: &Uid) -> Result<(), Problem> {
-        let _pod = self.pod_locks.take([pod.clone()]).await;
-        let Some(record) = self.state().table.pod(pod.as_str()).cloned() else { return Ok(()) };
-        self.commit(&Arc::new(PodAllocation { entries: Vec::new(), ..PodAllocation::clone(&record) }))
-            .await?;
-        self.changed(record.entries.iter().map(|entry| entry.resource.clone()));
-        Ok(())
-    }
-
-    pub(super) async fn reallocate(
-        &self,
-        pod: &Uid,
-        container: &str,
-        resource: &ExtendedResource,
-        request_id: &str,
-    ) -> Result<BTreeMap<String, Vec<u32>>, Problem> {
-        let _pod = self.pod_locks.take([pod.clone()]).await;
-        let record = self.state().table.pod(pod.as_str()).cloned();
-        let found = record.as_ref().and_then(|record| Some((record, record.entry(container, resource)?)));
-        let (record, claim, old) = found
-            .and_then(|(record, entry)| Some((record, entry.claim.clone()?, entry.clone())))
-            .ok_or_else(|| not_pooled(container, resource))?;
-        let deadline = Instant::now() + self.settings.call_deadline;
-        // Held until it is durable: what is given up here is nobody else's before.
-        let lock = timeout_at(deadline, self.resource_locks.take([resource.clone()])).await;
-        let _lock = lock.map_err(|_| busy(resource))?;
-        let chosen = self.pick_again(&record.pod, &old, &claim);
-        tracing::info!(pod = %record.pod, container, %resource, request = request_id, found = chosen.is_ok(), "choosing devices anew");
-        let mut next = PodAllocation::clone(record);
-        next.entries.retain_mut(|entry| {
-            let shares = entry.claim.as_ref().is_some_and(|known| known.id.uid == claim.id.uid);
-            if let (true, Ok(devices)) = (shares, &chosen) {
-                entry.devices = devices.clone();
-            }
-            !shares || chosen.is_ok()
-        });
-        self.commit(&Arc::new(next)).await?;
-        self.changed([resource.clone()]);
-        chosen
-    }
-
-    fn pick_again(
-        &self,
-        pod: &ObjectRef,
-        old: &AllocationEntry,
-        claim: &PooledClaim,
-    ) -> Result<BTreeMap<String, Vec<u32>>, Problem> {
-        let snapshot = self.snapshot(&old.resource, Some((&pod.uid, &claim.id.uid)));
-        let snapshot = snapshot.ok_or_else(|| choose::unregistered(&old.resource))?;
-        if !matches!(&snapshot.origin, Origin::Pools(driver) if *driver == claim.driver) {
-            return Err(choose::unregistered(&old.resource));
-        }
-        let want = Want {
-            container: old.container.clone(),
-            kind: old.kind,
-            resource: old.resource.clone(),
-            count: old.devices.len(),
-            affinity: Vec::new(),
-        };
-        choose_pooled(&want, &snapshot)
-    }
 }
 
-fn choose_pooled(want: &Want, snapshot: &Snapshot) -> Result<BTreeMap<String, Vec<u32>>, Problem> {
+pub(super) fn choose_pooled(want: &Want, snapshot: &Snapshot) -> Result<BTreeMap<String, Vec<u32>>, Problem> {
     let ids = match choose::choose(Some(&snapshot.stock()), &wish(want, None, &NOTHING))? {
         Step::Chosen(ids) => ids,
         Step::Open(open) => {
@@ -480,18 +418,13 @@ pub(super) async fn within<T>(
     timeout_at(deadline, call).await.unwrap_or_else(late)
 }
 
-fn busy(resource: &ExtendedResource) -> Problem {
+pub(super) fn busy(resource: &ExtendedResource) -> Problem {
     let message = format!("another pod waits for the plugin of {resource}, which does not answer");
     Problem::unavailable("resource-busy", message).retry_after(Duration::from_secs(5))
 }
 
 pub(super) fn stopped(resource: &ExtendedResource) -> Problem {
     Problem::unavailable("plugin-gone", format!("the plugin of {resource} is not here"))
-}
-
-fn not_pooled(container: &str, resource: &ExtendedResource) -> Problem {
-    let message = format!("container {container} has no device of {resource} that is of a driver's pool");
-    Problem::not_found("no-such-allocation", message)
 }
 
 pub(super) fn interrupted() -> Problem {

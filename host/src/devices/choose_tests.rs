@@ -9,7 +9,7 @@ use super::fixtures::{device, devices, ids, resource, sick};
 use crate::model::{PluginDevice, Problem};
 
 /// A choice to be made.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 struct Case {
     devices: BTreeMap<String, PluginDevice>,
     taken: BTreeSet<String>,

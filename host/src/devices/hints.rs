@@ -63,7 +63,7 @@ fn generate(
             .filter(|(place, _)| set & 1 << place != 0)
             .map(|(_, n)| *n)
             .collect(),
-        preferred: smallest.is_none_or(|smallest| set.count_ones() == smallest),
+        preferred: smallest == Some(set.count_ones()),
     };
     sets.into_iter().filter(serves).map(hint).collect()
 }
