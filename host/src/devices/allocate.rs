@@ -236,11 +236,12 @@ impl Inner {
         let Some(reserved) = self.state().table.pod(pod.as_str()).cloned() else { return Ok(None) };
         // A device that is not healthy any more is not asked for again: the next try chooses another.
         let is_lost = |end: &Chosen| matches!(end, Err(problem) if problem.code == choose::HELD_UNHEALTHY);
-        let lost = ends.iter().filter(|(_, end)| is_lost(end)).map(|(key, _)| key.clone()).collect();
-        let intents = Arc::new(record::ordered(&reserved, job.request, &lost));
-        if job.before.as_ref() == Some(&intents) {
-            return Ok(Some(intents));
+        let lost: BTreeSet<_> =
+            ends.iter().filter(|(_, end)| is_lost(end)).map(|(key, _)| key.clone()).collect();
+        if lost.is_empty() && job.before.as_ref() == Some(&reserved) {
+            return Ok(Some(reserved));
         }
+        let intents = Arc::new(record::ordered(&reserved, job.request, &lost));
         if let Err(problem) = self.commit(&intents).await {
             self.state().table.restore(pod, job.before.clone());
             return Err(problem);

@@ -233,6 +233,8 @@ fn any_case() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn a_choice_is_of_as_many_healthy_devices_as_are_wanted_and_takes_none_from_others(
         case in any_case(),

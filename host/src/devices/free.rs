@@ -70,7 +70,8 @@ impl Inner {
             kind: old.kind,
             resource: old.resource.clone(),
             count: old.devices.len(),
-            affinity: Vec::new(),
+            // Where the container should be is not known any more; where it was to be is.
+            affinity: old.devices.values().flatten().copied().collect(),
         };
         choose_pooled(&want, &snapshot)
     }
