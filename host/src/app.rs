@@ -1,6 +1,6 @@
 //! The composition root: builds bottom-up, binds, runs, drains.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -17,14 +17,15 @@ use crate::checkpoint::{self, Change, Checkpoint, Opened};
 use crate::claims::source::ClaimFolder;
 use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, machine};
 use crate::config::Config;
-use crate::devices::endpoints::{Endpoints, PluginSink};
+use crate::devices::endpoints::Endpoints;
 use crate::devices::registration;
+use crate::devices::{self, DeviceHolders, DeviceParts, DeviceSettings, Devices};
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::{files, sockets};
+use crate::driver::NodeFacts;
 use crate::driver::grpc::PluginSteps;
 use crate::driver::wasm::{WasmHost, WasmSettings};
-use crate::driver::{DeviceDriver, NodeFacts};
-use crate::model::{ExtendedResource, PluginDevice, Problem, limit};
+use crate::model::{DriverName, ObjectRef, limit};
 use crate::north::node_api::{self, NodeApi};
 use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
@@ -130,10 +131,21 @@ impl Daemon {
             tasks: work.clone(),
         });
         claims.start();
+        let devices = Devices::new(DeviceParts {
+            records: opened.allocations,
+            checkpoint: opened.checkpoint.clone(),
+            registry: registry.clone(),
+            holders: Arc::new(ClaimHolders { claims: claims.clone(), registry: registry.clone() }),
+            settings: device_settings(&config),
+            changes: changes.clone(),
+            conditions,
+            tasks: work.clone(),
+        });
+        devices.start();
         watch_drivers(&config, &intake, registry.clone(), host);
         let device_plugins = DevicePlugins::default();
         watch_plugins(&config, &intake, registry.clone(), device_plugins.clone());
-        serve_device_plugins(&config, &intake, Noted, device_plugins).await?;
+        serve_device_plugins(&config, &intake, devices, device_plugins).await?;
         let api = NodeApi { claims, registry, changes, tasks: intake.clone() };
         intake.spawn("node-api", node_api::serve(api, listener));
         Ok(Self { intake, work, checkpoint: opened.checkpoint })
@@ -148,6 +160,31 @@ impl Daemon {
             tracing::warn!("some tasks did not end in time; what they began is finished at the next start");
         }
         self.checkpoint.close().await;
+    }
+}
+
+/// What the device manager asks the claim manager: the two do not know each other.
+struct ClaimHolders {
+    claims: Claims,
+    registry: Registry,
+}
+
+impl DeviceHolders for ClaimHolders {
+    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
+        let identity = self.registry.device(driver, pool, device).map(|device| device.identity);
+        self.claims.keepers_of(driver, pool, device, &identity.unwrap_or_default())
+    }
+}
+
+fn device_settings(config: &Config) -> DeviceSettings {
+    let nodes = std::fs::read_to_string("/sys/devices/system/node/online").ok();
+    DeviceSettings {
+        call_deadline: config.call_deadline,
+        pre_start_deadline: limit::PRE_START,
+        grace: limit::RESOURCE_GRACE,
+        // A kernel without NUMA has no such file, and one node.
+        numa_nodes: nodes.and_then(|text| devices::parse_nodes(&text)).unwrap_or_else(|| vec![0]),
+        host_root: "/".into(),
     }
 }
 
@@ -170,43 +207,18 @@ fn watch_plugins(config: &Config, tasks: &Tasks, registry: Registry, device_plug
 }
 
 /// Device plugins, by both ways of registration. Those that see the new socket register as soon as it is there, so this comes last.
-async fn serve_device_plugins<S: PluginSink>(
+async fn serve_device_plugins(
     config: &Config,
     tasks: &Tasks,
-    sink: S,
+    devices: Devices,
     registered: DevicePlugins,
 ) -> Result<()> {
     let folder = config.paths.device_plugins.clone();
     let listener = registration::listen(&folder).await?;
-    let endpoints = Endpoints::new(sink, PluginSteps::default(), tasks.clone());
+    let endpoints = Endpoints::new(devices, PluginSteps::default(), tasks.clone());
     tasks.spawn("device-plugin-sockets", endpoints.clone().follow(registered));
     tasks.spawn("device-plugin-api", registration::serve(listener, folder, endpoints, tasks.clone()));
     Ok(())
-}
-
-/// Device plugins are kept up with; their devices are not handed out.
-#[derive(Clone)]
-struct Noted;
-
-impl PluginSink for Noted {
-    type Id = ExtendedResource;
-
-    fn plugin_arrived(
-        &self,
-        resource: ExtendedResource,
-        _: PathBuf,
-        _: Arc<dyn DeviceDriver>,
-    ) -> ExtendedResource {
-        resource
-    }
-
-    fn plugin_listed(&self, resource: &ExtendedResource, devices: &[PluginDevice]) {
-        tracing::debug!(%resource, devices = devices.len(), "devices of a plugin");
-    }
-
-    fn plugin_left(&self, resource: &ExtendedResource, why: &Problem) {
-        tracing::warn!(%resource, %why, "a device plugin left");
-    }
 }
 
 fn prepare_folders(config: &Config) -> Result<()> {
@@ -241,7 +253,8 @@ fn open_checkpoint(config: &Config) -> Result<Opened> {
     for skipped in &opened.skipped {
         tracing::error!(record = ?skipped, "a record of the checkpoint is unreadable and stays in the file");
     }
-    tracing::info!(claims = opened.claims.len(), pods = opened.pods.len(), "checkpoint open");
+    let (claims, pods, allocations) = (opened.claims.len(), opened.pods.len(), opened.allocations.len());
+    tracing::info!(claims, pods, allocations, "checkpoint open");
     Ok(opened)
 }
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::model::{ClaimRecord, PodRecord, Uid, limit};
+use crate::model::{ClaimRecord, PodAllocation, PodRecord, Uid, limit};
 
 pub use error::{CommitError, OpenError, ReadError};
 pub use format::{FORMAT_VERSION, Meta, Skipped, Table};
@@ -40,6 +40,8 @@ pub enum Change {
     DeleteClaim(Uid),
     PutPod(Arc<PodRecord>),
     DeletePod(Uid),
+    PutAllocation(Arc<PodAllocation>),
+    DeleteAllocation(Uid),
 }
 
 /// Handle to the checkpoint. Clones write to the same file; it is closed when the last one is gone.
@@ -55,6 +57,7 @@ pub struct Opened {
     /// By UID, ascending.
     pub claims: Vec<ClaimRecord>,
     pub pods: Vec<PodRecord>,
+    pub allocations: Vec<PodAllocation>,
     /// A file that could not be read and was replaced by a new one.
     pub set_aside: Option<SetAside>,
     /// Records that could not be read. They stay in the file; one that is written anew goes to the table `unreadable`.
@@ -77,13 +80,13 @@ pub struct SetAside {
 pub fn open(path: &Path) -> Result<Opened, OpenError> {
     let found = file::open(path)?;
     let opener = file::reopener(path)?;
-    let Contents { claims, pods, skipped, .. } = found.contents;
+    let Contents { claims, pods, allocations, skipped, .. } = found.contents;
     let checkpoint = start(found.database, opener, &skipped).map_err(|source| OpenError::Io {
         path: path.to_owned(),
         doing: "start the writer thread of",
         source,
     })?;
-    Ok(Opened { checkpoint, claims, pods, set_aside: found.set_aside, skipped })
+    Ok(Opened { checkpoint, claims, pods, allocations, set_aside: found.set_aside, skipped })
 }
 
 fn start(

@@ -32,7 +32,7 @@ use crate::base::error::chain;
 use crate::base::locks::Locks;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir, SpecFile};
-use crate::checkpoint::{Change, Checkpoint, CommitError};
+use crate::checkpoint::{Change, Checkpoint};
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{
     ChangedKind, Claim, ClaimRecord, DriverName, LiveClaim, ObjectName, ObjectRef, PodRecord, PodRequest,
@@ -242,6 +242,17 @@ impl Claims {
         table.users_of(driver, pool, device).map(|record| record.id.clone()).collect()
     }
 
+    /// Claims that keep a device from being held alone; `identity`: the hardware behind it.
+    pub fn keepers_of(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+        identity: &[String],
+    ) -> Vec<ObjectRef> {
+        self.0.table.lock().keepers(driver, pool, device, identity)
+    }
+
     /// Every pod that holds something, by namespace and name.
     pub fn pods(&self) -> Vec<PodView> {
         let table = self.0.table.lock();
@@ -297,7 +308,7 @@ impl Inner {
         // Whoever found something held by what is taken back looks again.
         self.freed.send_modify(|count| *count += 1);
         tracing::error!(error = chain(&error), "commit to the checkpoint failed");
-        Err(not_durable(&error))
+        Err(error.problem())
     }
 
     fn tell(&self, records: &[Arc<ClaimRecord>]) {
@@ -348,18 +359,6 @@ impl Inner {
 
 fn interrupted() -> Problem {
     Problem::unavailable("interrupted", "the daemon is stopping")
-}
-
-fn not_durable(error: &CommitError) -> Problem {
-    let code = if error.is_full() {
-        "checkpoint-disk-full"
-    } else if error.is_read_only() {
-        "checkpoint-read-only"
-    } else {
-        "checkpoint-unavailable"
-    };
-    Problem::unavailable(code, format!("nothing new is taken on: {}", chain(error)))
-        .retry_after(Duration::from_secs(5))
 }
 
 fn unrendered(record: &ClaimRecord, error: &cdi::RenderError) -> Problem {

@@ -3,8 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::model::Uid;
+use crate::base::error::chain;
+use crate::model::{Problem, Uid};
 
 /// Why a checkpoint was not opened. The file is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +50,19 @@ impl CommitError {
     /// The file system, or the file, does not take writes.
     pub fn is_read_only(&self) -> bool {
         matches!(self.io_kind(), Some(io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied))
+    }
+
+    /// For those who wait for what is not durable: nothing new is taken on.
+    pub fn problem(&self) -> Problem {
+        let code = if self.is_full() {
+            "checkpoint-disk-full"
+        } else if self.is_read_only() {
+            "checkpoint-read-only"
+        } else {
+            "checkpoint-unavailable"
+        };
+        Problem::unavailable(code, format!("nothing new is taken on: {}", chain(self)))
+            .retry_after(Duration::from_secs(5))
     }
 
     fn io_kind(&self) -> Option<io::ErrorKind> {

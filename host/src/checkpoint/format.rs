@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::writer::Write;
 use super::{Change, CommitError};
 use crate::base::clock;
-use crate::model::{ClaimRecord, PodRecord, Uid};
+use crate::model::{ClaimRecord, PodAllocation, PodRecord, Uid};
 
 /// Version of the tables and of what their keys mean.
 pub const FORMAT_VERSION: u32 = 1;
@@ -20,6 +20,7 @@ pub(super) const VALUE_VERSION: u8 = 1;
 pub(super) const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
 const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
+const ALLOCATIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("allocations");
 pub(super) const UNREADABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("unreadable");
 
 const META_FORMAT: &str = "format";
@@ -33,6 +34,7 @@ pub(super) const META_PROBED: &str = "probed";
 pub enum Table {
     Claims,
     Pods,
+    Allocations,
 }
 
 impl Table {
@@ -40,6 +42,7 @@ impl Table {
         match self {
             Self::Claims => "claims",
             Self::Pods => "pods",
+            Self::Allocations => "allocations",
         }
     }
 
@@ -47,6 +50,7 @@ impl Table {
         match self {
             Self::Claims => CLAIMS,
             Self::Pods => PODS,
+            Self::Allocations => ALLOCATIONS,
         }
     }
 }
@@ -84,6 +88,7 @@ pub(super) struct Contents {
     pub(super) meta: Meta,
     pub(super) claims: Vec<ClaimRecord>,
     pub(super) pods: Vec<PodRecord>,
+    pub(super) allocations: Vec<PodAllocation>,
     pub(super) skipped: Vec<Skipped>,
     /// Values that were moved to the table `unreadable`.
     pub(super) unreadable: u64,
@@ -115,6 +120,8 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::PutPod(record) => put(Table::Pods, &record.pod.uid, &record),
         Change::DeleteClaim(uid) => Ok(Write { table: Table::Claims, key: uid, value: None }),
         Change::DeletePod(uid) => Ok(Write { table: Table::Pods, key: uid, value: None }),
+        Change::PutAllocation(record) => put(Table::Allocations, record.uid(), &*record),
+        Change::DeleteAllocation(uid) => Ok(Write { table: Table::Allocations, key: uid, value: None }),
     }
 }
 
@@ -154,6 +161,12 @@ impl Keyed for PodRecord {
     }
 }
 
+impl Keyed for PodAllocation {
+    fn key(&self) -> &Uid {
+        self.uid()
+    }
+}
+
 fn decode_under<R: DeserializeOwned + Keyed>(key: &str, value: &[u8]) -> Result<R, String> {
     let record: R = decode(value)?;
     if record.key().as_str() == key {
@@ -169,6 +182,7 @@ pub(super) fn load(database: &impl ReadableDatabase) -> Result<Option<Contents>,
     let mut contents = Contents { meta, ..Contents::default() };
     contents.claims = load_table(&read, Table::Claims, &mut contents.skipped)?;
     contents.pods = load_table(&read, Table::Pods, &mut contents.skipped)?;
+    contents.allocations = load_table(&read, Table::Allocations, &mut contents.skipped)?;
     contents.unreadable = count(&read)?;
     Ok(Some(contents))
 }

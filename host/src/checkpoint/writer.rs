@@ -176,7 +176,7 @@ fn apply(
 ) -> Result<(), redb::Error> {
     // One-phase commits with checksums, redb's default: one sync. After a crash the file is read through once.
     let transaction = database.begin_write()?;
-    for table in [Table::Claims, Table::Pods] {
+    for table in [Table::Claims, Table::Pods, Table::Allocations] {
         if writes.iter().any(|write| write.table == table) {
             apply_to(&transaction, table, writes, unreadable)?;
         }

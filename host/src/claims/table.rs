@@ -214,6 +214,25 @@ impl Table {
     }
 }
 
+/// Who keeps something from being held alone.
+impl Table {
+    /// Claims that hold a device, or a piece of hardware behind it, each once.
+    pub fn keepers(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+        identity: &[String],
+    ) -> Vec<ObjectRef> {
+        let own = device_key(driver, pool, device);
+        let keys = std::iter::once(&own).chain(identity);
+        let holders = keys.filter_map(|key| self.holders.get(key));
+        let uids: BTreeSet<_> =
+            holders.flat_map(|holders| holders.exclusive.iter().chain(&holders.shared)).collect();
+        uids.into_iter().filter_map(|uid| Some(self.claims.get(uid)?.id.clone())).collect()
+    }
+}
+
 /// What stood in the table before changes that are not durable yet.
 #[derive(Default)]
 pub(super) struct Undo {

@@ -9,7 +9,7 @@ use super::output::{Format, Rows, print, say};
 use super::{Outcome, Place};
 use crate::checkpoint::{self, Dump, Integrity};
 use crate::config::Paths;
-use crate::model::ClaimRecord;
+use crate::model::{AllocationEntry, ClaimRecord, PodAllocation};
 
 #[derive(Subcommand)]
 pub(super) enum CheckpointCommand {
@@ -56,7 +56,32 @@ fn dump(dump: &Dump, format: Format) -> Result<Outcome> {
         rows: dump.claims.iter().map(row).collect(),
     };
     print(format, dump, rows, "no claims")?;
+    if matches!(format, Format::Json | Format::Yaml) || dump.allocations.is_empty() {
+        return Ok(Outcome::Done);
+    }
+    say("")?;
+    print(format, dump, || allocation_rows(&dump.allocations), "")?;
     Ok(Outcome::Done)
+}
+
+fn allocation_rows(allocations: &[PodAllocation]) -> Rows {
+    let row = |pod: &PodAllocation, entry: &AllocationEntry| {
+        let devices: Vec<_> = entry.devices.keys().map(String::as_str).collect();
+        vec![
+            pod.pod.to_string(),
+            entry.container.clone(),
+            entry.resource.to_string(),
+            devices.join(","),
+            if entry.is_complete() { "allocated" } else { "asked for" }.to_owned(),
+            pod.pod.uid.to_string(),
+        ]
+    };
+    let rows = allocations.iter().flat_map(|pod| pod.entries.iter().map(move |entry| row(pod, entry)));
+    Rows {
+        heading: vec!["POD", "CONTAINER", "RESOURCE", "DEVICES", "STATE", "UID"],
+        wide_from: 6,
+        rows: rows.collect(),
+    }
 }
 
 fn verify(path: &std::path::Path, format: Format) -> Result<Outcome> {
@@ -73,7 +98,13 @@ fn verify(path: &std::path::Path, format: Format) -> Result<Outcome> {
         Integrity::NotClosed => "  open in a daemon or left by a crash, every checksum agrees",
         Integrity::Damaged(_) => "  damaged: less could be read than was written",
     })?;
-    say(&format!("  {} claims, {} pods, {} unreadable", report.claims, report.pods, report.skipped.len()))?;
+    say(&format!(
+        "  {} claims, {} pods, {} pods with extended resources, {} unreadable",
+        report.claims,
+        report.pods,
+        report.allocations,
+        report.skipped.len()
+    ))?;
     for skipped in &report.skipped {
         say(&format!("  {} {:?} is unreadable: {}", skipped.table.as_str(), skipped.key, skipped.reason))?;
     }

@@ -59,10 +59,6 @@ impl Origin {
     fn is_generation(&self, wanted: u64) -> bool {
         matches!(self, Self::Plugin { generation, .. } if *generation == wanted)
     }
-
-    fn is_pools_of(&self, name: &DriverName) -> bool {
-        matches!(self, Self::Pools(driver) if driver == name)
-    }
 }
 
 /// What one source offers under a resource's name.
@@ -188,25 +184,23 @@ impl Resources {
         leave_at(offers, at, now)
     }
 
-    /// Every pool that carries a resource's name, as it is now.
-    pub(super) fn set_pools(&mut self, mut pools: PoolOffers, now: Instant) -> bool {
-        let mut changed = false;
+    /// Every pool that carries a resource's name, as it is now. The resources that are different for it.
+    pub(super) fn set_pools(&mut self, mut pools: PoolOffers, now: Instant) -> BTreeSet<ExtendedResource> {
+        let mut changed = BTreeSet::new();
         for (resource, offers) in &mut self.offers {
             // From the end: those that wait leave the list.
             for at in (0..offers.len()).rev() {
                 let Origin::Pools(driver) = offers[at].origin.clone() else { continue };
-                changed |= match pools.remove(&(resource.clone(), driver)) {
+                let differs = match pools.remove(&(resource.clone(), driver)) {
                     Some(devices) => offers[at].replace(devices),
                     None => leave_at(offers, at, now),
                 };
+                changed.extend(differs.then(|| resource.clone()));
             }
         }
         for ((resource, driver), devices) in pools {
-            debug_assert!(
-                !self.offers.get(&resource).into_iter().flatten().any(|o| o.origin.is_pools_of(&driver))
-            );
             self.add(&resource, Offer::new(Origin::Pools(driver), devices));
-            changed = true;
+            changed.insert(resource);
         }
         changed
     }

@@ -164,11 +164,9 @@ pub const PLUGIN_CDI_NAMES_MAX: usize = 64;
 pub const CDI_NAME_BYTES_MAX: usize = 3 * 255;
 /// Bytes of a share's ID: a UUID has 36.
 pub const SHARE_ID_BYTES_MAX: usize = 64;
-/// Devices that a device plugin lists. A message of `PLUGIN_ANSWER_BYTES_MAX` has no room for more with an ID of 16 bytes and a
+/// Devices in one message of a device plugin; how many are used is for `RESOURCE_DEVICES_MAX`. A message of `PLUGIN_ANSWER_BYTES_MAX` has no room for more with an ID of 16 bytes and a
 /// health each, and an emptier message may not cost more memory than a full one.
 pub const LISTED_DEVICES_MAX: usize = 160 << 10;
-/// Bytes of a listed device's ID: real ones are a UUID or a device's path.
-pub const LISTED_ID_BYTES_MAX: usize = 1024;
 /// From a device plugin's list to the next look at its stream: of what came between only the newest counts, so that a plugin whose
 /// devices flap costs no more than twenty lists a second.
 pub const LIST_PACE: Duration = Duration::from_millis(50);
@@ -179,9 +177,8 @@ pub const ALLOCATION_ENTRIES_MAX: usize = 1024;
 pub const ALLOCATION_ENV_BYTES_MAX: usize = (128 << 10) - ENV_NAME_BYTES_MAX - 2;
 /// Keys and values of a container's annotations together (Kubernetes).
 pub const ALLOCATION_ANNOTATIONS_BYTES_MAX: usize = 256 << 10;
-/// A device plugin's answer to what it wants of its callers, and to PreStartContainer (as in a kubelet).
+/// A device plugin's answer to what it wants of its callers.
 pub const DEVICE_OPTIONS_DEADLINE: Duration = Duration::from_secs(10);
-pub const PRE_START_DEADLINE: Duration = Duration::from_secs(30);
 /// A request to register a device plugin: three names.
 pub const REGISTER_BYTES_MAX: usize = 64 << 10;
 /// Resources of device plugins at once: each has a task, a connection and a list.
@@ -192,8 +189,6 @@ pub const REGISTRATIONS_AT_ONCE: usize = 16;
 pub const DEVICE_STREAM_STEADY: Duration = Duration::from_secs(10);
 /// A device plugin that says nothing of its devices for so long is named in the log.
 pub const FIRST_LIST_WAIT: Duration = Duration::from_secs(30);
-/// A device plugin whose socket is gone for so long is given up, as in a kubelet; it may register again.
-pub const DEVICE_PLUGIN_GRACE: Duration = Duration::from_secs(5 * 60);
 /// For how long a plugin's word on a device's health counts, unless it says otherwise, and what it may say at most.
 pub const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
 pub const HEALTH_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -211,3 +206,17 @@ pub const NODE_API_MESSAGE_BYTES_MAX: usize = 16 << 20;
 pub const CHECKPOINT_QUEUE: usize = 1024;
 /// Changes of one commit: bounds its latency.
 pub const CHECKPOINT_BATCH_MAX: usize = 256;
+/// Devices of one resource that a plugin lists: far more than the pods of a node can hold, and what is beyond is dropped.
+pub const RESOURCE_DEVICES_MAX: usize = 10_000;
+/// Bytes of a device's id, which goes into the checkpoint and into every answer: the longest in use have about 100.
+pub const DEVICE_ID_BYTES_MAX: usize = 512;
+/// The highest NUMA node that Linux can have (`MAX_NUMNODES`).
+pub const NUMA_NODE_ID_MAX: u32 = 1023;
+/// NUMA nodes over which hints are computed, one for each set of them; a kubelet's topology manager takes no more.
+pub const HINT_NUMA_NODES_MAX: usize = 8;
+/// How long a kubelet keeps a resource whose plugin has left.
+pub const RESOURCE_GRACE: Duration = Duration::from_secs(300);
+/// What a kubelet gives a plugin before a container starts.
+pub const PRE_START: Duration = Duration::from_secs(30);
+/// Between two tellings of changed resources: health may flap a thousand times a second.
+pub const DEVICE_CHANGES_PERIOD: Duration = Duration::from_secs(1);

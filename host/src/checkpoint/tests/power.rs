@@ -44,7 +44,7 @@ fn model(state: &mut BTreeMap<Uid, String>, changes: &[Change]) {
                 state.insert(claim.id.uid.clone(), claim.timeline[0].cause.clone());
             }
             Change::DeleteClaim(uid) => drop(state.remove(uid)),
-            Change::PutPod(_) | Change::DeletePod(_) => unreachable!("not in the scenario"),
+            _ => unreachable!("not in the scenario"),
         }
     }
 }

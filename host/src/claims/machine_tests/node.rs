@@ -61,6 +61,7 @@ impl Durable {
             Change::DeleteClaim(uid) => drop(self.claims.remove(&uid)),
             Change::PutPod(record) => drop(self.pods.insert(record.pod.uid.clone(), record)),
             Change::DeletePod(uid) => drop(self.pods.remove(&uid)),
+            Change::PutAllocation(_) | Change::DeleteAllocation(_) => unreachable!("not the claim manager's"),
         }
     }
 }

@@ -140,11 +140,7 @@ impl<S: PluginSink> Keeper<S> {
         }
         tokio::time::sleep_until(self.next_try).await;
         match self.shared.connect(&self.resource, &place).await {
-            Ok(plugin) => {
-                let (resource, socket) = (&self.resource, place.path());
-                tracing::info!(%resource, socket = %socket.display(), "device plugin connected again");
-                self.serve(Arc::new(plugin));
-            }
+            Ok(plugin) => self.serve(Arc::new(plugin)),
             Err(problem) => self.failed(&problem),
         }
     }
@@ -171,7 +167,7 @@ impl<S: PluginSink> Keeper<S> {
         }
         let since = *self.missing_since.get_or_insert_with(Instant::now);
         let called = |registered: &mut Registered| registered.origin == Origin::KubeletSocket;
-        if since.elapsed() >= limit::DEVICE_PLUGIN_GRACE && self.registered.take_if(called).is_some() {
+        if since.elapsed() >= limit::RESOURCE_GRACE && self.registered.take_if(called).is_some() {
             tracing::warn!(%resource, "device plugin given up, its socket is gone; it may register again");
         }
     }

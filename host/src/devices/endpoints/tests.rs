@@ -332,13 +332,16 @@ async fn plugins_that_do_not_answer_are_asked_a_few_at_a_time() {
 #[tokio::test]
 async fn a_plugin_whose_stream_ends_at_once_is_tried_ever_more_seldom() {
     let mut bench = Bench::new();
-    let plugin = bench.plugin(Script::ok(), &[""]);
+    let plugin = bench.plugin(Script::ok(), &[]);
     let began = Instant::now();
     bench.register(&plugin).await.unwrap();
     for round in 1..=6 {
+        while plugin.event().await != Event::ListWatched {}
+        plugin.fail_lists(Status::internal("driver unloaded"));
         let (id, _) = bench.arrived().await;
+        bench.listed(id, &[]).await;
         assert_eq!(id, round);
-        assert!(bench.left(id).await.message.contains("without an ID"));
+        assert!(bench.left(id).await.message.contains("driver unloaded"));
     }
     assert!(began.elapsed() >= limit::RECONNECT_MIN * (1 + 2 + 4 + 8 + 16), "{:?}", began.elapsed());
 }
@@ -357,7 +360,7 @@ async fn a_plugin_whose_socket_is_gone_for_the_grace_period_is_given_up() {
     // From here on there is no IO but looks at the folder, so that the clock may turn by itself.
     tokio::time::pause();
     bench.tasks.finished().await;
-    assert!(lost.elapsed() >= limit::DEVICE_PLUGIN_GRACE, "{:?}", lost.elapsed());
+    assert!(lost.elapsed() >= limit::RESOURCE_GRACE, "{:?}", lost.elapsed());
     assert!(bench.endpoints.0.slots().is_empty());
     assert!(bench.is_quiet());
 }

@@ -139,7 +139,7 @@ impl DeviceDriver for DevicePlugin {
     }
 
     async fn pre_start(&self, call: &Call, device_ids: &[String]) -> Result<(), Problem> {
-        let deadline = call.deadline.min(limit::PRE_START_DEADLINE);
+        let deadline = call.deadline.min(limit::PRE_START);
         let call = Call { request_id: call.request_id.clone(), deadline };
         let message = wire::PreStartContainerRequest { devices_ids: device_ids.to_vec() };
         let mut client = self.client.clone();
@@ -174,19 +174,13 @@ async fn read(
         Ok(answer) => answer.into_inner(),
         Err(status) => return problem::of_status(resource, &status),
     };
-    let mut complained = false;
     loop {
         let (newest, end) = newest(&mut stream).await;
         if let Some(list) = newest {
-            let listed = match convert::device_plugin::listed(list) {
-                Ok(listed) => listed,
+            match convert::device_plugin::listed(list) {
+                Ok(listed) => lists.send_replace(Some(listed)),
                 Err(why) => return problem::not_valid(resource, &why),
             };
-            let (repeated, strange_nodes) = (listed.repeated, listed.strange_nodes);
-            if repeated + strange_nodes > 0 && !std::mem::replace(&mut complained, true) {
-                tracing::warn!(%resource, repeated, strange_nodes, "the device plugin lists devices twice, or NUMA nodes that cannot be");
-            }
-            lists.send_replace(Some(listed.devices));
         }
         match end {
             None => tokio::time::sleep(limit::LIST_PACE).await,

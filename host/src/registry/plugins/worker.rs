@@ -214,8 +214,7 @@ impl Worker {
             view.name = None;
             view.state = DriverState::Described;
             view.summary = format!("device plugin for {}", offer.resource);
-            view.reason =
-                "registered; waits for the device manager, so its devices are not handed out".to_owned();
+            view.reason = "registered; the device manager connects to it".to_owned();
             view.version = "v1beta1".to_owned();
         });
         self.shared.device_plugins.put(&self.source, offer);

@@ -1,6 +1,6 @@
 //! The device plugin API, `v1beta1`: what a plugin lists and what it answers, checked.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
@@ -9,7 +9,7 @@ use super::{at_most, shown, unique};
 use crate::driver::DeviceOptions;
 use crate::model::limit::{
     ALLOCATION_ANNOTATIONS_BYTES_MAX, ALLOCATION_ENTRIES_MAX, ALLOCATION_ENV_BYTES_MAX, ENV_NAME_BYTES_MAX,
-    LISTED_DEVICES_MAX, LISTED_ID_BYTES_MAX, NUMA_NODES_MAX, PATH_BYTES_MAX,
+    LISTED_DEVICES_MAX, PATH_BYTES_MAX,
 };
 use crate::model::{
     AllocationMount, AllocationNode, ContainerAllocation, PluginDevice, is_cdi_qualified_name, is_label_key,
@@ -18,16 +18,6 @@ use crate::model::{
 /// The one word for a device that can be used (device plugin API).
 const HEALTHY: &str = "Healthy";
 
-/// A list, and what of it was passed over.
-#[derive(Debug, PartialEq, Eq)]
-pub(in crate::driver::grpc) struct Listed {
-    pub(in crate::driver::grpc) devices: Arc<[PluginDevice]>,
-    /// Devices that were there before in the list.
-    pub(in crate::driver::grpc) repeated: usize,
-    /// NUMA nodes below zero, or beyond every machine.
-    pub(in crate::driver::grpc) strange_nodes: usize,
-}
-
 pub(in crate::driver::grpc) fn options(options: wire::DevicePluginOptions) -> DeviceOptions {
     DeviceOptions {
         pre_start_required: options.pre_start_required,
@@ -35,41 +25,22 @@ pub(in crate::driver::grpc) fn options(options: wire::DevicePluginOptions) -> De
     }
 }
 
-/// Of a device that is listed twice the later place counts, as in a kubelet, and it is healthy only if every place says so.
-pub(in crate::driver::grpc) fn listed(list: wire::ListAndWatchResponse) -> Result<Listed, String> {
+/// As the plugin has it: what of it is used is for the device manager to say, which shows what is wrong with it.
+pub(in crate::driver::grpc) fn listed(
+    list: wire::ListAndWatchResponse,
+) -> Result<Arc<[PluginDevice]>, String> {
     at_most("devices", list.devices.len(), LISTED_DEVICES_MAX)?;
-    let (mut repeated, mut strange_nodes) = (0, 0);
-    let mut devices: Vec<PluginDevice> = Vec::with_capacity(list.devices.len());
-    let mut places: HashMap<String, usize> = HashMap::with_capacity(list.devices.len());
-    for device in list.devices {
-        let device = listed_device(device, &mut strange_nodes)?;
-        if let Some(place) = places.get(&device.id) {
-            repeated += 1;
-            let healthy = devices[*place].healthy && device.healthy;
-            devices[*place] = PluginDevice { healthy, ..device };
-        } else {
-            places.insert(device.id.clone(), devices.len());
-            devices.push(device);
-        }
-    }
-    Ok(Listed { devices: devices.into(), repeated, strange_nodes })
+    Ok(list.devices.into_iter().map(listed_device).collect())
 }
 
-fn listed_device(device: wire::Device, strange_nodes: &mut usize) -> Result<PluginDevice, String> {
-    let id = device.id;
-    if id.is_empty() {
-        return Err("a device without an ID".to_owned());
-    }
-    let place = || format!("device {}", shown(&id));
-    bytes(&format!("the ID of {}", place()), &id, LISTED_ID_BYTES_MAX)?;
+fn listed_device(device: wire::Device) -> PluginDevice {
     let nodes = device.topology.unwrap_or_default().nodes;
-    at_most("NUMA nodes", nodes.len(), NUMA_NODES_MAX).map_err(|why| format!("{}: {why}", place()))?;
-    let all = nodes.len();
-    let mut numa_nodes: Vec<u32> = nodes.iter().filter_map(|node| u32::try_from(node.id).ok()).collect();
-    *strange_nodes += all - numa_nodes.len();
+    // What is below zero becomes a node that no machine has.
+    let mut numa_nodes: Vec<_> =
+        nodes.iter().map(|node| u32::try_from(node.id).unwrap_or(u32::MAX)).collect();
     numa_nodes.sort_unstable();
     numa_nodes.dedup();
-    Ok(PluginDevice { id, healthy: device.health == HEALTHY, numa_nodes })
+    PluginDevice { id: device.id, healthy: device.health == HEALTHY, numa_nodes }
 }
 
 pub(in crate::driver::grpc) fn allocate_request(device_ids: &[String]) -> wire::AllocateRequest {

@@ -243,10 +243,10 @@ async fn a_hundred_thousand_devices_are_taken_and_a_message_that_is_too_long_end
 #[tokio::test]
 async fn a_list_that_breaks_a_rule_ends_the_stream_with_the_rule() {
     let bench = Bench::new(Script::ok()).await;
-    bench.plugin.list(vec![Device::healthy("")]);
+    bench.plugin.list_raw(vec![Default::default(); limit::LISTED_DEVICES_MAX + 1]);
     let problem = bench.driver.follow("r-1".into()).end.await.unwrap();
     assert_eq!(problem.code, "driver-answer-not-valid");
-    assert!(problem.message.contains("a device without an ID"), "{problem}");
+    assert!(problem.message.contains("163841 devices, at most 163840"), "{problem}");
 }
 
 #[tokio::test]
