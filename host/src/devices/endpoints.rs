@@ -124,12 +124,13 @@ impl<S: PluginSink> Endpoints<S> {
     async fn attempt(&self, turn: &Turn<S>, place: &Place, origin: &Origin) -> Result<(), Problem> {
         let plugin = tokio::select! {
             biased;
-            // Its connection is closed again.
+            // The connection is closed again, here and below.
             () = turn.superseded.cancelled() => return Err(turn.given_up()),
+            () = self.0.tasks.stopped() => return Err(stopping()),
             plugin = self.shake_hands(&turn.resource, place) => plugin?,
         };
         let taken = self.hand_over(turn, place.clone(), origin.clone(), plugin)?;
-        taken.await.map_err(|_| Problem::unavailable("daemon-stopping", "the daemon is about to end"))
+        taken.await.map_err(|_| stopping())
     }
 
     async fn shake_hands(&self, resource: &ExtendedResource, place: &Place) -> Result<DevicePlugin, Problem> {
@@ -246,6 +247,10 @@ impl<S: PluginSink> Drop for Turn<S> {
             None => drop(slots.remove(&self.resource)),
         }
     }
+}
+
+fn stopping() -> Problem {
+    Problem::unavailable("daemon-stopping", "the daemon is about to end")
 }
 
 fn too_many(resource: &ExtendedResource) -> Problem {

@@ -4,6 +4,7 @@ mod daemon;
 mod history;
 mod interrupted;
 mod life;
+mod plugins;
 mod pools;
 
 use std::collections::BTreeMap;

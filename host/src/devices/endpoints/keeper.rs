@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::place::{MISSING, Place};
-use super::{Origin, PluginSink, Shared};
+use super::{Origin, PluginSink, Shared, stopping};
 use crate::base::backoff::Backoff;
 use crate::base::request;
 use crate::driver::grpc::{DevicePlugin, Following};
@@ -185,8 +185,7 @@ async fn follow<S: PluginSink>(
             // A list that is not taken now is the newest at the next call.
             changed = serving.following.lists.changed() => {
                 if changed.is_err() {
-                    let stopping = |_| Problem::unavailable("daemon-stopping", "the daemon is about to end");
-                    return (&mut serving.following.end).await.unwrap_or_else(stopping);
+                    return (&mut serving.following.end).await.unwrap_or_else(|_| stopping());
                 }
                 let list = serving.following.lists.borrow_and_update().clone();
                 let list = list.as_deref().unwrap_or_default();
