@@ -63,7 +63,7 @@ use table::Table;
 /// How the manager behaves where that is a matter of choice.
 #[derive(Debug, Clone)]
 pub struct DeviceSettings {
-    /// Deadline of a plugin's calls for one request.
+    /// Deadline of a plugin's calls while a request's devices are chosen, and anew while they are allocated.
     pub call_deadline: Duration,
     /// Deadline of a call before a container starts.
     pub pre_start_deadline: Duration,
