@@ -217,7 +217,7 @@ impl Devices {
         self.0.tasks.complete("pod-devices", work).await.unwrap_or_else(|| Err(allocate::interrupted()))
     }
 
-    /// What a pod has.
+    /// What a pod has. Until `allocate` has answered, entries may be there that are not durable yet, or not complete.
     pub fn allocation(&self, pod: &str) -> Option<Arc<PodAllocation>> {
         self.0.state().table.pod(pod).cloned()
     }
