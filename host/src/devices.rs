@@ -65,7 +65,7 @@ use table::Table;
 /// How the manager behaves where that is a matter of choice.
 #[derive(Debug, Clone)]
 pub struct DeviceSettings {
-    /// Deadline of a plugin's calls for one request.
+    /// Deadline of a plugin's calls while a request's devices are chosen, and anew while they are allocated.
     pub call_deadline: Duration,
     /// Deadline of a call before a container starts.
     pub pre_start_deadline: Duration,
@@ -219,7 +219,7 @@ impl Devices {
         self.0.tasks.complete("pod-devices", work).await.unwrap_or_else(|| Err(allocate::interrupted()))
     }
 
-    /// What a pod has.
+    /// What a pod has. Until `allocate` has answered, entries may be there that are not durable yet, or not complete.
     pub fn allocation(&self, pod: &str) -> Option<Arc<PodAllocation>> {
         self.0.state().table.pod(pod).cloned()
     }

@@ -20,7 +20,7 @@ use crate::checkpoint::Change;
 use crate::driver::{Call, DeviceDriver};
 use crate::model::{
     AllocationEntry, DriverName, ExtendedResource, ObjectRef, PluginDevice, PodAllocation, PodRequest,
-    PooledClaim, Problem, Uid,
+    PooledClaim, Problem, Uid, limit,
 };
 
 /// What a want comes to. None: nothing is wanted, and nothing is held.
@@ -196,6 +196,9 @@ impl Inner {
     ) -> Result<AllocationEntry, Problem> {
         if job.held(want).is_some() {
             return Err(choose::lost(want.resource.as_str(), &want.container));
+        }
+        if want.count > limit::ALLOCATED_DEVICES_MAX {
+            return Err(too_many(want));
         }
         let (pod, resource) = (job.pod(), &want.resource);
         let claim = pooled::pooled(pod, &want.container, resource, driver)?;
@@ -403,6 +406,14 @@ fn outcome(job: &Job<'_>, want: &Want, ends: &BTreeMap<Key, Chosen>) -> Resource
     }
     let end = end.map(|entry| entry.map(|entry| entry.devices).unwrap_or_default());
     ResourceOutcome { container: want.container.clone(), resource: want.resource.clone(), end }
+}
+
+fn too_many(want: &Want) -> Problem {
+    let Want { container, resource, count, .. } = want;
+    let max = limit::ALLOCATED_DEVICES_MAX;
+    let message =
+        format!("container {container} wants {count} devices of {resource}, and a claim has {max} at most");
+    Problem::invalid("too-many-devices", message)
 }
 
 /// Ends a plugin's call at the deadline, whatever the plugin does.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::{ContainerAllocation, ExtendedResource};
+use crate::model::{ContainerAllocation, ExtendedResource, PodAllocation};
 
 /// One container's devices of all resources.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,6 +19,13 @@ pub fn merge(parts: &BTreeMap<ExtendedResource, ContainerAllocation>) -> Merged 
         merged.add(resource, part);
     }
     merged
+}
+
+/// What a container was given by plugins.
+pub fn container(allocation: &PodAllocation, container: &str) -> Merged {
+    let entries = allocation.entries.iter().filter(|entry| entry.container == container);
+    let parts = entries.filter_map(|entry| Some((entry.resource.clone(), entry.response.clone()?)));
+    merge(&parts.collect())
 }
 
 impl Merged {

@@ -254,3 +254,63 @@ fn leave_at(offers: &mut Vec<Offer>, at: usize, now: Instant) -> bool {
     }
     was_there
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::fixtures::{device, devices, driver, resource};
+
+    const GRACE: Duration = Duration::from_secs(300);
+
+    fn pools(drivers: &[&str]) -> PoolOffers {
+        let listed = |short: &str| Listed::new(devices([device(&format!("{short}/0"), &[])]));
+        drivers.iter().map(|short| ((resource("gpu"), driver(short)), listed(short))).collect()
+    }
+
+    /// The source of `example.com/gpu`, and whether it is there.
+    fn source(resources: &Resources) -> Option<(ResourceSource, bool)> {
+        resources.source(&resource("gpu")).map(|offer| (offer.origin.source(), offer.is_active()))
+    }
+
+    #[test]
+    fn of_pools_of_two_drivers_the_first_is_the_source_until_it_is_gone_for_good() {
+        let (mut resources, start) = (Resources::default(), Instant::now());
+        let of = |short: &str| ResourceSource::Pools(driver(short));
+        let gpu = BTreeSet::from([resource("gpu")]);
+        assert_eq!(resources.set_pools(pools(&["b"]), start), gpu);
+        assert_eq!(resources.set_pools(pools(&["a", "b"]), start), gpu);
+        assert!(resources.set_pools(pools(&["a", "b"]), start).is_empty());
+        let contenders = resources.contenders();
+        assert_eq!(contenders.len(), 1);
+        assert!(
+            contenders[0].waits.ends_with("a.example.com") && contenders[0].keeps.ends_with("b.example.com")
+        );
+
+        resources.set_pools(pools(&["a"]), start);
+        assert_eq!(source(&resources), Some((of("b"), false)));
+        resources.set_pools(pools(&["a", "b"]), start + GRACE / 2);
+        assert_eq!((source(&resources), resources.next_expiry(GRACE)), (Some((of("b"), true)), None));
+
+        resources.set_pools(pools(&["a"]), start);
+        assert_eq!(resources.next_expiry(GRACE), Some(start + GRACE));
+        assert!(resources.expire(start + GRACE / 2, GRACE).is_empty());
+        assert_eq!(resources.expire(start + GRACE, GRACE), gpu);
+        assert_eq!(source(&resources), Some((of("a"), true)));
+        resources.set_pools(pools(&[]), start);
+        resources.expire(start + GRACE, GRACE);
+        assert_eq!(
+            (source(&resources), resources.removed().collect::<Vec<_>>()),
+            (None, vec![&resource("gpu")])
+        );
+    }
+
+    #[test]
+    fn what_is_remembered_makes_way_for_whoever_comes() {
+        let now = Instant::now();
+        let mut resources = Resources::remembered(BTreeSet::from([resource("gpu")]), now);
+        assert_eq!(source(&resources), Some((ResourceSource::Remembered, false)));
+        resources.set_pools(pools(&["a"]), now);
+        assert_eq!(source(&resources), Some((ResourceSource::Pools(driver("a")), true)));
+        assert!(resources.contenders().is_empty());
+    }
+}

@@ -9,8 +9,8 @@ mod pools;
 
 use std::collections::BTreeMap;
 
-use super::HintScope;
 use super::fixtures::{device, ids, pod, resource, sick, uid};
+use super::{HintScope, merge};
 use crate::model::{AllocationMount, ContainerAllocation, ContainerKind, PluginDevice, Problem};
 
 use daemon::{FakePlugin, Home, app, container, ends, request};
@@ -44,6 +44,8 @@ async fn containers_are_given_devices_until_there_are_too_few() {
         Some(env("GPU")),
         "as the plugin said it"
     );
+    assert_eq!(merge::container(&held, "main").allocation, env("GPU"));
+    assert_eq!(merge::container(&held, "other"), merge::Merged::default());
     let view = daemon.view("gpu").unwrap();
     assert_eq!(view.devices[1].pods, [pod("a")]);
     assert_eq!((view.capacity(), view.allocatable()), (2, 2), "allocated or not");

@@ -99,6 +99,7 @@ async fn devices_that_claims_hold_are_not_given() {
     let home = Home::new();
     let daemon = start(&home, &published("gpu", &[("0", &[]), ("1", &[])])).await;
     daemon.holders.hold("pool/0", &stranger());
+    assert_eq!(ends(&daemon.allocate("a", &app(&[("gpu", 33)])).await), ["too-many-devices"]);
     assert_eq!(ends(&daemon.allocate("a", &app(&[("gpu", 2)])).await), ["too-few-devices"]);
     assert_eq!(ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["pool/1"]);
     let own = daemon.devices.allocation("uid-a").unwrap().entries[0].claim.clone().unwrap().id;
