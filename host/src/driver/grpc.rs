@@ -1,7 +1,8 @@
 //! Native plugins: programs that speak the kubelet's protocols on Unix sockets of their own.
 //!
 //! Owns the connections to them, the steps of a registration, and the calls. Is given sockets by the registry and the device
-//! manager; gives back a `ClaimDriver` or a `DeviceDriver`. What a plugin answers is checked like anything from outside. Never decides who serves.
+//! manager; gives back a `ClaimDriver` or a `DeviceDriver`. What a plugin answers is checked like anything from outside. Never
+//! decides who serves.
 
 mod connection;
 mod convert;

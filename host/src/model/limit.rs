@@ -164,8 +164,9 @@ pub const PLUGIN_CDI_NAMES_MAX: usize = 64;
 pub const CDI_NAME_BYTES_MAX: usize = 3 * 255;
 /// Bytes of a share's ID: a UUID has 36.
 pub const SHARE_ID_BYTES_MAX: usize = 64;
-/// Devices in one message of a device plugin; how many are used is for `RESOURCE_DEVICES_MAX`. A message of `PLUGIN_ANSWER_BYTES_MAX` has no room for more with an ID of 16 bytes and a
-/// health each, and an emptier message may not cost more memory than a full one.
+/// Devices in one message of a device plugin; how many are used is for `RESOURCE_DEVICES_MAX`. A message of
+/// `PLUGIN_ANSWER_BYTES_MAX` has no room for more with an ID of 16 bytes and a health each, and an emptier message may not cost more
+/// memory than a full one.
 pub const LISTED_DEVICES_MAX: usize = 160 << 10;
 /// From a device plugin's list to the next look at its stream: of what came between only the newest counts, so that a plugin whose
 /// devices flap costs no more than twenty lists a second.
