@@ -21,12 +21,16 @@ use crate::checkpoint::Checkpoint;
 use crate::claims::source::ClaimFolder;
 use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable};
 use crate::config::Config;
+use crate::devices::endpoints::Endpoints;
+use crate::devices::registration;
+use crate::devices::{self, DeviceHolders, DeviceParts, DeviceSettings, Devices};
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::specs::{self, SpecEvent};
 use crate::discovery::{files, sockets};
 use crate::driver::NodeFacts;
+use crate::driver::grpc::PluginSteps;
 use crate::driver::wasm::{WasmHost, WasmSettings};
-use crate::model::limit;
+use crate::model::{DriverName, ObjectRef, limit};
 use crate::north::node_api::{self, NodeApi};
 use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
@@ -136,8 +140,21 @@ impl Daemon {
             tasks: work.clone(),
         });
         claims.start(watch_specs(&config, &intake));
+        let devices = Devices::new(DeviceParts {
+            records: opened.allocations,
+            checkpoint: opened.checkpoint.clone(),
+            registry: registry.clone(),
+            holders: Arc::new(ClaimHolders { claims: claims.clone(), registry: registry.clone() }),
+            settings: device_settings(&config),
+            changes: changes.clone(),
+            conditions: conditions.clone(),
+            tasks: work.clone(),
+        });
+        devices.start();
         watch_drivers(&config, &drivers, registry.clone(), host);
-        watch_plugins(&config, &drivers, registry.clone());
+        let device_plugins = DevicePlugins::default();
+        watch_plugins(&config, &drivers, registry.clone(), device_plugins.clone());
+        serve_device_plugins(&config, &drivers, devices, device_plugins).await?;
         let api = NodeApi {
             claims,
             registry,
@@ -165,6 +182,31 @@ impl Daemon {
     }
 }
 
+/// What the device manager asks the claim manager: the two do not know each other.
+struct ClaimHolders {
+    claims: Claims,
+    registry: Registry,
+}
+
+impl DeviceHolders for ClaimHolders {
+    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
+        let identity = self.registry.device(driver, pool, device).map(|device| device.identity);
+        self.claims.keepers_of(driver, pool, device, &identity.unwrap_or_default())
+    }
+}
+
+fn device_settings(config: &Config) -> DeviceSettings {
+    let nodes = std::fs::read_to_string("/sys/devices/system/node/online").ok();
+    DeviceSettings {
+        call_deadline: config.call_deadline,
+        pre_start_deadline: limit::PRE_START,
+        grace: limit::RESOURCE_GRACE,
+        // A kernel without NUMA has no such file, and one node.
+        numa_nodes: nodes.and_then(|text| devices::parse_nodes(&text)).unwrap_or_else(|| vec![0]),
+        host_root: "/".into(),
+    }
+}
+
 fn watch_drivers(config: &Config, tasks: &Tasks, registry: Registry, host: Arc<WasmHost>) {
     let kernel = KernelEvents::default();
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
@@ -175,9 +217,8 @@ fn watch_drivers(config: &Config, tasks: &Tasks, registry: Registry, host: Arc<W
     tasks.spawn("driver-folder", files::watch(config.paths.drivers.clone(), tasks.clone(), sender));
 }
 
-fn watch_plugins(config: &Config, tasks: &Tasks, registry: Registry) {
+fn watch_plugins(config: &Config, tasks: &Tasks, registry: Registry, device_plugins: DevicePlugins) {
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
-    let device_plugins = DevicePlugins::default();
     let plugins = Plugins { registry, device_plugins, times: PluginTimes::default(), tasks: tasks.clone() };
     tasks.spawn("plugins", plugins.run(events));
     tasks
@@ -188,6 +229,21 @@ fn watch_specs(config: &Config, tasks: &Tasks) -> mpsc::Receiver<SpecEvent> {
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     tasks.spawn("cdi-folder", specs::watch(config.paths.cdi.clone(), tasks.clone(), sender));
     events
+}
+
+/// Device plugins, by both ways of registration. Those that see the new socket register as soon as it is there, so this comes last.
+async fn serve_device_plugins(
+    config: &Config,
+    tasks: &Tasks,
+    devices: Devices,
+    registered: DevicePlugins,
+) -> Result<()> {
+    let folder = config.paths.device_plugins.clone();
+    let listener = registration::listen(&folder).await?;
+    let endpoints = Endpoints::new(devices, PluginSteps::default(), tasks.clone());
+    tasks.spawn("device-plugin-sockets", endpoints.clone().follow(registered));
+    tasks.spawn("device-plugin-api", registration::serve(listener, folder, endpoints, tasks.clone()));
+    Ok(())
 }
 
 fn prepare_folders(config: &Config) -> Result<()> {

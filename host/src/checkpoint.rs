@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::base::conditions::Conditions;
 use crate::base::tasks::Tasks;
-use crate::model::{ClaimRecord, PodRecord, ReleaseRecord, Uid, limit};
+use crate::model::{ClaimRecord, PodAllocation, PodRecord, ReleaseRecord, Uid, limit};
 
 pub use error::{CommitError, OpenError, ReadError};
 pub use format::{FORMAT_VERSION, Meta, Skipped, Table};
@@ -49,6 +49,8 @@ pub enum Change {
     DeletePod(Uid),
     PutReleased(Arc<ReleaseRecord>),
     DeleteReleased(Uid),
+    PutAllocation(Arc<PodAllocation>),
+    DeleteAllocation(Uid),
 }
 
 /// Handle to the checkpoint. Clones write to the same file; it is closed when the last one is gone.
@@ -65,6 +67,7 @@ pub struct Opened {
     pub claims: Vec<ClaimRecord>,
     pub pods: Vec<PodRecord>,
     pub released: Vec<ReleaseRecord>,
+    pub allocations: Vec<PodAllocation>,
     /// A file that could not be read and was replaced by a new one.
     pub set_aside: Option<SetAside>,
     /// Records that could not be read. They stay in the file; one that is written anew goes to the table `unreadable`.
@@ -74,7 +77,10 @@ pub struct Opened {
 impl Opened {
     /// Whether it has no record of anything: it is new, or every claim was given up.
     pub fn is_empty(&self) -> bool {
-        self.claims.is_empty() && self.pods.is_empty() && self.skipped.is_empty()
+        self.claims.is_empty()
+            && self.pods.is_empty()
+            && self.allocations.is_empty()
+            && self.skipped.is_empty()
     }
 }
 
@@ -101,8 +107,8 @@ fn open_with(path: &Path, upgrades: &Upgrades) -> Result<Opened, OpenError> {
     let checkpoint = start(found.database, opener, found.contents.precious()).map_err(|source| {
         OpenError::Io { path: path.to_owned(), doing: "start the writer thread of", source }
     })?;
-    let Contents { claims, pods, released, skipped, .. } = found.contents;
-    Ok(Opened { checkpoint, claims, pods, released, set_aside: found.set_aside, skipped })
+    let Contents { claims, pods, released, allocations, skipped, .. } = found.contents;
+    Ok(Opened { checkpoint, claims, pods, released, allocations, set_aside: found.set_aside, skipped })
 }
 
 fn start(

@@ -7,7 +7,6 @@
 mod answer;
 mod calls;
 mod files;
-mod locks;
 pub mod machine;
 pub mod manifest;
 mod outlook;
@@ -36,6 +35,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use crate::base::changes::Changes;
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
+use crate::base::locks::Locks;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir};
 use crate::checkpoint::{Change, Checkpoint};
@@ -48,7 +48,6 @@ use crate::model::{
 use crate::registry::Registry;
 
 pub use answer::ContainerAnswer;
-use locks::Locks;
 pub use outlook::{ClaimView, DriverOutlook, RefusedClaim, Retry};
 use reconcile::Waits;
 use refusals::Refusals;
@@ -108,9 +107,9 @@ pub struct Claims(Arc<Inner>);
 struct Inner {
     table: SharedTable,
     /// One request at a time for a pod, so that an unprepare finds what a prepare before it took. Taken before `claim_locks`.
-    pod_locks: Locks,
+    pod_locks: Locks<Uid>,
     /// One operation at a time for a claim.
-    claim_locks: Locks,
+    claim_locks: Locks<Uid>,
     checkpoint: Checkpoint,
     cdi: CdiDir,
     registry: Registry,
@@ -308,6 +307,17 @@ impl Claims {
     pub fn holders_of(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
         let table = self.0.table.lock();
         table.users_of(driver, pool, device).map(|record| record.id.clone()).collect()
+    }
+
+    /// Claims that keep a device from being held alone; `identity`: the hardware behind it.
+    pub fn keepers_of(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+        identity: &[String],
+    ) -> Vec<ObjectRef> {
+        self.0.table.lock().keepers(driver, pool, device, identity)
     }
 
     /// Every pod that holds something, by namespace and name.

@@ -117,6 +117,8 @@ pub struct Paths {
     pub drivers: PathBuf,
     /// Registration sockets of native plugins.
     pub plugins_registry: PathBuf,
+    /// The socket on which device plugins register, and theirs beside it.
+    pub device_plugins: PathBuf,
     pub checkpoint: PathBuf,
     pub claims: PathBuf,
     pub cache: PathBuf,
@@ -132,6 +134,7 @@ impl Paths {
         Self {
             drivers: root.join("var/lib/nodedock/drivers"),
             plugins_registry: root.join("var/lib/nodedock/plugins_registry"),
+            device_plugins: root.join("var/lib/nodedock/device-plugins"),
             checkpoint: root.join("var/lib/nodedock/checkpoint.redb"),
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),

@@ -1,4 +1,4 @@
-//! Sockets to listen on.
+//! Sockets to listen on, for plugins that tests can break.
 
 use std::io;
 use std::path::Path;
@@ -12,10 +12,10 @@ use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-pub(crate) type Incoming = Pin<Box<dyn Stream<Item = io::Result<Breakable>> + Send>>;
+pub type Incoming = Pin<Box<dyn Stream<Item = io::Result<Breakable>> + Send>>;
 
 /// Listens on `path`. A socket that a process before left there is replaced.
-pub(crate) fn listen(path: &Path, stop: &CancellationToken) -> io::Result<Incoming> {
+pub fn listen(path: &Path, stop: &CancellationToken) -> io::Result<Incoming> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -34,7 +34,7 @@ pub(crate) fn listen(path: &Path, stop: &CancellationToken) -> io::Result<Incomi
 }
 
 /// A stream that breaks when the plugin dies, as the kernel breaks those of a process that is killed.
-pub(crate) struct Breakable {
+pub struct Breakable {
     stream: Connection,
     broken: Pin<Box<WaitForCancellationFutureOwned>>,
 }

@@ -4,7 +4,7 @@
 //! watches, it says who it is and where its driver service is. On the driver's socket it prepares claims. `Plugin::start` does
 //! both; what is answered to a claim is up to a `Script`, so that tests can make it answer wrongly, late or not at all.
 
-mod incoming;
+pub mod incoming;
 mod options;
 mod script;
 mod services;

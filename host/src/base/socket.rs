@@ -42,7 +42,8 @@ pub async fn bind(path: &Path) -> Result<UnixListener, BindError> {
     Ok(listener)
 }
 
-async fn refuse_occupied(path: &Path) -> Result<(), BindError> {
+/// An error if somebody listens on `path`, or what is there is no socket.
+pub async fn refuse_occupied(path: &Path) -> Result<(), BindError> {
     use std::os::unix::fs::FileTypeExt;
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -13,7 +13,7 @@ use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::writer::Write;
 use super::{Change, CommitError, carry};
 use crate::base::clock;
-use crate::model::{ClaimRecord, PodRecord, ReleaseRecord, Uid};
+use crate::model::{ClaimRecord, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
 /// Version of the tables and of what their keys mean.
 pub const FORMAT_VERSION: u32 = 1;
@@ -25,6 +25,7 @@ const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
 /// Made when it is first written: a release that does not know it lets it be.
 const RELEASED: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("released");
+const ALLOCATIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("allocations");
 pub(super) const UNREADABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("unreadable");
 
 const META_FORMAT: &str = "format";
@@ -39,16 +40,18 @@ pub enum Table {
     Claims,
     Pods,
     Released,
+    Allocations,
 }
 
 impl Table {
-    pub(super) const ALL: [Self; 3] = [Self::Claims, Self::Pods, Self::Released];
+    pub(super) const ALL: [Self; 4] = [Self::Claims, Self::Pods, Self::Released, Self::Allocations];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Claims => "claims",
             Self::Pods => "pods",
             Self::Released => "released",
+            Self::Allocations => "allocations",
         }
     }
 
@@ -57,6 +60,7 @@ impl Table {
             Self::Claims => CLAIMS,
             Self::Pods => PODS,
             Self::Released => RELEASED,
+            Self::Allocations => ALLOCATIONS,
         }
     }
 }
@@ -95,6 +99,7 @@ pub(super) struct Contents {
     pub(super) claims: Vec<ClaimRecord>,
     pub(super) pods: Vec<PodRecord>,
     pub(super) released: Vec<ReleaseRecord>,
+    pub(super) allocations: Vec<PodAllocation>,
     pub(super) skipped: Vec<Skipped>,
     /// Records that say more than this release reads.
     pub(super) partly: HashSet<(Table, String)>,
@@ -154,6 +159,8 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::DeletePod(uid) => Ok(Write { table: Table::Pods, key: uid, value: None }),
         Change::PutReleased(record) => put(Table::Released, &record.id.uid, &record),
         Change::DeleteReleased(uid) => Ok(Write { table: Table::Released, key: uid, value: None }),
+        Change::PutAllocation(record) => put(Table::Allocations, record.uid(), &*record),
+        Change::DeleteAllocation(uid) => Ok(Write { table: Table::Allocations, key: uid, value: None }),
     }
 }
 
@@ -208,6 +215,7 @@ pub(super) fn carry_over(table: Table, before: &[u8], new: &[u8]) -> Result<Vec<
         Table::Claims => as_known::<ClaimRecord>(&stored),
         Table::Pods => as_known::<PodRecord>(&stored),
         Table::Released => as_known::<ReleaseRecord>(&stored),
+        Table::Allocations => as_known::<PodAllocation>(&stored),
     };
     let mut new = json_of(new, &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);
@@ -242,6 +250,12 @@ impl Keyed for ReleaseRecord {
     }
 }
 
+impl Keyed for PodAllocation {
+    fn key(&self) -> &Uid {
+        self.uid()
+    }
+}
+
 fn decode_under<R: DeserializeOwned + Keyed>(
     key: &str,
     value: &[u8],
@@ -265,6 +279,7 @@ pub(super) fn load(
     contents.claims = load_table(&read, Table::Claims, steps, &mut contents)?;
     contents.pods = load_table(&read, Table::Pods, steps, &mut contents)?;
     contents.released = load_table(&read, Table::Released, steps, &mut contents)?;
+    contents.allocations = load_table(&read, Table::Allocations, steps, &mut contents)?;
     contents.unreadable = count(&read)?;
     Ok(Some(contents))
 }

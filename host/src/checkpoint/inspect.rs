@@ -2,7 +2,7 @@
 //! opens those. Works beside a running daemon: each commit leaves the pages of the one before it in place, so that a copy is
 //! whole if its checksums agree; if not, it is taken again.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::format::{self, Contents, FORMAT_VERSION, LoadError, Meta, Skipped};
 use super::upgrade::UPGRADES;
 use super::{ReadError, file, writer};
-use crate::model::{ClaimRecord, PodRecord, ReleaseRecord};
+use crate::model::{ClaimRecord, PodAllocation, PodRecord, ReleaseRecord};
 
 /// Copies of a file that changes meanwhile; each takes a few milliseconds.
 const ATTEMPTS: u32 = 8;
@@ -29,6 +29,7 @@ pub struct Dump {
     pub pods: Vec<PodRecord>,
     /// Claims that were given up by hand.
     pub released: Vec<ReleaseRecord>,
+    pub allocations: Vec<PodAllocation>,
     pub skipped: Vec<Skipped>,
     /// Values that were unreadable and then written anew.
     pub unreadable: u64,
@@ -54,6 +55,7 @@ pub struct Report {
     pub bytes: u64,
     pub claims: usize,
     pub pods: usize,
+    pub allocations: usize,
     pub skipped: Vec<Skipped>,
     pub unreadable: u64,
     /// What does not agree between the records, one sentence each.
@@ -72,21 +74,23 @@ impl Report {
 /// Reads a checkpoint; the file is not changed, and a daemon may have it open.
 pub fn read(path: &Path) -> Result<Dump, ReadError> {
     let Copy { contents, .. } = copy(path)?;
-    let Contents { meta, claims, pods, released, skipped, unreadable, .. } = contents;
-    Ok(Dump { meta, claims, pods, released, skipped, unreadable })
+    let Contents { meta, claims, pods, released, allocations, skipped, unreadable, .. } = contents;
+    Ok(Dump { meta, claims, pods, released, allocations, skipped, unreadable })
 }
 
 /// Checks a checkpoint; the file is not changed, and a daemon may have it open.
 pub fn verify(path: &Path) -> Result<Report, ReadError> {
     let Copy { integrity, contents, bytes } = copy(path)?;
-    let findings = disagreements(&contents.claims, &contents.pods);
-    let Contents { meta, claims, pods, skipped, unreadable, .. } = contents;
+    let mut findings = disagreements(&contents.claims, &contents.pods);
+    findings.extend(given_twice(&contents.allocations));
+    let Contents { meta, claims, pods, allocations, skipped, unreadable, .. } = contents;
     Ok(Report {
         integrity,
         meta,
         bytes,
         claims: claims.len(),
         pods: pods.len(),
+        allocations: allocations.len(),
         skipped,
         unreadable,
         findings,
@@ -184,6 +188,26 @@ fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
                 "claim {} ({}) is held by the pod {pod} ({uid}), which has no record",
                 claim.id, claim.id.uid
             ));
+        }
+    }
+    findings
+}
+
+/// Devices of an extended resource that more than one pod has.
+fn given_twice(allocations: &[PodAllocation]) -> Vec<String> {
+    let mut owners = HashMap::new();
+    let mut findings = Vec::new();
+    for allocation in allocations {
+        for entry in &allocation.entries {
+            for device in entry.devices.keys() {
+                let other = *owners.entry((&entry.resource, device)).or_insert(&allocation.pod);
+                if other.uid != allocation.pod.uid {
+                    findings.push(format!(
+                        "the device {device:?} of {} is given to the pod {other} ({}) and to the pod {} ({})",
+                        entry.resource, other.uid, allocation.pod, allocation.pod.uid
+                    ));
+                }
+            }
         }
     }
     findings

@@ -7,7 +7,10 @@ use redb::Builder;
 use super::disk::{Disk, Op, coin, cut};
 use super::format::{self, META, UNREADABLE};
 use super::*;
-use crate::model::{Allocation, ClaimState, DriverName, DriverPart, ObjectRef, PodContainer, Transition};
+use crate::model::{
+    Allocation, AllocationEntry, ClaimState, ContainerAllocation, ContainerKind, DriverName, DriverPart,
+    ExtendedResource, ObjectRef, PodAllocation, PodContainer, PooledClaim, Transition,
+};
 
 mod damage;
 mod doubt;
@@ -53,6 +56,33 @@ fn pod(n: usize) -> PodRecord {
     }
 }
 
+/// One entry that a plugin answered, one that was asked for, and one of a pool.
+fn allocation(n: usize) -> PodAllocation {
+    let entry = |container: &str, kind, device: &str| AllocationEntry {
+        container: container.to_owned(),
+        kind,
+        resource: ExtendedResource::new("example.com/gpu").unwrap(),
+        devices: BTreeMap::from([
+            (format!("{device}-{n}"), vec![0, 1]),
+            (format!("{device}-without-{n}"), vec![]),
+        ]),
+        claim: None,
+        response: None,
+        pre_start: false,
+        unknown: BTreeMap::from([("later".to_owned(), serde_json::json!(1))]),
+    };
+    let env = BTreeMap::from([("GPU".to_owned(), "1".to_owned())]);
+    let answered = AllocationEntry {
+        response: Some(ContainerAllocation { env, ..ContainerAllocation::default() }),
+        pre_start: true,
+        ..entry("init", ContainerKind::Init, "a")
+    };
+    let claim = PooledClaim { driver: DriverName::new("gpu.example.com").unwrap(), id: claim(n, "").id };
+    let pooled = AllocationEntry { claim: Some(claim), ..entry("main", ContainerKind::App, "pool/a") };
+    let entries = vec![answered, entry("side", ContainerKind::Sidecar, "b"), pooled];
+    PodAllocation { pod: pod_ref(n), entries, since_ms: 7, unknown: BTreeMap::new() }
+}
+
 fn put(n: usize) -> Change {
     Change::PutClaim(Arc::new(claim(n, "test")))
 }
@@ -87,15 +117,18 @@ async fn records_come_back_as_they_were_put() {
     let home = Home::new();
     let opened = home.open();
     assert!(opened.claims.is_empty() && opened.pods.is_empty() && opened.set_aside.is_none());
-    let changes =
+    let mut changes =
         vec![put(2), put(1), put(3), Change::PutPod(Arc::new(pod(1))), Change::PutPod(Arc::new(pod(2)))];
+    changes.extend([2, 1].map(|n| Change::PutAllocation(Arc::new(allocation(n)))));
     opened.checkpoint.commit(changes).await.unwrap();
     opened.checkpoint.commit(vec![Change::DeleteClaim(uid(3)), Change::DeletePod(uid(2))]).await.unwrap();
+    opened.checkpoint.commit(vec![Change::DeleteAllocation(uid(2))]).await.unwrap();
     opened.checkpoint.close().await;
 
     let opened = home.open();
     assert_eq!(opened.claims, [claim(1, "test"), claim(2, "test")]);
     assert_eq!(opened.pods, [pod(1)]);
+    assert_eq!(opened.allocations, [allocation(1)]);
     assert!(opened.skipped.is_empty() && opened.set_aside.is_none());
 }
 

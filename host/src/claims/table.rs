@@ -109,6 +109,22 @@ impl Table {
         self.found(self.users.get(&device_key(driver, pool, device)))
     }
 
+    /// Claims that hold a device, or a piece of hardware behind it, each once.
+    pub fn keepers(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+        identity: &[String],
+    ) -> Vec<ObjectRef> {
+        let own = device_key(driver, pool, device);
+        let keys = std::iter::once(&own).chain(identity);
+        let holders = keys.filter_map(|key| self.holders.get(key));
+        let uids: BTreeSet<_> =
+            holders.flat_map(|holders| holders.exclusive.iter().chain(&holders.shared)).collect();
+        uids.into_iter().filter_map(|uid| Some(self.claims.get(uid)?.id.clone())).collect()
+    }
+
     fn found<'a>(&'a self, uids: Option<&'a BTreeSet<Uid>>) -> impl Iterator<Item = &'a Arc<ClaimRecord>> {
         uids.into_iter().flatten().filter_map(|uid| self.claims.get(uid))
     }

@@ -182,6 +182,28 @@ async fn a_claim_of_no_driver_no_device_or_no_name_is_refused_before_anything_is
 }
 
 #[tokio::test]
+async fn a_claim_keeps_its_device_and_the_hardware_behind_it_from_being_held_alone() {
+    let (home, a) = (Home::new(), pod("a"));
+    let hardware = vec!["pci:0000:3b:00.0".to_owned()];
+    let device = Device { identity: hardware.clone(), ..Device::default() };
+    let devices = BTreeMap::from([(DeviceName::new("0").unwrap(), device)]);
+    let gpu = FakeDriver::with_pool(driver("gpu"), Pool { devices, ..Pool::default() });
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.source.put(claim("monitor", &["!gpu/0"], &[&a]));
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "monitor"]).await), ["prepared"; 2]);
+    let keepers = |short: &str, device: &str, identity: &[String]| {
+        let keepers = daemon.claims.keepers_of(&driver(short), "pool", device, identity);
+        keepers.into_iter().map(|claim| claim.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(keepers("gpu", "0", &[]), ["one"], "one with admin access keeps it from nobody");
+    assert_eq!(keepers("gpu", "0", &hardware), ["one"]);
+    assert_eq!(keepers("nic", "7", &hardware), ["one"], "the same hardware by another name");
+    assert!(keepers("nic", "0", &[]).is_empty() && keepers("gpu", "1", &[]).is_empty());
+}
+
+#[tokio::test]
 async fn a_reference_to_another_uid_or_to_another_pods_claim_is_refused() {
     let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
     let daemon = home.start();

@@ -10,7 +10,7 @@ use super::{Outcome, Place};
 use crate::base::clock::rfc3339;
 use crate::checkpoint::{self, Dump, Integrity};
 use crate::config::Paths;
-use crate::model::{ClaimRecord, ReleaseRecord};
+use crate::model::{AllocationEntry, ClaimRecord, PodAllocation, ReleaseRecord};
 
 #[derive(Subcommand)]
 pub(super) enum CheckpointCommand {
@@ -57,8 +57,13 @@ fn dump(dump: &Dump, format: Format) -> Result<Outcome> {
         rows: dump.claims.iter().map(row).collect(),
     };
     print(format, dump, rows, "no claims")?;
-    if matches!(format, Format::Table | Format::Wide) {
-        dump.released.iter().try_for_each(released)?;
+    if matches!(format, Format::Json | Format::Yaml) {
+        return Ok(Outcome::Done);
+    }
+    dump.released.iter().try_for_each(released)?;
+    if !dump.allocations.is_empty() {
+        say("")?;
+        print(format, dump, || allocation_rows(&dump.allocations), "")?;
     }
     Ok(Outcome::Done)
 }
@@ -69,6 +74,26 @@ fn released(record: &ReleaseRecord) -> Result<()> {
         if drivers.is_empty() { String::new() } else { format!(", not told: {}", drivers.join(", ")) };
     let (claim, uid, at, by) = (&record.id, &record.id.uid, rfc3339(record.at_ms), record.by.to_string());
     say(&format!("released: {claim} (UID {uid}) on {at} by {}{untold}", printable(&by)))
+}
+
+fn allocation_rows(allocations: &[PodAllocation]) -> Rows {
+    let row = |pod: &PodAllocation, entry: &AllocationEntry| {
+        let devices: Vec<_> = entry.devices.keys().map(String::as_str).collect();
+        vec![
+            pod.pod.to_string(),
+            entry.container.clone(),
+            entry.resource.to_string(),
+            devices.join(","),
+            if entry.is_complete() { "allocated" } else { "asked for" }.to_owned(),
+            pod.pod.uid.to_string(),
+        ]
+    };
+    let rows = allocations.iter().flat_map(|pod| pod.entries.iter().map(move |entry| row(pod, entry)));
+    Rows {
+        heading: vec!["POD", "CONTAINER", "RESOURCE", "DEVICES", "STATE", "UID"],
+        wide_from: 6,
+        rows: rows.collect(),
+    }
 }
 
 fn verify(path: &std::path::Path, format: Format) -> Result<Outcome> {
@@ -85,7 +110,13 @@ fn verify(path: &std::path::Path, format: Format) -> Result<Outcome> {
         Integrity::NotClosed => "  open in a daemon or left by a crash, every checksum agrees",
         Integrity::Damaged(_) => "  damaged: less could be read than was written",
     })?;
-    say(&format!("  {} claims, {} pods, {} unreadable", report.claims, report.pods, report.skipped.len()))?;
+    say(&format!(
+        "  {} claims, {} pods, {} pods with extended resources, {} unreadable",
+        report.claims,
+        report.pods,
+        report.allocations,
+        report.skipped.len()
+    ))?;
     for skipped in &report.skipped {
         say(&format!("  {} {:?} is unreadable: {}", skipped.table.as_str(), skipped.key, skipped.reason))?;
     }

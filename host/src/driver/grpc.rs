@@ -1,10 +1,12 @@
 //! Native plugins: programs that speak the kubelet's protocols on Unix sockets of their own.
 //!
-//! Owns the connections to them, the steps of a registration, and the calls. Is given sockets by the registry; gives back a
-//! `ClaimDriver`. What a plugin answers is checked like anything from outside. Never decides who serves.
+//! Owns the connections to them, the steps of a registration, and the calls. Is given sockets by the registry and the device
+//! manager; gives back a `ClaimDriver` or a `DeviceDriver`. What a plugin answers is checked like anything from outside. Never
+//! decides who serves.
 
 mod connection;
 mod convert;
+mod device_plugin;
 mod dra;
 mod health;
 mod problem;
@@ -15,6 +17,7 @@ mod rpc;
 mod tests;
 
 pub use connection::{Connection, Link};
+pub use device_plugin::{DevicePlugin, Following, PluginSteps};
 pub use dra::DraPlugin;
 pub use health::Health;
 pub use registration::{PluginInfo, Registrar, RegistrarError, StepTimes};

@@ -188,6 +188,32 @@ pub const PLUGIN_CDI_NAMES_MAX: usize = 64;
 pub const CDI_NAME_BYTES_MAX: usize = 3 * 255;
 /// Bytes of a share's ID: a UUID has 36.
 pub const SHARE_ID_BYTES_MAX: usize = 64;
+/// Devices in one message of a device plugin; how many are used is for `RESOURCE_DEVICES_MAX`. A message of
+/// `PLUGIN_ANSWER_BYTES_MAX` has no room for more with an ID of 16 bytes and a health each, and an emptier message may not cost more
+/// memory than a full one.
+pub const LISTED_DEVICES_MAX: usize = 160 << 10;
+/// From a device plugin's list to the next look at its stream: of what came between only the newest counts, so that a plugin whose
+/// devices flap costs no more than twenty lists a second.
+pub const LIST_PACE: Duration = Duration::from_millis(50);
+/// Entries of each list that a device plugin answers to Allocate: a node's worth of device nodes and libraries.
+pub const ALLOCATION_ENTRIES_MAX: usize = 1024;
+/// Bytes of a variable's value from a device plugin: Linux takes 128 KiB of a `NAME=VALUE` (`MAX_ARG_STRLEN`), and plugins put
+/// lists of devices and JSON there.
+pub const ALLOCATION_ENV_BYTES_MAX: usize = (128 << 10) - ENV_NAME_BYTES_MAX - 2;
+/// Keys and values of a container's annotations together (Kubernetes).
+pub const ALLOCATION_ANNOTATIONS_BYTES_MAX: usize = 256 << 10;
+/// A device plugin's answer to what it wants of its callers.
+pub const DEVICE_OPTIONS_DEADLINE: Duration = Duration::from_secs(10);
+/// A request to register a device plugin: three names.
+pub const REGISTER_BYTES_MAX: usize = 64 << 10;
+/// Resources of device plugins at once: each has a task, a connection and a list.
+pub const PLUGIN_RESOURCES_MAX: usize = 256;
+/// Device plugins that are dialled and asked at once; others wait for their turn, one for each resource.
+pub const REGISTRATIONS_AT_ONCE: usize = 16;
+/// A device plugin's stream of this age is no flapping one: when it ends, the first try to get it back is made at once again.
+pub const DEVICE_STREAM_STEADY: Duration = Duration::from_secs(10);
+/// A device plugin that says nothing of its devices for so long is named in the log.
+pub const FIRST_LIST_WAIT: Duration = Duration::from_secs(30);
 /// For how long a plugin's word on a device's health counts, unless it says otherwise, and what it may say at most.
 pub const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
 pub const HEALTH_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -210,3 +236,17 @@ pub const CHECKPOINT_SLOW: Duration = Duration::from_secs(5);
 /// Between tries whether the disk takes writes again; doubled up to the second.
 pub const CHECKPOINT_PROBE_MIN: Duration = Duration::from_secs(1);
 pub const CHECKPOINT_PROBE_MAX: Duration = Duration::from_secs(30);
+/// Devices of one resource that a plugin lists: far more than the pods of a node can hold, and what is beyond is dropped.
+pub const RESOURCE_DEVICES_MAX: usize = 10_000;
+/// Bytes of a device's id, which goes into the checkpoint and into every answer: the longest in use have about 100.
+pub const DEVICE_ID_BYTES_MAX: usize = 512;
+/// The highest NUMA node that Linux can have (`MAX_NUMNODES`).
+pub const NUMA_NODE_ID_MAX: u32 = 1023;
+/// NUMA nodes over which hints are computed, one for each set of them; a kubelet's topology manager takes no more.
+pub const HINT_NUMA_NODES_MAX: usize = 8;
+/// How long a kubelet keeps a resource whose plugin has left.
+pub const RESOURCE_GRACE: Duration = Duration::from_secs(300);
+/// What a kubelet gives a plugin before a container starts.
+pub const PRE_START: Duration = Duration::from_secs(30);
+/// Between two tellings of changed resources: health may flap a thousand times a second.
+pub const DEVICE_CHANGES_PERIOD: Duration = Duration::from_secs(1);

@@ -3,6 +3,7 @@ module nodedock/interop
 go 1.26.0
 
 require (
+	github.com/fsnotify/fsnotify v1.10.1
 	google.golang.org/grpc v1.85.0
 	google.golang.org/protobuf v1.36.12
 	k8s.io/api v0.37.2

@@ -46,7 +46,7 @@ pub(super) fn model(state: &mut State, changes: &[Change]) {
             Change::PutPod(pod) => state.extend([pod_entry(pod)]),
             Change::DeleteClaim(uid) => drop(state.remove(&(Table::Claims, uid.clone()))),
             Change::DeletePod(uid) => drop(state.remove(&(Table::Pods, uid.clone()))),
-            Change::PutReleased(_) | Change::DeleteReleased(_) => unreachable!("not in a scenario"),
+            _ => unreachable!("not in a scenario"),
         }
     }
 }
@@ -56,7 +56,7 @@ pub(super) fn put_claim(n: usize, words: &str) -> Change {
 }
 
 pub(super) fn put_pod(n: usize, words: &str) -> Change {
-    let containers = vec![PodContainer { name: words.to_owned(), claims: Vec::new() }];
+    let containers = vec![PodContainer { name: words.to_owned(), ..PodContainer::default() }];
     Change::PutPod(Arc::new(PodRecord { containers, ..pod(n) }))
 }
 

@@ -62,6 +62,7 @@ impl Durable {
             Change::PutPod(record) => drop(self.pods.insert(record.pod.uid.clone(), record)),
             Change::DeletePod(uid) => drop(self.pods.remove(&uid)),
             Change::PutReleased(_) | Change::DeleteReleased(_) => {}
+            Change::PutAllocation(_) | Change::DeleteAllocation(_) => unreachable!("not the claim manager's"),
         }
     }
 }

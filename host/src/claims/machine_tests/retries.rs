@@ -27,7 +27,7 @@ fn loaded(short: &str, kind: DriverKind) -> Driver {
         source: short.to_owned(),
         summary: String::new(),
     };
-    Driver { identity: Arc::new(identity), claims: None, devices: None, inventory: None }
+    Driver { identity: Arc::new(identity), claims: None, inventory: None }
 }
 
 fn request(name: &str, devices: &[&str]) -> DriverClaim {

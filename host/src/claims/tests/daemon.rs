@@ -108,7 +108,7 @@ impl Daemon {
             source: name.to_string(),
             summary: String::new(),
         };
-        let driver = Driver { identity: Arc::new(identity), claims: Some(face), devices: None, inventory };
+        let driver = Driver { identity: Arc::new(identity), claims: Some(face), inventory };
         self.registry.serve(name.as_str(), driver).unwrap();
     }
 
@@ -198,7 +198,11 @@ pub(super) fn request(pod: &ObjectRef, claims: &[&str]) -> PodRequest {
         claim_uid: None,
     };
     let uses = |name: &&str| ContainerClaim { pod_claim_name: (*name).to_owned(), request: None };
-    let container = PodContainer { name: "main".to_owned(), claims: claims.iter().map(uses).collect() };
+    let container = PodContainer {
+        name: "main".to_owned(),
+        claims: claims.iter().map(uses).collect(),
+        ..PodContainer::default()
+    };
     PodRequest {
         pod: pod.clone(),
         claims: claims.iter().map(reference).collect(),

@@ -17,6 +17,7 @@ use crate::model::{
     is_cdi_qualified_name, is_dns_label,
 };
 
+pub(super) mod device_plugin;
 pub(super) mod health;
 
 pub(super) fn info_request(deadline: Duration) -> Request<wire::InfoRequest> {

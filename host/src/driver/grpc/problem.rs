@@ -1,16 +1,45 @@
 //! What a plugin's refusals mean to whoever asked.
 
+use std::fmt;
 use std::time::Duration;
 
 use tonic::{Code, Status};
 
 use super::{Link, clean};
-use crate::model::{DriverName, Problem, ProblemKind};
+use crate::model::{DriverName, ExtendedResource, Problem, ProblemKind};
+
+/// Whom a problem names.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Peer<'a> {
+    Driver(&'a DriverName),
+    DevicePlugin(&'a ExtendedResource),
+}
+
+impl<'a> From<&'a DriverName> for Peer<'a> {
+    fn from(name: &'a DriverName) -> Self {
+        Self::Driver(name)
+    }
+}
+
+impl<'a> From<&'a ExtendedResource> for Peer<'a> {
+    fn from(resource: &'a ExtendedResource) -> Self {
+        Self::DevicePlugin(resource)
+    }
+}
+
+impl fmt::Display for Peer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Driver(name) => write!(f, "driver {name}"),
+            Self::DevicePlugin(resource) => write!(f, "device plugin {resource}"),
+        }
+    }
+}
 
 /// A call that failed as a whole.
-pub(super) fn of_status(driver: &DriverName, status: &Status) -> Problem {
+pub(super) fn of_status<'a>(peer: impl Into<Peer<'a>>, status: &Status) -> Problem {
     let (kind, code) = meaning(status);
-    Problem::new(kind, code, clean(&format!("driver {driver}: {}", text(status))))
+    Problem::new(kind, code, clean(&format!("{}: {}", peer.into(), text(status))))
         .with("grpc-code", format!("{:?}", status.code()))
 }
 
@@ -54,15 +83,13 @@ pub(super) fn of_claim(driver: &DriverName, error: &str) -> Problem {
 }
 
 /// An answer that breaks a rule.
-pub(super) fn not_valid(driver: &DriverName, why: &str) -> Problem {
-    Problem::internal(
-        "driver-answer-not-valid",
-        clean(&format!("driver {driver} answered what is not valid: {why}")),
-    )
+pub(super) fn not_valid<'a>(peer: impl Into<Peer<'a>>, why: &str) -> Problem {
+    let message = format!("{} answered what is not valid: {why}", peer.into());
+    Problem::internal("driver-answer-not-valid", clean(&message))
 }
 
-pub(super) fn no_answer(driver: &DriverName, deadline: Duration) -> Problem {
-    let message = format!("driver {driver} did not answer within {} ms", deadline.as_millis());
+pub(super) fn no_answer<'a>(peer: impl Into<Peer<'a>>, deadline: Duration) -> Problem {
+    let message = format!("{} did not answer within {} ms", peer.into(), deadline.as_millis());
     Problem::unavailable("driver-deadline", message)
 }
 

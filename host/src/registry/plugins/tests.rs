@@ -333,7 +333,7 @@ async fn a_name_of_a_wasm_driver_is_refused_on_both_sides_until_it_is_free() {
         source: "null.wasm".into(),
         summary: String::new(),
     };
-    let wasm = Driver { identity: identity.into(), claims: None, devices: None, inventory: None };
+    let wasm = Driver { identity: identity.into(), claims: None, inventory: None };
     dock.registry.serve("null.wasm", wasm.clone()).unwrap();
     let plugin = dock.start(dock.options(DRIVER)).await;
     let (registered, told) = plugin.notified().await;
@@ -346,7 +346,7 @@ async fn a_name_of_a_wasm_driver_is_refused_on_both_sides_until_it_is_free() {
 }
 
 #[tokio::test]
-async fn a_device_plugin_waits_for_the_device_manager() {
+async fn a_device_plugin_is_left_to_the_device_manager() {
     let mut dock = Dock::new();
     let mut options = dock.options("gpu");
     options.plugin_type = "DevicePlugin".into();
@@ -356,7 +356,7 @@ async fn a_device_plugin_waits_for_the_device_manager() {
     assert_eq!(plugin.notified().await, (true, String::new()));
     let socket = plugin.registration_socket();
     dock.state(&socket, DriverState::Described).await;
-    assert!(dock.view(&socket).unwrap().reason.contains("waits for the device manager"));
+    assert!(dock.view(&socket).unwrap().reason.contains("the device manager connects"));
     let mut accepted = dock.device_plugins.follow();
     let entry = accepted.borrow_and_update()[&socket.display().to_string()].clone();
     assert_eq!((entry.resource.as_str(), entry.endpoint.as_path()), ("example.com/gpu", plugin.endpoint()));

@@ -214,8 +214,7 @@ impl Worker {
             view.name = None;
             view.state = DriverState::Described;
             view.summary = format!("device plugin for {}", offer.resource);
-            view.reason =
-                "registered; waits for the device manager, so its devices are not handed out".to_owned();
+            view.reason = "registered; the device manager connects to it".to_owned();
             view.version = "v1beta1".to_owned();
         });
         self.shared.device_plugins.put(&self.source, offer);
@@ -241,7 +240,7 @@ impl Worker {
             summary: String::new(),
         };
         let (identity, claims) = (Arc::new(identity), Some(Arc::new(plugin) as _));
-        let driver = Driver { identity, claims, devices: None, inventory: None };
+        let driver = Driver { identity, claims, inventory: None };
         let health =
             health.map(|service| Health::follow(name.clone(), service, connection.clone(), &health_tasks));
         let native = Native { endpoint: resolved, services, connection: connection.clone(), health };

@@ -1,0 +1,228 @@
+//! A native device plugin without hardware, as a program.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use native_device_plugin::{Answer, Choice, Device, Event, Options, Plugin, Register, Script};
+use notify::{RecursiveMode, Watcher};
+use serde::Deserialize;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Notify, mpsc};
+
+/// After how long a late answer comes: later than any caller waits.
+const LATE: Duration = Duration::from_secs(60);
+
+/// A native device plugin without hardware: lists devices and gives each container the variable NATIVE_DEVICES
+///
+/// What happens is written to standard output, one JSON object per line.
+#[derive(Parser)]
+struct Args {
+    /// The extended resource
+    #[arg(long, default_value = "null.example.com/device")]
+    resource: String,
+    /// The folder with kubelet.sock; the plugin's socket is made in it
+    #[arg(long, default_value = "/var/lib/nodedock/device-plugins")]
+    device_plugins_dir: PathBuf,
+    /// The folder of registration sockets, for --register plugins-registry
+    #[arg(long, default_value = "/var/lib/nodedock/plugins_registry")]
+    registry_dir: PathBuf,
+    /// How it makes itself known
+    #[arg(long, value_enum, default_value_t = Way::KubeletSocket)]
+    register: Way,
+    /// YAML list of devices, each {id, healthy, numaNodes}; read again when it changes. Default: device-0 and device-1
+    #[arg(long)]
+    devices: Option<PathBuf>,
+    /// YAML mapping from a device to what an Allocate with it is answered: ok, refuse, hang, no-response, bad-path or late
+    #[arg(long)]
+    answers: Option<PathBuf>,
+    /// Ask to be called before each start of a container
+    #[arg(long)]
+    pre_start: bool,
+    /// Offer preferred allocation: the first or the last of the available devices
+    #[arg(long, value_enum)]
+    prefer: Option<Prefer>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Way {
+    KubeletSocket,
+    PluginsRegistry,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Prefer {
+    First,
+    Last,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Word {
+    Ok,
+    Refuse,
+    Hang,
+    NoResponse,
+    BadPath,
+    Late,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let args = Args::parse();
+    let mut options = Options::new(&args.resource, &args.device_plugins_dir);
+    options.pre_start = args.pre_start;
+    if args.register == Way::PluginsRegistry {
+        options.register = Register::PluginsRegistry(args.registry_dir.clone());
+    }
+    let answers = args.answers.as_deref().map(read).transpose()?.unwrap_or_default();
+    let plugin = Plugin::unregistered(options, script(answers, args.prefer)).context("make the socket")?;
+    let listed = devices(args.devices.as_deref())?;
+    plugin.list(listed.clone());
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    tokio::select! {
+        registered = plugin.keep_registered() => registered.context("register")?,
+        followed = follow(&plugin, args.devices.as_deref(), listed) => followed?,
+        () = say(&plugin) => {}
+        stopped = tokio::signal::ctrl_c() => stopped.context("wait for the signal")?,
+        _ = terminate.recv() => {}
+    }
+    // Its sockets go with a plugin that stops in order.
+    plugin.remove_sockets().context("remove the sockets")
+}
+
+fn read<T: serde::de::DeserializeOwned>(file: &Path) -> Result<T> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+    serde_saphyr::from_str(&text).with_context(|| format!("{} is not valid", file.display()))
+}
+
+fn devices(file: Option<&Path>) -> Result<Vec<Device>> {
+    let default = || Ok(vec![Device::healthy("device-0"), Device::healthy("device-1")]);
+    file.map_or_else(default, read)
+}
+
+/// Of several devices the first that has an answer of its own decides.
+fn script(answers: BTreeMap<String, Word>, prefer: Option<Prefer>) -> Script {
+    let script = Script::new(move |ids| match ids.iter().find_map(|id| answers.get(id)) {
+        None | Some(Word::Ok) => Answer::ok(ids),
+        Some(Word::Refuse) => Answer::refuse("refused by --answers"),
+        Some(Word::Hang) => Answer::Hang,
+        Some(Word::NoResponse) => Answer::NoResponse,
+        Some(Word::BadPath) => Answer::bad_path(),
+        Some(Word::Late) => late(ids),
+    });
+    match prefer {
+        None => script,
+        Some(prefer) => script.choose(move |choice| chosen(prefer, choice)),
+    }
+}
+
+fn late(ids: &[String]) -> Answer {
+    let due = Arc::new(Notify::new());
+    let notify = due.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(LATE).await;
+        notify.notify_one();
+    });
+    Answer::After(due, Box::new(Answer::ok(ids)))
+}
+
+fn chosen(prefer: Prefer, choice: &Choice) -> Vec<String> {
+    let mut chosen = choice.must_include.clone();
+    let size = usize::try_from(choice.size).unwrap_or_default();
+    let others = choice.available.iter().filter(|id| !choice.must_include.contains(id)).cloned();
+    match prefer {
+        Prefer::First => chosen.extend(others),
+        Prefer::Last => chosen.extend(others.rev()),
+    }
+    chosen.truncate(size);
+    chosen
+}
+
+/// Lists anew what the devices' file says whenever it changes. A file that is not valid is named and passed over.
+async fn follow(plugin: &Plugin, file: Option<&Path>, mut last: Vec<Device>) -> Result<()> {
+    let Some(file) = file else { return std::future::pending().await };
+    let (sender, mut changes) = mpsc::channel(1);
+    // A full channel leads to a look as well as a new event does.
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        if !event.is_ok_and(|event| event.kind.is_access() && !is_written(&event.kind)) {
+            let _ = sender.try_send(());
+        }
+    })?;
+    // The folder, because editors put a new file in the old one's place.
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    watcher.watch(folder, RecursiveMode::NonRecursive).context("watch the devices' file")?;
+    loop {
+        match devices(Some(file)) {
+            Ok(now) if now == last => {}
+            Ok(now) => {
+                plugin.list(now.clone());
+                last = now;
+            }
+            Err(error) => eprintln!("native-device-plugin: {error:#}"),
+        }
+        if changes.recv().await.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+fn is_written(kind: &notify::EventKind) -> bool {
+    use notify::event::{AccessKind, AccessMode, EventKind};
+    matches!(kind, EventKind::Access(AccessKind::Close(AccessMode::Write)))
+}
+
+async fn say(plugin: &Plugin) {
+    loop {
+        let event: Event = plugin.event().await;
+        if let Ok(line) = serde_json::to_string(&event) {
+            println!("{line}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(ids: &[&str]) -> Vec<String> {
+        ids.iter().map(|id| (*id).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_preference_has_what_must_be_included_and_the_wanted_size() {
+        let choice = Choice { available: ids(&["a", "b", "c", "d"]), must_include: ids(&["c"]), size: 2 };
+        assert_eq!(chosen(Prefer::First, &choice), ["c", "a"]);
+        assert_eq!(chosen(Prefer::Last, &choice), ["c", "d"]);
+        let negative = Choice { size: -1, ..choice };
+        assert_eq!(chosen(Prefer::First, &negative), ids(&[]));
+    }
+
+    #[test]
+    fn files_of_devices_and_answers_are_read_and_what_is_wrong_in_them_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |text: &str| {
+            let path = dir.path().join("file.yaml");
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let listed = devices(Some(&file("- {id: a, numaNodes: [1]}\n- {id: b, healthy: false}\n"))).unwrap();
+        assert_eq!(listed, [Device::healthy("a").on(&[1]), Device::unhealthy("b")]);
+        let wrong = devices(Some(&file("- {id: a, health: Healthy}\n"))).unwrap_err();
+        assert!(format!("{wrong:#}").contains("file.yaml is not valid"), "{wrong:#}");
+        let answers: BTreeMap<String, Word> = read(&file("a: no-response\nb: bad-path\n")).unwrap();
+        assert!(matches!(answers["a"], Word::NoResponse) && matches!(answers["b"], Word::BadPath));
+        assert!(read::<BTreeMap<String, Word>>(&file("a: sometimes\n")).is_err());
+    }
+
+    #[test]
+    fn of_several_devices_the_first_with_an_answer_decides() {
+        let answers = BTreeMap::from([("b".to_owned(), Word::Refuse), ("c".to_owned(), Word::Hang)]);
+        let script = script(answers, None);
+        assert!(matches!(script.answer(&ids(&["a", "b", "c"])), Answer::Status(..)));
+        assert!(matches!(script.answer(&ids(&["a"])), Answer::Container(_)));
+    }
+}
