@@ -41,6 +41,11 @@ impl Disk {
         (state.refusal, state.credit) = (Some(kind), credit);
     }
 
+    /// Keeps every operation waiting until what this gives is dropped.
+    pub(super) fn hold(&self) -> impl Sized + '_ {
+        self.state()
+    }
+
     pub(super) fn accept(&self) {
         self.state().refusal = None;
     }

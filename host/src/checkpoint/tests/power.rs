@@ -1,6 +1,8 @@
 //! Disks that fail and power that goes: a file is then as it was before a commit or after it, and never without one that
 //! was acknowledged.
 
+use futures::FutureExt as _;
+
 use super::*;
 
 /// A checkpoint on a disk of ours.
@@ -137,7 +139,13 @@ async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowle
         checkpoint.commit(changes.clone()).await.unwrap();
         disk.ops_count()
     });
-    let acknowledged = futures::future::join_all(requests).await;
+    let mut requests = futures::future::join_all(requests);
+    {
+        // The first commit waits for the disk until all have asked.
+        let _held = disk.hold();
+        assert_eq!((&mut requests).now_or_never(), None);
+    }
+    let acknowledged = requests.await;
     let batches = checkpoint.stats().commits;
     assert!(batches < commits.len() as u64, "{batches} commits");
     checkpoint.close().await;
