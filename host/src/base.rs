@@ -1,4 +1,5 @@
-//! What every module stands on: tasks with a name and an end, drain, time, backoff, Unix sockets, error chains, telemetry, conditions, fail points.
+//! What every module stands on: tasks with a name and an end, drain, time, backoff, locks by key, Unix sockets, error chains,
+//! telemetry, conditions, fail points.
 
 pub mod backoff;
 pub mod changes;
@@ -6,6 +7,7 @@ pub mod clock;
 pub mod conditions;
 pub mod error;
 pub mod failpoint;
+pub mod locks;
 pub mod memory;
 pub mod request;
 pub mod socket;

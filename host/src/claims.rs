@@ -6,7 +6,6 @@
 
 mod answer;
 mod files;
-mod locks;
 pub mod machine;
 pub mod manifest;
 mod prepare;
@@ -31,6 +30,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use crate::base::changes::Changes;
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
+use crate::base::locks::Locks;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir};
 use crate::checkpoint::{Change, Checkpoint, CommitError};
@@ -43,7 +43,6 @@ use crate::model::{
 use crate::registry::Registry;
 
 pub use answer::ContainerAnswer;
-use locks::Locks;
 use source::ClaimSource;
 use table::{Table, Undo};
 
@@ -98,9 +97,9 @@ pub struct Claims(Arc<Inner>);
 struct Inner {
     table: SharedTable,
     /// One request at a time for a pod, so that an unprepare finds what a prepare before it took. Taken before `claim_locks`.
-    pod_locks: Locks,
+    pod_locks: Locks<Uid>,
     /// One operation at a time for a claim.
-    claim_locks: Locks,
+    claim_locks: Locks<Uid>,
     checkpoint: Checkpoint,
     cdi: CdiDir,
     registry: Registry,

@@ -13,10 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use crate::model::{
-    DriverClaim, DriverKind, DriverName, HealthReport, Inventory, LiveClaim, PreparedClaim, Problem, Uid,
+    ContainerAllocation, DriverClaim, DriverKind, DriverName, HealthReport, Inventory, LiveClaim,
+    PluginDevice, PreparedClaim, Problem, Uid,
 };
 
 /// Who a driver is: constant over its life.
@@ -32,12 +33,12 @@ pub struct DriverIdentity {
     pub summary: String,
 }
 
-/// A driver: an identity and up to two faces. An absent face cannot be called.
+/// A driver: an identity and what it does of claims. A device plugin has no driver's name, but that of its resource: it is known by
+/// its `DeviceDriver` alone.
 #[derive(Clone)]
 pub struct Driver {
     pub identity: Arc<DriverIdentity>,
     pub claims: Option<Arc<dyn ClaimDriver>>,
-    pub devices: Option<Arc<dyn DeviceDriver>>,
     /// What it has on this node, where it tells: a native DRA plugin publishes by itself.
     pub inventory: Option<watch::Receiver<Arc<Published>>>,
 }
@@ -77,46 +78,41 @@ pub trait ClaimDriver: Send + Sync {
     async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()>;
 }
 
-/// Extended resources, as the kubelet's device plugin API has them.
+/// What a device plugin wants of its callers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// `pre_start` is to be called before each start of a container.
+    pub pre_start_required: bool,
+    /// `preferred_allocation` may be called.
+    pub preferred_allocation_available: bool,
+}
+
+/// The newest list of a device plugin. None: it has not listed yet. The channel ends with the plugin's stream.
+pub type DeviceLists = watch::Receiver<Option<Arc<[PluginDevice]>>>;
+
+/// An extended resource, as the kubelet's device plugin API has it. Every call ends within its deadline.
 #[async_trait]
 pub trait DeviceDriver: Send + Sync {
-    /// Every list replaces the one before; the channel ends with the driver. At most one message waits.
-    async fn list_and_watch(&self, call: &Call) -> Result<mpsc::Receiver<Vec<PluginDevice>>, Problem>;
+    fn options(&self) -> DeviceOptions;
+
+    /// Follows the plugin's lists; each replaces the one before, also one that nobody has looked at yet.
+    async fn list_and_watch(&self, call: &Call) -> Result<DeviceLists, Problem>;
 
     /// Makes the devices ready for one container.
     async fn allocate(&self, call: &Call, device_ids: &[String]) -> Result<ContainerAllocation, Problem>;
 
-    /// Which of `available` are best for `size` devices that contain `must_include`; None: the driver has no opinion.
+    /// Which of `available` are best for `size` devices that contain `must_include`. What it answers is advice: the caller keeps
+    /// what is available.
     async fn preferred_allocation(
         &self,
         call: &Call,
         available: &[String],
         must_include: &[String],
-        size: usize,
-    ) -> Result<Option<Vec<String>>, Problem>;
+        size: u32,
+    ) -> Result<Vec<String>, Problem>;
 
-    /// Called before each start of a container, if the driver asked for that.
+    /// Called before each start of a container, if the plugin asked for that.
     async fn pre_start(&self, call: &Call, device_ids: &[String]) -> Result<(), Problem>;
-}
-
-/// A device as the device plugin API lists it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PluginDevice {
-    pub id: String,
-    pub healthy: bool,
-    pub numa_nodes: Vec<u32>,
-}
-
-/// What a container needs for its extended resources.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ContainerAllocation {
-    pub env: BTreeMap<String, String>,
-    /// Host path, container path, read only.
-    pub mounts: Vec<(String, String, bool)>,
-    /// Host path, container path, subset of `rwm`.
-    pub device_nodes: Vec<(String, String, String)>,
-    pub annotations: BTreeMap<String, String>,
-    pub cdi_devices: Vec<String>,
 }
 
 /// A driver's view of its own live claims, from the checkpoint.

@@ -5,6 +5,7 @@ pub mod cdi;
 pub mod checkpoint;
 pub mod claims;
 pub mod config;
+pub mod devices;
 pub mod discovery;
 pub mod driver;
 pub mod model;

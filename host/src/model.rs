@@ -11,6 +11,7 @@ pub mod limit;
 mod name;
 mod problem;
 mod record;
+mod resource;
 
 pub(crate) use cdi_name::*;
 pub use change::*;
@@ -20,3 +21,4 @@ pub use edits::*;
 pub use name::*;
 pub use problem::*;
 pub use record::*;
+pub use resource::*;

@@ -320,7 +320,7 @@ fn container(container: k8s_openapi::api::core::v1::Container) -> PodContainer {
         .into_iter()
         .map(|claim| ContainerClaim { pod_claim_name: claim.name, request: claim.request })
         .collect();
-    PodContainer { name: container.name, claims }
+    PodContainer { name: container.name, claims, ..PodContainer::default() }
 }
 
 fn check_containers(

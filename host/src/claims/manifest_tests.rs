@@ -112,7 +112,10 @@ fn a_pod_refers_to_claims_by_name() {
     };
     assert_eq!(pod.claims, [reference("both", "gpu-and-nic")]);
     let claim = ContainerClaim { pod_claim_name: "both".to_owned(), request: Some("gpu".to_owned()) };
-    assert_eq!(pod.containers, [PodContainer { name: "main".to_owned(), claims: vec![claim] }]);
+    assert_eq!(
+        pod.containers,
+        [PodContainer { name: "main".to_owned(), claims: vec![claim], ..PodContainer::default() }]
+    );
     let all = &only_pod("pod-one-gpu.json").containers[0].claims[0];
     assert_eq!(all.request, None);
 }

@@ -7,12 +7,12 @@ use std::time::Instant;
 use futures::FutureExt as _;
 use tokio::time::timeout_at;
 
-use super::locks::Held;
 use super::machine::{self, DeviceFacts, DriverResult, PrepareEnd, PrepareRequest, PrepareStep};
 use super::source::{ClaimSource, InlineClaims, check_bounds};
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, Undo, answer, interrupted, unrendered};
 use crate::base::clock::now_ms;
 use crate::base::failpoint::{self, Point};
+use crate::base::locks::Held;
 use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::moved::have_moved;
@@ -98,7 +98,7 @@ impl Inner {
     }
 
     /// Decides about every claim, waiting a bounded time for what is in the way. The claims are held when it returns.
-    async fn plan(&self, pod: &ObjectRef, claims: &BTreeMap<Uid, Claim>) -> (Vec<Held>, Plan) {
+    async fn plan(&self, pod: &ObjectRef, claims: &BTreeMap<Uid, Claim>) -> (Vec<Held<Uid>>, Plan) {
         let deadline = tokio::time::Instant::now() + self.settings.exclusive_wait;
         let mut freed = self.freed.subscribe();
         let mut patient = true;

@@ -286,7 +286,11 @@ fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, Cl
     let request = PodRequest {
         pod,
         claims: vec![ClaimReference { pod_claim_name: POD_CLAIM.to_owned(), claim_name, claim_uid: None }],
-        containers: vec![PodContainer { name: CONTAINER.to_owned(), claims: vec![uses] }],
+        containers: vec![PodContainer {
+            name: CONTAINER.to_owned(),
+            claims: vec![uses],
+            ..PodContainer::default()
+        }],
     };
     Ok(Objects { claims: vec![claim], pods: vec![request] })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceName, DriverName, Edits, ObjectName, ObjectRef, PoolName, Uid};
+use super::{DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef, PoolName, Uid};
 
 /// A ResourceClaim as far as the node needs it (`resource.k8s.io/v1`).
 #[derive(Debug, Clone, PartialEq)]
@@ -171,11 +171,44 @@ pub struct ClaimReference {
     pub claim_uid: Option<Uid>,
 }
 
-/// A container and the claims that it uses.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A container, the claims that it uses and the extended resources that it is limited to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodContainer {
     pub name: String,
     pub claims: Vec<ContainerClaim>,
+    #[serde(default, skip_serializing_if = "ContainerKind::is_app")]
+    pub kind: ContainerKind,
+    /// How many devices of each resource (`resources.limits`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub resources: BTreeMap<ExtendedResource, u32>,
+    /// NUMA nodes that its devices should be of; empty: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numa_affinity: Vec<u32>,
+}
+
+/// When a container runs. Init containers end before the next one starts, so their devices are used again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ContainerKind {
+    #[default]
+    App,
+    Init,
+    /// An init container that is restarted (`restartPolicy: Always`): it keeps its devices while the others run.
+    Sidecar,
+}
+
+impl ContainerKind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::App => "app",
+            Self::Init => "init",
+            Self::Sidecar => "sidecar",
+        }
+    }
+
+    pub fn is_app(&self) -> bool {
+        *self == Self::App
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

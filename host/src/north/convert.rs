@@ -100,7 +100,8 @@ fn container(container: &v1::Container) -> Result<PodContainer, Problem> {
         request: Some(claim.request.clone()).filter(|request| !request.is_empty()),
     };
     let name = label("containers[].name", &container.name)?;
-    Ok(PodContainer { name, claims: container.claims.iter().map(claim).collect() })
+    let claims = container.claims.iter().map(claim).collect();
+    Ok(PodContainer { name, claims, ..PodContainer::default() })
 }
 
 fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {

@@ -17,7 +17,7 @@ fn driver(short: &str, version: &str) -> Driver {
         source: String::new(),
         summary: String::new(),
     };
-    Driver { identity: Arc::new(identity), claims: None, devices: None, inventory: None }
+    Driver { identity: Arc::new(identity), claims: None, inventory: None }
 }
 
 fn registry() -> Registry {

@@ -230,8 +230,7 @@ impl Worker {
         let (published, inventory) = watch::channel(Arc::new(found));
         let identity = Arc::new(identity(&driver, &self.source));
         let name = identity.name.clone();
-        let serving =
-            Driver { identity, claims: Some(driver.clone()), devices: None, inventory: Some(inventory) };
+        let serving = Driver { identity, claims: Some(driver.clone()), inventory: Some(inventory) };
         let taken = |other| Refusal::NameTaken { name: name.to_string(), other };
         self.shared.registry.serve(&self.source, serving).map_err(taken)?;
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);

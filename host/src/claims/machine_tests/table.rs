@@ -39,7 +39,8 @@ fn two_claims_of_one_name_do_not_hide_each_other() {
 #[test]
 fn a_pod_keeps_what_it_holds_when_a_later_request_takes_on_less() {
     let mut table = Table::default();
-    let (a, containers) = (pod("a"), [PodContainer { name: "main".to_owned(), claims: vec![] }]);
+    let (a, containers) =
+        (pod("a"), [PodContainer { name: "main".to_owned(), claims: vec![], ..PodContainer::default() }]);
     let ids = |names: &[&str]| -> BTreeMap<String, ObjectRef> {
         names.iter().map(|name| ((*name).to_owned(), claim(name, &[], &[]).id)).collect()
     };
@@ -56,7 +57,8 @@ fn a_pod_keeps_what_it_holds_when_a_later_request_takes_on_less() {
 #[test]
 fn a_pods_containers_are_those_of_its_last_request() {
     let used = ContainerClaim { pod_claim_name: "gpu".to_owned(), request: None };
-    let containers = [PodContainer { name: "main".to_owned(), claims: vec![used] }];
+    let containers =
+        [PodContainer { name: "main".to_owned(), claims: vec![used], ..PodContainer::default() }];
     let record = pod_record(&Table::default(), &pod("a"), &containers, BTreeMap::new());
     assert_eq!(record.containers, containers);
 }

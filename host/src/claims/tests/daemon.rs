@@ -90,7 +90,6 @@ impl Daemon {
         let driver = Driver {
             identity: Arc::new(identity),
             claims: Some(driver.clone()),
-            devices: None,
             inventory: driver.inventory.clone(),
         };
         self.registry.serve(driver.identity.name.as_str(), driver.clone()).unwrap();
@@ -175,7 +174,11 @@ pub(super) fn request(pod: &ObjectRef, claims: &[&str]) -> PodRequest {
         claim_uid: None,
     };
     let uses = |name: &&str| ContainerClaim { pod_claim_name: (*name).to_owned(), request: None };
-    let container = PodContainer { name: "main".to_owned(), claims: claims.iter().map(uses).collect() };
+    let container = PodContainer {
+        name: "main".to_owned(),
+        claims: claims.iter().map(uses).collect(),
+        ..PodContainer::default()
+    };
     PodRequest {
         pod: pod.clone(),
         claims: claims.iter().map(reference).collect(),

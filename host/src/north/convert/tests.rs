@@ -62,8 +62,12 @@ fn request() -> PodRequest {
         pod: id("pod"),
         claims: vec![reference("gpu", None), reference("nic", Some("uid-claim"))],
         containers: vec![
-            PodContainer { name: "main".to_owned(), claims: vec![uses("gpu", None), uses("nic", Some("r"))] },
-            PodContainer { name: "side".to_owned(), claims: vec![] },
+            PodContainer {
+                name: "main".to_owned(),
+                claims: vec![uses("gpu", None), uses("nic", Some("r"))],
+                ..PodContainer::default()
+            },
+            PodContainer { name: "side".to_owned(), claims: vec![], ..PodContainer::default() },
         ],
     }
 }

@@ -333,7 +333,7 @@ async fn a_name_of_a_wasm_driver_is_refused_on_both_sides_until_it_is_free() {
         source: "null.wasm".into(),
         summary: String::new(),
     };
-    let wasm = Driver { identity: identity.into(), claims: None, devices: None, inventory: None };
+    let wasm = Driver { identity: identity.into(), claims: None, inventory: None };
     dock.registry.serve("null.wasm", wasm.clone()).unwrap();
     let plugin = dock.start(dock.options(DRIVER)).await;
     let (registered, told) = plugin.notified().await;

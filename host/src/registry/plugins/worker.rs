@@ -241,7 +241,7 @@ impl Worker {
             summary: String::new(),
         };
         let (identity, claims) = (Arc::new(identity), Some(Arc::new(plugin) as _));
-        let driver = Driver { identity, claims, devices: None, inventory: None };
+        let driver = Driver { identity, claims, inventory: None };
         let health =
             health.map(|service| Health::follow(name.clone(), service, connection.clone(), &health_tasks));
         let native = Native { endpoint: resolved, services, connection: connection.clone(), health };

@@ -1,0 +1,87 @@
+//! One operation at a time for each key, such as a claim; different keys do not wait for each other.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::OwnedMutexGuard;
+
+type Entries<K> = HashMap<K, Arc<tokio::sync::Mutex<()>>>;
+
+#[derive(Clone)]
+pub struct Locks<K>(Arc<Mutex<Entries<K>>>);
+
+impl<K> Default for Locks<K> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+/// The right to work on what a key stands for; given back when it is dropped.
+pub struct Held<K: Eq + Hash> {
+    locks: Locks<K>,
+    key: K,
+    guard: Option<OwnedMutexGuard<()>>,
+}
+
+impl<K: Clone + Ord + Hash> Locks<K> {
+    /// Takes the keys in ascending order, which is what keeps two requests from waiting for each other.
+    pub async fn take(&self, keys: impl IntoIterator<Item = K>) -> Vec<Held<K>> {
+        let mut keys: Vec<_> = keys.into_iter().collect();
+        keys.sort();
+        keys.dedup();
+        let mut held = Vec::with_capacity(keys.len());
+        for key in keys {
+            let entry = self.entries().entry(key.clone()).or_default().clone();
+            let guard = entry.lock_owned().await;
+            held.push(Held { locks: self.clone(), key, guard: Some(guard) });
+        }
+        held
+    }
+
+    /// The key, unless somebody has it.
+    pub fn try_take(&self, key: &K) -> Option<Held<K>> {
+        let mut entries = self.entries();
+        let guard = entries.entry(key.clone()).or_default().clone().try_lock_owned().ok()?;
+        Some(Held { locks: self.clone(), key: key.clone(), guard: Some(guard) })
+    }
+}
+
+impl<K> Locks<K> {
+    fn entries(&self) -> MutexGuard<'_, Entries<K>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Eq + Hash> Drop for Held<K> {
+    fn drop(&mut self) {
+        let mut entries = self.locks.entries();
+        self.guard = None;
+        // Nobody waits for it: only the map itself has it.
+        if entries.get(&self.key).is_some_and(|entry| Arc::strong_count(entry) == 1) {
+            entries.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_is_worked_on_by_one_at_a_time_and_others_go_on() {
+        let locks = Locks::default();
+        let first = locks.take(["a", "b", "a"]).await;
+        assert_eq!(first.len(), 2);
+        let waiting = tokio::spawn({
+            let locks = locks.clone();
+            async move { locks.take(["b"]).await.len() }
+        });
+        assert_eq!(locks.take(["c"]).await.len(), 1);
+        assert!(!waiting.is_finished());
+        assert!(locks.try_take(&"b").is_none() && locks.try_take(&"d").is_some());
+        drop(first);
+        assert_eq!(waiting.await.unwrap(), 1);
+        assert!(locks.entries().is_empty());
+    }
+}
