@@ -1,5 +1,7 @@
 //! The composition root: builds bottom-up, binds, runs, drains.
 
+mod state;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,15 +10,16 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::base::changes::Changes;
+use crate::base::clock::now_ms;
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
 use crate::base::failpoint::{self, Point};
 use crate::base::socket;
 use crate::base::tasks::Tasks;
-use crate::cdi::{self, CdiDir, Durability, Rebuilt};
-use crate::checkpoint::{self, Change, Checkpoint, Opened};
+use crate::cdi::{CdiDir, Durability};
+use crate::checkpoint::Checkpoint;
 use crate::claims::source::ClaimFolder;
-use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, machine};
+use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable};
 use crate::config::Config;
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::specs::{self, SpecEvent};
@@ -94,20 +97,17 @@ impl Daemon {
     async fn start(config: Config, boot_id: String) -> Result<Self> {
         prepare_folders(&config)?;
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
-        let mut opened = open_checkpoint(&config)?;
-        failpoint::pass(Point::CheckpointOpened);
+        let started_ms = now_ms();
+        let (intake, work, drivers, changes) = (Tasks::new(), Tasks::new(), Tasks::new(), Changes::default());
+        let conditions = Conditions::new(changes.clone());
         // Several daemons may write to one folder: each is known by where its record is.
         let daemon = config.paths.checkpoint.to_string_lossy();
         let paths = &config.paths;
         let cdi = CdiDir::open_among(&paths.cdi, &paths.cdi_spec_dirs, &daemon, Durability::Synced)?;
-        // Also where a start before this one died between the new file and what is taken back into it. Files never outlive the
-        // records of their claims.
-        if opened.is_empty() {
-            recover(&mut opened, &cdi).await?;
-        }
+        let opened = state::open(&paths.checkpoint, &cdi, &conditions).await?;
         failpoint::pass(Point::Recovered);
-        let (intake, work, drivers, changes) = (Tasks::new(), Tasks::new(), Tasks::new(), Changes::default());
-        let conditions = Conditions::new(changes.clone());
+        let keeper = opened.checkpoint.clone().keep(daemon.into_owned(), conditions.clone(), intake.clone());
+        intake.spawn("checkpoint-keeper", keeper);
         let listener = socket::bind(&config.paths.socket).await?;
         let table = SharedTable::new(opened.claims, opened.pods);
         let settings = WasmSettings {
@@ -126,7 +126,7 @@ impl Daemon {
             registry: registry.clone(),
             source: Arc::new(ClaimFolder::new(config.paths.claims.clone())),
             settings: ClaimSettings {
-                node,
+                node: node.clone(),
                 exclusive_wait: config.exclusive_wait,
                 call_deadline: config.call_deadline,
             },
@@ -137,7 +137,16 @@ impl Daemon {
         claims.start(watch_specs(&config, &intake));
         watch_drivers(&config, &drivers, registry.clone(), host);
         watch_plugins(&config, &drivers, registry.clone());
-        let api = NodeApi { claims, registry, changes, tasks: intake.clone() };
+        let api = NodeApi {
+            claims,
+            registry,
+            changes,
+            conditions,
+            checkpoint: opened.checkpoint.clone(),
+            node,
+            started_ms,
+            tasks: intake.clone(),
+        };
         intake.spawn("node-api", node_api::serve(api, listener));
         Ok(Self { intake, work, drivers, checkpoint: opened.checkpoint })
     }
@@ -197,45 +206,6 @@ fn make_private(folder: &Path) -> Result<()> {
     let parents = folder.parent().map_or(Ok(()), std::fs::create_dir_all);
     let made = parents.and_then(|()| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder));
     made.with_context(|| format!("make the folder {}: choose a --root that can be written", folder.display()))
-}
-
-fn open_checkpoint(config: &Config) -> Result<Opened> {
-    let opened = checkpoint::open(&config.paths.checkpoint).map_err(anyhow::Error::from)?;
-    if let Some(aside) = &opened.set_aside {
-        let path = aside.path.display().to_string();
-        tracing::error!(
-            path,
-            reason = aside.reason,
-            "the checkpoint was unreadable and is set aside; claims of before are not known"
-        );
-    }
-    for skipped in &opened.skipped {
-        tracing::error!(record = ?skipped, "a record of the checkpoint is unreadable and stays in the file");
-    }
-    tracing::info!(claims = opened.claims.len(), pods = opened.pods.len(), "checkpoint open");
-    Ok(opened)
-}
-
-/// After the loss of the checkpoint: what the CDI specs say of their claims is taken for true, so that pods that run keep their
-/// devices and can be unprepared.
-async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<()> {
-    let Rebuilt { claims, unusable } =
-        cdi::rebuild(cdi.list_ours().context("read the CDI files for lost claims")?);
-    for (file, error) in unusable {
-        tracing::error!(file, error = chain(&error), "a cdi file gives no claim back; it stays");
-    }
-    for mut record in claims.into_values() {
-        // What devices allow is not in the files: each is taken to be held alone unless it is a share.
-        record.holds = machine::holds(&record.allocation, |_, _, _| machine::DeviceFacts::default());
-        opened.claims.push(record);
-    }
-    if opened.claims.is_empty() {
-        return Ok(());
-    }
-    let changes = opened.claims.iter().cloned().map(Arc::new).map(Change::PutClaim).collect();
-    opened.checkpoint.commit(changes).await.context("write the claims that the CDI files gave back")?;
-    tracing::warn!(claims = opened.claims.len(), "claims were taken back from cdi files");
-    Ok(())
 }
 
 /// The error of a start in one line.

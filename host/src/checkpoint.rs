@@ -4,12 +4,15 @@
 //! wait while a commit is under way are committed together, with one sync. Never decides what a claim's next state is,
 //! and never deletes or overwrites a file that it cannot read. The format is described in `docs/checkpoint-format.md`.
 
+mod carry;
 mod error;
 mod file;
 mod format;
 mod held;
 mod inspect;
+mod keeper;
 mod status;
+mod upgrade;
 mod writer;
 
 #[cfg(test)]
@@ -20,8 +23,10 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::base::conditions::Conditions;
+use crate::base::tasks::Tasks;
 use crate::model::{ClaimRecord, PodRecord, Uid, limit};
 
 pub use error::{CommitError, OpenError, ReadError};
@@ -29,8 +34,10 @@ pub use format::{FORMAT_VERSION, Meta, Skipped, Table};
 pub use inspect::{Dump, Integrity, Report, read, verify};
 pub use status::{Health, Stats};
 
-use format::Contents;
+use format::{Contents, Precious};
+use keeper::Keeper;
 use status::Status;
+use upgrade::{UPGRADES, Upgrades};
 use writer::{Message, Write, Writer};
 
 /// A change of one record. The changes of one commit are durable together or not at all.
@@ -82,25 +89,27 @@ pub struct SetAside {
 /// A file that is damaged or somebody else's is set aside, never deleted or overwritten. A file of a newer format, one
 /// that another daemon holds, and one that the system does not let us open are errors, and the file is left alone.
 pub fn open(path: &Path) -> Result<Opened, OpenError> {
-    let found = file::open(path)?;
+    open_with(path, &UPGRADES)
+}
+
+fn open_with(path: &Path, upgrades: &Upgrades) -> Result<Opened, OpenError> {
+    let found = file::open(path, upgrades)?;
     let opener = file::reopener(path)?;
-    let Contents { claims, pods, skipped, .. } = found.contents;
-    let checkpoint = start(found.database, opener, &skipped).map_err(|source| OpenError::Io {
-        path: path.to_owned(),
-        doing: "start the writer thread of",
-        source,
+    let checkpoint = start(found.database, opener, found.contents.precious()).map_err(|source| {
+        OpenError::Io { path: path.to_owned(), doing: "start the writer thread of", source }
     })?;
+    let Contents { claims, pods, skipped, .. } = found.contents;
     Ok(Opened { checkpoint, claims, pods, set_aside: found.set_aside, skipped })
 }
 
 fn start(
     database: redb::Database,
     opener: writer::Opener,
-    skipped: &[Skipped],
+    precious: Precious,
 ) -> std::io::Result<Checkpoint> {
     let (inbox, requests) = mpsc::channel(limit::CHECKPOINT_QUEUE);
     let status = Arc::new(Status::default());
-    let writer = Writer::new(database, opener, skipped, status.clone());
+    let writer = Writer::new(database, opener, precious, status.clone());
     std::thread::Builder::new().name("checkpoint".to_owned()).spawn(move || writer.run(requests))?;
     Ok(Checkpoint { inbox, status })
 }
@@ -126,6 +135,16 @@ impl Checkpoint {
     /// Whether the last commit succeeded.
     pub fn health(&self) -> Health {
         self.status.health()
+    }
+
+    /// Whether the last commit succeeded, and every change of that.
+    pub fn takes_writes(&self) -> watch::Receiver<bool> {
+        self.status.takes_writes()
+    }
+
+    /// Says under `subject` what is wrong with the writer, and tries again while commits fail, until the tasks stop.
+    pub async fn keep(self, subject: String, conditions: Conditions, tasks: Tasks) {
+        Keeper { status: self.status, inbox: self.inbox, conditions, subject }.run(tasks).await;
     }
 
     pub fn stats(&self) -> Stats {

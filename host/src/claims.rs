@@ -33,7 +33,7 @@ use crate::base::error::chain;
 use crate::base::locks::Locks;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir};
-use crate::checkpoint::{Change, Checkpoint, CommitError};
+use crate::checkpoint::{Change, Checkpoint};
 use crate::discovery::specs::SpecEvent;
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{
@@ -257,6 +257,10 @@ impl Claims {
         pods
     }
 
+    pub fn pods_count(&self) -> usize {
+        self.0.table.lock().pods().count()
+    }
+
     /// What a pod was answered, from the checkpoint.
     pub fn pod(&self, uid: &str) -> Option<PodView> {
         let table = self.0.table.lock();
@@ -302,7 +306,7 @@ impl Inner {
         // Whoever found something held by what is taken back looks again.
         self.freed.send_modify(|count| *count += 1);
         tracing::error!(error = chain(&error), "commit to the checkpoint failed");
-        Err(not_durable(&error))
+        Err(error.problem())
     }
 
     fn tell(&self, records: &[Arc<ClaimRecord>]) {
@@ -332,18 +336,6 @@ impl Inner {
 
 fn interrupted() -> Problem {
     Problem::unavailable("interrupted", "the daemon is stopping")
-}
-
-fn not_durable(error: &CommitError) -> Problem {
-    let code = if error.is_full() {
-        "checkpoint-disk-full"
-    } else if error.is_read_only() {
-        "checkpoint-read-only"
-    } else {
-        "checkpoint-unavailable"
-    };
-    Problem::unavailable(code, format!("nothing new is taken on: {}", chain(error)))
-        .retry_after(Duration::from_secs(5))
 }
 
 fn unrendered(record: &ClaimRecord, error: &cdi::RenderError) -> Problem {

@@ -141,6 +141,11 @@ impl Daemon {
         self.client.clone()
     }
 
+    /// A connection for other services than the node API.
+    pub fn channel(&self) -> Channel {
+        channel(self.socket())
+    }
+
     pub fn options(&mut self) -> &mut Options {
         &mut self.options
     }
@@ -280,6 +285,10 @@ impl Daemon {
         self.client().list_pods(v1::ListPodsRequest {}).await.expect("list pods").into_inner().pods
     }
 
+    pub async fn node(&self) -> v1::NodeStatus {
+        self.client().get_node(v1::GetNodeRequest {}).await.expect("get the node").into_inner()
+    }
+
     pub async fn devices(&self) -> Vec<v1::Device> {
         let request = v1::ListDevicesRequest::default();
         self.client().list_devices(request).await.expect("list devices").into_inner().devices
@@ -310,10 +319,14 @@ impl Drop for Daemon {
 
 /// A client that connects when it is first used.
 fn connect(socket: PathBuf) -> Client {
+    NodeClient::new(channel(socket))
+}
+
+fn channel(socket: PathBuf) -> Channel {
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
     // The address is for the protocol only; the connector knows the socket.
-    NodeClient::new(Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector))
+    Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
 }

@@ -35,10 +35,72 @@ impl Tmpfs {
 
 impl Drop for Tmpfs {
     fn drop(&mut self) {
-        // Lazily: a daemon that is about to end may still have files open.
-        if let Err(why) = run(Command::new("umount").arg("--lazy").arg(&self.0)) {
-            skip(&format!("unmounting {}", self.0.display()), &why);
+        unmount(&self.0);
+    }
+}
+
+/// A small ext4 on a loop device, which can be frozen and made read-only; taken away when dropped.
+#[derive(Debug)]
+pub struct Ext4 {
+    folder: PathBuf,
+    /// Removed when dropped; the loop device keeps the file while it is mounted.
+    _image: tempfile::TempPath,
+}
+
+impl Ext4 {
+    /// Mounts it on a folder. The error says in one line why it cannot be.
+    pub fn mount(folder: &Path, bytes: u64) -> Result<Self, String> {
+        let image = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
+        image.as_file().set_len(bytes).map_err(|error| error.to_string())?;
+        let mkfs = program("mkfs.ext4").ok_or("there is no mkfs.ext4")?;
+        run(Command::new(mkfs).args(["-q", "-F"]).arg(image.path()))?;
+        run(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).arg(image.path()).arg(folder))?;
+        Ok(Self { folder: folder.to_owned(), _image: image.into_temp_path() })
+    }
+}
+
+impl Drop for Ext4 {
+    fn drop(&mut self) {
+        unmount(&self.folder);
+    }
+}
+
+/// Changes how a folder is mounted: `ro` or `rw`.
+pub fn remount(folder: &Path, how: &str) -> Result<(), String> {
+    run(Command::new("mount").arg("-o").arg(format!("remount,{how}")).arg(folder))
+}
+
+/// Makes a file refuse writes, also of those who have it open.
+pub fn set_immutable(file: &Path, immutable: bool) -> Result<(), String> {
+    let chattr = program("chattr").ok_or("there is no chattr")?;
+    run(Command::new(chattr).arg(if immutable { "+i" } else { "-i" }).arg(file))
+}
+
+/// A file system whose writes wait; they go on when this is dropped.
+#[derive(Debug)]
+pub struct Frozen(PathBuf);
+
+impl Frozen {
+    /// Freezes what is mounted on a folder. The error says in one line why it cannot be.
+    pub fn freeze(folder: &Path) -> Result<Self, String> {
+        run(Command::new(program("fsfreeze").ok_or("there is no fsfreeze")?).arg("--freeze").arg(folder))?;
+        Ok(Self(folder.to_owned()))
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let fsfreeze = program("fsfreeze").unwrap_or_else(|| "fsfreeze".into());
+        if let Err(why) = run(Command::new(fsfreeze).arg("--unfreeze").arg(&self.0)) {
+            skip(&format!("unfreezing {}", self.0.display()), &why);
         }
+    }
+}
+
+fn unmount(folder: &Path) {
+    // Lazily: a daemon that is about to end may still have files open.
+    if let Err(why) = run(Command::new("umount").arg("--lazy").arg(folder)) {
+        skip(&format!("unmounting {}", folder.display()), &why);
     }
 }
 

@@ -6,15 +6,23 @@ use std::process::Stdio;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use crate::machine::Tmpfs;
+use crate::machine::{Ext4, Tmpfs};
 use crate::{DEADLINE, places};
 
 /// A root of its own; removed when dropped.
 #[derive(Debug)]
 pub struct Root {
-    /// Comes first: what is mounted in the folder has to go before the folder can.
-    mounted: Option<Tmpfs>,
+    /// Come first: what is mounted in the folder has to go before the folder can.
+    mounted: Vec<Mounted>,
     folder: TempDir,
+}
+
+/// A file system of a root's own.
+#[derive(Debug)]
+#[expect(dead_code, reason = "kept for its end")]
+enum Mounted {
+    Tmpfs(Tmpfs),
+    Ext4(Ext4),
 }
 
 /// What a command came to.
@@ -32,7 +40,7 @@ impl Root {
         let roots = std::env::var("NODEDOCK_TEST_ROOTS").unwrap_or_else(|_| "/tmp".to_owned());
         let root = tempfile::Builder::new().prefix("nd-").rand_bytes(6).tempdir_in(roots);
         let folder = root.expect("the folder for roots can be written");
-        let root = Self { mounted: None, folder };
+        let root = Self { mounted: Vec::new(), folder };
         for folder in [root.drivers(), root.claims_folder(), root.cdi()] {
             std::fs::create_dir_all(folder).expect("a new folder in /tmp");
         }
@@ -45,8 +53,20 @@ impl Root {
 
     /// Puts the daemon's own folder on a small file system in memory. The error says in one line why it cannot be.
     pub fn mount_state(&mut self, options: &str) -> Result<(), String> {
-        self.mounted = Some(Tmpfs::mount(&self.state(), options)?);
+        self.mounted.push(Mounted::Tmpfs(Tmpfs::mount(&self.state(), options)?));
         std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
+    }
+
+    /// Puts the daemon's own folder on a disk that can be frozen and made read-only.
+    pub fn mount_state_disk(&mut self, bytes: u64) -> Result<(), String> {
+        self.mounted.push(Mounted::Ext4(Ext4::mount(&self.state(), bytes)?));
+        std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
+    }
+
+    /// Puts the folder of CDI files on a small file system in memory.
+    pub fn mount_cdi(&mut self, options: &str) -> Result<(), String> {
+        self.mounted.push(Mounted::Tmpfs(Tmpfs::mount(&self.cdi(), options)?));
+        Ok(())
     }
 
     /// The daemon's own folder, with drivers, claims and checkpoint.

@@ -83,6 +83,18 @@ impl Daemon {
         .await
     }
 
+    /// Waits until the codes of what is wrong with the node are these.
+    pub async fn until_conditions(&self, codes: &[&str]) -> Vec<v1::Condition> {
+        self.until(&format!("the node's problems are {codes:?}"), async |mut client| {
+            let answer = client.get_node(v1::GetNodeRequest {}).await.map_err(|status| status.to_string())?;
+            let conditions = answer.into_inner().conditions;
+            let found =
+                conditions.iter().flat_map(|condition| &condition.problem).map(|problem| &problem.code);
+            if found.eq(codes) { Ok(conditions) } else { Err(format!("{conditions:?}")) }
+        })
+        .await
+    }
+
     /// Waits until a device is published, or (`there` false) is no longer.
     pub async fn until_device(&self, pool: &str, name: &str, there: bool) {
         let what = format!("{pool}/{name} is {}", if there { "there" } else { "gone" });

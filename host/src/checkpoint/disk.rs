@@ -57,6 +57,14 @@ impl Disk {
         self.state().ops.len()
     }
 
+    /// Forgets what was not synced, except for what `survives`.
+    pub(super) fn lose_unsynced(&self, survives: impl FnMut() -> bool) {
+        let mut state = self.state();
+        let bytes = cut(&state.ops, survives);
+        state.ops = vec![Op::Write { offset: 0, data: bytes.clone() }, Op::Sync];
+        state.bytes = bytes;
+    }
+
     fn change(&self, op: Op) -> io::Result<()> {
         let mut state = self.state();
         if let Some(kind) = state.refusal {
@@ -72,7 +80,7 @@ impl Disk {
 }
 
 /// What an operation does to the bytes of a disk.
-pub(super) fn apply(bytes: &mut Vec<u8>, op: &Op) {
+fn apply(bytes: &mut Vec<u8>, op: &Op) {
     match op {
         Op::Write { offset, data } => {
             let start = usize::try_from(*offset).unwrap();
@@ -81,6 +89,42 @@ pub(super) fn apply(bytes: &mut Vec<u8>, op: &Op) {
         }
         Op::Length(length) => bytes.resize(usize::try_from(*length).unwrap(), 0),
         Op::Sync => {}
+    }
+}
+
+/// A disk as it may be after a power loss: what was synced, and of the rest whatever `survives` says, by sectors of 512 bytes.
+pub(super) fn cut(ops: &[Op], mut survives: impl FnMut() -> bool) -> Vec<u8> {
+    let synced = ops.iter().rposition(|op| matches!(op, Op::Sync)).map_or(0, |at| at + 1);
+    let mut bytes = Vec::new();
+    for op in &ops[..synced] {
+        apply(&mut bytes, op);
+    }
+    for op in &ops[synced..] {
+        match op {
+            Op::Write { offset, data } => {
+                for (n, sector) in data.chunks(512).enumerate() {
+                    if survives() {
+                        let offset = offset + n as u64 * 512;
+                        apply(&mut bytes, &Op::Write { offset, data: sector.to_vec() });
+                    }
+                }
+            }
+            // The file's length is metadata: it comes with the writes or without them.
+            Op::Length(_) if survives() => apply(&mut bytes, op),
+            _ => {}
+        }
+    }
+    bytes
+}
+
+/// Numbers that are the same in every run (xorshift).
+pub(super) fn coin(seed: u64) -> impl FnMut() -> bool {
+    let mut seed = seed | 1;
+    move || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed & 1 == 1
     }
 }
 

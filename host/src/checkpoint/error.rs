@@ -3,8 +3,13 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::model::Uid;
+use crate::base::error::chain;
+use crate::model::{Problem, Uid};
+
+/// When a refused request makes sense again: the disk is tried about as often.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Why a checkpoint was not opened. The file is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +21,11 @@ pub enum OpenError {
         .path.display()
     )]
     Newer { path: PathBuf, found: u32, known: u32, written_by: String },
+    #[error(
+        "the checkpoint {} has format {found}, and this release reads none that old (it writes {known}): start a release between it and {written_by} first, or move the file away",
+        .path.display()
+    )]
+    Older { path: PathBuf, found: u32, known: u32, written_by: String },
     #[error("{doing} the checkpoint {}", .path.display())]
     Io { path: PathBuf, doing: &'static str, source: io::Error },
     /// Damaged, and in the way: it could not be set aside.
@@ -40,6 +50,10 @@ pub enum CommitError {
 }
 
 impl CommitError {
+    /// The words that `code` gives.
+    pub const CODES: [&'static str; 3] =
+        ["checkpoint-disk-full", "checkpoint-read-only", "checkpoint-unavailable"];
+
     /// The disk or a quota is full.
     pub fn is_full(&self) -> bool {
         matches!(self.io_kind(), Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
@@ -48,6 +62,24 @@ impl CommitError {
     /// The file system, or the file, does not take writes.
     pub fn is_read_only(&self) -> bool {
         matches!(self.io_kind(), Some(io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied))
+    }
+
+    /// A stable word for it.
+    pub fn code(&self) -> &'static str {
+        let [full, read_only, other] = Self::CODES;
+        if self.is_full() {
+            full
+        } else if self.is_read_only() {
+            read_only
+        } else {
+            other
+        }
+    }
+
+    /// The same as a refusal of what had to be written.
+    pub fn problem(&self) -> Problem {
+        Problem::unavailable(self.code(), format!("nothing new is taken on: {}", chain(self)))
+            .retry_after(RETRY)
     }
 
     fn io_kind(&self) -> Option<io::ErrorKind> {
@@ -70,6 +102,8 @@ pub enum ReadError {
     TooLarge { path: PathBuf, bytes: u64, max: u64 },
     #[error("the checkpoint {} has format {found}, and this release knows none above {known} (written by {written_by})", .path.display())]
     Newer { path: PathBuf, found: u32, known: u32, written_by: String },
+    #[error("the checkpoint {} has format {found}, and this release reads none that old (written by {written_by})", .path.display())]
+    Older { path: PathBuf, found: u32, written_by: String },
     #[error("the checkpoint {} is damaged or another program's: {reason}", .path.display())]
     Damaged { path: PathBuf, reason: String },
     #[error("the checkpoint {} changed while it was read, {attempts} times: ask the daemon that holds it", .path.display())]

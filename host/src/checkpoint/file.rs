@@ -12,6 +12,7 @@ use rustix::fs::{Advice, FlockOperation, RenameFlags};
 
 use super::format::{self, Contents, FORMAT_VERSION, LoadError};
 use super::held::Held;
+use super::upgrade::{UPGRADES, Upgrades};
 use super::writer::{self, Opener};
 use super::{OpenError, SetAside};
 
@@ -34,6 +35,10 @@ enum Refusal {
         found: u32,
         written_by: String,
     },
+    Older {
+        found: u32,
+        written_by: String,
+    },
     Io(io::Error),
     /// Not ours, or not whole.
     Damaged(String),
@@ -53,6 +58,7 @@ impl From<LoadError> for Refusal {
     fn from(error: LoadError) -> Self {
         match error {
             LoadError::Newer { found, written_by } => Self::Newer { found, written_by },
+            LoadError::Older { found, written_by } => Self::Older { found, written_by },
             LoadError::Foreign(reason) => Self::Damaged(reason),
             LoadError::Storage(error) => error.into(),
         }
@@ -66,7 +72,7 @@ fn is_damage(error: &io::Error) -> bool {
 }
 
 /// Opens the file, makes it where there is none, sets it aside and makes a new one where it is damaged.
-pub(super) fn open(path: &Path) -> Result<Found, OpenError> {
+pub(super) fn open(path: &Path, upgrades: &Upgrades) -> Result<Found, OpenError> {
     let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
     let folder = folder_of(path);
     std::fs::DirBuilder::new()
@@ -80,12 +86,13 @@ pub(super) fn open(path: &Path) -> Result<Found, OpenError> {
     if !path.try_exists().map_err(io("look for"))? {
         make(path, &folder)?;
     }
-    match open_existing(path) {
+    match open_existing(path, upgrades) {
         Ok((database, contents)) => Ok(Found { database, contents, set_aside: None }),
         Err(Refusal::Damaged(reason)) => {
             let set_aside = set_aside(path, &folder, reason)?;
             make(path, &folder)?;
-            let (database, contents) = open_existing(path).map_err(|refusal| refusal.into_error(path))?;
+            let (database, contents) =
+                open_existing(path, upgrades).map_err(|refusal| refusal.into_error(path))?;
             Ok(Found { database, contents, set_aside: Some(set_aside) })
         }
         Err(refusal) => Err(refusal.into_error(path)),
@@ -100,6 +107,9 @@ impl Refusal {
             Self::Newer { found, written_by } => {
                 OpenError::Newer { path, found, known: FORMAT_VERSION, written_by }
             }
+            Self::Older { found, written_by } => {
+                OpenError::Older { path, found, known: FORMAT_VERSION, written_by }
+            }
             Self::Io(source) => OpenError::Io { path, doing: "open", source },
             Self::Damaged(reason) => OpenError::Storage { path, source: redb::Error::Corrupted(reason) },
         }
@@ -112,27 +122,25 @@ fn folder_of(path: &Path) -> &Path {
 
 /// Opens a file that is there. A panic of the storage engine over its bytes counts as damage. A file that is refused is as
 /// it was.
-fn open_existing(path: &Path) -> Result<(Database, Contents), Refusal> {
+fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<(Database, Contents), Refusal> {
     catch_unwind(AssertUnwindSafe(|| {
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(Refusal::Io)?;
-        let (database, contents) = open_file(file)?;
-        let found = contents.as_ref().map(|contents| &contents.meta);
-        format::sign(&database, found)?;
-        match contents {
-            Some(contents) => Ok((database, contents)),
-            None => format::load(&database)?
-                .map(|contents| (database, contents))
-                .ok_or_else(|| Refusal::Damaged("it lost the tables that were just made".to_owned())),
-        }
+        let (database, contents) = open_file(file, Some(upgrades))?;
+        let contents =
+            contents.ok_or_else(|| Refusal::Damaged("it lost the tables that were just made".to_owned()))?;
+        Ok((database, contents))
     }))
     .unwrap_or_else(|panic| Err(Refusal::Damaged(writer::panic_text(&*panic))))
 }
 
-/// Opens and reads a file, and writes to it only when all of that went well.
-fn open_file(file: File) -> Result<(Database, Option<Contents>), LoadError> {
+/// Opens a file, signs it where there are upgrades to do so with, and reads it; writes to it only when all of that went well.
+fn open_file(file: File, upgrades: Option<&Upgrades>) -> Result<(Database, Option<Contents>), LoadError> {
     let held = Held::new(file)?;
     let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(held.clone())?;
-    let contents = format::load(&database)?;
+    if let Some(upgrades) = upgrades {
+        format::sign(&database, format::load_meta(&database)?.as_ref(), upgrades)?;
+    }
+    let contents = format::load(&database, upgrades.unwrap_or(&UPGRADES).records)?;
     held.release().map_err(redb::Error::Io)?;
     Ok((database, contents))
 }
@@ -147,14 +155,14 @@ fn make(path: &Path, folder: &File) -> Result<(), OpenError> {
     }
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create_new(true).mode(0o600).open(&new).map_err(io("make"))?;
-    initialise(file).map_err(|source| OpenError::Storage { path: path.to_owned(), source })?;
+    initialise(file).map_err(|error| Refusal::from(error).into_error(path))?;
     rename_to_free(&new, path).map_err(io("make"))?;
     folder.sync_all().map_err(io("make"))
 }
 
-fn initialise(file: File) -> Result<(), redb::Error> {
+fn initialise(file: File) -> Result<(), LoadError> {
     let database = Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?;
-    format::sign(&database, None)
+    format::sign(&database, None, &UPGRADES)
 }
 
 /// Renames a file to a name that must be free.
@@ -210,12 +218,12 @@ fn reopen(path: &Path, inode: (u64, u64)) -> Result<Database, redb::Error> {
     // read from memory what the disk does not have.
     file.sync_data()?;
     rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).map_err(io::Error::from)?;
-    match open_file(file) {
+    match open_file(file, None) {
         Ok((database, Some(_))) => Ok(database),
         Ok((_, None)) => Err(redb::Error::Corrupted("the tables are gone".to_owned())),
         Err(LoadError::Storage(error)) => Err(error),
         Err(LoadError::Foreign(reason)) => Err(redb::Error::Corrupted(reason)),
-        Err(LoadError::Newer { found, .. }) => {
+        Err(LoadError::Newer { found, .. } | LoadError::Older { found, .. }) => {
             Err(redb::Error::Corrupted(format!("it has format {found} now")))
         }
     }

@@ -1,14 +1,17 @@
 //! Tables, keys and values. The page is `docs/checkpoint-format.md`; what is written here and there is the same.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
 use redb::{ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError, TableHandle};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
+use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::writer::Write;
-use super::{Change, CommitError};
+use super::{Change, CommitError, carry};
 use crate::base::clock;
 use crate::model::{ClaimRecord, PodRecord, Uid};
 
@@ -85,14 +88,40 @@ pub(super) struct Contents {
     pub(super) claims: Vec<ClaimRecord>,
     pub(super) pods: Vec<PodRecord>,
     pub(super) skipped: Vec<Skipped>,
+    /// Records that say more than this release reads.
+    pub(super) partly: HashSet<(Table, String)>,
     /// Values that were moved to the table `unreadable`.
     pub(super) unreadable: u64,
+}
+
+/// Keys whose values a write must not simply replace.
+#[derive(Debug, Default)]
+pub(super) struct Precious {
+    /// This release cannot read them: kept in the table `unreadable`.
+    pub(super) unreadable: HashSet<(Table, String)>,
+    /// It reads a part of them: the rest is carried over.
+    pub(super) partly: HashSet<(Table, String)>,
+}
+
+impl Contents {
+    pub(super) fn precious(&self) -> Precious {
+        let unreadable = self.skipped.iter().map(|skipped| (skipped.table, skipped.key.clone())).collect();
+        Precious { unreadable, partly: self.partly.clone() }
+    }
 }
 
 /// Why a file's contents are not ours to read.
 #[derive(Debug)]
 pub(super) enum LoadError {
-    Newer { found: u32, written_by: String },
+    Newer {
+        found: u32,
+        written_by: String,
+    },
+    /// Of a format that no step leads away from.
+    Older {
+        found: u32,
+        written_by: String,
+    },
     Foreign(String),
     Storage(redb::Error),
 }
@@ -119,22 +148,63 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
 }
 
 fn put(table: Table, uid: &Uid, record: &impl Serialize) -> Result<Write, CommitError> {
-    let mut value = Vec::with_capacity(1024);
-    value.push(VALUE_VERSION);
-    serde_json::to_writer(&mut value, record)
+    let value = value_of(record)
         .map_err(|source| CommitError::Encode { uid: uid.clone(), source: Arc::new(source) })?;
     Ok(Write { table, key: uid.clone(), value: Some(value) })
 }
 
+fn value_of(record: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+    let mut value = Vec::with_capacity(1024);
+    value.push(VALUE_VERSION);
+    serde_json::to_writer(&mut value, record)?;
+    Ok(value)
+}
+
 /// Reads a value, or says in words why not.
-fn decode<R: DeserializeOwned>(value: &[u8]) -> Result<R, String> {
-    match value.split_first() {
-        Some((&VALUE_VERSION, json)) => serde_json::from_slice(json).map_err(|error| error.to_string()),
-        Some((version, _)) => {
-            Err(format!("the record has version {version}, and this release knows {VALUE_VERSION}"))
+fn decode<R: DeserializeOwned>(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<R, String> {
+    let read = match value.split_first() {
+        Some((&VALUE_VERSION, json)) => serde_json::from_slice(json),
+        _ => serde_json::from_value(json_of(value, steps)?),
+    };
+    read.map_err(|error| error.to_string())
+}
+
+/// A value's JSON in this release's version.
+fn json_of(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<Value, String> {
+    let (version, json) = value.split_first().ok_or("the record is empty")?;
+    let path = upgrade::path(steps, *version, VALUE_VERSION).filter(|_| *version <= VALUE_VERSION);
+    let path = path
+        .ok_or_else(|| format!("the record has version {version}, and this release knows {VALUE_VERSION}"))?;
+    let json = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    path.into_iter().try_fold(json, |json, step| step(json))
+}
+
+/// Whether a value has fields that its record does not keep.
+fn says_more(value: &[u8], record: &impl Serialize, steps: &[(u8, RecordStep)]) -> bool {
+    let says_more = || -> Option<bool> {
+        if value_of(record).ok()? == value {
+            return Some(false);
         }
-        None => Err("the record is empty".to_owned()),
-    }
+        Some(carry::says_more(&json_of(value, steps).ok()?, &serde_json::to_value(record).ok()?))
+    };
+    says_more().unwrap_or(false)
+}
+
+/// A new value with the fields of the one before that this release does not know.
+pub(super) fn carry_over(table: Table, before: &[u8], new: &[u8]) -> Result<Vec<u8>, String> {
+    let words = |error: serde_json::Error| error.to_string();
+    let stored = json_of(before, UPGRADES.records)?;
+    let known = match table {
+        Table::Claims => {
+            serde_json::from_value(stored.clone()).and_then(|r: ClaimRecord| serde_json::to_value(r))
+        }
+        Table::Pods => {
+            serde_json::from_value(stored.clone()).and_then(|r: PodRecord| serde_json::to_value(r))
+        }
+    };
+    let mut new = json_of(new, &[])?;
+    carry::carry_over(&stored, &known.map_err(words)?, &mut new);
+    value_of(&new).map_err(words)
 }
 
 /// A record that knows its own key.
@@ -154,8 +224,12 @@ impl Keyed for PodRecord {
     }
 }
 
-fn decode_under<R: DeserializeOwned + Keyed>(key: &str, value: &[u8]) -> Result<R, String> {
-    let record: R = decode(value)?;
+fn decode_under<R: DeserializeOwned + Keyed>(
+    key: &str,
+    value: &[u8],
+    steps: &[(u8, RecordStep)],
+) -> Result<R, String> {
+    let record: R = decode(value, steps)?;
     if record.key().as_str() == key {
         return Ok(record);
     }
@@ -163,17 +237,22 @@ fn decode_under<R: DeserializeOwned + Keyed>(key: &str, value: &[u8]) -> Result<
 }
 
 /// Reads everything. None: the file is new, without a table.
-pub(super) fn load(database: &impl ReadableDatabase) -> Result<Option<Contents>, LoadError> {
+pub(super) fn load(
+    database: &impl ReadableDatabase,
+    steps: &[(u8, RecordStep)],
+) -> Result<Option<Contents>, LoadError> {
+    let Some(meta) = load_meta(database)? else { return Ok(None) };
     let read = database.begin_read()?;
-    let Some(meta) = load_meta(&read)? else { return Ok(None) };
     let mut contents = Contents { meta, ..Contents::default() };
-    contents.claims = load_table(&read, Table::Claims, &mut contents.skipped)?;
-    contents.pods = load_table(&read, Table::Pods, &mut contents.skipped)?;
+    contents.claims = load_table(&read, Table::Claims, steps, &mut contents)?;
+    contents.pods = load_table(&read, Table::Pods, steps, &mut contents)?;
     contents.unreadable = count(&read)?;
     Ok(Some(contents))
 }
 
-fn load_meta(read: &ReadTransaction) -> Result<Option<Meta>, LoadError> {
+/// What a file says of itself. None: it is new, without a table.
+pub(super) fn load_meta(database: &impl ReadableDatabase) -> Result<Option<Meta>, LoadError> {
+    let read = database.begin_read()?;
     let names: Vec<String> = read.list_tables()?.map(|table| table.name().to_owned()).collect();
     if names.is_empty() {
         return Ok(None);
@@ -195,10 +274,11 @@ fn load_meta(read: &ReadTransaction) -> Result<Option<Meta>, LoadError> {
     Ok(Some(Meta { format, written_by, created }))
 }
 
-fn load_table<R: DeserializeOwned + Keyed>(
+fn load_table<R: DeserializeOwned + Serialize + Keyed>(
     read: &ReadTransaction,
     table: Table,
-    skipped: &mut Vec<Skipped>,
+    steps: &[(u8, RecordStep)],
+    contents: &mut Contents,
 ) -> Result<Vec<R>, LoadError> {
     let open = match read.open_table(table.definition()) {
         Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
@@ -207,14 +287,18 @@ fn load_table<R: DeserializeOwned + Keyed>(
     let mut records = Vec::new();
     for entry in open.iter()? {
         let (key, value) = entry?;
-        match decode_under(key.value(), value.value()) {
-            Ok(record) => records.push(record),
-            Err(reason) => skipped.push(Skipped {
-                table,
-                key: key.value().to_owned(),
-                reason,
-                bytes: value.value().len(),
-            }),
+        let (key, value) = (key.value(), value.value());
+        match decode_under(key, value, steps) {
+            Ok(record) => {
+                if says_more(value, &record, steps) {
+                    contents.partly.insert((table, key.to_owned()));
+                }
+                records.push(record);
+            }
+            Err(reason) => {
+                let bytes = value.len();
+                contents.skipped.push(Skipped { table, key: key.to_owned(), reason, bytes });
+            }
         }
     }
     Ok(records)
@@ -228,12 +312,24 @@ fn count(read: &ReadTransaction) -> Result<u64, LoadError> {
     }
 }
 
-/// Makes the tables of a new file, or notes that this release writes an older one. Durable when it returns.
-pub(super) fn sign(database: &redb::Database, found: Option<&Meta>) -> Result<(), redb::Error> {
+/// Makes the tables of a new file, or brings those of an older one to this release's format. Durable when it returns.
+pub(super) fn sign(
+    database: &redb::Database,
+    found: Option<&Meta>,
+    upgrades: &Upgrades,
+) -> Result<(), LoadError> {
     if found.is_some_and(|meta| meta.written_by == writer_name() && meta.format == FORMAT_VERSION) {
         return Ok(());
     }
+    let format = found.map_or(FORMAT_VERSION, |meta| meta.format);
+    let Some(path) = upgrade::path(upgrades.formats, format, FORMAT_VERSION) else {
+        let written_by = found.map(|meta| meta.written_by.clone()).unwrap_or_default();
+        return Err(LoadError::Older { found: format, written_by });
+    };
     let write = database.begin_write()?;
+    for step in path {
+        step(&write)?;
+    }
     {
         let mut meta = write.open_table(META)?;
         meta.insert(META_FORMAT, FORMAT_VERSION.to_string().as_str())?;

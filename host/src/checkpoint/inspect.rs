@@ -11,6 +11,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::format::{self, Contents, FORMAT_VERSION, LoadError, Meta, Skipped};
+use super::upgrade::UPGRADES;
 use super::{ReadError, file, writer};
 use crate::model::{ClaimRecord, PodRecord};
 
@@ -69,7 +70,7 @@ impl Report {
 /// Reads a checkpoint; the file is not changed, and a daemon may have it open.
 pub fn read(path: &Path) -> Result<Dump, ReadError> {
     let Copy { contents, .. } = copy(path)?;
-    let Contents { meta, claims, pods, skipped, unreadable } = contents;
+    let Contents { meta, claims, pods, skipped, unreadable, .. } = contents;
     Ok(Dump { meta, claims, pods, skipped, unreadable })
 }
 
@@ -77,7 +78,7 @@ pub fn read(path: &Path) -> Result<Dump, ReadError> {
 pub fn verify(path: &Path) -> Result<Report, ReadError> {
     let Copy { integrity, contents, bytes } = copy(path)?;
     let findings = disagreements(&contents.claims, &contents.pods);
-    let Contents { meta, claims, pods, skipped, unreadable } = contents;
+    let Contents { meta, claims, pods, skipped, unreadable, .. } = contents;
     Ok(Report {
         integrity,
         meta,
@@ -106,6 +107,9 @@ fn copy(path: &Path) -> Result<Copy, ReadError> {
             Err(LoadError::Newer { found, written_by }) => {
                 let path = path.to_owned();
                 return Err(ReadError::Newer { path, found, known: FORMAT_VERSION, written_by });
+            }
+            Err(LoadError::Older { found, written_by }) => {
+                return Err(ReadError::Older { path: path.to_owned(), found, written_by });
             }
             Err(LoadError::Foreign(why)) => reason = why,
             Err(LoadError::Storage(error)) => reason = error.to_string(),
@@ -144,9 +148,12 @@ fn open_copy(bytes: Vec<u8>) -> Result<(Integrity, Contents), LoadError> {
             true => Integrity::NotClosed,
             false => Integrity::Damaged("the pages in use are not those that were recorded".to_owned()),
         };
-        let contents = format::load(&database)?;
-        let contents = contents.ok_or_else(|| LoadError::Foreign("it has no tables".to_owned()))?;
-        Ok((integrity, contents))
+        let nothing = || LoadError::Foreign("it has no tables".to_owned());
+        let meta = format::load_meta(&database)?.ok_or_else(nothing)?;
+        // An older file is brought up to date in memory, and told as it is.
+        format::sign(&database, Some(&meta), &UPGRADES)?;
+        let contents = format::load(&database, UPGRADES.records)?.ok_or_else(nothing)?;
+        Ok((integrity, Contents { meta, ..contents }))
     }))
     .unwrap_or_else(|panic| Err(LoadError::Foreign(writer::panic_text(&*panic))))
 }

@@ -1,11 +1,15 @@
 //! What the writer tells of itself: counters, and whether the last commit succeeded.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use super::CommitError;
 use crate::base::{clock, error};
+use crate::model::limit;
 
 /// Whether the checkpoint takes writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,9 +40,11 @@ pub struct Stats {
     pub commit_time_last: Duration,
 }
 
-#[derive(Default)]
 pub(super) struct Status {
-    health: Mutex<Health>,
+    now: Mutex<Now>,
+    /// Wakes the keeper.
+    news: Notify,
+    takes_writes: watch::Sender<bool>,
     commits: AtomicU64,
     failed_commits: AtomicU64,
     requests: AtomicU64,
@@ -50,6 +56,17 @@ pub(super) struct Status {
     nanos_last: AtomicU64,
 }
 
+/// What the writer is at.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Now {
+    /// Why the last commit failed, and when the first of the failed ones was.
+    pub(super) failure: Option<(CommitError, u64)>,
+    /// When the commit under way began.
+    pub(super) under_way: Option<Instant>,
+    /// The keeper wants to know when one begins.
+    wants_beginning: bool,
+}
+
 /// Size of a commit.
 pub(super) struct Size {
     pub(super) requests: u64,
@@ -57,9 +74,76 @@ pub(super) struct Size {
     pub(super) value_bytes: u64,
 }
 
+impl Default for Status {
+    fn default() -> Self {
+        Self {
+            now: Mutex::default(),
+            news: Notify::new(),
+            takes_writes: watch::Sender::new(true),
+            commits: AtomicU64::new(0),
+            failed_commits: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+            value_bytes: AtomicU64::new(0),
+            changes_max: AtomicU64::new(0),
+            nanos: AtomicU64::new(0),
+            nanos_max: AtomicU64::new(0),
+            nanos_last: AtomicU64::new(0),
+        }
+    }
+}
+
 impl Status {
     pub(super) fn health(&self) -> Health {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.now().failure.as_ref().map_or_else(Health::default, |(failure, since_ms)| Health {
+            degraded: Some(error::chain(failure)),
+            since_ms: *since_ms,
+        })
+    }
+
+    pub(super) fn takes_writes(&self) -> watch::Receiver<bool> {
+        self.takes_writes.subscribe()
+    }
+
+    /// What the writer is at, for the keeper, who is woken by `news` when it is another.
+    pub(super) fn look(&self) -> Now {
+        let mut now = self.now();
+        now.wants_beginning = now.under_way.is_none();
+        now.clone()
+    }
+
+    pub(super) async fn news(&self) {
+        self.news.notified().await;
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A commit begins. The keeper is woken by the first only: it looks again when that one would be slow.
+    pub(super) fn begin(&self) {
+        let mut now = self.now();
+        now.under_way = Some(Instant::now());
+        if std::mem::take(&mut now.wants_beginning) {
+            self.news.notify_one();
+        }
+    }
+
+    /// The commit under way ended.
+    fn end(&self, failure: Option<&CommitError>) {
+        let mut now = self.now();
+        let was_slow = now.under_way.take().is_some_and(|began| began.elapsed() >= limit::CHECKPOINT_SLOW);
+        let failed_before = now.failure.take();
+        if let Some(failure) = failure {
+            let since_ms = failed_before.as_ref().map_or_else(clock::now_ms, |(_, since_ms)| *since_ms);
+            now.failure = Some((failure.clone(), since_ms));
+        }
+        drop(now);
+        if was_slow || failure.is_some() || failed_before.is_some() {
+            self.news.notify_one();
+        }
+        let takes = failure.is_none();
+        self.takes_writes.send_if_modified(|took| std::mem::replace(took, takes) != takes);
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -86,25 +170,11 @@ impl Status {
         self.nanos.fetch_add(nanos, Relaxed);
         self.nanos_max.fetch_max(nanos, Relaxed);
         self.nanos_last.store(nanos, Relaxed);
-        self.recovered();
-    }
-
-    fn recovered(&self) {
-        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
-        if health.degraded.is_some() {
-            *health = Health::default();
-            tracing::info!("the checkpoint takes writes again");
-        }
+        self.end(None);
     }
 
     pub(super) fn failed(&self, failure: &CommitError) {
         self.failed_commits.fetch_add(1, Relaxed);
-        let reason = error::chain(failure);
-        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
-        if health.degraded.is_none() {
-            health.since_ms = clock::now_ms();
-            tracing::error!(error = %reason, "the checkpoint does not take writes");
-        }
-        health.degraded = Some(reason);
+        self.end(Some(failure));
     }
 }

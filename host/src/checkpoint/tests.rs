@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use redb::Builder;
 
-use super::disk::{self, Disk, Op};
+use super::disk::{Disk, Op, coin, cut};
 use super::format::{self, META, UNREADABLE};
 use super::*;
-use crate::model::{Allocation, ClaimState, DriverName, DriverPart, ObjectRef, Transition};
+use crate::model::{Allocation, ClaimState, DriverName, DriverPart, ObjectRef, PodContainer, Transition};
 
 mod damage;
+mod doubt;
 mod power;
+mod releases;
 
 fn uid(n: usize) -> Uid {
     Uid::new(format!("uid-{n:05}")).unwrap()

@@ -1,7 +1,9 @@
 //! The one thread that writes. Takes requests in order, commits what waits together, and answers each. After a failed
 //! commit it closes the file and opens it again for the next one: redb refuses writes after an IO error until then.
+//! What the failed one may have left in the file all the same is taken back by the next that succeeds.
 
-use std::collections::HashSet;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,9 +12,10 @@ use redb::{Database, ReadableTable, Table as OpenTable, WriteTransaction};
 use tokio::sync::{mpsc, oneshot};
 
 use super::CommitError;
-use super::format::{META, META_PROBED, Skipped, Table, UNREADABLE};
+use super::format::{self, META, META_PROBED, Precious, Table, UNREADABLE};
 use super::status::{Size, Status};
 use crate::base::clock;
+use crate::base::error::chain;
 use crate::base::failpoint::{self, Point};
 use crate::model::{Uid, limit};
 
@@ -39,10 +42,14 @@ pub(super) struct Writer {
     /// None: the last commit failed.
     database: Option<Database>,
     opener: Opener,
-    /// Keys whose values could not be read; a write to one keeps the old value under `unreadable`.
-    unreadable: HashSet<(Table, String)>,
+    precious: Precious,
+    /// Keys that failed commits wrote, with the values that their callers believe in: those before the first failure.
+    doubtful: Values,
     status: Arc<Status>,
 }
+
+/// Values by key; none where there is none.
+type Values = HashMap<(Table, Uid), Option<Vec<u8>>>;
 
 /// Requests that are committed together.
 #[derive(Default)]
@@ -78,9 +85,8 @@ impl Batch {
 }
 
 impl Writer {
-    pub(super) fn new(database: Database, opener: Opener, skipped: &[Skipped], status: Arc<Status>) -> Self {
-        let unreadable = skipped.iter().map(|skipped| (skipped.table, skipped.key.clone())).collect();
-        Self { database: Some(database), opener, unreadable, status }
+    pub(super) fn new(database: Database, opener: Opener, precious: Precious, status: Arc<Status>) -> Self {
+        Self { database: Some(database), opener, precious, doubtful: Values::new(), status }
     }
 
     /// Runs until it is told to close or every handle is gone.
@@ -96,13 +102,25 @@ impl Writer {
                 self.serve(&batch.writes, batch.size(), std::mem::take(&mut batch.waiting));
             }
             if let Some(done) = batch.close {
+                self.settle();
                 self.abandon();
                 // Nobody waits where the caller has given up.
                 done.send(()).ok();
                 return;
             }
         }
+        self.settle();
         self.abandon();
+    }
+
+    /// The last attempt to take back what failed commits may have left in the file.
+    fn settle(&mut self) {
+        if !self.doubtful.is_empty()
+            && let Err(failure) = self.commit(&[])
+        {
+            let error = chain(&failure);
+            tracing::warn!(error, "the checkpoint is closed with changes that were refused and may be in it");
+        }
     }
 
     fn serve(
@@ -112,6 +130,7 @@ impl Writer {
         waiting: Vec<oneshot::Sender<Result<(), CommitError>>>,
     ) {
         let started = Instant::now();
+        self.status.begin();
         let outcome = self.commit(writes);
         match &outcome {
             Ok(()) => self.status.succeeded(&size, started.elapsed()),
@@ -132,11 +151,21 @@ impl Writer {
             None => guarded("open", || (self.opener)())?,
         };
         let database = self.database.insert(database);
-        let unreadable = &self.unreadable;
-        guarded("write", || apply(database, writes, unreadable))?;
-        if !self.unreadable.is_empty() {
+        let mut changed = Changed { precious: &self.precious, before: Values::new() };
+        let outcome = guarded("write", || apply(database, &self.doubtful, writes, &mut changed));
+        let before = changed.before;
+        match outcome {
+            Ok(()) => self.doubtful.clear(),
+            Err(failure) => {
+                for (key, value) in before {
+                    self.doubtful.entry(key).or_insert(value);
+                }
+                return Err(failure);
+            }
+        }
+        if !self.precious.unreadable.is_empty() {
             for write in writes {
-                self.unreadable.remove(&(write.table, write.key.as_str().to_owned()));
+                self.precious.unreadable.remove(&(write.table, write.key.as_str().to_owned()));
             }
         }
         Ok(())
@@ -169,17 +198,28 @@ pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "panic without words".to_owned())
 }
 
-/// One transaction with all the writes; a table is opened only if it is written.
+/// What a transaction does to the records.
+struct Changed<'a> {
+    precious: &'a Precious,
+    /// The values before the transaction, of keys that it has written.
+    before: Values,
+}
+
+/// One transaction that takes back what is doubtful and does the writes; a table is opened only if it is written.
 fn apply(
     database: &Database,
+    doubtful: &Values,
     writes: &[Write],
-    unreadable: &HashSet<(Table, String)>,
+    changed: &mut Changed<'_>,
 ) -> Result<(), redb::Error> {
     // One-phase commits with checksums, redb's default: one sync. After a crash the file is read through once.
     let transaction = database.begin_write()?;
     for table in [Table::Claims, Table::Pods] {
-        if writes.iter().any(|write| write.table == table) {
-            apply_to(&transaction, table, writes, unreadable)?;
+        let is_doubtful = doubtful.keys().any(|(of, _)| *of == table);
+        if is_doubtful || writes.iter().any(|write| write.table == table) {
+            let mut open = transaction.open_table(table.definition())?;
+            take_back(&mut open, table, doubtful)?;
+            apply_to(&transaction, &mut open, writes.iter().filter(|write| write.table == table), changed)?;
         }
     }
     if writes.is_empty() {
@@ -192,36 +232,82 @@ fn apply(
     Ok(())
 }
 
-fn apply_to(
-    transaction: &WriteTransaction,
-    table: Table,
-    writes: &[Write],
-    unreadable: &HashSet<(Table, String)>,
-) -> Result<(), redb::Error> {
-    let mut open = transaction.open_table(table.definition())?;
-    let mut kept = HashSet::new();
-    for Write { key, value, .. } in writes.iter().filter(|write| write.table == table) {
-        let overwrites = !unreadable.is_empty() && unreadable.contains(&(table, key.as_str().to_owned()));
-        if overwrites && kept.insert(key) {
-            keep_unreadable(transaction, table, &open, key)?;
-        }
-        match value {
-            Some(value) => open.insert(key.as_str(), value.as_slice())?,
-            None => open.remove(key.as_str())?,
-        };
+type Records<'a> = OpenTable<'a, &'static str, &'static [u8]>;
+
+/// Gives doubtful keys the values that are believed in.
+fn take_back(open: &mut Records<'_>, table: Table, doubtful: &Values) -> Result<(), redb::Error> {
+    for ((_, key), value) in doubtful.iter().filter(|((of, _), _)| *of == table) {
+        set(open, key, value.as_deref())?;
     }
     Ok(())
+}
+
+fn apply_to<'a>(
+    transaction: &WriteTransaction,
+    open: &mut Records<'_>,
+    writes: impl Iterator<Item = &'a Write>,
+    changed: &mut Changed<'_>,
+) -> Result<(), redb::Error> {
+    for write in writes {
+        let whole = whole_value(open, write, &changed.precious.partly)?;
+        let before = set(open, &write.key, whole.as_deref().or(write.value.as_deref()))?;
+        // A value that an earlier write of the transaction has set was not there before it.
+        let Entry::Vacant(first) = changed.before.entry((write.table, write.key.clone())) else { continue };
+        let before = first.insert(before);
+        if let Some(value) = before
+            && has(&changed.precious.unreadable, write)
+        {
+            keep_unreadable(transaction, write.table, &write.key, value)?;
+        }
+    }
+    Ok(())
+}
+
+fn has(keys: &HashSet<(Table, String)>, write: &Write) -> bool {
+    !keys.is_empty() && keys.contains(&(write.table, write.key.as_str().to_owned()))
+}
+
+/// The value of a write with what this release does not know of the one that it replaces. None: there is no such thing.
+fn whole_value(
+    open: &Records<'_>,
+    write: &Write,
+    partly: &HashSet<(Table, String)>,
+) -> Result<Option<Vec<u8>>, redb::Error> {
+    let (Some(new), true) = (&write.value, has(partly, write)) else { return Ok(None) };
+    let Some(before) = open.get(write.key.as_str())? else { return Ok(None) };
+    let whole = format::carry_over(write.table, before.value(), new);
+    Ok(whole
+        .inspect_err(|error| {
+            tracing::warn!(key = %write.key, error, "fields of a newer release are lost from a record");
+        })
+        .ok())
+}
+
+/// Sets or removes a value, and gives the one before.
+fn set(open: &mut Records<'_>, key: &Uid, value: Option<&[u8]>) -> Result<Option<Vec<u8>>, redb::Error> {
+    let before = match value {
+        Some(value) => open.insert(key.as_str(), value)?,
+        None => open.remove(key.as_str())?,
+    };
+    Ok(before.map(|value| value.value().to_vec()))
 }
 
 /// Copies a value that nobody could read to a place where it is not overwritten.
 fn keep_unreadable(
     transaction: &WriteTransaction,
     table: Table,
-    open: &OpenTable<'_, &'static str, &'static [u8]>,
     key: &Uid,
+    value: &[u8],
 ) -> Result<(), redb::Error> {
-    let Some(value) = open.get(key.as_str())? else { return Ok(()) };
-    let name = format!("{table}/{key}/{}", clock::now_ms());
-    transaction.open_table(UNREADABLE)?.insert(name.as_str(), value.value())?;
+    let mut kept = transaction.open_table(UNREADABLE)?;
+    // A commit that was taken back for its failure may have kept it.
+    let (from, to) = (format!("{table}/{key}/"), format!("{table}/{key}0"));
+    for entry in kept.range(from.as_str()..to.as_str())? {
+        if entry?.1.value() == value {
+            return Ok(());
+        }
+    }
+    let name = format!("{from}{}", clock::now_ms());
+    kept.insert(name.as_str(), value)?;
     Ok(())
 }

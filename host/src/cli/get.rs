@@ -1,5 +1,7 @@
 //! `nodedock get`.
 
+mod node;
+
 use std::collections::BTreeMap;
 
 use anyhow::Result;
@@ -34,6 +36,8 @@ enum What {
     Claims,
     #[value(alias = "pod")]
     Pods,
+    /// The node itself, and what is wrong with it
+    Node,
 }
 
 impl What {
@@ -43,6 +47,7 @@ impl What {
             Self::Devices => "device",
             Self::Claims => "claim",
             Self::Pods => "pod",
+            Self::Node => "node",
         }
     }
 }
@@ -56,6 +61,9 @@ pub(super) async fn run(place: Place, args: GetArgs) -> Result<Outcome> {
         None
     };
     let mut found = show(&mut client, &place, &args).await?;
+    if !matches!(args.what, What::Node) {
+        node::warn(&mut client).await;
+    }
     if let Some(events) = &mut events {
         while events.message().await.map_err(said(&place))?.is_some() {
             say("")?;
@@ -75,6 +83,7 @@ async fn show(client: &mut Client, place: &Place, args: &GetArgs) -> Result<bool
         What::Devices => devices(client, place, args).await,
         What::Claims => claims(client, place, args).await,
         What::Pods => pods(client, place, args).await,
+        What::Node => node::show(client, place, args).await,
     }
 }
 
@@ -366,5 +375,8 @@ async fn pods(client: &mut Client, place: &Place, args: &GetArgs) -> Result<bool
 
 /// An error for a name that is not there.
 pub(super) fn no_such(kind: &str, name: &str) -> anyhow::Error {
+    if kind == What::Node.singular() {
+        return anyhow::anyhow!("this is not the node {name:?}; `nodedock get node` tells which it is");
+    }
     anyhow::anyhow!("there is no {kind} {name:?}; `nodedock get {kind}s` lists them")
 }

@@ -189,3 +189,8 @@ pub const NODE_API_MESSAGE_BYTES_MAX: usize = 16 << 20;
 pub const CHECKPOINT_QUEUE: usize = 1024;
 /// Changes of one commit: bounds its latency.
 pub const CHECKPOINT_BATCH_MAX: usize = 256;
+/// A commit that takes longer is told of: a disk that is well syncs in milliseconds, a busy one within a second.
+pub const CHECKPOINT_SLOW: Duration = Duration::from_secs(5);
+/// Between tries whether the disk takes writes again; doubled up to the second.
+pub const CHECKPOINT_PROBE_MIN: Duration = Duration::from_secs(1);
+pub const CHECKPOINT_PROBE_MAX: Duration = Duration::from_secs(30);

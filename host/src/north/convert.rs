@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use nodedock_proto::node::v1;
 
+use crate::base::conditions::Condition;
 use crate::claims::{ClaimOutcome, ContainerAnswer, PodOutcome, PodSelector, PodView};
 use crate::model::{
     AllocatedDevice, Allocation, AttributeValue, Claim, ClaimRecord, ClaimReference, ClaimState,
@@ -253,6 +254,18 @@ pub fn problem(problem: &Problem) -> v1::Problem {
     }
 }
 
+pub fn condition(condition: &Condition) -> v1::Condition {
+    v1::Condition {
+        subject: condition.subject.clone(),
+        problem: Some(problem(&condition.problem)),
+        since_ms: condition.since_ms,
+    }
+}
+
+pub fn count(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
 pub fn prepared(outcome: &PodOutcome) -> v1::PreparePodResponse {
     v1::PreparePodResponse {
         pod: Some(object_message(&outcome.pod)),
@@ -373,7 +386,7 @@ pub fn driver(view: &DriverView) -> v1::Driver {
         state: view.state.as_str().to_owned(),
         reason: view.reason.clone(),
         digest: view.digest.clone(),
-        devices: u32::try_from(view.devices).unwrap_or(u32::MAX),
+        devices: count(view.devices),
         summary: view.summary.clone(),
         timeline: view.timeline.iter().map(transition).collect(),
         missing_grants: view.missing_grants.clone(),

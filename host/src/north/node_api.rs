@@ -1,5 +1,6 @@
 //! The node API on its Unix socket.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use nodedock_proto::node::v1;
@@ -11,12 +12,14 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
-use super::{convert, status::status};
+use super::{convert, health, status::status};
 use crate::base::changes::Changes;
+use crate::base::conditions::Conditions;
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
+use crate::checkpoint::Checkpoint;
 use crate::claims::Claims;
-use crate::driver::Driver;
+use crate::driver::{Driver, NodeFacts};
 use crate::model::{Problem, limit};
 use crate::registry::Registry;
 
@@ -26,16 +29,24 @@ pub struct NodeApi {
     pub claims: Claims,
     pub registry: Registry,
     pub changes: Changes,
+    pub conditions: Conditions,
+    pub checkpoint: Checkpoint,
+    pub node: NodeFacts,
+    /// When the daemon started; milliseconds since the Unix epoch.
+    pub started_ms: u64,
     pub tasks: Tasks,
 }
 
 /// Serves until the tasks stop; calls in flight are answered first.
 pub async fn serve(api: NodeApi, listener: UnixListener) {
-    let stopped = api.tasks.stopped();
+    let (tasks, takes_writes) = (api.tasks.clone(), api.checkpoint.takes_writes());
+    let stopped = tasks.stopped();
+    let (reporter, health) = tonic_health::server::health_reporter();
     let service = NodeServer::new(api)
         .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
-    let server = tonic::transport::Server::builder().add_service(service);
+    let server = tonic::transport::Server::builder().add_service(service).add_service(health);
+    tasks.spawn("health", health::follow::<NodeServer<NodeApi>>(reporter, takes_writes, tasks.clone()));
     if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), stopped).await {
         tracing::error!(error = chain(&error), "the node api ended");
     }
@@ -146,6 +157,24 @@ impl Node for NodeApi {
         begin("ListPods", &request);
         let pods = self.claims.pods().iter().map(convert::pod_status).collect();
         Ok(Response::new(v1::ListPodsResponse { pods }))
+    }
+
+    async fn get_node(&self, request: Request<v1::GetNodeRequest>) -> Answer<v1::NodeStatus> {
+        begin("GetNode", &request);
+        let mut claims = BTreeMap::new();
+        for claim in self.claims.list() {
+            *claims.entry(claim.state.as_str().to_owned()).or_insert(0) += 1;
+        }
+        Ok(Response::new(v1::NodeStatus {
+            name: self.node.name.clone(),
+            boot_id: self.node.boot_id.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started_ms: self.started_ms,
+            drivers_serving: convert::count(self.registry.all_serving().len()),
+            claims,
+            pods: convert::count(self.claims.pods_count()),
+            conditions: self.conditions.list().iter().map(convert::condition).collect(),
+        }))
     }
 
     async fn reload_driver(

@@ -129,3 +129,27 @@ async fn completion_is_printed_for_each_shell() {
     let version = root.cli(&["--version"]).await.done();
     assert!(version.starts_with("nodedock "), "{version}");
 }
+
+#[tokio::test]
+async fn get_node_tells_who_it_is_what_it_has_and_that_nothing_is_wrong() {
+    let daemon = with_gpus().await;
+    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    let node = daemon.cli(&["get", "node", "-o", "json"]).await.json();
+    assert_eq!((&node["driversServing"], &node["pods"]), (&json!(1), &json!(1)), "{node}");
+    assert_eq!((&node["claims"], &node["conditions"]), (&json!({"prepared": 1}), &json!([])), "{node}");
+    let status = daemon.node().await;
+    assert_eq!((&node["name"], &node["bootId"]), (&json!(status.name), &json!(status.boot_id)));
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    assert_eq!(
+        (status.boot_id.as_str(), status.version.as_str()),
+        (boot_id.trim(), env!("CARGO_PKG_VERSION"))
+    );
+    assert!(status.started_ms > 0 && !status.name.is_empty(), "{status:?}");
+
+    let table = daemon.cli(&["get", "node", &status.name]).await.done();
+    assert!(table.contains("1 prepared") && table.contains("nothing is wrong with the node"), "{table}");
+    let said = daemon.cli(&["get", "node", "another"]).await;
+    assert!(said.stdout.is_empty(), "{said:?}");
+    assert!(said.failed(1).contains("not the node \"another\""));
+    assert_eq!(daemon.cli(&["get", "claims"]).await.stderr, "", "there is nothing to warn of");
+}

@@ -9,6 +9,8 @@ mod crash;
 mod device_numbers;
 mod discovery;
 mod disk_full;
+mod disk_read_only;
+mod disk_slow;
 mod driver_files;
 mod exclusive;
 mod lost_checkpoint;

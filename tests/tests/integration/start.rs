@@ -69,6 +69,24 @@ async fn a_root_that_cannot_be_written_is_named() {
 }
 
 #[tokio::test]
+async fn a_checkpoint_of_a_newer_format_is_refused_by_name_and_left_alone() {
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../host/tests/fixtures/checkpoint-newer.redb");
+    let (root, bytes) = (Root::new(), std::fs::read(fixture).unwrap());
+    std::fs::write(root.checkpoint(), &bytes).unwrap();
+    let said = root.cli(&["run"]).await.failed(1);
+    let path = root.checkpoint();
+    for part in [path.to_str().unwrap(), "has format 9", "start the release that wrote it (nodedock 9.8.7)"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+    let names = std::fs::read_dir(root.state()).unwrap().flatten().map(|entry| entry.file_name());
+    let checkpoints = names.filter(|name| name.to_string_lossy().starts_with("checkpoint"));
+    assert_eq!(checkpoints.collect::<Vec<_>>(), ["checkpoint.redb"], "nothing is set aside or made");
+    let said = root.cli(&["checkpoint", "verify"]).await.failed(1);
+    assert!(said.contains("has format 9"), "{said}");
+}
+
+#[tokio::test]
 async fn a_config_that_is_not_valid_is_refused_with_line_and_column() {
     let root = Root::new();
     let cases = [

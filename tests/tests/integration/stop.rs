@@ -4,6 +4,8 @@ use nodedock_proto::node::v1;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::{Daemon, Options};
 use rustix::process::Signal;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
 use crate::{with_gpus, with_gpus_and};
 
@@ -44,6 +46,11 @@ async fn a_prepare_that_waits_is_answered_before_the_end() {
 async fn open_watches_end_and_do_not_hold_the_daemon_up() {
     let mut daemon = with_gpus().await;
     let mut events = daemon.client().watch(v1::WatchRequest {}).await.unwrap().into_inner();
+    let mut health = Vec::new();
+    for service in ["", "nodedock.node.v1.Node"] {
+        let request = HealthCheckRequest { service: service.to_owned() };
+        health.push(HealthClient::new(daemon.channel()).watch(request).await.unwrap().into_inner());
+    }
     daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
     let mut told = Vec::new();
     while told.last().is_none_or(|state| state != "prepared") {

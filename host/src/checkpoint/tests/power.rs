@@ -4,84 +4,97 @@
 use super::*;
 
 /// A checkpoint on a disk of ours.
-fn start_on(disk: &Disk) -> Checkpoint {
-    let database = open_on(disk).unwrap();
-    format::sign(&database, format::load(&database).unwrap().as_ref().map(|c| &c.meta)).unwrap();
+pub(super) fn start_on(disk: &Disk) -> Checkpoint {
     let disk = disk.clone();
-    start(database, Box::new(move || open_on(&disk)), &[]).unwrap()
+    start_with(&disk.clone(), Box::new(move || open_on(&disk)))
 }
 
-fn open_on(disk: &Disk) -> Result<redb::Database, redb::Error> {
+pub(super) fn start_with(disk: &Disk, opener: writer::Opener) -> Checkpoint {
+    let database = open_on(disk).unwrap();
+    format::sign(&database, format::load_meta(&database).unwrap().as_ref(), &UPGRADES).unwrap();
+    start(database, opener, Precious::default()).unwrap()
+}
+
+pub(super) fn open_on(disk: &Disk) -> Result<redb::Database, redb::Error> {
     Ok(Builder::new().set_cache_size(1 << 20).create_with_backend(disk.clone())?)
 }
 
-/// Which claims a disk holds, with the cause of their last transition.
-fn claims_on(bytes: Vec<u8>) -> BTreeMap<Uid, String> {
-    let database = open_on(&Disk::with(bytes)).expect("opens after a power loss");
-    let Some(contents) = format::load(&database).expect("is readable") else { return BTreeMap::new() };
-    assert!(contents.skipped.is_empty(), "{:?}", contents.skipped);
-    contents.claims.into_iter().map(|claim| (claim.id.uid, claim.timeline[0].cause.clone())).collect()
+/// Records by key: of a claim the cause of its last transition, of a pod the names of its containers.
+pub(super) type State = BTreeMap<(Table, Uid), String>;
+
+fn claim_entry(claim: &ClaimRecord) -> ((Table, Uid), String) {
+    ((Table::Claims, claim.id.uid.clone()), claim.timeline[0].cause.clone())
 }
 
-/// Commits of puts, replacements and deletes, small and large.
+fn pod_entry(pod: &PodRecord) -> ((Table, Uid), String) {
+    let names: Vec<_> = pod.containers.iter().map(|container| container.name.as_str()).collect();
+    ((Table::Pods, pod.pod.uid.clone()), names.join(","))
+}
+
+/// Which records a disk holds.
+pub(super) fn records_on(bytes: Vec<u8>) -> State {
+    let database = open_on(&Disk::with(bytes)).expect("opens after a power loss");
+    let Some(contents) = format::load(&database, &[]).expect("is readable") else { return State::new() };
+    assert!(contents.skipped.is_empty(), "{:?}", contents.skipped);
+    contents.claims.iter().map(claim_entry).chain(contents.pods.iter().map(pod_entry)).collect()
+}
+
+pub(super) fn model(state: &mut State, changes: &[Change]) {
+    for change in changes {
+        match change {
+            Change::PutClaim(claim) => state.extend([claim_entry(claim)]),
+            Change::PutPod(pod) => state.extend([pod_entry(pod)]),
+            Change::DeleteClaim(uid) => drop(state.remove(&(Table::Claims, uid.clone()))),
+            Change::DeletePod(uid) => drop(state.remove(&(Table::Pods, uid.clone()))),
+        }
+    }
+}
+
+pub(super) fn put_claim(n: usize, words: &str) -> Change {
+    Change::PutClaim(Arc::new(claim(n, words)))
+}
+
+pub(super) fn put_pod(n: usize, words: &str) -> Change {
+    let containers = vec![PodContainer { name: words.to_owned(), claims: Vec::new() }];
+    Change::PutPod(Arc::new(PodRecord { containers, ..pod(n) }))
+}
+
+/// Commits of puts, replacements and deletes of claims and pods, small and large.
 fn scenario() -> Vec<Vec<Change>> {
-    let put = |n: usize, cause: String| Change::PutClaim(Arc::new(claim(n, &cause)));
     let mut commits: Vec<Vec<Change>> = Vec::new();
     for step in 0..12 {
         let size = [1, 3, 40][step % 3];
-        let mut changes: Vec<_> =
-            (0..size).map(|n| put((step * 7 + n) % 50, format!("step {step}"))).collect();
-        changes.extend((step > 4).then(|| Change::DeleteClaim(uid(step * 5 % 50))));
+        let words = format!("step {step}");
+        let mut changes: Vec<_> = (0..size).map(|n| put_claim((step * 7 + n) % 50, &words)).collect();
+        changes.extend((0..size / 3).map(|n| put_pod((step * 5 + n) % 20, &words)));
+        if step > 4 {
+            changes.extend([Change::DeleteClaim(uid(step * 5 % 50)), Change::DeletePod(uid(step * 3 % 20))]);
+        }
         commits.push(changes);
     }
     commits
 }
 
-fn model(state: &mut BTreeMap<Uid, String>, changes: &[Change]) {
-    for change in changes {
-        match change {
-            Change::PutClaim(claim) => {
-                state.insert(claim.id.uid.clone(), claim.timeline[0].cause.clone());
-            }
-            Change::DeleteClaim(uid) => drop(state.remove(uid)),
-            Change::PutPod(_) | Change::DeletePod(_) => unreachable!("not in the scenario"),
-        }
+/// The states of a disk after each of the commits, beginning with none.
+fn states_after(commits: &[Vec<Change>]) -> Vec<State> {
+    let mut states = vec![State::new()];
+    for changes in commits {
+        let mut state = states.last().unwrap().clone();
+        model(&mut state, changes);
+        states.push(state);
     }
+    states
 }
 
-/// A disk as it may be after a power loss: what was synced, and of the rest whatever `survives` says, by sectors of 512 bytes.
-fn cut(ops: &[Op], mut survives: impl FnMut() -> bool) -> Vec<u8> {
-    let synced = ops.iter().rposition(|op| matches!(op, Op::Sync)).map_or(0, |at| at + 1);
-    let mut bytes = Vec::new();
-    for op in &ops[..synced] {
-        disk::apply(&mut bytes, op);
-    }
-    for op in &ops[synced..] {
-        match op {
-            Op::Write { offset, data } => {
-                for (n, sector) in data.chunks(512).enumerate() {
-                    if survives() {
-                        let offset = offset + n as u64 * 512;
-                        disk::apply(&mut bytes, &Op::Write { offset, data: sector.to_vec() });
-                    }
-                }
-            }
-            // The file's length is metadata: it comes with the writes or without them.
-            Op::Length(_) if survives() => disk::apply(&mut bytes, op),
-            _ => {}
-        }
-    }
-    bytes
-}
-
-/// Numbers that are the same in every run (xorshift).
-fn coin(mut seed: u64) -> impl FnMut() -> bool {
-    move || {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed & 1 == 1
-    }
+/// Disks as they may be when power goes after `at` operations. A cut is of interest where something was written since the last
+/// sync; in between three fates are enough.
+fn images(ops: &[Op], at: usize) -> Vec<Vec<u8>> {
+    let at_sync = ops.get(at).is_none_or(|op| matches!(op, Op::Sync));
+    let seeds = if at_sync { 1..8 } else { 1..2 };
+    let mut images = vec![cut(&ops[..at], || false)];
+    images.extend(at_sync.then(|| cut(&ops[..at], || true)));
+    images.extend(seeds.map(|seed| cut(&ops[..at], coin(seed * 0x9e37_79b9 + at as u64))));
+    images
 }
 
 #[tokio::test]
@@ -89,35 +102,51 @@ async fn power_loss_at_any_point_leaves_the_state_before_or_after_a_commit() {
     let disk = Disk::default();
     let checkpoint = start_on(&disk);
     let born = disk.ops_count();
-    let mut states = vec![BTreeMap::new()];
+    let (commits, mut acknowledged) = (scenario(), vec![born]);
     // How many operations had been done when each commit was acknowledged.
-    let mut acknowledged = vec![born];
-    for changes in scenario() {
+    for changes in &commits {
         checkpoint.commit(changes.clone()).await.unwrap();
         acknowledged.push(disk.ops_count());
-        let mut state = states.last().unwrap().clone();
-        model(&mut state, &changes);
-        states.push(state);
     }
     checkpoint.close().await;
 
-    let ops = disk.ops();
+    let (ops, states) = (disk.ops(), states_after(&commits));
     for at in born..=ops.len() {
         let durable = acknowledged.iter().rposition(|count| *count <= at).unwrap();
-        // A cut is of interest where something was written since the last sync; in between three fates are enough.
-        let at_sync = ops.get(at).is_none_or(|op| matches!(op, Op::Sync));
-        let seeds = if at_sync { 1..8 } else { 1..2 };
-        let mut images = vec![cut(&ops[..at], || false)];
-        images.extend(at_sync.then(|| cut(&ops[..at], || true)));
-        images.extend(seeds.map(|seed| cut(&ops[..at], coin(seed * 0x9e37_79b9 + at as u64))));
-        for image in images {
-            let found = claims_on(image);
+        for image in images(&ops, at) {
+            let found = records_on(image);
             let after = states.get(durable + 1);
             assert!(
                 found == states[durable] || after == Some(&found),
                 "cut at operation {at} of {}, after commit {durable}",
                 ops.len()
             );
+        }
+    }
+}
+
+/// The writer commits several requests at once here; each of them is whole, and they stand in the order of asking.
+#[tokio::test]
+async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowledged() {
+    let disk = Disk::default();
+    let checkpoint = start_on(&disk);
+    let born = disk.ops_count();
+    let commits = scenario();
+    let requests = commits.iter().map(|changes| async {
+        checkpoint.commit(changes.clone()).await.unwrap();
+        disk.ops_count()
+    });
+    let acknowledged = futures::future::join_all(requests).await;
+    let batches = checkpoint.stats().commits;
+    assert!(batches < commits.len() as u64, "{batches} commits");
+    checkpoint.close().await;
+
+    let (ops, states) = (disk.ops(), states_after(&commits));
+    for at in born..=ops.len() {
+        let durable = acknowledged.iter().filter(|count| **count <= at).count();
+        for image in images(&ops, at) {
+            let found = records_on(image);
+            assert!(states[durable..].contains(&found), "cut at operation {at} of {}", ops.len());
         }
     }
 }
@@ -148,8 +177,9 @@ async fn a_full_disk_refuses_and_the_writer_goes_on_when_there_is_room() {
         assert_eq!(checkpoint.health(), Health::default());
         checkpoint.commit(vec![put(30), Change::DeleteClaim(uid(1))]).await.unwrap();
         checkpoint.close().await;
-        let claims = claims_on(disk.bytes());
-        assert!(claims.contains_key(&uid(30)) && !claims.contains_key(&uid(1)), "{claims:?}");
+        let found = records_on(disk.bytes());
+        let has = |n| found.contains_key(&(Table::Claims, uid(n)));
+        assert!(has(30) && !has(1), "{found:?}");
     }
 }
 

@@ -1,0 +1,228 @@
+//! Commits that were reported failed and may be on the disk all the same.
+//!
+//! Story: a pod's exclusive claim was refused for a failed sync, its device went to another pod, and the file then had two
+//! exclusive claims on one device, of which one was never answered.
+
+use proptest::prelude::*;
+
+use super::power::{State, model, open_on, put_claim, put_pod, records_on, start_on, start_with};
+use super::*;
+
+/// How many operations of a commit may succeed before one is refused: more than a commit has.
+const CREDITS: usize = 24;
+
+/// A checkpoint on a disk that, when it is opened again, has lost what was not synced, except for what a coin spares.
+fn start_forgetful(disk: &Disk, seed: u64) -> Checkpoint {
+    let forgetful = disk.clone();
+    let opener = move || {
+        forgetful.lose_unsynced(coin(seed.wrapping_mul(0x9e37_79b9) + forgetful.ops_count() as u64));
+        open_on(&forgetful)
+    };
+    start_with(disk, Box::new(opener))
+}
+
+#[tokio::test]
+async fn the_next_commit_takes_back_what_a_failed_one_left() {
+    let first = [put_claim(1, "old"), put_claim(2, "old"), put_pod(1, "old")];
+    // A key twice, a replacement, deletes, a new key, and a delete of what is not there.
+    let refused = vec![
+        put_claim(1, "refused"),
+        put_claim(1, "refused again"),
+        Change::DeleteClaim(uid(2)),
+        put_claim(3, "refused"),
+        Change::DeletePod(uid(1)),
+        Change::DeletePod(uid(2)),
+    ];
+    let mut landed = 0;
+    for credit in 0..CREDITS {
+        let disk = Disk::default();
+        let checkpoint = start_on(&disk);
+        checkpoint.commit(first.to_vec()).await.unwrap();
+        disk.refuse(io::ErrorKind::StorageFull, credit);
+        let outcome = checkpoint.commit(refused.clone()).await;
+        disk.accept();
+        let mut state = State::new();
+        model(&mut state, &first);
+        match outcome {
+            Ok(()) => model(&mut state, &refused),
+            Err(_) => landed += usize::from(records_on(disk.bytes()) != state),
+        }
+        let last = [put_claim(4, "new"), put_pod(3, "new")];
+        checkpoint.commit(last.to_vec()).await.unwrap();
+        model(&mut state, &last);
+        assert_eq!(records_on(disk.bytes()), state, "refused after {credit} operations");
+        checkpoint.close().await;
+    }
+    assert!(landed > 0, "a refused sync leaves the commit on the disk");
+}
+
+#[tokio::test]
+async fn a_probe_and_a_close_take_back_as_well() {
+    for with_probe in [true, false] {
+        let disk = Disk::default();
+        let checkpoint = start_on(&disk);
+        let mut state = State::new();
+        let first = [put_claim(1, "old")];
+        checkpoint.commit(first.to_vec()).await.unwrap();
+        model(&mut state, &first);
+        for credit in 0..CREDITS {
+            disk.refuse(io::ErrorKind::ReadOnlyFilesystem, credit);
+            if checkpoint.commit(vec![put_claim(1, "refused"), put_pod(1, "refused")]).await.is_err()
+                && records_on(disk.bytes()) != state
+            {
+                break;
+            }
+            disk.accept();
+            checkpoint.commit(vec![put_claim(1, "old"), Change::DeletePod(uid(1))]).await.unwrap();
+        }
+        assert_ne!(records_on(disk.bytes()), state, "it is on the disk");
+        disk.accept();
+        if with_probe {
+            checkpoint.probe().await.unwrap();
+            assert_eq!(records_on(disk.bytes()), state);
+        }
+        checkpoint.close().await;
+        assert_eq!(records_on(disk.bytes()), state);
+    }
+}
+
+/// Two commits that are refused after so many operations each. After each the power goes. False: the first left no trace.
+async fn lose_power_after_failures(credits: [usize; 2]) -> bool {
+    let disk = Disk::default();
+    let checkpoint = start_on(&disk);
+    let first = [put_claim(1, "old"), put_claim(2, "old")];
+    checkpoint.commit(first.to_vec()).await.unwrap();
+    let mut believed = State::new();
+    model(&mut believed, &first);
+    let mut allowed = vec![believed.clone()];
+    let refused = [vec![put_claim(1, "one"), put_pod(1, "one")], vec![Change::DeleteClaim(uid(2))]];
+    for (refused, credit) in refused.into_iter().zip(credits) {
+        disk.refuse(io::ErrorKind::StorageFull, credit);
+        let outcome = checkpoint.commit(refused.clone()).await;
+        disk.accept();
+        let mut after = believed.clone();
+        model(&mut after, &refused);
+        match outcome {
+            Ok(()) => (believed, allowed) = (after.clone(), vec![after]),
+            Err(_) => allowed.push(after),
+        }
+        let ops = disk.ops();
+        let images = [cut(&ops, || false), cut(&ops, || true), cut(&ops, coin(ops.len() as u64))];
+        let found = images.map(records_on);
+        for found in &found {
+            assert!(allowed.contains(found), "refused after {credits:?}: {found:?} of {allowed:?}");
+        }
+        if allowed.len() > 1 && found.iter().all(|found| *found == believed) {
+            return false;
+        }
+    }
+    true
+}
+
+#[tokio::test]
+async fn power_loss_after_failures_leaves_what_was_acknowledged_or_one_of_the_refused() {
+    let mut traces = 0;
+    for first in 0..CREDITS {
+        for second in 0..CREDITS {
+            match lose_power_after_failures([first, second]).await {
+                true => traces += 1,
+                // The second does not matter, then.
+                false if second == 0 => break,
+                false => {}
+            }
+        }
+    }
+    assert!(traces > 0, "a refused sync leaves the commit on the disk");
+}
+
+#[tokio::test]
+async fn an_unreadable_value_is_kept_once_whatever_became_of_the_commit_that_kept_it() {
+    use redb::{ReadableDatabase, ReadableTableMetadata};
+    for credit in 0..CREDITS {
+        let disk = Disk::default();
+        start_on(&disk).close().await;
+        {
+            let write = open_on(&disk).unwrap();
+            let write = write.begin_write().unwrap();
+            let mut open = write.open_table(Table::Claims.definition()).unwrap();
+            open.insert(uid(1).as_str(), b"\x09{}".as_slice()).unwrap();
+            drop(open);
+            write.commit().unwrap();
+        }
+        let database = open_on(&disk).unwrap();
+        let precious = format::load(&database, &[]).unwrap().unwrap().precious();
+        let reopened = disk.clone();
+        let checkpoint = start(database, Box::new(move || open_on(&reopened)), precious).unwrap();
+        disk.refuse(io::ErrorKind::StorageFull, credit);
+        // It fails, or all of it fits: the second write is good in either case.
+        let _ = checkpoint.commit(vec![put_claim(1, "first")]).await;
+        disk.accept();
+        checkpoint.commit(vec![put_claim(1, "second")]).await.unwrap();
+        checkpoint.close().await;
+        let database = open_on(&disk).unwrap();
+        let kept = database.begin_read().unwrap().open_table(UNREADABLE).unwrap();
+        assert_eq!(kept.len().unwrap(), 1, "refused after {credit} operations");
+    }
+}
+
+/// Requests that are asked for at once, and after how many operations the disk refuses.
+#[derive(Debug, Clone)]
+struct Step {
+    requests: Vec<Vec<(u8, usize)>>,
+    credit: Option<usize>,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let request = proptest::collection::vec((0..4u8, 0..6usize), 1..4);
+    let requests = proptest::collection::vec(request, 1..4);
+    (requests, proptest::option::of(0..CREDITS)).prop_map(|(requests, credit)| Step { requests, credit })
+}
+
+fn changes(request: &[(u8, usize)], words: &str) -> Vec<Change> {
+    let change = |(kind, n): &(u8, usize)| match kind {
+        0 => put_claim(*n, words),
+        1 => Change::DeleteClaim(uid(*n)),
+        2 => put_pod(*n, words),
+        _ => Change::DeletePod(uid(*n)),
+    };
+    request.iter().map(change).collect()
+}
+
+async fn failed_commits_never_happened(steps: Vec<Step>, seed: u64) {
+    let disk = Disk::default();
+    let checkpoint = start_forgetful(&disk, seed);
+    let mut believed = State::new();
+    for (number, step) in steps.into_iter().enumerate() {
+        match step.credit {
+            Some(credit) => disk.refuse(io::ErrorKind::StorageFull, credit),
+            None => disk.accept(),
+        }
+        let words = |n| format!("{number}-{n}");
+        let requests: Vec<_> = step.requests.iter().enumerate().map(|(n, r)| changes(r, &words(n))).collect();
+        let outcomes = requests.iter().map(|changes| checkpoint.commit(changes.clone()));
+        let outcomes = futures::future::join_all(outcomes).await;
+        for (changes, outcome) in requests.iter().zip(&outcomes) {
+            outcome.iter().for_each(|()| model(&mut believed, changes));
+        }
+        if outcomes.last().is_some_and(Result::is_ok) {
+            assert_eq!(records_on(disk.bytes()), believed);
+            assert_eq!(records_on(cut(&disk.ops(), || false)), believed, "and is durable");
+        }
+    }
+    disk.accept();
+    checkpoint.probe().await.unwrap();
+    checkpoint.close().await;
+    assert_eq!(records_on(disk.bytes()), believed);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn after_a_success_the_file_is_as_if_failed_commits_had_never_been(
+        steps in proptest::collection::vec(step(), 1..16),
+        seed in any::<u32>(),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(failed_commits_never_happened(steps, seed.into()));
+    }
+}

@@ -1,0 +1,102 @@
+//! A disk that takes no writes any more: what is known is answered, what is new is refused clearly, and the daemon goes on
+//! by itself when writes are possible again.
+
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
+use nodedock_tests::machine::{remount, set_immutable, skip};
+use nodedock_tests::{Daemon, Options, Root};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+const CODE: &str = "checkpoint-read-only";
+const DISK_BYTES: u64 = 32 << 20;
+
+fn asked(name: &str, device: &str) -> nodedock_proto::node::v1::PreparePodRequest {
+    request(&pod(name), &[&gpu_claim(name, &[device])])
+}
+
+async fn health(daemon: &Daemon, service: &str) -> ServingStatus {
+    let request = HealthCheckRequest { service: service.to_owned() };
+    let answer = HealthClient::new(daemon.channel()).check(request).await;
+    answer.unwrap_or_else(|status| panic!("{service:?}: {status}")).into_inner().status()
+}
+
+/// The node API's health is told by a task of its own, which may be a moment behind the condition.
+async fn until_health(daemon: &Daemon, wanted: ServingStatus) {
+    let request = HealthCheckRequest { service: "nodedock.node.v1.Node".to_owned() };
+    let mut told = HealthClient::new(daemon.channel()).watch(request).await.unwrap().into_inner();
+    let seen = async { while told.message().await.unwrap().unwrap().status() != wanted {} };
+    let seen = tokio::time::timeout(nodedock_tests::DEADLINE, seen).await;
+    assert!(seen.is_ok(), "the health never is {wanted:?}");
+}
+
+async fn healths(daemon: &Daemon) -> [ServingStatus; 2] {
+    [health(daemon, "").await, health(daemon, "nodedock.node.v1.Node").await]
+}
+
+#[tokio::test]
+async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_when_it_is_writable() {
+    let mut root = Root::new();
+    if let Err(why) = root.mount_state_disk(DISK_BYTES) {
+        return skip("a disk that turns read-only", &why);
+    }
+    let mut daemon = Daemon::start_on(root, Options::default()).await;
+    daemon.install(MOCK_GPU, Form::Core);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let known = daemon.prepared(asked("one", "gpus/gpu-0")).await;
+    assert_eq!(healths(&daemon).await, [ServingStatus::Serving; 2]);
+
+    // A file that somebody writes keeps its file system from being mounted read-only: it is closed after the first refusal.
+    if let Err(why) = set_immutable(&daemon.checkpoint(), true) {
+        return skip("a disk that turns read-only", &why);
+    }
+    assert_eq!(daemon.refused(asked("two", "gpus/gpu-1")).await.code, CODE);
+    remount(&daemon.state(), "ro").unwrap();
+    let problem = daemon.refused(asked("two", "gpus/gpu-1")).await;
+    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("unavailable", CODE));
+    assert!(problem.message.to_lowercase().contains("read-only file system"), "{problem:?}");
+
+    assert_eq!(daemon.prepared(asked("one", "gpus/gpu-0")).await, known, "it is prepared, and that is known");
+    assert_eq!(daemon.pod_devices(&pod("one")).await.unwrap().containers, known.containers);
+    let kept = daemon.unprepare_pod(&pod("one")).await.claims.remove(0);
+    assert_eq!((kept.outcome.as_str(), kept.problem.unwrap().code.as_str()), ("refused", CODE));
+    assert_eq!(daemon.only_claim().await.state, "prepared");
+    assert_eq!(daemon.cdi_files().len(), 1);
+
+    let conditions = daemon.until_conditions(&[CODE]).await;
+    assert_eq!(conditions[0].subject, daemon.checkpoint().to_str().unwrap());
+    until_health(&daemon, ServingStatus::NotServing).await;
+    assert_eq!(healths(&daemon).await, [ServingStatus::Serving, ServingStatus::NotServing]);
+    let told = daemon.cli(&["get", "node"]).await.done();
+    assert!(told.contains(CODE) && told.contains("nothing new is taken on"), "{told}");
+    let warned = daemon.cli(&["get", "claims"]).await;
+    assert_eq!(warned.stderr, "warning: the node has 1 problem: see nodedock get node\n");
+
+    remount(&daemon.state(), "rw").unwrap();
+    set_immutable(&daemon.checkpoint(), false).unwrap();
+    daemon.until_conditions(&[]).await;
+    until_health(&daemon, ServingStatus::Serving).await;
+    assert_eq!(healths(&daemon).await, [ServingStatus::Serving; 2]);
+    assert_eq!(daemon.cli(&["get", "claims"]).await.stderr, "");
+    daemon.prepared(asked("two", "gpus/gpu-1")).await;
+    assert_eq!(daemon.unprepare(&pod("one")).await, [("one".to_owned(), "unprepared".to_owned())]);
+    daemon.crash().await;
+    assert_eq!(daemon.only_claim().await.id.unwrap().name, "two");
+}
+
+#[tokio::test]
+async fn a_start_on_a_read_only_disk_is_refused_and_says_which_file() {
+    let mut root = Root::new();
+    if let Err(why) = root.mount_state_disk(DISK_BYTES) {
+        return skip("a start on a read-only disk", &why);
+    }
+    let daemon = Daemon::start_on(root, Options::default()).await;
+    let root = daemon.into_root().await;
+    remount(&root.state(), "ro").unwrap();
+    let said = root.cli(&["run"]).await.failed(1);
+    assert!(said.contains(root.checkpoint().to_str().unwrap()), "{said}");
+    assert!(said.to_lowercase().contains("read-only file system"), "{said}");
+    remount(&root.state(), "rw").unwrap();
+    Daemon::start_on(root, Options::default()).await;
+}
