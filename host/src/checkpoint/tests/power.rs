@@ -55,7 +55,7 @@ pub(super) fn put_claim(n: usize, words: &str) -> Change {
 }
 
 pub(super) fn put_pod(n: usize, words: &str) -> Change {
-    let containers = vec![PodContainer { name: words.to_owned(), claims: Vec::new() }];
+    let containers = vec![PodContainer { name: words.to_owned(), ..PodContainer::default() }];
     Change::PutPod(Arc::new(PodRecord { containers, ..pod(n) }))
 }
 

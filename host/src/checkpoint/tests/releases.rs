@@ -35,7 +35,10 @@ fn full_claim() -> ClaimRecord {
 
 fn full_pod() -> PodRecord {
     let claims = serde_json::from_value(json!([{"pod_claim_name": "gpu"}])).unwrap();
-    PodRecord { containers: vec![PodContainer { name: "main".to_owned(), claims }], ..pod(1) }
+    PodRecord {
+        containers: vec![PodContainer { name: "main".to_owned(), claims, ..PodContainer::default() }],
+        ..pod(1)
+    }
 }
 
 /// Objects whose names are no fields: of drivers, pods and claims, and of a variant.
