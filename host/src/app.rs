@@ -21,13 +21,16 @@ use crate::checkpoint::Checkpoint;
 use crate::claims::source::ClaimFolder;
 use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable};
 use crate::config::Config;
+use crate::devices::{DeviceHolders, DeviceParts, DeviceSettings, Devices};
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::specs::{self, SpecEvent};
 use crate::discovery::{files, sockets};
 use crate::driver::NodeFacts;
 use crate::driver::wasm::{WasmHost, WasmSettings};
-use crate::model::limit;
+use crate::model::{DriverName, ObjectRef, limit};
 use crate::north::node_api::{self, NodeApi};
+use crate::north::pod_resources::{self, PodResources};
+use crate::pods::Pods;
 use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
 use crate::registry::plugins::{PluginTimes, Plugins};
@@ -109,6 +112,7 @@ impl Daemon {
         let keeper = opened.checkpoint.clone().keep(daemon.into_owned(), conditions.clone(), intake.clone());
         intake.spawn("checkpoint-keeper", keeper);
         let listener = socket::bind(&config.paths.socket).await?;
+        let pod_resources_listener = socket::bind(&config.paths.pod_resources).await?;
         let table = SharedTable::new(opened.claims, opened.pods);
         let settings = WasmSettings {
             cache_dir: Some(config.paths.cache.clone()),
@@ -135,10 +139,26 @@ impl Daemon {
             tasks: work.clone(),
         });
         claims.start(watch_specs(&config, &intake));
+        let devices = Devices::new(DeviceParts {
+            records: Vec::new(),
+            checkpoint: opened.checkpoint.clone(),
+            registry: registry.clone(),
+            holders: Arc::new(ClaimHolders { claims: claims.clone() }),
+            settings: device_settings(&config),
+            changes: changes.clone(),
+            conditions: conditions.clone(),
+            tasks: work.clone(),
+        });
+        devices.start();
+        let pods = Pods::new(claims.clone(), devices.clone(), work.clone());
         watch_drivers(&config, &drivers, registry.clone(), host);
         watch_plugins(&config, &drivers, registry.clone());
+        let pod_resources =
+            PodResources { pods: pods.clone(), devices: devices.clone(), tasks: intake.clone() };
         let api = NodeApi {
             claims,
+            devices,
+            pods,
             registry,
             changes,
             conditions,
@@ -148,6 +168,7 @@ impl Daemon {
             tasks: intake.clone(),
         };
         intake.spawn("node-api", node_api::serve(api, listener));
+        intake.spawn("pod-resources", pod_resources::serve(pod_resources, pod_resources_listener));
         Ok(Self { intake, work, drivers, checkpoint: opened.checkpoint })
     }
 
@@ -161,6 +182,26 @@ impl Daemon {
             tracing::warn!("some tasks did not end in time; what they began is finished at the next start");
         }
         self.checkpoint.close().await;
+    }
+}
+
+/// What the device manager asks the claim manager: the two do not know each other.
+struct ClaimHolders {
+    claims: Claims,
+}
+
+impl DeviceHolders for ClaimHolders {
+    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
+        self.claims.holders_of(driver, pool, device)
+    }
+}
+
+fn device_settings(config: &Config) -> DeviceSettings {
+    DeviceSettings {
+        call_deadline: config.call_deadline,
+        pre_start_deadline: limit::PRE_START,
+        grace: limit::RESOURCE_GRACE,
+        numa_nodes: vec![0],
     }
 }
 
@@ -194,7 +235,7 @@ fn prepare_folders(config: &Config) -> Result<()> {
     for folder in [&paths.drivers, &paths.plugins_registry, &paths.claims, &paths.cache] {
         make_private(folder)?;
     }
-    for file in [&paths.checkpoint, &paths.socket] {
+    for file in [&paths.checkpoint, &paths.socket, &paths.pod_resources] {
         make_private(file.parent().unwrap_or(Path::new("/")))?;
     }
     Ok(())

@@ -4,9 +4,13 @@
 //! the checkpoint (intent before the call, result before the answer). The plugin, or the driver's inventory, is the only truth for
 //! devices and health. Never prepares a claim: devices of a pool are chosen here, and held by a claim that somebody else prepares.
 
+pub mod merge;
 mod pooled;
 mod resources;
 mod view;
+
+#[cfg(test)]
+mod fixtures;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -70,6 +70,11 @@ pub const PARAMETERS_BYTES_MAX: usize = 10 << 10;
 /// Claims of a pod and its containers: far above what a pod can use, far below what would hurt.
 pub const POD_CLAIMS_MAX: usize = 128;
 pub const POD_CONTAINERS_MAX: usize = 256;
+/// Extended resources of a container, and devices that it may have of one: more than any node has.
+pub const CONTAINER_RESOURCES_MAX: usize = 64;
+pub const RESOURCE_COUNT_MAX: u32 = 4096;
+/// NUMA nodes that Linux can number (`MAX_NUMNODES`).
+pub const NUMA_NODES_OF_LINUX: u32 = 1024;
 /// Claims that a container names, counted by request: a pod's claims have no more requests that it could name.
 pub const CONTAINER_CLAIMS_MAX: usize = 1024;
 /// Entries of a claim's or a driver's history.
@@ -194,3 +199,12 @@ pub const CHECKPOINT_SLOW: Duration = Duration::from_secs(5);
 /// Between tries whether the disk takes writes again; doubled up to the second.
 pub const CHECKPOINT_PROBE_MIN: Duration = Duration::from_secs(1);
 pub const CHECKPOINT_PROBE_MAX: Duration = Duration::from_secs(30);
+/// How long a kubelet keeps a resource whose plugin has left.
+pub const RESOURCE_GRACE: Duration = Duration::from_secs(300);
+/// What a kubelet gives a plugin before a container starts.
+pub const PRE_START: Duration = Duration::from_secs(30);
+/// Calls a second on the pod-resources socket, and how many may come at once, as a kubelet takes them.
+pub const POD_RESOURCES_PER_SECOND: u32 = 100;
+pub const POD_RESOURCES_BURST: u32 = 10;
+/// Bytes of an answer there: what the clients of Kubernetes' own library take.
+pub const POD_RESOURCES_MESSAGE_BYTES_MAX: usize = 16 << 20;

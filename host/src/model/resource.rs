@@ -76,6 +76,9 @@ pub struct AllocationEntry {
     /// What the plugin answered to Allocate. None: an intent, the plugin may or may not have been asked; always none for a claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<ContainerAllocation>,
+    /// The plugin wants to be told before each start of the container: known here while the plugin is away.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pre_start: bool,
     /// Fields of a newer version; kept as they are.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
@@ -91,5 +94,16 @@ pub struct PooledClaim {
 impl PodAllocation {
     pub fn uid(&self) -> &Uid {
         &self.pod.uid
+    }
+
+    pub fn entry(&self, container: &str, resource: &ExtendedResource) -> Option<&AllocationEntry> {
+        self.entries.iter().find(|entry| entry.container == container && entry.resource == *resource)
+    }
+}
+
+impl AllocationEntry {
+    /// Whether a container can be answered with it: its plugin answered, or its claim is what makes it ready.
+    pub fn is_complete(&self) -> bool {
+        self.claim.is_some() || self.response.is_some()
     }
 }

@@ -188,6 +188,7 @@ fn an_answer_says_of_each_claim_what_became_of_it() {
             outcome("one", Ok(crate::claims::ClaimEnd::Prepared)),
             outcome("two", Err(refused.retry_after(std::time::Duration::from_secs(1)))),
         ],
+        resources: vec![],
         containers: vec![],
     };
     let answer = prepared(&outcome);
