@@ -81,9 +81,9 @@ impl Pooled {
         whole
     }
 
-    /// The claims themselves, before those that came with the request: their names are theirs.
+    /// The claims themselves, after those that came with the request: of two with one name the later counts.
     pub(super) fn inline(&self, inline: &[Claim]) -> Vec<Claim> {
-        self.claims.iter().chain(inline).cloned().collect()
+        inline.iter().chain(&self.claims).cloned().collect()
     }
 
     /// A container that has devices by a claim, the first in the pod's order.

@@ -190,3 +190,7 @@ pub fn start_request(request: v1::StartContainerRequest) -> Result<(Uid, String)
     let uid = Uid::new(&pod.uid).map_err(|error| wrong("pod.uid", &error))?;
     Ok((uid, super::label("container", &request.container)?))
 }
+
+#[cfg(test)]
+#[path = "resources_tests.rs"]
+mod tests;
