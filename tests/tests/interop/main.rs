@@ -2,6 +2,7 @@
 
 mod dra_driver;
 mod node_api;
+mod pod_resources;
 mod programs;
 mod registration;
 
