@@ -19,7 +19,7 @@ use crate::base::locks::Locks;
 use crate::base::tasks::Tasks;
 use crate::claims::{self, ClaimOutcome, Claims, PodSelector};
 use crate::devices::{Devices, ResourceOutcome};
-use crate::model::{Claim, ObjectRef, PodRequest, Problem, Uid};
+use crate::model::{Claim, ObjectName, ObjectRef, PodRequest, Problem, Uid};
 
 use allocator::Allocator;
 pub use answer::ContainerAnswer;
@@ -116,6 +116,12 @@ impl Pods {
         pods.extend(claims.into_values().filter_map(|claims| PodView::new(Some(claims), None)));
         pods.sort_by(|a, b| a.pod.cmp(&b.pod));
         pods
+    }
+
+    /// Pods of a name that hold something: several, where one replaced another.
+    pub fn named(&self, namespace: ObjectName, name: ObjectName) -> Vec<PodView> {
+        let uids = self.0.select(PodSelector::Name(namespace, name));
+        uids.iter().filter_map(|uid| self.0.view(uid.as_str())).collect()
     }
 
     pub fn pods_count(&self) -> usize {

@@ -202,6 +202,7 @@ struct Device {
     claims: Vec<Ref>,
     #[serde(skip_serializing_if = "String::is_empty")]
     extended_resource: String,
+    /// Of an extended resource's device; others have attributes that say it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     numa_nodes: Vec<u32>,
     /// That have it under the resource's name.
@@ -210,6 +211,7 @@ struct Device {
 }
 
 fn device(device: v1::Device) -> Device {
+    let numa_nodes = if device.extended_resource.is_empty() { Vec::new() } else { device.numa_nodes };
     Device {
         driver: device.driver,
         pool: device.pool,
@@ -219,7 +221,7 @@ fn device(device: v1::Device) -> Device {
         health: device.health,
         claims: device.claims.into_iter().map(Into::into).collect(),
         extended_resource: device.extended_resource,
-        numa_nodes: device.numa_nodes,
+        numa_nodes,
         pods: device.pods.into_iter().map(Into::into).collect(),
     }
 }

@@ -22,7 +22,7 @@ use super::node_api::begin;
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
 use crate::devices::Devices;
-use crate::model::limit;
+use crate::model::{ObjectName, limit};
 use crate::pods::Pods;
 
 use rate::Bucket;
@@ -114,8 +114,9 @@ impl server::PodResourcesLister for Face {
         begin("PodResources.v1.Get", &request);
         count(&self.counters.get, "get");
         let v1::GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
-        let pods = self.api.pods.pods();
-        let found = assemble::named(&pods, &pod_namespace, &pod_name).ok_or_else(|| {
+        let names = ObjectName::new(&pod_namespace).ok().zip(ObjectName::new(&pod_name).ok());
+        let pods = names.map(|(namespace, name)| self.api.pods.named(namespace, name)).unwrap_or_default();
+        let found = assemble::staying(&pods).ok_or_else(|| {
             count(&self.counters.get_errors, "get error");
             Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found"))
         })?;

@@ -9,7 +9,7 @@ use nodedock_proto::kubelet::pod_resources::v1::{
 use nodedock_proto::kubelet::pod_resources::v1alpha1;
 use nodedock_tests::Daemon;
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::MOCK_GPU_NAME;
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -57,6 +57,7 @@ async fn pods_are_told_with_their_claims_also_after_a_crash_and_a_restart() {
     let request = GetPodResourcesRequest { pod_name: "one".to_owned(), pod_namespace: "default".to_owned() };
     let got = client(&daemon).get(request.clone()).await.expect("an answer").into_inner();
     assert_eq!(got.pod_resources.as_ref(), Some(one));
+    daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.unprepare(&pod("one")).await;
     let refused = client(&daemon).get(request).await.expect_err("it is gone");
     assert_eq!(

@@ -2,7 +2,7 @@
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::MOCK_GPU_NAME;
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use serde_json::json;
 use tonic::Code;
 
@@ -32,6 +32,7 @@ async fn each_start_of_a_container_gives_what_the_pod_was_answered_also_after_a_
         let refused = daemon.client().start_container(start(pod, container)).await.expect_err("it may not");
         assert_eq!(refused.code(), code, "{refused:?}");
     }
+    daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.unprepare(&one).await;
     let refused = daemon.client().start_container(start(&one, "main")).await.expect_err("it holds nothing");
     assert!(refused.code() == Code::NotFound && refused.message().contains("pod-one"), "{refused:?}");
@@ -44,7 +45,7 @@ async fn a_container_does_not_start_before_its_pod_is_prepared_in_this_boot() {
     daemon.prepared(wanted.clone()).await;
     *daemon.options() = daemon.options().clone().arg("--boot-id", "another-boot");
     daemon.restart().await;
-    daemon.until_serving(nodedock_tests::drivers::MOCK_GPU_FILE).await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
     let refused =
         daemon.client().start_container(start(&one, "main")).await.expect_err("a boot lies between");
     assert!(refused.code() == Code::Unavailable && refused.message().contains("default/a"), "{refused:?}");

@@ -70,6 +70,7 @@ async fn an_agent_in_go_learns_of_pods_with_claims_also_after_a_crash() {
         assert_eq!(ask(&daemon, &program, "old-list", &[]).await, json!({"pod_resources": [old]}));
         daemon.crash().await;
     }
+    daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.unprepare(&pod("one")).await;
     assert_eq!(ask(&daemon, &program, "list", &[]).await, json!({}));
 }

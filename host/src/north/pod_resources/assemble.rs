@@ -117,13 +117,9 @@ pub(super) fn allocatable(capacity: &Capacity) -> v1::AllocatableResourcesRespon
     }
 }
 
-/// The pod of a name. Where one is to replace another, the one that is not on its way out.
-pub(super) fn named<'a>(pods: &'a [PodView], namespace: &str, name: &str) -> Option<&'a PodView> {
-    let is_named =
-        |view: &&PodView| view.pod.namespace.as_str() == namespace && view.pod.name.as_str() == name;
-    let stays = |view: &&PodView| view.state() != ClaimState::Unpreparing;
-    let found = || pods.iter().filter(is_named);
-    found().find(stays).or_else(|| found().next())
+/// Of pods with one name, where one is to replace another, the one that is not on its way out.
+pub(super) fn staying(pods: &[PodView]) -> Option<&PodView> {
+    pods.iter().find(|view| view.state() != ClaimState::Unpreparing).or_else(|| pods.first())
 }
 
 #[cfg(test)]

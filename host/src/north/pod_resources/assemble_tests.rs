@@ -230,7 +230,7 @@ fn of_two_pods_with_one_name_the_one_that_stays_is_meant() {
         view(Some(claims), None)
     };
     let pods = [pod("unpreparing", "uid-1"), pod("prepared", "uid-2")];
-    assert_eq!(named(&pods, "default", "a").unwrap().pod.uid.as_str(), "uid-2");
-    assert_eq!(named(&pods[..1], "default", "a").unwrap().pod.uid.as_str(), "uid-1");
-    assert!(named(&pods, "default", "b").is_none() && named(&pods, "other", "a").is_none());
+    assert_eq!(staying(&pods).unwrap().pod.uid.as_str(), "uid-2");
+    assert_eq!(staying(&pods[..1]).unwrap().pod.uid.as_str(), "uid-1");
+    assert!(staying(&[]).is_none());
 }
