@@ -308,14 +308,12 @@ fn bad_extended_resources_name_the_pod_the_container_and_the_resource() {
 /// The scheduler took the resource from a driver: a device plugin is not asked for it once more.
 #[test]
 fn a_resource_that_a_claim_brings_is_not_wanted_of_a_device_plugin() {
-    let text = format!(
-        "{{apiVersion: v1, kind: Pod, metadata: {{name: p, uid: u}}, spec: {{containers: [
-            {{name: main, resources: {{limits: {{example.com/gpu: 1, a.dev/nic: 1}}}}}},
-            {{name: other, resources: {{limits: {{example.com/gpu: 1}}}}}}]}},
-          status: {{extendedResourceClaimStatus: {{resourceClaimName: c, requestMappings: [
-            {{containerName: main, requestName: r, resourceName: example.com/gpu}}]}}}}}}"
-    );
-    let pod = parse(&text, "pod.yaml").unwrap().pods.remove(0);
+    let text = "{apiVersion: v1, kind: Pod, metadata: {name: p, uid: u}, spec: {containers: [
+            {name: main, resources: {limits: {example.com/gpu: 1, a.dev/nic: 1}}},
+            {name: other, resources: {limits: {example.com/gpu: 1}}}]},
+          status: {extendedResourceClaimStatus: {resourceClaimName: c, requestMappings: [
+            {containerName: main, requestName: r, resourceName: example.com/gpu}]}}}";
+    let pod = parse(text, "pod.yaml").unwrap().pods.remove(0);
     let wanted =
         |at: usize| pod.containers[at].resources.keys().map(|name| name.as_str()).collect::<Vec<_>>();
     assert_eq!((wanted(0), wanted(1)), (vec!["a.dev/nic"], vec!["example.com/gpu"]));

@@ -165,3 +165,102 @@ pub(super) fn claims(record: &PodRecord) -> BTreeSet<Uid> {
     let ours = record.claims.iter().filter(|(name, _)| resource(name).is_some());
     ours.map(|(_, claim)| claim.uid.clone()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{AllocationEntry, ContainerKind, PodContainer, PooledClaim};
+
+    const GPU: &str = "example.com/gpu";
+
+    fn pod() -> ObjectRef {
+        ObjectRef::new("default", "a", "uid-a").unwrap()
+    }
+
+    /// What a container has of a pool by the claim `c`.
+    fn entry(container: &str, device: &str) -> AllocationEntry {
+        let claim = ObjectRef::new("default", "c", "uid-c").unwrap();
+        AllocationEntry {
+            container: container.to_owned(),
+            kind: ContainerKind::App,
+            resource: ExtendedResource::new(GPU).unwrap(),
+            devices: [(device.to_owned(), Vec::new())].into(),
+            claim: Some(PooledClaim { driver: "d.dev".parse().unwrap(), id: claim }),
+            response: None,
+            pre_start: false,
+            unknown: BTreeMap::new(),
+        }
+    }
+
+    fn allocation(entries: Vec<AllocationEntry>) -> PodAllocation {
+        PodAllocation { pod: pod(), entries, since_ms: 0, unknown: BTreeMap::new() }
+    }
+
+    fn allocated(allocation: &PodAllocation) -> Vec<ResourceOutcome> {
+        let outcome = |entry: &AllocationEntry| ResourceOutcome {
+            container: entry.container.clone(),
+            resource: entry.resource.clone(),
+            end: Ok(entry.devices.clone()),
+        };
+        allocation.entries.iter().map(outcome).collect()
+    }
+
+    fn request(containers: &[&str]) -> PodRequest {
+        let container = |name: &&str| PodContainer { name: (*name).to_owned(), ..PodContainer::default() };
+        PodRequest { pod: pod(), claims: vec![], containers: containers.iter().map(container).collect() }
+    }
+
+    #[test]
+    fn containers_that_use_a_device_one_after_the_other_share_its_claim() {
+        let allocation = allocation(vec![entry("init", "pool/0"), entry("main", "pool/0")]);
+        let mut resources = allocated(&allocation);
+        let pooled = Pooled::new(&allocation, &mut resources);
+        let whole = pooled.request(&request(&["init", "main", "plain"]));
+        let [reference] = whole.claims.as_slice() else { panic!("{whole:#?}") };
+        assert_eq!(
+            (reference.pod_claim_name.as_str(), reference.claim_name.as_str()),
+            ("example.com/gpu/c", "c")
+        );
+        let used: Vec<_> = whole.containers.iter().map(|container| container.claims.len()).collect();
+        assert_eq!(used, [1, 1, 0]);
+        assert_eq!(pooled.inline(&[]).len(), 1);
+
+        let problem = Problem::conflict("device-held", "somebody has it");
+        pooled.refuse(&Refused::from([("uid-c".parse().unwrap(), problem)]), &mut resources);
+        assert!(resources.iter().all(|resource| resource.end.is_err()), "both lose it: {resources:?}");
+    }
+
+    #[test]
+    fn what_was_not_allocated_to_this_request_makes_no_claim() {
+        let allocation = allocation(vec![entry("other", "pool/0")]);
+        let pooled = Pooled::new(&allocation, &mut []);
+        assert!(pooled.inline(&[]).is_empty());
+        assert_eq!(pooled.request(&request(&["main"])), request(&["main"]));
+    }
+
+    #[test]
+    fn a_device_that_can_be_no_claim_is_refused() {
+        let allocation = allocation(vec![entry("main", "no-pool")]);
+        let mut resources = allocated(&allocation);
+        assert!(Pooled::new(&allocation, &mut resources).inline(&[]).is_empty());
+        assert_eq!(resources[0].end.as_ref().unwrap_err().code, "device-id");
+    }
+
+    #[test]
+    fn a_pods_record_tells_claims_of_pools_from_its_own() {
+        let claim = |name: &str| ObjectRef::new("default", name, &format!("uid-{name}")).unwrap();
+        let mut containers = request(&["main"]).containers;
+        containers[0].claims = ["own", "example.com/gpu/c"]
+            .map(|name| ContainerClaim { pod_claim_name: name.to_owned(), request: None })
+            .to_vec();
+        let record = PodRecord {
+            pod: pod(),
+            claims: [("own".to_owned(), claim("own")), ("example.com/gpu/c".to_owned(), claim("c"))].into(),
+            containers,
+            unknown: BTreeMap::new(),
+        };
+        assert_eq!(claims(&record), BTreeSet::from([claim("c").uid]));
+        let resource = ExtendedResource::new(GPU).unwrap();
+        assert_eq!(users(&record), [User { container: "main".to_owned(), resource, claim: claim("c") }]);
+    }
+}

@@ -199,6 +199,8 @@ async fn pods_that_only_have_devices_are_found_by_name_beside_those_with_claims(
     node.prepare(&request(&pod("b"), &[], &[(PLUGIN, 1)]), &[]).await;
     assert_eq!((node.pods.pods().len(), node.pods.pods_count()), (3, 3));
     let named = PodSelector::Name(old.namespace.clone(), old.name.clone());
+    let found = node.pods.named(old.namespace.clone(), old.name.clone());
+    assert_eq!(found.into_iter().map(|view| view.pod).collect::<Vec<_>>(), [old.clone(), new.clone()]);
     let outcomes = node.pods.unprepare_pod(named, "test".into()).await.unwrap();
     let pods: Vec<_> = outcomes.iter().map(|outcome| outcome.pod.uid.as_str()).collect();
     assert_eq!(pods, ["uid-a", "uid-new"]);

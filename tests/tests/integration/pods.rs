@@ -1,12 +1,13 @@
 //! A pod as a whole: the start of its containers, and extended resources as agents and operators ask for them.
 
 use nodedock_proto::node::v1;
+use nodedock_tests::Options;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use serde_json::json;
 use tonic::Code;
 
-use crate::with_gpus;
+use crate::{with_gpus, with_gpus_and};
 
 /// A resource that nobody on the node has.
 const NOWHERE: &str = "nowhere.example.com/gpu";
@@ -123,4 +124,17 @@ async fn a_claims_device_is_listed_as_before() {
     let devices = devices.into_inner().devices;
     let gpu = devices.iter().find(|device| device.name == "gpu-0").expect("it is listed");
     assert_eq!((gpu.driver.as_str(), gpu.claims.len(), gpu.pods.len()), (MOCK_GPU_NAME, 1, 0));
+}
+
+#[tokio::test]
+async fn the_command_line_announces_the_start_of_each_container() {
+    let daemon = with_gpus_and(Options::default().env("NODEDOCK_LOG", "debug")).await;
+    let device = format!("{MOCK_GPU_NAME}/gpus/gpu-0");
+    assert!(!daemon.log().contains("StartContainer"));
+    daemon.cli(&["prepare", "--pod", "demo", "--device", &device]).await.done();
+    assert_eq!(daemon.log().matches("StartContainer").count(), 1);
+    // Nothing is started of a pod that is refused.
+    let other = ["prepare", "--pod", "other", "--device", &format!("{MOCK_GPU_NAME}/gpus/none")];
+    daemon.cli(&other).await.failed(1);
+    assert_eq!(daemon.log().matches("StartContainer").count(), 1);
 }

@@ -1,6 +1,6 @@
 //! The pod-resources API, asked by a client in Go on Kubernetes' own types that calls itself after the socket's path.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
@@ -16,7 +16,7 @@ fn program() -> Option<PathBuf> {
 }
 
 /// What the client was answered.
-async fn ask(daemon: &Daemon, program: &PathBuf, command: &str, args: &[&str]) -> Value {
+async fn ask(daemon: &Daemon, program: &Path, command: &str, args: &[&str]) -> Value {
     let socket = daemon.pod_resources();
     let args = [&[command, socket.to_str().expect("UTF-8")], args].concat();
     let lines = lines(program, &args).await;

@@ -273,3 +273,89 @@ fn resource_rows(answers: &[Answer]) -> Rows {
         rows: answers.iter().flat_map(of_answer).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(message: &str) -> v1::Problem {
+        let (kind, code) = ("conflict".to_owned(), "device-held".to_owned());
+        v1::Problem { kind, code, message: message.to_owned(), ..v1::Problem::default() }
+    }
+
+    fn resource(outcome: &str, problem: Option<v1::Problem>) -> v1::ResourceOutcome {
+        v1::ResourceOutcome {
+            container: "main".to_owned(),
+            resource: "a.dev/a".to_owned(),
+            device_ids: vec!["0".to_owned(), "1".to_owned()],
+            outcome: outcome.to_owned(),
+            problem,
+        }
+    }
+
+    fn answer(resources: Vec<v1::ResourceOutcome>, failed: Vec<String>) -> Answer {
+        let claim = v1::ClaimOutcome {
+            id: Some(v1::ObjectRef {
+                namespace: "default".to_owned(),
+                name: "c".to_owned(),
+                uid: "u".to_owned(),
+            }),
+            outcome: "refused".to_owned(),
+            problem: Some(problem("claim default/c is another's")),
+        };
+        let response = v1::PreparePodResponse { claims: vec![claim], resources, ..Default::default() };
+        Answer::prepared(response, failed)
+    }
+
+    #[test]
+    fn everything_that_is_refused_is_said_once_with_what_it_is_about() {
+        let resources =
+            vec![resource("refused", Some(problem("none is\u{1b}[2J free"))), resource("allocated", None)];
+        let words: Vec<_> =
+            refusals(&answer(resources, vec!["container main: not now".to_owned()])).collect();
+        let expected = [
+            "claim default/c is another's (conflict, device-held)",
+            "container main, a.dev/a: none is\u{fffd}[2J free (conflict, device-held)",
+            "container main: not now",
+        ];
+        assert_eq!(words, expected);
+    }
+
+    #[test]
+    fn resources_have_a_table_of_their_own_and_no_place_in_an_answer_without() {
+        let with = answer(vec![resource("allocated", None)], vec![]);
+        assert_eq!(
+            resource_rows(std::slice::from_ref(&with)).rows[0][1..],
+            ["main", "a.dev/a", "allocated", "0,1"]
+        );
+        let json = serde_json::to_value(&with).unwrap();
+        let expected = serde_json::json!([{"container": "main", "resource": "a.dev/a", "devices": ["0", "1"], "outcome": "allocated"}]);
+        assert_eq!(json["resources"], expected);
+        let without = serde_json::to_value(answer(vec![], vec![])).unwrap();
+        assert!(without.get("resources").is_none(), "{without}");
+    }
+
+    #[test]
+    fn a_container_is_told_everything_that_its_runtime_needs() {
+        let one = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
+        let container = Container::from(v1::ContainerDevices {
+            name: "main".to_owned(),
+            cdi_devices: vec!["v/c=0".to_owned()],
+            env: one("A", "1"),
+            mounts: vec![v1::Mount {
+                host_path: "/h".to_owned(),
+                container_path: "/c".to_owned(),
+                read_only: true,
+            }],
+            device_nodes: vec![v1::DeviceNode {
+                host_path: "/dev/h".to_owned(),
+                container_path: "/dev/c".to_owned(),
+                permissions: "rw".to_owned(),
+            }],
+            annotations: one("k", "v"),
+            conflicts: vec![],
+        });
+        let expected = ["v/c=0", "env A=1", "mount /h:/c:ro", "device /dev/h:/dev/c:rw", "annotation k=v"];
+        assert_eq!(needs(&container), expected);
+    }
+}
