@@ -3,7 +3,7 @@
 use super::super::fixtures::{claim, driver, name, pod, transient, uid};
 use super::daemon::{Daemon, FakeDriver, Home, Reply, ends};
 use crate::claims::{ReleaseOutcome, ReleaseRequest};
-use crate::model::{Caller, ClaimState, ObjectRef, Problem, ReleaseRecord, limit};
+use crate::model::{Caller, ClaimRecord, ClaimState, ObjectRef, Problem, ReleaseRecord, limit};
 
 fn by_root() -> Caller {
     Caller { uid: Some(0), user: Some("root".to_owned()), pid: Some(7) }
@@ -136,6 +136,28 @@ async fn a_crash_in_the_middle_of_a_release_leaves_the_claim_as_it_was() {
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     assert!(daemon.claims.released().is_empty(), "it is not said before it is done");
     assert!(release(&daemon, "one").await.is_ok());
+}
+
+/// Nobody came again for a claim whose release failed halfway: it stood in the way of others until the next start.
+#[tokio::test]
+async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.prepare(&a, &["one"]).await;
+    let record = daemon.claims.list().remove(0);
+    let orphan = ClaimRecord { pods: Default::default(), ..ClaimRecord::clone(&record) };
+    daemon.claims.0.commit_claims(vec![orphan.into()]).await.unwrap();
+    daemon.tend_unprepares();
+    let (cdi, aside) = (daemon.cdi.clone(), daemon.cdi.with_extension("aside"));
+    std::fs::rename(&cdi, &aside).unwrap();
+    std::fs::write(&cdi, "").unwrap();
+    assert_eq!(release(&daemon, "one").await.unwrap_err().code, "cdi-not-removed");
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    std::fs::remove_file(&cdi).unwrap();
+    std::fs::rename(&aside, &cdi).unwrap();
+    daemon.gone("uid-one").await;
 }
 
 #[tokio::test]
