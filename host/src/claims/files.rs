@@ -68,6 +68,14 @@ impl Retry {
         self.at.take_if(|at| *at <= now).is_some()
     }
 
+    /// There is one more: soon again, and no later than it would have been for the others.
+    fn begin_anew(&mut self) {
+        let mut anew = Self::new();
+        let soon = Instant::now() + anew.backoff.delay();
+        anew.at = Some(self.at.map_or(soon, |at| at.min(soon)));
+        *self = anew;
+    }
+
     fn plan(&mut self, troubled: bool) {
         if troubled {
             self.at = self.at.or_else(|| Some(Instant::now() + self.backoff.delay()));
@@ -203,7 +211,7 @@ impl Inner {
                     Some(SpecEvent::Unsure) => sweep = sweep.min(rested),
                 },
                 // The permit stays until somebody takes it.
-                () = self.troubled.more.notified() => retry = Retry::new(),
+                () = self.troubled.more.notified() => retry.begin_anew(),
                 () = tokio::time::sleep_until(wake) => {}
             }
             let started = Instant::now();
@@ -402,5 +410,28 @@ fn not_written(error: &CdiError) -> Problem {
     match error {
         CdiError::Foreign(file) => Problem::conflict(FOREIGN, message).with("file", file),
         _ => Problem::unavailable(NOT_WRITTEN, message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Claims that came into trouble one after the other, each within a second of the one before, put off all of them until the
+    /// slow sweep.
+    #[tokio::test(start_paused = true)]
+    async fn new_troubles_do_not_put_off_the_old_ones() {
+        let mut retry = Retry::new();
+        retry.plan(true);
+        let (step, mut due) = (limit::CDI_RETRY_MIN * 3 / 4, Vec::new());
+        for _ in 0..6 {
+            tokio::time::advance(step).await;
+            retry.begin_anew();
+            due.push(retry.is_due(Instant::now()));
+            retry.plan(true);
+        }
+        assert_eq!(due, [false, true, false, false, true, false]);
+        retry.plan(false);
+        assert_eq!(retry.at, None, "nothing is wrong any more");
     }
 }
