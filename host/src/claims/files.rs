@@ -18,15 +18,17 @@ use crate::base::error::chain;
 use crate::base::failpoint::{self, Point};
 use crate::cdi::{self, CdiDir, CdiError, SpecFile};
 use crate::discovery::specs::SpecEvent;
-use crate::model::{ClaimRecord, ClaimState, DeviceAccess, DriverName, Problem, Uid, limit};
+use crate::driver::moved::{Moved, first_moved};
+use crate::model::{ClaimRecord, ClaimState, DeviceAccess, DriverName, DriverPart, Problem, Uid, limit};
 
 const NOT_WRITTEN: &str = "cdi-not-written";
 const NOT_VALID: &str = "cdi-not-valid";
 const FOREIGN: &str = "cdi-file-foreign";
 const CLAIMED_TWICE: &str = "cdi-device-claimed-twice";
 const MISSING: &str = "cdi-device-missing";
+const MOVED: &str = "device-node-moved";
 /// Every condition about a claim's files.
-const CODES: [&str; 5] = [NOT_WRITTEN, NOT_VALID, FOREIGN, CLAIMED_TWICE, MISSING];
+const CODES: [&str; 6] = [NOT_WRITTEN, NOT_VALID, FOREIGN, CLAIMED_TWICE, MISSING, MOVED];
 /// The condition about the folders, and what it is about.
 const NOT_READ: &str = "cdi-not-read";
 const FOLDERS: &str = "CDI folders";
@@ -50,6 +52,15 @@ impl Troubled {
     fn lock(&self) -> MutexGuard<'_, BTreeSet<Uid>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What is known of the device nodes in claims' files.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Nodes {
+    /// They are what they were: a prepare has just looked.
+    Right,
+    /// Somebody has to look.
+    Unsure,
 }
 
 /// When claims in trouble are looked at again.
@@ -88,12 +99,17 @@ impl Retry {
 impl Inner {
     /// Makes the files of claims right and says what is wrong with them. Gives the claims that cannot be answered for: without a
     /// file, or with a device that somebody else's file has too.
-    pub(super) async fn check_files(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
+    pub(super) async fn check_files(
+        &self,
+        records: &[Arc<ClaimRecord>],
+        nodes: Nodes,
+    ) -> BTreeMap<Uid, Problem> {
         let mut refused = self.write_files(records).await;
         self.survey().await;
         for record in records {
             let (uid, collision) = (&record.id.uid, collision(&self.cdi, record));
-            let wrong = [refused.get(uid).cloned(), collision.clone(), missing(&self.cdi, record)];
+            let moved = if nodes == Nodes::Unsure { moved(record) } else { None };
+            let wrong = [refused.get(uid).cloned(), collision.clone(), missing(&self.cdi, record), moved];
             self.say(record, wrong.into_iter().flatten().collect());
             if let Some(collision) = collision {
                 refused.entry(uid.clone()).or_insert(collision);
@@ -104,8 +120,12 @@ impl Inner {
 
     /// Of claims that are prepared already: makes their files right, and writes into their history when files that others have to
     /// write go missing or come back.
-    pub(super) async fn check_standing_files(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
-        let refused = self.check_files(records).await;
+    pub(super) async fn check_standing_files(
+        &self,
+        records: &[Arc<ClaimRecord>],
+        nodes: Nodes,
+    ) -> BTreeMap<Uid, Problem> {
+        let refused = self.check_files(records, nodes).await;
         let noted = records.iter().filter_map(|record| self.noted(record)).collect::<Vec<_>>();
         if !noted.is_empty()
             && let Err(problem) = self.commit_claims(noted).await
@@ -263,7 +283,7 @@ impl Inner {
             busy.extend(others.into_iter().map(|(uid, _)| (*uid).clone()));
             let records: Vec<_> = held.iter().filter_map(|(uid, _)| self.standing(uid)).collect();
             failpoint::pass(Point::ReconcileClaim);
-            self.check_standing_files(&records).await;
+            self.check_standing_files(&records, Nodes::Unsure).await;
             self.remove_void_files(&records).await;
         }
         busy
@@ -346,6 +366,7 @@ fn look_through(cdi: &CdiDir, standing: &[Arc<ClaimRecord>]) -> (Vec<Uid>, Resul
         !current(record)
             || collision(cdi, record).is_some()
             || missing(cdi, record).is_some()
+            || moved(record).is_some()
             || !void_files(record).is_empty()
     };
     (standing.iter().filter(wrong).map(|record| record.id.uid.clone()).collect(), surveyed)
@@ -403,6 +424,19 @@ fn missing(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
         record.id
     );
     Some(Problem::unavailable(MISSING, message).with("device", first))
+}
+
+/// A device node that is another now than in the claim's file, which stays: runtimes that start a container again may need it, and
+/// the next prepare asks the driver.
+fn moved(record: &ClaimRecord) -> Option<Problem> {
+    let current = |(driver, part): (_, &DriverPart)| Some((driver, first_moved(part.current()?)?));
+    let (driver, Moved { path, then, now }) = record.drivers.iter().find_map(current)?;
+    let message = format!(
+        "the device node {path} of claim {} was {then} when driver {driver} prepared it, and is {now}: a container that is started again may get what is there no more; the claim is prepared anew when a pod asks for it",
+        record.id
+    );
+    let problem = Problem::unavailable(MOVED, message).with("node", path);
+    Some(problem.with("driver", driver).with("then", then).with("now", now))
 }
 
 fn not_written(error: &CdiError) -> Problem {
