@@ -83,6 +83,14 @@ impl ClaimRecord {
         })
     }
 
+    /// Appends to the timeline and drops what is beyond its bound.
+    pub fn note(&mut self, transition: Transition) {
+        while self.timeline.len() >= limit::TIMELINE_MAX {
+            self.timeline.pop_front();
+        }
+        self.timeline.push_back(transition);
+    }
+
     /// The same for an entry about a driver, named as its cause, that may be told again and again: one that says what the last
     /// about this driver says is counted there, so that repetitions do not push out the rest of the history.
     pub fn note_repeated(&mut self, transition: Transition) {
@@ -91,14 +99,6 @@ impl ClaimRecord {
             Some(last) => last.repeat(transition),
             None => self.note(transition),
         }
-    }
-
-    /// Appends to the timeline and drops what is beyond its bound.
-    pub fn note(&mut self, transition: Transition) {
-        while self.timeline.len() >= limit::TIMELINE_MAX {
-            self.timeline.pop_front();
-        }
-        self.timeline.push_back(transition);
     }
 }
 
