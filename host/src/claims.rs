@@ -357,6 +357,14 @@ impl Claims {
         table.pod(uid).map(|pod| view(&table, pod))
     }
 
+    /// Makes the CDI files of a pod's claims right before they are told of; the problem of the first that cannot be. Claims that
+    /// somebody is at work on are left to them.
+    pub async fn check_files_of(&self, pod: &str) -> Result<(), Problem> {
+        let claims = self.0.table.lock().claims_of_pod(pod);
+        let refused = self.0.check_at_rest(claims.iter().map(|claim| &claim.id.uid)).await;
+        refused.into_values().next().map_or(Ok(()), Err)
+    }
+
     pub fn might_need_unprepare(&self, pod: &str) -> bool {
         let table = self.0.table.lock();
         table.pod(pod).is_some() || !table.claims_of_pod(pod).is_empty()

@@ -104,6 +104,11 @@ impl Pods {
         self.0.view(uid)
     }
 
+    /// Makes the CDI files of a pod's claims right; the problem of the first that cannot be.
+    pub async fn check_files_of(&self, pod: &str) -> Result<(), Problem> {
+        self.0.claims.check_files_of(pod).await
+    }
+
     /// Every pod that holds something, by namespace and name.
     pub fn pods(&self) -> Vec<PodView> {
         let mut claims: BTreeMap<Uid, claims::PodView> =
@@ -281,6 +286,7 @@ impl Inner {
             Problem::not_found("no-such-pod", format!("the pod with UID {pod} holds nothing here"))
         })?;
         let answer = view.startable(container, self.claims.boot_id())?;
+        self.claims.check_files_of(pod.as_str()).await?;
         if view.has_plugin_devices(container) {
             self.devices.pre_start(pod, container, &request_id).await?;
         }

@@ -289,6 +289,13 @@ impl Inner {
         busy
     }
 
+    /// Makes the files of claims right on which nobody is at work. Gives those that cannot be answered for.
+    pub(super) async fn check_at_rest(&self, uids: impl Iterator<Item = &Uid>) -> BTreeMap<Uid, Problem> {
+        let held: Vec<_> = uids.filter_map(|uid| Some((uid, self.claim_locks.try_take(uid)?))).collect();
+        let records: Vec<_> = held.iter().filter_map(|(uid, _)| self.standing(uid)).collect();
+        self.check_standing_files(&records, Nodes::Unsure).await
+    }
+
     /// A claim whose files are to be kept right. What is known to be wrong with another's files matters no more.
     fn standing(&self, uid: &Uid) -> Option<Arc<ClaimRecord>> {
         let record = self.table.lock().claim(uid.as_str()).cloned()?;

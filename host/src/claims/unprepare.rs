@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::files::Nodes;
 use super::machine::{self, UnprepareEnd, UnprepareStep};
 use super::prepare::Work;
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, PodSelector, Undo};
@@ -138,6 +139,8 @@ impl Inner {
         }
         failpoint::pass(Point::UnprepareIntended);
         self.tell(&records);
+        // A file names the pods of its claim: one that left must not come back with a claim that is rebuilt from it.
+        self.check_files(&left, Nodes::Right).await;
         ends.extend(left.into_iter().map(|record| (record.id.uid.clone(), Ok(ClaimEnd::Kept))));
         // What is tried again is tried for nobody.
         let locks = if pod.is_some() { PodLocks::Held } else { PodLocks::Free };

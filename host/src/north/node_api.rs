@@ -127,6 +127,7 @@ impl Node for NodeApi {
                 format!("pod {}/{} (UID {:?}) holds nothing here", pod.namespace, pod.name, pod.uid);
             refuse(Problem::not_found("no-such-pod", message))
         })?;
+        self.pods.check_files_of(&pod.uid).await.map_err(refuse)?;
         Ok(Response::new(convert::known_pod(&view)))
     }
 

@@ -43,6 +43,9 @@ async fn a_lost_cdi_file_is_there_again_before_the_answer() {
     std::fs::remove_file(&file.path).unwrap();
     assert_eq!(daemon.prepared(request.clone()).await, answer);
     assert_eq!(daemon.only_cdi_file(), file);
+    std::fs::remove_file(&file.path).unwrap();
+    assert_eq!(daemon.pod_devices(&pod("one")).await.unwrap(), answer);
+    assert_eq!(daemon.only_cdi_file(), file);
 
     std::fs::write(&file.path, file.text.replace("gpu-0", "gpu-1")).unwrap();
     daemon.prepared(request).await;

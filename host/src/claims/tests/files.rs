@@ -254,6 +254,35 @@ async fn a_plugins_missing_file_is_said_and_noted_and_the_claim_is_answered() {
     assert_eq!(daemon.cdi_files().len(), 1, "a plugin's file is never written nor removed");
 }
 
+/// After the loss of the checkpoint a pod that had left held its claim again.
+#[tokio::test]
+async fn a_file_names_the_pods_that_hold_its_claim_now() {
+    let (home, a, b, gpu) = (Home::new(), pod("a"), pod("b"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a, &b]));
+    daemon.prepare(&a, &["one"]).await;
+    daemon.prepare(&b, &["one"]).await;
+    let names = |uid: &str| std::fs::read_to_string(daemon.cdi.join(NAME)).unwrap().contains(uid);
+    assert!(names("uid-a") && names("uid-b"));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Kept)]);
+    assert!(!names("uid-a") && names("uid-b"));
+}
+
+#[tokio::test]
+async fn what_is_lost_is_there_again_before_a_pods_claims_are_told() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.prepare(&a, &["one"]).await;
+    std::fs::remove_file(daemon.cdi.join(NAME)).unwrap();
+    daemon.claims.check_files_of(a.uid.as_str()).await.unwrap();
+    std::fs::write(daemon.cdi.join(NAME), "kind: vendor.com/gpu").unwrap();
+    assert_eq!(daemon.claims.check_files_of(a.uid.as_str()).await.unwrap_err().code, "cdi-file-foreign");
+    assert_eq!(daemon.claims.check_files_of("uid-nobody").await, Ok(()));
+}
+
 #[tokio::test]
 async fn a_device_node_with_another_number_is_asked_for_again() {
     let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
