@@ -41,6 +41,20 @@ async fn a_repeated_prepare_calls_no_driver_and_answers_the_same() {
 }
 
 #[tokio::test]
+async fn a_claim_that_no_container_uses_is_prepared_all_the_same() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    let mut unused = request(&a, &["one"]);
+    unused.containers[0].claims.clear();
+    let outcome = daemon.claims.prepare_pod(unused, vec![], "test".into()).await;
+    assert_eq!((ends(&outcome), cdi_devices(&outcome).len()), (vec!["prepared"], 0));
+    assert_eq!((daemon.state("uid-one"), gpu.counts()), (PREPARED, (1, 0)));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+}
+
+#[tokio::test]
 async fn an_unprepare_tells_the_driver_removes_the_file_and_forgets() {
     let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
     let daemon = home.start();
