@@ -32,6 +32,8 @@ use crate::driver::grpc::PluginSteps;
 use crate::driver::wasm::{WasmHost, WasmSettings};
 use crate::model::{DriverName, ObjectRef, limit};
 use crate::north::node_api::{self, NodeApi};
+use crate::north::pod_resources::{self, PodResources};
+use crate::pods::Pods;
 use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
 use crate::registry::plugins::{PluginTimes, Plugins};
@@ -113,6 +115,7 @@ impl Daemon {
         let keeper = opened.checkpoint.clone().keep(daemon.into_owned(), conditions.clone(), intake.clone());
         intake.spawn("checkpoint-keeper", keeper);
         let listener = socket::bind(&config.paths.socket).await?;
+        let pod_resources_listener = socket::bind(&config.paths.pod_resources).await?;
         let table = SharedTable::new(opened.claims, opened.pods);
         let settings = WasmSettings {
             cache_dir: Some(config.paths.cache.clone()),
@@ -151,12 +154,17 @@ impl Daemon {
             tasks: work.clone(),
         });
         devices.start();
+        let pods = Pods::new(claims.clone(), devices.clone(), work.clone());
         watch_drivers(&config, &drivers, registry.clone(), host);
         let device_plugins = DevicePlugins::default();
         watch_plugins(&config, &drivers, registry.clone(), device_plugins.clone());
-        serve_device_plugins(&config, &drivers, devices, device_plugins).await?;
+        serve_device_plugins(&config, &drivers, devices.clone(), device_plugins).await?;
+        let pod_resources =
+            PodResources { pods: pods.clone(), devices: devices.clone(), tasks: intake.clone() };
         let api = NodeApi {
             claims,
+            devices,
+            pods,
             registry,
             changes,
             conditions,
@@ -166,6 +174,7 @@ impl Daemon {
             tasks: intake.clone(),
         };
         intake.spawn("node-api", node_api::serve(api, listener));
+        intake.spawn("pod-resources", pod_resources::serve(pod_resources, pod_resources_listener));
         Ok(Self { intake, work, drivers, checkpoint: opened.checkpoint })
     }
 
@@ -251,7 +260,7 @@ fn prepare_folders(config: &Config) -> Result<()> {
     for folder in [&paths.drivers, &paths.plugins_registry, &paths.claims, &paths.cache] {
         make_private(folder)?;
     }
-    for file in [&paths.checkpoint, &paths.socket] {
+    for file in [&paths.checkpoint, &paths.socket, &paths.pod_resources] {
         make_private(file.parent().unwrap_or(Path::new("/")))?;
     }
     Ok(())

@@ -296,6 +296,23 @@ impl Claims {
         ClaimView { record, outlook }
     }
 
+    /// Gives up some of a pod's claims, and keeps the pod's others. Goes on when the caller goes away.
+    pub async fn give_up_claims(
+        &self,
+        pod: &Uid,
+        claims: Vec<Uid>,
+        request_id: Arc<str>,
+    ) -> Result<(), Problem> {
+        let (inner, pod) = (self.0.clone(), pod.clone());
+        let work = async move { inner.give_up_claims(&pod, &claims, request_id).await };
+        self.0.tasks.complete("pod", work).await.unwrap_or_else(|| Err(interrupted()))
+    }
+
+    /// Pods that an unprepare would be about.
+    pub fn select(&self, selector: &PodSelector) -> Vec<ObjectRef> {
+        self.0.select(selector)
+    }
+
     /// Every claim, by namespace and name.
     pub fn list(&self) -> Vec<Arc<ClaimRecord>> {
         let mut claims: Vec<_> = self.0.table.lock().claims().cloned().collect();

@@ -53,9 +53,9 @@ impl Place {
 enum Command {
     /// Run the daemon
     Run(RunArgs),
-    /// Show drivers, devices, claims or pods
+    /// Show drivers, devices, claims, pods or extended resources
     Get(get::GetArgs),
-    /// Make the devices of a pod's claims ready
+    /// Give a pod its extended resources and make the devices of its claims ready
     Prepare(pods::PrepareArgs),
     /// Give up what a pod holds
     Unprepare(pods::UnprepareArgs),

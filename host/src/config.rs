@@ -123,6 +123,8 @@ pub struct Paths {
     pub claims: PathBuf,
     pub cache: PathBuf,
     pub socket: PathBuf,
+    /// Socket of the pod-resources API, under the name that its clients know.
+    pub pod_resources: PathBuf,
     pub cdi: PathBuf,
     /// Where runtimes look for specs, by priority; `cdi` is read as well.
     pub cdi_spec_dirs: Vec<PathBuf>,
@@ -139,6 +141,7 @@ impl Paths {
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),
             socket: root.join("run/nodedock/nodedock.sock"),
+            pod_resources: root.join("run/nodedock/pod-resources/kubelet.sock"),
             cdi: root.join("var/run/cdi"),
             cdi_spec_dirs: vec![root.join("etc/cdi"), root.join("var/run/cdi")],
         }

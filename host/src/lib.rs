@@ -10,6 +10,7 @@ pub mod discovery;
 pub mod driver;
 pub mod model;
 pub mod north;
+pub mod pods;
 pub mod registry;
 
 pub mod app;

@@ -3,4 +3,5 @@
 pub mod convert;
 mod health;
 pub mod node_api;
+pub mod pod_resources;
 pub mod status;

@@ -63,7 +63,11 @@ pub fn request(pod: &v1::ObjectRef, claims: &[&v1::Claim]) -> v1::PreparePodRequ
     };
     let uses =
         |claim: &&v1::Claim| v1::ContainerClaim { pod_claim_name: name(claim), request: String::new() };
-    let container = v1::Container { name: "main".to_owned(), claims: claims.iter().map(uses).collect() };
+    let container = v1::Container {
+        name: "main".to_owned(),
+        claims: claims.iter().map(uses).collect(),
+        ..Default::default()
+    };
     v1::PreparePodRequest {
         pod: Some(pod.clone()),
         claims: claims.iter().map(reference).collect(),

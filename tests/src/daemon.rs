@@ -146,6 +146,11 @@ impl Daemon {
         channel(self.socket())
     }
 
+    /// A connection to the pod-resources API.
+    pub fn pod_resources_channel(&self) -> Channel {
+        channel(self.pod_resources())
+    }
+
     pub fn options(&mut self) -> &mut Options {
         &mut self.options
     }

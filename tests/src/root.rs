@@ -94,6 +94,11 @@ impl Root {
         self.path().join("run/nodedock/nodedock.sock")
     }
 
+    /// Socket of the pod-resources API.
+    pub fn pod_resources(&self) -> PathBuf {
+        self.path().join("run/nodedock/pod-resources/kubelet.sock")
+    }
+
     pub fn log_path(&self) -> PathBuf {
         self.path().join("daemon.log")
     }

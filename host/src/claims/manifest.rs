@@ -3,18 +3,21 @@
 //! Reads `resource.k8s.io/v1` ResourceClaims and `v1` Pods, and Lists of them; other kinds are skipped, because people keep
 //! several objects in one file.
 
+mod limits;
+
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::api::resource::v1 as resource;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::model::{
-    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, ContainerClaim, DeviceName, DriverName,
-    NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Uid, limit,
+    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, ContainerClaim, ContainerKind,
+    DeviceName, DriverName, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest,
+    PoolName, Uid, limit,
 };
 
 /// The name, among the pod's own names for claims, of the one that stands for its extended resources.
@@ -244,8 +247,10 @@ fn pod(object: &Pod, document: usize) -> Result<PodRequest, ManifestError> {
     };
     let claims = references(object, &context)?;
     let spec = object.spec.clone().unwrap_or_default();
-    let init = spec.init_containers.unwrap_or_default().into_iter();
-    let containers: Vec<_> = init.chain(spec.containers).map(container).collect();
+    let init = spec.init_containers.unwrap_or_default().into_iter().map(|c| (init_kind(&c), c));
+    let app = spec.containers.into_iter().map(|c| (ContainerKind::App, c));
+    let containers: Vec<_> =
+        init.chain(app).map(|(kind, c)| container(kind, c, &context)).collect::<Result<_, _>>()?;
     check_containers(object, &containers, &context)?;
     let mut request = PodRequest { pod, claims, containers };
     add_extended_resources(object, &mut request, &context)?;
@@ -271,6 +276,8 @@ fn add_extended_resources(
         let containers =
             request.containers.iter_mut().filter(|container| container.name == mapping.container_name);
         containers.for_each(|container| {
+            // The claim brings them: nobody is to allocate them once more.
+            container.resources.retain(|resource, _| resource.as_str() != mapping.resource_name);
             let request = Some(mapping.request_name.clone());
             container.claims.push(ContainerClaim { pod_claim_name: EXTENDED_RESOURCES.to_owned(), request });
         });
@@ -314,13 +321,26 @@ fn claim_name<'a>(
     }
 }
 
-fn container(container: k8s_openapi::api::core::v1::Container) -> PodContainer {
-    let claims = container.resources.and_then(|resources| resources.claims).unwrap_or_default();
+/// An init container that is restarted runs beside the others.
+fn init_kind(container: &Container) -> ContainerKind {
+    match container.restart_policy.as_deref() {
+        Some("Always") => ContainerKind::Sidecar,
+        _ => ContainerKind::Init,
+    }
+}
+
+fn container(
+    kind: ContainerKind,
+    container: Container,
+    context: &Context,
+) -> Result<PodContainer, ManifestError> {
+    let resources = container.resources.unwrap_or_default();
+    let claims = resources.claims.iter().flatten();
     let claims = claims
-        .into_iter()
-        .map(|claim| ContainerClaim { pod_claim_name: claim.name, request: claim.request })
+        .map(|claim| ContainerClaim { pod_claim_name: claim.name.clone(), request: claim.request.clone() })
         .collect();
-    PodContainer { name: container.name, claims, ..PodContainer::default() }
+    let resources = limits::extended(&container.name, &resources, context)?;
+    Ok(PodContainer { name: container.name, claims, kind, resources, numa_affinity: Vec::new() })
 }
 
 fn check_containers(

@@ -250,3 +250,72 @@ fn a_file_that_cannot_be_read_is_named() {
     (0..5).for_each(|_| file.write_all(&line).unwrap());
     assert_says(&error(&path), &["claims.yaml", "larger than 4194304 bytes"]);
 }
+
+/// A pod with the containers, in YAML's flow form.
+fn pod_with(containers: &str) -> String {
+    format!("{{apiVersion: v1, kind: Pod, metadata: {{name: p, uid: u}}, spec: {{{containers}}}}}")
+}
+
+#[test]
+fn extended_resources_are_read_from_the_limits_of_every_kind_of_container() {
+    let text = pod_with(
+        "initContainers: [
+            {name: init, resources: {limits: {example.com/gpu: 2}}},
+            {name: side, restartPolicy: Always, resources: {limits: {example.com/gpu: '1'}}}],
+         containers: [
+            {name: main, resources: {
+                limits: {example.com/gpu: 2000m, a.dev/nic: 1k, b.dev/none: 0, cpu: 500m, memory: 1Gi, hugepages-2Mi: 4Mi},
+                requests: {example.com/gpu: 2, cpu: 100m, memory: 1Gi}}},
+            {name: plain}]",
+    );
+    let pod = parse(&text, "pod.yaml").unwrap().pods.remove(0);
+    let told = |container: &PodContainer| {
+        let resources = container.resources.iter().map(|(name, count)| format!("{name}={count}"));
+        (container.name.clone(), container.kind.as_str(), resources.collect::<Vec<_>>().join(","))
+    };
+    let expected = [
+        ("init", "init", "example.com/gpu=2"),
+        ("side", "sidecar", "example.com/gpu=1"),
+        ("main", "app", "a.dev/nic=1000,example.com/gpu=2"),
+        ("plain", "app", ""),
+    ];
+    let expected = expected.map(|(name, kind, resources)| (name.to_owned(), kind, resources.to_owned()));
+    assert_eq!(pod.containers.iter().map(told).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn bad_extended_resources_name_the_pod_the_container_and_the_resource() {
+    let cases: [(&str, &[&str]); 7] = [
+        ("limits: {example.com/gpu: 1500m}", &["limits.example.com/gpu", "\"1500m\"", "whole number"]),
+        ("limits: {example.com/gpu: -1}", &["\"-1\"", "negative"]),
+        ("limits: {example.com/gpu: many}", &["\"many\"", "no quantity"]),
+        ("limits: {example.com/gpu: 1E}", &["\"1E\"", "more devices"]),
+        ("limits: {Example.com/gpu: 1}", &["resources.limits", "Example.com/gpu"]),
+        ("requests: {example.com/gpu: 1}", &["requests.example.com/gpu", "no limit"]),
+        (
+            "limits: {example.com/gpu: 2}, requests: {example.com/gpu: 1}",
+            &["requests.example.com/gpu is 1", "limit 2", "the same"],
+        ),
+    ];
+    for (resources, parts) in cases {
+        let text = pod_with(&format!("containers: [{{name: main, resources: {{{resources}}}}}]"));
+        let error = error_of(&text);
+        assert_says(&error, &["document 1", "Pod p", "container \"main\""]);
+        assert_says(&error, parts);
+    }
+}
+
+/// The scheduler took the resource from a driver: a device plugin is not asked for it once more.
+#[test]
+fn a_resource_that_a_claim_brings_is_not_wanted_of_a_device_plugin() {
+    let text = "{apiVersion: v1, kind: Pod, metadata: {name: p, uid: u}, spec: {containers: [
+            {name: main, resources: {limits: {example.com/gpu: 1, a.dev/nic: 1}}},
+            {name: other, resources: {limits: {example.com/gpu: 1}}}]},
+          status: {extendedResourceClaimStatus: {resourceClaimName: c, requestMappings: [
+            {containerName: main, requestName: r, resourceName: example.com/gpu}]}}}";
+    let pod = parse(text, "pod.yaml").unwrap().pods.remove(0);
+    let wanted =
+        |at: usize| pod.containers[at].resources.keys().map(|name| name.as_str()).collect::<Vec<_>>();
+    assert_eq!((wanted(0), wanted(1)), (vec!["a.dev/nic"], vec!["example.com/gpu"]));
+    assert_eq!((pod.containers[0].claims.len(), pod.containers[1].claims.len()), (1, 0));
+}

@@ -33,7 +33,21 @@ impl Inner {
         outcomes
     }
 
-    fn select(&self, selector: &PodSelector) -> Vec<ObjectRef> {
+    /// Gives up some of a pod's claims.
+    pub(super) async fn give_up_claims(
+        &self,
+        pod: &Uid,
+        claims: &[Uid],
+        request_id: Arc<str>,
+    ) -> Result<(), Problem> {
+        let call = Call { request_id, deadline: self.settings.call_deadline };
+        let _pod = self.pod_locks.take([pod.clone()]).await;
+        let _held = self.claim_locks.take(claims.iter().cloned()).await;
+        let ends = self.give_up(claims, Some(pod), &call).await;
+        ends.into_values().find_map(Result::err).map_or(Ok(()), Err)
+    }
+
+    pub(super) fn select(&self, selector: &PodSelector) -> Vec<ObjectRef> {
         let table = self.table.lock();
         match selector {
             PodSelector::Uid(uid) => table.pod_ref(uid).into_iter().collect(),

@@ -1,6 +1,7 @@
 //! `nodedock get`.
 
 mod node;
+mod resources;
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use super::{Outcome, Place};
 #[derive(Args)]
 pub(super) struct GetArgs {
     what: What,
-    /// Only this one: a driver's or claim's name, POOL/DEVICE, or NAMESPACE/POD
+    /// Only this one: a driver's, claim's or resource's name, POOL/DEVICE, or NAMESPACE/POD
     name: Option<String>,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
@@ -36,6 +37,9 @@ enum What {
     Claims,
     #[value(alias = "pod")]
     Pods,
+    /// Extended resources: of device plugins, and of pools that carry a resource's name
+    #[value(alias = "resource")]
+    Resources,
     /// The node itself, and what is wrong with it
     Node,
 }
@@ -47,6 +51,7 @@ impl What {
             Self::Devices => "device",
             Self::Claims => "claim",
             Self::Pods => "pod",
+            Self::Resources => "resource",
             Self::Node => "node",
         }
     }
@@ -83,6 +88,7 @@ async fn show(client: &mut Client, place: &Place, args: &GetArgs) -> Result<bool
         What::Devices => devices(client, place, args).await,
         What::Claims => claims(client, place, args).await,
         What::Pods => pods(client, place, args).await,
+        What::Resources => resources::show(client, place, args).await,
         What::Node => node::show(client, place, args).await,
     }
 }
@@ -194,9 +200,18 @@ struct Device {
     capacity: BTreeMap<String, String>,
     health: String,
     claims: Vec<Ref>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    extended_resource: String,
+    /// Of an extended resource's device; others have attributes that say it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    numa_nodes: Vec<u32>,
+    /// That have it under the resource's name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pods: Vec<Ref>,
 }
 
 fn device(device: v1::Device) -> Device {
+    let numa_nodes = if device.extended_resource.is_empty() { Vec::new() } else { device.numa_nodes };
     Device {
         driver: device.driver,
         pool: device.pool,
@@ -205,6 +220,9 @@ fn device(device: v1::Device) -> Device {
         capacity: device.capacity,
         health: device.health,
         claims: device.claims.into_iter().map(Into::into).collect(),
+        extended_resource: device.extended_resource,
+        numa_nodes,
+        pods: device.pods.into_iter().map(Into::into).collect(),
     }
 }
 
@@ -214,9 +232,10 @@ async fn devices(client: &mut Client, place: &Place, args: &GetArgs) -> Result<b
     let named = |device: &Device| match &args.name {
         None => true,
         Some(name) => {
-            let (driver, pool, device) = (&device.driver, &device.pool, &device.name);
-            [device.clone(), format!("{pool}/{device}"), format!("{driver}/{pool}/{device}"), driver.clone()]
-                .contains(name)
+            let (driver, pool, resource) = (&device.driver, &device.pool, &device.extended_resource);
+            let device = &device.name;
+            [device.clone(), format!("{pool}/{device}"), format!("{driver}/{pool}/{device}")].contains(name)
+                || [driver, resource].contains(&name)
         }
     };
     let devices: Vec<_> = answer.devices.into_iter().map(device).filter(named).collect();
@@ -225,19 +244,34 @@ async fn devices(client: &mut Client, place: &Place, args: &GetArgs) -> Result<b
         let attributes: Vec<_> = attributes.map(|(name, value)| format!("{name}={}", plain(value))).collect();
         let capacity: Vec<_> =
             device.capacity.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let numa_nodes: Vec<_> = device.numa_nodes.iter().map(ToString::to_string).collect();
         vec![
             device.driver.clone(),
             device.pool.clone(),
             device.name.clone(),
             device.health.clone(),
             joined(&device.claims),
+            joined(&device.pods),
+            device.extended_resource.clone(),
+            numa_nodes.join(","),
             capacity.join(","),
             attributes.join(","),
         ]
     };
     let rows = || Rows {
-        heading: vec!["DRIVER", "POOL", "NAME", "HEALTH", "CLAIMS", "CAPACITY", "ATTRIBUTES"],
-        wide_from: 5,
+        heading: vec![
+            "DRIVER",
+            "POOL",
+            "NAME",
+            "HEALTH",
+            "CLAIMS",
+            "PODS",
+            "RESOURCE",
+            "NUMA",
+            "CAPACITY",
+            "ATTRIBUTES",
+        ],
+        wide_from: 7,
         rows: devices.iter().map(row).collect(),
     };
     print(args.output, &devices, rows, "no devices")?;
@@ -331,6 +365,8 @@ struct Pod {
     uid: String,
     state: String,
     claims: Vec<Ref>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    resources: Vec<super::pods::ResourceOutcome>,
     containers: Vec<super::pods::Container>,
 }
 
@@ -344,6 +380,7 @@ async fn pods(client: &mut Client, place: &Place, args: &GetArgs) -> Result<bool
             uid: id.uid,
             state: status.state,
             claims: status.claims.into_iter().map(Into::into).collect(),
+            resources: status.resources.into_iter().map(Into::into).collect(),
             containers: status.containers.into_iter().map(Into::into).collect(),
         }
     };
@@ -360,13 +397,14 @@ async fn pods(client: &mut Client, place: &Place, args: &GetArgs) -> Result<bool
             pod.name.clone(),
             pod.state.clone(),
             joined(&pod.claims),
+            resources::summary(&pod.resources),
             pod.uid.clone(),
             cdi.join(","),
         ]
     };
     let rows = || Rows {
-        heading: vec!["NAMESPACE", "NAME", "STATE", "CLAIMS", "UID", "CDI DEVICES"],
-        wide_from: 5,
+        heading: vec!["NAMESPACE", "NAME", "STATE", "CLAIMS", "RESOURCES", "UID", "CDI DEVICES"],
+        wide_from: 6,
         rows: pods.iter().map(row).collect(),
     };
     print(args.output, &pods, rows, "no pods")?;

@@ -1,17 +1,18 @@
 //! `nodedock prepare` and `nodedock unprepare`.
 
+mod answer;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use nodedock_proto::node::v1;
-use serde::Serialize;
 use uuid::Uuid;
 
-use super::client::{connect, said};
-use super::get::{Ref, split};
-use super::output::{Format, Rows, print, say};
+use super::client::{Client, connect, said};
+use super::get::split;
+use super::output::Format;
 use super::{CliError, Outcome, Place};
 use crate::claims::manifest::{self, Objects};
 use crate::model::{
@@ -19,6 +20,9 @@ use crate::model::{
     ObjectRef, PodContainer, PodRequest, PoolName, Uid,
 };
 use crate::north::convert;
+
+use answer::{Answer, finish};
+pub(super) use answer::{Container, ResourceOutcome};
 
 /// Name of the container of a composed pod, and of its claim in the pod.
 const CONTAINER: &str = "main";
@@ -53,105 +57,6 @@ pub(super) struct UnprepareArgs {
     output: Format,
 }
 
-#[derive(Serialize)]
-struct Answer {
-    pod: Ref,
-    claims: Vec<ClaimOutcome>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    containers: Option<Vec<Container>>,
-}
-
-#[derive(Serialize)]
-struct ClaimOutcome {
-    namespace: String,
-    name: String,
-    uid: String,
-    outcome: String,
-    problem: Option<Problem>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Problem {
-    kind: String,
-    code: String,
-    message: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after_ms: Option<u32>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    details: BTreeMap<String, String>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Container {
-    name: String,
-    pub(super) cdi_devices: Vec<String>,
-    env: BTreeMap<String, String>,
-    mounts: Vec<Mount>,
-    device_nodes: Vec<DeviceNode>,
-    annotations: BTreeMap<String, String>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Mount {
-    host_path: String,
-    container_path: String,
-    read_only: bool,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct DeviceNode {
-    host_path: String,
-    container_path: String,
-    permissions: String,
-}
-
-impl From<v1::ContainerDevices> for Container {
-    fn from(container: v1::ContainerDevices) -> Self {
-        let mount = |m: v1::Mount| Mount {
-            host_path: m.host_path,
-            container_path: m.container_path,
-            read_only: m.read_only,
-        };
-        let node = |n: v1::DeviceNode| DeviceNode {
-            host_path: n.host_path,
-            container_path: n.container_path,
-            permissions: n.permissions,
-        };
-        Self {
-            name: container.name,
-            cdi_devices: container.cdi_devices,
-            env: container.env,
-            mounts: container.mounts.into_iter().map(mount).collect(),
-            device_nodes: container.device_nodes.into_iter().map(node).collect(),
-            annotations: container.annotations,
-        }
-    }
-}
-
-impl From<v1::ClaimOutcome> for ClaimOutcome {
-    fn from(outcome: v1::ClaimOutcome) -> Self {
-        let id = outcome.id.unwrap_or_default();
-        let problem = |p: v1::Problem| Problem {
-            kind: p.kind,
-            code: p.code,
-            message: p.message,
-            retry_after_ms: p.retry_after_ms,
-            details: p.details,
-        };
-        Self {
-            namespace: id.namespace,
-            name: id.name,
-            uid: id.uid,
-            outcome: outcome.outcome,
-            problem: outcome.problem.map(problem),
-        }
-    }
-}
-
 pub(super) async fn prepare(place: Place, args: PrepareArgs) -> Result<Outcome> {
     let Objects { claims, pods } = match &args.pod {
         Some(pod) => compose(&args.namespace, pod, &args.device)?,
@@ -167,12 +72,8 @@ pub(super) async fn prepare(place: Place, args: PrepareArgs) -> Result<Outcome> 
         let inline: Vec<_> = claims.iter().filter(of_pod).cloned().collect();
         let answer =
             client.prepare_pod(convert::pod_message(pod, &inline)).await.map_err(said(&place))?.into_inner();
-        let containers = answer.containers.into_iter().map(Into::into).collect();
-        answers.push(Answer {
-            pod: answer.pod.unwrap_or_default().into(),
-            claims: answer.claims.into_iter().map(Into::into).collect(),
-            containers: Some(containers),
-        });
+        let failed = start_containers(&mut client, &place, &answer).await?;
+        answers.push(Answer::prepared(answer, failed));
     }
     finish(&answers, args.output)
 }
@@ -189,62 +90,31 @@ pub(super) async fn unprepare(place: Place, args: UnprepareArgs) -> Result<Outco
     let mut client = connect(&place).await?;
     let request = v1::UnpreparePodRequest { pod: Some(pod) };
     let answer = client.unprepare_pod(request).await.map_err(said(&place))?.into_inner();
-    let answer = Answer {
-        pod: answer.pod.unwrap_or_default().into(),
-        claims: answer.claims.into_iter().map(Into::into).collect(),
-        containers: None,
-    };
-    finish(&[answer], args.output)
+    finish(&[Answer::given_up(answer)], args.output)
 }
 
-/// Prints the answers: one as an object, several as an array. A refused claim makes the command fail.
-fn finish(answers: &[Answer], format: Format) -> Result<Outcome> {
-    let is_table = matches!(format, Format::Table | Format::Wide);
-    match answers {
-        [one] if !is_table => print(format, one, || rows(answers), "")?,
-        _ => print(format, &answers, || rows(answers), "the pod holds no claims")?,
+/// What a runtime does before it starts a container, for each of a pod that is prepared; what went wrong, in words.
+async fn start_containers(
+    client: &mut Client,
+    place: &Place,
+    answer: &v1::PreparePodResponse,
+) -> Result<Vec<String>> {
+    let mut failed = Vec::new();
+    // A pod without claims and resources is nothing that the daemon knows.
+    if answer.claims.is_empty() && answer.resources.is_empty() {
+        return Ok(failed);
     }
-    if is_table {
-        containers(answers)?;
-    }
-    let claims = || answers.iter().flat_map(|answer| &answer.claims);
-    for (claim, problem) in claims().filter_map(|claim| Some((claim, claim.problem.as_ref()?))) {
-        let message = super::output::printable(&problem.message);
-        let name = format!("{}/{}", claim.namespace, claim.name);
-        // Most problems name their claim by themselves.
-        let about = if message.contains(&name) { String::new() } else { format!("claim {name}: ") };
-        eprintln!("error: {about}{message} ({}, {})", problem.kind, problem.code);
-    }
-    let refused = claims().any(|claim| claim.outcome == "refused");
-    Ok(if refused { Outcome::Refused } else { Outcome::Done })
-}
-
-fn rows(answers: &[Answer]) -> Rows {
-    let row = |answer: &Answer, claim: &ClaimOutcome| {
-        let pod = format!("{}/{}", answer.pod.namespace, answer.pod.name);
-        vec![pod, format!("{}/{}", claim.namespace, claim.name), claim.outcome.clone(), claim.uid.clone()]
-    };
-    let of_answer = |answer| Answer::claims_of(answer).map(move |claim| row(answer, claim));
-    Rows {
-        heading: vec!["POD", "CLAIM", "OUTCOME", "UID"],
-        wide_from: 3,
-        rows: answers.iter().flat_map(of_answer).collect(),
-    }
-}
-
-impl Answer {
-    fn claims_of(&self) -> impl Iterator<Item = &ClaimOutcome> {
-        self.claims.iter()
-    }
-}
-
-fn containers(answers: &[Answer]) -> Result<()> {
-    for container in answers.iter().filter_map(|answer| answer.containers.as_ref()).flatten() {
-        for name in &container.cdi_devices {
-            say(&format!("container {}: {name}", container.name))?;
+    for container in &answer.containers {
+        let request =
+            v1::StartContainerRequest { pod: answer.pod.clone(), container: container.name.clone() };
+        let Err(status) = client.start_container(request).await else { continue };
+        let error = said(place)(status);
+        if error.is::<CliError>() {
+            return Err(error);
         }
+        failed.push(format!("container {}: {error}", container.name));
     }
-    Ok(())
+    Ok(failed)
 }
 
 fn read(files: &[PathBuf]) -> Result<Objects> {

@@ -70,6 +70,11 @@ pub const PARAMETERS_BYTES_MAX: usize = 10 << 10;
 /// Claims of a pod and its containers: far above what a pod can use, far below what would hurt.
 pub const POD_CLAIMS_MAX: usize = 128;
 pub const POD_CONTAINERS_MAX: usize = 256;
+/// Extended resources of a container, and devices that it may have of one: more than any node has.
+pub const CONTAINER_RESOURCES_MAX: usize = 64;
+pub const RESOURCE_COUNT_MAX: u32 = 4096;
+/// NUMA nodes that Linux can number (`MAX_NUMNODES`).
+pub const NUMA_NODES_OF_LINUX: u32 = 1024;
 /// Claims that a container names, counted by request: a pod's claims have no more requests that it could name.
 pub const CONTAINER_CLAIMS_MAX: usize = 1024;
 /// Entries of a claim's or a driver's history.
@@ -250,3 +255,8 @@ pub const RESOURCE_GRACE: Duration = Duration::from_secs(300);
 pub const PRE_START: Duration = Duration::from_secs(30);
 /// Between two tellings of changed resources: health may flap a thousand times a second.
 pub const DEVICE_CHANGES_PERIOD: Duration = Duration::from_secs(1);
+/// Calls a second on the pod-resources socket, and how many may come at once, as a kubelet takes them.
+pub const POD_RESOURCES_PER_SECOND: u32 = 100;
+pub const POD_RESOURCES_BURST: u32 = 10;
+/// Bytes of an answer there: what the clients of Kubernetes' own library take.
+pub const POD_RESOURCES_MESSAGE_BYTES_MAX: usize = 16 << 20;

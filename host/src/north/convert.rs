@@ -6,16 +6,20 @@ use nodedock_proto::node::v1;
 
 use crate::base::conditions::Condition;
 use crate::claims::{
-    ClaimOutcome, ClaimView, ContainerAnswer, PodOutcome, PodSelector, PodView, RefusedClaim, ReleaseOutcome,
-    ReleaseRequest, Retry,
+    ClaimOutcome, ClaimView, PodSelector, RefusedClaim, ReleaseOutcome, ReleaseRequest, Retry,
 };
 use crate::model::{
-    AllocatedDevice, Allocation, AttributeValue, Caller, Claim, ClaimRecord, ClaimReference, ClaimState,
-    ConfigSource, ContainerClaim, DeviceName, DriverName, DriverPart, NameError, ObjectName, ObjectRef,
-    OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, ReleaseRecord, Transition, Uid, Untold,
-    is_dns_label, limit,
+    AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Caller, Claim, ClaimRecord,
+    ClaimReference, ClaimState, ConfigSource, ContainerClaim, ContainerKind, DeviceName, DriverName,
+    DriverPart, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Problem,
+    ReleaseRecord, Transition, Uid, Untold, is_dns_label, limit,
 };
+use crate::pods::{ContainerAnswer, PodOutcome, PodView};
 use crate::registry::{DriverView, NativeView};
+
+mod resources;
+
+pub use resources::{capacity, cover_request, covered, hint_scope, hints, plugin_device, start_request};
 
 fn wrong(field: &str, error: &NameError) -> Problem {
     Problem::invalid("bad-request", format!("{field}: {error}"))
@@ -68,12 +72,10 @@ fn unique<'a>(field: &str, names: impl IntoIterator<Item = &'a str>) -> Result<(
 pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<Claim>), Problem> {
     bounded("claims", &request.claims, limit::POD_CLAIMS_MAX)?;
     bounded("inline_claims", &request.inline_claims, limit::POD_CLAIMS_MAX)?;
-    bounded("containers", &request.containers, limit::POD_CONTAINERS_MAX)?;
     let pod = object("pod", request.pod.as_ref())?;
     let claims: Vec<_> = request.claims.iter().map(reference).collect::<Result<_, _>>()?;
-    let containers: Vec<_> = request.containers.iter().map(container).collect::<Result<_, _>>()?;
+    let containers = containers(&request.containers)?;
     unique("claims[].pod_claim_name", claims.iter().map(|claim| claim.pod_claim_name.as_str()))?;
-    unique("containers[].name", containers.iter().map(|container| container.name.as_str()))?;
     let names: BTreeSet<_> = claims.iter().map(|claim| claim.pod_claim_name.as_str()).collect();
     for container in &containers {
         let known = |claim: &ContainerClaim| names.contains(claim.pod_claim_name.as_str());
@@ -87,6 +89,21 @@ pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<C
     }
     let inline = request.inline_claims.iter().map(claim).collect::<Result<_, _>>()?;
     Ok((PodRequest { pod, claims, containers }, inline))
+}
+
+/// A pod of which nothing but its extended resources matters.
+pub fn resources_request(request: &v1::GetTopologyHintsRequest) -> Result<PodRequest, Problem> {
+    let pod = object("pod", request.pod.as_ref())?;
+    let mut containers = containers(&request.containers)?;
+    containers.iter_mut().for_each(|container| container.claims.clear());
+    Ok(PodRequest { pod, claims: Vec::new(), containers })
+}
+
+fn containers(containers: &[v1::Container]) -> Result<Vec<PodContainer>, Problem> {
+    bounded("containers", containers, limit::POD_CONTAINERS_MAX)?;
+    let containers: Vec<_> = containers.iter().map(container).collect::<Result<_, _>>()?;
+    unique("containers[].name", containers.iter().map(|container| container.name.as_str()))?;
+    Ok(containers)
 }
 
 fn reference(reference: &v1::ClaimReference) -> Result<ClaimReference, Problem> {
@@ -104,9 +121,25 @@ fn container(container: &v1::Container) -> Result<PodContainer, Problem> {
         pod_claim_name: claim.pod_claim_name.clone(),
         request: Some(claim.request.clone()).filter(|request| !request.is_empty()),
     };
-    let name = label("containers[].name", &container.name)?;
-    let claims = container.claims.iter().map(claim).collect();
-    Ok(PodContainer { name, claims, ..PodContainer::default() })
+    Ok(PodContainer {
+        name: label("containers[].name", &container.name)?,
+        claims: container.claims.iter().map(claim).collect(),
+        kind: container_kind(&container.kind)?,
+        resources: resources::limits(&container.name, &container.extended_resources)?,
+        numa_affinity: resources::numa_nodes(&container.name, &container.numa_affinity)?,
+    })
+}
+
+fn container_kind(kind: &str) -> Result<ContainerKind, Problem> {
+    let kinds = [ContainerKind::App, ContainerKind::Init, ContainerKind::Sidecar];
+    match kind {
+        "" => Ok(ContainerKind::App),
+        _ => kinds.into_iter().find(|known| known.as_str() == kind).ok_or_else(|| {
+            let shown: String = kind.chars().take(SHOWN_CHARS_MAX).collect();
+            let message = format!("containers[].kind: {shown:?} is none of app, init and sidecar");
+            Problem::invalid("bad-request", message)
+        }),
+    }
 }
 
 fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
@@ -231,6 +264,13 @@ pub fn pod_message(request: &PodRequest, inline: &[Claim]) -> v1::PreparePodRequ
     let container = |container: &PodContainer| v1::Container {
         name: container.name.clone(),
         claims: container.claims.iter().map(container_claim).collect(),
+        kind: container.kind.as_str().to_owned(),
+        extended_resources: container
+            .resources
+            .iter()
+            .map(|(name, count)| (name.to_string(), *count))
+            .collect(),
+        numa_affinity: container.numa_affinity.clone(),
     };
     v1::PreparePodRequest {
         pod: Some(object_message(&request.pod)),
@@ -275,6 +315,11 @@ pub fn prepared(outcome: &PodOutcome) -> v1::PreparePodResponse {
         pod: Some(object_message(&outcome.pod)),
         claims: outcome.claims.iter().map(claim_outcome).collect(),
         containers: outcome.containers.iter().map(container_devices).collect(),
+        resources: outcome
+            .resources
+            .iter()
+            .map(|resource| resources::outcome(resource, "allocated"))
+            .collect(),
     }
 }
 
@@ -291,12 +336,26 @@ fn claim_outcome(outcome: &ClaimOutcome) -> v1::ClaimOutcome {
     v1::ClaimOutcome { id: Some(id), outcome: end.to_owned(), problem: refused }
 }
 
-fn container_devices(container: &ContainerAnswer) -> v1::ContainerDevices {
+pub fn container_devices(container: &ContainerAnswer) -> v1::ContainerDevices {
+    let allocation = &container.allocation;
+    let mount = |mount: &AllocationMount| v1::Mount {
+        host_path: mount.host_path.clone(),
+        container_path: mount.container_path.clone(),
+        read_only: mount.read_only,
+    };
+    let node = |node: &AllocationNode| v1::DeviceNode {
+        host_path: node.host_path.clone(),
+        container_path: node.container_path.clone(),
+        permissions: node.permissions.clone(),
+    };
     v1::ContainerDevices {
         name: container.name.clone(),
-        cdi_devices: container.cdi_devices.clone(),
-        annotations: container.annotations.clone(),
-        ..Default::default()
+        cdi_devices: allocation.cdi_devices.clone(),
+        env: allocation.env.clone(),
+        mounts: allocation.mounts.iter().map(mount).collect(),
+        device_nodes: allocation.device_nodes.iter().map(node).collect(),
+        annotations: allocation.annotations.clone(),
+        conflicts: container.conflicts.clone(),
     }
 }
 
@@ -304,7 +363,9 @@ fn container_devices(container: &ContainerAnswer) -> v1::ContainerDevices {
 pub fn unprepared(asked: &v1::ObjectRef, outcomes: &[PodOutcome]) -> v1::UnpreparePodResponse {
     let pod = outcomes.first().map_or_else(|| asked.clone(), |outcome| object_message(&outcome.pod));
     let claims = outcomes.iter().flat_map(|outcome| &outcome.claims).map(claim_outcome).collect();
-    v1::UnpreparePodResponse { pod: Some(pod), claims }
+    let resources = outcomes.iter().flat_map(|outcome| &outcome.resources);
+    let resources = resources.map(|resource| resources::outcome(resource, "freed")).collect();
+    v1::UnpreparePodResponse { pod: Some(pod), claims, resources }
 }
 
 pub fn known_pod(view: &PodView) -> v1::PreparePodResponse {
@@ -314,20 +375,20 @@ pub fn known_pod(view: &PodView) -> v1::PreparePodResponse {
         problem: worst_problem(claim),
     };
     v1::PreparePodResponse {
-        pod: Some(object_message(&view.pod.pod)),
+        pod: Some(object_message(&view.pod)),
         claims: view.claims.iter().map(|claim| outcome(claim)).collect(),
         containers: view.containers.iter().map(container_devices).collect(),
+        resources: view.resources.iter().map(resources::held).collect(),
     }
 }
 
 pub fn pod_status(view: &PodView) -> v1::PodStatus {
-    let unsettled = |state| view.claims.iter().any(|claim| claim.state == state);
-    let state = [ClaimState::Unpreparing, ClaimState::Preparing].into_iter().find(|state| unsettled(*state));
     v1::PodStatus {
-        pod: Some(object_message(&view.pod.pod)),
+        pod: Some(object_message(&view.pod)),
         claims: view.claims.iter().map(|claim| object_message(&claim.id)).collect(),
         containers: view.containers.iter().map(container_devices).collect(),
-        state: state.unwrap_or(ClaimState::Prepared).as_str().to_owned(),
+        state: view.state().as_str().to_owned(),
+        resources: view.resources.iter().map(resources::held).collect(),
     }
 }
 

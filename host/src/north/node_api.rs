@@ -20,14 +20,18 @@ use crate::base::tasks::Tasks;
 use crate::base::users;
 use crate::checkpoint::Checkpoint;
 use crate::claims::Claims;
+use crate::devices::{Capacity, DeviceView, Devices, ResourceSource, ResourceView};
 use crate::driver::{Driver, NodeFacts};
-use crate::model::{Caller, ObjectRef, Problem, limit};
+use crate::model::{Caller, DriverName, ObjectRef, Problem, limit};
+use crate::pods::Pods;
 use crate::registry::Registry;
 
 /// What the API translates to.
 #[derive(Clone)]
 pub struct NodeApi {
     pub claims: Claims,
+    pub devices: Devices,
+    pub pods: Pods,
     pub registry: Registry,
     pub changes: Changes,
     pub conditions: Conditions,
@@ -61,7 +65,7 @@ fn caller<T>(request: &Request<T>) -> Caller {
 }
 
 /// Names the call in every log line of it, and says who called.
-fn begin<T>(method: &'static str, request: &Request<T>) -> Arc<str> {
+pub(super) fn begin<T>(method: &'static str, request: &Request<T>) -> Arc<str> {
     let given = request.metadata().get("x-request-id").and_then(|id| id.to_str().ok());
     let fits = |id: &&str| !id.is_empty() && id.len() <= 64 && id.bytes().all(|b| b.is_ascii_graphic());
     let request_id: Arc<str> = given.filter(fits).map_or_else(crate::base::request::new_id, Into::into);
@@ -82,7 +86,7 @@ impl Node for NodeApi {
     async fn prepare_pod(&self, request: Request<v1::PreparePodRequest>) -> Answer<v1::PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
-        let outcome = self.claims.prepare_pod(pod, inline, request_id).await;
+        let outcome = self.pods.prepare_pod(pod, inline, request_id).await;
         Ok(Response::new(convert::prepared(&outcome)))
     }
 
@@ -93,7 +97,7 @@ impl Node for NodeApi {
         let request_id = begin("UnpreparePod", &request);
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
-        let outcomes = self.claims.unprepare_pod(selector, request_id).await.map_err(refuse)?;
+        let outcomes = self.pods.unprepare_pod(selector, request_id).await.map_err(refuse)?;
         Ok(Response::new(convert::unprepared(&pod.unwrap_or_default(), &outcomes)))
     }
 
@@ -118,7 +122,7 @@ impl Node for NodeApi {
     ) -> Answer<v1::PreparePodResponse> {
         begin("GetPodDevices", &request);
         let pod = request.into_inner().pod.unwrap_or_default();
-        let view = self.claims.pod(&pod.uid).ok_or_else(|| {
+        let view = self.pods.pod(&pod.uid).ok_or_else(|| {
             let message =
                 format!("pod {}/{} (UID {:?}) holds nothing here", pod.namespace, pod.name, pod.uid);
             refuse(Problem::not_found("no-such-pod", message))
@@ -131,8 +135,50 @@ impl Node for NodeApi {
         request: Request<v1::PodMightNeedUnprepareRequest>,
     ) -> Answer<v1::PodMightNeedUnprepareResponse> {
         begin("PodMightNeedUnprepare", &request);
-        let might = self.claims.might_need_unprepare(&request.get_ref().pod_uid);
+        let might = self.pods.might_need_unprepare(&request.get_ref().pod_uid);
         Ok(Response::new(v1::PodMightNeedUnprepareResponse { might }))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<v1::StartContainerRequest>,
+    ) -> Answer<v1::ContainerDevices> {
+        let request_id = begin("StartContainer", &request);
+        let request = request.into_inner();
+        let (pod, container) = convert::start_request(request).map_err(refuse)?;
+        let answer = self.pods.start_container(pod, container, request_id).await.map_err(refuse)?;
+        Ok(Response::new(convert::container_devices(&answer)))
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<v1::GetCapacityRequest>,
+    ) -> Answer<v1::GetCapacityResponse> {
+        begin("GetCapacity", &request);
+        let allocations = self.devices.allocations();
+        let allocations = allocations.iter().map(AsRef::as_ref);
+        Ok(Response::new(convert::capacity(&self.devices.capacity(), allocations)))
+    }
+
+    async fn get_topology_hints(
+        &self,
+        request: Request<v1::GetTopologyHintsRequest>,
+    ) -> Answer<v1::GetTopologyHintsResponse> {
+        begin("GetTopologyHints", &request);
+        let pod = convert::resources_request(request.get_ref()).map_err(refuse)?;
+        let scope = convert::hint_scope(&request.get_ref().scope).map_err(refuse)?;
+        Ok(Response::new(convert::hints(&self.devices.hints(&pod, scope))))
+    }
+
+    async fn cover_allocated(
+        &self,
+        request: Request<v1::CoverAllocatedRequest>,
+    ) -> Answer<v1::CoverAllocatedResponse> {
+        begin("CoverAllocated", &request);
+        let request = request.into_inner();
+        let (pod, mut allocatable) = convert::cover_request(&request).map_err(refuse)?;
+        self.devices.cover_allocated(&pod, &mut allocatable);
+        Ok(Response::new(convert::covered(request, allocatable)))
     }
 
     async fn list_drivers(
@@ -157,7 +203,10 @@ impl Node for NodeApi {
         let wanted = &request.get_ref().driver;
         let drivers = self.registry.all_serving().into_iter();
         let drivers = drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
-        let devices = drivers.flat_map(|driver| self.devices(&driver)).collect();
+        let capacity = self.devices.capacity();
+        let mut devices: Vec<_> = drivers.flat_map(|driver| self.devices(&driver, &capacity)).collect();
+        let of_plugins = plugin_devices(&capacity);
+        devices.extend(of_plugins.filter(|device| wanted.is_empty() || device.driver == *wanted));
         Ok(Response::new(v1::ListDevicesResponse { devices }))
     }
 
@@ -186,7 +235,7 @@ impl Node for NodeApi {
 
     async fn list_pods(&self, request: Request<v1::ListPodsRequest>) -> Answer<v1::ListPodsResponse> {
         begin("ListPods", &request);
-        let pods = self.claims.pods().iter().map(convert::pod_status).collect();
+        let pods = self.pods.pods().iter().map(convert::pod_status).collect();
         Ok(Response::new(v1::ListPodsResponse { pods }))
     }
 
@@ -203,7 +252,7 @@ impl Node for NodeApi {
             started_ms: self.started_ms,
             drivers_serving: convert::count(self.registry.all_serving().len()),
             claims,
-            pods: convert::count(self.claims.pods_count()),
+            pods: convert::count(self.pods.pods_count()),
             conditions: self.conditions.list().iter().map(convert::condition).collect(),
         }))
     }
@@ -237,16 +286,18 @@ impl Node for NodeApi {
 }
 
 impl NodeApi {
-    fn devices(&self, driver: &Driver) -> Vec<v1::Device> {
+    fn devices(&self, driver: &Driver, capacity: &Capacity) -> Vec<v1::Device> {
         let Some(inventory) = &driver.inventory else { return Vec::new() };
         let published = inventory.borrow().clone();
         let name = &driver.identity.name;
+        let under_resources = pool_devices(capacity, name);
         let mut devices = Vec::new();
         for (pool_name, pool) in &published.inventory.pools {
             for (device_name, device) in &pool.devices {
                 let health = published.health.get(&(pool_name.clone(), device_name.clone()));
                 let health = health.cloned().unwrap_or_default();
                 let claims = self.claims.holders_of(name, pool_name.as_str(), device_name.as_str());
+                let known = under_resources.get(&format!("{pool_name}/{device_name}"));
                 let capacity = device.capacities.iter().map(|(name, c)| (name.to_string(), c.value.clone()));
                 devices.push(v1::Device {
                     driver: name.to_string(),
@@ -262,9 +313,24 @@ impl NodeApi {
                         .as_ref()
                         .map(ToString::to_string)
                         .unwrap_or_default(),
+                    numa_nodes: device.numa_nodes.clone(),
+                    pods: known.iter().flat_map(|view| &view.pods).map(convert::object_message).collect(),
                 });
             }
         }
         devices
     }
+}
+
+/// Devices of a driver's pools as the device manager sees them, by `POOL/DEVICE`.
+fn pool_devices<'a>(capacity: &'a Capacity, driver: &DriverName) -> BTreeMap<String, &'a DeviceView> {
+    let is_of = |source: &ResourceSource| matches!(source, ResourceSource::Pools(name) if name == driver);
+    let resources = capacity.resources.iter().filter(|resource| is_of(&resource.source));
+    resources.flat_map(|resource| &resource.devices).map(|view| (view.device.id.clone(), view)).collect()
+}
+
+fn plugin_devices(capacity: &Capacity) -> impl Iterator<Item = v1::Device> {
+    let is_plugin = |resource: &&ResourceView| matches!(resource.source, ResourceSource::Plugin(_));
+    let resources = capacity.resources.iter().filter(is_plugin);
+    resources.flat_map(|resource| resource.devices.iter().map(|view| convert::plugin_device(resource, view)))
 }

@@ -88,7 +88,7 @@ async fn explain_tells_the_history_of_a_claim_and_of_a_driver() {
 #[tokio::test]
 async fn a_name_that_is_not_there_is_an_error_and_an_empty_list_is_not() {
     let daemon = with_gpus().await;
-    for what in ["drivers", "devices", "claims", "pods"] {
+    for what in ["drivers", "devices", "claims", "pods", "resources"] {
         let text = daemon.cli(&["get", what, "nobody"]).await.failed(1);
         assert!(text.contains("nobody"), "{text}");
     }

@@ -15,6 +15,8 @@ mod driver_files;
 mod exclusive;
 mod lost_checkpoint;
 mod main_job;
+mod pod_resources;
+mod pods;
 mod reboot;
 mod shared_claims;
 mod start;

@@ -3,6 +3,7 @@
 mod device_plugin;
 mod dra_driver;
 mod node_api;
+mod pod_resources;
 mod programs;
 mod registration;
 

@@ -48,6 +48,10 @@ fn bare_claim() -> Claim {
     }
 }
 
+fn resource(name: &str) -> crate::model::ExtendedResource {
+    crate::model::ExtendedResource::new(name).unwrap()
+}
+
 fn request() -> PodRequest {
     let reference = |name: &str, uid: Option<&str>| ClaimReference {
         pod_claim_name: name.to_owned(),
@@ -67,7 +71,13 @@ fn request() -> PodRequest {
                 claims: vec![uses("gpu", None), uses("nic", Some("r"))],
                 ..PodContainer::default()
             },
-            PodContainer { name: "side".to_owned(), claims: vec![], ..PodContainer::default() },
+            PodContainer {
+                name: "side".to_owned(),
+                claims: vec![],
+                kind: ContainerKind::Sidecar,
+                resources: BTreeMap::from([(resource("example.com/nic"), 2)]),
+                numa_affinity: vec![0, 3],
+            },
         ],
     }
 }
@@ -90,7 +100,10 @@ fn an_error_names_the_field() {
     fn allocation(message: &mut v1::PreparePodRequest) -> &mut v1::Allocation {
         message.inline_claims[0].allocation.as_mut().unwrap()
     }
-    let cases: [Case; 20] = [
+    fn limit_to(message: &mut v1::PreparePodRequest, name: &str, count: u32) {
+        message.containers[1].extended_resources.insert(name.to_owned(), count);
+    }
+    let cases: [Case; 27] = [
         (|m| m.pod = None, &["pod is missing"]),
         (|m| m.pod.as_mut().unwrap().namespace.clear(), &["pod.namespace", "\"\""]),
         (|m| m.pod.as_mut().unwrap().name = "A".to_owned(), &["pod.name", "\"A\""]),
@@ -102,6 +115,13 @@ fn an_error_names_the_field() {
         (|m| m.containers[0].name.clear(), &["containers[].name"]),
         (|m| m.containers[0].name = "side".to_owned(), &["containers[].name", "\"side\"", "twice"]),
         (|m| m.containers[0].claims[0].pod_claim_name = "x".to_owned(), &["\"main\"", "\"x\""]),
+        (|m| m.containers[1].kind = "main".to_owned(), &["containers[].kind", "\"main\"", "sidecar"]),
+        (|m| limit_to(m, "cpu", 1), &["containers[side].extended_resources", "\"cpu\""]),
+        (|m| limit_to(m, "example.com/gpu", 0), &["0 of example.com/gpu", "1 to 4096"]),
+        (|m| limit_to(m, "example.com/gpu", u32::MAX), &["4294967295 of example.com/gpu"]),
+        (|m| (0..64).for_each(|i| limit_to(m, &format!("a.dev/{i}"), 1)), &["65 entries", "64 are the most"]),
+        (|m| m.containers[1].numa_affinity.push(1024), &["containers[side].numa_affinity", "no node 1024"]),
+        (|m| m.containers[1].numa_affinity = vec![0; 1025], &["numa_affinity", "1025 entries"]),
         (|m| m.inline_claims[0].id = None, &["inline_claims[].id is missing"]),
         (|m| m.inline_claims[0].id.as_mut().unwrap().uid.clear(), &["inline_claims[].id.uid"]),
         (|m| m.inline_claims[0].reserved_for[0].uid.clear(), &["reserved_for[].uid"]),
@@ -188,6 +208,7 @@ fn an_answer_says_of_each_claim_what_became_of_it() {
             outcome("one", Ok(crate::claims::ClaimEnd::Prepared)),
             outcome("two", Err(refused.retry_after(std::time::Duration::from_secs(1)))),
         ],
+        resources: vec![],
         containers: vec![],
     };
     let answer = prepared(&outcome);
@@ -196,4 +217,67 @@ fn an_answer_says_of_each_claim_what_became_of_it() {
     assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("conflict", "device-held"));
     assert_eq!((problem.retry_after_ms, problem.details["holder"].as_str()), (Some(1000), "default/x"));
     assert_eq!(unprepared(&object_message(&id("pod")), &[]).pod, Some(object_message(&id("pod"))));
+}
+
+#[test]
+fn a_container_without_a_kind_is_an_ordinary_one_and_nodes_come_in_order() {
+    let mut message = message();
+    message.containers[0].kind.clear();
+    message.containers[1].numa_affinity = vec![3, 0, 3];
+    assert_eq!(pod_request(&message).unwrap().0, request());
+}
+
+#[test]
+fn an_answer_says_of_each_resource_what_became_of_it_and_what_a_runtime_needs() {
+    use crate::devices::ResourceOutcome;
+    use crate::model::{AllocationMount, AllocationNode, ContainerAllocation};
+    let outcome =
+        |name: &str, end| ResourceOutcome { container: "main".to_owned(), resource: resource(name), end };
+    let refused = Problem::unavailable("too-few-devices", "none is free");
+    let text = str::to_owned;
+    let allocation = ContainerAllocation {
+        env: BTreeMap::from([(text("A"), text("1"))]),
+        mounts: vec![AllocationMount { host_path: text("/h"), container_path: text("/c"), read_only: true }],
+        device_nodes: vec![AllocationNode {
+            host_path: text("/dev/h"),
+            container_path: text("/dev/c"),
+            permissions: text("rw"),
+        }],
+        annotations: BTreeMap::from([(text("k"), text("v"))]),
+        cdi_devices: vec![text("v/c=0")],
+    };
+    let container = ContainerAnswer { name: text("main"), allocation, conflicts: vec![text("twice")] };
+    let devices = BTreeMap::from([(text("b"), vec![0]), (text("a"), vec![])]);
+    let outcome = PodOutcome {
+        pod: id("pod"),
+        claims: vec![],
+        resources: vec![outcome("a.dev/a", Ok(devices)), outcome("b.dev/b", Err(refused))],
+        containers: vec![container],
+    };
+    let answer = prepared(&outcome);
+    let [good, bad] = answer.resources.as_slice() else { panic!("{answer:#?}") };
+    assert_eq!((good.container.as_str(), good.resource.as_str()), ("main", "a.dev/a"));
+    assert_eq!(
+        (good.outcome.as_str(), good.device_ids.as_slice()),
+        ("allocated", ["a", "b"].map(text).as_slice())
+    );
+    assert_eq!((bad.outcome.as_str(), bad.device_ids.len()), ("refused", 0));
+    assert_eq!(bad.problem.as_ref().unwrap().code, "too-few-devices");
+    let expected = v1::ContainerDevices {
+        name: text("main"),
+        cdi_devices: vec![text("v/c=0")],
+        env: BTreeMap::from([(text("A"), text("1"))]),
+        mounts: vec![v1::Mount { host_path: text("/h"), container_path: text("/c"), read_only: true }],
+        device_nodes: vec![v1::DeviceNode {
+            host_path: text("/dev/h"),
+            container_path: text("/dev/c"),
+            permissions: text("rw"),
+        }],
+        annotations: BTreeMap::from([(text("k"), text("v"))]),
+        conflicts: vec![text("twice")],
+    };
+    assert_eq!(answer.containers, [expected]);
+    let given_up = unprepared(&object_message(&id("pod")), &[outcome]);
+    let words: Vec<_> = given_up.resources.iter().map(|resource| resource.outcome.as_str()).collect();
+    assert_eq!(words, ["freed", "refused"]);
 }

@@ -1,0 +1,140 @@
+//! A pod as a whole: the start of its containers, and extended resources as agents and operators ask for them.
+
+use nodedock_proto::node::v1;
+use nodedock_tests::Options;
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use serde_json::json;
+use tonic::Code;
+
+use crate::{with_gpus, with_gpus_and};
+
+/// A resource that nobody on the node has.
+const NOWHERE: &str = "nowhere.example.com/gpu";
+
+fn start(pod: &v1::ObjectRef, container: &str) -> v1::StartContainerRequest {
+    v1::StartContainerRequest { pod: Some(pod.clone()), container: container.to_owned() }
+}
+
+#[tokio::test]
+async fn each_start_of_a_container_gives_what_the_pod_was_answered_also_after_a_crash() {
+    let (mut daemon, one) = (with_gpus().await, pod("one"));
+    let answer = daemon.prepared(request(&one, &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    for _ in 0..2 {
+        let started = daemon.client().start_container(start(&one, "main")).await.expect("it may start");
+        assert_eq!(started.into_inner(), answer.containers[0]);
+        daemon.crash().await;
+    }
+    for (pod, container, code) in [
+        (&one, "other", Code::NotFound),
+        (&pod("two"), "main", Code::NotFound),
+        (&one, "", Code::InvalidArgument),
+    ] {
+        let refused = daemon.client().start_container(start(pod, container)).await.expect_err("it may not");
+        assert_eq!(refused.code(), code, "{refused:?}");
+    }
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.unprepare(&one).await;
+    let refused = daemon.client().start_container(start(&one, "main")).await.expect_err("it holds nothing");
+    assert!(refused.code() == Code::NotFound && refused.message().contains("pod-one"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_container_does_not_start_before_its_pod_is_prepared_in_this_boot() {
+    let (mut daemon, one) = (with_gpus().await, pod("one"));
+    let wanted = request(&one, &[&gpu_claim("a", &["gpus/gpu-0"])]);
+    daemon.prepared(wanted.clone()).await;
+    *daemon.options() = daemon.options().clone().arg("--boot-id", "another-boot");
+    daemon.restart().await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let refused =
+        daemon.client().start_container(start(&one, "main")).await.expect_err("a boot lies between");
+    assert!(refused.code() == Code::Unavailable && refused.message().contains("default/a"), "{refused:?}");
+    daemon.prepared(wanted).await;
+    daemon.client().start_container(start(&one, "main")).await.expect("it may start");
+}
+
+#[tokio::test]
+async fn a_resource_that_nobody_has_refuses_the_pod_and_not_its_claims() {
+    let (daemon, one) = (with_gpus().await, pod("one"));
+    let mut wanted = request(&one, &[&gpu_claim("a", &["gpus/gpu-0"])]);
+    wanted.containers[0].extended_resources.insert(NOWHERE.to_owned(), 1);
+    let answer = daemon.prepare(wanted).await;
+    assert_eq!((answer.claims[0].outcome.as_str(), answer.containers.len()), ("prepared", 0), "{answer:#?}");
+    let [resource] = answer.resources.as_slice() else { panic!("{answer:#?}") };
+    assert_eq!((resource.container.as_str(), resource.resource.as_str()), ("main", NOWHERE));
+    assert_eq!((resource.outcome.as_str(), resource.device_ids.len()), ("refused", 0));
+    assert!(resource.problem.is_some(), "{resource:?}");
+    daemon.unprepare(&one).await;
+    assert!(daemon.claims().await.is_empty());
+}
+
+#[tokio::test]
+async fn the_command_line_reads_limits_and_fails_for_a_resource_that_nobody_has() {
+    let daemon = with_gpus().await;
+    let manifest = |resources: &str| {
+        let pod = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, namespace: default, uid: uid-p}}\n\
+             spec: {{containers: [{{name: main, resources: {{{resources}}}}}]}}\n"
+        );
+        daemon.write("pod.yaml", pod).to_str().expect("UTF-8").to_owned()
+    };
+    let file = manifest(&format!("limits: {{{NOWHERE}: 1, cpu: 1}}"));
+    let output = daemon.cli(&["prepare", "-f", &file]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.stdout.contains(NOWHERE) && output.stdout.contains("refused"), "{output:?}");
+    assert!(output.stderr.contains("error: ") && output.stderr.contains(NOWHERE), "{output:?}");
+    let text =
+        daemon.cli(&["prepare", "-f", &manifest(&format!("limits: {{{NOWHERE}: 1500m}}"))]).await.failed(1);
+    assert!(text.contains(NOWHERE) && text.contains("whole number"), "{text}");
+    // Native resources are nobody's here.
+    let text = daemon.cli(&["prepare", "-f", &manifest("limits: {cpu: 500m}")]).await.done();
+    assert_eq!(text, "the pod holds no claims\n");
+}
+
+#[tokio::test]
+async fn a_node_without_extended_resources_says_so() {
+    let daemon = with_gpus().await;
+    assert_eq!(daemon.cli(&["get", "resources"]).await.done(), "no extended resources\n");
+    assert_eq!(daemon.cli(&["get", "resources", "-o", "json"]).await.json(), json!([]));
+    let text = daemon.cli(&["get", "resource", NOWHERE]).await.failed(1);
+    assert!(text.contains(NOWHERE), "{text}");
+    let capacity = daemon.client().get_capacity(v1::GetCapacityRequest {}).await.expect("an answer");
+    assert_eq!(capacity.into_inner(), v1::GetCapacityResponse::default());
+    let cover = v1::CoverAllocatedRequest {
+        pod_uid: "uid-p".to_owned(),
+        allocatable: [("cpu".to_owned(), 4), (NOWHERE.to_owned(), 0)].into(),
+    };
+    let covered = daemon.client().cover_allocated(cover.clone()).await.expect("an answer").into_inner();
+    assert_eq!(covered.allocatable, cover.allocatable, "a pod that has nothing raises nothing");
+    let hints = v1::GetTopologyHintsRequest {
+        pod: Some(pod("one")),
+        containers: request(&pod("one"), &[]).containers,
+        scope: "node".to_owned(),
+    };
+    let refused = daemon.client().get_topology_hints(hints).await.expect_err("there is no such scope");
+    assert!(refused.code() == Code::InvalidArgument && refused.message().contains("scope"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_claims_device_is_listed_as_before() {
+    let daemon = with_gpus().await;
+    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    let devices = daemon.client().list_devices(v1::ListDevicesRequest::default()).await.expect("an answer");
+    let devices = devices.into_inner().devices;
+    let gpu = devices.iter().find(|device| device.name == "gpu-0").expect("it is listed");
+    assert_eq!((gpu.driver.as_str(), gpu.claims.len(), gpu.pods.len()), (MOCK_GPU_NAME, 1, 0));
+}
+
+#[tokio::test]
+async fn the_command_line_announces_the_start_of_each_container() {
+    let daemon = with_gpus_and(Options::default().env("NODEDOCK_LOG", "debug")).await;
+    let device = format!("{MOCK_GPU_NAME}/gpus/gpu-0");
+    assert!(!daemon.log().contains("StartContainer"));
+    daemon.cli(&["prepare", "--pod", "demo", "--device", &device]).await.done();
+    assert_eq!(daemon.log().matches("StartContainer").count(), 1);
+    // Nothing is started of a pod that is refused.
+    let other = ["prepare", "--pod", "other", "--device", &format!("{MOCK_GPU_NAME}/gpus/none")];
+    daemon.cli(&other).await.failed(1);
+    assert_eq!(daemon.log().matches("StartContainer").count(), 1);
+}
