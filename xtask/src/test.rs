@@ -21,18 +21,32 @@ const PARITY: &str = "tests/parity.md";
 
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
     drivers::build(workspace)?;
-    let outcomes = tests(workspace, args)?;
     if args.is_empty() {
-        return check_parity(workspace, &outcomes);
+        return with_parity(workspace, args);
     }
+    tests(workspace, args)?;
     eprintln!("{PARITY} was not held against this run, which is not of all tests");
     Ok(())
 }
 
 /// Looks whether the tests that the table names are there.
 pub(crate) fn list(workspace: &Workspace) -> Result<()> {
-    let outcomes = tests(workspace, &["--".to_owned(), "--list".to_owned()])?;
-    check_parity(workspace, &outcomes)
+    with_parity(workspace, &["--".to_owned(), "--list".to_owned()])
+}
+
+/// Every test that the table names has to be there, to run and to pass; in a list it is enough that it is there.
+fn with_parity(workspace: &Workspace, args: &[String]) -> Result<()> {
+    let text =
+        std::fs::read_to_string(workspace.root.join(PARITY)).with_context(|| format!("reading {PARITY}"))?;
+    let table = match Parity::parse(&text) {
+        Ok(table) => table,
+        Err(wrong) => bail!("{PARITY}:\n{}", wrong.join("\n")),
+    };
+    let verdict = table.judge(&tests(workspace, args)?);
+    eprintln!("{verdict}");
+    let broken = verdict.broken.join("\n");
+    ensure!(broken.is_empty(), "{PARITY} does not agree with the tests:\n{broken}");
+    Ok(())
 }
 
 fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
@@ -54,24 +68,6 @@ fn watched(command: &mut Command) -> Result<(ExitStatus, Outcomes)> {
     let (mut results, mut binaries) = (Results::default(), Binaries::default());
     let status = shell::watched(command, |line| results.line(line), |line| binaries.line(line))?;
     Ok((status, results.named(binaries)))
-}
-
-/// Every test that the table names is there, ran and passed; of a list it is enough that it is there.
-fn check_parity(workspace: &Workspace, outcomes: &Outcomes) -> Result<()> {
-    let text =
-        std::fs::read_to_string(workspace.root.join(PARITY)).with_context(|| format!("reading {PARITY}"))?;
-    let table = match Parity::parse(&text) {
-        Ok(table) => table,
-        Err(wrong) => bail!("{PARITY}:\n{}", wrong.join("\n")),
-    };
-    let verdict = table.judge(outcomes);
-    eprintln!("{verdict}");
-    ensure!(
-        verdict.broken.is_empty(),
-        "{PARITY} does not agree with the tests:\n{}",
-        verdict.broken.join("\n")
-    );
-    Ok(())
 }
 
 /// The harness starts the real program, which `cargo test` alone would not bring up to date. Built together
