@@ -123,7 +123,14 @@ impl DriverView {
             self.timeline.pop_front();
         }
         let (what, cause) = (what.to_owned(), cause.to_owned());
-        self.timeline.push_back(Transition { at_ms: now_ms(), what, cause, duration_us, problem });
+        self.timeline.push_back(Transition {
+            at_ms: now_ms(),
+            what,
+            cause,
+            duration_us,
+            problem,
+            again: None,
+        });
     }
 }
 

@@ -60,6 +60,11 @@ impl CdiError {
         move |source| Self::Io { doing, path, source: Arc::new(source) }
     }
 
+    /// What was to be worked on is not there.
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     /// The disk or a quota is full.
     pub fn is_full(&self) -> bool {
         let full = |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);

@@ -55,6 +55,9 @@ pub struct Report {
     pub bytes: u64,
     pub claims: usize,
     pub pods: usize,
+    /// Claims that were given up by hand.
+    pub released: usize,
+    /// Pods with devices of extended resources.
     pub allocations: usize,
     pub skipped: Vec<Skipped>,
     pub unreadable: u64,
@@ -83,13 +86,14 @@ pub fn verify(path: &Path) -> Result<Report, ReadError> {
     let Copy { integrity, contents, bytes } = copy(path)?;
     let mut findings = disagreements(&contents.claims, &contents.pods);
     findings.extend(given_twice(&contents.allocations));
-    let Contents { meta, claims, pods, allocations, skipped, unreadable, .. } = contents;
+    let Contents { meta, claims, pods, released, allocations, skipped, unreadable, .. } = contents;
     Ok(Report {
         integrity,
         meta,
         bytes,
         claims: claims.len(),
         pods: pods.len(),
+        released: released.len(),
         allocations: allocations.len(),
         skipped,
         unreadable,

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 
@@ -8,9 +8,9 @@ use super::disk::{Disk, Op, coin, cut};
 use super::format::{self, META, UNREADABLE};
 use super::*;
 use crate::model::{
-    Allocation, AllocationEntry, ClaimState, ContainerAllocation, ContainerKind, DeviceAccess, DeviceName,
-    DriverName, DriverPart, ExtendedResource, ObjectRef, PodAllocation, PodContainer, PoolName, PooledClaim,
-    PreparedClaim, PreparedDevice, Transition,
+    Allocation, AllocationEntry, Caller, ClaimState, ContainerAllocation, ContainerKind, DeviceAccess,
+    DeviceName, DriverName, DriverPart, ExtendedResource, ObjectRef, PodAllocation, PodContainer, PoolName,
+    PooledClaim, PreparedClaim, PreparedDevice, Transition,
 };
 
 mod damage;
@@ -42,6 +42,7 @@ fn claim(n: usize, cause: &str) -> ClaimRecord {
             cause: cause.to_owned(),
             duration_us: 2,
             problem: None,
+            again: None,
         }]
         .into(),
         unknown: BTreeMap::new(),
@@ -304,6 +305,27 @@ async fn a_running_daemons_file_is_dumped_and_verified_without_a_change() {
     assert_eq!(report.integrity, Integrity::Clean);
     assert!(report.findings[0].contains("pod default/pod-1"), "{:?}", report.findings);
     assert!(!report.is_good());
+}
+
+#[tokio::test]
+async fn verify_counts_every_kind_of_record() {
+    let home = Home::new();
+    let checkpoint = home.open().checkpoint;
+    let released = |n| ReleaseRecord {
+        id: claim(n, "").id,
+        at_ms: 1,
+        by: Caller { uid: Some(0), user: None, pid: None },
+        pods: BTreeMap::new(),
+        untold: BTreeMap::new(),
+        timeline: VecDeque::new(),
+        unknown: BTreeMap::new(),
+    };
+    let mut changes: Vec<_> = (1..=4).map(|n| Change::PutReleased(Arc::new(released(n)))).collect();
+    changes.extend((1..=3).map(|n| Change::PutAllocation(Arc::new(allocation(n)))));
+    changes.extend([Change::PutPod(Arc::new(pod(1))), put(1)]);
+    checkpoint.commit(changes).await.unwrap();
+    let report = verify(&home.path()).unwrap();
+    assert_eq!((report.claims, report.pods, report.released, report.allocations), (1, 1, 4, 3));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

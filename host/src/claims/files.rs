@@ -18,15 +18,17 @@ use crate::base::error::chain;
 use crate::base::failpoint::{self, Point};
 use crate::cdi::{self, CdiDir, CdiError, SpecFile};
 use crate::discovery::specs::SpecEvent;
-use crate::model::{ClaimRecord, ClaimState, DeviceAccess, DriverName, Problem, Uid, limit};
+use crate::driver::moved::{Moved, first_moved};
+use crate::model::{ClaimRecord, ClaimState, DeviceAccess, DriverName, DriverPart, Problem, Uid, limit};
 
 const NOT_WRITTEN: &str = "cdi-not-written";
 const NOT_VALID: &str = "cdi-not-valid";
 const FOREIGN: &str = "cdi-file-foreign";
 const CLAIMED_TWICE: &str = "cdi-device-claimed-twice";
 const MISSING: &str = "cdi-device-missing";
+const MOVED: &str = "device-node-moved";
 /// Every condition about a claim's files.
-const CODES: [&str; 5] = [NOT_WRITTEN, NOT_VALID, FOREIGN, CLAIMED_TWICE, MISSING];
+const CODES: [&str; 6] = [NOT_WRITTEN, NOT_VALID, FOREIGN, CLAIMED_TWICE, MISSING, MOVED];
 /// The condition about the folders, and what it is about.
 const NOT_READ: &str = "cdi-not-read";
 const FOLDERS: &str = "CDI folders";
@@ -52,6 +54,15 @@ impl Troubled {
     }
 }
 
+/// What is known of the device nodes in claims' files.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Nodes {
+    /// They are what they were: a prepare has just looked.
+    Right,
+    /// Somebody has to look.
+    Unsure,
+}
+
 /// When claims in trouble are looked at again.
 struct Retry {
     at: Option<Instant>,
@@ -68,6 +79,14 @@ impl Retry {
         self.at.take_if(|at| *at <= now).is_some()
     }
 
+    /// There is one more: soon again, and no later than it would have been for the others.
+    fn begin_anew(&mut self) {
+        let mut anew = Self::new();
+        let soon = Instant::now() + anew.backoff.delay();
+        anew.at = Some(self.at.map_or(soon, |at| at.min(soon)));
+        *self = anew;
+    }
+
     fn plan(&mut self, troubled: bool) {
         if troubled {
             self.at = self.at.or_else(|| Some(Instant::now() + self.backoff.delay()));
@@ -80,12 +99,17 @@ impl Retry {
 impl Inner {
     /// Makes the files of claims right and says what is wrong with them. Gives the claims that cannot be answered for: without a
     /// file, or with a device that somebody else's file has too.
-    pub(super) async fn check_files(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
+    pub(super) async fn check_files(
+        &self,
+        records: &[Arc<ClaimRecord>],
+        nodes: Nodes,
+    ) -> BTreeMap<Uid, Problem> {
         let mut refused = self.write_files(records).await;
         self.survey().await;
         for record in records {
             let (uid, collision) = (&record.id.uid, collision(&self.cdi, record));
-            let wrong = [refused.get(uid).cloned(), collision.clone(), missing(&self.cdi, record)];
+            let moved = if nodes == Nodes::Unsure { moved(record) } else { None };
+            let wrong = [refused.get(uid).cloned(), collision.clone(), missing(&self.cdi, record), moved];
             self.say(record, wrong.into_iter().flatten().collect());
             if let Some(collision) = collision {
                 refused.entry(uid.clone()).or_insert(collision);
@@ -96,8 +120,12 @@ impl Inner {
 
     /// Of claims that are prepared already: makes their files right, and writes into their history when files that others have to
     /// write go missing or come back.
-    pub(super) async fn check_standing_files(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
-        let refused = self.check_files(records).await;
+    pub(super) async fn check_standing_files(
+        &self,
+        records: &[Arc<ClaimRecord>],
+        nodes: Nodes,
+    ) -> BTreeMap<Uid, Problem> {
+        let refused = self.check_files(records, nodes).await;
         let noted = records.iter().filter_map(|record| self.noted(record)).collect::<Vec<_>>();
         if !noted.is_empty()
             && let Err(problem) = self.commit_claims(noted).await
@@ -203,7 +231,7 @@ impl Inner {
                     Some(SpecEvent::Unsure) => sweep = sweep.min(rested),
                 },
                 // The permit stays until somebody takes it.
-                () = self.troubled.more.notified() => retry = Retry::new(),
+                () = self.troubled.more.notified() => retry.begin_anew(),
                 () = tokio::time::sleep_until(wake) => {}
             }
             let started = Instant::now();
@@ -255,7 +283,7 @@ impl Inner {
             busy.extend(others.into_iter().map(|(uid, _)| (*uid).clone()));
             let records: Vec<_> = held.iter().filter_map(|(uid, _)| self.standing(uid)).collect();
             failpoint::pass(Point::ReconcileClaim);
-            self.check_standing_files(&records).await;
+            self.check_standing_files(&records, Nodes::Unsure).await;
             self.remove_void_files(&records).await;
         }
         busy
@@ -338,6 +366,7 @@ fn look_through(cdi: &CdiDir, standing: &[Arc<ClaimRecord>]) -> (Vec<Uid>, Resul
         !current(record)
             || collision(cdi, record).is_some()
             || missing(cdi, record).is_some()
+            || moved(record).is_some()
             || !void_files(record).is_empty()
     };
     (standing.iter().filter(wrong).map(|record| record.id.uid.clone()).collect(), surveyed)
@@ -397,10 +426,46 @@ fn missing(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
     Some(Problem::unavailable(MISSING, message).with("device", first))
 }
 
+/// A device node that is another now than in the claim's file, which stays: runtimes that start a container again may need it, and
+/// the next prepare asks the driver.
+fn moved(record: &ClaimRecord) -> Option<Problem> {
+    let current = |(driver, part): (_, &DriverPart)| Some((driver, first_moved(part.current()?)?));
+    let (driver, Moved { path, then, now }) = record.drivers.iter().find_map(current)?;
+    let message = format!(
+        "the device node {path} of claim {} was {then} when driver {driver} prepared it, and is {now}: a container that is started again may get what is there no more; the claim is prepared anew when a pod asks for it",
+        record.id
+    );
+    let problem = Problem::unavailable(MOVED, message).with("node", path);
+    Some(problem.with("driver", driver).with("then", then).with("now", now))
+}
+
 fn not_written(error: &CdiError) -> Problem {
     let message = format!("write CDI files: {}", chain(error));
     match error {
         CdiError::Foreign(file) => Problem::conflict(FOREIGN, message).with("file", file),
         _ => Problem::unavailable(NOT_WRITTEN, message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Claims that came into trouble one after the other, each within a second of the one before, put off all of them until the
+    /// slow sweep.
+    #[tokio::test(start_paused = true)]
+    async fn new_troubles_do_not_put_off_the_old_ones() {
+        let mut retry = Retry::new();
+        retry.plan(true);
+        let (step, mut due) = (limit::CDI_RETRY_MIN * 3 / 4, Vec::new());
+        for _ in 0..6 {
+            tokio::time::advance(step).await;
+            retry.begin_anew();
+            due.push(retry.is_due(Instant::now()));
+            retry.plan(true);
+        }
+        assert_eq!(due, [false, true, false, false, true, false]);
+        retry.plan(false);
+        assert_eq!(retry.at, None, "nothing is wrong any more");
     }
 }

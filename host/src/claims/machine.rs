@@ -378,7 +378,7 @@ pub fn finish_unprepare(
                 record.drivers.entry(driver).or_default().problem = Some(problem);
             }
         }
-        record.note(entry);
+        record.note_repeated(entry);
     }
     match worst(record.drivers.values()) {
         None => UnprepareEnd::Gone,
@@ -432,7 +432,8 @@ pub fn check_devices(
 }
 
 fn transition(at_ms: u64, what: &str, cause: &str) -> Transition {
-    Transition { at_ms, what: what.to_owned(), cause: cause.to_owned(), duration_us: 0, problem: None }
+    let (what, cause) = (what.to_owned(), cause.to_owned());
+    Transition { at_ms, what, cause, duration_us: 0, problem: None, again: None }
 }
 
 fn replaced(id: &ObjectRef, old: &ClaimRecord) -> Problem {

@@ -12,7 +12,7 @@ use super::fixtures::{allocation, claim, device, driver, permanent, pod, prepare
 use super::machine::*;
 use super::table::Table;
 use crate::model::{
-    Claim, ClaimRecord, ClaimState, Device, DeviceName, DriverName, Hold, Inventory, ObjectRef, Pool,
+    Again, Claim, ClaimRecord, ClaimState, Device, DeviceName, DriverName, Hold, Inventory, ObjectRef, Pool,
     PoolName, PreparedClaim, Problem, limit,
 };
 
@@ -310,6 +310,40 @@ fn missing_files_of_a_plugin_are_noted_once_until_they_are_there() {
     let there = note_files(&noted, None, 7).unwrap();
     assert_eq!(there.timeline.back().unwrap().problem, None);
     assert_eq!(note_files(&there, None, 8), None);
+}
+
+/// A claim that a driver would not give up for a day had a history of nothing else.
+#[test]
+fn repeated_tries_of_an_unprepare_are_one_entry_for_each_driver() {
+    let a = pod("a");
+    let table = unpreparing(&claim("one", &["gpu/0", "nic/0"], &[&a]), &a);
+    let mut record = table.claim("uid-one").unwrap().clone();
+    let before = record.timeline.len();
+    let mut attempt = |now_ms, gpu: Problem, nic: Problem| {
+        let results = vec![(driver("gpu"), Err(gpu), now_ms), (driver("nic"), Err(nic), 0)];
+        let UnprepareEnd::Kept(kept, _) = finish_unprepare(&record, results, now_ms) else {
+            panic!("it is not given up")
+        };
+        record = kept;
+        let entries = record.timeline.iter().skip(before);
+        entries.map(|entry| (entry.cause.clone(), entry.at_ms, entry.again)).collect::<Vec<_>>()
+    };
+    let other = |words: &str| Problem { message: words.to_owned(), ..transient() };
+    attempt(10, transient(), transient());
+    for now_ms in 11..100 {
+        attempt(now_ms, other("still"), transient());
+    }
+    let again = |count, last_at_ms| Some(Again { count, last_at_ms });
+    let (gpu, nic) = (driver("gpu").to_string(), driver("nic").to_string());
+    let told = attempt(100, other("at last"), permanent());
+    let expected = [(gpu, 10, again(91, 100)), (nic.clone(), 10, again(90, 99)), (nic.clone(), 100, None)];
+    assert_eq!(told, expected, "another problem is another entry");
+    let told = attempt(101, transient(), transient());
+    assert_eq!(told.last(), Some(&(nic, 101, None)), "and what came before it is not counted on");
+    let last = record.timeline.iter().find(|entry| entry.again.is_some()).unwrap();
+    assert_eq!((last.problem.as_ref(), last.duration_us), (Some(&transient()), 101), "those of the last");
+    let json = serde_json::to_value(&record.timeline[0]).unwrap();
+    assert_eq!(json.get("again"), None, "what happened once is written as before");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use futures::FutureExt as _;
 use tokio::time::Instant;
 
 use super::calls::Marks;
+use super::files::Nodes;
 use super::machine::{self, DeviceFacts, DriverResult, PrepareEnd, PrepareRequest, PrepareStep};
 use super::refusals::{self, Admission, DriverMark, Refused, Verdict};
 use super::source::{ClaimSource, InlineClaims, check_bounds};
@@ -274,7 +275,7 @@ impl Inner {
             return ends;
         }
         failpoint::pass(Point::PrepareIntended);
-        let mut failed = self.check_standing_files(&standing).await;
+        let mut failed = self.check_standing_files(&standing, Nodes::Right).await;
         let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
         ends.extend(standing.iter().map(|r| &r.id.uid).map(|uid| (uid.clone(), end(uid))));
         if !plan.work.is_empty() {
@@ -333,7 +334,9 @@ impl Inner {
         let prepared = self.with_notes(prepared).await;
         let uids: Vec<_> = prepared.iter().map(|record| record.id.uid.clone()).collect();
         // Files are derived from the records, so the order of the two does not matter: both are there before the answer.
-        let files = self.check_files(&prepared).inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
+        let files = self
+            .check_files(&prepared, Nodes::Right)
+            .inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
         let records = self
             .commit_claims(prepared.iter().chain(&kept).cloned().collect())
             .inspect(|_| failpoint::pass(Point::PrepareCommitted));

@@ -90,7 +90,9 @@ impl Inner {
             return Err(Problem::conflict("claim-in-use", message));
         }
         let call = Call { request_id, deadline: self.settings.call_deadline };
-        self.release(&record, &request.by, &call).await.map(ReleaseOutcome::Released)
+        let released = self.release(&record, &request.by, &call).await;
+        // The intent may stand: then it is finished like any other.
+        released.inspect_err(|_| self.kept.notify_one()).map(ReleaseOutcome::Released)
     }
 
     /// The intent, the calls, the CDI files, and in one commit the end of the record and the entry that tells of it.

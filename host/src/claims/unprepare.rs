@@ -19,6 +19,13 @@ use crate::model::{ClaimRecord, DriverName, ObjectRef, Problem, Uid};
 pub(super) type Results = Vec<(DriverName, Result<(), Problem>, u64)>;
 type Ends = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
 
+/// Whether the caller has the locks of the pods that hold its claims.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PodLocks {
+    Held,
+    Free,
+}
+
 impl Inner {
     pub(super) async fn unprepare_pod(&self, selector: PodSelector, request_id: Arc<str>) -> Vec<PodOutcome> {
         let call = Call { request_id, deadline: self.settings.call_deadline };
@@ -90,7 +97,7 @@ impl Inner {
         let changes = work.iter().map(|(record, _)| Change::PutClaim(Arc::clone(record))).collect();
         if self.commit(changes, undo).await.is_ok() {
             failpoint::pass(Point::RollbackIntended);
-            self.call_and_forget(work, call, &mut BTreeMap::new()).await;
+            self.call_and_forget(work, PodLocks::Held, call, &mut BTreeMap::new()).await;
             failpoint::pass(Point::RollbackDone);
         }
     }
@@ -132,11 +139,13 @@ impl Inner {
         failpoint::pass(Point::UnprepareIntended);
         self.tell(&records);
         ends.extend(left.into_iter().map(|record| (record.id.uid.clone(), Ok(ClaimEnd::Kept))));
-        self.call_and_forget(work, call, &mut ends).await;
+        // What is tried again is tried for nobody.
+        let locks = if pod.is_some() { PodLocks::Held } else { PodLocks::Free };
+        self.call_and_forget(work, locks, call, &mut ends).await;
         ends
     }
 
-    async fn call_and_forget(&self, work: Vec<Work>, call: &Call, ends: &mut Ends) {
+    async fn call_and_forget(&self, work: Vec<Work>, locks: PodLocks, call: &Call, ends: &mut Ends) {
         if work.is_empty() {
             return;
         }
@@ -155,7 +164,7 @@ impl Inner {
         if let Err(problem) = self.commit_claims(kept).await {
             tracing::warn!(%problem, "an unprepare's refusal is not in the checkpoint");
         }
-        let end = self.remove(&gone).await.map(|()| ClaimEnd::Unprepared);
+        let end = self.remove(&gone, locks).await.map(|()| ClaimEnd::Unprepared);
         ends.extend(gone.iter().map(|record| (record.id.uid.clone(), end.clone())));
         for ((record, _), results) in work.iter().zip(&results) {
             match ends.get(&record.id.uid) {
@@ -174,14 +183,20 @@ impl Inner {
         self.kept.notify_one();
     }
 
-    /// Removes the CDI files of claims, then their records.
-    async fn remove(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
+    /// Removes the CDI files of claims, then their records, with those of pods that are left with nothing.
+    async fn remove(&self, gone: &[Arc<ClaimRecord>], locks: PodLocks) -> Result<(), Problem> {
         if gone.is_empty() {
             return Ok(());
         }
         self.remove_files(gone).await?;
         let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
-        let pods = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();
+        let mut pods: BTreeSet<_> = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();
+        let mut taken = Vec::new();
+        if locks == PodLocks::Free {
+            // Pods are locked before claims, so none is waited for here: one that somebody is at work on is forgotten later.
+            let mut take = |pod: &Uid| self.pod_locks.try_take(pod).map(|held| taken.push(held)).is_some();
+            pods.retain(|pod| take(pod));
+        }
         self.forget(&uids, &pods).await?;
         failpoint::pass(Point::UnprepareForgotten);
         Ok(())

@@ -71,7 +71,7 @@ impl Inner {
 
     /// Finishes what was being given up when its driver, or the daemon, went away. Claims of one driver one after the other; a
     /// driver that hangs holds up no other's.
-    async fn finish_unprepares(&self, uids: impl Iterator<Item = Uid>) {
+    pub(super) async fn finish_unprepares(&self, uids: impl Iterator<Item = Uid>) {
         let mut groups: BTreeMap<Option<DriverName>, Vec<Uid>> = BTreeMap::new();
         for uid in uids {
             let driver = self.table.lock().claim(uid.as_str()).and_then(|r| r.drivers.keys().next().cloned());
@@ -99,7 +99,7 @@ impl Inner {
         }
     }
 
-    /// Gives the pods that held the claim, if it is gone.
+    /// Gives the pods that held the claim and are left with nothing, if it is gone.
     async fn finish_unprepare(&self, uid: &Uid) -> BTreeSet<Uid> {
         let _held = self.claim_locks.take([uid.clone()]).await;
         let now = Instant::now();
@@ -109,13 +109,20 @@ impl Inner {
         match self.resume(&record).await {
             Ok(()) => {
                 tracing::info!(claim = %record.id, "finished an interrupted unprepare");
-                record.pods.keys().cloned().collect()
+                self.idle_pods(&record)
             }
             Err(problem) => {
                 tracing::warn!(claim = %record.id, %problem, "an interrupted unprepare is still open");
                 BTreeSet::new()
             }
         }
+    }
+
+    /// Those of a claim's pods whose records stand without a claim: somebody was at work on them when it was forgotten.
+    fn idle_pods(&self, record: &ClaimRecord) -> BTreeSet<Uid> {
+        let (table, pods) = (self.table.lock(), record.pods.keys().cloned().collect());
+        let idle = table.pods_with_nothing_but(&pods, &[]).into_iter();
+        idle.filter(|pod| table.pod(pod.as_str()).is_some()).cloned().collect()
     }
 
     async fn resume(&self, record: &Arc<ClaimRecord>) -> Result<(), crate::model::Problem> {

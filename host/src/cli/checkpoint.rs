@@ -8,7 +8,7 @@ use clap::Subcommand;
 use super::output::{Format, Rows, print, printable, say};
 use super::{Outcome, Place};
 use crate::base::clock::rfc3339;
-use crate::checkpoint::{self, Dump, Integrity};
+use crate::checkpoint::{self, Dump, Integrity, Report};
 use crate::config::Paths;
 use crate::model::{AllocationEntry, ClaimRecord, PodAllocation, ReleaseRecord};
 
@@ -110,13 +110,7 @@ fn verify(path: &std::path::Path, format: Format) -> Result<Outcome> {
         Integrity::NotClosed => "  open in a daemon or left by a crash, every checksum agrees",
         Integrity::Damaged(_) => "  damaged: less could be read than was written",
     })?;
-    say(&format!(
-        "  {} claims, {} pods, {} pods with extended resources, {} unreadable",
-        report.claims,
-        report.pods,
-        report.allocations,
-        report.skipped.len()
-    ))?;
+    say(&counts(&report))?;
     for skipped in &report.skipped {
         say(&format!("  {} {:?} is unreadable: {}", skipped.table.as_str(), skipped.key, skipped.reason))?;
     }
@@ -125,4 +119,12 @@ fn verify(path: &std::path::Path, format: Format) -> Result<Outcome> {
     }
     say(if good { "good" } else { "not good" })?;
     Ok(if good { Outcome::Done } else { Outcome::Refused })
+}
+
+fn counts(report: &Report) -> String {
+    let Report { claims, pods, released, allocations, skipped, .. } = report;
+    format!(
+        "  {claims} claims, {pods} pods, {released} claims released by hand, {allocations} pods with extended resources, {} unreadable",
+        skipped.len()
+    )
 }

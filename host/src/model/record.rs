@@ -90,6 +90,16 @@ impl ClaimRecord {
         }
         self.timeline.push_back(transition);
     }
+
+    /// The same for an entry about a driver, named as its cause, that may be told again and again: one that says what the last
+    /// about this driver says is counted there, so that repetitions do not push out the rest of the history.
+    pub fn note_repeated(&mut self, transition: Transition) {
+        let mut of_driver = self.timeline.iter_mut().rev().filter(|entry| entry.cause == transition.cause);
+        match of_driver.next().filter(|last| last.says_the_same(&transition)) {
+            Some(last) => last.repeat(transition),
+            None => self.note(transition),
+        }
+    }
 }
 
 /// A device, or a piece of hardware behind it, that a claim keeps from others.
@@ -170,6 +180,36 @@ pub struct Transition {
     pub duration_us: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
+    /// That it happened again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Again>,
+}
+
+/// An entry that stands for several of the same; its problem and its duration are the last one's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Again {
+    /// How often it happened in all.
+    pub count: u32,
+    /// The last time; milliseconds since the Unix epoch.
+    pub last_at_ms: u64,
+}
+
+impl Transition {
+    /// The same words about the same, with the same problem as far as its code tells.
+    fn says_the_same(&self, other: &Self) -> bool {
+        let words = (&self.what, &self.cause) == (&other.what, &other.cause);
+        words && self.problem_code() == other.problem_code()
+    }
+
+    fn problem_code(&self) -> Option<&str> {
+        self.problem.as_ref().map(|problem| problem.code.as_str())
+    }
+
+    fn repeat(&mut self, last: Self) {
+        let count = self.again.map_or(1, |again| again.count).saturating_add(1);
+        self.again = Some(Again { count, last_at_ms: last.at_ms });
+        (self.duration_us, self.problem) = (last.duration_us, last.problem);
+    }
 }
 
 /// A pod that was given an answer.

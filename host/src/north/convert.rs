@@ -516,6 +516,7 @@ fn transition(transition: &Transition) -> v1::Transition {
         cause: transition.cause.clone(),
         duration_us: transition.duration_us,
         problem: transition.problem.as_ref().map(problem),
+        again: transition.again.map(|again| v1::Again { count: again.count, last_at_ms: again.last_at_ms }),
     }
 }
 

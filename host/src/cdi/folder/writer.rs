@@ -40,6 +40,14 @@ enum Staged {
     Failed { error: CdiError, done: oneshot::Sender<Result<(), CdiError>> },
 }
 
+/// A job that is done but for the sync of the folder.
+struct Finished {
+    outcome: Result<(), CdiError>,
+    /// It wanted files to be there, not to be gone.
+    wrote: bool,
+    done: oneshot::Sender<Result<(), CdiError>>,
+}
+
 pub(super) struct Writer {
     folder: Arc<Folder>,
     durability: Durability,
@@ -70,11 +78,14 @@ impl Writer {
         let staged: Vec<_> = turn.into_iter().map(|job| self.stage(job)).collect();
         let finished: Vec<_> = staged.into_iter().map(|staged| self.finish(staged)).collect();
         let synced = self.sync_folder();
+        // Of a folder that somebody removed every file is gone.
+        let emptied = if synced.as_ref().is_err_and(CdiError::is_gone) { Ok(()) } else { synced.clone() };
         failpoint::pass(Point::CdiSynced);
         self.folder.catalog.changed_by_us(before);
-        for (outcome, done) in finished {
+        for Finished { outcome, wrote, done } in finished {
+            let durable = if wrote { &synced } else { &emptied };
             // A caller that has given up does not hear it; its files stand.
-            done.send(outcome.and_then(|()| synced.clone())).ok();
+            done.send(outcome.and_then(|()| durable.clone())).ok();
         }
     }
 
@@ -147,12 +158,13 @@ impl Writer {
         Ok(file.metadata()?.len() == 0 || self.folder.read_ours(path)?.is_some())
     }
 
-    fn finish(&mut self, staged: Staged) -> (Result<(), CdiError>, oneshot::Sender<Result<(), CdiError>>) {
-        match staged {
-            Staged::Failed { error, done } => (Err(error), done),
-            Staged::Write { files, done } => (self.move_into_place(files), done),
-            Staged::Remove { names, done } => (self.remove_all(&names), done),
-        }
+    fn finish(&mut self, staged: Staged) -> Finished {
+        let (outcome, wrote, done) = match staged {
+            Staged::Failed { error, done } => (Err(error), true, done),
+            Staged::Write { files, done } => (self.move_into_place(files), true, done),
+            Staged::Remove { names, done } => (self.remove_all(&names), false, done),
+        };
+        Finished { outcome, wrote, done }
     }
 
     fn move_into_place(&self, files: Vec<(String, u64, PathBuf)>) -> Result<(), CdiError> {

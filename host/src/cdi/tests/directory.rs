@@ -129,6 +129,18 @@ async fn a_folder_that_went_away_comes_back() {
     assert_eq!(home.names().len(), 1);
 }
 
+/// Claims could not be given up while the folder was gone, since its sync failed, and nobody made it again for them.
+#[tokio::test]
+async fn of_a_folder_that_went_away_every_file_is_removed() {
+    let home = Home::new();
+    let dir = home.open();
+    dir.write(vec![file("a", "1")]).await.unwrap();
+    std::fs::remove_dir_all(home.path()).unwrap();
+    dir.remove(vec!["gpu.example.com_a.yaml".to_owned()]).await.unwrap();
+    dir.write(vec![file("b", "1")]).await.unwrap();
+    assert_eq!(home.names(), ["gpu.example.com_b.yaml"]);
+}
+
 #[tokio::test]
 async fn files_of_others_are_not_ours() {
     let home = Home::new();

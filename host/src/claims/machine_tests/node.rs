@@ -11,8 +11,8 @@ use crate::claims::machine::{
 };
 use crate::claims::table::{Table, Undo};
 use crate::model::{
-    Claim, ClaimRecord, ClaimState, DriverKind, DriverName, LiveClaim, ObjectRef, PodRecord, PreparedBy,
-    PreparedClaim, Problem, Uid, limit,
+    Caller, Claim, ClaimRecord, ClaimState, DriverKind, DriverName, LiveClaim, ObjectRef, PodRecord,
+    PreparedBy, PreparedClaim, Problem, ReleaseRecord, Uid, limit,
 };
 
 /// What happens at the next commit or call.
@@ -52,6 +52,8 @@ struct Driver {
 struct Durable {
     claims: BTreeMap<Uid, Arc<ClaimRecord>>,
     pods: BTreeMap<Uid, Arc<PodRecord>>,
+    /// Claims that were given up by hand.
+    released: BTreeMap<Uid, Arc<ReleaseRecord>>,
 }
 
 impl Durable {
@@ -61,7 +63,8 @@ impl Durable {
             Change::DeleteClaim(uid) => drop(self.claims.remove(&uid)),
             Change::PutPod(record) => drop(self.pods.insert(record.pod.uid.clone(), record)),
             Change::DeletePod(uid) => drop(self.pods.remove(&uid)),
-            Change::PutReleased(_) | Change::DeleteReleased(_) => {}
+            Change::PutReleased(record) => drop(self.released.insert(record.id.uid.clone(), record)),
+            Change::DeleteReleased(_) => unreachable!("there is room for all"),
             Change::PutAllocation(_) | Change::DeleteAllocation(_) => unreachable!("not the claim manager's"),
         }
     }
@@ -235,6 +238,32 @@ impl Node {
         Ok(())
     }
 
+    /// An operator gives a claim up by hand.
+    pub(super) fn release(&mut self, uid: &Uid) -> Alive<()> {
+        let Some(record) = self.table.claim(uid.as_str()).cloned() else { return Ok(()) };
+        if machine::check_release(&record).is_err() {
+            assert_ne!(record.state, ClaimState::Unpreparing, "nobody else would give {uid} up");
+            return Ok(());
+        }
+        let by = Caller { uid: Some(0), user: None, pid: None };
+        let (record, drivers) = machine::release(&record, self.clock_ms, &by);
+        if !self.commit_claims(std::slice::from_ref(&record))? {
+            return Ok(());
+        }
+        let mut results = Vec::new();
+        for driver in &drivers {
+            let live = record.live_claim(driver).expect("a driver of the record");
+            results.push((driver.clone(), self.call_unprepare(driver, &live)?, 0));
+        }
+        let agreed: Vec<_> = results.iter().filter(|(_, end, _)| end.is_ok()).map(|r| r.0.clone()).collect();
+        let released = Arc::new(machine::released(&record, results, self.clock_ms, &by));
+        for driver in &drivers {
+            assert_ne!(agreed.contains(driver), released.untold.contains_key(driver), "{driver} of {uid}");
+        }
+        let pods = record.pods.keys().cloned().collect();
+        self.forget_with(std::slice::from_ref(uid), &pods, vec![Change::PutReleased(released)])
+    }
+
     /// A pod that holds nothing of a claim cannot take it away.
     pub(super) fn assert_strangers_take_nothing(&self, pod: &Uid) {
         for claim in self.table.claims().filter(|claim| !claim.pods.contains_key(pod)) {
@@ -284,9 +313,13 @@ impl Node {
     }
 
     fn forget(&mut self, uids: &[Uid], pods: &BTreeSet<Uid>) -> Alive<()> {
+        self.forget_with(uids, pods, Vec::new())
+    }
+
+    fn forget_with(&mut self, uids: &[Uid], pods: &BTreeSet<Uid>, mut changes: Vec<Change>) -> Alive<()> {
         let pods = self.table.pods_with_nothing_but(pods, uids);
-        let deletes = uids.iter().cloned().map(Change::DeleteClaim);
-        let changes = deletes.chain(pods.iter().map(|pod| Change::DeletePod((*pod).clone()))).collect();
+        changes.extend(uids.iter().cloned().map(Change::DeleteClaim));
+        changes.extend(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
         if self.commit(changes, Undo::default())? {
             uids.iter().for_each(|uid| drop(self.table.remove(uid)));
             pods.iter().for_each(|pod| drop(self.table.remove_pod(pod.as_str())));
@@ -402,17 +435,19 @@ impl Node {
         }
     }
 
-    /// No driver holds a device of a claim that no durable record knows to be its.
+    /// No driver holds a device of a claim that no durable record knows to be its, be it that the claim was given up without it.
     fn assert_drivers_are_known(&self) {
         for (name, driver) in &self.drivers {
             for uid in driver.holds.iter().chain(&driver.asked) {
-                let record = self.durable.claims.get(uid);
-                assert!(
-                    record.is_some_and(|r| r.drivers.contains_key(name)),
-                    "{name} has {uid}, and nobody knows"
-                );
+                let claim = self.durable.claims.get(uid).is_some_and(|r| r.drivers.contains_key(name));
+                assert!(claim || self.is_untold(name, uid), "{name} has {uid}, and nobody knows");
             }
         }
+    }
+
+    /// Whether the claim was given up by hand, and it is durable that the driver was not told.
+    fn is_untold(&self, driver: &DriverName, uid: &Uid) -> bool {
+        self.durable.released.get(uid).is_some_and(|released| released.untold.contains_key(driver))
     }
 
     /// No device, and no identity, is in two claims unless both share it: by the allocations, not by what records say they hold.
@@ -439,10 +474,8 @@ impl Node {
             "nothing is left in the checkpoint"
         );
         for (name, driver) in &self.drivers {
-            assert!(
-                driver.holds.is_empty() && driver.asked.is_empty(),
-                "{name} was told of everything: {driver:?}"
-            );
+            let mut left = driver.holds.iter().chain(&driver.asked);
+            assert!(left.all(|uid| self.is_untold(name, uid)), "{name} was told of everything: {driver:?}");
         }
     }
 }

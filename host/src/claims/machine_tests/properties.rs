@@ -14,6 +14,7 @@ enum Event {
     Prepare { pod: usize, claims: Vec<usize>, luck: Vec<Luck> },
     Unprepare { pod: usize, luck: Vec<Luck> },
     Resume { luck: Vec<Luck> },
+    Release { claim: usize, luck: Vec<Luck> },
     Restart,
     Reboot,
     Serving { driver: usize, serves: bool },
@@ -76,6 +77,7 @@ fn event() -> impl Strategy<Value = Event> {
         8 => (0..PODS.len(), claims, luck()).prop_map(|(pod, claims, luck)| Event::Prepare { pod, claims, luck }),
         5 => (0..PODS.len(), luck()).prop_map(|(pod, luck)| Event::Unprepare { pod, luck }),
         2 => luck().prop_map(|luck| Event::Resume { luck }),
+        3 => (0..CLAIMS.len(), luck()).prop_map(|(claim, luck)| Event::Release { claim, luck }),
         1 => Just(Event::Restart),
         1 => Just(Event::Reboot),
         2 => (0..DRIVERS.len(), any::<bool>()).prop_map(|(driver, serves)| Event::Serving { driver, serves }),
@@ -98,6 +100,10 @@ fn happen(node: &mut Node, event: &Event) {
         Event::Resume { luck } => {
             node.set_luck(luck);
             node.resume()
+        }
+        Event::Release { claim, luck } => {
+            node.set_luck(luck);
+            node.release(&claims()[*claim].id.uid)
         }
         Event::Restart => Err(Crash),
         Event::Reboot => {

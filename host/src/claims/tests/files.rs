@@ -284,3 +284,47 @@ async fn a_device_node_with_another_number_is_asked_for_again() {
     assert_eq!(gpu.counts(), (4, 1));
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
 }
+
+#[tokio::test]
+async fn a_device_node_that_is_another_now_is_said_until_the_claim_is_prepared_again() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    gpu.reply("uid-one", null_node(99));
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.source.put(claim("two", &["gpu/1"], &[&a]));
+    daemon.prepare(&a, &["one", "two"]).await;
+    assert_eq!(daemon.wrong(), [], "a prepare has looked itself");
+    let files = daemon.cdi_files();
+    daemon.sweep().await;
+    assert_eq!(daemon.wrong(), condition("device-node-moved"));
+    let problem = daemon.conditions.list().remove(0).problem;
+    for part in
+        ["/dev/null", "default/one", "character device 1:99", "character device 1:3", "gpu.example.com"]
+    {
+        assert!(problem.message.contains(part), "{problem}");
+    }
+    daemon.touched(&[NAME]).await;
+    assert_eq!((daemon.wrong(), daemon.cdi_files()), (condition("device-node-moved"), files));
+    assert_eq!((daemon.state("uid-one"), gpu.counts()), (PREPARED, (1, 0)), "it is said, and nothing more");
+
+    gpu.reply("uid-one", null_node(3));
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared"; 2]);
+    assert_eq!(daemon.wrong(), []);
+    daemon.sweep().await;
+    assert_eq!(daemon.wrong(), []);
+}
+
+#[tokio::test]
+async fn a_claim_that_is_given_up_says_nothing_of_its_device_nodes() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    gpu.reply("uid-one", null_node(99));
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.prepare(&a, &["one"]).await;
+    daemon.sweep().await;
+    assert_eq!(daemon.wrong(), condition("device-node-moved"));
+    daemon.unprepare(&a).await;
+    assert_eq!(daemon.wrong(), []);
+}

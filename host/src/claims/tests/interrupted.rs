@@ -1,6 +1,6 @@
 //! Crashes, reboots, absent drivers, callers that go away, and a checkpoint that takes nothing.
 
-use super::super::fixtures::{claim, driver, permanent, pod, transient};
+use super::super::fixtures::{claim, driver, permanent, pod, transient, uid};
 use super::daemon::{FakeDriver, Home, Reply, ends};
 use crate::claims::ClaimEnd;
 use crate::model::ClaimState;
@@ -110,6 +110,29 @@ async fn an_unprepare_that_a_crash_interrupts_is_finished_at_the_next_start() {
     daemon.stop().await;
     let daemon = home.start();
     assert!(daemon.claims.list().is_empty() && daemon.claims.pods().is_empty());
+}
+
+/// A claim that was finished without a request took the record of its pod with it, also in the middle of a request of that pod,
+/// whose containers were then answered without devices.
+#[tokio::test]
+async fn a_pod_that_somebody_is_at_work_on_keeps_its_record_until_they_are_done() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.prepare(&a, &["one"]).await;
+    gpu.reply_unprepare(Reply::Refuse(transient()));
+    assert!(daemon.unprepare(&a).await[0].is_err());
+    daemon.serve(&gpu);
+    let inner = &daemon.claims.0;
+    let held = inner.pod_locks.take([a.uid.clone()]).await;
+    let request = async {
+        daemon.gone("uid-one").await;
+        assert_eq!(daemon.claims.pods_count(), 1);
+        drop(held);
+    };
+    tokio::join!(inner.finish_unprepares([uid("uid-one")].into_iter()), request);
+    assert!(daemon.claims.pods().is_empty() && daemon.claims.list().is_empty());
 }
 
 #[tokio::test]

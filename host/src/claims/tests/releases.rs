@@ -3,7 +3,7 @@
 use super::super::fixtures::{claim, driver, name, pod, transient, uid};
 use super::daemon::{Daemon, FakeDriver, Home, Reply, ends};
 use crate::claims::{ReleaseOutcome, ReleaseRequest};
-use crate::model::{Caller, ClaimState, ObjectRef, Problem, ReleaseRecord, limit};
+use crate::model::{Caller, ClaimRecord, ClaimState, ObjectRef, Problem, ReleaseRecord, limit};
 
 fn by_root() -> Caller {
     Caller { uid: Some(0), user: Some("root".to_owned()), pid: Some(7) }
@@ -101,6 +101,36 @@ async fn a_claim_that_pods_hold_is_not_released_and_they_are_named() {
     assert_eq!(daemon.claims.look_at_release(&other).unwrap_err().code, "no-such-claim");
 }
 
+/// Two can only have come of a lost checkpoint: the older was never given up.
+#[tokio::test]
+async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    stuck(&daemon, &gpu, &a).await;
+    let mut newer = ClaimRecord::clone(&daemon.claims.list()[0]);
+    newer.id.uid = uid("uid-newer");
+    daemon.claims.0.commit_claims(vec![newer.into()]).await.unwrap();
+    let problem = release(&daemon, "one").await.unwrap_err();
+    assert_eq!(problem.code, "claim-ambiguous");
+    for part in ["default/one", "uid-one (unpreparing)", "uid-newer (unpreparing)"] {
+        assert!(problem.message.contains(part), "{problem}");
+    }
+    assert_eq!((daemon.claims.list().len(), daemon.claims.released().len()), (2, 0));
+    for (wanted, left) in [("uid-one", Some(uid("uid-newer"))), ("uid-newer", None)] {
+        let of = |uid| ReleaseRequest { uid: Some(uid), ..request("one") };
+        let outcome = daemon.claims.release_claim(of(uid(wanted)), "test".into()).await.unwrap();
+        assert!(
+            matches!(outcome, ReleaseOutcome::Released(ref record) if record.id.uid == uid(wanted)),
+            "{outcome:?}"
+        );
+        let known: Vec<_> = daemon.claims.list().iter().map(|record| record.id.uid.clone()).collect();
+        assert_eq!(known, left.into_iter().collect::<Vec<_>>());
+        let again = daemon.claims.release_claim(of(uid(wanted)), "test".into()).await.unwrap_err();
+        assert_eq!(again.code, "no-such-claim");
+    }
+    assert!(daemon.claims.pods().is_empty(), "it goes with the last of its claims");
+}
+
 #[tokio::test]
 async fn who_waits_for_the_device_gets_it_when_its_holder_is_released() {
     let (home, a, b, gpu) = (Home::new(), pod("a"), pod("b"), FakeDriver::new(driver("gpu")));
@@ -136,6 +166,30 @@ async fn a_crash_in_the_middle_of_a_release_leaves_the_claim_as_it_was() {
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     assert!(daemon.claims.released().is_empty(), "it is not said before it is done");
     assert!(release(&daemon, "one").await.is_ok());
+}
+
+/// Nobody came again for a claim whose release failed halfway: it stood in the way of others until the next start.
+#[tokio::test]
+async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.prepare(&a, &["one"]).await;
+    let record = daemon.claims.list().remove(0);
+    let orphan = ClaimRecord { pods: Default::default(), ..ClaimRecord::clone(&record) };
+    daemon.claims.0.commit_claims(vec![orphan.into()]).await.unwrap();
+    daemon.tend_unprepares();
+    // It has looked, and found nothing to do.
+    tokio::task::yield_now().await;
+    let (cdi, aside) = (daemon.cdi.clone(), daemon.cdi.with_extension("aside"));
+    std::fs::rename(&cdi, &aside).unwrap();
+    std::fs::write(&cdi, "").unwrap();
+    assert_eq!(release(&daemon, "one").await.unwrap_err().code, "cdi-not-removed");
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    std::fs::remove_file(&cdi).unwrap();
+    std::fs::rename(&aside, &cdi).unwrap();
+    daemon.gone("uid-one").await;
 }
 
 #[tokio::test]

@@ -96,8 +96,20 @@ struct Entry {
     cause: String,
     duration_us: u64,
     problem: Option<Problem>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    again: Option<Again>,
     #[serde(skip)]
     at_ms: u64,
+}
+
+/// That it happened again.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Again {
+    count: u32,
+    last_at: String,
+    #[serde(skip)]
+    last_at_ms: u64,
 }
 
 #[derive(Serialize)]
@@ -163,8 +175,16 @@ impl From<v1::Transition> for Entry {
             cause: entry.cause,
             duration_us: entry.duration_us,
             problem: entry.problem.map(Into::into),
+            again: entry.again.map(Into::into),
             at_ms: entry.at_ms,
         }
+    }
+}
+
+impl From<v1::Again> for Again {
+    fn from(again: v1::Again) -> Self {
+        let (count, last_at_ms) = (again.count, again.last_at_ms);
+        Self { count, last_at: rfc3339(last_at_ms), last_at_ms }
     }
 }
 
@@ -403,6 +423,23 @@ fn problem(problem: Option<&Problem>, indent: &str) -> Result<()> {
     Ok(())
 }
 
+impl Entry {
+    fn words(&self) -> String {
+        let mut words = printable(&self.what);
+        if !self.cause.is_empty() {
+            words.push_str(&format!(" ({})", printable(&self.cause)));
+        }
+        if self.duration_us > 0 {
+            words.push_str(&format!(", took {}", super::took(self.duration_us)));
+        }
+        if let Some(Again { count, last_at, last_at_ms }) = &self.again {
+            let passed = span(self.at_ms, *last_at_ms);
+            words.push_str(&format!("; {count} times in all, the last on {last_at} (+{passed})"));
+        }
+        words
+    }
+}
+
 /// The entries, each with the time that passed since the one before.
 fn history(timeline: &[Entry]) -> Result<()> {
     if !timeline.is_empty() {
@@ -411,15 +448,7 @@ fn history(timeline: &[Entry]) -> Result<()> {
     let mut before = None;
     for entry in timeline {
         let passed = before.replace(entry.at_ms).map(|before| format!("+{}", span(before, entry.at_ms)));
-        let mut line =
-            format!("    {}  {:>12}  {}", entry.at, passed.unwrap_or_default(), printable(&entry.what));
-        if !entry.cause.is_empty() {
-            line.push_str(&format!(" ({})", printable(&entry.cause)));
-        }
-        if entry.duration_us > 0 {
-            line.push_str(&format!(", took {}", super::took(entry.duration_us)));
-        }
-        say(&line)?;
+        say(&format!("    {}  {:>12}  {}", entry.at, passed.unwrap_or_default(), entry.words()))?;
         problem(entry.problem.as_ref(), "      ")?;
     }
     Ok(())
@@ -455,6 +484,16 @@ mod tests {
         }
         let again = [entry(4, "prepared"), entry(9, "preparing after a new boot"), entry(10, "preparing")];
         assert_eq!(since("preparing", &again), Some(9));
+    }
+
+    #[test]
+    fn an_entry_that_stands_for_several_says_how_many_and_when_the_last_was() {
+        let again = Some(v1::Again { count: 7, last_at_ms: 62_000 });
+        let (what, cause) = ("not given up by driver".to_owned(), "gpu.example.com".to_owned());
+        let told = v1::Transition { at_ms: 2_000, what, cause, duration_us: 1_500, problem: None, again };
+        let expected = "not given up by driver (gpu.example.com), took 1.5 ms; 7 times in all, the last on 1970-01-01T00:01:02.000Z (+1 min 0 s)";
+        assert_eq!(Entry::from(told).words(), expected);
+        assert_eq!(entry(1, "prepared").words(), "prepared");
     }
 
     #[test]

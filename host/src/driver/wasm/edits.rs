@@ -7,7 +7,9 @@ use std::path::Path;
 use super::nodes::{DevRoot, FoundNode};
 use super::sysfs::SysfsRoot;
 use crate::driver::grant::Effective;
-use crate::model::{DeviceAccess, DeviceNode, Edits, Hook, Mount, NodeKind, PreparedClaim, Problem};
+use crate::model::{
+    DeviceAccess, DeviceNode, Edits, Hook, Mount, NodeKind, PreparedClaim, Problem, ProblemKind,
+};
 
 /// Never mounted, nor anything below: the node's own state, secrets, and the sockets through which one becomes the node.
 const NEVER_MOUNTED: &[&str] = &[
@@ -114,10 +116,7 @@ impl Verifier<'_> {
         if !self.effective.allows_device_node(&path) {
             return Err(refused(&what, "it is not granted (deviceNodes)"));
         }
-        let found = self
-            .dev
-            .stat(&path, self.sysfs)
-            .map_err(|problem| Problem { message: format!("{what}: {}", problem.message), ..problem })?;
+        let found = self.dev.stat(&path, self.sysfs).map_err(|problem| unseen(&what, problem))?;
         as_claimed(&what, node, &found)?;
         node.kind = Some(found.kind);
         if found.kind != NodeKind::Fifo {
@@ -176,6 +175,12 @@ impl Verifier<'_> {
         }
         Ok(())
     }
+}
+
+/// A node that is not there may come, or come back, without a change of the driver's devices: that it is refused does not last.
+fn unseen(what: &str, problem: Problem) -> Problem {
+    let kind = if problem.kind == ProblemKind::NotFound { ProblemKind::Unavailable } else { problem.kind };
+    Problem { kind, message: format!("{what}: {}", problem.message), ..problem }
 }
 
 fn as_claimed(what: &str, node: &DeviceNode, found: &FoundNode) -> Result<(), Problem> {
