@@ -4,15 +4,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Tells what is not tested here.
+/// Tells what is not tested here, and in which test; `cargo xtask test` reads it too.
 pub fn skip(what: &str, why: &str) {
-    tell(&format!("skipped: {what}: {why}"));
+    // The harness names the thread of a test after it.
+    let thread = std::thread::current();
+    tell(&format!("skipped in {}: {what}: {}", thread.name().unwrap_or("a thread"), why.replace('\n', " ")));
 }
 
 /// Writes a line past the harness, which shows the output of failed tests only.
 pub fn tell(line: &str) {
-    // Nobody to tell is no reason to fail.
-    let _ = writeln!(std::io::stderr(), "{line}");
+    // In one piece, between the lines of others. Nobody to tell is no reason to fail.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 pub fn is_root() -> bool {

@@ -33,6 +33,9 @@ enum Task {
     },
     /// Run every test that this machine can run, and say which it cannot
     Test {
+        /// Run none, and look whether all that tests/parity.md names are there
+        #[arg(long, conflicts_with = "args")]
+        list: bool,
         /// For `cargo test`; a package chosen with -p replaces the whole workspace
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -63,7 +66,8 @@ fn run(task: Task) -> anyhow::Result<()> {
     let workspace = Workspace::load()?;
     match task {
         Task::Drivers { release_dir } => drivers::run(&workspace, release_dir.as_deref()),
-        Task::Test { args } => test::run(&workspace, &args),
+        Task::Test { list: true, .. } => test::list(&workspace),
+        Task::Test { args, .. } => test::run(&workspace, &args),
         Task::Demo => demo::run(&workspace),
         Task::Bench { args } => bench::run(&workspace, &args),
         Task::Lint => lint::run(&workspace),

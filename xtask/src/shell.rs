@@ -1,6 +1,6 @@
 //! Running other programs: shown as a person would type them, with an error that names the command.
 
-use std::io::Read;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
@@ -23,6 +23,37 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
     eprintln!("$ {}", line(command));
     command.status().with_context(|| format!("starting `{}`", line(command)))
+}
+
+/// The same for a command whose lines we read as well: those of its standard output and of its standard error, in two threads.
+pub(crate) fn watched(
+    command: &mut Command,
+    stdout: impl FnMut(&str),
+    stderr: impl FnMut(&str) + Send,
+) -> Result<ExitStatus> {
+    let shown = line(command);
+    eprintln!("$ {shown}");
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.with_context(|| format!("starting `{shown}`"))?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    thread::scope(|scope| {
+        scope.spawn(|| pass_on(err, io::stderr(), stderr));
+        pass_on(out, io::stdout(), stdout);
+    });
+    child.wait().with_context(|| format!("waiting for `{shown}`"))
+}
+
+/// Writes what comes where it would have gone, and shows each line to a reader.
+fn pass_on(from: Option<impl Read>, mut to: impl Write, mut read: impl FnMut(&str)) {
+    let mut from = BufReader::new(from.expect("it is piped"));
+    let mut bytes = Vec::new();
+    // A stream that cannot be read any more has ended.
+    while from.read_until(b'\n', &mut bytes).is_ok_and(|count| count > 0) {
+        // A person who went away is no reason to stop.
+        let _ = to.write_all(&bytes).and_then(|()| to.flush());
+        read(String::from_utf8_lossy(&bytes).trim_end_matches('\n'));
+        bytes.clear();
+    }
 }
 
 /// Standard output of a command that succeeds quickly; its standard error goes to this terminal.
@@ -167,6 +198,24 @@ mod tests {
         let interrupt = Interrupt(Arc::new(AtomicBool::new(true)));
         let error = interrupt.wait_for(Duration::from_secs(600), || Ok(None::<()>)).unwrap_err();
         assert_eq!(error.to_string(), "interrupted");
+    }
+
+    #[test]
+    fn what_is_passed_on_is_as_it_was_and_read_line_by_line() {
+        let (mut passed, mut lines) = (Vec::new(), Vec::new());
+        let bytes = b"one\n\n\xff two";
+        pass_on(Some(&bytes[..]), &mut passed, |line| lines.push(line.to_owned()));
+        assert_eq!(
+            (passed.as_slice(), lines),
+            (&bytes[..], vec!["one".into(), "".into(), "\u{fffd} two".into()])
+        );
+    }
+
+    #[test]
+    fn a_command_that_is_watched_ends_as_it_ends() {
+        assert_eq!(watched(&mut sh("exit 3"), |_| (), |_| ()).unwrap().code(), Some(3));
+        let error = watched(&mut Command::new("/no/such/program"), |_| (), |_| ()).unwrap_err();
+        assert_eq!(error.to_string(), "starting `program`");
     }
 
     #[test]

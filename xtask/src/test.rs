@@ -1,6 +1,14 @@
 //! Every test that this machine can run. What it cannot run is said at the end, never passed over.
 
-use anyhow::{Result, ensure};
+mod output;
+mod parity;
+
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use output::{Binaries, Outcomes, Results};
+use parity::Parity;
 
 use crate::machine::{self, Finding};
 use crate::workspace::Workspace;
@@ -8,9 +16,40 @@ use crate::{drivers, shell};
 
 /// Tells the tests where the built drivers are.
 pub(crate) const DRIVERS_DIR: &str = "NODEDOCK_DRIVERS_DIR";
+/// What a kubelet's tests ask, and which tests of ours ask it.
+const PARITY: &str = "tests/parity.md";
 
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
     drivers::build(workspace)?;
+    if args.is_empty() {
+        return with_parity(workspace, args);
+    }
+    tests(workspace, args)?;
+    eprintln!("{PARITY} was not held against this run, which is not of all tests");
+    Ok(())
+}
+
+/// Looks whether the tests that the table names are there.
+pub(crate) fn list(workspace: &Workspace) -> Result<()> {
+    with_parity(workspace, &["--".to_owned(), "--list".to_owned()])
+}
+
+/// Every test that the table names has to be there, to run and to pass; in a list it is enough that it is there.
+fn with_parity(workspace: &Workspace, args: &[String]) -> Result<()> {
+    let text =
+        std::fs::read_to_string(workspace.root.join(PARITY)).with_context(|| format!("reading {PARITY}"))?;
+    let table = match Parity::parse(&text) {
+        Ok(table) => table,
+        Err(wrong) => bail!("{PARITY}:\n{}", wrong.join("\n")),
+    };
+    let verdict = table.judge(&tests(workspace, args)?);
+    eprintln!("{verdict}");
+    let broken = verdict.broken.join("\n");
+    ensure!(broken.is_empty(), "{PARITY} does not agree with the tests:\n{broken}");
+    Ok(())
+}
+
+fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
     shell::run(workspace.cargo().arg("build").args(programs(args)))?;
     let mut command = workspace.cargo();
     command.env(DRIVERS_DIR, workspace.drivers_dir()).arg("test");
@@ -18,10 +57,17 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
         command.arg("--workspace");
     }
     command.args(args);
-    let status = shell::status(&mut command)?;
+    let (status, outcomes) = watched(&mut command)?;
     report_skipped();
     ensure!(status.success(), "tests failed: {status}");
-    Ok(())
+    Ok(outcomes)
+}
+
+/// Runs the tests before the person's eyes, and says how each ended.
+fn watched(command: &mut Command) -> Result<(ExitStatus, Outcomes)> {
+    let (mut results, mut binaries) = (Results::default(), Binaries::default());
+    let status = shell::watched(command, |line| results.line(line), |line| binaries.line(line))?;
+    Ok((status, results.named(binaries)))
 }
 
 /// The harness starts the real program, which `cargo test` alone would not bring up to date. Built together

@@ -11,9 +11,11 @@ mod services;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::StreamExt;
 use nodedock_proto::kubelet::dra::v1::dra_plugin_server::DraPluginServer as V1Server;
 use nodedock_proto::kubelet::dra::v1beta1::dra_plugin_server::DraPluginServer as V1beta1Server;
 use nodedock_proto::kubelet::dra_health::v1::dra_resource_health_server::DraResourceHealthServer as HealthV1Server;
@@ -64,6 +66,8 @@ pub(crate) struct Shared {
     pub(crate) health: watch::Sender<Vec<DeviceHealth>>,
     pub(crate) notify_error: Mutex<Option<String>>,
     events: mpsc::Sender<Event>,
+    /// To the driver's socket, since the start.
+    connections: AtomicUsize,
     /// Ends everything at once.
     pub(crate) died: CancellationToken,
 }
@@ -96,6 +100,7 @@ impl Plugin {
             health: watch::Sender::new(Vec::new()),
             notify_error: Mutex::new(None),
             events: sender,
+            connections: AtomicUsize::new(0),
             died: CancellationToken::new(),
         });
         let events = tokio::sync::Mutex::new(events);
@@ -113,7 +118,11 @@ impl Plugin {
             stop.clone(),
         );
         before.cancel();
-        let incoming = incoming::listen(&self.options.endpoint, &stop)?;
+        let shared = self.shared.clone();
+        let incoming = incoming::listen(&self.options.endpoint, &stop)?.inspect(move |_| {
+            shared.connections.fetch_add(1, Ordering::Relaxed);
+        });
+        let incoming = Box::pin(incoming);
         let dra = Dra(self.shared.clone());
         let health = Health(self.shared.clone());
         let versions = self.options.versions;
@@ -180,6 +189,11 @@ impl Plugin {
                 return (registered, error);
             }
         }
+    }
+
+    /// How often somebody connected to the driver's socket.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Relaxed)
     }
 
     pub fn registration_socket(&self) -> PathBuf {

@@ -8,8 +8,9 @@ use super::disk::{Disk, Op, coin, cut};
 use super::format::{self, META, UNREADABLE};
 use super::*;
 use crate::model::{
-    Allocation, AllocationEntry, Caller, ClaimState, ContainerAllocation, ContainerKind, DriverName,
-    DriverPart, ExtendedResource, ObjectRef, PodAllocation, PodContainer, PooledClaim, Transition,
+    Allocation, AllocationEntry, Caller, ClaimState, ContainerAllocation, ContainerKind, DeviceAccess,
+    DeviceName, DriverName, DriverPart, ExtendedResource, ObjectRef, PodAllocation, PodContainer, PoolName,
+    PooledClaim, PreparedClaim, PreparedDevice, Transition,
 };
 
 mod damage;
@@ -131,6 +132,29 @@ async fn records_come_back_as_they_were_put() {
     assert_eq!(opened.pods, [pod(1)]);
     assert_eq!(opened.allocations, [allocation(1)]);
     assert!(opened.skipped.is_empty() && opened.set_aside.is_none());
+}
+
+#[tokio::test]
+async fn what_drivers_prepared_comes_back_with_every_device_and_share() {
+    let device = |name: &str, share: Option<&str>| PreparedDevice {
+        requests: vec!["gpu".to_owned()],
+        pool: PoolName::new("pool").unwrap(),
+        device: DeviceName::new(name).unwrap(),
+        share_id: share.map(str::to_owned),
+        access: DeviceAccess::CdiDevices(vec![format!("v/c={name}")]),
+        status: None,
+    };
+    let devices = vec![device("a", None), device("b", Some("s-1")), device("b", Some("s-2"))];
+    let prepared = PreparedClaim { devices, memo: b"memo".to_vec(), ..PreparedClaim::default() };
+    let (mut two, home) = (claim(1, "test"), Home::new());
+    for (name, prepared) in [("gpu.example.com", Some(prepared)), ("nic.example.com", None)] {
+        let part = DriverPart { prepared, ..DriverPart::default() };
+        two.drivers.insert(DriverName::new(name).unwrap(), part);
+    }
+    let checkpoint = home.open().checkpoint;
+    checkpoint.commit(vec![Change::PutClaim(Arc::new(two.clone()))]).await.unwrap();
+    checkpoint.close().await;
+    assert_eq!(home.open().claims, [two]);
 }
 
 #[tokio::test]

@@ -136,7 +136,9 @@ fn a_claim_holds_its_devices_and_their_identities() {
 #[test]
 fn a_new_claim_is_an_intent_and_a_call_of_each_driver_once() {
     let (a, table) = (pod("a"), Table::default());
-    let (record, drivers) = called(ask(&table, &claim("one", &["gpu/0", "gpu/1", "nic/0"], &[&a]), &a, BOOT));
+    let wanted = claim("one", &["gpu/0", "gpu/1", "nic/0"], &[&a]);
+    let (record, drivers) = called(ask(&table, &wanted, &a, BOOT));
+    assert_eq!((&record.id, Some(&record.allocation)), (&wanted.id, wanted.allocation.as_ref()));
     assert_eq!(drivers, [driver("gpu"), driver("nic")]);
     assert_eq!((record.state, record.boot_id.as_str()), (ClaimState::Preparing, BOOT));
     assert_eq!(record.pods.keys().collect::<Vec<_>>(), [&a.uid]);

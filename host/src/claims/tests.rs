@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use super::fixtures::{claim, driver, permanent, pod, transient, uid};
 use super::{ClaimEnd, PodSelector};
 use crate::driver::Ledger;
-use crate::model::{ClaimState, Device, DeviceName, Pool};
+use crate::model::{ClaimState, ContainerClaim, Device, DeviceName, Pool};
 
 use daemon::{FakeDriver, Home, Reply, cdi_devices, ends, request};
 
@@ -38,6 +38,33 @@ async fn a_repeated_prepare_calls_no_driver_and_answers_the_same() {
     let daemon = home.start();
     assert_eq!(daemon.claims.pod("uid-a").unwrap().containers, first.containers, "from the checkpoint");
     assert_eq!(daemon.unprepare(&a).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_container_is_given_the_devices_of_the_requests_that_it_names() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0", "gpu/1", "gpu/2"], &[&a]));
+    let mut two = request(&a, &["one"]);
+    let of = |name: &str| ContainerClaim { pod_claim_name: "one".to_owned(), request: Some(name.to_owned()) };
+    two.containers[0].claims = vec![of("0"), of("2"), of("none")];
+    let outcome = daemon.claims.prepare_pod(two, vec![], "test".into()).await;
+    assert_eq!(cdi_devices(&outcome), ["gpu.example.com/claim=uid-one-0", "gpu.example.com/claim=uid-one-2"]);
+}
+
+#[tokio::test]
+async fn a_claim_that_no_container_uses_is_prepared_all_the_same() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    let mut unused = request(&a, &["one"]);
+    unused.containers[0].claims.clear();
+    let outcome = daemon.claims.prepare_pod(unused, vec![], "test".into()).await;
+    assert_eq!((ends(&outcome), cdi_devices(&outcome).len()), (vec!["prepared"], 0));
+    assert_eq!((daemon.state("uid-one"), gpu.counts()), (PREPARED, (1, 0)));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
 }
 
 #[tokio::test]

@@ -206,6 +206,22 @@ mod tests {
             UnixListener::bind(self.path(name)).unwrap()
         }
 
+        /// So many events, in the order of their paths.
+        async fn next(&mut self, count: usize) -> Vec<SocketEvent> {
+            let mut events = Vec::new();
+            while events.len() < count {
+                events.push(self.events.recv().await.unwrap());
+            }
+            events.sort_by_key(|event| match event {
+                SocketEvent::Appeared(path) | SocketEvent::Gone(path) => path.clone(),
+            });
+            events
+        }
+
+        fn each(&self, names: &[String], event: fn(PathBuf) -> SocketEvent) -> Vec<SocketEvent> {
+            names.iter().map(|name| event(self.path(name))).collect()
+        }
+
         async fn appeared(&mut self, name: &str) {
             let path = self.path(name);
             assert_eq!(self.events.recv().await, Some(SocketEvent::Appeared(path)));
@@ -228,6 +244,22 @@ mod tests {
         std::fs::remove_file(folder.path("a.sock")).unwrap();
         folder.gone("a.sock").await;
         assert!(folder.tasks.drain(Duration::from_secs(5)).await);
+    }
+
+    #[tokio::test]
+    async fn each_of_many_sockets_is_told_when_it_comes_and_when_it_goes() {
+        let names = |when: &str| (0..10).map(|n| format!("{when}-{n}.sock")).collect::<Vec<_>>();
+        let before = names("before");
+        let mut folder = Watching::new(|dir| {
+            before.iter().for_each(|name| drop(UnixListener::bind(dir.join(name)).unwrap()));
+        });
+        assert_eq!(folder.next(10).await, folder.each(&before, SocketEvent::Appeared));
+        let later = names("later");
+        let _later: Vec<_> = later.iter().map(|name| folder.bind(name)).collect();
+        assert_eq!(folder.next(10).await, folder.each(&later, SocketEvent::Appeared));
+        let all = [before, later].concat();
+        all.iter().for_each(|name| std::fs::remove_file(folder.path(name)).unwrap());
+        assert_eq!(folder.next(20).await, folder.each(&all, SocketEvent::Gone));
     }
 
     #[tokio::test]

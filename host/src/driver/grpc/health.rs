@@ -188,6 +188,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(health.now()[&key("short")], DeviceHealth::default());
         assert_eq!(health.now()[&key("long")].message, "fine");
+        assert!(!health.now().contains_key(&key("other")), "nobody spoke of it");
     }
 
     #[tokio::test(start_paused = true)]

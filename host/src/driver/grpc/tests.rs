@@ -319,6 +319,35 @@ async fn health_is_followed_in_either_version() {
 }
 
 #[tokio::test]
+async fn calls_at_once_and_the_health_stream_share_one_connection() {
+    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
+    let (name, tasks) = (bench.driver.name.clone(), &bench.tasks);
+    Health::follow(name, HealthService::V1, bench.connection.clone(), tasks);
+    assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
+    let uids: Vec<_> = (0..10).map(|n| format!("c{n}")).collect();
+    let prepared = futures::future::join_all(uids.iter().map(|uid| bench.prepare(uid))).await;
+    assert!(prepared.iter().all(Result::is_ok), "{prepared:?}");
+    assert_eq!(bench.plugin.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_health_stream_that_breaks_is_begun_again_and_ends_with_its_tasks() {
+    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
+    let (name, tasks) = (bench.driver.name.clone(), bench.tasks.child());
+    Health::follow(name, HealthService::V1, bench.connection.clone(), &tasks);
+    assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
+    bench.plugin.disconnect();
+    bench.link("lost").await;
+    bench.plugin.serve().unwrap();
+    bench.link("connected").await;
+    // From here the clock runs to the next stream by itself.
+    tokio::time::pause();
+    assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
+    tasks.stop();
+    tasks.finished().await;
+}
+
+#[tokio::test]
 async fn a_health_service_that_is_not_there_is_asked_once() {
     let bench = Bench::new(Script::ok(DRIVER));
     bench.link("connected").await;

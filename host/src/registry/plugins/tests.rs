@@ -1,5 +1,7 @@
 //! Scripted plugins in a folder that is watched, from the socket to the registry.
 
+mod many;
+
 use std::path::Path;
 use std::time::Duration;
 

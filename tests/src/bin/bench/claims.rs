@@ -166,7 +166,8 @@ pub(crate) async fn storm(client: Client, requests: Vec<v1::PreparePodRequest>) 
         let mut client = client.clone();
         async move {
             let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
-            usize::from(answer.claims.iter().any(|claim| claim.outcome != "prepared"))
+            let no_claim = answer.claims.iter().any(|claim| claim.outcome != "prepared");
+            usize::from(no_claim || answer.resources.iter().any(|resource| resource.outcome != "allocated"))
         }
     });
     outcomes.await

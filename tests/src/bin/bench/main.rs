@@ -3,6 +3,7 @@
 //! Speed is measured here and asserted nowhere. `--quick` runs every row a few times only, to show that all of them work.
 
 mod claims;
+mod devices;
 mod native;
 mod sandbox;
 mod start;
@@ -36,6 +37,13 @@ struct Size {
     /// Numbers of drivers.
     drivers: [usize; 3],
     plugins: usize,
+    /// Numbers of pods that have devices.
+    pods: [usize; 3],
+    /// Devices of a device plugin.
+    devices: usize,
+    /// Lists of devices, and of pods.
+    lists: usize,
+    listed_pods: usize,
     loads: usize,
     starts: usize,
 }
@@ -47,6 +55,10 @@ const FULL: Size = Size {
     live: [0, 1000, 10_000],
     drivers: [1, 10, 100],
     plugins: 500,
+    pods: [0, 100, 1000],
+    devices: 10_000,
+    lists: 200,
+    listed_pods: 500,
     loads: 20,
     starts: 10,
 };
@@ -57,6 +69,10 @@ const QUICK: Size = Size {
     live: [0, 50, 200],
     drivers: [1, 2, 4],
     plugins: 8,
+    pods: [0, 5, 20],
+    devices: 500,
+    lists: 4,
+    listed_pods: 10,
     loads: 2,
     starts: 2,
 };
@@ -75,6 +91,9 @@ async fn main() {
     }
     if wanted("native") {
         native::run(size, &mut table).await;
+    }
+    if wanted("devices") {
+        devices::run(size, &mut table).await;
     }
     if wanted("start") {
         start::run(size, &mut table).await;

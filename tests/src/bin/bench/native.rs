@@ -1,5 +1,6 @@
 //! A native plugin beside a WASM driver: the same claim, the same daemon, the same run. And many plugins at once.
 
+use std::path::Path;
 use std::time::Instant;
 
 use hyper_util::rt::TokioIo;
@@ -9,7 +10,7 @@ use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
 use nodedock_proto::node::v1::UnpreparePodRequest;
 use nodedock_tests::{Daemon, Root, compose};
 use tokio::net::UnixStream;
-use tonic::transport::{Endpoint, Uri};
+use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::claims::{daemon, measured, storm};
 use crate::start::resident_mib;
@@ -68,13 +69,7 @@ fn native_request(n: usize) -> nodedock_proto::node::v1::PreparePodRequest {
 
 /// The call to the plugin alone, as the daemon makes it, from here.
 async fn bare(size: Size, plugin: &Plugin, table: &mut Table) {
-    let endpoint = plugin.endpoint().to_owned();
-    let connector = tower::service_fn(move |_: Uri| {
-        let endpoint = endpoint.clone();
-        async move { UnixStream::connect(endpoint).await.map(TokioIo::new) }
-    });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-    let mut client = DraPluginClient::new(channel.expect("connect to the plugin"));
+    let mut client = DraPluginClient::new(dial(plugin.endpoint()).await);
     let mut times = Times::default();
     for n in 0..size.single {
         let claim = v1::Claim { namespace: "default".into(), uid: format!("u-{n}"), name: format!("c-{n}") };
@@ -89,6 +84,17 @@ async fn bare(size: Size, plugin: &Plugin, table: &mut Table) {
         "prepare through a native plugin",
         "no daemon between",
     );
+}
+
+/// A connection to a plugin's socket.
+pub(crate) async fn dial(socket: &Path) -> Channel {
+    let socket = socket.to_owned();
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
+    channel.expect("connect to the plugin")
 }
 
 async fn many(size: Size, table: &mut Table) {

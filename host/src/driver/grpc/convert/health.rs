@@ -79,8 +79,29 @@ mod tests {
         assert_eq!(timeout(i64::MAX), HEALTH_TIMEOUT_MAX);
     }
 
+    macro_rules! state_of {
+        ($version:ident, $said:expr) => {{
+            use nodedock_proto::kubelet::dra_health::$version as wire;
+            let named = wire::DeviceIdentifier { pool_name: "p".to_owned(), device_name: "d".to_owned() };
+            let device = wire::DeviceHealth { device: Some(named), health: $said, ..Default::default() };
+            $version::report(wire::NodeWatchResourcesResponse { devices: vec![device] }).devices[0]
+                .health
+                .state
+        }};
+    }
+
+    #[test]
+    fn healthy_and_unhealthy_are_read_and_everything_else_is_unknown() {
+        use HealthState::{Healthy, Unhealthy, Unknown};
+        for (said, state) in [(0, Unknown), (1, Healthy), (2, Unhealthy), (3, Unknown), (-1, Unknown)] {
+            assert_eq!((state_of!(v1, said), state_of!(v1alpha1, said)), (state, state), "{said}");
+        }
+    }
+
     #[test]
     fn a_long_message_is_cut_to_a_kubelets_length() {
+        let longest = "x".repeat(HEALTH_MESSAGE_BYTES_MAX);
+        assert_eq!(device("p", "d", HealthState::Unhealthy, 0, &longest).unwrap().health.message, longest);
         let device = device("p", "d", HealthState::Unhealthy, 0, &"x".repeat(2000)).unwrap();
         assert_eq!(device.health.message.len(), HEALTH_MESSAGE_BYTES_MAX);
         assert!(device.health.message.ends_with("x..."));

@@ -1,0 +1,193 @@
+//! What `cargo test` writes, read line by line while a person reads it too: which tests ran, and how they ended.
+//!
+//! Cargo names each binary on standard error before it starts it; what the binary says of its tests comes on standard output.
+//! The two are put together by their order.
+
+use std::collections::BTreeMap;
+
+/// How a test ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    Failed,
+    Ignored,
+    /// It passed without doing its work, for this reason.
+    Skipped(String),
+    /// It is there, and was not run.
+    Listed,
+}
+
+/// Every test of a run, by `BINARY PATH`.
+pub(crate) type Outcomes = BTreeMap<String, Outcome>;
+
+/// Standard error of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Binaries {
+    names: Vec<String>,
+    /// Number of the binary, path of the test, what is left out and why.
+    skipped: Vec<(usize, String, String)>,
+}
+
+impl Binaries {
+    pub(crate) fn line(&mut self, line: &str) {
+        let line = line.trim();
+        if let Some(name) = line.strip_prefix("Doc-tests ") {
+            self.names.push(name.to_owned());
+        } else if let Some(name) = line.strip_prefix("Running ").and_then(binary) {
+            self.names.push(name.to_owned());
+        } else if let Some((path, why)) =
+            line.strip_prefix("skipped in ").and_then(|rest| rest.split_once(": "))
+        {
+            let number = self.names.len().saturating_sub(1);
+            self.skipped.push((number, path.to_owned(), why.to_owned()));
+        }
+    }
+}
+
+/// The name in `tests/crash/main.rs (target/debug/deps/crash-0123456789abcdef)`.
+fn binary(running: &str) -> Option<&str> {
+    let path = running.strip_suffix(')')?.rsplit_once(" (")?.1;
+    let file = path.rsplit('/').next()?;
+    file.rsplit_once('-').map(|(name, _hash)| name)
+}
+
+/// Standard output of a run: the tests of each binary.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    runs: Vec<Vec<(String, Outcome)>>,
+    /// Of the binary that lists its tests now.
+    listed: Vec<(String, Outcome)>,
+}
+
+impl Results {
+    pub(crate) fn line(&mut self, line: &str) {
+        let line = line.trim_end();
+        if let Some(result) = line.strip_prefix("test ").and_then(result) {
+            self.runs.last_mut().into_iter().for_each(|run| run.push(result.clone()));
+        } else if let Some(path) = line.strip_suffix(": test") {
+            self.listed.push((path.to_owned(), Outcome::Listed));
+        } else if is_count(line, "running ", &[" test", " tests"]) {
+            self.runs.push(Vec::new());
+        } else if is_count(line, "", &[" tests, 0 benchmarks", " test, 0 benchmarks"]) {
+            self.runs.push(std::mem::take(&mut self.listed));
+        }
+    }
+
+    /// Everything that ran, with the binaries' names.
+    pub(crate) fn named(self, binaries: Binaries) -> Outcomes {
+        let mut outcomes = Outcomes::new();
+        for (name, run) in binaries.names.iter().zip(self.runs) {
+            outcomes.extend(run.into_iter().map(|(path, outcome)| (format!("{name} {path}"), outcome)));
+        }
+        for (number, path, why) in binaries.skipped {
+            let name = binaries.names.get(number).map_or("", String::as_str);
+            if let Some(outcome @ Outcome::Passed) = outcomes.get_mut(&format!("{name} {path}")) {
+                *outcome = Outcome::Skipped(why);
+            }
+        }
+        outcomes
+    }
+}
+
+/// The path and the end in `PATH ... ok`; a test that has to panic says so between them.
+fn result(text: &str) -> Option<(String, Outcome)> {
+    let (path, end) = text.split_once(" ... ")?;
+    let outcome = match end.split(',').next()? {
+        "ok" => Outcome::Passed,
+        "FAILED" => Outcome::Failed,
+        "ignored" => Outcome::Ignored,
+        _ => return None,
+    };
+    Some((path.trim_end_matches(" - should panic").to_owned(), outcome))
+}
+
+/// A line of `prefix`, a number, and one of `suffixes`.
+fn is_count(line: &str, prefix: &str, suffixes: &[&str]) -> bool {
+    let rest = line.strip_prefix(prefix);
+    let count = rest.and_then(|rest| suffixes.iter().find_map(|suffix| rest.strip_suffix(suffix)));
+    count.is_some_and(|count| !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ERRORS: &str = "\
+   Compiling nodedock v0.1.0
+     Running unittests src/lib.rs (target/debug/deps/nodedock-0f1e)
+     Running unittests src/main.rs (target/debug/deps/nodedock-aaaa)
+     Running tests/inter op/main.rs (/t (1)/debug/deps/inter_op-1-2b3c)
+skipped in go::list: an agent in Go: Go is not installed: really
+skipped in never::ran: nothing: no
+   Doc-tests nodedock_sdk
+";
+    const RESULTS: &str = "
+running 3 tests
+test a::good ... ok
+test a::panics - should panic ... ok
+test a::costly ... ignored, takes a day
+
+test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s
+
+running 0 tests
+
+test result: ok. 0 passed
+
+running 1 test
+test go::list has been running for over 60 seconds
+test go::list ... ok
+
+running 1 test
+test sdk/src/lib.rs - claim (line 7) ... FAILED
+";
+
+    fn outcomes(errors: &str, results: &str) -> Vec<(String, Outcome)> {
+        let (mut binaries, mut read) = (Binaries::default(), Results::default());
+        errors.lines().for_each(|line| binaries.line(line));
+        results.lines().for_each(|line| read.line(line));
+        read.named(binaries).into_iter().collect()
+    }
+
+    fn with_names(expected: &[(&str, Outcome)]) -> Vec<(String, Outcome)> {
+        expected.iter().map(|(name, outcome)| ((*name).to_owned(), outcome.clone())).collect()
+    }
+
+    #[test]
+    fn each_test_is_known_by_its_binary_and_its_end() {
+        let why = Outcome::Skipped("an agent in Go: Go is not installed: really".to_owned());
+        let expected = [
+            ("inter_op-1 go::list", why),
+            ("nodedock a::costly", Outcome::Ignored),
+            ("nodedock a::good", Outcome::Passed),
+            ("nodedock a::panics", Outcome::Passed),
+            ("nodedock_sdk sdk/src/lib.rs - claim (line 7)", Outcome::Failed),
+        ];
+        assert_eq!(outcomes(ERRORS, RESULTS), with_names(&expected));
+    }
+
+    #[test]
+    fn a_list_tells_what_is_there() {
+        let list = "a::good: test\n\n1 test, 0 benchmarks\na::costly: test\n\n1 test, 0 benchmarks\n\
+                    go::list: test\n\n1 test, 0 benchmarks\n\n0 tests, 0 benchmarks\n";
+        let expected = [
+            ("inter_op-1 go::list", Outcome::Listed),
+            ("nodedock a::costly", Outcome::Listed),
+            ("nodedock a::good", Outcome::Listed),
+        ];
+        assert_eq!(outcomes(ERRORS, list), with_names(&expected));
+    }
+
+    #[test]
+    fn a_test_that_failed_was_not_skipped() {
+        let found = outcomes(ERRORS, &RESULTS.replace("go::list ... ok", "go::list ... FAILED"));
+        assert_eq!(found[0].1, Outcome::Failed);
+    }
+
+    #[test]
+    fn what_is_no_line_of_the_harness_is_passed_over() {
+        let noise = "test of patience\ntest a ... maybe\nrunning tests\nrunning 1 errand\n2 tests\n";
+        assert_eq!(outcomes(ERRORS, noise), []);
+        assert_eq!(outcomes("Running late\nRunning a (b)\nskipped in haste\n", RESULTS), []);
+        assert_eq!(outcomes("", "test a ... ok\n"), []);
+    }
+}
