@@ -50,7 +50,7 @@ async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are
     let plugin = with_nics(&daemon, Script::ok(), 2).await;
     let refusal = |code| Answer::Status(code, "out of order".to_owned());
     let cases = [
-        (Answer::NoResponse, "driver-answer-not-valid", "container_responses"),
+        (Answer::NoResponse, "driver-answer-not-valid", "no container response"),
         (mounting("/none/of/this"), "allocation-path-missing", "/none/of/this"),
         (with_node("/dev/none-of-this", "rw"), "allocation-path-missing", "/dev/none-of-this"),
         (with_node("/dev/null", "rwx"), "driver-answer-not-valid", "rwx"),
