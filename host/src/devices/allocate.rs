@@ -431,7 +431,7 @@ pub(super) async fn within<T>(
 ) -> Result<T, Problem> {
     let late = |_| {
         let message = format!("the plugin of {resource} did not answer in time ({what})");
-        Err(Problem::unavailable("plugin-timeout", message).retry_after(Duration::from_secs(5)))
+        Err(Problem::unavailable("driver-deadline", message).retry_after(Duration::from_secs(5)))
     };
     timeout_at(deadline, call).await.unwrap_or_else(late)
 }

@@ -15,8 +15,9 @@ pub(super) fn paths_exist(
     for (field, path) in mounts.chain(nodes) {
         let here = root.join(path.trim_start_matches('/'));
         if let Err(error) = here.metadata() {
-            let message =
-                format!("the answer of the plugin of {resource} names {path} (host_path of {field}): {error}");
+            let message = format!(
+                "the answer of the plugin of {resource} names {path} (host_path of {field}): {error}"
+            );
             return Err(Problem::invalid("allocation-path-missing", message).with("field", field));
         }
     }

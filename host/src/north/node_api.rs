@@ -296,8 +296,8 @@ impl NodeApi {
                 let health = health.cloned().unwrap_or_default();
                 let claims = self.claims.holders_of(name, pool_name.as_str(), device_name.as_str());
                 let resource = pool.extended_resource.as_ref();
-                let users =
-                    resource.and_then(|resource| users.get(&(resource, format!("{pool_name}/{device_name}"))));
+                let users = resource
+                    .and_then(|resource| users.get(&(resource, format!("{pool_name}/{device_name}"))));
                 let capacity = device.capacities.iter().map(|(name, c)| (name.to_string(), c.value.clone()));
                 devices.push(v1::Device {
                     driver: name.to_string(),

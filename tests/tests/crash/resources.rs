@@ -70,9 +70,7 @@ fn request_of(name: &str) -> v1::PreparePodRequest {
 impl Scene {
     async fn start() -> Self {
         let daemon = Daemon::start().await;
-        daemon.install_gpus(&format!(
-            "pools:\n- {{name: gpus, count: {GPUS}, extendedResource: {GPU}}}\n"
-        ));
+        daemon.install_gpus(&format!("pools:\n- {{name: gpus, count: {GPUS}, extendedResource: {GPU}}}\n"));
         let options = Options::new(NIC, &daemon.state().join("device-plugins"));
         let plugin = Plugin::unregistered(options, Script::ok()).expect("make the plugin's socket");
         plugin.list((0..NICS).map(|n| Device::healthy(&format!("nic-{n}"))).collect());

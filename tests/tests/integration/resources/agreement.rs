@@ -22,8 +22,7 @@ type Device = (String, String);
 /// Expects that capacity, devices, pods and pod resources agree, and gives the pods that have each device.
 pub(super) async fn agree(daemon: &Daemon) -> BTreeMap<Device, BTreeSet<String>> {
     let (pods, devices) = (daemon.pods().await, daemon.devices().await);
-    let devices: Vec<_> =
-        devices.into_iter().filter(|device| !device.extended_resource.is_empty()).collect();
+    let devices: Vec<_> = devices.into_iter().filter(|device| !device.extended_resource.is_empty()).collect();
     let capacity = daemon.client().get_capacity(v1::GetCapacityRequest {}).await.expect("an answer");
     let held = held(&pods);
     counts_agree(&capacity.into_inner().resources, &devices, &held);
@@ -49,11 +48,8 @@ fn held(pods: &[v1::PodStatus]) -> BTreeMap<Device, BTreeSet<String>> {
 }
 
 fn key(device: &v1::Device) -> Device {
-    let id = if device.pool.is_empty() {
-        device.name.clone()
-    } else {
-        format!("{}/{}", device.pool, device.name)
-    };
+    let id =
+        if device.pool.is_empty() { device.name.clone() } else { format!("{}/{}", device.pool, device.name) };
     (device.extended_resource.clone(), id)
 }
 

@@ -110,8 +110,7 @@ async fn in_a_storm_of_registrations_every_resource_gets_its_newest_plugin() {
         let options = own_socket(&resource, n);
         async move { Plugin::start(options, Script::ok(), nics(1)).await }
     });
-    let (same, mine) =
-        tokio::join!(futures::future::join_all(same), futures::future::join_all(mine));
+    let (same, mine) = tokio::join!(futures::future::join_all(same), futures::future::join_all(mine));
     for refused in same.iter().filter_map(|plugin| plugin.as_ref().err()) {
         assert!(refused.message().contains("a newer registration of example.com/nic"), "{refused:?}");
     }

@@ -37,7 +37,8 @@ async fn a_plugin_of_what_is_no_extended_resource_is_refused_by_both_ways() {
 
         let options = saying(with_registration_socket(&daemon, NIC), name);
         let plugin = Plugin::start(options, Script::ok(), nics(1)).await.expect("the socket is made");
-        let Event::Refused { why } = until_event(&plugin, |event| matches!(event, Event::Refused { .. })).await
+        let Event::Refused { why } =
+            until_event(&plugin, |event| matches!(event, Event::Refused { .. })).await
         else {
             panic!("it is refused")
         };
@@ -52,14 +53,10 @@ async fn a_plugin_of_what_is_no_extended_resource_is_refused_by_both_ways() {
 #[tokio::test]
 async fn a_registration_that_says_a_wrong_version_or_endpoint_is_told_what_is_right() {
     let daemon = Daemon::start().await;
-    let version = |version: &str| PluginOptions {
-        said_version: Some(version.to_owned()),
-        ..calling(&daemon, NIC)
-    };
-    let endpoint = |endpoint: &str| PluginOptions {
-        said_endpoint: Some(endpoint.to_owned()),
-        ..calling(&daemon, NIC)
-    };
+    let version =
+        |version: &str| PluginOptions { said_version: Some(version.to_owned()), ..calling(&daemon, NIC) };
+    let endpoint =
+        |endpoint: &str| PluginOptions { said_endpoint: Some(endpoint.to_owned()), ..calling(&daemon, NIC) };
     for (options, words) in [
         (version("v1alpha1"), "v1beta1"),
         (endpoint("../nic.sock"), "without '/'"),
@@ -77,7 +74,8 @@ async fn a_registration_that_says_a_wrong_version_or_endpoint_is_told_what_is_ri
 async fn a_pod_with_limits_that_cannot_be_is_refused_before_anything_is_done() {
     let daemon = Daemon::start().await;
     let _plugin = with_nics(&daemon, Script::ok(), 2).await;
-    for (name, count) in BAD.map(|name| (name, 1)).into_iter().chain([(NIC, 0), (NIC, 4097), (NIC, u32::MAX)]) {
+    for (name, count) in BAD.map(|name| (name, 1)).into_iter().chain([(NIC, 0), (NIC, 4097), (NIC, u32::MAX)])
+    {
         let refused = daemon.client().prepare_pod(limited("one", &[(name, count)])).await;
         let status = refused.expect_err("it is refused");
         assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
