@@ -17,7 +17,7 @@ use tonic::Status;
 use crate::Place;
 use crate::scene::assert_killed;
 
-/// Points that only devices of extended resources pass. The first of them and the last are passed for devices of pools as well.
+/// Points that only devices of extended resources pass.
 pub(crate) const POINTS: [Point; 5] = [
     Point::AllocateIntended,
     Point::AllocateCall,
@@ -25,6 +25,11 @@ pub(crate) const POINTS: [Point; 5] = [
     Point::AllocateCommitted,
     Point::AllocateFreed,
 ];
+
+/// Points that a pool's devices pass as a claim.
+const OF_CLAIMS: [Point; 4] =
+    [Point::PrepareIntended, Point::PrepareCommitted, Point::UnprepareIntended, Point::UnprepareForgotten];
+const LEAVING: [Point; 3] = [Point::AllocateFreed, Point::UnprepareIntended, Point::UnprepareForgotten];
 
 const NIC: &str = "example.com/nic";
 const GPU: &str = "example.com/gpu";
@@ -201,9 +206,10 @@ impl Scene {
 async fn death_at_any_point_of_an_allocation_gives_no_device_twice_and_loses_none() {
     let mut scene = Scene::start().await;
     let (started, mut deaths) = (Instant::now(), 0);
-    for point in POINTS {
+    let points = [POINTS.as_slice(), &OF_CLAIMS].concat();
+    for point in points.iter().copied() {
         // A pod that leaves asks again in any case.
-        let pods_return: &[bool] = if point == Point::AllocateFreed { &[true] } else { &[true, false] };
+        let pods_return: &[bool] = if LEAVING.contains(&point) { &[true] } else { &[true, false] };
         for pods_return in pods_return.iter().copied() {
             let mut pass = 1;
             while scene.play(Death { point, pass, pods_return }).await {
@@ -213,5 +219,5 @@ async fn death_at_any_point_of_an_allocation_gives_no_device_twice_and_loses_non
             deaths += pass - 1;
         }
     }
-    tell(&format!("allocations: {deaths} deaths at {} points in {:.0?}", POINTS.len(), started.elapsed()));
+    tell(&format!("allocations: {deaths} deaths at {} points in {:.0?}", points.len(), started.elapsed()));
 }

@@ -184,9 +184,8 @@ async fn whole_life(options: impl Fn(&Daemon) -> PluginOptions) {
     life.bring_plugin().await;
     life.is_the_same().await;
     life.containers_start().await;
-    life.daemon.kill9().await;
+    life.daemon.restart().await;
     life.plugin = None;
-    life.daemon.run().await;
     life.bring_plugin().await;
     life.is_the_same().await;
     life.end().await;
