@@ -48,7 +48,7 @@ async fn with_nics(daemon: &Daemon, script: Script, count: usize) -> Plugin {
     started(daemon, calling(daemon, NIC), script, nics(count)).await
 }
 
-/// Replaces the config of the simulated GPUs, or installs them.
+/// Installs the simulated GPUs, and waits until they are there as a resource.
 async fn with_gpus(daemon: &Daemon) {
     daemon.install_gpus(GPUS);
     daemon.until_serving(MOCK_GPU_FILE).await;

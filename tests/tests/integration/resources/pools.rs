@@ -152,3 +152,23 @@ async fn more_devices_than_a_claim_can_have_are_refused() {
     ready(&daemon, limited("two", &[(GPU, 32)])).await;
     agree(&daemon).await;
 }
+
+#[tokio::test]
+async fn a_claim_that_is_released_by_hand_frees_its_devices_while_the_driver_is_away() {
+    let mut daemon = daemon().await;
+    ready(&daemon, limited("one", &[(GPU, 3)])).await;
+    let claim = daemon.only_claim().await.id.expect("a claim has a name").name;
+    let release = ["release", "claim", &claim, "--yes"];
+    assert!(daemon.cli(&release).await.failed(1).contains("default/one"), "its pod has it");
+    daemon.take_out(MOCK_GPU_FILE);
+    daemon.until_gone(MOCK_GPU_FILE).await;
+    freed(&daemon, "one").await;
+    assert_eq!(agree(&daemon).await.len(), 3);
+    daemon.cli(&release).await.done();
+    assert!(agree(&daemon).await.is_empty() && daemon.agrees().await.is_empty());
+    daemon.crash().await;
+    assert!(agree(&daemon).await.is_empty() && daemon.pods().await.is_empty());
+    daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
+    until_allocatable(&daemon, GPU, 3).await;
+    ready(&daemon, limited("two", &[(GPU, 3)])).await;
+}
