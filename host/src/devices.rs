@@ -80,7 +80,7 @@ pub struct DeviceSettings {
 /// What the manager stands on.
 pub struct DeviceParts {
     pub records: Vec<PodAllocation>,
-    /// Resources of which pods that left have devices still: their records are gone, and the claims that stood for them are not.
+    /// Resources for which pods have claims: a pod that left has no record any more, and its claims until their driver is back.
     pub left: BTreeSet<ExtendedResource>,
     pub checkpoint: Checkpoint,
     pub registry: Registry,

@@ -22,7 +22,7 @@ use crate::checkpoint::Checkpoint;
 use crate::claims::Claims;
 use crate::devices::{Capacity, Devices, ResourceSource, ResourceView};
 use crate::driver::{Driver, NodeFacts};
-use crate::model::{Caller, ExtendedResource, ObjectRef, Problem, limit};
+use crate::model::{Caller, DriverName, ExtendedResource, ObjectRef, Problem, limit};
 use crate::pods::{PodView, Pods};
 use crate::registry::Registry;
 
@@ -288,7 +288,7 @@ impl NodeApi {
         let Some(inventory) = &driver.inventory else { return Vec::new() };
         let published = inventory.borrow().clone();
         let name = &driver.identity.name;
-        let users = users(pods);
+        let users = users(pods, name);
         let mut devices = Vec::new();
         for (pool_name, pool) in &published.inventory.pools {
             for (device_name, device) in &pool.devices {
@@ -318,12 +318,15 @@ impl NodeApi {
     }
 }
 
-/// Pods that have a device of a pool under a resource's name, by it and `POOL/DEVICE`. A pod that left has it until its driver gave
-/// it up.
-fn users(pods: &[PodView]) -> BTreeMap<(&ExtendedResource, String), BTreeSet<&ObjectRef>> {
+/// Pods that have a device of a driver's pool under a resource's name, by it and `POOL/DEVICE`. A pod that left has it until the
+/// driver gave it up.
+fn users<'a>(
+    pods: &'a [PodView],
+    driver: &DriverName,
+) -> BTreeMap<(&'a ExtendedResource, String), BTreeSet<&'a ObjectRef>> {
     let mut users: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for pod in pods {
-        for held in pod.resources.iter().filter(|held| held.claim.is_some()) {
+        for held in pod.resources.iter().filter(|held| held.driver.as_ref() == Some(driver)) {
             for device in held.devices.keys() {
                 users.entry((&held.resource, device.clone())).or_default().insert(&pod.pod);
             }
