@@ -33,7 +33,7 @@ use crate::driver::wasm::{WasmHost, WasmSettings};
 use crate::model::{DriverName, ObjectRef, limit};
 use crate::north::node_api::{self, NodeApi};
 use crate::north::pod_resources::{self, PodResources};
-use crate::pods::Pods;
+use crate::pods::{self, Pods};
 use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
 use crate::registry::plugins::{PluginTimes, Plugins};
@@ -116,6 +116,7 @@ impl Daemon {
         intake.spawn("checkpoint-keeper", keeper);
         let listener = socket::bind(&config.paths.socket).await?;
         let pod_resources_listener = socket::bind(&config.paths.pod_resources).await?;
+        let left = pods::resources(&opened.pods);
         let table = SharedTable::new(opened.claims, opened.pods);
         let settings = WasmSettings {
             cache_dir: Some(config.paths.cache.clone()),
@@ -145,6 +146,7 @@ impl Daemon {
         claims.start(watch_specs(&config, &intake));
         let devices = Devices::new(DeviceParts {
             records: opened.allocations,
+            left,
             checkpoint: opened.checkpoint.clone(),
             registry: registry.clone(),
             holders: Arc::new(ClaimHolders { claims: claims.clone(), registry: registry.clone() }),

@@ -80,6 +80,8 @@ pub struct DeviceSettings {
 /// What the manager stands on.
 pub struct DeviceParts {
     pub records: Vec<PodAllocation>,
+    /// Resources for which pods have claims: a pod that left has no record any more, and its claims until their driver is back.
+    pub left: BTreeSet<ExtendedResource>,
     pub checkpoint: Checkpoint,
     pub registry: Registry,
     pub holders: Arc<dyn DeviceHolders>,
@@ -125,10 +127,19 @@ struct State {
 
 impl Devices {
     pub fn new(parts: DeviceParts) -> Self {
-        let DeviceParts { records, checkpoint, registry, holders, settings, changes, conditions, tasks } =
-            parts;
+        let DeviceParts {
+            records,
+            left,
+            checkpoint,
+            registry,
+            holders,
+            settings,
+            changes,
+            conditions,
+            tasks,
+        } = parts;
         let known = records.iter().flat_map(|record| &record.entries).map(|entry| entry.resource.clone());
-        let resources = Resources::remembered(known.collect(), Instant::now());
+        let resources = Resources::remembered(known.chain(left).collect(), Instant::now());
         let state = State { resources, table: Table::new(records), untold: BTreeSet::new() };
         Self(Arc::new(Inner {
             state: Mutex::new(state),

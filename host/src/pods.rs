@@ -24,6 +24,7 @@ use crate::model::{Claim, ObjectName, ObjectRef, PodRequest, Problem, Uid};
 use allocator::Allocator;
 pub use answer::ContainerAnswer;
 use pooled::Pooled;
+pub use pooled::resources;
 pub use view::{PodResource, PodView, ResourceState};
 
 /// Times that devices are chosen anew for a pod: each means that somebody took one between the choice and its claim.

@@ -54,6 +54,16 @@ points! {
     UnprepareFilesRemoved = "unprepare-files-removed",
     /// The record is gone; the answer is not given.
     UnprepareForgotten = "unprepare-forgotten",
+    /// Devices of extended resources are chosen for a pod, and that is durable.
+    AllocateIntended = "allocate-intended",
+    /// A device plugin is about to be asked for them.
+    AllocateCall = "allocate-call",
+    /// The device plugin has answered, and nobody else knows.
+    AllocateAnswered = "allocate-answered",
+    /// The plugins' answers are durable, and the pod has none.
+    AllocateCommitted = "allocate-committed",
+    /// A pod's devices are durably nobody's; the answer is not given.
+    AllocateFreed = "allocate-freed",
     /// The writer has put the changes into a transaction.
     CheckpointCommit = "checkpoint-commit",
     /// The transaction is durable, and those who wait for it do not know.

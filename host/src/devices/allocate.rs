@@ -16,6 +16,7 @@ use super::stock::Snapshot;
 use super::{Inner, ResourceOutcome, affinity, check, pooled};
 use crate::base::clock::now_ms;
 use crate::base::error::chain;
+use crate::base::failpoint::{self, Point};
 use crate::checkpoint::Change;
 use crate::driver::{Call, DeviceDriver};
 use crate::model::{
@@ -85,6 +86,7 @@ impl Inner {
         match self.commit_intents(&job, &ends).await {
             Ok(None) => {}
             Ok(Some(intents)) => {
+                failpoint::pass(Point::AllocateIntended);
                 let answers = self.call_plugins(&job, &intents, &ends).await;
                 self.commit_answers(&intents, answers, &mut ends).await;
             }
@@ -315,10 +317,13 @@ impl Inner {
         let driver = self.plugin(resource).ok_or_else(|| stopped(resource))?;
         let ids: Vec<_> = entry.devices.keys().cloned().collect();
         let call = self.call(&job.request_id, deadline);
+        failpoint::pass(Point::AllocateCall);
         let response = within(deadline, resource, "allocation", driver.allocate(&call, &ids)).await?;
+        failpoint::pass(Point::AllocateAnswered);
         let (root, answer) = (self.settings.host_root.clone(), response.clone());
+        let of = resource.clone();
         // A path may be on a file system that hangs: not for a thread that serves.
-        let look = tokio::task::spawn_blocking(move || check::paths_exist(&answer, &root));
+        let look = tokio::task::spawn_blocking(move || check::paths_exist(&of, &answer, &root));
         let look = async move { look.await.unwrap_or_else(|_| Err(interrupted())) };
         within(deadline, resource, "look at what the allocation names", look).await?;
         Ok(Answer { response, pre_start: driver.options().pre_start_required })
@@ -335,6 +340,7 @@ impl Inner {
         }
         let record = Arc::new(record::answered(intents, &answers));
         let committed = self.commit(&record).await;
+        failpoint::pass(Point::AllocateCommitted);
         for (key, answer) in answers {
             // What was refused is refused for its own reason, durable or not.
             if let Some(problem) = answer.err().or_else(|| committed.as_ref().err().cloned()) {
@@ -425,7 +431,7 @@ pub(super) async fn within<T>(
 ) -> Result<T, Problem> {
     let late = |_| {
         let message = format!("the plugin of {resource} did not answer in time ({what})");
-        Err(Problem::unavailable("plugin-timeout", message).retry_after(Duration::from_secs(5)))
+        Err(Problem::unavailable("driver-deadline", message).retry_after(Duration::from_secs(5)))
     };
     timeout_at(deadline, call).await.unwrap_or_else(late)
 }

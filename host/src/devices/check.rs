@@ -2,16 +2,22 @@
 
 use std::path::Path;
 
-use crate::model::{ContainerAllocation, Problem};
+use crate::model::{ContainerAllocation, ExtendedResource, Problem};
 
 /// Refuses an answer of which a path does not exist below `root`. Blocks: a path may be on a file system that hangs.
-pub(super) fn paths_exist(allocation: &ContainerAllocation, root: &Path) -> Result<(), Problem> {
+pub(super) fn paths_exist(
+    resource: &ExtendedResource,
+    allocation: &ContainerAllocation,
+    root: &Path,
+) -> Result<(), Problem> {
     let mounts = allocation.mounts.iter().map(|mount| ("mounts", &mount.host_path));
     let nodes = allocation.device_nodes.iter().map(|node| ("devices", &node.host_path));
     for (field, path) in mounts.chain(nodes) {
         let here = root.join(path.trim_start_matches('/'));
         if let Err(error) = here.metadata() {
-            let message = format!("the plugin's answer names {path} (host_path of {field}): {error}");
+            let message = format!(
+                "the answer of the plugin of {resource} names {path} (host_path of {field}): {error}"
+            );
             return Err(Problem::invalid("allocation-path-missing", message).with("field", field));
         }
     }
@@ -21,6 +27,7 @@ pub(super) fn paths_exist(allocation: &ContainerAllocation, root: &Path) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices::fixtures::resource;
     use crate::model::{AllocationMount, AllocationNode};
 
     #[test]
@@ -43,12 +50,13 @@ mod tests {
             device_nodes: vec![node("/dev/gpu0")],
             ..ContainerAllocation::default()
         };
-        assert_eq!(paths_exist(&good, root.path()), Ok(()));
+        assert_eq!(paths_exist(&resource("gpu"), &good, root.path()), Ok(()));
         for (bad, field) in [
             (ContainerAllocation { mounts: vec![mount("/lib/none")], ..good.clone() }, "mounts"),
             (ContainerAllocation { device_nodes: vec![node("/dev/gpu1")], ..good.clone() }, "devices"),
         ] {
-            let problem = paths_exist(&bad, root.path()).unwrap_err();
+            let problem = paths_exist(&resource("gpu"), &bad, root.path()).unwrap_err();
+            assert!(problem.message.contains("example.com/gpu"), "{problem}");
             assert!(problem.message.contains(field) && problem.message.contains("No such file"), "{problem}");
         }
     }

@@ -10,6 +10,7 @@ use super::allocate::{busy, choose_pooled};
 use super::choose;
 use super::record::Want;
 use super::resources::Origin;
+use crate::base::failpoint::{self, Point};
 use crate::model::{AllocationEntry, ExtendedResource, ObjectRef, PodAllocation, PooledClaim, Problem, Uid};
 
 impl Inner {
@@ -18,6 +19,7 @@ impl Inner {
         let Some(record) = self.state().table.pod(pod.as_str()).cloned() else { return Ok(()) };
         self.commit(&Arc::new(PodAllocation { entries: Vec::new(), ..PodAllocation::clone(&record) }))
             .await?;
+        failpoint::pass(Point::AllocateFreed);
         self.changed(record.entries.iter().map(|entry| entry.resource.clone()));
         Ok(())
     }

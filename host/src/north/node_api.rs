@@ -1,6 +1,6 @@
 //! The node API on its Unix socket.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use nodedock_proto::node::v1;
@@ -20,10 +20,10 @@ use crate::base::tasks::Tasks;
 use crate::base::users;
 use crate::checkpoint::Checkpoint;
 use crate::claims::Claims;
-use crate::devices::{Capacity, DeviceView, Devices, ResourceSource, ResourceView};
+use crate::devices::{Capacity, Devices, ResourceSource, ResourceView};
 use crate::driver::{Driver, NodeFacts};
-use crate::model::{Caller, DriverName, ObjectRef, Problem, limit};
-use crate::pods::Pods;
+use crate::model::{Caller, DriverName, ExtendedResource, ObjectRef, Problem, limit};
+use crate::pods::{PodView, Pods};
 use crate::registry::Registry;
 
 /// What the API translates to.
@@ -156,9 +156,7 @@ impl Node for NodeApi {
         request: Request<v1::GetCapacityRequest>,
     ) -> Answer<v1::GetCapacityResponse> {
         begin("GetCapacity", &request);
-        let allocations = self.devices.allocations();
-        let allocations = allocations.iter().map(AsRef::as_ref);
-        Ok(Response::new(convert::capacity(&self.devices.capacity(), allocations)))
+        Ok(Response::new(convert::capacity(&self.devices.capacity(), &self.pods.pods())))
     }
 
     async fn get_topology_hints(
@@ -204,8 +202,8 @@ impl Node for NodeApi {
         let wanted = &request.get_ref().driver;
         let drivers = self.registry.all_serving().into_iter();
         let drivers = drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
-        let capacity = self.devices.capacity();
-        let mut devices: Vec<_> = drivers.flat_map(|driver| self.devices(&driver, &capacity)).collect();
+        let (capacity, pods) = (self.devices.capacity(), self.pods.pods());
+        let mut devices: Vec<_> = drivers.flat_map(|driver| self.devices(&driver, &pods)).collect();
         let of_plugins = plugin_devices(&capacity);
         devices.extend(of_plugins.filter(|device| wanted.is_empty() || device.driver == *wanted));
         Ok(Response::new(v1::ListDevicesResponse { devices }))
@@ -287,18 +285,20 @@ impl Node for NodeApi {
 }
 
 impl NodeApi {
-    fn devices(&self, driver: &Driver, capacity: &Capacity) -> Vec<v1::Device> {
+    fn devices(&self, driver: &Driver, pods: &[PodView]) -> Vec<v1::Device> {
         let Some(inventory) = &driver.inventory else { return Vec::new() };
         let published = inventory.borrow().clone();
         let name = &driver.identity.name;
-        let under_resources = pool_devices(capacity, name);
+        let users = users(pods, name);
         let mut devices = Vec::new();
         for (pool_name, pool) in &published.inventory.pools {
             for (device_name, device) in &pool.devices {
                 let health = published.health.get(&(pool_name.clone(), device_name.clone()));
                 let health = health.cloned().unwrap_or_default();
                 let claims = self.claims.holders_of(name, pool_name.as_str(), device_name.as_str());
-                let known = under_resources.get(&format!("{pool_name}/{device_name}"));
+                let resource = pool.extended_resource.as_ref();
+                let users = resource
+                    .and_then(|resource| users.get(&(resource, format!("{pool_name}/{device_name}"))));
                 let capacity = device.capacities.iter().map(|(name, c)| (name.to_string(), c.value.clone()));
                 devices.push(v1::Device {
                     driver: name.to_string(),
@@ -309,13 +309,9 @@ impl NodeApi {
                     health: health.state.as_str().to_owned(),
                     health_message: health.message,
                     claims: claims.iter().map(convert::object_message).collect(),
-                    extended_resource: pool
-                        .extended_resource
-                        .as_ref()
-                        .map(ToString::to_string)
-                        .unwrap_or_default(),
+                    extended_resource: resource.map(ToString::to_string).unwrap_or_default(),
                     numa_nodes: device.numa_nodes.clone(),
-                    pods: known.iter().flat_map(|view| &view.pods).map(convert::object_message).collect(),
+                    pods: users.into_iter().flatten().copied().map(convert::object_message).collect(),
                 });
             }
         }
@@ -323,11 +319,21 @@ impl NodeApi {
     }
 }
 
-/// Devices of a driver's pools as the device manager sees them, by `POOL/DEVICE`.
-fn pool_devices<'a>(capacity: &'a Capacity, driver: &DriverName) -> BTreeMap<String, &'a DeviceView> {
-    let is_of = |source: &ResourceSource| matches!(source, ResourceSource::Pools(name) if name == driver);
-    let resources = capacity.resources.iter().filter(|resource| is_of(&resource.source));
-    resources.flat_map(|resource| &resource.devices).map(|view| (view.device.id.clone(), view)).collect()
+/// Pods that have a device of a driver's pool under a resource's name, by it and `POOL/DEVICE`. A pod that left has it until the
+/// driver gave it up.
+fn users<'a>(
+    pods: &'a [PodView],
+    driver: &DriverName,
+) -> BTreeMap<(&'a ExtendedResource, String), BTreeSet<&'a ObjectRef>> {
+    let mut users: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for pod in pods {
+        for held in pod.resources.iter().filter(|held| held.driver.as_ref() == Some(driver)) {
+            for device in held.devices.keys() {
+                users.entry((&held.resource, device.clone())).or_default().insert(&pod.pod);
+            }
+        }
+    }
+    users
 }
 
 fn plugin_devices(capacity: &Capacity) -> impl Iterator<Item = v1::Device> {

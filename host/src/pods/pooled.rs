@@ -160,6 +160,11 @@ pub(super) fn users(record: &PodRecord) -> Vec<User> {
     users
 }
 
+/// Resources of which pods have devices of pools, by the pods' records.
+pub fn resources(records: &[PodRecord]) -> BTreeSet<ExtendedResource> {
+    records.iter().flat_map(|record| record.claims.keys()).filter_map(|name| resource(name)).collect()
+}
+
 /// Claims of a pod that stand for devices of pools.
 pub(super) fn claims(record: &PodRecord) -> BTreeSet<Uid> {
     let ours = record.claims.iter().filter(|(name, _)| resource(name).is_some());
@@ -261,6 +266,7 @@ mod tests {
         };
         assert_eq!(claims(&record), BTreeSet::from([claim("c").uid]));
         let resource = ExtendedResource::new(GPU).unwrap();
+        assert_eq!(resources(std::slice::from_ref(&record)), BTreeSet::from([resource.clone()]));
         assert_eq!(users(&record), [User { container: "main".to_owned(), resource, claim: claim("c") }]);
     }
 }

@@ -8,8 +8,8 @@ use super::pooled::{self, User};
 use crate::claims::{self, ClaimOutcome};
 use crate::devices::ResourceOutcome;
 use crate::model::{
-    AllocationEntry, ClaimRecord, ClaimState, ContainerKind, ExtendedResource, ObjectRef, PodAllocation,
-    PodContainer, PodRecord, Problem, Uid,
+    AllocationEntry, ClaimRecord, ClaimState, ContainerKind, DriverName, ExtendedResource, ObjectRef,
+    PodAllocation, PodContainer, PodRecord, Problem, Uid,
 };
 
 /// A pod and what it holds.
@@ -38,6 +38,8 @@ pub struct PodResource {
     pub state: ResourceState,
     /// The claim that stands for it; none: a device plugin gave it.
     pub claim: Option<Uid>,
+    /// The driver of whose pools the devices are, where a claim stands for them.
+    pub driver: Option<DriverName>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,6 +226,7 @@ fn resources(
             (None, None) => ResourceState::Allocating,
         },
         claim: entry.claim.as_ref().map(|claim| claim.id.uid.clone()),
+        driver: entry.claim.as_ref().map(|claim| claim.driver.clone()),
     };
     let mut resources: Vec<_> =
         allocation.into_iter().flat_map(|allocation| &allocation.entries).map(entry).collect();
@@ -248,5 +251,6 @@ fn left(record: &PodRecord, user: &User, claim: &Arc<ClaimRecord>) -> PodResourc
         devices: devices.map(|d| (format!("{}/{}", d.pool, d.device), Vec::new())).collect(),
         state: ResourceState::of_claim(Some(claim)),
         claim: Some(claim.id.uid.clone()),
+        driver: claim.allocation.devices.first().map(|device| device.driver.clone()),
     }
 }

@@ -9,6 +9,7 @@ mod load;
 mod lost;
 mod points;
 mod random;
+mod resources;
 mod scene;
 
 /// Says at a failure where the test was.

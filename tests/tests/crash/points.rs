@@ -10,9 +10,9 @@ use nodedock_tests::machine::tell;
 use nodedock_tests::wait::until_path;
 use tonic::Status;
 
-use crate::Place;
 use crate::driver::{Driver, Native, Wasm};
 use crate::scene::{Known, Scene, assert_killed, request_of};
+use crate::{Place, resources};
 
 /// What the daemon is asked.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,8 @@ const NOT_NATIVE: [Point; 4] =
     [Point::OrphanFound, Point::OrphanRemoved, Point::CdiStaged, Point::CdiRenamed];
 
 fn points<D: Driver>() -> impl Iterator<Item = Point> {
-    Point::ALL.iter().copied().filter(|point| D::EDITS || !NOT_NATIVE.contains(point))
+    let of_claims = Point::ALL.iter().copied().filter(|point| !resources::POINTS.contains(point));
+    of_claims.filter(|point| D::EDITS || !NOT_NATIVE.contains(point))
 }
 
 /// Where the daemon dies, and what becomes of the pod whose call it does not answer.

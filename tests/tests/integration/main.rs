@@ -18,6 +18,7 @@ mod main_job;
 mod pod_resources;
 mod pods;
 mod reboot;
+mod resources;
 mod shared_claims;
 mod start;
 mod stop;

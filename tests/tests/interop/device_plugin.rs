@@ -3,13 +3,15 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use nodedock_tests::{DEADLINE, Daemon, Root, machine};
-use serde_json::Value;
+use nodedock_proto::node::v1;
+use nodedock_tests::compose::pod;
+use nodedock_tests::{Client, DEADLINE, Daemon, Root, machine};
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::programs;
+use crate::{pod_resources, programs};
 
 /// A running plugin. It is killed when dropped.
 struct Plugin {
@@ -59,6 +61,71 @@ async fn a_plugin_that_dials_the_path_registers_and_lists_and_is_back_after_a_cr
     plugin.registered_and_listed().await;
     daemon.restart().await;
     plugin.registered_and_listed().await;
+}
+
+const RESOURCE: &str = "go.example.com/device";
+
+/// A pod with two containers, of one and two devices.
+fn wanted() -> v1::PreparePodRequest {
+    let container = |name: &str, count| v1::Container {
+        name: name.to_owned(),
+        extended_resources: [(RESOURCE.to_owned(), count)].into(),
+        ..Default::default()
+    };
+    let containers = vec![container("main", 1), container("second", 2)];
+    v1::PreparePodRequest { pod: Some(pod("one")), containers, ..Default::default() }
+}
+
+async fn until_listed(daemon: &Daemon) {
+    let listed = async |mut client: Client| {
+        let answer = client.get_capacity(v1::GetCapacityRequest {}).await;
+        let resources = answer.map_err(|status| status.to_string())?.into_inner().resources;
+        let is_there = resources.iter().any(|of| of.name == RESOURCE && of.allocatable == 3);
+        if is_there { Ok(()) } else { Err(format!("{resources:?}")) }
+    };
+    daemon.until("the plugin's devices are there", listed).await;
+}
+
+#[tokio::test]
+async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them() {
+    let programs = programs::go("device-plugin").and_then(|a| Ok((a, programs::go("pod-resources")?)));
+    let (program, agent) = match programs {
+        Ok(programs) => programs,
+        Err(why) => return machine::skip("a pod with devices of a plugin in Go", &why),
+    };
+    let mut daemon = Daemon::start().await;
+    let options = ["--resource", RESOURCE, "--devices", "device-0,device-1,device-2"];
+    let mut plugin = Plugin::start(&daemon, &program, &options);
+    plugin.registered_and_listed().await;
+    until_listed(&daemon).await;
+    let answer = daemon.prepare(wanted()).await;
+    assert!(answer.resources.iter().all(|of| of.outcome == "allocated"), "{answer:#?}");
+    for of in &answer.resources {
+        let asked = plugin.event().await;
+        assert_eq!(asked, json!({"event": "allocate", "devices": of.device_ids}));
+        let container = answer.containers.iter().find(|container| container.name == of.container);
+        let container = container.unwrap_or_else(|| panic!("{answer:#?}"));
+        assert_eq!(container.env["GO_DEVICES"], of.device_ids.join(","));
+    }
+    let device = |id: &String| json!({"resource_name": RESOURCE, "device_ids": [id]});
+    let containers = answer.resources.iter().map(|of| {
+        let devices: Vec<_> = of.device_ids.iter().map(device).collect();
+        json!({"name": of.container, "devices": devices})
+    });
+    let told = json!({"name": "one", "namespace": "default", "containers": containers.collect::<Vec<_>>()});
+    for _ in 0..2 {
+        let list = pod_resources::ask(&daemon, &agent, "list", &[]).await;
+        assert_eq!(list, json!({"pod_resources": [told]}));
+        let all = pod_resources::ask(&daemon, &agent, "allocatable", &[]).await;
+        assert_eq!(all["devices"].as_array().map(Vec::len), Some(3), "{all}");
+        assert_eq!(daemon.prepare(wanted()).await, answer);
+        daemon.crash().await;
+        // What the plugin says next is not of an allocation.
+        plugin.registered_and_listed().await;
+        until_listed(&daemon).await;
+    }
+    daemon.unprepare_pod(&pod("one")).await;
+    assert_eq!(pod_resources::ask(&daemon, &agent, "list", &[]).await, json!({}));
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ fn program() -> Option<PathBuf> {
 }
 
 /// What the client was answered.
-async fn ask(daemon: &Daemon, program: &Path, command: &str, args: &[&str]) -> Value {
+pub(crate) async fn ask(daemon: &Daemon, program: &Path, command: &str, args: &[&str]) -> Value {
     let socket = daemon.pod_resources();
     let args = [&[command, socket.to_str().expect("UTF-8")], args].concat();
     let lines = lines(program, &args).await;

@@ -65,6 +65,7 @@ impl Home {
         };
         let devices = Devices::new(DeviceParts {
             records: opened.allocations,
+            left: BTreeSet::new(),
             checkpoint: opened.checkpoint.clone(),
             registry: registry.clone(),
             holders: holders.clone(),

@@ -118,8 +118,8 @@ async fn a_plugin_that_hangs_holds_up_its_own_resource_and_only_until_the_deadli
     let (first, second, others) =
         tokio::join!(daemon.allocate("a", &both), daemon.allocate("b", &one), others);
     assert_eq!(others, (vec!["dev1".to_owned()], 1, 1), "while the first still waits");
-    assert_eq!(ends(&first), ["plugin-timeout", "dev0"]);
-    assert!(matches!(ends(&second)[0].as_str(), "resource-busy" | "plugin-timeout"), "{second:?}");
+    assert_eq!(ends(&first), ["driver-deadline", "dev0"]);
+    assert!(matches!(ends(&second)[0].as_str(), "resource-busy" | "driver-deadline"), "{second:?}");
     assert!(began.elapsed() < DEADLINE + Duration::from_secs(5), "{:?}", began.elapsed());
     gpu.shut(false);
     assert_eq!(ends(&daemon.allocate("b", &one).await), ["dev0"], "nothing of what failed is kept");
@@ -135,7 +135,7 @@ async fn an_allocate_that_hangs_ends_at_the_deadline_for_all_containers_together
     let wanted: Vec<_> =
         ["a", "b", "c"].iter().map(|name| container(name, ContainerKind::App, &[("gpu", 1)])).collect();
     let began = Instant::now();
-    assert_eq!(ends(&daemon.allocate("a", &wanted).await), ["plugin-timeout"; 3]);
+    assert_eq!(ends(&daemon.allocate("a", &wanted).await), ["driver-deadline"; 3]);
     assert!(began.elapsed() < DEADLINE + Duration::from_secs(1), "{:?}", began.elapsed());
     assert!(daemon.devices.allocation("uid-a").is_none());
 }

@@ -97,6 +97,10 @@ impl DevicePlugin {
     ) -> Result<T, Problem> {
         match tokio::time::timeout(call.deadline, work).await {
             Err(_) => Err(problem::no_answer(&self.resource, call.deadline)),
+            // The deadline goes with the call, and either clock may be first.
+            Ok(Err(status)) if problem::is_late(&status) => {
+                Err(problem::no_answer(&self.resource, call.deadline))
+            }
             Ok(Err(status)) => Err(problem::of_status(&self.resource, &status)),
             Ok(Ok(answer)) => Ok(answer.into_inner()),
         }

@@ -65,9 +65,13 @@ fn meaning(status: &Status) -> (ProblemKind, &'static str) {
 
 /// Whether the connection broke under the call: what a plugin sends has no source, and of ours only a deadline is its fault.
 fn is_broken(status: &Status) -> bool {
+    std::error::Error::source(status).is_some() && !is_late(status)
+}
+
+/// Whether the call ended at our own deadline.
+pub(super) fn is_late(status: &Status) -> bool {
     let first = std::error::Error::source(status);
-    let mut chain = std::iter::successors(first, |error| error.source());
-    first.is_some() && !chain.any(|error| error.is::<tonic::TimeoutExpired>())
+    std::iter::successors(first, |error| error.source()).any(|error| error.is::<tonic::TimeoutExpired>())
 }
 
 fn text(status: &Status) -> String {

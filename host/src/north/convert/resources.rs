@@ -9,8 +9,8 @@ use crate::devices::{
     Capacity, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
     TopologyHint,
 };
-use crate::model::{ExtendedResource, PodAllocation, Problem, Uid, limit};
-use crate::pods::PodResource;
+use crate::model::{ExtendedResource, Problem, Uid, limit};
+use crate::pods::{PodResource, PodView};
 
 /// How many devices of each resource a container is limited to.
 pub(super) fn limits(
@@ -88,15 +88,13 @@ pub(super) fn held(resource: &PodResource) -> v1::ResourceOutcome {
     }
 }
 
-/// Every resource; of what pods have, their allocations are the truth, also while a plugin is away and lists nothing.
-pub fn capacity<'a>(
-    capacity: &Capacity,
-    allocations: impl IntoIterator<Item = &'a PodAllocation>,
-) -> v1::GetCapacityResponse {
+/// Every resource; of what pods have, they are the truth, also while a plugin is away and lists nothing, or a driver has not given
+/// up what a pod that left had of its pools.
+pub fn capacity(capacity: &Capacity, pods: &[PodView]) -> v1::GetCapacityResponse {
     let mut allocated: BTreeMap<&ExtendedResource, BTreeSet<&str>> = BTreeMap::new();
-    for entry in allocations.into_iter().flat_map(|allocation| &allocation.entries) {
-        let ids = entry.devices.keys().map(String::as_str);
-        allocated.entry(&entry.resource).or_default().extend(ids);
+    for held in pods.iter().flat_map(|pod| &pod.resources) {
+        let ids = held.devices.keys().map(String::as_str);
+        allocated.entry(&held.resource).or_default().extend(ids);
     }
     let resource = |view: &ResourceView| v1::Resource {
         name: view.name.to_string(),

@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::model::{AllocationEntry, ContainerKind, ObjectRef, PluginDevice};
+use crate::model::{AllocationEntry, ContainerKind, ObjectRef, PluginDevice, PodAllocation};
 
 fn name(text: &str) -> ExtendedResource {
     ExtendedResource::new(text).unwrap()
@@ -20,7 +20,7 @@ fn plugin() -> ResourceSource {
     ResourceSource::Plugin(PathBuf::from("/plugins/a.sock"))
 }
 
-fn allocation(pod: &str, entries: &[(&str, &str, &[&str])]) -> PodAllocation {
+fn pod(pod: &str, entries: &[(&str, &str, &[&str])]) -> PodView {
     let entry = |(container, resource, devices): &(&str, &str, &[&str])| AllocationEntry {
         container: (*container).to_owned(),
         kind: ContainerKind::App,
@@ -31,12 +31,13 @@ fn allocation(pod: &str, entries: &[(&str, &str, &[&str])]) -> PodAllocation {
         pre_start: false,
         unknown: BTreeMap::new(),
     };
-    PodAllocation {
+    let allocation = PodAllocation {
         pod: ObjectRef::new("default", pod, pod).unwrap(),
         entries: entries.iter().map(entry).collect(),
         since_ms: 0,
         unknown: BTreeMap::new(),
-    }
+    };
+    PodView::new(None, Some(allocation.into())).unwrap()
 }
 
 #[test]
@@ -53,8 +54,8 @@ fn capacity_counts_every_device_allocatable_the_healthy_and_allocated_those_of_p
     };
     // Containers of a pod may have a device in turn, and a plugin that is away lists nothing.
     let pods = [
-        allocation("a", &[("init", "a.dev/a", &["0", "1"]), ("main", "a.dev/a", &["1"])]),
-        allocation("b", &[("main", "c.dev/c", &["x"])]),
+        pod("a", &[("init", "a.dev/a", &["0", "1"]), ("main", "a.dev/a", &["1"])]),
+        pod("b", &[("main", "c.dev/c", &["x"])]),
     ];
     let answer = capacity(&known, &pods);
     let count = |r: &v1::Resource| (r.name.clone(), r.capacity, r.allocatable, r.allocated, r.active);

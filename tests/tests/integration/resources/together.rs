@@ -1,0 +1,106 @@
+//! A pod with claims, devices of a plugin and devices of a pool in one request.
+
+use nodedock_proto::node::v1;
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::{Daemon, Options};
+
+use native_device_plugin::{Answer, Plugin, Script};
+
+use super::agreement::agree;
+use super::{GPU, NIC, freed, ids, limited, nics, ready, refusal, until_allocatable, with_gpus, with_nics};
+
+async fn daemon() -> (Daemon, Plugin) {
+    let daemon = Daemon::start_with(Options::default().config("claims: {exclusiveWaitMs: 0}\n")).await;
+    with_gpus(&daemon).await;
+    let plugin = with_nics(&daemon, Script::ok(), 2).await;
+    (daemon, plugin)
+}
+
+/// A claim for `gpu-2`, one GPU by its resource and both NICs.
+fn everything(name: &str) -> v1::PreparePodRequest {
+    let mut request = request(&pod(name), &[&gpu_claim("own", &["gpus/gpu-2"])]);
+    request.containers[0].extended_resources = [(GPU.to_owned(), 1), (NIC.to_owned(), 2)].into();
+    request
+}
+
+fn outcomes(answer: &v1::PreparePodResponse) -> Vec<(&str, &str)> {
+    let claims = answer.claims.iter().map(|claim| ("claim", claim.outcome.as_str()));
+    claims.chain(answer.resources.iter().map(|of| (of.resource.as_str(), of.outcome.as_str()))).collect()
+}
+
+#[tokio::test]
+async fn a_pod_with_everything_gets_one_answer_and_the_same_after_a_crash() {
+    let (mut daemon, mut plugin) = daemon().await;
+    let answer = ready(&daemon, everything("one")).await;
+    assert_eq!(outcomes(&answer), [("claim", "prepared"), (GPU, "allocated"), (NIC, "allocated")]);
+    let [main] = answer.containers.as_slice() else { panic!("{answer:#?}") };
+    assert_eq!(main.env["NATIVE_DEVICES"], "nic-0,nic-1");
+    assert_eq!(main.cdi_devices.len(), 2, "the claim's device and the pool's: {main:?}");
+    let files: Vec<_> = daemon.cdi_files().iter().flat_map(nodedock_tests::cdi::CdiFile::devices).collect();
+    assert!(main.cdi_devices.iter().all(|name| files.contains(name)), "{main:?} {files:?}");
+    assert_eq!(agree(&daemon).await.len(), 3);
+    daemon.crash().await;
+    drop(plugin);
+    plugin = with_nics(&daemon, Script::ok(), 2).await;
+    with_gpus(&daemon).await;
+    assert_eq!(ready(&daemon, everything("one")).await, answer);
+    assert_eq!(agree(&daemon).await.len(), 3);
+    let left = daemon.unprepare_pod(&pod("one")).await;
+    assert_eq!((left.claims.len(), left.resources.len()), (1, 2), "{left:#?}");
+    assert!(agree(&daemon).await.is_empty() && daemon.agrees().await.is_empty());
+    drop(plugin);
+}
+
+#[tokio::test]
+async fn a_resource_that_is_short_leaves_the_pod_without_an_answer_until_another_pod_leaves() {
+    let (daemon, _plugin) = daemon().await;
+    ready(&daemon, limited("other", &[(NIC, 1)])).await;
+    let answer = daemon.prepare(everything("one")).await;
+    assert_eq!(outcomes(&answer), [("claim", "prepared"), (GPU, "allocated"), (NIC, "refused")]);
+    let gpu = ids(&answer, "main", GPU);
+    let problem = refusal(answer);
+    assert_eq!(problem.code, "too-few-devices");
+    assert!(problem.message.contains(NIC) && problem.message.contains("1 are available"), "{problem:?}");
+    assert_eq!(agree(&daemon).await.len(), 2, "what was given is kept");
+    assert!(super::start(&daemon, "one", "main").await.is_ok(), "what it has, it has");
+
+    freed(&daemon, "other").await;
+    let again = ready(&daemon, everything("one")).await;
+    assert_eq!(ids(&again, "main", GPU), gpu, "the same as before");
+    assert_eq!(agree(&daemon).await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_pod_that_was_refused_in_part_gives_back_what_it_was_given() {
+    let (daemon, plugin) = daemon().await;
+    let refuses = |code| Answer::Status(code, "out of order".to_owned());
+    plugin.set_script(Script::always(refuses(tonic::Code::Internal)));
+    let answer = daemon.prepare(everything("one")).await;
+    assert_eq!(outcomes(&answer), [("claim", "prepared"), (GPU, "allocated"), (NIC, "refused")]);
+    let problem = refusal(answer);
+    assert!(problem.message.contains(NIC) && problem.message.contains("out of order"), "{problem:?}");
+    let left = daemon.unprepare_pod(&pod("one")).await;
+    assert_eq!((left.claims.len(), left.resources.len()), (1, 1), "{left:#?}");
+    assert!(agree(&daemon).await.is_empty() && daemon.agrees().await.is_empty());
+
+    plugin.set_script(Script::ok());
+    ready(&daemon, everything("two")).await;
+}
+
+#[tokio::test]
+async fn a_claim_that_is_refused_leaves_the_resources_with_the_pod() {
+    let (daemon, plugin) = daemon().await;
+    daemon.prepared(request(&pod("other"), &[&gpu_claim("others", &["gpus/gpu-2"])])).await;
+    let answer = daemon.prepare(everything("one")).await;
+    assert_eq!(outcomes(&answer), [("claim", "refused"), (GPU, "allocated"), (NIC, "allocated")]);
+    let problem = answer.claims[0].problem.clone().expect("a refusal has a problem");
+    assert!(answer.containers.is_empty() && problem.message.contains("default/others"), "{problem:?}");
+    assert_eq!(agree(&daemon).await.len(), 3);
+    plugin.list(nics(1));
+    until_allocatable(&daemon, NIC, 1).await;
+    daemon.unprepare(&pod("other")).await;
+    let again = ready(&daemon, everything("one")).await;
+    assert_eq!(ids(&again, "main", NIC), ["nic-0", "nic-1"], "what it has, it has");
+    freed(&daemon, "one").await;
+    assert!(agree(&daemon).await.is_empty() && daemon.agrees().await.is_empty());
+}
