@@ -6,6 +6,7 @@ use std::fs::Metadata;
 use std::io::{self, Read};
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -52,7 +53,15 @@ pub(super) struct Catalog {
     state: Mutex<State>,
     /// One reads at a time; whoever waits finds it done.
     reading: Mutex<()>,
+    /// Counts the readings that began.
+    begun: AtomicU64,
+    /// The last reading, by that count, that came to its end without an error.
+    done: AtomicU64,
 }
+
+/// A moment at which somebody asked; what is read later is good enough.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked(u64);
 
 #[derive(Default)]
 struct State {
@@ -104,7 +113,14 @@ impl Catalog {
             folders.len() - 1
         });
         own.clone_into(&mut folders[at]);
-        Self { folders, own: at, state: Mutex::default(), reading: Mutex::default() }
+        Self {
+            folders,
+            own: at,
+            state: Mutex::default(),
+            reading: Mutex::default(),
+            begun: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+        }
     }
 
     /// Whether the folders are as they were when they were read: a `stat` of each.
@@ -117,12 +133,29 @@ impl Catalog {
 
     /// Reads what is new or changed: in folders that changed, or (`anew`) in all of them, since a file that is altered in its
     /// place leaves its folder as it is. Blocks.
-    pub(super) fn refresh(&self, ours: &Ours<'_>, anew: bool) -> Result<(), (PathBuf, io::Error)> {
+    ///
+    /// Where many ask at once, as under load, few read: one that began after `asked` has seen what was there then.
+    pub(super) fn refresh(
+        &self,
+        ours: &Ours<'_>,
+        asked: Asked,
+        anew: bool,
+    ) -> Result<(), (PathBuf, io::Error)> {
         let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        if !anew && self.done.load(Ordering::Relaxed) > asked.0 {
+            return Ok(());
+        }
+        let reading = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         for folder in 0..self.folders.len() {
             self.refresh_folder(folder, ours, anew).map_err(|error| (self.folders[folder].clone(), error))?;
         }
+        self.done.store(reading, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Now.
+    pub(super) fn ask(&self) -> Asked {
+        Asked(self.begun.load(Ordering::SeqCst))
     }
 
     fn refresh_folder(&self, folder: usize, ours: &Ours<'_>, anew: bool) -> io::Result<()> {
@@ -308,4 +341,38 @@ fn read_plain(path: &Path) -> Option<String> {
     let mut text = String::new();
     file.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
     Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOBODYS: Ours<'_> = Ours { beginning: &|_| false, known: &|_, _| false };
+
+    #[test]
+    fn who_asked_before_a_reading_began_needs_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalog = Catalog::new(folder.path(), &[]);
+        let device = ["v/c=a".to_owned()];
+        let (early, late) = (catalog.ask(), catalog.ask());
+        catalog.refresh(&NOBODYS, early, false).unwrap();
+        let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
+        std::fs::write(folder.path().join("a.json"), spec).unwrap();
+        catalog.refresh(&NOBODYS, late, false).unwrap();
+        assert_eq!(catalog.missing(&device), device, "it was not there when they asked");
+        catalog.refresh(&NOBODYS, catalog.ask(), false).unwrap();
+        assert_eq!(catalog.missing(&device), [] as [String; 0]);
+    }
+
+    #[test]
+    fn a_reading_that_failed_is_good_for_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, other) = (folder.path().join("own"), folder.path().join("other"));
+        std::fs::create_dir(&own).unwrap();
+        std::fs::write(&other, "no folder").unwrap();
+        let catalog = Catalog::new(&own, &[other.clone(), own.clone()]);
+        let (early, late) = (catalog.ask(), catalog.ask());
+        assert_eq!(catalog.refresh(&NOBODYS, early, false).unwrap_err().0, other);
+        assert_eq!(catalog.refresh(&NOBODYS, late, false).unwrap_err().0, other);
+    }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
 
-use super::catalog::{Catalog, Collision, Ours, Touched};
+use super::catalog::{Asked, Catalog, Collision, Ours, Touched};
 use super::identity::{DAEMON_OPENING, Identity, MARK, OPENING};
 use super::render::{SpecFile, mark_of};
 
@@ -251,17 +251,17 @@ impl CdiDir {
         if self.folder.catalog.is_fresh() {
             return Ok(());
         }
-        let dir = self.clone();
-        tokio::task::spawn_blocking(move || dir.look(false)).await.unwrap_or(Err(CdiError::Closed))
+        let (dir, asked) = (self.clone(), self.folder.catalog.ask());
+        tokio::task::spawn_blocking(move || dir.look(asked, false)).await.unwrap_or(Err(CdiError::Closed))
     }
 
     /// The same, with a `stat` of each file of others. Blocks.
     pub fn survey_anew(&self) -> Result<(), CdiError> {
-        self.look(true)
+        self.look(self.folder.catalog.ask(), true)
     }
 
-    fn look(&self, anew: bool) -> Result<(), CdiError> {
-        let read = self.folder.with_ours(|ours| self.folder.catalog.refresh(ours, anew));
+    fn look(&self, asked: Asked, anew: bool) -> Result<(), CdiError> {
+        let read = self.folder.with_ours(|ours| self.folder.catalog.refresh(ours, asked, anew));
         read.map_err(|(folder, error)| CdiError::io("read the folder", &folder)(error))
     }
 
