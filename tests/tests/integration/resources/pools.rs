@@ -162,6 +162,7 @@ async fn a_claim_that_is_released_by_hand_frees_its_devices_while_the_driver_is_
     assert!(daemon.cli(&release).await.failed(1).contains("default/one"), "its pod has it");
     daemon.take_out(MOCK_GPU_FILE);
     daemon.until_gone(MOCK_GPU_FILE).await;
+    until_resource(&daemon, GPU, |resource| !resource.active).await;
     freed(&daemon, "one").await;
     assert_eq!(agree(&daemon).await.len(), 3);
     daemon.cli(&release).await.done();
