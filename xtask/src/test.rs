@@ -52,7 +52,8 @@ fn with_parity(workspace: &Workspace, args: &[String]) -> Result<()> {
 fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
     shell::run(workspace.cargo().arg("build").args(programs(args)))?;
     let mut command = workspace.cargo();
-    command.env(DRIVERS_DIR, workspace.drivers_dir()).arg("test");
+    // What it writes is read here, also where somebody asks cargo for colours.
+    command.env(DRIVERS_DIR, workspace.drivers_dir()).env("CARGO_TERM_COLOR", "never").arg("test");
     if !chooses_package(args) {
         command.arg("--workspace");
     }
@@ -67,7 +68,9 @@ fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
 fn watched(command: &mut Command) -> Result<(ExitStatus, Outcomes)> {
     let (mut results, mut binaries) = (Results::default(), Binaries::default());
     let status = shell::watched(command, |line| results.line(line), |line| binaries.line(line))?;
-    Ok((status, results.named(binaries)))
+    // A binary that does not compile is named and has no results; the tests' own failure tells more then.
+    let outcomes = results.named(binaries);
+    Ok((status, if status.success() { outcomes? } else { outcomes.unwrap_or_default() }))
 }
 
 /// The harness starts the real program, which `cargo test` alone would not bring up to date. Built together

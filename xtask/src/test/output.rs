@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Result, ensure};
+
 /// How a test ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -74,7 +76,16 @@ impl Results {
     }
 
     /// Everything that ran, with the binaries' names.
-    pub(crate) fn named(self, binaries: Binaries) -> Outcomes {
+    ///
+    /// # Errors
+    ///
+    /// Not every binary that was started has told of its tests, or one has that was not named.
+    pub(crate) fn named(self, binaries: Binaries) -> Result<Outcomes> {
+        let (named, ran) = (binaries.names.len(), self.runs.len());
+        ensure!(
+            named == ran,
+            "cargo named {named} test binaries, and {ran} told of their tests: its output is not understood"
+        );
         let mut outcomes = Outcomes::new();
         for (name, run) in binaries.names.iter().zip(self.runs) {
             outcomes.extend(run.into_iter().map(|(path, outcome)| (format!("{name} {path}"), outcome)));
@@ -85,7 +96,7 @@ impl Results {
                 *outcome = Outcome::Skipped(why);
             }
         }
-        outcomes
+        Ok(outcomes)
     }
 }
 
@@ -145,7 +156,15 @@ test sdk/src/lib.rs - claim (line 7) ... FAILED
         let (mut binaries, mut read) = (Binaries::default(), Results::default());
         errors.lines().for_each(|line| binaries.line(line));
         results.lines().for_each(|line| read.line(line));
-        read.named(binaries).into_iter().collect()
+        read.named(binaries).unwrap().into_iter().collect()
+    }
+
+    /// Why a run cannot be understood.
+    fn misunderstood(errors: &str, results: &str) -> String {
+        let (mut binaries, mut read) = (Binaries::default(), Results::default());
+        errors.lines().for_each(|line| binaries.line(line));
+        results.lines().for_each(|line| read.line(line));
+        read.named(binaries).unwrap_err().to_string()
     }
 
     fn with_names(expected: &[(&str, Outcome)]) -> Vec<(String, Outcome)> {
@@ -186,8 +205,16 @@ test sdk/src/lib.rs - claim (line 7) ... FAILED
     #[test]
     fn what_is_no_line_of_the_harness_is_passed_over() {
         let noise = "test of patience\ntest a ... maybe\nrunning tests\nrunning 1 errand\n2 tests\n";
-        assert_eq!(outcomes(ERRORS, noise), []);
-        assert_eq!(outcomes("Running late\nRunning a (b)\nskipped in haste\n", RESULTS), []);
+        assert_eq!(outcomes("Running late\nRunning a (b)\nskipped in haste\n", noise), []);
         assert_eq!(outcomes("", "test a ... ok\n"), []);
+    }
+
+    #[test]
+    fn binaries_without_results_are_an_error_and_so_are_results_without_a_binary() {
+        assert!(misunderstood("", RESULTS).contains("cargo named 0 test binaries, and 4 told"));
+        assert!(misunderstood(ERRORS, "").contains("cargo named 4 test binaries, and 0 told"));
+        // What a person's terminal would have got.
+        let coloured = ERRORS.replace("Running", "\u{1b}[1m\u{1b}[92mRunning\u{1b}[0m");
+        assert!(misunderstood(&coloured, RESULTS).contains("named 1 test"), "cargo has to be told not to");
     }
 }
