@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use super::folder::{Stamp, is_spec_name, open_plain};
+use super::folder::{CLOCK_TICK_MAX, Stamp, is_spec_name, open_plain};
 
 /// Bytes of a file that are read; a larger one is passed over.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -66,6 +66,8 @@ pub(super) struct Asked(u64);
 #[derive(Default)]
 struct State {
     seen: HashMap<usize, Seen>,
+    /// While we change our folder: whether it was as it had been read when we began. Stamps tell nothing meanwhile.
+    turn: Option<bool>,
     /// By folder and name.
     files: BTreeMap<(usize, String), Entry>,
     devices: HashMap<String, BTreeSet<(usize, String)>>,
@@ -126,6 +128,9 @@ impl Catalog {
     /// Whether the folders are as they were when they were read: a `stat` of each.
     pub(super) fn is_fresh(&self) -> bool {
         (0..self.folders.len()).all(|folder| {
+            if let (true, Some(unchanged)) = (folder == self.own, self.state().turn) {
+                return unchanged;
+            }
             let now = self.stamp(folder);
             now.is_ok_and(|now| self.state().is_fresh(folder, now))
         })
@@ -193,13 +198,32 @@ impl Catalog {
         touched
     }
 
-    /// Takes note of a change that was our own: it is no reason to read the folder again.
-    pub(super) fn changed_by_us(&self, before: Option<Stamp>) {
-        let after = self.stamp(self.own).ok().flatten();
+    /// Before we change our folder. What we do ourselves is no reason to read it again, neither then nor meanwhile.
+    pub(super) fn begin_turn(&self) {
+        let now = self.stamp(self.own);
         let mut state = self.state();
-        if let Some(seen) = state.seen.get_mut(&self.own).filter(|seen| seen.stamp == before) {
-            seen.stamp = after;
+        state.turn =
+            Some(now.is_ok_and(|now| state.is_fresh(self.own, now) || state.is_recent(self.own, now)));
+    }
+
+    /// After it. If somebody else had changed the folder before, it is read here, where nobody changes it any more: a reading
+    /// between our changes would be out of date at the next of them. Blocks.
+    pub(super) fn end_turn(&self, ours: &Ours<'_>) {
+        let after = self.stamp(self.own);
+        {
+            let mut state = self.state();
+            let unchanged = state.turn == Some(true);
+            state.turn = None;
+            match (after, state.seen.get_mut(&self.own)) {
+                (Ok(after), Some(seen)) if unchanged => {
+                    seen.stamp = after;
+                    return;
+                }
+                _ => {}
+            }
         }
+        // Whoever asks finds a folder that cannot be read as well, and says so.
+        self.refresh(ours, self.ask(), false).ok();
     }
 
     /// The files of others that collide with devices of ours, the first of each. As it was read last.
@@ -281,6 +305,12 @@ impl State {
         let Some(seen) = self.seen.get(&folder).filter(|seen| seen.stamp == now) else { return false };
         // What was missed within a tick of the file system's clock is told by the watch.
         seen.settled || (seen.took > QUICK && seen.at.elapsed() < seen.took * REST)
+    }
+
+    /// Whether a folder was read within a tick of the file system's clock, and has not changed that one could see. Under load the
+    /// last change is nearly always ours and just made: it makes the reading before it no worse.
+    fn is_recent(&self, folder: usize, now: Option<Stamp>) -> bool {
+        self.seen.get(&folder).is_some_and(|seen| seen.stamp == now && seen.at.elapsed() < CLOCK_TICK_MAX)
     }
 
     fn changed(&self, folder: usize, listed: &BTreeMap<String, Stamp>) -> Vec<String> {
@@ -374,5 +404,52 @@ mod tests {
         let (early, late) = (catalog.ask(), catalog.ask());
         assert_eq!(catalog.refresh(&NOBODYS, early, false).unwrap_err().0, other);
         assert_eq!(catalog.refresh(&NOBODYS, late, false).unwrap_err().0, other);
+    }
+
+    /// A catalog of one folder that was read when nobody had changed it for long.
+    fn read_at_rest(folder: &Path) -> Catalog {
+        let catalog = Catalog::new(folder, &[]);
+        catalog.refresh(&NOBODYS, catalog.ask(), false).unwrap();
+        catalog.state().seen.get_mut(&catalog.own).unwrap().settled = true;
+        catalog
+    }
+
+    fn readings(catalog: &Catalog) -> u64 {
+        catalog.begun.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn our_own_changes_are_no_reason_to_read_neither_meanwhile_nor_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalog = read_at_rest(folder.path());
+        for name in ["a.json", "b.json"] {
+            catalog.begin_turn();
+            std::fs::write(folder.path().join(name), "{}").unwrap();
+            assert!(catalog.is_fresh());
+            catalog.end_turn(&NOBODYS);
+            assert!(catalog.is_fresh());
+        }
+        assert_eq!(readings(&catalog), 1);
+    }
+
+    #[test]
+    fn a_folder_that_others_changed_before_a_turn_is_read_for_who_asks_meanwhile_and_at_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalog = read_at_rest(folder.path());
+        let device = ["v/c=a".to_owned()];
+        std::fs::create_dir(folder.path().join("changed by others")).unwrap();
+        // It may have been made within the tick of the reading.
+        catalog.state().seen.clear();
+        catalog.begin_turn();
+        assert!(!catalog.is_fresh());
+        let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
+        std::fs::write(folder.path().join("a.json"), spec).unwrap();
+        catalog.end_turn(&NOBODYS);
+        assert_eq!((readings(&catalog), catalog.missing(&device).len()), (2, 0));
+        // Under load this reading is good enough for the next turn, and ends none of it.
+        catalog.begin_turn();
+        assert!(catalog.is_fresh());
+        catalog.end_turn(&NOBODYS);
+        assert_eq!(readings(&catalog), 2);
     }
 }

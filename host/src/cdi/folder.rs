@@ -26,7 +26,7 @@ const QUEUE: usize = 1024;
 /// Bytes of a file that are read: above what the bounds on edits allow for a claim.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Above the tick of any file system's clock.
-const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
+pub(super) const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
 /// Temporary files: runtimes read `*.json` and `*.yaml` only.
 const TEMPORARY_PREFIX: &str = ".nodedock-";
 const TEMPORARY_SUFFIX: &str = ".tmp";

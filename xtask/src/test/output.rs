@@ -1,7 +1,8 @@
 //! What `cargo test` writes, read line by line while a person reads it too: which tests ran, and how they ended.
 //!
 //! Cargo names each binary on standard error before it starts it; what the binary says of its tests comes on standard output.
-//! The two are put together by their order.
+//! The two are put together by their order. Doc tests come last, and those of one crate may run in several parts: their paths tell
+//! them apart, so they are all of the binary `doc`.
 
 use std::collections::BTreeMap;
 
@@ -19,6 +20,9 @@ pub(crate) enum Outcome {
     Listed,
 }
 
+/// What stands for the binary's name of a doc test.
+const DOC_TESTS: &str = "doc";
+
 /// Every test of a run, by `BINARY PATH`.
 pub(crate) type Outcomes = BTreeMap<String, Outcome>;
 
@@ -26,6 +30,8 @@ pub(crate) type Outcomes = BTreeMap<String, Outcome>;
 #[derive(Debug, Default)]
 pub(crate) struct Binaries {
     names: Vec<String>,
+    /// Crates whose doc tests ran.
+    documented: usize,
     /// Number of the binary, path of the test, what is left out and why.
     skipped: Vec<(usize, String, String)>,
 }
@@ -33,8 +39,8 @@ pub(crate) struct Binaries {
 impl Binaries {
     pub(crate) fn line(&mut self, line: &str) {
         let line = line.trim();
-        if let Some(name) = line.strip_prefix("Doc-tests ") {
-            self.names.push(name.to_owned());
+        if line.starts_with("Doc-tests ") {
+            self.documented += 1;
         } else if let Some(name) = line.strip_prefix("Running ").and_then(binary) {
             self.names.push(name.to_owned());
         } else if let Some((path, why)) =
@@ -81,13 +87,20 @@ impl Results {
     ///
     /// Not every binary that was started has told of its tests, or one has that was not named.
     pub(crate) fn named(self, binaries: Binaries) -> Result<Outcomes> {
-        let (named, ran) = (binaries.names.len(), self.runs.len());
+        let (named, documented, ran) = (binaries.names.len(), binaries.documented, self.runs.len());
+        let of_docs =
+            |run: &[(String, Outcome)]| run.iter().filter(|(path, _)| path.contains(".rs - ")).count();
+        let (own, docs) = self.runs.split_at(named.min(ran));
+        let in_order =
+            own.iter().all(|run| of_docs(run) == 0) && docs.iter().all(|run| of_docs(run) == run.len());
         ensure!(
-            named == ran,
-            "cargo named {named} test binaries, and {ran} told of their tests: its output is not understood"
+            ran >= named + documented && (documented > 0 || ran == named) && in_order,
+            "cargo named {named} test binaries and {documented} crates with doc tests, and {ran} told of their tests: \
+             its output is not understood"
         );
         let mut outcomes = Outcomes::new();
-        for (name, run) in binaries.names.iter().zip(self.runs) {
+        let names = binaries.names.iter().map(String::as_str).chain(std::iter::repeat(DOC_TESTS));
+        for (name, run) in names.zip(self.runs) {
             outcomes.extend(run.into_iter().map(|(path, outcome)| (format!("{name} {path}"), outcome)));
         }
         for (number, path, why) in binaries.skipped {
@@ -150,6 +163,9 @@ test go::list ... ok
 
 running 1 test
 test sdk/src/lib.rs - claim (line 7) ... FAILED
+
+running 1 test
+test sdk/src/lib.rs - export (line 9) - compile fail ... ok
 ";
 
     fn outcomes(errors: &str, results: &str) -> Vec<(String, Outcome)> {
@@ -175,11 +191,12 @@ test sdk/src/lib.rs - claim (line 7) ... FAILED
     fn each_test_is_known_by_its_binary_and_its_end() {
         let why = Outcome::Skipped("an agent in Go: Go is not installed: really".to_owned());
         let expected = [
+            ("doc sdk/src/lib.rs - claim (line 7)", Outcome::Failed),
+            ("doc sdk/src/lib.rs - export (line 9) - compile fail", Outcome::Passed),
             ("inter_op-1 go::list", why),
             ("nodedock a::costly", Outcome::Ignored),
             ("nodedock a::good", Outcome::Passed),
             ("nodedock a::panics", Outcome::Passed),
-            ("nodedock_sdk sdk/src/lib.rs - claim (line 7)", Outcome::Failed),
         ];
         assert_eq!(outcomes(ERRORS, RESULTS), with_names(&expected));
     }
@@ -199,7 +216,7 @@ test sdk/src/lib.rs - claim (line 7) ... FAILED
     #[test]
     fn a_test_that_failed_was_not_skipped() {
         let found = outcomes(ERRORS, &RESULTS.replace("go::list ... ok", "go::list ... FAILED"));
-        assert_eq!(found[0].1, Outcome::Failed);
+        assert_eq!(found[2].1, Outcome::Failed);
     }
 
     #[test]
@@ -211,10 +228,16 @@ test sdk/src/lib.rs - claim (line 7) ... FAILED
 
     #[test]
     fn binaries_without_results_are_an_error_and_so_are_results_without_a_binary() {
-        assert!(misunderstood("", RESULTS).contains("cargo named 0 test binaries, and 4 told"));
-        assert!(misunderstood(ERRORS, "").contains("cargo named 4 test binaries, and 0 told"));
+        assert!(
+            misunderstood("", RESULTS)
+                .contains("cargo named 0 test binaries and 0 crates with doc tests, and 5 told")
+        );
+        assert!(
+            misunderstood(ERRORS, "")
+                .contains("cargo named 3 test binaries and 1 crates with doc tests, and 0 told")
+        );
         // What a person's terminal would have got.
         let coloured = ERRORS.replace("Running", "\u{1b}[1m\u{1b}[92mRunning\u{1b}[0m");
-        assert!(misunderstood(&coloured, RESULTS).contains("named 1 test"), "cargo has to be told not to");
+        assert!(misunderstood(&coloured, RESULTS).contains("named 0 test"), "cargo has to be told not to");
     }
 }

@@ -74,14 +74,14 @@ impl Writer {
     }
 
     fn serve(&mut self, turn: Vec<Job>) {
-        let before = std::fs::metadata(&self.folder.path).ok().map(|metadata| Stamp::of(&metadata));
+        self.folder.catalog.begin_turn();
         let staged: Vec<_> = turn.into_iter().map(|job| self.stage(job)).collect();
         let finished: Vec<_> = staged.into_iter().map(|staged| self.finish(staged)).collect();
         let synced = self.sync_folder();
         // Of a folder that somebody removed every file is gone.
         let emptied = if synced.as_ref().is_err_and(CdiError::is_gone) { Ok(()) } else { synced.clone() };
         failpoint::pass(Point::CdiSynced);
-        self.folder.catalog.changed_by_us(before);
+        self.folder.with_ours(|ours| self.folder.catalog.end_turn(ours));
         for Finished { outcome, wrote, done } in finished {
             let durable = if wrote { &synced } else { &emptied };
             // A caller that has given up does not hear it; its files stand.
