@@ -3,32 +3,23 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use nodedock_sdk::{
     AllocatedDevice, AttributeValue, Claim, Context, Device, Driver, DriverInfo, Edits, Host, Inventory,
     LiveClaim, Pool, Prepared, Problem, Trigger,
 };
-use serde::Deserialize;
-
 const POOL: &str = "slots";
 const SLOTS: [&str; 2] = ["slot-0", "slot-1"];
 const MODES: [&str; 2] = ["normal", "quiet"];
 const CPUS: &str = "devices/system/cpu/online";
 
+/// What people may write into a claim or a class: an object of texts. A struct of serde's would take a list as well.
+type Parameters = BTreeMap<String, String>;
+
 struct Golden;
 
 nodedock_sdk::export_driver!(Golden);
-
-/// What people may write into a claim or a class.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Parameters {
-    #[serde(default = "normal")]
-    mode: String,
-}
-
-fn normal() -> String {
-    MODES[0].to_owned()
-}
 
 impl Driver for Golden {
     fn describe() -> DriverInfo {
@@ -90,10 +81,19 @@ fn mode_of(claim: &Claim, allocated: &AllocatedDevice) -> Result<String, Problem
     if pool != POOL || !SLOTS.contains(&device.as_str()) {
         return Err(Problem::not_found("no-such-device", format!("there is no {pool}/{device}")));
     }
-    let mode = claim.config::<Parameters>(request)?.map_or_else(normal, |parameters| parameters.mode);
+    let mode = claim.config::<Parameters>(request)?.map_or_else(|| Ok(MODES[0].to_owned()), mode_in)?;
     if !MODES.contains(&mode.as_str()) {
         let message = format!("mode \"{mode}\" is not one of normal, quiet");
         return Err(Problem::invalid("no-such-mode", message));
+    }
+    Ok(mode)
+}
+
+fn mode_in(mut parameters: Parameters) -> Result<String, Problem> {
+    let mode = parameters.remove("mode").unwrap_or_else(|| MODES[0].to_owned());
+    if !parameters.is_empty() {
+        let message = "the parameters are not an object with nothing but a text \"mode\"";
+        return Err(Problem::invalid("bad-parameters", message));
     }
     Ok(mode)
 }
