@@ -7,6 +7,7 @@ pub mod cdi;
 pub mod compose;
 pub mod daemon;
 pub mod drivers;
+pub mod golden;
 pub mod machine;
 pub mod places;
 pub mod root;

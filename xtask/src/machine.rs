@@ -2,10 +2,12 @@
 
 use std::env;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use crate::golden::Tool;
 
 pub(crate) enum Finding {
     Present,
@@ -51,6 +53,60 @@ pub(crate) fn python_grpc() -> Finding {
     }
 }
 
+/// A clang that makes WebAssembly of C, with the C library for it.
+pub(crate) fn clang_for_wasm() -> Result<Tool, String> {
+    let program = find("clang").ok_or("clang is not installed")?;
+    let probe = "#include <stdlib.h>\nvoid *probe(void) { return malloc(1); }";
+    let mut command = Command::new(&program);
+    command.args(["--target=wasm32-wasi", "-nostartfiles", "-Wl,--no-entry", "-Wl,--export=probe"]);
+    command.args(["-x", "c", "-", "-o", "/dev/null"]);
+    if !takes(command, probe) {
+        let packages = "lld, wasi-libc and libclang-rt-VERSION-dev-wasm32";
+        return Err(format!("clang has no linker or no C library for WebAssembly (packages {packages})"));
+    }
+    Ok(Tool { version: said(&program, &["--version"])?, program })
+}
+
+/// `componentize-py`, in the PATH or in the virtual environment that CI makes.
+pub(crate) fn componentize_py(environment: &Path) -> Result<Tool, String> {
+    let program = find("componentize-py").or_else(|| Some(environment.join("bin/componentize-py")));
+    let program = program.filter(|file| is_program(file));
+    let program =
+        program.ok_or("componentize-py is not installed (python3 -m pip install componentize-py)")?;
+    Ok(Tool { version: said(&program, &["--version"])?, program })
+}
+
+/// Node with `componentize-js` among the modules of a folder.
+pub(crate) fn componentize_js(folder: &Path) -> Result<Tool, String> {
+    let program = find("node").ok_or("Node.js is not installed")?;
+    let package = folder.join("node_modules/@bytecodealliance/componentize-js/package.json");
+    let module = std::fs::read_to_string(&package).map_err(|_| {
+        format!("componentize-js is not installed in {} (npm install there)", folder.display())
+    })?;
+    Ok(Tool { version: format!("{}, {module}", said(&program, &["--version"])?), program })
+}
+
+/// Whether a command that reads this succeeds.
+fn takes(mut command: Command, input: &str) -> bool {
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    child.is_ok_and(|mut child| {
+        // One that does not read to the end has failed, and says so.
+        let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes()));
+        child.wait().is_ok_and(|status| status.success())
+    })
+}
+
+/// What a program says of itself.
+fn said(program: &Path, args: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(args).stdin(Stdio::null()).output();
+    match output {
+        Ok(output) if output.status.success() => {
+            Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        }
+        _ => Err(format!("{} cannot be run", program.display())),
+    }
+}
+
 /// Looks where a shell would, and in the folders of system programs, which not everybody's PATH has.
 fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -86,6 +142,28 @@ mod tests {
     fn programs_are_found_where_a_shell_finds_them() {
         assert!(find("sh").is_some());
         assert!(find("no-such-program").is_none());
+    }
+
+    #[test]
+    fn a_tool_that_is_not_there_is_named_with_what_installs_it() {
+        let nowhere = Path::new("/nowhere");
+        let why = componentize_js(nowhere).unwrap_err();
+        assert!(why.contains("Node.js") || why.contains("/nowhere"), "{why}");
+        if find("componentize-py").is_none() {
+            assert!(componentize_py(nowhere).unwrap_err().contains("pip install"));
+        }
+    }
+
+    #[test]
+    fn a_program_is_asked_for_what_it_takes_and_says() {
+        let grep = |text: &str| {
+            let mut command = Command::new("grep");
+            command.arg(text);
+            takes(command, "one two")
+        };
+        assert!(grep("two") && !grep("three") && !takes(Command::new("/no/such/program"), ""));
+        assert_eq!(said(Path::new("echo"), &["1.0"]), Ok("1.0".to_owned()));
+        assert!(said(Path::new("false"), &[]).is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod drivers;
+mod golden;
 mod lint;
 mod machine;
 mod shell;
@@ -31,6 +32,8 @@ enum Task {
         #[arg(long, value_name = "DIR")]
         release_dir: Option<PathBuf>,
     },
+    /// Build the golden driver in every language whose tools are here, to target/golden
+    Golden,
     /// Run every test that this machine can run, and say which it cannot
     Test {
         /// Run none, and look whether all that tests/parity.md names are there
@@ -66,6 +69,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     let workspace = Workspace::load()?;
     match task {
         Task::Drivers { release_dir } => drivers::run(&workspace, release_dir.as_deref()),
+        Task::Golden => golden::run(&workspace),
         Task::Test { list: true, .. } => test::list(&workspace),
         Task::Test { args, .. } => test::run(&workspace, &args),
         Task::Demo => demo::run(&workspace),

@@ -12,7 +12,7 @@ use parity::Parity;
 
 use crate::machine::{self, Finding};
 use crate::workspace::Workspace;
-use crate::{drivers, shell};
+use crate::{drivers, golden, shell};
 
 /// Tells the tests where the built drivers are.
 pub(crate) const DRIVERS_DIR: &str = "NODEDOCK_DRIVERS_DIR";
@@ -21,6 +21,7 @@ const PARITY: &str = "tests/parity.md";
 
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
     drivers::build(workspace)?;
+    golden::build(workspace)?;
     if args.is_empty() {
         return with_parity(workspace, args);
     }
@@ -59,7 +60,7 @@ fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
     }
     command.args(args);
     let (status, outcomes) = watched(&mut command)?;
-    report_skipped();
+    report_skipped(workspace);
     ensure!(status.success(), "tests failed: {status}");
     Ok(outcomes)
 }
@@ -88,8 +89,8 @@ fn chooses_package(args: &[String]) -> bool {
     for_cargo.into_iter().any(|arg| arg.starts_with("-p") || arg.starts_with("--package"))
 }
 
-fn report_skipped() {
-    for (what, finding) in outside_software() {
+fn report_skipped(workspace: &Workspace) {
+    for (what, finding) in outside_software(workspace) {
         if let Finding::Missing(why) = finding {
             eprintln!("skipped: {what}: {why}");
         }
@@ -97,12 +98,14 @@ fn report_skipped() {
 }
 
 /// Other people's software, each with the tests that need it.
-fn outside_software() -> [(&'static str, Finding); 3] {
-    [
+fn outside_software(workspace: &Workspace) -> Vec<(String, Finding)> {
+    let own = [
         ("devices in real containers", machine::podman().map_or_else(Finding::Missing, |_| Finding::Present)),
         ("agents, kubelets and drivers written in Go", machine::go()),
         ("clients and plugins written in Python", machine::python_grpc()),
-    ]
+    ];
+    let own = own.map(|(what, finding)| (what.to_owned(), finding));
+    own.into_iter().chain(golden::findings(workspace)).collect()
 }
 
 #[cfg(test)]

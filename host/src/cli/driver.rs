@@ -97,6 +97,7 @@ struct Inspected {
     digest: String,
     form: Option<&'static str>,
     contract: Option<String>,
+    profile: Option<&'static str>,
     imports: Vec<String>,
     exports: Vec<String>,
     facets: Vec<&'static str>,
@@ -126,6 +127,7 @@ async fn inspect(file: &Path, grant: Option<PathBuf>, format: Format) -> Result<
         digest: found.digest.clone(),
         form: found.surface.form.map(|form| form.as_str()),
         contract: found.surface.contract(),
+        profile: found.surface.profile().map(|profile| profile.as_str()),
         imports: found.surface.imports.iter().cloned().collect(),
         exports: found.surface.exports.iter().cloned().collect(),
         facets: found.surface.facets(),
@@ -162,6 +164,9 @@ fn tell(inspected: &Inspected) -> Result<()> {
     line("digest", &inspected.digest)?;
     line("form", inspected.form.unwrap_or("not WebAssembly"))?;
     line("contract", inspected.contract.as_deref().unwrap_or("none"))?;
+    if let Some(profile) = inspected.profile {
+        line("profile", profile)?;
+    }
     lines("imports", &inspected.imports)?;
     lines("exports", &inspected.exports)?;
     if let (Some(name), Some(version)) = (&inspected.name, &inspected.version) {

@@ -30,7 +30,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 use wasmtime::component::{Component, InstancePre};
 
-pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Surface};
+pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Profile, Surface};
 pub use self::cache::CacheError;
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;

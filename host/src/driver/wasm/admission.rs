@@ -39,6 +39,24 @@ impl Form {
     }
 }
 
+/// What a driver imports beside the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// Nothing.
+    Pure,
+    /// Interfaces of WASI 0.2, which are linked with nothing behind them.
+    Wasi,
+}
+
+impl Profile {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pure => "pure",
+            Self::Wasi => "wasi",
+        }
+    }
+}
+
 /// Why a file is not a driver that this host can run.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -139,6 +157,13 @@ impl Surface {
             rest.split_once('@').map(|(_, version)| version)
         });
         versions.next().map(|version| format!("{CONTRACT}@{version}"))
+    }
+
+    /// None: it speaks no contract, so that its imports may not all be known.
+    pub fn profile(&self) -> Option<Profile> {
+        self.contract()?;
+        let is_wasi = self.imports.iter().any(|name| name.starts_with("wasi"));
+        Some(if is_wasi { Profile::Wasi } else { Profile::Pure })
     }
 
     /// Optional interfaces that it exports.

@@ -16,6 +16,7 @@ async fn both_forms_are_taken_and_say_the_same() {
     assert_eq!(module.surface().form, Some(Form::CoreModule));
     assert_eq!(component.surface().form, Some(Form::Component));
     assert_eq!(component.surface().contract().as_deref(), Some("nodedock:driver@0.1.0"));
+    assert_eq!(component.surface().profile(), Some(Profile::Pure));
     assert_eq!(module.missing_grants(), ["env: TINY_*"]);
     assert!(component.missing_grants().is_empty());
     assert!(!module.has_health() && !module.has_configuration());

@@ -1,0 +1,335 @@
+// Two slots as devices: the example driver of Nodedock in C.
+//
+// Every call comes into a fresh instance of this program. Nothing that is kept in a variable is there at the next call: what has to
+// last goes into the memo of a claim. For the same reason nothing is freed here: the whole memory goes with the instance. What is
+// answered has to be allocated, each part by itself, for the bindings free it once the host has read it.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "bindings/driver.h"
+
+typedef driver_string_t text_t;
+typedef nodedock_driver_types_allocated_device_t allocated_t;
+typedef nodedock_driver_types_attribute_t attribute_t;
+typedef nodedock_driver_types_claim_t claim_t;
+typedef nodedock_driver_types_device_t device_t;
+typedef nodedock_driver_types_edits_t edits_t;
+typedef nodedock_driver_types_label_t label_t;
+typedef nodedock_driver_types_list_label_t labels_t;
+typedef nodedock_driver_types_live_claim_t live_claim_t;
+typedef nodedock_driver_types_opaque_config_t config_t;
+typedef nodedock_driver_types_pool_t pool_t;
+typedef nodedock_driver_types_prepared_claim_t prepared_claim_t;
+typedef nodedock_driver_types_prepared_device_t prepared_device_t;
+typedef nodedock_driver_types_prepare_outcome_t prepare_outcome_t;
+typedef nodedock_driver_types_problem_t problem_t;
+typedef nodedock_driver_types_unprepare_outcome_t unprepare_outcome_t;
+
+enum { SLOTS = 2, MODES = 2 };
+
+static const char POOL[] = "slots";
+static const char *const SLOT_NAMES[SLOTS] = {"slot-0", "slot-1"};
+static const char *const SLOT_VARIABLES[SLOTS] = {"GOLDEN_SLOT_0", "GOLDEN_SLOT_1"};
+static const char *const MODE_NAMES[MODES] = {"normal", "quiet"};
+static const char CPUS[] = "devices/system/cpu/online";
+
+// ---- Memory and texts ----
+
+// Zeroed memory. Where there is none left the instance ends here, and the host says that the driver reached its limit.
+static void *zeroed(size_t count, size_t size) {
+  void *memory = calloc(count ? count : 1, size);
+  if (!memory) __builtin_trap();
+  return memory;
+}
+
+// Text for reading: for arguments, never in an answer.
+static text_t view(const char *chars) { return (text_t){(uint8_t *)chars, strlen(chars)}; }
+
+static text_t copy(text_t text) {
+  text_t copied = {zeroed(text.len, 1), text.len};
+  memcpy(copied.ptr, text.ptr, text.len);
+  return copied;
+}
+
+static text_t owned(const char *chars) { return copy(view(chars)); }
+
+static text_t joined(const text_t *parts, size_t count) {
+  text_t all = {NULL, 0};
+  for (size_t i = 0; i < count; i++) all.len += parts[i].len;
+  all.ptr = zeroed(all.len, 1);
+  size_t at = 0;
+  for (size_t i = 0; i < count; at += parts[i++].len) memcpy(all.ptr + at, parts[i].ptr, parts[i].len);
+  return all;
+}
+
+static bool same(text_t left, text_t right) {
+  return left.len == right.len && memcmp(left.ptr, right.ptr, left.len) == 0;
+}
+
+// Place of a name in a list, or -1.
+static int find(const char *const names[], int count, text_t name) {
+  for (int i = 0; i < count; i++)
+    if (same(view(names[i]), name)) return i;
+  return -1;
+}
+
+static driver_list_string_t one_text(const char *chars) {
+  text_t *text = zeroed(1, sizeof *text);
+  *text = owned(chars);
+  return (driver_list_string_t){text, 1};
+}
+
+static labels_t one_label(const char *key, text_t value) {
+  label_t *label = zeroed(1, sizeof *label);
+  *label = (label_t){owned(key), copy(value)};
+  return (labels_t){label, 1};
+}
+
+static text_t decimal(size_t number) {
+  char digits[24], *at = digits + sizeof digits;
+  *--at = '\0';
+  do *--at = (char)('0' + number % 10);
+  while (number /= 10);
+  return owned(at);
+}
+
+static void say(const char *message, label_t *fields, size_t count) {
+  text_t text = view(message);
+  nodedock_driver_log_list_label_t list = {fields, count};
+  nodedock_driver_log_write(NODEDOCK_DRIVER_LOG_LEVEL_INFO, &text, &list);
+}
+
+static problem_t problem(nodedock_driver_types_problem_kind_t kind, const char *code, text_t message) {
+  return (problem_t){.kind = kind, .code = owned(code), .message = message};
+}
+
+// A refusal that is final: the host does not ask again until the claim is another.
+static problem_t invalid(const char *code, text_t message) {
+  return problem(NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_INVALID, code, message);
+}
+
+// ---- Parameters: {} or {"mode": "quiet"} ----
+
+typedef struct {
+  const uint8_t *at, *end;
+} reader_t;
+
+static bool take(reader_t *reader, char wanted) {
+  while (reader->at < reader->end && memchr(" \t\r\n", *reader->at, 4)) reader->at++;
+  if (reader->at == reader->end || *reader->at != wanted) return false;
+  reader->at++;
+  return true;
+}
+
+// The text of a JSON string without escapes: neither the key nor any mode needs one.
+static bool take_text(reader_t *reader, text_t *text) {
+  if (!take(reader, '"')) return false;
+  const uint8_t *begin = reader->at;
+  for (; reader->at < reader->end && *reader->at != '"'; reader->at++)
+    if (*reader->at == '\\' || *reader->at < ' ') return false;
+  *text = (text_t){(uint8_t *)begin, (size_t)(reader->at - begin)};
+  return take(reader, '"');
+}
+
+static bool take_end(reader_t *reader) {
+  bool closed = take(reader, '}');
+  // The white space behind it is skipped, and nothing else may follow.
+  return closed && !take(reader, '}') && reader->at == reader->end;
+}
+
+// False: they are something else. The mode stays as it is if the parameters name none.
+static bool read_mode(text_t parameters, text_t *mode) {
+  reader_t reader = {parameters.ptr, parameters.ptr + parameters.len};
+  text_t key;
+  if (!take(&reader, '{')) return false;
+  if (!take_text(&reader, &key)) return take_end(&reader);
+  return same(key, view("mode")) && take(&reader, ':') && take_text(&reader, mode) && take_end(&reader);
+}
+
+// ---- describe and discover ----
+
+void exports_nodedock_driver_identity_describe(exports_nodedock_driver_identity_driver_info_t *info) {
+  *info = (exports_nodedock_driver_identity_driver_info_t){
+      .name = owned("golden.nodedock.dev"),
+      .version = owned("0.1.0"),
+      .summary = owned("Two slots, the same driver in every language"),
+      .capabilities = {.sysfs_read = one_text(CPUS), .env = one_text("GOLDEN_*")},
+  };
+  labels_t language = one_label("language", view("c"));
+  info->annotations = (exports_nodedock_driver_identity_list_label_t){language.ptr, language.len};
+}
+
+static device_t slot(int index, text_t cpus) {
+  const attribute_t all[] = {
+      {owned("index"), {NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_INT, {.int_ = index}}},
+      {owned("model"), {NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_TEXT, {.text = owned("Golden Slot")}}},
+      {owned("firmware"), {NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_VERSION, {.version = owned("1.2.0")}}},
+      {owned("spare"), {NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_BOOLEAN, {.boolean = index > 0}}},
+      {owned("cpus"), {NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_TEXT, {.text = copy(cpus)}}},
+  };
+  device_t device = {.name = owned(SLOT_NAMES[index]), .allow_multiple_allocations = true};
+  device.attributes.len = sizeof all / sizeof *all;
+  device.attributes.ptr = zeroed(device.attributes.len, sizeof *all);
+  memcpy(device.attributes.ptr, all, sizeof all);
+  return device;
+}
+
+bool exports_nodedock_driver_discovery_discover(exports_nodedock_driver_discovery_context_t *context,
+                                                exports_nodedock_driver_discovery_trigger_t *trigger,
+                                                exports_nodedock_driver_discovery_inventory_t *inventory,
+                                                exports_nodedock_driver_discovery_problem_t *refusal) {
+  (void)context, (void)trigger;
+  text_t path = view(CPUS), cpus;
+  // What is not granted or not there: the problem that the host answered is the answer of this call.
+  if (!nodedock_driver_sysfs_read(&path, &cpus, refusal)) return false;
+  nodedock_driver_ledger_list_live_claim_t claims;
+  nodedock_driver_ledger_claims(&claims);
+  label_t fields[] = {{view("devices"), decimal(SLOTS)}, {view("claims"), decimal(claims.len)}};
+  say("discovered", fields, 2);
+
+  pool_t *pool = zeroed(1, sizeof *pool);
+  *pool = (pool_t){.name = owned(POOL), .devices = {zeroed(SLOTS, sizeof(device_t)), SLOTS}};
+  for (int i = 0; i < SLOTS; i++) pool->devices.ptr[i] = slot(i, cpus);
+  inventory->pools.ptr = pool;
+  inventory->pools.len = 1;
+  return true;
+}
+
+// ---- prepare ----
+
+// The request without the subrequest of a prioritised list.
+static text_t base_request(text_t request) {
+  const uint8_t *slash = memchr(request.ptr, '/', request.len);
+  return (text_t){request.ptr, slash ? (size_t)(slash - request.ptr) : request.len};
+}
+
+static bool applies(const config_t *config, text_t request) {
+  for (size_t i = 0; i < config->requests.len; i++) {
+    text_t named = config->requests.ptr[i];
+    if (same(named, request) || same(named, base_request(request))) return true;
+  }
+  return config->requests.len == 0;
+}
+
+// What the last of the configs for this device says: those of the claim come after those of its class. False: the refusal.
+static bool choose(const claim_t *claim, const allocated_t *allocated, int *slot, int *mode, problem_t *refusal) {
+  *slot = same(allocated->pool, view(POOL)) ? find(SLOT_NAMES, SLOTS, allocated->device) : -1;
+  if (*slot < 0) {
+    text_t parts[] = {view("there is no "), allocated->pool, view("/"), allocated->device};
+    *refusal = problem(NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_NOT_FOUND, "no-such-device", joined(parts, 4));
+    return false;
+  }
+  const config_t *config = NULL;
+  for (size_t i = 0; i < claim->configs.len; i++)
+    if (applies(&claim->configs.ptr[i], allocated->request)) config = &claim->configs.ptr[i];
+  text_t name = view(MODE_NAMES[0]);
+  if (config && !read_mode(config->parameters, &name)) {
+    *refusal = invalid("bad-parameters", owned("the parameters are not an object with nothing but a text \"mode\""));
+    return false;
+  }
+  *mode = find(MODE_NAMES, MODES, name);
+  if (*mode < 0) {
+    text_t parts[] = {view("mode \""), name, view("\" is not one of normal, quiet")};
+    *refusal = invalid("no-such-mode", joined(parts, 3));
+    return false;
+  }
+  return true;
+}
+
+static prepared_device_t ready(const allocated_t *allocated, int slot, int mode) {
+  prepared_device_t device = {
+      .requests = {zeroed(1, sizeof(text_t)), 1},
+      .pool = copy(allocated->pool),
+      .device = copy(allocated->device),
+      .share_id = allocated->share_id,
+      .edits = {.env = one_label(SLOT_VARIABLES[slot], view(MODE_NAMES[mode]))},
+  };
+  device.requests.ptr[0] = copy(base_request(allocated->request));
+  if (device.share_id.is_some) device.share_id.val = copy(device.share_id.val);
+  return device;
+}
+
+// False: the claim is prepared with another memo.
+static bool is_as_before(const claim_t *claim, text_t memo) {
+  live_claim_t before;
+  text_t uid = claim->id.uid;
+  if (!nodedock_driver_ledger_get(&uid, &before)) return true;
+  return same((text_t){before.memo.ptr, before.memo.len}, memo);
+}
+
+// False: the refusal.
+static bool prepare(const claim_t *claim, prepared_claim_t *prepared, problem_t *refusal) {
+  size_t count = claim->devices.len;
+  text_t memo = view("");
+  *prepared = (prepared_claim_t){.devices = {zeroed(count, sizeof(prepared_device_t)), count}};
+  for (size_t i = 0; i < count; i++) {
+    int slot, mode;
+    if (!choose(claim, &claim->devices.ptr[i], &slot, &mode, refusal)) return false;
+    prepared->devices.ptr[i] = ready(&claim->devices.ptr[i], slot, mode);
+    text_t parts[] = {memo, view(SLOT_NAMES[slot]), view(" "), view(MODE_NAMES[mode]), view("\n")};
+    memo = joined(parts, 5);
+  }
+  if (!is_as_before(claim, memo)) {
+    *refusal = invalid("prepared-otherwise", owned("the claim is prepared with other devices or modes"));
+    return false;
+  }
+  label_t field = {view("claim"), claim->id.name};
+  say("prepared", &field, 1);
+  prepared->memo = (driver_list_u8_t){memo.ptr, memo.len};
+  return true;
+}
+
+void exports_nodedock_driver_preparation_prepare(exports_nodedock_driver_preparation_context_t *context,
+                                                 exports_nodedock_driver_preparation_list_claim_t *claims,
+                                                 exports_nodedock_driver_preparation_list_prepare_outcome_t *outcomes) {
+  (void)context;
+  outcomes->len = claims->len;
+  outcomes->ptr = zeroed(claims->len, sizeof(prepare_outcome_t));
+  for (size_t i = 0; i < claims->len; i++) {
+    prepare_outcome_t *answer = &outcomes->ptr[i];
+    prepared_claim_t prepared;
+    problem_t refusal;
+    answer->uid = copy(claims->ptr[i].id.uid);
+    answer->outcome.is_err = !prepare(&claims->ptr[i], &prepared, &refusal);
+    if (answer->outcome.is_err) answer->outcome.val.err = refusal;
+    else answer->outcome.val.ok = prepared;
+  }
+}
+
+// ---- unprepare ----
+
+// Whether each line of it is a slot and a mode. A claim whose prepare never came to its end has no memo, and nothing to give back.
+static bool is_ours(driver_list_u8_t memo) {
+  const uint8_t *at = memo.ptr, *end = memo.ptr + memo.len;
+  while (at < end) {
+    const uint8_t *line_end = memchr(at, '\n', (size_t)(end - at));
+    if (!line_end) line_end = end;
+    const uint8_t *blank = memchr(at, ' ', (size_t)(line_end - at));
+    if (!blank || find(SLOT_NAMES, SLOTS, (text_t){(uint8_t *)at, (size_t)(blank - at)}) < 0) return false;
+    if (find(MODE_NAMES, MODES, (text_t){(uint8_t *)blank + 1, (size_t)(line_end - blank - 1)}) < 0) return false;
+    at = line_end + 1;
+  }
+  return true;
+}
+
+void exports_nodedock_driver_preparation_unprepare(
+    exports_nodedock_driver_preparation_context_t *context, exports_nodedock_driver_preparation_list_live_claim_t *claims,
+    exports_nodedock_driver_preparation_list_unprepare_outcome_t *outcomes) {
+  (void)context;
+  outcomes->len = claims->len;
+  outcomes->ptr = zeroed(claims->len, sizeof(unprepare_outcome_t));
+  for (size_t i = 0; i < claims->len; i++) {
+    live_claim_t *live = &claims->ptr[i];
+    unprepare_outcome_t *answer = &outcomes->ptr[i];
+    answer->uid = copy(live->claim.id.uid);
+    answer->outcome.is_err = !is_ours(live->memo);
+    if (answer->outcome.is_err) {
+      text_t message = owned("the memo is not one that this driver writes");
+      answer->outcome.val.err = problem(NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_INTERNAL, "bad-memo", message);
+      continue;
+    }
+    label_t field = {view("claim"), live->claim.id.name};
+    say("given back", &field, 1);
+  }
+}

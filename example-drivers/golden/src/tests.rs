@@ -1,0 +1,48 @@
+use nodedock_sdk::testing::{Grant, Harness};
+use nodedock_sdk::{AttributeValue, Claim, ConfigSource, ProblemKind};
+
+use crate::{CPUS, Golden};
+
+fn node() -> Harness<Golden> {
+    let node = Harness::new();
+    node.fake().file(CPUS, "0-3\n");
+    node
+}
+
+fn claim() -> Claim {
+    Claim::new("default", "pair", "uid-1")
+        .device("left", "slots", "slot-0")
+        .device("right", "slots", "slot-1")
+}
+
+#[test]
+fn the_shipped_grant_is_all_that_it_needs() {
+    let grant: Grant = serde_saphyr::from_str(include_str!("../golden.grant.yaml")).unwrap();
+    let node = node();
+    let inventory = node.grant(&grant).discover().unwrap();
+    let slot = inventory.device("slots", "slot-1").unwrap();
+    assert_eq!(slot.attribute_value("index"), Some(&AttributeValue::Int(1)));
+    assert_eq!(slot.attribute_value("cpus"), Some(&AttributeValue::Text("0-3".to_owned())));
+    node.prepare(&claim()).unwrap();
+    node.unprepare("uid-1").unwrap();
+}
+
+#[test]
+fn each_device_has_the_mode_that_was_asked_for_it() {
+    let claim = claim().config_entry(ConfigSource::DeviceClass, [], r#"{"mode": "quiet"}"#).config_entry(
+        ConfigSource::Claim,
+        ["right"],
+        "{}",
+    );
+    let prepared = node().prepare(&claim).unwrap();
+    assert_eq!(prepared.memo, b"slot-0 quiet\nslot-1 normal\n");
+}
+
+#[test]
+fn a_mode_that_is_none_is_refused_for_good() {
+    for (parameters, code) in [(r#"{"mode": "loud"}"#, "no-such-mode"), (r#"{"made": 1}"#, "bad-parameters")]
+    {
+        let problem = node().prepare(&claim().config_entry(ConfigSource::Claim, [], parameters)).unwrap_err();
+        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, code));
+    }
+}

@@ -1,0 +1,174 @@
+//! The same small driver in several languages: which files there are, and a sandbox that looks at them without a daemon.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nodedock::driver::grant::Grant;
+use nodedock::driver::wasm::{DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings};
+use nodedock::driver::{Call, Ledger, NodeFacts};
+use nodedock::model::{
+    AllocatedDevice, ConfigSource, DeviceName, DriverClaim, DriverName, LiveClaim, ObjectRef, OpaqueConfig,
+    PoolName, Uid,
+};
+
+use crate::places;
+
+pub const GOLDEN: &str = "golden";
+pub const GOLDEN_FILE: &str = "golden.wasm";
+pub const GOLDEN_NAME: &str = "golden.nodedock.dev";
+/// The one file that it reads below `/sys`.
+pub const CPUS: &str = "devices/system/cpu/online";
+
+/// A file of the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Golden {
+    /// Name of the file without `.wasm`.
+    pub build: &'static str,
+    /// What the driver says of itself.
+    pub language: &'static str,
+    pub profile: Profile,
+    /// Whether it is built by what builds this test.
+    always: bool,
+}
+
+const fn golden(build: &'static str, language: &'static str, profile: Profile, always: bool) -> Golden {
+    Golden { build, language, profile, always }
+}
+
+pub const RUST: Golden = golden("rust", "rust", Profile::Pure, true);
+pub const RUST_WASIP2: Golden = golden("rust-wasip2", "rust", Profile::Wasi, true);
+pub const C: Golden = golden("c", "c", Profile::Pure, false);
+pub const PYTHON: Golden = golden("python", "python", Profile::Pure, false);
+pub const JAVASCRIPT: Golden = golden("javascript", "javascript", Profile::Wasi, false);
+pub const ALL: [Golden; 5] = [RUST, RUST_WASIP2, C, PYTHON, JAVASCRIPT];
+
+impl Golden {
+    /// None: the tools for it are not on this machine.
+    pub fn bytes(&self) -> Option<Vec<u8>> {
+        let path = folder().join(format!("{}.wasm", self.build));
+        match std::fs::read(&path) {
+            Ok(bytes) => Some(bytes),
+            Err(_) if !self.always => None,
+            Err(error) => panic!("read {}: {error}; `cargo xtask golden` builds it", path.display()),
+        }
+    }
+}
+
+/// Where `cargo xtask golden` puts the files: beside the other drivers.
+fn folder() -> PathBuf {
+    places::drivers().with_file_name(GOLDEN)
+}
+
+/// The folder of compiled drivers that all tests of a build share: some take tens of seconds to compile.
+pub fn cache() -> PathBuf {
+    folder().join("cache")
+}
+
+/// The claims that a driver is told it holds.
+#[derive(Debug, Default)]
+pub struct Claims(Mutex<BTreeMap<Uid, LiveClaim>>);
+
+impl Claims {
+    pub fn keep(&self, live: LiveClaim) {
+        let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        claims.insert(live.claim.id.uid.clone(), live);
+    }
+
+    fn all(&self) -> Vec<LiveClaim> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+}
+
+impl Ledger for Claims {
+    fn claims(&self, _: &DriverName) -> Vec<LiveClaim> {
+        self.all()
+    }
+
+    fn claim(&self, _: &DriverName, uid: &str) -> Option<LiveClaim> {
+        self.all().into_iter().find(|live| live.claim.id.uid.as_str() == uid)
+    }
+
+    fn holders(&self, _: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim> {
+        let holds = |held: &AllocatedDevice| held.pool.as_str() == pool && held.device.as_str() == device;
+        self.all().into_iter().filter(|live| live.claim.devices.iter().any(holds)).collect()
+    }
+}
+
+/// A node without a daemon: four CPUs below `/sys`, nothing below `/dev`.
+pub struct Bench {
+    pub claims: Arc<Claims>,
+    host: Arc<WasmHost>,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    /// Compiled drivers are kept in `cache`, if there is one.
+    pub fn new(cache: Option<&Path>) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (sys, dev) = (folder.path().join("sys"), folder.path().join("dev"));
+        let cpus = sys.join(CPUS);
+        std::fs::create_dir_all(cpus.parent().expect("it has a folder")).expect("a new folder");
+        std::fs::create_dir(&dev).expect("a new folder");
+        std::fs::write(cpus, "0-3\n").expect("a new file");
+        let node = NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() };
+        let settings =
+            WasmSettings { cache_dir: cache.map(Into::into), sysfs_root: sys, dev_root: dev, node };
+        let claims = Arc::new(Claims::default());
+        let host = WasmHost::new(settings, Arc::clone(&claims) as _).expect("set up the sandbox");
+        Self { claims, host, _folder: folder }
+    }
+
+    /// One at a time: what several tests load is compiled by the first of them.
+    pub async fn load(&self, bytes: &[u8], grant: Grant) -> Result<WasmDriver, LoadError> {
+        static LOADING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        let _loading = LOADING.lock().await;
+        let file = DriverFile { name: GOLDEN_FILE.to_owned(), bytes: bytes.to_vec().into() };
+        self.host.load(file, grant, None).await
+    }
+}
+
+/// The grant that is beside the driver's sources.
+pub fn grant() -> Grant {
+    Grant::parse(&crate::drivers::side_file(GOLDEN, "grant")).expect("the example's grant")
+}
+
+pub fn call() -> Call {
+    Call { request_id: "golden".into(), deadline: Duration::from_secs(40) }
+}
+
+/// A claim for slots by name, each for a request of its own: `request-0`, `request-1/sub`.
+pub fn claim(uid: &str, slots: &[&str]) -> DriverClaim {
+    let device = |(i, slot): (usize, &&str)| AllocatedDevice {
+        request: if i == 0 { "request-0".to_owned() } else { format!("request-{i}/sub") },
+        driver: DriverName::new(GOLDEN_NAME).expect("a name"),
+        pool: PoolName::new("slots").expect("a name"),
+        device: DeviceName::new(slot).expect("a name"),
+        share_id: (i > 0).then(|| "5c3f1f1e-share".to_owned()),
+        consumed: BTreeMap::new(),
+        admin_access: false,
+    };
+    DriverClaim {
+        id: ObjectRef::new("default", uid, uid).expect("names"),
+        devices: slots.iter().enumerate().map(device).collect(),
+        configs: Vec::new(),
+        annotations: BTreeMap::new(),
+    }
+}
+
+/// The claim with parameters of its author more; for all requests, if none is named.
+pub fn with_parameters(mut claim: DriverClaim, requests: &[&str], parameters: &str) -> DriverClaim {
+    claim.configs.push(OpaqueConfig {
+        source: ConfigSource::Claim,
+        requests: requests.iter().map(ToString::to_string).collect(),
+        driver: DriverName::new(GOLDEN_NAME).expect("a name"),
+        parameters: parameters.to_owned(),
+    });
+    claim
+}
+
+/// A claim as the checkpoint keeps it.
+pub fn live(claim: DriverClaim, memo: &[u8]) -> LiveClaim {
+    LiveClaim { claim, memo: memo.to_vec(), driver_version: "0.1.0".to_owned(), boot_id: "boot-1".to_owned() }
+}

@@ -1,0 +1,254 @@
+//! Builds the golden driver in every language whose tools are here: `target/golden/LANGUAGE.wasm`.
+//!
+//! A file is built again only if its sources, the contract or its tools are others than they were: some take half a minute.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::drivers::place;
+use crate::machine::{self, Finding};
+use crate::shell;
+use crate::workspace::Workspace;
+
+/// The driver's folder among the examples, and its name.
+const GOLDEN: &str = "golden";
+const WORLD: &str = "driver";
+
+/// A language with a toolchain of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Language {
+    C,
+    Python,
+    JavaScript,
+}
+
+pub(crate) const LANGUAGES: [Language; 3] = [Language::C, Language::Python, Language::JavaScript];
+
+/// A toolchain that is here: the program to run, and what tells one version of it from another.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tool {
+    pub(crate) program: PathBuf,
+    pub(crate) version: String,
+}
+
+impl Language {
+    /// Name of its folder and of its file.
+    fn name(self) -> &'static str {
+        match self {
+            Self::C => "c",
+            Self::Python => "python",
+            Self::JavaScript => "javascript",
+        }
+    }
+
+    /// For people.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::C => "C",
+            Self::Python => "Python",
+            Self::JavaScript => "JavaScript",
+        }
+    }
+
+    fn tool(self, workspace: &Workspace) -> Result<Tool, String> {
+        match self {
+            Self::C => machine::clang_for_wasm(),
+            Self::Python => machine::componentize_py(&workspace.target.join("python")),
+            Self::JavaScript => machine::componentize_js(&self.workplace(workspace)),
+        }
+    }
+
+    /// Where npm's modules are for JavaScript: Node looks for them beside the sources, which are copied there.
+    fn workplace(self, workspace: &Workspace) -> PathBuf {
+        workspace.target.join("golden-tools").join(self.name())
+    }
+
+    fn sources(self, workspace: &Workspace) -> PathBuf {
+        workspace.root.join("example-drivers").join(GOLDEN).join(self.name())
+    }
+}
+
+/// Whether each language's tools are here.
+pub(crate) fn findings(workspace: &Workspace) -> Vec<(String, Finding)> {
+    let finding = |language: Language| match language.tool(workspace) {
+        Ok(_) => Finding::Present,
+        Err(why) => Finding::Missing(why),
+    };
+    LANGUAGES
+        .iter()
+        .map(|language| (format!("the golden driver in {}", language.title()), finding(*language)))
+        .collect()
+}
+
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    crate::drivers::build(workspace)?;
+    build(workspace)?;
+    for (what, finding) in findings(workspace) {
+        if let Finding::Missing(why) = finding {
+            eprintln!("skipped: {what}: {why}");
+        }
+    }
+    Ok(())
+}
+
+/// Builds what can be built. What cannot, for want of tools, is not there afterwards unless it is up to date.
+pub(crate) fn build(workspace: &Workspace) -> Result<()> {
+    let folder = workspace.target.join(GOLDEN);
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    for (form, name) in [("", "rust"), ("wasip2", "rust-wasip2")] {
+        let built = workspace.drivers_dir().join(form).join(format!("{GOLDEN}.wasm"));
+        place(&built, &folder.join(format!("{name}.wasm")))?;
+    }
+    LANGUAGES.iter().try_for_each(|language| bring_up_to_date(workspace, *language, &folder))
+}
+
+fn bring_up_to_date(workspace: &Workspace, language: Language, folder: &Path) -> Result<()> {
+    let (file, stamp) = (folder.join(language.name()), folder.join(format!("{}.stamp", language.name())));
+    let file = file.with_extension("wasm");
+    let tool = language.tool(workspace);
+    let inputs = inputs(workspace, language, tool.as_ref().ok())?;
+    if file.is_file() && fs::read(&stamp).is_ok_and(|before| is_same(&before, &inputs, tool.is_ok())) {
+        return Ok(());
+    }
+    remove(&file)?;
+    remove(&stamp)?;
+    let Ok(tool) = tool else { return Ok(()) };
+    compile(workspace, language, &tool, &file)?;
+    let size = fs::metadata(&file).with_context(|| format!("{} was not built", file.display()))?.len();
+    eprintln!("{:>7} KiB  {}", size.div_ceil(1024), file.display());
+    // The tests keep there what they compile; of a file that is no more it would stay for ever.
+    let _ = fs::remove_dir_all(folder.join("cache"));
+    fs::write(&stamp, inputs).with_context(|| format!("writing {}", stamp.display()))
+}
+
+/// Without the tool only the sources are compared.
+fn is_same(before: &[u8], now: &[u8], with_tool: bool) -> bool {
+    let sources =
+        |stamp: &[u8]| stamp.iter().position(|byte| *byte == b'\n').map(|end| stamp[end..].to_vec());
+    if with_tool { before == now } else { sources(before) == sources(now) }
+}
+
+/// The tool in the first line, then everything that the file is made of.
+fn inputs(workspace: &Workspace, language: Language, tool: Option<&Tool>) -> Result<Vec<u8>> {
+    let mut inputs = tool.map_or("", |tool| tool.version.as_str()).replace('\n', " ").into_bytes();
+    let mut paths = vec![workspace.root.join("wit/driver.wit")];
+    collect(&language.sources(workspace), &mut paths)?;
+    for path in paths {
+        let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        inputs.extend(format!("\n{} {}\n", path.display(), bytes.len()).into_bytes());
+        inputs.extend(bytes);
+    }
+    Ok(inputs)
+}
+
+/// The files below a folder in the order of their names, without what people's tools leave there.
+fn collect(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
+    let context = || format!("reading {}", folder.display());
+    let entries: std::io::Result<Vec<_>> = fs::read_dir(folder).with_context(context)?.collect();
+    let mut found: Vec<_> = entries.with_context(context)?.into_iter().map(|entry| entry.path()).collect();
+    found.sort();
+    for path in found {
+        let left = ["node_modules", "__pycache__", "package-lock.json", "README.md"];
+        if left.iter().any(|name| path.ends_with(name)) {
+            continue;
+        }
+        if path.is_dir() {
+            collect(&path, paths)?;
+        } else {
+            paths.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn compile(workspace: &Workspace, language: Language, tool: &Tool, output: &Path) -> Result<()> {
+    let (sources, wit) = (language.sources(workspace), workspace.root.join("wit"));
+    let mut command = Command::new(&tool.program);
+    match language {
+        Language::C => {
+            command.args(["--target=wasm32-wasi", "-Os", "-Wall", "-nostartfiles"]);
+            command.args(["-Wl,--no-entry", "-Wl,--strip-all", "golden.c"]);
+            command.args(["bindings/driver.c", "bindings/driver_component_type.o", "-o"]);
+            command.arg(output).current_dir(&sources);
+        }
+        Language::Python => {
+            command.arg("-d").arg(wit).args(["-w", WORLD, "componentize", "--stub-wasi", "golden", "-o"]);
+            command.arg(output).current_dir(&sources);
+        }
+        Language::JavaScript => {
+            let workplace = language.workplace(workspace);
+            for file in ["build.js", "golden.js", "package.json"] {
+                place(&sources.join(file), &workplace.join(file))?;
+            }
+            command.arg("build.js").arg(wit).arg(output).current_dir(workplace);
+        }
+    }
+    shell::run(&mut command)
+}
+
+fn remove(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", file.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workspace(root: &Path) -> Workspace {
+        let sources = root.join("example-drivers/golden/python");
+        fs::create_dir_all(sources.join("__pycache__")).unwrap();
+        fs::create_dir_all(root.join("wit")).unwrap();
+        fs::write(root.join("wit/driver.wit"), "package a:b;").unwrap();
+        fs::write(sources.join("golden.py"), "pass").unwrap();
+        fs::write(sources.join("__pycache__/golden.pyc"), "junk").unwrap();
+        Workspace { root: root.to_owned(), target: root.join("target"), drivers: Vec::new() }
+    }
+
+    #[test]
+    fn the_stamp_has_the_tool_the_contract_and_the_sources() {
+        let dir = tempfile::tempdir().unwrap();
+        let workspace = workspace(dir.path());
+        let tool = |version: &str| Tool { program: "x".into(), version: version.into() };
+        let of = |tool: Option<&Tool>| inputs(&workspace, Language::Python, tool).unwrap();
+        let first = of(Some(&tool("1.0\nof today")));
+        let text = String::from_utf8(first.clone()).unwrap();
+        assert!(text.starts_with("1.0 of today\n") && text.contains("package a:b;"), "{text}");
+        assert!(text.contains("golden.py 4\npass") && !text.contains("junk"), "{text}");
+        assert!(is_same(&first, &of(Some(&tool("1.0\nof today"))), true));
+        assert!(!is_same(&first, &of(Some(&tool("1.1"))), true));
+        assert!(is_same(&first, &of(None), false), "what was built stays good without the tool");
+
+        fs::write(workspace.root.join("wit/driver.wit"), "package a:c;").unwrap();
+        assert!(!is_same(&first, &of(Some(&tool("1.0\nof today"))), true));
+        assert!(!is_same(&first, &of(None), false));
+    }
+
+    #[test]
+    fn what_is_made_of_other_sources_does_not_outlive_its_tools() {
+        let dir = tempfile::tempdir().unwrap();
+        let workspace = workspace(dir.path());
+        let folder = dir.path().join("target/golden");
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("javascript.wasm");
+        let sources = dir.path().join("example-drivers/golden/javascript");
+        fs::create_dir_all(&sources).unwrap();
+        fs::write(&file, "old").unwrap();
+        fs::write(folder.join("javascript.stamp"), "1.0\nother sources").unwrap();
+        // Nobody has run npm in this target folder.
+        bring_up_to_date(&workspace, Language::JavaScript, &folder).unwrap();
+        assert!(!file.exists());
+        fs::write(&file, "built").unwrap();
+        let stamp = inputs(&workspace, Language::JavaScript, None).unwrap();
+        fs::write(folder.join("javascript.stamp"), [b"node 1".as_slice(), &stamp].concat()).unwrap();
+        bring_up_to_date(&workspace, Language::JavaScript, &folder).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"built");
+    }
+}
