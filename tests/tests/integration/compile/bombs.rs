@@ -7,14 +7,24 @@ const FUNCTIONS: u8 = 3;
 const CODE: u8 = 10;
 
 /// A driver that serves and takes a compiler seconds: two thousand functions for each of `weight`.
-pub fn slow(weight: u32) -> Vec<u8> {
+pub(super) fn slow(weight: u32) -> Vec<u8> {
     with_functions(weight * 2000, &branchy(100))
 }
 
 /// A driver with one function of 1.6 MB that takes a compiler more memory than any machine should give: fifty thousand values that
 /// live through a hundred thousand branches.
-pub fn greedy() -> Vec<u8> {
+pub(super) fn greedy() -> Vec<u8> {
     with_functions(1, &long_lived(49_000, 100_000))
+}
+
+/// A driver with more functions than are taken.
+pub(super) fn many() -> Vec<u8> {
+    with_functions(100_000, &[0, END])
+}
+
+/// A driver with a function that is longer than is taken.
+pub(super) fn huge() -> Vec<u8> {
+    with_functions(1, &long_lived(1, 400_000))
 }
 
 /// The example driver with more functions, all of them with this body and without parameters.
