@@ -72,7 +72,8 @@ fn script(root: &Root, text: &str) -> PathBuf {
 
 /// Waits until a process has ended, whoever's child it is.
 async fn ended(process: OwnedFd) {
-    let process = AsyncFd::register(process).expect("a process can be waited for");
+    // SAFETY: the descriptor is the registration's own, open until it ends, and nobody else registers it.
+    let process = unsafe { AsyncFd::register(process) }.expect("a process can be waited for");
     let end = tokio::time::timeout(DEADLINE, process.readable()).await;
     let _ready = end.expect("the process ends").expect("wait for a process");
 }
