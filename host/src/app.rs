@@ -29,7 +29,7 @@ use crate::discovery::specs::{self, SpecEvent};
 use crate::discovery::{files, sockets};
 use crate::driver::NodeFacts;
 use crate::driver::grpc::PluginSteps;
-use crate::driver::wasm::{WasmHost, WasmSettings};
+use crate::driver::wasm::{Compiler, WasmHost, WasmSettings};
 use crate::model::{DriverName, ObjectRef, limit};
 use crate::north::node_api::{self, NodeApi};
 use crate::north::pod_resources::{self, PodResources};
@@ -120,6 +120,7 @@ impl Daemon {
         let table = SharedTable::new(opened.claims, opened.pods);
         let settings = WasmSettings {
             cache_dir: Some(config.paths.cache.clone()),
+            compiler: Compiler::this_program(),
             sysfs_root: "/sys".into(),
             dev_root: "/dev".into(),
             node: node.clone(),

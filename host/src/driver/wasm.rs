@@ -1,12 +1,14 @@
 //! WASM drivers: from a file's bytes to a driver that can be called, and every call in a sandbox of its own.
 //!
-//! Owns the engine, the compile cache and the node's files as drivers see them. Is given files, grants and configs; gives back
+//! Owns the engine, the compiler and its cache, and the node's files as drivers see them. Is given files, grants and configs; gives back
 //! drivers, or errors that say what is wrong with the file. Never watches files and never decides what becomes of a driver that
 //! fails: the registry does.
 
 mod admission;
+mod artifact;
 mod bindings;
 mod cache;
+mod compile;
 mod convert;
 mod driver;
 mod edits;
@@ -22,7 +24,7 @@ mod wasi;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -32,13 +34,16 @@ use wasmtime::component::{Component, InstancePre};
 
 pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Profile, Surface};
 pub use self::cache::CacheError;
+pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
 pub use self::sandbox::CallFailure;
 pub use self::stats::Stats;
 
+use self::artifact::{Artifact, Key};
 use self::bindings::exports::nodedock::driver as exports;
-use self::cache::Cache;
+use self::cache::{Cache, Kept};
+use self::compile::blocking;
 use self::engine::Runtime;
 use self::log::DriverLog;
 use self::nodes::DevRoot;
@@ -56,6 +61,7 @@ use crate::model::limit::{CALLS_MAX, CALLS_PER_DRIVER, LOOK_WALL, SYSFS_THREADS_
 pub struct WasmSettings {
     /// Folder for compiled drivers; none compiles at each start.
     pub cache_dir: Option<PathBuf>,
+    pub compiler: Compiler,
     /// `/sys`.
     pub sysfs_root: PathBuf,
     /// `/dev`.
@@ -174,7 +180,16 @@ struct Compiled {
     surface: Surface,
     digest: String,
     from_cache: bool,
+    kept: Option<Kept>,
     took: Duration,
+}
+
+/// A driver's code, mapped.
+struct Code {
+    component: Component,
+    surface: Surface,
+    from_cache: bool,
+    kept: Option<Kept>,
 }
 
 /// One per daemon: the engine, the cache, and what all drivers share.
@@ -183,8 +198,9 @@ pub struct WasmHost {
     cache: Option<Cache>,
     node: Arc<Node>,
     calls: Arc<Semaphore>,
-    /// One compilation at a time: each takes a core and up to some hundred MB.
-    compiling: Mutex<()>,
+    compiler: Compiler,
+    /// One compilation at a time, in the order in which they are asked for: each takes a core and up to some hundred MB.
+    compiling: Semaphore,
 }
 
 impl WasmHost {
@@ -197,12 +213,14 @@ impl WasmHost {
         let sysfs = SysfsRoot::open(&settings.sysfs_root).map_err(root(&settings.sysfs_root))?;
         let dev = DevRoot::open(&settings.dev_root).map_err(root(&settings.dev_root))?;
         let node = Node { facts: settings.node, sysfs: Arc::new(sysfs), dev: Arc::new(dev), ledger };
+        let open = |folder: &PathBuf| Cache::open(folder, &runtime.engine);
         Ok(Arc::new(Self {
+            cache: settings.cache_dir.as_ref().map(open).transpose()?,
             runtime: Arc::new(runtime),
-            cache: settings.cache_dir.as_deref().map(Cache::open).transpose()?,
             node: Arc::new(node),
             calls: Arc::new(Semaphore::new(CALLS_MAX)),
-            compiling: Mutex::new(()),
+            compiler: settings.compiler,
+            compiling: Semaphore::new(1),
         }))
     }
 
@@ -246,57 +264,94 @@ impl WasmHost {
         }
     }
 
-    /// Off the serving threads, one at a time.
+    /// Takes a file's code from the cache, or has it compiled. Whoever drops this ends the compilation.
     async fn compile(
         self: &Arc<Self>,
         file: DriverFile,
         surface: &mut Surface,
     ) -> Result<Compiled, LoadError> {
-        let host = Arc::clone(self);
-        let thread = tokio::task::spawn_blocking(move || {
-            let _turn = host.compiling.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut surface = Surface::default();
-            let compiled = host.compile_now(&file, &mut surface);
-            drop(file);
-            memory::give_back();
-            (compiled, surface)
-        });
-        let (compiled, seen) = thread.await.map_err(|error| LoadError::Host(format!("compile: {error}")))?;
-        *surface = seen;
-        compiled
-    }
-
-    fn compile_now(&self, file: &DriverFile, surface: &mut Surface) -> Result<Compiled, LoadError> {
         let begin = Instant::now();
-        let component = admission::admit(&file.bytes, surface)?;
-        let digest = file.digest();
-        let cached = self.cache.as_ref().and_then(|cache| cache.take(&self.runtime.engine, &digest));
-        let from_cache = cached.is_some();
-        let compiled = match cached {
-            Some(compiled) => compiled,
-            None => self.compile_anew(&digest, &component)?,
+        surface.form = Some(admission::form(&file.bytes)?);
+        let (host, bytes) = (Arc::clone(self), file.bytes);
+        let source = bytes.clone();
+        let key = blocking(move || Ok(Key::new(&host.runtime.engine, &source))).await?;
+        let code = match self.cached(key).await? {
+            Some(code) => code,
+            None => self.compile_anew(key, bytes, surface).await?,
         };
-        let types = |error: wasmtime::Error| LoadError::Types(format!("{error:#}"));
-        let pre = self.runtime.linker.instantiate_pre(&compiled).map_err(types)?;
-        let exports = Exports::new(&pre, surface).map_err(types)?;
-        Ok(Compiled { pre, exports, surface: surface.clone(), digest, from_cache, took: begin.elapsed() })
+        *surface = code.surface.clone();
+        let host = Arc::clone(self);
+        blocking(move || host.link(key, code, begin)).await
     }
 
-    fn compile_anew(&self, digest: &str, component: &[u8]) -> Result<Component, LoadError> {
-        let engine = &self.runtime.engine;
-        let failed = |error: wasmtime::Error| LoadError::Compile(format!("{error:#}"));
-        let Some(cache) = &self.cache else {
-            return Component::from_binary(engine, component).map_err(failed);
-        };
-        let compiled = engine.precompile_component(component).map_err(failed)?;
-        match cache.put(engine, digest, &compiled) {
-            Ok(component) => Ok(component),
-            // A full disk must not keep a driver from its work.
-            Err(error) => {
-                tracing::warn!(digest, error, "compiled driver cannot be kept");
-                Component::from_binary(engine, component).map_err(failed)
+    async fn compile_anew(
+        self: &Arc<Self>,
+        key: Key,
+        bytes: Bytes,
+        surface: &mut Surface,
+    ) -> Result<Code, LoadError> {
+        let closed = |_| LoadError::Host("compile: the host ends".to_owned());
+        let _turn = self.compiling.acquire().await.map_err(closed)?;
+        // The same file under another name may just have been compiled.
+        if let Some(code) = self.cached(key).await? {
+            return Ok(code);
+        }
+        let begin = Instant::now();
+        let artifact = self.compiler.compile(&self.runtime.engine, key, bytes).await?;
+        let report = &artifact.report;
+        let (elapsed, code_bytes, digest) = (begin.elapsed(), artifact.code_bytes, key.digest());
+        tracing::info!(digest, ?elapsed, code_bytes, spent = ?report.spent, refused = report.refusal.is_some(), "compiled");
+        *surface = report.surface.clone();
+        let host = Arc::clone(self);
+        blocking(move || {
+            let code = host.keep(&key, artifact);
+            memory::give_back();
+            code
+        })
+        .await
+    }
+
+    async fn cached(self: &Arc<Self>, key: Key) -> Result<Option<Code>, LoadError> {
+        let host = Arc::clone(self);
+        blocking(move || Ok(host.take(&key))).await
+    }
+
+    fn take(&self, key: &Key) -> Option<Code> {
+        let cache = self.cache.as_ref()?;
+        let (artifact, kept) = cache.take(key)?;
+        match artifact.map(&self.runtime.engine) {
+            Ok(component) => {
+                let surface = artifact.report.surface;
+                Some(Code { component, surface, from_cache: true, kept: Some(kept) })
+            }
+            Err(flaw) => {
+                cache.discard(key, &flaw);
+                None
             }
         }
+    }
+
+    /// Keeps what was compiled and maps it from there. A full disk must not keep a driver from its work: then it stays in memory.
+    fn keep(&self, key: &Key, mut artifact: Artifact) -> Result<Code, LoadError> {
+        if let Some(refusal) = artifact.report.refusal.take() {
+            return Err(refusal);
+        }
+        let (artifact, kept) = match &self.cache {
+            Some(cache) => cache.put(key, artifact),
+            None => (artifact, None),
+        };
+        let failed = |flaw| LoadError::Host(format!("map the compiled driver: {flaw}"));
+        let component = artifact.map(&self.runtime.engine).map_err(failed)?;
+        Ok(Code { component, surface: artifact.report.surface, from_cache: false, kept })
+    }
+
+    /// Holds what a driver imports and exports against what there is.
+    fn link(&self, key: Key, code: Code, begin: Instant) -> Result<Compiled, LoadError> {
+        let types = |error: wasmtime::Error| LoadError::Types(format!("{error:#}"));
+        let pre = self.runtime.linker.instantiate_pre(&code.component).map_err(types)?;
+        let exports = Exports::new(&pre, &code.surface).map_err(types)?;
+        let Code { surface, from_cache, kept, .. } = code;
+        Ok(Compiled { pre, exports, surface, digest: key.digest(), from_cache, kept, took: begin.elapsed() })
     }
 
     /// Asks a driver who it is. All its functions are looked up: types that differ show here and not at the first claim.

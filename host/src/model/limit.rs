@@ -82,6 +82,24 @@ pub const TIMELINE_MAX: usize = 32;
 
 /// A driver's file. Rust drivers have 20 to 200 kB, Python ones 18 MB.
 pub const DRIVER_FILE_BYTES_MAX: u64 = 64 << 20;
+/// What a driver's file may hold. Compilers of other languages make one with 38 modules, 14,000 functions, the longest of 430 kB, and
+/// 400 kB of types, imports, exports and the like, which are held in memory for as long as the driver is loaded.
+pub const DRIVER_MODULES_MAX: usize = 256;
+pub const DRIVER_FUNCTIONS_MAX: usize = 100_000;
+pub const DRIVER_FUNCTION_BYTES_MAX: usize = 2 << 20;
+pub const DRIVER_DECLARATION_BYTES_MAX: usize = 4 << 20;
+/// Names of what a driver imports and exports, as they are told to people: real ones have 2 kB.
+pub const DRIVER_REPORT_BYTES_MAX: usize = 256 << 10;
+/// What compiling a driver may take. A Python driver of 18 MB takes 5 s and some 450 MB; addresses are counted, of which there are more.
+pub const COMPILE_MEMORY: u64 = 1536 << 20;
+pub const COMPILE_CPU: Duration = Duration::from_secs(120);
+/// More than the CPU: a compiler gives way to everything else.
+pub const COMPILE_WALL: Duration = Duration::from_secs(180);
+/// Compiled code: two to three times its source.
+pub const COMPILED_BYTES_MAX: u64 = 256 << 20;
+/// Compiled drivers that are kept, with those of a folder full of drivers and of their predecessors; fifty of Python fit.
+pub const CACHE_FILES_MAX: usize = 2 * DRIVER_FILES_MAX;
+pub const CACHE_BYTES_MAX: u64 = 2 << 30;
 /// Grant and config files: written by people.
 pub const SIDE_FILE_BYTES_MAX: u64 = 256 << 10;
 /// Files in the drivers folder that are looked at; what is beyond is reported.

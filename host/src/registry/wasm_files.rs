@@ -3,6 +3,8 @@
 //! A new version is loaded, described and asked for its devices beside the old one, which goes on serving until the switch, and
 //! after it if any step fails.
 
+mod inbox;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use std::time::Instant;
 use tokio::io::AsyncReadExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use self::inbox::Inbox;
 use super::keeper::{Keeper, Looker, look};
 use super::{DriverState, DriverView, Registry};
 use crate::base::error::chain;
@@ -93,7 +96,7 @@ impl WasmFiles {
             name_taken: false,
             serving: None,
         };
-        self.tasks.spawn("driver-file", worker.run(inbox));
+        self.tasks.spawn("driver-file", worker.run(Inbox::new(inbox)));
         orders
     }
 }
@@ -141,27 +144,27 @@ enum Loaded {
 }
 
 impl Worker {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
+    async fn run(mut self, mut inbox: Inbox) {
         let stopped = self.shared.tasks.stopped();
         tokio::pin!(stopped);
         loop {
             let order = tokio::select! {
                 // A load that does not begin is begun at the next start.
                 () = &mut stopped => return,
-                order = inbox.recv() => order,
+                order = inbox.next() => order,
             };
             match order {
                 None => return,
                 Some(Order::Load(files)) => {
                     self.files = Some(files);
                     if inbox.is_empty() {
-                        self.load("file").await;
+                        self.load("file", &mut inbox).await;
                     }
                 }
                 Some(Order::Again(None)) if !self.name_taken => {}
-                Some(Order::Again(None)) => self.load("name free").await,
+                Some(Order::Again(None)) => self.load("name free", &mut inbox).await,
                 Some(Order::Again(Some(done))) => {
-                    self.load("reload").await;
+                    self.load("reload", &mut inbox).await;
                     if let Some(serving) = &self.serving {
                         serving.looker.look().await;
                     }
@@ -180,13 +183,21 @@ impl Worker {
         self.shared.registry.update(DriverKind::Wasm, &self.source, change);
     }
 
-    async fn load(&mut self, cause: &str) {
+    /// Loads the files, unless newer ones come meanwhile or they go.
+    async fn load(&mut self, cause: &str, inbox: &mut Inbox) {
         let Some(files) = self.files.clone() else { return };
         if self.serving.is_none() {
             self.show(|view| view.state = DriverState::Seen);
         }
         let started = Instant::now();
-        let outcome = match self.try_load(&files).await {
+        let loaded = tokio::select! {
+            // A load that is not finished is begun at the next start.
+            () = self.shared.tasks.stopped() => return,
+            // What overtook it is the next order, and a compilation ends with the load.
+            () = inbox.overtaken() => return,
+            loaded = self.try_load(&files) => loaded,
+        };
+        let outcome = match loaded {
             Ok(Loaded::Ready(driver, found)) => self.switch(driver, found, started, cause),
             Ok(Loaded::Blocked(driver)) => {
                 self.blocked(&driver, started, cause);

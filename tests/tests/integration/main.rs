@@ -4,6 +4,7 @@ mod bad_claims;
 mod bad_files;
 mod cdi_files;
 mod commands;
+mod compile;
 mod containers;
 mod crash;
 mod device_numbers;

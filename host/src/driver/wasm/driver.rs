@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::bindings::nodedock::driver::types;
+use super::cache::Kept;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
 use super::sandbox::{CallSpec, Done, GuestCall, Sandbox};
@@ -36,6 +37,8 @@ struct Loaded {
     config: Option<String>,
     from_cache: bool,
     compile_duration: Duration,
+    /// Keeps its code in the cache.
+    _kept: Option<Kept>,
 }
 
 /// What a call is for: how long it may take and whether it may write below `/sys`.
@@ -62,6 +65,7 @@ impl WasmDriver {
             config,
             from_cache: compiled.from_cache,
             compile_duration: compiled.took,
+            _kept: compiled.kept,
         }))
     }
 

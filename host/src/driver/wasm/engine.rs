@@ -57,6 +57,11 @@ fn engine() -> wasmtime::Result<Engine> {
     })
 }
 
+/// An engine that compiles for the other, and runs nothing.
+pub(super) fn for_compiling() -> wasmtime::Result<Engine> {
+    Engine::new(&config())
+}
+
 fn pool() -> PoolingAllocationConfig {
     let slots = u32::try_from(CALLS_MAX).unwrap_or(u32::MAX);
     // A component of Python or C has several core instances and tables, of Rust two or three.

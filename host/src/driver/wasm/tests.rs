@@ -1,4 +1,4 @@
-mod guest;
+pub(super) mod guest;
 mod loading;
 mod running;
 
@@ -40,6 +40,7 @@ impl Stage {
         }
         let settings = WasmSettings {
             cache_dir: cached.then(|| folder.path().join("cache")),
+            compiler: Compiler::InProcess,
             sysfs_root: folder.path().join("sys"),
             dev_root: folder.path().join("dev"),
             node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nodedock::driver::grant::Grant;
-use nodedock::driver::wasm::{DriverFile, Trigger, WasmHost, WasmSettings};
+use nodedock::driver::wasm::{CompileBounds, Compiler, DriverFile, Trigger, WasmHost, WasmSettings};
 use nodedock::driver::{Call, ClaimDriver, Ledger, NodeFacts};
 use nodedock::model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, LiveClaim, ObjectRef, PoolName};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME, side_file, wasm};
+use nodedock_tests::places;
 
 use crate::Size;
 use crate::table::{Table, Times};
@@ -39,6 +40,7 @@ fn host(cache: Option<&std::path::Path>) -> Arc<WasmHost> {
     let node = NodeFacts { name: "bench".to_owned(), boot_id: "bench".to_owned() };
     let settings = WasmSettings {
         cache_dir: cache.map(Into::into),
+        compiler: Compiler::Process { program: places::nodedock(), bounds: CompileBounds::default() },
         sysfs_root: "/sys".into(),
         dev_root: "/dev".into(),
         node,

@@ -8,18 +8,18 @@ use wit_parser::Resolve;
 
 /// Bodies of the functions, and what stands beside them.
 #[derive(Clone)]
-pub(super) struct Guest {
-    pub(super) world: &'static str,
-    pub(super) imports: String,
-    pub(super) extra: String,
-    pub(super) describe: String,
-    pub(super) discover: String,
-    pub(super) prepare: String,
-    pub(super) pages: u32,
+pub(in super::super) struct Guest {
+    pub(in super::super) world: &'static str,
+    pub(in super::super) imports: String,
+    pub(in super::super) extra: String,
+    pub(in super::super) describe: String,
+    pub(in super::super) discover: String,
+    pub(in super::super) prepare: String,
+    pub(in super::super) pages: u32,
     /// Capabilities: a list of one glob each, by their place in the record.
-    pub(super) env: Option<&'static str>,
-    pub(super) sysfs_read: Option<&'static str>,
-    pub(super) version: &'static str,
+    pub(in super::super) env: Option<&'static str>,
+    pub(in super::super) sysfs_read: Option<&'static str>,
+    pub(in super::super) version: &'static str,
 }
 
 impl Default for Guest {
@@ -39,11 +39,11 @@ impl Default for Guest {
     }
 }
 
-pub(super) const NAME: &str = "tiny.example.com";
+pub(in super::super) const NAME: &str = "tiny.example.com";
 
 /// Gives each claim back as prepared, if there is one: its outcome has the UID that was asked for, and the environment of
 /// the 64 bytes at 12288 (empty unless `env_edit` is there).
-pub(super) const PREPARE_ONE: &str = "
+pub(in super::super) const PREPARE_ONE: &str = "
     (i32.store (i32.const 8192) (i32.const 8448))
     (i32.store (i32.const 8196) (i32.const 1))
     (i64.store (i32.const 8448) (i64.load offset=16 (local.get 11)))
@@ -51,7 +51,7 @@ pub(super) const PREPARE_ONE: &str = "
     i32.const 8192";
 
 /// One environment variable, as the driver's own edit.
-pub(super) fn env_edit(name: &str, value: &str) -> String {
+pub(in super::super) fn env_edit(name: &str, value: &str) -> String {
     let list = words(&[12304, 1]);
     let label = words(&[12352, len(name), 12416, len(value)]);
     format!(
@@ -100,7 +100,7 @@ impl Guest {
     }
 
     /// A core module with the contract inside.
-    pub(super) fn module(&self) -> Vec<u8> {
+    pub(in super::super) fn module(&self) -> Vec<u8> {
         let mut module = wat::parse_str(self.text()).unwrap();
         let contract =
             include_str!("../../../../../wit/driver.wit").replace("@0.1.0", &format!("@{}", self.version));
@@ -112,7 +112,7 @@ impl Guest {
     }
 
     /// The same as a component.
-    pub(super) fn component(&self) -> Vec<u8> {
+    pub(in super::super) fn component(&self) -> Vec<u8> {
         ComponentEncoder::default().module(&self.module()).unwrap().encode().unwrap()
     }
 }
