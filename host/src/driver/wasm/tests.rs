@@ -1,3 +1,4 @@
+mod conduct;
 mod guest;
 mod loading;
 mod running;
