@@ -127,7 +127,7 @@ impl Daemon {
         };
         let host =
             WasmHost::new(settings, Arc::new(table.clone())).context("set up the sandbox for drivers")?;
-        let registry = Registry::new(changes.clone());
+        let registry = Registry::with_conditions(changes.clone(), conditions.clone());
         let claims = Claims::new(ClaimParts {
             table,
             released: opened.released,

@@ -7,6 +7,7 @@ pub mod device_plugins;
 mod instances;
 mod keeper;
 pub mod plugins;
+mod quarantine;
 pub mod wasm_files;
 
 #[cfg(test)]
@@ -18,9 +19,11 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use instances::Instances;
+use quarantine::{Conduct, gone};
 
 use crate::base::changes::Changes;
 use crate::base::clock::now_ms;
+use crate::base::conditions::Conditions;
 use crate::driver::Driver;
 use crate::model::{
     ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
@@ -41,6 +44,7 @@ pub enum DriverState {
     Lost,
     Draining,
     Failed,
+    /// A WASM driver whose calls failed again and again: it is called no more until a probe succeeds.
     Quarantined,
 }
 
@@ -150,7 +154,8 @@ pub struct Registry(Arc<Inner>);
 struct Inner {
     state: RwLock<State>,
     changes: Changes,
-    /// Counts the times that a driver began to serve.
+    conditions: Conditions,
+    /// Counts the times that a driver began to serve, or serves again after a quarantine.
     serving: watch::Sender<u64>,
     /// Counts the times that a name or an endpoint became free.
     freed: watch::Sender<u64>,
@@ -175,13 +180,21 @@ impl Reloads {
 struct State {
     sources: BTreeMap<String, DriverView>,
     serving: BTreeMap<DriverName, Instances>,
+    /// Of serving WASM drivers, by source.
+    conducts: BTreeMap<String, Conduct>,
 }
 
 impl Registry {
     pub fn new(changes: Changes) -> Self {
+        Self::with_conditions(changes, Conditions::default())
+    }
+
+    /// The same, that tells what is wrong with the node.
+    pub fn with_conditions(changes: Changes, conditions: Conditions) -> Self {
         Self(Arc::new(Inner {
             state: RwLock::default(),
             changes,
+            conditions,
             serving: watch::Sender::new(0),
             freed: watch::Sender::new(0),
             wasm_reloads: Reloads::new(),
@@ -238,9 +251,7 @@ impl Registry {
 
     /// Reads a driver's files again, by driver name or file name, and asks it for its devices.
     pub async fn reload(&self, name: &str) -> Result<DriverView, Problem> {
-        let source = self.source_of(name).ok_or_else(|| {
-            Problem::not_found("driver-unknown", format!("there is no driver or driver file {name:?}"))
-        })?;
+        let source = self.known_source(name)?;
         let (done, finished) = oneshot::channel();
         let busy = |_| Problem::unavailable("too-many-reloads", "too many reloads wait already");
         let kind = self.read().sources.get(&source).map(|view| view.kind);
@@ -248,8 +259,13 @@ impl Registry {
         reloads.sender.try_send(ReloadRequest { source: source.clone(), done }).map_err(busy)?;
         // An error means that the source went away meanwhile; the look below tells.
         finished.await.ok();
-        let gone = || Problem::not_found("driver-unknown", format!("{source} is gone"));
-        self.read().sources.get(&source).cloned().ok_or_else(gone)
+        self.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
+    }
+
+    fn known_source(&self, name: &str) -> Result<String, Problem> {
+        self.source_of(name).ok_or_else(|| {
+            Problem::not_found("driver-unknown", format!("there is no driver or driver file {name:?}"))
+        })
     }
 
     fn source_of(&self, name: &str) -> Option<String> {
@@ -306,7 +322,11 @@ impl Registry {
 
     /// Takes a source's driver from the managers. Calls in flight go on.
     pub(crate) fn retire(&self, source: &str) {
-        let left = self.write().drop_source(source);
+        let (left, conduct) = {
+            let mut state = self.write();
+            (state.drop_source(source), state.conducts.remove(source))
+        };
+        self.forget_conduct(conduct);
         if let Some(name) = left {
             self.0.freed.send_modify(|count| *count += 1);
             self.settle(&name);

@@ -18,6 +18,9 @@ pub const POOL: &str = "script";
 /// Bytes of a memo that is too large for the host.
 const HUGE_MEMO: usize = 128 << 10;
 
+/// Bytes that a driver which wants more and more takes at once.
+const GROWN: usize = 1 << 20;
+
 const HOUR: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// Turns between two looks for the claim that ends a hold: about a millisecond, because a call has a bound of host calls.
@@ -34,8 +37,10 @@ impl Driver for Scripted {
             .env(["SCRIPTED_*"])
     }
 
-    fn discover(_: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+    fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let script = ctx.config::<Script>()?;
+        let is_blind = |uid: &String| host.ledger().get(uid).is_some();
+        assert!(!script.blinded_by.as_ref().is_some_and(is_blind), "the script says not to look");
         let names = Word::ALL.iter().flat_map(|(name, _)| [(*name).to_owned(), format!("{name}-2")]);
         let plain = (0..script.devices).map(|number| format!("device-{number}"));
         let generation = format!("generation-{}", script.generation);
@@ -99,6 +104,20 @@ fn play<T>(host: &Host, word: Word, claim: &ClaimRef, well: impl Fn() -> Result<
         Word::Twice => vec![this(well()), this(well())],
         Word::Stranger => vec![stranger(), this(well())],
         Word::WrongClaim => vec![stranger()],
+        Word::Spin => for_ever(|| {}),
+        Word::Grow => {
+            let mut held = Vec::new();
+            for_ever(|| held.push(vec![1u8; GROWN]))
+        }
+        Word::Flood => for_ever(|| host.log().info("the script says to log", &[])),
+    }
+}
+
+/// The host ends it.
+fn for_ever(mut work: impl FnMut()) -> ! {
+    loop {
+        work();
+        std::hint::black_box(());
     }
 }
 

@@ -34,6 +34,12 @@ pub enum Word {
     Huge,
     /// The answer names a device that is not allocated to the claim.
     OtherDevice,
+    /// Computes until it is stopped.
+    Spin,
+    /// Wants more and more memory until it is stopped.
+    Grow,
+    /// Logs until it is stopped.
+    Flood,
 }
 
 /// The claim that ends every [`Word::Hold`] of a driver that has prepared it.
@@ -44,7 +50,7 @@ pub const STRANGER_UID: &str = "claim-of-somebody-else";
 
 impl Word {
     /// Every word with the name of the claims that it is for.
-    pub const ALL: [(&str, Word); 13] = [
+    pub const ALL: [(&str, Word); 16] = [
         ("ok", Word::Ok),
         ("refuse-permanent", Word::RefusePermanent),
         ("refuse-transient", Word::RefuseTransient),
@@ -58,6 +64,9 @@ impl Word {
         ("wrong-claim", Word::WrongClaim),
         ("huge", Word::Huge),
         ("other-device", Word::OtherDevice),
+        ("spin", Word::Spin),
+        ("grow", Word::Grow),
+        ("flood", Word::Flood),
     ];
 
     /// The word for a claim of this name: the name, or the name without `-2`.
@@ -79,6 +88,8 @@ pub struct Script {
     pub prepare: BTreeMap<String, Word>,
     /// By claim name; every other unprepare goes well.
     pub unprepare: BTreeMap<String, Word>,
+    /// While the driver holds a claim of this UID every look at its devices ends it.
+    pub blinded_by: Option<String>,
 }
 
 impl Script {

@@ -33,6 +33,8 @@ pub(super) enum DriverCommand {
     Grant { file: PathBuf },
     /// Have the daemon read a driver's files again and ask it for its devices; by the driver's name or its file's
     Reload { name: String },
+    /// End a driver's quarantine now, and forget its failures; by the driver's name or its file's
+    Resume { name: String },
 }
 
 pub(super) async fn run(place: Place, command: DriverCommand) -> Result<Outcome> {
@@ -40,6 +42,7 @@ pub(super) async fn run(place: Place, command: DriverCommand) -> Result<Outcome>
         DriverCommand::Inspect { file, grant, output } => inspect(&file, grant, output).await,
         DriverCommand::Grant { file } => ask_grant(&file).await,
         DriverCommand::Reload { name } => reload(&place, name).await,
+        DriverCommand::Resume { name } => resume(&place, name).await,
     }
 }
 
@@ -214,5 +217,13 @@ async fn reload(place: &Place, name: String) -> Result<Outcome> {
     let name = if driver.name.is_empty() { "driver of unknown name" } else { &driver.name };
     say(&format!("{name} ({}) is {}, {} devices", driver.source, driver.state, driver.devices))?;
     anyhow::ensure!(driver.reason.is_empty(), "{}", printable(&driver.reason));
+    Ok(Outcome::Done)
+}
+
+async fn resume(place: &Place, name: String) -> Result<Outcome> {
+    let mut client = connect(place).await?;
+    let answer = client.resume_driver(v1::ResumeDriverRequest { name }).await.map_err(said(place))?;
+    let driver = answer.into_inner().driver.unwrap_or_default();
+    say(&format!("the quarantine of {} ({}) is over: it is {}", driver.name, driver.source, driver.state))?;
     Ok(Outcome::Done)
 }

@@ -9,13 +9,18 @@ mod artifact;
 mod bindings;
 mod cache;
 mod compile;
+mod containment;
 mod convert;
 mod driver;
 mod edits;
 mod engine;
 mod hostcalls;
+mod lane;
 mod log;
+mod meter;
 mod nodes;
+mod places;
+mod quarantine;
 mod sandbox;
 mod stats;
 mod sysfs;
@@ -25,6 +30,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -35,6 +41,7 @@ use wasmtime::component::{Component, InstancePre};
 pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Profile, Surface};
 pub use self::cache::CacheError;
 pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
+pub use self::containment::{Containment, QUARANTINED, Quarantined};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
 pub use self::sandbox::CallFailure;
@@ -47,14 +54,16 @@ use self::compile::blocking;
 use self::engine::Runtime;
 use self::log::DriverLog;
 use self::nodes::DevRoot;
-use self::sandbox::{CallSpec, Node, Sandbox, Scope, State};
+use self::places::Places;
+use self::quarantine::Function;
+use self::sandbox::{CallSpec, MEMORIES_MAX, Node, Sandbox, Scope, State};
 use self::stats::Counters;
 use self::sysfs::SysfsRoot;
 use super::grant::{self, Capabilities, Effective, Grant, LimitRequest, Limits};
 use super::{Ledger, NodeFacts};
 use crate::base::memory;
 use crate::model::DriverName;
-use crate::model::limit::{CALLS_MAX, CALLS_PER_DRIVER, LOOK_WALL, SYSFS_THREADS_PER_DRIVER};
+use crate::model::limit::{LOOK_WALL, SYSFS_THREADS_PER_DRIVER};
 
 /// Where drivers look and what they are told of the node.
 #[derive(Debug, Clone)]
@@ -176,7 +185,9 @@ impl Exports {
 /// A compiled driver and how it came about.
 struct Compiled {
     pre: InstancePre<State>,
-    exports: Exports,
+    exports: Arc<Exports>,
+    /// Linear memories of an instance.
+    memories: usize,
     surface: Surface,
     digest: String,
     from_cache: bool,
@@ -197,7 +208,9 @@ pub struct WasmHost {
     runtime: Arc<Runtime>,
     cache: Option<Cache>,
     node: Arc<Node>,
-    calls: Arc<Semaphore>,
+    places: Places,
+    /// Counts the sandboxes.
+    owners: AtomicU64,
     compiler: Compiler,
     /// One compilation at a time, in the order in which they are asked for: each takes a core and up to some hundred MB.
     compiling: Semaphore,
@@ -218,7 +231,8 @@ impl WasmHost {
             cache: settings.cache_dir.as_ref().map(open).transpose()?,
             runtime: Arc::new(runtime),
             node: Arc::new(node),
-            calls: Arc::new(Semaphore::new(CALLS_MAX)),
+            places: Places::default(),
+            owners: AtomicU64::default(),
             compiler: settings.compiler,
             compiling: Semaphore::new(1),
         }))
@@ -349,9 +363,11 @@ impl WasmHost {
     fn link(&self, key: Key, code: Code, begin: Instant) -> Result<Compiled, LoadError> {
         let types = |error: wasmtime::Error| LoadError::Types(format!("{error:#}"));
         let pre = self.runtime.linker.instantiate_pre(&code.component).map_err(types)?;
-        let exports = Exports::new(&pre, &code.surface).map_err(types)?;
+        let exports = Arc::new(Exports::new(&pre, &code.surface).map_err(types)?);
+        let memories = memories(&code.component);
         let Code { surface, from_cache, kept, .. } = code;
-        Ok(Compiled { pre, exports, surface, digest: key.digest(), from_cache, kept, took: begin.elapsed() })
+        let (digest, took) = (key.digest(), begin.elapsed());
+        Ok(Compiled { pre, exports, memories, surface, digest, from_cache, kept, took })
     }
 
     /// Asks a driver who it is. All its functions are looked up: types that differ show here and not at the first claim.
@@ -367,8 +383,13 @@ impl WasmHost {
         let limits = Limits::new(&LimitRequest::default(), &grant.limits);
         let scope = self.scope(None, Effective::none(), limits, log);
         let sandbox = self.sandbox(&compiled, scope, Arc::clone(&counters));
-        let spec =
-            CallSpec { request: "describe".into(), deadline: LOOK_WALL, wall: LOOK_WALL, may_write: false };
+        let spec = CallSpec {
+            function: Function::Describe,
+            request: "describe".into(),
+            deadline: LOOK_WALL,
+            wall: LOOK_WALL,
+            may_write: false,
+        };
         let done = sandbox.call(spec, |store, instance, exports| {
             Box::pin(async move {
                 if let Err(error) = load_all(&mut *store, instance, exports) {
@@ -405,13 +426,22 @@ impl WasmHost {
         Sandbox {
             runtime: Arc::clone(&self.runtime),
             pre: compiled.pre.clone(),
-            exports: compiled.exports.clone(),
+            exports: Arc::clone(&compiled.exports),
+            owner: self.owners.fetch_add(1, Ordering::Relaxed),
+            memories: compiled.memories,
+            places: self.places.clone(),
+            containment: Arc::new(Containment::new(scope.driver.clone())),
             scope: Arc::new(scope),
-            own_calls: Arc::new(Semaphore::new(CALLS_PER_DRIVER)),
-            all_calls: Arc::clone(&self.calls),
             counters,
         }
     }
+}
+
+/// Linear memories of an instance; the most that there can be where the component does not tell.
+fn memories(component: &Component) -> usize {
+    let known =
+        component.resources_required().and_then(|required| usize::try_from(required.num_memories).ok());
+    known.unwrap_or(MEMORIES_MAX).clamp(1, MEMORIES_MAX)
 }
 
 /// Checks the types of all exported functions.

@@ -125,8 +125,33 @@ pub const HOSTCALL_BYTES: usize = 16 << 20;
 pub const HANDLES_MAX: usize = 256;
 /// Calls of one driver at once; more wait.
 pub const CALLS_PER_DRIVER: usize = 16;
-/// Calls of all WASM drivers at once: each reserves some GiB of addresses, and small machines have but 512 of them.
+/// Calls of all WASM drivers at once, counted by linear memory: each reserves some GiB of addresses, and small machines have but
+/// 512 of them.
 pub const CALLS_MAX: usize = 64;
+/// Memory that all calls under way may reserve together, each with its limit. With it a driver of the usual limit has its
+/// `CALLS_PER_DRIVER` alone, and two drivers leave something for a third.
+pub const CALLS_MEMORY_MAX: usize = 2 << 30;
+/// CPU that a call may use on the threads that serve everybody; what is longer goes on in the slow lane. Small drivers take a
+/// hundredth of it.
+pub const FAST_LANE_CPU: Duration = Duration::from_millis(5);
+/// A function of a driver that was slow is called in the slow lane from the start for so long.
+pub const SLOW_FOR: Duration = Duration::from_secs(60);
+/// Calls and memory of drivers that are slow or fail: of one of them, and of all together. The rest is for those that work.
+pub const SLOW_CALLS_PER_DRIVER: usize = 4;
+pub const SLOW_CALLS_MAX: usize = 16;
+pub const SLOW_CALLS_MEMORY_MAX: usize = 1 << 30;
+/// Threads of the slow lane: half the cores, so that the other half is free for fresh calls, and no more than a few.
+pub const SLOW_THREADS_MAX: usize = 4;
+/// Their nice value: whoever wakes up on the serving threads comes first, and on a busy node a slow driver still comes to an end.
+pub const SLOW_THREADS_NICE: i32 = 5;
+/// Failures in a row after which a driver is left alone: one or two may be bad luck or one bad claim.
+pub const QUARANTINE_FAILURES: u32 = 5;
+/// For how long: doubled from the first to the second while probes fail. Long enough that a driver that spins costs next to
+/// nothing, short enough that one that is well again is not missed for long.
+pub const QUARANTINE_MIN: Duration = Duration::from_secs(5);
+pub const QUARANTINE_MAX: Duration = Duration::from_secs(300);
+/// When to come again while a probe is under way: most calls have ended by then.
+pub const QUARANTINE_PROBE_WAIT: Duration = Duration::from_secs(1);
 /// Threads of one driver that read below `/sys` or hang in it.
 pub const SYSFS_THREADS_PER_DRIVER: usize = 8;
 /// A JSON schema that a driver gives.

@@ -265,6 +265,15 @@ impl Node for NodeApi {
         Ok(Response::new(v1::ReloadDriverResponse { driver: Some(convert::driver(&view)) }))
     }
 
+    async fn resume_driver(
+        &self,
+        request: Request<v1::ResumeDriverRequest>,
+    ) -> Answer<v1::ResumeDriverResponse> {
+        begin("ResumeDriver", &request);
+        let view = self.registry.resume(&request.get_ref().name).map_err(refuse)?;
+        Ok(Response::new(v1::ResumeDriverResponse { driver: Some(convert::driver(&view)) }))
+    }
+
     type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Answer<Self::WatchStream> {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::{DriverState, DriverView, NativeView, Registry, State};
 use crate::driver::Driver;
@@ -88,6 +89,14 @@ impl State {
             self.serving.remove(&name);
         }
         Some(name)
+    }
+
+    /// Makes a source's instance another one for those who remember what it refused.
+    pub(super) fn renew(&mut self, source: &str) {
+        let instances = self.serving.values_mut().flat_map(|instances| &mut instances.0);
+        for instance in instances.filter(|instance| instance.source == source) {
+            instance.driver.identity = Arc::new((*instance.driver.identity).clone());
+        }
     }
 
     pub(super) fn natives(&self) -> BTreeMap<String, NativeView> {

@@ -1,3 +1,5 @@
+mod quarantine;
+
 use std::sync::Arc;
 
 use super::*;

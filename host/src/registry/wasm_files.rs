@@ -255,6 +255,7 @@ impl Worker {
             view.note("serving", cause, duration_us, None);
         });
         let keeper = self.shared.tasks.child();
+        self.shared.registry.follow_conduct(&self.source, &name, driver.containment(), &keeper);
         let looker = Keeper {
             registry: self.shared.registry.clone(),
             source: self.source.clone(),

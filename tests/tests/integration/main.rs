@@ -18,6 +18,7 @@ mod lost_checkpoint;
 mod main_job;
 mod pod_resources;
 mod pods;
+mod quarantine;
 mod reboot;
 mod resources;
 mod shared_claims;

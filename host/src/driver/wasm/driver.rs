@@ -10,8 +10,9 @@ use super::bindings::nodedock::driver::types;
 use super::cache::Kept;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
+use super::quarantine::Function;
 use super::sandbox::{CallSpec, Done, GuestCall, Sandbox};
-use super::{Compiled, DriverInfo, Stats, Surface, SysfsWrite, Trigger};
+use super::{Compiled, Containment, DriverInfo, Stats, Surface, SysfsWrite, Trigger};
 use crate::base::clock::now_ms;
 use crate::driver::grant::Limits;
 use crate::driver::{Call, ClaimDriver, Outcomes, all_failed, settle};
@@ -39,13 +40,6 @@ struct Loaded {
     compile_duration: Duration,
     /// Keeps its code in the cache.
     _kept: Option<Kept>,
-}
-
-/// What a call is for: how long it may take and whether it may write below `/sys`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Purpose {
-    Look,
-    Act,
 }
 
 impl WasmDriver {
@@ -108,6 +102,11 @@ impl WasmDriver {
         self.0.sandbox.counters.snapshot()
     }
 
+    /// Its quarantine, for those who show it and end it.
+    pub fn containment(&self) -> &Arc<Containment> {
+        &self.0.sandbox.containment
+    }
+
     /// Whether it was compiled before.
     pub fn from_cache(&self) -> bool {
         self.0.from_cache
@@ -122,7 +121,7 @@ impl WasmDriver {
     pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
         let context = self.context(call);
         let trigger = convert::trigger_to_guest(trigger);
-        let done = self.call(call, Purpose::Look, |store, instance, exports| {
+        let done = self.call(call, Function::Discover, move |store, instance, exports| {
             Box::pin(async move {
                 let discovery = exports.discovery.load(&mut *store, instance)?;
                 discovery.call_discover(store, &context, &trigger).await
@@ -142,7 +141,7 @@ impl WasmDriver {
 
     async fn health(&self, call: &Call) -> Result<HealthReport, Problem> {
         let context = self.context(call);
-        let done = self.call(call, Purpose::Look, |store, instance, exports| {
+        let done = self.call(call, Function::Health, move |store, instance, exports| {
             Box::pin(async move {
                 let Some(health) = &exports.health else { return Ok(Ok(Vec::new())) };
                 health.load(&mut *store, instance)?.call_check(store, &context).await
@@ -169,7 +168,7 @@ impl WasmDriver {
         if !self.has_configuration() {
             return Ok(());
         }
-        let done = self.call(call, Purpose::Look, |store, instance, exports| {
+        let done = self.call(call, Function::Configuration, move |store, instance, exports| {
             Box::pin(async move {
                 let Some(configuration) = &exports.configuration else { return Ok((None, Ok(()))) };
                 let configuration = configuration.load(&mut *store, instance)?;
@@ -201,7 +200,7 @@ impl WasmDriver {
         let context = self.context(call);
         let asked: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
         let uids = || claims.iter().map(|claim| &claim.id.uid);
-        let done = self.call(call, Purpose::Act, |store, instance, exports| {
+        let done = self.call(call, Function::Prepare, move |store, instance, exports| {
             Box::pin(async move {
                 let preparation = exports.preparation.load(&mut *store, instance)?;
                 preparation.call_prepare(store, &context, &asked).await
@@ -276,7 +275,7 @@ impl WasmDriver {
         let context = self.context(call);
         let asked: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
         let uids = || claims.iter().map(|live| &live.claim.id.uid);
-        let done = self.call(call, Purpose::Act, |store, instance, exports| {
+        let done = self.call(call, Function::Unprepare, move |store, instance, exports| {
             Box::pin(async move {
                 let preparation = exports.preparation.load(&mut *store, instance)?;
                 preparation.call_unprepare(store, &context, &asked).await
@@ -312,18 +311,20 @@ impl WasmDriver {
         outcomes
     }
 
-    async fn call<R: Send>(
+    async fn call<R: Send + 'static>(
         &self,
         call: &Call,
-        purpose: Purpose,
+        function: Function,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, Problem> {
         let limits = &self.0.sandbox.scope.limits;
+        let acts = matches!(function, Function::Prepare | Function::Unprepare);
         let spec = CallSpec {
+            function,
             request: Arc::clone(&call.request_id),
             deadline: call.deadline,
-            wall: if purpose == Purpose::Act { limits.wall } else { limits.look_wall() },
-            may_write: purpose == Purpose::Act,
+            wall: if acts { limits.wall } else { limits.look_wall() },
+            may_write: acts,
         };
         self.0.sandbox.call(spec, guest).await.map_err(super::CallFailure::into_problem)
     }

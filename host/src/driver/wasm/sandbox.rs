@@ -1,9 +1,11 @@
 //! One call into a driver: a fresh store and instance, its limits, and what became of it.
 //!
 //! Is given a compiled driver and what to call; gives back the answer or why there is none. The store is dropped after each
-//! call, so that nothing of a call, nor of a trap, outlives it.
+//! call, so that nothing of a call, nor of a trap, outlives it. A call begins on the caller's thread, which costs nothing, and goes
+//! on in the slow lane when it has used up its share there; one of a function that was slow lately begins in that lane.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -12,16 +14,20 @@ use wasmtime::component::{Instance, InstancePre, ResourceTable};
 use wasmtime::{ResourceLimiter, Store, Trap, UpdateDeadline, WasmBacktrace};
 use wasmtime_wasi::WasiCtx;
 
+use super::containment::{Containment, Ending, QUARANTINED};
 use super::engine::Runtime;
 use super::hostcalls::CallView;
 use super::log::{DriverLog, LogSink};
+use super::meter::{Meter, Metered};
 use super::nodes::DevRoot;
+use super::places::{Ask, Place, Places};
+use super::quarantine::Function;
 use super::stats::Counters;
 use super::sysfs::SysfsRoot;
 use super::{Exports, SysfsWrite, wasi};
 use crate::driver::grant::{Effective, Limits};
 use crate::driver::{Ledger, NodeFacts};
-use crate::model::limit::{EPOCH_TICK, HANDLES_MAX, HOSTCALL_BYTES};
+use crate::model::limit::{FAST_LANE_CPU, HANDLES_MAX, HOSTCALL_BYTES};
 use crate::model::{DriverName, Problem};
 
 /// Core instances, memories and tables of a store, and entries of a table. Python components have some ten instances.
@@ -56,16 +62,20 @@ pub(super) struct Scope {
 pub(super) struct Sandbox {
     pub(super) runtime: Arc<Runtime>,
     pub(super) pre: InstancePre<State>,
-    pub(super) exports: Exports,
+    pub(super) exports: Arc<Exports>,
     pub(super) scope: Arc<Scope>,
-    /// Calls of this driver, and of all drivers, at once.
-    pub(super) own_calls: Arc<Semaphore>,
-    pub(super) all_calls: Arc<Semaphore>,
+    /// Whose calls take turns with others'.
+    pub(super) owner: u64,
+    /// Linear memories of an instance.
+    pub(super) memories: usize,
+    pub(super) places: Places,
+    pub(super) containment: Arc<Containment>,
     pub(super) counters: Arc<Counters>,
 }
 
 /// What a call may take.
 pub(super) struct CallSpec {
+    pub(super) function: Function,
     pub(super) request: Arc<str>,
     /// From now on, waiting for a place included.
     pub(super) deadline: Duration,
@@ -84,6 +94,9 @@ pub(super) struct Done<R> {
 /// Why a call gave no answer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CallFailure {
+    /// It did not begin.
+    #[error("{0}")]
+    Quarantined(Box<Problem>),
     #[error("the driver, or the node, was busy with other calls for {0:?}")]
     Busy(Duration),
     #[error("the driver did not answer within {0:?}")]
@@ -103,6 +116,7 @@ pub enum CallFailure {
 impl CallFailure {
     pub fn code(&self) -> &'static str {
         match self {
+            Self::Quarantined(_) => QUARANTINED,
             Self::Busy(_) => "driver-busy",
             Self::Timeout(_) => "driver-deadline",
             Self::Cpu(_) => "driver-cpu-limit",
@@ -116,69 +130,132 @@ impl CallFailure {
     pub(super) fn into_problem(self) -> Problem {
         let message = self.to_string();
         match self {
+            Self::Quarantined(problem) => *problem,
             // Late is not wrong: the node may be busy.
             Self::Busy(_) | Self::Timeout(_) => Problem::unavailable(self.code(), message),
             _ => Problem::internal(self.code(), message),
+        }
+    }
+
+    /// What it tells of the driver.
+    fn ending(&self) -> Ending {
+        match self {
+            Self::Busy(_) | Self::Quarantined(_) => Ending::Untold,
+            failure => Ending::Failed(failure.to_string()),
         }
     }
 }
 
 /// The function that is called in an instance.
 pub(super) trait GuestCall<R>:
-    for<'a> FnOnce(&'a mut Store<State>, &'a Instance, &'a Exports) -> BoxFuture<'a, wasmtime::Result<R>> + Send
+    for<'a> FnOnce(&'a mut Store<State>, &'a Instance, &'a Exports) -> BoxFuture<'a, wasmtime::Result<R>>
+    + Send
+    + 'static
 {
 }
 
 impl<R, F> GuestCall<R> for F where
     F: for<'a> FnOnce(&'a mut Store<State>, &'a Instance, &'a Exports) -> BoxFuture<'a, wasmtime::Result<R>>
         + Send
+        + 'static
 {
 }
 
+/// What a guest came to, and what its store held.
+type Finished<R> = (wasmtime::Result<R>, State);
+
 impl Sandbox {
     /// Calls into a fresh instance.
-    pub(super) async fn call<R: Send>(
+    pub(super) async fn call<R: Send + 'static>(
         &self,
         spec: CallSpec,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, CallFailure> {
+        let admitted = self.containment.admit(spec.function);
+        let pass = admitted.map_err(|problem| CallFailure::Quarantined(Box::new(problem)))?;
         let begin = Instant::now();
         let outcome = self.call_in_turn(begin, spec, guest).await;
         self.counters.record(begin.elapsed(), outcome.as_ref().err());
+        pass.ended(outcome.as_ref().err().map_or(Ending::Well, CallFailure::ending));
         outcome
     }
 
-    async fn call_in_turn<R: Send>(
+    async fn call_in_turn<R: Send + 'static>(
         &self,
         begin: Instant,
         spec: CallSpec,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, CallFailure> {
-        let places = async { (self.own_calls.acquire().await, self.all_calls.acquire().await) };
+        let (function, deadline) = (spec.function, spec.deadline);
+        let ask = Ask {
+            owner: self.owner,
+            slow: self.containment.is_slow(function),
+            memories: self.memories,
+            bytes: self.scope.limits.memory,
+        };
         // Dropping the wait gives up the place in the queue and nothing else.
-        let Ok(_places) = tokio::time::timeout(spec.deadline, places).await else {
-            return Err(CallFailure::Busy(spec.deadline));
+        let Ok(place) = tokio::time::timeout(deadline, self.places.take(ask)).await else {
+            return Err(CallFailure::Busy(deadline));
         };
-        let wall = spec.wall.min(spec.deadline.saturating_sub(begin.elapsed()));
-        let _ticking = self.runtime.clock.tick();
-        let mut store = self.store(spec.request, spec.may_write);
-        let run = async {
-            let instance = self.pre.instantiate_async(&mut store).await?;
-            guest(&mut store, &instance, &self.exports).await
-        };
+        let wall = spec.wall.min(deadline.saturating_sub(begin.elapsed()));
+        let meter = Arc::new(Meter::default());
+        let work = self.work(place, &meter, spec, guest);
         // Dropping the run unwinds its fiber; the store is not used for the guest again.
-        let result = tokio::time::timeout(wall, run).await;
-        let state = store.into_data();
-        self.counters.record_memory(state.limiter.peak);
-        match result {
-            Ok(Ok(answer)) => Ok(Done { answer, writes: state.view.into_writes() }),
-            Ok(Err(error)) => Err(self.failure(&state, &error)),
-            Err(_) => Err(CallFailure::Timeout(wall)),
+        let finished = tokio::time::timeout(wall, self.run(function, &meter, work)).await;
+        if meter.is_slow() {
+            self.containment.was_slow(function);
+        }
+        match finished {
+            Ok((Ok(answer), state)) => Ok(Done { answer, writes: state.view.into_writes() }),
+            Ok((Err(error), state)) => Err(self.failure(&state, &error)),
+            Err(_) => Err(late(wall, &meter)),
         }
     }
 
-    fn store(&self, request: Arc<str>, may_write: bool) -> Store<State> {
-        let state = State::new(Arc::clone(&self.scope), request, may_write);
+    /// The whole of a call, on whatever thread. It holds its place until its store is gone.
+    fn work<R: Send + 'static>(
+        &self,
+        place: Place,
+        meter: &Arc<Meter>,
+        spec: CallSpec,
+        guest: impl GuestCall<R>,
+    ) -> BoxFuture<'static, Finished<R>> {
+        let held = (place, self.runtime.clock.tick());
+        let store = self.store(spec.request, spec.may_write, Arc::clone(meter));
+        let (pre, exports) = (self.pre.clone(), Arc::clone(&self.exports));
+        let work = async move {
+            // In this order: the store goes first.
+            let _held = held;
+            let mut store = store;
+            let result = async {
+                let instance = pre.instantiate_async(&mut store).await?;
+                guest(&mut store, &instance, &exports).await
+            };
+            (result.await, store.into_data())
+        };
+        Box::pin(Metered::new(Arc::clone(meter), work))
+    }
+
+    /// Carries the work on where it belongs.
+    async fn run<T: Send + 'static>(
+        &self,
+        function: Function,
+        meter: &Arc<Meter>,
+        mut work: BoxFuture<'static, T>,
+    ) -> T {
+        // Another call may have shown meanwhile that the function is slow.
+        if !self.containment.is_slow(function) {
+            if let Some(finished) = fast_share(meter, &mut work).await {
+                return finished;
+            }
+            self.containment.was_slow(function);
+        }
+        self.runtime.lane.finish(self.owner, meter, work).await
+    }
+
+    fn store(&self, request: Arc<str>, may_write: bool, meter: Arc<Meter>) -> Store<State> {
+        let state =
+            State::new(Arc::clone(&self.scope), request, may_write, meter, Arc::clone(&self.counters));
         let mut store = Store::new(&self.runtime.engine, state);
         store.limiter(|state| &mut state.limiter);
         store.set_hostcall_fuel(HOSTCALL_BYTES);
@@ -186,11 +263,13 @@ impl Sandbox {
         store.set_epoch_deadline(1);
         store.epoch_deadline_callback(|mut context| {
             let state = context.data_mut();
-            state.ticks += 1;
-            if state.ticks > state.ticks_max {
+            let used = state.meter.now();
+            if used >= state.scope.limits.cpu {
                 return Ok(UpdateDeadline::Interrupt);
             }
-            Ok(UpdateDeadline::Yield(1))
+            // A tick tells nothing of a call that began, or went on, just before it.
+            let gives_way = state.meter.turns_slow(used);
+            Ok(if gives_way { UpdateDeadline::Yield(1) } else { UpdateDeadline::Continue(1) })
         });
         store
     }
@@ -226,6 +305,25 @@ impl Sandbox {
     }
 }
 
+/// Polls work until it has used up its share of the fast lane: then None.
+async fn fast_share<T>(meter: &Meter, work: &mut BoxFuture<'static, T>) -> Option<T> {
+    std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Ready(finished) => Poll::Ready(Some(finished)),
+        Poll::Pending if meter.is_slow() => Poll::Ready(None),
+        Poll::Pending => Poll::Pending,
+    })
+    .await
+}
+
+/// A call that waited for its turn and had hardly one tells nothing of the driver.
+fn late(wall: Duration, meter: &Meter) -> CallFailure {
+    if meter.waited() > wall / 2 && meter.used() < FAST_LANE_CPU {
+        CallFailure::Busy(wall)
+    } else {
+        CallFailure::Timeout(wall)
+    }
+}
+
 /// What the driver logged last as an error is what a panic said; else the trap and where it was.
 fn trap_message(state: &State, root: &str, frames: &[String]) -> String {
     let said = state.log.last_error();
@@ -258,22 +356,32 @@ pub(super) struct State {
     pub(super) log: LogSink,
     pub(super) view: CallView,
     limiter: Limiter,
-    ticks: u128,
-    ticks_max: u128,
+    meter: Arc<Meter>,
     table: ResourceTable,
     wasi: Option<Box<WasiCtx>>,
 }
 
 impl State {
-    fn new(scope: Arc<Scope>, request: Arc<str>, may_write: bool) -> Self {
+    fn new(
+        scope: Arc<Scope>,
+        request: Arc<str>,
+        may_write: bool,
+        meter: Arc<Meter>,
+        counters: Arc<Counters>,
+    ) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(HANDLES_MAX);
         Self {
             log: LogSink::new(Arc::clone(&scope.log), Arc::clone(&request)),
             view: CallView::new(may_write),
-            limiter: Limiter { memory: 0, peak: 0, memory_max: scope.limits.memory, refused: false },
-            ticks: 0,
-            ticks_max: (scope.limits.cpu.as_millis() / EPOCH_TICK.as_millis()).max(1),
+            limiter: Limiter {
+                memory: 0,
+                peak: 0,
+                memory_max: scope.limits.memory,
+                refused: false,
+                counters,
+            },
+            meter,
             table,
             wasi: None,
             scope,
@@ -297,6 +405,14 @@ struct Limiter {
     peak: usize,
     memory_max: usize,
     refused: bool,
+    counters: Arc<Counters>,
+}
+
+/// Also of a call that was given up.
+impl Drop for Limiter {
+    fn drop(&mut self) {
+        self.counters.record_memory(self.peak);
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -46,6 +46,8 @@ impl Counters {
         self.total_us.fetch_add(micros, Relaxed);
         let counter = match failure {
             None => return,
+            // It did not begin.
+            Some(CallFailure::Quarantined(_)) => return,
             Some(CallFailure::Busy(_)) => &self.busy,
             Some(CallFailure::Timeout(_)) => &self.timeout,
             Some(CallFailure::Cpu(_)) => &self.cpu,

@@ -1,3 +1,4 @@
+mod conduct;
 pub(super) mod guest;
 mod loading;
 mod running;

@@ -1,6 +1,7 @@
 use super::guest::{PREPARE_ONE, env_edit};
 use super::*;
 use crate::driver::ClaimDriver;
+use crate::model::limit::CALLS_PER_DRIVER;
 use crate::model::{Edits, PreparedClaim, Problem, ProblemKind};
 
 async fn discovery_fails(guest: Guest, grant: &str) -> (Problem, WasmDriver) {
