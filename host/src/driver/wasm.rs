@@ -12,6 +12,7 @@ mod driver;
 mod edits;
 mod engine;
 mod hostcalls;
+mod limiter;
 mod log;
 mod nodes;
 mod sandbox;
@@ -34,8 +35,9 @@ pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Surface};
 pub use self::cache::CacheError;
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
-pub use self::sandbox::CallFailure;
-pub use self::stats::Stats;
+pub use self::limiter::Reached;
+pub use self::sandbox::{CallFailure, Crowd};
+pub use self::stats::{Limit, Operation, OperationStats, Outcome, Peak, Stats};
 
 use self::bindings::exports::nodedock::driver as exports;
 use self::cache::Cache;
@@ -49,7 +51,7 @@ use super::grant::{self, Capabilities, Effective, Grant, LimitRequest, Limits};
 use super::{Ledger, NodeFacts};
 use crate::base::memory;
 use crate::model::DriverName;
-use crate::model::limit::{CALLS_MAX, CALLS_PER_DRIVER, LOOK_WALL, SYSFS_THREADS_PER_DRIVER};
+use crate::model::limit::{CALLS_MAX, LOOK_WALL, SYSFS_THREADS_PER_DRIVER};
 
 /// Where drivers look and what they are told of the node.
 #[derive(Debug, Clone)]
@@ -308,12 +310,12 @@ impl WasmHost {
         config: Option<String>,
     ) -> Result<WasmDriver, LoadError> {
         let counters = Arc::new(Counters::default());
-        let log = Arc::new(DriverLog::new(label));
         let limits = Limits::new(&LimitRequest::default(), &grant.limits);
-        let scope = self.scope(None, Effective::none(), limits, log);
+        let log = Arc::new(DriverLog::new(label, limits.log, Arc::clone(&counters)));
+        let scope = self.scope(None, Effective::none(), limits, log, Arc::clone(&counters));
         let sandbox = self.sandbox(&compiled, scope, Arc::clone(&counters));
-        let spec =
-            CallSpec { request: "describe".into(), deadline: LOOK_WALL, wall: LOOK_WALL, may_write: false };
+        let (operation, request) = (Operation::Describe, "describe".into());
+        let spec = CallSpec { operation, request, deadline: LOOK_WALL, wall: LOOK_WALL };
         let done = sandbox.call(spec, |store, instance, exports| {
             Box::pin(async move {
                 if let Err(error) = load_all(&mut *store, instance, exports) {
@@ -329,8 +331,8 @@ impl WasmHost {
         let effective = Effective::new(&info.capabilities, grant);
         let effective = effective.map_err(|error| LoadError::Description(error.to_string()))?;
         let limits = Limits::new(&info.limits, &grant.limits);
-        let log = Arc::new(DriverLog::new(info.name.as_str()));
-        let scope = self.scope(Some(info.name.clone()), effective, limits, log);
+        let log = Arc::new(DriverLog::new(info.name.as_str(), limits.log, Arc::clone(&counters)));
+        let scope = self.scope(Some(info.name.clone()), effective, limits, log, Arc::clone(&counters));
         let sandbox = self.sandbox(&compiled, scope, counters);
         Ok(WasmDriver::new(sandbox, info, missing, compiled, config))
     }
@@ -341,9 +343,10 @@ impl WasmHost {
         effective: Effective,
         limits: Limits,
         log: Arc<DriverLog>,
+        counters: Arc<Counters>,
     ) -> Scope {
         let blocking = Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER));
-        Scope { driver, effective, limits, log, node: Arc::clone(&self.node), blocking }
+        Scope { driver, effective, limits, log, counters, node: Arc::clone(&self.node), blocking }
     }
 
     fn sandbox(&self, compiled: &Compiled, scope: Scope, counters: Arc<Counters>) -> Sandbox {
@@ -351,8 +354,8 @@ impl WasmHost {
             runtime: Arc::clone(&self.runtime),
             pre: compiled.pre.clone(),
             exports: compiled.exports.clone(),
+            own_calls: Arc::new(Semaphore::new(scope.limits.concurrent_calls)),
             scope: Arc::new(scope),
-            own_calls: Arc::new(Semaphore::new(CALLS_PER_DRIVER)),
             all_calls: Arc::clone(&self.calls),
             counters,
         }

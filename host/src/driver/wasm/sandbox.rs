@@ -9,26 +9,22 @@ use std::time::{Duration, Instant};
 use futures::future::BoxFuture;
 use tokio::sync::Semaphore;
 use wasmtime::component::{Instance, InstancePre, ResourceTable};
-use wasmtime::{ResourceLimiter, Store, Trap, UpdateDeadline, WasmBacktrace};
+use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
 use wasmtime_wasi::WasiCtx;
 
 use super::engine::Runtime;
 use super::hostcalls::CallView;
+use super::limiter::{Limiter, Metered, Reached};
 use super::log::{DriverLog, LogSink};
 use super::nodes::DevRoot;
-use super::stats::Counters;
+use super::stats::{Counters, Limit, Operation, Outcome, Usage};
 use super::sysfs::SysfsRoot;
 use super::{Exports, SysfsWrite, wasi};
 use crate::driver::grant::{Effective, Limits};
 use crate::driver::{Ledger, NodeFacts};
-use crate::model::limit::{EPOCH_TICK, HANDLES_MAX, HOSTCALL_BYTES};
+use crate::model::limit::{CALLS_MAX, EPOCH_TICK, HANDLES_MAX};
 use crate::model::{DriverName, Problem};
 
-/// Core instances, memories and tables of a store, and entries of a table. Python components have some ten instances.
-pub(super) const INSTANCES_MAX: usize = 64;
-pub(super) const MEMORIES_MAX: usize = 16;
-pub(super) const TABLES_MAX: usize = 64;
-pub(super) const TABLE_ELEMENTS_MAX: usize = 100_000;
 /// Frames of a backtrace that go into a message.
 const FRAMES_SHOWN: usize = 3;
 
@@ -47,6 +43,8 @@ pub(super) struct Scope {
     pub(super) effective: Effective,
     pub(super) limits: Limits,
     pub(super) log: Arc<DriverLog>,
+    /// The sandbox's.
+    pub(super) counters: Arc<Counters>,
     pub(super) node: Arc<Node>,
     /// Reads below `/sys` that run or hang: a stuck one keeps its place.
     pub(super) blocking: Arc<Semaphore>,
@@ -66,12 +64,12 @@ pub(super) struct Sandbox {
 
 /// What a call may take.
 pub(super) struct CallSpec {
+    pub(super) operation: Operation,
     pub(super) request: Arc<str>,
     /// From now on, waiting for a place included.
     pub(super) deadline: Duration,
     /// Of the guest's run.
     pub(super) wall: Duration,
-    pub(super) may_write: bool,
 }
 
 /// An answer and what was done for it.
@@ -84,30 +82,72 @@ pub(super) struct Done<R> {
 /// Why a call gave no answer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CallFailure {
-    #[error("the driver, or the node, was busy with other calls for {0:?}")]
-    Busy(Duration),
+    #[error("{0}")]
+    Busy(Crowd),
     #[error("the driver did not answer within {0:?}")]
     Timeout(Duration),
     #[error("the driver used more than {0:?} of CPU")]
     Cpu(Duration),
     #[error("the driver wanted more than {} MiB of memory", .0 >> 20)]
     Memory(usize),
-    #[error("the driver passed more than {HOSTCALL_BYTES} bytes at once")]
-    TooMuchData,
+    #[error("the driver passed more than {0} bytes at once")]
+    TooMuchData(usize),
+    /// Another limit of the sandbox.
+    #[error(transparent)]
+    Limit(#[from] Reached),
     #[error("the driver ended itself with exit({0})")]
     Exited(i32),
     #[error("the driver trapped: {message}")]
     Trapped { message: String, frames: Vec<String> },
 }
 
+/// A call that got no place in time among those that may run at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Crowd {
+    /// Of the driver's calls, or of all drivers'.
+    limit: Limit,
+    max: usize,
+    waited: Duration,
+}
+
+impl std::fmt::Display for Crowd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let whose = if self.limit == Limit::DriverCalls { "the driver" } else { "the node" };
+        write!(f, "{whose} was busy with {} other calls for {:?}", self.max, self.waited)
+    }
+}
+
 impl CallFailure {
+    /// The limit that it is about.
+    pub fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Busy(crowd) => Some(crowd.limit),
+            Self::Timeout(_) => Some(Limit::Wall),
+            Self::Cpu(_) => Some(Limit::Cpu),
+            Self::Memory(_) => Some(Limit::Memory),
+            Self::TooMuchData(_) => Some(Limit::HostcallData),
+            Self::Limit(reached) => Some(reached.limit),
+            Self::Exited(_) | Self::Trapped { .. } => None,
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Busy(_) => Outcome::Busy,
+            Self::Timeout(_) => Outcome::Deadline,
+            Self::Cpu(_) | Self::Memory(_) | Self::TooMuchData(_) | Self::Limit(_) => Outcome::Limit,
+            Self::Exited(_) | Self::Trapped { .. } => Outcome::Trap,
+        }
+    }
+
     pub fn code(&self) -> &'static str {
         match self {
             Self::Busy(_) => "driver-busy",
             Self::Timeout(_) => "driver-deadline",
             Self::Cpu(_) => "driver-cpu-limit",
             Self::Memory(_) => "driver-memory-limit",
-            Self::TooMuchData => "driver-answer-too-large",
+            Self::TooMuchData(_) => "driver-answer-too-large",
+            Self::Limit(reached) => reached.code(),
             Self::Exited(_) => "driver-exited",
             Self::Trapped { .. } => "driver-trapped",
         }
@@ -142,9 +182,9 @@ impl Sandbox {
         spec: CallSpec,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, CallFailure> {
-        let begin = Instant::now();
-        let outcome = self.call_in_turn(begin, spec, guest).await;
-        self.counters.record(begin.elapsed(), outcome.as_ref().err());
+        let (begin, operation, mut usage) = (Instant::now(), spec.operation, Usage::default());
+        let outcome = self.call_in_turn(begin, spec, &mut usage, guest).await;
+        self.counters.record(operation, begin.elapsed(), outcome.as_ref().err(), &usage);
         outcome
     }
 
@@ -152,24 +192,30 @@ impl Sandbox {
         &self,
         begin: Instant,
         spec: CallSpec,
+        usage: &mut Usage,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, CallFailure> {
-        let places = async { (self.own_calls.acquire().await, self.all_calls.acquire().await) };
+        let mut waits_for = Limit::DriverCalls;
+        let places = async {
+            let own = self.own_calls.acquire().await;
+            waits_for = Limit::NodeCalls;
+            (own, self.all_calls.acquire().await)
+        };
         // Dropping the wait gives up the place in the queue and nothing else.
         let Ok(_places) = tokio::time::timeout(spec.deadline, places).await else {
-            return Err(CallFailure::Busy(spec.deadline));
+            return Err(self.busy(waits_for, spec.deadline));
         };
         let wall = spec.wall.min(spec.deadline.saturating_sub(begin.elapsed()));
         let _ticking = self.runtime.clock.tick();
-        let mut store = self.store(spec.request, spec.may_write);
+        let mut store = self.store(spec.request, spec.operation.acts());
         let run = async {
             let instance = self.pre.instantiate_async(&mut store).await?;
             guest(&mut store, &instance, &self.exports).await
         };
         // Dropping the run unwinds its fiber; the store is not used for the guest again.
-        let result = tokio::time::timeout(wall, run).await;
+        let result = tokio::time::timeout(wall, Metered::new(run, &mut usage.cpu)).await;
         let state = store.into_data();
-        self.counters.record_memory(state.limiter.peak);
+        state.tell(usage);
         match result {
             Ok(Ok(answer)) => Ok(Done { answer, writes: state.view.into_writes() }),
             Ok(Err(error)) => Err(self.failure(&state, &error)),
@@ -181,7 +227,7 @@ impl Sandbox {
         let state = State::new(Arc::clone(&self.scope), request, may_write);
         let mut store = Store::new(&self.runtime.engine, state);
         store.limiter(|state| &mut state.limiter);
-        store.set_hostcall_fuel(HOSTCALL_BYTES);
+        store.set_hostcall_fuel(self.scope.limits.hostcall_bytes);
         store.set_max_component_handles(HANDLES_MAX);
         store.set_epoch_deadline(1);
         store.epoch_deadline_callback(|mut context| {
@@ -195,25 +241,30 @@ impl Sandbox {
         store
     }
 
+    fn busy(&self, limit: Limit, waited: Duration) -> CallFailure {
+        let own = limit == Limit::DriverCalls;
+        let max = if own { self.scope.limits.concurrent_calls } else { CALLS_MAX };
+        CallFailure::Busy(Crowd { limit, max, waited })
+    }
+
     fn failure(&self, state: &State, error: &wasmtime::Error) -> CallFailure {
         if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
             return CallFailure::Exited(exit.0);
         }
         // Components with several memories can use up the slots before the calls are too many.
         if error.downcast_ref::<wasmtime::PoolConcurrencyLimitError>().is_some() {
-            return CallFailure::Busy(Duration::ZERO);
+            return self.busy(Limit::NodeCalls, Duration::ZERO);
         }
-        if state.limiter.refused {
-            return CallFailure::Memory(state.limiter.memory_max);
+        match state.limiter.reached(error, self.scope.limits.hostcall_bytes) {
+            Some(Reached { limit: Limit::Memory, max }) => return CallFailure::Memory(max),
+            Some(Reached { limit: Limit::HostcallData, max }) => return CallFailure::TooMuchData(max),
+            Some(reached) => return CallFailure::Limit(reached),
+            None => {}
         }
         if error.downcast_ref::<Trap>() == Some(&Trap::Interrupt) {
             return CallFailure::Cpu(self.scope.limits.cpu);
         }
         let root = error.root_cause().to_string();
-        // wasmtime's type for this is private.
-        if root.contains("hostcall fuel") || root.contains("too much data") {
-            return CallFailure::TooMuchData;
-        }
         let frames = frames(error);
         tracing::warn!(
             driver = self.scope.driver.as_ref().map_or("", DriverName::as_str),
@@ -270,8 +321,8 @@ impl State {
         table.set_max_capacity(HANDLES_MAX);
         Self {
             log: LogSink::new(Arc::clone(&scope.log), Arc::clone(&request)),
-            view: CallView::new(may_write),
-            limiter: Limiter { memory: 0, peak: 0, memory_max: scope.limits.memory, refused: false },
+            view: CallView::new(&scope.limits, may_write),
+            limiter: Limiter::new(scope.limits.memory),
             ticks: 0,
             ticks_max: (scope.limits.cpu.as_millis() / EPOCH_TICK.as_millis()).max(1),
             table,
@@ -281,6 +332,12 @@ impl State {
         }
     }
 
+    /// What the call came to.
+    fn tell(&self, usage: &mut Usage) {
+        (usage.memory, usage.table_elements) = (self.limiter.memory(), self.limiter.table_elements());
+        self.view.tell(usage);
+    }
+
     pub(super) fn table(&mut self) -> &mut ResourceTable {
         &mut self.table
     }
@@ -288,59 +345,5 @@ impl State {
     pub(super) fn wasi_parts(&mut self) -> (&mut WasiCtx, &mut ResourceTable) {
         let log = &self.log;
         (self.wasi.get_or_insert_with(|| Box::new(wasi::context(log))), &mut self.table)
-    }
-}
-
-/// Sums the memory of all linear memories of a store.
-struct Limiter {
-    memory: usize,
-    peak: usize,
-    memory_max: usize,
-    refused: bool,
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("the limit of the driver's {0} is reached")]
-struct LimitReached(&'static str);
-
-impl ResourceLimiter for Limiter {
-    fn memory_growing(
-        &mut self,
-        current: usize,
-        desired: usize,
-        _maximum: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        let wanted = self.memory.saturating_add(desired.saturating_sub(current));
-        if wanted > self.memory_max {
-            self.refused = true;
-            return Err(LimitReached("memory").into());
-        }
-        self.memory = wanted;
-        self.peak = self.peak.max(wanted);
-        Ok(true)
-    }
-
-    fn table_growing(
-        &mut self,
-        _current: usize,
-        desired: usize,
-        _maximum: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        if desired > TABLE_ELEMENTS_MAX {
-            return Err(LimitReached("table elements").into());
-        }
-        Ok(true)
-    }
-
-    fn instances(&self) -> usize {
-        INSTANCES_MAX
-    }
-
-    fn tables(&self) -> usize {
-        TABLES_MAX
-    }
-
-    fn memories(&self) -> usize {
-        MEMORIES_MAX
     }
 }

@@ -1,4 +1,5 @@
 mod guest;
+mod limits;
 mod loading;
 mod running;
 
