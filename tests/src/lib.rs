@@ -8,6 +8,7 @@ pub mod compose;
 pub mod daemon;
 pub mod drivers;
 pub mod machine;
+pub mod metrics;
 pub mod places;
 pub mod root;
 pub mod wait;
