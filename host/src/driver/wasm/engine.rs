@@ -72,6 +72,9 @@ fn pool() -> PoolingAllocationConfig {
         .max_core_instances_per_component(CALL_INSTANCES as u32)
         .max_memories_per_component(CALL_MEMORIES as u32)
         .max_tables_per_component(CALL_TABLES as u32)
+        // Of one module of it, as well: the default is one of each.
+        .max_memories_per_module(CALL_MEMORIES as u32)
+        .max_tables_per_module(CALL_TABLES as u32)
         .max_memory_size(CALL_MEMORY_MAX)
         .table_elements(CALL_TABLE_ELEMENTS)
         .linear_memory_keep_resident(KEEP_RESIDENT)

@@ -229,7 +229,7 @@ mod tests {
     /// Instantiates modules in one store, as an engine without a pool does for a component.
     fn instantiate(text: &str, times: usize) -> Result<Limiter, Option<Reached>> {
         let engine = Engine::default();
-        let module = Module::new(&engine, text).unwrap();
+        let module = Module::new(&engine, wat::parse_str(text).unwrap()).unwrap();
         let mut store = Store::new(&engine, Limiter::new(64 << 20));
         store.limiter(|limiter| limiter);
         for _ in 0..times {

@@ -143,7 +143,8 @@ fn the_page_of_metrics_has_every_family_as_it_is() {
         format!("| `{}{suffix}` | {kind} | {} | {} |", family.name, labels.join(", "), family.help)
     };
     let page = include_str!("../../../../docs/metrics.md");
-    let on_page: Vec<_> = page.lines().filter(|line| line.starts_with("| `")).collect();
+    let on_page: Vec<_> =
+        page.lines().filter(|line| line.starts_with("| `") && !line.starts_with("| `/")).collect();
     let rows: Vec<_> = families::ALL.iter().map(row).collect();
     assert_eq!(on_page, rows, "docs/metrics.md has to have these rows:\n{}", rows.join("\n"));
 }
