@@ -2,10 +2,12 @@
 
 mod state;
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -31,6 +33,7 @@ use crate::driver::NodeFacts;
 use crate::driver::grpc::PluginSteps;
 use crate::driver::wasm::{Compiler, WasmHost, WasmSettings};
 use crate::model::{DriverName, ObjectRef, limit};
+use crate::north::admin::{self, Admin, AtStart};
 use crate::north::node_api::{self, NodeApi};
 use crate::north::pod_resources::{self, PodResources};
 use crate::pods::{self, Pods};
@@ -116,6 +119,8 @@ impl Daemon {
         intake.spawn("checkpoint-keeper", keeper);
         let listener = socket::bind(&config.paths.socket).await?;
         let pod_resources_listener = socket::bind(&config.paths.pod_resources).await?;
+        let admin_listener = socket::bind(&config.paths.admin).await?;
+        let admin_address = listen(config.admin_address).await?;
         let left = pods::resources(&opened.pods);
         let table = SharedTable::new(opened.claims, opened.pods);
         let settings = WasmSettings {
@@ -158,12 +163,29 @@ impl Daemon {
         });
         devices.start();
         let pods = Pods::new(claims.clone(), devices.clone(), work.clone());
+        let at_start = Arc::new(AtStart::look(&config.paths.drivers, &config.paths.plugins_registry));
         watch_drivers(&config, &drivers, registry.clone(), host);
         let device_plugins = DevicePlugins::default();
         watch_plugins(&config, &drivers, registry.clone(), device_plugins.clone());
         serve_device_plugins(&config, &drivers, devices.clone(), device_plugins).await?;
-        let pod_resources =
-            PodResources { pods: pods.clone(), devices: devices.clone(), tasks: intake.clone() };
+        let counters = Arc::new(pod_resources::Counters::default());
+        let pod_resources = PodResources {
+            pods: pods.clone(),
+            devices: devices.clone(),
+            counters: counters.clone(),
+            tasks: intake.clone(),
+        };
+        let admin = Admin {
+            registry: registry.clone(),
+            claims: claims.clone(),
+            devices: devices.clone(),
+            pods: pods.clone(),
+            checkpoint: opened.checkpoint.clone(),
+            conditions: conditions.clone(),
+            pod_resources: counters,
+            at_start,
+            tasks: intake.clone(),
+        };
         let api = NodeApi {
             claims,
             devices,
@@ -177,6 +199,7 @@ impl Daemon {
             tasks: intake.clone(),
         };
         intake.spawn("node-api", node_api::serve(api, listener));
+        intake.spawn("admin", admin::serve(admin, admin_listener, admin_address));
         intake.spawn("pod-resources", pod_resources::serve(pod_resources, pod_resources_listener));
         Ok(Self { intake, work, drivers, checkpoint: opened.checkpoint })
     }
@@ -217,6 +240,13 @@ fn device_settings(config: &Config) -> DeviceSettings {
         numa_nodes: nodes.and_then(|text| devices::parse_nodes(&text)).unwrap_or_else(|| vec![0]),
         host_root: "/".into(),
     }
+}
+
+/// Binds the address for metrics and probes, if there is to be one.
+async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
+    let Some(address) = address else { return Ok(None) };
+    let listener = TcpListener::bind(address).await;
+    listener.map(Some).with_context(|| format!("listen on {address} (admin.listen of the config)"))
 }
 
 fn watch_drivers(config: &Config, tasks: &Tasks, registry: Registry, host: Arc<WasmHost>) {
@@ -263,7 +293,7 @@ fn prepare_folders(config: &Config) -> Result<()> {
     for folder in [&paths.drivers, &paths.plugins_registry, &paths.claims, &paths.cache] {
         make_private(folder)?;
     }
-    for file in [&paths.checkpoint, &paths.socket, &paths.pod_resources] {
+    for file in [&paths.checkpoint, &paths.socket, &paths.pod_resources, &paths.admin] {
         make_private(file.parent().unwrap_or(Path::new("/")))?;
     }
     Ok(())

@@ -32,7 +32,7 @@ use crate::model::{ClaimRecord, PodAllocation, PodRecord, ReleaseRecord, Uid, li
 pub use error::{CommitError, OpenError, ReadError};
 pub use format::{FORMAT_VERSION, Meta, Skipped, Table};
 pub use inspect::{Dump, Integrity, Report, read, verify};
-pub use status::{Health, Stats};
+pub use status::{Distributions, Health, Stats};
 
 use format::{Contents, Precious};
 use keeper::Keeper;
@@ -158,6 +158,17 @@ impl Checkpoint {
 
     pub fn stats(&self) -> Stats {
         self.status.stats()
+    }
+
+    /// How large the commits were and how long they took.
+    pub fn distributions(&self) -> Distributions {
+        self.status.distributions()
+    }
+
+    /// Returns when the writer has done what was asked of it before. False: it has ended.
+    pub async fn answers(&self) -> bool {
+        let (done, taken) = oneshot::channel();
+        self.inbox.send(Message::Ask(done)).await.is_ok() && taken.await.is_ok()
     }
 
     /// Commits what waits and closes the file. Later commits are refused; closing twice is harmless.

@@ -9,6 +9,7 @@ mod calls;
 mod files;
 pub mod machine;
 pub mod manifest;
+mod metrics;
 mod outlook;
 mod prepare;
 mod reconcile;
@@ -28,7 +29,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -48,6 +49,7 @@ use crate::model::{
 use crate::registry::Registry;
 
 pub use answer::ContainerAnswer;
+pub use metrics::ClaimStats;
 pub use outlook::{ClaimView, DriverOutlook, RefusedClaim, Retry};
 use reconcile::Waits;
 use refusals::Refusals;
@@ -129,6 +131,7 @@ struct Inner {
     waits: Mutex<Waits>,
     /// Claims that were given up by hand.
     released: Mutex<Released>,
+    metrics: metrics::Metrics,
 }
 
 /// What the manager stands on.
@@ -229,6 +232,7 @@ impl Claims {
             refusals: Mutex::default(),
             waits: Mutex::default(),
             released: Mutex::new(Released::new(released)),
+            metrics: metrics::Metrics::default(),
         }))
     }
 
@@ -249,7 +253,12 @@ impl Claims {
         request_id: Arc<str>,
     ) -> PodOutcome {
         let (inner, asked) = (self.0.clone(), request.clone());
-        let work = async move { inner.prepare_pod(request, inline, request_id).await };
+        let work = async move {
+            let started = Instant::now();
+            let outcome = inner.prepare_pod(request, inline, request_id).await;
+            inner.metrics.prepared(started.elapsed(), &outcome);
+            outcome
+        };
         self.0.tasks.complete("pod", work).await.unwrap_or_else(|| prepare::interrupted_pod(asked))
     }
 
@@ -260,7 +269,12 @@ impl Claims {
         request_id: Arc<str>,
     ) -> Result<Vec<PodOutcome>, Problem> {
         let inner = self.0.clone();
-        let work = async move { inner.unprepare_pod(selector, request_id).await };
+        let work = async move {
+            let started = Instant::now();
+            let outcomes = inner.unprepare_pod(selector, request_id).await;
+            inner.metrics.unprepared(started.elapsed(), &outcomes);
+            outcomes
+        };
         self.0.tasks.complete("pod", work).await.ok_or_else(interrupted)
     }
 
@@ -368,6 +382,18 @@ impl Claims {
     pub fn might_need_unprepare(&self, pod: &str) -> bool {
         let table = self.0.table.lock();
         table.pod(pod).is_some() || !table.claims_of_pod(pod).is_empty()
+    }
+
+    /// What was counted since the start.
+    pub fn stats(&self) -> ClaimStats {
+        self.0.metrics.view()
+    }
+
+    /// Returns when the manager has looked at what it holds in a task of its own, as it does for a request. False: it could not.
+    pub async fn answers(&self) -> bool {
+        let inner = self.0.clone();
+        let work = async move { drop(inner.table.lock()) };
+        self.0.tasks.complete("probe", work).await.is_some()
     }
 
     pub fn boot_id(&self) -> &str {

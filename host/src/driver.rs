@@ -68,9 +68,23 @@ pub struct NodeFacts {
 /// An outcome for each claim asked for.
 pub type Outcomes<T> = BTreeMap<Uid, Result<T, Problem>>;
 
+/// What the calls of a driver came to, as its face measures them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DriverStats {
+    /// Since it was loaded.
+    Wasm(Box<wasm::Stats>),
+    /// Since it registered.
+    Grpc(Vec<grpc::RpcSeconds>),
+}
+
 /// Claims made ready and given back, in batches.
 #[async_trait]
 pub trait ClaimDriver: Send + Sync {
+    /// None: it does not measure.
+    fn stats(&self) -> Option<DriverStats> {
+        None
+    }
+
     /// Makes claims ready. May be repeated for a claim at any time and comes to the same end.
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim>;
 

@@ -24,7 +24,7 @@ use quarantine::{Conduct, gone};
 use crate::base::changes::Changes;
 use crate::base::clock::now_ms;
 use crate::base::conditions::Conditions;
-use crate::driver::Driver;
+use crate::driver::{Driver, DriverStats};
 use crate::model::{
     ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
     limit,
@@ -61,6 +61,21 @@ impl DriverState {
             Self::Draining => "draining",
             Self::Failed => "failed",
             Self::Quarantined => "quarantined",
+        }
+    }
+}
+
+impl DriverState {
+    /// Whether something is still to come of itself: it is on its way to serve or to fail.
+    pub fn is_under_way(self) -> bool {
+        match self {
+            Self::Seen | Self::Verified | Self::Compiled | Self::Described => true,
+            Self::Blocked
+            | Self::Serving
+            | Self::Lost
+            | Self::Draining
+            | Self::Failed
+            | Self::Quarantined => false,
         }
     }
 }
@@ -231,6 +246,12 @@ impl Registry {
         self.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
     }
 
+    /// What the calls of the drivers that serve came to.
+    pub fn stats(&self) -> Vec<(DriverName, DriverStats)> {
+        let of = |driver: Driver| Some((driver.identity.name.clone(), driver.claims?.stats()?));
+        self.all_serving().into_iter().filter_map(of).collect()
+    }
+
     /// Changes whenever a driver begins to serve.
     pub fn serving_changes(&self) -> watch::Receiver<u64> {
         self.0.serving.subscribe()
@@ -266,6 +287,16 @@ impl Registry {
         self.source_of(name).ok_or_else(|| {
             Problem::not_found("driver-unknown", format!("there is no driver or driver file {name:?}"))
         })
+    }
+
+    /// Returns when the task that carries out what discovery and operators ask of drivers of a kind has taken a request.
+    pub async fn answers(&self, kind: DriverKind) {
+        let (done, taken) = oneshot::channel();
+        // No source has this name, so the request is dropped as soon as it is received.
+        let request = ReloadRequest { source: String::new(), done };
+        if self.reloads(kind).sender.send(request).await.is_ok() {
+            taken.await.ok();
+        }
     }
 
     fn source_of(&self, name: &str) -> Option<String> {

@@ -9,6 +9,7 @@ pub mod daemon;
 pub mod drivers;
 pub mod golden;
 pub mod machine;
+pub mod metrics;
 pub mod places;
 pub mod root;
 pub mod wait;

@@ -13,7 +13,7 @@ use super::client::{connect, said};
 use super::output::{Format, Rows, print, printable, say};
 use super::{CliError, Outcome, Place};
 use crate::base::error::chain;
-use crate::driver::grant::{self, Grant};
+use crate::driver::grant::{self, Grant, Limits};
 use crate::driver::wasm::{Compiler, DriverFile, Inspection, WasmHost, WasmSettings};
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{DriverName, LiveClaim, limit};
@@ -125,6 +125,48 @@ struct InspectedLimits {
     memory_mib: usize,
     wall_ms: u128,
     cpu_ms: u128,
+    answer_mib: usize,
+    host_operations: usize,
+    host_mib: usize,
+    log_lines_per_second: u32,
+    log_bytes_per_second: u32,
+    concurrent_calls: usize,
+}
+
+impl From<&Limits> for InspectedLimits {
+    fn from(limits: &Limits) -> Self {
+        Self {
+            memory_mib: limits.memory >> 20,
+            wall_ms: limits.wall.as_millis(),
+            cpu_ms: limits.cpu.as_millis(),
+            answer_mib: limits.hostcall_bytes >> 20,
+            host_operations: limits.host_operations,
+            host_mib: limits.host_bytes >> 20,
+            log_lines_per_second: limits.log.lines,
+            log_bytes_per_second: limits.log.bytes,
+            concurrent_calls: limits.concurrent_calls,
+        }
+    }
+}
+
+impl InspectedLimits {
+    /// In words, a line each.
+    fn lines(&self) -> [String; 3] {
+        [
+            format!(
+                "memory {} MiB, wall {} ms, CPU {} ms per call",
+                self.memory_mib, self.wall_ms, self.cpu_ms
+            ),
+            format!(
+                "answer {} MiB, {} questions to the host and {} MiB from it per call",
+                self.answer_mib, self.host_operations, self.host_mib
+            ),
+            format!(
+                "log {} lines and {} bytes a second, {} calls at once",
+                self.log_lines_per_second, self.log_bytes_per_second, self.concurrent_calls
+            ),
+        ]
+    }
 }
 
 async fn inspect(file: &Path, grant: Option<PathBuf>, format: Format) -> Result<Outcome> {
@@ -145,11 +187,7 @@ async fn inspect(file: &Path, grant: Option<PathBuf>, format: Format) -> Result<
         summary: found.info.as_ref().map(|info| info.summary.clone()),
         grant: grant_path.map(|path| path.display().to_string()),
         missing_grants: found.missing_grants.clone(),
-        limits: found.limits.as_ref().map(|limits| InspectedLimits {
-            memory_mib: limits.memory >> 20,
-            wall_ms: limits.wall.as_millis(),
-            cpu_ms: limits.cpu.as_millis(),
-        }),
+        limits: found.limits.as_ref().map(InspectedLimits::from),
         error: found.error.as_ref().map(|error| chain(error)),
     };
     match format {
@@ -183,8 +221,7 @@ fn tell(inspected: &Inspected) -> Result<()> {
         line("summary", inspected.summary.as_deref().unwrap_or_default())?;
     }
     if let Some(limits) = &inspected.limits {
-        let InspectedLimits { memory_mib, wall_ms, cpu_ms } = limits;
-        line("limits", &format!("memory {memory_mib} MiB, wall {wall_ms} ms, CPU {cpu_ms} ms per call"))?;
+        lines("limits", &limits.lines())?;
     }
     line("grant", inspected.grant.as_deref().unwrap_or("none: nothing but the log"))?;
     match (&inspected.error, inspected.missing_grants.as_slice()) {

@@ -59,6 +59,15 @@ pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<FileEvent
     watched::follow(FolderState::new(folder), tasks, events).await;
 }
 
+/// Names of the drivers' files that are there now. A folder that is missing has none.
+pub fn present(folder: &Path) -> io::Result<Vec<String>> {
+    match list(folder) {
+        Ok(listing) => Ok(listing.into_keys().map(|stem| format!("{stem}{}", SUFFIXES[0])).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
 /// What is known of the folder.
 struct FolderState {
     folder: PathBuf,

@@ -16,6 +16,7 @@ mod edits;
 mod engine;
 mod hostcalls;
 mod lane;
+mod limiter;
 mod log;
 mod meter;
 mod nodes;
@@ -44,8 +45,9 @@ pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_pa
 pub use self::containment::{Containment, QUARANTINED, Quarantined};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
-pub use self::sandbox::CallFailure;
-pub use self::stats::Stats;
+pub use self::limiter::Reached;
+pub use self::sandbox::{CallFailure, Crowd};
+pub use self::stats::{Limit, Operation, OperationStats, Outcome, Peak, Stats};
 
 use self::artifact::{Artifact, Key};
 use self::bindings::exports::nodedock::driver as exports;
@@ -55,15 +57,14 @@ use self::engine::Runtime;
 use self::log::DriverLog;
 use self::nodes::DevRoot;
 use self::places::Places;
-use self::quarantine::Function;
-use self::sandbox::{CallSpec, MEMORIES_MAX, Node, Sandbox, Scope, State};
+use self::sandbox::{CallSpec, Node, Sandbox, Scope, State};
 use self::stats::Counters;
 use self::sysfs::SysfsRoot;
 use super::grant::{self, Capabilities, Effective, Grant, LimitRequest, Limits};
 use super::{Ledger, NodeFacts};
 use crate::base::memory;
 use crate::model::DriverName;
-use crate::model::limit::{LOOK_WALL, SYSFS_THREADS_PER_DRIVER};
+use crate::model::limit::{CALL_MEMORIES, LOOK_WALL, SYSFS_THREADS_PER_DRIVER};
 
 /// Where drivers look and what they are told of the node.
 #[derive(Debug, Clone)]
@@ -379,17 +380,12 @@ impl WasmHost {
         config: Option<String>,
     ) -> Result<WasmDriver, LoadError> {
         let counters = Arc::new(Counters::default());
-        let log = Arc::new(DriverLog::new(label));
         let limits = Limits::new(&LimitRequest::default(), &grant.limits);
-        let scope = self.scope(None, Effective::none(), limits, log);
+        let log = Arc::new(DriverLog::new(label, limits.log, Arc::clone(&counters)));
+        let scope = self.scope(None, Effective::none(), limits, log, Arc::clone(&counters));
         let sandbox = self.sandbox(&compiled, scope, Arc::clone(&counters));
-        let spec = CallSpec {
-            function: Function::Describe,
-            request: "describe".into(),
-            deadline: LOOK_WALL,
-            wall: LOOK_WALL,
-            may_write: false,
-        };
+        let (operation, request) = (Operation::Describe, "describe".into());
+        let spec = CallSpec { operation, request, deadline: LOOK_WALL, wall: LOOK_WALL };
         let done = sandbox.call(spec, |store, instance, exports| {
             Box::pin(async move {
                 if let Err(error) = load_all(&mut *store, instance, exports) {
@@ -405,8 +401,8 @@ impl WasmHost {
         let effective = Effective::new(&info.capabilities, grant);
         let effective = effective.map_err(|error| LoadError::Description(error.to_string()))?;
         let limits = Limits::new(&info.limits, &grant.limits);
-        let log = Arc::new(DriverLog::new(info.name.as_str()));
-        let scope = self.scope(Some(info.name.clone()), effective, limits, log);
+        let log = Arc::new(DriverLog::new(info.name.as_str(), limits.log, Arc::clone(&counters)));
+        let scope = self.scope(Some(info.name.clone()), effective, limits, log, Arc::clone(&counters));
         let sandbox = self.sandbox(&compiled, scope, counters);
         Ok(WasmDriver::new(sandbox, info, missing, compiled, config))
     }
@@ -417,9 +413,10 @@ impl WasmHost {
         effective: Effective,
         limits: Limits,
         log: Arc<DriverLog>,
+        counters: Arc<Counters>,
     ) -> Scope {
         let blocking = Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER));
-        Scope { driver, effective, limits, log, node: Arc::clone(&self.node), blocking }
+        Scope { driver, effective, limits, log, counters, node: Arc::clone(&self.node), blocking }
     }
 
     fn sandbox(&self, compiled: &Compiled, scope: Scope, counters: Arc<Counters>) -> Sandbox {
@@ -441,7 +438,7 @@ impl WasmHost {
 fn memories(component: &Component) -> usize {
     let known =
         component.resources_required().and_then(|required| usize::try_from(required.num_memories).ok());
-    known.unwrap_or(MEMORIES_MAX).clamp(1, MEMORIES_MAX)
+    known.unwrap_or(CALL_MEMORIES).clamp(1, CALL_MEMORIES)
 }
 
 /// Checks the types of all exported functions.

@@ -119,12 +119,20 @@ pub const CALL_MEMORY: usize = 64 << 20;
 pub const CALL_MEMORY_MAX: usize = 512 << 20;
 pub const CALL_WALL_MAX: Duration = Duration::from_secs(40);
 pub const CALL_CPU_MAX: Duration = Duration::from_secs(20);
-/// Bytes that one call may lift from a guest: 4,096 devices of 4 KiB, as the host holds them.
+/// Core instances, memories and tables of a call. Python components have some ten instances.
+pub const CALL_INSTANCES: usize = 64;
+pub const CALL_MEMORIES: usize = 16;
+pub const CALL_TABLES: usize = 64;
+/// Entries over all tables of a call: a driver's functions that are called by reference.
+pub const CALL_TABLE_ELEMENTS: usize = 100_000;
+/// Bytes that one call may lift from a guest: 4,096 devices of 4 KiB, as the host holds them; and what a grant may raise it to.
 pub const HOSTCALL_BYTES: usize = 16 << 20;
+pub const HOSTCALL_BYTES_MAX: usize = 64 << 20;
 /// Component-model handles of a store.
 pub const HANDLES_MAX: usize = 256;
-/// Calls of one driver at once; more wait.
+/// Calls of one driver at once; more wait. A grant may raise it to half of all places.
 pub const CALLS_PER_DRIVER: usize = 16;
+pub const CALLS_PER_DRIVER_MAX: usize = 32;
 /// Calls of all WASM drivers at once, counted by linear memory: each reserves some GiB of addresses, and small machines have but
 /// 512 of them.
 pub const CALLS_MAX: usize = 64;
@@ -163,10 +171,20 @@ pub const SYSFS_ENTRIES_MAX: usize = 4096;
 /// Bytes and operations of all host calls of one driver call: a driver that walks the whole of `/sys` is at fault.
 pub const HOST_BYTES_PER_CALL: usize = 16 << 20;
 pub const HOST_OPERATIONS_PER_CALL: usize = 100_000;
+/// What a grant may raise them to.
+pub const HOST_BYTES_PER_CALL_MAX: usize = 128 << 20;
+pub const HOST_OPERATIONS_PER_CALL_MAX: usize = 1_000_000;
+/// A look at the node that takes longer hangs in the kernel.
+pub const HOST_LOOK_WALL: Duration = Duration::from_secs(2);
+/// Values that one call may write below `/sys`: a driver that wants more is at fault.
+pub const SYSFS_WRITES_PER_CALL: usize = 256;
 /// A driver's log: bytes of a line, lines and bytes a second, and how much may come at once.
 pub const LOG_LINE_BYTES_MAX: usize = 4096;
 pub const LOG_LINES_PER_SECOND: u32 = 50;
 pub const LOG_BYTES_PER_SECOND: u32 = 64 << 10;
+/// What a grant may raise them to: a log that a person can still read.
+pub const LOG_LINES_PER_SECOND_MAX: u32 = 1000;
+pub const LOG_BYTES_PER_SECOND_MAX: u32 = 1 << 20;
 
 /// What a kubelet gives a driver for a prepare or an unprepare: half of its 90 s between tries.
 pub const CLAIM_CALL_DEADLINE: Duration = Duration::from_secs(45);
@@ -303,3 +321,17 @@ pub const POD_RESOURCES_PER_SECOND: u32 = 100;
 pub const POD_RESOURCES_BURST: u32 = 10;
 /// Bytes of an answer there: what the clients of Kubernetes' own library take.
 pub const POD_RESOURCES_MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Connections to the admin socket, and to its address, at once: more wait.
+pub const ADMIN_CONNECTIONS_MAX: usize = 16;
+/// Headers of a request there, and their bytes with the request's line (the least that hyper takes).
+pub const ADMIN_HEADERS_MAX: usize = 64;
+pub const ADMIN_HEADERS_BYTES_MAX: usize = 8 << 10;
+/// Time for a request's headers to come, and for a whole connection: an answer has some hundred kB.
+pub const ADMIN_HEADERS_WALL: Duration = Duration::from_secs(5);
+pub const ADMIN_CONNECTION_WALL: Duration = Duration::from_secs(15);
+/// After an `accept` that failed: there are no file descriptors, and trying again at once would burn a core.
+pub const ADMIN_ACCEPT_PAUSE: Duration = Duration::from_millis(250);
+/// What every part of the daemon has to answer within to count as alive: as long as a commit may take before it is told of.
+pub const LIVE_DEADLINE: Duration = Duration::from_secs(5);
+/// Between two looks whether it lives, however many ask.
+pub const LIVE_LOOK_PERIOD: Duration = Duration::from_secs(1);

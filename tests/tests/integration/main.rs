@@ -16,6 +16,7 @@ mod driver_files;
 mod exclusive;
 mod lost_checkpoint;
 mod main_job;
+mod metrics;
 mod pod_resources;
 mod pods;
 mod quarantine;

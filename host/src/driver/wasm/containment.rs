@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::quarantine::{Entry, Function, Hold, Quarantine};
+use super::quarantine::{Entry, Hold, Quarantine};
+use super::stats::Operation;
 use crate::base::clock::{now_ms, rfc3339};
 use crate::model::{DriverName, Problem, limit};
 
@@ -83,7 +84,7 @@ pub struct Containment {
 struct Conduct {
     quarantine: Quarantine,
     /// Until when a function counts as slow.
-    slow_until: [Option<Instant>; Function::COUNT],
+    slow_until: [Option<Instant>; Operation::ALL.len()],
     calls: u64,
 }
 
@@ -115,14 +116,14 @@ impl Containment {
     }
 
     /// Lets a call begin, or says why not.
-    pub(super) fn admit(self: &Arc<Self>, function: Function) -> Result<Pass, Problem> {
+    pub(super) fn admit(self: &Arc<Self>, operation: Operation) -> Result<Pass, Problem> {
         let mut conduct = self.conduct();
         match conduct.quarantine.admit(Instant::now()) {
             Ok(entry) => {
                 if entry != Entry::Ordinary {
                     self.show(&conduct);
                 }
-                Ok(Pass { containment: Arc::clone(self), entry, function, ended: false })
+                Ok(Pass { containment: Arc::clone(self), entry, operation, ended: false })
             }
             Err(hold) => match &self.driver {
                 Some(driver) => Err(Quarantined::new(driver, hold).problem()),
@@ -132,15 +133,15 @@ impl Containment {
     }
 
     /// Whether a call of the function has to be content with the share of those that are slow or fail.
-    pub(super) fn is_slow(&self, function: Function) -> bool {
+    pub(super) fn is_slow(&self, operation: Operation) -> bool {
         let conduct = self.conduct();
         let is_slow = |until: Instant| Instant::now() < until;
-        conduct.quarantine.failures() > 0 || conduct.slow_until[function as usize].is_some_and(is_slow)
+        conduct.quarantine.failures() > 0 || conduct.slow_until[operation as usize].is_some_and(is_slow)
     }
 
     /// A call of the function used more than is meant for the fast lane.
-    pub(super) fn was_slow(&self, function: Function) {
-        self.conduct().slow_until[function as usize] = Some(Instant::now() + limit::SLOW_FOR);
+    pub(super) fn was_slow(&self, operation: Operation) {
+        self.conduct().slow_until[operation as usize] = Some(Instant::now() + limit::SLOW_FOR);
     }
 
     fn conduct(&self) -> MutexGuard<'_, Conduct> {
@@ -174,7 +175,7 @@ pub(super) enum Ending {
 pub(super) struct Pass {
     containment: Arc<Containment>,
     entry: Entry,
-    function: Function,
+    operation: Operation,
     ended: bool,
 }
 
@@ -187,14 +188,14 @@ impl Pass {
     fn tell(&self, ending: Ending) {
         let mut conduct = self.containment.conduct();
         conduct.calls += 1;
-        let (entry, function) = (self.entry, self.function);
+        let (entry, operation) = (self.entry, self.operation);
         match ending {
-            Ending::Well => conduct.quarantine.succeeded(entry, function),
+            Ending::Well => conduct.quarantine.succeeded(entry, operation),
             Ending::Untold => conduct.quarantine.left(entry),
             Ending::Failed(why) => {
                 let chance = self.containment.chance.hash_one(conduct.calls);
-                let why = || format!("{}: {why}", function.as_str());
-                conduct.quarantine.failed(entry, function, why, Instant::now(), chance);
+                let why = || format!("{}: {why}", operation.as_str());
+                conduct.quarantine.failed(entry, operation, why, Instant::now(), chance);
             }
         }
         self.containment.show(&conduct);
@@ -219,7 +220,7 @@ impl Containment {
     /// As many calls fail as it takes.
     pub(crate) fn fail(self: &Arc<Self>) {
         for _ in 0..limit::QUARANTINE_FAILURES {
-            let pass = self.admit(Function::Prepare).map_err(|problem| problem.message).unwrap();
+            let pass = self.admit(Operation::Prepare).map_err(|problem| problem.message).unwrap();
             pass.ended(Ending::Failed("it trapped".to_owned()));
         }
     }

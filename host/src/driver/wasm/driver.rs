@@ -10,12 +10,11 @@ use super::bindings::nodedock::driver::types;
 use super::cache::Kept;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
-use super::quarantine::Function;
 use super::sandbox::{CallSpec, Done, GuestCall, Sandbox};
-use super::{Compiled, Containment, DriverInfo, Stats, Surface, SysfsWrite, Trigger};
+use super::{Compiled, Containment, DriverInfo, Limit, Operation, Stats, Surface, SysfsWrite, Trigger};
 use crate::base::clock::now_ms;
 use crate::driver::grant::Limits;
-use crate::driver::{Call, ClaimDriver, Outcomes, all_failed, settle};
+use crate::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
 use crate::model::limit::SCHEMA_BYTES_MAX;
 use crate::model::{DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, PreparedClaim, Problem};
 
@@ -98,6 +97,12 @@ impl WasmDriver {
         self.0.sandbox.exports.configuration.is_some()
     }
 
+    #[cfg(test)]
+    pub(super) fn sandbox(&self) -> &Sandbox {
+        &self.0.sandbox
+    }
+
+    /// What its calls came to since it was loaded.
     pub fn stats(&self) -> Stats {
         self.0.sandbox.counters.snapshot()
     }
@@ -121,13 +126,13 @@ impl WasmDriver {
     pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
         let context = self.context(call);
         let trigger = convert::trigger_to_guest(trigger);
-        let done = self.call(call, Function::Discover, move |store, instance, exports| {
+        let done = self.call(call, Operation::Discover, move |store, instance, exports| {
             Box::pin(async move {
                 let discovery = exports.discovery.load(&mut *store, instance)?;
                 discovery.call_discover(store, &context, &trigger).await
             })
         });
-        let inventory = done.await?.answer.map_err(convert::problem_to_model)?;
+        let inventory = done.await?.answer.map_err(|problem| self.said(problem))?;
         convert::inventory(&self.info().name, inventory).map_err(|why| self.refused(why))
     }
 
@@ -141,13 +146,13 @@ impl WasmDriver {
 
     async fn health(&self, call: &Call) -> Result<HealthReport, Problem> {
         let context = self.context(call);
-        let done = self.call(call, Function::Health, move |store, instance, exports| {
+        let done = self.call(call, Operation::Health, move |store, instance, exports| {
             Box::pin(async move {
                 let Some(health) = &exports.health else { return Ok(Ok(Vec::new())) };
                 health.load(&mut *store, instance)?.call_check(store, &context).await
             })
         });
-        let report = done.await?.answer.map_err(convert::problem_to_model)?;
+        let report = done.await?.answer.map_err(|problem| self.said(problem))?;
         convert::health_report(report).map_err(|why| self.refused(why))
     }
 
@@ -168,7 +173,7 @@ impl WasmDriver {
         if !self.has_configuration() {
             return Ok(());
         }
-        let done = self.call(call, Function::Configuration, move |store, instance, exports| {
+        let done = self.call(call, Operation::Validate, move |store, instance, exports| {
             Box::pin(async move {
                 let Some(configuration) = &exports.configuration else { return Ok((None, Ok(()))) };
                 let configuration = configuration.load(&mut *store, instance)?;
@@ -188,7 +193,7 @@ impl WasmDriver {
         if let Some(schema) = schema {
             check_schema(what, &schema, &value)?;
         }
-        verdict.map_err(convert::problem_to_model)
+        verdict.map_err(|problem| self.said(problem))
     }
 
     /// `prepare` with the values written below `/sys`, whatever came of the claims: they are undone by whoever keeps the claims.
@@ -200,7 +205,7 @@ impl WasmDriver {
         let context = self.context(call);
         let asked: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
         let uids = || claims.iter().map(|claim| &claim.id.uid);
-        let done = self.call(call, Function::Prepare, move |store, instance, exports| {
+        let done = self.call(call, Operation::Prepare, move |store, instance, exports| {
             Box::pin(async move {
                 let preparation = exports.preparation.load(&mut *store, instance)?;
                 preparation.call_prepare(store, &context, &asked).await
@@ -213,7 +218,7 @@ impl WasmDriver {
         let answered = answer.into_iter().map(|entry| {
             let outcome = match entry.outcome {
                 Ok(prepared) => self.checked(claims, &entry.uid, prepared),
-                Err(problem) => Err(convert::problem_to_model(problem)),
+                Err(problem) => Err(self.said(problem)),
             };
             (entry.uid, outcome)
         });
@@ -275,7 +280,7 @@ impl WasmDriver {
         let context = self.context(call);
         let asked: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
         let uids = || claims.iter().map(|live| &live.claim.id.uid);
-        let done = self.call(call, Function::Unprepare, move |store, instance, exports| {
+        let done = self.call(call, Operation::Unprepare, move |store, instance, exports| {
             Box::pin(async move {
                 let preparation = exports.preparation.load(&mut *store, instance)?;
                 preparation.call_unprepare(store, &context, &asked).await
@@ -284,7 +289,7 @@ impl WasmDriver {
         match done.await {
             Ok(Done { answer, writes }) => {
                 let outcome = |entry: types::UnprepareOutcome| {
-                    (entry.uid, entry.outcome.map_err(convert::problem_to_model))
+                    (entry.uid, entry.outcome.map_err(|problem| self.said(problem)))
                 };
                 (self.settled(call, uids(), answer.into_iter().map(outcome)), writes)
             }
@@ -314,24 +319,32 @@ impl WasmDriver {
     async fn call<R: Send + 'static>(
         &self,
         call: &Call,
-        function: Function,
+        operation: Operation,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, Problem> {
         let limits = &self.0.sandbox.scope.limits;
-        let acts = matches!(function, Function::Prepare | Function::Unprepare);
         let spec = CallSpec {
-            function,
+            operation,
             request: Arc::clone(&call.request_id),
             deadline: call.deadline,
-            wall: if acts { limits.wall } else { limits.look_wall() },
-            may_write: acts,
+            wall: if operation.acts() { limits.wall } else { limits.look_wall() },
         };
         self.0.sandbox.call(spec, guest).await.map_err(super::CallFailure::into_problem)
     }
 
     fn refused(&self, why: Refusal) -> Problem {
-        self.0.sandbox.counters.record_refusal();
+        let counters = &self.0.sandbox.counters;
+        counters.record_refusal();
+        why.limit().into_iter().for_each(|limit| counters.refuse(limit));
         why.into_problem()
+    }
+
+    /// A problem in the driver's words, within its bounds.
+    fn said(&self, problem: types::Problem) -> Problem {
+        if convert::is_cut(&problem) {
+            self.0.sandbox.counters.refuse(Limit::ProblemBytes);
+        }
+        convert::problem_to_model(problem)
     }
 
     fn config_text(&self) -> &str {
@@ -390,6 +403,10 @@ fn check_schema(what: &str, schema: &str, value: &Value) -> Result<(), Problem> 
 
 #[async_trait]
 impl ClaimDriver for WasmDriver {
+    fn stats(&self) -> Option<DriverStats> {
+        Some(DriverStats::Wasm(Box::new(self.0.sandbox.counters.snapshot())))
+    }
+
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         self.prepare_recorded(call, claims).await.0
     }

@@ -10,9 +10,11 @@ use wasmtime::{
 
 use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
 use super::lane::Lane;
-use super::sandbox::{INSTANCES_MAX, MEMORIES_MAX, State, TABLE_ELEMENTS_MAX, TABLES_MAX};
+use super::sandbox::State;
 use super::wasi;
-use crate::model::limit::{CALL_MEMORY_MAX, CALLS_MAX, EPOCH_TICK};
+use crate::model::limit::{
+    CALL_INSTANCES, CALL_MEMORIES, CALL_MEMORY_MAX, CALL_TABLE_ELEMENTS, CALL_TABLES, CALLS_MAX, EPOCH_TICK,
+};
 
 /// Stack of a guest, and of a fiber: what a guest does not use is for host functions.
 const GUEST_STACK: usize = 256 << 10;
@@ -72,13 +74,16 @@ fn pool() -> PoolingAllocationConfig {
     pool.total_component_instances(slots)
         .total_memories(slots)
         .total_stacks(slots)
-        .total_core_instances(all(INSTANCES_MAX))
-        .total_tables(all(TABLES_MAX))
-        .max_core_instances_per_component(INSTANCES_MAX as u32)
-        .max_memories_per_component(MEMORIES_MAX as u32)
-        .max_tables_per_component(TABLES_MAX as u32)
+        .total_core_instances(all(CALL_INSTANCES))
+        .total_tables(all(CALL_TABLES))
+        .max_core_instances_per_component(CALL_INSTANCES as u32)
+        .max_memories_per_component(CALL_MEMORIES as u32)
+        .max_tables_per_component(CALL_TABLES as u32)
+        // Of one module of it, as well: the default is one of each.
+        .max_memories_per_module(CALL_MEMORIES as u32)
+        .max_tables_per_module(CALL_TABLES as u32)
         .max_memory_size(CALL_MEMORY_MAX)
-        .table_elements(TABLE_ELEMENTS_MAX)
+        .table_elements(CALL_TABLE_ELEMENTS)
         .linear_memory_keep_resident(KEEP_RESIDENT)
         .table_keep_resident(KEEP_RESIDENT)
         .async_stack_keep_resident(STACK_KEEP_RESIDENT)

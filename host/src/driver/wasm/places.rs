@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
+use super::stats::Limit;
 use crate::model::limit::{
-    CALL_MEMORY, CALLS_MAX, CALLS_MEMORY_MAX, CALLS_PER_DRIVER, SLOW_CALLS_MAX, SLOW_CALLS_MEMORY_MAX,
-    SLOW_CALLS_PER_DRIVER,
+    CALL_MEMORY, CALLS_MAX, CALLS_MEMORY_MAX, SLOW_CALLS_MAX, SLOW_CALLS_MEMORY_MAX, SLOW_CALLS_PER_DRIVER,
 };
 
 /// What is left for drivers of the usual memory by calls that want more.
@@ -28,6 +28,8 @@ pub(super) struct Ask {
     pub(super) memories: usize,
     /// Their bytes at most.
     pub(super) bytes: usize,
+    /// Calls of the driver at once.
+    pub(super) own_max: usize,
 }
 
 /// An amount of what calls hold.
@@ -74,9 +76,7 @@ struct Owner {
 impl Held {
     fn fits(&self, ask: &Ask) -> bool {
         let own = self.owners.get(&ask.owner).copied().unwrap_or_default();
-        own.all.calls < CALLS_PER_DRIVER
-            && self.has_room(&own, ask)
-            && (!ask.slow || self.slow_fits(&own, ask))
+        own.all.calls < ask.own_max && self.has_room(&own, ask) && (!ask.slow || self.slow_fits(&own, ask))
     }
 
     fn has_room(&self, own: &Owner, ask: &Ask) -> bool {
@@ -156,6 +156,12 @@ impl Places {
         // Some who waited may have gone away.
         self.serve();
         waiting.await.expect("whoever waits is served or goes away")
+    }
+
+    /// What a call waits for: whether it is the driver's own calls, or those of all.
+    pub(super) fn crowd(&self, ask: &Ask) -> (Limit, usize) {
+        let own = self.state().held.owners.get(&ask.owner).map_or(0, |own| own.all.calls);
+        if own >= ask.own_max { (Limit::DriverCalls, ask.own_max) } else { (Limit::NodeCalls, CALLS_MAX) }
     }
 
     /// Gives places to those who wait and fit now.

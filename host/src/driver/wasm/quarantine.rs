@@ -8,34 +8,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::stats::Operation;
 use crate::base::backoff::{Backoff, spread};
 use crate::model::limit;
-
-/// The functions of a driver, as far as its calls are told apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Function {
-    Describe,
-    Discover,
-    Health,
-    Configuration,
-    Prepare,
-    Unprepare,
-}
-
-impl Function {
-    pub(super) const COUNT: usize = Self::Unprepare as usize + 1;
-
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Describe => "describe",
-            Self::Discover => "discover",
-            Self::Health => "check",
-            Self::Configuration => "validate",
-            Self::Prepare => "prepare",
-            Self::Unprepare => "unprepare",
-        }
-    }
-}
 
 /// How a call came to be allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +41,7 @@ impl Hold {
 
 pub(super) struct Quarantine {
     /// Failures in a row, by function.
-    streaks: [u32; Function::COUNT],
+    streaks: [u32; Operation::ALL.len()],
     backoff: Backoff,
     hold: Option<Hold>,
     /// Counts the probes.
@@ -76,7 +51,7 @@ pub(super) struct Quarantine {
 impl Default for Quarantine {
     fn default() -> Self {
         Self {
-            streaks: [0; Function::COUNT],
+            streaks: [0; Operation::ALL.len()],
             backoff: Backoff::new(limit::QUARANTINE_MIN, limit::QUARANTINE_MAX),
             hold: None,
             probes: 0,
@@ -106,8 +81,8 @@ impl Quarantine {
     }
 
     /// The call ended well. After a probe the quarantine is over; the delays begin anew when every function that failed works.
-    pub(super) fn succeeded(&mut self, entry: Entry, function: Function) {
-        self.streaks[function as usize] = 0;
+    pub(super) fn succeeded(&mut self, entry: Entry, operation: Operation) {
+        self.streaks[operation as usize] = 0;
         if self.is_the_probe(entry) {
             self.hold = None;
         }
@@ -120,12 +95,12 @@ impl Quarantine {
     pub(super) fn failed(
         &mut self,
         entry: Entry,
-        function: Function,
+        operation: Operation,
         why: impl FnOnce() -> String,
         now: Instant,
         chance: u64,
     ) {
-        let streak = &mut self.streaks[function as usize];
+        let streak = &mut self.streaks[operation as usize];
         *streak = streak.saturating_add(1);
         let failures = self.failures();
         let since = match &self.hold {
@@ -149,7 +124,7 @@ impl Quarantine {
 
     /// Ends the quarantine and forgets all failures. False: there was none.
     pub(super) fn resume(&mut self) -> bool {
-        self.streaks = [0; Function::COUNT];
+        self.streaks = [0; Operation::ALL.len()];
         self.backoff.reset();
         self.hold.take().is_some()
     }

@@ -11,30 +11,25 @@ use std::time::{Duration, Instant};
 use futures::future::BoxFuture;
 use tokio::sync::Semaphore;
 use wasmtime::component::{Instance, InstancePre, ResourceTable};
-use wasmtime::{ResourceLimiter, Store, Trap, UpdateDeadline, WasmBacktrace};
+use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
 use wasmtime_wasi::WasiCtx;
 
 use super::containment::{Containment, Ending, QUARANTINED};
 use super::engine::Runtime;
 use super::hostcalls::CallView;
+use super::limiter::{Limiter, Reached, millis};
 use super::log::{DriverLog, LogSink};
 use super::meter::{Meter, Metered};
 use super::nodes::DevRoot;
 use super::places::{Ask, Place, Places};
-use super::quarantine::Function;
-use super::stats::Counters;
+use super::stats::{Counters, Limit, Operation, Outcome, Usage};
 use super::sysfs::SysfsRoot;
 use super::{Exports, SysfsWrite, wasi};
 use crate::driver::grant::{Effective, Limits};
 use crate::driver::{Ledger, NodeFacts};
-use crate::model::limit::{FAST_LANE_CPU, HANDLES_MAX, HOSTCALL_BYTES};
+use crate::model::limit::{FAST_LANE_CPU, HANDLES_MAX};
 use crate::model::{DriverName, Problem};
 
-/// Core instances, memories and tables of a store, and entries of a table. Python components have some ten instances.
-pub(super) const INSTANCES_MAX: usize = 64;
-pub(super) const MEMORIES_MAX: usize = 16;
-pub(super) const TABLES_MAX: usize = 64;
-pub(super) const TABLE_ELEMENTS_MAX: usize = 100_000;
 /// Frames of a backtrace that go into a message.
 const FRAMES_SHOWN: usize = 3;
 
@@ -53,6 +48,8 @@ pub(super) struct Scope {
     pub(super) effective: Effective,
     pub(super) limits: Limits,
     pub(super) log: Arc<DriverLog>,
+    /// The sandbox's.
+    pub(super) counters: Arc<Counters>,
     pub(super) node: Arc<Node>,
     /// Reads below `/sys` that run or hang: a stuck one keeps its place.
     pub(super) blocking: Arc<Semaphore>,
@@ -75,13 +72,12 @@ pub(super) struct Sandbox {
 
 /// What a call may take.
 pub(super) struct CallSpec {
-    pub(super) function: Function,
+    pub(super) operation: Operation,
     pub(super) request: Arc<str>,
     /// From now on, waiting for a place included.
     pub(super) deadline: Duration,
     /// Of the guest's run.
     pub(super) wall: Duration,
-    pub(super) may_write: bool,
 }
 
 /// An answer and what was done for it.
@@ -97,23 +93,67 @@ pub enum CallFailure {
     /// It did not begin.
     #[error("{0}")]
     Quarantined(Box<Problem>),
-    #[error("the driver, or the node, was busy with other calls for {0:?}")]
-    Busy(Duration),
+    #[error("{0}")]
+    Busy(Crowd),
     #[error("the driver did not answer within {0:?}")]
     Timeout(Duration),
     #[error("the driver used more than {0:?} of CPU")]
     Cpu(Duration),
     #[error("the driver wanted more than {} MiB of memory", .0 >> 20)]
     Memory(usize),
-    #[error("the driver passed more than {HOSTCALL_BYTES} bytes at once")]
-    TooMuchData,
+    #[error("the driver passed more than {0} bytes at once")]
+    TooMuchData(usize),
+    /// Another limit of the sandbox.
+    #[error(transparent)]
+    Limit(#[from] Reached),
     #[error("the driver ended itself with exit({0})")]
     Exited(i32),
     #[error("the driver trapped: {message}")]
     Trapped { message: String, frames: Vec<String> },
 }
 
+/// A call that got no place in time among those that may run at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Crowd {
+    /// Of the driver's calls, or of all drivers'.
+    limit: Limit,
+    /// None: it had a place, and no turn.
+    max: Option<usize>,
+    waited: Duration,
+}
+
+impl std::fmt::Display for Crowd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let whose = if self.limit == Limit::DriverCalls { "the driver" } else { "the node" };
+        let others = self.max.map_or(String::new(), |max| format!("{max} "));
+        write!(f, "{whose} was busy with {others}other calls for {:?}", self.waited)
+    }
+}
+
 impl CallFailure {
+    /// The limit that it is about.
+    pub fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Busy(crowd) => Some(crowd.limit),
+            Self::Timeout(_) => Some(Limit::Wall),
+            Self::Cpu(_) => Some(Limit::Cpu),
+            Self::Memory(_) => Some(Limit::Memory),
+            Self::TooMuchData(_) => Some(Limit::HostcallData),
+            Self::Limit(reached) => Some(reached.limit),
+            Self::Quarantined(_) | Self::Exited(_) | Self::Trapped { .. } => None,
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Quarantined(_) => Outcome::Quarantined,
+            Self::Busy(_) => Outcome::Busy,
+            Self::Timeout(_) => Outcome::Deadline,
+            Self::Cpu(_) | Self::Memory(_) | Self::TooMuchData(_) | Self::Limit(_) => Outcome::Limit,
+            Self::Exited(_) | Self::Trapped { .. } => Outcome::Trap,
+        }
+    }
+
     pub fn code(&self) -> &'static str {
         match self {
             Self::Quarantined(_) => QUARANTINED,
@@ -121,7 +161,8 @@ impl CallFailure {
             Self::Timeout(_) => "driver-deadline",
             Self::Cpu(_) => "driver-cpu-limit",
             Self::Memory(_) => "driver-memory-limit",
-            Self::TooMuchData => "driver-answer-too-large",
+            Self::TooMuchData(_) => "driver-answer-too-large",
+            Self::Limit(reached) => reached.code(),
             Self::Exited(_) => "driver-exited",
             Self::Trapped { .. } => "driver-trapped",
         }
@@ -171,11 +212,14 @@ impl Sandbox {
         spec: CallSpec,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, CallFailure> {
-        let admitted = self.containment.admit(spec.function);
-        let pass = admitted.map_err(|problem| CallFailure::Quarantined(Box::new(problem)))?;
+        let operation = spec.operation;
+        let pass = self.containment.admit(operation).map_err(|problem| {
+            self.counters.record_held_back(operation);
+            CallFailure::Quarantined(Box::new(problem))
+        })?;
         let begin = Instant::now();
         let outcome = self.call_in_turn(begin, spec, guest).await;
-        self.counters.record(begin.elapsed(), outcome.as_ref().err());
+        self.counters.record(operation, begin.elapsed(), outcome.as_ref().err());
         pass.ended(outcome.as_ref().err().map_or(Ending::Well, CallFailure::ending));
         outcome
     }
@@ -186,28 +230,30 @@ impl Sandbox {
         spec: CallSpec,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, CallFailure> {
-        let (function, deadline) = (spec.function, spec.deadline);
+        let (operation, deadline) = (spec.operation, spec.deadline);
         let ask = Ask {
             owner: self.owner,
-            slow: self.containment.is_slow(function),
+            slow: self.containment.is_slow(operation),
             memories: self.memories,
             bytes: self.scope.limits.memory,
+            own_max: self.scope.limits.concurrent_calls,
         };
         // Dropping the wait gives up the place in the queue and nothing else.
         let Ok(place) = tokio::time::timeout(deadline, self.places.take(ask)).await else {
-            return Err(CallFailure::Busy(deadline));
+            let (limit, max) = self.places.crowd(&ask);
+            return Err(CallFailure::Busy(Crowd { limit, max: Some(max), waited: deadline }));
         };
         let wall = spec.wall.min(deadline.saturating_sub(begin.elapsed()));
         let meter = Arc::new(Meter::default());
         let work = self.work(place, &meter, spec, guest);
         // Dropping the run unwinds its fiber; the store is not used for the guest again.
-        let finished = tokio::time::timeout(wall, self.run(function, &meter, work)).await;
+        let finished = tokio::time::timeout(wall, self.run(operation, &meter, work)).await;
         if meter.is_slow() {
-            self.containment.was_slow(function);
+            self.containment.was_slow(operation);
         }
         match finished {
-            Ok((Ok(answer), state)) => Ok(Done { answer, writes: state.view.into_writes() }),
-            Ok((Err(error), state)) => Err(self.failure(&state, &error)),
+            Ok((Ok(answer), mut state)) => Ok(Done { answer, writes: state.view.take_writes() }),
+            Ok((Err(error), mut state)) => Err(self.failure(&mut state, &error)),
             Err(_) => Err(late(wall, &meter)),
         }
     }
@@ -221,7 +267,7 @@ impl Sandbox {
         guest: impl GuestCall<R>,
     ) -> BoxFuture<'static, Finished<R>> {
         let held = (place, self.runtime.clock.tick());
-        let store = self.store(spec.request, spec.may_write, Arc::clone(meter));
+        let store = self.store(spec.request, spec.operation.acts(), Arc::clone(meter));
         let (pre, exports) = (self.pre.clone(), Arc::clone(&self.exports));
         let work = async move {
             // In this order: the store goes first.
@@ -239,26 +285,25 @@ impl Sandbox {
     /// Carries the work on where it belongs.
     async fn run<T: Send + 'static>(
         &self,
-        function: Function,
+        operation: Operation,
         meter: &Arc<Meter>,
         mut work: BoxFuture<'static, T>,
     ) -> T {
         // Another call may have shown meanwhile that the function is slow.
-        if !self.containment.is_slow(function) {
+        if !self.containment.is_slow(operation) {
             if let Some(finished) = fast_share(meter, &mut work).await {
                 return finished;
             }
-            self.containment.was_slow(function);
+            self.containment.was_slow(operation);
         }
         self.runtime.lane.finish(self.owner, meter, work).await
     }
 
     fn store(&self, request: Arc<str>, may_write: bool, meter: Arc<Meter>) -> Store<State> {
-        let state =
-            State::new(Arc::clone(&self.scope), request, may_write, meter, Arc::clone(&self.counters));
+        let state = State::new(Arc::clone(&self.scope), request, may_write, meter);
         let mut store = Store::new(&self.runtime.engine, state);
         store.limiter(|state| &mut state.limiter);
-        store.set_hostcall_fuel(HOSTCALL_BYTES);
+        store.set_hostcall_fuel(self.scope.limits.hostcall_bytes);
         store.set_max_component_handles(HANDLES_MAX);
         store.set_epoch_deadline(1);
         store.epoch_deadline_callback(|mut context| {
@@ -274,25 +319,30 @@ impl Sandbox {
         store
     }
 
-    fn failure(&self, state: &State, error: &wasmtime::Error) -> CallFailure {
+    fn failure(&self, state: &mut State, error: &wasmtime::Error) -> CallFailure {
         if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
             return CallFailure::Exited(exit.0);
         }
         // Components with several memories can use up the slots before the calls are too many.
         if error.downcast_ref::<wasmtime::PoolConcurrencyLimitError>().is_some() {
-            return CallFailure::Busy(Duration::ZERO);
+            return CallFailure::Busy(Crowd { limit: Limit::NodeCalls, max: None, waited: Duration::ZERO });
         }
-        if state.limiter.refused {
-            return CallFailure::Memory(state.limiter.memory_max);
+        match state.limiter.reached(error, self.scope.limits.hostcall_bytes) {
+            Some(reached) => {
+                state.view.refuse(reached.limit, reached.max);
+                return match reached {
+                    Reached { limit: Limit::Memory, max } => CallFailure::Memory(max),
+                    Reached { limit: Limit::HostcallData, max } => CallFailure::TooMuchData(max),
+                    reached => CallFailure::Limit(reached),
+                };
+            }
+            None => {}
         }
         if error.downcast_ref::<Trap>() == Some(&Trap::Interrupt) {
+            state.view.refuse(Limit::Cpu, millis(self.scope.limits.cpu));
             return CallFailure::Cpu(self.scope.limits.cpu);
         }
         let root = error.root_cause().to_string();
-        // wasmtime's type for this is private.
-        if root.contains("hostcall fuel") || root.contains("too much data") {
-            return CallFailure::TooMuchData;
-        }
         let frames = frames(error);
         tracing::warn!(
             driver = self.scope.driver.as_ref().map_or("", DriverName::as_str),
@@ -318,7 +368,7 @@ async fn fast_share<T>(meter: &Meter, work: &mut BoxFuture<'static, T>) -> Optio
 /// A call that waited for its turn and had hardly one tells nothing of the driver.
 fn late(wall: Duration, meter: &Meter) -> CallFailure {
     if meter.waited() > wall / 2 && meter.used() < FAST_LANE_CPU {
-        CallFailure::Busy(wall)
+        CallFailure::Busy(Crowd { limit: Limit::NodeCalls, max: None, waited: wall })
     } else {
         CallFailure::Timeout(wall)
     }
@@ -362,25 +412,13 @@ pub(super) struct State {
 }
 
 impl State {
-    fn new(
-        scope: Arc<Scope>,
-        request: Arc<str>,
-        may_write: bool,
-        meter: Arc<Meter>,
-        counters: Arc<Counters>,
-    ) -> Self {
+    fn new(scope: Arc<Scope>, request: Arc<str>, may_write: bool, meter: Arc<Meter>) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(HANDLES_MAX);
         Self {
             log: LogSink::new(Arc::clone(&scope.log), Arc::clone(&request)),
-            view: CallView::new(may_write),
-            limiter: Limiter {
-                memory: 0,
-                peak: 0,
-                memory_max: scope.limits.memory,
-                refused: false,
-                counters,
-            },
+            view: CallView::new(&scope.limits, may_write),
+            limiter: Limiter::new(scope.limits.memory),
             meter,
             table,
             wasi: None,
@@ -399,64 +437,16 @@ impl State {
     }
 }
 
-/// Sums the memory of all linear memories of a store.
-struct Limiter {
-    memory: usize,
-    peak: usize,
-    memory_max: usize,
-    refused: bool,
-    counters: Arc<Counters>,
-}
-
-/// Also of a call that was given up.
-impl Drop for Limiter {
+/// What the call used is counted also where it was given up.
+impl Drop for State {
     fn drop(&mut self) {
-        self.counters.record_memory(self.peak);
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("the limit of the driver's {0} is reached")]
-struct LimitReached(&'static str);
-
-impl ResourceLimiter for Limiter {
-    fn memory_growing(
-        &mut self,
-        current: usize,
-        desired: usize,
-        _maximum: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        let wanted = self.memory.saturating_add(desired.saturating_sub(current));
-        if wanted > self.memory_max {
-            self.refused = true;
-            return Err(LimitReached("memory").into());
-        }
-        self.memory = wanted;
-        self.peak = self.peak.max(wanted);
-        Ok(true)
-    }
-
-    fn table_growing(
-        &mut self,
-        _current: usize,
-        desired: usize,
-        _maximum: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        if desired > TABLE_ELEMENTS_MAX {
-            return Err(LimitReached("table elements").into());
-        }
-        Ok(true)
-    }
-
-    fn instances(&self) -> usize {
-        INSTANCES_MAX
-    }
-
-    fn tables(&self) -> usize {
-        TABLES_MAX
-    }
-
-    fn memories(&self) -> usize {
-        MEMORIES_MAX
+        let mut usage = Usage {
+            cpu: self.meter.used(),
+            memory: self.limiter.memory(),
+            table_elements: self.limiter.table_elements(),
+            ..Usage::default()
+        };
+        self.view.tell(&mut usage);
+        self.scope.counters.record_usage(&usage);
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Checked, at_most, labels, line, name, refuse, shown};
+use super::{Checked, at_most, labels, line, name, refuse, shown, within};
 use crate::driver::grant::{Capabilities, LimitRequest, ValueGrant};
-use crate::driver::wasm::DriverInfo;
 use crate::driver::wasm::bindings::exports::nodedock::driver::identity as guest;
+use crate::driver::wasm::{DriverInfo, Limit};
 use crate::model::DriverName;
 use crate::model::limit::{
     DISCOVERY_PERIOD, DISCOVERY_PERIOD_MAX, DISCOVERY_PERIOD_MIN, EVENT_SUBSYSTEMS_MAX, SUMMARY_BYTES_MAX,
@@ -18,7 +18,7 @@ const SUBSYSTEM_BYTES_MAX: usize = 64;
 
 pub(in super::super) fn driver_info(info: guest::DriverInfo) -> Checked<DriverInfo> {
     let driver = name(DriverName::new(&info.name))?;
-    at_most("bytes in the version", info.version.len(), VERSION_BYTES_MAX)?;
+    within(Limit::AnswerBytes, "bytes in the version", info.version.len(), VERSION_BYTES_MAX)?;
     if let Err(error) = semver::Version::parse(&info.version) {
         return refuse(format!("version {} is not a semantic version: {error}", shown(&info.version)));
     }

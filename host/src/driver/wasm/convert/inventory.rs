@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Checked, Refusal, at_most, labels, line, name, non_empty_line, quantity, refuse, shown, twice};
+use super::{
+    Checked, Refusal, at_most, labels, line, name, non_empty_line, quantity, refuse, shown, twice, within,
+};
+use crate::driver::wasm::Limit;
 use crate::driver::wasm::bindings::nodedock::driver::types as guest;
 use crate::model::limit::{
     ATTRIBUTE_TEXT_MAX, ATTRIBUTE_VALUES_MAX, ATTRIBUTES_MAX, CONSUMED_SETS_MAX, COUNTER_SETS_MAX,
@@ -140,7 +143,7 @@ fn attribute_value(value: guest::AttributeValue) -> Checked<AttributeValue> {
 }
 
 fn version(text: &str) -> Checked<semver::Version> {
-    at_most("bytes in the version", text.len(), ATTRIBUTE_TEXT_MAX)?;
+    within(Limit::AnswerBytes, "bytes in the version", text.len(), ATTRIBUTE_TEXT_MAX)?;
     semver::Version::parse(text)
         .map_err(|error| Refusal::new(format!("{} is not a semantic version: {error}", shown(text))))
 }

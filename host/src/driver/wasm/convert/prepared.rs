@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown};
+use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown, within};
+use crate::driver::wasm::Limit;
 use crate::driver::wasm::bindings::nodedock::driver::types as guest;
 use crate::model::limit::{
     ALLOCATED_DEVICES_MAX, EDITS_MAX, ENV_NAME_BYTES_MAX, ENV_VALUE_BYTES_MAX, LABEL_VALUE_BYTES_MAX,
@@ -26,7 +27,7 @@ pub(in super::super) fn prepared_claim(
     claim: guest::PreparedClaim,
 ) -> Checked<PreparedClaim> {
     at_most("devices", claim.devices.len(), ALLOCATED_DEVICES_MAX)?;
-    at_most("bytes of memo", claim.memo.len(), MEMO_BYTES_MAX)?;
+    within(Limit::Memo, "bytes of memo", claim.memo.len(), MEMO_BYTES_MAX)?;
     let mut devices: Vec<PreparedDevice> = Vec::with_capacity(claim.devices.len());
     for device in claim.devices {
         let place = format!("pool {} device {}", shown(&device.pool), shown(&device.device));
@@ -224,7 +225,7 @@ fn status(status: guest::DeviceStatus) -> Checked<DeviceStatus> {
 }
 
 fn data(text: String) -> Checked<String> {
-    at_most("bytes of data", text.len(), STATUS_DATA_BYTES_MAX)?;
+    within(Limit::AnswerBytes, "bytes of data", text.len(), STATUS_DATA_BYTES_MAX)?;
     match serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&text) {
         Ok(_) => Ok(text),
         Err(error) => refuse(format!("data is not a JSON object: {error}")),

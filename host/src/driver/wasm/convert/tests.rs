@@ -227,6 +227,29 @@ fn refusal_of_claim(change: impl FnOnce(&mut types::PreparedClaim)) -> String {
 }
 
 #[test]
+fn a_refusal_knows_the_limit_that_it_is_about() {
+    let limit_of = |change: fn(&mut types::PreparedClaim)| {
+        let mut answer = answer();
+        change(&mut answer);
+        prepared_claim(&asked(), answer).unwrap_err().limit()
+    };
+    assert_eq!(limit_of(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]), Some(Limit::Memo));
+    assert_eq!(
+        limit_of(|claim| claim.edits.env = vec![("A".into(), String::new()); 65]),
+        Some(Limit::AnswerEntries)
+    );
+    assert_eq!(
+        limit_of(|claim| claim.edits.env = vec![("A".into(), "x".repeat(4097))]),
+        Some(Limit::AnswerBytes)
+    );
+    assert_eq!(
+        limit_of(|claim| claim.annotations = vec![("k".into(), "x".repeat(1025))]),
+        Some(Limit::AnswerBytes)
+    );
+    assert_eq!(limit_of(|claim| claim.edits.env = vec![("a b".into(), "1".into())]), None);
+}
+
+#[test]
 fn a_prepared_claim_comes_through() {
     let prepared = prepared_claim(&asked(), answer()).unwrap();
     assert_eq!(prepared.memo, [1]);

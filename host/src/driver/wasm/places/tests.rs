@@ -2,9 +2,10 @@ use futures::FutureExt;
 use proptest::prelude::*;
 
 use super::*;
+use crate::model::limit::CALLS_PER_DRIVER;
 
 fn ask(owner: u64) -> Ask {
-    Ask { owner, slow: false, memories: 1, bytes: CALL_MEMORY }
+    Ask { owner, slow: false, memories: 1, bytes: CALL_MEMORY, own_max: CALLS_PER_DRIVER }
 }
 
 fn slow(owner: u64) -> Ask {
@@ -104,7 +105,7 @@ proptest! {
     ) {
         let places = Places::default();
         let (mut held, mut waiting) = (Vec::new(), Vec::new());
-        let ask = |&(owner, slow, memories, part): &(u64, bool, usize, usize)| Ask { owner, slow, memories, bytes: part * CALL_MEMORY };
+        let ask = |&(owner, slow, memories, part): &(u64, bool, usize, usize)| Ask { owner, slow, memories, bytes: part * CALL_MEMORY, own_max: CALLS_PER_DRIVER };
         for asked in &asks {
             let mut wait = Box::pin(places.take(ask(asked)));
             match (&mut wait).now_or_never() {

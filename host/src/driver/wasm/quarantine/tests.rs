@@ -18,11 +18,11 @@ impl Story {
         self.quarantine.admit(self.now).ok()
     }
 
-    fn fail(&mut self, entry: Entry, function: Function) {
+    fn fail(&mut self, entry: Entry, function: Operation) {
         self.quarantine.failed(entry, function, || "it trapped".to_owned(), self.now, 0);
     }
 
-    fn fail_times(&mut self, function: Function, times: u32) {
+    fn fail_times(&mut self, function: Operation, times: u32) {
         for _ in 0..times {
             let entry = self.enter().expect("it is not held yet");
             self.fail(entry, function);
@@ -31,7 +31,7 @@ impl Story {
 
     fn quarantined() -> Self {
         let mut story = Self::new();
-        story.fail_times(Function::Prepare, QUARANTINE_FAILURES);
+        story.fail_times(Operation::Prepare, QUARANTINE_FAILURES);
         story
     }
 
@@ -53,9 +53,9 @@ impl Story {
 #[test]
 fn failures_in_a_row_hold_the_driver_and_fewer_do_not() {
     let mut story = Story::new();
-    story.fail_times(Function::Prepare, QUARANTINE_FAILURES - 1);
+    story.fail_times(Operation::Prepare, QUARANTINE_FAILURES - 1);
     assert_eq!(story.left(), None);
-    story.fail_times(Function::Prepare, 1);
+    story.fail_times(Operation::Prepare, 1);
     assert_eq!(story.left(), Some(QUARANTINE_MIN));
     let hold = story.quarantine.hold().unwrap();
     assert_eq!((hold.failures, hold.why.as_str()), (QUARANTINE_FAILURES, "it trapped"));
@@ -68,9 +68,9 @@ fn failures_in_a_row_hold_the_driver_and_fewer_do_not() {
 fn a_success_between_failures_of_a_function_breaks_their_row() {
     let mut story = Story::new();
     for _ in 0..10 {
-        story.fail_times(Function::Prepare, QUARANTINE_FAILURES - 1);
+        story.fail_times(Operation::Prepare, QUARANTINE_FAILURES - 1);
         let entry = story.enter().unwrap();
-        story.quarantine.succeeded(entry, Function::Prepare);
+        story.quarantine.succeeded(entry, Operation::Prepare);
     }
     assert_eq!(story.left(), None);
 }
@@ -81,14 +81,14 @@ fn a_success_does_not_speak_for_other_functions() {
     let mut story = Story::new();
     for _ in 0..QUARANTINE_FAILURES {
         assert_eq!(story.left(), None);
-        story.fail_times(Function::Prepare, 1);
-        story.quarantine.succeeded(Entry::Ordinary, Function::Discover);
+        story.fail_times(Operation::Prepare, 1);
+        story.quarantine.succeeded(Entry::Ordinary, Operation::Discover);
     }
     assert_eq!(story.left(), Some(QUARANTINE_MIN));
     let look = story.probe();
-    story.quarantine.succeeded(look, Function::Discover);
+    story.quarantine.succeeded(look, Operation::Discover);
     assert_eq!(story.left(), None, "a success ends it");
-    story.fail_times(Function::Prepare, 1);
+    story.fail_times(Operation::Prepare, 1);
     assert_eq!(story.left(), Some(QUARANTINE_MIN * 2), "and one more failure of the other is enough");
 }
 
@@ -98,7 +98,7 @@ fn each_probe_that_fails_doubles_the_time_up_to_the_longest() {
     let since = story.quarantine.hold().unwrap().since;
     for doubled in [10, 20, 40, 80, 160, 300, 300] {
         let probe = story.probe();
-        story.fail(probe, Function::Prepare);
+        story.fail(probe, Operation::Prepare);
         assert_eq!(story.left(), Some(Duration::from_secs(doubled)));
     }
     assert_eq!(story.quarantine.hold().unwrap().since, since);
@@ -108,12 +108,12 @@ fn each_probe_that_fails_doubles_the_time_up_to_the_longest() {
 fn a_probe_that_succeeds_ends_it_and_the_next_begins_with_the_shortest_time() {
     let mut story = Story::quarantined();
     let probe = story.probe();
-    story.fail(probe, Function::Prepare);
+    story.fail(probe, Operation::Prepare);
     let probe = story.probe();
     assert_eq!(story.enter(), None, "one probe at a time");
-    story.quarantine.succeeded(probe, Function::Prepare);
+    story.quarantine.succeeded(probe, Operation::Prepare);
     assert_eq!((story.left(), story.enter()), (None, Some(Entry::Ordinary)));
-    story.fail_times(Function::Prepare, QUARANTINE_FAILURES);
+    story.fail_times(Operation::Prepare, QUARANTINE_FAILURES);
     assert_eq!(story.left(), Some(QUARANTINE_MIN));
 }
 
@@ -126,15 +126,15 @@ fn a_probe_that_is_given_up_gives_its_place_back() {
     assert_ne!(first, second);
     // What the first one says now means nothing.
     story.quarantine.left(first);
-    story.quarantine.succeeded(first, Function::Prepare);
+    story.quarantine.succeeded(first, Operation::Prepare);
     assert_eq!(story.enter(), None);
 }
 
 #[test]
 fn calls_that_began_before_neither_end_nor_lengthen_it() {
     let mut story = Story::quarantined();
-    story.fail(Entry::Ordinary, Function::Prepare);
-    story.quarantine.succeeded(Entry::Ordinary, Function::Unprepare);
+    story.fail(Entry::Ordinary, Operation::Prepare);
+    story.quarantine.succeeded(Entry::Ordinary, Operation::Unprepare);
     assert_eq!(story.left(), Some(QUARANTINE_MIN));
 }
 
@@ -144,7 +144,7 @@ fn an_operator_ends_it_also_while_a_probe_runs() {
     let probe = story.probe();
     assert!(story.quarantine.resume());
     assert!(!story.quarantine.resume());
-    story.fail(probe, Function::Prepare);
+    story.fail(probe, Operation::Prepare);
     assert_eq!((story.left(), story.quarantine.failures()), (None, 1));
 }
 
@@ -171,9 +171,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..200)
 }
 
-fn function(number: u8) -> Function {
-    use Function::*;
-    [Describe, Discover, Health, Configuration, Prepare, Unprepare][usize::from(number)]
+fn function(number: u8) -> Operation {
+    use Operation::*;
+    [Describe, Discover, Health, Validate, Prepare, Unprepare][usize::from(number)]
 }
 
 /// Carries a step out. `open` are the calls under way.

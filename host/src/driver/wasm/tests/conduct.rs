@@ -3,7 +3,9 @@
 use super::guest::PREPARE_ONE;
 use super::*;
 use crate::driver::{Call, ClaimDriver};
-use crate::model::limit::{QUARANTINE_FAILURES, QUARANTINE_MIN, SLOW_CALLS_MAX, SLOW_CALLS_PER_DRIVER};
+use crate::model::limit::{
+    CALLS_PER_DRIVER, QUARANTINE_FAILURES, QUARANTINE_MIN, SLOW_CALLS_MAX, SLOW_CALLS_PER_DRIVER,
+};
 use crate::model::{Problem, ProblemKind};
 
 /// Misbehaves when it is asked for two claims, and prepares one.
@@ -60,7 +62,7 @@ async fn whatever_a_driver_does_it_is_left_alone_and_comes_back_by_a_probe() {
         let driver =
             Stage::new().try_load(guest.module(), "limits: {cpuMs: 20, memoryMiB: 8}").await.unwrap();
         into_quarantine(&driver, code).await;
-        let calls = driver.stats().calls;
+        let calls = driver.stats().calls();
         for problem in [badly(&driver).await, well(&driver).await.unwrap_err()] {
             assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, QUARANTINED));
             let wait = problem.retry_after_ms.unwrap();
@@ -75,7 +77,7 @@ async fn whatever_a_driver_does_it_is_left_alone_and_comes_back_by_a_probe() {
                 assert!(problem.message.contains(part), "{part} in {problem}");
             }
         }
-        assert_eq!(driver.stats().calls, calls, "it is not called");
+        assert_eq!(driver.stats().calls(), calls, "it is not called");
         after_it().await;
         assert_eq!(badly(&driver).await.code, code, "the probe");
         assert_eq!(well(&driver).await.unwrap_err().code, QUARANTINED);
@@ -145,9 +147,9 @@ async fn a_slow_call_ends_well_in_the_slow_lane_and_only_its_function_is_slow() 
         .load(&Guest { discover: TOIL.into(), prepare: PREPARE_ONE.into(), ..Guest::default() })
         .await;
     assert_eq!(driver.discover(&a_call(), Trigger::Load).await.unwrap().device_count(), 0);
-    assert!(driver.containment().is_slow(Function::Discover));
+    assert!(driver.containment().is_slow(Operation::Discover));
     well(&driver).await.unwrap();
-    assert!(!driver.containment().is_slow(Function::Prepare));
+    assert!(!driver.containment().is_slow(Operation::Prepare));
     // From the start in the lane, this time.
     assert_eq!(driver.discover(&a_call(), Trigger::Load).await.unwrap().device_count(), 0);
 }
@@ -167,7 +169,7 @@ async fn calls_that_spin_leave_the_thread_to_others() {
     for _ in 0..100 {
         well(&other).await.unwrap();
     }
-    assert_eq!(other.stats().busy, 0);
+    assert_eq!(other.stats().ended(Outcome::Busy), 0);
     assert!(calls.iter_mut().all(|call| futures::FutureExt::now_or_never(call).is_none()));
 }
 
@@ -185,7 +187,8 @@ async fn the_store_of_a_call_that_is_given_up_in_the_slow_lane_is_dropped() {
         assert!(["driver-deadline", "driver-busy"].contains(&problem.code.as_str()), "{problem:?}");
     }
     // All that slow calls may have at once.
-    let all = places::Ask { owner: 99, slow: true, memories: SLOW_CALLS_MAX, bytes: 1 };
+    let all =
+        places::Ask { owner: 99, slow: true, memories: SLOW_CALLS_MAX, bytes: 1, own_max: CALLS_PER_DRIVER };
     let all = tokio::time::timeout(Duration::from_secs(10), stage.host.places.take(all)).await;
     drop(all.expect("the places are given back"));
 }

@@ -19,6 +19,10 @@ pub(in super::super) struct Guest {
     /// Capabilities: a list of one glob each, by their place in the record.
     pub(in super::super) env: Option<&'static str>,
     pub(in super::super) sysfs_read: Option<&'static str>,
+    /// A glob and a pattern.
+    pub(in super::super) sysfs_write: Option<(&'static str, &'static str)>,
+    /// Packages besides the contract, the last with the world `beside`, which the driver imports from.
+    pub(in super::super) beside: Option<&'static [&'static str]>,
     pub(in super::super) version: &'static str,
 }
 
@@ -34,10 +38,21 @@ impl Default for Guest {
             pages: 1,
             env: None,
             sysfs_read: None,
+            sysfs_write: None,
+            beside: None,
             version: "0.1.0",
         }
     }
 }
+
+/// As much of WASI's clock as makes handles.
+pub(super) const WASI_CLOCK: &[&str] = &[
+    "package wasi:io@0.2.6; interface poll { resource pollable; }",
+    "package wasi:clocks@0.2.6; interface monotonic-clock {
+        use wasi:io/poll@0.2.6.{pollable}; subscribe-duration: func(when: u64) -> pollable; }",
+    "package test:beside; world beside {
+        include nodedock:driver/driver@0.1.0; import wasi:clocks/monotonic-clock@0.2.6; }",
+];
 
 pub(in super::super) const NAME: &str = "tiny.example.com";
 
@@ -81,6 +96,12 @@ impl Guest {
                     &format!("(data (i32.const {at}) \"{list}\") (data (i32.const {}) \"{glob}\")", at + 8);
             }
         }
+        if let Some((glob, pattern)) = self.sysfs_write {
+            info[8..10].copy_from_slice(&[2432, 1]);
+            let entry = words(&[2464, len(glob), 2496, len(pattern)]);
+            data += &format!("(data (i32.const 2432) \"{entry}\") (data (i32.const 2464) \"{glob}\")");
+            data += &format!("(data (i32.const 2496) \"{pattern}\")");
+        }
         let context = "(param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32";
         let Self { imports, extra, describe, discover, prepare, pages, version, .. } = self;
         let package = format!("@{version}");
@@ -105,8 +126,12 @@ impl Guest {
         let contract =
             include_str!("../../../../../wit/driver.wit").replace("@0.1.0", &format!("@{}", self.version));
         let mut resolve = Resolve::default();
-        let package = resolve.push_str("driver.wit", &contract).unwrap();
-        let world = resolve.select_world(&[package], Some(self.world)).unwrap();
+        let mut package = resolve.push_str("driver.wit", &contract).unwrap();
+        for text in self.beside.into_iter().flatten() {
+            package = resolve.push_str("beside.wit", text).unwrap();
+        }
+        let world = if self.beside.is_some() { "beside" } else { self.world };
+        let world = resolve.select_world(&[package], Some(world)).unwrap();
         embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8).unwrap();
         module
     }
