@@ -3,6 +3,7 @@
 //! Speed is measured here and asserted nowhere. `--quick` runs every row a few times only, to show that all of them work.
 
 mod claims;
+mod containment;
 mod devices;
 mod native;
 mod sandbox;
@@ -94,6 +95,9 @@ async fn main() {
     }
     if wanted("devices") {
         devices::run(size, &mut table).await;
+    }
+    if wanted("containment") {
+        containment::run(size, &mut table).await;
     }
     if wanted("start") {
         start::run(size, &mut table).await;
