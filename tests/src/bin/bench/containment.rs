@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use nodedock_proto::node::v1;
 use nodedock_tests::drivers::{Form, wasm};
 use nodedock_tests::{Client, Daemon, compose};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::table::{Table, Times, micros};
@@ -49,12 +50,13 @@ async fn scene(size: Size, table: &mut Table, bad: Option<(String, Bad)>, alone:
     let mut running = JoinSet::new();
     if let Some((_, bad)) = &bad {
         install(&daemon, bad.word).await;
+        let answered = Arc::<Notify>::default();
         for n in 0..BAD_AT_ONCE {
-            running.spawn(misbehave(daemon.client(), *bad, n, Arc::clone(&stop)));
+            let (stop, answered) = (Arc::clone(&stop), Arc::clone(&answered));
+            running.spawn(misbehave(daemon.client(), *bad, n, stop, answered));
         }
-        // From here on it has had its first turn in every call.
-        let refusals = "the bad driver is refused";
-        daemon.until_claims(refusals, |claims| claims.iter().any(|claim| claim.problem.is_some())).await;
+        // From here on the daemon knows what the driver is like.
+        answered.notified().await;
     }
     let mut all = Times::default();
     let mut rounds = Vec::new();
@@ -89,7 +91,13 @@ async fn install(daemon: &Daemon, word: &str) {
 }
 
 /// Asks the bad driver again and again, each time as for a new pod. How often it was asked.
-async fn misbehave(mut client: Client, bad: Bad, n: usize, stop: Arc<AtomicBool>) -> usize {
+async fn misbehave(
+    mut client: Client,
+    bad: Bad,
+    n: usize,
+    stop: Arc<AtomicBool>,
+    answered: Arc<Notify>,
+) -> usize {
     let device = format!("device-{n}");
     let claim = compose::claim(&device, &[&format!("{BAD_NAME}/script/{device}")]);
     let request = compose::request(&compose::pod(&device), &[&claim]);
@@ -97,6 +105,7 @@ async fn misbehave(mut client: Client, bad: Bad, n: usize, stop: Arc<AtomicBool>
     while !stop.load(Ordering::Relaxed) {
         let answer = client.prepare_pod(request.clone()).await.expect("prepare").into_inner();
         asked += 1;
+        answered.notify_one();
         let problem = answer.claims.into_iter().find_map(|claim| claim.problem).unwrap_or_default();
         if problem.code == "driver-quarantined" {
             if bad.quarantine {

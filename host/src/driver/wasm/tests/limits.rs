@@ -4,7 +4,7 @@ use super::guest::{PREPARE_ONE, WASI_CLOCK};
 use super::*;
 use crate::driver::ClaimDriver;
 use crate::model::Problem;
-use crate::model::limit::{CALL_TABLE_ELEMENTS, CALL_TABLES, HANDLES_MAX, SYSFS_WRITES_PER_CALL};
+use crate::model::limit::{CALL_TABLE_ELEMENTS, CALL_TABLES, CALLS_MAX, HANDLES_MAX, SYSFS_WRITES_PER_CALL};
 
 const SPIN: &str = "(loop $l (br $l)) unreachable";
 const LOG: &str = "(import \"nodedock:driver/log@0.1.0\" \"write\" (func $log (param i32 i32 i32 i32 i32)))";
