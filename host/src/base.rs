@@ -9,6 +9,7 @@ pub mod error;
 pub mod failpoint;
 pub mod locks;
 pub mod memory;
+pub mod printable;
 pub mod request;
 pub mod socket;
 pub mod tasks;

@@ -14,6 +14,7 @@ use super::output::{Format, Rows, print, printable, say};
 use super::{CliError, Outcome, Place};
 use crate::base::error::chain;
 use crate::driver::grant::{self, Grant};
+use crate::driver::values::NoJournal;
 use crate::driver::wasm::{DriverFile, Inspection, WasmHost, WasmSettings};
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{DriverName, LiveClaim, limit};
@@ -63,7 +64,8 @@ impl Ledger for NoClaims {
 async fn look(file: &Path, grant: &Grant) -> Result<Inspection> {
     let node = NodeFacts { name: "inspect".to_owned(), boot_id: String::new() };
     let settings = WasmSettings { cache_dir: None, sysfs_root: "/sys".into(), dev_root: "/dev".into(), node };
-    let host = WasmHost::new(settings, Arc::new(NoClaims)).context("set up the sandbox")?;
+    let host =
+        WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).context("set up the sandbox")?;
     let bytes = read(file, limit::DRIVER_FILE_BYTES_MAX)?;
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
     Ok(host.inspect(DriverFile { name, bytes: bytes.into() }, grant).await)

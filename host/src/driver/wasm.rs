@@ -5,7 +5,9 @@
 //! fails: the registry does.
 
 mod admission;
+mod attribute;
 mod bindings;
+mod blocking;
 mod cache;
 mod convert;
 mod driver;
@@ -14,10 +16,12 @@ mod engine;
 mod hostcalls;
 mod log;
 mod nodes;
+mod put_back;
 mod sandbox;
 mod stats;
 mod sysfs;
 mod wasi;
+mod writes;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -34,6 +38,7 @@ pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Surface};
 pub use self::cache::CacheError;
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
+pub use self::put_back::{Fate, SysfsTree};
 pub use self::sandbox::CallFailure;
 pub use self::stats::Stats;
 
@@ -46,6 +51,7 @@ use self::sandbox::{CallSpec, Node, Sandbox, Scope, State};
 use self::stats::Counters;
 use self::sysfs::SysfsRoot;
 use super::grant::{self, Capabilities, Effective, Grant, LimitRequest, Limits};
+use super::values::Journal;
 use super::{Ledger, NodeFacts};
 use crate::base::memory;
 use crate::model::DriverName;
@@ -114,15 +120,6 @@ pub struct DriverInfo {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A value that a driver wrote below `/sys`, and what was there before.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SysfsWrite {
-    /// Relative to `/sys`.
-    pub path: String,
-    pub before: String,
-    pub after: String,
-}
-
 /// All that can be said of a file.
 #[derive(Debug)]
 pub struct Inspection {
@@ -188,7 +185,11 @@ pub struct WasmHost {
 }
 
 impl WasmHost {
-    pub fn new(settings: WasmSettings, ledger: Arc<dyn Ledger>) -> Result<Arc<Self>, HostError> {
+    pub fn new(
+        settings: WasmSettings,
+        ledger: Arc<dyn Ledger>,
+        journal: Arc<dyn Journal>,
+    ) -> Result<Arc<Self>, HostError> {
         let runtime = Runtime::new().map_err(|error| HostError::Engine(format!("{error:#}")))?;
         let root = |path: &PathBuf| {
             let path = path.clone();
@@ -196,7 +197,8 @@ impl WasmHost {
         };
         let sysfs = SysfsRoot::open(&settings.sysfs_root).map_err(root(&settings.sysfs_root))?;
         let dev = DevRoot::open(&settings.dev_root).map_err(root(&settings.dev_root))?;
-        let node = Node { facts: settings.node, sysfs: Arc::new(sysfs), dev: Arc::new(dev), ledger };
+        let (sysfs, dev) = (Arc::new(sysfs), Arc::new(dev));
+        let node = Node { facts: settings.node, sysfs, dev, ledger, journal };
         Ok(Arc::new(Self {
             runtime: Arc::new(runtime),
             cache: settings.cache_dir.as_deref().map(Cache::open).transpose()?,
@@ -313,7 +315,7 @@ impl WasmHost {
         let scope = self.scope(None, Effective::none(), limits, log);
         let sandbox = self.sandbox(&compiled, scope, Arc::clone(&counters));
         let spec =
-            CallSpec { request: "describe".into(), deadline: LOOK_WALL, wall: LOOK_WALL, may_write: false };
+            CallSpec { request: "describe".into(), deadline: LOOK_WALL, wall: LOOK_WALL, writes_for: None };
         let done = sandbox.call(spec, |store, instance, exports| {
             Box::pin(async move {
                 if let Err(error) = load_all(&mut *store, instance, exports) {

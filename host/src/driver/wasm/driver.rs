@@ -10,12 +10,14 @@ use super::bindings::nodedock::driver::types;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
 use super::sandbox::{CallSpec, Done, GuestCall, Sandbox};
-use super::{Compiled, DriverInfo, Stats, Surface, SysfsWrite, Trigger};
+use super::{Compiled, DriverInfo, Stats, Surface, Trigger};
 use crate::base::clock::now_ms;
 use crate::driver::grant::Limits;
 use crate::driver::{Call, ClaimDriver, Outcomes, all_failed, settle};
 use crate::model::limit::SCHEMA_BYTES_MAX;
-use crate::model::{DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, PreparedClaim, Problem};
+use crate::model::{
+    DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem,
+};
 
 /// Problems of a schema that a message names.
 const FINDINGS_SHOWN: usize = 4;
@@ -38,11 +40,10 @@ struct Loaded {
     compile_duration: Duration,
 }
 
-/// What a call is for: how long it may take and whether it may write below `/sys`.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What a call is for: how long it may take, and for which claims it may write below `/sys`.
 enum Purpose {
     Look,
-    Act,
+    Act(Arc<[ObjectRef]>),
 }
 
 impl WasmDriver {
@@ -188,24 +189,20 @@ impl WasmDriver {
         verdict.map_err(convert::problem_to_model)
     }
 
-    /// `prepare` with the values written below `/sys`, whatever came of the claims: they are undone by whoever keeps the claims.
-    pub async fn prepare_recorded(
-        &self,
-        call: &Call,
-        claims: &[DriverClaim],
-    ) -> (Outcomes<PreparedClaim>, Vec<SysfsWrite>) {
+    async fn prepare_all(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         let context = self.context(call);
         let asked: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
         let uids = || claims.iter().map(|claim| &claim.id.uid);
-        let done = self.call(call, Purpose::Act, |store, instance, exports| {
+        let act = Purpose::Act(claims.iter().map(|claim| claim.id.clone()).collect());
+        let done = self.call(call, act, |store, instance, exports| {
             Box::pin(async move {
                 let preparation = exports.preparation.load(&mut *store, instance)?;
                 preparation.call_prepare(store, &context, &asked).await
             })
         });
-        let Done { answer, writes } = match done.await {
+        let Done { answer } = match done.await {
             Ok(done) => done,
-            Err(problem) => return (all_failed(uids(), &problem), Vec::new()),
+            Err(problem) => return all_failed(uids(), &problem),
         };
         let answered = answer.into_iter().map(|entry| {
             let outcome = match entry.outcome {
@@ -215,7 +212,7 @@ impl WasmDriver {
             (entry.uid, outcome)
         });
         let outcomes = self.settled(call, uids(), answered);
-        (self.verified(outcomes).await, writes)
+        self.verified(outcomes).await
     }
 
     fn checked(
@@ -263,29 +260,25 @@ impl WasmDriver {
         outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
     }
 
-    /// `unprepare` with the values written below `/sys`.
-    pub async fn unprepare_recorded(
-        &self,
-        call: &Call,
-        claims: &[LiveClaim],
-    ) -> (Outcomes<()>, Vec<SysfsWrite>) {
+    async fn unprepare_all(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
         let context = self.context(call);
         let asked: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
         let uids = || claims.iter().map(|live| &live.claim.id.uid);
-        let done = self.call(call, Purpose::Act, |store, instance, exports| {
+        let act = Purpose::Act(claims.iter().map(|live| live.claim.id.clone()).collect());
+        let done = self.call(call, act, |store, instance, exports| {
             Box::pin(async move {
                 let preparation = exports.preparation.load(&mut *store, instance)?;
                 preparation.call_unprepare(store, &context, &asked).await
             })
         });
         match done.await {
-            Ok(Done { answer, writes }) => {
+            Ok(Done { answer }) => {
                 let outcome = |entry: types::UnprepareOutcome| {
                     (entry.uid, entry.outcome.map_err(convert::problem_to_model))
                 };
-                (self.settled(call, uids(), answer.into_iter().map(outcome)), writes)
+                self.settled(call, uids(), answer.into_iter().map(outcome))
             }
-            Err(problem) => (all_failed(uids(), &problem), Vec::new()),
+            Err(problem) => all_failed(uids(), &problem),
         }
     }
 
@@ -315,12 +308,12 @@ impl WasmDriver {
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, Problem> {
         let limits = &self.0.sandbox.scope.limits;
-        let spec = CallSpec {
-            request: Arc::clone(&call.request_id),
-            deadline: call.deadline,
-            wall: if purpose == Purpose::Act { limits.wall } else { limits.look_wall() },
-            may_write: purpose == Purpose::Act,
+        let (wall, writes_for) = match purpose {
+            Purpose::Look => (limits.look_wall(), None),
+            Purpose::Act(claims) => (limits.wall, Some(claims)),
         };
+        let (request, deadline) = (Arc::clone(&call.request_id), call.deadline);
+        let spec = CallSpec { request, deadline, wall, writes_for };
         self.0.sandbox.call(spec, guest).await.map_err(super::CallFailure::into_problem)
     }
 
@@ -386,10 +379,10 @@ fn check_schema(what: &str, schema: &str, value: &Value) -> Result<(), Problem> 
 #[async_trait]
 impl ClaimDriver for WasmDriver {
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
-        self.prepare_recorded(call, claims).await.0
+        self.prepare_all(call, claims).await
     }
 
     async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
-        self.unprepare_recorded(call, claims).await.0
+        self.unprepare_all(call, claims).await
     }
 }

@@ -4,31 +4,26 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use super::SysfsWrite;
 use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
+use super::blocking::blocking;
 use super::convert;
 use super::log::{Level, Line};
 use super::nodes::{DevRoot, below_dev};
 use super::sandbox::{Scope, State};
-use super::sysfs::{SysfsRoot, VALUE_BYTES_MAX, bad_glob, check_path};
+use super::sysfs::{SysfsRoot, bad_glob, check_path};
 use crate::driver::grant::pattern;
 use crate::model::limit::{HOST_BYTES_PER_CALL, HOST_OPERATIONS_PER_CALL};
 use crate::model::{LiveClaim, Problem};
 
 /// A read that takes longer hangs in the kernel.
-const READ_WALL: Duration = Duration::from_secs(2);
-/// Writes of one call: a driver that wants more is at fault.
-const WRITES_MAX: usize = 256;
+pub(super) const READ_WALL: Duration = Duration::from_secs(2);
 
 /// What one call has seen and done.
 pub(super) struct CallView {
     seen: HashMap<(Kind, String), Result<Seen, Problem>>,
     operations: usize,
     bytes: usize,
-    may_write: bool,
-    writes: Vec<SysfsWrite>,
+    pub(super) writes: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -58,15 +53,15 @@ impl Seen {
 }
 
 impl CallView {
-    pub(super) fn new(may_write: bool) -> Self {
-        Self { seen: HashMap::new(), operations: 0, bytes: 0, may_write, writes: Vec::new() }
+    pub(super) fn new() -> Self {
+        Self { seen: HashMap::new(), operations: 0, bytes: 0, writes: 0 }
     }
 
-    pub(super) fn into_writes(self) -> Vec<SysfsWrite> {
-        self.writes
+    pub(super) fn forget_what_was_seen(&mut self) {
+        self.seen.clear();
     }
 
-    fn count_operation(&mut self) -> Result<(), Problem> {
+    pub(super) fn count_operation(&mut self) -> Result<(), Problem> {
         self.operations += 1;
         if self.operations <= HOST_OPERATIONS_PER_CALL {
             return Ok(());
@@ -87,32 +82,18 @@ impl CallView {
     }
 }
 
-fn not_granted(list: &str, what: &str) -> Problem {
+pub(super) fn not_granted(list: &str, what: &str) -> Problem {
     Problem::denied("not-granted", format!("{what} is not granted ({list})")).with("grant", list)
 }
 
 impl Scope {
-    /// Runs off the async threads, with a time limit. A thread that hangs in the kernel keeps its place among those of this
-    /// driver, so that it cannot use up all threads.
+    /// Looks off the async threads, with a time limit. A thread that hangs in the kernel keeps its place among those of this driver.
     async fn blocking<T: Send + 'static>(
         self: Arc<Self>,
         work: impl FnOnce(&SysfsRoot, &DevRoot) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        let stuck =
-            || Problem::unavailable("sysfs-stuck", format!("the node did not answer within {READ_WALL:?}"));
-        let deadline = Instant::now() + READ_WALL;
-        let place = tokio::time::timeout_at(deadline, Arc::clone(&self.blocking).acquire_owned()).await;
-        let Ok(Ok(place)) = place else { return Err(stuck()) };
         let (sysfs, dev) = (Arc::clone(&self.node.sysfs), Arc::clone(&self.node.dev));
-        let thread = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            work(&sysfs, &dev)
-        });
-        match tokio::time::timeout_at(deadline, thread).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(Problem::unavailable("io-error", "the host could not look")),
-            Err(_) => Err(stuck()),
-        }
+        blocking(&self.blocking, READ_WALL, move || work(&sysfs, &dev)).await
     }
 }
 
@@ -176,47 +157,6 @@ impl State {
             Seen::Names(names) => Ok(names.to_vec()),
             _ => unreachable!("a list gives names"),
         }
-    }
-
-    async fn write_value(&mut self, path: String, value: String) -> Result<(), Problem> {
-        self.view.count_operation()?;
-        check_path(&path)?;
-        if !self.view.may_write {
-            return Err(Problem::denied(
-                "not-now",
-                format!("{path} may be written during prepare and unprepare only"),
-            ));
-        }
-        if value.len() > VALUE_BYTES_MAX {
-            return Err(Problem::invalid(
-                "value-too-large",
-                format!("a value has at most {VALUE_BYTES_MAX} bytes"),
-            ));
-        }
-        if !self.scope.effective.allows_sysfs_write(&path, &value) {
-            return Err(not_granted("sysfsWrite", &path));
-        }
-        if self.view.writes.len() >= WRITES_MAX {
-            return Err(Problem::unavailable(
-                "host-call-limit",
-                format!("at most {WRITES_MAX} writes in one call"),
-            ));
-        }
-        let (to, text) = (path.clone(), value.clone());
-        let before = Arc::clone(&self.scope).blocking(move |sysfs, _| sysfs.write(&to, &text)).await?;
-        let driver = self.scope.driver.as_ref().map_or("", |name| name.as_str());
-        tracing::info!(
-            driver,
-            request = &*self.request,
-            path,
-            before,
-            after = value,
-            "driver wrote below /sys"
-        );
-        // What was read before may have changed with it.
-        self.view.seen.clear();
-        self.view.writes.push(SysfsWrite { path, before, after: value });
-        Ok(())
     }
 
     fn live_claims(&mut self, claims: Vec<LiveClaim>) -> wasmtime::Result<Vec<types::LiveClaim>> {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use crate::base::printable;
 use crate::model::limit::{LOG_BYTES_PER_SECOND, LOG_LINE_BYTES_MAX, LOG_LINES_PER_SECOND};
 
 /// Seconds' worth of lines that may come at once.
@@ -29,11 +30,19 @@ pub(super) struct Line<'a> {
 pub(super) struct DriverLog {
     driver: Arc<str>,
     bucket: Mutex<Bucket>,
+    /// For lines of ours about what it was refused: apart, so that neither pushes out the other.
+    refusals: Mutex<Bucket>,
 }
 
 impl DriverLog {
     pub(super) fn new(driver: &str) -> Self {
-        Self { driver: driver.into(), bucket: Mutex::new(Bucket::full(Instant::now())) }
+        let full = || Mutex::new(Bucket::full(Instant::now()));
+        Self { driver: driver.into(), bucket: full(), refusals: full() }
+    }
+
+    /// Whether one more refusal is worth a line of so many bytes: then how many before it were not told.
+    pub(super) fn admit_refusal(&self, bytes: usize) -> Option<u64> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now())
     }
 }
 
@@ -97,19 +106,8 @@ fn render(line: &Line<'_>) -> String {
     text
 }
 
-/// A control character could begin an escape sequence of a terminal or feign a line of ours.
 fn push_clean(text: &mut String, part: &str) {
-    for c in part.chars() {
-        let c = if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}') {
-            ' '
-        } else {
-            c
-        };
-        if text.len() + c.len_utf8() > LOG_LINE_BYTES_MAX {
-            return;
-        }
-        text.push(c);
-    }
+    printable::push(text, part, LOG_LINE_BYTES_MAX);
 }
 
 /// A bucket of lines and one of bytes.

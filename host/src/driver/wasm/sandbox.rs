@@ -18,11 +18,12 @@ use super::log::{DriverLog, LogSink};
 use super::nodes::DevRoot;
 use super::stats::Counters;
 use super::sysfs::SysfsRoot;
-use super::{Exports, SysfsWrite, wasi};
+use super::{Exports, wasi};
 use crate::driver::grant::{Effective, Limits};
+use crate::driver::values::Journal;
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::limit::{EPOCH_TICK, HANDLES_MAX, HOSTCALL_BYTES};
-use crate::model::{DriverName, Problem};
+use crate::model::{DriverName, ObjectRef, Problem};
 
 /// Core instances, memories and tables of a store, and entries of a table. Python components have some ten instances.
 pub(super) const INSTANCES_MAX: usize = 64;
@@ -38,6 +39,7 @@ pub(super) struct Node {
     pub(super) sysfs: Arc<SysfsRoot>,
     pub(super) dev: Arc<DevRoot>,
     pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) journal: Arc<dyn Journal>,
 }
 
 /// What is the same in all calls of a driver.
@@ -71,14 +73,14 @@ pub(super) struct CallSpec {
     pub(super) deadline: Duration,
     /// Of the guest's run.
     pub(super) wall: Duration,
-    pub(super) may_write: bool,
+    /// Claims for which it may write below `/sys`; none: it only looks.
+    pub(super) writes_for: Option<Arc<[ObjectRef]>>,
 }
 
-/// An answer and what was done for it.
+/// An answer.
 #[derive(Debug)]
 pub(super) struct Done<R> {
     pub(super) answer: R,
-    pub(super) writes: Vec<SysfsWrite>,
 }
 
 /// Why a call gave no answer.
@@ -161,7 +163,7 @@ impl Sandbox {
         };
         let wall = spec.wall.min(spec.deadline.saturating_sub(begin.elapsed()));
         let _ticking = self.runtime.clock.tick();
-        let mut store = self.store(spec.request, spec.may_write);
+        let mut store = self.store(spec.request, spec.writes_for);
         let run = async {
             let instance = self.pre.instantiate_async(&mut store).await?;
             guest(&mut store, &instance, &self.exports).await
@@ -171,14 +173,14 @@ impl Sandbox {
         let state = store.into_data();
         self.counters.record_memory(state.limiter.peak);
         match result {
-            Ok(Ok(answer)) => Ok(Done { answer, writes: state.view.into_writes() }),
+            Ok(Ok(answer)) => Ok(Done { answer }),
             Ok(Err(error)) => Err(self.failure(&state, &error)),
             Err(_) => Err(CallFailure::Timeout(wall)),
         }
     }
 
-    fn store(&self, request: Arc<str>, may_write: bool) -> Store<State> {
-        let state = State::new(Arc::clone(&self.scope), request, may_write);
+    fn store(&self, request: Arc<str>, writes_for: Option<Arc<[ObjectRef]>>) -> Store<State> {
+        let state = State::new(Arc::clone(&self.scope), request, writes_for);
         let mut store = Store::new(&self.runtime.engine, state);
         store.limiter(|state| &mut state.limiter);
         store.set_hostcall_fuel(HOSTCALL_BYTES);
@@ -257,6 +259,7 @@ pub(super) struct State {
     pub(super) request: Arc<str>,
     pub(super) log: LogSink,
     pub(super) view: CallView,
+    pub(super) writes_for: Option<Arc<[ObjectRef]>>,
     limiter: Limiter,
     ticks: u128,
     ticks_max: u128,
@@ -265,12 +268,13 @@ pub(super) struct State {
 }
 
 impl State {
-    fn new(scope: Arc<Scope>, request: Arc<str>, may_write: bool) -> Self {
+    fn new(scope: Arc<Scope>, request: Arc<str>, writes_for: Option<Arc<[ObjectRef]>>) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(HANDLES_MAX);
         Self {
             log: LogSink::new(Arc::clone(&scope.log), Arc::clone(&request)),
-            view: CallView::new(may_write),
+            view: CallView::new(),
+            writes_for,
             limiter: Limiter { memory: 0, peak: 0, memory_max: scope.limits.memory, refused: false },
             ticks: 0,
             ticks_max: (scope.limits.cpu.as_millis() / EPOCH_TICK.as_millis()).max(1),

@@ -19,6 +19,8 @@ pub(super) struct Guest {
     /// Capabilities: a list of one glob each, by their place in the record.
     pub(super) env: Option<&'static str>,
     pub(super) sysfs_read: Option<&'static str>,
+    /// A glob and a pattern.
+    pub(super) sysfs_write: Option<(&'static str, &'static str)>,
     pub(super) version: &'static str,
 }
 
@@ -34,6 +36,7 @@ impl Default for Guest {
             pages: 1,
             env: None,
             sysfs_read: None,
+            sysfs_write: None,
             version: "0.1.0",
         }
     }
@@ -60,6 +63,23 @@ pub(super) fn env_edit(name: &str, value: &str) -> String {
     )
 }
 
+/// The import of `sysfs-write`.
+pub(super) const WRITE_IMPORT: &str =
+    "(import \"nodedock:driver/sysfs-write@0.1.0\" \"write\" (func $write (param i32 i32 i32 i32 i32)))";
+
+/// A path and a value, for `write_call`.
+pub(super) fn write_data(path: &str, value: &str) -> String {
+    format!("(data (i32.const 12800) \"{path}\") (data (i32.const 12928) \"{value}\")")
+}
+
+/// Writes that value to that path.
+pub(super) fn write_call(path: &str, value: &str) -> String {
+    let (path, value) = (len(path), len(value));
+    format!(
+        "(call $write (i32.const 12800) (i32.const {path}) (i32.const 12928) (i32.const {value}) (i32.const 13056))"
+    )
+}
+
 fn len(text: &str) -> u32 {
     u32::try_from(text.len()).unwrap()
 }
@@ -80,6 +100,13 @@ impl Guest {
                 data +=
                     &format!("(data (i32.const {at}) \"{list}\") (data (i32.const {}) \"{glob}\")", at + 8);
             }
+        }
+        if let Some((glob, pattern)) = self.sysfs_write {
+            info[8..10].copy_from_slice(&[2560, 1]);
+            let grant = words(&[2576, len(glob), 2704, len(pattern)]);
+            data += &format!(
+                "(data (i32.const 2560) \"{grant}\") (data (i32.const 2576) \"{glob}\") (data (i32.const 2704) \"{pattern}\")"
+            );
         }
         let context = "(param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32";
         let Self { imports, extra, describe, discover, prepare, pages, version, .. } = self;
