@@ -113,7 +113,9 @@ fn show(answer: &Answer, format: Format) -> Result<()> {
         eprintln!("claim {claim} is released; `nodedock explain claim {}` tells of it", answer.claim.name);
     } else {
         let loss = "its CDI files and its record are removed and its devices are free for others";
-        eprintln!("claim {claim} would be given up: {loss}, whatever a driver that is not told did to them beside values below /sys");
+        eprintln!(
+            "claim {claim} would be given up: {loss}, whatever a driver that is not told did to them beside values below /sys"
+        );
         eprintln!("hint: nothing was done; to do it, add --yes");
     }
     Ok(())

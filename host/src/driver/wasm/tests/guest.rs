@@ -69,6 +69,7 @@ pub(super) const WRITE_IMPORT: &str =
 
 /// A path and a value, for `write_call`.
 pub(super) fn write_data(path: &str, value: &str) -> String {
+    let value: String = value.bytes().map(|byte| format!("\\{byte:02x}")).collect();
     format!("(data (i32.const 12800) \"{path}\") (data (i32.const 12928) \"{value}\")")
 }
 

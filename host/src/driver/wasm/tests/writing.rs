@@ -213,7 +213,7 @@ async fn each_write_is_a_line_of_the_audit_and_refusals_do_not_flood_it() {
     assert!(second.contains("before=\"5\""), "{second}");
 
     log.0.lock().unwrap().clear();
-    prepare(&stage, &writer(LED, "\\1b[31m\\n", 5000, PREPARE_ONE), GRANT).await;
+    prepare(&stage, &writer(LED, "\u{1b}[31m\n", 5000, PREPARE_ONE), GRANT).await;
     let refused = log.audit();
     assert!((1..1000).contains(&refused.len()), "{}", refused.len());
     assert!(
