@@ -21,7 +21,7 @@ use crate::base::tasks::Tasks;
 use crate::cdi::{CdiDir, Durability};
 use crate::checkpoint::Checkpoint;
 use crate::claims::source::ClaimFolder;
-use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable};
+use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, Values};
 use crate::config::Config;
 use crate::devices::endpoints::Endpoints;
 use crate::devices::registration;
@@ -31,7 +31,7 @@ use crate::discovery::specs::{self, SpecEvent};
 use crate::discovery::{files, sockets};
 use crate::driver::NodeFacts;
 use crate::driver::grpc::PluginSteps;
-use crate::driver::wasm::{Compiler, WasmHost, WasmSettings};
+use crate::driver::wasm::{Compiler, SysfsTree, WasmHost, WasmSettings};
 use crate::model::{DriverName, ObjectRef, limit};
 use crate::north::admin::{self, Admin, AtStart};
 use crate::north::node_api::{self, NodeApi};
@@ -130,13 +130,15 @@ impl Daemon {
             dev_root: "/dev".into(),
             node: node.clone(),
         };
-        let host =
-            WasmHost::new(settings, Arc::new(table.clone())).context("set up the sandbox for drivers")?;
+        let sysfs = SysfsTree::open(&settings.sysfs_root).context("open /sys")?;
+        let values = Values::new(opened.values, &node.boot_id, opened.checkpoint.clone(), sysfs);
+        let host = WasmHost::new(settings, Arc::new(table.clone()), Arc::new(values.clone()))
+            .context("set up the sandbox for drivers")?;
         let registry = Registry::with_conditions(changes.clone(), conditions.clone());
         let claims = Claims::new(ClaimParts {
             table,
             released: opened.released,
-            checkpoint: opened.checkpoint.clone(),
+            values,
             cdi,
             registry: registry.clone(),
             source: Arc::new(ClaimFolder::new(config.paths.claims.clone())),

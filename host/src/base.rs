@@ -10,6 +10,7 @@ pub mod failpoint;
 pub mod locks;
 pub mod memory;
 pub mod metrics;
+pub mod printable;
 pub mod request;
 pub mod socket;
 pub mod tasks;

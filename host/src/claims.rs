@@ -12,6 +12,7 @@ pub mod manifest;
 mod metrics;
 mod outlook;
 mod prepare;
+mod put_back;
 mod reconcile;
 mod refusals;
 mod release;
@@ -19,6 +20,7 @@ pub mod source;
 mod table;
 mod unprepare;
 mod upkeep;
+pub mod values;
 
 #[cfg(test)]
 mod fixtures;
@@ -39,7 +41,7 @@ use crate::base::error::chain;
 use crate::base::locks::Locks;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir};
-use crate::checkpoint::{Change, Checkpoint};
+use crate::checkpoint::Change;
 use crate::discovery::specs::SpecEvent;
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{
@@ -57,6 +59,7 @@ use release::Released;
 pub use release::{ReleaseOutcome, ReleaseRequest};
 use source::ClaimSource;
 use table::{Table, Undo};
+pub use values::Values;
 
 /// The table, where the manager and the drivers' ledgers both see it.
 #[derive(Clone, Default)]
@@ -112,7 +115,7 @@ struct Inner {
     pod_locks: Locks<Uid>,
     /// One operation at a time for a claim.
     claim_locks: Locks<Uid>,
-    checkpoint: Checkpoint,
+    values: Values,
     cdi: CdiDir,
     registry: Registry,
     source: Arc<dyn ClaimSource>,
@@ -139,7 +142,8 @@ pub struct ClaimParts {
     pub table: SharedTable,
     /// Claims that were given up by hand.
     pub released: Vec<ReleaseRecord>,
-    pub checkpoint: Checkpoint,
+    /// What drivers changed below `/sys`; writes the checkpoint for all of it.
+    pub values: Values,
     pub cdi: CdiDir,
     pub registry: Registry,
     pub source: Arc<dyn ClaimSource>,
@@ -212,13 +216,13 @@ pub struct PodView {
 
 impl Claims {
     pub fn new(parts: ClaimParts) -> Self {
-        let ClaimParts { table, released, checkpoint, cdi, registry, .. } = parts;
+        let ClaimParts { table, released, values, cdi, registry, .. } = parts;
         let ClaimParts { source, settings, changes, conditions, tasks, .. } = parts;
         Self(Arc::new(Inner {
             table,
             pod_locks: Locks::default(),
             claim_locks: Locks::default(),
-            checkpoint,
+            values,
             cdi,
             registry,
             source,
@@ -290,8 +294,8 @@ impl Claims {
     }
 
     /// What a release would come to.
-    pub fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome, Problem> {
-        self.0.look_at_release(request)
+    pub async fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome, Problem> {
+        self.0.look_at_release(request).await
     }
 
     /// Claims that were given up by hand, the oldest first.
@@ -306,8 +310,8 @@ impl Claims {
 
     /// A claim with what comes next of it.
     pub fn view(&self, record: Arc<ClaimRecord>) -> ClaimView {
-        let outlook = self.0.outlook(&record);
-        ClaimView { record, outlook }
+        let (outlook, values) = (self.0.outlook(&record), self.0.values.of(&record.id.uid));
+        ClaimView { record, outlook, values }
     }
 
     /// Gives up some of a pod's claims, and keeps the pod's others. Goes on when the caller goes away.
@@ -433,7 +437,7 @@ impl Inner {
         if changes.is_empty() {
             return Ok(());
         }
-        let Err(error) = self.checkpoint.commit(changes).await else { return Ok(()) };
+        let Err(error) = self.values.commit_changes(changes).await else { return Ok(()) };
         undo.restore(&mut self.table.lock());
         // Whoever found something held by what is taken back looks again.
         self.freed.send_modify(|count| *count += 1);

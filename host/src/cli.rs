@@ -8,6 +8,7 @@ mod get;
 mod output;
 mod pods;
 mod release;
+mod values;
 
 use std::io::Write;
 use std::path::PathBuf;

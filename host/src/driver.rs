@@ -6,6 +6,7 @@
 pub mod grant;
 pub mod grpc;
 pub mod moved;
+pub mod values;
 pub mod wasm;
 
 use std::collections::BTreeMap;

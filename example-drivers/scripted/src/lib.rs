@@ -9,7 +9,7 @@ use nodedock_sdk::{
     Prepared, Problem, Trigger,
 };
 
-pub use script::{RELEASE_UID, STRANGER_UID, Script, Word};
+pub use script::{RELEASE_UID, STRANGER_UID, Script, ScriptedWrite, WRITABLE, Word};
 
 /// The driver's name and its only pool.
 pub const NAME: &str = "scripted.nodedock.dev";
@@ -35,6 +35,7 @@ impl Driver for Scripted {
         DriverInfo::new(NAME, env!("CARGO_PKG_VERSION"))
             .summary("Does with a claim what the claim's name says, for tests")
             .env(["SCRIPTED_*"])
+            .sysfs_write(WRITABLE, "[0-9]")
     }
 
     fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
@@ -131,6 +132,9 @@ fn hold(host: &Host) {
 }
 
 fn prepared(host: &Host, ctx: &Context, claim: &Claim, word: Word) -> Result<Prepared, Problem> {
+    if let Some(write) = ctx.config::<Script>()?.write {
+        host.sysfs().write(&write.path, &write.value)?;
+    }
     let mut prepared = Scripted::prepare(host, ctx, claim)?;
     match word {
         Word::Huge => prepared.memo = vec![b'x'; HUGE_MEMO],

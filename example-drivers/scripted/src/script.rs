@@ -76,6 +76,17 @@ impl Word {
     }
 }
 
+/// The file below `/sys` that the driver may write.
+pub const WRITABLE: &str = "class/scripted/value";
+
+/// What a prepare writes below `/sys`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScriptedWrite {
+    pub path: String,
+    pub value: String,
+}
+
 /// The driver's config: words for claims whose names are others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -84,6 +95,9 @@ pub struct Script {
     pub generation: u32,
     /// How many devices there are, `device-0` and on, for claims whose names are no words.
     pub devices: u32,
+    /// Written by each prepare that goes well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write: Option<ScriptedWrite>,
     /// By claim name.
     pub prepare: BTreeMap<String, Word>,
     /// By claim name; every other unprepare goes well.

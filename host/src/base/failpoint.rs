@@ -64,6 +64,16 @@ points! {
     AllocateCommitted = "allocate-committed",
     /// A pod's devices are durably nobody's; the answer is not given.
     AllocateFreed = "allocate-freed",
+    /// A driver's write below `/sys` is durable as an intent, and not made.
+    SysfsWriteIntended = "sysfs-write-intended",
+    /// It is made, and nobody knows.
+    SysfsWritten = "sysfs-written",
+    /// A value below `/sys` is about to be put back.
+    PutBackBegun = "put-back-begun",
+    /// It is put back, and nobody knows.
+    PutBackWritten = "put-back-written",
+    /// Every value of a released claim is put back, and the claim still has its record.
+    ReleasePutBack = "release-put-back",
     /// The writer has put the changes into a transaction.
     CheckpointCommit = "checkpoint-commit",
     /// The transaction is durable, and those who wait for it do not know.

@@ -281,6 +281,7 @@ pub fn released(
     });
     ReleaseRecord {
         untold: untold.collect(),
+        put_back: Vec::new(),
         id: left.id,
         at_ms: now_ms,
         by: by.clone(),

@@ -14,6 +14,7 @@ use super::output::{Format, Rows, print, printable, say};
 use super::{CliError, Outcome, Place};
 use crate::base::error::chain;
 use crate::driver::grant::{self, Grant, Limits};
+use crate::driver::values::NoJournal;
 use crate::driver::wasm::{Compiler, DriverFile, Inspection, WasmHost, WasmSettings};
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{DriverName, LiveClaim, limit};
@@ -72,7 +73,8 @@ async fn look(file: &Path, grant: &Grant) -> Result<Inspection> {
         dev_root: "/dev".into(),
         node,
     };
-    let host = WasmHost::new(settings, Arc::new(NoClaims)).context("set up the sandbox")?;
+    let host =
+        WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).context("set up the sandbox")?;
     let bytes = read(file, limit::DRIVER_FILE_BYTES_MAX)?;
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
     Ok(host.inspect(DriverFile { name, bytes: bytes.into() }, grant).await)

@@ -6,7 +6,9 @@
 
 mod admission;
 mod artifact;
+mod attribute;
 mod bindings;
+mod blocking;
 mod cache;
 mod compile;
 mod containment;
@@ -21,11 +23,13 @@ mod log;
 mod meter;
 mod nodes;
 mod places;
+mod put_back;
 mod quarantine;
 mod sandbox;
 mod stats;
 mod sysfs;
 mod wasi;
+mod writes;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,6 +50,7 @@ pub use self::containment::{Containment, QUARANTINED, Quarantined};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
 pub use self::limiter::Reached;
+pub use self::put_back::{Fate, SysfsTree};
 pub use self::sandbox::{CallFailure, Crowd};
 pub use self::stats::{Limit, Operation, OperationStats, Outcome, Peak, Stats};
 
@@ -61,6 +66,7 @@ use self::sandbox::{CallSpec, Node, Sandbox, Scope, State};
 use self::stats::Counters;
 use self::sysfs::SysfsRoot;
 use super::grant::{self, Capabilities, Effective, Grant, LimitRequest, Limits};
+use super::values::Journal;
 use super::{Ledger, NodeFacts};
 use crate::base::memory;
 use crate::model::DriverName;
@@ -128,15 +134,6 @@ pub struct DriverInfo {
     pub event_subsystems: Vec<String>,
     pub discovery_period: Duration,
     pub annotations: BTreeMap<String, String>,
-}
-
-/// A value that a driver wrote below `/sys`, and what was there before.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SysfsWrite {
-    /// Relative to `/sys`.
-    pub path: String,
-    pub before: String,
-    pub after: String,
 }
 
 /// All that can be said of a file.
@@ -218,7 +215,11 @@ pub struct WasmHost {
 }
 
 impl WasmHost {
-    pub fn new(settings: WasmSettings, ledger: Arc<dyn Ledger>) -> Result<Arc<Self>, HostError> {
+    pub fn new(
+        settings: WasmSettings,
+        ledger: Arc<dyn Ledger>,
+        journal: Arc<dyn Journal>,
+    ) -> Result<Arc<Self>, HostError> {
         let runtime = Runtime::new().map_err(|error| HostError::Engine(format!("{error:#}")))?;
         let root = |path: &PathBuf| {
             let path = path.clone();
@@ -226,7 +227,8 @@ impl WasmHost {
         };
         let sysfs = SysfsRoot::open(&settings.sysfs_root).map_err(root(&settings.sysfs_root))?;
         let dev = DevRoot::open(&settings.dev_root).map_err(root(&settings.dev_root))?;
-        let node = Node { facts: settings.node, sysfs: Arc::new(sysfs), dev: Arc::new(dev), ledger };
+        let (sysfs, dev) = (Arc::new(sysfs), Arc::new(dev));
+        let node = Node { facts: settings.node, sysfs, dev, ledger, journal };
         let open = |folder: &PathBuf| Cache::open(folder, &runtime.engine);
         Ok(Arc::new(Self {
             cache: settings.cache_dir.as_ref().map(open).transpose()?,
@@ -385,7 +387,7 @@ impl WasmHost {
         let scope = self.scope(None, Effective::none(), limits, log, Arc::clone(&counters));
         let sandbox = self.sandbox(&compiled, scope, Arc::clone(&counters));
         let (operation, request) = (Operation::Describe, "describe".into());
-        let spec = CallSpec { operation, request, deadline: LOOK_WALL, wall: LOOK_WALL };
+        let spec = CallSpec { operation, request, deadline: LOOK_WALL, wall: LOOK_WALL, writes_for: None };
         let done = sandbox.call(spec, |store, instance, exports| {
             Box::pin(async move {
                 if let Err(error) = load_all(&mut *store, instance, exports) {

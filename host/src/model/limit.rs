@@ -37,6 +37,12 @@ pub const PROBLEM_MESSAGE_BYTES_MAX: usize = 1024;
 pub const QUANTITY_BYTES_MAX: usize = 64;
 /// Bytes of a driver's summary.
 pub const SUMMARY_BYTES_MAX: usize = 1024;
+/// Values below `/sys` that one driver changes for a claim, and bytes of them with their paths: each write makes all of a claim's
+/// durable anew.
+pub const VALUES_PER_CLAIM_MAX: usize = 256;
+pub const VALUES_BYTES_PER_CLAIM_MAX: usize = 256 << 10;
+/// A write below `/sys` may take so long: making virtual functions takes seconds.
+pub const SYSFS_WRITE_WALL: Duration = Duration::from_secs(10);
 /// Globs of one list of a driver's requests, and bytes of each.
 pub const GRANT_ENTRIES_MAX: usize = 64;
 pub const GRANT_ENTRY_BYTES_MAX: usize = 512;

@@ -109,7 +109,7 @@ impl Node for NodeApi {
         let wanted = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
         let wanted = wanted.map_err(refuse)?;
         let outcome = if request.get_ref().dry_run {
-            self.claims.look_at_release(&wanted)
+            self.claims.look_at_release(&wanted).await
         } else {
             self.claims.release_claim(wanted, request_id).await
         };

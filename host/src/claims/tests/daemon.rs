@@ -10,13 +10,16 @@ use tokio::sync::{mpsc, watch};
 
 use super::super::fixtures::prepared;
 use super::super::source::ClaimSource;
-use super::super::{ClaimEnd, ClaimParts, ClaimSettings, Claims, PodOutcome, PodSelector, SharedTable};
+use super::super::{
+    ClaimEnd, ClaimParts, ClaimSettings, Claims, PodOutcome, PodSelector, SharedTable, Values,
+};
 use crate::base::changes::Changes;
 use crate::base::conditions::Conditions;
 use crate::base::tasks::Tasks;
 use crate::cdi::{CdiDir, Durability};
 use crate::checkpoint::{self, Checkpoint};
 use crate::discovery::specs;
+use crate::driver::wasm::SysfsTree;
 use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
 use crate::model::{
     Claim, ClaimReference, ClaimState, ContainerClaim, DeviceAccess, DriverClaim, DriverKind, DriverName,
@@ -34,6 +37,7 @@ pub(super) struct Daemon {
     pub(super) claims: Claims,
     pub(super) registry: Registry,
     pub(super) source: Arc<FakeSource>,
+    pub(super) values: Values,
     pub(super) checkpoint: Checkpoint,
     pub(super) tasks: Tasks,
     pub(super) conditions: Conditions,
@@ -43,7 +47,14 @@ pub(super) struct Daemon {
 
 impl Home {
     pub(super) fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        let home = Self { folder: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(home.sys()).unwrap();
+        home
+    }
+
+    /// The folder that stands for `/sys`.
+    pub(super) fn sys(&self) -> PathBuf {
+        self.folder.path().join("sys")
     }
 
     pub(super) fn start(&self) -> Daemon {
@@ -62,10 +73,12 @@ impl Home {
             (Registry::new(Changes::default()), Tasks::new(), self.folder.path().join("cdi"));
         let (source, changes) = (Arc::new(FakeSource::default()), Changes::default());
         let conditions = Conditions::new(changes.clone());
+        let sys = SysfsTree::open(&self.sys()).unwrap();
+        let values = Values::new(opened.values, boot_id, opened.checkpoint.clone(), sys);
         let claims = Claims::new(ClaimParts {
             table: SharedTable::new(opened.claims, opened.pods),
             released: opened.released,
-            checkpoint: opened.checkpoint.clone(),
+            values: values.clone(),
             cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),
             registry: registry.clone(),
             source: source.clone(),
@@ -78,7 +91,8 @@ impl Home {
             conditions: conditions.clone(),
             tasks: tasks.clone(),
         });
-        Daemon { conditions, claims, registry, source, checkpoint: opened.checkpoint, tasks, changes, cdi }
+        let checkpoint = opened.checkpoint;
+        Daemon { conditions, claims, registry, source, values, checkpoint, tasks, changes, cdi }
     }
 }
 

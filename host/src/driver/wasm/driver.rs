@@ -11,12 +11,14 @@ use super::cache::Kept;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
 use super::sandbox::{CallSpec, Done, GuestCall, Sandbox};
-use super::{Compiled, Containment, DriverInfo, Limit, Operation, Stats, Surface, SysfsWrite, Trigger};
+use super::{Compiled, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger};
 use crate::base::clock::now_ms;
 use crate::driver::grant::Limits;
 use crate::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
 use crate::model::limit::SCHEMA_BYTES_MAX;
-use crate::model::{DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, PreparedClaim, Problem};
+use crate::model::{
+    DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem,
+};
 
 /// Problems of a schema that a message names.
 const FINDINGS_SHOWN: usize = 4;
@@ -39,6 +41,12 @@ struct Loaded {
     compile_duration: Duration,
     /// Keeps its code in the cache.
     _kept: Option<Kept>,
+}
+
+/// What a call is for: how long it may take, and for which claims it may write below `/sys`.
+enum Purpose {
+    Look(Operation),
+    Act(Operation, Arc<[ObjectRef]>),
 }
 
 impl WasmDriver {
@@ -126,7 +134,7 @@ impl WasmDriver {
     pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
         let context = self.context(call);
         let trigger = convert::trigger_to_guest(trigger);
-        let done = self.call(call, Operation::Discover, move |store, instance, exports| {
+        let done = self.call(call, Purpose::Look(Operation::Discover), move |store, instance, exports| {
             Box::pin(async move {
                 let discovery = exports.discovery.load(&mut *store, instance)?;
                 discovery.call_discover(store, &context, &trigger).await
@@ -146,7 +154,7 @@ impl WasmDriver {
 
     async fn health(&self, call: &Call) -> Result<HealthReport, Problem> {
         let context = self.context(call);
-        let done = self.call(call, Operation::Health, move |store, instance, exports| {
+        let done = self.call(call, Purpose::Look(Operation::Health), move |store, instance, exports| {
             Box::pin(async move {
                 let Some(health) = &exports.health else { return Ok(Ok(Vec::new())) };
                 health.load(&mut *store, instance)?.call_check(store, &context).await
@@ -173,7 +181,7 @@ impl WasmDriver {
         if !self.has_configuration() {
             return Ok(());
         }
-        let done = self.call(call, Operation::Validate, move |store, instance, exports| {
+        let done = self.call(call, Purpose::Look(Operation::Validate), move |store, instance, exports| {
             Box::pin(async move {
                 let Some(configuration) = &exports.configuration else { return Ok((None, Ok(()))) };
                 let configuration = configuration.load(&mut *store, instance)?;
@@ -196,24 +204,20 @@ impl WasmDriver {
         verdict.map_err(|problem| self.said(problem))
     }
 
-    /// `prepare` with the values written below `/sys`, whatever came of the claims: they are undone by whoever keeps the claims.
-    pub async fn prepare_recorded(
-        &self,
-        call: &Call,
-        claims: &[DriverClaim],
-    ) -> (Outcomes<PreparedClaim>, Vec<SysfsWrite>) {
+    async fn prepare_all(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         let context = self.context(call);
         let asked: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
         let uids = || claims.iter().map(|claim| &claim.id.uid);
-        let done = self.call(call, Operation::Prepare, move |store, instance, exports| {
+        let act = Purpose::Act(Operation::Prepare, claims.iter().map(|claim| claim.id.clone()).collect());
+        let done = self.call(call, act, move |store, instance, exports| {
             Box::pin(async move {
                 let preparation = exports.preparation.load(&mut *store, instance)?;
                 preparation.call_prepare(store, &context, &asked).await
             })
         });
-        let Done { answer, writes } = match done.await {
+        let Done { answer } = match done.await {
             Ok(done) => done,
-            Err(problem) => return (all_failed(uids(), &problem), Vec::new()),
+            Err(problem) => return all_failed(uids(), &problem),
         };
         let answered = answer.into_iter().map(|entry| {
             let outcome = match entry.outcome {
@@ -223,7 +227,7 @@ impl WasmDriver {
             (entry.uid, outcome)
         });
         let outcomes = self.settled(call, uids(), answered);
-        (self.verified(outcomes).await, writes)
+        self.verified(outcomes).await
     }
 
     fn checked(
@@ -271,29 +275,26 @@ impl WasmDriver {
         outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
     }
 
-    /// `unprepare` with the values written below `/sys`.
-    pub async fn unprepare_recorded(
-        &self,
-        call: &Call,
-        claims: &[LiveClaim],
-    ) -> (Outcomes<()>, Vec<SysfsWrite>) {
+    async fn unprepare_all(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
         let context = self.context(call);
         let asked: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
         let uids = || claims.iter().map(|live| &live.claim.id.uid);
-        let done = self.call(call, Operation::Unprepare, move |store, instance, exports| {
+        let act =
+            Purpose::Act(Operation::Unprepare, claims.iter().map(|live| live.claim.id.clone()).collect());
+        let done = self.call(call, act, move |store, instance, exports| {
             Box::pin(async move {
                 let preparation = exports.preparation.load(&mut *store, instance)?;
                 preparation.call_unprepare(store, &context, &asked).await
             })
         });
         match done.await {
-            Ok(Done { answer, writes }) => {
+            Ok(Done { answer }) => {
                 let outcome = |entry: types::UnprepareOutcome| {
                     (entry.uid, entry.outcome.map_err(|problem| self.said(problem)))
                 };
-                (self.settled(call, uids(), answer.into_iter().map(outcome)), writes)
+                self.settled(call, uids(), answer.into_iter().map(outcome))
             }
-            Err(problem) => (all_failed(uids(), &problem), Vec::new()),
+            Err(problem) => all_failed(uids(), &problem),
         }
     }
 
@@ -319,16 +320,16 @@ impl WasmDriver {
     async fn call<R: Send + 'static>(
         &self,
         call: &Call,
-        operation: Operation,
+        purpose: Purpose,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, Problem> {
         let limits = &self.0.sandbox.scope.limits;
-        let spec = CallSpec {
-            operation,
-            request: Arc::clone(&call.request_id),
-            deadline: call.deadline,
-            wall: if operation.acts() { limits.wall } else { limits.look_wall() },
+        let (operation, wall, writes_for) = match purpose {
+            Purpose::Look(operation) => (operation, limits.look_wall(), None),
+            Purpose::Act(operation, claims) => (operation, limits.wall, Some(claims)),
         };
+        let (request, deadline) = (Arc::clone(&call.request_id), call.deadline);
+        let spec = CallSpec { operation, request, deadline, wall, writes_for };
         self.0.sandbox.call(spec, guest).await.map_err(super::CallFailure::into_problem)
     }
 
@@ -408,10 +409,10 @@ impl ClaimDriver for WasmDriver {
     }
 
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
-        self.prepare_recorded(call, claims).await.0
+        self.prepare_all(call, claims).await
     }
 
     async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
-        self.unprepare_recorded(call, claims).await.0
+        self.unprepare_all(call, claims).await
     }
 }

@@ -3,19 +3,17 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
-use super::SysfsWrite;
 use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
+use super::blocking::blocking;
 use super::convert;
 use super::limiter::{Reached, stuck};
 use super::log::{Level, Line};
 use super::nodes::{DevRoot, below_dev};
 use super::sandbox::{Scope, State};
 use super::stats::{Limit, Usage};
-use super::sysfs::{SysfsRoot, VALUE_BYTES_MAX, bad_glob, check_path};
+use super::sysfs::{SysfsRoot, bad_glob, check_path};
 use crate::driver::grant::{Limits, pattern};
-use crate::model::limit::{HOST_LOOK_WALL, SYSFS_WRITES_PER_CALL};
+use crate::model::limit::HOST_LOOK_WALL;
 use crate::model::{LiveClaim, Problem};
 
 /// What one call has seen and done.
@@ -26,8 +24,7 @@ pub(super) struct CallView {
     bytes: usize,
     bytes_max: usize,
     reached: BTreeSet<Limit>,
-    may_write: bool,
-    writes: Vec<SysfsWrite>,
+    pub(super) writes: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -57,7 +54,7 @@ impl Seen {
 }
 
 impl CallView {
-    pub(super) fn new(limits: &Limits, may_write: bool) -> Self {
+    pub(super) fn new(limits: &Limits) -> Self {
         Self {
             seen: HashMap::new(),
             operations: 0,
@@ -65,8 +62,7 @@ impl CallView {
             bytes: 0,
             bytes_max: limits.host_bytes,
             reached: BTreeSet::new(),
-            may_write,
-            writes: Vec::new(),
+            writes: 0,
         }
     }
 
@@ -76,11 +72,11 @@ impl CallView {
         usage.reached.clone_from(&self.reached);
     }
 
-    pub(super) fn take_writes(&mut self) -> Vec<SysfsWrite> {
-        std::mem::take(&mut self.writes)
+    pub(super) fn forget_what_was_seen(&mut self) {
+        self.seen.clear();
     }
 
-    fn count_operation(&mut self) -> Result<(), Reached> {
+    pub(super) fn count_operation(&mut self) -> Result<(), Reached> {
         if self.operations >= self.operations_max {
             return Err(self.refuse(Limit::HostOperations, self.operations_max));
         }
@@ -103,34 +99,30 @@ impl CallView {
     }
 }
 
-fn not_granted(list: &str, what: &str) -> Problem {
+pub(super) fn not_granted(list: &str, what: &str) -> Problem {
     Problem::denied("not-granted", format!("{what} is not granted ({list})")).with("grant", list)
 }
 
 impl Scope {
-    /// Runs off the async threads, with a time limit. A thread that hangs in the kernel keeps its place among those of this
-    /// driver, so that it cannot use up all threads.
-    async fn blocking<T: Send + 'static>(
-        self: Arc<Self>,
-        work: impl FnOnce(&SysfsRoot, &DevRoot) -> Result<T, Problem> + Send + 'static,
+    /// Runs what only looks off the async threads, with its time limit.
+    pub(super) async fn look<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let stuck = || {
             self.counters.refuse(Limit::HostLook);
             Problem::from(stuck())
         };
-        let deadline = Instant::now() + HOST_LOOK_WALL;
-        let place = tokio::time::timeout_at(deadline, Arc::clone(&self.blocking).acquire_owned()).await;
-        let Ok(Ok(place)) = place else { return Err(stuck()) };
+        blocking(&self.blocking, HOST_LOOK_WALL, stuck, work).await
+    }
+
+    /// Looks off the async threads, with a time limit. A thread that hangs in the kernel keeps its place among those of this driver.
+    async fn blocking<T: Send + 'static>(
+        self: Arc<Self>,
+        work: impl FnOnce(&SysfsRoot, &DevRoot) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
         let (sysfs, dev) = (Arc::clone(&self.node.sysfs), Arc::clone(&self.node.dev));
-        let thread = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            work(&sysfs, &dev)
-        });
-        match tokio::time::timeout_at(deadline, thread).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(Problem::unavailable("io-error", "the host could not look")),
-            Err(_) => Err(stuck()),
-        }
+        self.look(move || work(&sysfs, &dev)).await
     }
 }
 
@@ -194,44 +186,6 @@ impl State {
             Seen::Names(names) => Ok(names.to_vec()),
             _ => unreachable!("a list gives names"),
         }
-    }
-
-    async fn write_value(&mut self, path: String, value: String) -> Result<(), Problem> {
-        self.view.count_operation()?;
-        check_path(&path)?;
-        if !self.view.may_write {
-            return Err(Problem::denied(
-                "not-now",
-                format!("{path} may be written during prepare and unprepare only"),
-            ));
-        }
-        if value.len() > VALUE_BYTES_MAX {
-            return Err(Problem::invalid(
-                "value-too-large",
-                format!("a value has at most {VALUE_BYTES_MAX} bytes"),
-            ));
-        }
-        if !self.scope.effective.allows_sysfs_write(&path, &value) {
-            return Err(not_granted("sysfsWrite", &path));
-        }
-        if self.view.writes.len() >= SYSFS_WRITES_PER_CALL {
-            return Err(self.view.refuse(Limit::SysfsWrites, SYSFS_WRITES_PER_CALL).into());
-        }
-        let (to, text) = (path.clone(), value.clone());
-        let before = Arc::clone(&self.scope).blocking(move |sysfs, _| sysfs.write(&to, &text)).await?;
-        let driver = self.scope.driver.as_ref().map_or("", |name| name.as_str());
-        tracing::info!(
-            driver,
-            request = &*self.request,
-            path,
-            before,
-            after = value,
-            "driver wrote below /sys"
-        );
-        // What was read before may have changed with it.
-        self.view.seen.clear();
-        self.view.writes.push(SysfsWrite { path, before, after: value });
-        Ok(())
     }
 
     fn live_claims(&mut self, claims: Vec<LiveClaim>) -> wasmtime::Result<Vec<types::LiveClaim>> {

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::stats::{Counters, Limit};
+use crate::base::printable;
 use crate::driver::grant::LogRates;
 use crate::model::limit::LOG_LINE_BYTES_MAX;
 
@@ -37,13 +38,15 @@ struct Suppressed {
 pub(super) struct DriverLog {
     driver: Arc<str>,
     bucket: Mutex<Bucket>,
+    /// For lines of ours about what it was refused: apart, so that neither pushes out the other.
+    refusals: Mutex<Bucket>,
     counters: Arc<Counters>,
 }
 
 impl DriverLog {
     pub(super) fn new(driver: &str, rates: LogRates, counters: Arc<Counters>) -> Self {
-        let bucket = Mutex::new(Bucket::full(rates, Instant::now()));
-        Self { driver: driver.into(), bucket, counters }
+        let full = || Mutex::new(Bucket::full(rates, Instant::now()));
+        Self { driver: driver.into(), bucket: full(), refusals: full(), counters }
     }
 
     /// How many lines were suppressed before this one. None: it is.
@@ -59,6 +62,11 @@ impl DriverLog {
                 None
             }
         }
+    }
+
+    /// Whether one more refusal is worth a line of so many bytes: then how many before it were not told.
+    pub(super) fn admit_refusal(&self, bytes: usize) -> Option<u64> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now()).ok()
     }
 }
 
@@ -121,19 +129,8 @@ fn render(line: &Line<'_>) -> String {
     text
 }
 
-/// A control character could begin an escape sequence of a terminal or feign a line of ours.
 fn push_clean(text: &mut String, part: &str) {
-    for c in part.chars() {
-        let c = if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}') {
-            ' '
-        } else {
-            c
-        };
-        if text.len() + c.len_utf8() > LOG_LINE_BYTES_MAX {
-            return;
-        }
-        text.push(c);
-    }
+    printable::push(text, part, LOG_LINE_BYTES_MAX);
 }
 
 /// A bucket of lines and one of bytes.

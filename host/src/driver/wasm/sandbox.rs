@@ -24,11 +24,12 @@ use super::nodes::DevRoot;
 use super::places::{Ask, Place, Places};
 use super::stats::{Counters, Limit, Operation, Outcome, Usage};
 use super::sysfs::SysfsRoot;
-use super::{Exports, SysfsWrite, wasi};
+use super::{Exports, wasi};
 use crate::driver::grant::{Effective, Limits};
+use crate::driver::values::Journal;
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::limit::{FAST_LANE_CPU, HANDLES_MAX};
-use crate::model::{DriverName, Problem};
+use crate::model::{DriverName, ObjectRef, Problem};
 
 /// Frames of a backtrace that go into a message.
 const FRAMES_SHOWN: usize = 3;
@@ -39,6 +40,7 @@ pub(super) struct Node {
     pub(super) sysfs: Arc<SysfsRoot>,
     pub(super) dev: Arc<DevRoot>,
     pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) journal: Arc<dyn Journal>,
 }
 
 /// What is the same in all calls of a driver.
@@ -78,13 +80,14 @@ pub(super) struct CallSpec {
     pub(super) deadline: Duration,
     /// Of the guest's run.
     pub(super) wall: Duration,
+    /// Claims for which it may write below `/sys`; none: it only looks.
+    pub(super) writes_for: Option<Arc<[ObjectRef]>>,
 }
 
-/// An answer and what was done for it.
+/// An answer.
 #[derive(Debug)]
 pub(super) struct Done<R> {
     pub(super) answer: R,
-    pub(super) writes: Vec<SysfsWrite>,
 }
 
 /// Why a call gave no answer.
@@ -252,7 +255,7 @@ impl Sandbox {
             self.containment.was_slow(operation);
         }
         match finished {
-            Ok((Ok(answer), mut state)) => Ok(Done { answer, writes: state.view.take_writes() }),
+            Ok((Ok(answer), _)) => Ok(Done { answer }),
             Ok((Err(error), mut state)) => Err(self.failure(&mut state, &error)),
             Err(_) => Err(late(wall, &meter)),
         }
@@ -267,7 +270,7 @@ impl Sandbox {
         guest: impl GuestCall<R>,
     ) -> BoxFuture<'static, Finished<R>> {
         let held = (place, self.runtime.clock.tick());
-        let store = self.store(spec.request, spec.operation.acts(), Arc::clone(meter));
+        let store = self.store(spec.request, spec.writes_for, Arc::clone(meter));
         let (pre, exports) = (self.pre.clone(), Arc::clone(&self.exports));
         let work = async move {
             // In this order: the store goes first.
@@ -299,8 +302,13 @@ impl Sandbox {
         self.runtime.lane.finish(self.owner, meter, work).await
     }
 
-    fn store(&self, request: Arc<str>, may_write: bool, meter: Arc<Meter>) -> Store<State> {
-        let state = State::new(Arc::clone(&self.scope), request, may_write, meter);
+    fn store(
+        &self,
+        request: Arc<str>,
+        writes_for: Option<Arc<[ObjectRef]>>,
+        meter: Arc<Meter>,
+    ) -> Store<State> {
+        let state = State::new(Arc::clone(&self.scope), request, writes_for, meter);
         let mut store = Store::new(&self.runtime.engine, state);
         store.limiter(|state| &mut state.limiter);
         store.set_hostcall_fuel(self.scope.limits.hostcall_bytes);
@@ -405,6 +413,7 @@ pub(super) struct State {
     pub(super) request: Arc<str>,
     pub(super) log: LogSink,
     pub(super) view: CallView,
+    pub(super) writes_for: Option<Arc<[ObjectRef]>>,
     limiter: Limiter,
     meter: Arc<Meter>,
     table: ResourceTable,
@@ -412,12 +421,18 @@ pub(super) struct State {
 }
 
 impl State {
-    fn new(scope: Arc<Scope>, request: Arc<str>, may_write: bool, meter: Arc<Meter>) -> Self {
+    fn new(
+        scope: Arc<Scope>,
+        request: Arc<str>,
+        writes_for: Option<Arc<[ObjectRef]>>,
+        meter: Arc<Meter>,
+    ) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(HANDLES_MAX);
         Self {
             log: LogSink::new(Arc::clone(&scope.log), Arc::clone(&request)),
-            view: CallView::new(&scope.limits, may_write),
+            view: CallView::new(&scope.limits),
+            writes_for,
             limiter: Limiter::new(scope.limits.memory),
             meter,
             table,

@@ -3,7 +3,9 @@ pub(super) mod guest;
 mod limits;
 mod loading;
 mod running;
+mod writing;
 
+use super::super::values::NoJournal;
 use super::*;
 use crate::model::{LiveClaim, ObjectRef};
 use guest::Guest;
@@ -37,6 +39,10 @@ impl Stage {
     }
 
     fn on(folder: tempfile::TempDir, cached: bool) -> Self {
+        Self::keeping(folder, cached, Arc::new(NoJournal))
+    }
+
+    fn keeping(folder: tempfile::TempDir, cached: bool, journal: Arc<dyn Journal>) -> Self {
         for part in ["sys", "dev"] {
             std::fs::create_dir_all(folder.path().join(part)).unwrap();
         }
@@ -47,7 +53,7 @@ impl Stage {
             dev_root: folder.path().join("dev"),
             node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
         };
-        Self { folder, host: WasmHost::new(settings, Arc::new(NoClaims)).unwrap() }
+        Self { folder, host: WasmHost::new(settings, Arc::new(NoClaims), journal).unwrap() }
     }
 
     async fn try_load(&self, bytes: impl Into<Bytes>, grant: &str) -> Result<WasmDriver, LoadError> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nodedock::driver::grant::Grant;
+use nodedock::driver::values::NoJournal;
 use nodedock::driver::wasm::{CompileBounds, Compiler, DriverFile, Trigger, WasmHost, WasmSettings};
 use nodedock::driver::{Call, ClaimDriver, Ledger, NodeFacts};
 use nodedock::model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, LiveClaim, ObjectRef, PoolName};
@@ -45,7 +46,7 @@ fn host(cache: Option<&std::path::Path>) -> Arc<WasmHost> {
         dev_root: "/dev".into(),
         node,
     };
-    WasmHost::new(settings, Arc::new(NoClaims)).expect("set up the sandbox")
+    WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).expect("set up the sandbox")
 }
 
 fn grant() -> Grant {

@@ -75,6 +75,24 @@ pub(in super::super) fn env_edit(name: &str, value: &str) -> String {
     )
 }
 
+/// The import of `sysfs-write`.
+pub(super) const WRITE_IMPORT: &str =
+    "(import \"nodedock:driver/sysfs-write@0.1.0\" \"write\" (func $write (param i32 i32 i32 i32 i32)))";
+
+/// A path and a value, for `write_call`.
+pub(super) fn write_data(path: &str, value: &str) -> String {
+    let value: String = value.bytes().map(|byte| format!("\\{byte:02x}")).collect();
+    format!("(data (i32.const 12800) \"{path}\") (data (i32.const 12928) \"{value}\")")
+}
+
+/// Writes that value to that path.
+pub(super) fn write_call(path: &str, value: &str) -> String {
+    let (path, value) = (len(path), len(value));
+    format!(
+        "(call $write (i32.const 12800) (i32.const {path}) (i32.const 12928) (i32.const {value}) (i32.const 13056))"
+    )
+}
+
 fn len(text: &str) -> u32 {
     u32::try_from(text.len()).unwrap()
 }
@@ -97,10 +115,11 @@ impl Guest {
             }
         }
         if let Some((glob, pattern)) = self.sysfs_write {
-            info[8..10].copy_from_slice(&[2432, 1]);
-            let entry = words(&[2464, len(glob), 2496, len(pattern)]);
-            data += &format!("(data (i32.const 2432) \"{entry}\") (data (i32.const 2464) \"{glob}\")");
-            data += &format!("(data (i32.const 2496) \"{pattern}\")");
+            info[8..10].copy_from_slice(&[2560, 1]);
+            let grant = words(&[2576, len(glob), 2704, len(pattern)]);
+            data += &format!(
+                "(data (i32.const 2560) \"{grant}\") (data (i32.const 2576) \"{glob}\") (data (i32.const 2704) \"{pattern}\")"
+            );
         }
         let context = "(param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32";
         let Self { imports, extra, describe, discover, prepare, pages, version, .. } = self;
