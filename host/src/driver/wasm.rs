@@ -15,8 +15,10 @@ mod hostcalls;
 mod log;
 mod nodes;
 mod sandbox;
+mod schema;
 mod stats;
 mod sysfs;
+mod text;
 mod wasi;
 
 use std::collections::BTreeMap;
@@ -276,7 +278,7 @@ impl WasmHost {
             Some(compiled) => compiled,
             None => self.compile_anew(&digest, &component)?,
         };
-        let types = |error: wasmtime::Error| LoadError::Types(format!("{error:#}"));
+        let types = |error: wasmtime::Error| LoadError::Types(admission::words(&format!("{error:#}")));
         let pre = self.runtime.linker.instantiate_pre(&compiled).map_err(types)?;
         let exports = Exports::new(&pre, surface).map_err(types)?;
         Ok(Compiled { pre, exports, surface: surface.clone(), digest, from_cache, took: begin.elapsed() })
@@ -284,7 +286,7 @@ impl WasmHost {
 
     fn compile_anew(&self, digest: &str, component: &[u8]) -> Result<Component, LoadError> {
         let engine = &self.runtime.engine;
-        let failed = |error: wasmtime::Error| LoadError::Compile(format!("{error:#}"));
+        let failed = |error: wasmtime::Error| LoadError::Compile(admission::words(&format!("{error:#}")));
         let Some(cache) = &self.cache else {
             return Component::from_binary(engine, component).map_err(failed);
         };
@@ -310,21 +312,22 @@ impl WasmHost {
         let counters = Arc::new(Counters::default());
         let log = Arc::new(DriverLog::new(label));
         let limits = Limits::new(&LimitRequest::default(), &grant.limits);
+        let wall = limits.look_wall();
         let scope = self.scope(None, Effective::none(), limits, log);
         let sandbox = self.sandbox(&compiled, scope, Arc::clone(&counters));
-        let spec =
-            CallSpec { request: "describe".into(), deadline: LOOK_WALL, wall: LOOK_WALL, may_write: false };
+        let spec = CallSpec { request: "describe".into(), deadline: LOOK_WALL, wall, may_write: false };
         let done = sandbox.call(spec, |store, instance, exports| {
             Box::pin(async move {
                 if let Err(error) = load_all(&mut *store, instance, exports) {
-                    return Ok(Err(format!("{error:#}")));
+                    return Ok(Err(admission::words(&format!("{error:#}"))));
                 }
                 let identity = exports.identity.load(&mut *store, instance)?;
                 Ok(Ok(identity.call_describe(store).await?))
             })
         });
         let answer = done.await.map_err(LoadError::Describe)?.answer.map_err(LoadError::Types)?;
-        let info = convert::driver_info(answer).map_err(|why| LoadError::Description(why.to_string()))?;
+        let info = convert::driver_info(answer)
+            .map_err(|why| LoadError::Description(admission::words(&why.to_string())))?;
         let missing = grant::missing(&info.capabilities, &info.limits, grant);
         let effective = Effective::new(&info.capabilities, grant);
         let effective = effective.map_err(|error| LoadError::Description(error.to_string()))?;

@@ -53,6 +53,10 @@ const MOUNT_OPTIONS: &[&str] = &[
     "slave",
 ];
 
+/// Places in a container where nothing is put: its root and its processes, and the list of what every program there loads, for which
+/// a variable would need a grant by name.
+const NEVER_COVERED: &[&str] = &["/", "/etc/ld.so.preload", "/proc"];
+
 /// What edits are held against.
 pub(super) struct Verifier<'a> {
     pub(super) effective: &'a Effective,
@@ -81,11 +85,7 @@ impl Verifier<'_> {
     }
 
     pub(super) fn edits(&self, mut edits: Edits) -> Result<Edits, Problem> {
-        for (name, _) in &edits.env {
-            if !self.effective.allows_env(name) {
-                return Err(refused(&format!("env {name}"), "it is not granted (env)"));
-            }
-        }
+        self.env(&edits.env)?;
         for node in &mut edits.device_nodes {
             self.device_node(node)?;
         }
@@ -110,6 +110,13 @@ impl Verifier<'_> {
         Ok(edits)
     }
 
+    fn env(&self, env: &[(String, String)]) -> Result<(), Problem> {
+        match env.iter().find(|(name, _)| !self.effective.allows_env(name)) {
+            Some((name, _)) => Err(refused(&format!("env {name}"), "it is not granted (env)")),
+            None => Ok(()),
+        }
+    }
+
     fn device_node(&self, node: &mut DeviceNode) -> Result<(), Problem> {
         let path = node.node_path().to_owned();
         let what = format!("device node {path}");
@@ -129,6 +136,13 @@ impl Verifier<'_> {
     fn mount(&self, mount: &mut Mount) -> Result<(), Problem> {
         let what = format!("mount {}", mount.host_path);
         let source = Path::new(&mount.host_path);
+        // Said first: what is guarded is not even looked for.
+        if let Some(guarded) = guarded(&mount.host_path) {
+            return Err(refused(&what, format!("it is never mounted, because of {guarded}")));
+        }
+        if is_never_covered(&mount.container_path) {
+            return Err(refused(&what, format!("at {}: nothing is put there", mount.container_path)));
+        }
         let real = source.canonicalize().map_err(|error| wrong(&what, format!("its source: {error}")))?;
         let real = real.to_str().ok_or_else(|| wrong(&what, "its source has no name in UTF-8"))?;
         for path in [mount.host_path.as_str(), real] {
@@ -165,6 +179,9 @@ impl Verifier<'_> {
         if !self.effective.allows_hook(&hook.path) {
             return Err(refused(&what, "the operator has not granted this very path (hooks)"));
         }
+        // It runs as root on the node, where such a variable does more harm than in a container.
+        self.env(&hook.env)
+            .map_err(|problem| Problem { message: format!("{what}: {}", problem.message), ..problem })?;
         let program = std::fs::metadata(&hook.path).map_err(|error| wrong(&what, error))?;
         let mode = program.permissions().mode();
         if !program.is_file() || mode & 0o111 == 0 {
@@ -208,6 +225,10 @@ fn guarded(path: &str) -> Option<&'static str> {
         .iter()
         .copied()
         .find(|guarded| path.starts_with(guarded) || Path::new(guarded).starts_with(path))
+}
+
+fn is_never_covered(path: &str) -> bool {
+    NEVER_COVERED.iter().any(|place| path == *place || (*place != "/" && Path::new(path).starts_with(place)))
 }
 
 #[cfg(test)]

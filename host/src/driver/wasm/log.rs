@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use super::text::is_unprintable;
 use crate::model::limit::{LOG_BYTES_PER_SECOND, LOG_LINE_BYTES_MAX, LOG_LINES_PER_SECOND};
 
 /// Seconds' worth of lines that may come at once.
@@ -100,11 +101,7 @@ fn render(line: &Line<'_>) -> String {
 /// A control character could begin an escape sequence of a terminal or feign a line of ours.
 fn push_clean(text: &mut String, part: &str) {
     for c in part.chars() {
-        let c = if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}') {
-            ' '
-        } else {
-            c
-        };
+        let c = if is_unprintable(c) { ' ' } else { c };
         if text.len() + c.len_utf8() > LOG_LINE_BYTES_MAX {
             return;
         }
