@@ -1,4 +1,5 @@
 mod guest;
+mod hostile;
 mod loading;
 mod running;
 

@@ -15,11 +15,15 @@ pub(super) struct Guest {
     pub(super) describe: String,
     pub(super) discover: String,
     pub(super) prepare: String,
+    pub(super) unprepare: String,
+    pub(super) realloc: String,
     pub(super) pages: u32,
     /// Capabilities: a list of one glob each, by their place in the record.
     pub(super) env: Option<&'static str>,
     pub(super) sysfs_read: Option<&'static str>,
     pub(super) version: &'static str,
+    /// A WIT package of its own, whose world `hostile` is taken instead.
+    pub(super) wit: Option<&'static str>,
 }
 
 impl Default for Guest {
@@ -31,10 +35,13 @@ impl Default for Guest {
             describe: "i32.const 1024".to_owned(),
             discover: "i32.const 8192".to_owned(),
             prepare: "i32.const 8192".to_owned(),
+            unprepare: "i32.const 8192".to_owned(),
+            realloc: REALLOC.to_owned(),
             pages: 1,
             env: None,
             sysfs_read: None,
             version: "0.1.0",
+            wit: None,
         }
     }
 }
@@ -82,19 +89,19 @@ impl Guest {
             }
         }
         let context = "(param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32";
-        let Self { imports, extra, describe, discover, prepare, pages, version, .. } = self;
+        let Self { imports, extra, describe, discover, prepare, unprepare, realloc, pages, version, .. } =
+            self;
         let package = format!("@{version}");
         format!(
             "(module {imports}
                (memory (export \"memory\") {pages})
                (data (i32.const 1024) \"{}\") {data} {extra}
-               (func (export \"cabi_realloc\") (param i32 i32 i32 i32) (result i32) {REALLOC})
+               (func (export \"cabi_realloc\") (param i32 i32 i32 i32) (result i32) {realloc})
                (global $top (mut i32) (i32.const 16384))
                (func (export \"nodedock:driver/identity{package}#describe\") (result i32) {describe})
                (func (export \"nodedock:driver/discovery{package}#discover\") {context} i32 i32 i32) (result i32) {discover})
                (func (export \"nodedock:driver/preparation{package}#prepare\") {context} i32 i32) (result i32) {prepare})
-               (func (export \"nodedock:driver/preparation{package}#unprepare\") {context} i32 i32) (result i32)
-                 i32.const 8192))",
+               (func (export \"nodedock:driver/preparation{package}#unprepare\") {context} i32 i32) (result i32) {unprepare}))",
             words(&info)
         )
     }
@@ -105,8 +112,12 @@ impl Guest {
         let contract =
             include_str!("../../../../../wit/driver.wit").replace("@0.1.0", &format!("@{}", self.version));
         let mut resolve = Resolve::default();
-        let package = resolve.push_str("driver.wit", &contract).unwrap();
-        let world = resolve.select_world(&[package], Some(self.world)).unwrap();
+        let mut package = resolve.push_str("driver.wit", &contract).unwrap();
+        if let Some(wit) = self.wit {
+            package = resolve.push_str("hostile.wit", wit).unwrap();
+        }
+        let world = if self.wit.is_some() { "hostile" } else { self.world };
+        let world = resolve.select_world(&[package], Some(world)).unwrap();
         embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8).unwrap();
         module
     }
