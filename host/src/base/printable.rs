@@ -11,7 +11,7 @@ pub fn printable(text: &str, bytes_max: usize) -> String {
 /// Appends such text, as long as the whole has room.
 pub fn push(line: &mut String, text: &str, bytes_max: usize) {
     for c in text.chars() {
-        let c = if is_unfit(c) { ' ' } else { c };
+        let c = if is_unprintable(c) { ' ' } else { c };
         if line.len() + c.len_utf8() > bytes_max {
             return;
         }
@@ -19,8 +19,25 @@ pub fn push(line: &mut String, text: &str, bytes_max: usize) {
     }
 }
 
-fn is_unfit(c: char) -> bool {
+/// Begins an escape sequence of a terminal, feigns a line, or turns the order of what follows.
+pub fn is_unprintable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// At most so many bytes, whole characters.
+pub fn cut(text: &str, max: usize) -> String {
+    let mut end = text.len().min(max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+/// One line of bounded length: what is cut off is marked.
+pub fn one_line(text: &str, max: usize) -> String {
+    let whole = cut(text, max);
+    let end = if whole.len() < text.len() { "…" } else { "" };
+    whole.replace(is_unprintable, " ") + end
 }
 
 #[cfg(test)]
@@ -34,5 +51,12 @@ mod tests {
         let mut line = "x=".to_owned();
         push(&mut line, "1234", 4);
         assert_eq!(line, "x=12");
+    }
+
+    #[test]
+    fn a_line_is_one_line_and_says_where_it_is_cut() {
+        assert_eq!(one_line("a\r\nb\u{1b}[2J\u{202e}c", 64), "a  b [2J c");
+        assert_eq!(one_line("ééé", 3), "é…");
+        assert_eq!(one_line("ééé", 6), "ééé");
     }
 }

@@ -260,9 +260,14 @@ fn whole_value(pattern: &str) -> Result<Regex, String> {
         let max = limit::GRANT_ENTRY_BYTES_MAX;
         return Err(format!("the pattern has {} bytes, 1 to {max} are allowed", pattern.len()));
     }
-    let anchored = format!("^(?:{pattern})$");
-    let built = regex::RegexBuilder::new(&anchored).size_limit(1 << 20).build();
-    built.map_err(|error| format!("{pattern:?} is not a regular expression: {error}"))
+    let build = |text: &str| regex::RegexBuilder::new(text).size_limit(1 << 20).build();
+    // By itself first: `1)|(?:.*` would end the group that anchors it.
+    let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
+    built.map_err(|error| {
+        // What is wrong is said in the last line; those before it draw where.
+        let why = error.to_string();
+        format!("{pattern:?} is not a regular expression: {}", why.lines().last().unwrap_or_default())
+    })
 }
 
 /// What the request asks for beyond the grant, one readable line each: `sysfsRead: class/net/*`.

@@ -26,6 +26,7 @@ mod places;
 mod put_back;
 mod quarantine;
 mod sandbox;
+mod schema;
 mod stats;
 mod sysfs;
 mod wasi;
@@ -364,7 +365,7 @@ impl WasmHost {
 
     /// Holds what a driver imports and exports against what there is.
     fn link(&self, key: Key, code: Code, begin: Instant) -> Result<Compiled, LoadError> {
-        let types = |error: wasmtime::Error| LoadError::Types(format!("{error:#}"));
+        let types = |error: wasmtime::Error| LoadError::Types(admission::words(&format!("{error:#}")));
         let pre = self.runtime.linker.instantiate_pre(&code.component).map_err(types)?;
         let exports = Arc::new(Exports::new(&pre, &code.surface).map_err(types)?);
         let memories = memories(&code.component);
@@ -384,21 +385,23 @@ impl WasmHost {
         let counters = Arc::new(Counters::default());
         let limits = Limits::new(&LimitRequest::default(), &grant.limits);
         let log = Arc::new(DriverLog::new(label, limits.log, Arc::clone(&counters)));
+        let wall = limits.look_wall();
         let scope = self.scope(None, Effective::none(), limits, log, Arc::clone(&counters));
         let sandbox = self.sandbox(&compiled, scope, Arc::clone(&counters));
         let (operation, request) = (Operation::Describe, "describe".into());
-        let spec = CallSpec { operation, request, deadline: LOOK_WALL, wall: LOOK_WALL, writes_for: None };
+        let spec = CallSpec { operation, request, deadline: LOOK_WALL, wall, writes_for: None };
         let done = sandbox.call(spec, |store, instance, exports| {
             Box::pin(async move {
                 if let Err(error) = load_all(&mut *store, instance, exports) {
-                    return Ok(Err(format!("{error:#}")));
+                    return Ok(Err(admission::words(&format!("{error:#}"))));
                 }
                 let identity = exports.identity.load(&mut *store, instance)?;
                 Ok(Ok(identity.call_describe(store).await?))
             })
         });
         let answer = done.await.map_err(LoadError::Describe)?.answer.map_err(LoadError::Types)?;
-        let info = convert::driver_info(answer).map_err(|why| LoadError::Description(why.to_string()))?;
+        let info = convert::driver_info(answer)
+            .map_err(|why| LoadError::Description(admission::words(&why.to_string())))?;
         let missing = grant::missing(&info.capabilities, &info.limits, grant);
         let effective = Effective::new(&info.capabilities, grant);
         let effective = effective.map_err(|error| LoadError::Description(error.to_string()))?;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodedock::driver::grant::Grant;
+use nodedock::driver::values::NoJournal;
 use nodedock::driver::wasm::{
     COMPILE_COMMAND, CompileBounds, Compiler, DriverFile, LoadError, WasmDriver, WasmHost, WasmSettings,
 };
@@ -50,7 +51,7 @@ fn host(program: PathBuf, bounds: CompileBounds) -> Arc<WasmHost> {
         dev_root: "/dev".into(),
         node: NodeFacts { name: "node".into(), boot_id: "boot".into() },
     };
-    WasmHost::new(settings, Arc::new(NoClaims)).expect("set up the sandbox")
+    WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).expect("set up the sandbox")
 }
 
 async fn load(host: &Arc<WasmHost>, bytes: Vec<u8>) -> Result<WasmDriver, LoadError> {

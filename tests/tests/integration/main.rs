@@ -14,6 +14,7 @@ mod disk_read_only;
 mod disk_slow;
 mod driver_files;
 mod exclusive;
+mod hostile;
 mod lost_checkpoint;
 mod main_job;
 mod metrics;

@@ -15,6 +15,7 @@ use wit_component::ComponentEncoder;
 
 use super::sandbox::CallFailure;
 use super::wasi;
+use crate::base::printable::one_line;
 use crate::model::limit::{COMPILED_BYTES_MAX, DRIVER_FILE_BYTES_MAX};
 
 /// The package of the contract, and the version that this host was built with.
@@ -23,10 +24,12 @@ pub const CONTRACT_VERSION: &str = "0.1.0";
 const CAPABILITIES: &[&str] = &["types", "log", "sysfs", "sysfs-write", "device-nodes", "ledger"];
 const REQUIRED: &[&str] = &["identity", "discovery", "preparation"];
 const FACETS: &[&str] = &["configuration", "health"];
-/// Characters of what a library says about a file.
-const WORDS_MAX: usize = 1024;
 /// Names that an error lists.
 const NAMES_SHOWN: usize = 8;
+/// Imports and exports of a component: drivers of Python have some thirty.
+const NAMES_MAX: usize = 1000;
+/// Bytes of what a tool says of a file: names out of the file are in it.
+const WORDS_BYTES_MAX: usize = 512;
 
 /// In which of the two forms a driver comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,6 +104,8 @@ pub enum LoadError {
         "the driver lacks {missing}: every driver exports identity, discovery and preparation of {CONTRACT}@0.1.x"
     )]
     MissingExports { missing: String },
+    #[error("the component has {0} imports and exports, at most {NAMES_MAX} are allowed")]
+    TooManyNames(usize),
     #[error("the file is composed of several components, which is not taken: hand in one driver")]
     Composed,
     #[error("the driver's types are not those of the contract: {0}")]
@@ -161,6 +166,7 @@ impl LoadError {
             Self::UnknownImports { .. } => "unknown-imports",
             Self::ContractVersion { .. } => "contract-version",
             Self::MissingExports { .. } => "missing-exports",
+            Self::TooManyNames(_) => "too-many-names",
             Self::Composed => "composed",
             Self::Types(_) => "contract-types",
             Self::TooComplex { .. } => "too-complex",
@@ -212,11 +218,6 @@ impl Surface {
     }
 }
 
-/// What a library or a process says about a file, fit for a line.
-pub(super) fn readable(words: &str) -> String {
-    words.chars().map(|c| if c.is_control() { ' ' } else { c }).take(WORDS_MAX).collect()
-}
-
 /// Admits a file: form, size, validity, contract. Fills `surface` as far as it comes.
 pub(super) fn admit<'a>(bytes: &'a [u8], surface: &mut Surface) -> Result<Cow<'a, [u8]>, LoadError> {
     let form = form(bytes)?;
@@ -228,6 +229,10 @@ pub(super) fn admit<'a>(bytes: &'a [u8], surface: &mut Surface) -> Result<Cow<'a
         Form::CoreModule => Cow::Owned(componentize(bytes, surface)?),
     };
     let outline = outline(&component);
+    let names = outline.imports.len() + outline.exports.len();
+    if names > NAMES_MAX {
+        return Err(LoadError::TooManyNames(names));
+    }
     surface.imports = outline.imports;
     surface.exports = outline.exports;
     if outline.composed {
@@ -283,7 +288,7 @@ fn validate(bytes: &[u8]) -> Result<(), LoadError> {
         if error.message().contains("unexpected end") {
             return LoadError::Truncated { size };
         }
-        LoadError::Invalid { message: readable(error.message()), offset: error.offset(), size }
+        LoadError::Invalid { message: words(error.message()), offset: error.offset(), size }
     })
 }
 
@@ -316,7 +321,16 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
         return Err(LoadError::NoContract);
     }
     let encode = || ComponentEncoder::default().validate(true).module(bytes)?.encode();
-    encode().map_err(|error: anyhow::Error| LoadError::Encode(readable(&format!("{error:#}"))))
+    // The tool is for toolchains: what no toolchain makes may come to one of its assertions.
+    match std::panic::catch_unwind(encode) {
+        Ok(encoded) => encoded.map_err(|error| LoadError::Encode(words(&format!("{error:#}")))),
+        Err(_) => Err(LoadError::Encode("the contract inside is not what any tool makes".to_owned())),
+    }
+}
+
+/// What a library or a process says of a file, fit for a line of a table.
+pub(super) fn words(text: &str) -> String {
+    one_line(text, WORDS_BYTES_MAX)
 }
 
 struct Outline {
@@ -366,7 +380,7 @@ fn check_contract(surface: &Surface) -> Result<(), LoadError> {
     let names = || surface.exports.iter().chain(&surface.imports);
     if let Some(other) = names().find(|name| our_interface(name).is_some_and(|(_, ours)| !ours)) {
         let version = other.split_once('@').map_or("", |(_, version)| version);
-        return Err(LoadError::ContractVersion { found: readable(&format!("{CONTRACT}@{version}")) });
+        return Err(LoadError::ContractVersion { found: words(&format!("{CONTRACT}@{version}")) });
     }
     let unknown: Vec<&str> =
         surface.imports.iter().filter(|name| !is_linked(name)).map(String::as_str).collect();
@@ -413,6 +427,5 @@ fn unknown_imports(names: &[&str]) -> LoadError {
     if names.len() > NAMES_SHOWN {
         shown.push_str(", …");
     }
-    let names = shown.chars().filter(|c| !c.is_control()).take(1024).collect();
-    LoadError::UnknownImports { names, hint: hint.into() }
+    LoadError::UnknownImports { names: words(&shown), hint: hint.into() }
 }

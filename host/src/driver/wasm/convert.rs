@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::bindings::exports::nodedock::driver::discovery as guest_discovery;
 use super::bindings::nodedock::driver::{device_nodes, types};
 use super::nodes::FoundNode;
+use crate::base::printable::{cut, is_unprintable};
 use crate::driver::wasm::{Limit, Trigger};
 use crate::model::limit::{
     LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX,
@@ -84,7 +85,7 @@ fn line(what: &str, text: String, max: usize) -> Checked<String> {
         let text = format!("{what} has {} bytes, at most {max} are allowed", text.len());
         return Err(Refusal::beyond(Limit::AnswerBytes, text));
     }
-    if text.contains(char::is_control) {
+    if text.contains(is_unprintable) {
         return refuse(format!("{what} {} contains a control character", shown(&text)));
     }
     Ok(text)
@@ -126,14 +127,6 @@ fn twice<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
 /// For a message: quoted and cut.
 fn shown(text: &str) -> String {
     format!("{:?}", cut(text, 64))
-}
-
-fn cut(text: &str, max: usize) -> String {
-    let mut end = text.len().min(max);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
 }
 
 /// A quantity in Kubernetes' notation (apimachinery, `resource.Quantity`), not negative.
@@ -186,7 +179,7 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     let worded = !code.is_empty()
         && code.len() <= PROBLEM_CODE_BYTES_MAX
         && code.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    let plain = |text: &str, max: usize| cut(&text.replace(char::is_control, " "), max);
+    let plain = |text: &str, max: usize| cut(text, max).replace(is_unprintable, " ");
     let mut message = plain(&problem.message, PROBLEM_MESSAGE_BYTES_MAX);
     if message.is_empty() {
         message = "the driver gave no reason".to_owned();

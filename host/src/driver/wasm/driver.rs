@@ -11,17 +11,13 @@ use super::cache::Kept;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
 use super::sandbox::{CallSpec, Done, GuestCall, Sandbox};
-use super::{Compiled, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger};
+use super::{Compiled, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema};
 use crate::base::clock::now_ms;
 use crate::driver::grant::Limits;
 use crate::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
-use crate::model::limit::SCHEMA_BYTES_MAX;
 use crate::model::{
     DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem,
 };
-
-/// Problems of a schema that a message names.
-const FINDINGS_SHOWN: usize = 4;
 
 /// Time to look at the files that edits name: a network file system may hang.
 const VERIFY_WALL: Duration = Duration::from_secs(2);
@@ -199,7 +195,7 @@ impl WasmDriver {
         let (schema, verdict) = done.await?.answer;
         // The schema's words come first: they name the place.
         if let Some(schema) = schema {
-            check_schema(what, &schema, &value)?;
+            schema::check(what, &schema, &value)?;
         }
         verdict.map_err(|problem| self.said(problem))
     }
@@ -372,34 +368,6 @@ fn needs_files(claim: &PreparedClaim) -> bool {
         DeviceAccess::CdiDevices(_) => None,
     });
     of_devices.chain([&claim.edits]).any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
-}
-
-/// Holds JSON against a schema of the driver's: no references out of it, and patterns that take linear time.
-fn check_schema(what: &str, schema: &str, value: &Value) -> Result<(), Problem> {
-    let broken = |why: String| {
-        Problem::internal("schema-invalid", format!("the driver's schema of its {what}: {why}"))
-    };
-    if schema.len() > SCHEMA_BYTES_MAX {
-        return Err(broken(format!("{} bytes, at most {SCHEMA_BYTES_MAX} are allowed", schema.len())));
-    }
-    let schema: Value = serde_json::from_str(schema).map_err(|error| broken(error.to_string()))?;
-    let validator = jsonschema::options()
-        .with_pattern_options(jsonschema::PatternOptions::regex())
-        .build(&schema)
-        .map_err(|error| broken(error.to_string()))?;
-    let finding = |error: jsonschema::ValidationError<'_>| {
-        let place = error.instance_path().to_string();
-        let text: String = error.to_string().chars().take(200).collect();
-        if place.is_empty() { text } else { format!("{place}: {text}") }
-    };
-    let findings: Vec<String> = validator.iter_errors(value).take(FINDINGS_SHOWN).map(finding).collect();
-    if findings.is_empty() {
-        return Ok(());
-    }
-    Err(Problem::invalid(
-        "schema-violated",
-        format!("the {what} does not fit the driver's schema: {}", findings.join("; ")),
-    ))
 }
 
 #[async_trait]

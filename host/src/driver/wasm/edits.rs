@@ -90,11 +90,7 @@ impl Verifier<'_> {
     }
 
     pub(super) fn edits(&self, mut edits: Edits) -> Result<Edits, Problem> {
-        for (name, _) in &edits.env {
-            if !self.effective.allows_env(name) {
-                return Err(refused(&format!("env {name}"), "it is not granted (env)"));
-            }
-        }
+        self.env(&edits.env)?;
         for node in &mut edits.device_nodes {
             self.device_node(node)?;
         }
@@ -119,6 +115,13 @@ impl Verifier<'_> {
         Ok(edits)
     }
 
+    fn env(&self, env: &[(String, String)]) -> Result<(), Problem> {
+        match env.iter().find(|(name, _)| !self.effective.allows_env(name)) {
+            Some((name, _)) => Err(refused(&format!("env {name}"), "it is not granted (env)")),
+            None => Ok(()),
+        }
+    }
+
     fn device_node(&self, node: &mut DeviceNode) -> Result<(), Problem> {
         let path = node.node_path().to_owned();
         let what = format!("device node {path}");
@@ -138,8 +141,12 @@ impl Verifier<'_> {
 
     fn mount(&self, mount: &mut Mount) -> Result<(), Problem> {
         let what = format!("mount {}", mount.host_path);
-        in_container(&what, &mount.container_path)?;
         let source = Path::new(&mount.host_path);
+        // Said first: what is guarded is not even looked for.
+        if let Some(guarded) = guarded(&mount.host_path) {
+            return Err(refused(&what, format!("it is never mounted, because of {guarded}")));
+        }
+        in_container(&what, &mount.container_path)?;
         let real = source.canonicalize().map_err(|error| wrong(&what, format!("its source: {error}")))?;
         let real = real.to_str().ok_or_else(|| wrong(&what, "its source has no name in UTF-8"))?;
         for path in [mount.host_path.as_str(), real] {
@@ -176,10 +183,9 @@ impl Verifier<'_> {
         if !self.effective.allows_hook(&hook.path) {
             return Err(refused(&what, "the operator has not granted this very path (hooks)"));
         }
-        // It runs as root on the node: what would be asked for in a container is asked for here.
-        if let Some((name, _)) = hook.env.iter().find(|(name, _)| !self.effective.allows_env(name)) {
-            return Err(refused(&what, format!("its variable {name} is not granted (env)")));
-        }
+        // It runs as root on the node, where such a variable does more harm than in a container.
+        self.env(&hook.env)
+            .map_err(|problem| Problem { message: format!("{what}: {}", problem.message), ..problem })?;
         let program = std::fs::metadata(&hook.path).map_err(|error| wrong(&what, error))?;
         let mode = program.permissions().mode();
         if !program.is_file() || mode & 0o111 == 0 {
@@ -199,7 +205,7 @@ fn in_container(what: &str, path: &str) -> Result<(), Problem> {
     match covered {
         None => Ok(()),
         Some(never) => {
-            Err(refused(what, format!("{path} in a container is never covered, because of {never}")))
+            Err(refused(what, format!("at {path} in a container nothing is put, because of {never}")))
         }
     }
 }

@@ -158,6 +158,12 @@ impl Places {
         waiting.await.expect("whoever waits is served or goes away")
     }
 
+    /// Whether no call is under way.
+    #[cfg(test)]
+    pub(super) fn are_all_free(&self) -> bool {
+        self.state().held.all == Load::default()
+    }
+
     /// What a call waits for: whether it is the driver's own calls, or those of all.
     pub(super) fn crowd(&self, ask: &Ask) -> (Limit, usize) {
         let own = self.state().held.owners.get(&ask.owner).map_or(0, |own| own.all.calls);

@@ -1,5 +1,6 @@
 mod conduct;
 pub(super) mod guest;
+mod hostile;
 mod limits;
 mod loading;
 mod running;

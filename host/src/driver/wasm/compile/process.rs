@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 
-use super::super::admission::{LoadError, readable};
+use super::super::admission::{LoadError, words};
 use super::super::artifact::memory_file;
 use super::{COMPILE_COMMAND, CompileBounds};
 use crate::model::limit::{COMPILED_BYTES_MAX, DRIVER_REPORT_BYTES_MAX};
@@ -111,8 +111,8 @@ fn explain(status: ExitStatus, words: &str, bounds: &CompileBounds) -> LoadError
 /// How the standard library ends a process whose main thread panicked.
 const PANICKED: i32 = 101;
 
-fn said(words: &str) -> String {
-    if words.is_empty() { String::new() } else { format!(": {}", readable(words)) }
+fn said(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(": {}", words(text)) }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use wasmtime::Engine;
 
-use super::super::admission::{self, LoadError, Surface, readable};
+use super::super::admission::{self, LoadError, Surface, words};
 use super::super::artifact::{self, Key, Report, Spent};
 use super::super::engine;
 use super::{CompileBounds, confine};
@@ -42,7 +42,7 @@ fn compile(engine: &Engine, component: &[u8]) -> Result<Vec<u8>, LoadError> {
         };
         match error.chain().any(out_of_memory) {
             true => LoadError::CompileMemory(memory_bound() >> 20),
-            false => LoadError::Compile(readable(&format!("{error:#}"))),
+            false => LoadError::Compile(words(&format!("{error:#}"))),
         }
     })?;
     match code.len() as u64 <= COMPILED_BYTES_MAX {

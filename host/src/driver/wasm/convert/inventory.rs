@@ -9,8 +9,8 @@ use crate::driver::wasm::Limit;
 use crate::driver::wasm::bindings::nodedock::driver::types as guest;
 use crate::model::limit::{
     ATTRIBUTE_TEXT_MAX, ATTRIBUTE_VALUES_MAX, ATTRIBUTES_MAX, CONSUMED_SETS_MAX, COUNTER_SETS_MAX,
-    COUNTERS_MAX, DEVICES_MAX, IDENTITIES_MAX, IDENTITY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, NUMA_NODES_MAX,
-    POLICY_VALUES_MAX, POOLS_MAX, TAINTS_MAX,
+    COUNTERS_MAX, DEVICES_MAX, IDENTITIES_MAX, IDENTITY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, NUMA_NODE_ID_MAX,
+    NUMA_NODES_MAX, POLICY_VALUES_MAX, POOLS_MAX, TAINTS_MAX,
 };
 use crate::model::{
     AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceHealth, DeviceName,
@@ -57,6 +57,11 @@ fn device(driver: &DriverName, device: guest::Device) -> Checked<Device> {
     at_most("taints", device.taints.len(), TAINTS_MAX)?;
     at_most("identities", device.identity.len(), IDENTITIES_MAX)?;
     at_most("NUMA nodes", device.numa_nodes.len(), NUMA_NODES_MAX)?;
+    if let Some(node) = device.numa_nodes.iter().find(|node| **node > NUMA_NODE_ID_MAX) {
+        return refuse(format!(
+            "NUMA node {node} is beyond {NUMA_NODE_ID_MAX}, the last that Linux can have"
+        ));
+    }
     let shared = device.allow_multiple_allocations;
     let identity = |text: String| non_empty_line("an identity", text, IDENTITY_BYTES_MAX);
     Ok(Device {

@@ -1,5 +1,6 @@
 //! What a driver made of a claim. Whether the edits are granted, and true on this node, is for `edits` to say.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown, within};
@@ -11,7 +12,7 @@ use crate::model::limit::{
 };
 use crate::model::{
     Condition, DeviceAccess, DeviceName, DeviceNode, DeviceStatus, DriverClaim, Edits, Hook, IntelRdt, Mount,
-    NetDevice, NetworkData, NodeKind, PoolName, PreparedClaim, PreparedDevice,
+    NetDevice, NetworkData, NodeKind, PoolName, PreparedClaim, PreparedDevice, is_label_key,
 };
 
 /// Bytes of a condition's kind and reason (Kubernetes, `metav1.Condition`).
@@ -43,9 +44,22 @@ pub(in super::super) fn prepared_claim(
     Ok(PreparedClaim {
         devices,
         edits: edits(claim.edits).map_err(|why| why.at("edits of the claim"))?,
-        annotations: labels("annotations", claim.annotations)?,
+        annotations: annotations(claim.annotations)?,
         memo: claim.memo,
     })
+}
+
+/// Whoever starts the container hands them on: a runtime would take one of CDI's for an order to inject devices, of whatever
+/// driver.
+fn annotations(entries: Vec<guest::Label>) -> Checked<BTreeMap<String, String>> {
+    let annotations = labels("annotations", entries)?;
+    if let Some(key) = annotations.keys().find(|key| !is_label_key(key)) {
+        return refuse(format!("{} is not the name of an annotation", shown(key)));
+    }
+    if let Some(key) = annotations.keys().find(|key| key.starts_with("cdi.k8s.io/")) {
+        return refuse(format!("annotation {key}: devices are injected by edits only"));
+    }
+    Ok(annotations)
 }
 
 fn prepared_device(asked: &DriverClaim, device: guest::PreparedDevice) -> Checked<PreparedDevice> {
