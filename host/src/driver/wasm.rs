@@ -55,7 +55,7 @@ pub use self::put_back::{Fate, SysfsTree};
 pub use self::sandbox::{CallFailure, Crowd};
 pub use self::stats::{Limit, Operation, OperationStats, Outcome, Peak, Stats};
 
-use self::artifact::{Artifact, Key};
+use self::artifact::{Artifact, Flaw, Key};
 use self::bindings::exports::nodedock::driver as exports;
 use self::cache::{Cache, Kept};
 use self::compile::blocking;
@@ -358,7 +358,11 @@ impl WasmHost {
             Some(cache) => cache.put(key, artifact),
             None => (artifact, None),
         };
-        let failed = |flaw| LoadError::Host(format!("map the compiled driver: {flaw}"));
+        // It has just been compiled, and by us: what the engine does not take of it is more than any driver may have.
+        let failed = |flaw| match flaw {
+            Flaw::Engine(why) => LoadError::Compile(admission::words(&why)),
+            flaw => LoadError::Host(format!("map the compiled driver: {flaw}")),
+        };
         let component = artifact.map(&self.runtime.engine).map_err(failed)?;
         Ok(Code { component, surface: artifact.report.surface, from_cache: false, kept })
     }

@@ -166,7 +166,7 @@ fn floods() -> Vec<Case> {
                 }
                 bytes
             },
-            (Admission, "missing-exports", "identity"),
+            (Admission, "too-complex", "modules and components"),
         ),
         case(
             "nested-code",

@@ -200,7 +200,7 @@ fn memory() -> Vec<Case> {
             "memories-several",
             "shares 80 MiB among two memories",
             || extra("(memory $a 640) (memory $b 640)"),
-            (Compile, "compile-failed", "memories count"),
+            (Describe, "describe-failed", "more than 64 MiB of memory"),
         ),
         case(
             "memories-many",
@@ -224,7 +224,7 @@ fn tables() -> Vec<Case> {
             }
             .module()
             },
-            (Discover, "driver-trapped", "table elements"),
+            (Discover, "driver-table-elements-limit", "100000 entries"),
         ),
         case(
             "table-declared",
@@ -262,13 +262,13 @@ fn wasi_cases() -> Vec<Case> {
             "sleep-in-steps",
             "sleeps a little, again and again",
             || wasi("(loop $l (call $block (call $timer (i64.const 1000000))) (br $l)) unreachable"),
-            (Discover, "driver-trapped", ""),
+            (Discover, "driver-handles-limit", "256 handles"),
         ),
         case(
             "handles",
             "opens handles and closes none",
             || wasi("(loop $l (drop (call $timer (i64.const 1))) (br $l)) unreachable"),
-            (Discover, "driver-trapped", ""),
+            (Discover, "driver-handles-limit", "256 handles"),
         ),
         case(
             "random-at-once",
