@@ -7,13 +7,14 @@ pub mod device_plugins;
 mod instances;
 mod keeper;
 pub mod plugins;
+pub mod predecessors;
 pub mod wasm_files;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -21,7 +22,7 @@ use instances::Instances;
 
 use crate::base::changes::Changes;
 use crate::base::clock::now_ms;
-use crate::driver::Driver;
+use crate::driver::{Driver, Predecessors};
 use crate::model::{
     ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
     limit,
@@ -156,6 +157,7 @@ struct Inner {
     freed: watch::Sender<u64>,
     wasm_reloads: Reloads,
     grpc_reloads: Reloads,
+    predecessors: OnceLock<Arc<dyn Predecessors>>,
 }
 
 /// Reload requests on their way to the task that carries them out.
@@ -186,6 +188,7 @@ impl Registry {
             freed: watch::Sender::new(0),
             wasm_reloads: Reloads::new(),
             grpc_reloads: Reloads::new(),
+            predecessors: OnceLock::new(),
         }))
     }
 
@@ -204,6 +207,15 @@ impl Registry {
                 Problem::unavailable("driver-not-serving", message)
             }
         })
+    }
+
+    /// Says where the code of versions that served before is to be had. The first word counts.
+    pub fn keep_predecessors(&self, predecessors: Arc<dyn Predecessors>) {
+        let _ = self.0.predecessors.set(predecessors);
+    }
+
+    pub(crate) fn predecessors(&self) -> Option<&Arc<dyn Predecessors>> {
+        self.0.predecessors.get()
     }
 
     /// A device as its driver last described it.
@@ -288,19 +300,29 @@ impl Registry {
         }
     }
 
-    /// Makes `driver` the one that serves under its name. The error names the source that has the name already.
+    /// Another source that has a name already.
+    pub(crate) fn taken_by_other(&self, name: &DriverName, source: &str) -> Option<String> {
+        self.read().serving.get(name)?.other_than(source).map(str::to_owned)
+    }
+
+    /// Makes `driver` the one that serves under its name, with what it published. The error names the source that has the name
+    /// already.
     pub(crate) fn serve(&self, source: &str, driver: Driver) -> Result<(), String> {
         let name = driver.identity.name.clone();
-        {
+        let left = {
             let mut state = self.write();
             if let Some(other) = state.serving.get(&name).and_then(|known| known.other_than(source)) {
                 return Err(other.to_owned());
             }
             // A file that named itself otherwise before gives its old name up.
-            state.drop_source(source);
+            let left = state.drop_source(source).filter(|left| *left != name);
             state.serving.insert(name, Instances::one(source, driver));
-        }
+            left
+        };
         self.0.serving.send_modify(|count| *count += 1);
+        if left.is_some() {
+            self.0.freed.send_modify(|count| *count += 1);
+        }
         Ok(())
     }
 

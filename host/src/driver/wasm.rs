@@ -12,6 +12,7 @@ mod driver;
 mod edits;
 mod engine;
 mod hostcalls;
+mod kept;
 mod log;
 mod nodes;
 mod sandbox;
@@ -34,6 +35,7 @@ pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Surface};
 pub use self::cache::CacheError;
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
+pub use self::kept::{KeptError, KeptFacts, KeptFiles};
 pub use self::sandbox::CallFailure;
 pub use self::stats::Stats;
 

@@ -153,7 +153,7 @@ fn write(path: &Path, compiled: &[u8]) -> io::Result<()> {
 }
 
 /// Whole or not at all, also when the power goes.
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
