@@ -273,7 +273,8 @@ async fn serve_device_plugins(
 
 fn prepare_folders(config: &Config) -> Result<()> {
     let paths = &config.paths;
-    for folder in [&paths.drivers, &paths.plugins_registry, &paths.kept_drivers, &paths.claims, &paths.cache] {
+    for folder in [&paths.drivers, &paths.plugins_registry, &paths.kept_drivers, &paths.claims, &paths.cache]
+    {
         make_private(folder)?;
     }
     for file in [&paths.checkpoint, &paths.socket, &paths.pod_resources] {

@@ -507,7 +507,9 @@ impl Effective {
     }
 
     pub fn allows_sysfs_write(&self, path: &str, value: &str) -> bool {
-        self.stands() && self.sysfs_write_asked.allow(path, value) && self.sysfs_write_granted.allow(path, value)
+        self.stands()
+            && self.sysfs_write_asked.allow(path, value)
+            && self.sysfs_write_granted.allow(path, value)
     }
 
     /// `path` is absolute, on the node.

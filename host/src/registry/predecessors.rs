@@ -80,7 +80,7 @@ impl KeptDrivers {
         let facts = KeptFacts { driver: name, version, config };
         let (files, digest) = (self.files.clone(), identity.digest.clone());
         let put = tokio::task::spawn_blocking(move || files.put(&digest, &facts, &bytes));
-        put.await.expect("writing a file does not panic")?;
+        put.await??;
         self.state().kept.insert(identity.digest.clone());
         Ok(())
     }
@@ -98,15 +98,11 @@ impl KeptDrivers {
         }
     }
 
-    async fn load(
-        &self,
-        name: &DriverName,
-        digest: &str,
-        grant: &Grant,
-    ) -> Result<Arc<WasmDriver>, Problem> {
+    async fn load(&self, name: &DriverName, digest: &str, grant: &Grant) -> Result<Arc<WasmDriver>, Problem> {
         let (files, wanted) = (self.files.clone(), digest.to_owned());
         let taken = tokio::task::spawn_blocking(move || files.take(&wanted)).await;
-        let (facts, bytes) = taken.expect("reading a file does not panic").map_err(|error| not_kept(&error))?;
+        let (facts, bytes) =
+            taken.expect("reading a file does not panic").map_err(|error| not_kept(&error))?;
         let file = DriverFile { name: format!("{name} {}", facts.version), bytes };
         let driver = self.host.load(file, grant.clone(), facts.config).await.map_err(|error| {
             Problem::internal("predecessor-not-loaded", format!("load it again: {}", chain(&error)))

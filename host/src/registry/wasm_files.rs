@@ -230,7 +230,9 @@ impl Worker {
         self.read = None;
         let bytes: bytes::Bytes = read(&files.wasm, limit::DRIVER_FILE_BYTES_MAX).await?.into();
         let file = DriverFile { name: self.source.clone(), bytes: bytes.clone() };
-        self.read = Some(file.digest());
+        let hashed = file.clone();
+        // Large files take their time. An error is the end of the daemon.
+        self.read = tokio::task::spawn_blocking(move || hashed.digest()).await.ok();
         let grant = grant?;
         let config = read_config(files.config.as_deref()).await?;
         let driver = Arc::new(self.shared.host.load(file, grant.clone(), config.clone()).await?);

@@ -39,6 +39,8 @@ pub enum KeptError {
     Read { path: PathBuf, source: io::Error },
     #[error("write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
+    #[error("the work on the kept files was interrupted")]
+    Interrupted(#[from] tokio::task::JoinError),
     #[error("{kept} other versions of {driver} are kept for the claims that they prepared, and more are not")]
     TooMany { driver: DriverName, kept: usize },
 }
