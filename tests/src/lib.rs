@@ -10,6 +10,7 @@ pub mod drivers;
 pub mod machine;
 pub mod places;
 pub mod root;
+pub mod versions;
 pub mod wait;
 
 pub use daemon::{Client, Daemon, Options};

@@ -17,11 +17,13 @@ mod lost_checkpoint;
 mod main_job;
 mod pod_resources;
 mod pods;
+mod predecessors;
 mod reboot;
 mod resources;
 mod shared_claims;
 mod start;
 mod stop;
+mod swaps;
 
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
 use nodedock_tests::{Daemon, Options};
