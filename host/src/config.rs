@@ -158,6 +158,8 @@ pub struct Paths {
     pub plugins_registry: PathBuf,
     /// The socket on which device plugins register, and theirs beside it.
     pub device_plugins: PathBuf,
+    /// Files of drivers that prepared claims, by digest.
+    pub kept_drivers: PathBuf,
     pub checkpoint: PathBuf,
     pub claims: PathBuf,
     pub cache: PathBuf,
@@ -178,6 +180,7 @@ impl Paths {
             drivers: root.join("var/lib/nodedock/drivers"),
             plugins_registry: root.join("var/lib/nodedock/plugins_registry"),
             device_plugins: root.join("var/lib/nodedock/device-plugins"),
+            kept_drivers: root.join("var/lib/nodedock/kept-drivers"),
             checkpoint: root.join("var/lib/nodedock/checkpoint.redb"),
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),

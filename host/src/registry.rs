@@ -7,6 +7,7 @@ pub mod device_plugins;
 mod instances;
 mod keeper;
 pub mod plugins;
+pub mod predecessors;
 mod quarantine;
 pub mod wasm_files;
 
@@ -14,7 +15,7 @@ pub mod wasm_files;
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -24,7 +25,7 @@ use quarantine::{Conduct, gone};
 use crate::base::changes::Changes;
 use crate::base::clock::now_ms;
 use crate::base::conditions::Conditions;
-use crate::driver::{Driver, DriverStats};
+use crate::driver::{Driver, DriverStats, Predecessors};
 use crate::model::{
     ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
     limit,
@@ -176,6 +177,7 @@ struct Inner {
     freed: watch::Sender<u64>,
     wasm_reloads: Reloads,
     grpc_reloads: Reloads,
+    predecessors: OnceLock<Arc<dyn Predecessors>>,
 }
 
 /// Reload requests on their way to the task that carries them out.
@@ -214,6 +216,7 @@ impl Registry {
             freed: watch::Sender::new(0),
             wasm_reloads: Reloads::new(),
             grpc_reloads: Reloads::new(),
+            predecessors: OnceLock::new(),
         }))
     }
 
@@ -232,6 +235,15 @@ impl Registry {
                 Problem::unavailable("driver-not-serving", message)
             }
         })
+    }
+
+    /// Says where the code of versions that served before is to be had. The first word counts.
+    pub fn keep_predecessors(&self, predecessors: Arc<dyn Predecessors>) {
+        let _ = self.0.predecessors.set(predecessors);
+    }
+
+    pub(crate) fn predecessors(&self) -> Option<&Arc<dyn Predecessors>> {
+        self.0.predecessors.get()
     }
 
     /// A device as its driver last described it.
@@ -335,19 +347,29 @@ impl Registry {
         }
     }
 
-    /// Makes `driver` the one that serves under its name. The error names the source that has the name already.
+    /// Another source that has a name already.
+    pub(crate) fn taken_by_other(&self, name: &DriverName, source: &str) -> Option<String> {
+        self.read().serving.get(name)?.other_than(source).map(str::to_owned)
+    }
+
+    /// Makes `driver` the one that serves under its name, with what it published. The error names the source that has the name
+    /// already.
     pub(crate) fn serve(&self, source: &str, driver: Driver) -> Result<(), String> {
         let name = driver.identity.name.clone();
-        {
+        let left = {
             let mut state = self.write();
             if let Some(other) = state.serving.get(&name).and_then(|known| known.other_than(source)) {
                 return Err(other.to_owned());
             }
             // A file that named itself otherwise before gives its old name up.
-            state.drop_source(source);
+            let left = state.drop_source(source).filter(|left| *left != name);
             state.serving.insert(name, Instances::one(source, driver));
-        }
+            left
+        };
         self.0.serving.send_modify(|count| *count += 1);
+        if left.is_some() {
+            self.0.freed.send_modify(|count| *count += 1);
+        }
         Ok(())
     }
 

@@ -33,6 +33,12 @@ pub const LABEL_VALUE_BYTES_MAX: usize = 1024;
 /// Bytes of a problem's code and message: they go into Events and terminals.
 pub const PROBLEM_CODE_BYTES_MAX: usize = 63;
 pub const PROBLEM_MESSAGE_BYTES_MAX: usize = 1024;
+/// Versions of one driver whose files are kept for the claims that they prepared: more is a loop of replacements.
+pub const KEPT_VERSIONS_MAX: usize = 16;
+/// Tries in vain after which the code that prepared a claim is asked to give it up, also where the serving version only wants time.
+pub const PREDECESSOR_PATIENCE: u32 = 2;
+/// Between looks for kept files that nobody needs, where nothing else led to one.
+pub const KEPT_SWEEP: Duration = Duration::from_secs(60);
 /// Bytes of a quantity: the longest in use have fewer than 20.
 pub const QUANTITY_BYTES_MAX: usize = 64;
 /// Bytes of a driver's summary.

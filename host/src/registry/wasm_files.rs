@@ -1,9 +1,10 @@
 //! WASM drivers from the drivers folder: each file has a worker that loads it, swaps it and takes it away.
 //!
 //! A new version is loaded, described and asked for its devices beside the old one, which goes on serving until the switch, and
-//! after it if any step fails.
+//! after it if any step fails. Only a grant that is taken back ends it (`standing`).
 
 mod inbox;
+mod standing;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,9 +15,13 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::inbox::Inbox;
-use super::keeper::{Keeper, Looker, look};
+use self::standing::{Drained, Serving};
+use super::keeper::{Keeper, look};
+use super::predecessors::KeptDrivers;
 use super::{DriverState, DriverView, Registry};
+use crate::base::conditions::Conditions;
 use crate::base::error::chain;
+use crate::base::failpoint::{self, Point};
 use crate::base::tasks::Tasks;
 use crate::config;
 use crate::discovery::files::{DriverFiles, FileEvent};
@@ -24,7 +29,7 @@ use crate::discovery::kernel::KernelEvents;
 use crate::driver::grant::{Grant, GrantError};
 use crate::driver::wasm::{DriverFile, LoadError, Trigger, WasmDriver, WasmHost};
 use crate::driver::{Call, Driver, DriverIdentity, Published};
-use crate::model::{DriverKind, Problem, limit};
+use crate::model::{DriverKind, DriverName, Problem, limit};
 
 /// Orders that may wait for a worker: the newest files count, older ones are skipped.
 const ORDERS_WAITING_MAX: usize = 64;
@@ -34,7 +39,10 @@ const ORDERS_WAITING_MAX: usize = 64;
 pub struct WasmFiles {
     pub registry: Registry,
     pub host: Arc<WasmHost>,
+    /// The code of versions that served before.
+    pub predecessors: Arc<KeptDrivers>,
     pub kernel: KernelEvents,
+    pub conditions: Conditions,
     pub tasks: Tasks,
 }
 
@@ -94,7 +102,9 @@ impl WasmFiles {
             source: format!("{stem}.wasm"),
             files: None,
             name_taken: false,
+            read: None,
             serving: None,
+            drained: Drained::default(),
         };
         self.tasks.spawn("driver-file", worker.run(Inbox::new(inbox)));
         orders
@@ -107,13 +117,11 @@ struct Worker {
     files: Option<DriverFiles>,
     /// The last load failed because another driver has the name.
     name_taken: bool,
+    /// Digest of the file that was read last.
+    read: Option<String>,
     serving: Option<Serving>,
-}
-
-struct Serving {
-    version: String,
-    looker: Looker,
-    keeper: Tasks,
+    /// Versions before it whose calls may be under way.
+    drained: Drained,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -139,8 +147,17 @@ enum Refusal {
 }
 
 enum Loaded {
-    Ready(Arc<WasmDriver>, Published),
+    Ready(Box<Ready>),
     Blocked(Arc<WasmDriver>),
+}
+
+/// A version that may serve.
+struct Ready {
+    driver: Arc<WasmDriver>,
+    found: Published,
+    bytes: bytes::Bytes,
+    config: Option<String>,
+    grant: Grant,
 }
 
 impl Worker {
@@ -190,15 +207,20 @@ impl Worker {
             self.show(|view| view.state = DriverState::Seen);
         }
         let started = Instant::now();
+        let grant = read_grant(files.grant.as_deref()).await;
+        if let Ok(grant) = &grant {
+            self.take_back(grant, cause);
+        }
+        let tasks = self.shared.tasks.clone();
         let loaded = tokio::select! {
             // A load that is not finished is begun at the next start.
-            () = self.shared.tasks.stopped() => return,
+            () = tasks.stopped() => return,
             // What overtook it is the next order, and a compilation ends with the load.
             () = inbox.overtaken() => return,
-            loaded = self.try_load(&files) => loaded,
+            loaded = self.try_load(&files, grant) => loaded,
         };
         let outcome = match loaded {
-            Ok(Loaded::Ready(driver, found)) => self.switch(driver, found, started, cause),
+            Ok(Loaded::Ready(ready)) => self.switch(*ready, started, cause).await,
             Ok(Loaded::Blocked(driver)) => {
                 self.blocked(&driver, started, cause);
                 return;
@@ -211,39 +233,58 @@ impl Worker {
         }
     }
 
-    async fn try_load(&self, files: &DriverFiles) -> Result<Loaded, Refusal> {
-        let bytes = read(&files.wasm, limit::DRIVER_FILE_BYTES_MAX).await?;
-        let grant = read_grant(files.grant.as_deref()).await?;
-        let driver_config = read_config(files.config.as_deref()).await?;
-        let file = DriverFile { name: self.source.clone(), bytes: bytes.into() };
-        let driver = Arc::new(self.shared.host.load(file, grant, driver_config).await?);
-        let name = driver.info().name.as_str();
-        if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
-            return Err(Refusal::NameNoVendor(name.to_owned()));
-        }
+    async fn try_load(
+        &mut self,
+        files: &DriverFiles,
+        grant: Result<Grant, Refusal>,
+    ) -> Result<Loaded, Refusal> {
+        self.read = None;
+        let bytes: bytes::Bytes = read(&files.wasm, limit::DRIVER_FILE_BYTES_MAX).await?.into();
+        let file = DriverFile { name: self.source.clone(), bytes: bytes.clone() };
+        let hashed = file.clone();
+        // Large files take their time. An error is the end of the daemon.
+        self.read = tokio::task::spawn_blocking(move || hashed.digest()).await.ok();
+        let grant = grant?;
+        let config = read_config(files.config.as_deref()).await?;
+        let driver = Arc::new(self.shared.host.load(file, grant.clone(), config.clone()).await?);
+        self.check_name(&driver.info().name)?;
         if !driver.missing_grants().is_empty() {
             return Ok(Loaded::Blocked(driver));
         }
         let call = Call { request_id: crate::base::request::new_id(), deadline: limit::LOOK_WALL };
         driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
         let found = look(&driver, &call, Trigger::Load).await.map_err(Refusal::Discovery)?;
-        Ok(Loaded::Ready(driver, found))
+        Ok(Loaded::Ready(Box::new(Ready { driver, found, bytes, config, grant })))
     }
 
-    fn switch(
-        &mut self,
-        driver: Arc<WasmDriver>,
-        found: Published,
-        started: Instant,
-        cause: &str,
-    ) -> Result<(), Refusal> {
+    fn check_name(&self, name: &DriverName) -> Result<(), Refusal> {
+        if !name.as_str().starts_with(|c: char| c.is_ascii_alphabetic()) {
+            return Err(Refusal::NameNoVendor(name.to_string()));
+        }
+        match self.shared.registry.taken_by_other(name, &self.source) {
+            Some(other) => Err(Refusal::NameTaken { name: name.to_string(), other }),
+            None => Ok(()),
+        }
+    }
+
+    async fn switch(&mut self, ready: Ready, started: Instant, cause: &str) -> Result<(), Refusal> {
+        let Ready { driver, found, bytes, config, grant } = ready;
         let devices = found.inventory.device_count();
         let (published, inventory) = watch::channel(Arc::new(found));
         let identity = Arc::new(identity(&driver, &self.source));
         let name = identity.name.clone();
+        self.keep(&identity, bytes, config).await;
+        failpoint::pass(Point::KeptWritten);
         let serving = Driver { identity, claims: Some(driver.clone()), inventory: Some(inventory) };
         let taken = |other| Refusal::NameTaken { name: name.to_string(), other };
         self.shared.registry.serve(&self.source, serving).map_err(taken)?;
+        failpoint::pass(Point::DriverSwitched);
+        // Before the new one is shown: what the old one still finds out is not shown any more.
+        let old = self.serving.take();
+        if let Some(old) = &old {
+            old.keeper.stop();
+        }
+        self.shared.predecessors.granted(&name, Some(&grant));
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.show(|view| {
             describe(view, &driver);
@@ -263,11 +304,12 @@ impl Worker {
             published,
         }
         .start(&keeper, &self.shared.kernel);
-        let version = driver.info().version.to_string();
+        let version = driver.info().version.clone();
         let (from_cache, digest) = (driver.from_cache(), driver.digest());
         tracing::info!(driver = %name, version, digest, devices, from_cache, duration_us, file = self.source, "driver serves");
-        if let Some(old) = self.serving.replace(Serving { version, looker, keeper }) {
-            old.keeper.stop();
+        self.serving = Some(Serving { driver, looker, keeper });
+        if let Some(old) = old {
+            self.drained(old);
         }
         self.shared.registry.tell_devices(&name);
         Ok(())
@@ -297,16 +339,11 @@ impl Worker {
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let file = &self.source;
         tracing::error!(file, state = state.as_str(), reason, "driver file not taken");
-        let old = self.serving.as_ref().map(|serving| serving.version.clone());
+        let goes_on = self.serving.as_ref().map(|serving| serving.goes_on(self.read.as_deref(), state));
         self.show(|view| {
             view.missing_grants = missing;
-            match old {
-                Some(version) => {
-                    view.reason = format!(
-                        "version {version} goes on serving; the new file is {}: {reason}",
-                        state.as_str()
-                    );
-                }
+            match goes_on {
+                Some(goes_on) => view.reason = format!("{goes_on}: {reason}"),
                 None => {
                     if let Some(driver) = driver {
                         describe(view, driver);
@@ -323,11 +360,10 @@ impl Worker {
     /// The file is gone: its claims stay, and calls in flight finish.
     fn leave(&mut self) {
         self.show(|view| view.state = DriverState::Draining);
-        self.shared.registry.retire(&self.source);
-        if let Some(serving) = self.serving.take() {
-            serving.keeper.stop();
+        if self.retire() {
             tracing::info!(file = self.source, "driver file gone, its claims are kept");
         }
+        self.shared.conditions.clear(standing::NOT_KEPT, &self.source);
         self.shared.registry.remove(&self.source);
     }
 }

@@ -11,6 +11,7 @@ mod points;
 mod random;
 mod resources;
 mod scene;
+mod swap;
 
 /// Says at a failure where the test was.
 struct Place(String);

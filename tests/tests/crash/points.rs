@@ -12,7 +12,7 @@ use tonic::Status;
 
 use crate::driver::{Driver, Native, Wasm};
 use crate::scene::{Known, Scene, assert_killed, request_of};
-use crate::{Place, resources};
+use crate::{Place, resources, swap};
 
 /// What the daemon is asked.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,8 @@ const NOT_NATIVE: [Point; 4] =
     [Point::OrphanFound, Point::OrphanRemoved, Point::CdiStaged, Point::CdiRenamed];
 
 fn points<D: Driver>() -> impl Iterator<Item = Point> {
-    let of_claims = Point::ALL.iter().copied().filter(|point| !resources::POINTS.contains(point));
+    let elsewhere = |point: &Point| resources::POINTS.contains(point) || swap::POINTS.contains(point);
+    let of_claims = Point::ALL.iter().copied().filter(move |point| !elsewhere(point));
     of_claims.filter(|point| D::EDITS || !NOT_NATIVE.contains(point))
 }
 
