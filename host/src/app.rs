@@ -1,5 +1,6 @@
 //! The composition root: builds bottom-up, binds, runs, drains.
 
+mod reload;
 mod state;
 
 use std::path::Path;
@@ -26,7 +27,7 @@ use crate::devices::registration;
 use crate::devices::{self, DeviceHolders, DeviceParts, DeviceSettings, Devices};
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::specs::{self, SpecEvent};
-use crate::discovery::{files, sockets};
+use crate::discovery::{config as config_file, files, sockets};
 use crate::driver::NodeFacts;
 use crate::driver::grpc::PluginSteps;
 use crate::driver::wasm::{WasmHost, WasmSettings};
@@ -38,6 +39,9 @@ use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
 use crate::registry::plugins::{PluginTimes, Plugins};
 use crate::registry::wasm_files::WasmFiles;
+use crate::trust::Trust;
+
+use self::reload::Reload;
 
 /// File events that may wait for the registry.
 const FILE_EVENTS_WAITING_MAX: usize = 64;
@@ -157,7 +161,10 @@ impl Daemon {
         });
         devices.start();
         let pods = Pods::new(claims.clone(), devices.clone(), work.clone());
-        watch_drivers(&config, &drivers, registry.clone(), host);
+        let trust = Trust::new(config.file.policy.clone());
+        watch_config(&config, &drivers, trust.clone(), conditions.clone());
+        let wasm = (registry.clone(), host);
+        watch_drivers(&config, &drivers, wasm, trust, conditions.clone());
         let device_plugins = DevicePlugins::default();
         watch_plugins(&config, &drivers, registry.clone(), device_plugins.clone());
         serve_device_plugins(&config, &drivers, devices.clone(), device_plugins).await?;
@@ -218,10 +225,24 @@ fn device_settings(config: &Config) -> DeviceSettings {
     }
 }
 
-fn watch_drivers(config: &Config, tasks: &Tasks, registry: Registry, host: Arc<WasmHost>) {
+fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Conditions) {
+    let Some(path) = config.file_path.clone() else { return };
+    let (sender, events) = mpsc::channel(1);
+    let reload = Reload { path: path.clone(), started: config.file.clone(), trust, conditions };
+    tasks.spawn("config", reload.follow(events));
+    tasks.spawn("config-file", config_file::watch(path, tasks.clone(), sender));
+}
+
+fn watch_drivers(
+    config: &Config,
+    tasks: &Tasks,
+    (registry, host): (Registry, Arc<WasmHost>),
+    trust: Trust,
+    conditions: Conditions,
+) {
     let kernel = KernelEvents::default();
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
-    let wasm = WasmFiles { registry, host, kernel: kernel.clone(), tasks: tasks.clone() };
+    let wasm = WasmFiles { registry, host, kernel: kernel.clone(), trust, conditions, tasks: tasks.clone() };
     tasks.spawn("uevents", kernel::read_uevents(tasks.clone(), kernel.clone()));
     tasks.spawn("device-nodes", kernel::watch_nodes("/dev".into(), tasks.clone(), kernel));
     tasks.spawn("wasm-files", wasm.run(events));

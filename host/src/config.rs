@@ -1,6 +1,6 @@
 //! Configuration: the daemon's own (flags over file over defaults), and what operators write for drivers.
 //!
-//! Only values: paths are derived here, and nothing is created or opened but the file that is read.
+//! Only values: paths are derived here, and nothing is created or opened but the file that is read, and the keys that it names.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::model::limit;
+use crate::trust;
 
 /// The daemon's config file. Every key may be absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -20,6 +21,11 @@ pub struct ConfigFile {
     /// Folders in which container runtimes look for CDI specs, by priority, as in their own configs.
     pub cdi_spec_dirs: Option<Vec<PathBuf>>,
     pub claims: ClaimsSection,
+    /// As it is written; `policy` is what counts.
+    trust: trust::Section,
+    /// The checked `trust` section with its keys.
+    #[serde(skip)]
+    pub policy: trust::Policy,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -43,6 +49,8 @@ pub enum ConfigError {
     SpecFolders { path: PathBuf, folders: usize },
     #[error("the config {}: cdiSpecDirs has {:?}, and absolute paths are wanted", path.display(), folder)]
     SpecFolder { path: PathBuf, folder: PathBuf },
+    #[error("the config {}", path.display())]
+    Trust { path: PathBuf, source: Box<trust::SectionError> },
 }
 
 impl ConfigFile {
@@ -55,7 +63,7 @@ impl ConfigFile {
 
     fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let invalid = |error| ConfigError::Parse { path: path.to_owned(), source: Box::new(error) };
-        let config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
+        let mut config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
         let check = |key, value: Option<u64>, min, max| match value {
             Some(value) if !(min..=max).contains(&value) => {
                 Err(ConfigError::Range { path: path.to_owned(), key, value, min, max })
@@ -65,7 +73,21 @@ impl ConfigFile {
         check("claims.exclusiveWaitMs", config.claims.exclusive_wait_ms, 0, 60_000)?;
         check("claims.callDeadlineMs", config.claims.call_deadline_ms, 100, 300_000)?;
         check_spec_dirs(config.cdi_spec_dirs.as_deref().unwrap_or_default(), path)?;
+        let policy = config.trust.check(path.parent().unwrap_or(path));
+        let wrong = |source| ConfigError::Trust { path: path.to_owned(), source: Box::new(source) };
+        config.policy = policy.map_err(wrong)?;
         Ok(config)
+    }
+
+    /// The keys of the file that differ from another's and are looked at when the daemon starts only.
+    pub fn needs_restart(&self, started: &Self) -> Vec<&'static str> {
+        let differs = [
+            ("nodeName", self.node_name != started.node_name),
+            ("cdiDir", self.cdi_dir != started.cdi_dir),
+            ("cdiSpecDirs", self.cdi_spec_dirs != started.cdi_spec_dirs),
+            ("claims", self.claims != started.claims),
+        ];
+        differs.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
 }
 
@@ -86,6 +108,10 @@ pub struct Config {
     pub node_name: String,
     pub exclusive_wait: Duration,
     pub call_deadline: Duration,
+    /// The config file as it was at the start.
+    pub file: ConfigFile,
+    /// Where it is; it is read again when it changes.
+    pub file_path: Option<PathBuf>,
 }
 
 impl Config {
@@ -107,6 +133,8 @@ impl Config {
             node_name,
             exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
             call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
+            file: file.clone(),
+            file_path: None,
         }
     }
 }
@@ -196,8 +224,19 @@ mod tests {
         assert!(error.contains("claims.callDeadlineMs is 1"), "{error}");
         let error = chain(&parse("cdiSpecDirs: [/etc/cdi, run/cdi]\n").unwrap_err());
         assert!(error.contains("\"run/cdi\""), "{error}");
+        let error = chain(&parse("trust:\n  keys:\n  - {name: a, pem: x}\n").unwrap_err());
+        assert!(error.contains("the config nodedock.yaml: line 3") && error.contains("key a"), "{error}");
         let error = chain(&parse(&format!("cdiSpecDirs: [{}]\n", "/x, ".repeat(17))).unwrap_err());
         assert!(error.contains("has 17 folders"), "{error}");
+    }
+
+    #[test]
+    fn what_needs_a_restart_is_known_by_its_keys_and_trust_is_not_among_them() {
+        let parse = |text| ConfigFile::parse(text, Path::new("nodedock.yaml")).unwrap();
+        let started = parse("nodeName: n1\n");
+        assert_eq!(parse("nodeName: n1\ntrust: {mode: warn}\n").needs_restart(&started), [""; 0]);
+        let other = parse("claims: {exclusiveWaitMs: 5}\ncdiDir: /x\n");
+        assert_eq!(other.needs_restart(&started), ["nodeName", "cdiDir", "claims"]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod device_plugins;
 mod instances;
 mod keeper;
 pub mod plugins;
+mod vetting;
 pub mod wasm_files;
 
 #[cfg(test)]
@@ -26,6 +27,7 @@ use crate::model::{
     ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
     limit,
 };
+use crate::trust::Verdict;
 
 /// Where a driver is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +86,8 @@ pub struct DriverView {
     pub timeline: VecDeque<Transition>,
     /// Of a registered native plugin.
     pub native: Option<NativeView>,
+    /// Of a file: whether it is trusted.
+    pub trust: Option<Verdict>,
 }
 
 /// What is known of a native plugin beside what every driver has.
@@ -115,6 +119,7 @@ impl DriverView {
             problem: None,
             timeline: VecDeque::new(),
             native: None,
+            trust: None,
         }
     }
 
@@ -278,10 +283,10 @@ impl Registry {
     pub(crate) fn update(&self, kind: DriverKind, source: &str, change: impl FnOnce(&mut DriverView)) {
         let mut state = self.write();
         let view = state.sources.entry(source.to_owned()).or_insert_with(|| DriverView::new(kind, source));
-        let before = (view.state, view.reason.clone());
+        let before = (view.state, view.reason.clone(), view.trust.clone());
         change(view);
         let (now, name) = (view.state, view.name.as_ref().map_or(source, DriverName::as_str).to_owned());
-        let changed = before != (now, view.reason.clone());
+        let changed = before != (now, view.reason.clone(), view.trust.clone());
         drop(state);
         if changed {
             self.0.changes.tell(ChangedKind::Driver, name, now.as_str());

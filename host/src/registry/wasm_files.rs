@@ -3,25 +3,26 @@
 //! A new version is loaded, described and asked for its devices beside the old one, which goes on serving until the switch, and
 //! after it if any step fails.
 
+mod trusted;
+
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::io::AsyncReadExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::keeper::{Keeper, Looker, look};
+use super::vetting::{VetError, Vetted};
 use super::{DriverState, DriverView, Registry};
+use crate::base::conditions::Conditions;
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
-use crate::config;
 use crate::discovery::files::{DriverFiles, FileEvent};
 use crate::discovery::kernel::KernelEvents;
-use crate::driver::grant::{Grant, GrantError};
-use crate::driver::wasm::{DriverFile, LoadError, Trigger, WasmDriver, WasmHost};
+use crate::driver::wasm::{LoadError, Trigger, WasmDriver, WasmHost};
 use crate::driver::{Call, Driver, DriverIdentity, Published};
-use crate::model::{DriverKind, Problem, limit};
+use crate::model::{DriverKind, DriverName, Problem, limit};
+use crate::trust::{Trust, Verdict};
 
 /// Orders that may wait for a worker: the newest files count, older ones are skipped.
 const ORDERS_WAITING_MAX: usize = 64;
@@ -32,6 +33,8 @@ pub struct WasmFiles {
     pub registry: Registry,
     pub host: Arc<WasmHost>,
     pub kernel: KernelEvents,
+    pub trust: Trust,
+    pub conditions: Conditions,
     pub tasks: Tasks,
 }
 
@@ -39,6 +42,8 @@ enum Order {
     Load(DriverFiles),
     /// Load again what is there, because something outside the files changed; tells when done.
     Again(Option<oneshot::Sender<()>>),
+    /// Judge what serves and what does not by the policy that counts now.
+    Judge,
     Gone,
 }
 
@@ -47,6 +52,7 @@ impl WasmFiles {
     pub async fn run(self, mut events: mpsc::Receiver<FileEvent>) {
         let Some(mut reloads) = self.registry.take_reloads(DriverKind::Wasm) else { return };
         let mut names_freed = self.registry.freed_changes();
+        let mut policies = self.trust.changes();
         let mut workers: HashMap<String, mpsc::Sender<Order>> = HashMap::new();
         let stopped = self.tasks.stopped();
         tokio::pin!(stopped);
@@ -54,7 +60,7 @@ impl WasmFiles {
             tokio::select! {
                 // The files are there at the next start.
                 () = &mut stopped => return,
-                // What is not received stays in its channel, for each of the three.
+                // What is not received stays in its channel, for each of the four.
                 event = events.recv() => match event {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
@@ -68,6 +74,10 @@ impl WasmFiles {
                             worker.send(Order::Gone).await.ok();
                         }
                     }
+                    Some(FileEvent::Place(faults)) => {
+                        self.tell_place(&faults);
+                        judge(&workers).await;
+                    }
                 },
                 Some(request) = reloads.recv() => {
                     let worker = request.source.strip_suffix(".wasm").and_then(|stem| workers.get(stem));
@@ -75,6 +85,7 @@ impl WasmFiles {
                         worker.send(Order::Again(Some(request.done))).await.ok();
                     }
                 }
+                Ok(()) = policies.changed() => judge(&workers).await,
                 Ok(()) = names_freed.changed() => {
                     for worker in workers.values() {
                         worker.send(Order::Again(None)).await.ok();
@@ -91,10 +102,19 @@ impl WasmFiles {
             source: format!("{stem}.wasm"),
             files: None,
             name_taken: false,
+            reason_is_of_trust: false,
+            open_files: Vec::new(),
             serving: None,
         };
         self.tasks.spawn("driver-file", worker.run(inbox));
         orders
+    }
+}
+
+async fn judge(workers: &HashMap<String, mpsc::Sender<Order>>) {
+    for worker in workers.values() {
+        // An error means that the worker stopped with the tasks.
+        worker.send(Order::Judge).await.ok();
     }
 }
 
@@ -104,10 +124,16 @@ struct Worker {
     files: Option<DriverFiles>,
     /// The last load failed because another driver has the name.
     name_taken: bool,
+    /// The last load failed because the file is not trusted, or others may change it.
+    reason_is_of_trust: bool,
+    /// Files that others may change, as it was said.
+    open_files: Vec<String>,
     serving: Option<Serving>,
 }
 
 struct Serving {
+    name: DriverName,
+    verdict: Verdict,
     version: String,
     looker: Looker,
     keeper: Tasks,
@@ -115,14 +141,8 @@ struct Serving {
 
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
-    #[error("read {}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    #[error("{} is larger than {max} bytes", path.display())]
-    TooLarge { path: PathBuf, max: u64 },
-    #[error("grant {file}")]
-    Grant { file: String, source: GrantError },
-    #[error("config {file}")]
-    Config { file: String, source: config::DriverConfigError },
+    #[error(transparent)]
+    Vet(#[from] VetError),
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error("the config was refused: {0}")]
@@ -136,8 +156,8 @@ enum Refusal {
 }
 
 enum Loaded {
-    Ready(Arc<WasmDriver>, Published),
-    Blocked(Arc<WasmDriver>),
+    Ready(Arc<WasmDriver>, Published, Verdict),
+    Blocked(Arc<WasmDriver>, Verdict),
 }
 
 impl Worker {
@@ -168,6 +188,7 @@ impl Worker {
                     // The operator may have gone away.
                     let _ = done.send(());
                 }
+                Some(Order::Judge) => self.judge_again().await,
                 Some(Order::Gone) => {
                     self.leave();
                     return;
@@ -187,42 +208,46 @@ impl Worker {
         }
         let started = Instant::now();
         let outcome = match self.try_load(&files).await {
-            Ok(Loaded::Ready(driver, found)) => self.switch(driver, found, started, cause),
-            Ok(Loaded::Blocked(driver)) => {
+            Ok(Loaded::Ready(driver, found, verdict)) => self.switch(driver, found, verdict, started, cause),
+            Ok(Loaded::Blocked(driver, verdict)) => {
+                if self.serving.is_none() {
+                    self.show_verdict(&verdict);
+                }
                 self.blocked(&driver, started, cause);
                 return;
             }
             Err(refusal) => Err(refusal),
         };
         self.name_taken = matches!(outcome, Err(Refusal::NameTaken { .. }));
+        let of_trust = |error: &VetError| matches!(error, VetError::Distrusted(_) | VetError::Place(_));
+        self.reason_is_of_trust = matches!(&outcome, Err(Refusal::Vet(error)) if of_trust(error));
         if let Err(refusal) = outcome {
             self.failed(&refusal, started, cause);
         }
     }
 
-    async fn try_load(&self, files: &DriverFiles) -> Result<Loaded, Refusal> {
-        let bytes = read(&files.wasm, limit::DRIVER_FILE_BYTES_MAX).await?;
-        let grant = read_grant(files.grant.as_deref()).await?;
-        let driver_config = read_config(files.config.as_deref()).await?;
-        let file = DriverFile { name: self.source.clone(), bytes: bytes.into() };
-        let driver = Arc::new(self.shared.host.load(file, grant, driver_config).await?);
+    async fn try_load(&mut self, files: &DriverFiles) -> Result<Loaded, Refusal> {
+        let Vetted { file, grant, config, verdict } = self.vet(files).await?;
+        let driver = Arc::new(self.shared.host.load(file, grant, config).await?);
         let name = driver.info().name.as_str();
+        let verdict = self.judge_named(&verdict, name)?;
         if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
             return Err(Refusal::NameNoVendor(name.to_owned()));
         }
         if !driver.missing_grants().is_empty() {
-            return Ok(Loaded::Blocked(driver));
+            return Ok(Loaded::Blocked(driver, verdict));
         }
         let call = Call { request_id: crate::base::request::new_id(), deadline: limit::LOOK_WALL };
         driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
         let found = look(&driver, &call, Trigger::Load).await.map_err(Refusal::Discovery)?;
-        Ok(Loaded::Ready(driver, found))
+        Ok(Loaded::Ready(driver, found, verdict))
     }
 
     fn switch(
         &mut self,
         driver: Arc<WasmDriver>,
         found: Published,
+        verdict: Verdict,
         started: Instant,
         cause: &str,
     ) -> Result<(), Refusal> {
@@ -243,6 +268,7 @@ impl Worker {
             view.problem = None;
             view.note("serving", cause, duration_us, None);
         });
+        self.show_verdict(&verdict);
         let keeper = self.shared.tasks.child();
         let looker = Keeper {
             registry: self.shared.registry.clone(),
@@ -254,7 +280,9 @@ impl Worker {
         let version = driver.info().version.to_string();
         let (from_cache, digest) = (driver.from_cache(), driver.digest());
         tracing::info!(driver = %name, version, digest, devices, from_cache, duration_us, file = self.source, "driver serves");
-        if let Some(old) = self.serving.replace(Serving { version, looker, keeper }) {
+        if let Some(old) =
+            self.serving.replace(Serving { name: name.clone(), verdict, version, looker, keeper })
+        {
             old.keeper.stop();
         }
         self.shared.registry.tell_devices(&name);
@@ -269,6 +297,10 @@ impl Worker {
     }
 
     fn failed(&mut self, refusal: &Refusal, started: Instant, cause: &str) {
+        if let (Refusal::Vet(error), None) = (refusal, &self.serving) {
+            let verdict = error.verdict().cloned();
+            self.show(|view| view.trust = verdict);
+        }
         self.refused(DriverState::Failed, None, &chain(refusal), Vec::new(), started, cause);
     }
 
@@ -310,6 +342,7 @@ impl Worker {
 
     /// The file is gone: its claims stay, and calls in flight finish.
     fn leave(&mut self) {
+        self.forget_trust();
         self.show(|view| view.state = DriverState::Draining);
         self.shared.registry.retire(&self.source);
         if let Some(serving) = self.serving.take() {
@@ -339,41 +372,4 @@ fn identity(driver: &WasmDriver, source: &str) -> DriverIdentity {
         source: source.to_owned(),
         summary: info.summary.clone(),
     }
-}
-
-/// Reads a file that must not be larger than `max` bytes, from one opening.
-async fn read(path: &Path, max: u64) -> Result<Vec<u8>, Refusal> {
-    let io = |source| Refusal::Read { path: path.to_owned(), source };
-    let file = tokio::fs::File::open(path).await.map_err(io)?;
-    let mut bytes = Vec::new();
-    file.take(max + 1).read_to_end(&mut bytes).await.map_err(io)?;
-    if bytes.len() as u64 > max {
-        return Err(Refusal::TooLarge { path: path.to_owned(), max });
-    }
-    Ok(bytes)
-}
-
-async fn read_text(path: &Path) -> Result<String, Refusal> {
-    let bytes = read(path, limit::SIDE_FILE_BYTES_MAX).await?;
-    let not_text = |error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
-    let io = |source| Refusal::Read { path: path.to_owned(), source };
-    String::from_utf8(bytes).map_err(not_text).map_err(io)
-}
-
-/// No grant file: the empty grant.
-async fn read_grant(path: Option<&Path>) -> Result<Grant, Refusal> {
-    let Some(path) = path else { return Ok(Grant::empty()) };
-    let text = read_text(path).await?;
-    Grant::parse(&text).map_err(|source| Refusal::Grant { file: file_name(path), source })
-}
-
-async fn read_config(path: Option<&Path>) -> Result<Option<String>, Refusal> {
-    let Some(path) = path else { return Ok(None) };
-    let text = read_text(path).await?;
-    let json = config::driver_config(&text);
-    json.map(Some).map_err(|source| Refusal::Config { file: file_name(path), source })
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }

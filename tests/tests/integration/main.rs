@@ -22,6 +22,7 @@ mod resources;
 mod shared_claims;
 mod start;
 mod stop;
+mod trust;
 
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
 use nodedock_tests::{Daemon, Options};
