@@ -24,7 +24,8 @@ async fn inspect_tells_of_the_signature_by_a_key_and_by_a_config() {
     let text = root.cli(&["driver", "inspect", file, "--key", key]).await.done();
     let last: Vec<_> = text.lines().rev().take(3).collect();
     let grant = format!("grant     {}", root.path().join("mock-gpu.grant.yaml").display());
-    let expected = ["verdict   would serve", "trust     trusted (mode enforce), signed by release", &grant];
+    let expected =
+        ["verdict   would serve", "trust     trusted (mode enforce), signed by release", grant.as_str()];
     assert_eq!(last, expected, "{text}");
     assert!(text.contains("asks for  env: MOCK_GPU_*\n"), "{text}");
     assert!(text.contains("limits    memory "), "{text}");

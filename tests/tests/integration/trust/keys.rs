@@ -9,7 +9,7 @@ use sha2::{Digest, Sha512};
 
 /// A key by its algorithm and its seed.
 #[derive(Debug, Clone, Copy)]
-pub enum Signer {
+pub(super) enum Signer {
     P256(u8),
     Ed25519(u8),
     /// The same key as it is used where a log takes hashes only.
@@ -18,7 +18,7 @@ pub enum Signer {
 
 impl Signer {
     /// As `cosign sign-blob` prints it.
-    pub fn sign(self, bytes: &[u8]) -> String {
+    pub(super) fn sign(self, bytes: &[u8]) -> String {
         let signature = match self {
             Self::P256(seed) => {
                 let signature: p256::ecdsa::Signature = ec(seed).sign(bytes);
@@ -33,7 +33,7 @@ impl Signer {
         format!("{}\n", STANDARD.encode(signature))
     }
 
-    pub fn pem(self) -> String {
+    pub(super) fn pem(self) -> String {
         let pem = match self {
             Self::P256(seed) => ec(seed).verifying_key().to_public_key_pem(LineEnding::LF),
             Self::Ed25519(seed) | Self::Ed25519Prehashed(seed) => {
@@ -53,7 +53,7 @@ fn ed(seed: u8) -> ed25519_dalek::SigningKey {
 }
 
 /// A config with these keys by name, with the globs of drivers that each may sign, and more of the section.
-pub fn trust(mode: &str, keys: &[(&str, Signer, &str)], more: &str) -> String {
+pub(super) fn trust(mode: &str, keys: &[(&str, Signer, &str)], more: &str) -> String {
     let mut text = format!("trust:\n  mode: {mode}\n");
     if !keys.is_empty() {
         text.push_str("  keys:\n");
@@ -72,7 +72,7 @@ pub fn trust(mode: &str, keys: &[(&str, Signer, &str)], more: &str) -> String {
 }
 
 /// Puts another config into the place of the daemon's.
-pub trait Configure {
+pub(super) trait Configure {
     fn put_config(&self, text: &str);
 }
 
