@@ -1,5 +1,6 @@
 //! The composition root: builds bottom-up, binds, runs, drains.
 
+mod reload;
 mod state;
 
 use std::net::SocketAddr;
@@ -28,7 +29,7 @@ use crate::devices::registration;
 use crate::devices::{self, DeviceHolders, DeviceParts, DeviceSettings, Devices};
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::specs::{self, SpecEvent};
-use crate::discovery::{files, sockets};
+use crate::discovery::{config as config_file, files, sockets};
 use crate::driver::NodeFacts;
 use crate::driver::grpc::PluginSteps;
 use crate::driver::wasm::{Compiler, KeptFiles, WasmHost, WasmSettings};
@@ -42,6 +43,9 @@ use crate::registry::device_plugins::DevicePlugins;
 use crate::registry::plugins::{PluginTimes, Plugins};
 use crate::registry::predecessors::KeptDrivers;
 use crate::registry::wasm_files::WasmFiles;
+use crate::trust::Trust;
+
+use self::reload::Reload;
 
 /// File events that may wait for the registry.
 const FILE_EVENTS_WAITING_MAX: usize = 64;
@@ -134,8 +138,9 @@ impl Daemon {
         let host =
             WasmHost::new(settings, Arc::new(table.clone())).context("set up the sandbox for drivers")?;
         let registry = Registry::with_conditions(changes.clone(), conditions.clone());
+        let trust = Trust::new(config.file.policy.clone());
         let kept = KeptFiles::open(&config.paths.kept_drivers)
-            .and_then(|files| KeptDrivers::open(files, host.clone()))
+            .and_then(|files| KeptDrivers::open(files, host.clone(), trust.clone()))
             .context("look at the kept files of drivers")?;
         let predecessors = Arc::new(kept);
         registry.keep_predecessors(predecessors.clone());
@@ -170,11 +175,13 @@ impl Daemon {
         devices.start();
         let pods = Pods::new(claims.clone(), devices.clone(), work.clone());
         let at_start = Arc::new(AtStart::look(&config.paths.drivers, &config.paths.plugins_registry));
+        watch_config(&config, &drivers, trust.clone(), conditions.clone());
         let wasm = WasmFiles {
             registry: registry.clone(),
             host,
             predecessors,
             kernel: KernelEvents::default(),
+            trust,
             conditions: conditions.clone(),
             tasks: drivers.clone(),
         };
@@ -261,6 +268,14 @@ async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
     let Some(address) = address else { return Ok(None) };
     let listener = TcpListener::bind(address).await;
     listener.map(Some).with_context(|| format!("listen on {address} (admin.listen of the config)"))
+}
+
+fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Conditions) {
+    let Some(path) = config.file_path.clone() else { return };
+    let (sender, events) = mpsc::channel(1);
+    let reload = Reload { path: path.clone(), started: config.file.clone(), trust, conditions };
+    tasks.spawn("config", reload.follow(events));
+    tasks.spawn("config-file", config_file::watch(path, tasks.clone(), sender));
 }
 
 fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {

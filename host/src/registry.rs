@@ -9,6 +9,7 @@ mod keeper;
 pub mod plugins;
 pub mod predecessors;
 mod quarantine;
+mod vetting;
 pub mod wasm_files;
 
 #[cfg(test)]
@@ -30,6 +31,7 @@ use crate::model::{
     ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
     limit,
 };
+use crate::trust::Verdict;
 
 /// Where a driver is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,6 +106,8 @@ pub struct DriverView {
     pub timeline: VecDeque<Transition>,
     /// Of a registered native plugin.
     pub native: Option<NativeView>,
+    /// Of a file: whether it is trusted.
+    pub trust: Option<Verdict>,
 }
 
 /// What is known of a native plugin beside what every driver has.
@@ -135,6 +139,7 @@ impl DriverView {
             problem: None,
             timeline: VecDeque::new(),
             native: None,
+            trust: None,
         }
     }
 
@@ -337,10 +342,10 @@ impl Registry {
     pub(crate) fn update(&self, kind: DriverKind, source: &str, change: impl FnOnce(&mut DriverView)) {
         let mut state = self.write();
         let view = state.sources.entry(source.to_owned()).or_insert_with(|| DriverView::new(kind, source));
-        let before = (view.state, view.reason.clone());
+        let before = (view.state, view.reason.clone(), view.trust.clone());
         change(view);
         let (now, name) = (view.state, view.name.as_ref().map_or(source, DriverName::as_str).to_owned());
-        let changed = before != (now, view.reason.clone());
+        let changed = before != (now, view.reason.clone(), view.trust.clone());
         drop(state);
         if changed {
             self.0.changes.tell(ChangedKind::Driver, name, now.as_str());

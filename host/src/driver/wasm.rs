@@ -46,7 +46,7 @@ pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_pa
 pub use self::containment::{Containment, QUARANTINED, Quarantined};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
-pub use self::kept::{KeptError, KeptFacts, KeptFiles};
+pub use self::kept::{KeptError, KeptFacts, KeptFiles, SignedFile};
 pub use self::limiter::Reached;
 pub use self::sandbox::{CallFailure, Crowd};
 pub use self::stats::{Limit, Operation, OperationStats, Outcome, Peak, Stats};

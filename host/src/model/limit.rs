@@ -108,6 +108,15 @@ pub const CACHE_FILES_MAX: usize = 2 * DRIVER_FILES_MAX;
 pub const CACHE_BYTES_MAX: u64 = 2 << 30;
 /// Grant and config files: written by people.
 pub const SIDE_FILE_BYTES_MAX: u64 = 256 << 10;
+/// A signature beside a driver: the longest in use, a bundle with an entry of a log, have some 10 kB.
+pub const SIGNATURE_FILE_BYTES_MAX: u64 = 64 << 10;
+/// A public key as PEM has 200 bytes; with words before it a page.
+pub const KEY_FILE_BYTES_MAX: u64 = 16 << 10;
+/// Keys whose signatures count, globs of names of each, drivers with pins and digests of each: each key is tried for each file.
+pub const TRUST_KEYS_MAX: usize = 64;
+pub const TRUST_NAMES_MAX: usize = 64;
+pub const TRUST_PINS_MAX: usize = DRIVER_FILES_MAX;
+pub const TRUST_DIGESTS_MAX: usize = 64;
 /// Files in the drivers folder that are looked at; what is beyond is reported.
 pub const DRIVER_FILES_MAX: usize = 512;
 /// A claims file or a command's input file.

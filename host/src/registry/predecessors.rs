@@ -1,7 +1,8 @@
 //! The code of versions that served before: kept as each begins to serve, loaded again when a claim that it prepared needs it.
 //!
 //! A predecessor runs with the config of its own last day, and within what its name's file is granted now: it asked for no more than
-//! it was granted then, so what it has is what it had, less what was taken back since.
+//! it was granted then, so what it has is what it had, less what was taken back since. Its file is judged by the policy that counts
+//! now, each time that it is needed, before the compiler sees it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,16 +11,19 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::OnceCell;
 
+use super::vetting;
 use crate::base::error::chain;
 use crate::driver::grant::Grant;
-use crate::driver::wasm::{DriverFile, KeptError, KeptFacts, KeptFiles, WasmDriver, WasmHost};
+use crate::driver::wasm::{DriverFile, KeptError, KeptFacts, KeptFiles, SignedFile, WasmDriver, WasmHost};
 use crate::driver::{ClaimDriver, DriverIdentity, Predecessors};
 use crate::model::{DriverName, Problem};
+use crate::trust::{Evidence, Trust, Verdict};
 
 /// The files, and what was loaded from them.
 pub struct KeptDrivers {
     host: Arc<WasmHost>,
     files: KeptFiles,
+    trust: Trust,
     state: Mutex<State>,
 }
 
@@ -35,12 +39,18 @@ struct State {
 }
 
 #[derive(Default, Clone)]
-struct Loaded(Arc<OnceCell<Arc<WasmDriver>>>);
+struct Loaded(Arc<OnceCell<Version>>);
+
+struct Version {
+    driver: Arc<WasmDriver>,
+    /// What was said of its file.
+    verdict: Verdict,
+}
 
 impl Loaded {
     fn revoke(&self) {
-        if let Some(driver) = self.0.get() {
-            driver.revoke();
+        if let Some(version) = self.0.get() {
+            version.driver.revoke();
         }
     }
 }
@@ -58,16 +68,16 @@ impl State {
 }
 
 impl KeptDrivers {
-    pub fn open(files: KeptFiles, host: Arc<WasmHost>) -> Result<Self, KeptError> {
+    pub fn open(files: KeptFiles, host: Arc<WasmHost>, trust: Trust) -> Result<Self, KeptError> {
         let state = State { kept: files.digests()?, ..State::default() };
-        Ok(Self { host, files, state: Mutex::new(state) })
+        Ok(Self { host, files, trust, state: Mutex::new(state) })
     }
 
     /// Keeps the code of a version that is about to serve. The identity is the one that it will serve with.
     pub(super) async fn keep(
         &self,
         identity: &Arc<DriverIdentity>,
-        bytes: Bytes,
+        file: SignedFile,
         config: Option<String>,
     ) -> Result<(), KeptError> {
         {
@@ -76,10 +86,11 @@ impl KeptDrivers {
             state.users.retain(|user| user.strong_count() > 0);
             state.users.push(Arc::downgrade(identity));
         }
-        let (name, version) = (identity.name.clone(), identity.version.clone());
-        let facts = KeptFacts { driver: name, version, config };
+        let (driver, version) = (identity.name.clone(), identity.version.clone());
+        let stem = identity.source.trim_end_matches(".wasm").to_owned();
+        let facts = KeptFacts { driver, version, stem, config };
         let (files, digest) = (self.files.clone(), identity.digest.clone());
-        let put = tokio::task::spawn_blocking(move || files.put(&digest, &facts, &bytes));
+        let put = tokio::task::spawn_blocking(move || files.put(&digest, &facts, &file));
         put.await??;
         self.state().kept.insert(identity.digest.clone());
         Ok(())
@@ -98,21 +109,52 @@ impl KeptDrivers {
         }
     }
 
-    async fn load(&self, name: &DriverName, digest: &str, grant: &Grant) -> Result<Arc<WasmDriver>, Problem> {
-        let (files, wanted) = (self.files.clone(), digest.to_owned());
-        let taken = tokio::task::spawn_blocking(move || files.take(&wanted)).await;
-        let (facts, bytes) =
-            taken.expect("reading a file does not panic").map_err(|error| not_kept(&error))?;
-        let file = DriverFile { name: format!("{name} {}", facts.version), bytes };
-        let driver = self.host.load(file, grant.clone(), facts.config).await.map_err(|error| {
+    async fn load(&self, name: &DriverName, digest: &str, grant: &Grant) -> Result<Version, Problem> {
+        let (facts, code, verdict) = self.take(digest).await?;
+        self.check(&verdict, name, &facts)?;
+        let file = DriverFile { name: format!("{name} {}", facts.version), bytes: code };
+        let driver = self.host.load(file, grant.clone(), facts.config.clone()).await.map_err(|error| {
             Problem::internal("predecessor-not-loaded", format!("load it again: {}", chain(&error)))
         })?;
         if driver.info().name != *name {
             let message = format!("its file says that it is {}", driver.info().name);
             return Err(Problem::internal("predecessor-not-loaded", message));
         }
+        // The policy may have changed while it was compiled.
+        self.check(&verdict, name, &facts)?;
         tracing::info!(driver = %name, version = facts.version, digest, "an earlier version is loaded for its claims");
-        Ok(Arc::new(driver))
+        Ok(Version { driver: Arc::new(driver), verdict })
+    }
+
+    /// The kept file, with what the policy says of it.
+    async fn take(&self, digest: &str) -> Result<(KeptFacts, Bytes, Verdict), Problem> {
+        let (files, policy, wanted) = (self.files.clone(), self.trust.policy(), digest.to_owned());
+        let taken = tokio::task::spawn_blocking(move || {
+            let (facts, SignedFile { code, signature }) = files.take(&wanted)?;
+            let evidence = Evidence { stem: &facts.stem, bytes: &code, signature: signature.as_deref() };
+            let verdict = policy.judge(&evidence);
+            Ok::<_, KeptError>((facts, code, verdict))
+        });
+        taken.await.expect("reading a file does not panic").map_err(|error| not_kept(&error))
+    }
+
+    /// Holds a kept file against the policy that counts now.
+    fn check(&self, verdict: &Verdict, name: &DriverName, facts: &KeptFacts) -> Result<(), Problem> {
+        let verdict = self.trust.policy().judge_named(verdict, name.as_str());
+        let (reason, digest) = (vetting::reason(&verdict), verdict.digest());
+        if verdict.warns() {
+            tracing::warn!(driver = %name, version = facts.version, digest, reason, "an earlier version is needed for its claims, and not trusted");
+        }
+        if !verdict.refuses() {
+            return Ok(());
+        }
+        let signature = self.files.signature_path(digest).map_err(|error| not_kept(&error))?;
+        let message = format!(
+            "version {} is not trusted any more: {reason}; the signature of the file that was kept is {}",
+            facts.version,
+            signature.display()
+        );
+        Err(Problem::denied("predecessor-distrusted", message))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -127,9 +169,15 @@ impl Predecessors for KeptDrivers {
         let (grant, loaded) = {
             let mut state = self.state();
             let grant = state.grants.get(name).cloned().ok_or_else(|| no_file(name))?;
+            // What is trusted no more is read and judged anew: it may have been signed again.
+            let policy = self.trust.policy();
+            let refuses = |version: &Version| policy.judge_named(&version.verdict, name.as_str()).refuses();
+            if state.loaded.get(&key).and_then(|loaded| loaded.0.get()).is_some_and(refuses) {
+                state.loaded.remove(&key);
+            }
             (grant, state.loaded.entry(key).or_default().clone())
         };
-        let driver = loaded.0.get_or_try_init(|| self.load(name, digest, &grant)).await?;
+        let Version { driver, .. } = loaded.0.get_or_try_init(|| self.load(name, digest, &grant)).await?;
         if self.state().grants.get(name).is_none_or(|now| !Arc::ptr_eq(now, &grant)) {
             driver.revoke();
             let message = "its grant changed while it was loaded";

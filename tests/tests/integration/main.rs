@@ -27,6 +27,7 @@ mod shared_claims;
 mod start;
 mod stop;
 mod swaps;
+mod trust;
 
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
 use nodedock_tests::{Daemon, Options};

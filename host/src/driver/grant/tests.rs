@@ -205,7 +205,7 @@ fn what_is_taken_back_is_allowed_no_more_whoever_holds_it() {
         env: strings(&["A"]),
         net_devices: strings(&["eth0"]),
     };
-    let grant = Grant { allowed: allowed.clone(), limits: LimitRequest::default() };
+    let grant = Grant { allowed: allowed.clone(), limits: LimitGrant::default() };
     let effective = Effective::new(&allowed, &grant).unwrap();
     let allows = || {
         [

@@ -1,12 +1,12 @@
 //! Files of drivers, kept by digest: a version that took over may not know what its predecessor did with a claim, so the
 //! predecessor's code has to be there when it refuses.
 //!
-//! Owns the folder. Is given the bytes that serve, with their config; gives them back whole, or says why not. Never decides which
-//! are needed.
+//! Owns the folder. Is given the bytes that serve, with their signature and config; gives them back whole, or says why not. Never
+//! decides which are needed, nor which are trusted: `HEX.wasm.sig` is the signature as it was last seen, or as an operator put it there.
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -16,15 +16,25 @@ use serde::{Deserialize, Serialize};
 use super::DriverFile;
 use crate::base::failpoint::{self, Point};
 use crate::model::{DriverName, limit};
+use crate::trust::open::{self, OpenError};
 
 /// What a kept file was when it served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptFacts {
     pub driver: DriverName,
     pub version: String,
+    /// Name of the file without `.wasm`.
+    pub stem: String,
     /// JSON text, of the last time that it served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
+}
+
+/// A driver's file, with what is beside it as its signature.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SignedFile {
+    pub code: Bytes,
+    pub signature: Option<Bytes>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +46,9 @@ pub enum KeptError {
     #[error("{} is damaged: {why}", path.display())]
     Damaged { path: PathBuf, why: String },
     #[error("read {}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    Read { path: PathBuf, source: OpenError },
+    #[error("read {}", path.display())]
+    Folder { path: PathBuf, source: io::Error },
     #[error("write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("the work on the kept files was interrupted")]
@@ -58,8 +70,9 @@ impl KeptFiles {
         let whole = files.digests()?;
         for name in files.names()? {
             let stem = name.split('.').next().unwrap_or_default();
-            let is_ours = is_hex(stem) && (name.ends_with(".new") || name.ends_with(".json"));
-            if is_ours && (name.ends_with(".new") || !whole.contains(&with_prefix(stem))) {
+            let is_beside = name.ends_with(".json") || name.ends_with(".sig");
+            let is_left = name.ends_with(".new") || is_beside && !whole.contains(&with_prefix(stem));
+            if is_hex(stem) && is_left {
                 remove(&files.folder.join(name));
             }
         }
@@ -74,19 +87,24 @@ impl KeptFiles {
     }
 
     /// Keeps a file, durably. One that is there and whole is not written again.
-    pub fn put(&self, digest: &str, facts: &KeptFacts, bytes: &Bytes) -> Result<(), KeptError> {
-        let (code, beside) = self.paths(digest)?;
+    pub fn put(&self, digest: &str, facts: &KeptFacts, file: &SignedFile) -> Result<(), KeptError> {
+        let Paths { code, facts: beside, signature } = self.paths(digest)?;
         self.make_room(digest, &facts.driver)?;
         let text = serde_json::to_vec(facts).expect("names and texts make JSON");
         let write = |path: &Path, content: &[u8]| {
             replace(path, content).map_err(|source| KeptError::Write { path: path.to_owned(), source })
         };
-        if std::fs::read(&beside).ok().as_ref() != Some(&text) {
-            write(&beside, &text)?;
+        let renew = |path: &Path, content: &[u8]| match std::fs::read(path) {
+            Ok(known) if known == content => Ok(()),
+            _ => write(path, content),
+        };
+        renew(&beside, &text)?;
+        if let Some(content) = &file.signature {
+            renew(&signature, content)?;
         }
         failpoint::pass(Point::KeptStaged);
         if self.code(digest, &code).is_err() {
-            write(&code, bytes)?;
+            write(&code, &file.code)?;
         }
         Ok(())
     }
@@ -103,14 +121,24 @@ impl KeptFiles {
     }
 
     /// Gives a file back, held against its digest.
-    pub fn take(&self, digest: &str) -> Result<(KeptFacts, Bytes), KeptError> {
-        let (code, _) = self.paths(digest)?;
-        let bytes = self.code(digest, &code)?;
-        Ok((self.facts(digest)?, bytes))
+    pub fn take(&self, digest: &str) -> Result<(KeptFacts, SignedFile), KeptError> {
+        let Paths { code, signature, .. } = self.paths(digest)?;
+        let code = self.code(digest, &code)?;
+        let signature = match self.read(digest, &signature, limit::SIGNATURE_FILE_BYTES_MAX) {
+            Ok(signature) => Some(signature),
+            Err(KeptError::Missing { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        Ok((self.facts(digest)?, SignedFile { code, signature }))
+    }
+
+    /// Where the signature of a kept file is looked for.
+    pub fn signature_path(&self, digest: &str) -> Result<PathBuf, KeptError> {
+        Ok(self.paths(digest)?.signature)
     }
 
     fn code(&self, digest: &str, path: &Path) -> Result<Bytes, KeptError> {
-        let bytes = self.read(digest, path, limit::DRIVER_FILE_BYTES_MAX)?.into();
+        let bytes = self.read(digest, path, limit::DRIVER_FILE_BYTES_MAX)?;
         let file = DriverFile { name: String::new(), bytes };
         match file.digest() {
             found if found == digest => Ok(file.bytes),
@@ -122,46 +150,40 @@ impl KeptFiles {
     }
 
     fn facts(&self, digest: &str) -> Result<KeptFacts, KeptError> {
-        let (_, path) = self.paths(digest)?;
+        let path = self.paths(digest)?.facts;
         let text = self.read(digest, &path, limit::DRIVER_FILE_BYTES_MAX)?;
         serde_json::from_slice(&text)
             .map_err(|error| KeptError::Damaged { path: path.clone(), why: error.to_string() })
     }
 
-    fn read(&self, digest: &str, path: &Path, max: u64) -> Result<Vec<u8>, KeptError> {
-        let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => {
+    fn read(&self, digest: &str, path: &Path, max: u64) -> Result<Bytes, KeptError> {
+        let failed = |source: OpenError| match source {
+            OpenError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
                 KeptError::Missing { digest: digest.to_owned(), folder: self.folder.clone() }
             }
-            _ => KeptError::Read { path: path.to_owned(), source },
+            source => KeptError::Read { path: path.to_owned(), source },
         };
-        let mut content = Vec::new();
-        File::open(path).and_then(|file| file.take(max + 1).read_to_end(&mut content)).map_err(failed)?;
-        if content.len() as u64 > max {
-            let why = format!("it has more than {max} bytes");
-            return Err(KeptError::Damaged { path: path.to_owned(), why });
-        }
-        Ok(content)
+        open::open(path, max).map(|opened| opened.bytes.into()).map_err(failed)
     }
 
     /// Removes a file. One that cannot be removed stays until the next start.
     pub fn remove(&self, digest: &str) {
-        let Ok((code, beside)) = self.paths(digest) else { return };
+        let Ok(Paths { code, facts, signature }) = self.paths(digest) else { return };
         remove(&code);
         failpoint::pass(Point::KeptForgotten);
-        remove(&beside);
+        remove(&signature);
+        remove(&facts);
     }
 
-    /// The code, and what is beside it.
-    fn paths(&self, digest: &str) -> Result<(PathBuf, PathBuf), KeptError> {
+    fn paths(&self, digest: &str) -> Result<Paths, KeptError> {
         let no_digest = || KeptError::NoDigest { digest: digest.to_owned() };
         let stem = digest.strip_prefix("sha256:").filter(|stem| is_hex(stem)).ok_or_else(no_digest)?;
         let path = |end: &str| self.folder.join(format!("{stem}.{end}"));
-        Ok((path("wasm"), path("json")))
+        Ok(Paths { code: path("wasm"), facts: path("json"), signature: path("wasm.sig") })
     }
 
     fn names(&self) -> Result<Vec<String>, KeptError> {
-        let failed = |source| KeptError::Read { path: self.folder.clone(), source };
+        let failed = |source| KeptError::Folder { path: self.folder.clone(), source };
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&self.folder).map_err(failed)? {
             // A name that is no text is none of ours.
@@ -169,6 +191,13 @@ impl KeptFiles {
         }
         Ok(names)
     }
+}
+
+/// The files of a version.
+struct Paths {
+    code: PathBuf,
+    facts: PathBuf,
+    signature: PathBuf,
 }
 
 fn with_prefix(stem: &str) -> String {
@@ -208,23 +237,33 @@ mod tests {
     use super::*;
     use crate::base::error::chain;
 
-    fn file(content: &str) -> (String, Bytes) {
+    fn file(content: &str) -> (String, SignedFile) {
         let file = DriverFile { name: String::new(), bytes: content.to_owned().into() };
-        (file.digest(), file.bytes)
+        (file.digest(), SignedFile { code: file.bytes, signature: None })
     }
 
     fn facts(driver: &str, config: Option<&str>) -> KeptFacts {
         let driver = DriverName::new(driver).unwrap();
-        KeptFacts { driver, version: "1.0.0".to_owned(), config: config.map(str::to_owned) }
+        KeptFacts {
+            driver,
+            version: "1.0.0".to_owned(),
+            stem: "a".to_owned(),
+            config: config.map(str::to_owned),
+        }
     }
 
     #[test]
-    fn a_kept_file_comes_back_whole_with_its_last_config() {
+    fn a_kept_file_comes_back_whole_with_its_last_config_and_signature() {
         let folder = tempfile::tempdir().unwrap();
-        let (files, (digest, bytes)) = (KeptFiles::open(folder.path()).unwrap(), file("code"));
+        let (files, (digest, mut bytes)) = (KeptFiles::open(folder.path()).unwrap(), file("code"));
         files.put(&digest, &facts("a.example", None), &bytes).unwrap();
         let last = facts("a.example", Some("{\"n\":1}"));
-        files.put(&digest, &last, &bytes).unwrap();
+        for signature in [b"first" as &[u8], b"second"] {
+            bytes.signature = Some(signature.into());
+            files.put(&digest, &last, &bytes).unwrap();
+        }
+        let unsigned = SignedFile { signature: None, ..bytes.clone() };
+        files.put(&digest, &last, &unsigned).unwrap();
         assert_eq!(files.take(&digest).unwrap(), (last, bytes));
         for entry in std::fs::read_dir(folder.path()).unwrap() {
             assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o7777, 0o600);
@@ -239,7 +278,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (files, (digest, bytes)) = (KeptFiles::open(folder.path()).unwrap(), file("code"));
         files.put(&digest, &facts("a.example", None), &bytes).unwrap();
-        let (code, beside) = files.paths(&digest).unwrap();
+        let Paths { code, facts: beside, .. } = files.paths(&digest).unwrap();
         for path in [&code, &beside] {
             std::fs::write(path, "cod").unwrap();
             let error = files.take(&digest).unwrap_err();
@@ -259,8 +298,9 @@ mod tests {
         let (files, (digest, bytes)) = (KeptFiles::open(folder.path()).unwrap(), file("code"));
         files.put(&digest, &facts("a.example", None), &bytes).unwrap();
         let (other, _) = file("other");
-        let (code, beside) = files.paths(&other).unwrap();
+        let Paths { code, facts: beside, signature } = files.paths(&other).unwrap();
         std::fs::write(&beside, "{}").unwrap();
+        std::fs::write(&signature, "x").unwrap();
         std::fs::write(format!("{}.new", code.display()), "half").unwrap();
         std::fs::write(folder.path().join("README"), "mine").unwrap();
         let files = KeptFiles::open(folder.path()).unwrap();
@@ -293,7 +333,7 @@ mod tests {
         drop(folder);
         let (digest, bytes) = file("code");
         let error = files.put(&digest, &facts("a.example", None), &bytes).unwrap_err();
-        assert!(matches!(error, KeptError::Read { .. }), "{error:?}");
+        assert!(matches!(error, KeptError::Folder { .. }), "{error:?}");
         assert!(KeptFiles::open(&files.folder).is_err());
     }
 }

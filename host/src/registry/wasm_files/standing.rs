@@ -3,23 +3,23 @@
 
 use std::sync::{Arc, Weak};
 
-use bytes::Bytes;
-
 use super::Worker;
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
 use crate::driver::DriverIdentity;
 use crate::driver::grant::{self, Grant};
-use crate::driver::wasm::WasmDriver;
+use crate::driver::wasm::{SignedFile, WasmDriver};
 use crate::model::Problem;
 use crate::registry::DriverState;
 use crate::registry::keeper::Looker;
+use crate::trust::Verdict;
 
 /// Code of the condition that a version serves and could not be kept for its claims.
 pub(super) const NOT_KEPT: &str = "driver-not-kept";
 
 pub(super) struct Serving {
     pub(super) driver: Arc<WasmDriver>,
+    pub(super) verdict: Verdict,
     pub(super) looker: Looker,
     pub(super) keeper: Tasks,
 }
@@ -61,9 +61,14 @@ fn beyond(driver: &WasmDriver, grant: &Grant) -> Vec<String> {
 
 impl Worker {
     /// Keeps the code of a version for the claims that it will prepare. That it cannot be kept is no reason not to serve.
-    pub(super) async fn keep(&self, identity: &Arc<DriverIdentity>, bytes: Bytes, config: Option<String>) {
+    pub(super) async fn keep(
+        &self,
+        identity: &Arc<DriverIdentity>,
+        file: SignedFile,
+        config: Option<String>,
+    ) {
         let shared = &self.shared;
-        match shared.predecessors.keep(identity, bytes, config).await {
+        match shared.predecessors.keep(identity, file, config).await {
             Ok(()) => shared.conditions.clear(NOT_KEPT, &self.source),
             Err(error) => {
                 let message = format!(
