@@ -1,5 +1,6 @@
 //! The composition root: builds bottom-up, binds, runs, drains.
 
+mod reload;
 mod state;
 
 use std::net::SocketAddr;
@@ -28,10 +29,10 @@ use crate::devices::registration;
 use crate::devices::{self, DeviceHolders, DeviceParts, DeviceSettings, Devices};
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::specs::{self, SpecEvent};
-use crate::discovery::{files, sockets};
+use crate::discovery::{config as config_file, files, sockets};
 use crate::driver::NodeFacts;
 use crate::driver::grpc::PluginSteps;
-use crate::driver::wasm::{Compiler, SysfsTree, WasmHost, WasmSettings};
+use crate::driver::wasm::{Compiler, KeptFiles, SysfsTree, WasmHost, WasmSettings};
 use crate::model::{DriverName, ObjectRef, limit};
 use crate::north::admin::{self, Admin, AtStart};
 use crate::north::node_api::{self, NodeApi};
@@ -40,7 +41,11 @@ use crate::pods::{self, Pods};
 use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
 use crate::registry::plugins::{PluginTimes, Plugins};
+use crate::registry::predecessors::KeptDrivers;
 use crate::registry::wasm_files::WasmFiles;
+use crate::trust::Trust;
+
+use self::reload::Reload;
 
 /// File events that may wait for the registry.
 const FILE_EVENTS_WAITING_MAX: usize = 64;
@@ -135,6 +140,12 @@ impl Daemon {
         let host = WasmHost::new(settings, Arc::new(table.clone()), Arc::new(values.clone()))
             .context("set up the sandbox for drivers")?;
         let registry = Registry::with_conditions(changes.clone(), conditions.clone());
+        let trust = Trust::new(config.file.policy.clone());
+        let kept = KeptFiles::open(&config.paths.kept_drivers)
+            .and_then(|files| KeptDrivers::open(files, host.clone(), trust.clone()))
+            .context("look at the kept files of drivers")?;
+        let predecessors = Arc::new(kept);
+        registry.keep_predecessors(predecessors.clone());
         let claims = Claims::new(ClaimParts {
             table,
             released: opened.released,
@@ -166,7 +177,17 @@ impl Daemon {
         devices.start();
         let pods = Pods::new(claims.clone(), devices.clone(), work.clone());
         let at_start = Arc::new(AtStart::look(&config.paths.drivers, &config.paths.plugins_registry));
-        watch_drivers(&config, &drivers, registry.clone(), host);
+        watch_config(&config, &drivers, trust.clone(), conditions.clone());
+        let wasm = WasmFiles {
+            registry: registry.clone(),
+            host,
+            predecessors,
+            kernel: KernelEvents::default(),
+            trust,
+            conditions: conditions.clone(),
+            tasks: drivers.clone(),
+        };
+        watch_drivers(&config, &drivers, wasm);
         let device_plugins = DevicePlugins::default();
         watch_plugins(&config, &drivers, registry.clone(), device_plugins.clone());
         serve_device_plugins(&config, &drivers, devices.clone(), device_plugins).await?;
@@ -251,10 +272,17 @@ async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
     listener.map(Some).with_context(|| format!("listen on {address} (admin.listen of the config)"))
 }
 
-fn watch_drivers(config: &Config, tasks: &Tasks, registry: Registry, host: Arc<WasmHost>) {
-    let kernel = KernelEvents::default();
+fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Conditions) {
+    let Some(path) = config.file_path.clone() else { return };
+    let (sender, events) = mpsc::channel(1);
+    let reload = Reload { path: path.clone(), started: config.file.clone(), trust, conditions };
+    tasks.spawn("config", reload.follow(events));
+    tasks.spawn("config-file", config_file::watch(path, tasks.clone(), sender));
+}
+
+fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
+    let kernel = wasm.kernel.clone();
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
-    let wasm = WasmFiles { registry, host, kernel: kernel.clone(), tasks: tasks.clone() };
     tasks.spawn("uevents", kernel::read_uevents(tasks.clone(), kernel.clone()));
     tasks.spawn("device-nodes", kernel::watch_nodes("/dev".into(), tasks.clone(), kernel));
     tasks.spawn("wasm-files", wasm.run(events));
@@ -292,7 +320,8 @@ async fn serve_device_plugins(
 
 fn prepare_folders(config: &Config) -> Result<()> {
     let paths = &config.paths;
-    for folder in [&paths.drivers, &paths.plugins_registry, &paths.claims, &paths.cache] {
+    for folder in [&paths.drivers, &paths.plugins_registry, &paths.kept_drivers, &paths.claims, &paths.cache]
+    {
         make_private(folder)?;
     }
     for file in [&paths.checkpoint, &paths.socket, &paths.pod_resources, &paths.admin] {

@@ -11,12 +11,14 @@ pub mod machine;
 pub mod manifest;
 mod metrics;
 mod outlook;
+mod predecessors;
 mod prepare;
 mod put_back;
 mod reconcile;
 mod refusals;
 mod release;
 pub mod source;
+mod swaps;
 mod table;
 mod unprepare;
 mod upkeep;
@@ -241,12 +243,14 @@ impl Claims {
     }
 
     /// Starts what goes on without requests: CDI files kept right as `files` tells of them, interrupted unprepares finished as
-    /// drivers come.
+    /// drivers come, what swapped drivers leave behind cleared away.
     pub fn start(&self, files: mpsc::Receiver<SpecEvent>) {
         let inner = self.0.clone();
         self.0.tasks.spawn("cdi-files", async move { inner.keep_files(files).await });
         let inner = self.0.clone();
         self.0.tasks.spawn("resume-unprepare", async move { inner.resume_unprepares().await });
+        let inner = self.0.clone();
+        self.0.tasks.spawn("driver-swaps", async move { inner.follow_swaps().await });
     }
 
     /// Makes a pod's claims ready. Goes on when the caller goes away.

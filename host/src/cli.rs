@@ -191,7 +191,9 @@ fn run(place: &Place, args: RunArgs) -> Result<Outcome> {
     })?;
     let root =
         place.root.canonicalize().with_context(|| format!("find the root {}", place.root.display()))?;
-    let config = Config::new(&root, place.socket.clone(), args.cdi_dir, node_name, &file);
+    let mut config = Config::new(&root, place.socket.clone(), args.cdi_dir, node_name, &file);
+    let file_path = args.config.as_deref().map(std::path::absolute);
+    config.file_path = file_path.transpose().context("find the config file")?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
     let outcome = runtime.block_on(app::run(config, boot_id));

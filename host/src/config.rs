@@ -1,6 +1,6 @@
 //! Configuration: the daemon's own (flags over file over defaults), and what operators write for drivers.
 //!
-//! Only values: paths are derived here, and nothing is created or opened but the file that is read.
+//! Only values: paths are derived here, and nothing is created or opened but the file that is read, and the keys that it names.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::model::limit;
+use crate::trust;
 
 /// The daemon's config file. Every key may be absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -22,6 +23,11 @@ pub struct ConfigFile {
     pub cdi_spec_dirs: Option<Vec<PathBuf>>,
     pub claims: ClaimsSection,
     pub admin: AdminSection,
+    /// As it is written; `policy` is what counts.
+    trust: trust::Section,
+    /// The checked `trust` section with its keys.
+    #[serde(skip)]
+    pub policy: trust::Policy,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -75,6 +81,8 @@ pub enum ConfigError {
     SpecFolder { path: PathBuf, folder: PathBuf },
     #[error("the config {}: admin.listen is {value:?}", path.display())]
     Address { path: PathBuf, value: String, source: AddressError },
+    #[error("the config {}", path.display())]
+    Trust { path: PathBuf, source: Box<trust::SectionError> },
 }
 
 impl ConfigFile {
@@ -87,7 +95,7 @@ impl ConfigFile {
 
     fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let invalid = |error| ConfigError::Parse { path: path.to_owned(), source: Box::new(error) };
-        let config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
+        let mut config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
         let check = |key, value: Option<u64>, min, max| match value {
             Some(value) if !(min..=max).contains(&value) => {
                 Err(ConfigError::Range { path: path.to_owned(), key, value, min, max })
@@ -101,7 +109,22 @@ impl ConfigFile {
             return Err(ConfigError::Address { path: path.to_owned(), value, source });
         }
         check_spec_dirs(config.cdi_spec_dirs.as_deref().unwrap_or_default(), path)?;
+        let policy = config.trust.check(path.parent().unwrap_or(path));
+        let wrong = |source| ConfigError::Trust { path: path.to_owned(), source: Box::new(source) };
+        config.policy = policy.map_err(wrong)?;
         Ok(config)
+    }
+
+    /// The keys of the file that differ from another's and are looked at when the daemon starts only.
+    pub fn needs_restart(&self, started: &Self) -> Vec<&'static str> {
+        let differs = [
+            ("nodeName", self.node_name != started.node_name),
+            ("cdiDir", self.cdi_dir != started.cdi_dir),
+            ("cdiSpecDirs", self.cdi_spec_dirs != started.cdi_spec_dirs),
+            ("claims", self.claims != started.claims),
+            ("admin", self.admin != started.admin),
+        ];
+        differs.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
 }
 
@@ -124,6 +147,10 @@ pub struct Config {
     pub call_deadline: Duration,
     /// Where metrics and probes are answered besides the admin socket.
     pub admin_address: Option<SocketAddr>,
+    /// The config file as it was at the start.
+    pub file: ConfigFile,
+    /// Where it is; it is read again when it changes.
+    pub file_path: Option<PathBuf>,
 }
 
 impl Config {
@@ -146,6 +173,8 @@ impl Config {
             exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
             call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
             admin_address: file.admin.address().and_then(Result::ok),
+            file: file.clone(),
+            file_path: None,
         }
     }
 }
@@ -158,6 +187,8 @@ pub struct Paths {
     pub plugins_registry: PathBuf,
     /// The socket on which device plugins register, and theirs beside it.
     pub device_plugins: PathBuf,
+    /// Files of drivers that prepared claims, by digest.
+    pub kept_drivers: PathBuf,
     pub checkpoint: PathBuf,
     pub claims: PathBuf,
     pub cache: PathBuf,
@@ -178,6 +209,7 @@ impl Paths {
             drivers: root.join("var/lib/nodedock/drivers"),
             plugins_registry: root.join("var/lib/nodedock/plugins_registry"),
             device_plugins: root.join("var/lib/nodedock/device-plugins"),
+            kept_drivers: root.join("var/lib/nodedock/kept-drivers"),
             checkpoint: root.join("var/lib/nodedock/checkpoint.redb"),
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),
@@ -257,8 +289,19 @@ mod tests {
         assert!(error.contains("port") && error.contains("line 1"), "{error}");
         let error = chain(&parse("cdiSpecDirs: [/etc/cdi, run/cdi]\n").unwrap_err());
         assert!(error.contains("\"run/cdi\""), "{error}");
+        let error = chain(&parse("trust:\n  keys:\n  - {name: a, pem: x}\n").unwrap_err());
+        assert!(error.contains("the config nodedock.yaml: line 3") && error.contains("key a"), "{error}");
         let error = chain(&parse(&format!("cdiSpecDirs: [{}]\n", "/x, ".repeat(17))).unwrap_err());
         assert!(error.contains("has 17 folders"), "{error}");
+    }
+
+    #[test]
+    fn what_needs_a_restart_is_known_by_its_keys_and_trust_is_not_among_them() {
+        let parse = |text| ConfigFile::parse(text, Path::new("nodedock.yaml")).unwrap();
+        let started = parse("nodeName: n1\n");
+        assert_eq!(parse("nodeName: n1\ntrust: {mode: warn}\n").needs_restart(&started), [""; 0]);
+        let other = parse("claims: {exclusiveWaitMs: 5}\ncdiDir: /x\nadmin: {listen: \"127.0.0.1:9400\"}\n");
+        assert_eq!(other.needs_restart(&started), ["nodeName", "cdiDir", "claims", "admin"]);
     }
 
     #[test]

@@ -93,6 +93,19 @@ pub trait ClaimDriver: Send + Sync {
     async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()>;
 }
 
+/// The code of WASM drivers that served before, for the claims that it prepared.
+#[async_trait]
+pub trait Predecessors: Send + Sync {
+    /// The driver of a name as the file of a digest has it, within what its name is granted now.
+    async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem>;
+
+    /// Digests that are kept although nobody serves or works with them.
+    fn idle(&self) -> Vec<String>;
+
+    /// Forgets a digest, unless somebody serves with it again.
+    fn forget(&self, digest: &str);
+}
+
 /// What a device plugin wants of its callers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceOptions {

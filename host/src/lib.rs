@@ -12,6 +12,7 @@ pub mod model;
 pub mod north;
 pub mod pods;
 pub mod registry;
+pub mod trust;
 
 pub mod app;
 pub mod cli;

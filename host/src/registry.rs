@@ -7,14 +7,16 @@ pub mod device_plugins;
 mod instances;
 mod keeper;
 pub mod plugins;
+pub mod predecessors;
 mod quarantine;
+mod vetting;
 pub mod wasm_files;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -24,11 +26,12 @@ use quarantine::{Conduct, gone};
 use crate::base::changes::Changes;
 use crate::base::clock::now_ms;
 use crate::base::conditions::Conditions;
-use crate::driver::{Driver, DriverStats};
+use crate::driver::{Driver, DriverStats, Predecessors};
 use crate::model::{
     ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
     limit,
 };
+use crate::trust::Verdict;
 
 /// Where a driver is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +106,8 @@ pub struct DriverView {
     pub timeline: VecDeque<Transition>,
     /// Of a registered native plugin.
     pub native: Option<NativeView>,
+    /// Of a file: whether it is trusted.
+    pub trust: Option<Verdict>,
 }
 
 /// What is known of a native plugin beside what every driver has.
@@ -134,6 +139,7 @@ impl DriverView {
             problem: None,
             timeline: VecDeque::new(),
             native: None,
+            trust: None,
         }
     }
 
@@ -176,6 +182,7 @@ struct Inner {
     freed: watch::Sender<u64>,
     wasm_reloads: Reloads,
     grpc_reloads: Reloads,
+    predecessors: OnceLock<Arc<dyn Predecessors>>,
 }
 
 /// Reload requests on their way to the task that carries them out.
@@ -214,6 +221,7 @@ impl Registry {
             freed: watch::Sender::new(0),
             wasm_reloads: Reloads::new(),
             grpc_reloads: Reloads::new(),
+            predecessors: OnceLock::new(),
         }))
     }
 
@@ -232,6 +240,15 @@ impl Registry {
                 Problem::unavailable("driver-not-serving", message)
             }
         })
+    }
+
+    /// Says where the code of versions that served before is to be had. The first word counts.
+    pub fn keep_predecessors(&self, predecessors: Arc<dyn Predecessors>) {
+        let _ = self.0.predecessors.set(predecessors);
+    }
+
+    pub(crate) fn predecessors(&self) -> Option<&Arc<dyn Predecessors>> {
+        self.0.predecessors.get()
     }
 
     /// A device as its driver last described it.
@@ -325,29 +342,39 @@ impl Registry {
     pub(crate) fn update(&self, kind: DriverKind, source: &str, change: impl FnOnce(&mut DriverView)) {
         let mut state = self.write();
         let view = state.sources.entry(source.to_owned()).or_insert_with(|| DriverView::new(kind, source));
-        let before = (view.state, view.reason.clone());
+        let before = (view.state, view.reason.clone(), view.trust.clone());
         change(view);
         let (now, name) = (view.state, view.name.as_ref().map_or(source, DriverName::as_str).to_owned());
-        let changed = before != (now, view.reason.clone());
+        let changed = before != (now, view.reason.clone(), view.trust.clone());
         drop(state);
         if changed {
             self.0.changes.tell(ChangedKind::Driver, name, now.as_str());
         }
     }
 
-    /// Makes `driver` the one that serves under its name. The error names the source that has the name already.
+    /// Another source that has a name already.
+    pub(crate) fn taken_by_other(&self, name: &DriverName, source: &str) -> Option<String> {
+        self.read().serving.get(name)?.other_than(source).map(str::to_owned)
+    }
+
+    /// Makes `driver` the one that serves under its name, with what it published. The error names the source that has the name
+    /// already.
     pub(crate) fn serve(&self, source: &str, driver: Driver) -> Result<(), String> {
         let name = driver.identity.name.clone();
-        {
+        let left = {
             let mut state = self.write();
             if let Some(other) = state.serving.get(&name).and_then(|known| known.other_than(source)) {
                 return Err(other.to_owned());
             }
             // A file that named itself otherwise before gives its old name up.
-            state.drop_source(source);
+            let left = state.drop_source(source).filter(|left| *left != name);
             state.serving.insert(name, Instances::one(source, driver));
-        }
+            left
+        };
         self.0.serving.send_modify(|count| *count += 1);
+        if left.is_some() {
+            self.0.freed.send_modify(|count| *count += 1);
+        }
         Ok(())
     }
 

@@ -12,6 +12,7 @@ pub mod machine;
 pub mod metrics;
 pub mod places;
 pub mod root;
+pub mod versions;
 pub mod wait;
 
 pub use daemon::{Client, Daemon, Options};

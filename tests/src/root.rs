@@ -90,6 +90,11 @@ impl Root {
         self.state().join("drivers")
     }
 
+    /// Files of drivers that prepared claims.
+    pub fn kept_drivers(&self) -> PathBuf {
+        self.state().join("kept-drivers")
+    }
+
     pub fn claims_folder(&self) -> PathBuf {
         self.state().join("claims")
     }

@@ -8,6 +8,7 @@ pub mod pattern;
 mod yaml;
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use regex::Regex;
 use serde::Deserialize;
@@ -373,6 +374,8 @@ pub enum EffectiveError {
 /// What a driver may do: asked for and granted, as matchers.
 #[derive(Debug, Default)]
 pub struct Effective {
+    /// Nothing of it holds any more, also for calls that are under way.
+    revoked: AtomicBool,
     sysfs_read: Both,
     sysfs_write_asked: WriteRules,
     sysfs_write_granted: WriteRules,
@@ -392,6 +395,7 @@ impl Effective {
     pub fn new(request: &Capabilities, grant: &Grant) -> Result<Self, EffectiveError> {
         let allowed = &grant.allowed;
         Ok(Self {
+            revoked: AtomicBool::new(false),
             sysfs_read: Both::new(&request.sysfs_read, &allowed.sysfs_read, &[])?,
             sysfs_write_asked: WriteRules::new(&request.sysfs_write)?,
             sysfs_write_granted: WriteRules::new(&allowed.sysfs_write)?,
@@ -403,49 +407,60 @@ impl Effective {
         })
     }
 
+    /// Takes all of it back, at once.
+    pub fn revoke(&self) {
+        self.revoked.store(true, Ordering::Release);
+    }
+
+    fn stands(&self) -> bool {
+        !self.revoked.load(Ordering::Acquire)
+    }
+
     /// `path` is relative to `/sys` and normalised.
     pub fn allows_sysfs_read(&self, path: &str) -> bool {
-        self.sysfs_read.allows(path)
+        self.stands() && self.sysfs_read.allows(path)
     }
 
     /// Whether all that the glob may match may be read.
     pub fn allows_sysfs_glob(&self, glob: &str) -> bool {
-        self.sysfs_read.allows_glob(glob)
+        self.stands() && self.sysfs_read.allows_glob(glob)
     }
 
     /// Whether anything may be written there.
     pub fn allows_sysfs_path(&self, path: &str) -> bool {
-        self.sysfs_write_asked.allow_path(path) && self.sysfs_write_granted.allow_path(path)
+        self.stands() && self.sysfs_write_asked.allow_path(path) && self.sysfs_write_granted.allow_path(path)
     }
 
     pub fn allows_sysfs_write(&self, path: &str, value: &str) -> bool {
-        self.sysfs_write_asked.allow(path, value) && self.sysfs_write_granted.allow(path, value)
+        self.stands()
+            && self.sysfs_write_asked.allow(path, value)
+            && self.sysfs_write_granted.allow(path, value)
     }
 
     /// `path` is absolute, on the node.
     pub fn allows_device_node(&self, path: &str) -> bool {
-        self.device_nodes.allows(path)
+        self.stands() && self.device_nodes.allows(path)
     }
 
     /// Whether all nodes that the glob may match may be looked at.
     pub fn allows_device_nodes_glob(&self, glob: &str) -> bool {
-        self.device_nodes.allows_glob(glob)
+        self.stands() && self.device_nodes.allows_glob(glob)
     }
 
     pub fn allows_mount(&self, path: &str) -> bool {
-        self.mounts.allows(path)
+        self.stands() && self.mounts.allows(path)
     }
 
     pub fn allows_hook(&self, path: &str) -> bool {
-        self.hooks.allows(path)
+        self.stands() && self.hooks.allows(path)
     }
 
     pub fn allows_env(&self, name: &str) -> bool {
-        self.env.allows(name)
+        self.stands() && self.env.allows(name)
     }
 
     pub fn allows_net_device(&self, name: &str) -> bool {
-        self.net_devices.allows(name)
+        self.stands() && self.net_devices.allows(name)
     }
 }
 

@@ -17,6 +17,7 @@ mod driver;
 mod edits;
 mod engine;
 mod hostcalls;
+mod kept;
 mod lane;
 mod limiter;
 mod log;
@@ -50,6 +51,7 @@ pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_pa
 pub use self::containment::{Containment, QUARANTINED, Quarantined};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
+pub use self::kept::{KeptError, KeptFacts, KeptFiles, SignedFile};
 pub use self::limiter::Reached;
 pub use self::put_back::{Fate, SysfsTree};
 pub use self::sandbox::{CallFailure, Crowd};

@@ -33,6 +33,12 @@ pub const LABEL_VALUE_BYTES_MAX: usize = 1024;
 /// Bytes of a problem's code and message: they go into Events and terminals.
 pub const PROBLEM_CODE_BYTES_MAX: usize = 63;
 pub const PROBLEM_MESSAGE_BYTES_MAX: usize = 1024;
+/// Versions of one driver whose files are kept for the claims that they prepared: more is a loop of replacements.
+pub const KEPT_VERSIONS_MAX: usize = 16;
+/// Tries in vain after which the code that prepared a claim is asked to give it up, also where the serving version only wants time.
+pub const PREDECESSOR_PATIENCE: u32 = 2;
+/// Between looks for kept files that nobody needs, where nothing else led to one.
+pub const KEPT_SWEEP: Duration = Duration::from_secs(60);
 /// Bytes of a quantity: the longest in use have fewer than 20.
 pub const QUANTITY_BYTES_MAX: usize = 64;
 /// Bytes of a driver's summary.
@@ -108,6 +114,15 @@ pub const CACHE_FILES_MAX: usize = 2 * DRIVER_FILES_MAX;
 pub const CACHE_BYTES_MAX: u64 = 2 << 30;
 /// Grant and config files: written by people.
 pub const SIDE_FILE_BYTES_MAX: u64 = 256 << 10;
+/// A signature beside a driver: the longest in use, a bundle with an entry of a log, have some 10 kB.
+pub const SIGNATURE_FILE_BYTES_MAX: u64 = 64 << 10;
+/// A public key as PEM has 200 bytes; with words before it a page.
+pub const KEY_FILE_BYTES_MAX: u64 = 16 << 10;
+/// Keys whose signatures count, globs of names of each, drivers with pins and digests of each: each key is tried for each file.
+pub const TRUST_KEYS_MAX: usize = 64;
+pub const TRUST_NAMES_MAX: usize = 64;
+pub const TRUST_PINS_MAX: usize = DRIVER_FILES_MAX;
+pub const TRUST_DIGESTS_MAX: usize = 64;
 /// Files in the drivers folder that are looked at; what is beyond is reported.
 pub const DRIVER_FILES_MAX: usize = 512;
 /// A claims file or a command's input file.

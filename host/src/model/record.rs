@@ -124,7 +124,7 @@ pub struct DriverPart {
     /// That earlier boot.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub prepared_in: String,
-    /// Who prepared it.
+    /// Who prepared it; without a result, who was asked last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<PreparedBy>,
     /// The last refusal.

@@ -16,6 +16,7 @@ use crate::model::{
 };
 use crate::pods::{ContainerAnswer, PodOutcome, PodView};
 use crate::registry::{DriverView, NativeView};
+use crate::trust::Verdict;
 
 mod resources;
 mod values;
@@ -541,6 +542,17 @@ pub fn driver(view: &DriverView) -> v1::Driver {
         discovered_ms: view.discovered_ms.unwrap_or(0),
         problem: view.problem.as_ref().map(problem),
         native: view.native.as_ref().map(native),
+        trust: view.trust.as_ref().map(trust),
+    }
+}
+
+fn trust(verdict: &Verdict) -> v1::DriverTrust {
+    v1::DriverTrust {
+        mode: verdict.mode.as_str().to_owned(),
+        verdict: verdict.word().to_owned(),
+        key: verdict.key.clone().unwrap_or_default(),
+        pin: verdict.pin.clone().unwrap_or_default(),
+        reason: verdict.distrust.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use super::Registry;
+use super::{DriverView, Registry};
 use crate::base::clock::now_ms;
 use crate::base::tasks::Tasks;
 use crate::discovery::kernel::{KernelEvent, KernelEvents};
@@ -71,7 +71,7 @@ impl Keeper {
                 Next::End => return,
                 Next::Nothing => {}
                 Next::Look(trigger, waiting) => {
-                    self.look(trigger).await;
+                    self.look(&tasks, trigger).await;
                     // Whoever asked may have gone away.
                     for done in waiting {
                         let _ = done.send(());
@@ -152,20 +152,31 @@ impl Keeper {
         Some(Trigger::Events(if count > EVENT_PATHS_MAX { Vec::new() } else { paths.into_iter().collect() }))
     }
 
-    async fn look(&self, trigger: Trigger) {
+    async fn look(&self, tasks: &Tasks, trigger: Trigger) {
         let started = Instant::now();
         let call = Call { request_id: crate::base::request::new_id(), deadline: limit::LOOK_WALL };
         let outcome = look(&self.driver, &call, trigger).await;
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         match outcome {
-            Ok(found) => self.publish(found, duration_us),
+            // Another version serves by now, or none.
+            _ if tasks.is_stopping() => {}
+            Ok(found) => self.publish(tasks, found, duration_us),
             // It was not asked, and that is shown.
             Err(problem) if problem.code == QUARANTINED => {}
-            Err(problem) => self.complain(&call, problem, duration_us),
+            Err(problem) => self.complain(tasks, &call, problem, duration_us),
         }
     }
 
-    fn publish(&self, found: Published, duration_us: u64) {
+    /// Changes what is shown, unless another version is shown already.
+    fn show(&self, tasks: &Tasks, change: impl FnOnce(&mut DriverView)) {
+        let change = |view: &mut DriverView| match tasks.is_stopping() {
+            true => {}
+            false => change(view),
+        };
+        self.registry.update(DriverKind::Wasm, &self.source, change);
+    }
+
+    fn publish(&self, tasks: &Tasks, found: Published, duration_us: u64) {
         let devices = found.inventory.device_count();
         let changed = self.published.send_if_modified(|known| {
             let changed = **known != found;
@@ -174,7 +185,7 @@ impl Keeper {
             }
             changed
         });
-        self.registry.update(DriverKind::Wasm, &self.source, |view| {
+        self.show(tasks, |view| {
             view.discovered_ms = Some(now_ms());
             view.problem = None;
             if changed {
@@ -189,9 +200,9 @@ impl Keeper {
     }
 
     /// What was published stays: devices do not go away because their driver has a bad moment.
-    fn complain(&self, call: &Call, problem: Problem, duration_us: u64) {
+    fn complain(&self, tasks: &Tasks, call: &Call, problem: Problem, duration_us: u64) {
         let mut first = false;
-        self.registry.update(DriverKind::Wasm, &self.source, |view| {
+        self.show(tasks, |view| {
             first = view.problem.as_ref().is_none_or(|known| known.code != problem.code);
             if first {
                 view.note("discovery failed", "discovery", duration_us, Some(problem.clone()));

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use futures::future::join_all;
 use nodedock::driver::ClaimDriver;
-use nodedock::driver::wasm::Trigger;
+use nodedock::driver::wasm::{Outcome, Trigger};
 use nodedock::model::limit::CALL_MEMORY;
 use nodedock::model::{DriverClaim, LiveClaim, PreparedClaim, Problem, ProblemKind};
 use nodedock_tests::golden::{CPUS, GOLDEN_NAME, call, claim, live, with_parameters};

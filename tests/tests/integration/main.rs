@@ -20,12 +20,15 @@ mod main_job;
 mod metrics;
 mod pod_resources;
 mod pods;
+mod predecessors;
 mod quarantine;
 mod reboot;
 mod resources;
 mod shared_claims;
 mod start;
 mod stop;
+mod swaps;
+mod trust;
 
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
 use nodedock_tests::{Daemon, Options};

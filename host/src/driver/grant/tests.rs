@@ -193,3 +193,35 @@ fn limits_stay_within_grant_and_ceiling() {
     assert_eq!(limits.cpu, Duration::from_secs(1));
     assert_eq!((limits.hostcall_bytes, limits.concurrent_calls), (limit::HOSTCALL_BYTES_MAX, 1));
 }
+
+#[test]
+fn what_is_taken_back_is_allowed_no_more_whoever_holds_it() {
+    let allowed = Capabilities {
+        sysfs_read: strings(&["a/*"]),
+        sysfs_write: vec![ValueGrant { glob: "a/b".into(), pattern: "1".into() }],
+        device_nodes: strings(&["/dev/a"]),
+        mounts: strings(&["/opt/a"]),
+        hooks: strings(&["/usr/bin/a"]),
+        env: strings(&["A"]),
+        net_devices: strings(&["eth0"]),
+    };
+    let grant = Grant { allowed: allowed.clone(), limits: LimitGrant::default() };
+    let effective = Effective::new(&allowed, &grant).unwrap();
+    let allows = || {
+        [
+            effective.allows_sysfs_read("a/b"),
+            effective.allows_sysfs_glob("a/*"),
+            effective.allows_sysfs_path("a/b"),
+            effective.allows_sysfs_write("a/b", "1"),
+            effective.allows_device_node("/dev/a"),
+            effective.allows_device_nodes_glob("/dev/a"),
+            effective.allows_mount("/opt/a"),
+            effective.allows_hook("/usr/bin/a"),
+            effective.allows_env("A"),
+            effective.allows_net_device("eth0"),
+        ]
+    };
+    assert_eq!(allows(), [true; 10]);
+    effective.revoke();
+    assert_eq!(allows(), [false; 10]);
+}

@@ -84,6 +84,12 @@ impl WasmDriver {
         &self.0.missing
     }
 
+    /// Takes its grant back, from calls that are under way as well: the host does nothing more for it, and what it answers is held
+    /// against an empty grant.
+    pub fn revoke(&self) {
+        self.0.sandbox.scope.effective.revoke();
+    }
+
     /// What its calls may take.
     pub fn limits(&self) -> Limits {
         self.0.sandbox.scope.limits

@@ -25,16 +25,27 @@ impl Inbox {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.seen.is_empty() && self.orders.is_empty()
+    /// Whether newer files wait, or their end: the older ones are of no use any more.
+    pub(super) fn has_newer(&mut self) -> bool {
+        while self.seen.len() < ORDERS_WAITING_MAX
+            && let Ok(order) = self.orders.try_recv()
+        {
+            self.seen.push_back(order);
+        }
+        self.seen.iter().any(|order| matches!(order, Order::Load(_) | Order::Gone))
     }
 
-    /// Resolves when the file is another, or is gone: what is under way with it is of no use any more. The order stays for `next`;
-    /// nothing is lost if this is dropped.
+    /// Has an order come once more, after those that wait.
+    pub(super) fn put_back(&mut self, order: Order) {
+        self.seen.push_back(order);
+    }
+
+    /// Resolves when the file is another or is gone, or another policy counts: what is under way with it may be of no use any more. The
+    /// order stays for `next`; nothing is lost if this is dropped.
     pub(super) async fn overtaken(&mut self) {
         while self.seen.len() < ORDERS_WAITING_MAX {
             let Some(order) = self.orders.recv().await else { break };
-            let overtakes = matches!(order, Order::Load(_) | Order::Gone);
+            let overtakes = matches!(order, Order::Load(_) | Order::Judge | Order::Gone);
             self.seen.push_back(order);
             if overtakes {
                 return;
@@ -52,19 +63,25 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_a_file_that_changed_or_went_overtakes_and_no_order_is_lost() {
+    async fn only_another_file_or_policy_overtakes_and_no_order_is_lost() {
         let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
         let mut inbox = Inbox::new(inbox);
-        assert!(inbox.is_empty() && inbox.overtaken().now_or_never().is_none());
+        assert!(!inbox.has_newer() && inbox.overtaken().now_or_never().is_none());
         orders.send(Order::Again(None)).await.unwrap();
         assert!(inbox.overtaken().now_or_never().is_none());
-        assert!(!inbox.is_empty());
+        orders.send(Order::Judge).await.unwrap();
+        assert!(inbox.overtaken().now_or_never().is_some());
+        assert!(!inbox.has_newer());
         orders.send(Order::Gone).await.unwrap();
         assert!(inbox.overtaken().now_or_never().is_some());
+        assert!(inbox.has_newer());
+        inbox.put_back(Order::Again(None));
         drop(orders);
         assert!(inbox.overtaken().now_or_never().is_none(), "nobody is left to overtake it");
         assert!(matches!(inbox.next().await, Some(Order::Again(None))));
+        assert!(matches!(inbox.next().await, Some(Order::Judge)));
         assert!(matches!(inbox.next().await, Some(Order::Gone)));
+        assert!(matches!(inbox.next().await, Some(Order::Again(None))));
         assert!(inbox.next().await.is_none());
     }
 }

@@ -223,7 +223,7 @@ fn floods() -> Vec<Case> {
             "modules-1100",
             "eleven hundred modules",
             || wat(&format!("(component {})", "(core module)".repeat(1100))),
-            (Admission, INVALID, "modules"),
+            (Admission, "too-complex", "1101 modules"),
         ),
         case(
             "instances-100",
