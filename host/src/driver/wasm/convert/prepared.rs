@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown};
+use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown, twice};
 use crate::driver::wasm::bindings::nodedock::driver::types as guest;
 use crate::model::limit::{
     ALLOCATED_DEVICES_MAX, EDITS_MAX, ENV_NAME_BYTES_MAX, ENV_VALUE_BYTES_MAX, LABEL_VALUE_BYTES_MAX,
@@ -83,7 +83,7 @@ fn edits(edits: guest::Edits) -> Checked<Edits> {
         env: each("env", edits.env, env)?,
         device_nodes: each("device nodes", edits.device_nodes, device_node)?,
         mounts: each("mounts", edits.mounts, mount)?,
-        net_devices: each("net devices", edits.net_devices, net_device)?,
+        net_devices: net_devices(edits.net_devices)?,
         hooks: each("hooks", edits.hooks, hook)?,
         additional_gids: edits.additional_gids,
         intel_rdt: edits.intel_rdt.map(intel_rdt).transpose()?,
@@ -154,6 +154,17 @@ fn mount(mount: guest::Mount) -> Checked<Mount> {
         options: mount.options.into_iter().map(option).collect::<Checked<_>>()?,
         fs_type: mount.fs_type.map(|text| line("the file system", text, WORD_BYTES_MAX)).transpose()?,
     })
+}
+
+/// An interface is moved once, and two cannot have one name: CDI libraries refuse a file that says so.
+fn net_devices(devices: Vec<guest::NetDevice>) -> Checked<Vec<NetDevice>> {
+    let devices = each("net devices", devices, net_device)?;
+    let on_node = twice(devices.iter().map(|device| device.host_interface.as_str()));
+    let in_container = twice(devices.iter().map(|device| device.container_interface.as_str()));
+    match on_node.or(in_container) {
+        Some(again) => refuse(format!("net devices: interface {again} occurs twice")),
+        None => Ok(devices),
+    }
 }
 
 fn net_device(device: guest::NetDevice) -> Checked<NetDevice> {
