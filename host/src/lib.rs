@@ -15,3 +15,6 @@ pub mod registry;
 
 pub mod app;
 pub mod cli;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;

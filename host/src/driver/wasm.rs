@@ -11,6 +11,8 @@ mod convert;
 mod driver;
 mod edits;
 mod engine;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod hostcalls;
 mod log;
 mod nodes;
