@@ -8,6 +8,8 @@ mod carry;
 mod error;
 mod file;
 mod format;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod held;
 mod inspect;
 mod keeper;

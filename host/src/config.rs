@@ -93,7 +93,7 @@ impl ConfigFile {
         Self::parse(&text, path)
     }
 
-    fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let invalid = |error| ConfigError::Parse { path: path.to_owned(), source: Box::new(error) };
         let mut config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
         let check = |key, value: Option<u64>, min, max| match value {

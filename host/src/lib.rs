@@ -16,3 +16,6 @@ pub mod trust;
 
 pub mod app;
 pub mod cli;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;

@@ -179,7 +179,7 @@ fn put(table: Table, uid: &Uid, record: &impl Serialize) -> Result<Write, Commit
     Ok(Write { table, key: uid.clone(), value: Some(value) })
 }
 
-fn value_of(record: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+pub(super) fn value_of(record: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
     let mut value = Vec::with_capacity(1024);
     value.push(VALUE_VERSION);
     serde_json::to_writer(&mut value, record)?;
@@ -187,7 +187,7 @@ fn value_of(record: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
 }
 
 /// Reads a value, or says in words why not.
-fn decode<R: DeserializeOwned>(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<R, String> {
+pub(super) fn decode<R: DeserializeOwned>(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<R, String> {
     let read = match value.split_first() {
         Some((&VALUE_VERSION, json)) => serde_json::from_slice(json),
         _ => serde_json::from_value(json_of(value, steps)?),

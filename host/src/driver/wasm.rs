@@ -16,6 +16,8 @@ mod convert;
 mod driver;
 mod edits;
 mod engine;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod hostcalls;
 mod kept;
 mod lane;

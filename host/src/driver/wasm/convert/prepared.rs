@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown, within};
+use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown, twice, within};
 use crate::driver::wasm::Limit;
 use crate::driver::wasm::bindings::nodedock::driver::types as guest;
 use crate::model::limit::{
@@ -98,7 +98,7 @@ fn edits(edits: guest::Edits) -> Checked<Edits> {
         env: each("env", edits.env, env)?,
         device_nodes: each("device nodes", edits.device_nodes, device_node)?,
         mounts: each("mounts", edits.mounts, mount)?,
-        net_devices: each("net devices", edits.net_devices, net_device)?,
+        net_devices: net_devices(edits.net_devices)?,
         hooks: each("hooks", edits.hooks, hook)?,
         additional_gids: edits.additional_gids,
         intel_rdt: edits.intel_rdt.map(intel_rdt).transpose()?,
@@ -169,6 +169,17 @@ fn mount(mount: guest::Mount) -> Checked<Mount> {
         options: mount.options.into_iter().map(option).collect::<Checked<_>>()?,
         fs_type: mount.fs_type.map(|text| line("the file system", text, WORD_BYTES_MAX)).transpose()?,
     })
+}
+
+/// An interface is moved once, and two cannot have one name: CDI libraries refuse a file that says so.
+fn net_devices(devices: Vec<guest::NetDevice>) -> Checked<Vec<NetDevice>> {
+    let devices = each("net devices", devices, net_device)?;
+    let on_node = twice(devices.iter().map(|device| device.host_interface.as_str()));
+    let in_container = twice(devices.iter().map(|device| device.container_interface.as_str()));
+    match on_node.or(in_container) {
+        Some(again) => refuse(format!("net devices: interface {again} occurs twice")),
+        None => Ok(devices),
+    }
 }
 
 fn net_device(device: guest::NetDevice) -> Checked<NetDevice> {

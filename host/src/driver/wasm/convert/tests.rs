@@ -291,6 +291,13 @@ fn edits_that_are_no_edits_are_refused() {
         let device = types::NetDevice { host_interface: name.into(), container_interface: "net1".into() };
         types::Edits { net_devices: vec![device], ..no_edits() }
     };
+    let of_nets = |names: [(&str, &str); 2]| {
+        let device = |(host, container): (&str, &str)| types::NetDevice {
+            host_interface: host.into(),
+            container_interface: container.into(),
+        };
+        types::Edits { net_devices: names.map(device).into(), ..no_edits() }
+    };
     let hook = types::Hook {
         stage: "afterwards".into(),
         path: "/bin/x".into(),
@@ -311,6 +318,8 @@ fn edits_that_are_no_edits_are_refused() {
         (of_node(types::DeviceNode { file_mode: Some(0o4755), ..node("/dev/x", "r") }), "file mode 4755"),
         (of_net("a/b"), "name of a network interface"),
         (of_net("a-name-that-is-too-long"), "name of a network interface"),
+        (of_nets([("eth0", "net1"), ("eth0", "net2")]), "interface eth0 occurs twice"),
+        (of_nets([("eth0", "net1"), ("eth1", "net1")]), "interface net1 occurs twice"),
         (types::Edits { hooks: vec![hook], ..no_edits() }, "stage \"afterwards\""),
         (types::Edits { additional_gids: vec![1; 65], ..no_edits() }, "65 additional groups"),
     ] {
@@ -372,6 +381,7 @@ fn a_driver_says_who_it_is() {
         driver_info(bad).unwrap_err().to_string()
     };
     assert!(refusal(|info| info.name = "GPU".into()).contains("driver name"));
+    assert!(refusal(|info| info.name = "3gpu.example.com".into()).contains("begins with a digit"));
     assert!(refusal(|info| info.version = "one".into()).contains("not a semantic version"));
     assert!(refusal(|info| info.summary = "a\nb".into()).contains("control character"));
     assert!(refusal(|info| info.event_subsystems = vec!["a/b".into()]).contains("event subsystem"));
