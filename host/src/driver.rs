@@ -99,6 +99,9 @@ pub trait Predecessors: Send + Sync {
     /// The driver of a name as the file of a digest has it, within what its name is granted now.
     async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem>;
 
+    /// Notes an identity under which the file of its digest serves from now on: as long as somebody holds it, the file is kept.
+    fn serves_as(&self, identity: &Arc<DriverIdentity>);
+
     /// Digests that are kept although nobody serves or works with them.
     fn idle(&self) -> Vec<String>;
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use super::Inner;
 use super::calls::give_back;
 use crate::base::failpoint::{self, Point};
+use crate::driver::wasm::QUARANTINED;
 use crate::driver::{Call, Driver, Predecessors};
 use crate::model::{ClaimRecord, DriverKind, LiveClaim, PreparedBy, Problem, ProblemKind, limit};
 
@@ -61,11 +62,12 @@ fn predecessor<'a>(record: &'a ClaimRecord, serving: &Driver) -> Option<&'a Prep
     (both_wasm && !by.digest.is_empty() && by.digest != identity.digest).then_some(by)
 }
 
-/// Whether there is no sense in waiting for another answer. A driver that is quarantined is unavailable as well: it is waited for a
-/// little.
+/// Whether there is no sense in waiting for another answer. The time of a quarantine is not the driver's word, and no end is in sight
+/// of one that only breaks down: it is waited for a little.
 fn is_final(problem: &Problem, attempts: u32) -> bool {
     let is_broken = problem.kind.is_permanent() || problem.kind == ProblemKind::Internal;
-    is_broken || attempts >= limit::PREDECESSOR_PATIENCE && problem.retry_after_ms.is_none()
+    let names_time = problem.retry_after_ms.is_some() && problem.code != QUARANTINED;
+    is_broken || attempts >= limit::PREDECESSOR_PATIENCE && !names_time
 }
 
 async fn ask(
@@ -105,6 +107,8 @@ mod tests {
 
     #[test]
     fn a_no_is_final_and_time_that_is_wanted_is_given() {
+        let quarantined =
+            || Problem::unavailable(QUARANTINED, "left alone").retry_after(std::time::Duration::from_secs(5));
         let transient = || Problem::unavailable("device-busy", "not now");
         for (problem, attempts, wanted) in [
             (Problem::invalid("a", "never"), 0, true),
@@ -112,6 +116,8 @@ mod tests {
             (transient(), 0, false),
             (transient(), limit::PREDECESSOR_PATIENCE, true),
             (transient().retry_after(std::time::Duration::from_secs(60)), 99, false),
+            (quarantined(), 0, false),
+            (quarantined(), limit::PREDECESSOR_PATIENCE, true),
             (Problem::conflict("a", "held"), 0, false),
         ] {
             assert_eq!(is_final(&problem, attempts), wanted, "{problem:?} after {attempts}");

@@ -80,14 +80,10 @@ impl KeptDrivers {
         file: SignedFile,
         config: Option<String>,
     ) -> Result<(), KeptError> {
-        {
-            // First, so that nobody takes the file for one that is not needed.
-            let mut state = self.state();
-            state.users.retain(|user| user.strong_count() > 0);
-            state.users.push(Arc::downgrade(identity));
-        }
+        // First, so that nobody takes the file for one that is not needed.
+        self.serves_as(identity);
         let (driver, version) = (identity.name.clone(), identity.version.clone());
-        let stem = identity.source.trim_end_matches(".wasm").to_owned();
+        let stem = identity.source.strip_suffix(".wasm").unwrap_or(&identity.source).to_owned();
         let facts = KeptFacts { driver, version, stem, config };
         let (files, digest) = (self.files.clone(), identity.digest.clone());
         let put = tokio::task::spawn_blocking(move || files.put(&digest, &facts, &file));
@@ -184,6 +180,12 @@ impl Predecessors for KeptDrivers {
             return Err(Problem::unavailable("predecessor-not-loaded", message));
         }
         Ok(driver.clone())
+    }
+
+    fn serves_as(&self, identity: &Arc<DriverIdentity>) {
+        let mut state = self.state();
+        state.users.retain(|user| user.strong_count() > 0);
+        state.users.push(Arc::downgrade(identity));
     }
 
     fn idle(&self) -> Vec<String> {

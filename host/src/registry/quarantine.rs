@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::{DriverState, DriverView, Registry, State};
 use crate::base::tasks::Tasks;
+use crate::driver::Predecessors;
 use crate::driver::wasm::{Containment, QUARANTINED, Quarantined};
 use crate::model::{ChangedKind, DriverKind, DriverName, Problem};
 
@@ -24,7 +25,11 @@ enum Change {
 
 impl State {
     /// Shows a source's quarantine as it stands. None: there is nothing new.
-    fn settle_conduct(&mut self, source: &str) -> Option<(DriverName, Change)> {
+    fn settle_conduct(
+        &mut self,
+        source: &str,
+        predecessors: Option<&Arc<dyn Predecessors>>,
+    ) -> Option<(DriverName, Change)> {
         let conduct = self.conducts.get(source)?;
         let (driver, quarantined) = (conduct.driver.clone(), conduct.containment.quarantined());
         let view = self.sources.get_mut(source)?;
@@ -41,7 +46,7 @@ impl State {
                 view.state = DriverState::Serving;
                 view.reason = String::new();
                 view.note("serving", "quarantine over", 0, None);
-                self.renew(source);
+                self.renew(source, predecessors);
                 Change::Over
             }
             _ => return None,
@@ -87,7 +92,7 @@ impl Registry {
     }
 
     fn settle_conduct(&self, source: &str) {
-        let Some((driver, change)) = self.write().settle_conduct(source) else { return };
+        let Some((driver, change)) = self.write().settle_conduct(source, self.predecessors()) else { return };
         let state = match change {
             Change::Stands(quarantined) => {
                 self.0.conditions.set(driver.as_str(), quarantined.problem());

@@ -4,6 +4,8 @@ use nodedock_tests::Daemon;
 use nodedock_tests::compose::{pod, request};
 use nodedock_tests::versions::{FILE, claim, script, with_unprepare};
 
+/// Failures after which a driver is left alone.
+const FAILURES: usize = 5;
 const GIVEN_UP: &str = "claim given up by the version that prepared it";
 
 /// A daemon on which version `v1` has prepared a claim for a pod of the same name.
@@ -36,6 +38,35 @@ async fn a_refusal_and_a_trap_lead_to_the_version_that_prepared_the_claim() {
     let given_up = log.lines().filter(|line| line.contains(GIVEN_UP) && line.contains(&old));
     assert_eq!(given_up.count(), 2, "{log}");
     daemon.until_kept(&[&new]).await;
+}
+
+#[tokio::test]
+async fn a_version_that_traps_in_every_unprepare_keeps_no_claim_by_its_quarantine() {
+    let (daemon, old) = with_claim("device-0").await;
+    let names: Vec<_> = (0..FAILURES + 2).map(|n| format!("device-{n}")).collect();
+    for name in &names[1..] {
+        prepare(&daemon, name).await;
+    }
+    let claims: Vec<_> = names.iter().map(String::as_str).collect();
+    let mut traps = with_unprepare(script(2), &claims, "die");
+    // No look ends the quarantine.
+    traps["blinded_by"] = "claim-device-20".into();
+    daemon.swap("v2", &traps).await;
+    prepare(&daemon, "device-20").await;
+    for name in &names[..FAILURES] {
+        unprepared(&daemon, name).await;
+    }
+    daemon.until_state(FILE, "quarantined").await;
+    for name in &names[FAILURES..] {
+        let held = daemon.unprepare_pod(&pod(name)).await.claims.remove(0);
+        let problem = held.problem.expect("nobody is asked yet");
+        assert_eq!((held.outcome.as_str(), problem.code.as_str()), ("refused", "driver-quarantined"));
+        assert!(!problem.details.contains_key("predecessor"), "{problem:?}");
+    }
+    daemon.until_claims("the predecessor was asked", |claims| claims.len() == 1).await;
+    let log = daemon.log();
+    let given_up = log.lines().filter(|line| line.contains(GIVEN_UP) && line.contains(&old));
+    assert_eq!(given_up.count(), names.len(), "{log}");
 }
 
 #[tokio::test]

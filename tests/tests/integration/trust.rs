@@ -2,6 +2,7 @@
 
 mod config;
 mod inspect;
+mod kept;
 mod keys;
 mod places;
 

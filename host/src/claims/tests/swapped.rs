@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use super::super::fixtures::{claim, driver, name, permanent, pod, transient};
 use super::daemon::{Daemon, FakeDriver, Home, Reply, ends};
 use crate::claims::{ClaimEnd, ReleaseRequest};
-use crate::driver::{ClaimDriver, Predecessors};
+use crate::driver::wasm::QUARANTINED;
+use crate::driver::{ClaimDriver, DriverIdentity, Predecessors};
 use crate::model::{
     Caller, ClaimState, Device, DeviceName, DriverKind, DriverName, LiveClaim, Pool, Problem, limit,
 };
@@ -28,6 +29,8 @@ impl Predecessors for Kept {
         let version = self.versions.get(digest).cloned();
         version.map(|version| version as Arc<dyn ClaimDriver>).ok_or(Problem::internal(NO_CODE, "not kept"))
     }
+
+    fn serves_as(&self, _: &Arc<DriverIdentity>) {}
 
     fn idle(&self) -> Vec<String> {
         let forgotten = self.forgotten.lock().unwrap();
@@ -146,21 +149,25 @@ async fn what_both_refuse_stays_with_both_reasons_and_can_be_released() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_version_that_wants_time_gets_some_and_then_the_other_is_asked() {
-    let (home, a) = (Home::new(), pod("a"));
-    let daemon = home.start();
-    daemon.tend_unprepares();
-    let ([old, new, _], _kept) = versions(&daemon, 1);
-    daemon.serve_version(&old, &digest(0));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-    daemon.prepare(&a, &["one"]).await;
-    daemon.serve_version(&new, &digest(1));
-    (0..=limit::PREDECESSOR_PATIENCE).for_each(|_| new.reply_unprepare(Reply::Refuse(transient())));
-    assert!(daemon.unprepare(&a).await[0].is_err());
-    assert_eq!(old.counts(), (1, 0), "not yet");
-    daemon.gone("uid-one").await;
-    assert_eq!(new.counts().1, 1 + limit::PREDECESSOR_PATIENCE as usize);
-    assert_eq!(told(&old), [memo(&["one"])]);
+async fn a_new_version_that_wants_time_or_is_left_alone_gets_some_and_then_the_other_is_asked() {
+    let quarantined =
+        Problem::unavailable(QUARANTINED, "it trapped").retry_after(std::time::Duration::from_secs(300));
+    for wait in [transient(), quarantined] {
+        let (home, a) = (Home::new(), pod("a"));
+        let daemon = home.start();
+        daemon.tend_unprepares();
+        let ([old, new, _], _kept) = versions(&daemon, 1);
+        daemon.serve_version(&old, &digest(0));
+        daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+        daemon.prepare(&a, &["one"]).await;
+        daemon.serve_version(&new, &digest(1));
+        (0..=limit::PREDECESSOR_PATIENCE).for_each(|_| new.reply_unprepare(Reply::Refuse(wait.clone())));
+        assert!(daemon.unprepare(&a).await[0].is_err());
+        assert_eq!(old.counts(), (1, 0), "not yet");
+        daemon.gone("uid-one").await;
+        assert_eq!(new.counts().1, 1 + limit::PREDECESSOR_PATIENCE as usize);
+        assert_eq!(told(&old), [memo(&["one"])]);
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,32 @@
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+
 use super::*;
 use crate::base::tasks::Tasks;
+use crate::driver::ClaimDriver;
 use crate::driver::wasm::{Containment, QUARANTINED};
+
+/// Notes under which identity a file is in use.
+#[derive(Default)]
+struct Notes(Mutex<Vec<Arc<DriverIdentity>>>);
+
+#[async_trait]
+impl Predecessors for Notes {
+    async fn driver(&self, _: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
+        Err(Problem::internal("predecessor-missing", digest))
+    }
+
+    fn serves_as(&self, identity: &Arc<DriverIdentity>) {
+        self.0.lock().unwrap().push(identity.clone());
+    }
+
+    fn idle(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn forget(&self, _: &str) {}
+}
 
 /// A driver that serves, with its conduct.
 struct Scene {
@@ -48,7 +74,8 @@ fn conduct() -> Arc<Containment> {
 
 #[tokio::test]
 async fn a_quarantine_is_shown_until_it_is_over_and_those_who_wait_are_told_then() {
-    let scene = Scene::new();
+    let (scene, notes) = (Scene::new(), Arc::new(Notes::default()));
+    scene.registry.keep_predecessors(notes.clone());
     let (mut serving, before) =
         (scene.registry.serving_changes(), scene.registry.serving(&name("gpu")).unwrap());
     scene.containment.fail();
@@ -66,6 +93,8 @@ async fn a_quarantine_is_shown_until_it_is_over_and_those_who_wait_are_told_then
     serving.mark_unchanged();
     let after = scene.registry.serving(&name("gpu")).unwrap();
     assert!(!Arc::ptr_eq(&after.identity, &before.identity), "what it refused counts no more");
+    let noted = notes.0.lock().unwrap();
+    assert!(noted.iter().any(|noted| Arc::ptr_eq(noted, &after.identity)), "its file is kept still");
     let told: Vec<_> = view.timeline.iter().map(|entry| entry.what.as_str()).collect();
     assert_eq!(told, ["quarantined", "serving"]);
 }

@@ -4,6 +4,7 @@ use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use nodedock_tests::Root;
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
 
 use super::keys::{Configure, Signer, trust};
@@ -18,11 +19,12 @@ async fn a_folder_that_others_may_write_is_told_of_and_in_enforce_nothing_is_loa
     let bytes = wasm(MOCK_GPU, Form::Core);
     let key = ("release", Signer::P256(1), "");
     let daemon = daemon_with(&trust("warn", &[key], "")).await;
+    let folder = Root::drivers(&daemon);
     daemon.drop_in(SIGNATURE, key.1.sign(&bytes));
-    chmod(&daemon.drivers(), 0o777);
+    chmod(&folder, 0o777);
     let [condition] = daemon.until_conditions(&["drivers-folder-open"]).await.try_into().unwrap();
     let message = condition.problem.unwrap().message;
-    for part in ["mode 0777", "owner ", &format!("chmod go-w {}", daemon.drivers().display())] {
+    for part in ["mode 0777", "owner ", &format!("chmod go-w {}", folder.display())] {
         assert!(message.contains(part), "{part} in {message}");
     }
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
@@ -38,12 +40,12 @@ async fn a_folder_that_others_may_write_is_told_of_and_in_enforce_nothing_is_loa
         failed.reason.contains("others may change it") && failed.reason.contains("chmod go-w"),
         "{failed:?}"
     );
-    chmod(&daemon.drivers(), 0o700);
+    chmod(&folder, 0o700);
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.until_conditions(&[]).await;
 
     // What serves was verified when it was loaded.
-    chmod(&daemon.drivers(), 0o777);
+    chmod(&folder, 0o777);
     daemon.until_conditions(&["drivers-folder-open"]).await;
     assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.trust.unwrap().verdict, "trusted");
 }
