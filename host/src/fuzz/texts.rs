@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::checkpoint::fuzz::{check_kept, same};
 use crate::claims::manifest::{self, Objects};
 use crate::config::{self, ConfigFile};
-use crate::driver::grant::{self, Effective, Grant, GrantError};
+use crate::driver::grant::{self, Effective, Grant, GrantError, LimitGrant, LimitRequest};
 use crate::model::limit::{CDI_FOLDERS_MAX, SIDE_FILE_BYTES_MAX};
 use crate::model::{Claim, ClaimRecord, ClaimState, PodRecord, PodRequest};
 
@@ -32,13 +32,18 @@ pub fn grant(data: &[u8]) -> bool {
 fn check_grant(grant: &Grant, text: &str) {
     let allowed = &grant.allowed;
     allowed.check().expect("what is granted could be asked for");
-    assert_eq!(grant::missing(allowed, &grant.limits, grant), [""; 0], "what is granted is granted");
+    let LimitGrant { memory_mib, wall_ms, cpu_ms, .. } = grant.limits;
+    let asked = LimitRequest { memory_mib, wall_ms, cpu_ms };
+    assert_eq!(grant::missing(allowed, &asked, grant), [""; 0], "what is granted is granted");
     let effective = Effective::new(allowed, grant).expect("what was read can be used");
     assert!(allowed.sysfs_read.iter().all(|glob| effective.allows_sysfs_glob(glob)));
-    let yaml = grant::to_yaml("gpu.example.com", text, allowed, &grant.limits);
+    let yaml = grant::to_yaml("gpu.example.com", text, allowed, &asked);
     if yaml.len() as u64 <= SIDE_FILE_BYTES_MAX {
         let again = Grant::parse(&yaml).expect("a grant that was written can be read");
-        assert_eq!(again, *grant, "another grant came back from {yaml}");
+        // The other limits cannot be asked for.
+        let limits = LimitGrant { memory_mib, wall_ms, cpu_ms, ..LimitGrant::default() };
+        let expected = Grant { limits, ..grant.clone() };
+        assert_eq!(again, expected, "another grant came back from {yaml}");
     }
 }
 
