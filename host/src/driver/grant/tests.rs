@@ -164,6 +164,28 @@ fn a_printed_grant_proposes_the_limits_that_apply_anyway() {
 }
 
 #[test]
+fn the_page_on_security_tells_every_limit_of_a_grant() {
+    use limits::{
+        ANSWER, CONCURRENT_CALLS, CPU, HOST_BYTES, HOST_OPERATIONS, LOG_BYTES, LOG_LINES, MEMORY, WALL,
+    };
+    let page = include_str!("../../../../docs/security.md");
+    let rows: Vec<Vec<&str>> = page.lines().map(|line| line.split('|').map(str::trim).collect()).collect();
+    for knob in
+        [MEMORY, WALL, CPU, ANSWER, HOST_OPERATIONS, HOST_BYTES, LOG_LINES, LOG_BYTES, CONCURRENT_CALLS]
+    {
+        let key = format!("`{}`", knob.key);
+        let row = rows.iter().find(|row| row.get(1) == Some(&key.as_str())).expect(&key);
+        assert_eq!(row[3..5], [knob.default.to_string(), knob.max.to_string()], "{key}");
+    }
+    let whole = |text: &str| page.contains(text);
+    assert!(
+        whole(&format!("| {}, 16 (1 GiB),", limit::SLOW_CALLS_PER_DRIVER)) && limit::SLOW_CALLS_MAX == 16
+    );
+    assert!(whole(&format!("| {}; 5 s doubled up to 5 min", limit::QUARANTINE_FAILURES)));
+    assert!(whole(&format!("| values written below `/sys` in a call | {} |", limit::SYSFS_WRITES_PER_CALL)));
+}
+
+#[test]
 fn limits_stay_within_grant_and_ceiling() {
     let (none, nothing) = (LimitRequest::default(), LimitGrant::default());
     let default = Limits::new(&none, &nothing);
