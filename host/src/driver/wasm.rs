@@ -20,6 +20,7 @@ mod sandbox;
 mod stats;
 mod sysfs;
 mod wasi;
+mod wit_packages;
 
 use std::collections::BTreeMap;
 use std::io;

@@ -10,6 +10,7 @@ use wit_component::ComponentEncoder;
 
 use super::sandbox::CallFailure;
 use super::wasi;
+use super::wit_packages::WitPackages;
 use crate::model::limit::DRIVER_FILE_BYTES_MAX;
 
 /// The package of the contract, and the version that this host was built with.
@@ -246,7 +247,7 @@ fn validate(bytes: &[u8]) -> Result<(), LoadError> {
 
 /// Makes a component of a core module that carries its WIT.
 fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadError> {
-    let mut has_wit = false;
+    let (mut has_wit, mut packages) = (false, WitPackages::default());
     for payload in Parser::new(0).parse_all(bytes).filter_map(Result::ok) {
         match payload {
             Payload::ImportSection(section) => {
@@ -254,7 +255,10 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
                     section.into_imports().filter_map(Result::ok).map(|import| import.module.to_owned());
                 surface.imports.extend(modules);
             }
-            Payload::CustomSection(section) if section.name().starts_with("component-type") => has_wit = true,
+            Payload::CustomSection(section) if section.name().starts_with("component-type") => {
+                has_wit = true;
+                packages.add(section.data());
+            }
             _ => {}
         }
     }
@@ -272,6 +276,7 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
     if !has_wit {
         return Err(LoadError::NoContract);
     }
+    packages.check().map_err(LoadError::Encode)?;
     let encode = || ComponentEncoder::default().validate(true).module(bytes)?.encode();
     encode().map_err(|error: anyhow::Error| LoadError::Encode(format!("{error:#}")))
 }
