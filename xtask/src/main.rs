@@ -57,6 +57,9 @@ enum Task {
         /// Seconds for each target
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
+        /// Where chance begins: with the same number the same inputs are tried, as far as the time goes
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+        seed: Option<u32>,
         /// Targets, by their files in fuzz/fuzz_targets; all unless some are named
         targets: Vec<String>,
     },
@@ -83,7 +86,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Test { args, .. } => test::run(&workspace, &args),
         Task::Demo => demo::run(&workspace),
         Task::Bench { args } => bench::run(&workspace, &args),
-        Task::Fuzz { seconds, targets } => fuzz::run(&workspace, seconds, &targets),
+        Task::Fuzz { seconds, seed, targets } => fuzz::run(&workspace, seconds, seed, &targets),
         Task::Lint => lint::run(&workspace),
     }
 }

@@ -186,10 +186,13 @@ pub(super) fn value_of(record: &impl Serialize) -> Result<Vec<u8>, serde_json::E
     Ok(value)
 }
 
-/// Reads a value, or says in words why not.
+/// Reads a value, or says in words why not. One with a field whose name is no text is not JSON, although a reader that skips the field does
+/// not notice: the field may be one of ours, damaged.
 pub(super) fn decode<R: DeserializeOwned>(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<R, String> {
     let read = match value.split_first() {
-        Some((&VALUE_VERSION, json)) => serde_json::from_slice(json),
+        Some((&VALUE_VERSION, json)) => {
+            serde_json::from_str(std::str::from_utf8(json).map_err(|error| error.to_string())?)
+        }
         _ => serde_json::from_value(json_of(value, steps)?),
     };
     read.map_err(|error| error.to_string())

@@ -33,6 +33,7 @@ mod schema;
 mod stats;
 mod sysfs;
 mod wasi;
+mod wit_packages;
 mod writes;
 
 use std::collections::BTreeMap;

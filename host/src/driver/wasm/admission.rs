@@ -15,6 +15,7 @@ use wit_component::ComponentEncoder;
 
 use super::sandbox::CallFailure;
 use super::wasi;
+use super::wit_packages::WitPackages;
 use crate::base::printable::one_line;
 use crate::model::limit::{COMPILED_BYTES_MAX, DRIVER_FILE_BYTES_MAX};
 
@@ -294,7 +295,7 @@ fn validate(bytes: &[u8]) -> Result<(), LoadError> {
 
 /// Makes a component of a core module that carries its WIT.
 fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadError> {
-    let mut has_wit = false;
+    let (mut has_wit, mut packages) = (false, WitPackages::default());
     for payload in Parser::new(0).parse_all(bytes).filter_map(Result::ok) {
         match payload {
             Payload::ImportSection(section) => {
@@ -302,7 +303,10 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
                     section.into_imports().filter_map(Result::ok).map(|import| import.module.to_owned());
                 surface.imports.extend(modules);
             }
-            Payload::CustomSection(section) if section.name().starts_with("component-type") => has_wit = true,
+            Payload::CustomSection(section) if section.name().starts_with("component-type") => {
+                has_wit = true;
+                packages.add(section.data());
+            }
             _ => {}
         }
     }
@@ -320,6 +324,7 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
     if !has_wit {
         return Err(LoadError::NoContract);
     }
+    packages.check().map_err(LoadError::Encode)?;
     let encode = || ComponentEncoder::default().validate(true).module(bytes)?.encode();
     // The tool is for toolchains: what no toolchain makes may come to one of its assertions.
     match std::panic::catch_unwind(encode) {
