@@ -335,16 +335,13 @@ impl Sandbox {
         if error.downcast_ref::<wasmtime::PoolConcurrencyLimitError>().is_some() {
             return CallFailure::Busy(Crowd { limit: Limit::NodeCalls, max: None, waited: Duration::ZERO });
         }
-        match state.limiter.reached(error, self.scope.limits.hostcall_bytes) {
-            Some(reached) => {
-                state.view.refuse(reached.limit, reached.max);
-                return match reached {
-                    Reached { limit: Limit::Memory, max } => CallFailure::Memory(max),
-                    Reached { limit: Limit::HostcallData, max } => CallFailure::TooMuchData(max),
-                    reached => CallFailure::Limit(reached),
-                };
-            }
-            None => {}
+        if let Some(reached) = state.limiter.reached(error, self.scope.limits.hostcall_bytes) {
+            state.view.refuse(reached.limit, reached.max);
+            return match reached {
+                Reached { limit: Limit::Memory, max } => CallFailure::Memory(max),
+                Reached { limit: Limit::HostcallData, max } => CallFailure::TooMuchData(max),
+                reached => CallFailure::Limit(reached),
+            };
         }
         if error.downcast_ref::<Trap>() == Some(&Trap::Interrupt) {
             state.view.refuse(Limit::Cpu, millis(self.scope.limits.cpu));
