@@ -123,6 +123,7 @@ struct Driver {
     reason: String,
     digest: String,
     devices: u32,
+    /// None: nothing is checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     trust: Option<Trust>,
     /// Of a native plugin, in tables only.
@@ -165,7 +166,7 @@ fn driver(driver: v1::Driver) -> Driver {
         reason: if driver.reason.is_empty() { problem } else { driver.reason },
         digest: driver.digest,
         devices: driver.devices,
-        trust: driver.trust.map(Into::into),
+        trust: driver.trust.filter(|trust| trust.mode != "off").map(Into::into),
         connection: driver.native.as_ref().map(|native| native.connection.clone()),
         endpoint: driver.native.map(|native| native.endpoint),
     }

@@ -13,6 +13,7 @@ const CONFIG: &str = "scripted.config.yaml";
 const GRANT: &str = "apiVersion: nodedock.dev/v1
 kind: DriverGrant
 env: [SCRIPTED_*]
+sysfsWrite: [{glob: class/scripted/value, pattern: '[0-9]'}]
 limits: {cpuMs: 50, memoryMiB: 16}
 ";
 /// Failures after which a driver is left alone.

@@ -80,7 +80,8 @@ async fn install(daemon: &Daemon, word: &str) {
     let bad: Vec<_> = (0..BAD_AT_ONCE).map(|n| format!("\"device-{n}\": {word}")).collect();
     daemon.drop_in(
         "scripted.grant.yaml",
-        "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: [SCRIPTED_*]\n",
+        "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: [SCRIPTED_*]\n\
+         sysfsWrite: [{glob: class/scripted/value, pattern: \"[0-9]\"}]\n",
     );
     daemon.drop_in(
         "scripted.config.yaml",
