@@ -7,6 +7,7 @@ mod bulk;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::panic::catch_unwind;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -295,7 +296,7 @@ fn validate(bytes: &[u8]) -> Result<(), LoadError> {
 
 /// Makes a component of a core module that carries its WIT.
 fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadError> {
-    let (mut has_wit, mut packages) = (false, WitPackages::default());
+    let mut wit = Vec::new();
     for payload in Parser::new(0).parse_all(bytes).filter_map(Result::ok) {
         match payload {
             Payload::ImportSection(section) => {
@@ -304,8 +305,7 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
                 surface.imports.extend(modules);
             }
             Payload::CustomSection(section) if section.name().starts_with("component-type") => {
-                has_wit = true;
-                packages.add(section.data());
+                wit.push(section.data());
             }
             _ => {}
         }
@@ -321,16 +321,22 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
     if !foreign.is_empty() {
         return Err(unknown_imports(&foreign));
     }
-    if !has_wit {
+    if wit.is_empty() {
         return Err(LoadError::NoContract);
     }
-    packages.check().map_err(LoadError::Encode)?;
+    // `wit-parser` takes for granted what a damaged WIT need not keep: its panic is about the file, and not the host's failure.
+    let encoded = catch_unwind(|| encode(bytes, &wit));
+    encoded
+        .unwrap_or_else(|_| Err("the contract inside is not what any tool makes".to_owned()))
+        .map_err(LoadError::Encode)
+}
+
+fn encode(bytes: &[u8], wit: &[&[u8]]) -> Result<Vec<u8>, String> {
+    let mut packages = WitPackages::default();
+    wit.iter().for_each(|section| packages.add(section));
+    packages.check()?;
     let encode = || ComponentEncoder::default().validate(true).module(bytes)?.encode();
-    // The tool is for toolchains: what no toolchain makes may come to one of its assertions.
-    match std::panic::catch_unwind(encode) {
-        Ok(encoded) => encoded.map_err(|error| LoadError::Encode(words(&format!("{error:#}")))),
-        Err(_) => Err(LoadError::Encode("the contract inside is not what any tool makes".to_owned())),
-    }
+    encode().map_err(|error: anyhow::Error| words(&format!("{error:#}")))
 }
 
 /// What a library or a process says of a file, fit for a line of a table.

@@ -67,6 +67,7 @@ fn decoded(section: &[u8]) -> Option<Resolve> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::wasm::{Surface, admission};
 
     fn check(needs: &[(&str, &[&str])]) -> Result<(), String> {
         let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
@@ -80,13 +81,18 @@ mod tests {
         assert!(error.contains("circle, among them b:b"), "{error}");
     }
 
+    /// Modules that fuzzing found: the one overflowed the stack, the other made `wit-parser` panic.
     #[test]
-    fn a_module_with_such_packages_is_refused_and_ends_nothing() {
-        let file = include_bytes!("../../../../fuzz/seeds/admission/refused-circle-of-packages.wasm");
-        let mut surface = crate::driver::wasm::Surface::default();
-        let error = crate::driver::wasm::admission::admit(file, &mut surface).unwrap_err();
-        assert_eq!(error.code(), "not-a-driver");
-        assert!(error.to_string().contains("circle"), "{error}");
+    fn a_module_with_damaged_wit_is_refused_and_ends_nothing() {
+        let circle = include_bytes!("../../../../fuzz/seeds/admission/refused-circle-of-packages.wasm");
+        let types =
+            include_bytes!("../../../../fuzz/seeds/admission/refused-types-that-panic-wit-parser.wasm");
+        for (file, why) in [(circle, "circle"), (types, "damaged")] {
+            let mut surface = Surface::default();
+            let error = admission::admit(file, &mut surface).unwrap_err();
+            assert!(error.code() == "not-a-driver" && error.is_permanent(), "{error:?}");
+            assert!(error.to_string().contains(why), "{error}");
+        }
     }
 
     #[test]
