@@ -60,6 +60,9 @@ enum Task {
         /// Where chance begins: with the same number the same inputs are tried, as far as the time goes
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
         seed: Option<u32>,
+        /// Tell of findings, and do not fail for them
+        #[arg(long)]
+        report: bool,
         /// Targets, by their files in fuzz/fuzz_targets; all unless some are named
         targets: Vec<String>,
     },
@@ -86,7 +89,9 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Test { args, .. } => test::run(&workspace, &args),
         Task::Demo => demo::run(&workspace),
         Task::Bench { args } => bench::run(&workspace, &args),
-        Task::Fuzz { seconds, seed, targets } => fuzz::run(&workspace, seconds, seed, &targets),
+        Task::Fuzz { seconds, seed, report, targets } => {
+            fuzz::run(&workspace, &fuzz::Bounds { seconds, seed }, report, &targets)
+        }
         Task::Lint => lint::run(&workspace),
     }
 }

@@ -327,7 +327,7 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
     // `wit-parser` takes for granted what a damaged WIT need not keep: its panic is about the file, and not the host's failure.
     let encoded = catch_unwind(|| encode(bytes, &wit));
     encoded
-        .unwrap_or_else(|_| Err("the contract inside is not what any tool makes".to_owned()))
+        .unwrap_or_else(|_| Err("its WIT is damaged: the tool that reads it gave up".to_owned()))
         .map_err(LoadError::Encode)
 }
 
