@@ -1,11 +1,14 @@
 //! The composition root: builds bottom-up, binds, runs, drains.
 
+mod reload;
 mod state;
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -19,25 +22,30 @@ use crate::base::tasks::Tasks;
 use crate::cdi::{CdiDir, Durability};
 use crate::checkpoint::Checkpoint;
 use crate::claims::source::ClaimFolder;
-use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable};
+use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, Values};
 use crate::config::Config;
 use crate::devices::endpoints::Endpoints;
 use crate::devices::registration;
 use crate::devices::{self, DeviceHolders, DeviceParts, DeviceSettings, Devices};
 use crate::discovery::kernel::{self, KernelEvents};
 use crate::discovery::specs::{self, SpecEvent};
-use crate::discovery::{files, sockets};
+use crate::discovery::{config as config_file, files, sockets};
 use crate::driver::NodeFacts;
 use crate::driver::grpc::PluginSteps;
-use crate::driver::wasm::{WasmHost, WasmSettings};
+use crate::driver::wasm::{Compiler, KeptFiles, SysfsTree, WasmHost, WasmSettings};
 use crate::model::{DriverName, ObjectRef, limit};
+use crate::north::admin::{self, Admin, AtStart};
 use crate::north::node_api::{self, NodeApi};
 use crate::north::pod_resources::{self, PodResources};
 use crate::pods::{self, Pods};
 use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
 use crate::registry::plugins::{PluginTimes, Plugins};
+use crate::registry::predecessors::KeptDrivers;
 use crate::registry::wasm_files::WasmFiles;
+use crate::trust::Trust;
+
+use self::reload::Reload;
 
 /// File events that may wait for the registry.
 const FILE_EVENTS_WAITING_MAX: usize = 64;
@@ -116,21 +124,32 @@ impl Daemon {
         intake.spawn("checkpoint-keeper", keeper);
         let listener = socket::bind(&config.paths.socket).await?;
         let pod_resources_listener = socket::bind(&config.paths.pod_resources).await?;
+        let admin_listener = socket::bind(&config.paths.admin).await?;
+        let admin_address = listen(config.admin_address).await?;
         let left = pods::resources(&opened.pods);
         let table = SharedTable::new(opened.claims, opened.pods);
         let settings = WasmSettings {
             cache_dir: Some(config.paths.cache.clone()),
+            compiler: Compiler::this_program(),
             sysfs_root: "/sys".into(),
             dev_root: "/dev".into(),
             node: node.clone(),
         };
-        let host =
-            WasmHost::new(settings, Arc::new(table.clone())).context("set up the sandbox for drivers")?;
-        let registry = Registry::new(changes.clone());
+        let sysfs = SysfsTree::open(&settings.sysfs_root).context("open /sys")?;
+        let values = Values::new(opened.values, &node.boot_id, opened.checkpoint.clone(), sysfs);
+        let host = WasmHost::new(settings, Arc::new(table.clone()), Arc::new(values.clone()))
+            .context("set up the sandbox for drivers")?;
+        let registry = Registry::with_conditions(changes.clone(), conditions.clone());
+        let trust = Trust::new(config.file.policy.clone());
+        let kept = KeptFiles::open(&config.paths.kept_drivers)
+            .and_then(|files| KeptDrivers::open(files, host.clone(), trust.clone()))
+            .context("look at the kept files of drivers")?;
+        let predecessors = Arc::new(kept);
+        registry.keep_predecessors(predecessors.clone());
         let claims = Claims::new(ClaimParts {
             table,
             released: opened.released,
-            checkpoint: opened.checkpoint.clone(),
+            values,
             cdi,
             registry: registry.clone(),
             source: Arc::new(ClaimFolder::new(config.paths.claims.clone())),
@@ -157,12 +176,39 @@ impl Daemon {
         });
         devices.start();
         let pods = Pods::new(claims.clone(), devices.clone(), work.clone());
-        watch_drivers(&config, &drivers, registry.clone(), host);
+        let at_start = Arc::new(AtStart::look(&config.paths.drivers, &config.paths.plugins_registry));
+        watch_config(&config, &drivers, trust.clone(), conditions.clone());
+        let wasm = WasmFiles {
+            registry: registry.clone(),
+            host,
+            predecessors,
+            kernel: KernelEvents::default(),
+            trust,
+            conditions: conditions.clone(),
+            tasks: drivers.clone(),
+        };
+        watch_drivers(&config, &drivers, wasm);
         let device_plugins = DevicePlugins::default();
         watch_plugins(&config, &drivers, registry.clone(), device_plugins.clone());
         serve_device_plugins(&config, &drivers, devices.clone(), device_plugins).await?;
-        let pod_resources =
-            PodResources { pods: pods.clone(), devices: devices.clone(), tasks: intake.clone() };
+        let counters = Arc::new(pod_resources::Counters::default());
+        let pod_resources = PodResources {
+            pods: pods.clone(),
+            devices: devices.clone(),
+            counters: counters.clone(),
+            tasks: intake.clone(),
+        };
+        let admin = Admin {
+            registry: registry.clone(),
+            claims: claims.clone(),
+            devices: devices.clone(),
+            pods: pods.clone(),
+            checkpoint: opened.checkpoint.clone(),
+            conditions: conditions.clone(),
+            pod_resources: counters,
+            at_start,
+            tasks: intake.clone(),
+        };
         let api = NodeApi {
             claims,
             devices,
@@ -176,6 +222,7 @@ impl Daemon {
             tasks: intake.clone(),
         };
         intake.spawn("node-api", node_api::serve(api, listener));
+        intake.spawn("admin", admin::serve(admin, admin_listener, admin_address));
         intake.spawn("pod-resources", pod_resources::serve(pod_resources, pod_resources_listener));
         Ok(Self { intake, work, drivers, checkpoint: opened.checkpoint })
     }
@@ -218,10 +265,24 @@ fn device_settings(config: &Config) -> DeviceSettings {
     }
 }
 
-fn watch_drivers(config: &Config, tasks: &Tasks, registry: Registry, host: Arc<WasmHost>) {
-    let kernel = KernelEvents::default();
+/// Binds the address for metrics and probes, if there is to be one.
+async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
+    let Some(address) = address else { return Ok(None) };
+    let listener = TcpListener::bind(address).await;
+    listener.map(Some).with_context(|| format!("listen on {address} (admin.listen of the config)"))
+}
+
+fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Conditions) {
+    let Some(path) = config.file_path.clone() else { return };
+    let (sender, events) = mpsc::channel(1);
+    let reload = Reload { path: path.clone(), started: config.file.clone(), trust, conditions };
+    tasks.spawn("config", reload.follow(events));
+    tasks.spawn("config-file", config_file::watch(path, tasks.clone(), sender));
+}
+
+fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
+    let kernel = wasm.kernel.clone();
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
-    let wasm = WasmFiles { registry, host, kernel: kernel.clone(), tasks: tasks.clone() };
     tasks.spawn("uevents", kernel::read_uevents(tasks.clone(), kernel.clone()));
     tasks.spawn("device-nodes", kernel::watch_nodes("/dev".into(), tasks.clone(), kernel));
     tasks.spawn("wasm-files", wasm.run(events));
@@ -259,10 +320,11 @@ async fn serve_device_plugins(
 
 fn prepare_folders(config: &Config) -> Result<()> {
     let paths = &config.paths;
-    for folder in [&paths.drivers, &paths.plugins_registry, &paths.claims, &paths.cache] {
+    for folder in [&paths.drivers, &paths.plugins_registry, &paths.kept_drivers, &paths.claims, &paths.cache]
+    {
         make_private(folder)?;
     }
-    for file in [&paths.checkpoint, &paths.socket, &paths.pod_resources] {
+    for file in [&paths.checkpoint, &paths.socket, &paths.pod_resources, &paths.admin] {
         make_private(file.parent().unwrap_or(Path::new("/")))?;
     }
     Ok(())

@@ -1,5 +1,5 @@
 //! What every module stands on: tasks with a name and an end, drain, time, backoff, locks by key, Unix sockets, error chains,
-//! telemetry, conditions, fail points.
+//! telemetry, conditions, counted numbers, fail points.
 
 pub mod backoff;
 pub mod changes;
@@ -9,8 +9,11 @@ pub mod error;
 pub mod failpoint;
 pub mod locks;
 pub mod memory;
+pub mod metrics;
+pub mod printable;
 pub mod request;
 pub mod socket;
 pub mod tasks;
 pub mod telemetry;
 pub mod users;
+pub mod words;

@@ -8,6 +8,8 @@ mod carry;
 mod error;
 mod file;
 mod format;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod held;
 mod inspect;
 mod keeper;
@@ -27,12 +29,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::base::conditions::Conditions;
 use crate::base::tasks::Tasks;
-use crate::model::{ClaimRecord, PodAllocation, PodRecord, ReleaseRecord, Uid, limit};
+use crate::model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid, limit};
 
 pub use error::{CommitError, OpenError, ReadError};
 pub use format::{FORMAT_VERSION, Meta, Skipped, Table};
 pub use inspect::{Dump, Integrity, Report, read, verify};
-pub use status::{Health, Stats};
+pub use status::{Distributions, Health, Stats};
 
 use format::{Contents, Precious};
 use keeper::Keeper;
@@ -51,6 +53,8 @@ pub enum Change {
     DeleteReleased(Uid),
     PutAllocation(Arc<PodAllocation>),
     DeleteAllocation(Uid),
+    PutValues(Arc<ClaimValues>),
+    DeleteValues(Uid),
 }
 
 /// Handle to the checkpoint. Clones write to the same file; it is closed when the last one is gone.
@@ -68,6 +72,8 @@ pub struct Opened {
     pub pods: Vec<PodRecord>,
     pub released: Vec<ReleaseRecord>,
     pub allocations: Vec<PodAllocation>,
+    /// What drivers changed below `/sys` for claims.
+    pub values: Vec<ClaimValues>,
     /// A file that could not be read and was replaced by a new one.
     pub set_aside: Option<SetAside>,
     /// Records that could not be read. They stay in the file; one that is written anew goes to the table `unreadable`.
@@ -107,8 +113,9 @@ fn open_with(path: &Path, upgrades: &Upgrades) -> Result<Opened, OpenError> {
     let checkpoint = start(found.database, opener, found.contents.precious()).map_err(|source| {
         OpenError::Io { path: path.to_owned(), doing: "start the writer thread of", source }
     })?;
-    let Contents { claims, pods, released, allocations, skipped, .. } = found.contents;
-    Ok(Opened { checkpoint, claims, pods, released, allocations, set_aside: found.set_aside, skipped })
+    let set_aside = found.set_aside;
+    let Contents { claims, pods, released, allocations, values, skipped, .. } = found.contents;
+    Ok(Opened { checkpoint, claims, pods, released, allocations, values, set_aside, skipped })
 }
 
 fn start(
@@ -132,8 +139,29 @@ impl Checkpoint {
         if changes.is_empty() {
             return Ok(());
         }
-        let writes = changes.into_iter().map(format::encode).collect::<Result<Vec<_>, _>>()?;
-        self.request(writes).await
+        self.request(encoded(changes)?).await
+    }
+
+    /// The same, with more changes that are taken from a state when they have their place in the order of commits. What `more`
+    /// gives beside them, the lock of that state, is dropped behind that: states that follow one another are written so.
+    pub async fn commit_in_order<L>(
+        &self,
+        changes: Vec<Change>,
+        more: impl FnOnce() -> (L, Vec<Change>),
+    ) -> Result<(), CommitError> {
+        let mut writes = encoded(changes)?;
+        let place = self.inbox.reserve().await.map_err(|_| CommitError::Closed)?;
+        let outcome = {
+            let (_lock, more) = more();
+            writes.extend(encoded(more)?);
+            if writes.is_empty() {
+                return Ok(());
+            }
+            let (done, outcome) = oneshot::channel();
+            place.send(Message::Commit { writes, done });
+            outcome
+        };
+        outcome.await.unwrap_or(Err(CommitError::Closed))
     }
 
     /// Commits nothing but a time, durably: tells whether the disk takes writes again, and ends the degraded state if it does.
@@ -160,6 +188,17 @@ impl Checkpoint {
         self.status.stats()
     }
 
+    /// How large the commits were and how long they took.
+    pub fn distributions(&self) -> Distributions {
+        self.status.distributions()
+    }
+
+    /// Returns when the writer has done what was asked of it before. False: it has ended.
+    pub async fn answers(&self) -> bool {
+        let (done, taken) = oneshot::channel();
+        self.inbox.send(Message::Ask(done)).await.is_ok() && taken.await.is_ok()
+    }
+
     /// Commits what waits and closes the file. Later commits are refused; closing twice is harmless.
     pub async fn close(&self) {
         let (done, closed) = oneshot::channel();
@@ -174,4 +213,8 @@ impl Checkpoint {
         self.inbox.send(Message::Commit { writes, done }).await.map_err(|_| CommitError::Closed)?;
         outcome.await.unwrap_or(Err(CommitError::Closed))
     }
+}
+
+fn encoded(changes: Vec<Change>) -> Result<Vec<Write>, CommitError> {
+    changes.into_iter().map(format::encode).collect()
 }

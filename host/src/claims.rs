@@ -9,15 +9,20 @@ mod calls;
 mod files;
 pub mod machine;
 pub mod manifest;
+mod metrics;
 mod outlook;
+mod predecessors;
 mod prepare;
+mod put_back;
 mod reconcile;
 mod refusals;
 mod release;
 pub mod source;
+mod swaps;
 mod table;
 mod unprepare;
 mod upkeep;
+pub mod values;
 
 #[cfg(test)]
 mod fixtures;
@@ -28,7 +33,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -38,7 +43,7 @@ use crate::base::error::chain;
 use crate::base::locks::Locks;
 use crate::base::tasks::Tasks;
 use crate::cdi::{self, CdiDir};
-use crate::checkpoint::{Change, Checkpoint};
+use crate::checkpoint::Change;
 use crate::discovery::specs::SpecEvent;
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{
@@ -48,6 +53,7 @@ use crate::model::{
 use crate::registry::Registry;
 
 pub use answer::ContainerAnswer;
+pub use metrics::ClaimStats;
 pub use outlook::{ClaimView, DriverOutlook, RefusedClaim, Retry};
 use reconcile::Waits;
 use refusals::Refusals;
@@ -55,6 +61,7 @@ use release::Released;
 pub use release::{ReleaseOutcome, ReleaseRequest};
 use source::ClaimSource;
 use table::{Table, Undo};
+pub use values::Values;
 
 /// The table, where the manager and the drivers' ledgers both see it.
 #[derive(Clone, Default)]
@@ -110,7 +117,7 @@ struct Inner {
     pod_locks: Locks<Uid>,
     /// One operation at a time for a claim.
     claim_locks: Locks<Uid>,
-    checkpoint: Checkpoint,
+    values: Values,
     cdi: CdiDir,
     registry: Registry,
     source: Arc<dyn ClaimSource>,
@@ -129,6 +136,7 @@ struct Inner {
     waits: Mutex<Waits>,
     /// Claims that were given up by hand.
     released: Mutex<Released>,
+    metrics: metrics::Metrics,
 }
 
 /// What the manager stands on.
@@ -136,7 +144,8 @@ pub struct ClaimParts {
     pub table: SharedTable,
     /// Claims that were given up by hand.
     pub released: Vec<ReleaseRecord>,
-    pub checkpoint: Checkpoint,
+    /// What drivers changed below `/sys`; writes the checkpoint for all of it.
+    pub values: Values,
     pub cdi: CdiDir,
     pub registry: Registry,
     pub source: Arc<dyn ClaimSource>,
@@ -209,13 +218,13 @@ pub struct PodView {
 
 impl Claims {
     pub fn new(parts: ClaimParts) -> Self {
-        let ClaimParts { table, released, checkpoint, cdi, registry, .. } = parts;
+        let ClaimParts { table, released, values, cdi, registry, .. } = parts;
         let ClaimParts { source, settings, changes, conditions, tasks, .. } = parts;
         Self(Arc::new(Inner {
             table,
             pod_locks: Locks::default(),
             claim_locks: Locks::default(),
-            checkpoint,
+            values,
             cdi,
             registry,
             source,
@@ -229,16 +238,19 @@ impl Claims {
             refusals: Mutex::default(),
             waits: Mutex::default(),
             released: Mutex::new(Released::new(released)),
+            metrics: metrics::Metrics::default(),
         }))
     }
 
     /// Starts what goes on without requests: CDI files kept right as `files` tells of them, interrupted unprepares finished as
-    /// drivers come.
+    /// drivers come, what swapped drivers leave behind cleared away.
     pub fn start(&self, files: mpsc::Receiver<SpecEvent>) {
         let inner = self.0.clone();
         self.0.tasks.spawn("cdi-files", async move { inner.keep_files(files).await });
         let inner = self.0.clone();
         self.0.tasks.spawn("resume-unprepare", async move { inner.resume_unprepares().await });
+        let inner = self.0.clone();
+        self.0.tasks.spawn("driver-swaps", async move { inner.follow_swaps().await });
     }
 
     /// Makes a pod's claims ready. Goes on when the caller goes away.
@@ -249,7 +261,12 @@ impl Claims {
         request_id: Arc<str>,
     ) -> PodOutcome {
         let (inner, asked) = (self.0.clone(), request.clone());
-        let work = async move { inner.prepare_pod(request, inline, request_id).await };
+        let work = async move {
+            let started = Instant::now();
+            let outcome = inner.prepare_pod(request, inline, request_id).await;
+            inner.metrics.prepared(started.elapsed(), &outcome);
+            outcome
+        };
         self.0.tasks.complete("pod", work).await.unwrap_or_else(|| prepare::interrupted_pod(asked))
     }
 
@@ -260,7 +277,12 @@ impl Claims {
         request_id: Arc<str>,
     ) -> Result<Vec<PodOutcome>, Problem> {
         let inner = self.0.clone();
-        let work = async move { inner.unprepare_pod(selector, request_id).await };
+        let work = async move {
+            let started = Instant::now();
+            let outcomes = inner.unprepare_pod(selector, request_id).await;
+            inner.metrics.unprepared(started.elapsed(), &outcomes);
+            outcomes
+        };
         self.0.tasks.complete("pod", work).await.ok_or_else(interrupted)
     }
 
@@ -276,8 +298,8 @@ impl Claims {
     }
 
     /// What a release would come to.
-    pub fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome, Problem> {
-        self.0.look_at_release(request)
+    pub async fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome, Problem> {
+        self.0.look_at_release(request).await
     }
 
     /// Claims that were given up by hand, the oldest first.
@@ -292,8 +314,8 @@ impl Claims {
 
     /// A claim with what comes next of it.
     pub fn view(&self, record: Arc<ClaimRecord>) -> ClaimView {
-        let outlook = self.0.outlook(&record);
-        ClaimView { record, outlook }
+        let (outlook, values) = (self.0.outlook(&record), self.0.values.of(&record.id.uid));
+        ClaimView { record, outlook, values }
     }
 
     /// Gives up some of a pod's claims, and keeps the pod's others. Goes on when the caller goes away.
@@ -370,6 +392,18 @@ impl Claims {
         table.pod(pod).is_some() || !table.claims_of_pod(pod).is_empty()
     }
 
+    /// What was counted since the start.
+    pub fn stats(&self) -> ClaimStats {
+        self.0.metrics.view()
+    }
+
+    /// Returns when the manager has looked at what it holds in a task of its own, as it does for a request. False: it could not.
+    pub async fn answers(&self) -> bool {
+        let inner = self.0.clone();
+        let work = async move { drop(inner.table.lock()) };
+        self.0.tasks.complete("probe", work).await.is_some()
+    }
+
     pub fn boot_id(&self) -> &str {
         &self.0.settings.node.boot_id
     }
@@ -407,7 +441,7 @@ impl Inner {
         if changes.is_empty() {
             return Ok(());
         }
-        let Err(error) = self.checkpoint.commit(changes).await else { return Ok(()) };
+        let Err(error) = self.values.commit_changes(changes).await else { return Ok(()) };
         undo.restore(&mut self.table.lock());
         // Whoever found something held by what is taken back looks again.
         self.freed.send_modify(|count| *count += 1);

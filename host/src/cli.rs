@@ -8,10 +8,12 @@ mod get;
 mod output;
 mod pods;
 mod release;
+mod values;
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -19,6 +21,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::app;
 use crate::base::telemetry::{self, LogFormat};
 use crate::config::{Config, ConfigFile, Paths};
+use crate::driver::wasm::{COMPILE_COMMAND, CompileBounds, compile_for_parent};
 
 /// The device dock of a node: drivers are native plugins or sandboxed WebAssembly files; their devices go into containers.
 ///
@@ -73,6 +76,9 @@ enum Command {
     Checkpoint(checkpoint::CheckpointCommand),
     /// Print the completion script of a shell
     Completion { shell: clap_complete::Shell },
+    /// Compile a driver for the daemon that started this, from standard input to standard output
+    #[command(name = COMPILE_COMMAND, hide = true)]
+    InternalCompile { parent: u32, memory: u64, cpu_seconds: u64 },
 }
 
 #[derive(Args)]
@@ -158,6 +164,11 @@ fn execute(cli: Cli) -> Result<Outcome> {
             clap_complete::generate(shell, &mut Cli::command(), "nodedock", &mut std::io::stdout());
             Ok(Outcome::Done)
         }
+        Command::InternalCompile { parent, memory, cpu_seconds } => {
+            let cpu = Duration::from_secs(cpu_seconds);
+            compile_for_parent(parent, &CompileBounds { memory, cpu, ..CompileBounds::default() })?;
+            Ok(Outcome::Done)
+        }
     }
 }
 
@@ -180,12 +191,14 @@ fn run(place: &Place, args: RunArgs) -> Result<Outcome> {
     })?;
     let root =
         place.root.canonicalize().with_context(|| format!("find the root {}", place.root.display()))?;
-    let config = Config::new(&root, place.socket.clone(), args.cdi_dir, node_name, &file);
+    let mut config = Config::new(&root, place.socket.clone(), args.cdi_dir, node_name, &file);
+    let file_path = args.config.as_deref().map(std::path::absolute);
+    config.file_path = file_path.transpose().context("find the config file")?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
     let outcome = runtime.block_on(app::run(config, boot_id));
     // What a driver's file system call hangs in must not keep the process.
-    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    runtime.shutdown_timeout(Duration::from_secs(1));
     outcome.map(|()| Outcome::Done)
 }
 

@@ -1,13 +1,15 @@
 //! Configuration: the daemon's own (flags over file over defaults), and what operators write for drivers.
 //!
-//! Only values: paths are derived here, and nothing is created or opened but the file that is read.
+//! Only values: paths are derived here, and nothing is created or opened but the file that is read, and the keys that it names.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use crate::model::limit;
+use crate::trust;
 
 /// The daemon's config file. Every key may be absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -20,6 +22,40 @@ pub struct ConfigFile {
     /// Folders in which container runtimes look for CDI specs, by priority, as in their own configs.
     pub cdi_spec_dirs: Option<Vec<PathBuf>>,
     pub claims: ClaimsSection,
+    pub admin: AdminSection,
+    /// As it is written; `policy` is what counts.
+    trust: trust::Section,
+    /// The checked `trust` section with its keys.
+    #[serde(skip)]
+    pub policy: trust::Policy,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct AdminSection {
+    /// IP address and port on which metrics and probes are answered besides the admin socket; none unless set. Whoever reaches it is
+    /// answered.
+    pub listen: Option<String>,
+}
+
+impl AdminSection {
+    fn address(&self) -> Option<Result<SocketAddr, AddressError>> {
+        self.listen.as_ref().map(|text| parse_address(text))
+    }
+}
+
+/// Why a text is no address to listen on.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    #[error("an IP address and a port are wanted, such as 127.0.0.1:9400 or [::1]:9400")]
+    NotAnAddress,
+    #[error("port 0 is none: nobody would know where to ask")]
+    NoPort,
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, AddressError> {
+    let address: SocketAddr = text.parse().map_err(|_| AddressError::NotAnAddress)?;
+    if address.port() == 0 { Err(AddressError::NoPort) } else { Ok(address) }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -43,6 +79,10 @@ pub enum ConfigError {
     SpecFolders { path: PathBuf, folders: usize },
     #[error("the config {}: cdiSpecDirs has {:?}, and absolute paths are wanted", path.display(), folder)]
     SpecFolder { path: PathBuf, folder: PathBuf },
+    #[error("the config {}: admin.listen is {value:?}", path.display())]
+    Address { path: PathBuf, value: String, source: AddressError },
+    #[error("the config {}", path.display())]
+    Trust { path: PathBuf, source: Box<trust::SectionError> },
 }
 
 impl ConfigFile {
@@ -53,9 +93,9 @@ impl ConfigFile {
         Self::parse(&text, path)
     }
 
-    fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let invalid = |error| ConfigError::Parse { path: path.to_owned(), source: Box::new(error) };
-        let config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
+        let mut config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
         let check = |key, value: Option<u64>, min, max| match value {
             Some(value) if !(min..=max).contains(&value) => {
                 Err(ConfigError::Range { path: path.to_owned(), key, value, min, max })
@@ -64,8 +104,27 @@ impl ConfigFile {
         };
         check("claims.exclusiveWaitMs", config.claims.exclusive_wait_ms, 0, 60_000)?;
         check("claims.callDeadlineMs", config.claims.call_deadline_ms, 100, 300_000)?;
+        if let Some(Err(source)) = config.admin.address() {
+            let value = config.admin.listen.unwrap_or_default();
+            return Err(ConfigError::Address { path: path.to_owned(), value, source });
+        }
         check_spec_dirs(config.cdi_spec_dirs.as_deref().unwrap_or_default(), path)?;
+        let policy = config.trust.check(path.parent().unwrap_or(path));
+        let wrong = |source| ConfigError::Trust { path: path.to_owned(), source: Box::new(source) };
+        config.policy = policy.map_err(wrong)?;
         Ok(config)
+    }
+
+    /// The keys of the file that differ from another's and are looked at when the daemon starts only.
+    pub fn needs_restart(&self, started: &Self) -> Vec<&'static str> {
+        let differs = [
+            ("nodeName", self.node_name != started.node_name),
+            ("cdiDir", self.cdi_dir != started.cdi_dir),
+            ("cdiSpecDirs", self.cdi_spec_dirs != started.cdi_spec_dirs),
+            ("claims", self.claims != started.claims),
+            ("admin", self.admin != started.admin),
+        ];
+        differs.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
 }
 
@@ -86,6 +145,12 @@ pub struct Config {
     pub node_name: String,
     pub exclusive_wait: Duration,
     pub call_deadline: Duration,
+    /// Where metrics and probes are answered besides the admin socket.
+    pub admin_address: Option<SocketAddr>,
+    /// The config file as it was at the start.
+    pub file: ConfigFile,
+    /// Where it is; it is read again when it changes.
+    pub file_path: Option<PathBuf>,
 }
 
 impl Config {
@@ -107,6 +172,9 @@ impl Config {
             node_name,
             exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
             call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
+            admin_address: file.admin.address().and_then(Result::ok),
+            file: file.clone(),
+            file_path: None,
         }
     }
 }
@@ -119,12 +187,16 @@ pub struct Paths {
     pub plugins_registry: PathBuf,
     /// The socket on which device plugins register, and theirs beside it.
     pub device_plugins: PathBuf,
+    /// Files of drivers that prepared claims, by digest.
+    pub kept_drivers: PathBuf,
     pub checkpoint: PathBuf,
     pub claims: PathBuf,
     pub cache: PathBuf,
     pub socket: PathBuf,
     /// Socket of the pod-resources API, under the name that its clients know.
     pub pod_resources: PathBuf,
+    /// Socket of metrics and probes, beside that of the node API.
+    pub admin: PathBuf,
     pub cdi: PathBuf,
     /// Where runtimes look for specs, by priority; `cdi` is read as well.
     pub cdi_spec_dirs: Vec<PathBuf>,
@@ -137,11 +209,13 @@ impl Paths {
             drivers: root.join("var/lib/nodedock/drivers"),
             plugins_registry: root.join("var/lib/nodedock/plugins_registry"),
             device_plugins: root.join("var/lib/nodedock/device-plugins"),
+            kept_drivers: root.join("var/lib/nodedock/kept-drivers"),
             checkpoint: root.join("var/lib/nodedock/checkpoint.redb"),
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),
             socket: root.join("run/nodedock/nodedock.sock"),
             pod_resources: root.join("run/nodedock/pod-resources/kubelet.sock"),
+            admin: root.join("run/nodedock/admin.sock"),
             cdi: root.join("var/run/cdi"),
             cdi_spec_dirs: vec![root.join("etc/cdi"), root.join("var/run/cdi")],
         }
@@ -194,10 +268,40 @@ mod tests {
         assert!(error.contains("line 1"), "{error}");
         let error = chain(&parse("claims: {callDeadlineMs: 1}\n").unwrap_err());
         assert!(error.contains("claims.callDeadlineMs is 1"), "{error}");
+        assert_eq!(
+            parse("admin: {listen: \"[::1]:9400\"}\n").unwrap().admin.listen.as_deref(),
+            Some("[::1]:9400")
+        );
+        for (text, wanted) in [
+            ("localhost:9400", "an IP address and a port are wanted"),
+            ("127.0.0.1", "an IP address and a port are wanted"),
+            ("127.0.0.1:0", "port 0 is none"),
+            ("", "an IP address and a port are wanted"),
+        ] {
+            let yaml = format!("admin: {{listen: \"{text}\"}}\n");
+            let error = chain(&ConfigFile::parse(&yaml, Path::new("nodedock.yaml")).unwrap_err());
+            assert!(
+                error.contains(&format!("admin.listen is {text:?}")) && error.contains(wanted),
+                "{error}"
+            );
+        }
+        let error = chain(&parse("admin: {port: 9400}\n").unwrap_err());
+        assert!(error.contains("port") && error.contains("line 1"), "{error}");
         let error = chain(&parse("cdiSpecDirs: [/etc/cdi, run/cdi]\n").unwrap_err());
         assert!(error.contains("\"run/cdi\""), "{error}");
+        let error = chain(&parse("trust:\n  keys:\n  - {name: a, pem: x}\n").unwrap_err());
+        assert!(error.contains("the config nodedock.yaml: line 3") && error.contains("key a"), "{error}");
         let error = chain(&parse(&format!("cdiSpecDirs: [{}]\n", "/x, ".repeat(17))).unwrap_err());
         assert!(error.contains("has 17 folders"), "{error}");
+    }
+
+    #[test]
+    fn what_needs_a_restart_is_known_by_its_keys_and_trust_is_not_among_them() {
+        let parse = |text| ConfigFile::parse(text, Path::new("nodedock.yaml")).unwrap();
+        let started = parse("nodeName: n1\n");
+        assert_eq!(parse("nodeName: n1\ntrust: {mode: warn}\n").needs_restart(&started), [""; 0]);
+        let other = parse("claims: {exclusiveWaitMs: 5}\ncdiDir: /x\nadmin: {listen: \"127.0.0.1:9400\"}\n");
+        assert_eq!(other.needs_restart(&started), ["nodeName", "cdiDir", "claims", "admin"]);
     }
 
     #[test]
@@ -206,6 +310,11 @@ mod tests {
         let config = |flag| Config::new(Path::new("/r"), None, flag, "n".to_owned(), &file).paths.cdi;
         assert_eq!(config(None), Path::new("/from/file"));
         assert_eq!(config(Some("/from/flag".into())), Path::new("/from/flag"));
+        assert_eq!(Config::new(Path::new("/r"), None, None, "n".to_owned(), &file).admin_address, None);
+        let admin = AdminSection { listen: Some("127.0.0.1:9400".to_owned()) };
+        let listening = ConfigFile { admin, ..ConfigFile::default() };
+        let listening = Config::new(Path::new("/r"), None, None, "n".to_owned(), &listening);
+        assert_eq!(listening.admin_address, Some(([127, 0, 0, 1], 9400).into()));
         let plain = Config::new(Path::new("/r"), None, None, "n".to_owned(), &ConfigFile::default());
         assert_eq!(plain.paths.cdi, Path::new("/r/var/run/cdi"));
         assert_eq!(plain.paths.cdi_spec_dirs, ["/r/etc/cdi", "/r/var/run/cdi"].map(PathBuf::from));

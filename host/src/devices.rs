@@ -13,6 +13,7 @@ mod free;
 mod hints;
 mod list;
 pub mod merge;
+mod metrics;
 mod pooled;
 mod pools;
 mod record;
@@ -52,6 +53,7 @@ use crate::model::{ExtendedResource, PluginDevice, PodAllocation, PodRequest, Pr
 use crate::registry::Registry;
 
 pub use affinity::parse_nodes;
+pub use metrics::DeviceStats;
 pub use pooled::{pooled_claim, pooled_claims};
 pub use resources::PluginId;
 pub use view::{
@@ -114,6 +116,7 @@ struct Inner {
     left: Notify,
     /// Wakes the task that tells changes.
     changed: Notify,
+    metrics: metrics::Metrics,
 }
 
 /// Nothing is awaited while it is locked.
@@ -155,6 +158,7 @@ impl Devices {
             followed: watch::Sender::new(0),
             left: Notify::new(),
             changed: Notify::new(),
+            metrics: metrics::Metrics::default(),
         }))
     }
 
@@ -179,6 +183,16 @@ impl Devices {
         let id = self.0.state().resources.arrive(&resource, source, driver);
         self.0.changed([resource]);
         id
+    }
+
+    /// A plugin registered, by either way: it is connected to next.
+    pub fn plugin_registered(&self, resource: &ExtendedResource) {
+        self.0.metrics.registered(resource);
+    }
+
+    /// What was counted since the start, by resource.
+    pub fn stats(&self) -> DeviceStats {
+        self.0.metrics.view()
     }
 
     /// A plugin's list, which replaces the one before. What is wrong in it is dropped, and said in a condition. Of lists that come

@@ -6,6 +6,7 @@
 pub mod grant;
 pub mod grpc;
 pub mod moved;
+pub mod values;
 pub mod wasm;
 
 use std::collections::BTreeMap;
@@ -68,14 +69,44 @@ pub struct NodeFacts {
 /// An outcome for each claim asked for.
 pub type Outcomes<T> = BTreeMap<Uid, Result<T, Problem>>;
 
+/// What the calls of a driver came to, as its face measures them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DriverStats {
+    /// Since it was loaded.
+    Wasm(Box<wasm::Stats>),
+    /// Since it registered.
+    Grpc(Vec<grpc::RpcSeconds>),
+}
+
 /// Claims made ready and given back, in batches.
 #[async_trait]
 pub trait ClaimDriver: Send + Sync {
+    /// None: it does not measure.
+    fn stats(&self) -> Option<DriverStats> {
+        None
+    }
+
     /// Makes claims ready. May be repeated for a claim at any time and comes to the same end.
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim>;
 
     /// Gives claims back. A claim that the driver does not know is success.
     async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()>;
+}
+
+/// The code of WASM drivers that served before, for the claims that it prepared.
+#[async_trait]
+pub trait Predecessors: Send + Sync {
+    /// The driver of a name as the file of a digest has it, within what its name is granted now.
+    async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem>;
+
+    /// Notes an identity under which the file of its digest serves from now on: as long as somebody holds it, the file is kept.
+    fn serves_as(&self, identity: &Arc<DriverIdentity>);
+
+    /// Digests that are kept although nobody serves or works with them.
+    fn idle(&self) -> Vec<String>;
+
+    /// Forgets a digest, unless somebody serves with it again.
+    fn forget(&self, digest: &str);
 }
 
 /// What a device plugin wants of its callers.

@@ -12,6 +12,10 @@ pub mod model;
 pub mod north;
 pub mod pods;
 pub mod registry;
+pub mod trust;
 
 pub mod app;
 pub mod cli;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;

@@ -12,6 +12,7 @@ mod name;
 mod problem;
 mod record;
 mod resource;
+mod values;
 
 pub(crate) use cdi_name::*;
 pub use change::*;
@@ -22,3 +23,4 @@ pub use name::*;
 pub use problem::*;
 pub use record::*;
 pub use resource::*;
+pub use values::*;

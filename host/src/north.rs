@@ -1,5 +1,6 @@
 //! The faces to those who ask for devices. A face translates, calls the managers, and knows no driver.
 
+pub mod admin;
 pub mod convert;
 mod health;
 pub mod node_api;

@@ -7,25 +7,31 @@ pub mod device_plugins;
 mod instances;
 mod keeper;
 pub mod plugins;
+pub mod predecessors;
+mod quarantine;
+mod vetting;
 pub mod wasm_files;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 use instances::Instances;
+use quarantine::{Conduct, gone};
 
 use crate::base::changes::Changes;
 use crate::base::clock::now_ms;
-use crate::driver::Driver;
+use crate::base::conditions::Conditions;
+use crate::driver::{Driver, DriverStats, Predecessors};
 use crate::model::{
     ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
     limit,
 };
+use crate::trust::Verdict;
 
 /// Where a driver is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +47,7 @@ pub enum DriverState {
     Lost,
     Draining,
     Failed,
+    /// A WASM driver whose calls failed again and again: it is called no more until a probe succeeds.
     Quarantined,
 }
 
@@ -57,6 +64,21 @@ impl DriverState {
             Self::Draining => "draining",
             Self::Failed => "failed",
             Self::Quarantined => "quarantined",
+        }
+    }
+}
+
+impl DriverState {
+    /// Whether something is still to come of itself: it is on its way to serve or to fail.
+    pub fn is_under_way(self) -> bool {
+        match self {
+            Self::Seen | Self::Verified | Self::Compiled | Self::Described => true,
+            Self::Blocked
+            | Self::Serving
+            | Self::Lost
+            | Self::Draining
+            | Self::Failed
+            | Self::Quarantined => false,
         }
     }
 }
@@ -84,6 +106,8 @@ pub struct DriverView {
     pub timeline: VecDeque<Transition>,
     /// Of a registered native plugin.
     pub native: Option<NativeView>,
+    /// Of a file: whether it is trusted.
+    pub trust: Option<Verdict>,
 }
 
 /// What is known of a native plugin beside what every driver has.
@@ -115,6 +139,7 @@ impl DriverView {
             problem: None,
             timeline: VecDeque::new(),
             native: None,
+            trust: None,
         }
     }
 
@@ -150,12 +175,14 @@ pub struct Registry(Arc<Inner>);
 struct Inner {
     state: RwLock<State>,
     changes: Changes,
-    /// Counts the times that a driver began to serve.
+    conditions: Conditions,
+    /// Counts the times that a driver began to serve, or serves again after a quarantine.
     serving: watch::Sender<u64>,
     /// Counts the times that a name or an endpoint became free.
     freed: watch::Sender<u64>,
     wasm_reloads: Reloads,
     grpc_reloads: Reloads,
+    predecessors: OnceLock<Arc<dyn Predecessors>>,
 }
 
 /// Reload requests on their way to the task that carries them out.
@@ -175,17 +202,26 @@ impl Reloads {
 struct State {
     sources: BTreeMap<String, DriverView>,
     serving: BTreeMap<DriverName, Instances>,
+    /// Of serving WASM drivers, by source.
+    conducts: BTreeMap<String, Conduct>,
 }
 
 impl Registry {
     pub fn new(changes: Changes) -> Self {
+        Self::with_conditions(changes, Conditions::default())
+    }
+
+    /// The same, that tells what is wrong with the node.
+    pub fn with_conditions(changes: Changes, conditions: Conditions) -> Self {
         Self(Arc::new(Inner {
             state: RwLock::default(),
             changes,
+            conditions,
             serving: watch::Sender::new(0),
             freed: watch::Sender::new(0),
             wasm_reloads: Reloads::new(),
             grpc_reloads: Reloads::new(),
+            predecessors: OnceLock::new(),
         }))
     }
 
@@ -206,6 +242,15 @@ impl Registry {
         })
     }
 
+    /// Says where the code of versions that served before is to be had. The first word counts.
+    pub fn keep_predecessors(&self, predecessors: Arc<dyn Predecessors>) {
+        let _ = self.0.predecessors.set(predecessors);
+    }
+
+    pub(crate) fn predecessors(&self) -> Option<&Arc<dyn Predecessors>> {
+        self.0.predecessors.get()
+    }
+
     /// A device as its driver last described it.
     pub fn device(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Device> {
         let inventory = self.read().serving.get(driver)?.picked().driver.inventory.clone()?;
@@ -216,6 +261,12 @@ impl Registry {
     /// Every driver that serves, by name.
     pub fn all_serving(&self) -> Vec<Driver> {
         self.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
+    }
+
+    /// What the calls of the drivers that serve came to.
+    pub fn stats(&self) -> Vec<(DriverName, DriverStats)> {
+        let of = |driver: Driver| Some((driver.identity.name.clone(), driver.claims?.stats()?));
+        self.all_serving().into_iter().filter_map(of).collect()
     }
 
     /// Changes whenever a driver begins to serve.
@@ -238,9 +289,7 @@ impl Registry {
 
     /// Reads a driver's files again, by driver name or file name, and asks it for its devices.
     pub async fn reload(&self, name: &str) -> Result<DriverView, Problem> {
-        let source = self.source_of(name).ok_or_else(|| {
-            Problem::not_found("driver-unknown", format!("there is no driver or driver file {name:?}"))
-        })?;
+        let source = self.known_source(name)?;
         let (done, finished) = oneshot::channel();
         let busy = |_| Problem::unavailable("too-many-reloads", "too many reloads wait already");
         let kind = self.read().sources.get(&source).map(|view| view.kind);
@@ -248,8 +297,23 @@ impl Registry {
         reloads.sender.try_send(ReloadRequest { source: source.clone(), done }).map_err(busy)?;
         // An error means that the source went away meanwhile; the look below tells.
         finished.await.ok();
-        let gone = || Problem::not_found("driver-unknown", format!("{source} is gone"));
-        self.read().sources.get(&source).cloned().ok_or_else(gone)
+        self.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
+    }
+
+    fn known_source(&self, name: &str) -> Result<String, Problem> {
+        self.source_of(name).ok_or_else(|| {
+            Problem::not_found("driver-unknown", format!("there is no driver or driver file {name:?}"))
+        })
+    }
+
+    /// Returns when the task that carries out what discovery and operators ask of drivers of a kind has taken a request.
+    pub async fn answers(&self, kind: DriverKind) {
+        let (done, taken) = oneshot::channel();
+        // No source has this name, so the request is dropped as soon as it is received.
+        let request = ReloadRequest { source: String::new(), done };
+        if self.reloads(kind).sender.send(request).await.is_ok() {
+            taken.await.ok();
+        }
     }
 
     fn source_of(&self, name: &str) -> Option<String> {
@@ -278,35 +342,49 @@ impl Registry {
     pub(crate) fn update(&self, kind: DriverKind, source: &str, change: impl FnOnce(&mut DriverView)) {
         let mut state = self.write();
         let view = state.sources.entry(source.to_owned()).or_insert_with(|| DriverView::new(kind, source));
-        let before = (view.state, view.reason.clone());
+        let before = (view.state, view.reason.clone(), view.trust.clone());
         change(view);
         let (now, name) = (view.state, view.name.as_ref().map_or(source, DriverName::as_str).to_owned());
-        let changed = before != (now, view.reason.clone());
+        let changed = before != (now, view.reason.clone(), view.trust.clone());
         drop(state);
         if changed {
             self.0.changes.tell(ChangedKind::Driver, name, now.as_str());
         }
     }
 
-    /// Makes `driver` the one that serves under its name. The error names the source that has the name already.
+    /// Another source that has a name already.
+    pub(crate) fn taken_by_other(&self, name: &DriverName, source: &str) -> Option<String> {
+        self.read().serving.get(name)?.other_than(source).map(str::to_owned)
+    }
+
+    /// Makes `driver` the one that serves under its name, with what it published. The error names the source that has the name
+    /// already.
     pub(crate) fn serve(&self, source: &str, driver: Driver) -> Result<(), String> {
         let name = driver.identity.name.clone();
-        {
+        let left = {
             let mut state = self.write();
             if let Some(other) = state.serving.get(&name).and_then(|known| known.other_than(source)) {
                 return Err(other.to_owned());
             }
             // A file that named itself otherwise before gives its old name up.
-            state.drop_source(source);
+            let left = state.drop_source(source).filter(|left| *left != name);
             state.serving.insert(name, Instances::one(source, driver));
-        }
+            left
+        };
         self.0.serving.send_modify(|count| *count += 1);
+        if left.is_some() {
+            self.0.freed.send_modify(|count| *count += 1);
+        }
         Ok(())
     }
 
     /// Takes a source's driver from the managers. Calls in flight go on.
     pub(crate) fn retire(&self, source: &str) {
-        let left = self.write().drop_source(source);
+        let (left, conduct) = {
+            let mut state = self.write();
+            (state.drop_source(source), state.conducts.remove(source))
+        };
+        self.forget_conduct(conduct);
         if let Some(name) = left {
             self.0.freed.send_modify(|count| *count += 1);
             self.settle(&name);

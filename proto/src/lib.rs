@@ -69,6 +69,12 @@ pub mod kubelet {
 
 pub mod unix;
 
+/// What the fuzz target `http2` calls. In no build that is shipped.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz {
+    pub use crate::unix::fuzz::http2;
+}
+
 /// DRA answers are maps by claim UID, generated as lists of entries (`build.rs` says why).
 mod claim_map {
     macro_rules! by_claim_uid {

@@ -36,6 +36,8 @@ use tokio_stream::Stream;
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
 mod frames;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod hpack;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,11 @@
 //! Drivers for the daemon's folder.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use nodedock::driver::wasm::DriverFile;
+
+use crate::wait::until_path;
 use crate::{Root, places};
 
 pub const MOCK_GPU: &str = "mock-gpu";
@@ -31,6 +35,21 @@ pub fn wasm(name: &str, form: Form) -> Vec<u8> {
     read.unwrap_or_else(|error| panic!("read {}: {error}; `cargo xtask drivers` builds it", path.display()))
 }
 
+/// The same driver in a file of another digest, as a new version is: with a section that nobody reads.
+pub fn version(mut file: Vec<u8>, tag: &str) -> Vec<u8> {
+    const NAME: &str = "version";
+    let length = u8::try_from(1 + NAME.len() + tag.len()).ok().filter(|length| *length < 0x80);
+    let name_length = u8::try_from(NAME.len()).expect("the name is short");
+    file.extend([0, length.expect("the tag is short"), name_length]);
+    file.extend(NAME.bytes().chain(tag.bytes()));
+    file
+}
+
+/// The digest of a driver's file, as the daemon shows it.
+pub fn digest(file: &[u8]) -> String {
+    DriverFile { name: String::new(), bytes: file.to_vec().into() }.digest()
+}
+
 /// The grant or config (`kind`) that is beside an example driver's source.
 pub fn side_file(name: &str, kind: &str) -> String {
     let path = places::examples().join(name).join(format!("{name}.{kind}.yaml"));
@@ -52,6 +71,24 @@ impl Root {
     /// Copies a file into the drivers folder as `cp` does.
     pub fn copy_in(&self, file: &str, bytes: impl AsRef<[u8]>) {
         std::fs::write(self.driver_path(file), bytes).expect("write into the drivers folder");
+    }
+
+    /// Digests of the drivers' files that are kept for what they prepared.
+    pub fn kept(&self) -> BTreeSet<String> {
+        let entries = std::fs::read_dir(self.kept_drivers()).expect("the daemon makes the folder");
+        let names = entries.map(|entry| entry.expect("list a folder").file_name().into_string());
+        let names = names.map(|name| name.expect("names of ours are text"));
+        names.filter_map(|name| name.strip_suffix(".wasm").map(|stem| format!("sha256:{stem}"))).collect()
+    }
+
+    /// Waits until exactly these are kept.
+    pub async fn until_kept(&self, wanted: &[&str]) {
+        let wanted: BTreeSet<_> = wanted.iter().map(|digest| (*digest).to_owned()).collect();
+        let is_wanted = || match self.kept() {
+            kept if kept == wanted => Ok(()),
+            kept => Err(format!("{kept:?}")),
+        };
+        until_path(&self.kept_drivers(), &format!("{wanted:?} are kept"), is_wanted).await;
     }
 
     pub fn take_out(&self, file: &str) {

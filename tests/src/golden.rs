@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nodedock::driver::grant::Grant;
-use nodedock::driver::wasm::{DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings};
+use nodedock::driver::values::NoJournal;
+use nodedock::driver::wasm::{Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings};
 use nodedock::driver::{Call, Ledger, NodeFacts};
 use nodedock::model::{
     AllocatedDevice, ConfigSource, DeviceName, DriverClaim, DriverName, LiveClaim, ObjectRef, OpaqueConfig,
@@ -113,10 +114,16 @@ impl Bench {
         std::fs::create_dir(&dev).expect("a new folder");
         std::fs::write(cpus, "0-3\n").expect("a new file");
         let node = NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() };
-        let settings =
-            WasmSettings { cache_dir: cache.map(Into::into), sysfs_root: sys, dev_root: dev, node };
+        let settings = WasmSettings {
+            cache_dir: cache.map(Into::into),
+            compiler: Compiler::InProcess,
+            sysfs_root: sys,
+            dev_root: dev,
+            node,
+        };
         let claims = Arc::new(Claims::default());
-        let host = WasmHost::new(settings, Arc::clone(&claims) as _).expect("set up the sandbox");
+        let host = WasmHost::new(settings, Arc::clone(&claims) as _, Arc::new(NoJournal))
+            .expect("set up the sandbox");
         Self { claims, host, _folder: folder }
     }
 

@@ -9,8 +9,10 @@ pub mod daemon;
 pub mod drivers;
 pub mod golden;
 pub mod machine;
+pub mod metrics;
 pub mod places;
 pub mod root;
+pub mod versions;
 pub mod wait;
 
 pub use daemon::{Client, Daemon, Options};

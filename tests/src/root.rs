@@ -6,7 +6,7 @@ use std::process::Stdio;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use crate::machine::{Ext4, Tmpfs};
+use crate::machine::{Ext4, Tmpfs, program, run};
 use crate::{DEADLINE, places};
 
 /// A root of its own; removed when dropped.
@@ -14,6 +14,8 @@ use crate::{DEADLINE, places};
 pub struct Root {
     /// Come first: what is mounted in the folder has to go before the folder can.
     mounted: Vec<Mounted>,
+    /// What the daemon sees as `/sys`.
+    sys: Option<PathBuf>,
     folder: TempDir,
 }
 
@@ -40,7 +42,7 @@ impl Root {
         let roots = std::env::var("NODEDOCK_TEST_ROOTS").unwrap_or_else(|_| "/tmp".to_owned());
         let root = tempfile::Builder::new().prefix("nd-").rand_bytes(6).tempdir_in(roots);
         let folder = root.expect("the folder for roots can be written");
-        let root = Self { mounted: Vec::new(), folder };
+        let root = Self { mounted: Vec::new(), sys: None, folder };
         for folder in [root.drivers(), root.claims_folder(), root.cdi()] {
             std::fs::create_dir_all(folder).expect("a new folder in /tmp");
         }
@@ -69,6 +71,16 @@ impl Root {
         Ok(())
     }
 
+    /// Has the program see an empty folder of the root as `/sys`, and gives the folder. The error says in one line why it cannot be.
+    pub fn fake_sys(&mut self) -> Result<PathBuf, String> {
+        let sys = self.path().join("sys");
+        std::fs::create_dir(&sys).map_err(|error| error.to_string())?;
+        let mut probe = as_sys(&sys)?;
+        run(probe.arg("true"))?;
+        self.sys = Some(sys.clone());
+        Ok(sys)
+    }
+
     /// The daemon's own folder, with drivers, claims and checkpoint.
     pub fn state(&self) -> PathBuf {
         self.path().join("var/lib/nodedock")
@@ -76,6 +88,11 @@ impl Root {
 
     pub fn drivers(&self) -> PathBuf {
         self.state().join("drivers")
+    }
+
+    /// Files of drivers that prepared claims.
+    pub fn kept_drivers(&self) -> PathBuf {
+        self.state().join("kept-drivers")
     }
 
     pub fn claims_folder(&self) -> PathBuf {
@@ -118,7 +135,14 @@ impl Root {
 
     /// The program with this root.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(places::nodedock());
+        let mut command = match &self.sys {
+            None => Command::new(places::nodedock()),
+            Some(sys) => {
+                let mut command = as_sys(sys).expect("it could be when the root was made");
+                command.arg(places::nodedock());
+                command.into()
+            }
+        };
         command.env("NODEDOCK_ROOT", self.path()).env_remove("NOTIFY_SOCKET").env_remove("NODEDOCK_LOG");
         command.stdin(Stdio::null()).kill_on_drop(true);
         command
@@ -134,6 +158,15 @@ impl Root {
         let text = |bytes| String::from_utf8(bytes).expect("the command line writes UTF-8");
         Output { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
+}
+
+/// What runs a program with a folder in place of `/sys`, for itself alone; its process is the program's.
+fn as_sys(sys: &Path) -> Result<std::process::Command, String> {
+    let unshare = program("unshare").ok_or("there is no unshare")?;
+    let mut command = std::process::Command::new(unshare);
+    command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+    command.arg("mount --bind \"$0\" /sys && exec \"$@\"").arg(sys);
+    Ok(command)
 }
 
 impl Default for Root {

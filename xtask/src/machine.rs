@@ -53,6 +53,22 @@ pub(crate) fn python_grpc() -> Finding {
     }
 }
 
+/// cargo-fuzz, which cargo finds in the PATH.
+pub(crate) fn cargo_fuzz() -> Finding {
+    match find("cargo-fuzz") {
+        Some(_) => Finding::Present,
+        None => Finding::Missing("it is not installed (cargo install --locked cargo-fuzz)".into()),
+    }
+}
+
+/// A compiler for libFuzzer, which is written in C++.
+pub(crate) fn cplusplus() -> Finding {
+    match find("c++") {
+        Some(_) => Finding::Present,
+        None => Finding::Missing("no compiler for C++ (package g++)".into()),
+    }
+}
+
 /// A clang that makes WebAssembly of C, with the C library for it.
 pub(crate) fn clang_for_wasm() -> Result<Tool, String> {
     let program = find("clang").ok_or("clang is not installed")?;

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod drivers;
+mod fuzz;
 mod golden;
 mod lint;
 mod machine;
@@ -51,6 +52,20 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Give the parsers and checks of what strangers send bytes that nobody thought of, each for a bounded time
+    Fuzz {
+        /// Seconds for each target
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+        seconds: u32,
+        /// Where chance begins: with the same number the same inputs are tried, as far as the time goes
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+        seed: Option<u32>,
+        /// Tell of findings, and do not fail for them
+        #[arg(long)]
+        report: bool,
+        /// Targets, by their files in fuzz/fuzz_targets; all unless some are named
+        targets: Vec<String>,
+    },
     /// Check format and lints, of the drivers for WebAssembly too
     Lint,
 }
@@ -74,6 +89,9 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Test { args, .. } => test::run(&workspace, &args),
         Task::Demo => demo::run(&workspace),
         Task::Bench { args } => bench::run(&workspace, &args),
+        Task::Fuzz { seconds, seed, report, targets } => {
+            fuzz::run(&workspace, &fuzz::Bounds { seconds, seed }, report, &targets)
+        }
         Task::Lint => lint::run(&workspace),
     }
 }

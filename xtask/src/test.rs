@@ -116,12 +116,12 @@ mod tests {
         args.iter().map(|arg| (*arg).to_owned()).collect()
     }
 
-    /// The packages of a build with these arguments.
+    /// The packages of a build with these arguments, each with its features.
     fn packages(args: &[&str]) -> String {
         let workspace = Workspace::load().unwrap();
         let mut tree = workspace.cargo();
-        let output =
-            tree.args(["tree", "--edges", "normal", "--prefix", "none"]).args(args).output().unwrap();
+        tree.args(["tree", "--edges", "normal", "--prefix", "none", "--format", "{p} [{f}]"]).args(args);
+        let output = tree.output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
@@ -130,6 +130,17 @@ mod tests {
     fn a_shipped_program_has_no_fail_points() {
         let has = |args: &[&str]| packages(args).lines().any(|line| line.starts_with("fail v"));
         assert!(has(&["-p", "nodedock", "--features", "failpoints"]), "the question is the right one");
+        assert!(!has(&["-p", "nodedock"]) && !has(&["--workspace"]));
+    }
+
+    #[test]
+    fn a_shipped_program_has_nothing_for_fuzzing() {
+        let has = |args: &[&str]| {
+            let fuzzed = |line: &str| line.starts_with("nodedock") && line.contains("fuzzing");
+            packages(args).lines().any(fuzzed)
+        };
+        assert!(has(&["-p", "nodedock", "--features", "fuzzing"]), "the question is the right one");
+        assert!(has(&["-p", "nodedock-proto", "--features", "fuzzing"]), "the question is the right one");
         assert!(!has(&["-p", "nodedock"]) && !has(&["--workspace"]));
     }
 

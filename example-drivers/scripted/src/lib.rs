@@ -9,7 +9,7 @@ use nodedock_sdk::{
     Prepared, Problem, Trigger,
 };
 
-pub use script::{RELEASE_UID, STRANGER_UID, Script, Word};
+pub use script::{RELEASE_UID, STRANGER_UID, Script, ScriptedWrite, WRITABLE, Word};
 
 /// The driver's name and its only pool.
 pub const NAME: &str = "scripted.nodedock.dev";
@@ -17,6 +17,9 @@ pub const POOL: &str = "script";
 
 /// Bytes of a memo that is too large for the host.
 const HUGE_MEMO: usize = 128 << 10;
+
+/// Bytes that a driver which wants more and more takes at once.
+const GROWN: usize = 1 << 20;
 
 const HOUR: std::time::Duration = std::time::Duration::from_secs(3600);
 
@@ -32,10 +35,13 @@ impl Driver for Scripted {
         DriverInfo::new(NAME, env!("CARGO_PKG_VERSION"))
             .summary("Does with a claim what the claim's name says, for tests")
             .env(["SCRIPTED_*"])
+            .sysfs_write(WRITABLE, "[0-9]")
     }
 
-    fn discover(_: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+    fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let script = ctx.config::<Script>()?;
+        let is_blind = |uid: &String| host.ledger().get(uid).is_some();
+        assert!(!script.blinded_by.as_ref().is_some_and(is_blind), "the script says not to look");
         let names = Word::ALL.iter().flat_map(|(name, _)| [(*name).to_owned(), format!("{name}-2")]);
         let plain = (0..script.devices).map(|number| format!("device-{number}"));
         let generation = format!("generation-{}", script.generation);
@@ -99,6 +105,20 @@ fn play<T>(host: &Host, word: Word, claim: &ClaimRef, well: impl Fn() -> Result<
         Word::Twice => vec![this(well()), this(well())],
         Word::Stranger => vec![stranger(), this(well())],
         Word::WrongClaim => vec![stranger()],
+        Word::Spin => for_ever(|| {}),
+        Word::Grow => {
+            let mut held = Vec::new();
+            for_ever(|| held.push(vec![1u8; GROWN]))
+        }
+        Word::Flood => for_ever(|| host.log().info("the script says to log", &[])),
+    }
+}
+
+/// The host ends it.
+fn for_ever(mut work: impl FnMut()) -> ! {
+    loop {
+        work();
+        std::hint::black_box(());
     }
 }
 
@@ -112,6 +132,9 @@ fn hold(host: &Host) {
 }
 
 fn prepared(host: &Host, ctx: &Context, claim: &Claim, word: Word) -> Result<Prepared, Problem> {
+    if let Some(write) = ctx.config::<Script>()?.write {
+        host.sysfs().write(&write.path, &write.value)?;
+    }
     let mut prepared = Scripted::prepare(host, ctx, claim)?;
     match word {
         Word::Huge => prepared.memo = vec![b'x'; HUGE_MEMO],

@@ -34,6 +34,12 @@ pub enum Word {
     Huge,
     /// The answer names a device that is not allocated to the claim.
     OtherDevice,
+    /// Computes until it is stopped.
+    Spin,
+    /// Wants more and more memory until it is stopped.
+    Grow,
+    /// Logs until it is stopped.
+    Flood,
 }
 
 /// The claim that ends every [`Word::Hold`] of a driver that has prepared it.
@@ -44,7 +50,7 @@ pub const STRANGER_UID: &str = "claim-of-somebody-else";
 
 impl Word {
     /// Every word with the name of the claims that it is for.
-    pub const ALL: [(&str, Word); 13] = [
+    pub const ALL: [(&str, Word); 16] = [
         ("ok", Word::Ok),
         ("refuse-permanent", Word::RefusePermanent),
         ("refuse-transient", Word::RefuseTransient),
@@ -58,6 +64,9 @@ impl Word {
         ("wrong-claim", Word::WrongClaim),
         ("huge", Word::Huge),
         ("other-device", Word::OtherDevice),
+        ("spin", Word::Spin),
+        ("grow", Word::Grow),
+        ("flood", Word::Flood),
     ];
 
     /// The word for a claim of this name: the name, or the name without `-2`.
@@ -65,6 +74,17 @@ impl Word {
         let name = claim.strip_suffix("-2").unwrap_or(claim);
         Word::ALL.iter().find(|(word, _)| *word == name).map_or(Word::Ok, |(_, word)| *word)
     }
+}
+
+/// The file below `/sys` that the driver may write.
+pub const WRITABLE: &str = "class/scripted/value";
+
+/// What a prepare writes below `/sys`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScriptedWrite {
+    pub path: String,
+    pub value: String,
 }
 
 /// The driver's config: words for claims whose names are others.
@@ -75,10 +95,15 @@ pub struct Script {
     pub generation: u32,
     /// How many devices there are, `device-0` and on, for claims whose names are no words.
     pub devices: u32,
+    /// Written by each prepare that goes well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write: Option<ScriptedWrite>,
     /// By claim name.
     pub prepare: BTreeMap<String, Word>,
     /// By claim name; every other unprepare goes well.
     pub unprepare: BTreeMap<String, Word>,
+    /// While the driver holds a claim of this UID every look at its devices ends it.
+    pub blinded_by: Option<String>,
 }
 
 impl Script {

@@ -2,7 +2,7 @@ use nodedock_sdk::testing::{Grant, Harness};
 use nodedock_sdk::{Claim, ProblemKind};
 use serde_json::{Value, json};
 
-use crate::{POOL, Scripted, Word};
+use crate::{POOL, Scripted, WRITABLE, Word};
 
 fn claim(name: &str) -> Claim {
     Claim::new("default", name, format!("claim-{name}")).device("device-0", POOL, name)
@@ -26,6 +26,17 @@ fn a_name_is_a_word_and_the_config_wins_over_it() {
     node.config(json!({"prepare": {"ok": "refuse-transient", "refuse-permanent": "ok"}}));
     assert_eq!(node.prepare(&claim("ok")).unwrap_err().kind, ProblemKind::Unavailable);
     assert!(node.prepare(&claim("refuse-permanent")).is_ok());
+}
+
+#[test]
+fn a_prepare_that_goes_well_writes_what_the_config_says() {
+    let node = Harness::<Scripted>::new();
+    node.fake().file(WRITABLE, "0");
+    node.config(json!({"write": {"path": WRITABLE, "value": "1"}}));
+    assert!(node.prepare(&claim("refuse-permanent")).is_err());
+    assert!(node.prepare(&claim("anything")).is_ok());
+    let written: Vec<_> = node.fake().writes().into_iter().map(|write| (write.before, write.value)).collect();
+    assert_eq!(written, [("0".to_owned(), "1".to_owned())]);
 }
 
 #[test]

@@ -2,6 +2,12 @@
 
 use std::time::Duration;
 
+/// Takes up to a quarter off a delay, so that many who wait for the same thing do not come back together. `chance` is any number.
+pub fn spread(delay: Duration, chance: u64) -> Duration {
+    let off = u32::try_from(chance % 1024).expect("less than 1024");
+    delay - delay / 4 * off / 1024
+}
+
 /// The delays before the next tries: the first is `min`, each is twice the one before, none is above `max`.
 #[derive(Debug, Clone)]
 pub struct Backoff {
@@ -39,5 +45,15 @@ mod tests {
         assert_eq!(delays, [500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 120_000, 120_000]);
         backoff.reset();
         assert_eq!(backoff.delay().as_millis(), 500);
+    }
+
+    #[test]
+    fn a_delay_is_spread_below_itself_and_above_three_quarters_of_it() {
+        let delay = Duration::from_secs(4);
+        assert_eq!(spread(delay, 0), delay);
+        assert_eq!(spread(delay, 512), Duration::from_millis(3500));
+        for chance in [1, 7, 1023, u64::MAX] {
+            assert!((Duration::from_secs(3)..delay).contains(&spread(delay, chance)), "{chance}");
+        }
     }
 }

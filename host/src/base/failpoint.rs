@@ -54,6 +54,18 @@ points! {
     UnprepareFilesRemoved = "unprepare-files-removed",
     /// The record is gone; the answer is not given.
     UnprepareForgotten = "unprepare-forgotten",
+    /// Of a driver's file that is kept by digest, what is beside it is written and the file is not.
+    KeptStaged = "kept-staged",
+    /// A new version's file is kept; it does not serve yet.
+    KeptWritten = "kept-written",
+    /// A new version serves, and its predecessor has not been told to stop.
+    DriverSwitched = "driver-switched",
+    /// The code that prepared a claim is about to be asked to give it up, since the version that serves did not.
+    PredecessorCall = "predecessor-call",
+    /// It has answered, and nobody else knows.
+    PredecessorAnswered = "predecessor-answered",
+    /// Of a kept file that no claim needs any more, the file is removed and what is beside it is not.
+    KeptForgotten = "kept-forgotten",
     /// Devices of extended resources are chosen for a pod, and that is durable.
     AllocateIntended = "allocate-intended",
     /// A device plugin is about to be asked for them.
@@ -64,6 +76,16 @@ points! {
     AllocateCommitted = "allocate-committed",
     /// A pod's devices are durably nobody's; the answer is not given.
     AllocateFreed = "allocate-freed",
+    /// A driver's write below `/sys` is durable as an intent, and not made.
+    SysfsWriteIntended = "sysfs-write-intended",
+    /// It is made, and nobody knows.
+    SysfsWritten = "sysfs-written",
+    /// A value below `/sys` is about to be put back.
+    PutBackBegun = "put-back-begun",
+    /// It is put back, and nobody knows.
+    PutBackWritten = "put-back-written",
+    /// Every value of a released claim is put back, and the claim still has its record.
+    ReleasePutBack = "release-put-back",
     /// The writer has put the changes into a transaction.
     CheckpointCommit = "checkpoint-commit",
     /// The transaction is durable, and those who wait for it do not know.

@@ -13,7 +13,7 @@ use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::writer::Write;
 use super::{Change, CommitError, carry};
 use crate::base::clock;
-use crate::model::{ClaimRecord, PodAllocation, PodRecord, ReleaseRecord, Uid};
+use crate::model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
 /// Version of the tables and of what their keys mean.
 pub const FORMAT_VERSION: u32 = 1;
@@ -26,6 +26,8 @@ const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
 /// Made when it is first written: a release that does not know it lets it be.
 const RELEASED: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("released");
 const ALLOCATIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("allocations");
+/// The same.
+const VALUES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("values");
 pub(super) const UNREADABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("unreadable");
 
 const META_FORMAT: &str = "format";
@@ -41,10 +43,12 @@ pub enum Table {
     Pods,
     Released,
     Allocations,
+    Values,
 }
 
 impl Table {
-    pub(super) const ALL: [Self; 4] = [Self::Claims, Self::Pods, Self::Released, Self::Allocations];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Claims, Self::Pods, Self::Released, Self::Allocations, Self::Values];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -52,6 +56,7 @@ impl Table {
             Self::Pods => "pods",
             Self::Released => "released",
             Self::Allocations => "allocations",
+            Self::Values => "values",
         }
     }
 
@@ -61,6 +66,7 @@ impl Table {
             Self::Pods => PODS,
             Self::Released => RELEASED,
             Self::Allocations => ALLOCATIONS,
+            Self::Values => VALUES,
         }
     }
 }
@@ -100,6 +106,7 @@ pub(super) struct Contents {
     pub(super) pods: Vec<PodRecord>,
     pub(super) released: Vec<ReleaseRecord>,
     pub(super) allocations: Vec<PodAllocation>,
+    pub(super) values: Vec<ClaimValues>,
     pub(super) skipped: Vec<Skipped>,
     /// Records that say more than this release reads.
     pub(super) partly: HashSet<(Table, String)>,
@@ -161,6 +168,8 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::DeleteReleased(uid) => Ok(Write { table: Table::Released, key: uid, value: None }),
         Change::PutAllocation(record) => put(Table::Allocations, record.uid(), &*record),
         Change::DeleteAllocation(uid) => Ok(Write { table: Table::Allocations, key: uid, value: None }),
+        Change::PutValues(record) => put(Table::Values, &record.id.uid, &*record),
+        Change::DeleteValues(uid) => Ok(Write { table: Table::Values, key: uid, value: None }),
     }
 }
 
@@ -170,17 +179,20 @@ fn put(table: Table, uid: &Uid, record: &impl Serialize) -> Result<Write, Commit
     Ok(Write { table, key: uid.clone(), value: Some(value) })
 }
 
-fn value_of(record: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+pub(super) fn value_of(record: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
     let mut value = Vec::with_capacity(1024);
     value.push(VALUE_VERSION);
     serde_json::to_writer(&mut value, record)?;
     Ok(value)
 }
 
-/// Reads a value, or says in words why not.
-fn decode<R: DeserializeOwned>(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<R, String> {
+/// Reads a value, or says in words why not. One with a field whose name is no text is not JSON, although a reader that skips the field does
+/// not notice: the field may be one of ours, damaged.
+pub(super) fn decode<R: DeserializeOwned>(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<R, String> {
     let read = match value.split_first() {
-        Some((&VALUE_VERSION, json)) => serde_json::from_slice(json),
+        Some((&VALUE_VERSION, json)) => {
+            serde_json::from_str(std::str::from_utf8(json).map_err(|error| error.to_string())?)
+        }
         _ => serde_json::from_value(json_of(value, steps)?),
     };
     read.map_err(|error| error.to_string())
@@ -216,6 +228,7 @@ pub(super) fn carry_over(table: Table, before: &[u8], new: &[u8]) -> Result<Vec<
         Table::Pods => as_known::<PodRecord>(&stored),
         Table::Released => as_known::<ReleaseRecord>(&stored),
         Table::Allocations => as_known::<PodAllocation>(&stored),
+        Table::Values => as_known::<ClaimValues>(&stored),
     };
     let mut new = json_of(new, &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);
@@ -245,6 +258,12 @@ impl Keyed for PodRecord {
 }
 
 impl Keyed for ReleaseRecord {
+    fn key(&self) -> &Uid {
+        &self.id.uid
+    }
+}
+
+impl Keyed for ClaimValues {
     fn key(&self) -> &Uid {
         &self.id.uid
     }
@@ -280,6 +299,7 @@ pub(super) fn load(
     contents.pods = load_table(&read, Table::Pods, steps, &mut contents)?;
     contents.released = load_table(&read, Table::Released, steps, &mut contents)?;
     contents.allocations = load_table(&read, Table::Allocations, steps, &mut contents)?;
+    contents.values = load_table(&read, Table::Values, steps, &mut contents)?;
     contents.unreadable = count(&read)?;
     Ok(Some(contents))
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::format::{self, Contents, FORMAT_VERSION, LoadError, Meta, Skipped};
 use super::upgrade::UPGRADES;
 use super::{ReadError, file, writer};
-use crate::model::{ClaimRecord, PodAllocation, PodRecord, ReleaseRecord};
+use crate::model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
 
 /// Copies of a file that changes meanwhile; each takes a few milliseconds.
 const ATTEMPTS: u32 = 8;
@@ -30,6 +30,8 @@ pub struct Dump {
     /// Claims that were given up by hand.
     pub released: Vec<ReleaseRecord>,
     pub allocations: Vec<PodAllocation>,
+    /// What drivers changed below `/sys` for claims.
+    pub values: Vec<ClaimValues>,
     pub skipped: Vec<Skipped>,
     /// Values that were unreadable and then written anew.
     pub unreadable: u64,
@@ -59,6 +61,8 @@ pub struct Report {
     pub released: usize,
     /// Pods with devices of extended resources.
     pub allocations: usize,
+    /// Claims for which drivers changed values below `/sys`.
+    pub values: usize,
     pub skipped: Vec<Skipped>,
     pub unreadable: u64,
     /// What does not agree between the records, one sentence each.
@@ -77,8 +81,8 @@ impl Report {
 /// Reads a checkpoint; the file is not changed, and a daemon may have it open.
 pub fn read(path: &Path) -> Result<Dump, ReadError> {
     let Copy { contents, .. } = copy(path)?;
-    let Contents { meta, claims, pods, released, allocations, skipped, unreadable, .. } = contents;
-    Ok(Dump { meta, claims, pods, released, allocations, skipped, unreadable })
+    let Contents { meta, claims, pods, released, allocations, values, skipped, unreadable, .. } = contents;
+    Ok(Dump { meta, claims, pods, released, allocations, values, skipped, unreadable })
 }
 
 /// Checks a checkpoint; the file is not changed, and a daemon may have it open.
@@ -86,7 +90,8 @@ pub fn verify(path: &Path) -> Result<Report, ReadError> {
     let Copy { integrity, contents, bytes } = copy(path)?;
     let mut findings = disagreements(&contents.claims, &contents.pods);
     findings.extend(given_twice(&contents.allocations));
-    let Contents { meta, claims, pods, released, allocations, skipped, unreadable, .. } = contents;
+    findings.extend(without_claim(&contents.claims, &contents.values));
+    let Contents { meta, claims, pods, released, allocations, values, skipped, unreadable, .. } = contents;
     Ok(Report {
         integrity,
         meta,
@@ -95,6 +100,7 @@ pub fn verify(path: &Path) -> Result<Report, ReadError> {
         pods: pods.len(),
         released: released.len(),
         allocations: allocations.len(),
+        values: values.len(),
         skipped,
         unreadable,
         findings,
@@ -195,6 +201,14 @@ fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
         }
     }
     findings
+}
+
+/// Values that are kept for claims that have no record.
+fn without_claim(claims: &[ClaimRecord], values: &[ClaimValues]) -> Vec<String> {
+    let known: HashSet<_> = claims.iter().map(|claim| &claim.id.uid).collect();
+    let lost = values.iter().map(|kept| &kept.id).filter(|id| !known.contains(&id.uid));
+    lost.map(|id| format!("values below /sys are kept for the claim {id} ({}), which has no record", id.uid))
+        .collect()
 }
 
 /// Devices of an extended resource that more than one pod has.

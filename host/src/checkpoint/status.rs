@@ -8,6 +8,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::CommitError;
+use crate::base::metrics::{Histogram, HistogramView};
 use crate::base::{clock, error};
 use crate::model::limit;
 
@@ -40,8 +41,24 @@ pub struct Stats {
     pub commit_time_last: Duration,
 }
 
+/// How the durable commits were.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Distributions {
+    /// Records put or deleted by one commit.
+    pub changes: HistogramView,
+    /// Seconds that one commit took, nearly all of them in its sync.
+    pub seconds: HistogramView,
+}
+
+/// Bounds of a commit's changes, and of its seconds: a good disk syncs within a millisecond, a bad one is told of after five seconds.
+const CHANGES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+const SECONDS: &[f64] =
+    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
 pub(super) struct Status {
     now: Mutex<Now>,
+    sizes: Histogram,
+    times: Histogram,
     /// Wakes the keeper.
     news: Notify,
     takes_writes: watch::Sender<bool>,
@@ -78,6 +95,8 @@ impl Default for Status {
     fn default() -> Self {
         Self {
             now: Mutex::default(),
+            sizes: Histogram::new(CHANGES),
+            times: Histogram::new(SECONDS),
             news: Notify::new(),
             takes_writes: watch::Sender::new(true),
             commits: AtomicU64::new(0),
@@ -160,6 +179,10 @@ impl Status {
         }
     }
 
+    pub(super) fn distributions(&self) -> Distributions {
+        Distributions { changes: self.sizes.view(), seconds: self.times.view() }
+    }
+
     pub(super) fn succeeded(&self, size: &Size, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.commits.fetch_add(1, Relaxed);
@@ -170,6 +193,8 @@ impl Status {
         self.nanos.fetch_add(nanos, Relaxed);
         self.nanos_max.fetch_max(nanos, Relaxed);
         self.nanos_last.store(nanos, Relaxed);
+        self.sizes.observe(size.changes as f64);
+        self.times.observe_time(took);
         self.end(None);
     }
 

@@ -317,6 +317,7 @@ async fn verify_counts_every_kind_of_record() {
         by: Caller { uid: Some(0), user: None, pid: None },
         pods: BTreeMap::new(),
         untold: BTreeMap::new(),
+        put_back: Vec::new(),
         timeline: VecDeque::new(),
         unknown: BTreeMap::new(),
     };

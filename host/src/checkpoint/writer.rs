@@ -35,6 +35,8 @@ pub(super) enum Message {
         writes: Vec<Write>,
         done: oneshot::Sender<Result<(), CommitError>>,
     },
+    /// Nothing but an answer.
+    Ask(oneshot::Sender<()>),
     Close(oneshot::Sender<()>),
 }
 
@@ -56,6 +58,7 @@ type Values = HashMap<(Table, Uid), Option<Vec<u8>>>;
 struct Batch {
     writes: Vec<Write>,
     waiting: Vec<oneshot::Sender<Result<(), CommitError>>>,
+    asking: Vec<oneshot::Sender<()>>,
     close: Option<oneshot::Sender<()>>,
 }
 
@@ -66,6 +69,7 @@ impl Batch {
                 self.writes.extend(writes);
                 self.waiting.push(done);
             }
+            Message::Ask(done) => self.asking.push(done),
             Message::Close(done) => self.close = Some(done),
         }
     }
@@ -100,6 +104,10 @@ impl Writer {
             }
             if !batch.waiting.is_empty() {
                 self.serve(&batch.writes, batch.size(), std::mem::take(&mut batch.waiting));
+            }
+            for done in batch.asking {
+                // Who asked may have gone away.
+                done.send(()).ok();
             }
             if let Some(done) = batch.close {
                 self.settle();

@@ -12,11 +12,13 @@ use super::prepare::Work;
 use super::refusals::DriverMark;
 use super::unprepare::Results;
 use crate::base::failpoint::{self, Point};
-use crate::driver::{Call, Driver, Outcomes, all_failed};
+use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, all_failed};
 use crate::model::{ClaimRecord, DriverName, LiveClaim, PreparedBy, Problem, ProblemKind, Uid, limit};
 
-/// The drivers that were called, as they stood.
-pub(super) type Marks = BTreeMap<DriverName, DriverMark>;
+/// The drivers that were called, as they stood. The identity is held until what came of the call is durable: until then the code is
+/// kept though no claim names it.
+pub(super) type Marks = BTreeMap<DriverName, Mark>;
+type Mark = (DriverMark, Arc<DriverIdentity>);
 
 impl Inner {
     /// Prepares; the results in the order of `work`, and the drivers that were called.
@@ -43,7 +45,7 @@ impl Inner {
         name: &DriverName,
         records: &[&Arc<ClaimRecord>],
         call: &Call,
-    ) -> (Vec<DriverResult>, Option<DriverMark>) {
+    ) -> (Vec<DriverResult>, Option<Mark>) {
         failpoint::pass(Point::PrepareCall);
         let started = Instant::now();
         let claims: Vec<_> = records.iter().map(|record| record.driver_claim(name)).collect();
@@ -53,7 +55,7 @@ impl Inner {
             Ok(driver) => match &driver.claims {
                 None => (None, None, all_failed(uids(), &no_claims(name))),
                 Some(face) => {
-                    let mark = DriverMark::of(&driver);
+                    let mark = (DriverMark::of(&driver), driver.identity.clone());
                     let outcomes = in_time(name, call, uids(), face.prepare(call, &claims)).await;
                     (Some(prepared_by(&driver)), Some(mark), outcomes)
                 }
@@ -89,19 +91,9 @@ impl Inner {
         }
         let calls = batches.into_iter().map(|(driver, claims)| async move {
             let (indexes, claims): (Vec<_>, Vec<_>) = claims.into_iter().unzip();
-            failpoint::pass(Point::UnprepareCall);
+            let records: Vec<_> = indexes.iter().map(|index| &*work[*index].0).collect();
             let started = Instant::now();
-            let uids = || claims.iter().map(|live| &live.claim.id.uid);
-            let mut outcomes = match self.registry.serving(driver).map(|driver| driver.claims.clone()) {
-                Ok(Some(face)) => in_time(driver, call, uids(), face.unprepare(call, &claims)).await,
-                Ok(None) => all_failed(uids(), &no_claims(driver)),
-                Err(problem) => all_failed(uids(), &gone_driver(&problem)),
-            };
-            failpoint::pass(Point::UnprepareAnswered);
-            let outcome = |live: &LiveClaim| {
-                outcomes.remove(&live.claim.id.uid).unwrap_or_else(|| Err(no_outcome(driver)))
-            };
-            let ends: Vec<_> = claims.iter().map(outcome).collect();
+            let ends = self.unprepare_with(driver, &records, &claims, call).await;
             (driver, indexes, ends, micros(started))
         });
         let mut results: Vec<Results> = work.iter().map(|_| Vec::new()).collect();
@@ -116,6 +108,42 @@ impl Inner {
         }
         results
     }
+}
+
+impl Inner {
+    /// One driver's part: the version that serves is asked, and where it refuses, the one that prepared the claim.
+    async fn unprepare_with(
+        &self,
+        name: &DriverName,
+        records: &[&ClaimRecord],
+        claims: &[LiveClaim],
+        call: &Call,
+    ) -> Vec<Result<(), Problem>> {
+        failpoint::pass(Point::UnprepareCall);
+        let driver = match self.registry.serving(name) {
+            Ok(driver) => driver,
+            Err(problem) => return vec![Err(gone_driver(&problem)); claims.len()],
+        };
+        let Some(face) = &driver.claims else { return vec![Err(no_claims(name)); claims.len()] };
+        let mut ends = give_back(name, face.as_ref(), claims, call).await;
+        failpoint::pass(Point::UnprepareAnswered);
+        self.ask_predecessors(&driver, records, claims, &mut ends, call).await;
+        ends
+    }
+}
+
+/// Asks a driver to give claims back; the answers in the order of the claims.
+pub(super) async fn give_back(
+    driver: &DriverName,
+    face: &dyn ClaimDriver,
+    claims: &[LiveClaim],
+    call: &Call,
+) -> Vec<Result<(), Problem>> {
+    let uids = claims.iter().map(|live| &live.claim.id.uid);
+    let mut outcomes = in_time(driver, call, uids, face.unprepare(call, claims)).await;
+    let outcome =
+        |live: &LiveClaim| outcomes.remove(&live.claim.id.uid).unwrap_or_else(|| Err(no_outcome(driver)));
+    claims.iter().map(outcome).collect()
 }
 
 /// What a face answers, or that it does not. A call that is given up may have been carried out.
@@ -139,7 +167,7 @@ fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-fn prepared_by(driver: &Driver) -> PreparedBy {
+pub(super) fn prepared_by(driver: &Driver) -> PreparedBy {
     let identity = &driver.identity;
     PreparedBy { kind: identity.kind, version: identity.version.clone(), digest: identity.digest.clone() }
 }

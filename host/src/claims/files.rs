@@ -4,6 +4,7 @@
 //! is for others to write, is said.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -104,7 +105,17 @@ impl Inner {
         records: &[Arc<ClaimRecord>],
         nodes: Nodes,
     ) -> BTreeMap<Uid, Problem> {
-        let mut refused = self.write_files(records).await;
+        let (_, refused) = self.write_files(records).await;
+        self.check_written(records, nodes, refused).await
+    }
+
+    /// The rest of the look, when the files are written.
+    async fn check_written(
+        &self,
+        records: &[Arc<ClaimRecord>],
+        nodes: Nodes,
+        mut refused: BTreeMap<Uid, Problem>,
+    ) -> BTreeMap<Uid, Problem> {
         self.survey().await;
         for record in records {
             let (uid, collision) = (&record.id.uid, collision(&self.cdi, record));
@@ -125,7 +136,9 @@ impl Inner {
         records: &[Arc<ClaimRecord>],
         nodes: Nodes,
     ) -> BTreeMap<Uid, Problem> {
-        let refused = self.check_files(records, nodes).await;
+        let (rendered, refused) = self.write_files(records).await;
+        self.metrics.files_rendered_again.fetch_add(rendered, Relaxed);
+        let refused = self.check_written(records, nodes, refused).await;
         let noted = records.iter().filter_map(|record| self.noted(record)).collect::<Vec<_>>();
         if !noted.is_empty()
             && let Err(problem) = self.commit_claims(noted).await
@@ -179,8 +192,9 @@ impl Inner {
         self.say(record, Vec::new());
     }
 
-    /// Writes the CDI files of claims that lack one, or have another than the checkpoint says. Gives the claims that have none.
-    async fn write_files(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
+    /// Writes the CDI files of claims that lack one, or have another than the checkpoint says. Gives how many that were, and the claims
+    /// that have none.
+    async fn write_files(&self, records: &[Arc<ClaimRecord>]) -> (u64, BTreeMap<Uid, Problem>) {
         let mut failed = BTreeMap::new();
         let mut stale: Vec<(&Uid, Vec<SpecFile>)> = Vec::new();
         for record in records {
@@ -192,16 +206,23 @@ impl Inner {
                 Err(error) => drop(failed.insert(record.id.uid.clone(), unrendered(record, &error))),
             }
         }
-        let all = stale.iter().flat_map(|(_, files)| files.clone()).collect();
+        let all: Vec<_> = stale.iter().flat_map(|(_, files)| files.clone()).collect();
+        let mut written = all.len() as u64;
         if self.cdi.write(all).await.is_ok() {
-            return failed;
+            return (written, failed);
         }
         // One that cannot be written does not keep the others.
-        let each = stale.into_iter().map(|(uid, files)| async move { (uid, self.cdi.write(files).await) });
-        for (uid, written) in futures::future::join_all(each).await {
-            failed.extend(written.err().map(|error| (uid.clone(), not_written(&error))));
+        let each = stale.into_iter().map(|(uid, files)| async move {
+            let count = files.len() as u64;
+            (uid, self.cdi.write(files).await.map_err(|error| (count, error)))
+        });
+        for (uid, outcome) in futures::future::join_all(each).await {
+            if let Err((count, error)) = outcome {
+                written -= count;
+                failed.insert(uid.clone(), not_written(&error));
+            }
         }
-        failed
+        (written, failed)
     }
 
     /// Removes files of drivers whose part of a claim is void: a container that is started again must not get what is there no more.

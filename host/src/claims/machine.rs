@@ -159,6 +159,22 @@ pub fn hold_back(record: Arc<ClaimRecord>, held_back: Vec<(DriverName, Problem)>
     Arc::new(record)
 }
 
+/// Notes in an intent which versions are about to be asked: after a crash they may have begun. A result says who prepared it.
+pub fn ask(
+    record: Arc<ClaimRecord>,
+    drivers: &[DriverName],
+    by: impl Fn(&DriverName) -> Option<PreparedBy>,
+) -> Arc<ClaimRecord> {
+    let mut record = Arc::unwrap_or_clone(record);
+    for driver in drivers {
+        let part = record.drivers.entry(driver.clone()).or_default();
+        if part.prepared.is_none() {
+            part.by = by(driver).or(part.by.take());
+        }
+    }
+    Arc::new(record)
+}
+
 /// Marks what a driver prepared, in the boot of that ID, and what holds no more: the boot is over, or its device nodes are others.
 fn outlive(part: &mut DriverPart, old_boot: &str) {
     if part.prepared.is_some() && !part.stale {
@@ -281,6 +297,7 @@ pub fn released(
     });
     ReleaseRecord {
         untold: untold.collect(),
+        put_back: Vec::new(),
         id: left.id,
         at_ms: now_ms,
         by: by.clone(),

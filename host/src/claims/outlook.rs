@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::Inner;
 use super::refusals::{DriverMark, Refusal, Verdict};
 use crate::base::clock::now_ms;
-use crate::model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem};
+use crate::model::{ClaimRecord, ClaimState, ClaimValues, DriverName, ObjectRef, Problem};
 
 /// When a driver is asked again, or may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,5 +132,7 @@ fn retry(verdict: &Verdict, now: Instant) -> Retry {
 #[derive(Debug, Clone)]
 pub struct ClaimView {
     pub record: Arc<ClaimRecord>,
+    /// What its drivers changed below `/sys`.
+    pub values: Option<ClaimValues>,
     pub outlook: Vec<DriverOutlook>,
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use tokio::time::Instant;
 
-use super::calls::Marks;
+use super::calls::{Marks, prepared_by};
 use super::files::Nodes;
 use super::machine::{self, DeviceFacts, DriverResult, PrepareEnd, PrepareRequest, PrepareStep};
 use super::refusals::{self, Admission, DriverMark, Refused, Verdict};
@@ -163,6 +163,10 @@ impl Inner {
                 }
                 PrepareStep::Call { record, drivers } => match self.may_call(record, drivers) {
                     May::Call((record, drivers)) => {
+                        let by = |driver: &DriverName| {
+                            self.registry.serving(driver).ok().map(|driver| prepared_by(&driver))
+                        };
+                        let record = machine::ask(record, &drivers, by);
                         plan.undo.put(&mut table, &record);
                         plan.work.push((record, drivers));
                         continue;
@@ -358,7 +362,7 @@ impl Inner {
         for DriverResult { driver, outcome, .. } in results {
             match (outcome, marks.get(driver)) {
                 (Ok(_), _) => refusals.taken(&record.id.uid, driver),
-                (Err(problem), Some(mark)) => {
+                (Err(problem), Some((mark, _))) => {
                     let request = &record.driver_claim(driver);
                     refusals.note(&Refused { pod, request, driver, mark, problem }, Instant::now(), now_ms());
                 }

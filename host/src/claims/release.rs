@@ -6,11 +6,13 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::Inner;
 use super::machine;
+use super::values::Doing;
 use crate::base::clock::now_ms;
+use crate::base::failpoint::{self, Point};
 use crate::checkpoint::Change;
 use crate::driver::Call;
 use crate::model::{
-    Caller, ClaimRecord, DriverName, ObjectName, ObjectRef, Problem, ReleaseRecord, Uid, limit,
+    Caller, ClaimRecord, DriverName, ObjectName, ObjectRef, Problem, PutBack, ReleaseRecord, Uid, limit,
 };
 
 /// Which claim, by whom.
@@ -30,6 +32,8 @@ pub enum ReleaseOutcome {
     Looked {
         record: Arc<ClaimRecord>,
         drivers: BTreeMap<DriverName, Result<(), Problem>>,
+        /// What would become of the values that drivers changed, unless they put them back themselves.
+        values: Vec<PutBack>,
     },
     Released(Arc<ReleaseRecord>),
 }
@@ -65,12 +69,13 @@ impl Inner {
     }
 
     /// What a release would come to.
-    pub(super) fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome, Problem> {
+    pub(super) async fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome, Problem> {
         let record = self.find(request)?;
         machine::check_release(&record)?;
         let serves = |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
         let drivers = record.drivers.keys().map(serves).collect();
-        Ok(ReleaseOutcome::Looked { record, drivers })
+        let values = self.values.put_back(&record.id, |_| true, Doing::Look, "").await;
+        Ok(ReleaseOutcome::Looked { record, drivers, values })
     }
 
     pub(super) async fn release_claim(
@@ -103,11 +108,17 @@ impl Inner {
         call: &Call,
     ) -> Result<Arc<ReleaseRecord>, Problem> {
         let (record, drivers) = machine::release(record, now_ms(), by);
-        self.commit_claims(vec![record.clone()]).await?;
+        // With the intent, so that a start finishes what a crash interrupts.
+        self.values.set_releasing(&record.id.uid, Some(by.clone()));
+        let intended = self.commit_claims(vec![record.clone()]).await;
+        intended.inspect_err(|_| self.values.set_releasing(&record.id.uid, None))?;
         let work = [(record.clone(), drivers)];
         let results = self.call_unprepare(&work, call).await.pop().unwrap_or_default();
+        let put_back = self.put_back_released(&record, &results, call).await;
+        failpoint::pass(Point::ReleasePutBack);
         self.remove_files(std::slice::from_ref(&record)).await?;
-        let released = Arc::new(machine::released(&record, results, now_ms(), by));
+        let released = machine::released(&record, results, now_ms(), by);
+        let released = Arc::new(ReleaseRecord { put_back, ..released });
         self.forget_released(&record, &released).await?;
         audit(&released, call);
         Ok(released)

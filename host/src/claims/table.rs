@@ -23,6 +23,8 @@ pub struct Table {
     claims_of_pods: HashMap<Uid, BTreeSet<Uid>>,
     /// By namespace and name, every pod that has a record or a claim.
     known_pods: BTreeSet<ObjectRef>,
+    /// By digest of a driver's file, the parts of claims that it has prepared, or was asked for.
+    prepared_by: HashMap<String, usize>,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +101,11 @@ impl Table {
         uids.into_iter().filter_map(|uid| self.claims.get(uid))
     }
 
+    /// Whether a claim was prepared by the driver file of a digest, or may have been.
+    pub fn needs_code(&self, digest: &str) -> bool {
+        self.prepared_by.contains_key(digest)
+    }
+
     /// Claims that have a device, by UID.
     pub fn users_of(
         &self,
@@ -145,6 +152,9 @@ impl Table {
             self.claims_of_pods.entry(pod.uid.clone()).or_default().insert(uid.clone());
             self.known_pods.insert(pod.clone());
         }
+        for digest in digests(&record) {
+            *self.prepared_by.entry(digest.to_owned()).or_default() += 1;
+        }
         self.claims.insert(uid.clone(), record);
         before
     }
@@ -168,6 +178,14 @@ impl Table {
                 users.get_mut().remove(uid);
                 if users.get().is_empty() {
                     users.remove();
+                }
+            }
+        }
+        for digest in digests(&record) {
+            if let Entry::Occupied(mut parts) = self.prepared_by.entry(digest.to_owned()) {
+                *parts.get_mut() -= 1;
+                if *parts.get() == 0 {
+                    parts.remove();
                 }
             }
         }
@@ -260,6 +278,11 @@ impl Undo {
 fn device_keys(record: &ClaimRecord) -> impl Iterator<Item = String> {
     let devices = record.allocation.devices.iter();
     devices.map(|device| device_key(&device.driver, device.pool.as_str(), device.device.as_str()))
+}
+
+fn digests(record: &ClaimRecord) -> impl Iterator<Item = &str> {
+    let by = record.drivers.values().filter_map(|part| part.by.as_ref());
+    by.map(|by| by.digest.as_str()).filter(|digest| !digest.is_empty())
 }
 
 pub(super) fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {

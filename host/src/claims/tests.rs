@@ -9,6 +9,8 @@ mod native;
 mod releases;
 mod replaced;
 mod retries;
+mod swapped;
+mod values;
 
 use std::collections::BTreeMap;
 

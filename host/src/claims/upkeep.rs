@@ -19,6 +19,7 @@ impl Inner {
     /// Finishes unprepares that a crash, an absent driver or a refusal interrupted: at start, whenever a driver begins to
     /// serve, and again and again while a driver that serves does not give up a claim, each claim at its own time.
     pub(super) async fn resume_unprepares(&self) {
+        self.resume_values().await;
         let mut serving = self.registry.serving_changes();
         loop {
             serving.mark_unchanged();

@@ -10,7 +10,9 @@ use super::{Outcome, Place};
 use crate::base::clock::rfc3339;
 use crate::checkpoint::{self, Dump, Integrity, Report};
 use crate::config::Paths;
-use crate::model::{AllocationEntry, ClaimRecord, PodAllocation, ReleaseRecord};
+use crate::model::{
+    AllocationEntry, ClaimRecord, ClaimValues, DriverName, KeptValue, PodAllocation, ReleaseRecord,
+};
 
 #[derive(Subcommand)]
 pub(super) enum CheckpointCommand {
@@ -65,6 +67,10 @@ fn dump(dump: &Dump, format: Format) -> Result<Outcome> {
         say("")?;
         print(format, dump, || allocation_rows(&dump.allocations), "")?;
     }
+    if !dump.values.is_empty() {
+        say("")?;
+        print(format, dump, || value_rows(&dump.values), "")?;
+    }
     Ok(Outcome::Done)
 }
 
@@ -96,6 +102,24 @@ fn allocation_rows(allocations: &[PodAllocation]) -> Rows {
     }
 }
 
+fn value_rows(values: &[ClaimValues]) -> Rows {
+    let text = |value: &Option<String>| value.as_deref().map(printable).unwrap_or_else(|| "?".to_owned());
+    let row = |of: &ClaimValues, driver: &DriverName, kept: &KeptValue| {
+        let left = kept.left().map(printable).unwrap_or_default();
+        let place = format!("/sys/{}", printable(&kept.path));
+        vec![of.id.to_string(), driver.to_string(), place, text(&kept.before), left, of.boot_id.clone()]
+    };
+    let of_claim = |of: &ClaimValues| -> Vec<_> {
+        let drivers = of.drivers.iter();
+        drivers.flat_map(|(driver, kept)| kept.iter().map(|kept| row(of, driver, kept))).collect()
+    };
+    Rows {
+        heading: vec!["CLAIM", "DRIVER", "PATH", "BEFORE", "LEFT", "BOOT"],
+        wide_from: 5,
+        rows: values.iter().flat_map(of_claim).collect(),
+    }
+}
+
 fn verify(path: &std::path::Path, format: Format) -> Result<Outcome> {
     let report = checkpoint::verify(path)?;
     let good = report.is_good();
@@ -122,9 +146,9 @@ fn verify(path: &std::path::Path, format: Format) -> Result<Outcome> {
 }
 
 fn counts(report: &Report) -> String {
-    let Report { claims, pods, released, allocations, skipped, .. } = report;
+    let Report { claims, pods, released, allocations, values, skipped, .. } = report;
     format!(
-        "  {claims} claims, {pods} pods, {released} claims released by hand, {allocations} pods with extended resources, {} unreadable",
+        "  {claims} claims, {pods} pods, {released} claims released by hand, {allocations} pods with extended resources, {values} claims with values below /sys, {} unreadable",
         skipped.len()
     )
 }

@@ -1,22 +1,23 @@
 //! `nodedock driver`: what authors and operators ask of driver files.
 
-use std::io::Read;
+mod inspect;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use nodedock_proto::node::v1;
-use serde::Serialize;
 
 use super::client::{connect, said};
-use super::output::{Format, Rows, print, printable, say};
+use super::output::{Format, printable, say};
 use super::{CliError, Outcome, Place};
-use crate::base::error::chain;
 use crate::driver::grant::{self, Grant};
-use crate::driver::wasm::{DriverFile, Inspection, WasmHost, WasmSettings};
+use crate::driver::values::NoJournal;
+use crate::driver::wasm::{Compiler, DriverFile, Inspection, WasmHost, WasmSettings};
 use crate::driver::{Ledger, NodeFacts};
 use crate::model::{DriverName, LiveClaim, limit};
+use crate::trust::open::{self, OpenError};
 
 #[derive(Subcommand)]
 pub(super) enum DriverCommand {
@@ -26,6 +27,12 @@ pub(super) enum DriverCommand {
         /// Grant to compare with [default: NAME.grant.yaml beside NAME.wasm, if it is there]
         #[arg(long, value_name = "FILE")]
         grant: Option<PathBuf>,
+        /// Judge the file by the `trust` section of this config of the daemon
+        #[arg(long, value_name = "FILE", conflicts_with = "key")]
+        config: Option<PathBuf>,
+        /// Check the signature beside the file, NAME.wasm.sig, with this public key (PEM)
+        #[arg(long, value_name = "FILE")]
+        key: Option<PathBuf>,
         #[arg(short, long, value_enum, default_value_t)]
         output: Format,
     },
@@ -33,13 +40,19 @@ pub(super) enum DriverCommand {
     Grant { file: PathBuf },
     /// Have the daemon read a driver's files again and ask it for its devices; by the driver's name or its file's
     Reload { name: String },
+    /// End a driver's quarantine now, and forget its failures; by the driver's name or its file's
+    Resume { name: String },
 }
 
 pub(super) async fn run(place: Place, command: DriverCommand) -> Result<Outcome> {
     match command {
-        DriverCommand::Inspect { file, grant, output } => inspect(&file, grant, output).await,
+        DriverCommand::Inspect { file, grant, config, key, output } => {
+            let vouching = inspect::Vouching { config, key };
+            inspect::run(&file, grant, &vouching, output).await
+        }
         DriverCommand::Grant { file } => ask_grant(&file).await,
         DriverCommand::Reload { name } => reload(&place, name).await,
+        DriverCommand::Resume { name } => resume(&place, name).await,
     }
 }
 
@@ -60,21 +73,28 @@ impl Ledger for NoClaims {
     }
 }
 
-async fn look(file: &Path, grant: &Grant) -> Result<Inspection> {
+async fn look(file: &Path, bytes: Vec<u8>, grant: &Grant) -> Result<Inspection> {
     let node = NodeFacts { name: "inspect".to_owned(), boot_id: String::new() };
-    let settings = WasmSettings { cache_dir: None, sysfs_root: "/sys".into(), dev_root: "/dev".into(), node };
-    let host = WasmHost::new(settings, Arc::new(NoClaims)).context("set up the sandbox")?;
-    let bytes = read(file, limit::DRIVER_FILE_BYTES_MAX)?;
+    let settings = WasmSettings {
+        cache_dir: None,
+        compiler: Compiler::this_program(),
+        sysfs_root: "/sys".into(),
+        dev_root: "/dev".into(),
+        node,
+    };
+    let host =
+        WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).context("set up the sandbox")?;
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
     Ok(host.inspect(DriverFile { name, bytes: bytes.into() }, grant).await)
 }
 
+/// A file that a person names: links are followed, and a pipe is no file.
 fn read(file: &Path, max: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let opened = std::fs::File::open(file).with_context(|| format!("read {}", file.display()))?;
-    opened.take(max + 1).read_to_end(&mut bytes).with_context(|| format!("read {}", file.display()))?;
-    anyhow::ensure!(bytes.len() as u64 <= max, "{} is larger than {max} bytes", file.display());
-    Ok(bytes)
+    let opened = open::open(file, max).map_err(|error| match error {
+        OpenError::TooLarge(max) => anyhow::anyhow!("{} is larger than {max} bytes", file.display()),
+        error => anyhow::Error::new(error).context(format!("read {}", file.display())),
+    })?;
+    Ok(opened.bytes)
 }
 
 /// The grant to compare with, and where it is from.
@@ -89,107 +109,8 @@ fn grant_beside(file: &Path, given: Option<PathBuf>) -> Result<(Grant, Option<Pa
     Ok((grant, Some(path)))
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Inspected {
-    file: String,
-    size: usize,
-    digest: String,
-    form: Option<&'static str>,
-    contract: Option<String>,
-    profile: Option<&'static str>,
-    imports: Vec<String>,
-    exports: Vec<String>,
-    facets: Vec<&'static str>,
-    name: Option<String>,
-    version: Option<String>,
-    summary: Option<String>,
-    grant: Option<String>,
-    missing_grants: Vec<String>,
-    limits: Option<InspectedLimits>,
-    error: Option<String>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct InspectedLimits {
-    memory_mib: usize,
-    wall_ms: u128,
-    cpu_ms: u128,
-}
-
-async fn inspect(file: &Path, grant: Option<PathBuf>, format: Format) -> Result<Outcome> {
-    let (grant, grant_path) = grant_beside(file, grant)?;
-    let found = look(file, &grant).await?;
-    let inspected = Inspected {
-        file: file.display().to_string(),
-        size: found.size,
-        digest: found.digest.clone(),
-        form: found.surface.form.map(|form| form.as_str()),
-        contract: found.surface.contract(),
-        profile: found.surface.profile().map(|profile| profile.as_str()),
-        imports: found.surface.imports.iter().cloned().collect(),
-        exports: found.surface.exports.iter().cloned().collect(),
-        facets: found.surface.facets(),
-        name: found.info.as_ref().map(|info| info.name.to_string()),
-        version: found.info.as_ref().map(|info| info.version.clone()),
-        summary: found.info.as_ref().map(|info| info.summary.clone()),
-        grant: grant_path.map(|path| path.display().to_string()),
-        missing_grants: found.missing_grants.clone(),
-        limits: found.limits.as_ref().map(|limits| InspectedLimits {
-            memory_mib: limits.memory >> 20,
-            wall_ms: limits.wall.as_millis(),
-            cpu_ms: limits.cpu.as_millis(),
-        }),
-        error: found.error.as_ref().map(|error| chain(error)),
-    };
-    match format {
-        Format::Json | Format::Yaml => {
-            print(format, &inspected, || Rows { heading: vec![], wide_from: 0, rows: vec![] }, "")?
-        }
-        Format::Table | Format::Wide => tell(&inspected)?,
-    }
-    match inspected.error {
-        Some(_) => Ok(Outcome::Refused),
-        None => Ok(Outcome::Done),
-    }
-}
-
-fn tell(inspected: &Inspected) -> Result<()> {
-    let line = |label: &str, value: &str| say(&format!("{label:<10}{}", printable(value)));
-    let lines = |label: &str, values: &[String]| {
-        values.iter().enumerate().try_for_each(|(i, value)| line(if i == 0 { label } else { "" }, value))
-    };
-    line("file", &format!("{}, {} bytes", inspected.file, inspected.size))?;
-    line("digest", &inspected.digest)?;
-    line("form", inspected.form.unwrap_or("not WebAssembly"))?;
-    line("contract", inspected.contract.as_deref().unwrap_or("none"))?;
-    if let Some(profile) = inspected.profile {
-        line("profile", profile)?;
-    }
-    lines("imports", &inspected.imports)?;
-    lines("exports", &inspected.exports)?;
-    if let (Some(name), Some(version)) = (&inspected.name, &inspected.version) {
-        line("driver", &format!("{name} {version}"))?;
-        line("summary", inspected.summary.as_deref().unwrap_or_default())?;
-    }
-    if let Some(limits) = &inspected.limits {
-        let InspectedLimits { memory_mib, wall_ms, cpu_ms } = limits;
-        line("limits", &format!("memory {memory_mib} MiB, wall {wall_ms} ms, CPU {cpu_ms} ms per call"))?;
-    }
-    line("grant", inspected.grant.as_deref().unwrap_or("none: nothing but the log"))?;
-    match (&inspected.error, inspected.missing_grants.as_slice()) {
-        (Some(error), _) => line("verdict", &format!("cannot be loaded: {error}")),
-        (None, []) => line("verdict", "would serve"),
-        (None, missing) => {
-            line("verdict", "would be blocked; not granted:")?;
-            missing.iter().try_for_each(|entry| line("", entry))
-        }
-    }
-}
-
 async fn ask_grant(file: &Path) -> Result<Outcome> {
-    let found = look(file, &Grant::empty()).await?;
+    let found = look(file, read(file, limit::DRIVER_FILE_BYTES_MAX)?, &Grant::empty()).await?;
     match (found.info, found.error) {
         (Some(info), _) => {
             say(grant::to_yaml(info.name.as_str(), &info.summary, &info.capabilities, &info.limits)
@@ -208,5 +129,13 @@ async fn reload(place: &Place, name: String) -> Result<Outcome> {
     let name = if driver.name.is_empty() { "driver of unknown name" } else { &driver.name };
     say(&format!("{name} ({}) is {}, {} devices", driver.source, driver.state, driver.devices))?;
     anyhow::ensure!(driver.reason.is_empty(), "{}", printable(&driver.reason));
+    Ok(Outcome::Done)
+}
+
+async fn resume(place: &Place, name: String) -> Result<Outcome> {
+    let mut client = connect(place).await?;
+    let answer = client.resume_driver(v1::ResumeDriverRequest { name }).await.map_err(said(place))?;
+    let driver = answer.into_inner().driver.unwrap_or_default();
+    say(&format!("the quarantine of {} ({}) is over: it is {}", driver.name, driver.source, driver.state))?;
     Ok(Outcome::Done)
 }

@@ -60,6 +60,9 @@ fn describe_driver(driver: &v1::Driver) -> Result<()> {
     for missing in &driver.missing_grants {
         say(&format!("  not granted: {}", printable(missing)))?;
     }
+    if let Some(trust) = &driver.trust {
+        told_trust(trust)?;
+    }
     if driver.discovered_ms > 0 {
         say(&format!("  {} devices, looked at last on {}", driver.devices, rfc3339(driver.discovered_ms)))?;
     }
@@ -68,6 +71,24 @@ fn describe_driver(driver: &v1::Driver) -> Result<()> {
     }
     problem(driver.problem.as_ref(), "  ")?;
     timeline(&driver.timeline)
+}
+
+/// What nothing is asked of is not worth a line.
+fn told_trust(trust: &v1::DriverTrust) -> Result<()> {
+    if trust.mode == "off" && trust.key.is_empty() && trust.pin.is_empty() {
+        return Ok(());
+    }
+    let mut line = format!("  trust: {} (mode {})", trust.verdict, trust.mode);
+    if !trust.key.is_empty() {
+        line.push_str(&format!(", signed by {}", printable(&trust.key)));
+    }
+    if !trust.pin.is_empty() {
+        line.push_str(&format!(", pinned for {}", printable(&trust.pin)));
+    }
+    if !trust.reason.is_empty() {
+        line.push_str(&format!(": {}", printable(&trust.reason)));
+    }
+    say(&line)
 }
 
 /// An instance of a native driver; each is a driver of its own in the list, and all have its name.

@@ -123,6 +123,9 @@ struct Driver {
     reason: String,
     digest: String,
     devices: u32,
+    /// None: nothing is checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trust: Option<Trust>,
     /// Of a native plugin, in tables only.
     #[serde(skip)]
     connection: Option<String>,
@@ -130,8 +133,30 @@ struct Driver {
     endpoint: Option<String>,
 }
 
+/// Whether a driver's file is trusted.
+#[derive(Serialize)]
+struct Trust {
+    mode: String,
+    verdict: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    key: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pin: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+}
+
+impl From<v1::DriverTrust> for Trust {
+    fn from(trust: v1::DriverTrust) -> Self {
+        let v1::DriverTrust { mode, verdict, key, pin, reason } = trust;
+        Self { mode, verdict, key, pin, reason }
+    }
+}
+
 fn driver(driver: v1::Driver) -> Driver {
-    let problem = driver.problem.map(|problem| problem.message).unwrap_or_default();
+    let warned = driver.trust.as_ref().filter(|trust| trust.mode == "warn" && !trust.reason.is_empty());
+    let warned = warned.map(|trust| format!("not trusted: {}", trust.reason));
+    let problem = driver.problem.map(|problem| problem.message).or(warned).unwrap_or_default();
     Driver {
         name: Some(driver.name).filter(|name| !name.is_empty()),
         kind: driver.kind,
@@ -141,6 +166,7 @@ fn driver(driver: v1::Driver) -> Driver {
         reason: if driver.reason.is_empty() { problem } else { driver.reason },
         digest: driver.digest,
         devices: driver.devices,
+        trust: driver.trust.filter(|trust| trust.mode != "off").map(Into::into),
         connection: driver.native.as_ref().map(|native| native.connection.clone()),
         endpoint: driver.native.map(|native| native.endpoint),
     }

@@ -7,13 +7,14 @@ use serde::Serialize;
 
 use super::client::{connect, said};
 use super::get::{Ref, split};
-use super::output::{Format, Rows, print, printable};
+use super::output::{Format, Rows, print, printable, say};
+use super::values::Value;
 use super::{CliError, Outcome, Place};
 
 #[derive(Subcommand)]
 pub(super) enum ReleaseCommand {
     /// Give up a claim that its drivers do not give up, or that no pod holds. Drivers that serve are asked once more; the
-    /// others are not told, and what they did to the devices stays done
+    /// others are not told. Values that they changed below /sys are put back; what else they did to the devices stays done
     Claim(ReleaseClaimArgs),
 }
 
@@ -40,6 +41,8 @@ struct Answer {
     released: bool,
     pods: Vec<Ref>,
     drivers: Vec<Driver>,
+    /// What drivers changed below `/sys`.
+    values: Vec<Value>,
 }
 
 #[derive(Serialize)]
@@ -61,6 +64,7 @@ pub(super) async fn run(place: Place, command: ReleaseCommand) -> Result<Outcome
         released: args.yes,
         pods: answer.pods.into_iter().map(Into::into).collect(),
         drivers: answer.drivers.into_iter().map(|driver| one(driver, args.yes)).collect(),
+        values: answer.values.into_iter().map(Into::into).collect(),
     };
     show(&answer, args.output)?;
     Ok(if args.yes { Outcome::Done } else { Outcome::Refused })
@@ -100,13 +104,18 @@ fn show(answer: &Answer, format: Format) -> Result<()> {
     };
     let nothing = if answer.released { "every driver gave it up" } else { "no driver has anything of it" };
     print(format, answer, rows, nothing)?;
+    if matches!(format, Format::Table | Format::Wide) {
+        answer.values.iter().try_for_each(|value| say(&value.words()))?;
+    }
     let claim =
         printable(&format!("{}/{} (UID {})", answer.claim.namespace, answer.claim.name, answer.claim.uid));
     if answer.released {
         eprintln!("claim {claim} is released; `nodedock explain claim {}` tells of it", answer.claim.name);
     } else {
         let loss = "its CDI files and its record are removed and its devices are free for others";
-        eprintln!("claim {claim} would be given up: {loss}, whatever a driver that is not told did to them");
+        eprintln!(
+            "claim {claim} would be given up: {loss}, whatever a driver that is not told did to them beside values below /sys"
+        );
         eprintln!("hint: nothing was done; to do it, add --yes");
     }
     Ok(())

@@ -318,7 +318,10 @@ impl Inner {
         let ids: Vec<_> = entry.devices.keys().cloned().collect();
         let call = self.call(&job.request_id, deadline);
         failpoint::pass(Point::AllocateCall);
-        let response = within(deadline, resource, "allocation", driver.allocate(&call, &ids)).await?;
+        let started = Instant::now();
+        let answered = within(deadline, resource, "allocation", driver.allocate(&call, &ids)).await;
+        self.metrics.allocated(resource, started.elapsed());
+        let response = answered?;
         failpoint::pass(Point::AllocateAnswered);
         let (root, answer) = (self.settings.host_root.clone(), response.clone());
         let of = resource.clone();

@@ -33,6 +33,9 @@ const ORDERS_WAITING_MAX: usize = 16;
 pub trait PluginSink: Clone + Send + Sync + 'static {
     type Id: Send + Sync;
 
+    /// A registration is accepted, of a plugin that is connected to.
+    fn plugin_registered(&self, _resource: &ExtendedResource) {}
+
     /// A plugin was connected to. It replaces the one of the same resource.
     fn plugin_arrived(
         &self,
@@ -50,6 +53,10 @@ pub trait PluginSink: Clone + Send + Sync + 'static {
 
 impl PluginSink for Devices {
     type Id = PluginId;
+
+    fn plugin_registered(&self, resource: &ExtendedResource) {
+        Self::plugin_registered(self, resource);
+    }
 
     fn plugin_arrived(
         &self,

@@ -1,7 +1,7 @@
 //! The drivers folder: watch, then list, then events; list again on overflow, on a timer, and when told to.
 //!
 //! A file is reported when it is whole: closed or renamed into place, or unchanged for a while. Side files
-//! (`NAME.grant.yaml`, `NAME.config.yaml`) belong to the driver `NAME.wasm`; a change of any of them is a change of the driver.
+//! (`NAME.grant.yaml`, `NAME.config.yaml`, `NAME.wasm.sig`) belong to the driver `NAME.wasm`; a change of any of them is a change of the driver.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -18,6 +18,7 @@ use super::watched::{self, Folder};
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
 use crate::model::limit;
+use crate::trust::place::{self, Fault};
 
 /// Something happened to a driver's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub enum FileEvent {
     Changed(DriverFiles),
     /// `NAME.wasm` is gone.
     Gone(String),
+    /// Others than root and the daemon may put files into the folder, or put another folder in its place; none: they may no more.
+    Place(Vec<Fault>),
 }
 
 /// The files of one driver.
@@ -36,6 +39,7 @@ pub struct DriverFiles {
     pub wasm: PathBuf,
     pub grant: Option<PathBuf>,
     pub config: Option<PathBuf>,
+    pub signature: Option<PathBuf>,
 }
 
 /// What tells that a file's content may have changed.
@@ -48,15 +52,24 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-/// The stamps of a driver's files: the driver, its grant, its config.
-type Stamps = [Option<Stamp>; 3];
+/// The stamps of a driver's files: the driver, its grant, its config, its signature.
+type Stamps = [Option<Stamp>; 4];
 type Listing = BTreeMap<String, Stamps>;
 
-const SUFFIXES: [&str; 3] = [".wasm", ".grant.yaml", ".config.yaml"];
+const SUFFIXES: [&str; 4] = [".wasm", ".grant.yaml", ".config.yaml", ".wasm.sig"];
 
 /// Watches `folder` until the tasks stop. The first list is reported like everything later.
 pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<FileEvent>) {
     watched::follow(FolderState::new(folder), tasks, events).await;
+}
+
+/// Names of the drivers' files that are there now. A folder that is missing has none.
+pub fn present(folder: &Path) -> io::Result<Vec<String>> {
+    match list(folder) {
+        Ok(listing) => Ok(listing.into_keys().map(|stem| format!("{stem}{}", SUFFIXES[0])).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// What is known of the folder.
@@ -67,13 +80,15 @@ struct FolderState {
     unsettled: HashMap<String, Instant>,
     /// Files known to be whole since they were last seen.
     whole: HashMap<String, ()>,
+    /// As they were told.
+    faults: Vec<Fault>,
     complained: bool,
 }
 
 impl FolderState {
     fn new(folder: PathBuf) -> Self {
         let (reported, unsettled, whole) = Default::default();
-        Self { folder, reported, unsettled, whole, complained: false }
+        Self { folder, reported, unsettled, whole, faults: Vec::new(), complained: false }
     }
 }
 
@@ -135,7 +150,7 @@ impl Folder for FolderState {
         self.complained = false;
         let now = Instant::now();
         self.unsettled.retain(|_, take_at| *take_at > now);
-        let mut events = Vec::new();
+        let mut events: Vec<_> = self.look_at_place().into_iter().collect();
         for (stem, stamps) in &listing {
             if self.reported.get(stem) != Some(stamps) && self.is_whole(stem, stamps, now) {
                 events.push(FileEvent::Changed(files(&self.folder, stem, stamps)));
@@ -156,6 +171,15 @@ impl Folder for FolderState {
 }
 
 impl FolderState {
+    fn look_at_place(&mut self) -> Option<FileEvent> {
+        let faults = place::of_folder(&self.folder);
+        if faults == self.faults {
+            return None;
+        }
+        self.faults.clone_from(&faults);
+        Some(FileEvent::Place(faults))
+    }
+
     fn is_whole(&mut self, stem: &str, stamps: &Stamps, now: Instant) -> bool {
         let mut whole = true;
         for (suffix, stamp) in SUFFIXES.iter().zip(stamps) {
@@ -229,6 +253,7 @@ fn files(folder: &Path, stem: &str, stamps: &Stamps) -> DriverFiles {
         wasm: path(0),
         grant: stamps[1].map(|_| path(1)),
         config: stamps[2].map(|_| path(2)),
+        signature: stamps[3].map(|_| path(3)),
     }
 }
 
@@ -255,7 +280,7 @@ mod tests {
         async fn changed(&mut self) -> DriverFiles {
             match self.events.recv().await.unwrap() {
                 FileEvent::Changed(files) => files,
-                gone @ FileEvent::Gone(_) => panic!("{gone:?}"),
+                other => panic!("{other:?}"),
             }
         }
 
@@ -301,6 +326,35 @@ mod tests {
         drop(half);
         let files = folder.changed().await;
         assert_eq!(std::fs::read(files.wasm).unwrap(), b"first second");
+    }
+
+    #[tokio::test]
+    async fn a_signature_that_comes_later_is_a_change_of_its_driver_and_one_that_comes_first_waits_for_it() {
+        let mut folder = Folder::watched(|dir| std::fs::write(dir.join("a.wasm"), "a").unwrap());
+        assert_eq!(folder.changed().await.signature, None);
+        std::fs::write(folder.path("b.wasm.sig"), "x").unwrap();
+        std::fs::write(folder.path("a.wasm.sig"), "x").unwrap();
+        let files = folder.changed().await;
+        assert_eq!((files.stem.as_str(), files.signature), ("a", Some(folder.path("a.wasm.sig"))));
+        std::fs::write(folder.path("b.wasm"), "b").unwrap();
+        assert_eq!(folder.changed().await.signature, Some(folder.path("b.wasm.sig")));
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_others_may_write_is_told_before_its_files_and_so_is_its_mending() {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |dir: &Path, mode| {
+            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let mut folder = Folder::watched(|dir| {
+            std::fs::write(dir.join("a.wasm"), "a").unwrap();
+            mode(dir, 0o777);
+        });
+        let told = folder.events.recv().await.unwrap();
+        assert!(matches!(&told, FileEvent::Place(faults) if faults.len() == 1), "{told:?}");
+        assert_eq!(folder.changed().await.stem, "a");
+        mode(folder.dir.path(), 0o700);
+        assert_eq!(folder.events.recv().await, Some(FileEvent::Place(Vec::new())));
     }
 
     #[tokio::test]

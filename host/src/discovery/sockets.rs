@@ -31,6 +31,15 @@ pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<SocketEve
     watched::follow(SocketFolder::new(folder), tasks, events).await;
 }
 
+/// Registration sockets that are there now. A folder that is missing has none.
+pub fn present(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    match SocketFolder::new(folder.to_owned()).list() {
+        Ok(listing) => Ok(listing.into_keys().collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
 /// What tells one socket from another of the same path. A change of mode or owner leaves it as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {

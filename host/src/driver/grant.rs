@@ -3,18 +3,21 @@
 //! Is given the request (from `describe`) and the text of `NAME.grant.yaml`; gives back the difference in words and compiled
 //! matchers. The host's own ceiling, the lists of what nobody may touch, stands with the capabilities themselves.
 
+mod limits;
 pub mod pattern;
 mod yaml;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use regex::Regex;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
+pub use self::limits::{LimitGrant, LimitRequest, Limits, LogRates};
 pub use self::yaml::to_yaml;
 
+use self::limits::LimitEntries;
 use self::pattern::{PatternError, PatternSet, covers, is_literal};
 
 use crate::model::limit;
@@ -72,29 +75,11 @@ pub struct Capabilities {
     pub net_devices: Vec<String>,
 }
 
-/// Limits, asked for or granted; none is the default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LimitRequest {
-    pub memory_mib: Option<u32>,
-    pub wall_ms: Option<u32>,
-    pub cpu_ms: Option<u32>,
-}
-
-/// The limits of a driver's calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes over all linear memories.
-    pub memory: usize,
-    /// Of a call that prepares or unprepares; one that looks has half of it.
-    pub wall: Duration,
-    pub cpu: Duration,
-}
-
 /// The operator's grant for one driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grant {
     pub allowed: Capabilities,
-    pub limits: LimitRequest,
+    pub limits: LimitGrant,
 }
 
 /// A grant file that cannot be taken.
@@ -138,15 +123,6 @@ struct ValueEntry {
     pattern: Spanned<String>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct LimitEntries {
-    #[serde(rename = "memoryMiB")]
-    memory_mib: Option<Spanned<u32>>,
-    wall_ms: Option<Spanned<u32>>,
-    cpu_ms: Option<Spanned<u32>>,
-}
-
 impl Grant {
     /// Nothing: a driver without a grant file may log.
     pub fn empty() -> Self {
@@ -187,11 +163,7 @@ impl GrantFile {
             env: globs("env", self.env, Shape::Name)?,
             net_devices: globs("netDevices", self.net_devices, Shape::Name)?,
         };
-        let limits = LimitRequest {
-            memory_mib: bounded("memoryMiB", self.limits.memory_mib, mib(limit::CALL_MEMORY_MAX))?,
-            wall_ms: bounded("wallMs", self.limits.wall_ms, millis(limit::CALL_WALL_MAX))?,
-            cpu_ms: bounded("cpuMs", self.limits.cpu_ms, millis(limit::CALL_CPU_MAX))?,
-        };
+        let limits = self.limits.check()?;
         Ok(Grant { allowed, limits })
     }
 }
@@ -225,23 +197,6 @@ fn globs(key: &str, entries: Vec<Spanned<String>>, shape: Shape) -> Result<Vec<S
         Err(why) => Err(at(&entry, format!("{key}: {why}"))),
     };
     entries.into_iter().map(one).collect()
-}
-
-fn bounded(key: &str, entry: Option<Spanned<u32>>, max: u32) -> Result<Option<u32>, GrantError> {
-    match entry {
-        Some(entry) if entry.value == 0 || entry.value > max => {
-            Err(at(&entry, format!("{key} is {}, and 1 to {max} is allowed", entry.value)))
-        }
-        entry => Ok(entry.map(|entry| entry.value)),
-    }
-}
-
-fn mib(bytes: usize) -> u32 {
-    u32::try_from(bytes >> 20).unwrap_or(u32::MAX)
-}
-
-fn millis(duration: Duration) -> u32 {
-    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
 /// What a glob of a list looks like.
@@ -306,9 +261,14 @@ fn whole_value(pattern: &str) -> Result<Regex, String> {
         let max = limit::GRANT_ENTRY_BYTES_MAX;
         return Err(format!("the pattern has {} bytes, 1 to {max} are allowed", pattern.len()));
     }
-    let anchored = format!("^(?:{pattern})$");
-    let built = regex::RegexBuilder::new(&anchored).size_limit(1 << 20).build();
-    built.map_err(|error| format!("{pattern:?} is not a regular expression: {error}"))
+    let build = |text: &str| regex::RegexBuilder::new(text).size_limit(1 << 20).build();
+    // By itself first: `1)|(?:.*` would end the group that anchors it.
+    let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
+    built.map_err(|error| {
+        // What is wrong is said in the last line; those before it draw where.
+        let why = error.to_string();
+        format!("{pattern:?} is not a regular expression: {}", why.lines().last().unwrap_or_default())
+    })
 }
 
 /// What the request asks for beyond the grant, one readable line each: `sysfsRead: class/net/*`.
@@ -338,42 +298,8 @@ pub fn missing(request: &Capabilities, limits: &LimitRequest, grant: &Grant) -> 
             lines.push(format!("sysfsWrite: {} with {}", asked.glob, asked.pattern));
         }
     }
-    let beyond = [
-        ("memoryMiB", limits.memory_mib, grant.limits.memory_mib, mib(limit::CALL_MEMORY)),
-        ("wallMs", limits.wall_ms, grant.limits.wall_ms, millis(limit::CALL_WALL)),
-        ("cpuMs", limits.cpu_ms, grant.limits.cpu_ms, millis(limit::CALL_CPU)),
-    ];
-    for (key, asked, granted, default) in beyond {
-        if let Some(asked) = asked.filter(|asked| *asked > granted.unwrap_or(default)) {
-            lines.push(format!("limits.{key}: {asked}"));
-        }
-    }
+    lines.extend(limits.beyond(&grant.limits));
     lines
-}
-
-impl Limits {
-    /// What applies: the driver's wish within the grant; where it has none, the grant; else the default.
-    pub fn new(request: &LimitRequest, grant: &LimitRequest) -> Self {
-        let pick = |asked: Option<u32>, granted: Option<u32>, default: u32, ceiling: u32| {
-            let most = granted.unwrap_or(default).min(ceiling);
-            asked.map_or(most, |asked| asked.clamp(1, most))
-        };
-        let memory =
-            pick(request.memory_mib, grant.memory_mib, mib(limit::CALL_MEMORY), mib(limit::CALL_MEMORY_MAX));
-        let wall =
-            pick(request.wall_ms, grant.wall_ms, millis(limit::CALL_WALL), millis(limit::CALL_WALL_MAX));
-        let cpu = pick(request.cpu_ms, grant.cpu_ms, millis(limit::CALL_CPU), millis(limit::CALL_CPU_MAX));
-        Self {
-            memory: (memory as usize) << 20,
-            wall: Duration::from_millis(wall.into()),
-            cpu: Duration::from_millis(cpu.into()),
-        }
-    }
-
-    /// Wall clock of a call that only looks.
-    pub fn look_wall(&self) -> Duration {
-        self.wall / 2
-    }
 }
 
 /// Allowed is what both sides match.
@@ -448,6 +374,8 @@ pub enum EffectiveError {
 /// What a driver may do: asked for and granted, as matchers.
 #[derive(Debug, Default)]
 pub struct Effective {
+    /// Nothing of it holds any more, also for calls that are under way.
+    revoked: AtomicBool,
     sysfs_read: Both,
     sysfs_write_asked: WriteRules,
     sysfs_write_granted: WriteRules,
@@ -467,6 +395,7 @@ impl Effective {
     pub fn new(request: &Capabilities, grant: &Grant) -> Result<Self, EffectiveError> {
         let allowed = &grant.allowed;
         Ok(Self {
+            revoked: AtomicBool::new(false),
             sysfs_read: Both::new(&request.sysfs_read, &allowed.sysfs_read, &[])?,
             sysfs_write_asked: WriteRules::new(&request.sysfs_write)?,
             sysfs_write_granted: WriteRules::new(&allowed.sysfs_write)?,
@@ -478,49 +407,60 @@ impl Effective {
         })
     }
 
+    /// Takes all of it back, at once.
+    pub fn revoke(&self) {
+        self.revoked.store(true, Ordering::Release);
+    }
+
+    fn stands(&self) -> bool {
+        !self.revoked.load(Ordering::Acquire)
+    }
+
     /// `path` is relative to `/sys` and normalised.
     pub fn allows_sysfs_read(&self, path: &str) -> bool {
-        self.sysfs_read.allows(path)
+        self.stands() && self.sysfs_read.allows(path)
     }
 
     /// Whether all that the glob may match may be read.
     pub fn allows_sysfs_glob(&self, glob: &str) -> bool {
-        self.sysfs_read.allows_glob(glob)
+        self.stands() && self.sysfs_read.allows_glob(glob)
     }
 
     /// Whether anything may be written there.
     pub fn allows_sysfs_path(&self, path: &str) -> bool {
-        self.sysfs_write_asked.allow_path(path) && self.sysfs_write_granted.allow_path(path)
+        self.stands() && self.sysfs_write_asked.allow_path(path) && self.sysfs_write_granted.allow_path(path)
     }
 
     pub fn allows_sysfs_write(&self, path: &str, value: &str) -> bool {
-        self.sysfs_write_asked.allow(path, value) && self.sysfs_write_granted.allow(path, value)
+        self.stands()
+            && self.sysfs_write_asked.allow(path, value)
+            && self.sysfs_write_granted.allow(path, value)
     }
 
     /// `path` is absolute, on the node.
     pub fn allows_device_node(&self, path: &str) -> bool {
-        self.device_nodes.allows(path)
+        self.stands() && self.device_nodes.allows(path)
     }
 
     /// Whether all nodes that the glob may match may be looked at.
     pub fn allows_device_nodes_glob(&self, glob: &str) -> bool {
-        self.device_nodes.allows_glob(glob)
+        self.stands() && self.device_nodes.allows_glob(glob)
     }
 
     pub fn allows_mount(&self, path: &str) -> bool {
-        self.mounts.allows(path)
+        self.stands() && self.mounts.allows(path)
     }
 
     pub fn allows_hook(&self, path: &str) -> bool {
-        self.hooks.allows(path)
+        self.stands() && self.hooks.allows(path)
     }
 
     pub fn allows_env(&self, name: &str) -> bool {
-        self.env.allows(name)
+        self.stands() && self.env.allows(name)
     }
 
     pub fn allows_net_device(&self, name: &str) -> bool {
-        self.net_devices.allows(name)
+        self.stands() && self.net_devices.allows(name)
     }
 }
 

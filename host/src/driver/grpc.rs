@@ -12,6 +12,7 @@ mod health;
 mod problem;
 mod registration;
 mod rpc;
+mod stats;
 
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ pub use device_plugin::{DevicePlugin, Following, PluginSteps};
 pub use dra::DraPlugin;
 pub use health::Health;
 pub use registration::{PluginInfo, Registrar, RegistrarError, StepTimes};
+pub use stats::{CLAIM_SECONDS, RpcSeconds, Rpcs};
 
 use crate::model::limit::PROBLEM_MESSAGE_BYTES_MAX;
 

@@ -1,28 +1,46 @@
 //! WASM drivers: from a file's bytes to a driver that can be called, and every call in a sandbox of its own.
 //!
-//! Owns the engine, the compile cache and the node's files as drivers see them. Is given files, grants and configs; gives back
+//! Owns the engine, the compiler and its cache, and the node's files as drivers see them. Is given files, grants and configs; gives back
 //! drivers, or errors that say what is wrong with the file. Never watches files and never decides what becomes of a driver that
 //! fails: the registry does.
 
 mod admission;
+mod artifact;
+mod attribute;
 mod bindings;
+mod blocking;
 mod cache;
+mod compile;
+mod containment;
 mod convert;
 mod driver;
 mod edits;
 mod engine;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod hostcalls;
+mod kept;
+mod lane;
+mod limiter;
 mod log;
+mod meter;
 mod nodes;
+mod places;
+mod put_back;
+mod quarantine;
 mod sandbox;
+mod schema;
 mod stats;
 mod sysfs;
 mod wasi;
+mod wit_packages;
+mod writes;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -32,30 +50,40 @@ use wasmtime::component::{Component, InstancePre};
 
 pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Profile, Surface};
 pub use self::cache::CacheError;
+pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
+pub use self::containment::{Containment, QUARANTINED, Quarantined};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
-pub use self::sandbox::CallFailure;
-pub use self::stats::Stats;
+pub use self::kept::{KeptError, KeptFacts, KeptFiles, SignedFile};
+pub use self::limiter::Reached;
+pub use self::put_back::{Fate, SysfsTree};
+pub use self::sandbox::{CallFailure, Crowd};
+pub use self::stats::{Limit, Operation, OperationStats, Outcome, Peak, Stats};
 
+use self::artifact::{Artifact, Flaw, Key};
 use self::bindings::exports::nodedock::driver as exports;
-use self::cache::Cache;
+use self::cache::{Cache, Kept};
+use self::compile::blocking;
 use self::engine::Runtime;
 use self::log::DriverLog;
 use self::nodes::DevRoot;
+use self::places::Places;
 use self::sandbox::{CallSpec, Node, Sandbox, Scope, State};
 use self::stats::Counters;
 use self::sysfs::SysfsRoot;
 use super::grant::{self, Capabilities, Effective, Grant, LimitRequest, Limits};
+use super::values::Journal;
 use super::{Ledger, NodeFacts};
 use crate::base::memory;
 use crate::model::DriverName;
-use crate::model::limit::{CALLS_MAX, CALLS_PER_DRIVER, LOOK_WALL, SYSFS_THREADS_PER_DRIVER};
+use crate::model::limit::{CALL_MEMORIES, LOOK_WALL, SYSFS_THREADS_PER_DRIVER};
 
 /// Where drivers look and what they are told of the node.
 #[derive(Debug, Clone)]
 pub struct WasmSettings {
     /// Folder for compiled drivers; none compiles at each start.
     pub cache_dir: Option<PathBuf>,
+    pub compiler: Compiler,
     /// `/sys`.
     pub sysfs_root: PathBuf,
     /// `/dev`.
@@ -114,15 +142,6 @@ pub struct DriverInfo {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A value that a driver wrote below `/sys`, and what was there before.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SysfsWrite {
-    /// Relative to `/sys`.
-    pub path: String,
-    pub before: String,
-    pub after: String,
-}
-
 /// All that can be said of a file.
 #[derive(Debug)]
 pub struct Inspection {
@@ -170,11 +189,22 @@ impl Exports {
 /// A compiled driver and how it came about.
 struct Compiled {
     pre: InstancePre<State>,
-    exports: Exports,
+    exports: Arc<Exports>,
+    /// Linear memories of an instance.
+    memories: usize,
     surface: Surface,
     digest: String,
     from_cache: bool,
+    kept: Option<Kept>,
     took: Duration,
+}
+
+/// A driver's code, mapped.
+struct Code {
+    component: Component,
+    surface: Surface,
+    from_cache: bool,
+    kept: Option<Kept>,
 }
 
 /// One per daemon: the engine, the cache, and what all drivers share.
@@ -182,13 +212,20 @@ pub struct WasmHost {
     runtime: Arc<Runtime>,
     cache: Option<Cache>,
     node: Arc<Node>,
-    calls: Arc<Semaphore>,
-    /// One compilation at a time: each takes a core and up to some hundred MB.
-    compiling: Mutex<()>,
+    places: Places,
+    /// Counts the sandboxes.
+    owners: AtomicU64,
+    compiler: Compiler,
+    /// One compilation at a time, in the order in which they are asked for: each takes a core and up to some hundred MB.
+    compiling: Semaphore,
 }
 
 impl WasmHost {
-    pub fn new(settings: WasmSettings, ledger: Arc<dyn Ledger>) -> Result<Arc<Self>, HostError> {
+    pub fn new(
+        settings: WasmSettings,
+        ledger: Arc<dyn Ledger>,
+        journal: Arc<dyn Journal>,
+    ) -> Result<Arc<Self>, HostError> {
         let runtime = Runtime::new().map_err(|error| HostError::Engine(format!("{error:#}")))?;
         let root = |path: &PathBuf| {
             let path = path.clone();
@@ -196,13 +233,17 @@ impl WasmHost {
         };
         let sysfs = SysfsRoot::open(&settings.sysfs_root).map_err(root(&settings.sysfs_root))?;
         let dev = DevRoot::open(&settings.dev_root).map_err(root(&settings.dev_root))?;
-        let node = Node { facts: settings.node, sysfs: Arc::new(sysfs), dev: Arc::new(dev), ledger };
+        let (sysfs, dev) = (Arc::new(sysfs), Arc::new(dev));
+        let node = Node { facts: settings.node, sysfs, dev, ledger, journal };
+        let open = |folder: &PathBuf| Cache::open(folder, &runtime.engine);
         Ok(Arc::new(Self {
+            cache: settings.cache_dir.as_ref().map(open).transpose()?,
             runtime: Arc::new(runtime),
-            cache: settings.cache_dir.as_deref().map(Cache::open).transpose()?,
             node: Arc::new(node),
-            calls: Arc::new(Semaphore::new(CALLS_MAX)),
-            compiling: Mutex::new(()),
+            places: Places::default(),
+            owners: AtomicU64::default(),
+            compiler: settings.compiler,
+            compiling: Semaphore::new(1),
         }))
     }
 
@@ -246,57 +287,100 @@ impl WasmHost {
         }
     }
 
-    /// Off the serving threads, one at a time.
+    /// Takes a file's code from the cache, or has it compiled. Whoever drops this ends the compilation.
     async fn compile(
         self: &Arc<Self>,
         file: DriverFile,
         surface: &mut Surface,
     ) -> Result<Compiled, LoadError> {
-        let host = Arc::clone(self);
-        let thread = tokio::task::spawn_blocking(move || {
-            let _turn = host.compiling.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut surface = Surface::default();
-            let compiled = host.compile_now(&file, &mut surface);
-            drop(file);
-            memory::give_back();
-            (compiled, surface)
-        });
-        let (compiled, seen) = thread.await.map_err(|error| LoadError::Host(format!("compile: {error}")))?;
-        *surface = seen;
-        compiled
-    }
-
-    fn compile_now(&self, file: &DriverFile, surface: &mut Surface) -> Result<Compiled, LoadError> {
         let begin = Instant::now();
-        let component = admission::admit(&file.bytes, surface)?;
-        let digest = file.digest();
-        let cached = self.cache.as_ref().and_then(|cache| cache.take(&self.runtime.engine, &digest));
-        let from_cache = cached.is_some();
-        let compiled = match cached {
-            Some(compiled) => compiled,
-            None => self.compile_anew(&digest, &component)?,
+        surface.form = Some(admission::form(&file.bytes)?);
+        let (host, bytes) = (Arc::clone(self), file.bytes);
+        let source = bytes.clone();
+        let key = blocking(move || Ok(Key::new(&host.runtime.engine, &source))).await?;
+        let code = match self.cached(key).await? {
+            Some(code) => code,
+            None => self.compile_anew(key, bytes, surface).await?,
         };
-        let types = |error: wasmtime::Error| LoadError::Types(format!("{error:#}"));
-        let pre = self.runtime.linker.instantiate_pre(&compiled).map_err(types)?;
-        let exports = Exports::new(&pre, surface).map_err(types)?;
-        Ok(Compiled { pre, exports, surface: surface.clone(), digest, from_cache, took: begin.elapsed() })
+        *surface = code.surface.clone();
+        let host = Arc::clone(self);
+        blocking(move || host.link(key, code, begin)).await
     }
 
-    fn compile_anew(&self, digest: &str, component: &[u8]) -> Result<Component, LoadError> {
-        let engine = &self.runtime.engine;
-        let failed = |error: wasmtime::Error| LoadError::Compile(format!("{error:#}"));
-        let Some(cache) = &self.cache else {
-            return Component::from_binary(engine, component).map_err(failed);
-        };
-        let compiled = engine.precompile_component(component).map_err(failed)?;
-        match cache.put(engine, digest, &compiled) {
-            Ok(component) => Ok(component),
-            // A full disk must not keep a driver from its work.
-            Err(error) => {
-                tracing::warn!(digest, error, "compiled driver cannot be kept");
-                Component::from_binary(engine, component).map_err(failed)
+    async fn compile_anew(
+        self: &Arc<Self>,
+        key: Key,
+        bytes: Bytes,
+        surface: &mut Surface,
+    ) -> Result<Code, LoadError> {
+        let closed = |_| LoadError::Host("compile: the host ends".to_owned());
+        let _turn = self.compiling.acquire().await.map_err(closed)?;
+        // The same file under another name may just have been compiled.
+        if let Some(code) = self.cached(key).await? {
+            return Ok(code);
+        }
+        let begin = Instant::now();
+        let artifact = self.compiler.compile(&self.runtime.engine, key, bytes).await?;
+        let report = &artifact.report;
+        let (elapsed, code_bytes, digest) = (begin.elapsed(), artifact.code_bytes, key.digest());
+        tracing::info!(digest, ?elapsed, code_bytes, spent = ?report.spent, refused = report.refusal.is_some(), "compiled");
+        *surface = report.surface.clone();
+        let host = Arc::clone(self);
+        blocking(move || {
+            let code = host.keep(&key, artifact);
+            memory::give_back();
+            code
+        })
+        .await
+    }
+
+    async fn cached(self: &Arc<Self>, key: Key) -> Result<Option<Code>, LoadError> {
+        let host = Arc::clone(self);
+        blocking(move || Ok(host.take(&key))).await
+    }
+
+    fn take(&self, key: &Key) -> Option<Code> {
+        let cache = self.cache.as_ref()?;
+        let (artifact, kept) = cache.take(key)?;
+        match artifact.map(&self.runtime.engine) {
+            Ok(component) => {
+                let surface = artifact.report.surface;
+                Some(Code { component, surface, from_cache: true, kept: Some(kept) })
+            }
+            Err(flaw) => {
+                cache.discard(key, &flaw);
+                None
             }
         }
+    }
+
+    /// Keeps what was compiled and maps it from there. A full disk must not keep a driver from its work: then it stays in memory.
+    fn keep(&self, key: &Key, mut artifact: Artifact) -> Result<Code, LoadError> {
+        if let Some(refusal) = artifact.report.refusal.take() {
+            return Err(refusal);
+        }
+        let (artifact, kept) = match &self.cache {
+            Some(cache) => cache.put(key, artifact),
+            None => (artifact, None),
+        };
+        // It has just been compiled, and by us: what the engine does not take of it is more than any driver may have.
+        let failed = |flaw| match flaw {
+            Flaw::Engine(why) => LoadError::Compile(admission::words(&why)),
+            flaw => LoadError::Host(format!("map the compiled driver: {flaw}")),
+        };
+        let component = artifact.map(&self.runtime.engine).map_err(failed)?;
+        Ok(Code { component, surface: artifact.report.surface, from_cache: false, kept })
+    }
+
+    /// Holds what a driver imports and exports against what there is.
+    fn link(&self, key: Key, code: Code, begin: Instant) -> Result<Compiled, LoadError> {
+        let types = |error: wasmtime::Error| LoadError::Types(admission::words(&format!("{error:#}")));
+        let pre = self.runtime.linker.instantiate_pre(&code.component).map_err(types)?;
+        let exports = Arc::new(Exports::new(&pre, &code.surface).map_err(types)?);
+        let memories = memories(&code.component);
+        let Code { surface, from_cache, kept, .. } = code;
+        let (digest, took) = (key.digest(), begin.elapsed());
+        Ok(Compiled { pre, exports, memories, surface, digest, from_cache, kept, took })
     }
 
     /// Asks a driver who it is. All its functions are looked up: types that differ show here and not at the first claim.
@@ -308,29 +392,31 @@ impl WasmHost {
         config: Option<String>,
     ) -> Result<WasmDriver, LoadError> {
         let counters = Arc::new(Counters::default());
-        let log = Arc::new(DriverLog::new(label));
         let limits = Limits::new(&LimitRequest::default(), &grant.limits);
-        let scope = self.scope(None, Effective::none(), limits, log);
+        let log = Arc::new(DriverLog::new(label, limits.log, Arc::clone(&counters)));
+        let wall = limits.look_wall();
+        let scope = self.scope(None, Effective::none(), limits, log, Arc::clone(&counters));
         let sandbox = self.sandbox(&compiled, scope, Arc::clone(&counters));
-        let spec =
-            CallSpec { request: "describe".into(), deadline: LOOK_WALL, wall: LOOK_WALL, may_write: false };
+        let (operation, request) = (Operation::Describe, "describe".into());
+        let spec = CallSpec { operation, request, deadline: LOOK_WALL, wall, writes_for: None };
         let done = sandbox.call(spec, |store, instance, exports| {
             Box::pin(async move {
                 if let Err(error) = load_all(&mut *store, instance, exports) {
-                    return Ok(Err(format!("{error:#}")));
+                    return Ok(Err(admission::words(&format!("{error:#}"))));
                 }
                 let identity = exports.identity.load(&mut *store, instance)?;
                 Ok(Ok(identity.call_describe(store).await?))
             })
         });
         let answer = done.await.map_err(LoadError::Describe)?.answer.map_err(LoadError::Types)?;
-        let info = convert::driver_info(answer).map_err(|why| LoadError::Description(why.to_string()))?;
+        let info = convert::driver_info(answer)
+            .map_err(|why| LoadError::Description(admission::words(&why.to_string())))?;
         let missing = grant::missing(&info.capabilities, &info.limits, grant);
         let effective = Effective::new(&info.capabilities, grant);
         let effective = effective.map_err(|error| LoadError::Description(error.to_string()))?;
         let limits = Limits::new(&info.limits, &grant.limits);
-        let log = Arc::new(DriverLog::new(info.name.as_str()));
-        let scope = self.scope(Some(info.name.clone()), effective, limits, log);
+        let log = Arc::new(DriverLog::new(info.name.as_str(), limits.log, Arc::clone(&counters)));
+        let scope = self.scope(Some(info.name.clone()), effective, limits, log, Arc::clone(&counters));
         let sandbox = self.sandbox(&compiled, scope, counters);
         Ok(WasmDriver::new(sandbox, info, missing, compiled, config))
     }
@@ -341,22 +427,32 @@ impl WasmHost {
         effective: Effective,
         limits: Limits,
         log: Arc<DriverLog>,
+        counters: Arc<Counters>,
     ) -> Scope {
         let blocking = Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER));
-        Scope { driver, effective, limits, log, node: Arc::clone(&self.node), blocking }
+        Scope { driver, effective, limits, log, counters, node: Arc::clone(&self.node), blocking }
     }
 
     fn sandbox(&self, compiled: &Compiled, scope: Scope, counters: Arc<Counters>) -> Sandbox {
         Sandbox {
             runtime: Arc::clone(&self.runtime),
             pre: compiled.pre.clone(),
-            exports: compiled.exports.clone(),
+            exports: Arc::clone(&compiled.exports),
+            owner: self.owners.fetch_add(1, Ordering::Relaxed),
+            memories: compiled.memories,
+            places: self.places.clone(),
+            containment: Arc::new(Containment::new(scope.driver.clone())),
             scope: Arc::new(scope),
-            own_calls: Arc::new(Semaphore::new(CALLS_PER_DRIVER)),
-            all_calls: Arc::clone(&self.calls),
             counters,
         }
     }
+}
+
+/// Linear memories of an instance; the most that there can be where the component does not tell.
+fn memories(component: &Component) -> usize {
+    let known =
+        component.resources_required().and_then(|required| usize::try_from(required.num_memories).ok());
+    known.unwrap_or(CALL_MEMORIES).clamp(1, CALL_MEMORIES)
 }
 
 /// Checks the types of all exported functions.

@@ -33,10 +33,22 @@ pub const LABEL_VALUE_BYTES_MAX: usize = 1024;
 /// Bytes of a problem's code and message: they go into Events and terminals.
 pub const PROBLEM_CODE_BYTES_MAX: usize = 63;
 pub const PROBLEM_MESSAGE_BYTES_MAX: usize = 1024;
+/// Versions of one driver whose files are kept for the claims that they prepared: more is a loop of replacements.
+pub const KEPT_VERSIONS_MAX: usize = 16;
+/// Tries in vain after which the code that prepared a claim is asked to give it up, also where the serving version only wants time.
+pub const PREDECESSOR_PATIENCE: u32 = 2;
+/// Between looks for kept files that nobody needs, where nothing else led to one.
+pub const KEPT_SWEEP: Duration = Duration::from_secs(60);
 /// Bytes of a quantity: the longest in use have fewer than 20.
 pub const QUANTITY_BYTES_MAX: usize = 64;
 /// Bytes of a driver's summary.
 pub const SUMMARY_BYTES_MAX: usize = 1024;
+/// Values below `/sys` that one driver changes for a claim, and bytes of them with their paths: each write makes all of a claim's
+/// durable anew.
+pub const VALUES_PER_CLAIM_MAX: usize = 256;
+pub const VALUES_BYTES_PER_CLAIM_MAX: usize = 256 << 10;
+/// A write below `/sys` may take so long: making virtual functions takes seconds.
+pub const SYSFS_WRITE_WALL: Duration = Duration::from_secs(10);
 /// Globs of one list of a driver's requests, and bytes of each.
 pub const GRANT_ENTRIES_MAX: usize = 64;
 pub const GRANT_ENTRY_BYTES_MAX: usize = 512;
@@ -82,8 +94,35 @@ pub const TIMELINE_MAX: usize = 32;
 
 /// A driver's file. Rust drivers have 20 to 200 kB, Python ones 18 MB.
 pub const DRIVER_FILE_BYTES_MAX: u64 = 64 << 20;
+/// What a driver's file may hold. Compilers of other languages make one with 38 modules, 14,000 functions, the longest of 430 kB, and
+/// 400 kB of types, imports, exports and the like, which are held in memory for as long as the driver is loaded.
+pub const DRIVER_MODULES_MAX: usize = 256;
+pub const DRIVER_FUNCTIONS_MAX: usize = 100_000;
+pub const DRIVER_FUNCTION_BYTES_MAX: usize = 2 << 20;
+pub const DRIVER_DECLARATION_BYTES_MAX: usize = 4 << 20;
+/// Names of what a driver imports and exports, as they are told to people: real ones have 2 kB.
+pub const DRIVER_REPORT_BYTES_MAX: usize = 256 << 10;
+/// What compiling a driver may take. A Python driver of 18 MB takes 5 s and some 450 MB; addresses are counted, of which there are more.
+pub const COMPILE_MEMORY: u64 = 1536 << 20;
+pub const COMPILE_CPU: Duration = Duration::from_secs(120);
+/// More than the CPU: a compiler gives way to everything else.
+pub const COMPILE_WALL: Duration = Duration::from_secs(180);
+/// Compiled code: two to three times its source.
+pub const COMPILED_BYTES_MAX: u64 = 256 << 20;
+/// Compiled drivers that are kept, with those of a folder full of drivers and of their predecessors; fifty of Python fit.
+pub const CACHE_FILES_MAX: usize = 2 * DRIVER_FILES_MAX;
+pub const CACHE_BYTES_MAX: u64 = 2 << 30;
 /// Grant and config files: written by people.
 pub const SIDE_FILE_BYTES_MAX: u64 = 256 << 10;
+/// A signature beside a driver: the longest in use, a bundle with an entry of a log, have some 10 kB.
+pub const SIGNATURE_FILE_BYTES_MAX: u64 = 64 << 10;
+/// A public key as PEM has 200 bytes; with words before it a page.
+pub const KEY_FILE_BYTES_MAX: u64 = 16 << 10;
+/// Keys whose signatures count, globs of names of each, drivers with pins and digests of each: each key is tried for each file.
+pub const TRUST_KEYS_MAX: usize = 64;
+pub const TRUST_NAMES_MAX: usize = 64;
+pub const TRUST_PINS_MAX: usize = DRIVER_FILES_MAX;
+pub const TRUST_DIGESTS_MAX: usize = 64;
 /// Files in the drivers folder that are looked at; what is beyond is reported.
 pub const DRIVER_FILES_MAX: usize = 512;
 /// A claims file or a command's input file.
@@ -101,14 +140,47 @@ pub const CALL_MEMORY: usize = 64 << 20;
 pub const CALL_MEMORY_MAX: usize = 512 << 20;
 pub const CALL_WALL_MAX: Duration = Duration::from_secs(40);
 pub const CALL_CPU_MAX: Duration = Duration::from_secs(20);
-/// Bytes that one call may lift from a guest: 4,096 devices of 4 KiB, as the host holds them.
+/// Core instances, memories and tables of a call. Python components have some ten instances.
+pub const CALL_INSTANCES: usize = 64;
+pub const CALL_MEMORIES: usize = 16;
+pub const CALL_TABLES: usize = 64;
+/// Entries over all tables of a call: a driver's functions that are called by reference.
+pub const CALL_TABLE_ELEMENTS: usize = 100_000;
+/// Bytes that one call may lift from a guest: 4,096 devices of 4 KiB, as the host holds them; and what a grant may raise it to.
 pub const HOSTCALL_BYTES: usize = 16 << 20;
+pub const HOSTCALL_BYTES_MAX: usize = 64 << 20;
 /// Component-model handles of a store.
 pub const HANDLES_MAX: usize = 256;
-/// Calls of one driver at once; more wait.
+/// Calls of one driver at once; more wait. A grant may raise it to half of all places.
 pub const CALLS_PER_DRIVER: usize = 16;
-/// Calls of all WASM drivers at once: each reserves some GiB of addresses, and small machines have but 512 of them.
+pub const CALLS_PER_DRIVER_MAX: usize = 32;
+/// Calls of all WASM drivers at once, counted by linear memory: each reserves some GiB of addresses, and small machines have but
+/// 512 of them.
 pub const CALLS_MAX: usize = 64;
+/// Memory that all calls under way may reserve together, each with its limit. With it a driver of the usual limit has its
+/// `CALLS_PER_DRIVER` alone, and two drivers leave something for a third.
+pub const CALLS_MEMORY_MAX: usize = 2 << 30;
+/// CPU that a call may use on the threads that serve everybody; what is longer goes on in the slow lane. Small drivers take a
+/// hundredth of it.
+pub const FAST_LANE_CPU: Duration = Duration::from_millis(5);
+/// A function of a driver that was slow is called in the slow lane from the start for so long.
+pub const SLOW_FOR: Duration = Duration::from_secs(60);
+/// Calls and memory of drivers that are slow or fail: of one of them, and of all together. The rest is for those that work.
+pub const SLOW_CALLS_PER_DRIVER: usize = 4;
+pub const SLOW_CALLS_MAX: usize = 16;
+pub const SLOW_CALLS_MEMORY_MAX: usize = 1 << 30;
+/// Threads of the slow lane: half the cores, so that the other half is free for fresh calls, and no more than a few.
+pub const SLOW_THREADS_MAX: usize = 4;
+/// Their nice value: whoever wakes up on the serving threads comes first, and on a busy node a slow driver still comes to an end.
+pub const SLOW_THREADS_NICE: i32 = 5;
+/// Failures in a row after which a driver is left alone: one or two may be bad luck or one bad claim.
+pub const QUARANTINE_FAILURES: u32 = 5;
+/// For how long: doubled from the first to the second while probes fail. Long enough that a driver that spins costs next to
+/// nothing, short enough that one that is well again is not missed for long.
+pub const QUARANTINE_MIN: Duration = Duration::from_secs(5);
+pub const QUARANTINE_MAX: Duration = Duration::from_secs(300);
+/// When to come again while a probe is under way: most calls have ended by then.
+pub const QUARANTINE_PROBE_WAIT: Duration = Duration::from_secs(1);
 /// Threads of one driver that read below `/sys` or hang in it.
 pub const SYSFS_THREADS_PER_DRIVER: usize = 8;
 /// A JSON schema that a driver gives.
@@ -120,10 +192,20 @@ pub const SYSFS_ENTRIES_MAX: usize = 4096;
 /// Bytes and operations of all host calls of one driver call: a driver that walks the whole of `/sys` is at fault.
 pub const HOST_BYTES_PER_CALL: usize = 16 << 20;
 pub const HOST_OPERATIONS_PER_CALL: usize = 100_000;
+/// What a grant may raise them to.
+pub const HOST_BYTES_PER_CALL_MAX: usize = 128 << 20;
+pub const HOST_OPERATIONS_PER_CALL_MAX: usize = 1_000_000;
+/// A look at the node that takes longer hangs in the kernel.
+pub const HOST_LOOK_WALL: Duration = Duration::from_secs(2);
+/// Values that one call may write below `/sys`: a driver that wants more is at fault.
+pub const SYSFS_WRITES_PER_CALL: usize = 256;
 /// A driver's log: bytes of a line, lines and bytes a second, and how much may come at once.
 pub const LOG_LINE_BYTES_MAX: usize = 4096;
 pub const LOG_LINES_PER_SECOND: u32 = 50;
 pub const LOG_BYTES_PER_SECOND: u32 = 64 << 10;
+/// What a grant may raise them to: a log that a person can still read.
+pub const LOG_LINES_PER_SECOND_MAX: u32 = 1000;
+pub const LOG_BYTES_PER_SECOND_MAX: u32 = 1 << 20;
 
 /// What a kubelet gives a driver for a prepare or an unprepare: half of its 90 s between tries.
 pub const CLAIM_CALL_DEADLINE: Duration = Duration::from_secs(45);
@@ -260,3 +342,17 @@ pub const POD_RESOURCES_PER_SECOND: u32 = 100;
 pub const POD_RESOURCES_BURST: u32 = 10;
 /// Bytes of an answer there: what the clients of Kubernetes' own library take.
 pub const POD_RESOURCES_MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Connections to the admin socket, and to its address, at once: more wait.
+pub const ADMIN_CONNECTIONS_MAX: usize = 16;
+/// Headers of a request there, and their bytes with the request's line (the least that hyper takes).
+pub const ADMIN_HEADERS_MAX: usize = 64;
+pub const ADMIN_HEADERS_BYTES_MAX: usize = 8 << 10;
+/// Time for a request's headers to come, and for a whole connection: an answer has some hundred kB.
+pub const ADMIN_HEADERS_WALL: Duration = Duration::from_secs(5);
+pub const ADMIN_CONNECTION_WALL: Duration = Duration::from_secs(15);
+/// After an `accept` that failed: there are no file descriptors, and trying again at once would burn a core.
+pub const ADMIN_ACCEPT_PAUSE: Duration = Duration::from_millis(250);
+/// What every part of the daemon has to answer within to count as alive: as long as a commit may take before it is told of.
+pub const LIVE_DEADLINE: Duration = Duration::from_secs(5);
+/// Between two looks whether it lives, however many ask.
+pub const LIVE_LOOK_PERIOD: Duration = Duration::from_secs(1);

@@ -6,8 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Allocation, DriverClaim, DriverName, LiveClaim, ObjectRef, PodContainer, PreparedClaim, Problem, Uid,
-    limit,
+    Allocation, DriverClaim, DriverName, LiveClaim, ObjectRef, PodContainer, PreparedClaim, Problem, PutBack,
+    Uid, limit,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -124,7 +124,7 @@ pub struct DriverPart {
     /// That earlier boot.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub prepared_in: String,
-    /// Who prepared it.
+    /// Who prepared it; without a result, who was asked last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<PreparedBy>,
     /// The last refusal.
@@ -237,6 +237,9 @@ pub struct ReleaseRecord {
     /// Drivers that were not told, or did not agree.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub untold: BTreeMap<DriverName, Untold>,
+    /// What became of the values below `/sys` that those drivers had changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub put_back: Vec<PutBack>,
     /// The claim's history to its end.
     #[serde(default)]
     pub timeline: VecDeque<Transition>,

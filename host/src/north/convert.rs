@@ -16,8 +16,10 @@ use crate::model::{
 };
 use crate::pods::{ContainerAnswer, PodOutcome, PodView};
 use crate::registry::{DriverView, NativeView};
+use crate::trust::Verdict;
 
 mod resources;
+mod values;
 
 pub use resources::{capacity, cover_request, covered, hint_scope, hints, plugin_device, start_request};
 
@@ -406,6 +408,7 @@ pub fn claim_status(view: &ClaimView, boot_id: &str, with_timeline: bool) -> v1:
         timeline: if with_timeline { claim.timeline.iter().map(transition).collect() } else { Vec::new() },
         stale_boot: claim.boot_id != boot_id,
         problem: worst_problem(claim),
+        values: if with_timeline { values::kept(view) } else { Vec::new() },
     }
 }
 
@@ -456,6 +459,7 @@ pub fn released_claim(released: &ReleaseRecord) -> v1::ReleasedClaim {
         pods: released.pods.values().map(object_message).collect(),
         untold: untold(released),
         timeline: released.timeline.iter().map(transition).collect(),
+        values: released.put_back.iter().map(values::put_back).collect(),
     }
 }
 
@@ -482,17 +486,19 @@ pub fn release_request(claim: Option<&v1::ObjectRef>, by: Caller) -> Result<Rele
 
 pub fn release_outcome(outcome: &ReleaseOutcome) -> v1::ReleaseClaimResponse {
     match outcome {
-        ReleaseOutcome::Looked { record, drivers } => v1::ReleaseClaimResponse {
+        ReleaseOutcome::Looked { record, drivers, values } => v1::ReleaseClaimResponse {
             claim: Some(object_message(&record.id)),
             state: record.state.as_str().to_owned(),
             pods: record.pods.values().map(object_message).collect(),
             drivers: drivers.iter().map(|(name, serves)| to_be_told(record, name, serves)).collect(),
+            values: values.iter().map(values::put_back).collect(),
         },
         ReleaseOutcome::Released(released) => v1::ReleaseClaimResponse {
             claim: Some(object_message(&released.id)),
             state: String::new(),
             pods: released.pods.values().map(object_message).collect(),
             drivers: untold(released),
+            values: released.put_back.iter().map(values::put_back).collect(),
         },
     }
 }
@@ -536,6 +542,17 @@ pub fn driver(view: &DriverView) -> v1::Driver {
         discovered_ms: view.discovered_ms.unwrap_or(0),
         problem: view.problem.as_ref().map(problem),
         native: view.native.as_ref().map(native),
+        trust: view.trust.as_ref().map(trust),
+    }
+}
+
+fn trust(verdict: &Verdict) -> v1::DriverTrust {
+    v1::DriverTrust {
+        mode: verdict.mode.as_str().to_owned(),
+        verdict: verdict.word().to_owned(),
+        key: verdict.key.clone().unwrap_or_default(),
+        pin: verdict.pin.clone().unwrap_or_default(),
+        reason: verdict.distrust.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 

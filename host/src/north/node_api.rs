@@ -109,7 +109,7 @@ impl Node for NodeApi {
         let wanted = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
         let wanted = wanted.map_err(refuse)?;
         let outcome = if request.get_ref().dry_run {
-            self.claims.look_at_release(&wanted)
+            self.claims.look_at_release(&wanted).await
         } else {
             self.claims.release_claim(wanted, request_id).await
         };
@@ -263,6 +263,15 @@ impl Node for NodeApi {
         begin("ReloadDriver", &request);
         let view = self.registry.reload(&request.get_ref().name).await.map_err(refuse)?;
         Ok(Response::new(v1::ReloadDriverResponse { driver: Some(convert::driver(&view)) }))
+    }
+
+    async fn resume_driver(
+        &self,
+        request: Request<v1::ResumeDriverRequest>,
+    ) -> Answer<v1::ResumeDriverResponse> {
+        begin("ResumeDriver", &request);
+        let view = self.registry.resume(&request.get_ref().name).map_err(refuse)?;
+        Ok(Response::new(v1::ResumeDriverResponse { driver: Some(convert::driver(&view)) }))
     }
 
     type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;

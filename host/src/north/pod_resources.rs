@@ -32,22 +32,24 @@ use rate::Bucket;
 pub struct PodResources {
     pub pods: Pods,
     pub devices: Devices,
+    pub counters: Arc<Counters>,
     pub tasks: Tasks,
 }
 
 /// Calls since the start.
 #[derive(Debug, Default)]
-struct Counters {
-    list: AtomicU64,
-    get_allocatable: AtomicU64,
-    get: AtomicU64,
-    get_errors: AtomicU64,
+pub struct Counters {
+    pub(super) list: AtomicU64,
+    pub(super) list_v1alpha1: AtomicU64,
+    pub(super) get_allocatable: AtomicU64,
+    pub(super) get: AtomicU64,
+    pub(super) get_errors: AtomicU64,
     rejected: AtomicU64,
 }
 
 /// Serves until the tasks stop; calls in flight are answered first.
 pub async fn serve(api: PodResources, listener: UnixListener) {
-    let (counters, stopped) = (Arc::new(Counters::default()), api.tasks.stopped());
+    let (counters, stopped) = (api.counters.clone(), api.tasks.stopped());
     let face = Face { api, counters: counters.clone() };
     let v1 = server::PodResourcesListerServer::new(face.clone())
         .max_encoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
@@ -131,7 +133,7 @@ impl server_v1alpha1::PodResourcesLister for Face {
         request: Request<v1alpha1::ListPodResourcesRequest>,
     ) -> Answer<v1alpha1::ListPodResourcesResponse> {
         begin("PodResources.v1alpha1.List", &request);
-        count(&self.counters.list, "list");
+        count(&self.counters.list_v1alpha1, "list");
         let pod_resources = self.api.pods.pods().iter().map(assemble::pod_v1alpha1).collect();
         Ok(Response::new(v1alpha1::ListPodResourcesResponse { pod_resources }))
     }

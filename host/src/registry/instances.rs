@@ -5,10 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::{DriverState, DriverView, NativeView, Registry, State};
-use crate::driver::Driver;
 use crate::driver::grpc::{Connection, Health, Link};
+use crate::driver::{Driver, Predecessors};
 use crate::model::{ChangedKind, DriverName, HealthReport};
 
 /// The instances of one name, in the order of their registration; never none.
@@ -88,6 +89,19 @@ impl State {
             self.serving.remove(&name);
         }
         Some(name)
+    }
+
+    /// Makes a source's instance another one for those who remember what it refused.
+    pub(super) fn renew(&mut self, source: &str, predecessors: Option<&Arc<dyn Predecessors>>) {
+        let instances = self.serving.values_mut().flat_map(|instances| &mut instances.0);
+        for instance in instances.filter(|instance| instance.source == source) {
+            let renewed = Arc::new((*instance.driver.identity).clone());
+            // Before the other is given up, so that its file is always somebody's.
+            if let Some(predecessors) = predecessors {
+                predecessors.serves_as(&renewed);
+            }
+            instance.driver.identity = renewed;
+        }
     }
 
     pub(super) fn natives(&self) -> BTreeMap<String, NativeView> {

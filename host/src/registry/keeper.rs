@@ -1,4 +1,6 @@
 //! Keeps a serving WASM driver's devices true: asks it on kernel events, on its timer and on request, and publishes what changed.
+//! A driver in quarantine is asked once when its time is over, unless somebody else tries it then, and asked for what was missed
+//! when the quarantine ends.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,11 +8,11 @@ use std::time::Instant;
 
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use super::Registry;
+use super::{DriverView, Registry};
 use crate::base::clock::now_ms;
 use crate::base::tasks::Tasks;
 use crate::discovery::kernel::{KernelEvent, KernelEvents};
-use crate::driver::wasm::{Trigger, WasmDriver};
+use crate::driver::wasm::{QUARANTINED, Quarantined, Trigger, WasmDriver};
 use crate::driver::{Call, Published};
 use crate::model::{DriverKind, HealthReport, Problem, limit};
 
@@ -53,40 +55,65 @@ impl Keeper {
     async fn run(
         self,
         tasks: Tasks,
-        mut kernel: broadcast::Receiver<KernelEvent>,
-        mut looks: mpsc::Receiver<oneshot::Sender<()>>,
+        kernel: broadcast::Receiver<KernelEvent>,
+        looks: mpsc::Receiver<oneshot::Sender<()>>,
     ) {
         let stopped = tasks.stopped();
         tokio::pin!(stopped);
-        let mut timer = tokio::time::interval(self.driver.info().discovery_period);
-        timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        timer.reset();
+        let mut inbox = Inbox::new(&self.driver, kernel, looks);
         loop {
-            let mut waiting = Vec::new();
-            let trigger = tokio::select! {
+            let next = tokio::select! {
                 // A look that does not begin is lost with the driver.
                 () = &mut stopped => return,
-                // A request that is not received stays in the channel.
-                look = looks.recv() => match look {
-                    Some(done) => { waiting.push(done); Trigger::Request }
-                    None => return,
-                },
-                // An event that is not received stays in the channel.
-                event = kernel.recv() => match self.gather(event, &mut kernel).await {
-                    Some(trigger) => trigger,
-                    None => continue,
-                },
-                _ = timer.tick() => Trigger::Timer,
+                next = self.next(&mut inbox) => next,
             };
-            while let Ok(done) = looks.try_recv() {
-                waiting.push(done);
-            }
-            self.look(trigger).await;
-            // Whoever asked may have gone away.
-            for done in waiting {
-                let _ = done.send(());
+            match next {
+                Next::End => return,
+                Next::Nothing => {}
+                Next::Look(trigger, waiting) => {
+                    self.look(&tasks, trigger).await;
+                    // Whoever asked may have gone away.
+                    for done in waiting {
+                        let _ = done.send(());
+                    }
+                }
             }
         }
+    }
+
+    /// Waits for something to do.
+    async fn next(&self, inbox: &mut Inbox) -> Next {
+        let held = inbox.quarantine.borrow_and_update().clone();
+        if held.is_none() && std::mem::take(&mut inbox.probes.missed) {
+            return Next::Look(Trigger::Timer, inbox.waiting());
+        }
+        let trigger = tokio::select! {
+            // A request that is not received stays in the channel.
+            look = inbox.looks.recv() => return match look {
+                Some(done) => Next::Look(Trigger::Request, inbox.waiting().into_iter().chain([done]).collect()),
+                None => Next::End,
+            },
+            // An event that is not received stays in the channel.
+            event = inbox.kernel.recv() => match self.gather(event, &mut inbox.kernel).await {
+                Some(trigger) => trigger,
+                None => return Next::Nothing,
+            },
+            // A change that is not seen here is seen at the next turn.
+            changed = inbox.quarantine.changed() => {
+                return if changed.is_ok() { Next::Nothing } else { Next::End };
+            }
+            // Time that has passed here has passed at the next turn as well.
+            () = inbox.probes.due(held.as_ref()) => {
+                inbox.probes.next = Some(tokio::time::Instant::now() + limit::QUARANTINE_PROBE_WAIT);
+                return Next::Look(Trigger::Timer, inbox.waiting());
+            }
+            _ = inbox.timer.tick() => Trigger::Timer,
+        };
+        if self.driver.containment().quarantined().is_some() {
+            inbox.probes.missed = true;
+            return Next::Nothing;
+        }
+        Next::Look(trigger, inbox.waiting())
     }
 
     /// Takes the events of a burst together. None: none of them is for this driver.
@@ -125,18 +152,31 @@ impl Keeper {
         Some(Trigger::Events(if count > EVENT_PATHS_MAX { Vec::new() } else { paths.into_iter().collect() }))
     }
 
-    async fn look(&self, trigger: Trigger) {
+    async fn look(&self, tasks: &Tasks, trigger: Trigger) {
         let started = Instant::now();
         let call = Call { request_id: crate::base::request::new_id(), deadline: limit::LOOK_WALL };
         let outcome = look(&self.driver, &call, trigger).await;
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         match outcome {
-            Ok(found) => self.publish(found, duration_us),
-            Err(problem) => self.complain(&call, problem, duration_us),
+            // Another version serves by now, or none.
+            _ if tasks.is_stopping() => {}
+            Ok(found) => self.publish(tasks, found, duration_us),
+            // It was not asked, and that is shown.
+            Err(problem) if problem.code == QUARANTINED => {}
+            Err(problem) => self.complain(tasks, &call, problem, duration_us),
         }
     }
 
-    fn publish(&self, found: Published, duration_us: u64) {
+    /// Changes what is shown, unless another version is shown already.
+    fn show(&self, tasks: &Tasks, change: impl FnOnce(&mut DriverView)) {
+        let change = |view: &mut DriverView| match tasks.is_stopping() {
+            true => {}
+            false => change(view),
+        };
+        self.registry.update(DriverKind::Wasm, &self.source, change);
+    }
+
+    fn publish(&self, tasks: &Tasks, found: Published, duration_us: u64) {
         let devices = found.inventory.device_count();
         let changed = self.published.send_if_modified(|known| {
             let changed = **known != found;
@@ -145,7 +185,7 @@ impl Keeper {
             }
             changed
         });
-        self.registry.update(DriverKind::Wasm, &self.source, |view| {
+        self.show(tasks, |view| {
             view.discovered_ms = Some(now_ms());
             view.problem = None;
             if changed {
@@ -160,9 +200,9 @@ impl Keeper {
     }
 
     /// What was published stays: devices do not go away because their driver has a bad moment.
-    fn complain(&self, call: &Call, problem: Problem, duration_us: u64) {
+    fn complain(&self, tasks: &Tasks, call: &Call, problem: Problem, duration_us: u64) {
         let mut first = false;
-        self.registry.update(DriverKind::Wasm, &self.source, |view| {
+        self.show(tasks, |view| {
             first = view.problem.as_ref().is_none_or(|known| known.code != problem.code);
             if first {
                 view.note("discovery failed", "discovery", duration_us, Some(problem.clone()));
@@ -172,6 +212,62 @@ impl Keeper {
         if first {
             let (driver, request) = (&self.driver.info().name, &call.request_id);
             tracing::warn!(%driver, %request, code = problem.code, %problem, "discovery failed, the devices stay as they were");
+        }
+    }
+}
+
+/// What a keeper waits for.
+struct Inbox {
+    kernel: broadcast::Receiver<KernelEvent>,
+    looks: mpsc::Receiver<oneshot::Sender<()>>,
+    timer: tokio::time::Interval,
+    quarantine: watch::Receiver<Option<Quarantined>>,
+    probes: Probes,
+}
+
+impl Inbox {
+    fn new(
+        driver: &WasmDriver,
+        kernel: broadcast::Receiver<KernelEvent>,
+        looks: mpsc::Receiver<oneshot::Sender<()>>,
+    ) -> Self {
+        let mut timer = tokio::time::interval(driver.info().discovery_period);
+        timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        timer.reset();
+        Self { kernel, looks, timer, quarantine: driver.containment().follow(), probes: Probes::default() }
+    }
+
+    /// Those who asked for a look: one answers them all.
+    fn waiting(&mut self) -> Vec<oneshot::Sender<()>> {
+        std::iter::from_fn(|| self.looks.try_recv().ok()).collect()
+    }
+}
+
+/// What a keeper does next.
+enum Next {
+    /// Looks, for those who asked.
+    Look(Trigger, Vec<oneshot::Sender<()>>),
+    Nothing,
+    End,
+}
+
+/// The keeper's part in a quarantine.
+#[derive(Default)]
+struct Probes {
+    /// A look was held back.
+    missed: bool,
+    /// Not before it the keeper tries once more: its last try may have found no turn.
+    next: Option<tokio::time::Instant>,
+}
+
+impl Probes {
+    /// Ends when the driver may be tried; never while somebody tries it, or there is no quarantine.
+    async fn due(&self, held: Option<&Quarantined>) {
+        match held {
+            Some(held) if !held.is_probed => {
+                tokio::time::sleep_until(self.next.map_or(held.until, |next| next.max(held.until))).await;
+            }
+            _ => std::future::pending().await,
         }
     }
 }

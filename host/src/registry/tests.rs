@@ -1,3 +1,5 @@
+mod quarantine;
+
 use std::sync::Arc;
 
 use super::*;
@@ -63,9 +65,13 @@ fn a_source_that_names_itself_otherwise_gives_its_old_name_up() {
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
     registry.serve("a.wasm", driver("gpu", "2")).unwrap();
     assert_eq!(version(&registry, "gpu").as_deref(), Some("2"));
+    let freed = registry.freed_changes();
     registry.serve("a.wasm", driver("nic", "3")).unwrap();
     assert_eq!((version(&registry, "gpu"), version(&registry, "nic").as_deref()), (None, Some("3")));
     assert_eq!(registry.all_serving().len(), 1);
+    assert!(freed.has_changed().unwrap(), "who waits for the name is told");
+    assert_eq!(registry.taken_by_other(&name("nic"), "b.wasm").as_deref(), Some("a.wasm"));
+    assert_eq!(registry.taken_by_other(&name("nic"), "a.wasm"), None);
 }
 
 /// A source that was removed while its driver served kept the driver callable, and nobody saw it any more.

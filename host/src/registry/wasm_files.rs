@@ -1,27 +1,35 @@
 //! WASM drivers from the drivers folder: each file has a worker that loads it, swaps it and takes it away.
 //!
 //! A new version is loaded, described and asked for its devices beside the old one, which goes on serving until the switch, and
-//! after it if any step fails.
+//! after it if any step fails. Only a grant that is taken back ends it (`standing`).
+
+mod inbox;
+mod standing;
+mod trusted;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::io::AsyncReadExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::keeper::{Keeper, Looker, look};
+use self::inbox::Inbox;
+use self::standing::{Drained, Serving};
+use super::keeper::{Keeper, look};
+use super::predecessors::KeptDrivers;
+use super::vetting::{Looked, VetError, Vetted};
 use super::{DriverState, DriverView, Registry};
+use crate::base::conditions::Conditions;
 use crate::base::error::chain;
+use crate::base::failpoint::{self, Point};
 use crate::base::tasks::Tasks;
-use crate::config;
 use crate::discovery::files::{DriverFiles, FileEvent};
 use crate::discovery::kernel::KernelEvents;
-use crate::driver::grant::{Grant, GrantError};
-use crate::driver::wasm::{DriverFile, LoadError, Trigger, WasmDriver, WasmHost};
+use crate::driver::grant::Grant;
+use crate::driver::wasm::{DriverFile, LoadError, SignedFile, Trigger, WasmDriver, WasmHost};
 use crate::driver::{Call, Driver, DriverIdentity, Published};
-use crate::model::{DriverKind, Problem, limit};
+use crate::model::{DriverKind, DriverName, Problem, limit};
+use crate::trust::{Trust, Verdict};
 
 /// Orders that may wait for a worker: the newest files count, older ones are skipped.
 const ORDERS_WAITING_MAX: usize = 64;
@@ -31,7 +39,11 @@ const ORDERS_WAITING_MAX: usize = 64;
 pub struct WasmFiles {
     pub registry: Registry,
     pub host: Arc<WasmHost>,
+    /// The code of versions that served before.
+    pub predecessors: Arc<KeptDrivers>,
     pub kernel: KernelEvents,
+    pub trust: Trust,
+    pub conditions: Conditions,
     pub tasks: Tasks,
 }
 
@@ -39,6 +51,8 @@ enum Order {
     Load(DriverFiles),
     /// Load again what is there, because something outside the files changed; tells when done.
     Again(Option<oneshot::Sender<()>>),
+    /// Judge what serves and what does not by the policy that counts now.
+    Judge,
     Gone,
 }
 
@@ -47,6 +61,7 @@ impl WasmFiles {
     pub async fn run(self, mut events: mpsc::Receiver<FileEvent>) {
         let Some(mut reloads) = self.registry.take_reloads(DriverKind::Wasm) else { return };
         let mut names_freed = self.registry.freed_changes();
+        let mut policies = self.trust.changes();
         let mut workers: HashMap<String, mpsc::Sender<Order>> = HashMap::new();
         let stopped = self.tasks.stopped();
         tokio::pin!(stopped);
@@ -54,7 +69,7 @@ impl WasmFiles {
             tokio::select! {
                 // The files are there at the next start.
                 () = &mut stopped => return,
-                // What is not received stays in its channel, for each of the three.
+                // What is not received stays in its channel, for each of the four.
                 event = events.recv() => match event {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
@@ -68,6 +83,10 @@ impl WasmFiles {
                             worker.send(Order::Gone).await.ok();
                         }
                     }
+                    Some(FileEvent::Place(faults)) => {
+                        self.tell_place(&faults);
+                        judge(&workers).await;
+                    }
                 },
                 Some(request) = reloads.recv() => {
                     let worker = request.source.strip_suffix(".wasm").and_then(|stem| workers.get(stem));
@@ -75,6 +94,7 @@ impl WasmFiles {
                         worker.send(Order::Again(Some(request.done))).await.ok();
                     }
                 }
+                Ok(()) = policies.changed() => judge(&workers).await,
                 Ok(()) = names_freed.changed() => {
                     for worker in workers.values() {
                         worker.send(Order::Again(None)).await.ok();
@@ -91,10 +111,22 @@ impl WasmFiles {
             source: format!("{stem}.wasm"),
             files: None,
             name_taken: false,
+            reason_is_of_trust: false,
+            overtaken: false,
+            open_files: Vec::new(),
+            read: None,
             serving: None,
+            drained: Drained::default(),
         };
-        self.tasks.spawn("driver-file", worker.run(inbox));
+        self.tasks.spawn("driver-file", worker.run(Inbox::new(inbox)));
         orders
+    }
+}
+
+async fn judge(workers: &HashMap<String, mpsc::Sender<Order>>) {
+    for worker in workers.values() {
+        // An error means that the worker stopped with the tasks.
+        worker.send(Order::Judge).await.ok();
     }
 }
 
@@ -104,25 +136,23 @@ struct Worker {
     files: Option<DriverFiles>,
     /// The last load failed because another driver has the name.
     name_taken: bool,
+    /// The last load failed because the file is not trusted, or others may change it.
+    reason_is_of_trust: bool,
+    /// The last load was not carried to its end.
+    overtaken: bool,
+    /// Files that others may change, as it was said.
+    open_files: Vec<String>,
+    /// Digest of the file that was read last.
+    read: Option<String>,
     serving: Option<Serving>,
-}
-
-struct Serving {
-    version: String,
-    looker: Looker,
-    keeper: Tasks,
+    /// Versions before it whose calls may be under way.
+    drained: Drained,
 }
 
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
-    #[error("read {}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    #[error("{} is larger than {max} bytes", path.display())]
-    TooLarge { path: PathBuf, max: u64 },
-    #[error("grant {file}")]
-    Grant { file: String, source: GrantError },
-    #[error("config {file}")]
-    Config { file: String, source: config::DriverConfigError },
+    #[error(transparent)]
+    Vet(#[from] VetError),
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error("the config was refused: {0}")]
@@ -136,38 +166,53 @@ enum Refusal {
 }
 
 enum Loaded {
-    Ready(Arc<WasmDriver>, Published),
-    Blocked(Arc<WasmDriver>),
+    Ready(Box<Ready>),
+    Blocked(Arc<WasmDriver>, Verdict),
+}
+
+/// A version that may serve.
+struct Ready {
+    driver: Arc<WasmDriver>,
+    found: Published,
+    file: SignedFile,
+    config: Option<String>,
+    grant: Grant,
+    verdict: Verdict,
 }
 
 impl Worker {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
+    async fn run(mut self, mut inbox: Inbox) {
         let stopped = self.shared.tasks.stopped();
         tokio::pin!(stopped);
         loop {
             let order = tokio::select! {
                 // A load that does not begin is begun at the next start.
                 () = &mut stopped => return,
-                order = inbox.recv() => order,
+                order = inbox.next() => order,
             };
             match order {
                 None => return,
                 Some(Order::Load(files)) => {
                     self.files = Some(files);
-                    if inbox.is_empty() {
-                        self.load("file").await;
+                    if !inbox.has_newer() {
+                        self.load("file", &mut inbox).await;
                     }
                 }
                 Some(Order::Again(None)) if !self.name_taken => {}
-                Some(Order::Again(None)) => self.load("name free").await,
+                Some(Order::Again(None)) => self.load("name free", &mut inbox).await,
                 Some(Order::Again(Some(done))) => {
-                    self.load("reload").await;
+                    self.load("reload", &mut inbox).await;
+                    if self.overtaken {
+                        inbox.put_back(Order::Again(Some(done)));
+                        continue;
+                    }
                     if let Some(serving) = &self.serving {
                         serving.looker.look().await;
                     }
                     // The operator may have gone away.
                     let _ = done.send(());
                 }
+                Some(Order::Judge) => self.judge_again(&mut inbox).await,
                 Some(Order::Gone) => {
                     self.leave();
                     return;
@@ -180,59 +225,91 @@ impl Worker {
         self.shared.registry.update(DriverKind::Wasm, &self.source, change);
     }
 
-    async fn load(&mut self, cause: &str) {
+    /// Loads the files, unless newer ones come meanwhile or they go.
+    async fn load(&mut self, cause: &str, inbox: &mut Inbox) {
         let Some(files) = self.files.clone() else { return };
         if self.serving.is_none() {
             self.show(|view| view.state = DriverState::Seen);
         }
         let started = Instant::now();
-        let outcome = match self.try_load(&files).await {
-            Ok(Loaded::Ready(driver, found)) => self.switch(driver, found, started, cause),
-            Ok(Loaded::Blocked(driver)) => {
+        let Looked { digest, grant, vetted, .. } = self.vet(&files).await;
+        self.read = digest;
+        if let Some(grant) = &grant {
+            self.take_back(grant, cause);
+        }
+        let tasks = self.shared.tasks.clone();
+        self.overtaken = true;
+        let loaded = tokio::select! {
+            // A load that is not finished is begun at the next start.
+            () = tasks.stopped() => return,
+            // What overtook it is the next order, and a compilation ends with the load.
+            () = inbox.overtaken() => return,
+            loaded = self.try_load(vetted) => loaded,
+        };
+        self.overtaken = false;
+        let outcome = match loaded {
+            Ok(Loaded::Ready(ready)) => self.switch(*ready, started, cause).await,
+            Ok(Loaded::Blocked(driver, verdict)) => {
+                if self.serving.is_none() {
+                    self.show_verdict(&verdict);
+                }
                 self.blocked(&driver, started, cause);
                 return;
             }
             Err(refusal) => Err(refusal),
         };
         self.name_taken = matches!(outcome, Err(Refusal::NameTaken { .. }));
+        let of_trust = |error: &VetError| matches!(error, VetError::Distrusted(_) | VetError::Place(_));
+        self.reason_is_of_trust = matches!(&outcome, Err(Refusal::Vet(error)) if of_trust(error));
         if let Err(refusal) = outcome {
             self.failed(&refusal, started, cause);
         }
     }
 
-    async fn try_load(&self, files: &DriverFiles) -> Result<Loaded, Refusal> {
-        let bytes = read(&files.wasm, limit::DRIVER_FILE_BYTES_MAX).await?;
-        let grant = read_grant(files.grant.as_deref()).await?;
-        let driver_config = read_config(files.config.as_deref()).await?;
-        let file = DriverFile { name: self.source.clone(), bytes: bytes.into() };
-        let driver = Arc::new(self.shared.host.load(file, grant, driver_config).await?);
-        let name = driver.info().name.as_str();
-        if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
-            return Err(Refusal::NameNoVendor(name.to_owned()));
-        }
+    async fn try_load(&self, vetted: Result<Vetted, VetError>) -> Result<Loaded, Refusal> {
+        let Vetted { file, grant, config, verdict } = vetted?;
+        let loading = DriverFile { name: self.source.clone(), bytes: file.code.clone() };
+        let driver = Arc::new(self.shared.host.load(loading, grant.clone(), config.clone()).await?);
+        let name = &driver.info().name;
+        let verdict = self.judge_named(&verdict, name.as_str())?;
+        self.check_name(name)?;
         if !driver.missing_grants().is_empty() {
-            return Ok(Loaded::Blocked(driver));
+            return Ok(Loaded::Blocked(driver, verdict));
         }
         let call = Call { request_id: crate::base::request::new_id(), deadline: limit::LOOK_WALL };
         driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
         let found = look(&driver, &call, Trigger::Load).await.map_err(Refusal::Discovery)?;
-        Ok(Loaded::Ready(driver, found))
+        Ok(Loaded::Ready(Box::new(Ready { driver, found, file, config, grant, verdict })))
     }
 
-    fn switch(
-        &mut self,
-        driver: Arc<WasmDriver>,
-        found: Published,
-        started: Instant,
-        cause: &str,
-    ) -> Result<(), Refusal> {
+    fn check_name(&self, name: &DriverName) -> Result<(), Refusal> {
+        if !name.as_str().starts_with(|c: char| c.is_ascii_alphabetic()) {
+            return Err(Refusal::NameNoVendor(name.to_string()));
+        }
+        match self.shared.registry.taken_by_other(name, &self.source) {
+            Some(other) => Err(Refusal::NameTaken { name: name.to_string(), other }),
+            None => Ok(()),
+        }
+    }
+
+    async fn switch(&mut self, ready: Ready, started: Instant, cause: &str) -> Result<(), Refusal> {
+        let Ready { driver, found, file, config, grant, verdict } = ready;
         let devices = found.inventory.device_count();
         let (published, inventory) = watch::channel(Arc::new(found));
         let identity = Arc::new(identity(&driver, &self.source));
         let name = identity.name.clone();
+        self.keep(&identity, file, config).await;
+        failpoint::pass(Point::KeptWritten);
         let serving = Driver { identity, claims: Some(driver.clone()), inventory: Some(inventory) };
         let taken = |other| Refusal::NameTaken { name: name.to_string(), other };
         self.shared.registry.serve(&self.source, serving).map_err(taken)?;
+        failpoint::pass(Point::DriverSwitched);
+        // Before the new one is shown: what the old one still finds out is not shown any more.
+        let old = self.serving.take();
+        if let Some(old) = &old {
+            old.keeper.stop();
+        }
+        self.shared.predecessors.granted(&name, Some(&grant));
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.show(|view| {
             describe(view, &driver);
@@ -243,7 +320,9 @@ impl Worker {
             view.problem = None;
             view.note("serving", cause, duration_us, None);
         });
+        self.show_verdict(&verdict);
         let keeper = self.shared.tasks.child();
+        self.shared.registry.follow_conduct(&self.source, &name, driver.containment(), &keeper);
         let looker = Keeper {
             registry: self.shared.registry.clone(),
             source: self.source.clone(),
@@ -251,11 +330,12 @@ impl Worker {
             published,
         }
         .start(&keeper, &self.shared.kernel);
-        let version = driver.info().version.to_string();
+        let version = driver.info().version.clone();
         let (from_cache, digest) = (driver.from_cache(), driver.digest());
         tracing::info!(driver = %name, version, digest, devices, from_cache, duration_us, file = self.source, "driver serves");
-        if let Some(old) = self.serving.replace(Serving { version, looker, keeper }) {
-            old.keeper.stop();
+        self.serving = Some(Serving { driver, verdict, looker, keeper });
+        if let Some(old) = old {
+            self.drained(old);
         }
         self.shared.registry.tell_devices(&name);
         Ok(())
@@ -269,6 +349,10 @@ impl Worker {
     }
 
     fn failed(&mut self, refusal: &Refusal, started: Instant, cause: &str) {
+        if let (Refusal::Vet(error), None) = (refusal, &self.serving) {
+            let verdict = error.verdict().cloned();
+            self.show(|view| view.trust = verdict);
+        }
         self.refused(DriverState::Failed, None, &chain(refusal), Vec::new(), started, cause);
     }
 
@@ -285,16 +369,11 @@ impl Worker {
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let file = &self.source;
         tracing::error!(file, state = state.as_str(), reason, "driver file not taken");
-        let old = self.serving.as_ref().map(|serving| serving.version.clone());
+        let goes_on = self.serving.as_ref().map(|serving| serving.goes_on(self.read.as_deref(), state));
         self.show(|view| {
             view.missing_grants = missing;
-            match old {
-                Some(version) => {
-                    view.reason = format!(
-                        "version {version} goes on serving; the new file is {}: {reason}",
-                        state.as_str()
-                    );
-                }
+            match goes_on {
+                Some(goes_on) => view.reason = format!("{goes_on}: {reason}"),
                 None => {
                     if let Some(driver) = driver {
                         describe(view, driver);
@@ -310,12 +389,12 @@ impl Worker {
 
     /// The file is gone: its claims stay, and calls in flight finish.
     fn leave(&mut self) {
+        self.forget_trust();
         self.show(|view| view.state = DriverState::Draining);
-        self.shared.registry.retire(&self.source);
-        if let Some(serving) = self.serving.take() {
-            serving.keeper.stop();
+        if self.retire() {
             tracing::info!(file = self.source, "driver file gone, its claims are kept");
         }
+        self.shared.conditions.clear(standing::NOT_KEPT, &self.source);
         self.shared.registry.remove(&self.source);
     }
 }
@@ -339,41 +418,4 @@ fn identity(driver: &WasmDriver, source: &str) -> DriverIdentity {
         source: source.to_owned(),
         summary: info.summary.clone(),
     }
-}
-
-/// Reads a file that must not be larger than `max` bytes, from one opening.
-async fn read(path: &Path, max: u64) -> Result<Vec<u8>, Refusal> {
-    let io = |source| Refusal::Read { path: path.to_owned(), source };
-    let file = tokio::fs::File::open(path).await.map_err(io)?;
-    let mut bytes = Vec::new();
-    file.take(max + 1).read_to_end(&mut bytes).await.map_err(io)?;
-    if bytes.len() as u64 > max {
-        return Err(Refusal::TooLarge { path: path.to_owned(), max });
-    }
-    Ok(bytes)
-}
-
-async fn read_text(path: &Path) -> Result<String, Refusal> {
-    let bytes = read(path, limit::SIDE_FILE_BYTES_MAX).await?;
-    let not_text = |error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
-    let io = |source| Refusal::Read { path: path.to_owned(), source };
-    String::from_utf8(bytes).map_err(not_text).map_err(io)
-}
-
-/// No grant file: the empty grant.
-async fn read_grant(path: Option<&Path>) -> Result<Grant, Refusal> {
-    let Some(path) = path else { return Ok(Grant::empty()) };
-    let text = read_text(path).await?;
-    Grant::parse(&text).map_err(|source| Refusal::Grant { file: file_name(path), source })
-}
-
-async fn read_config(path: Option<&Path>) -> Result<Option<String>, Refusal> {
-    let Some(path) = path else { return Ok(None) };
-    let text = read_text(path).await?;
-    let json = config::driver_config(&text);
-    json.map(Some).map_err(|source| Refusal::Config { file: file_name(path), source })
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }

@@ -227,6 +227,11 @@ pub fn prepared(prepared: &Prepared) -> Vec<String> {
     report.at_most("bytes of memo", prepared.memo.len(), MEMO_BYTES_MAX);
     report.at_most("annotations", prepared.annotations.len(), ANNOTATIONS_MAX);
     report.labels("annotations", &prepared.annotations);
+    for (key, _) in &prepared.annotations {
+        report.demand(!key.starts_with("cdi.k8s.io/"), || {
+            format!("annotation {key:?}: devices are injected by edits only")
+        });
+    }
     check_edits(&mut report, "edits", &prepared.edits);
     for device in &prepared.devices {
         let at = format!("device {}/{}", device.pool, device.device);

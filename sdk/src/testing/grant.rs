@@ -92,6 +92,18 @@ struct LimitsFile {
     _wall_ms: Option<u32>,
     #[serde(rename = "cpuMs")]
     _cpu_ms: Option<u32>,
+    #[serde(rename = "answerMiB")]
+    _answer_mib: Option<u32>,
+    #[serde(rename = "hostOperations")]
+    _host_operations: Option<u32>,
+    #[serde(rename = "hostMiB")]
+    _host_mib: Option<u32>,
+    #[serde(rename = "logLinesPerSecond")]
+    _log_lines_per_second: Option<u32>,
+    #[serde(rename = "logBytesPerSecond")]
+    _log_bytes_per_second: Option<u32>,
+    #[serde(rename = "concurrentCalls")]
+    _concurrent_calls: Option<u32>,
 }
 
 impl<'de> Deserialize<'de> for Grant {
@@ -133,7 +145,10 @@ mod tests {
             "sysfsRead": ["class/misc/*/dev"],
             "sysfsWrite": [{"glob": "class/net/*/x", "pattern": "[0-9]"}],
             "deviceNodes": ["/dev/fuse"], "mounts": [], "hooks": [], "env": ["A_*"], "netDevices": ["eth*"],
-            "limits": {"memoryMiB": 64, "wallMs": 10000, "cpuMs": 2000}
+            "limits": {
+                "memoryMiB": 64, "wallMs": 10000, "cpuMs": 2000, "answerMiB": 16, "hostOperations": 1000,
+                "hostMiB": 16, "logLinesPerSecond": 50, "logBytesPerSecond": 65536, "concurrentCalls": 16
+            }
         })))
         .unwrap();
         assert_eq!(grant.capabilities.sysfs_write[0].pattern, "[0-9]");

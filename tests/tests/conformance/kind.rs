@@ -192,7 +192,8 @@ fn answer(word: Word, claim: &Claim, release: &Release) -> Answer {
         Word::RefusePermanent => Answer::Status(Code::InvalidArgument, "the script refuses it".to_owned()),
         // A plugin has no word for a time.
         Word::RefuseTransient | Word::RefuseAnHour => Answer::Error("the script waits".to_owned()),
-        Word::Die => Answer::Die,
+        // Nobody ends a plugin that goes on for ever.
+        Word::Die | Word::Spin | Word::Grow | Word::Flood => Answer::Die,
         Word::Hold if release.released.load(Ordering::SeqCst) => well,
         Word::Hold => Answer::After(release.notify.clone(), Box::new(well)),
         Word::Release => {

@@ -11,6 +11,8 @@ mod points;
 mod random;
 mod resources;
 mod scene;
+mod swap;
+mod values;
 
 /// Says at a failure where the test was.
 struct Place(String);

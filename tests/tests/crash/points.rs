@@ -12,7 +12,7 @@ use tonic::Status;
 
 use crate::driver::{Driver, Native, Wasm};
 use crate::scene::{Known, Scene, assert_killed, request_of};
-use crate::{Place, resources};
+use crate::{Place, resources, swap, values};
 
 /// What the daemon is asked.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,10 @@ const NOT_NATIVE: [Point; 4] =
     [Point::OrphanFound, Point::OrphanRemoved, Point::CdiStaged, Point::CdiRenamed];
 
 fn points<D: Driver>() -> impl Iterator<Item = Point> {
-    let of_claims = Point::ALL.iter().copied().filter(|point| !resources::POINTS.contains(point));
+    let elsewhere = |point: &Point| {
+        [&resources::POINTS[..], &swap::POINTS, &values::POINTS].iter().any(|of| of.contains(point))
+    };
+    let of_claims = Point::ALL.iter().copied().filter(move |point| !elsewhere(point));
     of_claims.filter(|point| D::EDITS || !NOT_NATIVE.contains(point))
 }
 

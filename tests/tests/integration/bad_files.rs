@@ -141,10 +141,34 @@ async fn odd_names_are_taken_and_what_is_no_driver_file_is_passed_over() {
 #[tokio::test]
 async fn a_link_to_a_driver_is_followed_as_in_a_mounted_config_map() {
     let daemon = Daemon::start().await;
-    let folder = daemon.path().join("store");
+    let folder = daemon.driver_path("..2026_01_01");
     std::fs::create_dir(&folder).unwrap();
-    std::fs::write(folder.join("gpu"), wasm(MOCK_GPU, Form::Core)).unwrap();
+    std::fs::write(folder.join(MOCK_GPU_FILE), wasm(MOCK_GPU, Form::Core)).unwrap();
+    std::fs::write(folder.join("mock-gpu.grant.yaml"), side_file(MOCK_GPU, "grant")).unwrap();
+    std::os::unix::fs::symlink("..2026_01_01", daemon.driver_path("..data")).unwrap();
+    for name in ["mock-gpu.grant.yaml", MOCK_GPU_FILE] {
+        std::os::unix::fs::symlink(format!("..data/{name}"), daemon.driver_path(name)).unwrap();
+    }
+    let old = daemon.until_serving(MOCK_GPU_FILE).await.digest;
+
+    let folder = daemon.driver_path("..2026_01_02");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join(MOCK_GPU_FILE), wasm(MOCK_GPU, Form::Component)).unwrap();
+    std::fs::write(folder.join("mock-gpu.grant.yaml"), side_file(MOCK_GPU, "grant")).unwrap();
+    std::os::unix::fs::symlink("..2026_01_02", daemon.driver_path("..data_tmp")).unwrap();
+    std::fs::rename(daemon.driver_path("..data_tmp"), daemon.driver_path("..data")).unwrap();
+    daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest != old && driver.state == "serving").await;
+}
+
+#[tokio::test]
+async fn a_link_that_leads_out_of_the_folder_is_refused() {
+    let daemon = Daemon::start().await;
+    let outside = daemon.write("gpu", wasm(MOCK_GPU, Form::Core));
     daemon.copy_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
-    std::os::unix::fs::symlink(folder.join("gpu"), daemon.driver_path(MOCK_GPU_FILE)).unwrap();
+    std::os::unix::fs::symlink(&outside, daemon.driver_path(MOCK_GPU_FILE)).unwrap();
+    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
+    assert!(failed.reason.contains("leads out of its folder"), "{failed:?}");
+    std::fs::remove_file(daemon.driver_path(MOCK_GPU_FILE)).unwrap();
+    daemon.copy_in(MOCK_GPU_FILE, std::fs::read(outside).unwrap());
     daemon.until_serving(MOCK_GPU_FILE).await;
 }

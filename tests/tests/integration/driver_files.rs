@@ -2,7 +2,9 @@
 
 use nodedock_tests::Daemon;
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm};
+use nodedock_tests::drivers::{
+    DEVICE_NODES, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest, side_file, wasm,
+};
 
 use crate::with_gpus;
 
@@ -22,9 +24,39 @@ async fn a_driver_without_its_grant_is_blocked_until_the_grant_is_there() {
     let served = daemon.until_serving(MOCK_GPU_FILE).await;
     assert_eq!((served.reason.as_str(), served.missing_grants.len()), ("", 0));
 
+    let (pod, another) = (pod("one"), pod("two"));
+    daemon.prepared(request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
     daemon.take_out("mock-gpu.grant.yaml");
+    let stopped = daemon.until_state(MOCK_GPU_FILE, "blocked").await;
+    assert!(stopped.missing_grants.iter().any(|missing| missing.contains("MOCK_GPU_*")), "{stopped:?}");
+    daemon.until_device("gpus", "gpu-0", false).await;
+    let problem = daemon.refused(request(&another, &[&gpu_claim("b", &["gpus/gpu-1"])])).await;
+    assert_eq!(problem.code, "driver-not-serving", "{problem:?}");
+    let kept = daemon.unprepare_pod(&pod).await.claims.remove(0);
+    assert_eq!(kept.outcome, "refused", "what was taken back cannot be used to give a claim up either");
+
+    daemon.copy_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.until_claims("the open unprepare is finished", <[_]>::is_empty).await;
+}
+
+#[tokio::test]
+async fn a_grant_that_is_taken_back_counts_though_nothing_else_of_the_new_files_can_be_taken() {
+    let daemon = with_gpus().await;
+    daemon.drop_in(MOCK_GPU_FILE, "hello, I am a text");
     let kept = daemon.until_driver(MOCK_GPU_FILE, |driver| !driver.reason.is_empty()).await;
-    assert_eq!(kept.state, "serving", "what serves goes on: {kept:?}");
+    assert_eq!(kept.state, "serving", "{kept:?}");
+    // A grant that cannot be read takes nothing back.
+    daemon.drop_in("mock-gpu.grant.yaml", "env: [\"");
+    let kept =
+        daemon.until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains("mock-gpu.grant.yaml")).await;
+    assert_eq!(kept.state, "serving", "{kept:?}");
+    daemon.drop_in("mock-gpu.grant.yaml", "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n");
+    let stopped = daemon.until_state(MOCK_GPU_FILE, "failed").await;
+    assert!(stopped.reason.contains("not WebAssembly"), "{stopped:?}");
+    let stop = stopped.timeline.iter().find(|entry| entry.what == "stopped").expect("it was stopped");
+    let problem = stop.problem.as_ref().expect("with the reason");
+    assert!(problem.code == "grant-revoked" && problem.message.contains("MOCK_GPU_*"), "{problem:?}");
 }
 
 #[tokio::test]
@@ -100,13 +132,20 @@ async fn the_old_version_goes_on_serving_when_the_new_one_is_broken() {
     let daemon = with_gpus().await;
     let old = daemon.until_serving(MOCK_GPU_FILE).await;
     let whole = wasm(MOCK_GPU, Form::Component);
-    for (broken, expected) in
-        [(&whole[..whole.len() / 2], "cut off"), (&b"hello, I am a text"[..], "not WebAssembly")]
-    {
+    // It asks for device nodes, and the grant beside it is another's.
+    let greedy = wasm(DEVICE_NODES, Form::Core);
+    for (broken, expected) in [
+        (&whole[..whole.len() / 2], "cut off"),
+        (&b"hello, I am a text"[..], "not WebAssembly"),
+        (&greedy[..], "asks for more than it is granted"),
+    ] {
         daemon.copy_in(MOCK_GPU_FILE, broken);
         let kept = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains(expected)).await;
         assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &old.digest));
         assert!(kept.reason.contains(&old.version), "{kept:?}");
+        assert!(kept.reason.contains(&old.digest) && kept.reason.contains(&digest(broken)), "{kept:?}");
+        let explained = daemon.cli(&["explain", "driver", MOCK_GPU_NAME]).await.done();
+        assert!(explained.contains(expected) && explained.contains(&digest(broken)), "{explained}");
         daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
         daemon.unprepare(&pod("one")).await;
     }

@@ -3,6 +3,7 @@
 mod agreement;
 mod answers;
 mod lists;
+mod metrics;
 mod names;
 mod plugins;
 mod pools;

@@ -2,6 +2,7 @@
 
 mod device_plugin;
 mod dra_driver;
+mod metrics;
 mod node_api;
 mod pod_resources;
 mod programs;

@@ -46,9 +46,14 @@ fn bounded(seconds: &str, go: &Path, args: &[&str]) -> Result<(), String> {
 
 /// A Python that has grpcio.
 pub(crate) fn python() -> Result<PathBuf, String> {
+    python_with("grpc", "grpcio")
+}
+
+/// A Python that has a module, by the name of its package.
+pub(crate) fn python_with(module: &str, package: &str) -> Result<PathBuf, String> {
     let python = program("python3").ok_or("Python is not installed")?;
-    run(Command::new(&python).args(["-c", "import grpc"]))
-        .map_err(|_| "Python has no grpcio (python3 -m pip install grpcio)".to_owned())?;
+    run(Command::new(&python).args(["-c", &format!("import {module}")]))
+        .map_err(|_| format!("Python has no {package} (python3 -m pip install {package})"))?;
     Ok(python)
 }
 

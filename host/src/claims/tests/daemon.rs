@@ -10,13 +10,16 @@ use tokio::sync::{mpsc, watch};
 
 use super::super::fixtures::prepared;
 use super::super::source::ClaimSource;
-use super::super::{ClaimEnd, ClaimParts, ClaimSettings, Claims, PodOutcome, PodSelector, SharedTable};
+use super::super::{
+    ClaimEnd, ClaimParts, ClaimSettings, Claims, PodOutcome, PodSelector, SharedTable, Values,
+};
 use crate::base::changes::Changes;
 use crate::base::conditions::Conditions;
 use crate::base::tasks::Tasks;
 use crate::cdi::{CdiDir, Durability};
 use crate::checkpoint::{self, Checkpoint};
 use crate::discovery::specs;
+use crate::driver::wasm::SysfsTree;
 use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
 use crate::model::{
     Claim, ClaimReference, ClaimState, ContainerClaim, DeviceAccess, DriverClaim, DriverKind, DriverName,
@@ -34,6 +37,7 @@ pub(super) struct Daemon {
     pub(super) claims: Claims,
     pub(super) registry: Registry,
     pub(super) source: Arc<FakeSource>,
+    pub(super) values: Values,
     pub(super) checkpoint: Checkpoint,
     pub(super) tasks: Tasks,
     pub(super) conditions: Conditions,
@@ -43,7 +47,14 @@ pub(super) struct Daemon {
 
 impl Home {
     pub(super) fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        let home = Self { folder: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(home.sys()).unwrap();
+        home
+    }
+
+    /// The folder that stands for `/sys`.
+    pub(super) fn sys(&self) -> PathBuf {
+        self.folder.path().join("sys")
     }
 
     pub(super) fn start(&self) -> Daemon {
@@ -58,14 +69,16 @@ impl Home {
     /// The same, with a bound for what a prepare waits for a device.
     pub(super) fn start_with(&self, boot_id: &str, exclusive_wait: Duration) -> Daemon {
         let opened = checkpoint::open(&self.folder.path().join("checkpoint.redb")).unwrap();
-        let (registry, tasks, cdi) =
-            (Registry::new(Changes::default()), Tasks::new(), self.folder.path().join("cdi"));
         let (source, changes) = (Arc::new(FakeSource::default()), Changes::default());
+        let (registry, tasks, cdi) =
+            (Registry::new(changes.clone()), Tasks::new(), self.folder.path().join("cdi"));
         let conditions = Conditions::new(changes.clone());
+        let sys = SysfsTree::open(&self.sys()).unwrap();
+        let values = Values::new(opened.values, boot_id, opened.checkpoint.clone(), sys);
         let claims = Claims::new(ClaimParts {
             table: SharedTable::new(opened.claims, opened.pods),
             released: opened.released,
-            checkpoint: opened.checkpoint.clone(),
+            values: values.clone(),
             cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),
             registry: registry.clone(),
             source: source.clone(),
@@ -78,7 +91,8 @@ impl Home {
             conditions: conditions.clone(),
             tasks: tasks.clone(),
         });
-        Daemon { conditions, claims, registry, source, checkpoint: opened.checkpoint, tasks, changes, cdi }
+        let checkpoint = opened.checkpoint;
+        Daemon { conditions, claims, registry, source, values, checkpoint, tasks, changes, cdi }
     }
 }
 
@@ -108,8 +122,32 @@ impl Daemon {
             source: name.to_string(),
             summary: String::new(),
         };
+        self.put_into_service(identity, face, inventory);
+    }
+
+    /// Puts a version of a driver into service, by the digest of its file.
+    pub(super) fn serve_version(&self, driver: &Arc<FakeDriver>, digest: &str) {
+        let identity = DriverIdentity {
+            name: driver.name.clone(),
+            kind: DriverKind::Wasm,
+            version: "1.0.0".to_owned(),
+            digest: digest.to_owned(),
+            source: driver.name.to_string(),
+            summary: String::new(),
+        };
+        self.put_into_service(identity, driver.clone(), driver.inventory.clone());
+        self.registry.tell_devices(&driver.name);
+    }
+
+    fn put_into_service(
+        &self,
+        identity: DriverIdentity,
+        face: Arc<dyn ClaimDriver>,
+        inventory: Option<watch::Receiver<Arc<Published>>>,
+    ) {
+        let source = identity.source.clone();
         let driver = Driver { identity: Arc::new(identity), claims: Some(face), inventory };
-        self.registry.serve(name.as_str(), driver).unwrap();
+        self.registry.serve(&source, driver).unwrap();
     }
 
     pub(super) fn retire(&self, driver: &FakeDriver) {
@@ -136,6 +174,25 @@ impl Daemon {
     pub(super) fn tend_unprepares(&self) {
         let inner = self.claims.0.clone();
         self.tasks.spawn("resume-unprepare", async move { inner.resume_unprepares().await });
+    }
+
+    /// Starts what clears up after swapped drivers.
+    pub(super) fn follow_swaps(&self) {
+        let inner = self.claims.0.clone();
+        self.tasks.spawn("driver-swaps", async move { inner.follow_swaps().await });
+    }
+
+    /// Returns when exactly this is wrong, by code and subject.
+    pub(super) async fn until_wrong(&self, wanted: &[(&str, &str)]) {
+        let mut changes = self.changes.listen();
+        let is_wanted = || {
+            let wrong = self.wrong();
+            let wrong = wrong.iter().map(|(code, subject)| (code.as_str(), subject.as_str()));
+            wrong.eq(wanted.iter().copied())
+        };
+        while !is_wanted() {
+            changes.recv().await.unwrap();
+        }
     }
 
     /// Returns when nothing is known of a claim.

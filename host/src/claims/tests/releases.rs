@@ -35,10 +35,8 @@ async fn a_claim_of_a_driver_that_is_gone_is_released_and_stays_so_when_it_is_ba
     let daemon = home.start();
     daemon.tend();
     stuck(&daemon, &gpu, &a).await;
-    let ReleaseOutcome::Looked { record, drivers } = daemon.claims.look_at_release(&request("one")).unwrap()
-    else {
-        panic!("nobody released it yet")
-    };
+    let looked = daemon.claims.look_at_release(&request("one")).await.unwrap();
+    let ReleaseOutcome::Looked { record, drivers, .. } = looked else { panic!("nobody released it yet") };
     assert_eq!(record.id.uid, uid("uid-one"));
     assert!(drivers[&driver("gpu")].is_err());
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing), "looking changes nothing");
@@ -94,11 +92,11 @@ async fn a_claim_that_pods_hold_is_not_released_and_they_are_named() {
     for part in ["default/a", "nodedock unprepare"] {
         assert!(problem.message.contains(part), "{problem}");
     }
-    assert_eq!(daemon.claims.look_at_release(&request("one")), Err(problem));
+    assert_eq!(daemon.claims.look_at_release(&request("one")).await, Err(problem));
     assert_eq!((daemon.state("uid-one"), gpu.counts()), (Some(ClaimState::Prepared), (1, 0)));
     assert_eq!(release(&daemon, "two").await.unwrap_err().code, "no-such-claim");
     let other = ReleaseRequest { uid: Some(uid("uid-other")), ..request("one") };
-    assert_eq!(daemon.claims.look_at_release(&other).unwrap_err().code, "no-such-claim");
+    assert_eq!(daemon.claims.look_at_release(&other).await.unwrap_err().code, "no-such-claim");
 }
 
 /// Two can only have come of a lost checkpoint: the older was never given up.

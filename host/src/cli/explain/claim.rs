@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::super::client::{Client, said};
 use super::super::get::{Ref, no_such, split};
 use super::super::output::{Format, Rows, print, printable, say};
+use super::super::values::Value;
 use super::super::{Outcome, Place};
 use super::span;
 use crate::base::clock::{now_ms, rfc3339};
@@ -52,6 +53,8 @@ struct Claim {
     stale_boot: bool,
     pods: Vec<Ref>,
     drivers: Vec<Driver>,
+    /// What its drivers changed below `/sys`, and the host would put back.
+    values: Vec<Value>,
     next: Vec<String>,
     timeline: Vec<Entry>,
     #[serde(skip)]
@@ -135,6 +138,8 @@ struct Released {
     by: By,
     pods: Vec<Ref>,
     untold: Vec<Untold>,
+    /// What became of values below `/sys`.
+    values: Vec<Value>,
     timeline: Vec<Entry>,
     #[serde(skip)]
     at_ms: u64,
@@ -218,6 +223,7 @@ impl From<v1::ClaimStatus> for Claim {
             stale_boot: claim.stale_boot,
             pods: claim.pods.into_iter().map(Into::into).collect(),
             drivers,
+            values: claim.values.into_iter().map(Into::into).collect(),
             timeline,
             since_ms,
         }
@@ -252,6 +258,7 @@ impl From<v1::ReleasedClaim> for Released {
             by: By { uid: by.uid, user: by.user, pid: by.pid },
             pods: released.pods.into_iter().map(Into::into).collect(),
             untold: released.untold.into_iter().map(untold).collect(),
+            values: released.values.into_iter().map(Into::into).collect(),
             timeline: released.timeline.into_iter().map(Into::into).collect(),
             at_ms: released.at_ms,
         }
@@ -335,6 +342,7 @@ impl Claim {
         for driver in &self.drivers {
             driver.tell()?;
         }
+        self.values.iter().try_for_each(|value| say(&format!("  {}", value.words())))?;
         for next in &self.next {
             say(&format!("  next: {}", printable(next)))?;
         }
@@ -391,6 +399,7 @@ impl Released {
             say(&format!("  driver {driver} was not told, and may still hold {}", devices.join(", ")))?;
             problem(why.as_ref(), "    ")?;
         }
+        self.values.iter().try_for_each(|value| say(&format!("  {}", value.words())))?;
         history(&self.timeline)
     }
 }

@@ -109,6 +109,10 @@ pub fn covers(granted: &str, requested: &str) -> bool {
     let (Some(granted), Some(requested)) = (alternatives(granted), alternatives(requested)) else {
         return false;
     };
+    // Each of one is held against each of the other.
+    if granted.len() * requested.len() > ALTERNATIVES_MAX {
+        return false;
+    }
     requested.iter().all(|r| granted.iter().any(|g| path_covers(g, r)))
 }
 
@@ -137,32 +141,53 @@ fn path_covers(granted: &str, requested: &str) -> bool {
 }
 
 fn segments_cover(granted: &[&str], requested: &[&str]) -> bool {
-    match granted.split_first() {
-        None => requested.is_empty(),
+    let last = granted.len().saturating_sub(1);
+    let any = |place: usize, granted: &&str| match *granted {
         // At the end `**` stands for at least one segment.
-        Some((&"**", [])) => !requested.is_empty(),
-        Some((&"**", rest)) => (0..=requested.len()).any(|skip| segments_cover(rest, &requested[skip..])),
-        Some((first, rest)) => requested.split_first().is_some_and(|(asked, asked_rest)| {
-            *asked != "**" && segment_covers(first, asked) && segments_cover(rest, asked_rest)
-        }),
-    }
+        "**" if place == last => Some(1),
+        "**" => Some(0),
+        _ => None,
+    };
+    let takes = |granted: &&str, asked: &&str| *asked != "**" && segment_covers(granted, asked);
+    covers_sequence(granted, requested, any, takes)
 }
 
 /// Wildcards of the request are opaque: only a star, or the very same wildcard, takes them in.
 fn segment_covers(granted: &str, requested: &str) -> bool {
-    fn go(granted: &[Token<'_>], requested: &[Token<'_>]) -> bool {
-        match granted.split_first() {
-            None => requested.is_empty(),
-            Some((Token::Star, rest)) => (0..=requested.len()).any(|skip| go(rest, &requested[skip..])),
-            Some((first, rest)) => {
-                requested.split_first().is_some_and(|(asked, more)| first.takes(asked) && go(rest, more))
-            }
-        }
-    }
+    let any = |_: usize, token: &Token<'_>| (*token == Token::Star).then_some(0);
     match (tokens(granted), tokens(requested)) {
-        (Some(granted), Some(requested)) => go(&granted, &requested),
+        (Some(granted), Some(requested)) => covers_sequence(&granted, &requested, any, Token::takes),
         _ => false,
     }
+}
+
+/// Whether a sequence with gaps takes in another. `any` tells of an entry by its place: how many of the other it stands for at least,
+/// if it is a gap. Takes as many steps as the product of the lengths: the request is a driver's, who may have chosen it to be slow.
+fn covers_sequence<G, R>(
+    granted: &[G],
+    requested: &[R],
+    any: impl Fn(usize, &G) -> Option<usize>,
+    takes: impl Fn(&G, &R) -> bool,
+) -> bool {
+    // Of each tail of the request, whether the tail of the grant takes it in.
+    let mut tails = vec![false; requested.len() + 1];
+    tails[requested.len()] = true;
+    for (place, entry) in granted.iter().enumerate().rev() {
+        let gap = any(place, entry);
+        let mut further = false;
+        let mut next = vec![false; tails.len()];
+        for at in (0..tails.len()).rev() {
+            next[at] = match gap {
+                Some(least) => {
+                    further |= tails.get(at + least).copied().unwrap_or(false);
+                    further
+                }
+                None => requested.get(at).is_some_and(|asked| tails[at + 1] && takes(entry, asked)),
+            };
+        }
+        tails = next;
+    }
+    tails[0]
 }
 
 #[derive(PartialEq, Eq, Clone, Copy)]
@@ -182,9 +207,8 @@ impl Token<'_> {
     }
 }
 
-/// None where a class does not end, or there are so many stars that the search would be slow.
+/// None where a class does not end.
 fn tokens(segment: &str) -> Option<Vec<Token<'_>>> {
-    const STARS_MAX: usize = 4;
     let mut all = Vec::new();
     let mut rest = segment;
     while let Some(c) = rest.chars().next() {
@@ -200,7 +224,7 @@ fn tokens(segment: &str) -> Option<Vec<Token<'_>>> {
         });
         rest = &rest[length..];
     }
-    (all.iter().filter(|token| **token == Token::Star).count() <= STARS_MAX).then_some(all)
+    Some(all)
 }
 
 #[cfg(test)]
@@ -255,6 +279,16 @@ mod tests {
         ] {
             assert!(covers(granted, requested), "{granted} covers {requested}");
         }
+    }
+
+    #[test]
+    fn globs_that_fit_in_many_ways_are_compared_at_once() {
+        let wide = format!("{}b", "**/a/".repeat(80));
+        assert!(covers(&wide, &format!("*/{}b", "a/".repeat(200))));
+        assert!(!covers(&wide, &format!("{}*", "a/".repeat(200))));
+        let stars = "*a".repeat(200);
+        assert!(covers(&stars, &format!("?{}", "a".repeat(400))));
+        assert!(!covers(&stars, &format!("?{}b", "a".repeat(400))));
     }
 
     #[test]

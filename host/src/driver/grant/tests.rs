@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 
 const HEAD: &str = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n";
@@ -20,12 +22,23 @@ fn every_key_but_the_head_is_optional() {
     let full = grant(
         "sysfsRead: [\"bus/pci/devices/*/vendor\"]\nsysfsWrite: [{glob: a/b, pattern: \"[0-9]+\"}]\ndeviceNodes: [/dev/fuse]\n\
          mounts: [/opt/acme/**]\nhooks: [/usr/bin/acme-hook]\nenv: [\"ACME_*\"]\nnetDevices: [\"eth*\"]\n\
-         limits: {memoryMiB: 128, wallMs: 20000, cpuMs: 4000}\n",
+         limits: {memoryMiB: 128, wallMs: 20000, cpuMs: 4000, answerMiB: 32, hostOperations: 200000, hostMiB: 64, \
+         logLinesPerSecond: 100, logBytesPerSecond: 100000, concurrentCalls: 4}\n",
     );
     assert_eq!(full.allowed.sysfs_write, [ValueGrant { glob: "a/b".into(), pattern: "[0-9]+".into() }]);
     assert_eq!(
         full.limits,
-        LimitRequest { memory_mib: Some(128), wall_ms: Some(20_000), cpu_ms: Some(4000) }
+        LimitGrant {
+            memory_mib: Some(128),
+            wall_ms: Some(20_000),
+            cpu_ms: Some(4000),
+            answer_mib: Some(32),
+            host_operations: Some(200_000),
+            host_mib: Some(64),
+            log_lines_per_second: Some(100),
+            log_bytes_per_second: Some(100_000),
+            concurrent_calls: Some(4),
+        }
     );
 }
 
@@ -41,6 +54,13 @@ fn a_refused_file_names_line_and_column() {
         ("limits: {memoryMiB: 100000}\n", "line 3, column 21", "512"),
         ("limits: {wallMs: 0}\n", "line 3, column 18", "wallMs"),
         ("limits: {cpuMs: lots}\n", "line 3, column 17", ""),
+        ("limits: {answerMiB: 65}\n", "line 3, column 21", "answerMiB is 65, and 1 to 64"),
+        ("limits: {hostOperations: 1000001}\n", "line 3, column 26", "1 to 1000000"),
+        ("limits: {hostMiB: 129}\n", "line 3, column 19", "1 to 128"),
+        ("limits: {logLinesPerSecond: 0}\n", "line 3, column 29", "1 to 1000"),
+        ("limits: {logBytesPerSecond: 1048577}\n", "line 3, column 29", "1 to 1048576"),
+        ("limits:\n  cpuMs: 1\n  concurrentCalls: 33\n", "line 5, column 20", "1 to 32"),
+        ("limits: {concurrentCall: 3}\n", "line 3, column 10", "concurrentCall"),
         ("env: [\n", "line ", ""),
     ] {
         let text = refusal(body);
@@ -89,7 +109,10 @@ fn the_difference_is_readable() {
     let all = to_yaml("acme.example.com", "two\nlines", &request, &limits);
     let granted = Grant::parse(&all).unwrap();
     assert_eq!(granted.allowed, request);
-    assert_eq!(granted.limits, limits);
+    assert_eq!(
+        granted.limits,
+        LimitGrant { memory_mib: Some(128), wall_ms: Some(1000), ..LimitGrant::default() }
+    );
     assert!(missing(&request, &limits, &granted).is_empty());
 }
 
@@ -124,19 +147,103 @@ fn allowed_is_what_is_asked_for_and_granted() {
     assert!(!Effective::none().allows_env("A"));
 }
 
+/// All limits of a printed grant, the proposed ones as well, are those that apply without a word.
+#[test]
+fn a_printed_grant_proposes_the_limits_that_apply_anyway() {
+    for asked in [LimitRequest::default(), LimitRequest { cpu_ms: Some(500), ..LimitRequest::default() }] {
+        let printed = to_yaml("acme.example.com", "", &Capabilities::default(), &asked);
+        let (head, limits) = printed.split_once("# Limits.").unwrap();
+        let plain = |line: &str| line.strip_prefix("# ").unwrap_or(line).to_owned() + "\n";
+        let in_force: String = limits.lines().skip(1).map(plain).collect();
+        let whole = Grant::parse(&format!("{head}{in_force}")).unwrap();
+        let bare = Grant::parse(&printed).unwrap();
+        assert_eq!(bare.limits, LimitGrant { cpu_ms: asked.cpu_ms, ..LimitGrant::default() });
+        assert_eq!(Limits::new(&asked, &whole.limits), Limits::new(&asked, &bare.limits), "{printed}");
+        assert!(whole.limits.concurrent_calls.is_some() && whole.limits.memory_mib.is_some(), "{printed}");
+    }
+}
+
+#[test]
+fn the_page_on_security_tells_every_limit_of_a_grant() {
+    use limits::{
+        ANSWER, CONCURRENT_CALLS, CPU, HOST_BYTES, HOST_OPERATIONS, LOG_BYTES, LOG_LINES, MEMORY, WALL,
+    };
+    let page = include_str!("../../../../docs/security.md");
+    let rows: Vec<Vec<&str>> = page.lines().map(|line| line.split('|').map(str::trim).collect()).collect();
+    for knob in
+        [MEMORY, WALL, CPU, ANSWER, HOST_OPERATIONS, HOST_BYTES, LOG_LINES, LOG_BYTES, CONCURRENT_CALLS]
+    {
+        let key = format!("`{}`", knob.key);
+        let row = rows.iter().find(|row| row.get(1) == Some(&key.as_str())).expect(&key);
+        assert_eq!(row[3..5], [knob.default.to_string(), knob.max.to_string()], "{key}");
+    }
+    let whole = |text: &str| page.contains(text);
+    assert!(
+        whole(&format!("| {}, 16 (1 GiB),", limit::SLOW_CALLS_PER_DRIVER)) && limit::SLOW_CALLS_MAX == 16
+    );
+    assert!(whole(&format!("| {}; 5 s doubled up to 5 min", limit::QUARANTINE_FAILURES)));
+    assert!(whole(&format!("| values written below `/sys` in a call | {} |", limit::SYSFS_WRITES_PER_CALL)));
+}
+
 #[test]
 fn limits_stay_within_grant_and_ceiling() {
-    let none = LimitRequest::default();
-    let default = Limits::new(&none, &none);
-    assert_eq!(
-        (default.memory, default.wall, default.cpu),
-        (limit::CALL_MEMORY, limit::CALL_WALL, limit::CALL_CPU)
-    );
+    let (none, nothing) = (LimitRequest::default(), LimitGrant::default());
+    let default = Limits::new(&none, &nothing);
+    let expected = Limits {
+        memory: limit::CALL_MEMORY,
+        wall: limit::CALL_WALL,
+        cpu: limit::CALL_CPU,
+        hostcall_bytes: limit::HOSTCALL_BYTES,
+        host_operations: limit::HOST_OPERATIONS_PER_CALL,
+        host_bytes: limit::HOST_BYTES_PER_CALL,
+        log: LogRates { lines: limit::LOG_LINES_PER_SECOND, bytes: limit::LOG_BYTES_PER_SECOND },
+        concurrent_calls: limit::CALLS_PER_DRIVER,
+    };
+    assert_eq!(default, expected);
     assert_eq!(default.look_wall(), limit::LOOK_WALL);
     let greedy = LimitRequest { memory_mib: Some(4096), wall_ms: Some(0), cpu_ms: Some(1000) };
-    let generous = LimitRequest { memory_mib: Some(9999), wall_ms: Some(20_000), cpu_ms: None };
+    let generous = LimitGrant {
+        memory_mib: Some(9999),
+        wall_ms: Some(20_000),
+        answer_mib: Some(9999),
+        concurrent_calls: Some(1),
+        ..nothing
+    };
     let limits = Limits::new(&greedy, &generous);
     assert_eq!(limits.memory, limit::CALL_MEMORY_MAX);
     assert_eq!(limits.wall, Duration::from_millis(1));
     assert_eq!(limits.cpu, Duration::from_secs(1));
+    assert_eq!((limits.hostcall_bytes, limits.concurrent_calls), (limit::HOSTCALL_BYTES_MAX, 1));
+}
+
+#[test]
+fn what_is_taken_back_is_allowed_no_more_whoever_holds_it() {
+    let allowed = Capabilities {
+        sysfs_read: strings(&["a/*"]),
+        sysfs_write: vec![ValueGrant { glob: "a/b".into(), pattern: "1".into() }],
+        device_nodes: strings(&["/dev/a"]),
+        mounts: strings(&["/opt/a"]),
+        hooks: strings(&["/usr/bin/a"]),
+        env: strings(&["A"]),
+        net_devices: strings(&["eth0"]),
+    };
+    let grant = Grant { allowed: allowed.clone(), limits: LimitGrant::default() };
+    let effective = Effective::new(&allowed, &grant).unwrap();
+    let allows = || {
+        [
+            effective.allows_sysfs_read("a/b"),
+            effective.allows_sysfs_glob("a/*"),
+            effective.allows_sysfs_path("a/b"),
+            effective.allows_sysfs_write("a/b", "1"),
+            effective.allows_device_node("/dev/a"),
+            effective.allows_device_nodes_glob("/dev/a"),
+            effective.allows_mount("/opt/a"),
+            effective.allows_hook("/usr/bin/a"),
+            effective.allows_env("A"),
+            effective.allows_net_device("eth0"),
+        ]
+    };
+    assert_eq!(allows(), [true; 10]);
+    effective.revoke();
+    assert_eq!(allows(), [false; 10]);
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::limits::{self, Knob};
 use super::{Capabilities, GRANT_API_VERSION, GRANT_KIND, LimitRequest};
 
 /// A grant file with all that a driver asks for. `driver` and `summary` go into its head.
@@ -57,17 +58,32 @@ pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &Lim
         "# Network interfaces that it moves into containers.",
         &request.net_devices,
     );
-    if *limits != LimitRequest::default() {
-        line(&mut text, format_args!("limits:"));
-        for (key, value) in
-            [("memoryMiB", limits.memory_mib), ("wallMs", limits.wall_ms), ("cpuMs", limits.cpu_ms)]
-        {
-            if let Some(value) = value {
-                line(&mut text, format_args!("  {key}: {value}"));
-            }
+    push_limits(&mut text, limits);
+    text
+}
+
+/// The limits that the driver asks for, and as comments all that may be set.
+fn push_limits(text: &mut String, asked: &LimitRequest) {
+    line(text, format_args!("# Limits. What is commented out applies as it stands here."));
+    let none = *asked == LimitRequest::default();
+    line(text, format_args!("{}limits:", if none { "# " } else { "" }));
+    let asked = [
+        (limits::MEMORY, asked.memory_mib),
+        (limits::WALL, asked.wall_ms),
+        (limits::CPU, asked.cpu_ms),
+        (limits::ANSWER, None),
+        (limits::HOST_OPERATIONS, None),
+        (limits::HOST_BYTES, None),
+        (limits::LOG_LINES, None),
+        (limits::LOG_BYTES, None),
+        (limits::CONCURRENT_CALLS, None),
+    ];
+    for (Knob { key, default, max, what }, asked) in asked {
+        match asked {
+            Some(asked) => line(text, format_args!("  {key}: {asked}  # at most {max}: {what}")),
+            None => line(text, format_args!("#   {key}: {default}  # at most {max}: {what}")),
         }
     }
-    text
 }
 
 fn line(text: &mut String, content: std::fmt::Arguments<'_>) {

@@ -8,8 +8,9 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::rpc::{self, Answers, Envelope};
+use super::stats::{Method, Rpcs};
 use super::{Connection, DraService, convert, problem};
-use crate::driver::{Call, ClaimDriver, Outcomes, all_failed, settle};
+use crate::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
 use crate::model::{DriverClaim, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem, Uid, limit};
 
 /// One instance of a native driver.
@@ -17,6 +18,7 @@ pub struct DraPlugin {
     pub name: DriverName,
     pub service: DraService,
     pub connection: Connection,
+    pub rpcs: Rpcs,
 }
 
 impl DraPlugin {
@@ -24,6 +26,7 @@ impl DraPlugin {
     async fn call<F>(
         &self,
         call: &Call,
+        method: Method,
         work: impl FnOnce(Channel, Envelope) -> F,
     ) -> Result<Answers, Problem>
     where
@@ -34,7 +37,12 @@ impl DraPlugin {
         let channel = channel.map_err(|link| problem::not_connected(&self.name, &link))?;
         let left = until.saturating_duration_since(tokio::time::Instant::now()).max(Duration::from_millis(1));
         let envelope = Envelope { request_id: call.request_id.clone(), deadline: left };
-        match tokio::time::timeout_at(until, work(channel, envelope)).await {
+        let started = tokio::time::Instant::now();
+        let ended = tokio::time::timeout_at(until, work(channel, envelope)).await;
+        let outcome = ended.map_err(|_| Status::deadline_exceeded("our own deadline"));
+        let seen = outcome.as_ref().and_then(Result::as_ref);
+        self.rpcs.record(method, self.service, started.elapsed(), seen);
+        match outcome {
             Err(_) => Err(problem::no_answer(&self.name, call.deadline)),
             Ok(Err(status)) => Err(problem::of_status(&self.name, &status)),
             Ok(Ok(answers)) => Ok(answers),
@@ -75,6 +83,10 @@ impl DraPlugin {
 
 #[async_trait]
 impl ClaimDriver for DraPlugin {
+    fn stats(&self) -> Option<DriverStats> {
+        Some(DriverStats::Grpc(self.rpcs.list()))
+    }
+
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         let asked = || claims.iter().map(|claim| &claim.id.uid);
         let ids: Vec<&ObjectRef> = claims.iter().map(|claim| &claim.id).collect();
@@ -82,7 +94,7 @@ impl ClaimDriver for DraPlugin {
             let (ids, service) = (&ids, self.service);
             async move { rpc::prepare(channel, service, &envelope, ids).await }
         };
-        let answers = match self.call(call, work).await {
+        let answers = match self.call(call, Method::Prepare, work).await {
             Ok(answers) => answers,
             Err(problem) => return all_failed(asked(), &problem),
         };
@@ -104,7 +116,7 @@ impl ClaimDriver for DraPlugin {
             let (ids, service) = (&ids, self.service);
             async move { rpc::unprepare(channel, service, &envelope, ids).await }
         };
-        match self.call(call, work).await {
+        match self.call(call, Method::Unprepare, work).await {
             Ok(answers) => {
                 let answered =
                     answers.into_iter().map(|(uid, answer)| (uid, convert::unprepared(&self.name, &answer)));

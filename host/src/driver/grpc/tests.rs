@@ -41,7 +41,7 @@ impl Bench {
         let tasks = Tasks::new();
         let connection = Connection::open(plugin.endpoint().to_owned(), &tasks);
         let name = DriverName::new(DRIVER).unwrap();
-        let driver = DraPlugin { name, service, connection: connection.clone() };
+        let driver = DraPlugin { name, service, connection: connection.clone(), rpcs: Rpcs::default() };
         Self { _dir: dir, plugin, connection, tasks, driver }
     }
 

@@ -1,16 +1,24 @@
 //! What a dropped file is, and whether it can be a driver: everything that can be said before a compiler sees it.
 //!
-//! Is given bytes; gives back a component that speaks our contract, or an error that says whose fault it is and what to do.
+//! Is given bytes; gives back a component that speaks our contract, or an error that says whose fault it is and what to do. The
+//! daemon itself looks at the first bytes only (`form`); all else runs in the compiler's process.
+
+mod bulk;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::panic::catch_unwind;
+use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use wasmparser::{Encoding, Parser, Payload, Validator, WasmFeatures};
 use wit_component::ComponentEncoder;
 
 use super::sandbox::CallFailure;
 use super::wasi;
-use crate::model::limit::DRIVER_FILE_BYTES_MAX;
+use super::wit_packages::WitPackages;
+use crate::base::printable::one_line;
+use crate::model::limit::{COMPILED_BYTES_MAX, DRIVER_FILE_BYTES_MAX};
 
 /// The package of the contract, and the version that this host was built with.
 pub const CONTRACT: &str = "nodedock:driver";
@@ -20,9 +28,13 @@ const REQUIRED: &[&str] = &["identity", "discovery", "preparation"];
 const FACETS: &[&str] = &["configuration", "health"];
 /// Names that an error lists.
 const NAMES_SHOWN: usize = 8;
+/// Imports and exports of a component: drivers of Python have some thirty.
+const NAMES_MAX: usize = 1000;
+/// Bytes of what a tool says of a file: names out of the file are in it.
+const WORDS_BYTES_MAX: usize = 512;
 
 /// In which of the two forms a driver comes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Form {
     /// As `--target wasm32-unknown-unknown` makes it.
     CoreModule,
@@ -57,8 +69,8 @@ impl Profile {
     }
 }
 
-/// Why a file is not a driver that this host can run.
-#[derive(Debug, thiserror::Error)]
+/// Why a file is not a driver that this host can run. It travels from the compiler's process.
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum LoadError {
     #[error("the file is empty")]
     Empty,
@@ -85,7 +97,7 @@ pub enum LoadError {
     #[error("the core module cannot be made a component: {0}")]
     Encode(String),
     #[error("the driver imports what this host does not have: {names}{hint}")]
-    UnknownImports { names: String, hint: &'static str },
+    UnknownImports { names: String, hint: Cow<'static, str> },
     #[error(
         "the driver was built against {found}, and this host speaks {CONTRACT}@0.1.x: build it with a matching SDK"
     )]
@@ -94,13 +106,38 @@ pub enum LoadError {
         "the driver lacks {missing}: every driver exports identity, discovery and preparation of {CONTRACT}@0.1.x"
     )]
     MissingExports { missing: String },
+    #[error("the component has {0} imports and exports, at most {NAMES_MAX} are allowed")]
+    TooManyNames(usize),
     #[error("the file is composed of several components, which is not taken: hand in one driver")]
     Composed,
     #[error("the driver's types are not those of the contract: {0}")]
     Types(String),
+    #[error(
+        "the file {what}, at most {max} are taken: build it for size, or leave out what it does not need"
+    )]
+    TooComplex { what: String, max: usize },
     #[error("the driver cannot be compiled: {0}")]
     Compile(String),
+    #[error(
+        "compiling the driver takes more than the {0} MiB of memory that a compiler may have: build it for size, and look for a function that is huge"
+    )]
+    CompileMemory(u64),
+    #[error(
+        "compiling the driver takes more than {0:?} of CPU: build it for size, and look for a function that is huge"
+    )]
+    CompileCpu(Duration),
+    #[error(
+        "compiling the driver did not end within {0:?}: the node was busy, or the file is made to be slow; `nodedock driver reload` tries again"
+    )]
+    CompileTime(Duration),
+    #[error("the compiled driver has more than {} MiB: build it for size", COMPILED_BYTES_MAX >> 20)]
+    CompiledTooLarge,
+    #[error(
+        "the compiler was killed twice by signal {0}: the node is short of memory, or somebody ended it; `nodedock driver reload` tries again"
+    )]
+    CompilerKilled(i32),
     #[error("describe failed: {0}")]
+    #[serde(skip)]
     Describe(#[source] CallFailure),
     #[error("what describe says is refused: {0}")]
     Description(String),
@@ -111,9 +148,9 @@ pub enum LoadError {
 impl LoadError {
     /// Whether the file is at fault, rather than the node or the moment.
     pub fn is_permanent(&self) -> bool {
-        let passing =
-            matches!(self, Self::Host(_) | Self::Describe(CallFailure::Busy(_) | CallFailure::Timeout(_)));
-        !passing
+        let of_the_moment = matches!(self, Self::Host(_) | Self::CompileTime(_) | Self::CompilerKilled(_));
+        let busy = matches!(self, Self::Describe(CallFailure::Busy(_) | CallFailure::Timeout(_)));
+        !(of_the_moment || busy)
     }
 
     /// Stable, lower-case words with dashes.
@@ -131,9 +168,16 @@ impl LoadError {
             Self::UnknownImports { .. } => "unknown-imports",
             Self::ContractVersion { .. } => "contract-version",
             Self::MissingExports { .. } => "missing-exports",
+            Self::TooManyNames(_) => "too-many-names",
             Self::Composed => "composed",
             Self::Types(_) => "contract-types",
+            Self::TooComplex { .. } => "too-complex",
             Self::Compile(_) => "compile-failed",
+            Self::CompileMemory(_) => "compile-memory",
+            Self::CompileCpu(_) => "compile-cpu",
+            Self::CompileTime(_) => "compile-time",
+            Self::CompiledTooLarge => "compiled-too-large",
+            Self::CompilerKilled(_) => "compiler-killed",
             Self::Describe(_) => "describe-failed",
             Self::Description(_) => "description-refused",
             Self::Host(_) => "host-failed",
@@ -142,7 +186,7 @@ impl LoadError {
 }
 
 /// What can be read from a file without running it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Surface {
     pub form: Option<Form>,
     pub imports: BTreeSet<String>,
@@ -180,12 +224,17 @@ impl Surface {
 pub(super) fn admit<'a>(bytes: &'a [u8], surface: &mut Surface) -> Result<Cow<'a, [u8]>, LoadError> {
     let form = form(bytes)?;
     surface.form = Some(form);
+    bulk::check(bytes)?;
     validate(bytes)?;
     let component = match form {
         Form::Component => Cow::Borrowed(bytes),
         Form::CoreModule => Cow::Owned(componentize(bytes, surface)?),
     };
     let outline = outline(&component);
+    let names = outline.imports.len() + outline.exports.len();
+    if names > NAMES_MAX {
+        return Err(LoadError::TooManyNames(names));
+    }
     surface.imports = outline.imports;
     surface.exports = outline.exports;
     if outline.composed {
@@ -195,7 +244,8 @@ pub(super) fn admit<'a>(bytes: &'a [u8], surface: &mut Surface) -> Result<Cow<'a
     Ok(component)
 }
 
-fn form(bytes: &[u8]) -> Result<Form, LoadError> {
+/// Which of the two forms a file has, by its first bytes and its size.
+pub(super) fn form(bytes: &[u8]) -> Result<Form, LoadError> {
     if bytes.is_empty() {
         return Err(LoadError::Empty);
     }
@@ -240,13 +290,13 @@ fn validate(bytes: &[u8]) -> Result<(), LoadError> {
         if error.message().contains("unexpected end") {
             return LoadError::Truncated { size };
         }
-        LoadError::Invalid { message: error.message().to_owned(), offset: error.offset(), size }
+        LoadError::Invalid { message: words(error.message()), offset: error.offset(), size }
     })
 }
 
 /// Makes a component of a core module that carries its WIT.
 fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadError> {
-    let mut has_wit = false;
+    let mut wit = Vec::new();
     for payload in Parser::new(0).parse_all(bytes).filter_map(Result::ok) {
         match payload {
             Payload::ImportSection(section) => {
@@ -254,7 +304,9 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
                     section.into_imports().filter_map(Result::ok).map(|import| import.module.to_owned());
                 surface.imports.extend(modules);
             }
-            Payload::CustomSection(section) if section.name().starts_with("component-type") => has_wit = true,
+            Payload::CustomSection(section) if section.name().starts_with("component-type") => {
+                wit.push(section.data());
+            }
             _ => {}
         }
     }
@@ -269,11 +321,27 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
     if !foreign.is_empty() {
         return Err(unknown_imports(&foreign));
     }
-    if !has_wit {
+    if wit.is_empty() {
         return Err(LoadError::NoContract);
     }
+    // `wit-parser` takes for granted what a damaged WIT need not keep: its panic is about the file, and not the host's failure.
+    let encoded = catch_unwind(|| encode(bytes, &wit));
+    encoded
+        .unwrap_or_else(|_| Err("its WIT is damaged: the tool that reads it gave up".to_owned()))
+        .map_err(LoadError::Encode)
+}
+
+fn encode(bytes: &[u8], wit: &[&[u8]]) -> Result<Vec<u8>, String> {
+    let mut packages = WitPackages::default();
+    wit.iter().for_each(|section| packages.add(section));
+    packages.check()?;
     let encode = || ComponentEncoder::default().validate(true).module(bytes)?.encode();
-    encode().map_err(|error: anyhow::Error| LoadError::Encode(format!("{error:#}")))
+    encode().map_err(|error: anyhow::Error| words(&format!("{error:#}")))
+}
+
+/// What a library or a process says of a file, fit for a line of a table.
+pub(super) fn words(text: &str) -> String {
+    one_line(text, WORDS_BYTES_MAX)
 }
 
 struct Outline {
@@ -323,7 +391,7 @@ fn check_contract(surface: &Surface) -> Result<(), LoadError> {
     let names = || surface.exports.iter().chain(&surface.imports);
     if let Some(other) = names().find(|name| our_interface(name).is_some_and(|(_, ours)| !ours)) {
         let version = other.split_once('@').map_or("", |(_, version)| version);
-        return Err(LoadError::ContractVersion { found: format!("{CONTRACT}@{version}") });
+        return Err(LoadError::ContractVersion { found: words(&format!("{CONTRACT}@{version}")) });
     }
     let unknown: Vec<&str> =
         surface.imports.iter().filter(|name| !is_linked(name)).map(String::as_str).collect();
@@ -370,6 +438,5 @@ fn unknown_imports(names: &[&str]) -> LoadError {
     if names.len() > NAMES_SHOWN {
         shown.push_str(", …");
     }
-    let names = shown.chars().filter(|c| !c.is_control()).take(1024).collect();
-    LoadError::UnknownImports { names, hint }
+    LoadError::UnknownImports { names: words(&shown), hint: hint.into() }
 }

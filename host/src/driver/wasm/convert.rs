@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::bindings::exports::nodedock::driver::discovery as guest_discovery;
 use super::bindings::nodedock::driver::{device_nodes, types};
 use super::nodes::FoundNode;
-use crate::driver::wasm::Trigger;
+use crate::base::printable::{cut, is_unprintable};
+use crate::driver::wasm::{Limit, Trigger};
 use crate::model::limit::{
     LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX,
     PROBLEM_MESSAGE_BYTES_MAX, QUANTITY_BYTES_MAX,
@@ -23,21 +24,35 @@ pub(super) use prepared::prepared_claim;
 
 /// What is wrong with an answer, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Refusal(String);
+#[error("{text}")]
+pub struct Refusal {
+    text: String,
+    /// The limit that it is beyond; none: it is wrong in another way.
+    limit: Option<Limit>,
+}
 
 impl Refusal {
     pub(super) fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), limit: None }
+    }
+
+    fn beyond(limit: Limit, text: impl Into<String>) -> Self {
+        Self { text: text.into(), limit: Some(limit) }
+    }
+
+    /// The limit that the answer is beyond, if that is what is wrong with it.
+    pub(super) fn limit(&self) -> Option<Limit> {
+        self.limit
     }
 
     /// The same, in a larger place.
     fn at(self, place: impl std::fmt::Display) -> Self {
-        Self(format!("{place}: {}", self.0))
+        Self { text: format!("{place}: {}", self.text), ..self }
     }
 
     pub(super) fn into_problem(self) -> Problem {
-        let message = cut(&format!("the driver's answer is refused: {}", self.0), PROBLEM_MESSAGE_BYTES_MAX);
+        let message =
+            cut(&format!("the driver's answer is refused: {}", self.text), PROBLEM_MESSAGE_BYTES_MAX);
         Problem::internal("driver-answer-not-valid", message)
     }
 }
@@ -48,8 +63,16 @@ fn refuse<T>(text: impl Into<String>) -> Checked<T> {
     Err(Refusal::new(text))
 }
 
+/// Entries of a list.
 fn at_most(what: &str, count: usize, max: usize) -> Checked<()> {
-    if count <= max { Ok(()) } else { refuse(format!("{count} {what}, at most {max} are allowed")) }
+    within(Limit::AnswerEntries, what, count, max)
+}
+
+fn within(limit: Limit, what: &str, count: usize, max: usize) -> Checked<()> {
+    match count <= max {
+        true => Ok(()),
+        false => Err(Refusal::beyond(limit, format!("{count} {what}, at most {max} are allowed"))),
+    }
 }
 
 fn name<T, E: std::fmt::Display>(parsed: Result<T, E>) -> Checked<T> {
@@ -59,9 +82,10 @@ fn name<T, E: std::fmt::Display>(parsed: Result<T, E>) -> Checked<T> {
 /// Text that goes into one line: bounded, no control characters.
 fn line(what: &str, text: String, max: usize) -> Checked<String> {
     if text.len() > max {
-        return refuse(format!("{what} has {} bytes, at most {max} are allowed", text.len()));
+        let text = format!("{what} has {} bytes, at most {max} are allowed", text.len());
+        return Err(Refusal::beyond(Limit::AnswerBytes, text));
     }
-    if text.contains(char::is_control) {
+    if text.contains(is_unprintable) {
         return refuse(format!("{what} {} contains a control character", shown(&text)));
     }
     Ok(text)
@@ -77,10 +101,11 @@ fn labels(what: &str, labels: Vec<types::Label>) -> Checked<BTreeMap<String, Str
     for (key, value) in labels {
         let key = non_empty_line(&format!("a key of {what}"), key, LABEL_KEY_BYTES_MAX)?;
         if value.len() > LABEL_VALUE_BYTES_MAX {
-            return refuse(format!(
+            let text = format!(
                 "{what}: {key} has {} bytes, at most {LABEL_VALUE_BYTES_MAX} are allowed",
                 value.len()
-            ));
+            );
+            return Err(Refusal::beyond(Limit::AnswerBytes, text));
         }
         if value.contains('\0') {
             return refuse(format!("{what}: {key} contains NUL"));
@@ -102,14 +127,6 @@ fn twice<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
 /// For a message: quoted and cut.
 fn shown(text: &str) -> String {
     format!("{:?}", cut(text, 64))
-}
-
-fn cut(text: &str, max: usize) -> String {
-    let mut end = text.len().min(max);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
 }
 
 /// A quantity in Kubernetes' notation (apimachinery, `resource.Quantity`), not negative.
@@ -138,6 +155,16 @@ fn is_quantity(text: &str) -> bool {
     digits > 0 && one_point && (known || exponent(suffix))
 }
 
+/// Whether a problem is beyond its bounds.
+pub(super) fn is_cut(problem: &types::Problem) -> bool {
+    let long =
+        |(key, value): &types::Label| key.len() > LABEL_KEY_BYTES_MAX || value.len() > LABEL_VALUE_BYTES_MAX;
+    problem.code.len() > PROBLEM_CODE_BYTES_MAX
+        || problem.message.len() > PROBLEM_MESSAGE_BYTES_MAX
+        || problem.details.len() > LABELS_MAX
+        || problem.details.iter().any(long)
+}
+
 /// A driver's refusal. What is beyond the bounds is cut rather than refused: a refusal of a refusal helps nobody.
 pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     let kind = match problem.kind {
@@ -152,7 +179,7 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     let worded = !code.is_empty()
         && code.len() <= PROBLEM_CODE_BYTES_MAX
         && code.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    let plain = |text: &str, max: usize| cut(&text.replace(char::is_control, " "), max);
+    let plain = |text: &str, max: usize| cut(text, max).replace(is_unprintable, " ");
     let mut message = plain(&problem.message, PROBLEM_MESSAGE_BYTES_MAX);
     if message.is_empty() {
         message = "the driver gave no reason".to_owned();

@@ -7,18 +7,17 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::bindings::nodedock::driver::types;
+use super::cache::Kept;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
 use super::sandbox::{CallSpec, Done, GuestCall, Sandbox};
-use super::{Compiled, DriverInfo, Stats, Surface, SysfsWrite, Trigger};
+use super::{Compiled, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema};
 use crate::base::clock::now_ms;
 use crate::driver::grant::Limits;
-use crate::driver::{Call, ClaimDriver, Outcomes, all_failed, settle};
-use crate::model::limit::SCHEMA_BYTES_MAX;
-use crate::model::{DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, PreparedClaim, Problem};
-
-/// Problems of a schema that a message names.
-const FINDINGS_SHOWN: usize = 4;
+use crate::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
+use crate::model::{
+    DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem,
+};
 
 /// Time to look at the files that edits name: a network file system may hang.
 const VERIFY_WALL: Duration = Duration::from_secs(2);
@@ -36,13 +35,14 @@ struct Loaded {
     config: Option<String>,
     from_cache: bool,
     compile_duration: Duration,
+    /// Keeps its code in the cache.
+    _kept: Option<Kept>,
 }
 
-/// What a call is for: how long it may take and whether it may write below `/sys`.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What a call is for: how long it may take, and for which claims it may write below `/sys`.
 enum Purpose {
-    Look,
-    Act,
+    Look(Operation),
+    Act(Operation, Arc<[ObjectRef]>),
 }
 
 impl WasmDriver {
@@ -62,6 +62,7 @@ impl WasmDriver {
             config,
             from_cache: compiled.from_cache,
             compile_duration: compiled.took,
+            _kept: compiled.kept,
         }))
     }
 
@@ -83,6 +84,12 @@ impl WasmDriver {
         &self.0.missing
     }
 
+    /// Takes its grant back, from calls that are under way as well: the host does nothing more for it, and what it answers is held
+    /// against an empty grant.
+    pub fn revoke(&self) {
+        self.0.sandbox.scope.effective.revoke();
+    }
+
     /// What its calls may take.
     pub fn limits(&self) -> Limits {
         self.0.sandbox.scope.limits
@@ -100,8 +107,19 @@ impl WasmDriver {
         self.0.sandbox.exports.configuration.is_some()
     }
 
+    #[cfg(test)]
+    pub(super) fn sandbox(&self) -> &Sandbox {
+        &self.0.sandbox
+    }
+
+    /// What its calls came to since it was loaded.
     pub fn stats(&self) -> Stats {
         self.0.sandbox.counters.snapshot()
+    }
+
+    /// Its quarantine, for those who show it and end it.
+    pub fn containment(&self) -> &Arc<Containment> {
+        &self.0.sandbox.containment
     }
 
     /// Whether it was compiled before.
@@ -118,13 +136,13 @@ impl WasmDriver {
     pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
         let context = self.context(call);
         let trigger = convert::trigger_to_guest(trigger);
-        let done = self.call(call, Purpose::Look, |store, instance, exports| {
+        let done = self.call(call, Purpose::Look(Operation::Discover), move |store, instance, exports| {
             Box::pin(async move {
                 let discovery = exports.discovery.load(&mut *store, instance)?;
                 discovery.call_discover(store, &context, &trigger).await
             })
         });
-        let inventory = done.await?.answer.map_err(convert::problem_to_model)?;
+        let inventory = done.await?.answer.map_err(|problem| self.said(problem))?;
         convert::inventory(&self.info().name, inventory).map_err(|why| self.refused(why))
     }
 
@@ -138,13 +156,13 @@ impl WasmDriver {
 
     async fn health(&self, call: &Call) -> Result<HealthReport, Problem> {
         let context = self.context(call);
-        let done = self.call(call, Purpose::Look, |store, instance, exports| {
+        let done = self.call(call, Purpose::Look(Operation::Health), move |store, instance, exports| {
             Box::pin(async move {
                 let Some(health) = &exports.health else { return Ok(Ok(Vec::new())) };
                 health.load(&mut *store, instance)?.call_check(store, &context).await
             })
         });
-        let report = done.await?.answer.map_err(convert::problem_to_model)?;
+        let report = done.await?.answer.map_err(|problem| self.said(problem))?;
         convert::health_report(report).map_err(|why| self.refused(why))
     }
 
@@ -165,7 +183,7 @@ impl WasmDriver {
         if !self.has_configuration() {
             return Ok(());
         }
-        let done = self.call(call, Purpose::Look, |store, instance, exports| {
+        let done = self.call(call, Purpose::Look(Operation::Validate), move |store, instance, exports| {
             Box::pin(async move {
                 let Some(configuration) = &exports.configuration else { return Ok((None, Ok(()))) };
                 let configuration = configuration.load(&mut *store, instance)?;
@@ -183,39 +201,35 @@ impl WasmDriver {
         let (schema, verdict) = done.await?.answer;
         // The schema's words come first: they name the place.
         if let Some(schema) = schema {
-            check_schema(what, &schema, &value)?;
+            schema::check(what, &schema, &value)?;
         }
-        verdict.map_err(convert::problem_to_model)
+        verdict.map_err(|problem| self.said(problem))
     }
 
-    /// `prepare` with the values written below `/sys`, whatever came of the claims: they are undone by whoever keeps the claims.
-    pub async fn prepare_recorded(
-        &self,
-        call: &Call,
-        claims: &[DriverClaim],
-    ) -> (Outcomes<PreparedClaim>, Vec<SysfsWrite>) {
+    async fn prepare_all(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         let context = self.context(call);
         let asked: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
         let uids = || claims.iter().map(|claim| &claim.id.uid);
-        let done = self.call(call, Purpose::Act, |store, instance, exports| {
+        let act = Purpose::Act(Operation::Prepare, claims.iter().map(|claim| claim.id.clone()).collect());
+        let done = self.call(call, act, move |store, instance, exports| {
             Box::pin(async move {
                 let preparation = exports.preparation.load(&mut *store, instance)?;
                 preparation.call_prepare(store, &context, &asked).await
             })
         });
-        let Done { answer, writes } = match done.await {
+        let Done { answer } = match done.await {
             Ok(done) => done,
-            Err(problem) => return (all_failed(uids(), &problem), Vec::new()),
+            Err(problem) => return all_failed(uids(), &problem),
         };
         let answered = answer.into_iter().map(|entry| {
             let outcome = match entry.outcome {
                 Ok(prepared) => self.checked(claims, &entry.uid, prepared),
-                Err(problem) => Err(convert::problem_to_model(problem)),
+                Err(problem) => Err(self.said(problem)),
             };
             (entry.uid, outcome)
         });
         let outcomes = self.settled(call, uids(), answered);
-        (self.verified(outcomes).await, writes)
+        self.verified(outcomes).await
     }
 
     fn checked(
@@ -263,29 +277,26 @@ impl WasmDriver {
         outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
     }
 
-    /// `unprepare` with the values written below `/sys`.
-    pub async fn unprepare_recorded(
-        &self,
-        call: &Call,
-        claims: &[LiveClaim],
-    ) -> (Outcomes<()>, Vec<SysfsWrite>) {
+    async fn unprepare_all(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
         let context = self.context(call);
         let asked: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
         let uids = || claims.iter().map(|live| &live.claim.id.uid);
-        let done = self.call(call, Purpose::Act, |store, instance, exports| {
+        let act =
+            Purpose::Act(Operation::Unprepare, claims.iter().map(|live| live.claim.id.clone()).collect());
+        let done = self.call(call, act, move |store, instance, exports| {
             Box::pin(async move {
                 let preparation = exports.preparation.load(&mut *store, instance)?;
                 preparation.call_unprepare(store, &context, &asked).await
             })
         });
         match done.await {
-            Ok(Done { answer, writes }) => {
+            Ok(Done { answer }) => {
                 let outcome = |entry: types::UnprepareOutcome| {
-                    (entry.uid, entry.outcome.map_err(convert::problem_to_model))
+                    (entry.uid, entry.outcome.map_err(|problem| self.said(problem)))
                 };
-                (self.settled(call, uids(), answer.into_iter().map(outcome)), writes)
+                self.settled(call, uids(), answer.into_iter().map(outcome))
             }
-            Err(problem) => (all_failed(uids(), &problem), Vec::new()),
+            Err(problem) => all_failed(uids(), &problem),
         }
     }
 
@@ -308,25 +319,35 @@ impl WasmDriver {
         outcomes
     }
 
-    async fn call<R: Send>(
+    async fn call<R: Send + 'static>(
         &self,
         call: &Call,
         purpose: Purpose,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, Problem> {
         let limits = &self.0.sandbox.scope.limits;
-        let spec = CallSpec {
-            request: Arc::clone(&call.request_id),
-            deadline: call.deadline,
-            wall: if purpose == Purpose::Act { limits.wall } else { limits.look_wall() },
-            may_write: purpose == Purpose::Act,
+        let (operation, wall, writes_for) = match purpose {
+            Purpose::Look(operation) => (operation, limits.look_wall(), None),
+            Purpose::Act(operation, claims) => (operation, limits.wall, Some(claims)),
         };
+        let (request, deadline) = (Arc::clone(&call.request_id), call.deadline);
+        let spec = CallSpec { operation, request, deadline, wall, writes_for };
         self.0.sandbox.call(spec, guest).await.map_err(super::CallFailure::into_problem)
     }
 
     fn refused(&self, why: Refusal) -> Problem {
-        self.0.sandbox.counters.record_refusal();
+        let counters = &self.0.sandbox.counters;
+        counters.record_refusal();
+        why.limit().into_iter().for_each(|limit| counters.refuse(limit));
         why.into_problem()
+    }
+
+    /// A problem in the driver's words, within its bounds.
+    fn said(&self, problem: types::Problem) -> Problem {
+        if convert::is_cut(&problem) {
+            self.0.sandbox.counters.refuse(Limit::ProblemBytes);
+        }
+        convert::problem_to_model(problem)
     }
 
     fn config_text(&self) -> &str {
@@ -355,41 +376,17 @@ fn needs_files(claim: &PreparedClaim) -> bool {
     of_devices.chain([&claim.edits]).any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
 }
 
-/// Holds JSON against a schema of the driver's: no references out of it, and patterns that take linear time.
-fn check_schema(what: &str, schema: &str, value: &Value) -> Result<(), Problem> {
-    let broken = |why: String| {
-        Problem::internal("schema-invalid", format!("the driver's schema of its {what}: {why}"))
-    };
-    if schema.len() > SCHEMA_BYTES_MAX {
-        return Err(broken(format!("{} bytes, at most {SCHEMA_BYTES_MAX} are allowed", schema.len())));
-    }
-    let schema: Value = serde_json::from_str(schema).map_err(|error| broken(error.to_string()))?;
-    let validator = jsonschema::options()
-        .with_pattern_options(jsonschema::PatternOptions::regex())
-        .build(&schema)
-        .map_err(|error| broken(error.to_string()))?;
-    let finding = |error: jsonschema::ValidationError<'_>| {
-        let place = error.instance_path().to_string();
-        let text: String = error.to_string().chars().take(200).collect();
-        if place.is_empty() { text } else { format!("{place}: {text}") }
-    };
-    let findings: Vec<String> = validator.iter_errors(value).take(FINDINGS_SHOWN).map(finding).collect();
-    if findings.is_empty() {
-        return Ok(());
-    }
-    Err(Problem::invalid(
-        "schema-violated",
-        format!("the {what} does not fit the driver's schema: {}", findings.join("; ")),
-    ))
-}
-
 #[async_trait]
 impl ClaimDriver for WasmDriver {
+    fn stats(&self) -> Option<DriverStats> {
+        Some(DriverStats::Wasm(Box::new(self.0.sandbox.counters.snapshot())))
+    }
+
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
-        self.prepare_recorded(call, claims).await.0
+        self.prepare_all(call, claims).await
     }
 
     async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
-        self.unprepare_recorded(call, claims).await.0
+        self.unprepare_all(call, claims).await
     }
 }

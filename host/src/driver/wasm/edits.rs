@@ -24,15 +24,24 @@ const NEVER_MOUNTED: &[&str] = &[
     "/tmp",
     "/var/lib/containerd",
     "/var/lib/containers",
+    "/var/lib/cni",
+    "/var/lib/crio",
     "/var/lib/docker",
     "/var/lib/etcd",
     "/var/lib/kubelet",
     "/var/lib/nodedock",
     "/var/lib/rancher",
+    "/var/lib/systemd",
     "/var/log",
     "/var/run",
+    "/var/spool",
     "/var/tmp",
 ];
+
+/// Where nothing is put in a container: the kernel's own file systems, and what has the dynamic loader run code in every program, as
+/// the variables of the environment do that need a grant by their very name.
+const NEVER_COVERED: &[&str] =
+    &["/proc", "/sys", "/etc/ld.so.preload", "/etc/ld.so.conf", "/etc/ld.so.conf.d"];
 
 /// Options of a bind mount that take rights away or say how it is made. None that gives any back (`suid`, `dev`), and none that
 /// lets mounts travel to the node (`shared`).
@@ -81,11 +90,7 @@ impl Verifier<'_> {
     }
 
     pub(super) fn edits(&self, mut edits: Edits) -> Result<Edits, Problem> {
-        for (name, _) in &edits.env {
-            if !self.effective.allows_env(name) {
-                return Err(refused(&format!("env {name}"), "it is not granted (env)"));
-            }
-        }
+        self.env(&edits.env)?;
         for node in &mut edits.device_nodes {
             self.device_node(node)?;
         }
@@ -110,9 +115,17 @@ impl Verifier<'_> {
         Ok(edits)
     }
 
+    fn env(&self, env: &[(String, String)]) -> Result<(), Problem> {
+        match env.iter().find(|(name, _)| !self.effective.allows_env(name)) {
+            Some((name, _)) => Err(refused(&format!("env {name}"), "it is not granted (env)")),
+            None => Ok(()),
+        }
+    }
+
     fn device_node(&self, node: &mut DeviceNode) -> Result<(), Problem> {
         let path = node.node_path().to_owned();
         let what = format!("device node {path}");
+        in_container(&what, &node.path)?;
         if !self.effective.allows_device_node(&path) {
             return Err(refused(&what, "it is not granted (deviceNodes)"));
         }
@@ -129,6 +142,11 @@ impl Verifier<'_> {
     fn mount(&self, mount: &mut Mount) -> Result<(), Problem> {
         let what = format!("mount {}", mount.host_path);
         let source = Path::new(&mount.host_path);
+        // Said first: what is guarded is not even looked for.
+        if let Some(guarded) = guarded(&mount.host_path) {
+            return Err(refused(&what, format!("it is never mounted, because of {guarded}")));
+        }
+        in_container(&what, &mount.container_path)?;
         let real = source.canonicalize().map_err(|error| wrong(&what, format!("its source: {error}")))?;
         let real = real.to_str().ok_or_else(|| wrong(&what, "its source has no name in UTF-8"))?;
         for path in [mount.host_path.as_str(), real] {
@@ -165,6 +183,9 @@ impl Verifier<'_> {
         if !self.effective.allows_hook(&hook.path) {
             return Err(refused(&what, "the operator has not granted this very path (hooks)"));
         }
+        // It runs as root on the node, where such a variable does more harm than in a container.
+        self.env(&hook.env)
+            .map_err(|problem| Problem { message: format!("{what}: {}", problem.message), ..problem })?;
         let program = std::fs::metadata(&hook.path).map_err(|error| wrong(&what, error))?;
         let mode = program.permissions().mode();
         if !program.is_file() || mode & 0o111 == 0 {
@@ -174,6 +195,18 @@ impl Verifier<'_> {
             return Err(refused(&what, "others than root can change the program"));
         }
         Ok(())
+    }
+}
+
+fn in_container(what: &str, path: &str) -> Result<(), Problem> {
+    let inside = Path::new(path);
+    let covered =
+        NEVER_COVERED.iter().find(|never| inside.starts_with(never) || Path::new(never).starts_with(inside));
+    match covered {
+        None => Ok(()),
+        Some(never) => {
+            Err(refused(what, format!("at {path} in a container nothing is put, because of {never}")))
+        }
     }
 }
 

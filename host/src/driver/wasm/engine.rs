@@ -2,7 +2,6 @@
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use wasmtime::component::{HasSelf, Linker};
 use wasmtime::{
@@ -10,9 +9,12 @@ use wasmtime::{
 };
 
 use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
-use super::sandbox::{INSTANCES_MAX, MEMORIES_MAX, State, TABLE_ELEMENTS_MAX, TABLES_MAX};
+use super::lane::Lane;
+use super::sandbox::State;
 use super::wasi;
-use crate::model::limit::{CALL_MEMORY_MAX, CALLS_MAX, EPOCH_TICK};
+use crate::model::limit::{
+    CALL_INSTANCES, CALL_MEMORIES, CALL_MEMORY_MAX, CALL_TABLE_ELEMENTS, CALL_TABLES, CALLS_MAX, EPOCH_TICK,
+};
 
 /// Stack of a guest, and of a fiber: what a guest does not use is for host functions.
 const GUEST_STACK: usize = 256 << 10;
@@ -27,11 +29,12 @@ const STACK_KEEP_RESIDENT: usize = 32 << 10;
 /// Slots that keep a driver's memory image while no call uses them: bounds what an idle daemon holds.
 const WARM_SLOTS: u32 = 16;
 
-/// Engine, linker and clock.
+/// Engine, linker, clock and slow lane.
 pub(super) struct Runtime {
     pub(super) engine: Engine,
     pub(super) linker: Linker<State>,
     pub(super) clock: EpochClock,
+    pub(super) lane: Lane,
 }
 
 impl Runtime {
@@ -39,7 +42,7 @@ impl Runtime {
         let engine = engine()?;
         let linker = linker(&engine)?;
         let clock = EpochClock::start(engine.clone())?;
-        Ok(Self { engine, linker, clock })
+        Ok(Self { engine, linker, clock, lane: Lane::start()? })
     }
 }
 
@@ -57,21 +60,30 @@ fn engine() -> wasmtime::Result<Engine> {
     })
 }
 
+/// An engine that compiles for the other, and runs nothing.
+pub(super) fn for_compiling() -> wasmtime::Result<Engine> {
+    Engine::new(&config())
+}
+
 fn pool() -> PoolingAllocationConfig {
     let slots = u32::try_from(CALLS_MAX).unwrap_or(u32::MAX);
-    // A component of Python or C has several core instances and tables, of Rust two or three.
-    let parts = slots.saturating_mul(16);
+    // These are counts, or addresses by the megabyte: there are enough for the most that each component may have, so that no
+    // driver can use up what is for others. Memories are dearer; calls are let in by their number.
+    let all = |of_each: usize| slots.saturating_mul(of_each as u32);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(slots)
         .total_memories(slots)
         .total_stacks(slots)
-        .total_core_instances(parts)
-        .total_tables(parts)
-        .max_core_instances_per_component(INSTANCES_MAX as u32)
-        .max_memories_per_component(MEMORIES_MAX as u32)
-        .max_tables_per_component(TABLES_MAX as u32)
+        .total_core_instances(all(CALL_INSTANCES))
+        .total_tables(all(CALL_TABLES))
+        .max_core_instances_per_component(CALL_INSTANCES as u32)
+        .max_memories_per_component(CALL_MEMORIES as u32)
+        .max_tables_per_component(CALL_TABLES as u32)
+        // Of one module of it, as well: the default is one of each.
+        .max_memories_per_module(CALL_MEMORIES as u32)
+        .max_tables_per_module(CALL_TABLES as u32)
         .max_memory_size(CALL_MEMORY_MAX)
-        .table_elements(TABLE_ELEMENTS_MAX)
+        .table_elements(CALL_TABLE_ELEMENTS)
         .linear_memory_keep_resident(KEEP_RESIDENT)
         .table_keep_resident(KEEP_RESIDENT)
         .async_stack_keep_resident(STACK_KEEP_RESIDENT)
@@ -109,11 +121,8 @@ fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
     Ok(linker)
 }
 
-/// One thread that advances the engine's epoch while calls run, and sleeps while none does.
-pub(super) struct EpochClock {
-    shared: Arc<ClockShared>,
-    thread: Option<JoinHandle<()>>,
-}
+/// One thread that advances the engine's epoch while calls run, and sleeps while none does. It ends after the last call.
+pub(super) struct EpochClock(Arc<ClockShared>);
 
 #[derive(Default)]
 struct ClockShared {
@@ -134,28 +143,28 @@ impl EpochClock {
     fn start(engine: Engine) -> std::io::Result<Self> {
         let shared = Arc::new(ClockShared::default());
         let of_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("epoch".into()).spawn(move || {
+        std::thread::Builder::new().name("epoch".into()).spawn(move || {
             while of_thread.wait_for_a_call() {
                 std::thread::sleep(EPOCH_TICK);
                 engine.increment_epoch();
             }
         })?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self(shared))
     }
 
     pub(super) fn tick(&self) -> Ticking {
-        self.shared.change(|state| state.calls += 1);
-        Ticking(Arc::clone(&self.shared))
+        self.0.change(|state| state.calls += 1);
+        Ticking(Arc::clone(&self.0))
     }
 }
 
 impl ClockShared {
-    /// False when the clock is to stop.
+    /// False when there will be none. Calls that were given up may run still: the next tick ends them.
     fn wait_for_a_call(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = |state: &mut ClockState| state.calls == 0 && !state.stopped;
         let state = self.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
-        !state.stopped
+        !state.stopped || state.calls > 0
     }
 
     fn change(&self, change: impl FnOnce(&mut ClockState)) {
@@ -172,10 +181,6 @@ impl Drop for Ticking {
 
 impl Drop for EpochClock {
     fn drop(&mut self) {
-        self.shared.change(|state| state.stopped = true);
-        if let Some(thread) = self.thread.take() {
-            // It ends within a tick; a panic in it has been reported by the panic hook.
-            drop(thread.join());
-        }
+        self.0.change(|state| state.stopped = true);
     }
 }

@@ -1,34 +1,30 @@
 //! What a driver may call: the capabilities of the contract, each checked against its grant and counted.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::time::Instant;
-
-use super::SysfsWrite;
 use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
+use super::blocking::blocking;
 use super::convert;
+use super::limiter::{Reached, stuck};
 use super::log::{Level, Line};
 use super::nodes::{DevRoot, below_dev};
 use super::sandbox::{Scope, State};
-use super::sysfs::{SysfsRoot, VALUE_BYTES_MAX, bad_glob, check_path};
-use crate::driver::grant::pattern;
-use crate::model::limit::{HOST_BYTES_PER_CALL, HOST_OPERATIONS_PER_CALL};
+use super::stats::{Limit, Usage};
+use super::sysfs::{SysfsRoot, bad_glob, check_path};
+use crate::driver::grant::{Limits, pattern};
+use crate::model::limit::HOST_LOOK_WALL;
 use crate::model::{LiveClaim, Problem};
-
-/// A read that takes longer hangs in the kernel.
-const READ_WALL: Duration = Duration::from_secs(2);
-/// Writes of one call: a driver that wants more is at fault.
-const WRITES_MAX: usize = 256;
 
 /// What one call has seen and done.
 pub(super) struct CallView {
     seen: HashMap<(Kind, String), Result<Seen, Problem>>,
     operations: usize,
+    operations_max: usize,
     bytes: usize,
-    may_write: bool,
-    writes: Vec<SysfsWrite>,
+    bytes_max: usize,
+    reached: BTreeSet<Limit>,
+    pub(super) writes: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -58,61 +54,75 @@ impl Seen {
 }
 
 impl CallView {
-    pub(super) fn new(may_write: bool) -> Self {
-        Self { seen: HashMap::new(), operations: 0, bytes: 0, may_write, writes: Vec::new() }
+    pub(super) fn new(limits: &Limits) -> Self {
+        Self {
+            seen: HashMap::new(),
+            operations: 0,
+            operations_max: limits.host_operations,
+            bytes: 0,
+            bytes_max: limits.host_bytes,
+            reached: BTreeSet::new(),
+            writes: 0,
+        }
     }
 
-    pub(super) fn into_writes(self) -> Vec<SysfsWrite> {
-        self.writes
+    /// What the call asked of the host, and at which limits it was refused something.
+    pub(super) fn tell(&self, usage: &mut Usage) {
+        (usage.host_operations, usage.host_bytes) = (self.operations, self.bytes);
+        usage.reached.clone_from(&self.reached);
     }
 
-    fn count_operation(&mut self) -> Result<(), Problem> {
+    pub(super) fn forget_what_was_seen(&mut self) {
+        self.seen.clear();
+    }
+
+    pub(super) fn count_operation(&mut self) -> Result<(), Reached> {
+        if self.operations >= self.operations_max {
+            return Err(self.refuse(Limit::HostOperations, self.operations_max));
+        }
         self.operations += 1;
-        if self.operations <= HOST_OPERATIONS_PER_CALL {
-            return Ok(());
-        }
-        let message =
-            format!("the driver asked the host more than {HOST_OPERATIONS_PER_CALL} times in one call");
-        Err(Problem::unavailable("host-call-limit", message))
+        Ok(())
     }
 
-    fn count_bytes(&mut self, bytes: usize) -> Result<(), Problem> {
+    fn count_bytes(&mut self, bytes: usize) -> Result<(), Reached> {
         self.bytes = self.bytes.saturating_add(bytes);
-        if self.bytes <= HOST_BYTES_PER_CALL {
+        if self.bytes <= self.bytes_max {
             return Ok(());
         }
-        let message =
-            format!("the driver read more than {HOST_BYTES_PER_CALL} bytes from the host in one call");
-        Err(Problem::unavailable("host-call-limit", message))
+        Err(self.refuse(Limit::HostBytes, self.bytes_max))
+    }
+
+    /// Notes a limit that the call reached: it counts once.
+    pub(super) fn refuse(&mut self, limit: Limit, max: usize) -> Reached {
+        self.reached.insert(limit);
+        Reached { limit, max }
     }
 }
 
-fn not_granted(list: &str, what: &str) -> Problem {
+pub(super) fn not_granted(list: &str, what: &str) -> Problem {
     Problem::denied("not-granted", format!("{what} is not granted ({list})")).with("grant", list)
 }
 
 impl Scope {
-    /// Runs off the async threads, with a time limit. A thread that hangs in the kernel keeps its place among those of this
-    /// driver, so that it cannot use up all threads.
+    /// Runs what only looks off the async threads, with its time limit.
+    pub(super) async fn look<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let stuck = || {
+            self.counters.refuse(Limit::HostLook);
+            Problem::from(stuck())
+        };
+        blocking(&self.blocking, HOST_LOOK_WALL, stuck, work).await
+    }
+
+    /// Looks off the async threads, with a time limit. A thread that hangs in the kernel keeps its place among those of this driver.
     async fn blocking<T: Send + 'static>(
         self: Arc<Self>,
         work: impl FnOnce(&SysfsRoot, &DevRoot) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        let stuck =
-            || Problem::unavailable("sysfs-stuck", format!("the node did not answer within {READ_WALL:?}"));
-        let deadline = Instant::now() + READ_WALL;
-        let place = tokio::time::timeout_at(deadline, Arc::clone(&self.blocking).acquire_owned()).await;
-        let Ok(Ok(place)) = place else { return Err(stuck()) };
         let (sysfs, dev) = (Arc::clone(&self.node.sysfs), Arc::clone(&self.node.dev));
-        let thread = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            work(&sysfs, &dev)
-        });
-        match tokio::time::timeout_at(deadline, thread).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(Problem::unavailable("io-error", "the host could not look")),
-            Err(_) => Err(stuck()),
-        }
+        self.look(move || work(&sysfs, &dev)).await
     }
 }
 
@@ -176,47 +186,6 @@ impl State {
             Seen::Names(names) => Ok(names.to_vec()),
             _ => unreachable!("a list gives names"),
         }
-    }
-
-    async fn write_value(&mut self, path: String, value: String) -> Result<(), Problem> {
-        self.view.count_operation()?;
-        check_path(&path)?;
-        if !self.view.may_write {
-            return Err(Problem::denied(
-                "not-now",
-                format!("{path} may be written during prepare and unprepare only"),
-            ));
-        }
-        if value.len() > VALUE_BYTES_MAX {
-            return Err(Problem::invalid(
-                "value-too-large",
-                format!("a value has at most {VALUE_BYTES_MAX} bytes"),
-            ));
-        }
-        if !self.scope.effective.allows_sysfs_write(&path, &value) {
-            return Err(not_granted("sysfsWrite", &path));
-        }
-        if self.view.writes.len() >= WRITES_MAX {
-            return Err(Problem::unavailable(
-                "host-call-limit",
-                format!("at most {WRITES_MAX} writes in one call"),
-            ));
-        }
-        let (to, text) = (path.clone(), value.clone());
-        let before = Arc::clone(&self.scope).blocking(move |sysfs, _| sysfs.write(&to, &text)).await?;
-        let driver = self.scope.driver.as_ref().map_or("", |name| name.as_str());
-        tracing::info!(
-            driver,
-            request = &*self.request,
-            path,
-            before,
-            after = value,
-            "driver wrote below /sys"
-        );
-        // What was read before may have changed with it.
-        self.view.seen.clear();
-        self.view.writes.push(SysfsWrite { path, before, after: value });
-        Ok(())
     }
 
     fn live_claims(&mut self, claims: Vec<LiveClaim>) -> wasmtime::Result<Vec<types::LiveClaim>> {
@@ -320,11 +289,11 @@ impl device_nodes::Host for State {
         &mut self,
         pattern: String,
     ) -> wasmtime::Result<Result<Vec<device_nodes::NodeInfo>, types::Problem>> {
-        let admitted =
-            self.view.count_operation().and_then(|()| below_dev(&pattern).map(drop)).and_then(|()| {
-                let allowed = self.scope.effective.allows_device_nodes_glob(&pattern);
-                if allowed { Ok(()) } else { Err(not_granted("deviceNodes", &pattern)) }
-            });
+        let counted = self.view.count_operation().map_err(Problem::from);
+        let admitted = counted.and_then(|()| below_dev(&pattern).map(drop)).and_then(|()| {
+            let allowed = self.scope.effective.allows_device_nodes_glob(&pattern);
+            if allowed { Ok(()) } else { Err(not_granted("deviceNodes", &pattern)) }
+        });
         let nodes = match admitted {
             Ok(()) => Arc::clone(&self.scope).blocking(move |sysfs, dev| dev.glob(&pattern, sysfs)).await,
             Err(problem) => Err(problem),
@@ -346,7 +315,8 @@ impl device_nodes::Host for State {
         &mut self,
         path: String,
     ) -> wasmtime::Result<Result<device_nodes::NodeInfo, types::Problem>> {
-        let admitted = self.view.count_operation().and_then(|()| below_dev(&path).map(drop)).and_then(|()| {
+        let counted = self.view.count_operation().map_err(Problem::from);
+        let admitted = counted.and_then(|()| below_dev(&path).map(drop)).and_then(|()| {
             let allowed = self.scope.effective.allows_device_node(&path);
             if allowed { Ok(()) } else { Err(not_granted("deviceNodes", &path)) }
         });

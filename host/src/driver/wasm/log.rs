@@ -3,7 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use crate::model::limit::{LOG_BYTES_PER_SECOND, LOG_LINE_BYTES_MAX, LOG_LINES_PER_SECOND};
+use super::stats::{Counters, Limit};
+use crate::base::printable;
+use crate::driver::grant::LogRates;
+use crate::model::limit::LOG_LINE_BYTES_MAX;
 
 /// Seconds' worth of lines that may come at once.
 const BURST: f64 = 4.0;
@@ -25,15 +28,45 @@ pub(super) struct Line<'a> {
     pub(super) fields: &'a [(String, String)],
 }
 
+/// Lines that did not go into the log, and what may.
+struct Suppressed {
+    lines: u64,
+    rates: LogRates,
+}
+
 /// One driver's share of the log.
 pub(super) struct DriverLog {
     driver: Arc<str>,
     bucket: Mutex<Bucket>,
+    /// For lines of ours about what it was refused: apart, so that neither pushes out the other.
+    refusals: Mutex<Bucket>,
+    counters: Arc<Counters>,
 }
 
 impl DriverLog {
-    pub(super) fn new(driver: &str) -> Self {
-        Self { driver: driver.into(), bucket: Mutex::new(Bucket::full(Instant::now())) }
+    pub(super) fn new(driver: &str, rates: LogRates, counters: Arc<Counters>) -> Self {
+        let full = || Mutex::new(Bucket::full(rates, Instant::now()));
+        Self { driver: driver.into(), bucket: full(), refusals: full(), counters }
+    }
+
+    /// How many lines were suppressed before this one. None: it is.
+    fn take(&self, bytes: usize) -> Option<Suppressed> {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        match bucket.take(bytes, Instant::now()) {
+            Ok(suppressed) => {
+                self.counters.record_log_line();
+                Some(Suppressed { lines: suppressed, rates: bucket.rates })
+            }
+            Err(limit) => {
+                self.counters.refuse(limit);
+                None
+            }
+        }
+    }
+
+    /// Whether one more refusal is worth a line of so many bytes: then how many before it were not told.
+    pub(super) fn admit_refusal(&self, bytes: usize) -> Option<u64> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now()).ok()
     }
 }
 
@@ -60,17 +93,16 @@ impl LogSink {
         if line.level == Level::Error {
             *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.clone());
         }
-        let taken = {
-            let mut bucket = self.log.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-            bucket.take(text.len(), Instant::now())
-        };
-        let Some(suppressed) = taken else { return };
+        let Some(suppressed) = self.log.take(text.len()) else { return };
         let (driver, request) = (&*self.log.driver, &*self.request);
-        if suppressed > 0 {
+        if let Suppressed { lines: suppressed @ 1.., rates } = suppressed {
+            let (lines_per_second, bytes_per_second) = (rates.lines, rates.bytes);
             tracing::warn!(
                 driver,
                 request,
                 suppressed,
+                lines_per_second,
+                bytes_per_second,
                 "lines of the driver were suppressed: it logs too much"
             );
         }
@@ -97,23 +129,13 @@ fn render(line: &Line<'_>) -> String {
     text
 }
 
-/// A control character could begin an escape sequence of a terminal or feign a line of ours.
 fn push_clean(text: &mut String, part: &str) {
-    for c in part.chars() {
-        let c = if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}') {
-            ' '
-        } else {
-            c
-        };
-        if text.len() + c.len_utf8() > LOG_LINE_BYTES_MAX {
-            return;
-        }
-        text.push(c);
-    }
+    printable::push(text, part, LOG_LINE_BYTES_MAX);
 }
 
 /// A bucket of lines and one of bytes.
 struct Bucket {
+    rates: LogRates,
     lines: f64,
     bytes: f64,
     filled: Instant,
@@ -121,51 +143,70 @@ struct Bucket {
 }
 
 impl Bucket {
-    fn full(now: Instant) -> Self {
-        let (lines, bytes) = (f64::from(LOG_LINES_PER_SECOND), f64::from(LOG_BYTES_PER_SECOND));
-        Self { lines: lines * BURST, bytes: bytes * BURST, filled: now, suppressed: 0 }
+    fn full(rates: LogRates, now: Instant) -> Self {
+        let (lines, bytes) = room(rates);
+        Self { rates, lines, bytes, filled: now, suppressed: 0 }
     }
 
-    /// Takes a line: how many were suppressed before it, or None if this one is.
-    fn take(&mut self, bytes: usize, now: Instant) -> Option<u64> {
+    /// Takes a line: how many were suppressed before it, or the limit for which this one is.
+    fn take(&mut self, bytes: usize, now: Instant) -> Result<u64, Limit> {
         let passed = now.saturating_duration_since(self.filled).as_secs_f64();
         self.filled = now;
-        let refill = |have: f64, rate: u32| (have + passed * f64::from(rate)).min(f64::from(rate) * BURST);
-        self.lines = refill(self.lines, LOG_LINES_PER_SECOND);
-        self.bytes = refill(self.bytes, LOG_BYTES_PER_SECOND);
+        let (lines_max, bytes_max) = room(self.rates);
+        self.lines = (self.lines + passed * f64::from(self.rates.lines)).min(lines_max);
+        self.bytes = (self.bytes + passed * f64::from(self.rates.bytes)).min(bytes_max);
         let bytes = u32::try_from(bytes).map_or(f64::MAX, f64::from);
-        if self.lines < 1.0 || self.bytes < bytes {
+        let lacking = [(self.lines < 1.0, Limit::LogLines), (self.bytes < bytes, Limit::LogBytes)];
+        if let Some((_, limit)) = lacking.into_iter().find(|(lacks, _)| *lacks) {
             self.suppressed += 1;
-            return None;
+            return Err(limit);
         }
         self.lines -= 1.0;
         self.bytes -= bytes;
-        Some(std::mem::take(&mut self.suppressed))
+        Ok(std::mem::take(&mut self.suppressed))
     }
+}
+
+/// Lines and bytes that may come at once: a line of any length passes when it was quiet before.
+fn room(rates: LogRates) -> (f64, f64) {
+    let bytes = f64::from(rates.bytes) * BURST;
+    (f64::from(rates.lines) * BURST, bytes.max(LOG_LINE_BYTES_MAX as f64))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::limit::{LOG_BYTES_PER_SECOND, LOG_LINES_PER_SECOND};
     use std::time::Duration;
+
+    const RATES: LogRates = LogRates { lines: LOG_LINES_PER_SECOND, bytes: LOG_BYTES_PER_SECOND };
 
     #[test]
     fn a_flood_is_cut_and_counted_and_the_driver_is_heard_again() {
         let start = Instant::now();
-        let mut bucket = Bucket::full(start);
-        let passed = (0..1000).filter(|_| bucket.take(10, start).is_some()).count();
+        let mut bucket = Bucket::full(RATES, start);
+        let passed = (0..1000).filter(|_| bucket.take(10, start).is_ok()).count();
         assert_eq!(passed, LOG_LINES_PER_SECOND as usize * 4);
-        assert_eq!(bucket.take(10, start), None);
-        assert_eq!(bucket.take(10, start + Duration::from_secs(1)), Some(801));
-        assert_eq!(bucket.take(10, start + Duration::from_secs(1)), Some(0));
+        assert_eq!(bucket.take(10, start), Err(Limit::LogLines));
+        assert_eq!(bucket.take(10, start + Duration::from_secs(1)), Ok(801));
+        assert_eq!(bucket.take(10, start + Duration::from_secs(1)), Ok(0));
     }
 
     #[test]
     fn long_lines_use_up_the_bytes() {
         let start = Instant::now();
-        let mut bucket = Bucket::full(start);
-        let passed = (0..1000).filter(|_| bucket.take(LOG_LINE_BYTES_MAX, start).is_some()).count();
+        let mut bucket = Bucket::full(RATES, start);
+        let passed = (0..1000).filter(|_| bucket.take(LOG_LINE_BYTES_MAX, start).is_ok()).count();
         assert_eq!(passed, 4 * LOG_BYTES_PER_SECOND as usize / LOG_LINE_BYTES_MAX);
+        assert_eq!(bucket.take(LOG_LINE_BYTES_MAX, start), Err(Limit::LogBytes));
+    }
+
+    #[test]
+    fn the_longest_line_passes_at_the_lowest_rate_when_it_was_quiet() {
+        let start = Instant::now();
+        let mut bucket = Bucket::full(LogRates { lines: 1, bytes: 1 }, start);
+        assert_eq!(bucket.take(LOG_LINE_BYTES_MAX, start), Ok(0));
+        assert_eq!(bucket.take(2, start + Duration::from_secs(1)), Err(Limit::LogBytes));
     }
 
     #[test]

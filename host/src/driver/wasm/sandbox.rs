@@ -1,34 +1,36 @@
 //! One call into a driver: a fresh store and instance, its limits, and what became of it.
 //!
 //! Is given a compiled driver and what to call; gives back the answer or why there is none. The store is dropped after each
-//! call, so that nothing of a call, nor of a trap, outlives it.
+//! call, so that nothing of a call, nor of a trap, outlives it. A call begins on the caller's thread, which costs nothing, and goes
+//! on in the slow lane when it has used up its share there; one of a function that was slow lately begins in that lane.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use tokio::sync::Semaphore;
 use wasmtime::component::{Instance, InstancePre, ResourceTable};
-use wasmtime::{ResourceLimiter, Store, Trap, UpdateDeadline, WasmBacktrace};
+use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
 use wasmtime_wasi::WasiCtx;
 
+use super::containment::{Containment, Ending, QUARANTINED};
 use super::engine::Runtime;
 use super::hostcalls::CallView;
+use super::limiter::{Limiter, Reached, millis};
 use super::log::{DriverLog, LogSink};
+use super::meter::{Meter, Metered};
 use super::nodes::DevRoot;
-use super::stats::Counters;
+use super::places::{Ask, Place, Places};
+use super::stats::{Counters, Limit, Operation, Outcome, Usage};
 use super::sysfs::SysfsRoot;
-use super::{Exports, SysfsWrite, wasi};
+use super::{Exports, wasi};
 use crate::driver::grant::{Effective, Limits};
+use crate::driver::values::Journal;
 use crate::driver::{Ledger, NodeFacts};
-use crate::model::limit::{EPOCH_TICK, HANDLES_MAX, HOSTCALL_BYTES};
-use crate::model::{DriverName, Problem};
+use crate::model::limit::{FAST_LANE_CPU, HANDLES_MAX};
+use crate::model::{DriverName, ObjectRef, Problem};
 
-/// Core instances, memories and tables of a store, and entries of a table. Python components have some ten instances.
-pub(super) const INSTANCES_MAX: usize = 64;
-pub(super) const MEMORIES_MAX: usize = 16;
-pub(super) const TABLES_MAX: usize = 64;
-pub(super) const TABLE_ELEMENTS_MAX: usize = 100_000;
 /// Frames of a backtrace that go into a message.
 const FRAMES_SHOWN: usize = 3;
 
@@ -38,6 +40,7 @@ pub(super) struct Node {
     pub(super) sysfs: Arc<SysfsRoot>,
     pub(super) dev: Arc<DevRoot>,
     pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) journal: Arc<dyn Journal>,
 }
 
 /// What is the same in all calls of a driver.
@@ -47,6 +50,8 @@ pub(super) struct Scope {
     pub(super) effective: Effective,
     pub(super) limits: Limits,
     pub(super) log: Arc<DriverLog>,
+    /// The sandbox's.
+    pub(super) counters: Arc<Counters>,
     pub(super) node: Arc<Node>,
     /// Reads below `/sys` that run or hang: a stuck one keeps its place.
     pub(super) blocking: Arc<Semaphore>,
@@ -56,58 +61,111 @@ pub(super) struct Scope {
 pub(super) struct Sandbox {
     pub(super) runtime: Arc<Runtime>,
     pub(super) pre: InstancePre<State>,
-    pub(super) exports: Exports,
+    pub(super) exports: Arc<Exports>,
     pub(super) scope: Arc<Scope>,
-    /// Calls of this driver, and of all drivers, at once.
-    pub(super) own_calls: Arc<Semaphore>,
-    pub(super) all_calls: Arc<Semaphore>,
+    /// Whose calls take turns with others'.
+    pub(super) owner: u64,
+    /// Linear memories of an instance.
+    pub(super) memories: usize,
+    pub(super) places: Places,
+    pub(super) containment: Arc<Containment>,
     pub(super) counters: Arc<Counters>,
 }
 
 /// What a call may take.
 pub(super) struct CallSpec {
+    pub(super) operation: Operation,
     pub(super) request: Arc<str>,
     /// From now on, waiting for a place included.
     pub(super) deadline: Duration,
     /// Of the guest's run.
     pub(super) wall: Duration,
-    pub(super) may_write: bool,
+    /// Claims for which it may write below `/sys`; none: it only looks.
+    pub(super) writes_for: Option<Arc<[ObjectRef]>>,
 }
 
-/// An answer and what was done for it.
+/// An answer.
 #[derive(Debug)]
 pub(super) struct Done<R> {
     pub(super) answer: R,
-    pub(super) writes: Vec<SysfsWrite>,
 }
 
 /// Why a call gave no answer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CallFailure {
-    #[error("the driver, or the node, was busy with other calls for {0:?}")]
-    Busy(Duration),
+    /// It did not begin.
+    #[error("{0}")]
+    Quarantined(Box<Problem>),
+    #[error("{0}")]
+    Busy(Crowd),
     #[error("the driver did not answer within {0:?}")]
     Timeout(Duration),
     #[error("the driver used more than {0:?} of CPU")]
     Cpu(Duration),
     #[error("the driver wanted more than {} MiB of memory", .0 >> 20)]
     Memory(usize),
-    #[error("the driver passed more than {HOSTCALL_BYTES} bytes at once")]
-    TooMuchData,
+    #[error("the driver passed more than {0} bytes at once")]
+    TooMuchData(usize),
+    /// Another limit of the sandbox.
+    #[error(transparent)]
+    Limit(#[from] Reached),
     #[error("the driver ended itself with exit({0})")]
     Exited(i32),
     #[error("the driver trapped: {message}")]
     Trapped { message: String, frames: Vec<String> },
 }
 
+/// A call that got no place in time among those that may run at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Crowd {
+    /// Of the driver's calls, or of all drivers'.
+    limit: Limit,
+    /// None: it had a place, and no turn.
+    max: Option<usize>,
+    waited: Duration,
+}
+
+impl std::fmt::Display for Crowd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let whose = if self.limit == Limit::DriverCalls { "the driver" } else { "the node" };
+        let others = self.max.map_or(String::new(), |max| format!("{max} "));
+        write!(f, "{whose} was busy with {others}other calls for {:?}", self.waited)
+    }
+}
+
 impl CallFailure {
+    /// The limit that it is about.
+    pub fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Busy(crowd) => Some(crowd.limit),
+            Self::Timeout(_) => Some(Limit::Wall),
+            Self::Cpu(_) => Some(Limit::Cpu),
+            Self::Memory(_) => Some(Limit::Memory),
+            Self::TooMuchData(_) => Some(Limit::HostcallData),
+            Self::Limit(reached) => Some(reached.limit),
+            Self::Quarantined(_) | Self::Exited(_) | Self::Trapped { .. } => None,
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Quarantined(_) => Outcome::Quarantined,
+            Self::Busy(_) => Outcome::Busy,
+            Self::Timeout(_) => Outcome::Deadline,
+            Self::Cpu(_) | Self::Memory(_) | Self::TooMuchData(_) | Self::Limit(_) => Outcome::Limit,
+            Self::Exited(_) | Self::Trapped { .. } => Outcome::Trap,
+        }
+    }
+
     pub fn code(&self) -> &'static str {
         match self {
+            Self::Quarantined(_) => QUARANTINED,
             Self::Busy(_) => "driver-busy",
             Self::Timeout(_) => "driver-deadline",
             Self::Cpu(_) => "driver-cpu-limit",
             Self::Memory(_) => "driver-memory-limit",
-            Self::TooMuchData => "driver-answer-too-large",
+            Self::TooMuchData(_) => "driver-answer-too-large",
+            Self::Limit(reached) => reached.code(),
             Self::Exited(_) => "driver-exited",
             Self::Trapped { .. } => "driver-trapped",
         }
@@ -116,104 +174,180 @@ impl CallFailure {
     pub(super) fn into_problem(self) -> Problem {
         let message = self.to_string();
         match self {
+            Self::Quarantined(problem) => *problem,
             // Late is not wrong: the node may be busy.
             Self::Busy(_) | Self::Timeout(_) => Problem::unavailable(self.code(), message),
             _ => Problem::internal(self.code(), message),
+        }
+    }
+
+    /// What it tells of the driver.
+    fn ending(&self) -> Ending {
+        match self {
+            Self::Busy(_) | Self::Quarantined(_) => Ending::Untold,
+            failure => Ending::Failed(failure.to_string()),
         }
     }
 }
 
 /// The function that is called in an instance.
 pub(super) trait GuestCall<R>:
-    for<'a> FnOnce(&'a mut Store<State>, &'a Instance, &'a Exports) -> BoxFuture<'a, wasmtime::Result<R>> + Send
+    for<'a> FnOnce(&'a mut Store<State>, &'a Instance, &'a Exports) -> BoxFuture<'a, wasmtime::Result<R>>
+    + Send
+    + 'static
 {
 }
 
 impl<R, F> GuestCall<R> for F where
     F: for<'a> FnOnce(&'a mut Store<State>, &'a Instance, &'a Exports) -> BoxFuture<'a, wasmtime::Result<R>>
         + Send
+        + 'static
 {
 }
 
+/// What a guest came to, and what its store held.
+type Finished<R> = (wasmtime::Result<R>, State);
+
 impl Sandbox {
     /// Calls into a fresh instance.
-    pub(super) async fn call<R: Send>(
+    pub(super) async fn call<R: Send + 'static>(
         &self,
         spec: CallSpec,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, CallFailure> {
+        let operation = spec.operation;
+        let pass = self.containment.admit(operation).map_err(|problem| {
+            self.counters.record_held_back(operation);
+            CallFailure::Quarantined(Box::new(problem))
+        })?;
         let begin = Instant::now();
         let outcome = self.call_in_turn(begin, spec, guest).await;
-        self.counters.record(begin.elapsed(), outcome.as_ref().err());
+        self.counters.record(operation, begin.elapsed(), outcome.as_ref().err());
+        pass.ended(outcome.as_ref().err().map_or(Ending::Well, CallFailure::ending));
         outcome
     }
 
-    async fn call_in_turn<R: Send>(
+    async fn call_in_turn<R: Send + 'static>(
         &self,
         begin: Instant,
         spec: CallSpec,
         guest: impl GuestCall<R>,
     ) -> Result<Done<R>, CallFailure> {
-        let places = async { (self.own_calls.acquire().await, self.all_calls.acquire().await) };
+        let (operation, deadline) = (spec.operation, spec.deadline);
+        let ask = Ask {
+            owner: self.owner,
+            slow: self.containment.is_slow(operation),
+            memories: self.memories,
+            bytes: self.scope.limits.memory,
+            own_max: self.scope.limits.concurrent_calls,
+        };
         // Dropping the wait gives up the place in the queue and nothing else.
-        let Ok(_places) = tokio::time::timeout(spec.deadline, places).await else {
-            return Err(CallFailure::Busy(spec.deadline));
+        let Ok(place) = tokio::time::timeout(deadline, self.places.take(ask)).await else {
+            let (limit, max) = self.places.crowd(&ask);
+            return Err(CallFailure::Busy(Crowd { limit, max: Some(max), waited: deadline }));
         };
-        let wall = spec.wall.min(spec.deadline.saturating_sub(begin.elapsed()));
-        let _ticking = self.runtime.clock.tick();
-        let mut store = self.store(spec.request, spec.may_write);
-        let run = async {
-            let instance = self.pre.instantiate_async(&mut store).await?;
-            guest(&mut store, &instance, &self.exports).await
-        };
+        let wall = spec.wall.min(deadline.saturating_sub(begin.elapsed()));
+        let meter = Arc::new(Meter::default());
+        let work = self.work(place, &meter, spec, guest);
         // Dropping the run unwinds its fiber; the store is not used for the guest again.
-        let result = tokio::time::timeout(wall, run).await;
-        let state = store.into_data();
-        self.counters.record_memory(state.limiter.peak);
-        match result {
-            Ok(Ok(answer)) => Ok(Done { answer, writes: state.view.into_writes() }),
-            Ok(Err(error)) => Err(self.failure(&state, &error)),
-            Err(_) => Err(CallFailure::Timeout(wall)),
+        let finished = tokio::time::timeout(wall, self.run(operation, &meter, work)).await;
+        if meter.is_slow() {
+            self.containment.was_slow(operation);
+        }
+        match finished {
+            Ok((Ok(answer), _)) => Ok(Done { answer }),
+            Ok((Err(error), mut state)) => Err(self.failure(&mut state, &error)),
+            Err(_) => Err(late(wall, &meter)),
         }
     }
 
-    fn store(&self, request: Arc<str>, may_write: bool) -> Store<State> {
-        let state = State::new(Arc::clone(&self.scope), request, may_write);
+    /// The whole of a call, on whatever thread. It holds its place until its store is gone.
+    fn work<R: Send + 'static>(
+        &self,
+        place: Place,
+        meter: &Arc<Meter>,
+        spec: CallSpec,
+        guest: impl GuestCall<R>,
+    ) -> BoxFuture<'static, Finished<R>> {
+        let held = (place, self.runtime.clock.tick());
+        let store = self.store(spec.request, spec.writes_for, Arc::clone(meter));
+        let (pre, exports) = (self.pre.clone(), Arc::clone(&self.exports));
+        let work = async move {
+            // In this order: the store goes first.
+            let _held = held;
+            let mut store = store;
+            let result = async {
+                let instance = pre.instantiate_async(&mut store).await?;
+                guest(&mut store, &instance, &exports).await
+            };
+            (result.await, store.into_data())
+        };
+        Box::pin(Metered::new(Arc::clone(meter), work))
+    }
+
+    /// Carries the work on where it belongs.
+    async fn run<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        meter: &Arc<Meter>,
+        mut work: BoxFuture<'static, T>,
+    ) -> T {
+        // Another call may have shown meanwhile that the function is slow.
+        if !self.containment.is_slow(operation) {
+            if let Some(finished) = fast_share(meter, &mut work).await {
+                return finished;
+            }
+            self.containment.was_slow(operation);
+        }
+        self.runtime.lane.finish(self.owner, meter, work).await
+    }
+
+    fn store(
+        &self,
+        request: Arc<str>,
+        writes_for: Option<Arc<[ObjectRef]>>,
+        meter: Arc<Meter>,
+    ) -> Store<State> {
+        let state = State::new(Arc::clone(&self.scope), request, writes_for, meter);
         let mut store = Store::new(&self.runtime.engine, state);
         store.limiter(|state| &mut state.limiter);
-        store.set_hostcall_fuel(HOSTCALL_BYTES);
+        store.set_hostcall_fuel(self.scope.limits.hostcall_bytes);
         store.set_max_component_handles(HANDLES_MAX);
         store.set_epoch_deadline(1);
         store.epoch_deadline_callback(|mut context| {
             let state = context.data_mut();
-            state.ticks += 1;
-            if state.ticks > state.ticks_max {
+            let used = state.meter.now();
+            if used >= state.scope.limits.cpu {
                 return Ok(UpdateDeadline::Interrupt);
             }
-            Ok(UpdateDeadline::Yield(1))
+            // A tick tells nothing of a call that began, or went on, just before it.
+            let gives_way = state.meter.turns_slow(used);
+            Ok(if gives_way { UpdateDeadline::Yield(1) } else { UpdateDeadline::Continue(1) })
         });
         store
     }
 
-    fn failure(&self, state: &State, error: &wasmtime::Error) -> CallFailure {
+    fn failure(&self, state: &mut State, error: &wasmtime::Error) -> CallFailure {
         if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
             return CallFailure::Exited(exit.0);
         }
         // Components with several memories can use up the slots before the calls are too many.
         if error.downcast_ref::<wasmtime::PoolConcurrencyLimitError>().is_some() {
-            return CallFailure::Busy(Duration::ZERO);
+            return CallFailure::Busy(Crowd { limit: Limit::NodeCalls, max: None, waited: Duration::ZERO });
         }
-        if state.limiter.refused {
-            return CallFailure::Memory(state.limiter.memory_max);
+        if let Some(reached) = state.limiter.reached(error, self.scope.limits.hostcall_bytes) {
+            state.view.refuse(reached.limit, reached.max);
+            return match reached {
+                Reached { limit: Limit::Memory, max } => CallFailure::Memory(max),
+                Reached { limit: Limit::HostcallData, max } => CallFailure::TooMuchData(max),
+                reached => CallFailure::Limit(reached),
+            };
         }
         if error.downcast_ref::<Trap>() == Some(&Trap::Interrupt) {
+            state.view.refuse(Limit::Cpu, millis(self.scope.limits.cpu));
             return CallFailure::Cpu(self.scope.limits.cpu);
         }
         let root = error.root_cause().to_string();
-        // wasmtime's type for this is private.
-        if root.contains("hostcall fuel") || root.contains("too much data") {
-            return CallFailure::TooMuchData;
-        }
         let frames = frames(error);
         tracing::warn!(
             driver = self.scope.driver.as_ref().map_or("", DriverName::as_str),
@@ -223,6 +357,25 @@ impl Sandbox {
             "driver trapped"
         );
         CallFailure::Trapped { message: trap_message(state, &root, &frames), frames }
+    }
+}
+
+/// Polls work until it has used up its share of the fast lane: then None.
+async fn fast_share<T>(meter: &Meter, work: &mut BoxFuture<'static, T>) -> Option<T> {
+    std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Ready(finished) => Poll::Ready(Some(finished)),
+        Poll::Pending if meter.is_slow() => Poll::Ready(None),
+        Poll::Pending => Poll::Pending,
+    })
+    .await
+}
+
+/// A call that waited for its turn and had hardly one tells nothing of the driver.
+fn late(wall: Duration, meter: &Meter) -> CallFailure {
+    if meter.waited() > wall / 2 && meter.used() < FAST_LANE_CPU {
+        CallFailure::Busy(Crowd { limit: Limit::NodeCalls, max: None, waited: wall })
+    } else {
+        CallFailure::Timeout(wall)
     }
 }
 
@@ -257,23 +410,28 @@ pub(super) struct State {
     pub(super) request: Arc<str>,
     pub(super) log: LogSink,
     pub(super) view: CallView,
+    pub(super) writes_for: Option<Arc<[ObjectRef]>>,
     limiter: Limiter,
-    ticks: u128,
-    ticks_max: u128,
+    meter: Arc<Meter>,
     table: ResourceTable,
     wasi: Option<Box<WasiCtx>>,
 }
 
 impl State {
-    fn new(scope: Arc<Scope>, request: Arc<str>, may_write: bool) -> Self {
+    fn new(
+        scope: Arc<Scope>,
+        request: Arc<str>,
+        writes_for: Option<Arc<[ObjectRef]>>,
+        meter: Arc<Meter>,
+    ) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(HANDLES_MAX);
         Self {
             log: LogSink::new(Arc::clone(&scope.log), Arc::clone(&request)),
-            view: CallView::new(may_write),
-            limiter: Limiter { memory: 0, peak: 0, memory_max: scope.limits.memory, refused: false },
-            ticks: 0,
-            ticks_max: (scope.limits.cpu.as_millis() / EPOCH_TICK.as_millis()).max(1),
+            view: CallView::new(&scope.limits),
+            writes_for,
+            limiter: Limiter::new(scope.limits.memory),
+            meter,
             table,
             wasi: None,
             scope,
@@ -291,56 +449,16 @@ impl State {
     }
 }
 
-/// Sums the memory of all linear memories of a store.
-struct Limiter {
-    memory: usize,
-    peak: usize,
-    memory_max: usize,
-    refused: bool,
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("the limit of the driver's {0} is reached")]
-struct LimitReached(&'static str);
-
-impl ResourceLimiter for Limiter {
-    fn memory_growing(
-        &mut self,
-        current: usize,
-        desired: usize,
-        _maximum: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        let wanted = self.memory.saturating_add(desired.saturating_sub(current));
-        if wanted > self.memory_max {
-            self.refused = true;
-            return Err(LimitReached("memory").into());
-        }
-        self.memory = wanted;
-        self.peak = self.peak.max(wanted);
-        Ok(true)
-    }
-
-    fn table_growing(
-        &mut self,
-        _current: usize,
-        desired: usize,
-        _maximum: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        if desired > TABLE_ELEMENTS_MAX {
-            return Err(LimitReached("table elements").into());
-        }
-        Ok(true)
-    }
-
-    fn instances(&self) -> usize {
-        INSTANCES_MAX
-    }
-
-    fn tables(&self) -> usize {
-        TABLES_MAX
-    }
-
-    fn memories(&self) -> usize {
-        MEMORIES_MAX
+/// What the call used is counted also where it was given up.
+impl Drop for State {
+    fn drop(&mut self) {
+        let mut usage = Usage {
+            cpu: self.meter.used(),
+            memory: self.limiter.memory(),
+            table_elements: self.limiter.table_elements(),
+            ..Usage::default()
+        };
+        self.view.tell(&mut usage);
+        self.scope.counters.record_usage(&usage);
     }
 }

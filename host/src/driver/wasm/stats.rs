@@ -1,81 +1,277 @@
-//! Counters of a driver's calls.
+//! What a driver's calls came to: counters of its calls, of every limit that it reached, and the peaks.
 
+use std::array::from_fn;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::sandbox::CallFailure;
+use crate::base::metrics::{Histogram, HistogramView};
+use crate::base::words::worded;
 
-#[derive(Default)]
+worded! {
+    /// A limit of the sandbox. Every refusal for one is counted under it.
+    Limit {
+        /// Time of a call by the clock on the wall.
+        Wall = "wall",
+        Cpu = "cpu",
+        /// Bytes over all linear memories of a call.
+        Memory = "memory",
+        Memories = "memories",
+        Tables = "tables",
+        /// Entries over all tables of a call.
+        TableElements = "table-elements",
+        Instances = "instances",
+        /// Bytes that one call across the border carries to the host.
+        HostcallData = "hostcall-data",
+        Handles = "handles",
+        /// Questions to the host in one call.
+        HostOperations = "host-operations",
+        /// Bytes that the host gave in one call.
+        HostBytes = "host-bytes",
+        /// Time of a look at the node.
+        HostLook = "host-look",
+        SysfsWrites = "sysfs-writes",
+        /// Entries of a list in an answer: pools, devices, attributes, edits.
+        AnswerEntries = "answer-entries",
+        /// Bytes of a text in an answer.
+        AnswerBytes = "answer-bytes",
+        Memo = "memo",
+        /// A problem's texts are cut.
+        ProblemBytes = "problem-bytes",
+        LogLines = "log-lines",
+        LogBytes = "log-bytes",
+        /// Calls of the driver at once.
+        DriverCalls = "driver-calls",
+        /// Calls of all drivers at once.
+        NodeCalls = "node-calls",
+    }
+}
+
+worded! {
+    /// What a driver is called for.
+    Operation {
+        Describe = "describe",
+        Discover = "discover",
+        Health = "health",
+        Validate = "validate",
+        Prepare = "prepare",
+        Unprepare = "unprepare",
+    }
+}
+
+impl Operation {
+    /// Whether it may change the node; the others look.
+    pub fn acts(self) -> bool {
+        matches!(self, Self::Prepare | Self::Unprepare)
+    }
+}
+
+worded! {
+    /// How a call ended.
+    Outcome {
+        /// With an answer, which may be a refusal.
+        Answered = "answered",
+        /// It did not begin: the driver is in quarantine.
+        Quarantined = "quarantined",
+        /// It got no place in time.
+        Busy = "busy",
+        Deadline = "deadline",
+        /// At another limit.
+        Limit = "limit",
+        /// Traps, and exits by the driver's own will.
+        Trap = "trap",
+    }
+}
+
+/// Bounds of a call's seconds: from an empty call, which takes some tens of microseconds, to the longest that may be granted.
+const SECONDS: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    40.0,
+];
+
+/// What one call used.
+#[derive(Debug, Default)]
+pub(super) struct Usage {
+    pub(super) cpu: Duration,
+    pub(super) memory: usize,
+    pub(super) table_elements: usize,
+    pub(super) host_operations: usize,
+    pub(super) host_bytes: usize,
+    /// Limits at which the host refused the driver something, whatever it made of that.
+    pub(super) reached: BTreeSet<Limit>,
+}
+
 pub(super) struct Counters {
-    calls: AtomicU64,
-    busy: AtomicU64,
-    trapped: AtomicU64,
-    timeout: AtomicU64,
-    cpu: AtomicU64,
-    memory: AtomicU64,
-    refused: AtomicU64,
+    calls: [[AtomicU64; Outcome::ALL.len()]; Operation::ALL.len()],
+    latency: [Histogram; Operation::ALL.len()],
+    limits: [AtomicU64; Limit::ALL.len()],
+    answers_refused: AtomicU64,
+    cpu_ns: AtomicU64,
+    host_operations: AtomicU64,
+    host_bytes: AtomicU64,
+    log_lines: AtomicU64,
+    peak_cpu_ns: AtomicU64,
     peak_memory: AtomicU64,
-    last_us: AtomicU64,
-    total_us: AtomicU64,
+    peak_table_elements: AtomicU64,
+    peak_host_operations: AtomicU64,
+    peak_host_bytes: AtomicU64,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            calls: from_fn(|_| from_fn(|_| zero())),
+            latency: from_fn(|_| Histogram::new(SECONDS)),
+            limits: from_fn(|_| zero()),
+            answers_refused: zero(),
+            cpu_ns: zero(),
+            host_operations: zero(),
+            host_bytes: zero(),
+            log_lines: zero(),
+            peak_cpu_ns: zero(),
+            peak_memory: zero(),
+            peak_table_elements: zero(),
+            peak_host_operations: zero(),
+            peak_host_bytes: zero(),
+        }
+    }
 }
 
 /// What a driver's calls came to, since it was loaded.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stats {
-    pub calls: u64,
-    /// Calls that got no place in time.
-    pub busy: u64,
-    /// Traps, and exits by its own will.
-    pub trapped: u64,
-    pub timeout: u64,
-    pub cpu: u64,
+    /// Each operation is there, and in it each outcome.
+    pub operations: BTreeMap<Operation, OperationStats>,
+    /// Refusals by limit; each limit is there. One for each call that reached it, and one for each line of the log.
+    pub limits: BTreeMap<Limit, u64>,
+    /// Answers beyond the bounds, not valid, or against the grant.
+    pub answers_refused: u64,
+    /// Of the threads that ran the driver.
+    pub cpu: Duration,
+    pub host_operations: u64,
+    pub host_bytes: u64,
+    /// Lines that went into the log; those that did not are counted by limit.
+    pub log_lines: u64,
+    pub peak: Peak,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct OperationStats {
+    pub outcomes: BTreeMap<Outcome, u64>,
+    /// Seconds, the wait for a place included.
+    pub latency: HistogramView,
+}
+
+/// The most that one call used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Peak {
+    pub cpu: Duration,
+    /// Bytes over all memories.
     pub memory: u64,
-    /// Answers beyond the bounds or against the grant.
-    pub refused: u64,
-    /// Bytes over all memories of a call.
-    pub peak_memory: u64,
-    pub last: Duration,
-    pub total: Duration,
+    pub table_elements: u64,
+    pub host_operations: u64,
+    pub host_bytes: u64,
+}
+
+impl Stats {
+    /// Calls that began.
+    pub fn calls(&self) -> u64 {
+        let outcomes = self.operations.values().flat_map(|operation| &operation.outcomes);
+        outcomes.filter(|(outcome, _)| **outcome != Outcome::Quarantined).map(|(_, count)| count).sum()
+    }
+
+    /// Calls that ended so, of all operations.
+    pub fn ended(&self, outcome: Outcome) -> u64 {
+        self.operations.values().filter_map(|operation| operation.outcomes.get(&outcome)).sum()
+    }
+
+    /// Refusals for a limit.
+    pub fn refused_for(&self, limit: Limit) -> u64 {
+        self.limits.get(&limit).copied().unwrap_or(0)
+    }
+
+    pub fn log_lines_dropped(&self) -> u64 {
+        self.refused_for(Limit::LogLines) + self.refused_for(Limit::LogBytes)
+    }
+}
+
+fn number(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Counters {
-    pub(super) fn record(&self, took: Duration, failure: Option<&CallFailure>) {
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.calls.fetch_add(1, Relaxed);
-        self.last_us.store(micros, Relaxed);
-        self.total_us.fetch_add(micros, Relaxed);
-        let counter = match failure {
-            None => return,
-            Some(CallFailure::Busy(_)) => &self.busy,
-            Some(CallFailure::Timeout(_)) => &self.timeout,
-            Some(CallFailure::Cpu(_)) => &self.cpu,
-            Some(CallFailure::Memory(_)) => &self.memory,
-            Some(CallFailure::TooMuchData) => &self.refused,
-            Some(CallFailure::Exited(_) | CallFailure::Trapped { .. }) => &self.trapped,
-        };
-        counter.fetch_add(1, Relaxed);
+    /// Counts a call that ended. A limit that its store knows of is counted with what it used.
+    pub(super) fn record(&self, operation: Operation, took: Duration, failure: Option<&CallFailure>) {
+        let outcome = failure.map_or(Outcome::Answered, CallFailure::outcome);
+        self.calls[operation as usize][outcome as usize].fetch_add(1, Relaxed);
+        self.latency[operation as usize].observe_time(took);
+        if let (Some(failure), Outcome::Busy | Outcome::Deadline) = (failure, outcome) {
+            failure.limit().into_iter().for_each(|limit| self.refuse(limit));
+        }
     }
 
-    pub(super) fn record_memory(&self, bytes: usize) {
-        self.peak_memory.fetch_max(bytes as u64, Relaxed);
+    /// Counts a call that did not begin, because the driver is in quarantine.
+    pub(super) fn record_held_back(&self, operation: Operation) {
+        self.calls[operation as usize][Outcome::Quarantined as usize].fetch_add(1, Relaxed);
     }
 
+    /// Counts what a call used, and the limits that it reached.
+    pub(super) fn record_usage(&self, usage: &Usage) {
+        usage.reached.iter().for_each(|limit| self.refuse(*limit));
+        for (total, peak, used) in [
+            (Some(&self.cpu_ns), &self.peak_cpu_ns, nanos(usage.cpu)),
+            (None, &self.peak_memory, number(usage.memory)),
+            (None, &self.peak_table_elements, number(usage.table_elements)),
+            (Some(&self.host_operations), &self.peak_host_operations, number(usage.host_operations)),
+            (Some(&self.host_bytes), &self.peak_host_bytes, number(usage.host_bytes)),
+        ] {
+            peak.fetch_max(used, Relaxed);
+            total.map(|total| total.fetch_add(used, Relaxed));
+        }
+    }
+
+    /// Something was refused for a limit.
+    pub(super) fn refuse(&self, limit: Limit) {
+        self.limits[limit as usize].fetch_add(1, Relaxed);
+    }
+
+    /// An answer was refused.
     pub(super) fn record_refusal(&self) {
-        self.refused.fetch_add(1, Relaxed);
+        self.answers_refused.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn record_log_line(&self) {
+        self.log_lines.fetch_add(1, Relaxed);
     }
 
     pub(super) fn snapshot(&self) -> Stats {
+        let of = |operation: &Operation| {
+            let counts = self.calls[*operation as usize].iter().map(|count| count.load(Relaxed));
+            let outcomes = Outcome::ALL.iter().copied().zip(counts).collect();
+            (*operation, OperationStats { outcomes, latency: self.latency[*operation as usize].view() })
+        };
+        let limits = self.limits.iter().map(|count| count.load(Relaxed));
         Stats {
-            calls: self.calls.load(Relaxed),
-            busy: self.busy.load(Relaxed),
-            trapped: self.trapped.load(Relaxed),
-            timeout: self.timeout.load(Relaxed),
-            cpu: self.cpu.load(Relaxed),
-            memory: self.memory.load(Relaxed),
-            refused: self.refused.load(Relaxed),
-            peak_memory: self.peak_memory.load(Relaxed),
-            last: Duration::from_micros(self.last_us.load(Relaxed)),
-            total: Duration::from_micros(self.total_us.load(Relaxed)),
+            operations: Operation::ALL.iter().map(of).collect(),
+            limits: Limit::ALL.iter().copied().zip(limits).collect(),
+            answers_refused: self.answers_refused.load(Relaxed),
+            cpu: Duration::from_nanos(self.cpu_ns.load(Relaxed)),
+            host_operations: self.host_operations.load(Relaxed),
+            host_bytes: self.host_bytes.load(Relaxed),
+            log_lines: self.log_lines.load(Relaxed),
+            peak: Peak {
+                cpu: Duration::from_nanos(self.peak_cpu_ns.load(Relaxed)),
+                memory: self.peak_memory.load(Relaxed),
+                table_elements: self.peak_table_elements.load(Relaxed),
+                host_operations: self.peak_host_operations.load(Relaxed),
+                host_bytes: self.peak_host_bytes.load(Relaxed),
+            },
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Reading and writing below `/sys`, beneath it and nowhere else: blocking functions, called off the async threads.
+//! Reading below `/sys`, beneath it and nowhere else: blocking functions, called off the async threads.
 //!
 //! Is given paths that a grant allows. Every path is resolved by the kernel beneath the root, without magic links and without
 //! other mounts, and what it came to is held against the lists of what no driver may touch.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -42,21 +42,7 @@ static READ_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
     ])
 });
 
-/// Never written besides: the machine's power and hotplug, CPUs and memory, block devices, the kernel itself, and what makes up
-/// events or loads firmware.
-static WRITE_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
-    patterns(&[
-        "{block,dev,firmware,fs,hypervisor,kernel,power}/**",
-        "bus/*/slots/**",
-        "class/firmware/**",
-        "devices/system/**",
-        "devices/**/block/**",
-        "**/power/**",
-        "**/uevent",
-    ])
-});
-
-fn patterns(texts: &[&str]) -> PatternSet {
+pub(super) fn patterns(texts: &[&str]) -> PatternSet {
     PatternSet::new(texts.iter().copied()).expect("the patterns above are globs")
 }
 
@@ -139,30 +125,8 @@ impl SysfsRoot {
         Ok(walk.found)
     }
 
-    /// Writes a value; gives back what was there before, empty where it cannot be read.
-    pub(super) fn write(&self, path: &str, value: &str) -> Result<String, Problem> {
-        let (resolved, _) = self.regular_file(path)?;
-        if WRITE_DENIED.matches(path) || WRITE_DENIED.matches(&resolved) {
-            return Err(denied(path));
-        }
-        let before = self.content(path, &resolved).unwrap_or_default();
-        let before =
-            String::from_utf8_lossy(&before[..before.len().min(VALUE_BYTES_MAX)]).trim_end().to_owned();
-        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let file = self.open_beneath(&resolved, flags, ResolveFlags::NO_SYMLINKS)?;
-        // One system call: the kernel takes a value as a whole or not at all.
-        let written = std::fs::File::from(file).write(value.as_bytes());
-        match written {
-            Ok(bytes) if bytes == value.len() => Ok(before),
-            Ok(_) => {
-                Err(Problem::unavailable("io-error", format!("/sys/{path} took only a part of the value")))
-            }
-            Err(error) => Err(io_problem(path, &error)),
-        }
-    }
-
     /// Resolves to a regular file that may be touched.
-    fn regular_file(&self, path: &str) -> Result<(String, Stat), Problem> {
+    pub(super) fn regular_file(&self, path: &str) -> Result<(String, Stat), Problem> {
         check_path(path)?;
         let end = self.open_beneath(path, OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty())?;
         let resolved = self.resolved(path, &end)?;
@@ -174,7 +138,7 @@ impl SysfsRoot {
     }
 
     /// At most one byte more than a driver is given.
-    fn content(&self, path: &str, resolved: &str) -> Result<Vec<u8>, Problem> {
+    pub(super) fn content(&self, path: &str, resolved: &str) -> Result<Vec<u8>, Problem> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = std::fs::File::from(self.open_beneath(resolved, flags, ResolveFlags::NO_SYMLINKS)?);
         let mut content = Vec::new();
@@ -210,7 +174,12 @@ impl SysfsRoot {
         Ok(names)
     }
 
-    fn open_beneath(&self, path: &str, flags: OFlags, more: ResolveFlags) -> Result<OwnedFd, Problem> {
+    pub(super) fn open_beneath(
+        &self,
+        path: &str,
+        flags: OFlags,
+        more: ResolveFlags,
+    ) -> Result<OwnedFd, Problem> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV | more;
         rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
             Errno::NOENT => Problem::not_found("no-such-path", format!("/sys/{path} does not exist")),
@@ -242,11 +211,11 @@ impl SysfsRoot {
     }
 }
 
-fn stat(path: &str, fd: &OwnedFd) -> Result<Stat, Problem> {
+pub(super) fn stat(path: &str, fd: &OwnedFd) -> Result<Stat, Problem> {
     rustix::fs::fstat(fd).map_err(|errno| io_problem(path, &errno.into()))
 }
 
-fn denied(path: &str) -> Problem {
+pub(super) fn denied(path: &str) -> Problem {
     Problem::denied("never-allowed", format!("no driver may touch /sys/{path}, whatever is granted"))
 }
 
@@ -254,7 +223,7 @@ fn too_many(path: &str) -> Problem {
     Problem::invalid("too-many-entries", format!("/sys/{path} has more than {SYSFS_ENTRIES_MAX} entries"))
 }
 
-fn io_problem(path: &str, error: &std::io::Error) -> Problem {
+pub(super) fn io_problem(path: &str, error: &std::io::Error) -> Problem {
     Problem::unavailable("io-error", format!("/sys/{path}: {error}"))
 }
 

@@ -1,7 +1,12 @@
-mod guest;
+mod conduct;
+pub(super) mod guest;
+mod hostile;
+mod limits;
 mod loading;
 mod running;
+mod writing;
 
+use super::super::values::NoJournal;
 use super::*;
 use crate::model::{LiveClaim, ObjectRef};
 use guest::Guest;
@@ -35,16 +40,21 @@ impl Stage {
     }
 
     fn on(folder: tempfile::TempDir, cached: bool) -> Self {
+        Self::keeping(folder, cached, Arc::new(NoJournal))
+    }
+
+    fn keeping(folder: tempfile::TempDir, cached: bool, journal: Arc<dyn Journal>) -> Self {
         for part in ["sys", "dev"] {
             std::fs::create_dir_all(folder.path().join(part)).unwrap();
         }
         let settings = WasmSettings {
             cache_dir: cached.then(|| folder.path().join("cache")),
+            compiler: Compiler::InProcess,
             sysfs_root: folder.path().join("sys"),
             dev_root: folder.path().join("dev"),
             node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
         };
-        Self { folder, host: WasmHost::new(settings, Arc::new(NoClaims)).unwrap() }
+        Self { folder, host: WasmHost::new(settings, Arc::new(NoClaims), journal).unwrap() }
     }
 
     async fn try_load(&self, bytes: impl Into<Bytes>, grant: &str) -> Result<WasmDriver, LoadError> {

@@ -15,8 +15,9 @@ use crate::base::tasks::Tasks;
 use crate::cdi::{CdiDir, Durability};
 use crate::checkpoint;
 use crate::claims::source::ClaimFolder;
-use crate::claims::{ClaimParts, ClaimSettings, Claims, PodSelector, SharedTable};
+use crate::claims::{ClaimParts, ClaimSettings, Claims, PodSelector, SharedTable, Values};
 use crate::devices::ResourceOutcome;
+use crate::driver::wasm::SysfsTree;
 use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes};
 use crate::model::{
     AllocatedDevice, Allocation, AllocationEntry, Claim, ClaimReference, ContainerAllocation, ContainerClaim,
@@ -49,7 +50,12 @@ impl Node {
         let claims = Claims::new(ClaimParts {
             released: opened.released,
             table: SharedTable::new(opened.claims, opened.pods),
-            checkpoint: opened.checkpoint.clone(),
+            values: Values::new(
+                opened.values,
+                "boot-1",
+                opened.checkpoint.clone(),
+                SysfsTree::open(folder.path()).unwrap(),
+            ),
             cdi: CdiDir::open(&folder.path().join("cdi"), "test", Durability::Rendered).unwrap(),
             registry: registry.clone(),
             source: Arc::new(ClaimFolder::new(folder.path().join("claims"))),

@@ -12,7 +12,7 @@ use super::offer::{self, DraOffer, Invalid, Offer, OfferError};
 use crate::base::backoff::Backoff;
 use crate::base::error::chain;
 use crate::base::tasks::Tasks;
-use crate::driver::grpc::{Connection, DraPlugin, Health, PluginInfo, Registrar, RegistrarError};
+use crate::driver::grpc::{Connection, DraPlugin, Health, PluginInfo, Registrar, RegistrarError, Rpcs};
 use crate::driver::{Driver, DriverIdentity};
 use crate::model::{DriverKind, DriverName, Problem};
 use crate::registry::device_plugins::DevicePluginEndpoint;
@@ -230,7 +230,8 @@ impl Worker {
         });
         let (connection, tasks) = self.connect(&endpoint);
         let health_tasks = tasks.child();
-        let plugin = DraPlugin { name: name.clone(), service, connection: connection.clone() };
+        let plugin =
+            DraPlugin { name: name.clone(), service, connection: connection.clone(), rpcs: Rpcs::default() };
         let identity = DriverIdentity {
             name: name.clone(),
             kind: DriverKind::Grpc,

@@ -3,10 +3,12 @@
 //! Speed is measured here and asserted nowhere. `--quick` runs every row a few times only, to show that all of them work.
 
 mod claims;
+mod containment;
 mod devices;
 mod native;
 mod sandbox;
 mod start;
+mod swap;
 mod table;
 
 use clap::Parser;
@@ -45,6 +47,8 @@ struct Size {
     lists: usize,
     listed_pods: usize,
     loads: usize,
+    /// Replacements of a driver's file.
+    swaps: usize,
     starts: usize,
 }
 
@@ -60,6 +64,7 @@ const FULL: Size = Size {
     lists: 200,
     listed_pods: 500,
     loads: 20,
+    swaps: 20,
     starts: 10,
 };
 const QUICK: Size = Size {
@@ -74,6 +79,7 @@ const QUICK: Size = Size {
     lists: 4,
     listed_pods: 10,
     loads: 2,
+    swaps: 2,
     starts: 2,
 };
 
@@ -94,6 +100,12 @@ async fn main() {
     }
     if wanted("devices") {
         devices::run(size, &mut table).await;
+    }
+    if wanted("containment") {
+        containment::run(size, &mut table).await;
+    }
+    if wanted("swap") {
+        swap::run(size, &mut table).await;
     }
     if wanted("start") {
         start::run(size, &mut table).await;

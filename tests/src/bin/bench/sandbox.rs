@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nodedock::driver::grant::Grant;
-use nodedock::driver::wasm::{DriverFile, Trigger, WasmHost, WasmSettings};
+use nodedock::driver::values::NoJournal;
+use nodedock::driver::wasm::{CompileBounds, Compiler, DriverFile, Trigger, WasmHost, WasmSettings};
 use nodedock::driver::{Call, ClaimDriver, Ledger, NodeFacts};
 use nodedock::model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, LiveClaim, ObjectRef, PoolName};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME, side_file, wasm};
+use nodedock_tests::places;
 
 use crate::Size;
 use crate::table::{Table, Times};
@@ -39,11 +41,12 @@ fn host(cache: Option<&std::path::Path>) -> Arc<WasmHost> {
     let node = NodeFacts { name: "bench".to_owned(), boot_id: "bench".to_owned() };
     let settings = WasmSettings {
         cache_dir: cache.map(Into::into),
+        compiler: Compiler::Process { program: places::nodedock(), bounds: CompileBounds::default() },
         sysfs_root: "/sys".into(),
         dev_root: "/dev".into(),
         node,
     };
-    WasmHost::new(settings, Arc::new(NoClaims)).expect("set up the sandbox")
+    WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).expect("set up the sandbox")
 }
 
 fn grant() -> Grant {

@@ -25,7 +25,8 @@ impl Times {
         self.0.add(&other.0).expect("both have the same digits");
     }
 
-    fn at(&self, quantile: f64) -> f64 {
+    /// Microseconds.
+    pub(crate) fn at(&self, quantile: f64) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a benchmark")]
         let nanoseconds = self.0.value_at_quantile(quantile) as f64;
         nanoseconds / 1000.0
@@ -89,6 +90,6 @@ impl Table {
     }
 }
 
-fn micros(value: f64) -> String {
+pub(crate) fn micros(value: f64) -> String {
     if value >= 10_000.0 { format!("{:.1} ms", value / 1000.0) } else { format!("{value:.1} µs") }
 }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::{Checked, at_most, labels, line, name, refuse, shown};
+use super::{Checked, at_most, labels, line, name, refuse, shown, within};
 use crate::driver::grant::{Capabilities, LimitRequest, ValueGrant};
-use crate::driver::wasm::DriverInfo;
 use crate::driver::wasm::bindings::exports::nodedock::driver::identity as guest;
-use crate::model::DriverName;
+use crate::driver::wasm::{DriverInfo, Limit};
 use crate::model::limit::{
     DISCOVERY_PERIOD, DISCOVERY_PERIOD_MAX, DISCOVERY_PERIOD_MIN, EVENT_SUBSYSTEMS_MAX, SUMMARY_BYTES_MAX,
 };
+use crate::model::{DriverName, is_cdi_vendor_or_class};
 
 /// Bytes of a version: it goes into tables.
 const VERSION_BYTES_MAX: usize = 64;
@@ -17,8 +17,8 @@ const VERSION_BYTES_MAX: usize = 64;
 const SUBSYSTEM_BYTES_MAX: usize = 64;
 
 pub(in super::super) fn driver_info(info: guest::DriverInfo) -> Checked<DriverInfo> {
-    let driver = name(DriverName::new(&info.name))?;
-    at_most("bytes in the version", info.version.len(), VERSION_BYTES_MAX)?;
+    let driver = driver_name(&info.name)?;
+    within(Limit::AnswerBytes, "bytes in the version", info.version.len(), VERSION_BYTES_MAX)?;
     if let Err(error) = semver::Version::parse(&info.version) {
         return refuse(format!("version {} is not a semantic version: {error}", shown(&info.version)));
     }
@@ -39,6 +39,18 @@ pub(in super::super) fn driver_info(info: guest::DriverInfo) -> Checked<DriverIn
         discovery_period: period(info.discovery_period_seconds),
         annotations: labels("annotations", info.annotations)?,
     })
+}
+
+/// A driver's name is the vendor of its CDI devices, which begins with a letter. The name of a claim's driver need not.
+fn driver_name(text: &str) -> Checked<DriverName> {
+    let driver = name(DriverName::new(text))?;
+    if is_cdi_vendor_or_class(driver.as_str()) {
+        return Ok(driver);
+    }
+    refuse(format!(
+        "driver name {} begins with a digit, and the vendor of a CDI device with a letter",
+        shown(text)
+    ))
 }
 
 fn capabilities(asked: guest::Capabilities) -> Capabilities {

@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Checked, Refusal, at_most, labels, line, name, non_empty_line, quantity, refuse, shown, twice};
+use super::{
+    Checked, Refusal, at_most, labels, line, name, non_empty_line, quantity, refuse, shown, twice, within,
+};
+use crate::driver::wasm::Limit;
 use crate::driver::wasm::bindings::nodedock::driver::types as guest;
 use crate::model::limit::{
     ATTRIBUTE_TEXT_MAX, ATTRIBUTE_VALUES_MAX, ATTRIBUTES_MAX, CONSUMED_SETS_MAX, COUNTER_SETS_MAX,
-    COUNTERS_MAX, DEVICES_MAX, IDENTITIES_MAX, IDENTITY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, NUMA_NODES_MAX,
-    POLICY_VALUES_MAX, POOLS_MAX, TAINTS_MAX,
+    COUNTERS_MAX, DEVICES_MAX, IDENTITIES_MAX, IDENTITY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, NUMA_NODE_ID_MAX,
+    NUMA_NODES_MAX, POLICY_VALUES_MAX, POOLS_MAX, TAINTS_MAX,
 };
 use crate::model::{
     AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceHealth, DeviceName,
@@ -54,6 +57,11 @@ fn device(driver: &DriverName, device: guest::Device) -> Checked<Device> {
     at_most("taints", device.taints.len(), TAINTS_MAX)?;
     at_most("identities", device.identity.len(), IDENTITIES_MAX)?;
     at_most("NUMA nodes", device.numa_nodes.len(), NUMA_NODES_MAX)?;
+    if let Some(node) = device.numa_nodes.iter().find(|node| **node > NUMA_NODE_ID_MAX) {
+        return refuse(format!(
+            "NUMA node {node} is beyond {NUMA_NODE_ID_MAX}, the last that Linux can have"
+        ));
+    }
     let shared = device.allow_multiple_allocations;
     let identity = |text: String| non_empty_line("an identity", text, IDENTITY_BYTES_MAX);
     Ok(Device {
@@ -140,7 +148,7 @@ fn attribute_value(value: guest::AttributeValue) -> Checked<AttributeValue> {
 }
 
 fn version(text: &str) -> Checked<semver::Version> {
-    at_most("bytes in the version", text.len(), ATTRIBUTE_TEXT_MAX)?;
+    within(Limit::AnswerBytes, "bytes in the version", text.len(), ATTRIBUTE_TEXT_MAX)?;
     semver::Version::parse(text)
         .map_err(|error| Refusal::new(format!("{} is not a semantic version: {error}", shown(text))))
 }

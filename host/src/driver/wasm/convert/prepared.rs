@@ -1,8 +1,10 @@
 //! What a driver made of a claim. Whether the edits are granted, and true on this node, is for `edits` to say.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown};
+use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown, twice, within};
+use crate::driver::wasm::Limit;
 use crate::driver::wasm::bindings::nodedock::driver::types as guest;
 use crate::model::limit::{
     ALLOCATED_DEVICES_MAX, EDITS_MAX, ENV_NAME_BYTES_MAX, ENV_VALUE_BYTES_MAX, LABEL_VALUE_BYTES_MAX,
@@ -10,7 +12,7 @@ use crate::model::limit::{
 };
 use crate::model::{
     Condition, DeviceAccess, DeviceName, DeviceNode, DeviceStatus, DriverClaim, Edits, Hook, IntelRdt, Mount,
-    NetDevice, NetworkData, NodeKind, PoolName, PreparedClaim, PreparedDevice,
+    NetDevice, NetworkData, NodeKind, PoolName, PreparedClaim, PreparedDevice, is_label_key,
 };
 
 /// Bytes of a condition's kind and reason (Kubernetes, `metav1.Condition`).
@@ -26,7 +28,7 @@ pub(in super::super) fn prepared_claim(
     claim: guest::PreparedClaim,
 ) -> Checked<PreparedClaim> {
     at_most("devices", claim.devices.len(), ALLOCATED_DEVICES_MAX)?;
-    at_most("bytes of memo", claim.memo.len(), MEMO_BYTES_MAX)?;
+    within(Limit::Memo, "bytes of memo", claim.memo.len(), MEMO_BYTES_MAX)?;
     let mut devices: Vec<PreparedDevice> = Vec::with_capacity(claim.devices.len());
     for device in claim.devices {
         let place = format!("pool {} device {}", shown(&device.pool), shown(&device.device));
@@ -42,9 +44,22 @@ pub(in super::super) fn prepared_claim(
     Ok(PreparedClaim {
         devices,
         edits: edits(claim.edits).map_err(|why| why.at("edits of the claim"))?,
-        annotations: labels("annotations", claim.annotations)?,
+        annotations: annotations(claim.annotations)?,
         memo: claim.memo,
     })
+}
+
+/// Whoever starts the container hands them on: a runtime would take one of CDI's for an order to inject devices, of whatever
+/// driver.
+fn annotations(entries: Vec<guest::Label>) -> Checked<BTreeMap<String, String>> {
+    let annotations = labels("annotations", entries)?;
+    if let Some(key) = annotations.keys().find(|key| !is_label_key(key)) {
+        return refuse(format!("{} is not the name of an annotation", shown(key)));
+    }
+    if let Some(key) = annotations.keys().find(|key| key.starts_with("cdi.k8s.io/")) {
+        return refuse(format!("annotation {key}: devices are injected by edits only"));
+    }
+    Ok(annotations)
 }
 
 fn prepared_device(asked: &DriverClaim, device: guest::PreparedDevice) -> Checked<PreparedDevice> {
@@ -83,7 +98,7 @@ fn edits(edits: guest::Edits) -> Checked<Edits> {
         env: each("env", edits.env, env)?,
         device_nodes: each("device nodes", edits.device_nodes, device_node)?,
         mounts: each("mounts", edits.mounts, mount)?,
-        net_devices: each("net devices", edits.net_devices, net_device)?,
+        net_devices: net_devices(edits.net_devices)?,
         hooks: each("hooks", edits.hooks, hook)?,
         additional_gids: edits.additional_gids,
         intel_rdt: edits.intel_rdt.map(intel_rdt).transpose()?,
@@ -156,6 +171,17 @@ fn mount(mount: guest::Mount) -> Checked<Mount> {
     })
 }
 
+/// An interface is moved once, and two cannot have one name: CDI libraries refuse a file that says so.
+fn net_devices(devices: Vec<guest::NetDevice>) -> Checked<Vec<NetDevice>> {
+    let devices = each("net devices", devices, net_device)?;
+    let on_node = twice(devices.iter().map(|device| device.host_interface.as_str()));
+    let in_container = twice(devices.iter().map(|device| device.container_interface.as_str()));
+    match on_node.or(in_container) {
+        Some(again) => refuse(format!("net devices: interface {again} occurs twice")),
+        None => Ok(devices),
+    }
+}
+
 fn net_device(device: guest::NetDevice) -> Checked<NetDevice> {
     Ok(NetDevice {
         host_interface: interface(device.host_interface)?,
@@ -224,7 +250,7 @@ fn status(status: guest::DeviceStatus) -> Checked<DeviceStatus> {
 }
 
 fn data(text: String) -> Checked<String> {
-    at_most("bytes of data", text.len(), STATUS_DATA_BYTES_MAX)?;
+    within(Limit::AnswerBytes, "bytes of data", text.len(), STATUS_DATA_BYTES_MAX)?;
     match serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&text) {
         Ok(_) => Ok(text),
         Err(error) => refuse(format!("data is not a JSON object: {error}")),

@@ -227,6 +227,29 @@ fn refusal_of_claim(change: impl FnOnce(&mut types::PreparedClaim)) -> String {
 }
 
 #[test]
+fn a_refusal_knows_the_limit_that_it_is_about() {
+    let limit_of = |change: fn(&mut types::PreparedClaim)| {
+        let mut answer = answer();
+        change(&mut answer);
+        prepared_claim(&asked(), answer).unwrap_err().limit()
+    };
+    assert_eq!(limit_of(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]), Some(Limit::Memo));
+    assert_eq!(
+        limit_of(|claim| claim.edits.env = vec![("A".into(), String::new()); 65]),
+        Some(Limit::AnswerEntries)
+    );
+    assert_eq!(
+        limit_of(|claim| claim.edits.env = vec![("A".into(), "x".repeat(4097))]),
+        Some(Limit::AnswerBytes)
+    );
+    assert_eq!(
+        limit_of(|claim| claim.annotations = vec![("k".into(), "x".repeat(1025))]),
+        Some(Limit::AnswerBytes)
+    );
+    assert_eq!(limit_of(|claim| claim.edits.env = vec![("a b".into(), "1".into())]), None);
+}
+
+#[test]
 fn a_prepared_claim_comes_through() {
     let prepared = prepared_claim(&asked(), answer()).unwrap();
     assert_eq!(prepared.memo, [1]);
@@ -268,6 +291,13 @@ fn edits_that_are_no_edits_are_refused() {
         let device = types::NetDevice { host_interface: name.into(), container_interface: "net1".into() };
         types::Edits { net_devices: vec![device], ..no_edits() }
     };
+    let of_nets = |names: [(&str, &str); 2]| {
+        let device = |(host, container): (&str, &str)| types::NetDevice {
+            host_interface: host.into(),
+            container_interface: container.into(),
+        };
+        types::Edits { net_devices: names.map(device).into(), ..no_edits() }
+    };
     let hook = types::Hook {
         stage: "afterwards".into(),
         path: "/bin/x".into(),
@@ -288,6 +318,8 @@ fn edits_that_are_no_edits_are_refused() {
         (of_node(types::DeviceNode { file_mode: Some(0o4755), ..node("/dev/x", "r") }), "file mode 4755"),
         (of_net("a/b"), "name of a network interface"),
         (of_net("a-name-that-is-too-long"), "name of a network interface"),
+        (of_nets([("eth0", "net1"), ("eth0", "net2")]), "interface eth0 occurs twice"),
+        (of_nets([("eth0", "net1"), ("eth1", "net1")]), "interface net1 occurs twice"),
         (types::Edits { hooks: vec![hook], ..no_edits() }, "stage \"afterwards\""),
         (types::Edits { additional_gids: vec![1; 65], ..no_edits() }, "65 additional groups"),
     ] {
@@ -349,6 +381,7 @@ fn a_driver_says_who_it_is() {
         driver_info(bad).unwrap_err().to_string()
     };
     assert!(refusal(|info| info.name = "GPU".into()).contains("driver name"));
+    assert!(refusal(|info| info.name = "3gpu.example.com".into()).contains("begins with a digit"));
     assert!(refusal(|info| info.version = "one".into()).contains("not a semantic version"));
     assert!(refusal(|info| info.summary = "a\nb".into()).contains("control character"));
     assert!(refusal(|info| info.event_subsystems = vec!["a/b".into()]).contains("event subsystem"));

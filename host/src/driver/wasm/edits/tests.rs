@@ -137,6 +137,68 @@ fn the_nodes_own_folders_are_guarded_from_above_and_below() {
 }
 
 #[test]
+fn what_the_kernel_and_the_loader_rely_on_is_not_covered_in_a_container() {
+    let Some((_folder, dev, sysfs)) = dev() else { return };
+    let asked = Capabilities {
+        mounts: strings(&["/opt/**"]),
+        device_nodes: strings(&["/dev/**"]),
+        ..Capabilities::default()
+    };
+    let effective = effective(asked);
+    let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
+    for path in [
+        "/",
+        "/proc",
+        "/proc/sys",
+        "/sys",
+        "/sys/fs/cgroup",
+        "/etc",
+        "/etc/ld.so.preload",
+        "/etc/ld.so.conf.d/a.conf",
+    ] {
+        let over = Mount { container_path: path.into(), ..mount(Path::new("/opt/acme")) };
+        let node = DeviceNode { path: path.into(), host_path: Some("/dev/fuse".into()), ..node("/dev/fuse") };
+        for edits in [
+            Edits { mounts: vec![over], ..Edits::default() },
+            Edits { device_nodes: vec![node], ..Edits::default() },
+        ] {
+            let problem = verifier.edits(edits).unwrap_err();
+            assert_eq!(problem.kind, ProblemKind::Denied, "{path}: {problem}");
+            assert!(problem.message.contains("nothing is put"), "{path}: {problem}");
+        }
+    }
+    for path in ["/etc/acme", "/etc/ld.so.cache", "/procedures"] {
+        assert!(in_container("mount", path).is_ok(), "{path}");
+    }
+}
+
+#[test]
+fn a_hooks_environment_needs_the_grants_of_a_containers() {
+    let Some((folder, dev, sysfs)) = dev() else { return };
+    let program = folder.path().join("hook");
+    std::fs::write(&program, "#!/bin/sh\n").unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let path = program.to_str().unwrap();
+    let asked =
+        Capabilities { hooks: strings(&[path]), env: strings(&["ACME_*"]), ..Capabilities::default() };
+    let effective = effective(asked);
+    let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
+    let hook = |name: &str| Hook {
+        stage: "createContainer".into(),
+        path: path.into(),
+        args: Vec::new(),
+        env: vec![(name.into(), "/tmp/x".into())],
+        timeout_seconds: None,
+    };
+    let edits = |name: &str| verifier.edits(Edits { hooks: vec![hook(name)], ..Edits::default() });
+    assert!(edits("ACME_A").is_ok());
+    for name in ["LD_PRELOAD", "PATH", "OTHER"] {
+        let problem = edits(name).unwrap_err();
+        assert!(problem.kind == ProblemKind::Denied && problem.message.contains(name), "{problem}");
+    }
+}
+
+#[test]
 fn hooks_are_programs_that_only_root_can_change() {
     let Some((folder, dev, sysfs)) = dev() else { return };
     let program = folder.path().join("hook");

@@ -112,14 +112,27 @@ fn globs_see_links_and_keep_them() {
 }
 
 #[test]
-fn writes_tell_what_was_there_and_keep_off_what_is_the_machines() {
+fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
     let (folder, sys) = tree();
-    assert_eq!(sys.write("class/net/eth0/numvfs", "4").unwrap(), "0");
-    assert_eq!(std::fs::read_to_string(folder.path().join("sys/devices/pci0/card/numvfs")).unwrap(), "4\n");
+    let numvfs = sys.attribute("class/net/eth0/numvfs").unwrap();
+    assert_eq!((numvfs.path.as_str(), numvfs.value.as_deref()), ("devices/pci0/card/numvfs", Some("0")));
+    assert_eq!(sys.attribute("class/net/eth0/binary").unwrap().value, None, "it is no text");
     for path in ["class/net/eth0/power/control", "class/net/eth0/config"] {
-        assert_eq!(code(sys.write(path, "1")), "never-allowed", "{path}");
+        assert_eq!(code(sys.attribute(path)), "never-allowed", "{path}");
     }
-    assert_eq!(code(sys.write("escape", "1")), "outside-sysfs");
-    assert_eq!(code(sys.write("class/net/eth0/none", "1")), "no-such-path");
+    assert_eq!(code(sys.attribute("escape")), "outside-sysfs");
+    assert_eq!(code(sys.attribute("fifo")), "not-a-file");
+    assert_eq!(code(sys.attribute("class/net/eth0/none")), "no-such-path");
+
+    let written = sys.store(&numvfs, "4").unwrap();
+    assert_eq!((written.outcome, written.stands.as_deref()), (Ok(()), Some("4")));
+    let file = folder.path().join("sys/devices/pci0/card/numvfs");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "4\n");
+    // What was looked at and what is written are the same, or nothing is.
+    std::fs::rename(folder.path().join("sys/devices/pci0/card/vendor"), &file).unwrap();
+    assert_eq!(code(sys.store(&numvfs, "5")), "path-replaced");
+    std::fs::remove_file(&file).unwrap();
+    symlink("binary", &file).unwrap();
+    assert_eq!(code(sys.store(&numvfs, "5")), "outside-sysfs");
     assert_eq!(std::fs::read_to_string(folder.path().join("outside")).unwrap(), "secret");
 }

@@ -1,6 +1,7 @@
 use super::guest::{PREPARE_ONE, env_edit};
 use super::*;
 use crate::driver::ClaimDriver;
+use crate::model::limit::CALLS_PER_DRIVER;
 use crate::model::{Edits, PreparedClaim, Problem, ProblemKind};
 
 async fn discovery_fails(guest: Guest, grant: &str) -> (Problem, WasmDriver) {
@@ -19,8 +20,8 @@ async fn an_empty_driver_has_an_empty_inventory_and_a_fresh_instance_each_time()
         assert_eq!(driver.discover(&a_call(), Trigger::Timer).await.unwrap().device_count(), 0);
     }
     let stats = driver.stats();
-    assert_eq!((stats.calls, stats.trapped), (4, 0), "describe is a call as well");
-    assert_eq!(stats.peak_memory, 64 << 10);
+    assert_eq!((stats.calls(), stats.ended(Outcome::Trap)), (4, 0), "describe is a call as well");
+    assert_eq!(stats.peak.memory, 64 << 10);
 }
 
 #[tokio::test]
@@ -30,7 +31,7 @@ async fn a_trap_costs_one_call_and_says_where_it_was() {
     assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Internal, "driver-trapped"));
     assert!(problem.message.contains("unreachable"), "{}", problem.message);
     driver.discover(&a_call(), Trigger::Timer).await.unwrap();
-    assert_eq!(driver.stats().trapped, 1);
+    assert_eq!(driver.stats().ended(Outcome::Trap), 1);
 }
 
 #[tokio::test]
@@ -46,7 +47,7 @@ async fn a_driver_that_spins_is_stopped_and_others_go_on_meanwhile() {
     assert!(futures::poll!(&mut stopped).is_pending());
     other.discover(&call, Trigger::Load).await.unwrap();
     assert_eq!(stopped.await.unwrap_err().code, "driver-cpu-limit");
-    assert_eq!(spinning.stats().cpu, 1);
+    assert_eq!(spinning.stats().refused_for(Limit::Cpu), 1);
 }
 
 #[tokio::test]
@@ -55,7 +56,7 @@ async fn the_deadline_of_the_request_ends_a_call() {
     let driver = Stage::new().load(&spin).await;
     let call = super::super::super::Call { deadline: Duration::from_millis(30), ..a_call() };
     assert_eq!(driver.discover(&call, Trigger::Load).await.unwrap_err().code, "driver-deadline");
-    assert_eq!(driver.stats().timeout, 1);
+    assert_eq!(driver.stats().ended(Outcome::Deadline), 1);
 }
 
 #[tokio::test]
@@ -65,7 +66,7 @@ async fn memory_is_summed_and_bounded() {
     let (problem, driver) = discovery_fails(guest, "limits: {memoryMiB: 8}").await;
     assert_eq!(problem.code, "driver-memory-limit");
     assert!(problem.message.contains("8 MiB"), "{}", problem.message);
-    assert!(driver.stats().peak_memory <= 8 << 20);
+    assert!(driver.stats().peak.memory <= 8 << 20);
 }
 
 #[tokio::test]
@@ -85,7 +86,7 @@ async fn an_answer_that_is_huge_or_points_nowhere_is_refused() {
     let (problem, driver) = discovery_fails(Guest { discover: body.into(), ..Guest::default() }, "").await;
     assert_eq!(problem.code, "driver-answer-not-valid");
     assert!(problem.message.contains("pool name \"\""), "{}", problem.message);
-    assert_eq!(driver.stats().refused, 1);
+    assert_eq!(driver.stats().answers_refused, 1);
     let body = "(i32.store (i32.const 8196) (i32.const 20000)) (i32.store (i32.const 8200) (i32.const 65)) i32.const 8192";
     let (problem, _) = discovery_fails(Guest { discover: body.into(), ..Guest::default() }, "").await;
     assert!(problem.message.contains("65 pools, at most 64"), "{}", problem.message);

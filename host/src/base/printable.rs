@@ -1,0 +1,62 @@
+//! Text of others in one line of ours.
+
+/// The text without what could begin an escape sequence of a terminal, feign a line of ours or turn the order of letters, and with
+/// no more than so many bytes.
+pub fn printable(text: &str, bytes_max: usize) -> String {
+    let mut clean = String::new();
+    push(&mut clean, text, bytes_max);
+    clean
+}
+
+/// Appends such text, as long as the whole has room.
+pub fn push(line: &mut String, text: &str, bytes_max: usize) {
+    for c in text.chars() {
+        let c = if is_unprintable(c) { ' ' } else { c };
+        if line.len() + c.len_utf8() > bytes_max {
+            return;
+        }
+        line.push(c);
+    }
+}
+
+/// Begins an escape sequence of a terminal, feigns a line, or turns the order of what follows.
+pub fn is_unprintable(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// At most so many bytes, whole characters.
+pub fn cut(text: &str, max: usize) -> String {
+    let mut end = text.len().min(max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+/// One line of bounded length: what is cut off is marked.
+pub fn one_line(text: &str, max: usize) -> String {
+    let whole = cut(text, max);
+    let end = if whole.len() < text.len() { "…" } else { "" };
+    whole.replace(is_unprintable, " ") + end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_fit_for_a_line_becomes_a_space_and_what_is_too_much_is_left_out() {
+        assert_eq!(printable("a\r\nb\u{1b}[31m\0\u{202e}\u{2066}c", 64), "a  b [31m   c");
+        assert_eq!(printable("ééé", 5), "éé");
+        let mut line = "x=".to_owned();
+        push(&mut line, "1234", 4);
+        assert_eq!(line, "x=12");
+    }
+
+    #[test]
+    fn a_line_is_one_line_and_says_where_it_is_cut() {
+        assert_eq!(one_line("a\r\nb\u{1b}[2J\u{202e}c", 64), "a  b [2J c");
+        assert_eq!(one_line("ééé", 3), "é…");
+        assert_eq!(one_line("ééé", 6), "ééé");
+    }
+}

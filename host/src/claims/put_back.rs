@@ -1,0 +1,76 @@
+//! When the host puts back what drivers changed below `/sys`: for a claim that is released without them, and for a driver that never
+//! said that it had prepared the claim. A driver that unprepares what it prepared has had its chance: what it leaves is its decision.
+
+use super::unprepare::Results;
+use super::values::Doing;
+use super::{Inner, ReleaseRequest};
+use crate::base::error::chain;
+use crate::driver::Call;
+use crate::model::{Caller, ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, PutBack, Uid};
+
+impl Inner {
+    /// What drivers left that were not told of the end of the claim, and those that were and had never prepared it.
+    pub(super) async fn put_back_released(
+        &self,
+        record: &ClaimRecord,
+        results: &Results,
+        call: &Call,
+    ) -> Vec<PutBack> {
+        let is_theirs = |driver: &DriverName| gave_up(results, driver) && was_prepared(record, driver);
+        self.values.put_back(&record.id, |driver| !is_theirs(driver), Doing::PutBack, &call.request_id).await
+    }
+
+    /// What drivers left that have given up a claim which they never prepared: their calls failed, and so may have their clearing up.
+    pub(super) async fn put_back_unfinished(&self, record: &ClaimRecord, results: &Results, call: &Call) {
+        let unfinished = |driver: &DriverName| gave_up(results, driver) && !was_prepared(record, driver);
+        self.values.put_back(&record.id, unfinished, Doing::PutBack, &call.request_id).await;
+    }
+
+    /// Ends what is kept for drivers that have given up claims that others still hold.
+    pub(super) async fn end_values<'a>(&self, kept: impl Iterator<Item = (&'a ClaimRecord, &'a Results)>) {
+        let ends = kept.flat_map(|(record, results)| {
+            let given_up = results.iter().filter(|(_, outcome, _)| outcome.is_ok());
+            given_up.map(|(driver, _, _)| (record.id.uid.clone(), driver.clone()))
+        });
+        if let Err(error) = self.values.end_of_drivers(ends.collect()).await {
+            tracing::warn!(error = chain(&error), "values below /sys are kept longer than needed");
+        }
+    }
+
+    /// At start: forgets values that mean nothing any more, and finishes releases that a crash interrupted.
+    pub(super) async fn resume_values(&self) {
+        let is_known = |uid: &Uid| self.table.lock().claim(uid.as_str()).is_some();
+        if let Err(error) = self.values.tidy(is_known).await {
+            tracing::warn!(error = chain(&error), "values of another boot stay in the checkpoint");
+        }
+        for (claim, by) in self.values.releasing() {
+            if self.tasks.is_stopping() {
+                return;
+            }
+            let state = self.table.lock().claim(claim.uid.as_str()).map(|record| record.state);
+            if state != Some(ClaimState::Unpreparing) {
+                continue;
+            }
+            let outcome = self.resume_release(&claim, by).await;
+            match outcome {
+                Ok(()) => tracing::info!(%claim, "finished an interrupted release"),
+                Err(problem) => tracing::warn!(%claim, %problem, "an interrupted release is still open"),
+            }
+        }
+    }
+
+    async fn resume_release(&self, claim: &ObjectRef, by: Caller) -> Result<(), Problem> {
+        let (namespace, name) = (claim.namespace.clone(), claim.name.clone());
+        let request = ReleaseRequest { namespace, name, uid: Some(claim.uid.clone()), by };
+        self.release_claim(request, format!("resume-{}", claim.uid).into()).await.map(drop)
+    }
+}
+
+fn gave_up(results: &Results, driver: &DriverName) -> bool {
+    results.iter().any(|(of, outcome, _)| of == driver && outcome.is_ok())
+}
+
+/// In whatever boot: it has had the claim, and knows what it did.
+fn was_prepared(record: &ClaimRecord, driver: &DriverName) -> bool {
+    record.drivers.get(driver).is_some_and(|part| part.prepared.is_some())
+}

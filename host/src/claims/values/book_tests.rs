@@ -1,0 +1,218 @@
+use super::*;
+
+fn claim(short: &str) -> ObjectRef {
+    ObjectRef::new("default", short, &format!("uid-{short}")).unwrap()
+}
+
+fn driver() -> DriverName {
+    DriverName::new("led.example.com").unwrap()
+}
+
+/// A `/sys` of one file, and drivers that write to it.
+struct Scene {
+    book: Book,
+    value: String,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { book: Book::new(Vec::new(), "boot-1"), value: "0".to_owned() }
+    }
+
+    fn intend(&mut self, claims: &[&str], value: &str) -> Result<(), Problem> {
+        let before = self.value.clone();
+        with_write(claims, Some(&before), value, |write| self.book.intend(write))
+    }
+
+    /// A write that is made.
+    fn write(&mut self, claims: &[&str], value: &str) {
+        self.intend(claims, value).unwrap();
+        value.clone_into(&mut self.value);
+        with_write(claims, None, value, |write| self.book.settle(write, Some(value)));
+    }
+
+    fn kept(&self, claim: &str) -> Option<(Option<&str>, Option<&str>)> {
+        let record = self.book.claims.values().find(|record| record.id.name.as_str() == claim)?;
+        let kept = record.drivers.get(&driver())?.first()?;
+        Some((kept.before.as_deref(), kept.left()))
+    }
+
+    /// Releases a claim as the host does: the name of the claim that it leaves the value to, or none and the value is put back.
+    fn release(&mut self, short: &str) -> Option<String> {
+        let uid = claim(short).uid;
+        let (_, kept) = self.book.newest_first(&uid, |_| true).remove(0);
+        let other = self.book.successor(&uid, &kept).map(|other| other.name.to_string());
+        if other.is_none() && kept.may_have_left(&self.value) {
+            self.value = kept.before.unwrap();
+        }
+        self.book.end(&uid, None);
+        other
+    }
+}
+
+fn with_write<T>(claims: &[&str], before: Option<&str>, value: &str, act: impl FnOnce(&Write<'_>) -> T) -> T {
+    let claims: Vec<_> = claims.iter().map(|short| claim(short)).collect();
+    let driver = driver();
+    act(&Write { driver: &driver, claims: &claims, path: "led", inode: 1, before, value })
+}
+
+#[test]
+fn the_first_value_stays_and_the_last_write_is_what_was_left() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.write(&["a"], "2");
+    assert_eq!(scene.kept("a"), Some((Some("0"), Some("2"))));
+    scene.intend(&["a"], "3").unwrap();
+    let record = scene.book.get(&claim("a").uid).unwrap();
+    let kept = &record.drivers[&driver()][0];
+    assert!(kept.may_have_left("2") && kept.may_have_left("3") && !kept.may_have_left("1"));
+}
+
+#[test]
+fn a_write_that_was_not_made_leaves_nothing_behind() {
+    let mut scene = Scene::new();
+    scene.intend(&["a"], "1").unwrap();
+    with_write(&["a"], None, "1", |write| scene.book.settle(write, None));
+    assert_eq!(scene.kept("a"), None);
+    scene.write(&["a"], "1");
+    scene.intend(&["a"], "2").unwrap();
+    with_write(&["a"], None, "2", |write| scene.book.settle(write, None));
+    assert_eq!(scene.kept("a"), Some((Some("0"), Some("1"))));
+}
+
+#[test]
+fn after_a_crash_what_stands_is_taken_for_the_work_of_the_last_write() {
+    let mut scene = Scene::new();
+    scene.intend(&["a"], "on").unwrap();
+    // It was made, the kernel shows it in its own way, and the daemon died.
+    scene.value = "Y".to_owned();
+    scene.intend(&["a"], "on").unwrap();
+    let kept = &scene.book.get(&claim("a").uid).unwrap().drivers[&driver()][0];
+    assert_eq!((kept.before.as_deref(), kept.after.as_deref()), (Some("0"), Some("Y")));
+}
+
+#[test]
+fn the_later_of_two_claims_is_put_back_to_the_earlier_ones_value() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.write(&["b"], "2");
+    assert_eq!(scene.release("b"), None);
+    assert_eq!(scene.value, "1", "that of a, which stands");
+    assert_eq!(scene.release("a"), None);
+    assert_eq!(scene.value, "0");
+}
+
+#[test]
+fn the_earlier_of_two_claims_leaves_the_value_and_hands_down_what_it_found() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.write(&["b"], "2");
+    scene.write(&["c"], "3");
+    assert_eq!(scene.release("b").as_deref(), Some("c"));
+    assert_eq!((scene.value.as_str(), scene.kept("c")), ("3", Some((Some("1"), Some("3")))));
+    assert_eq!(scene.release("a").as_deref(), Some("c"));
+    assert_eq!(scene.kept("c"), Some((Some("0"), Some("3"))));
+    assert_eq!(scene.release("c"), None);
+    assert_eq!(scene.value, "0", "as if none had been");
+}
+
+#[test]
+fn what_somebody_else_set_in_between_is_not_handed_over() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.value = "5".to_owned();
+    scene.write(&["b"], "6");
+    assert_eq!(scene.release("a").as_deref(), Some("b"));
+    assert_eq!(scene.release("b"), None);
+    assert_eq!(scene.value, "5");
+}
+
+#[test]
+fn claims_of_one_call_share_a_value_and_the_last_of_them_gives_it_back() {
+    for (first, last) in [("a", "b"), ("b", "a")] {
+        let mut scene = Scene::new();
+        scene.write(&["a", "b"], "1");
+        assert_eq!(scene.release(first).as_deref(), Some(last));
+        assert_eq!(scene.value, "1");
+        assert_eq!(scene.release(last), None);
+        assert_eq!(scene.value, "0");
+    }
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.write(&["a", "b"], "2");
+    assert_eq!(scene.release("a").as_deref(), Some("b"), "a joins what the call of both has written");
+    assert_eq!(scene.release("b"), None);
+    assert_eq!(scene.value, "0");
+}
+
+#[test]
+fn the_same_value_written_twice_stands_until_both_are_gone() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.write(&["b"], "1");
+    assert_eq!(scene.release("a").as_deref(), Some("b"));
+    assert_eq!(scene.value, "1");
+    assert_eq!(scene.release("b"), None);
+    assert_eq!(scene.value, "0");
+}
+
+#[test]
+fn a_device_that_was_plugged_in_again_begins_anew() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    let claims = [claim("a")];
+    let driver = driver();
+    let before = Some("7");
+    let write = Write { driver: &driver, claims: &claims, path: "led", inode: 2, before, value: "8" };
+    scene.book.intend(&write).unwrap();
+    assert_eq!(scene.kept("a"), Some((Some("7"), Some("8"))));
+}
+
+#[test]
+fn values_of_another_boot_are_void() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    let records: Vec<_> = scene.book.claims().cloned().collect();
+    let mut same = Book::new(records.clone(), "boot-1");
+    assert_eq!((same.claims().count(), same.last_order, same.take_outlived().len()), (1, 1, 0));
+    let mut later = Book::new(records, "boot-2");
+    assert_eq!((later.claims().count(), later.last_order), (0, 0));
+    assert_eq!(later.take_outlived(), [claim("a").uid]);
+}
+
+#[test]
+fn values_of_a_claim_are_bounded_in_number_and_bytes() {
+    let claims = [claim("a")];
+    let driver = driver();
+    let intend = |book: &mut Book, path: &str, value: &str| {
+        book.intend(&Write { driver: &driver, claims: &claims, path, inode: 1, before: Some("0"), value })
+    };
+    let mut book = Book::new(Vec::new(), "boot-1");
+    (0..VALUES_PER_CLAIM_MAX).for_each(|n| intend(&mut book, &format!("led{n}"), "1").unwrap());
+    let problem = intend(&mut book, "one-more", "1").unwrap_err();
+    assert_eq!((problem.code.as_str(), problem.kind.is_permanent()), ("too-many-values", true));
+    intend(&mut book, "led0", "2").unwrap();
+
+    let mut book = Book::new(Vec::new(), "boot-1");
+    let large = "x".repeat(4096);
+    let taken =
+        (0..VALUES_PER_CLAIM_MAX).take_while(|n| intend(&mut book, &format!("led{n}"), &large).is_ok());
+    assert!(taken.count() <= VALUES_BYTES_PER_CLAIM_MAX / large.len() + 1);
+}
+
+#[test]
+fn what_one_driver_gave_up_ends_and_the_rest_of_the_claim_stays() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    let other = DriverName::new("fan.example.com").unwrap();
+    let claims = [claim("a")];
+    let write =
+        Write { driver: &other, claims: &claims, path: "fan", inode: 3, before: Some("0"), value: "9" };
+    scene.book.intend(&write).unwrap();
+    let ended = scene.book.end(&claim("a").uid, Some(&driver()));
+    assert!(ended.before.is_some() && ended.heirs.is_empty());
+    let left = scene.book.newest_first(&claim("a").uid, |_| true);
+    assert_eq!(left.iter().map(|(driver, _)| driver).collect::<Vec<_>>(), [&other]);
+    scene.book.restore(ended.before.unwrap());
+    assert_eq!(scene.book.newest_first(&claim("a").uid, |_| true).len(), 2);
+}

@@ -1,0 +1,156 @@
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::PathBuf;
+
+use super::*;
+
+/// A tree of two attributes, with what drivers may not write beside them.
+struct Tree {
+    folder: tempfile::TempDir,
+    tree: SysfsTree,
+}
+
+impl Tree {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, value) in
+            [("devices/led/brightness", "0\n"), ("devices/led/trigger", "none [timer] disk\n")]
+        {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, value).unwrap();
+        }
+        std::fs::create_dir_all(folder.path().join("devices/led/power")).unwrap();
+        std::fs::write(folder.path().join("devices/led/power/control"), "1\n").unwrap();
+        let tree = SysfsTree::open(folder.path()).unwrap();
+        Self { folder, tree }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.folder.path().join(path)
+    }
+
+    fn is(&self, path: &str) -> String {
+        std::fs::read_to_string(self.path(path)).unwrap()
+    }
+
+    /// As the host keeps it.
+    fn kept(&self, path: &str, before: &str, after: &str) -> KeptValue {
+        KeptValue {
+            path: path.to_owned(),
+            inode: std::fs::metadata(self.path(path)).unwrap().ino(),
+            order: 1,
+            before: Some(before.to_owned()),
+            after: Some(after.to_owned()),
+            pending: None,
+        }
+    }
+
+    async fn left(&self, kept: &KeptValue) -> String {
+        let fate = self.tree.put_back(kept, false).await;
+        assert_eq!(fate.end, PutBackEnd::Left, "{fate:?}");
+        fate.problem.unwrap().code
+    }
+}
+
+const LED: &str = "devices/led/brightness";
+
+#[tokio::test]
+async fn a_value_that_stands_as_it_was_left_is_put_back_once() {
+    let tree = Tree::new();
+    std::fs::write(tree.path(LED), "7\n").unwrap();
+    let kept = tree.kept(LED, "0", "7");
+    let dry = tree.tree.put_back(&kept, true).await;
+    assert_eq!((dry.end, dry.found.as_deref()), (PutBackEnd::Possible, Some("7")));
+    assert_eq!(tree.is(LED), "7\n", "a question changes nothing");
+    let done = tree.tree.put_back(&kept, false).await;
+    assert_eq!((done.end, done.found.as_deref(), done.problem), (PutBackEnd::PutBack, Some("7"), None));
+    assert_eq!(tree.is(LED), "0\n");
+    let again = tree.tree.put_back(&kept, false).await;
+    assert_eq!((again.end, again.found.as_deref()), (PutBackEnd::AsBefore, Some("0")));
+}
+
+#[tokio::test]
+async fn a_write_of_which_nobody_knows_counts_as_made_where_its_value_stands() {
+    let tree = Tree::new();
+    std::fs::write(tree.path(LED), "7\n").unwrap();
+    let open = KeptValue { after: None, pending: Some("7\n".into()), ..tree.kept(LED, "0", "") };
+    assert_eq!(tree.tree.put_back(&open, false).await.end, PutBackEnd::PutBack);
+    let older = KeptValue { pending: Some("9".into()), ..tree.kept(LED, "1", "0") };
+    assert_eq!(tree.tree.put_back(&older, true).await.end, PutBackEnd::Possible, "it was not made");
+}
+
+#[tokio::test]
+async fn what_somebody_else_changed_is_gone_or_is_another_is_left() {
+    let tree = Tree::new();
+    let kept = tree.kept(LED, "0", "7");
+    std::fs::write(tree.path(LED), "3\n").unwrap();
+    assert_eq!(tree.left(&kept).await, "value-changed");
+    assert_eq!(tree.is(LED), "3\n");
+
+    // Another file under the same path, as of a device that was plugged in again.
+    std::fs::write(tree.path("new"), "7\n").unwrap();
+    std::fs::rename(tree.path("new"), tree.path(LED)).unwrap();
+    assert_eq!(tree.left(&kept).await, "path-replaced");
+    std::fs::remove_file(tree.path(LED)).unwrap();
+    assert_eq!(tree.left(&kept).await, "path-gone");
+    std::fs::create_dir(tree.path(LED)).unwrap();
+    assert_eq!(tree.left(&kept).await, "not-a-file");
+}
+
+#[tokio::test]
+async fn what_may_not_be_written_today_is_left_whoever_wrote_it() {
+    let tree = Tree::new();
+    let denied = tree.kept("devices/led/power/control", "0", "1");
+    assert_eq!(tree.left(&denied).await, "never-allowed");
+    assert_eq!(tree.is("devices/led/power/control"), "1\n");
+
+    let outside = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(outside.path(), "7\n").unwrap();
+    let kept = tree.kept(LED, "0", "7");
+    std::fs::remove_file(tree.path(LED)).unwrap();
+    symlink(outside.path(), tree.path(LED)).unwrap();
+    assert_eq!(tree.left(&kept).await, "outside-sysfs");
+    std::fs::remove_file(tree.path(LED)).unwrap();
+    symlink("trigger", tree.path(LED)).unwrap();
+    assert_eq!(tree.left(&kept).await, "path-replaced", "a link that was none");
+    let escape = KeptValue { path: "../outside".into(), ..kept };
+    assert_eq!(tree.left(&escape).await, "bad-path");
+    assert_eq!(std::fs::read_to_string(outside.path()).unwrap(), "7\n");
+}
+
+#[tokio::test]
+async fn a_value_that_could_not_be_read_is_left_and_said() {
+    let tree = Tree::new();
+    let blind = KeptValue { before: None, ..tree.kept(LED, "", "0") };
+    assert_eq!(tree.left(&blind).await, "value-unknown");
+    let kept = tree.kept(LED, "1", "0");
+    std::fs::write(tree.path(LED), [0xff, 0xfe]).unwrap();
+    assert_eq!(tree.left(&kept).await, "value-unreadable");
+}
+
+/// A file of a test keeps the rest of what was longer, as no attribute does: what it reads as then is told.
+#[tokio::test]
+async fn what_reads_otherwise_than_before_is_told() {
+    let tree = Tree::new();
+    std::fs::write(tree.path(LED), "100\n").unwrap();
+    let fate = tree.tree.put_back(&tree.kept(LED, "5", "100"), false).await;
+    assert_eq!(
+        (fate.end, fate.problem.unwrap().code.as_str()),
+        (PutBackEnd::PutBack, "value-reads-otherwise")
+    );
+}
+
+#[test]
+fn of_choices_the_chosen_one_is_written() {
+    for (before, written) in [
+        ("none [timer] heartbeat", "timer"),
+        ("[none] timer", "none"),
+        ("[1]", "[1]"),
+        ("[a] [b]", "[a] [b]"),
+        ("a [] b", "a [] b"),
+        ("", "\n"),
+        ("plain text", "plain text"),
+    ] {
+        assert_eq!(to_write(before), written, "{before:?}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Every family of metrics: name, kind, labels, and what it says. `docs/metrics.md` has the same table, and a test holds them
+//! together: a name that somebody's alerts stand on does not change by accident.
+
+use prometheus_client::metrics::MetricType;
+
+/// A family of metrics. Of a counter the name stands without its `_total`.
+#[derive(Debug)]
+pub(super) struct Family {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) labels: &'static [&'static str],
+    pub(super) help: &'static str,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+impl From<Kind> for MetricType {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Counter => Self::Counter,
+            Kind::Gauge => Self::Gauge,
+            Kind::Histogram => Self::Histogram,
+        }
+    }
+}
+
+macro_rules! families {
+    ($($id:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)+) => {
+        $(pub(super) const $id: Family =
+            Family { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };)+
+
+        /// In the order in which they are told.
+        #[cfg(test)]
+        pub(super) const ALL: &[Family] = &[$($id),+];
+    };
+}
+
+families! {
+    BUILD = Gauge "nodedock_build_info" ["version"] "Always 1: the version that runs";
+    DRIVERS = Gauge "nodedock_driver_state" ["driver", "kind", "state"] "Sources of a driver in each state that one is in";
+    CALLS = Counter "nodedock_driver_calls" ["driver", "operation", "outcome"] "Calls of a WASM driver since it was loaded";
+    CALL_SECONDS = Histogram "nodedock_driver_call_duration_seconds" ["driver", "operation"] "Time of the calls, waiting for a place included";
+    CPU = Counter "nodedock_driver_cpu_seconds" ["driver"] "CPU time that a WASM driver's calls used";
+    PEAK_CPU = Gauge "nodedock_driver_call_cpu_peak_seconds" ["driver"] "The most CPU time of one call";
+    PEAK_MEMORY = Gauge "nodedock_driver_memory_peak_bytes" ["driver"] "The most memory of one call, over all its memories";
+    PEAK_TABLES = Gauge "nodedock_driver_table_elements_peak" ["driver"] "The most table entries of one call";
+    PEAK_HOST_BYTES = Gauge "nodedock_driver_host_bytes_peak" ["driver"] "The most bytes that the host gave in one call";
+    PEAK_HOST_OPERATIONS = Gauge "nodedock_driver_host_operations_peak" ["driver"] "The most questions to the host in one call";
+    TRAPS = Counter "nodedock_driver_traps" ["driver"] "Calls that trapped, or ended by the driver's own will";
+    LIMITS = Counter "nodedock_driver_limit_refusals" ["driver", "limit"] "Refusals for a limit: one for each call that reached it, each line of the log, each look at the node";
+    REFUSED = Counter "nodedock_driver_answers_refused" ["driver"] "Answers beyond the bounds, not valid, or against the grant";
+    LOG_LINES = Counter "nodedock_driver_log_lines" ["driver"] "Lines that the driver wrote into the log";
+    LOG_DROPPED = Counter "nodedock_driver_log_lines_dropped" ["driver"] "Lines that did not go into the log: it writes too much";
+    HOST_BYTES = Counter "nodedock_driver_host_bytes" ["driver"] "Bytes that the host gave the driver";
+    HOST_OPERATIONS = Counter "nodedock_driver_host_operations" ["driver"] "Questions of the driver to the host";
+    CLAIMS = Gauge "nodedock_claims" ["state"] "Claims that the node knows";
+    PODS = Gauge "nodedock_pods" [] "Pods that hold something";
+    CONDITIONS = Gauge "nodedock_conditions" ["code"] "What is wrong with the node now";
+    CDI_AGAIN = Counter "nodedock_cdi_files_rendered_again" [] "CDI files of prepared claims that were missing or altered";
+    COMMITS = Counter "nodedock_checkpoint_commits" ["outcome"] "Commits of the checkpoint, durable and failed";
+    COMMIT_CHANGES = Histogram "nodedock_checkpoint_commit_changes" [] "Changes of one durable commit";
+    COMMIT_SECONDS = Histogram "nodedock_checkpoint_commit_duration_seconds" [] "Time of one durable commit, nearly all of it in its sync";
+    COMMIT_BYTES = Counter "nodedock_checkpoint_value_bytes" [] "Bytes of the records that were written";
+    DRA_OPERATIONS = Histogram "dra_operations_duration_seconds" ["operation_name", "is_error"] "Time of preparing and unpreparing the claims of a pod";
+    DRA_RPCS = Histogram "dra_grpc_operations_duration_seconds" ["driver_name", "method_name", "grpc_status_code"] "Time of the calls of a native DRA plugin since it registered";
+    DRA_CLAIMS = Gauge "dra_resource_claims_in_use" ["driver_name"] "Claims that are prepared, by driver and, as <any>, altogether";
+    PLUGINS = Gauge "plugin_manager_total_plugins" ["socket_path", "state"] "Registration sockets: all of them as desired_state_of_world, those that are registered as actual_state_of_world";
+    REGISTRATIONS = Counter "kubelet_device_plugin_registration" ["resource_name"] "Registrations of device plugins";
+    ALLOCATIONS = Histogram "kubelet_device_plugin_alloc_duration_seconds" ["resource_name"] "Time of a device plugin's answer to Allocate";
+    POD_RESOURCES = Counter "kubelet_pod_resources_endpoint_requests" ["server_api_version"] "Calls on the pod-resources socket";
+    POD_RESOURCES_LIST = Counter "kubelet_pod_resources_endpoint_requests_list" ["server_api_version"] "Calls of List";
+    POD_RESOURCES_ALLOCATABLE = Counter "kubelet_pod_resources_endpoint_requests_get_allocatable" ["server_api_version"] "Calls of GetAllocatableResources";
+    POD_RESOURCES_GET = Counter "kubelet_pod_resources_endpoint_requests_get" ["server_api_version"] "Calls of Get";
+    POD_RESOURCES_GET_ERRORS = Counter "kubelet_pod_resources_endpoint_errors_get" ["server_api_version"] "Calls of Get for a pod that holds nothing";
+}

@@ -1,0 +1,262 @@
+//! Whether the daemon lives, and whether it is ready.
+//!
+//! It lives when its managers take a request, the tasks that carry out what discovery finds take one, and the checkpoint's writer
+//! does. No driver is asked. However many ask at once, and however often, there is one look at a time and one in a second.
+
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+use tokio::time::{Instant, timeout};
+
+use super::Admin;
+use crate::base::error::chain;
+use crate::discovery::{files, sockets};
+use crate::model::{DriverKind, limit};
+use crate::registry::{DriverState, DriverView};
+
+/// What is wrong, a line each.
+type Wrong = Vec<String>;
+type Look = Shared<BoxFuture<'static, Wrong>>;
+
+/// The look under way, or the last one.
+pub(super) struct Live {
+    begin: Box<dyn Fn() -> BoxFuture<'static, Wrong> + Send + Sync>,
+    last: Mutex<Option<(Instant, Look)>>,
+}
+
+/// Looks whether a node's parts answer.
+pub(super) fn live(admin: Admin) -> Live {
+    Live::new(move || look_at(admin.clone()).boxed())
+}
+
+impl Live {
+    fn new(begin: impl Fn() -> BoxFuture<'static, Wrong> + Send + Sync + 'static) -> Self {
+        Self { begin: Box::new(begin), last: Mutex::default() }
+    }
+
+    /// What is wrong. Whoever asks while a look is under way, or shortly after it, shares it.
+    pub(super) fn look(&self) -> Look {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((begun, look)) = &*last
+            && (look.peek().is_none() || begun.elapsed() < limit::LIVE_LOOK_PERIOD)
+        {
+            return look.clone();
+        }
+        let look = (self.begin)().shared();
+        *last = Some((Instant::now(), look.clone()));
+        look
+    }
+}
+
+async fn look_at(admin: Admin) -> Wrong {
+    let (registry, claims) = (&admin.registry, &admin.claims);
+    let wasm = async {
+        registry.answers(DriverKind::Wasm).await;
+        true
+    };
+    let grpc = async {
+        registry.answers(DriverKind::Grpc).await;
+        true
+    };
+    let pods = async {
+        admin.pods.pods_count();
+        admin.devices.capacity();
+        claims.answers().await
+    };
+    let found = tokio::join!(
+        in_time("the pods and their claims", pods),
+        in_time("the task for driver files", wasm),
+        in_time("the task for plugins", grpc),
+        in_time("the checkpoint's writer", admin.checkpoint.answers()),
+    );
+    [found.0, found.1, found.2, found.3].into_iter().flatten().collect()
+}
+
+/// What is wrong with it. None: it answers.
+async fn in_time(who: &str, answers: impl Future<Output = bool>) -> Option<String> {
+    match timeout(limit::LIVE_DEADLINE, answers).await {
+        Ok(true) => None,
+        Ok(false) => Some(format!("{who} ended")),
+        Err(_) => Some(format!("{who} did not answer within {:?}", limit::LIVE_DEADLINE)),
+    }
+}
+
+/// What was there when the daemon started.
+pub struct AtStart {
+    folders: Vec<(PathBuf, List)>,
+    found: Mutex<Found>,
+    /// It was ready once: what comes later does not change that.
+    ready: AtomicBool,
+}
+
+/// Names of what is in a folder, as the registry has them.
+type List = fn(&Path) -> io::Result<Vec<String>>;
+
+/// None: a folder could not be listed yet.
+type Found = Vec<Option<Vec<String>>>;
+
+impl AtStart {
+    /// Of the drivers' folder and that of registration sockets. What cannot be listed is awaited.
+    pub fn look(drivers: &Path, sockets: &Path) -> Self {
+        let folders: Vec<(PathBuf, List)> = vec![
+            (drivers.to_owned(), files::present),
+            (sockets.to_owned(), |folder| {
+                let found = sockets::present(folder)?;
+                Ok(found.into_iter().map(|socket| socket.display().to_string()).collect())
+            }),
+        ];
+        let at_start =
+            Self { found: Mutex::new(vec![None; folders.len()]), folders, ready: AtomicBool::new(false) };
+        // What is wrong is said to those who ask.
+        drop(at_start.list());
+        at_start
+    }
+
+    /// Lists what could not be listed before; the folders that still cannot be.
+    fn list(&self) -> Wrong {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wrong = Wrong::new();
+        for ((folder, list), found) in self.folders.iter().zip(found.iter_mut()) {
+            if found.is_none() {
+                match list(folder) {
+                    Ok(names) => *found = Some(names),
+                    Err(error) => {
+                        wrong.push(format!(
+                            "the folder {} cannot be listed: {}",
+                            folder.display(),
+                            chain(&error)
+                        ));
+                    }
+                }
+            }
+        }
+        wrong
+    }
+
+    fn names(&self) -> Vec<(PathBuf, String)> {
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let each = self.folders.iter().zip(found.iter());
+        each.flat_map(|((folder, _), names)| {
+            names.iter().flatten().map(move |name| (folder.join(name), name.clone()))
+        })
+        .collect()
+    }
+}
+
+/// What a daemon that is not ready waits for, a line each.
+pub(super) async fn awaited(admin: &Admin) -> Wrong {
+    let at_start = admin.at_start.clone();
+    if at_start.ready.load(Relaxed) {
+        return Wrong::new();
+    }
+    let views = admin.registry.list();
+    // A folder may be on a file system that hangs: not for a thread that serves.
+    let look = tokio::task::spawn_blocking(move || still_awaited(&at_start, &views));
+    look.await.unwrap_or_else(|error| vec![format!("the folders were not looked at: {}", chain(&error))])
+}
+
+fn still_awaited(at_start: &AtStart, views: &[DriverView]) -> Wrong {
+    let mut wrong = at_start.list();
+    for (path, source) in at_start.names() {
+        match views.iter().find(|view| view.source == source) {
+            Some(view) if is_under_way(view) => {
+                wrong.push(format!("{source} is {}: it is being loaded", view.state.as_str()));
+            }
+            Some(_) => {}
+            // It went away again before anybody looked at it.
+            None if std::fs::symlink_metadata(&path).is_err() => {}
+            None => wrong.push(format!("{source} was not looked at yet")),
+        }
+    }
+    if wrong.is_empty() {
+        at_start.ready.store(true, Relaxed);
+    }
+    wrong
+}
+
+/// A plugin that is described has registered, and its service's socket is its own business.
+fn is_under_way(view: &DriverView) -> bool {
+    match view.kind {
+        DriverKind::Wasm => view.state.is_under_way(),
+        DriverKind::Grpc => view.state == DriverState::Seen,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::base::changes::Changes;
+    use crate::registry::Registry;
+
+    #[test]
+    fn what_was_there_at_the_start_is_awaited_until_it_is_loaded_or_failed_or_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (drivers, sockets) = (folder.path().join("drivers"), folder.path().join("sockets"));
+        std::fs::create_dir(&drivers).unwrap();
+        for name in ["a.wasm", "b.wasm", "c.wasm"] {
+            std::fs::write(drivers.join(name), "x").unwrap();
+        }
+        let registry = Registry::new(Changes::default());
+        let at_start = AtStart::look(&drivers, &sockets);
+        // What comes later is not awaited.
+        std::fs::write(drivers.join("later.wasm"), "x").unwrap();
+        let awaited = || still_awaited(&at_start, &registry.list());
+        let unseen = |name: &str| format!("{name} was not looked at yet");
+        assert_eq!(awaited(), ["a.wasm", "b.wasm", "c.wasm"].map(unseen));
+        registry.update(DriverKind::Wasm, "a.wasm", |view| view.state = DriverState::Compiled);
+        registry.update(DriverKind::Wasm, "b.wasm", |view| view.state = DriverState::Failed);
+        std::fs::remove_file(drivers.join("c.wasm")).unwrap();
+        assert_eq!(awaited(), ["a.wasm is compiled: it is being loaded"]);
+        registry.update(DriverKind::Wasm, "a.wasm", |view| view.state = DriverState::Serving);
+        assert_eq!(awaited(), Wrong::new());
+        assert!(at_start.ready.load(Relaxed), "and stays ready");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_listed_is_awaited() {
+        let folder = tempfile::tempdir().unwrap();
+        let (drivers, sockets) = (folder.path().join("drivers"), folder.path().join("sockets"));
+        std::fs::write(&drivers, "a file").unwrap();
+        let at_start = AtStart::look(&drivers, &sockets);
+        let wrong = still_awaited(&at_start, &[]);
+        assert!(wrong.len() == 1 && wrong[0].contains("drivers cannot be listed"), "{wrong:?}");
+        std::fs::remove_file(&drivers).unwrap();
+        assert_eq!(still_awaited(&at_start, &[]), Wrong::new());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn however_many_ask_there_is_one_look_at_a_time_and_one_in_a_second() {
+        let looks = Arc::new(AtomicU64::new(0));
+        let counted = looks.clone();
+        let live = Live::new(move || {
+            let number = counted.fetch_add(1, Relaxed);
+            async move {
+                tokio::time::sleep(limit::LIVE_LOOK_PERIOD * 2).await;
+                vec![format!("look {number}")]
+            }
+            .boxed()
+        });
+        let told = futures::future::join_all((0..1000).map(|_| live.look())).await;
+        assert!(told.iter().all(|told| *told == ["look 0"]));
+        // It took longer than the period, so the next one looks again.
+        assert_eq!(live.look().await, ["look 1"]);
+        assert_eq!(looks.load(Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_answer_is_named() {
+        assert_eq!(in_time("the writer", async { true }).await, None);
+        assert_eq!(in_time("the writer", async { false }).await.unwrap(), "the writer ended");
+        let late = in_time("the writer", std::future::pending()).await.unwrap();
+        assert_eq!(late, "the writer did not answer within 5s");
+    }
+}

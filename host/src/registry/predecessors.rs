@@ -1,0 +1,220 @@
+//! The code of versions that served before: kept as each begins to serve, loaded again when a claim that it prepared needs it.
+//!
+//! A predecessor runs with the config of its own last day, and within what its name's file is granted now: it asked for no more than
+//! it was granted then, so what it has is what it had, less what was taken back since. Its file is judged by the policy that counts
+//! now, each time that it is needed, before the compiler sees it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::OnceCell;
+
+use super::vetting;
+use crate::base::error::chain;
+use crate::driver::grant::Grant;
+use crate::driver::wasm::{DriverFile, KeptError, KeptFacts, KeptFiles, SignedFile, WasmDriver, WasmHost};
+use crate::driver::{ClaimDriver, DriverIdentity, Predecessors};
+use crate::model::{DriverName, Problem};
+use crate::trust::{Evidence, Trust, Verdict};
+
+/// The files, and what was loaded from them.
+pub struct KeptDrivers {
+    host: Arc<WasmHost>,
+    files: KeptFiles,
+    trust: Trust,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    kept: BTreeSet<String>,
+    /// Versions that serve, or served and are at work still: whoever waits for an answer of one holds its identity until what came of
+    /// it is durable.
+    users: Vec<Weak<DriverIdentity>>,
+    /// What the files that serve are granted now.
+    grants: BTreeMap<DriverName, Arc<Grant>>,
+    loaded: BTreeMap<(DriverName, String), Loaded>,
+}
+
+#[derive(Default, Clone)]
+struct Loaded(Arc<OnceCell<Version>>);
+
+struct Version {
+    driver: Arc<WasmDriver>,
+    /// What was said of its file.
+    verdict: Verdict,
+}
+
+impl Loaded {
+    fn revoke(&self) {
+        if let Some(version) = self.0.get() {
+            version.driver.revoke();
+        }
+    }
+}
+
+impl State {
+    fn is_used(&self, digest: &str) -> bool {
+        self.users.iter().filter_map(Weak::upgrade).any(|identity| identity.digest == digest)
+    }
+
+    /// Predecessors of a name are loaded anew, within its new grant.
+    fn unload(&mut self, name: &DriverName) {
+        let gone = self.loaded.extract_if(.., |(known, _), _| known == name);
+        gone.for_each(|(_, loaded)| loaded.revoke());
+    }
+}
+
+impl KeptDrivers {
+    pub fn open(files: KeptFiles, host: Arc<WasmHost>, trust: Trust) -> Result<Self, KeptError> {
+        let state = State { kept: files.digests()?, ..State::default() };
+        Ok(Self { host, files, trust, state: Mutex::new(state) })
+    }
+
+    /// Keeps the code of a version that is about to serve. The identity is the one that it will serve with.
+    pub(super) async fn keep(
+        &self,
+        identity: &Arc<DriverIdentity>,
+        file: SignedFile,
+        config: Option<String>,
+    ) -> Result<(), KeptError> {
+        // First, so that nobody takes the file for one that is not needed.
+        self.serves_as(identity);
+        let (driver, version) = (identity.name.clone(), identity.version.clone());
+        let stem = identity.source.strip_suffix(".wasm").unwrap_or(&identity.source).to_owned();
+        let facts = KeptFacts { driver, version, stem, config };
+        let (files, digest) = (self.files.clone(), identity.digest.clone());
+        let put = tokio::task::spawn_blocking(move || files.put(&digest, &facts, &file));
+        put.await??;
+        self.state().kept.insert(identity.digest.clone());
+        Ok(())
+    }
+
+    /// Notes what a name's file is granted from now on; none: it does not serve any more.
+    pub(super) fn granted(&self, name: &DriverName, grant: Option<&Grant>) {
+        let mut state = self.state();
+        if state.grants.get(name).map(Arc::as_ref) == grant {
+            return;
+        }
+        state.unload(name);
+        match grant {
+            Some(grant) => drop(state.grants.insert(name.clone(), Arc::new(grant.clone()))),
+            None => drop(state.grants.remove(name)),
+        }
+    }
+
+    async fn load(&self, name: &DriverName, digest: &str, grant: &Grant) -> Result<Version, Problem> {
+        let (facts, code, verdict) = self.take(digest).await?;
+        self.check(&verdict, name, &facts)?;
+        let file = DriverFile { name: format!("{name} {}", facts.version), bytes: code };
+        let driver = self.host.load(file, grant.clone(), facts.config.clone()).await.map_err(|error| {
+            Problem::internal("predecessor-not-loaded", format!("load it again: {}", chain(&error)))
+        })?;
+        if driver.info().name != *name {
+            let message = format!("its file says that it is {}", driver.info().name);
+            return Err(Problem::internal("predecessor-not-loaded", message));
+        }
+        // The policy may have changed while it was compiled.
+        self.check(&verdict, name, &facts)?;
+        tracing::info!(driver = %name, version = facts.version, digest, "an earlier version is loaded for its claims");
+        Ok(Version { driver: Arc::new(driver), verdict })
+    }
+
+    /// The kept file, with what the policy says of it.
+    async fn take(&self, digest: &str) -> Result<(KeptFacts, Bytes, Verdict), Problem> {
+        let (files, policy, wanted) = (self.files.clone(), self.trust.policy(), digest.to_owned());
+        let taken = tokio::task::spawn_blocking(move || {
+            let (facts, SignedFile { code, signature }) = files.take(&wanted)?;
+            let evidence = Evidence { stem: &facts.stem, bytes: &code, signature: signature.as_deref() };
+            let verdict = policy.judge(&evidence);
+            Ok::<_, KeptError>((facts, code, verdict))
+        });
+        taken.await.expect("reading a file does not panic").map_err(|error| not_kept(&error))
+    }
+
+    /// Holds a kept file against the policy that counts now.
+    fn check(&self, verdict: &Verdict, name: &DriverName, facts: &KeptFacts) -> Result<(), Problem> {
+        let verdict = self.trust.policy().judge_named(verdict, name.as_str());
+        let (reason, digest) = (vetting::reason(&verdict), verdict.digest());
+        if verdict.warns() {
+            tracing::warn!(driver = %name, version = facts.version, digest, reason, "an earlier version is needed for its claims, and not trusted");
+        }
+        if !verdict.refuses() {
+            return Ok(());
+        }
+        let signature = self.files.signature_path(digest).map_err(|error| not_kept(&error))?;
+        let message = format!(
+            "version {} is not trusted any more: {reason}; the signature of the file that was kept is {}",
+            facts.version,
+            signature.display()
+        );
+        Err(Problem::denied("predecessor-distrusted", message))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Predecessors for KeptDrivers {
+    async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
+        let key = (name.clone(), digest.to_owned());
+        let (grant, loaded) = {
+            let mut state = self.state();
+            let grant = state.grants.get(name).cloned().ok_or_else(|| no_file(name))?;
+            // What is trusted no more is read and judged anew: it may have been signed again.
+            let policy = self.trust.policy();
+            let refuses = |version: &Version| policy.judge_named(&version.verdict, name.as_str()).refuses();
+            if state.loaded.get(&key).and_then(|loaded| loaded.0.get()).is_some_and(refuses) {
+                state.loaded.remove(&key);
+            }
+            (grant, state.loaded.entry(key).or_default().clone())
+        };
+        let Version { driver, .. } = loaded.0.get_or_try_init(|| self.load(name, digest, &grant)).await?;
+        if self.state().grants.get(name).is_none_or(|now| !Arc::ptr_eq(now, &grant)) {
+            driver.revoke();
+            let message = "its grant changed while it was loaded";
+            return Err(Problem::unavailable("predecessor-not-loaded", message));
+        }
+        Ok(driver.clone())
+    }
+
+    fn serves_as(&self, identity: &Arc<DriverIdentity>) {
+        let mut state = self.state();
+        state.users.retain(|user| user.strong_count() > 0);
+        state.users.push(Arc::downgrade(identity));
+    }
+
+    fn idle(&self) -> Vec<String> {
+        let state = self.state();
+        state.kept.iter().filter(|digest| !state.is_used(digest)).cloned().collect()
+    }
+
+    fn forget(&self, digest: &str) {
+        // The file goes while nobody can begin to keep it.
+        let mut state = self.state();
+        if state.is_used(digest) {
+            return;
+        }
+        self.files.remove(digest);
+        state.kept.remove(digest);
+        state.loaded.retain(|(_, known), _| known != digest);
+        tracing::info!(digest, "a driver's file that no claim needs any more is forgotten");
+    }
+}
+
+fn no_file(name: &DriverName) -> Problem {
+    Problem::unavailable("driver-not-serving", format!("no file of driver {name} serves"))
+}
+
+fn not_kept(error: &KeptError) -> Problem {
+    let code = match error {
+        KeptError::Missing { .. } | KeptError::NoDigest { .. } => "predecessor-missing",
+        KeptError::Damaged { .. } => "predecessor-damaged",
+        _ => "predecessor-not-read",
+    };
+    Problem::internal(code, chain(error))
+}

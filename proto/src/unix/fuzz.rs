@@ -1,0 +1,234 @@
+//! For the fuzz target `http2`: what a client sends reaches the server in the same way however it comes, and but for the authority it is
+//! what the client meant.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use http::uri::Authority;
+use tokio::io::{AsyncRead, ReadBuf};
+
+use super::Connection;
+use super::hpack::{Decoder, Malformed};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const HEADERS: u8 = 0x1;
+const CONTINUATION: u8 = 0x9;
+const END_STREAM: u8 = 0x1;
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
+/// Header lists as they are decoded.
+type List = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// One client's bytes. The first byte says how they are cut, and whether the preface of HTTP/2 comes before them, which nobody has to guess
+/// then. Whether all of them passed, with a request among them.
+pub fn http2(data: &[u8]) -> bool {
+    let Some((&seed, rest)) = data.split_first() else { return false };
+    let stream = if seed & 1 == 0 { [PREFACE, rest].concat() } else { rest.to_owned() };
+    let whole = read(&stream, || usize::MAX, 64 << 10);
+    let mut random = u64::from(seed) + 1;
+    let cuts = [
+        read(&stream, || 1, 1),
+        read(&stream, || usize::MAX, 7),
+        read(&stream, || 1, 64 << 10),
+        read(&stream, || next(&mut random), 100),
+    ];
+    for cut in cuts {
+        check_same(&whole, &cut);
+    }
+    whole.violation.is_none() && check_meaning(&stream, &whole.output)
+}
+
+/// Some lengths, by a generator (xorshift) that needs no more than a seed.
+fn next(state: &mut u64) -> usize {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    (*state % 40) as usize + 1
+}
+
+/// What a server sees.
+struct Seen {
+    output: Vec<u8>,
+    violation: Option<String>,
+}
+
+/// A connection on which bytes come in pieces, and end.
+struct Pieces<'a, F> {
+    rest: &'a [u8],
+    length: F,
+}
+
+impl<F: FnMut() -> usize + Unpin> AsyncRead for Pieces<'_, F> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let length = (self.length)().min(self.rest.len()).min(buf.remaining());
+        let (piece, rest) = self.rest.split_at(length);
+        self.rest = rest;
+        buf.put_slice(piece);
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn read(stream: &[u8], length: impl FnMut() -> usize + Unpin, at_once: usize) -> Seen {
+    let mut connection = Connection::new(Pieces { rest: stream, length });
+    let mut cx = Context::from_waker(Waker::noop());
+    let (mut output, mut space) = (Vec::new(), vec![0; at_once]);
+    loop {
+        let mut buf = ReadBuf::new(&mut space);
+        match Pin::new(&mut connection).poll_read(&mut cx, &mut buf) {
+            Poll::Ready(Ok(())) if buf.filled().is_empty() => return Seen { output, violation: None },
+            Poll::Ready(Ok(())) => output.extend_from_slice(buf.filled()),
+            Poll::Ready(Err(error)) => return Seen { output, violation: Some(error.to_string()) },
+            Poll::Pending => unreachable!("the bytes are there"),
+        }
+    }
+}
+
+/// Where a client broke a rule the connection ends, and how much of what was right before it had passed is a matter of how it came.
+fn check_same(one: &Seen, other: &Seen) {
+    assert_eq!(one.violation, other.violation, "what is refused depends on how it is cut");
+    if one.violation.is_none() {
+        assert_eq!(one.output, other.output, "what passes depends on how it is cut");
+    }
+    let (short, long) = if one.output.len() < other.output.len() { (one, other) } else { (other, one) };
+    assert!(long.output.starts_with(&short.output), "what passes depends on how it is cut");
+}
+
+/// A frame and where the next one begins. The last may be cut.
+struct Frame<'a> {
+    bytes: &'a [u8],
+    kind: u8,
+    flags: u8,
+    stream: [u8; 4],
+    payload: &'a [u8],
+    is_whole: bool,
+}
+
+impl<'a> Frame<'a> {
+    /// None: there is not even a head.
+    fn first(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let (&[a, b, c, kind, flags, s, t, u, v], behind) = bytes.split_first_chunk::<9>()?;
+        let length = u32::from_be_bytes([0, a, b, c]) as usize;
+        let payload = &behind[..length.min(behind.len())];
+        let (bytes, rest) = bytes.split_at(9 + payload.len());
+        let is_whole = payload.len() == length;
+        Some((Self { bytes, kind, flags, stream: [s & 0x7f, t, u, v], payload, is_whole }, rest))
+    }
+
+    /// What is left of a header block's frame without padding and priority.
+    fn fragment(&self) -> &'a [u8] {
+        if self.kind != HEADERS {
+            return self.payload;
+        }
+        let padding = if self.flags & PADDED != 0 { 1 + usize::from(self.payload[0]) } else { 0 };
+        let start = usize::from(padding > 0) + if self.flags & PRIORITY != 0 { 5 } else { 0 };
+        &self.payload[start..self.payload.len() - padding.saturating_sub(1)]
+    }
+}
+
+/// A header block, with all that matters of its frames.
+struct Block {
+    stream: [u8; 4],
+    end_stream: bool,
+    fragments: Vec<u8>,
+}
+
+impl Block {
+    /// The block that begins with a frame. None: it does not end.
+    fn take<'a>(first: &Frame<'a>, mut rest: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let mut fragments = if first.is_whole { first.fragment().to_owned() } else { return None };
+        let mut flags = first.flags;
+        while flags & END_HEADERS == 0 {
+            let (frame, behind) = Frame::first(rest)?;
+            if !frame.is_whole {
+                return None;
+            }
+            assert_eq!(frame.kind, CONTINUATION, "a block was interrupted and passed");
+            fragments.extend_from_slice(frame.payload);
+            (flags, rest) = (frame.flags, behind);
+        }
+        Some((Self { stream: first.stream, end_stream: first.flags & END_STREAM != 0, fragments }, rest))
+    }
+
+    fn list(&self, decoder: &mut Decoder) -> List {
+        let mut list = List::new();
+        let field = |name: &[u8], value: &[u8]| {
+            list.push((name.to_owned(), value.to_owned()));
+            Ok::<(), Malformed>(())
+        };
+        decoder.decode(&self.fragments, field).expect("what passed can be decoded");
+        list
+    }
+}
+
+/// Frame by frame: what is no header block is as it was, and a block has the same fields but for an authority that is none. Whether there
+/// was a block.
+fn check_meaning(input: &[u8], output: &[u8]) -> bool {
+    let Some(mut input) = input.strip_prefix(PREFACE) else {
+        assert!(PREFACE.starts_with(input) && input == output, "the preface has not come to its end");
+        return false;
+    };
+    let mut output = output.strip_prefix(PREFACE).expect("the preface passes");
+    let (mut decoder, mut blocks) = (Decoder::default(), 0);
+    while let Some((frame, rest)) = Frame::first(input) {
+        if frame.kind != HEADERS {
+            let (same, behind) =
+                output.split_at_checked(frame.bytes.len()).expect("what passes is all there");
+            assert_eq!(same, frame.bytes, "a frame without headers was changed");
+            (input, output) = (rest, behind);
+            continue;
+        }
+        let Some((block, rest)) = Block::take(&frame, rest) else { break };
+        let (written, behind) = Frame::first(output).expect("a block passes as a whole");
+        assert_eq!(written.kind, HEADERS);
+        let (written, behind) = Block::take(&written, behind).expect("a block passes as a whole");
+        assert_eq!((written.stream, written.end_stream), (block.stream, block.end_stream));
+        check_list(&block.list(&mut decoder), &written.list(&mut Decoder::default()));
+        (input, output) = (rest, behind);
+        blocks += 1;
+    }
+    assert!(output.is_empty(), "{} bytes that nobody sent", output.len());
+    blocks > 0
+}
+
+fn check_list(sent: &List, passed: &List) {
+    assert_eq!(sent.len(), passed.len(), "fields came or went");
+    for (sent, passed) in sent.iter().zip(passed) {
+        let is_wrong = sent.0 == b":authority" && Authority::try_from(sent.1.as_slice()).is_err();
+        let expected = if is_wrong { b"localhost".as_slice() } else { &sent.1 };
+        assert_eq!((&passed.0, passed.1.as_slice()), (&sent.0, expected));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::http2;
+
+    /// A seed's name says what becomes of it: `refused-…`, or else it passes.
+    #[test]
+    fn seeds_keep_their_promises_also_with_a_byte_changed() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/http2");
+        let mut passed = 0;
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let (name, bytes) = (path.file_name().unwrap().to_str().unwrap(), std::fs::read(&path).unwrap());
+            assert_eq!(http2(&bytes), !name.starts_with("refused-"), "{name}");
+            passed += usize::from(!name.starts_with("refused-"));
+            for (at, change) in (0..bytes.len()).zip([0x01, 0x20, 0x80, 0xff].into_iter().cycle()) {
+                let mut changed = bytes.clone();
+                changed[at] ^= change;
+                println!("{name}, byte {at} ^ {change:#x}");
+                http2(&changed);
+                http2(&bytes[..at]);
+            }
+        }
+        assert!(passed > 0);
+    }
+}

@@ -1,0 +1,362 @@
+//! Compilation happens in a process of its own: whatever becomes of it, the daemon and its other drivers go on.
+
+mod bombs;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodedock::driver::grant::Grant;
+use nodedock::driver::values::NoJournal;
+use nodedock::driver::wasm::{
+    COMPILE_COMMAND, CompileBounds, Compiler, DriverFile, LoadError, WasmDriver, WasmHost, WasmSettings,
+};
+use nodedock::driver::{Ledger, NodeFacts};
+use nodedock::model::{DriverName, LiveClaim};
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
+use nodedock_tests::machine::{Tmpfs, is_root, skip};
+use nodedock_tests::wait::until_path;
+use nodedock_tests::{DEADLINE, Daemon, Options, Root, places};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use tokio::io::AsyncWriteExt;
+use tokio::io::unix::AsyncFd;
+
+use crate::with_gpus;
+
+struct NoClaims;
+
+impl Ledger for NoClaims {
+    fn claims(&self, _: &DriverName) -> Vec<LiveClaim> {
+        Vec::new()
+    }
+
+    fn claim(&self, _: &DriverName, _: &str) -> Option<LiveClaim> {
+        None
+    }
+
+    fn holders(&self, _: &DriverName, _: &str, _: &str) -> Vec<LiveClaim> {
+        Vec::new()
+    }
+}
+
+fn host(program: PathBuf, bounds: CompileBounds) -> Arc<WasmHost> {
+    let settings = WasmSettings {
+        cache_dir: None,
+        compiler: Compiler::Process { program, bounds },
+        sysfs_root: "/sys".into(),
+        dev_root: "/dev".into(),
+        node: NodeFacts { name: "node".into(), boot_id: "boot".into() },
+    };
+    WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).expect("set up the sandbox")
+}
+
+async fn load(host: &Arc<WasmHost>, bytes: Vec<u8>) -> Result<WasmDriver, LoadError> {
+    let file = DriverFile { name: "file.wasm".into(), bytes: bytes.into() };
+    host.load(file, Grant::empty(), None).await
+}
+
+async fn refusal(bounds: CompileBounds, bytes: Vec<u8>) -> LoadError {
+    let outcome = load(&host(places::nodedock(), bounds), bytes).await;
+    outcome.map(|driver| driver.info().clone()).unwrap_err()
+}
+
+/// A program that stands in for the compiler.
+fn script(root: &Root, text: &str) -> PathBuf {
+    let path = root.write("compiler", format!("#!/bin/sh\n{text}\n"));
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    path
+}
+
+/// Waits until a process has ended, whoever's child it is.
+async fn ended(process: OwnedFd) {
+    // SAFETY: the descriptor is the registration's own, open until it ends, and nobody else registers it.
+    let process = unsafe { AsyncFd::register(process) }.expect("a process can be waited for");
+    let end = tokio::time::timeout(DEADLINE, process.readable()).await;
+    let _ready = end.expect("the process ends").expect("wait for a process");
+}
+
+fn open(pid: i32) -> OwnedFd {
+    let pid = Pid::from_raw(pid).expect("no process has ID 0");
+    rustix::process::pidfd_open(pid, PidfdFlags::empty()).expect("the process is there")
+}
+
+/// The nth compiler that a daemon started.
+async fn compiler_of(daemon: &Daemon, n: usize) -> i32 {
+    let pid = || {
+        let log = daemon.log();
+        let line = log.lines().filter(|line| line.contains("compiler started")).nth(n - 1);
+        let word = line.and_then(|line| line.split_whitespace().find_map(|word| word.strip_prefix("pid=")));
+        word.and_then(|pid| pid.parse().ok()).ok_or(log)
+    };
+    until_path(&daemon.log_path(), "a compiler is started", pid).await
+}
+
+fn telling() -> Options {
+    Options::default().env("NODEDOCK_LOG", "info,nodedock::driver::wasm=debug")
+}
+
+fn kept_files(root: &Root) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root.path().join("var/cache/nodedock")).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+#[tokio::test]
+async fn a_file_whose_compiler_does_not_live_fails_with_a_reason_while_others_serve() {
+    let daemon = Daemon::start_with(telling()).await;
+    daemon.install(MOCK_GPU, Form::Core);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.drop_in("slow.wasm", bombs::slow(20));
+    for started in [2, 3] {
+        let pid = compiler_of(&daemon, started).await;
+        rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    }
+    daemon.prepared(request(&pod("meanwhile"), &[&gpu_claim("meanwhile", &["gpus/gpu-0"])])).await;
+    let failed = daemon.until_state("slow.wasm", "failed").await;
+    assert!(failed.reason.contains("the compiler was killed twice by signal 9"), "{failed:?}");
+    daemon.prepared(request(&pod("after"), &[&gpu_claim("after", &["gpus/gpu-1"])])).await;
+    assert_eq!(kept_files(&daemon).len(), 1, "of what failed nothing is kept");
+}
+
+#[tokio::test]
+async fn a_file_that_holds_too_much_is_not_compiled_at_all() {
+    let daemon = with_gpus().await;
+    for (name, bytes, wanted) in [
+        ("many.wasm", bombs::many(), "functions, at most 100000 are taken"),
+        ("huge.wasm", bombs::huge(), "a function of 2800011 bytes, at most 2097152 are taken"),
+    ] {
+        daemon.drop_in(name, bytes);
+        let failed = daemon.until_state(name, "failed").await;
+        assert!(failed.reason.contains(wanted), "{failed:?}");
+    }
+}
+
+#[tokio::test]
+async fn each_bound_of_a_compilation_has_an_error_of_its_own() {
+    let bounds = CompileBounds { cpu: Duration::from_secs(1), ..CompileBounds::default() };
+    let error = refusal(bounds, bombs::slow(12)).await;
+    assert_eq!((error.code(), error.is_permanent()), ("compile-cpu", true), "{error}");
+    assert!(error.to_string().contains("more than 1s of CPU"), "{error}");
+
+    let bounds = CompileBounds { wall: Duration::from_millis(1), ..CompileBounds::default() };
+    let error = refusal(bounds, bombs::slow(1)).await;
+    assert_eq!((error.code(), error.is_permanent()), ("compile-time", false), "{error}");
+
+    let bounds = CompileBounds { memory: 320 << 20, ..CompileBounds::default() };
+    let error = refusal(bounds, bombs::greedy()).await;
+    assert_eq!((error.code(), error.is_permanent()), ("compile-memory", true), "{error}");
+    assert!(error.to_string().contains("320 MiB"), "{error}");
+}
+
+#[tokio::test]
+async fn a_compiler_that_is_killed_is_started_once_more() {
+    let root = Root::new();
+    let (tries, program) = (root.path().join("tries"), places::nodedock());
+    let count = format!("echo try >> {}", tries.display());
+    let always = script(&root, &format!("{count}\nkill -KILL $$"));
+    let error = load(&host(always, CompileBounds::default()), wasm(MOCK_GPU, Form::Core)).await;
+    let error = error.map(|driver| driver.info().clone()).unwrap_err();
+    assert_eq!((error.code(), error.is_permanent()), ("compiler-killed", false), "{error}");
+    assert_eq!(std::fs::read_to_string(&tries).unwrap().lines().count(), 2);
+
+    std::fs::remove_file(&tries).unwrap();
+    let (marker, program) = (tries.display(), program.display());
+    let once = script(&root, &format!("[ -e {marker} ] && exec {program} \"$@\"\n{count}\nkill -KILL $$"));
+    load(&host(once, CompileBounds::default()), wasm(MOCK_GPU, Form::Core)).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_artifact_is_not_taken() {
+    let root = Root::new();
+    for (text, wanted) in [
+        ("exit 0", "cut off"),
+        ("cat", "cut off"),
+        ("cat >/dev/null; head -c 400000000 /dev/zero", "without an end"),
+        ("echo nobody is called that >&2; exit 1", "nobody is called that"),
+        ("exec /nowhere/at/all", "could not begin"),
+    ] {
+        let host = host(script(&root, text), CompileBounds::default());
+        let error = load(&host, wasm(MOCK_GPU, Form::Core)).await.map(|driver| driver.info().clone());
+        let error = error.unwrap_err();
+        assert!(error.code() == "host-failed" && error.to_string().contains(wanted), "{text}: {error}");
+    }
+    let error =
+        load(&host("/nowhere/at/all".into(), CompileBounds::default()), wasm(MOCK_GPU, Form::Core)).await;
+    let error = error.map(|driver| driver.info().clone()).unwrap_err().to_string();
+    assert!(error.contains("start the compiler /nowhere/at/all"), "{error}");
+}
+
+#[tokio::test]
+async fn a_load_that_is_given_up_takes_its_compiler_with_it() {
+    let root = Root::new();
+    let pid = root.path().join("pid");
+    let (new, path) = (format!("{}.new", pid.display()), pid.display());
+    let waiting = script(&root, &format!("echo $$ > {new}; mv {new} {path}; exec sleep 1000"));
+    let host = host(waiting, CompileBounds::default());
+    let loading = tokio::spawn(async move { load(&host, wasm(MOCK_GPU, Form::Core)).await.map(drop) });
+    let read = || std::fs::read_to_string(&pid).map_err(|error| error.to_string());
+    let process = open(until_path(root.path(), "the compiler runs", read).await.trim().parse().unwrap());
+    loading.abort();
+    ended(process).await;
+}
+
+#[tokio::test]
+async fn a_compiler_dies_with_its_daemon_and_the_next_one_compiles_anew() {
+    let mut daemon = Daemon::start_with(telling()).await;
+    daemon.install(MOCK_GPU, Form::Core);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.take_out(MOCK_GPU_FILE);
+    daemon.until_gone(MOCK_GPU_FILE).await;
+    daemon.drop_in(MOCK_GPU_FILE, bombs::slow(12));
+    let compiler = open(compiler_of(&daemon, 2).await);
+    daemon.kill9().await;
+    ended(compiler).await;
+    let kept = kept_files(&daemon);
+    assert_eq!(kept.len(), 1, "nothing half written is left: {kept:?}");
+
+    daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
+    daemon.run().await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.until_log("from_cache=true").await;
+}
+
+#[tokio::test]
+async fn a_file_that_changes_while_it_is_compiled_is_compiled_no_further() {
+    let daemon = Daemon::start_with(telling()).await;
+    daemon.drop_in("mock-gpu.grant.yaml", nodedock_tests::drivers::side_file(MOCK_GPU, "grant"));
+    daemon.drop_in(MOCK_GPU_FILE, bombs::slow(20));
+    let compiler = open(compiler_of(&daemon, 1).await);
+    daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
+    ended(compiler).await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    assert_eq!(kept_files(&daemon).len(), 1, "the first was not compiled to its end");
+}
+
+/// The bytes of a line of `/proc/PID/status`.
+fn peak(pid: Pid) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[tokio::test]
+async fn what_a_compilation_takes_never_shows_in_the_daemons_memory() {
+    let daemon = with_gpus().await;
+    let before = peak(daemon.pid());
+    let large = bombs::slow(1);
+    daemon.take_out(MOCK_GPU_FILE);
+    daemon.until_gone(MOCK_GPU_FILE).await;
+    daemon.drop_in(MOCK_GPU_FILE, &large);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let log = daemon.log();
+    let compiled = log.lines().rfind(|line| line.contains("memory_peak_mib: ")).expect("it is told");
+    let (_, words) = compiled.split_once("memory_peak_mib: ").unwrap();
+    let taken: u64 = words.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap();
+    let grown = (peak(daemon.pid()) - before) >> 20;
+    assert!(
+        taken > 50 && grown < taken / 3,
+        "{taken} MiB to compile, the daemon grew by {grown}: {compiled}"
+    );
+}
+
+#[tokio::test]
+async fn a_compiler_has_nothing_of_the_node_but_its_pipes() {
+    let mut command = tokio::process::Command::new(places::nodedock());
+    command.args([COMPILE_COMMAND, &std::process::id().to_string(), "536870912", "7"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+    let mut compiler = command.spawn().unwrap();
+    let mut stdin = compiler.stdin.take().unwrap();
+    // More than a pipe holds: when it is written, the compiler reads, and has given up everything before.
+    stdin.write_all(&vec![0; 1 << 20]).await.unwrap();
+    let proc = PathBuf::from(format!("/proc/{}", compiler.id().unwrap()));
+    let read = |name: &str| std::fs::read_to_string(proc.join(name)).unwrap();
+    let status = read("status");
+    let field = |name: &str| {
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap_or_else(|| panic!("{name}: {status}"));
+        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(field("NoNewPrivs:"), ["1"]);
+    assert_eq!(field("Threads:"), ["1"]);
+    for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+        assert_eq!(field(set), ["0000000000000000"], "{set}");
+    }
+    let limits = read("limits");
+    for (name, value) in [
+        ("Max cpu time", "7"),
+        ("Max file size", "0"),
+        ("Max core file size", "0"),
+        ("Max open files", "3"),
+        ("Max processes", "0"),
+        ("Max address space", "536870912"),
+    ] {
+        let line =
+            limits.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{limits}"));
+        assert_eq!(line.split_whitespace().next(), Some(value), "{name}");
+    }
+    assert_eq!(read("oom_score_adj").trim(), "1000");
+    if is_root() {
+        assert_eq!(field("Uid:"), ["65534"; 4]);
+        assert_eq!(field("Gid:"), ["65534"; 4]);
+        assert!(field("Groups:").is_empty());
+        assert_eq!(std::fs::read_link(proc.join("cwd")).unwrap(), Path::new("/"));
+        assert_eq!(std::fs::read_dir(proc.join("fd")).unwrap().count(), 3);
+    } else {
+        skip("user and open files of a compiler", "only root may look at them");
+    }
+    drop(stdin);
+    compiler.wait_with_output().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_compiler_is_no_command_for_people() {
+    let root = Root::new();
+    let help = root.cli(&["--help"]).await.done();
+    assert!(help.contains("prepare") && !help.contains(COMPILE_COMMAND), "{help}");
+    let said = root.cli(&[COMPILE_COMMAND, "1", "536870912", "7"]).await.failed(1);
+    assert!(said.contains("the process that wanted the code is gone"), "{said}");
+}
+
+#[tokio::test]
+async fn a_damaged_file_of_the_cache_is_made_anew_at_the_next_start() {
+    let mut daemon = with_gpus().await;
+    assert!(daemon.terminate().await.success());
+    let kept = kept_files(&daemon);
+    let [path] = kept.as_slice() else { panic!("{kept:?}") };
+    let mut bytes = std::fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(path, bytes).unwrap();
+    daemon.run().await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let damaged = "compiled driver is damaged and made anew";
+    assert_eq!(daemon.log().matches(damaged).count(), 1, "{}", daemon.log());
+    daemon.restart().await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    assert_eq!(daemon.log().matches(damaged).count(), 1, "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn a_cache_whose_disk_runs_no_code_is_of_use_all_the_same() {
+    let root = Root::new();
+    let cache = root.path().join("var/cache/nodedock");
+    std::fs::create_dir_all(&cache).unwrap();
+    let mounted = match Tmpfs::mount(&cache, "noexec,mode=700") {
+        Ok(mounted) => mounted,
+        Err(why) => return skip("a cache on a disk that runs no code", &why),
+    };
+    let mut daemon = Daemon::start_on(root, Options::default()).await;
+    daemon.install(MOCK_GPU, Form::Core);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.restart().await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    assert!(daemon.log().contains("from_cache=true"), "{}", daemon.log());
+    // The folder goes last.
+    let _root = daemon.into_root().await;
+    drop(mounted);
+}

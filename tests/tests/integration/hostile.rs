@@ -1,0 +1,135 @@
+//! Drivers that mean harm, all at once in the real daemon: each is told apart in a line, and nobody else notices. The whole list of
+//! them is in `docs/hostile-drivers.md`, and is played in the host's own tests.
+
+use nodedock_proto::node::v1::Driver;
+use nodedock_tests::Daemon;
+use nodedock_tests::compose::{gpu_claim, pod, request};
+
+use crate::with_gpus;
+
+#[path = "../../../host/src/driver/wasm/tests/guest.rs"]
+#[expect(dead_code, reason = "the host's tests use more of it")]
+mod guest;
+
+use guest::Guest;
+
+const SPIN: &str = "(loop $l (br $l)) unreachable";
+
+/// A driver: its file, what is in it, and what the daemon says of it.
+type Hostile = (&'static str, Vec<u8>, &'static str);
+
+fn guest(change: impl FnOnce(&mut Guest)) -> Vec<u8> {
+    let mut guest = Guest::default();
+    change(&mut guest);
+    guest.module()
+}
+
+fn discovers(body: &str) -> Vec<u8> {
+    guest(|guest| guest.discover = body.to_owned())
+}
+
+fn never_loaded() -> Vec<Hostile> {
+    let export = r#"(func (export "a\n\1b[31mserving"))"#;
+    vec![
+        ("elf", b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec(), "precompiled"),
+        ("future", guest(|guest| guest.version = "1.0.0"), "nodedock:driver@1.0.0"),
+        ("painted", guest(|guest| guest.extra = export.repeat(2)), "duplicate export name"),
+        ("threads", guest(|guest| guest.extra = "(memory 1 1 shared)".into()), "threads"),
+        ("whole", guest(|guest| guest.pages = 65536), "cannot be compiled"),
+        ("greedy", guest(|guest| guest.env = Some("LD_PRELOAD")), "asks for more than it is granted"),
+    ]
+}
+
+fn bad_at_describe() -> Vec<Hostile> {
+    let start = format!("(func $s {SPIN}) (start $s)");
+    vec![
+        ("start", guest(|guest| guest.extra = start), "of CPU"),
+        ("describe", guest(|guest| guest.describe = SPIN.into()), "of CPU"),
+        ("large", guest(|guest| guest.pages = 1025), "64 MiB"),
+        (
+            "nameless",
+            guest(|guest| guest.describe = "i32.const 8192".into()),
+            "driver name \"\" is not valid",
+        ),
+    ]
+}
+
+fn bad_at_discover() -> Vec<Hostile> {
+    let log = r#"(import "nodedock:driver/log@0.1.0" "write" (func $log (param i32 i32 i32 i32 i32)))"#;
+    let flood =
+        "(loop $l (call $log (i32.const 4) (i32.const 300) (i32.const 16) (i32.const 0) (i32.const 0))
+        (br $l)) unreachable";
+    let flood = guest(|guest| {
+        guest.imports = log.into();
+        guest.extra = r#"(data (i32.const 300) "\1b[2J\nlevel=error")"#.into();
+        guest.discover = flood.into();
+    });
+    vec![
+        ("loop", discovers(SPIN), "of CPU"),
+        ("memory", discovers("(loop $l (drop (memory.grow (i32.const 16))) (br $l)) unreachable"), "64 MiB"),
+        ("nowhere", discovers("i32.const 0x7ffffff0"), "trapped"),
+        ("realloc", guest(|guest| guest.realloc = "unreachable".into()), "trapped"),
+        (
+            "stack",
+            guest(|guest| {
+                (guest.extra, guest.discover) =
+                    ("(func $r (call $r))".into(), "(call $r) i32.const 8192".into())
+            }),
+            "call stack exhausted",
+        ),
+        ("flood", flood, "of CPU"),
+    ]
+}
+
+/// A claim of somebody else's devices, again and again until it is told to stop: how often it went well.
+async fn good_claims(daemon: &Daemon, done: &std::cell::Cell<bool>) -> usize {
+    let (owner, claim) = (pod("good"), gpu_claim("good", &["gpus/gpu-0"]));
+    let mut count = 0;
+    while !done.get() {
+        daemon.prepared(request(&owner, &[&claim])).await;
+        daemon.unprepare(&owner).await;
+        count += 1;
+    }
+    count
+}
+
+async fn until_all_are_refused(daemon: &Daemon, hostile: &[Hostile]) {
+    for (name, _, says) in hostile {
+        let refused = |driver: &Driver| matches!(driver.state.as_str(), "failed" | "blocked");
+        let driver = daemon.until_driver(&format!("{name}.wasm"), refused).await;
+        assert!(driver.reason.contains(says), "{name}: {says:?} in {:?}", driver.reason);
+        assert!(!driver.reason.contains(char::is_control), "{name}: {:?}", driver.reason);
+    }
+}
+
+/// The most memory that the daemon ever had.
+fn peak_mib(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+}
+
+#[tokio::test]
+async fn hostile_drivers_are_told_apart_while_good_claims_go_on() {
+    let mut daemon = with_gpus().await;
+    let hostile = [never_loaded(), bad_at_describe(), bad_at_discover()].concat();
+    for (name, bytes, _) in &hostile {
+        let grant = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nlimits: {cpuMs: 100}\n";
+        daemon.drop_in(&format!("{name}.grant.yaml"), grant);
+        daemon.drop_in(&format!("{name}.wasm"), bytes);
+    }
+    let done = std::cell::Cell::new(false);
+    let refused = async {
+        until_all_are_refused(&daemon, &hostile).await;
+        done.set(true);
+    };
+    let (claims, ()) = tokio::join!(good_claims(&daemon, &done), refused);
+    assert!(claims > 0, "no claim went well meanwhile");
+
+    let table = daemon.cli(&["get", "drivers"]).await.done();
+    assert_eq!(table.lines().count(), hostile.len() + 2, "a line for each: {table}");
+    assert!(!daemon.log().contains('\u{1b}'), "the log has no escapes of a driver");
+    let peak = peak_mib(&daemon);
+    assert!(peak < 768, "the daemon had {peak} MiB");
+    assert_eq!(daemon.terminate().await.code(), Some(0), "it ends as it should");
+}

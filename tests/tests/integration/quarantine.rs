@@ -1,0 +1,160 @@
+//! A driver that fails again and again is left alone: what is said, what stands meanwhile, and how it comes back.
+
+use nodedock_proto::node::v1;
+use nodedock_tests::compose::{claim, gpu_claim, pod, request};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
+use nodedock_tests::{Daemon, Options, Root};
+use scripted::{POOL, Script, Word};
+use serde_json::json;
+
+const FILE: &str = "scripted.wasm";
+const CONFIG: &str = "scripted.config.yaml";
+/// Little enough that a driver which goes on for ever is stopped soon.
+const GRANT: &str = "apiVersion: nodedock.dev/v1
+kind: DriverGrant
+env: [SCRIPTED_*]
+sysfsWrite: [{glob: class/scripted/value, pattern: '[0-9]'}]
+limits: {cpuMs: 50, memoryMiB: 16}
+";
+/// Failures after which a driver is left alone.
+const FAILURES: usize = 5;
+const QUARANTINED: &str = "driver-quarantined";
+/// Bad claims are from here on.
+const BAD: usize = 10;
+
+/// `word` is for the claims from `BAD` on. Unless it is `mended`, no look succeeds while the first claim is held, so that none ends a
+/// quarantine.
+fn script(word: Word, mended: bool) -> Vec<u8> {
+    let bad = (BAD..32).map(|n| (format!("device-{n}"), word)).collect();
+    let blinded_by = (!mended).then(|| "claim-device-0".to_owned());
+    let generation = u32::from(mended);
+    let script = Script { generation, devices: 32, prepare: bad, blinded_by, ..Script::default() };
+    // JSON is YAML.
+    serde_json::to_vec(&script).expect("a script is JSON")
+}
+
+async fn with_driver(word: Word) -> Daemon {
+    let root = Root::new();
+    root.drop_in("scripted.grant.yaml", GRANT);
+    root.drop_in(CONFIG, script(word, false));
+    root.drop_in(FILE, wasm("scripted", Form::Core));
+    let daemon = Daemon::start_on(root, Options::default()).await;
+    daemon.until_serving(FILE).await;
+    daemon
+}
+
+/// A pod of its own with the claim for a device.
+fn ask(n: usize) -> v1::PreparePodRequest {
+    let name = format!("device-{n}");
+    request(&pod(&name), &[&claim(&name, &[&format!("{}/{POOL}/{name}", scripted::NAME)])])
+}
+
+/// Bad claims are asked for, from one on, until the driver is left alone.
+async fn into_quarantine(daemon: &Daemon, first: usize, codes: &[&str]) {
+    for n in first..first + FAILURES {
+        let problem = daemon.refused(ask(n)).await;
+        assert!(codes.contains(&problem.code.as_str()), "{problem:?}");
+    }
+    daemon.until_state(FILE, "quarantined").await;
+}
+
+#[tokio::test]
+async fn what_is_prepared_stands_and_an_operator_ends_it() {
+    let daemon = with_driver(Word::Die).await;
+    daemon.install(MOCK_GPU, Form::Core);
+    let answer = daemon.prepared(ask(0)).await;
+    daemon.prepared(ask(1)).await;
+    into_quarantine(&daemon, BAD, &["driver-trapped"]).await;
+
+    let problem = daemon.refused(ask(2)).await;
+    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("unavailable", QUARANTINED));
+    assert!(problem.retry_after_ms.is_some_and(|ms| ms > 0), "{problem:?}");
+    for part in
+        ["since 2", "not before 2", "the driver trapped", "nodedock driver resume scripted.nodedock.dev"]
+    {
+        assert!(problem.message.contains(part), "{part} in {problem:?}");
+    }
+    let conditions = daemon.until_conditions(&[QUARANTINED]).await;
+    assert_eq!(conditions[0].subject, scripted::NAME);
+    let shown = daemon.cli(&["get", "drivers", "-o", "json"]).await.json();
+    let shown = shown.as_array().unwrap().iter().find(|driver| driver["source"] == FILE).unwrap();
+    assert_eq!(shown["state"], json!("quarantined"), "{shown}");
+    let told = daemon.cli(&["explain", "driver", scripted::NAME]).await.done();
+    assert!(told.contains("is quarantined") && told.contains("driver resume"), "{told}");
+
+    assert_eq!(daemon.prepared(ask(0)).await, answer, "what is prepared needs no driver");
+    let left = daemon.unprepare_pod(&pod("device-1")).await;
+    let problem = left.claims[0].problem.clone().unwrap();
+    assert_eq!((left.claims[0].outcome.as_str(), problem.code.as_str()), ("refused", QUARANTINED));
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.prepared(request(&pod("gpu"), &[&gpu_claim("gpu", &["gpus/gpu-0"])])).await;
+
+    let said = daemon.cli(&["driver", "resume", scripted::NAME]).await.done();
+    assert!(said.contains("(scripted.wasm) is over: it is serving"), "{said}");
+    daemon.until_conditions(&[]).await;
+    let is_gone = |claims: &[v1::ClaimStatus]| {
+        claims.iter().all(|claim| claim.id.as_ref().is_none_or(|id| id.name != "device-1"))
+    };
+    daemon.until_claims("the unprepare that waited is done", is_gone).await;
+    daemon.prepared(ask(2)).await;
+}
+
+#[tokio::test]
+async fn a_resume_that_cannot_be_is_told_why() {
+    let daemon = with_driver(Word::Die).await;
+    let said = daemon.cli(&["driver", "resume", "nobody.example"]).await.failed(1);
+    assert!(said.contains("nobody.example"), "{said}");
+    for name in [scripted::NAME, FILE] {
+        let said = daemon.cli(&["driver", "resume", name]).await.failed(1);
+        assert!(said.contains("is serving: there is no quarantine to end"), "{said}");
+    }
+    daemon.cli(&["driver", "resume"]).await.failed(2);
+}
+
+#[tokio::test]
+async fn a_driver_that_is_well_again_comes_back_by_itself() {
+    let daemon = with_driver(Word::Spin).await;
+    into_quarantine(&daemon, BAD, &["driver-cpu-limit"]).await;
+    // Its keeper tries it when its time is over, and every look goes well.
+    let back = daemon.until_serving(FILE).await;
+    let told: Vec<_> = back.timeline.iter().map(|entry| entry.what.as_str()).collect();
+    assert!(told.ends_with(&["quarantined", "serving"]), "{told:?}");
+    daemon.prepared(ask(1)).await;
+    into_quarantine(&daemon, BAD + FAILURES, &["driver-cpu-limit"]).await;
+}
+
+#[tokio::test]
+async fn whatever_a_driver_does_it_is_left_alone_and_a_new_config_is_a_new_beginning() {
+    let daemon = with_driver(Word::Grow).await;
+    daemon.prepared(ask(0)).await;
+    into_quarantine(&daemon, BAD, &["driver-memory-limit"]).await;
+    assert_eq!(daemon.unprepare_pod(&pod("device-0")).await.claims[0].outcome, "refused");
+
+    daemon.drop_in(CONFIG, script(Word::Flood, true));
+    daemon.until_device(POOL, "generation-1", true).await;
+    daemon.until_conditions(&[]).await;
+    assert_eq!(daemon.until_serving(FILE).await.reason, "");
+    // The driver was asked once more, as it serves anew.
+    let held = |claims: &[v1::ClaimStatus]| claims.iter().any(|claim| claim.state == "unpreparing");
+    daemon.until_claims("the first claim is gone", |claims| !held(claims)).await;
+    daemon.prepared(ask(0)).await;
+    into_quarantine(&daemon, BAD + FAILURES, &["driver-cpu-limit", "driver-trapped"]).await;
+}
+
+#[tokio::test]
+async fn a_restart_is_a_new_beginning_and_forgets_no_claim() {
+    let mut daemon = with_driver(Word::Die).await;
+    let answer = daemon.prepared(ask(1)).await;
+    daemon.prepared(ask(0)).await;
+    into_quarantine(&daemon, BAD, &["driver-trapped"]).await;
+    assert_eq!(daemon.unprepare_pod(&pod("device-0")).await.claims[0].outcome, "refused");
+    daemon.kill9().await;
+    daemon.drop_in(CONFIG, script(Word::Die, true));
+    daemon.run().await;
+    daemon.until_serving(FILE).await;
+    daemon.until_conditions(&[]).await;
+    let held = |claims: &[v1::ClaimStatus]| claims.iter().any(|claim| claim.state == "unpreparing");
+    daemon.until_claims("the unprepare that waited is done", |claims| !held(claims)).await;
+    assert_eq!(daemon.prepared(ask(1)).await, answer);
+    daemon.prepared(ask(2)).await;
+}

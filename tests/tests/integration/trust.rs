@@ -1,0 +1,185 @@
+//! Driver files that are signed, pinned, neither, or where others may write: who is loaded, who is not, and what is said of it.
+
+mod config;
+mod inspect;
+mod kept;
+mod keys;
+mod places;
+
+use keys::{Configure, Signer, trust};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm};
+use nodedock_tests::{Daemon, Options};
+use wasm_encoder::{CodeSection, Function, FunctionSection, Module, TypeSection};
+
+const SIGNATURE: &str = "mock-gpu.wasm.sig";
+
+/// A daemon with this `trust` section, and what the simulated GPUs need beside their file.
+async fn daemon_with(section: &str) -> Daemon {
+    let daemon = Daemon::start_with(Options::default().config(section)).await;
+    for side in ["grant", "config"] {
+        daemon.drop_in(&format!("mock-gpu.{side}.yaml"), side_file(MOCK_GPU, side));
+    }
+    daemon
+}
+
+/// Names of the compiled drivers.
+fn compiled(daemon: &Daemon) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![daemon.path().join("var/cache/nodedock")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(entry.path());
+            } else if entry.metadata().unwrap().len() > 1024 {
+                found.push(entry.path().display().to_string());
+            }
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_file_signed_by_a_known_key_serves_whatever_the_algorithm_and_the_form() {
+    let bytes = wasm(MOCK_GPU, Form::Core);
+    for signer in [Signer::P256(1), Signer::Ed25519(2), Signer::Ed25519Prehashed(3)] {
+        let daemon = daemon_with(&trust("enforce", &[("release", signer, "")], "")).await;
+        let signature = signer.sign(&bytes);
+        let bundle = format!(
+            r#"{{"mediaType":"application/vnd.dev.sigstore.bundle.v0.3+json","messageSignature":{{"signature":"{}"}}}}"#,
+            signature.trim()
+        );
+        // A signature that comes first waits for its file.
+        daemon.drop_in(SIGNATURE, bundle);
+        daemon.drop_in(MOCK_GPU_FILE, &bytes);
+        let served = daemon.until_serving(MOCK_GPU_FILE).await;
+        let told = served.trust.unwrap();
+        assert_eq!(
+            (told.mode.as_str(), told.verdict.as_str(), told.key.as_str(), told.reason.as_str()),
+            ("enforce", "trusted", "release", "")
+        );
+        daemon.drop_in(SIGNATURE, &signature);
+        let text = daemon.cli(&["explain", "driver", MOCK_GPU_NAME]).await.done();
+        assert!(text.contains("trust: trusted (mode enforce), signed by release"), "{text}");
+        let text = daemon.cli(&["get", "drivers", "-o", "yaml"]).await.done();
+        assert!(text.contains("verdict: trusted") && text.contains("key: release"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_vouched_for_is_refused_with_what_to_do_and_serves_once_it_is() {
+    let bytes = wasm(MOCK_GPU, Form::Core);
+    let signer = Signer::P256(1);
+    let zeros = format!("pins: {{mock-gpu: ['sha256:{}']}}", "0".repeat(64));
+    let pin_by_name = zeros.replace("mock-gpu", MOCK_GPU_NAME);
+    let plain = trust("enforce", &[("release", signer, "")], "");
+    let of_others = trust("enforce", &[("release", signer, "['nic.*']")], "");
+    let of_other_name = trust("enforce", &[("release", signer, "[mock-gpu.example.com]")], "");
+    let pinned = trust("enforce", &[("release", signer, "")], &zeros);
+    let pinned_by_name = trust("enforce", &[("release", signer, "")], &pin_by_name);
+    let good = Some(signer.sign(&bytes));
+    let cases = [
+        (&plain, None, "there is no mock-gpu.wasm.sig"),
+        (&plain, Some("nonsense!".to_owned()), "mock-gpu.wasm.sig holds no signature"),
+        (&plain, Some(Signer::P256(9).sign(&bytes)), "no signature of this very file by a key of the config"),
+        (&plain, Some(Signer::Ed25519(9).sign(&bytes)), "no signature of this very file"),
+        (&plain, Some(signer.sign(b"other bytes")), "no signature of this very file"),
+        (&of_others, good.clone(), "it is called mock-gpu.wasm"),
+        (&of_other_name, good.clone(), "named mock-gpu.example.com only, not mock-gpu.nodedock.dev"),
+        (&pinned, good.clone(), "is not pinned for mock-gpu"),
+        (&pinned_by_name, good.clone(), "is not pinned for mock-gpu.nodedock.dev"),
+    ];
+    for (section, signature, words) in cases {
+        let daemon = daemon_with(section).await;
+        if let Some(signature) = &signature {
+            daemon.drop_in(SIGNATURE, signature);
+        }
+        daemon.drop_in(MOCK_GPU_FILE, &bytes);
+        let failed = daemon
+            .until_driver(MOCK_GPU_FILE, |driver| driver.state == "failed" && driver.reason.contains(words))
+            .await;
+        assert_eq!(failed.trust.unwrap().verdict, "distrusted", "{words}");
+        // What mends it comes later than the file.
+        daemon.drop_in(SIGNATURE, good.clone().unwrap());
+        daemon.put_config(&plain);
+        daemon.until_serving(MOCK_GPU_FILE).await;
+    }
+}
+
+/// A module that takes the compiler long, and nobody else.
+fn bomb() -> Vec<u8> {
+    let (mut types, mut functions, mut code) =
+        (TypeSection::new(), FunctionSection::new(), CodeSection::new());
+    types.ty().function([], []);
+    for _ in 0..2000 {
+        functions.function(0);
+        let mut body = Function::new([]);
+        for _ in 0..500 {
+            body.instructions().i32_const(1).drop();
+        }
+        body.instructions().end();
+        code.function(&body);
+    }
+    Module::new().section(&types).section(&functions).section(&code).clone().finish()
+}
+
+#[tokio::test]
+async fn in_enforce_an_unsigned_file_never_reaches_the_compiler() {
+    let daemon = daemon_with(&trust("enforce", &[("release", Signer::P256(1), "")], "")).await;
+    // If anybody looked at their content, the reason would be another.
+    let files = [
+        ("bomb.wasm", bomb()),
+        ("text.wasm", b"not WebAssembly at all".to_vec()),
+        (MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core)),
+    ];
+    for (file, bytes) in &files {
+        daemon.drop_in(file, bytes);
+    }
+    for (file, _) in &files {
+        let failed = daemon.until_state(file, "failed").await;
+        assert!(failed.reason.starts_with("not trusted: it is not signed"), "{failed:?}");
+    }
+    assert_eq!(compiled(&daemon), [""; 0]);
+    daemon.drop_in(SIGNATURE, Signer::P256(1).sign(&files[2].1));
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    assert_eq!(compiled(&daemon).len(), 1, "what is compiled is seen here");
+}
+
+#[tokio::test]
+async fn a_file_that_is_swapped_while_it_is_verified_is_loaded_as_it_was_verified_or_not_at_all() {
+    let good = wasm(MOCK_GPU, Form::Core);
+    let other = wasm(MOCK_GPU, Form::Component);
+    let signer = Signer::P256(1);
+    let daemon = daemon_with(&trust("enforce", &[("release", signer, "")], "")).await;
+    daemon.drop_in(SIGNATURE, signer.sign(&good));
+    for _ in 0..20 {
+        daemon.drop_in(MOCK_GPU_FILE, &good);
+        daemon.drop_in(MOCK_GPU_FILE, &other);
+        // In place, so that it changes under who reads it.
+        daemon.copy_in(MOCK_GPU_FILE, &good);
+        daemon.copy_in(MOCK_GPU_FILE, &other);
+    }
+    daemon
+        .until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains("no signature of this very file"))
+        .await;
+    daemon.drop_in(MOCK_GPU_FILE, &good);
+    let served = daemon.until_driver(MOCK_GPU_FILE, |d| d.state == "serving" && d.reason.is_empty()).await;
+    assert_eq!(served.trust.unwrap().verdict, "trusted");
+    assert_eq!(compiled(&daemon).len(), 1, "the other one was never compiled");
+}
+
+#[tokio::test]
+async fn a_new_version_that_is_not_signed_leaves_the_old_one_serving() {
+    let (old, new) = (wasm(MOCK_GPU, Form::Core), wasm(MOCK_GPU, Form::Component));
+    let signer = Signer::Ed25519(1);
+    let daemon = daemon_with(&trust("enforce", &[("release", signer, "")], "")).await;
+    daemon.drop_in(SIGNATURE, signer.sign(&old));
+    daemon.drop_in(MOCK_GPU_FILE, &old);
+    let first = daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.drop_in(MOCK_GPU_FILE, &new);
+    let kept = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains("not trusted")).await;
+    assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &first.digest));
+    assert_eq!(kept.trust.unwrap().verdict, "trusted", "of what serves");
+    daemon.drop_in(SIGNATURE, signer.sign(&new));
+    let second = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest != first.digest).await;
+    assert_eq!((second.state.as_str(), second.reason.as_str()), ("serving", ""));
+}

@@ -1,0 +1,109 @@
+//! The `trust` section while the daemon runs.
+
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, wasm};
+
+use super::keys::{Configure, Signer, trust};
+use super::{SIGNATURE, daemon_with};
+
+#[tokio::test]
+async fn a_mode_that_becomes_stricter_while_a_driver_serves_warns_of_it_and_then_drains_it() {
+    let bytes = wasm(MOCK_GPU, Form::Core);
+    let keys = [("release", Signer::P256(1), "")];
+    let daemon = daemon_with(&trust("off", &keys, "")).await;
+    daemon.drop_in(MOCK_GPU_FILE, &bytes);
+    let served = daemon.until_serving(MOCK_GPU_FILE).await;
+    assert_eq!(served.trust.unwrap().verdict, "unchecked");
+    let pod = pod("one");
+    let request = request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])]);
+    let answer = daemon.prepared(request.clone()).await;
+
+    daemon.put_config(&trust("warn", &keys, ""));
+    let [condition] = daemon.until_conditions(&["driver-distrusted"]).await.try_into().unwrap();
+    assert_eq!(condition.subject, MOCK_GPU_FILE);
+    let warned =
+        daemon.until_driver(MOCK_GPU_FILE, |d| d.trust.as_ref().is_some_and(|t| t.mode == "warn")).await;
+    assert_eq!(warned.state, "serving");
+    for command in [["get", "drivers"], ["explain", "driver"]] {
+        let args: Vec<_> = command.iter().copied().chain([MOCK_GPU_NAME]).collect();
+        let text = daemon.cli(&args).await.done();
+        assert!(text.contains("it is not signed"), "{text}");
+    }
+
+    daemon.put_config(&trust("enforce", &keys, ""));
+    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
+    assert!(failed.reason.starts_with("not trusted: it is not signed"), "{failed:?}");
+    daemon.until_conditions(&[]).await;
+    assert_eq!(daemon.devices().await, []);
+    assert_eq!(daemon.prepared(request).await, answer, "what is prepared needs no driver");
+    let refused = daemon.unprepare_pod(&pod).await;
+    assert_eq!(refused.claims[0].outcome, "refused", "the claim is kept");
+
+    daemon.drop_in(SIGNATURE, Signer::P256(1).sign(&bytes));
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.until_claims("the open unprepare is finished", <[_]>::is_empty).await;
+}
+
+#[tokio::test]
+async fn a_key_that_is_removed_stops_what_it_signed_and_no_other() {
+    let bytes = wasm(MOCK_GPU, Form::Core);
+    let (old, new) = (("old", Signer::P256(1), ""), ("new", Signer::Ed25519(2), ""));
+    let daemon = daemon_with(&trust("enforce", &[old, new], "")).await;
+    daemon.drop_in(SIGNATURE, old.1.sign(&bytes));
+    daemon.drop_in(MOCK_GPU_FILE, &bytes);
+    let by = daemon.until_serving(MOCK_GPU_FILE).await.trust.unwrap().key;
+    assert_eq!(by, "old");
+    daemon.put_config(&trust("enforce", &[new], ""));
+    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
+    assert!(failed.reason.contains("by a key of the config (new)"), "{failed:?}");
+    daemon.drop_in(SIGNATURE, new.1.sign(&bytes));
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.put_config(&trust("enforce", &[new, old], ""));
+    daemon.put_config(&trust("enforce", &[], ""));
+    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
+    assert!(failed.reason.contains("nothing vouches for it"), "{failed:?}");
+    let digest = failed.trust.unwrap().reason.split("digest ").nth(1).unwrap()[..71].to_owned();
+    daemon.put_config(&trust("enforce", &[], &format!("pins: {{mock-gpu: ['{digest}']}}")));
+    let pinned = daemon.until_serving(MOCK_GPU_FILE).await.trust.unwrap();
+    assert_eq!((pinned.pin.as_str(), pinned.verdict.as_str()), ("mock-gpu", "trusted"));
+}
+
+#[tokio::test]
+async fn a_config_that_is_not_valid_any_more_changes_nothing_and_is_told() {
+    let bytes = wasm(MOCK_GPU, Form::Core);
+    let key = ("release", Signer::P256(1), "");
+    let daemon = daemon_with(&trust("enforce", &[key], "")).await;
+    let rsa = "trust:\n  mode: off\n  keys:\n  - {name: old, pem: rubbish}\n";
+    daemon.put_config(rsa);
+    let [condition] = daemon.until_conditions(&["config-refused"]).await.try_into().unwrap();
+    let message = condition.problem.unwrap().message;
+    for part in ["nodedock.yaml", "line 4", "key old", "goes on to count"] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    daemon.drop_in(MOCK_GPU_FILE, &bytes);
+    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
+    assert!(failed.reason.contains("not signed"), "enforce still counts: {failed:?}");
+
+    daemon.put_config(&format!("{}claims: {{exclusiveWaitMs: 1}}\n", trust("off", &[key], "")));
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let [condition] = daemon.until_conditions(&["config-needs-restart"]).await.try_into().unwrap();
+    assert!(condition.problem.unwrap().message.starts_with("claims changed"));
+    daemon.put_config(&trust("off", &[key], ""));
+    daemon.until_conditions(&[]).await;
+}
+
+#[tokio::test]
+async fn a_daemon_does_not_start_with_keys_that_it_cannot_take() {
+    let root = nodedock_tests::Root::new();
+    for (text, expected) in [
+        ("trust: {mode: maybe}\n", &["maybe", "line 1"][..]),
+        ("trust:\n  keys:\n  - {name: release, file: gone.pem}\n", &["line 3", "key release", "gone.pem"]),
+        ("trust:\n  keyz: []\n", &["keyz", "line 2"]),
+    ] {
+        let file = root.write("nodedock.yaml", text);
+        let said = root.cli(&["run", "--config", file.to_str().unwrap()]).await.failed(1);
+        for part in expected.iter().chain(&["nodedock.yaml"]) {
+            assert!(said.contains(part), "{part} in {said}");
+        }
+    }
+}

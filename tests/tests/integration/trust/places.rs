@@ -1,0 +1,79 @@
+//! Owner and mode of the drivers folder and of what is in it.
+
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use nodedock_tests::Root;
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
+
+use super::keys::{Configure, Signer, trust};
+use super::{SIGNATURE, daemon_with};
+
+fn chmod(path: &Path, mode: u32) {
+    set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+#[tokio::test]
+async fn a_folder_that_others_may_write_is_told_of_and_in_enforce_nothing_is_loaded_from_it() {
+    let bytes = wasm(MOCK_GPU, Form::Core);
+    let key = ("release", Signer::P256(1), "");
+    let daemon = daemon_with(&trust("warn", &[key], "")).await;
+    let folder = Root::drivers(&daemon);
+    daemon.drop_in(SIGNATURE, key.1.sign(&bytes));
+    chmod(&folder, 0o777);
+    let [condition] = daemon.until_conditions(&["drivers-folder-open"]).await.try_into().unwrap();
+    let message = condition.problem.unwrap().message;
+    for part in ["mode 0777", "owner ", &format!("chmod go-w {}", folder.display())] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    daemon.drop_in(MOCK_GPU_FILE, &bytes);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+
+    daemon.take_out(MOCK_GPU_FILE);
+    daemon.until_gone(MOCK_GPU_FILE).await;
+    daemon.put_config(&trust("enforce", &[key], ""));
+    daemon.until_log("the trust in driver files changed").await;
+    daemon.drop_in(MOCK_GPU_FILE, &bytes);
+    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
+    assert!(
+        failed.reason.contains("others may change it") && failed.reason.contains("chmod go-w"),
+        "{failed:?}"
+    );
+    chmod(&folder, 0o700);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.until_conditions(&[]).await;
+
+    // What serves was verified when it was loaded.
+    chmod(&folder, 0o777);
+    daemon.until_conditions(&["drivers-folder-open"]).await;
+    assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.trust.unwrap().verdict, "trusted");
+}
+
+#[tokio::test]
+async fn a_file_that_others_may_write_is_told_of_and_in_enforce_not_loaded() {
+    let bytes = wasm(MOCK_GPU, Form::Core);
+    let key = ("release", Signer::P256(1), "");
+    let daemon = daemon_with(&trust("off", &[key], "")).await;
+    daemon.drop_in(SIGNATURE, key.1.sign(&bytes));
+    let grant = daemon.driver_path("mock-gpu.grant.yaml");
+    chmod(&grant, 0o666);
+    daemon.drop_in(MOCK_GPU_FILE, &bytes);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let [condition] = daemon.until_conditions(&["driver-file-open"]).await.try_into().unwrap();
+    assert_eq!(condition.subject, grant.display().to_string());
+    chmod(&grant, 0o644);
+    daemon.until_conditions(&[]).await;
+
+    daemon.put_config(&trust("enforce", &[key], ""));
+    daemon.until_driver(MOCK_GPU_FILE, |d| d.trust.as_ref().is_some_and(|t| t.mode == "enforce")).await;
+    daemon.take_out(MOCK_GPU_FILE);
+    daemon.until_gone(MOCK_GPU_FILE).await;
+    chmod(&grant, 0o666);
+    daemon.drop_in(MOCK_GPU_FILE, &bytes);
+    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
+    assert!(failed.reason.contains("mock-gpu.grant.yaml (owner"), "{failed:?}");
+    chmod(&grant, 0o644);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.until_conditions(&[]).await;
+}

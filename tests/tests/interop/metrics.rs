@@ -1,0 +1,30 @@
+//! What the daemon measures, read by Prometheus' own parser.
+
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
+use nodedock_tests::{Daemon, machine};
+
+use crate::{lines, programs};
+
+#[tokio::test]
+async fn the_parser_of_prometheus_finds_every_family() {
+    let python = match programs::python_with("prometheus_client", "prometheus-client") {
+        Ok(python) => python,
+        Err(why) => return machine::skip("metrics read by the parser of Prometheus", &why),
+    };
+    let daemon = Daemon::start().await;
+    daemon.install(MOCK_GPU, Form::Core);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    let answer = daemon.admin("GET", "/metrics").await;
+    let ours = daemon.metrics().await.families;
+    let file = daemon.write("metrics.txt", &answer.body);
+    let script = programs::sources("python").join("read_metrics.py");
+    let args = [script.to_str().expect("UTF-8"), file.to_str().expect("UTF-8")];
+    let read = lines(&python, &args).await;
+    let families: Vec<_> = ours.iter().map(|(name, kind)| format!("{kind} {name} ")).collect();
+    assert_eq!(read.len(), families.len(), "{read:?}");
+    for (read, family) in read.iter().zip(&families) {
+        assert!(read.starts_with(family.as_str()), "{read} is not {family}");
+    }
+}

@@ -1,0 +1,155 @@
+//! Fuzzing for a bounded time: every target of `fuzz/`, from its seeds and from what earlier runs found worth keeping.
+//!
+//! Built by cargo-fuzz with the toolchain that builds everything else and without a sanitizer: ours is safe Rust, and what a target looks
+//! for are panics, broken promises, and inputs that take too long or too much.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::machine::{self, Finding};
+use crate::shell;
+use crate::workspace::Workspace;
+
+/// Seconds that one input may take.
+const TIMEOUT: u32 = 10;
+/// MiB that a target may have resident, and that it may ask for at once.
+const MEMORY: u32 = 1024;
+/// What libFuzzer writes before the path of an input that it kept.
+const KEPT: &str = "Test unit written to ";
+
+struct Fuzzer<'a> {
+    workspace: &'a Workspace,
+    folder: PathBuf,
+    /// Builds, and what is worth keeping for the next run.
+    target: PathBuf,
+}
+
+/// How long and where from chance is asked.
+pub(crate) struct Bounds {
+    /// For each target.
+    pub(crate) seconds: u32,
+    /// None: another one each time.
+    pub(crate) seed: Option<u32>,
+}
+
+pub(crate) fn run(workspace: &Workspace, bounds: &Bounds, report: bool, chosen: &[String]) -> Result<()> {
+    let fuzzer =
+        Fuzzer { workspace, folder: workspace.root.join("fuzz"), target: workspace.target.join("fuzz") };
+    let targets = chosen_of(fuzzer.targets()?, chosen)?;
+    for (what, finding) in [("cargo-fuzz", machine::cargo_fuzz()), ("libFuzzer", machine::cplusplus())] {
+        if let Finding::Missing(why) = finding {
+            eprintln!("skipped: fuzzing: {what}: {why}");
+            return Ok(());
+        }
+    }
+    shell::run(&mut fuzzer.command("build", &[]))?;
+    let mut found = Vec::new();
+    for target in &targets {
+        found.extend(fuzzer.fuzz(target, bounds)?);
+    }
+    if found.is_empty() {
+        eprintln!("{} targets, {} s each, found nothing", targets.len(), bounds.seconds);
+    } else {
+        let found = format!("fuzzing found something:\n{}", found.join("\n"));
+        ensure!(report, found);
+        eprintln!("{found}");
+    }
+    Ok(())
+}
+
+/// Those that were asked for, or all.
+fn chosen_of(targets: Vec<String>, chosen: &[String]) -> Result<Vec<String>> {
+    if let Some(unknown) = chosen.iter().find(|name| !targets.contains(name)) {
+        bail!("there is no fuzz target {unknown}; there are {}", targets.join(", "));
+    }
+    Ok(if chosen.is_empty() { targets } else { chosen.to_vec() })
+}
+
+impl Fuzzer<'_> {
+    /// By the names of their files.
+    fn targets(&self) -> Result<Vec<String>> {
+        let folder = self.folder.join("fuzz_targets");
+        let entries = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
+        let mut names = Vec::new();
+        for entry in entries {
+            let path = entry.with_context(|| format!("reading {}", folder.display()))?.path();
+            names.extend(path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned));
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// cargo-fuzz with what has to be the same in a build and a run, or all is built anew.
+    fn command(&self, task: &str, args: &[&str]) -> Command {
+        let mut command = self.workspace.cargo();
+        command.args(["fuzz", task, "--sanitizer", "none", "--no-cfg-fuzzing", "--codegen-units", "16"]);
+        command.arg("--fuzz-dir").arg(&self.folder).arg("--target-dir").arg(&self.target).args(args);
+        command
+    }
+
+    /// What was found, for a person.
+    fn fuzz(&self, target: &str, bounds: &Bounds) -> Result<Option<String>> {
+        let corpus = self.target.join("corpus").join(target);
+        std::fs::create_dir_all(&corpus).with_context(|| format!("making {}", corpus.display()))?;
+        let mut command = self.command("run", &[target]);
+        command.arg(corpus).arg(self.folder.join("seeds").join(target)).arg("--");
+        command.arg(format!("-max_total_time={}", bounds.seconds)).arg(format!("-timeout={TIMEOUT}"));
+        command.arg(format!("-rss_limit_mb={MEMORY}"));
+        command.args(bounds.seed.map(|seed| format!("-seed={seed}")));
+        let mut kept = None;
+        let status = shell::watched(&mut command, |_| (), |line| kept = kept_in(line).or(kept.take()))?;
+        if status.success() {
+            return Ok(None);
+        }
+        let input = kept.unwrap_or_else(|| format!("no input, it ended with {status}"));
+        Ok(Some(format!("{target}: {input}")))
+    }
+}
+
+/// The path in libFuzzer's line about an input that it kept.
+fn kept_in(line: &str) -> Option<String> {
+    line.split_once(KEPT).map(|(_, path)| path.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn all_targets_are_fuzzed_unless_some_are_chosen() {
+        let targets = || words(&["answers", "grant"]);
+        assert_eq!(chosen_of(targets(), &[]).unwrap(), targets());
+        assert_eq!(chosen_of(targets(), &words(&["grant"])).unwrap(), ["grant"]);
+        let error = chosen_of(targets(), &words(&["grants"])).unwrap_err().to_string();
+        assert!(error.contains("grants") && error.contains("answers, grant"), "{error}");
+    }
+
+    #[test]
+    fn the_input_that_broke_something_is_named() {
+        let line =
+            "artifact_prefix='/f/artifacts/grant/'; Test unit written to /f/artifacts/grant/crash-0f\n";
+        assert_eq!(kept_in(line).as_deref(), Some("/f/artifacts/grant/crash-0f"));
+        assert_eq!(kept_in("#2 INITED cov: 5"), None);
+    }
+
+    #[test]
+    fn every_target_is_built_and_has_seeds() {
+        let workspace = Workspace::load().unwrap();
+        let folder = workspace.root.join("fuzz");
+        let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        let target = workspace.target.join("fuzz");
+        let targets = Fuzzer { workspace: &workspace, folder: folder.clone(), target }.targets().unwrap();
+        assert!(targets.len() >= 7, "{targets:?}");
+        for target in targets {
+            assert!(manifest.contains(&format!("path = \"fuzz_targets/{target}.rs\"")), "{target}");
+            let seeds = std::fs::read_dir(folder.join("seeds").join(&target));
+            assert!(seeds.is_ok_and(|mut seeds| seeds.next().is_some()), "{target}");
+        }
+    }
+}
