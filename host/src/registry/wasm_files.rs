@@ -313,6 +313,8 @@ impl Worker {
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.show(|view| {
             describe(view, &driver);
+            // At once with the state: else somebody would see a driver serve that was refused before.
+            view.trust = Some(verdict.clone());
             view.state = DriverState::Serving;
             view.reason = String::new();
             view.devices = devices;
