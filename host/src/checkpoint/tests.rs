@@ -241,6 +241,23 @@ async fn a_closed_checkpoint_refuses_and_closes_again() {
     assert!(matches!(other.commit(vec![put(1)]).await, Err(CommitError::Closed)));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_has_its_place_when_the_checkpoint_closes_is_refused() {
+    let home = Home::new();
+    let checkpoint = home.open().checkpoint;
+    let close = || {
+        let end = || tokio::runtime::Handle::current().block_on(checkpoint.close());
+        tokio::task::block_in_place(end);
+        while !checkpoint.inbox.is_closed() {
+            std::thread::yield_now();
+        }
+        ((), vec![put(1)])
+    };
+    let commit = checkpoint.commit_in_order(Vec::new(), close);
+    let outcome = tokio::time::timeout(std::time::Duration::from_secs(20), commit).await;
+    assert!(matches!(outcome, Ok(Err(CommitError::Closed))), "{outcome:?}");
+}
+
 #[tokio::test]
 async fn a_commit_that_nobody_waits_for_is_durable_all_the_same() {
     let home = Home::new();

@@ -114,6 +114,7 @@ impl Writer {
                 self.abandon();
                 // Nobody waits where the caller has given up.
                 done.send(()).ok();
+                refuse_the_rest(inbox);
                 return;
             }
         }
@@ -186,6 +187,13 @@ impl Writer {
             tracing::warn!("the checkpoint's storage engine failed while it closed the file");
         }
     }
+}
+
+/// Drops what comes too late, so that those who wait for an answer hear that there is none. A caller that has its place in the queue
+/// and has not filled it yet is waited for: what it sends to a receiver that is gone would lie there as long as any handle lives.
+fn refuse_the_rest(mut inbox: mpsc::Receiver<Message>) {
+    inbox.close();
+    while inbox.blocking_recv().is_some() {}
 }
 
 /// Runs a step of the storage engine; a panic inside becomes an error. Sound: what it leaves behind is dropped and opened anew.

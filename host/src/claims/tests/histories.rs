@@ -2,6 +2,7 @@
 //! come back, several pods at once, and crashes anywhere. What the machine's own histories cannot show: locks, tasks and order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -429,6 +430,22 @@ async fn carry_out_unprepare(daemon: &Daemon, pod: &ObjectRef) {
     assert!(outcomes.is_ok(), "{outcomes:?}");
 }
 
+/// A history takes milliseconds; one that never ends is told with its events. By the true clock: the paused one runs ahead of the
+/// checkpoint's thread.
+async fn too_long() {
+    let (tell, told) = tokio::sync::oneshot::channel::<()>();
+    let (over, watched) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if watched.recv_timeout(Duration::from_secs(30)).is_err_and(|end| end == RecvTimeoutError::Timeout) {
+            tell.send(()).ok();
+        }
+    });
+    let _over = over;
+    if told.await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -438,13 +455,20 @@ proptest! {
     ) {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().start_paused(true).build().unwrap();
-        runtime.block_on(async {
+        let history = async {
             let mut world = World::new();
             for event in &events {
                 world.happen(event).await;
                 world.assert_sound();
             }
             world.settle().await;
+        };
+        let ended = runtime.block_on(async {
+            tokio::select! {
+                () = history => true,
+                () = too_long() => false,
+            }
         });
+        prop_assert!(ended, "this history does not end");
     }
 }
