@@ -33,8 +33,10 @@ impl<K: Clone + Ord + Hash> Locks<K> {
         let mut held = Vec::with_capacity(keys.len());
         for key in keys {
             let entry = self.entries().entry(key.clone()).or_default().clone();
-            let guard = entry.lock_owned().await;
-            held.push(Held { locks: self.clone(), key, guard: Some(guard) });
+            // Also who gives up waiting tidies up behind whoever had the key.
+            let mut next = Held { locks: self.clone(), key, guard: None };
+            next.guard = Some(entry.lock_owned().await);
+            held.push(next);
         }
         held
     }
@@ -82,6 +84,17 @@ mod tests {
         assert!(locks.try_take(&"b").is_none() && locks.try_take(&"d").is_some());
         drop(first);
         assert_eq!(waiting.await.unwrap(), 1);
+        assert!(locks.entries().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_wait_that_is_given_up_after_the_key_is_free_leaves_nothing() {
+        let locks = Locks::default();
+        let held = locks.take(["a"]).await;
+        let mut waiting = Box::pin(locks.take(["a"]));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        drop(held);
+        drop(waiting);
         assert!(locks.entries().is_empty());
     }
 }

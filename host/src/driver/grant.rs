@@ -354,10 +354,6 @@ impl WriteRules {
         entries.iter().map(rule).collect::<Result<_, EffectiveError>>().map(Self)
     }
 
-    fn allow_path(&self, path: &str) -> bool {
-        self.0.iter().any(|(glob, _)| glob.matches(path))
-    }
-
     fn allow(&self, path: &str, value: &str) -> bool {
         self.0.iter().any(|(glob, pattern)| glob.matches(path) && pattern.is_match(value))
     }
@@ -424,11 +420,6 @@ impl Effective {
     /// Whether all that the glob may match may be read.
     pub fn allows_sysfs_glob(&self, glob: &str) -> bool {
         self.stands() && self.sysfs_read.allows_glob(glob)
-    }
-
-    /// Whether anything may be written there.
-    pub fn allows_sysfs_path(&self, path: &str) -> bool {
-        self.stands() && self.sysfs_write_asked.allow_path(path) && self.sysfs_write_granted.allow_path(path)
     }
 
     pub fn allows_sysfs_write(&self, path: &str, value: &str) -> bool {

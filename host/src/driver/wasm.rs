@@ -76,7 +76,7 @@ use super::values::Journal;
 use super::{Ledger, NodeFacts};
 use crate::base::memory;
 use crate::model::DriverName;
-use crate::model::limit::{CALL_MEMORIES, LOOK_WALL, SYSFS_THREADS_PER_DRIVER};
+use crate::model::limit::{CALL_MEMORIES, PLACE_WAIT, SYSFS_THREADS_PER_DRIVER};
 
 /// Where drivers look and what they are told of the node.
 #[derive(Debug, Clone)]
@@ -398,7 +398,7 @@ impl WasmHost {
         let scope = self.scope(None, Effective::none(), limits, log, Arc::clone(&counters));
         let sandbox = self.sandbox(&compiled, scope, Arc::clone(&counters));
         let (operation, request) = (Operation::Describe, "describe".into());
-        let spec = CallSpec { operation, request, deadline: LOOK_WALL, wall, writes_for: None };
+        let spec = CallSpec { operation, request, deadline: wall + PLACE_WAIT, wall, writes_for: None };
         let done = sandbox.call(spec, |store, instance, exports| {
             Box::pin(async move {
                 if let Err(error) = load_all(&mut *store, instance, exports) {

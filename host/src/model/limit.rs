@@ -131,6 +131,8 @@ pub const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 /// Wall clock of a call that prepares or unprepares, and of one that looks.
 pub const CALL_WALL: Duration = Duration::from_secs(10);
 pub const LOOK_WALL: Duration = Duration::from_secs(5);
+/// How long a call that only looks waits for its place, beside its own time.
+pub const PLACE_WAIT: Duration = Duration::from_secs(5);
 /// CPU of a call.
 pub const CALL_CPU: Duration = Duration::from_secs(2);
 /// Epoch tick: the longest time that a driver keeps a thread from other work.
@@ -163,6 +165,8 @@ pub const CALLS_MEMORY_MAX: usize = 2 << 30;
 /// CPU that a call may use on the threads that serve everybody; what is longer goes on in the slow lane. Small drivers take a
 /// hundredth of it.
 pub const FAST_LANE_CPU: Duration = Duration::from_millis(5);
+/// Wall clock after which a call is slow though it computes nothing: others want its place.
+pub const LONG_CALL: Duration = Duration::from_secs(1);
 /// A function of a driver that was slow is called in the slow lane from the start for so long.
 pub const SLOW_FOR: Duration = Duration::from_secs(60);
 /// Calls and memory of drivers that are slow or fail: of one of them, and of all together. The rest is for those that work.

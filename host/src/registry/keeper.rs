@@ -154,7 +154,7 @@ impl Keeper {
 
     async fn look(&self, tasks: &Tasks, trigger: Trigger) {
         let started = Instant::now();
-        let call = Call { request_id: crate::base::request::new_id(), deadline: limit::LOOK_WALL };
+        let call = Call { request_id: crate::base::request::new_id(), deadline: self.driver.look_deadline() };
         let outcome = look(&self.driver, &call, trigger).await;
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         match outcome {

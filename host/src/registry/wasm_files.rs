@@ -28,7 +28,7 @@ use crate::discovery::kernel::KernelEvents;
 use crate::driver::grant::Grant;
 use crate::driver::wasm::{DriverFile, LoadError, SignedFile, Trigger, WasmDriver, WasmHost};
 use crate::driver::{Call, Driver, DriverIdentity, Published};
-use crate::model::{DriverKind, DriverName, Problem, limit};
+use crate::model::{DriverKind, DriverName, Problem};
 use crate::trust::{Trust, Verdict};
 
 /// Orders that may wait for a worker: the newest files count, older ones are skipped.
@@ -276,7 +276,7 @@ impl Worker {
         if !driver.missing_grants().is_empty() {
             return Ok(Loaded::Blocked(driver, verdict));
         }
-        let call = Call { request_id: crate::base::request::new_id(), deadline: limit::LOOK_WALL };
+        let call = Call { request_id: crate::base::request::new_id(), deadline: driver.look_deadline() };
         driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
         let found = look(&driver, &call, Trigger::Load).await.map_err(Refusal::Discovery)?;
         Ok(Loaded::Ready(Box::new(Ready { driver, found, file, config, grant, verdict })))

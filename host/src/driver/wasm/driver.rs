@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::bindings::nodedock::driver::types;
+use super::blocking::blocking;
 use super::cache::Kept;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
@@ -15,6 +16,7 @@ use super::{Compiled, Containment, DriverInfo, Limit, Operation, Stats, Surface,
 use crate::base::clock::now_ms;
 use crate::driver::grant::Limits;
 use crate::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
+use crate::model::limit::PLACE_WAIT;
 use crate::model::{
     DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem,
 };
@@ -88,6 +90,11 @@ impl WasmDriver {
     /// against an empty grant.
     pub fn revoke(&self) {
         self.0.sandbox.scope.effective.revoke();
+    }
+
+    /// Of a call that only looks, its wait for a place included.
+    pub fn look_deadline(&self) -> Duration {
+        self.limits().look_wall() + PLACE_WAIT
     }
 
     /// What its calls may take.
@@ -251,20 +258,13 @@ impl WasmDriver {
             return self.verify(outcomes);
         }
         let uids: Vec<_> = outcomes.keys().cloned().collect();
-        let driver = self.clone();
-        let thread = tokio::task::spawn_blocking(move || driver.verify(outcomes));
-        match tokio::time::timeout(VERIFY_WALL, thread).await {
-            Ok(Ok(verified)) => verified,
-            Ok(Err(error)) => {
-                let message = format!("the edits could not be checked: {error}");
-                all_failed(&uids, &Problem::internal("host-failed", message))
-            }
-            Err(_) => {
-                let message =
-                    format!("a file that the edits name could not be looked at within {VERIFY_WALL:?}");
-                all_failed(&uids, &Problem::unavailable("file-stuck", message))
-            }
-        }
+        let (driver, threads) = (self.clone(), &self.0.sandbox.scope.blocking);
+        let stuck = || {
+            let message = format!("a file that the edits name could not be looked at within {VERIFY_WALL:?}");
+            Problem::unavailable("file-stuck", message)
+        };
+        let verified = blocking(threads, VERIFY_WALL, stuck, move || Ok(driver.verify(outcomes))).await;
+        verified.unwrap_or_else(|problem| all_failed(&uids, &problem))
     }
 
     fn verify(&self, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {

@@ -7,6 +7,7 @@ use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_
 use super::blocking::blocking;
 use super::convert;
 use super::limiter::{Reached, stuck};
+use super::meter::Meter;
 use super::log::{Level, Line};
 use super::nodes::{DevRoot, below_dev};
 use super::sandbox::{Scope, State};
@@ -116,13 +117,15 @@ impl Scope {
         blocking(&self.blocking, HOST_LOOK_WALL, stuck, work).await
     }
 
-    /// Looks off the async threads, with a time limit. A thread that hangs in the kernel keeps its place among those of this driver.
+    /// Looks off the async threads, with a time limit. A thread that hangs in the kernel keeps its place among those of this driver;
+    /// what one computes is the call's.
     async fn blocking<T: Send + 'static>(
         self: Arc<Self>,
+        meter: Arc<Meter>,
         work: impl FnOnce(&SysfsRoot, &DevRoot) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let (sysfs, dev) = (Arc::clone(&self.node.sysfs), Arc::clone(&self.node.dev));
-        self.look(move || work(&sysfs, &dev)).await
+        self.look(move || meter.charge(|| work(&sysfs, &dev))).await
     }
 }
 
@@ -145,7 +148,8 @@ impl State {
                     Kind::Dir | Kind::Link => read(&self.scope.node.sysfs, &key.1),
                     Kind::Read | Kind::Glob => {
                         let path = key.1.clone();
-                        Arc::clone(&self.scope).blocking(move |sysfs, _| read(sysfs, &path)).await
+                        let (scope, meter) = (Arc::clone(&self.scope), Arc::clone(&self.meter));
+                        scope.blocking(meter, move |sysfs, _| read(sysfs, &path)).await
                     }
                 };
                 // What is kept counts as well: else the cache would grow beyond what the driver reads.
@@ -295,7 +299,10 @@ impl device_nodes::Host for State {
             if allowed { Ok(()) } else { Err(not_granted("deviceNodes", &pattern)) }
         });
         let nodes = match admitted {
-            Ok(()) => Arc::clone(&self.scope).blocking(move |sysfs, dev| dev.glob(&pattern, sysfs)).await,
+            Ok(()) => {
+                let (scope, meter) = (Arc::clone(&self.scope), Arc::clone(&self.meter));
+                scope.blocking(meter, move |sysfs, dev| dev.glob(&pattern, sysfs)).await
+            }
             Err(problem) => Err(problem),
         };
         let effective = &self.scope.effective;

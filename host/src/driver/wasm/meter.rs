@@ -13,7 +13,7 @@ use crate::model::limit::FAST_LANE_CPU;
 /// What one call has used, for the call itself, its owner and the slow lane.
 #[derive(Default)]
 pub(super) struct Meter {
-    /// Nanoseconds of polls that have ended.
+    /// Nanoseconds of polls that have ended, and of the host's threads for it.
     used: AtomicU64,
     /// The thread's clock when the poll under way began.
     began: AtomicU64,
@@ -33,6 +33,14 @@ impl Meter {
     pub(super) fn now(&self) -> Duration {
         let poll = thread_cpu().saturating_sub(self.began.load(Relaxed));
         Duration::from_nanos(self.used.load(Relaxed).saturating_add(poll))
+    }
+
+    /// Runs what the host computes for the call on a thread of its own.
+    pub(super) fn charge<T>(&self, work: impl FnOnce() -> T) -> T {
+        let began = thread_cpu();
+        let done = work();
+        self.used.fetch_add(thread_cpu().saturating_sub(began), Relaxed);
+        done
     }
 
     /// CPU of polls that have ended.

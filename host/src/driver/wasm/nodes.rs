@@ -3,13 +3,15 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::LazyLock;
+use std::time::Instant;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use super::limiter::stuck;
 use super::sysfs::{SysfsRoot, bad_glob};
 use crate::driver::grant::pattern::{self, PatternSet};
-use crate::model::limit::{PATH_BYTES_MAX, SYSFS_ENTRIES_MAX};
+use crate::model::limit::{HOST_LOOK_WALL, PATH_BYTES_MAX, SYSFS_ENTRIES_MAX};
 use crate::model::{NodeKind, Problem};
 
 /// Never shown nor handed out, whatever is granted: the machine's memory and log, raw disks, and timers that reboot it.
@@ -120,7 +122,12 @@ impl DevRoot {
         }
         let deepest = if inside.contains("**") { DEPTH_MAX } else { deep };
         let mut open = vec![start.join("/")];
+        // Nobody waits for it longer.
+        let until = Instant::now() + HOST_LOOK_WALL;
         while let Some(folder) = open.pop() {
+            if Instant::now() >= until {
+                return Err(stuck().into());
+            }
             let depth = if folder.is_empty() { 0 } else { folder.split('/').count() };
             for (name, is_folder) in self.names(&folder) {
                 let inner = if folder.is_empty() { name } else { format!("{folder}/{name}") };

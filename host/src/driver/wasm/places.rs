@@ -143,19 +143,17 @@ pub(super) struct Place {
 impl Places {
     /// Returns when there is a place. Dropping the wait gives up the turn and nothing else.
     pub(super) async fn take(&self, ask: Ask) -> Place {
-        let waiting = {
+        let receiver = {
             let mut state = self.state();
             if !state.somebody_is_before(&ask) && state.held.fits(&ask) {
                 state.held.add(&ask);
                 return Place { places: self.clone(), ask };
             }
-            let (sender, waiting) = oneshot::channel();
+            let (sender, receiver) = oneshot::channel();
             state.waiting.push_back((ask, sender));
-            waiting
+            receiver
         };
-        // Some who waited may have gone away.
-        self.serve();
-        waiting.await.expect("whoever waits is served or goes away")
+        Turn { places: self, receiver }.comes().await
     }
 
     /// Whether no call is under way.
@@ -181,6 +179,25 @@ impl Places {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A wait in the queue. Those behind it no longer wait for one that is given up.
+struct Turn<'a> {
+    places: &'a Places,
+    receiver: oneshot::Receiver<Place>,
+}
+
+impl Turn<'_> {
+    async fn comes(mut self) -> Place {
+        (&mut self.receiver).await.expect("whoever waits is served or goes away")
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.receiver.close();
+        self.places.serve();
     }
 }
 

@@ -4,6 +4,7 @@
 //! call, so that nothing of a call, nor of a trap, outlives it. A call begins on the caller's thread, which costs nothing, and goes
 //! on in the slow lane when it has used up its share there; one of a function that was slow lately begins in that lane.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -25,13 +26,15 @@ use super::places::{Ask, Place, Places};
 use super::stats::{Counters, Limit, Operation, Outcome, Usage};
 use super::sysfs::SysfsRoot;
 use super::{Exports, wasi};
+use crate::base::printable::printable;
 use crate::driver::grant::{Effective, Limits};
 use crate::driver::values::Journal;
 use crate::driver::{Ledger, NodeFacts};
-use crate::model::limit::{FAST_LANE_CPU, HANDLES_MAX};
+use crate::model::limit::{FAST_LANE_CPU, HANDLES_MAX, LONG_CALL};
 use crate::model::{DriverName, ObjectRef, Problem};
 
 /// Frames of a backtrace that go into a message.
+const FRAME_NAME_BYTES: usize = 120;
 const FRAMES_SHOWN: usize = 3;
 
 /// The node as every driver sees it.
@@ -246,19 +249,36 @@ impl Sandbox {
             let (limit, max) = self.places.crowd(&ask);
             return Err(CallFailure::Busy(Crowd { limit, max: Some(max), waited: deadline }));
         };
-        let wall = spec.wall.min(deadline.saturating_sub(begin.elapsed()));
+        let waited = begin.elapsed();
+        let whole = spec.wall.min(deadline);
+        let wall = spec.wall.min(deadline.saturating_sub(waited));
         let meter = Arc::new(Meter::default());
         let work = self.work(place, &meter, spec, guest);
-        // Dropping the run unwinds its fiber; the store is not used for the guest again.
-        let finished = tokio::time::timeout(wall, self.run(operation, &meter, work)).await;
+        let run = pin!(self.run(operation, &meter, work));
+        let finished = self.in_time(operation, wall, run).await;
         if meter.is_slow() {
             self.containment.was_slow(operation);
         }
         match finished {
-            Ok((Ok(answer), _)) => Ok(Done { answer }),
-            Ok((Err(error), mut state)) => Err(self.failure(&mut state, &error)),
-            Err(_) => Err(late(wall, &meter)),
+            Some((Ok(answer), _)) => Ok(Done { answer }),
+            Some((Err(error), mut state)) => Err(self.failure(&mut state, &error)),
+            None => Err(late(whole, waited.min(whole - wall), &meter)),
         }
+    }
+
+    /// None: the time is over. Dropping the run unwinds its fiber; the store is not used for the guest again.
+    async fn in_time<T>(
+        &self,
+        operation: Operation,
+        wall: Duration,
+        mut run: Pin<&mut impl Future<Output = T>>,
+    ) -> Option<T> {
+        if let Ok(finished) = tokio::time::timeout(wall.min(LONG_CALL), run.as_mut()).await {
+            return Some(finished);
+        }
+        // It may sleep, or wait for the node: what it holds, others want.
+        self.containment.was_slow(operation);
+        tokio::time::timeout(wall.checked_sub(LONG_CALL)?, run).await.ok()
     }
 
     /// The whole of a call, on whatever thread. It holds its place until its store is gone.
@@ -370,9 +390,9 @@ async fn fast_share<T>(meter: &Meter, work: &mut BoxFuture<'static, T>) -> Optio
     .await
 }
 
-/// A call that waited for its turn and had hardly one tells nothing of the driver.
-fn late(wall: Duration, meter: &Meter) -> CallFailure {
-    if meter.waited() > wall / 2 && meter.used() < FAST_LANE_CPU {
+/// A call that waited for its place or its turn and had hardly one tells nothing of the driver.
+fn late(wall: Duration, for_place: Duration, meter: &Meter) -> CallFailure {
+    if for_place + meter.waited() > wall / 2 && meter.used() < FAST_LANE_CPU {
         CallFailure::Busy(Crowd { limit: Limit::NodeCalls, max: None, waited: wall })
     } else {
         CallFailure::Timeout(wall)
@@ -397,7 +417,7 @@ fn trap_message(state: &State, root: &str, frames: &[String]) -> String {
 fn frames(error: &wasmtime::Error) -> Vec<String> {
     let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else { return Vec::new() };
     let name = |frame: &wasmtime::FrameInfo| match (frame.func_name(), frame.module_offset()) {
-        (Some(name), _) => name.chars().filter(|c| !c.is_control()).take(120).collect(),
+        (Some(name), _) => printable(name, FRAME_NAME_BYTES),
         (None, Some(offset)) => format!("function {} at {offset:#x}", frame.func_index()),
         (None, None) => format!("function {}", frame.func_index()),
     };
@@ -412,7 +432,7 @@ pub(super) struct State {
     pub(super) view: CallView,
     pub(super) writes_for: Option<Arc<[ObjectRef]>>,
     limiter: Limiter,
-    meter: Arc<Meter>,
+    pub(super) meter: Arc<Meter>,
     table: ResourceTable,
     wasi: Option<Box<WasiCtx>>,
 }
@@ -460,5 +480,22 @@ impl Drop for State {
         };
         self.view.tell(&mut usage);
         self.scope.counters.record_usage(&usage);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_got_a_place_when_its_time_was_nearly_over_was_not_late_by_itself() {
+        let (wall, meter) = (Duration::from_secs(5), Meter::default());
+        assert!(matches!(late(wall, Duration::from_secs(4), &meter), CallFailure::Busy(_)));
+        assert!(matches!(late(wall, Duration::from_secs(1), &meter), CallFailure::Timeout(_)));
+        let computed = Meter::default();
+        while computed.used() < FAST_LANE_CPU {
+            computed.charge(|| std::hint::black_box((0..10_000u64).sum::<u64>()));
+        }
+        assert!(matches!(late(wall, Duration::from_secs(4), &computed), CallFailure::Timeout(_)));
     }
 }

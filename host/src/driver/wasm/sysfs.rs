@@ -7,13 +7,15 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::time::Instant;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use super::limiter::stuck;
 use crate::driver::grant::pattern::{self, PatternSet};
 use crate::model::Problem;
-use crate::model::limit::{PATH_BYTES_MAX, SYSFS_ENTRIES_MAX, SYSFS_READ_BYTES_MAX};
+use crate::model::limit::{HOST_LOOK_WALL, PATH_BYTES_MAX, SYSFS_ENTRIES_MAX, SYSFS_READ_BYTES_MAX};
 
 /// Bytes of a value that is written: a kernel attribute takes at most a page.
 pub(super) const VALUE_BYTES_MAX: usize = 4096;
@@ -118,7 +120,8 @@ impl SysfsRoot {
     /// Paths that match, as a walk from the root sees them, sorted.
     pub(super) fn glob(&self, glob: &str) -> Result<Vec<String>, Problem> {
         let segments: Vec<&str> = glob.split('/').collect();
-        let mut walk = Walk { root: self, folders: 0, found: Vec::new() };
+        let until = Instant::now() + HOST_LOOK_WALL;
+        let mut walk = Walk { root: self, until, folders: 0, found: Vec::new() };
         walk.descend(String::new(), &segments, 0)?;
         walk.found.sort();
         walk.found.dedup();
@@ -230,6 +233,8 @@ pub(super) fn io_problem(path: &str, error: &std::io::Error) -> Problem {
 /// A glob on its way down.
 struct Walk<'a> {
     root: &'a SysfsRoot,
+    /// Nobody waits for it longer.
+    until: Instant,
     folders: usize,
     found: Vec<String>,
 }
@@ -290,6 +295,9 @@ impl Walk<'_> {
     /// What is no folder, gone meanwhile, or out of bounds has no names.
     fn names(&mut self, folder: &str) -> Result<Vec<(String, bool)>, Problem> {
         self.folders += 1;
+        if Instant::now() >= self.until {
+            return Err(stuck().into());
+        }
         if self.folders > GLOB_FOLDERS_MAX {
             return Err(Problem::invalid(
                 "glob-too-wide",

@@ -8,7 +8,7 @@ use wasmtime::component::{HasData, Linker, Resource, ResourceTable, ResourceType
 use wasmtime_wasi::cli::{IsTerminal, StdoutStream, WasiCli, WasiCliView as _};
 use wasmtime_wasi::clocks::{WasiClocks, WasiClocksView as _};
 use wasmtime_wasi::p2::bindings::{cli, clocks, random};
-use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
+use wasmtime_wasi::p2::{OutputStream, Pollable, StreamError, StreamResult};
 use wasmtime_wasi::random::WasiRandom;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
@@ -195,6 +195,10 @@ impl Pollable for LineStream {
 #[async_trait]
 impl OutputStream for LineStream {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        // Whoever binds the streams leaves it to them to hold a guest to what `check_write` said.
+        if bytes.len() > STREAM_PERMIT {
+            return Err(StreamError::trap("wrote more at once than check-write allows"));
+        }
         for byte in bytes {
             match byte {
                 b'\n' => self.emit(),

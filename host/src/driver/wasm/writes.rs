@@ -10,6 +10,7 @@ use super::sandbox::{Scope, State};
 use super::stats::Limit;
 use super::sysfs::{VALUE_BYTES_MAX, check_path};
 use crate::base::failpoint::{self, Point};
+use crate::base::locks::Held;
 use crate::driver::values::{Audited, Write};
 use crate::model::limit::{SYSFS_WRITE_WALL, SYSFS_WRITES_PER_CALL};
 use crate::model::{DriverName, ObjectRef, Problem};
@@ -25,14 +26,13 @@ impl State {
             value,
         };
         let mut found = None;
-        let outcome = match admitted {
+        let end = match admitted {
             Ok(driver) => wish.write(&driver, &mut found).await,
-            Err(problem) => Err(problem),
+            Err(problem) => End::Known(Err(problem)),
         };
         // What was read before may have changed with it, also by a write that failed.
         self.view.forget_what_was_seen();
-        wish.audit(found.as_ref(), &outcome);
-        outcome
+        wish.audit(found.as_ref(), end)
     }
 
     fn admit_write(&mut self, path: &str, value: &str) -> Result<DriverName, Problem> {
@@ -83,11 +83,28 @@ enum Stored {
     Unknown(Problem),
 }
 
+/// What a write came to.
+enum End {
+    Known(Result<(), Problem>),
+    /// The audit has its line already.
+    Unknown(Problem),
+}
+
+/// The right to write to a path.
+type Turn = Vec<Held<String>>;
+
 impl Wish {
-    async fn write(&self, driver: &DriverName, at: &mut Option<Attribute>) -> Result<(), Problem> {
+    async fn write(&self, driver: &DriverName, at: &mut Option<Attribute>) -> End {
+        match self.begin(driver, at).await {
+            Ok(end) => end,
+            Err(problem) => End::Known(Err(problem)),
+        }
+    }
+
+    async fn begin(&self, driver: &DriverName, at: &mut Option<Attribute>) -> Result<End, Problem> {
         let first = self.look().await?;
         let journal = &self.scope.node.journal;
-        let _turn = journal.turn(&first.path).await;
+        let turn = journal.turn(&first.path).await;
         // A link may lead elsewhere by the time that it is this write's turn, and a device may be another.
         let found = self.look().await?;
         if (&found.path, found.inode) != (&first.path, first.inode) {
@@ -97,10 +114,15 @@ impl Wish {
         let (claims, path, inode) = (&*self.claims, &*found.path, found.inode);
         let write = Write { driver, claims, path, inode, before: found.value.as_deref(), value: &self.value };
         journal.intend(&write).await?;
+        // It may have waited long for its turn, and an operator may have taken the right back.
+        if let Err(problem) = self.check_granted() {
+            journal.settle(&write, None);
+            return Err(problem);
+        }
         failpoint::pass(Point::SysfsWriteIntended);
         // Whoever drops this here leaves the intent, which says that the value may have been written, and a line that says so too.
         let mut open = Unfinished(Some(self.line(Some(found))));
-        let stored = self.store(found).await;
+        let (stored, _turn) = self.store(found, turn).await;
         failpoint::pass(Point::SysfsWritten);
         let outcome = match stored {
             Stored::Ended(written) => {
@@ -113,10 +135,15 @@ impl Wish {
                 journal.settle(&write, None);
                 Err(problem)
             }
-            Stored::Unknown(problem) => return Err(problem),
+            Stored::Unknown(problem) => return Ok(End::Unknown(problem)),
         };
         open.0 = None;
-        outcome
+        Ok(End::Known(outcome))
+    }
+
+    fn check_granted(&self) -> Result<(), Problem> {
+        let granted = self.scope.effective.allows_sysfs_write(&self.path, &self.value);
+        if granted { Ok(()) } else { Err(not_granted("sysfsWrite", &self.path)) }
     }
 
     async fn look(&self) -> Result<Attribute, Problem> {
@@ -124,15 +151,16 @@ impl Wish {
         self.scope.look(move || sysfs.attribute(&path)).await
     }
 
-    async fn store(&self, found: &Attribute) -> Stored {
+    /// The path's turn lasts to the end of the write: a thread that hangs in it keeps it.
+    async fn store(&self, found: &Attribute, turn: Turn) -> (Stored, Option<Turn>) {
         let sysfs = Arc::clone(&self.scope.node.sysfs);
         let (found, value) = (found.clone(), self.value.clone());
         // Two kinds of failure are told apart: a refusal before the write, and a thread that did not come back.
-        let work = move || Ok(sysfs.store(&found, &value));
+        let work = move || Ok((sysfs.store(&found, &value), turn));
         match blocking(&self.scope.blocking, SYSFS_WRITE_WALL, write_stuck, work).await {
-            Ok(Ok(written)) => Stored::Ended(written),
-            Ok(Err(problem)) => Stored::NotBegun(problem),
-            Err(problem) => Stored::Unknown(problem),
+            Ok((Ok(written), turn)) => (Stored::Ended(written), Some(turn)),
+            Ok((Err(problem), turn)) => (Stored::NotBegun(problem), Some(turn)),
+            Err(problem) => (Stored::Unknown(problem), None),
         }
     }
 
@@ -149,13 +177,21 @@ impl Wish {
         }
     }
 
-    fn audit(&self, found: Option<&Attribute>, outcome: &Result<(), Problem>) {
+    fn audit(&self, found: Option<&Attribute>, end: End) -> Result<(), Problem> {
+        let outcome = match end {
+            End::Known(outcome) => outcome,
+            End::Unknown(problem) => return Err(problem),
+        };
         let line = self.line(found);
-        let Err(problem) = outcome else { return Audited { outcome: "written", ..line }.tell(0) };
+        let Err(problem) = &outcome else {
+            Audited { outcome: "written", ..line }.tell(0);
+            return outcome;
+        };
         let line = Audited { outcome: "refused", problem: Some(problem), ..line };
         if let Some(suppressed) = self.scope.log.admit_refusal(line.bytes()) {
             line.tell(suppressed);
         }
+        outcome
     }
 }
 

@@ -95,6 +95,18 @@ fn a_wait_that_is_given_up_leaves_nothing() {
     assert!(places.state().held.owners.is_empty());
 }
 
+#[test]
+fn who_waits_behind_one_that_gives_up_waits_no_longer() {
+    let places = Places::default();
+    let _held: Vec<_> = (2..10).flat_map(|owner| take_all(&places, slow(owner))).collect();
+    let mut first = Box::pin(places.take(slow(1)));
+    assert!((&mut first).now_or_never().is_none());
+    let mut behind = Box::pin(places.take(ask(1)));
+    assert!((&mut behind).now_or_never().is_none(), "it came later");
+    drop(first);
+    assert!((&mut behind).now_or_never().is_some());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 

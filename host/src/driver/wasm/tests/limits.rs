@@ -179,6 +179,7 @@ async fn a_look_at_the_node_that_hangs_is_given_up() {
     let _hanging = scope.blocking.acquire_many(SYSFS_THREADS_PER_DRIVER as u32).await.unwrap();
     let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
     assert_limit((problem, driver.stats()), "sysfs-stuck", "2000 ms", Limit::HostLook);
+    assert!(driver.containment().is_slow(Operation::Discover), "others want the place that it held");
 }
 
 #[tokio::test]

@@ -21,6 +21,8 @@ struct Notes {
     lines: Mutex<Vec<String>>,
     file: Mutex<Option<std::path::PathBuf>>,
     refuses: bool,
+    /// While a write waits for its turn this one loses its rights.
+    revoked: Mutex<Option<WasmDriver>>,
 }
 
 impl Notes {
@@ -41,6 +43,7 @@ impl Notes {
 #[async_trait]
 impl Journal for Notes {
     async fn turn(&self, _: &str) -> Vec<Held<String>> {
+        self.revoked.lock().unwrap().iter().for_each(WasmDriver::revoke);
         Vec::new()
     }
 
@@ -120,6 +123,16 @@ async fn what_cannot_be_kept_is_not_written() {
     let stage = Stage::on(bare, false);
     assert!(prepare(&stage, &writer(LED, "5", 1, PREPARE_ONE), GRANT).await);
     assert_eq!(led(&stage), "0\n", "nobody keeps anything");
+}
+
+#[tokio::test]
+async fn a_write_whose_right_goes_while_it_waits_is_not_made() {
+    let (stage, notes) = stage(false);
+    let driver = stage.try_load(writer(LED, "5", 1, PREPARE_ONE).module(), GRANT).await.unwrap();
+    *notes.revoked.lock().unwrap() = Some(driver.clone());
+    driver.prepare(&a_call(), &[a_claim("u-1")]).await;
+    let expected = ["tiny.example.com u-1 devices/led/brightness 0 -> 5, while it is 0", "None, and it is 0"];
+    assert_eq!((notes.lines().as_slice(), led(&stage).as_str()), (&expected.map(str::to_owned)[..], "0\n"));
 }
 
 #[tokio::test]

@@ -26,6 +26,7 @@ const WASI: &str = "
             variant stream-error { last-operation-failed(error), closed }
             resource output-stream {
                 blocking-write-and-flush: func(contents: list<u8>) -> result<_, stream-error>;
+                write: func(contents: list<u8>) -> result<_, stream-error>;
             }
         }
     }
@@ -61,6 +62,7 @@ const IMPORTS: &str = r#"
     (import "wasi:cli/stdout@0.2.0" "get-stdout" (func $stdout (result i32)))
     (import "wasi:io/streams@0.2.0" "[method]output-stream.blocking-write-and-flush"
         (func $write (param i32 i32 i32 i32)))
+    (import "wasi:io/streams@0.2.0" "[method]output-stream.write" (func $write_now (param i32 i32 i32 i32)))
     (import "wasi:filesystem/preopens@0.2.0" "get-directories" (func $folders (param i32)))"#;
 
 /// A driver that does this with WASI when it is asked for devices.
@@ -290,6 +292,12 @@ fn wasi_cases() -> Vec<Case> {
             (Discover, "driver-cpu-limit", "of CPU"),
         )
         .granted(SHORT),
+        case(
+            "output-at-once",
+            "writes more lines at once than it was told it may",
+            || wasi("(call $write_now (call $stdout) (i32.const 1024) (i32.const 5000) (i32.const 8192)) i32.const 8192"),
+            (Discover, "driver-trapped", "check-write"),
+        ),
         case(
             "exit",
             "ends the process, with success",
