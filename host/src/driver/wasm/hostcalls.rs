@@ -7,8 +7,8 @@ use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_
 use super::blocking::blocking;
 use super::convert;
 use super::limiter::{Reached, stuck};
-use super::meter::Meter;
 use super::log::{Level, Line};
+use super::meter::Meter;
 use super::nodes::{DevRoot, below_dev};
 use super::sandbox::{Scope, State};
 use super::stats::{Limit, Usage};
