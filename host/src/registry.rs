@@ -306,14 +306,19 @@ impl Registry {
         })
     }
 
-    /// Returns when the task that carries out what discovery and operators ask of drivers of a kind has taken a request.
-    pub async fn answers(&self, kind: DriverKind) {
+    /// Returns when the task that carries out what discovery and operators ask of drivers of a kind has taken a request. False: it
+    /// ended.
+    pub async fn answers(&self, kind: DriverKind) -> bool {
         let (done, taken) = oneshot::channel();
         // No source has this name, so the request is dropped as soon as it is received.
         let request = ReloadRequest { source: String::new(), done };
-        if self.reloads(kind).sender.send(request).await.is_ok() {
-            taken.await.ok();
+        let sender = &self.reloads(kind).sender;
+        if sender.send(request).await.is_err() {
+            return false;
         }
+        taken.await.ok();
+        // A task that ends drops what waits for it as well.
+        !sender.is_closed()
     }
 
     fn source_of(&self, name: &str) -> Option<String> {

@@ -184,6 +184,19 @@ async fn a_reload_of_a_name_that_nobody_has_is_refused() {
 }
 
 #[tokio::test]
+async fn a_task_that_ended_does_not_answer() {
+    let registry = registry();
+    for kind in [DriverKind::Wasm, DriverKind::Grpc] {
+        let mut reloads = registry.take_reloads(kind).unwrap();
+        let work = async { drop(reloads.recv().await.unwrap()) };
+        assert_eq!(tokio::join!(registry.answers(kind), work), (true, ()));
+        let end = async { drop(reloads) };
+        assert_eq!(tokio::join!(registry.answers(kind), end), (false, ()), "while it was asked");
+        assert!(!registry.answers(kind).await, "before it was asked");
+    }
+}
+
+#[tokio::test]
 async fn reloads_beyond_the_bound_are_told_to_come_again() {
     let registry = registry();
     show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
