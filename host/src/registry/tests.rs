@@ -196,8 +196,8 @@ async fn a_worker_with_many_orders_gets_no_more_reloads_and_has_room_for_what_ch
         reloads.recv().await.unwrap().hand_to(worker, Some);
         futures::FutureExt::now_or_never(&mut reload).ok_or(reload)
     };
-    let _first = ask(&worker).await.err().expect("it waits for the worker");
-    let _second = ask(&worker).await.err().expect("it waits for the worker");
+    let _first = ask(&worker).await.expect_err("it waits for the worker");
+    let _second = ask(&worker).await.expect_err("it waits for the worker");
     let refused = ask(&worker).await.ok().expect("an answer at once").unwrap_err();
     assert_eq!(refused.code, "too-many-reloads");
     assert!(spare_place(&worker).is_none() && worker.try_send(None).is_ok() && worker.try_send(None).is_ok());
