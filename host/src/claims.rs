@@ -397,13 +397,6 @@ impl Claims {
         self.0.metrics.view()
     }
 
-    /// Returns when the manager has looked at what it holds in a task of its own, as it does for a request. False: it could not.
-    pub async fn answers(&self) -> bool {
-        let inner = self.0.clone();
-        let work = async move { drop(inner.table.lock()) };
-        self.0.tasks.complete("probe", work).await.is_some()
-    }
-
     pub fn boot_id(&self) -> &str {
         &self.0.settings.node.boot_id
     }

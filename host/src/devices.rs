@@ -185,9 +185,9 @@ impl Devices {
         id
     }
 
-    /// A plugin registered, by either way: it is connected to next.
-    pub fn plugin_registered(&self, resource: &ExtendedResource) {
-        self.0.metrics.registered(resource);
+    /// A plugin called to register, whatever becomes of it.
+    pub fn plugin_called(&self, resource: &ExtendedResource) {
+        self.0.metrics.called(resource);
     }
 
     /// What was counted since the start, by resource.

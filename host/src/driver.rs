@@ -154,6 +154,24 @@ pub trait Ledger: Send + Sync {
     fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim>;
 }
 
+/// Of a driver that is only looked at, or measured: it holds nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct NoClaims;
+
+impl Ledger for NoClaims {
+    fn claims(&self, _: &DriverName) -> Vec<LiveClaim> {
+        Vec::new()
+    }
+
+    fn claim(&self, _: &DriverName, _: &str) -> Option<LiveClaim> {
+        None
+    }
+
+    fn holders(&self, _: &DriverName, _: &str, _: &str) -> Vec<LiveClaim> {
+        Vec::new()
+    }
+}
+
 /// Completes what a driver answered to one outcome per asked claim: a missing claim is a defect of the driver, and what it
 /// said of claims that nobody asked for is named and dropped.
 pub fn settle<'a, T>(

@@ -162,7 +162,33 @@ impl DriverView {
 /// An operator's wish to have a driver's files read again.
 pub(crate) struct ReloadRequest {
     source: String,
-    done: oneshot::Sender<()>,
+    done: oneshot::Sender<Reloaded>,
+}
+
+/// An error: it was not carried out.
+type Reloaded = Result<(), Problem>;
+
+impl ReloadRequest {
+    /// Gives it to its worker as an order. Where too many wait for that already, the operator is told to come again.
+    fn hand_to<T>(self, worker: &mpsc::Sender<T>, order: impl FnOnce(oneshot::Sender<Reloaded>) -> T) {
+        if let Some(place) = spare_place(worker) {
+            place.send(order(self.done));
+        } else if !worker.is_closed() {
+            // The operator may have gone away.
+            let _ = self.done.send(Err(too_many_reloads()));
+        }
+    }
+}
+
+/// A place in a worker's inbox for an order that it can do without. Half of the places stay free for what changed, because whoever
+/// brings that waits for a place and brings it to all: one that is slow is not to keep the others.
+fn spare_place<T>(worker: &mpsc::Sender<T>) -> Option<mpsc::Permit<'_, T>> {
+    let has_spare = worker.capacity() > worker.max_capacity() / 2;
+    has_spare.then(|| worker.try_reserve().ok()).flatten()
+}
+
+fn too_many_reloads() -> Problem {
+    Problem::unavailable("too-many-reloads", "too many reloads wait already")
 }
 
 /// Reloads that may wait; more are told to come again.
@@ -291,12 +317,12 @@ impl Registry {
     pub async fn reload(&self, name: &str) -> Result<DriverView, Problem> {
         let source = self.known_source(name)?;
         let (done, finished) = oneshot::channel();
-        let busy = |_| Problem::unavailable("too-many-reloads", "too many reloads wait already");
         let kind = self.read().sources.get(&source).map(|view| view.kind);
         let reloads = self.reloads(kind.unwrap_or(DriverKind::Wasm));
-        reloads.sender.try_send(ReloadRequest { source: source.clone(), done }).map_err(busy)?;
-        // An error means that the source went away meanwhile; the look below tells.
-        finished.await.ok();
+        let request = ReloadRequest { source: source.clone(), done };
+        reloads.sender.try_send(request).map_err(|_| too_many_reloads())?;
+        // Dropped, the source went away meanwhile; the look below tells.
+        finished.await.unwrap_or(Ok(()))?;
         self.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
     }
 
@@ -306,14 +332,19 @@ impl Registry {
         })
     }
 
-    /// Returns when the task that carries out what discovery and operators ask of drivers of a kind has taken a request.
-    pub async fn answers(&self, kind: DriverKind) {
+    /// Returns when the task that carries out what discovery and operators ask of drivers of a kind has taken a request. False: it
+    /// ended.
+    pub async fn answers(&self, kind: DriverKind) -> bool {
         let (done, taken) = oneshot::channel();
         // No source has this name, so the request is dropped as soon as it is received.
         let request = ReloadRequest { source: String::new(), done };
-        if self.reloads(kind).sender.send(request).await.is_ok() {
-            taken.await.ok();
+        let sender = &self.reloads(kind).sender;
+        if sender.send(request).await.is_err() {
+            return false;
         }
+        taken.await.ok();
+        // A task that ends drops what waits for it as well.
+        !sender.is_closed()
     }
 
     fn source_of(&self, name: &str) -> Option<String> {

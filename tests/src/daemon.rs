@@ -332,6 +332,6 @@ fn channel(socket: PathBuf) -> Channel {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    // The address is for the protocol only; the connector knows the socket.
-    Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
+    // The address is for the protocol only; the connector knows the socket. The timeout is for an answer to begin: a stream goes on.
+    Endpoint::from_static("http://localhost").timeout(DEADLINE * 2).connect_with_connector_lazy(connector)
 }

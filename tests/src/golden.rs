@@ -7,13 +7,17 @@ use std::time::Duration;
 
 use nodedock::driver::grant::Grant;
 use nodedock::driver::values::NoJournal;
-use nodedock::driver::wasm::{Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings};
+use nodedock::driver::wasm::{
+    CompileBounds, Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings,
+};
 use nodedock::driver::{Call, Ledger, NodeFacts};
 use nodedock::model::{
     AllocatedDevice, ConfigSource, DeviceName, DriverClaim, DriverName, LiveClaim, ObjectRef, OpaqueConfig,
     PoolName, Uid,
 };
+use serde_json::Value;
 
+use crate::machine::sha256;
 use crate::places;
 
 pub const GOLDEN: &str = "golden";
@@ -64,7 +68,41 @@ fn folder() -> PathBuf {
 
 /// The folder of compiled drivers that all tests of a build share: some take tens of seconds to compile.
 pub fn cache() -> PathBuf {
-    folder().join("cache")
+    folder().join("compiled")
+}
+
+/// What became of a file when it was compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spent {
+    pub cpu_ms: u64,
+    pub memory_peak_mib: u64,
+    /// Bytes of what is kept.
+    pub kept: usize,
+}
+
+impl Spent {
+    /// As the compiler says it behind the code in the shared cache.
+    pub fn on(bytes: &[u8]) -> Self {
+        let digest = sha256(bytes);
+        let entries =
+            std::fs::read_dir(cache()).expect("read the cache").map(|entry| entry.expect("read the cache"));
+        let of_file = entries.filter(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            name.starts_with(&digest) && name.ends_with(".cwasm")
+        });
+        // Another build of the compiler may have left its own.
+        let newest = of_file.max_by_key(|entry| entry.metadata().and_then(|file| file.modified()).ok());
+        let compiled = std::fs::read(newest.expect("it was compiled").path()).expect("read what is kept");
+        Self::said_in(&compiled).expect("the compiler said what it took")
+    }
+
+    fn said_in(compiled: &[u8]) -> Option<Self> {
+        const NAME: &[u8] = b"\"spent\":";
+        let at = compiled.windows(NAME.len()).rposition(|window| window == NAME)? + NAME.len();
+        let said = serde_json::Deserializer::from_slice(&compiled[at..]).into_iter::<Value>().next()?.ok()?;
+        let (cpu_ms, memory_peak_mib) = (said["cpu_ms"].as_u64()?, said["memory_peak_mib"].as_u64()?);
+        Some(Self { cpu_ms, memory_peak_mib, kept: compiled.len() })
+    }
 }
 
 /// The claims that a driver is told it holds.
@@ -116,7 +154,7 @@ impl Bench {
         let node = NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() };
         let settings = WasmSettings {
             cache_dir: cache.map(Into::into),
-            compiler: Compiler::InProcess,
+            compiler: Compiler::Process { program: places::nodedock(), bounds: CompileBounds::default() },
             sysfs_root: sys,
             dev_root: dev,
             node,

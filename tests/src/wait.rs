@@ -4,7 +4,7 @@ use std::path::Path;
 
 use nodedock_proto::node::v1;
 use notify::{RecursiveMode, Watcher};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 use tonic::Status;
 
 use crate::{Client, DEADLINE, Daemon, Root};
@@ -22,21 +22,26 @@ impl Daemon {
         what: &str,
         condition: impl AsyncFn(Client) -> Result<T, String>,
     ) -> Result<T, Status> {
-        let deadline = Instant::now() + DEADLINE;
+        let mut last = "nothing".to_owned();
+        let found = timeout(DEADLINE, self.find(condition, &mut last)).await;
+        found.unwrap_or_else(|_| panic!("waited in vain until {what}; last seen: {last}"))
+    }
+
+    async fn find<T>(
+        &self,
+        condition: impl AsyncFn(Client) -> Result<T, String>,
+        last: &mut String,
+    ) -> Result<T, Status> {
         loop {
             // Listening begins before the question, so that no change falls between them.
             let mut events = self.client().watch(v1::WatchRequest {}).await?.into_inner();
             loop {
-                let last = match condition(self.client()).await {
+                match condition(self.client()).await {
                     Ok(found) => return Ok(found),
-                    Err(state) => state,
-                };
-                match timeout_at(deadline, events.message()).await {
-                    Ok(Ok(Some(_))) => {}
-                    // The watch fell behind, or the daemon is another one.
-                    Ok(_) => break,
-                    Err(_) => panic!("waited in vain until {what}; last seen: {last}"),
+                    Err(state) => *last = state,
                 }
+                // Else the watch fell behind, or the daemon is another one.
+                let Ok(Some(_)) = events.message().await else { break };
             }
         }
     }
@@ -125,13 +130,16 @@ pub async fn until_path<T>(path: &Path, what: &str, condition: impl Fn() -> Resu
     });
     let watcher = watcher.as_mut().expect("inotify");
     watcher.watch(path, RecursiveMode::NonRecursive).expect("watch a path that is there");
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        let last = match condition() {
-            Ok(found) => return found,
-            Err(state) => state,
-        };
-        let told = timeout_at(deadline, events.recv()).await;
-        assert!(told.is_ok(), "waited in vain until {what}; last seen: {last}");
-    }
+    let mut last = "nothing".to_owned();
+    let found = timeout(DEADLINE, async {
+        loop {
+            match condition() {
+                Ok(found) => return found,
+                Err(state) => last = state,
+            }
+            events.recv().await.expect("the watcher has the sender");
+        }
+    });
+    let found = found.await.ok();
+    found.unwrap_or_else(|| panic!("waited in vain until {what}; last seen: {last}"))
 }

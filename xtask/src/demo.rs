@@ -16,7 +16,7 @@ use self::dock::Dock;
 use crate::machine::{self, Podman};
 use crate::shell::Interrupt;
 use crate::workspace::Workspace;
-use crate::{drivers, shell};
+use crate::{drivers, shell, test};
 
 /// Compiling a driver with a host that is itself not optimised takes seconds on a slow machine.
 const SERVING_LIMIT: Duration = Duration::from_secs(60);
@@ -25,12 +25,14 @@ const POD_PATH: &str = "default/demo";
 const NODES_DRIVER: &str = "device-nodes";
 const MOCK_DRIVER: &str = "mock-gpu";
 
-pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+/// With the host as it is built for the tests, or as it is built alone: that is less to build, and all anew after the tests.
+pub(crate) fn run(workspace: &Workspace, with_tests: bool) -> Result<()> {
     let started = Instant::now();
     let interrupt = Interrupt::listen()?;
 
     step("Build the host and the example drivers");
-    shell::run(workspace.cargo().args(["build", "-p", "nodedock"]))?;
+    let programs = if with_tests { test::programs(&[]) } else { &["-p", "nodedock"] };
+    shell::run(workspace.cargo().arg("build").args(programs))?;
     drivers::build(workspace)?;
     interrupt.check()?;
     let built = started.elapsed();

@@ -4,7 +4,7 @@
 //! for are panics, broken promises, and inputs that take too long or too much.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -94,18 +94,30 @@ impl Fuzzer<'_> {
         let corpus = self.target.join("corpus").join(target);
         std::fs::create_dir_all(&corpus).with_context(|| format!("making {}", corpus.display()))?;
         let mut command = self.command("run", &[target]);
-        command.arg(corpus).arg(self.folder.join("seeds").join(target)).arg("--");
-        command.arg(format!("-max_total_time={}", bounds.seconds)).arg(format!("-timeout={TIMEOUT}"));
-        command.arg(format!("-rss_limit_mb={MEMORY}"));
+        command.arg(corpus).arg(self.folder.join("seeds").join(target)).arg("--").args(limits());
+        command.arg(format!("-max_total_time={}", bounds.seconds));
         command.args(bounds.seed.map(|seed| format!("-seed={seed}")));
         let mut kept = None;
         let status = shell::watched(&mut command, |_| (), |line| kept = kept_in(line).or(kept.take()))?;
-        if status.success() {
-            return Ok(None);
-        }
-        let input = kept.unwrap_or_else(|| format!("no input, it ended with {status}"));
-        Ok(Some(format!("{target}: {input}")))
+        let Some(input) = finding(target, status, kept)? else { return Ok(None) };
+        let mut again = self.command("run", &[target, &input]);
+        let again = shell::line(again.arg("--").args(limits()));
+        Ok(Some(format!("{target}: {input}\n  once more: {again}")))
     }
+}
+
+/// What one input may take.
+fn limits() -> [String; 2] {
+    [format!("-timeout={TIMEOUT}"), format!("-rss_limit_mb={MEMORY}")]
+}
+
+/// The input that was found by a target that ended so. One that failed without an input did not run, whatever it was to find.
+fn finding(target: &str, status: ExitStatus, kept: Option<String>) -> Result<Option<String>> {
+    if status.success() {
+        return Ok(None);
+    }
+    let Some(input) = kept else { bail!("{target} ended with {status} and kept no input") };
+    Ok(Some(input))
 }
 
 /// The path in libFuzzer's line about an input that it kept.
@@ -136,6 +148,31 @@ mod tests {
             "artifact_prefix='/f/artifacts/grant/'; Test unit written to /f/artifacts/grant/crash-0f\n";
         assert_eq!(kept_in(line).as_deref(), Some("/f/artifacts/grant/crash-0f"));
         assert_eq!(kept_in("#2 INITED cov: 5"), None);
+    }
+
+    #[test]
+    fn a_target_that_fails_without_an_input_is_no_finding() {
+        use std::os::unix::process::ExitStatusExt;
+        let (good, bad) = (ExitStatus::from_raw(0), ExitStatus::from_raw(77 << 8));
+        let slow = || Some("/f/artifacts/grant/slow-unit-0f".to_owned());
+        assert_eq!(finding("grant", bad, slow()).unwrap(), slow());
+        assert_eq!(
+            (finding("grant", good, slow()).unwrap(), finding("grant", good, None).unwrap()),
+            (None, None)
+        );
+        let error = finding("grant", bad, None).unwrap_err().to_string();
+        assert_eq!(error, "grant ended with exit status: 77 and kept no input");
+    }
+
+    #[test]
+    fn the_page_says_how_to_show_a_finding_again() {
+        let workspace = Workspace::load().unwrap();
+        let page = std::fs::read_to_string(workspace.root.join("docs/fuzzing.md")).unwrap();
+        let (folder, target) = (PathBuf::from("fuzz"), PathBuf::from("target/fuzz"));
+        let fuzzer = Fuzzer { workspace: &workspace, folder, target };
+        let mut command = fuzzer.command("run", &["TARGET", "fuzz/artifacts/TARGET/FILE"]);
+        let line = shell::line(command.arg("--").args(limits()));
+        assert!(page.contains(&line), "docs/fuzzing.md is to have: {line}");
     }
 
     #[test]

@@ -45,7 +45,11 @@ enum Task {
         args: Vec<String>,
     },
     /// Show the main job on this machine: a driver, a claim, a crash, a container
-    Demo,
+    Demo {
+        /// With the host that the tests are built with: after them there is less to build
+        #[arg(long)]
+        built: bool,
+    },
     /// Measure the release build
     Bench {
         /// For the benchmark program
@@ -87,7 +91,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Golden => golden::run(&workspace),
         Task::Test { list: true, .. } => test::list(&workspace),
         Task::Test { args, .. } => test::run(&workspace, &args),
-        Task::Demo => demo::run(&workspace),
+        Task::Demo { built } => demo::run(&workspace, built),
         Task::Bench { args } => bench::run(&workspace, &args),
         Task::Fuzz { seconds, seed, report, targets } => {
             fuzz::run(&workspace, &fuzz::Bounds { seconds, seed }, report, &targets)

@@ -77,7 +77,7 @@ fn watched(command: &mut Command) -> Result<(ExitStatus, Outcomes)> {
 /// The harness starts the real program, which `cargo test` alone would not bring up to date. Built together
 /// with the tests it shares their dependencies and has the fail points that they ask for; alone, other features of some would
 /// build all again.
-fn programs(args: &[String]) -> &'static [&'static str] {
+pub(crate) fn programs(args: &[String]) -> &'static [&'static str] {
     match chooses_package(args) {
         true => &["-p", "nodedock", "--features", "failpoints"],
         false => &["--workspace", "--bins", "--tests"],

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::format::{self, Table, VALUE_VERSION};
 use super::upgrade::UPGRADES;
-use crate::model::{ClaimRecord, PodAllocation, PodRecord, ReleaseRecord};
+use crate::model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
 
 /// A record that a file gives back as it was put there.
 pub(crate) fn check_kept<R: Serialize + DeserializeOwned + PartialEq + Debug>(record: &R) {
@@ -24,13 +24,28 @@ pub(crate) fn record(data: &[u8]) -> bool {
     let Some((letter, rest)) = data.split_first() else { return false };
     let value =
         if letter.is_ascii_uppercase() { rest.to_owned() } else { [&[VALUE_VERSION][..], rest].concat() };
-    match letter.to_ascii_lowercase() {
-        b'c' => read::<ClaimRecord>(Table::Claims, &value),
-        b'p' => read::<PodRecord>(Table::Pods, &value),
-        b'r' => read::<ReleaseRecord>(Table::Released, &value),
-        b'a' => read::<PodAllocation>(Table::Allocations, &value),
-        _ => false,
+    match named(letter.to_ascii_lowercase()) {
+        None => false,
+        Some(Table::Claims) => read::<ClaimRecord>(Table::Claims, &value),
+        Some(Table::Pods) => read::<PodRecord>(Table::Pods, &value),
+        Some(Table::Released) => read::<ReleaseRecord>(Table::Released, &value),
+        Some(Table::Allocations) => read::<PodAllocation>(Table::Allocations, &value),
+        Some(Table::Values) => read::<ClaimValues>(Table::Values, &value),
     }
+}
+
+fn named(letter: u8) -> Option<Table> {
+    Table::ALL.into_iter().find(|table| letter_of(*table) == letter)
+}
+
+fn letter_of(table: Table) -> u8 {
+    table.as_str().as_bytes()[0]
+}
+
+/// The tables, each with the letter that names it.
+#[cfg(test)]
+pub(crate) fn letters() -> Vec<(&'static str, u8)> {
+    Table::ALL.into_iter().map(|table| (table.as_str(), letter_of(table))).collect()
 }
 
 fn read<R: Serialize + DeserializeOwned + Debug>(table: Table, value: &[u8]) -> bool {

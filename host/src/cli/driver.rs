@@ -15,8 +15,8 @@ use super::{CliError, Outcome, Place};
 use crate::driver::grant::{self, Grant};
 use crate::driver::values::NoJournal;
 use crate::driver::wasm::{Compiler, DriverFile, Inspection, WasmHost, WasmSettings};
-use crate::driver::{Ledger, NodeFacts};
-use crate::model::{DriverName, LiveClaim, limit};
+use crate::driver::{NoClaims, NodeFacts};
+use crate::model::limit;
 use crate::trust::open::{self, OpenError};
 
 #[derive(Subcommand)]
@@ -53,23 +53,6 @@ pub(super) async fn run(place: Place, command: DriverCommand) -> Result<Outcome>
         DriverCommand::Grant { file } => ask_grant(&file).await,
         DriverCommand::Reload { name } => reload(&place, name).await,
         DriverCommand::Resume { name } => resume(&place, name).await,
-    }
-}
-
-/// A driver that is only looked at holds no claims.
-struct NoClaims;
-
-impl Ledger for NoClaims {
-    fn claims(&self, _: &DriverName) -> Vec<LiveClaim> {
-        Vec::new()
-    }
-
-    fn claim(&self, _: &DriverName, _: &str) -> Option<LiveClaim> {
-        None
-    }
-
-    fn holders(&self, _: &DriverName, _: &str, _: &str) -> Vec<LiveClaim> {
-        Vec::new()
     }
 }
 

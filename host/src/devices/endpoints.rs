@@ -33,8 +33,8 @@ const ORDERS_WAITING_MAX: usize = 16;
 pub trait PluginSink: Clone + Send + Sync + 'static {
     type Id: Send + Sync;
 
-    /// A registration is accepted, of a plugin that is connected to.
-    fn plugin_registered(&self, _resource: &ExtendedResource) {}
+    /// A plugin called to register; what becomes of it comes later.
+    fn plugin_called(&self, _resource: &ExtendedResource) {}
 
     /// A plugin was connected to. It replaces the one of the same resource.
     fn plugin_arrived(
@@ -54,8 +54,8 @@ pub trait PluginSink: Clone + Send + Sync + 'static {
 impl PluginSink for Devices {
     type Id = PluginId;
 
-    fn plugin_registered(&self, resource: &ExtendedResource) {
-        Self::plugin_registered(self, resource);
+    fn plugin_called(&self, resource: &ExtendedResource) {
+        Self::plugin_called(self, resource);
     }
 
     fn plugin_arrived(
@@ -114,6 +114,11 @@ impl<S: PluginSink> Endpoints<S> {
     pub fn new(sink: S, steps: PluginSteps, tasks: Tasks) -> Self {
         let at_once = Semaphore::new(limit::REGISTRATIONS_AT_ONCE);
         Self(Arc::new(Shared { sink, tasks, steps, at_once, slots: Mutex::default() }))
+    }
+
+    /// Tells of a plugin's call to register, before it is looked at.
+    pub fn called(&self, resource: &ExtendedResource) {
+        self.0.sink.plugin_called(resource);
     }
 
     /// Connects to a plugin, asks it what it wants of its callers, and puts it in the place of the one before. Returns when the sink

@@ -38,7 +38,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    pub(super) fn registered(&self, resource: &ExtendedResource) {
+    pub(super) fn called(&self, resource: &ExtendedResource) {
         self.registrations.of(&resource.to_string()).fetch_add(1, Relaxed);
     }
 

@@ -84,8 +84,13 @@ struct Registrations<S: PluginSink> {
 
 impl<S: PluginSink> Registrations<S> {
     async fn admit(&self, request: &wire::RegisterRequest) -> Result<(), Problem> {
+        let resource = resource(&request.resource_name);
+        if let Ok(resource) = &resource {
+            // Before any check, as a kubelet counts.
+            self.endpoints.called(resource);
+        }
         check_version(&request.version)?;
-        let resource = resource(&request.resource_name)?;
+        let resource = resource?;
         let place = Place::beside(&self.folder, &request.endpoint, SOCKET)?;
         self.endpoints.register(&resource, place, Origin::KubeletSocket).await
     }

@@ -1,5 +1,6 @@
 //! The seeds, and what was ever found, through the functions that the fuzz targets call.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::*;
@@ -59,6 +60,17 @@ fn manifests_keep_their_promises() {
 #[test]
 fn records_keep_their_promises() {
     run("record", record);
+}
+
+#[test]
+fn every_table_of_the_checkpoint_has_a_record_that_is_taken() {
+    let seeds = seeds("record");
+    let taken = |letter| seeds.iter().any(|(_, bytes)| bytes.first() == Some(&letter) && record(bytes));
+    let mut letters = BTreeSet::new();
+    for (table, letter) in checkpoint::fuzz::letters() {
+        assert!(letters.insert(letter), "{table} has another table's letter");
+        assert!(taken(letter), "{table} has no seed");
+    }
 }
 
 #[test]

@@ -81,7 +81,7 @@ impl Plugins {
                 },
                 Some(request) = reloads.recv() => {
                     if let Some(worker) = workers.get(Path::new(&request.source)) {
-                        worker.send(Order::Again(request.done)).await.ok();
+                        request.hand_to(worker, Order::Again);
                     }
                 }
             }

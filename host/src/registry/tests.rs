@@ -164,7 +164,7 @@ async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
             let request = reloads.recv().await.unwrap();
             assert_eq!(request.source, "a.wasm");
             show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
-            request.done.send(()).unwrap();
+            request.done.send(Ok(())).unwrap();
         };
         let (view, ()) = tokio::join!(registry.reload(asked), work);
         assert_eq!(view.unwrap().state, DriverState::Serving);
@@ -181,6 +181,44 @@ async fn a_reload_of_a_name_that_nobody_has_is_refused() {
     let problem = registry().reload("gpu.example.com").await.unwrap_err();
     assert_eq!(problem.code, "driver-unknown");
     assert!(problem.message.contains("gpu.example.com"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_worker_with_many_orders_gets_no_more_reloads_and_has_room_for_what_changed() {
+    let registry = registry();
+    show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
+    let mut reloads = registry.take_reloads(DriverKind::Wasm).unwrap();
+    let (worker, mut inbox) = mpsc::channel(4);
+    let mut ask = async |worker: &mpsc::Sender<_>| {
+        let registry = registry.clone();
+        let mut reload = Box::pin(async move { registry.reload("a.wasm").await });
+        assert!(futures::FutureExt::now_or_never(&mut reload).is_none());
+        reloads.recv().await.unwrap().hand_to(worker, Some);
+        futures::FutureExt::now_or_never(&mut reload).ok_or(reload)
+    };
+    let _first = ask(&worker).await.expect_err("it waits for the worker");
+    let _second = ask(&worker).await.expect_err("it waits for the worker");
+    let refused = ask(&worker).await.ok().expect("an answer at once").unwrap_err();
+    assert_eq!(refused.code, "too-many-reloads");
+    assert!(spare_place(&worker).is_none() && worker.try_send(None).is_ok() && worker.try_send(None).is_ok());
+    while inbox.try_recv().is_ok() {}
+    assert!(spare_place(&worker).is_some());
+    drop(inbox);
+    let gone = ask(&worker).await.ok().expect("an answer at once").unwrap();
+    assert_eq!(gone.state, DriverState::Serving, "a worker that ended says nothing, its source tells");
+}
+
+#[tokio::test]
+async fn a_task_that_ended_does_not_answer() {
+    let registry = registry();
+    for kind in [DriverKind::Wasm, DriverKind::Grpc] {
+        let mut reloads = registry.take_reloads(kind).unwrap();
+        let work = async { drop(reloads.recv().await.unwrap()) };
+        assert_eq!(tokio::join!(registry.answers(kind), work), (true, ()));
+        let end = async { drop(reloads) };
+        assert_eq!(tokio::join!(registry.answers(kind), end), (false, ()), "while it was asked");
+        assert!(!registry.answers(kind).await, "before it was asked");
+    }
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use self::standing::{Drained, Serving};
 use super::keeper::{Keeper, look};
 use super::predecessors::KeptDrivers;
 use super::vetting::{Looked, VetError, Vetted};
-use super::{DriverState, DriverView, Registry};
+use super::{DriverState, DriverView, Registry, Reloaded, spare_place};
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
 use crate::base::failpoint::{self, Point};
@@ -50,7 +50,7 @@ pub struct WasmFiles {
 enum Order {
     Load(DriverFiles),
     /// Load again what is there, because something outside the files changed; tells when done.
-    Again(Option<oneshot::Sender<()>>),
+    Again(Option<oneshot::Sender<Reloaded>>),
     /// Judge what serves and what does not by the policy that counts now.
     Judge,
     Gone,
@@ -91,13 +91,14 @@ impl WasmFiles {
                 Some(request) = reloads.recv() => {
                     let worker = request.source.strip_suffix(".wasm").and_then(|stem| workers.get(stem));
                     if let Some(worker) = worker {
-                        worker.send(Order::Again(Some(request.done))).await.ok();
+                        request.hand_to(worker, |done| Order::Again(Some(done)));
                     }
                 }
                 Ok(()) = policies.changed() => judge(&workers).await,
                 Ok(()) = names_freed.changed() => {
-                    for worker in workers.values() {
-                        worker.send(Order::Again(None)).await.ok();
+                    // Whoever has no place left is about to look at its files anyway.
+                    for place in workers.values().filter_map(spare_place) {
+                        place.send(Order::Again(None));
                     }
                 }
             }
@@ -210,7 +211,7 @@ impl Worker {
                         serving.looker.look().await;
                     }
                     // The operator may have gone away.
-                    let _ = done.send(());
+                    let _ = done.send(Ok(()));
                 }
                 Some(Order::Judge) => self.judge_again(&mut inbox).await,
                 Some(Order::Gone) => {

@@ -21,9 +21,9 @@ const CALLS_MAX: u64 = 6;
 const KILL_MAX_US: u64 = 40_000;
 
 const ROUNDS: u64 = 120;
-/// Fewer say too little.
+/// Fewer say too little, however long they take.
 const ROUNDS_MIN: u64 = 40;
-/// What the rounds may take together.
+/// After this time so many are enough.
 const BUDGET: Duration = Duration::from_secs(60);
 
 fn name_of(number: u64) -> String {
@@ -124,7 +124,7 @@ async fn kill_at_any_moment<D: Driver>() {
     let (mut random, mut tally) = (Random::new(seed), Tally::default());
     let mut scene = Scene::<D>::start().await;
     let (started, mut rounds) = (Instant::now(), 0);
-    while rounds < ROUNDS && started.elapsed() < BUDGET {
+    while rounds < ROUNDS_MIN || (rounds < ROUNDS && started.elapsed() < BUDGET) {
         let _round = Place(format!("in round {rounds}"));
         scene.interrupted(&mut random, &mut tally, async |scene| scene.daemon.kill9().await).await;
         scene.restart().await;
@@ -132,7 +132,6 @@ async fn kill_at_any_moment<D: Driver>() {
     }
     let (elapsed, restarts) = (started.elapsed(), scene.restart_times());
     tell(&format!("{}: {rounds} kills under load in {elapsed:.0?}, {tally:?}; {restarts}", D::NAME));
-    assert!(rounds >= ROUNDS_MIN, "only {rounds} rounds in {elapsed:.0?}");
     assert!(
         tally.known > rounds && tally.unknown > rounds,
         "the kills come too early or too late: {tally:?}"

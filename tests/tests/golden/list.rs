@@ -8,7 +8,7 @@ use nodedock::driver::ClaimDriver;
 use nodedock::driver::wasm::{Outcome, Trigger};
 use nodedock::model::limit::CALL_MEMORY;
 use nodedock::model::{DriverClaim, LiveClaim, PreparedClaim, Problem, ProblemKind};
-use nodedock_tests::golden::{CPUS, GOLDEN_NAME, call, claim, live, with_parameters};
+use nodedock_tests::golden::{CPUS, GOLDEN_NAME, Spent, call, claim, live, with_parameters};
 use serde_json::{Value, json};
 
 use crate::Loaded;
@@ -206,5 +206,11 @@ async fn tells_what_it_costs(Loaded { golden, driver, .. }: &Loaded) {
     }
     let (first, peak) = (times[0], driver.stats().peak.memory >> 10);
     let least = times.iter().min().expect("there are twenty");
-    println!("{}: {peak} KiB at most, discover in {least:?} at best, {first:?} the first time", golden.build);
+    let bytes = golden.bytes().expect("it was loaded");
+    let (build, size, Spent { cpu_ms, memory_peak_mib, kept }) =
+        (golden.build, bytes.len(), Spent::on(&bytes));
+    println!(
+        "{build}: {size} bytes, kept as {kept}, compiled in {cpu_ms} ms of CPU and {memory_peak_mib} MiB"
+    );
+    println!("{build}: {peak} KiB at most, discover in {least:?} at best, {first:?} the first time");
 }

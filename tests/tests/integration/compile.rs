@@ -14,8 +14,7 @@ use nodedock::driver::values::NoJournal;
 use nodedock::driver::wasm::{
     COMPILE_COMMAND, CompileBounds, Compiler, DriverFile, LoadError, WasmDriver, WasmHost, WasmSettings,
 };
-use nodedock::driver::{Ledger, NodeFacts};
-use nodedock::model::{DriverName, LiveClaim};
+use nodedock::driver::{NoClaims, NodeFacts};
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
 use nodedock_tests::machine::{Tmpfs, is_root, skip};
@@ -26,22 +25,6 @@ use tokio::io::AsyncWriteExt;
 use tokio::io::unix::AsyncFd;
 
 use crate::with_gpus;
-
-struct NoClaims;
-
-impl Ledger for NoClaims {
-    fn claims(&self, _: &DriverName) -> Vec<LiveClaim> {
-        Vec::new()
-    }
-
-    fn claim(&self, _: &DriverName, _: &str) -> Option<LiveClaim> {
-        None
-    }
-
-    fn holders(&self, _: &DriverName, _: &str, _: &str) -> Vec<LiveClaim> {
-        Vec::new()
-    }
-}
 
 fn host(program: PathBuf, bounds: CompileBounds) -> Arc<WasmHost> {
     let settings = WasmSettings {

@@ -97,7 +97,6 @@ impl<S: PluginSink> Keeper<S> {
             Order::Take { place, origin, plugin, number, taken } => {
                 let (resource, socket) = (&self.resource, place.path());
                 tracing::info!(%resource, socket = %socket.display(), registrations = number, "device plugin registered");
-                self.shared.sink.plugin_registered(resource);
                 self.registered = Some(Registered { place, origin });
                 self.backoff.reset();
                 self.serve(plugin);

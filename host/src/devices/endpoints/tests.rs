@@ -36,10 +36,15 @@ pub(in crate::devices) enum Told {
 pub(in crate::devices) struct Sink {
     told: mpsc::UnboundedSender<Told>,
     last: Arc<Mutex<u64>>,
+    calls: Arc<Mutex<Vec<String>>>,
 }
 
 impl PluginSink for Sink {
     type Id = u64;
+
+    fn plugin_called(&self, resource: &ExtendedResource) {
+        self.calls.lock().unwrap().push(resource.to_string());
+    }
 
     fn plugin_arrived(&self, _: ExtendedResource, _: PathBuf, driver: Arc<dyn DeviceDriver>) -> u64 {
         let mut last = self.last.lock().unwrap();
@@ -75,7 +80,8 @@ impl Drop for Bench {
 impl Bench {
     pub(in crate::devices) fn new() -> Self {
         let (sender, told) = mpsc::unbounded_channel();
-        let (sink, tasks) = (Sink { told: sender, last: Arc::default() }, Tasks::new());
+        let (sink, tasks) =
+            (Sink { told: sender, last: Arc::default(), calls: Arc::default() }, Tasks::new());
         let endpoints = Endpoints::new(sink, PluginSteps::default(), tasks.clone());
         Self { dir: tempfile::tempdir().unwrap(), endpoints, tasks, told }
     }
@@ -89,6 +95,11 @@ impl Bench {
     async fn register(&self, plugin: &Plugin) -> Result<(), Problem> {
         let place = place(&self.dir, &plugin.options().endpoint);
         self.endpoints.register(&resource(RESOURCE), place, Origin::KubeletSocket).await
+    }
+
+    /// Resources whose plugins called to register.
+    pub(in crate::devices) fn calls(&self) -> Vec<String> {
+        self.endpoints.0.sink.calls.lock().unwrap().clone()
     }
 
     pub(in crate::devices) async fn told(&mut self) -> Told {

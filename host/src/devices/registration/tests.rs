@@ -153,6 +153,22 @@ async fn bad_requests_are_refused_with_the_rule() {
 }
 
 #[tokio::test]
+async fn a_call_is_counted_whatever_becomes_of_it_if_it_names_a_resource() {
+    let bench = serving().await;
+    let plugin = bench.plugin(Script::ok(), &[]);
+    let good = request(&plugin.options().endpoint);
+    let named = |name: &str| wire::RegisterRequest { resource_name: name.into(), ..request("none.sock") };
+    let old = wire::RegisterRequest { version: "v1alpha1".into(), ..named("old.example.com/device") };
+    for refused in [old, named("none.example.com/device"), named("cpu")] {
+        register(&bench, refused).await.unwrap_err();
+    }
+    register(&bench, good.clone()).await.unwrap();
+    register(&bench, good).await.unwrap();
+    let counted = ["old.example.com/device", "none.example.com/device", RESOURCE, RESOURCE];
+    assert_eq!(bench.calls(), counted);
+}
+
+#[tokio::test]
 async fn a_plugin_that_does_not_serve_before_it_registers_is_told_why() {
     let bench = serving().await;
     let socket = bench.dir.path().join("dead.sock");

@@ -6,27 +6,11 @@ mod loading;
 mod running;
 mod writing;
 
+use super::super::NoClaims;
 use super::super::values::NoJournal;
 use super::*;
-use crate::model::{LiveClaim, ObjectRef};
+use crate::model::ObjectRef;
 use guest::Guest;
-
-/// Nothing is prepared.
-struct NoClaims;
-
-impl Ledger for NoClaims {
-    fn claims(&self, _driver: &DriverName) -> Vec<LiveClaim> {
-        Vec::new()
-    }
-
-    fn claim(&self, _driver: &DriverName, _uid: &str) -> Option<LiveClaim> {
-        None
-    }
-
-    fn holders(&self, _driver: &DriverName, _pool: &str, _device: &str) -> Vec<LiveClaim> {
-        Vec::new()
-    }
-}
 
 /// A node of a test: an empty `/sys` and `/dev`, and a cache.
 struct Stage {

@@ -70,7 +70,7 @@ families! {
     DRA_RPCS = Histogram "dra_grpc_operations_duration_seconds" ["driver_name", "method_name", "grpc_status_code"] "Time of the calls of a native DRA plugin since it registered";
     DRA_CLAIMS = Gauge "dra_resource_claims_in_use" ["driver_name"] "Claims that are prepared, by driver and, as <any>, altogether";
     PLUGINS = Gauge "plugin_manager_total_plugins" ["socket_path", "state"] "Registration sockets: all of them as desired_state_of_world, those that are registered as actual_state_of_world";
-    REGISTRATIONS = Counter "kubelet_device_plugin_registration" ["resource_name"] "Registrations of device plugins";
+    REGISTRATIONS = Counter "kubelet_device_plugin_registration" ["resource_name"] "Calls of device plugins to register, those that are refused too";
     ALLOCATIONS = Histogram "kubelet_device_plugin_alloc_duration_seconds" ["resource_name"] "Time of a device plugin's answer to Allocate";
     POD_RESOURCES = Counter "kubelet_pod_resources_endpoint_requests" ["server_api_version"] "Calls on the pod-resources socket";
     POD_RESOURCES_LIST = Counter "kubelet_pod_resources_endpoint_requests_list" ["server_api_version"] "Calls of List";

@@ -6,12 +6,12 @@
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::Admin;
@@ -32,7 +32,8 @@ pub(super) struct Live {
 
 /// Looks whether a node's parts answer.
 pub(super) fn live(admin: Admin) -> Live {
-    Live::new(move || look_at(admin.clone()).boxed())
+    let held = Held::default();
+    Live::new(move || look_at(admin.clone(), held.clone()).boxed())
 }
 
 impl Live {
@@ -54,25 +55,40 @@ impl Live {
     }
 }
 
-async fn look_at(admin: Admin) -> Wrong {
-    let (registry, claims) = (&admin.registry, &admin.claims);
-    let wasm = async {
-        registry.answers(DriverKind::Wasm).await;
-        true
-    };
-    let grpc = async {
-        registry.answers(DriverKind::Grpc).await;
-        true
-    };
-    let pods = async {
-        admin.pods.pods_count();
-        admin.devices.capacity();
-        claims.answers().await
-    };
+/// Looks at what is behind locks: on a thread that nobody else needs, because a lock that is never given back keeps it, and on one at
+/// a time.
+#[derive(Clone)]
+struct Held(Arc<Semaphore>);
+
+impl Default for Held {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(1)))
+    }
+}
+
+impl Held {
+    /// Returns when `look` has come to its end. False: it panicked.
+    async fn answers(self, look: impl FnOnce() + Send + 'static) -> bool {
+        let Ok(place) = self.0.acquire_owned().await else { return false };
+        let look = move || {
+            look();
+            drop(place);
+        };
+        tokio::task::spawn_blocking(look).await.is_ok()
+    }
+}
+
+async fn look_at(admin: Admin, held: Held) -> Wrong {
+    let (pods, devices) = (admin.pods.clone(), admin.devices.clone());
+    // The pods' count takes the lock of their claims too.
+    let pods = held.answers(move || {
+        pods.pods_count();
+        devices.capacity();
+    });
     let found = tokio::join!(
         in_time("the pods and their claims", pods),
-        in_time("the task for driver files", wasm),
-        in_time("the task for plugins", grpc),
+        in_time("the task for driver files", admin.registry.answers(DriverKind::Wasm)),
+        in_time("the task for plugins", admin.registry.answers(DriverKind::Grpc)),
         in_time("the checkpoint's writer", admin.checkpoint.answers()),
     );
     [found.0, found.1, found.2, found.3].into_iter().flatten().collect()
@@ -190,7 +206,6 @@ fn is_under_way(view: &DriverView) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
 
     use super::*;
@@ -250,6 +265,30 @@ mod tests {
         // It took longer than the period, so the next one looks again.
         assert_eq!(live.look().await, ["look 1"]);
         assert_eq!(looks.load(Relaxed), 2);
+    }
+
+    /// A lock taken in the look itself would have kept the thread that serves, and no deadline ends that.
+    #[tokio::test(start_paused = true)]
+    async fn a_lock_that_is_not_given_back_keeps_one_thread_and_is_told() {
+        let (held, begun) = (Held::default(), Arc::new(AtomicU64::new(0)));
+        let (lock, given_back) = std::sync::mpsc::channel::<()>();
+        let given_back = Arc::new(Mutex::new(given_back));
+        let look = || {
+            let (given_back, begun) = (given_back.clone(), begun.clone());
+            let look = move || {
+                begun.fetch_add(1, Relaxed);
+                assert!(given_back.lock().unwrap().recv().is_err());
+            };
+            in_time("the pods", held.clone().answers(look))
+        };
+        for _ in 0..2 {
+            let (told, ()) = tokio::join!(look(), tokio::time::advance(limit::LIVE_DEADLINE * 2));
+            assert_eq!(told.unwrap(), "the pods did not answer within 5s");
+        }
+        drop(lock);
+        assert_eq!((look().await, begun.load(Relaxed)), (None, 2), "one that waited, and the last");
+        let panics = held.answers(|| panic!("on purpose"));
+        assert_eq!(in_time("the pods", panics).await.unwrap(), "the pods ended");
     }
 
     #[tokio::test(start_paused = true)]

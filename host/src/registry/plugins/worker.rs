@@ -17,13 +17,13 @@ use crate::driver::{Driver, DriverIdentity};
 use crate::model::{DriverKind, DriverName, Problem};
 use crate::registry::device_plugins::DevicePluginEndpoint;
 use crate::registry::instances::{Native, Taken};
-use crate::registry::{DriverState, DriverView};
+use crate::registry::{DriverState, DriverView, Reloaded};
 
 pub(super) enum Order {
     /// The socket is new, or another one than before.
     Register,
     /// An operator wants it registered anew; tells when done.
-    Again(oneshot::Sender<()>),
+    Again(oneshot::Sender<Reloaded>),
     Gone,
 }
 
@@ -126,7 +126,7 @@ impl Worker {
             Next::Order(Some(Order::Again(done))) => {
                 self.register("reload", freed).await;
                 // The operator may have gone away.
-                let _ = done.send(());
+                let _ = done.send(Ok(()));
             }
             Next::Order(Some(Order::Gone)) => {
                 self.leave();

@@ -6,29 +6,13 @@ use std::time::{Duration, Instant};
 use nodedock::driver::grant::Grant;
 use nodedock::driver::values::NoJournal;
 use nodedock::driver::wasm::{CompileBounds, Compiler, DriverFile, Trigger, WasmHost, WasmSettings};
-use nodedock::driver::{Call, ClaimDriver, Ledger, NodeFacts};
-use nodedock::model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, LiveClaim, ObjectRef, PoolName};
+use nodedock::driver::{Call, ClaimDriver, NoClaims, NodeFacts};
+use nodedock::model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, ObjectRef, PoolName};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME, side_file, wasm};
 use nodedock_tests::places;
 
 use crate::Size;
 use crate::table::{Table, Times};
-
-struct NoClaims;
-
-impl Ledger for NoClaims {
-    fn claims(&self, _: &DriverName) -> Vec<LiveClaim> {
-        Vec::new()
-    }
-
-    fn claim(&self, _: &DriverName, _: &str) -> Option<LiveClaim> {
-        None
-    }
-
-    fn holders(&self, _: &DriverName, _: &str, _: &str) -> Vec<LiveClaim> {
-        Vec::new()
-    }
-}
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
     calls(size, table).await;

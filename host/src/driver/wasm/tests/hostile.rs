@@ -15,7 +15,7 @@ mod schemas;
 use std::os::unix::fs::symlink;
 
 use crate::driver::{Call, ClaimDriver};
-use crate::model::{AllocatedDevice, DeviceName, DriverClaim, PoolName, Problem};
+use crate::model::{AllocatedDevice, DeviceName, DriverClaim, LiveClaim, PoolName, Problem};
 
 use super::guest::{Guest, PREPARE_ONE};
 use super::*;
