@@ -380,11 +380,11 @@ impl Registry {
 
     /// Takes a source's driver from the managers. Calls in flight go on.
     pub(crate) fn retire(&self, source: &str) {
-        let (left, conduct) = {
+        let left = {
             let mut state = self.write();
-            (state.drop_source(source), state.conducts.remove(source))
+            self.forget_conduct(state.conducts.remove(source));
+            state.drop_source(source)
         };
-        self.forget_conduct(conduct);
         if let Some(name) = left {
             self.0.freed.send_modify(|count| *count += 1);
             self.settle(&name);
