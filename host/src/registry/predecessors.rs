@@ -34,8 +34,14 @@ struct State {
     /// it is durable.
     users: Vec<Weak<DriverIdentity>>,
     /// What the files that serve are granted now.
-    grants: BTreeMap<DriverName, Arc<Grant>>,
+    grants: BTreeMap<DriverName, Granted>,
     loaded: BTreeMap<(DriverName, String), Loaded>,
+}
+
+/// A grant, and whose it is.
+struct Granted {
+    source: String,
+    grant: Arc<Grant>,
 }
 
 #[derive(Default, Clone)]
@@ -92,16 +98,26 @@ impl KeptDrivers {
         Ok(())
     }
 
-    /// Notes what a name's file is granted from now on; none: it does not serve any more.
-    pub(super) fn granted(&self, name: &DriverName, grant: Option<&Grant>) {
+    /// Notes what the file that serves under a name is granted from now on.
+    pub(super) fn granted(&self, name: &DriverName, source: &str, grant: &Grant) {
         let mut state = self.state();
-        if state.grants.get(name).map(Arc::as_ref) == grant {
+        if let Some(known) = state.grants.get_mut(name)
+            && *known.grant == *grant
+        {
+            source.clone_into(&mut known.source);
             return;
         }
         state.unload(name);
-        match grant {
-            Some(grant) => drop(state.grants.insert(name.clone(), Arc::new(grant.clone()))),
-            None => drop(state.grants.remove(name)),
+        let granted = Granted { source: source.to_owned(), grant: Arc::new(grant.clone()) };
+        state.grants.insert(name.clone(), granted);
+    }
+
+    /// Notes that a file does not serve under a name any more. Another may have the name by now.
+    pub(super) fn left(&self, name: &DriverName, source: &str) {
+        let mut state = self.state();
+        if state.grants.get(name).is_some_and(|known| known.source == source) {
+            state.grants.remove(name);
+            state.unload(name);
         }
     }
 
@@ -164,7 +180,7 @@ impl Predecessors for KeptDrivers {
         let key = (name.clone(), digest.to_owned());
         let (grant, loaded) = {
             let mut state = self.state();
-            let grant = state.grants.get(name).cloned().ok_or_else(|| no_file(name))?;
+            let grant = state.grants.get(name).map(|known| known.grant.clone()).ok_or_else(|| no_file(name))?;
             // What is trusted no more is read and judged anew: it may have been signed again.
             let policy = self.trust.policy();
             let refuses = |version: &Version| policy.judge_named(&version.verdict, name.as_str()).refuses();
@@ -174,7 +190,7 @@ impl Predecessors for KeptDrivers {
             (grant, state.loaded.entry(key).or_default().clone())
         };
         let Version { driver, .. } = loaded.0.get_or_try_init(|| self.load(name, digest, &grant)).await?;
-        if self.state().grants.get(name).is_none_or(|now| !Arc::ptr_eq(now, &grant)) {
+        if self.state().grants.get(name).is_none_or(|now| !Arc::ptr_eq(&now.grant, &grant)) {
             driver.revoke();
             let message = "its grant changed while it was loaded";
             return Err(Problem::unavailable("predecessor-not-loaded", message));
@@ -218,3 +234,6 @@ fn not_kept(error: &KeptError) -> Problem {
     };
     Problem::internal(code, chain(error))
 }
+
+#[cfg(test)]
+mod tests;

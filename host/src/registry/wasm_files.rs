@@ -309,7 +309,7 @@ impl Worker {
         if let Some(old) = &old {
             old.keeper.stop();
         }
-        self.shared.predecessors.granted(&name, Some(&grant));
+        self.shared.predecessors.granted(&name, &self.source, &grant);
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.show(|view| {
             describe(view, &driver);

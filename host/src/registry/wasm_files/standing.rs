@@ -108,7 +108,7 @@ impl Worker {
         self.shared.registry.retire(&self.source);
         let Some(serving) = self.serving.take() else { return false };
         serving.keeper.stop();
-        self.shared.predecessors.granted(&serving.driver.info().name, None);
+        self.shared.predecessors.left(&serving.driver.info().name, &self.source);
         self.drained(serving);
         true
     }
@@ -118,7 +118,7 @@ impl Worker {
         let name = &old.driver.info().name;
         let now = self.serving.as_ref().map(|serving| &serving.driver.info().name);
         if now.is_some_and(|now| now != name) {
-            self.shared.predecessors.granted(name, None);
+            self.shared.predecessors.left(name, &self.source);
         }
         self.drained.add(&old.driver);
     }
