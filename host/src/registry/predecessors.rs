@@ -180,7 +180,8 @@ impl Predecessors for KeptDrivers {
         let key = (name.clone(), digest.to_owned());
         let (grant, loaded) = {
             let mut state = self.state();
-            let grant = state.grants.get(name).map(|known| known.grant.clone()).ok_or_else(|| no_file(name))?;
+            let grant =
+                state.grants.get(name).map(|known| known.grant.clone()).ok_or_else(|| no_file(name))?;
             // What is trusted no more is read and judged anew: it may have been signed again.
             let policy = self.trust.policy();
             let refuses = |version: &Version| policy.judge_named(&version.verdict, name.as_str()).refuses();

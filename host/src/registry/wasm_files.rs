@@ -421,3 +421,6 @@ fn identity(driver: &WasmDriver, source: &str) -> DriverIdentity {
         summary: info.summary.clone(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,9 +16,15 @@ impl Scene {
         Self { kept, name: DriverName::new(NAME).unwrap() }
     }
 
-    /// What the name's predecessors may do.
     fn grant(&self) -> Option<Grant> {
-        self.kept.state().grants.get(&self.name).map(|known| (*known.grant).clone())
+        self.kept.grant_of(&self.name)
+    }
+}
+
+impl KeptDrivers {
+    /// What a name's predecessors may do.
+    pub(in crate::registry) fn grant_of(&self, name: &DriverName) -> Option<Grant> {
+        self.state().grants.get(name).map(|known| (*known.grant).clone())
     }
 }
 
