@@ -6,8 +6,8 @@
 mod inbox;
 mod standing;
 mod trusted;
+mod workers;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::inbox::Inbox;
 use self::standing::{Drained, Serving};
+use self::workers::{Ended, Handle, Workers};
 use super::keeper::{Keeper, look};
 use super::predecessors::KeptDrivers;
 use super::vetting::{Looked, VetError, Vetted};
@@ -62,7 +63,7 @@ impl WasmFiles {
         let Some(mut reloads) = self.registry.take_reloads(DriverKind::Wasm) else { return };
         let mut names_freed = self.registry.freed_changes();
         let mut policies = self.trust.changes();
-        let mut workers: HashMap<String, mpsc::Sender<Order>> = HashMap::new();
+        let mut workers = Workers::default();
         let stopped = self.tasks.stopped();
         tokio::pin!(stopped);
         loop {
@@ -73,39 +74,29 @@ impl WasmFiles {
                 event = events.recv() => match event {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
-                        let stem = files.stem.clone();
-                        let worker = workers.entry(stem).or_insert_with(|| self.worker(&files.stem));
-                        // An error means that the worker stopped with the tasks.
-                        worker.send(Order::Load(files)).await.ok();
+                        workers.load(files, |stem, before| self.worker(stem, before)).await;
                     }
-                    Some(FileEvent::Gone(stem)) => {
-                        if let Some(worker) = workers.remove(&stem) {
-                            worker.send(Order::Gone).await.ok();
-                        }
-                    }
+                    Some(FileEvent::Gone(stem)) => workers.leave(stem).await,
                     Some(FileEvent::Place(faults)) => {
                         self.tell_place(&faults);
-                        judge(&workers).await;
+                        workers.tell_all(|| Order::Judge).await;
                     }
                 },
                 Some(request) = reloads.recv() => {
-                    let worker = request.source.strip_suffix(".wasm").and_then(|stem| workers.get(stem));
-                    if let Some(worker) = worker {
-                        worker.send(Order::Again(Some(request.done))).await.ok();
+                    if let Some(stem) = request.source.strip_suffix(".wasm") {
+                        workers.tell(stem, Order::Again(Some(request.done))).await;
                     }
                 }
-                Ok(()) = policies.changed() => judge(&workers).await,
-                Ok(()) = names_freed.changed() => {
-                    for worker in workers.values() {
-                        worker.send(Order::Again(None)).await.ok();
-                    }
-                }
+                Ok(()) = policies.changed() => workers.tell_all(|| Order::Judge).await,
+                Ok(()) = names_freed.changed() => workers.tell_all(|| Order::Again(None)).await,
             }
         }
     }
 
-    fn worker(&self, stem: &str) -> mpsc::Sender<Order> {
+    /// Starts a file's worker. It begins when the one `before` it has ended.
+    fn worker(&self, stem: &str, before: Option<Ended>) -> Handle {
         let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
+        let (end, ended) = oneshot::channel::<()>();
         let worker = Worker {
             shared: self.clone(),
             source: format!("{stem}.wasm"),
@@ -118,15 +109,19 @@ impl WasmFiles {
             serving: None,
             drained: Drained::default(),
         };
-        self.tasks.spawn("driver-file", worker.run(Inbox::new(inbox)));
-        orders
-    }
-}
-
-async fn judge(workers: &HashMap<String, mpsc::Sender<Order>>) {
-    for worker in workers.values() {
-        // An error means that the worker stopped with the tasks.
-        worker.send(Order::Judge).await.ok();
+        let stopped = self.tasks.stopped();
+        self.tasks.spawn("driver-file", async move {
+            let _end = end;
+            if let Some(before) = before {
+                tokio::select! {
+                    // The files are there at the next start.
+                    () = stopped => return,
+                    _ = before => {}
+                }
+            }
+            worker.run(Inbox::new(inbox)).await;
+        });
+        Handle { orders, ended }
     }
 }
 
