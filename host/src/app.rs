@@ -42,7 +42,7 @@ use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
 use crate::registry::plugins::{PluginTimes, Plugins};
 use crate::registry::predecessors::KeptDrivers;
-use crate::registry::wasm_files::WasmFiles;
+use crate::registry::wasm_files::{FileMemory, WasmFiles};
 use crate::trust::Trust;
 
 use self::reload::Reload;
@@ -182,6 +182,7 @@ impl Daemon {
             registry: registry.clone(),
             host,
             predecessors,
+            memory: FileMemory::default(),
             kernel: KernelEvents::default(),
             trust,
             conditions: conditions.clone(),

@@ -4,6 +4,7 @@
 //! discovery; gives the managers a driver to call and the north a view. Never prepares anything.
 
 pub mod device_plugins;
+mod file_memory;
 mod instances;
 mod keeper;
 pub mod plugins;

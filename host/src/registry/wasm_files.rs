@@ -13,12 +13,14 @@ use std::time::Instant;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub use super::file_memory::FileMemory;
+
 use self::inbox::Inbox;
 use self::standing::{Drained, Serving};
 use self::workers::{Ended, Handle, Workers};
 use super::keeper::{Keeper, look};
 use super::predecessors::KeptDrivers;
-use super::vetting::{Looked, VetError, Vetted};
+use super::vetting::{Looked, VetError, Vetted, Vetting};
 use super::{DriverState, DriverView, Registry};
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
@@ -42,6 +44,7 @@ pub struct WasmFiles {
     pub host: Arc<WasmHost>,
     /// The code of versions that served before.
     pub predecessors: Arc<KeptDrivers>,
+    pub memory: FileMemory,
     pub kernel: KernelEvents,
     pub trust: Trust,
     pub conditions: Conditions,
@@ -227,13 +230,20 @@ impl Worker {
             self.show(|view| view.state = DriverState::Seen);
         }
         let started = Instant::now();
-        let Looked { digest, grant, vetted, .. } = self.vet(&files).await;
-        self.read = digest;
-        if let Some(grant) = &grant {
+        let vetting = Vetting::begin(&files).await;
+        if let Some(grant) = vetting.grant() {
             self.take_back(grant, cause);
         }
         let tasks = self.shared.tasks.clone();
         self.overtaken = true;
+        let room = tokio::select! {
+            // As below: it is begun at the next start, or by the next order.
+            () = tasks.stopped() => return,
+            () = inbox.overtaken() => return,
+            room = self.shared.memory.to_load(vetting.size()) => room,
+        };
+        let Looked { digest, vetted, .. } = self.vet(vetting, room).await;
+        self.read = digest;
         let loaded = tokio::select! {
             // A load that is not finished is begun at the next start.
             () = tasks.stopped() => return,

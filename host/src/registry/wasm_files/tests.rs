@@ -34,6 +34,7 @@ impl Scene {
             registry: Registry::with_conditions(changes, conditions.clone()),
             host: stage.host.clone(),
             predecessors,
+            memory: FileMemory::default(),
             kernel: KernelEvents::default(),
             trust,
             conditions,
@@ -138,4 +139,22 @@ async fn a_file_that_comes_back_before_its_worker_has_left_is_served() {
     let name = DriverName::new(NAME).unwrap();
     assert!(registry.serving(&name).is_ok() && registry.reload(NAME).await.is_ok());
     assert!(scene.files.tasks.drain(DEADLINE).await);
+}
+
+#[tokio::test]
+async fn while_there_is_no_room_for_a_file_its_grant_and_its_end_count_all_the_same() {
+    let scene = Scene::new();
+    scene.put(".wasm", Guest { env: Some("A"), ..Guest::default() }.module());
+    scene.put_grant("env: [A]");
+    let mut changes = scene.files.registry.0.changes.listen();
+    let worker = scene.files.worker(STEM, None);
+    load(&worker, scene.driver_files()).await;
+    told(&mut changes, "serving").await;
+    let _room = scene.files.memory.fill().await;
+    scene.put_grant("");
+    worker.orders.send(Order::Load(scene.driver_files())).await.ok().unwrap();
+    told(&mut changes, "blocked").await;
+    worker.orders.send(Order::Gone).await.ok().unwrap();
+    told(&mut changes, "gone").await;
+    assert!(worker.ended.await.is_err());
 }
