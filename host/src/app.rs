@@ -142,7 +142,7 @@ impl Daemon {
         let registry = Registry::with_conditions(changes.clone(), conditions.clone());
         let trust = Trust::new(config.file.policy.clone());
         let kept = KeptFiles::open(&config.paths.kept_drivers)
-            .and_then(|files| KeptDrivers::open(files, host.clone(), trust.clone()))
+            .and_then(|files| KeptDrivers::open(files, host.clone(), trust.clone(), drivers.clone()))
             .context("look at the kept files of drivers")?;
         let predecessors = Arc::new(kept);
         registry.keep_predecessors(predecessors.clone());

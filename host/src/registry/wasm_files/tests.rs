@@ -29,16 +29,17 @@ impl Scene {
         let (changes, trust) = (Changes::default(), Trust::new(Policy::default()));
         let conditions = Conditions::new(changes.clone());
         let kept = KeptFiles::open(&stage.folder.path().join("kept")).unwrap();
-        let predecessors = Arc::new(KeptDrivers::open(kept, stage.host.clone(), trust.clone()).unwrap());
+        let tasks = Tasks::new();
+        let kept = KeptDrivers::open(kept, stage.host.clone(), trust.clone(), tasks.clone()).unwrap();
         let files = WasmFiles {
             registry: Registry::with_conditions(changes, conditions.clone()),
             host: stage.host.clone(),
-            predecessors,
+            predecessors: Arc::new(kept),
             memory: FileMemory::default(),
             kernel: KernelEvents::default(),
             trust,
             conditions,
-            tasks: Tasks::new(),
+            tasks,
         };
         Self { stage, files }
     }
