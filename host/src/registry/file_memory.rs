@@ -21,8 +21,10 @@ pub struct FileMemory {
 
 impl Default for FileMemory {
     fn default() -> Self {
-        let units =
-            |bytes: u64| Arc::new(Semaphore::new(usize::try_from(bytes / UNIT).unwrap_or(usize::MAX)));
+        let units = |bytes: u64| {
+            let units = usize::try_from(bytes / UNIT).expect("a bound is some units");
+            Arc::new(Semaphore::new(units))
+        };
         Self { loading: units(limit::LOADED_FILES_BYTES_MAX), judging: units(limit::JUDGED_FILES_BYTES_MAX) }
     }
 }
