@@ -42,7 +42,7 @@ use crate::registry::Registry;
 use crate::registry::device_plugins::DevicePlugins;
 use crate::registry::plugins::{PluginTimes, Plugins};
 use crate::registry::predecessors::KeptDrivers;
-use crate::registry::wasm_files::WasmFiles;
+use crate::registry::wasm_files::{FileMemory, WasmFiles};
 use crate::trust::Trust;
 
 use self::reload::Reload;
@@ -142,7 +142,7 @@ impl Daemon {
         let registry = Registry::with_conditions(changes.clone(), conditions.clone());
         let trust = Trust::new(config.file.policy.clone());
         let kept = KeptFiles::open(&config.paths.kept_drivers)
-            .and_then(|files| KeptDrivers::open(files, host.clone(), trust.clone()))
+            .and_then(|files| KeptDrivers::open(files, host.clone(), trust.clone(), drivers.clone()))
             .context("look at the kept files of drivers")?;
         let predecessors = Arc::new(kept);
         registry.keep_predecessors(predecessors.clone());
@@ -182,6 +182,7 @@ impl Daemon {
             registry: registry.clone(),
             host,
             predecessors,
+            memory: FileMemory::default(),
             kernel: KernelEvents::default(),
             trust,
             conditions: conditions.clone(),

@@ -96,7 +96,8 @@ pub trait ClaimDriver: Send + Sync {
 /// The code of WASM drivers that served before, for the claims that it prepared.
 #[async_trait]
 pub trait Predecessors: Send + Sync {
-    /// The driver of a name as the file of a digest has it, within what its name is granted now.
+    /// The driver of a name as the file of a digest has it, within what its name is granted now. Loading it may take as long as a
+    /// compiler takes, and goes on when this is dropped.
     async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem>;
 
     /// Notes an identity under which the file of its digest serves from now on: as long as somebody holds it, the file is kept.

@@ -4,6 +4,7 @@
 //! discovery; gives the managers a driver to call and the north a view. Never prepares anything.
 
 pub mod device_plugins;
+mod file_memory;
 mod instances;
 mod keeper;
 pub mod plugins;
@@ -411,11 +412,11 @@ impl Registry {
 
     /// Takes a source's driver from the managers. Calls in flight go on.
     pub(crate) fn retire(&self, source: &str) {
-        let (left, conduct) = {
+        let left = {
             let mut state = self.write();
-            (state.drop_source(source), state.conducts.remove(source))
+            self.forget_conduct(state.conducts.remove(source));
+            state.drop_source(source)
         };
-        self.forget_conduct(conduct);
         if let Some(name) = left {
             self.0.freed.send_modify(|count| *count += 1);
             self.settle(&name);

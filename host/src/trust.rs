@@ -221,7 +221,8 @@ impl Policy {
         Ok(Self { mode: Mode::Enforce, keys: vec![key], pins: BTreeMap::new() })
     }
 
-    /// What can be said of a file before anything is done with its content. Blocking: it hashes and verifies.
+    /// What can be said of a file before anything is done with its content, and before its driver's name is known. Whoever is
+    /// not refused is asked for the name, and judged by that again. Blocking: it hashes and verifies.
     pub fn judge(&self, evidence: &Evidence<'_>) -> Verdict {
         let content = Content::new(evidence.bytes);
         let signer = match evidence.signature.map(signature::decode) {
@@ -287,7 +288,8 @@ impl Policy {
         }
     }
 
-    /// What it is pinned under. Where both its stem and its driver's name have pins, both are to have its digest.
+    /// What it is pinned under. Where both its stem and its driver's name have pins, both are to have its digest. While the name is
+    /// not known, a file whose stem has none may be any driver's whose pins have its digest: `judge_named` tells whether it is.
     fn pinned<'a>(&'a self, seen: &Seen, name: Option<&str>) -> Result<Option<&'a str>, Distrust> {
         let mut under = None;
         for wanted in [Some(seen.stem.as_str()), name].into_iter().flatten() {
@@ -296,6 +298,10 @@ impl Policy {
                 return Err(Distrust::NotPinned { pin: pin.clone(), digest: seen.digest.clone() });
             }
             under = Some(pin.as_str());
+        }
+        if name.is_none() && under.is_none() {
+            let mut pins = self.pins.iter();
+            under = pins.find(|(_, digests)| digests.contains(&seen.digest)).map(|(pin, _)| pin.as_str());
         }
         Ok(under)
     }

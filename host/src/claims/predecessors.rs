@@ -79,12 +79,20 @@ async fn ask(
 ) -> Vec<Result<(), Problem>> {
     let name = &serving.identity.name;
     failpoint::pass(Point::PredecessorCall);
-    let answers = match predecessors.driver(name, &by.digest).await {
-        Ok(face) => give_back(name, face.as_ref(), claims, call).await,
-        Err(problem) => vec![Err(problem); claims.len()],
+    let answers = match tokio::time::timeout(call.deadline, predecessors.driver(name, &by.digest)).await {
+        Ok(Ok(face)) => give_back(name, face.as_ref(), claims, call).await,
+        Ok(Err(problem)) => vec![Err(problem); claims.len()],
+        Err(_) => vec![Err(not_loaded_in_time(call)); claims.len()],
     };
     failpoint::pass(Point::PredecessorAnswered);
     answers
+}
+
+fn not_loaded_in_time(call: &Call) -> Problem {
+    let deadline_ms = call.deadline.as_millis();
+    let message =
+        format!("it was not loaded within {deadline_ms} ms; that goes on, and the claim is tried again");
+    Problem::unavailable("predecessor-not-loaded", message)
 }
 
 /// The answer of the version that serves, with what became of asking the other.

@@ -19,7 +19,7 @@ use crate::model::limit;
 /// of their own.
 pub async fn watch(file: PathBuf, tasks: Tasks, events: mpsc::Sender<()>) {
     let Some(folder) = file.parent().map(Path::to_owned) else { return };
-    watched::follow(ConfigFolder { folder, file, events: Events::None, settles: None }, tasks, events).await;
+    watched::follow(ConfigFolder::new(folder, file), tasks, events).await;
 }
 
 struct ConfigFolder {
@@ -27,6 +27,14 @@ struct ConfigFolder {
     file: PathBuf,
     events: Events,
     settles: Option<Instant>,
+    /// When the next word is to come whatever happens: the keys' files may be anywhere.
+    due: Instant,
+}
+
+impl ConfigFolder {
+    fn new(folder: PathBuf, file: PathBuf) -> Self {
+        Self { folder, file, events: Events::None, settles: None, due: Instant::now() }
+    }
 }
 
 /// What happened since the last look.
@@ -68,18 +76,24 @@ impl Folder for ConfigFolder {
     }
 
     fn look(&mut self) -> Vec<()> {
-        if std::mem::replace(&mut self.events, Events::None) == Events::OfOthers && self.settles.is_none() {
+        let (events, now) = (std::mem::replace(&mut self.events, Events::None), Instant::now());
+        if events == Events::OfOthers && self.settles.is_none() && now < self.due {
             return Vec::new();
         }
         let modified = std::fs::metadata(&self.file).and_then(|found| found.modified());
         let age = modified.ok().and_then(|at| SystemTime::now().duration_since(at).ok());
         let wait = age.and_then(|age| limit::FILE_SETTLE.checked_sub(age));
-        self.settles = wait.map(|wait| Instant::now() + wait);
-        if self.settles.is_some() { Vec::new() } else { vec![()] }
+        self.settles = wait.map(|wait| now + wait);
+        if self.settles.is_some() {
+            return Vec::new();
+        }
+        self.due = now + limit::RELIST_PERIOD;
+        vec![()]
     }
 
+    /// A file that is not whole is not read though the word is due.
     fn next_look(&self) -> Option<Instant> {
-        self.settles
+        Some(self.settles.unwrap_or(self.due))
     }
 }
 
@@ -87,21 +101,42 @@ impl Folder for ConfigFolder {
 mod tests {
     use super::*;
 
+    const WRITTEN: EventKind = EventKind::Modify(ModifyKind::Any);
+
+    /// How many words an event of a file leads to.
+    fn told(state: &mut ConfigFolder, kind: EventKind, name: &str) -> usize {
+        let path = state.folder.join(name);
+        state.note(&notify::Event::new(kind).add_path(path));
+        state.look().len()
+    }
+
     #[test]
     fn what_is_written_beside_the_file_is_no_word_and_a_link_that_moves_is_one() {
         let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
-        let file = path("nodedock.yaml");
-        let mut state =
-            ConfigFolder { folder: folder.path().into(), file, events: Events::None, settles: None };
-        let mut told = |kind, name: &str| {
-            state.note(&notify::Event::new(kind).add_path(path(name)));
-            state.look().len()
-        };
-        let written = EventKind::Modify(ModifyKind::Any);
-        assert_eq!((told(written, "daemon.log"), told(written, "nodedock.yaml")), (0, 1));
+        let mut state = ConfigFolder::new(folder.path().into(), folder.path().join("nodedock.yaml"));
+        assert_eq!(state.look().len(), 1, "the first word comes at once");
+        let mut told = |kind, name: &str| told(&mut state, kind, name);
+        assert_eq!((told(WRITTEN, "daemon.log"), told(WRITTEN, "nodedock.yaml")), (0, 1));
         assert_eq!(told(EventKind::Modify(ModifyKind::Name(notify::event::RenameMode::To)), "..data"), 1);
         assert_eq!(state.look().len(), 1, "the time has come to look at the keys");
+    }
+
+    /// A log that was written beside the config put the look at the keys off for ever.
+    #[tokio::test(start_paused = true)]
+    async fn however_often_others_are_written_the_keys_are_looked_at_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut state = ConfigFolder::new(folder.path().into(), folder.path().join("nodedock.yaml"));
+        assert_eq!(state.look().len(), 1);
+        let period = limit::RELIST_PERIOD;
+        for _ in 0..3 {
+            assert_eq!(state.next_look(), Some(Instant::now() + period));
+            for _ in 0..2 {
+                tokio::time::advance(period / 3).await;
+                assert_eq!(told(&mut state, WRITTEN, "daemon.log"), 0);
+            }
+            tokio::time::advance(period / 3).await;
+            assert_eq!(told(&mut state, WRITTEN, "daemon.log"), 1);
+        }
     }
 
     #[tokio::test]

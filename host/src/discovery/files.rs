@@ -3,7 +3,7 @@
 //! A file is reported when it is whole: closed or renamed into place, or unchanged for a while. Side files
 //! (`NAME.grant.yaml`, `NAME.config.yaml`, `NAME.wasm.sig`) belong to the driver `NAME.wasm`; a change of any of them is a change of the driver.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<FileEvent
 
 /// Names of the drivers' files that are there now. A folder that is missing has none.
 pub fn present(folder: &Path) -> io::Result<Vec<String>> {
-    match list(folder) {
+    match list(folder, &Listing::new()) {
         Ok(listing) => Ok(listing.into_keys().map(|stem| format!("{stem}{}", SUFFIXES[0])).collect()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
@@ -132,7 +132,7 @@ impl Folder for FolderState {
     }
 
     fn look(&mut self) -> Vec<FileEvent> {
-        let listing = match list(&self.folder) {
+        let listing = match list(&self.folder, &self.reported) {
             Ok(listing) => listing,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Listing::new(),
             Err(error) => {
@@ -208,30 +208,45 @@ fn settles_in(stamp: &Stamp) -> Option<Duration> {
     limit::FILE_SETTLE.checked_sub(age)
 }
 
-fn list(folder: &Path) -> io::Result<Listing> {
-    let mut listing = Listing::new();
-    let mut too_many = 0_usize;
+/// The drivers of a folder: those that are known before others, and the others by their names, so that a new file never pushes out one
+/// that serves.
+fn list(folder: &Path, known: &Listing) -> io::Result<Listing> {
+    let mut names = Names::default();
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name();
-        let Some(stem) =
-            name.to_str().and_then(|n| n.strip_suffix(SUFFIXES[0])).filter(|s| !s.starts_with('.'))
-        else {
-            continue;
-        };
-        if stem.is_empty() || listing.len() >= limit::DRIVER_FILES_MAX {
-            too_many += usize::from(!stem.is_empty());
-            continue;
-        }
-        let stamps = SUFFIXES.map(|suffix| stamp(&folder.join(format!("{stem}{suffix}"))));
-        if stamps[0].is_some() {
-            listing.insert(stem.to_owned(), stamps);
+        let stem = name.to_str().and_then(|name| name.strip_suffix(SUFFIXES[0]));
+        let Some(stem) = stem.filter(|stem| !stem.is_empty() && !stem.starts_with('.')) else { continue };
+        if stamp(&folder.join(&name)).is_some() {
+            names.add(stem, known.contains_key(stem));
         }
     }
-    if too_many > 0 {
-        let max = limit::DRIVER_FILES_MAX;
+    if names.too_many > 0 {
+        let (max, too_many) = (limit::DRIVER_FILES_MAX, names.too_many);
         tracing::warn!(folder = %folder.display(), too_many, max, "more drivers in the folder than are looked at");
     }
-    Ok(listing)
+    let stamped = |(_, stem): (bool, String)| {
+        let stamps = SUFFIXES.map(|suffix| stamp(&folder.join(format!("{stem}{suffix}"))));
+        stamps[0].is_some().then_some((stem, stamps))
+    };
+    Ok(names.first.into_iter().filter_map(stamped).collect())
+}
+
+/// As many names as are looked at, however many there are.
+#[derive(Default)]
+struct Names {
+    /// Whether a name is new, and the name.
+    first: BTreeSet<(bool, String)>,
+    too_many: usize,
+}
+
+impl Names {
+    fn add(&mut self, stem: &str, is_known: bool) {
+        self.first.insert((!is_known, stem.to_owned()));
+        if self.first.len() > limit::DRIVER_FILES_MAX {
+            self.first.pop_last();
+            self.too_many += 1;
+        }
+    }
 }
 
 /// Follows links: a mounted ConfigMap is a folder of them. None: there is no such file.
@@ -259,6 +274,7 @@ fn files(folder: &Path, stem: &str, stamps: &Stamps) -> DriverFiles {
 
 #[cfg(test)]
 mod tests {
+    use super::watched::Folder as _;
     use super::*;
 
     struct Folder {
@@ -355,6 +371,35 @@ mod tests {
         assert_eq!(folder.changed().await.stem, "a");
         mode(folder.dir.path(), 0o700);
         assert_eq!(folder.events.recv().await, Some(FileEvent::Place(Vec::new())));
+    }
+
+    /// A file that is whole since long.
+    fn put(dir: &Path, stem: &str) {
+        let file = std::fs::File::create(dir.join(format!("{stem}.wasm"))).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    }
+
+    /// What was listed first was what counted, in the order of the file system: a new file took a driver out that served.
+    #[test]
+    fn files_beyond_the_bound_push_nobody_out_and_are_taken_by_name_when_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let old: Vec<_> = (0..limit::DRIVER_FILES_MAX).map(|n| format!("m{n:03}")).collect();
+        old.iter().for_each(|stem| put(dir.path(), stem));
+        let mut state = FolderState::new(dir.path().to_owned());
+        state.look();
+        assert!(state.reported.keys().eq(&old));
+        (0..limit::DRIVER_FILES_MAX).for_each(|n| put(dir.path(), &format!("a{n:03}")));
+        assert_eq!(state.look(), []);
+
+        std::fs::create_dir(dir.path().join("a.wasm")).unwrap();
+        std::fs::remove_file(dir.path().join("m100.wasm")).unwrap();
+        let told = state.look().into_iter().map(|event| match event {
+            FileEvent::Changed(files) => format!("+{}", files.stem),
+            FileEvent::Gone(stem) => format!("-{stem}"),
+            FileEvent::Place(faults) => format!("{faults:?}"),
+        });
+        assert_eq!(told.collect::<Vec<_>>(), ["+a000", "-m100"]);
+        assert_eq!(present(dir.path()).unwrap()[0], "a000.wasm", "a new daemon takes them by name");
     }
 
     #[tokio::test]

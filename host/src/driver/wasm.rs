@@ -474,4 +474,4 @@ fn load_all(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -94,6 +94,10 @@ pub const TIMELINE_MAX: usize = 32;
 
 /// A driver's file. Rust drivers have 20 to 200 kB, Python ones 18 MB.
 pub const DRIVER_FILE_BYTES_MAX: u64 = 64 << 20;
+/// Drivers' files in memory at once while they are loaded, which is one after the other: a dozen of Python fit, or three of the largest.
+pub const LOADED_FILES_BYTES_MAX: u64 = 256 << 20;
+/// And while they are only judged, which takes a second for the largest.
+pub const JUDGED_FILES_BYTES_MAX: u64 = 128 << 20;
 /// What a driver's file may hold. Compilers of other languages make one with 38 modules, 14,000 functions, the longest of 430 kB, and
 /// 400 kB of types, imports, exports and the like, which are held in memory for as long as the driver is loaded.
 pub const DRIVER_MODULES_MAX: usize = 256;

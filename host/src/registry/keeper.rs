@@ -71,7 +71,8 @@ impl Keeper {
                 Next::End => return,
                 Next::Nothing => {}
                 Next::Look(trigger, waiting) => {
-                    self.look(&tasks, trigger).await;
+                    // A quarantine may have begun since it was asked whether there is one.
+                    inbox.probes.missed |= self.look(&tasks, trigger).await == Look::HeldBack;
                     // Whoever asked may have gone away.
                     for done in waiting {
                         let _ = done.send(());
@@ -152,7 +153,7 @@ impl Keeper {
         Some(Trigger::Events(if count > EVENT_PATHS_MAX { Vec::new() } else { paths.into_iter().collect() }))
     }
 
-    async fn look(&self, tasks: &Tasks, trigger: Trigger) {
+    async fn look(&self, tasks: &Tasks, trigger: Trigger) -> Look {
         let started = Instant::now();
         let call = Call { request_id: crate::base::request::new_id(), deadline: self.driver.look_deadline() };
         let outcome = look(&self.driver, &call, trigger).await;
@@ -162,9 +163,10 @@ impl Keeper {
             _ if tasks.is_stopping() => {}
             Ok(found) => self.publish(tasks, found, duration_us),
             // It was not asked, and that is shown.
-            Err(problem) if problem.code == QUARANTINED => {}
+            Err(problem) if problem.code == QUARANTINED => return Look::HeldBack,
             Err(problem) => self.complain(tasks, &call, problem, duration_us),
         }
+        Look::Done
     }
 
     /// Changes what is shown, unless another version is shown already.
@@ -249,6 +251,14 @@ enum Next {
     Look(Trigger, Vec<oneshot::Sender<()>>),
     Nothing,
     End,
+}
+
+/// What became of a look.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    Done,
+    /// By a quarantine: it is to be done when that is over.
+    HeldBack,
 }
 
 /// The keeper's part in a quarantine.

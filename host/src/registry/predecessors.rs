@@ -9,22 +9,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::sync::OnceCell;
+use tokio::sync::watch;
 
 use super::vetting;
 use crate::base::error::chain;
+use crate::base::tasks::Tasks;
 use crate::driver::grant::Grant;
 use crate::driver::wasm::{DriverFile, KeptError, KeptFacts, KeptFiles, SignedFile, WasmDriver, WasmHost};
 use crate::driver::{ClaimDriver, DriverIdentity, Predecessors};
 use crate::model::{DriverName, Problem};
-use crate::trust::{Evidence, Trust, Verdict};
+use crate::trust::{Evidence, Policy, Trust, Verdict};
 
 /// The files, and what was loaded from them.
 pub struct KeptDrivers {
+    loader: Loader,
+    tasks: Tasks,
+    state: Mutex<State>,
+}
+
+/// What it takes to load a kept file.
+#[derive(Clone)]
+struct Loader {
     host: Arc<WasmHost>,
     files: KeptFiles,
     trust: Trust,
-    state: Mutex<State>,
 }
 
 #[derive(Default)]
@@ -34,23 +42,49 @@ struct State {
     /// it is durable.
     users: Vec<Weak<DriverIdentity>>,
     /// What the files that serve are granted now.
-    grants: BTreeMap<DriverName, Arc<Grant>>,
-    loaded: BTreeMap<(DriverName, String), Loaded>,
+    grants: BTreeMap<DriverName, Granted>,
+    loaded: BTreeMap<(DriverName, String), Loading>,
 }
 
-#[derive(Default, Clone)]
-struct Loaded(Arc<OnceCell<Version>>);
+/// A grant, and whose it is.
+struct Granted {
+    source: String,
+    grant: Arc<Grant>,
+}
 
+/// What comes of loading a version, for all who wait for it.
+#[derive(Clone)]
+struct Loading(watch::Receiver<Option<Outcome>>);
+
+type Outcome = Result<Version, Problem>;
+
+#[derive(Clone)]
 struct Version {
     driver: Arc<WasmDriver>,
     /// What was said of its file.
     verdict: Verdict,
 }
 
-impl Loaded {
+impl Loading {
     fn revoke(&self) {
-        if let Some(version) = self.0.get() {
+        if let Some(Ok(version)) = &*self.0.borrow() {
             version.driver.revoke();
+        }
+    }
+
+    /// Whether it is on its way, or loaded and not refused by the policy that counts now.
+    fn is_of_use(&self, name: &DriverName, policy: &Policy) -> bool {
+        match &*self.0.borrow() {
+            None => self.0.has_changed().is_ok(),
+            Some(Ok(version)) => !policy.judge_named(&version.verdict, name.as_str()).refuses(),
+            Some(Err(_)) => false,
+        }
+    }
+
+    async fn outcome(mut self) -> Outcome {
+        match self.0.wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone().expect("it was waited for"),
+            Err(_) => Err(not_loaded("loading it was given up, because the daemon ends")),
         }
     }
 }
@@ -68,9 +102,14 @@ impl State {
 }
 
 impl KeptDrivers {
-    pub fn open(files: KeptFiles, host: Arc<WasmHost>, trust: Trust) -> Result<Self, KeptError> {
+    pub fn open(
+        files: KeptFiles,
+        host: Arc<WasmHost>,
+        trust: Trust,
+        tasks: Tasks,
+    ) -> Result<Self, KeptError> {
         let state = State { kept: files.digests()?, ..State::default() };
-        Ok(Self { host, files, trust, state: Mutex::new(state) })
+        Ok(Self { loader: Loader { host, files, trust }, tasks, state: Mutex::new(state) })
     }
 
     /// Keeps the code of a version that is about to serve. The identity is the one that it will serve with.
@@ -85,27 +124,75 @@ impl KeptDrivers {
         let (driver, version) = (identity.name.clone(), identity.version.clone());
         let stem = identity.source.strip_suffix(".wasm").unwrap_or(&identity.source).to_owned();
         let facts = KeptFacts { driver, version, stem, config };
-        let (files, digest) = (self.files.clone(), identity.digest.clone());
+        let (files, digest) = (self.loader.files.clone(), identity.digest.clone());
         let put = tokio::task::spawn_blocking(move || files.put(&digest, &facts, &file));
         put.await??;
         self.state().kept.insert(identity.digest.clone());
         Ok(())
     }
 
-    /// Notes what a name's file is granted from now on; none: it does not serve any more.
-    pub(super) fn granted(&self, name: &DriverName, grant: Option<&Grant>) {
+    /// Notes what the file that serves under a name is granted from now on.
+    pub(super) fn granted(&self, name: &DriverName, source: &str, grant: &Grant) {
         let mut state = self.state();
-        if state.grants.get(name).map(Arc::as_ref) == grant {
+        if let Some(known) = state.grants.get_mut(name)
+            && *known.grant == *grant
+        {
+            source.clone_into(&mut known.source);
             return;
         }
         state.unload(name);
-        match grant {
-            Some(grant) => drop(state.grants.insert(name.clone(), Arc::new(grant.clone()))),
-            None => drop(state.grants.remove(name)),
+        let granted = Granted { source: source.to_owned(), grant: Arc::new(grant.clone()) };
+        state.grants.insert(name.clone(), granted);
+    }
+
+    /// Notes that a file does not serve under a name any more. Another may have the name by now.
+    pub(super) fn left(&self, name: &DriverName, source: &str) {
+        let mut state = self.state();
+        if state.grants.get(name).is_some_and(|known| known.source == source) {
+            state.grants.remove(name);
+            state.unload(name);
         }
     }
 
-    async fn load(&self, name: &DriverName, digest: &str, grant: &Grant) -> Result<Version, Problem> {
+    /// A version that is loaded or on its way, and the grant that it has.
+    fn loading(&self, name: &DriverName, digest: &str) -> Result<(Loading, Arc<Grant>), Problem> {
+        let mut state = self.state();
+        let known = state.grants.get(name).ok_or_else(|| no_file(name))?;
+        let (grant, key) = (known.grant.clone(), (name.clone(), digest.to_owned()));
+        // What failed is tried again. So is what is trusted no more: it may have been signed again.
+        let policy = self.loader.trust.policy();
+        let known = state.loaded.get(&key).filter(|known| known.is_of_use(name, &policy)).cloned();
+        let loading = known.unwrap_or_else(|| self.start(name, digest, grant.clone()));
+        state.loaded.insert(key, loading.clone());
+        Ok((loading, grant))
+    }
+
+    /// Loads a version in a task of its own, which goes on when those who asked have no more time.
+    fn start(&self, name: &DriverName, digest: &str, grant: Arc<Grant>) -> Loading {
+        let (told, outcome) = watch::channel(None);
+        let (loader, stopped) = (self.loader.clone(), self.tasks.stopped());
+        let (name, digest) = (name.clone(), digest.to_owned());
+        self.tasks.spawn("predecessor", async move {
+            tokio::select! {
+                // Its claims are asked for again after the next start.
+                () = stopped => {}
+                // It was unloaded or forgotten, and nobody waits.
+                () = told.closed() => {}
+                loaded = loader.load(&name, &digest, &grant) => {
+                    told.send_replace(Some(loaded));
+                }
+            }
+        });
+        Loading(outcome)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Loader {
+    async fn load(&self, name: &DriverName, digest: &str, grant: &Grant) -> Outcome {
         let (facts, code, verdict) = self.take(digest).await?;
         self.check(&verdict, name, &facts)?;
         let file = DriverFile { name: format!("{name} {}", facts.version), bytes: code };
@@ -152,34 +239,18 @@ impl KeptDrivers {
         );
         Err(Problem::denied("predecessor-distrusted", message))
     }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[async_trait]
 impl Predecessors for KeptDrivers {
     async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
-        let key = (name.clone(), digest.to_owned());
-        let (grant, loaded) = {
-            let mut state = self.state();
-            let grant = state.grants.get(name).cloned().ok_or_else(|| no_file(name))?;
-            // What is trusted no more is read and judged anew: it may have been signed again.
-            let policy = self.trust.policy();
-            let refuses = |version: &Version| policy.judge_named(&version.verdict, name.as_str()).refuses();
-            if state.loaded.get(&key).and_then(|loaded| loaded.0.get()).is_some_and(refuses) {
-                state.loaded.remove(&key);
-            }
-            (grant, state.loaded.entry(key).or_default().clone())
-        };
-        let Version { driver, .. } = loaded.0.get_or_try_init(|| self.load(name, digest, &grant)).await?;
-        if self.state().grants.get(name).is_none_or(|now| !Arc::ptr_eq(now, &grant)) {
+        let (loading, grant) = self.loading(name, digest)?;
+        let Version { driver, .. } = loading.outcome().await?;
+        if self.state().grants.get(name).is_none_or(|now| !Arc::ptr_eq(&now.grant, &grant)) {
             driver.revoke();
-            let message = "its grant changed while it was loaded";
-            return Err(Problem::unavailable("predecessor-not-loaded", message));
+            return Err(not_loaded("its grant changed while it was loaded"));
         }
-        Ok(driver.clone())
+        Ok(driver)
     }
 
     fn serves_as(&self, identity: &Arc<DriverIdentity>) {
@@ -199,7 +270,7 @@ impl Predecessors for KeptDrivers {
         if state.is_used(digest) {
             return;
         }
-        self.files.remove(digest);
+        self.loader.files.remove(digest);
         state.kept.remove(digest);
         state.loaded.retain(|(_, known), _| known != digest);
         tracing::info!(digest, "a driver's file that no claim needs any more is forgotten");
@@ -210,6 +281,10 @@ fn no_file(name: &DriverName) -> Problem {
     Problem::unavailable("driver-not-serving", format!("no file of driver {name} serves"))
 }
 
+fn not_loaded(why: &str) -> Problem {
+    Problem::unavailable("predecessor-not-loaded", why)
+}
+
 fn not_kept(error: &KeptError) -> Problem {
     let code = match error {
         KeptError::Missing { .. } | KeptError::NoDigest { .. } => "predecessor-missing",
@@ -218,3 +293,6 @@ fn not_kept(error: &KeptError) -> Problem {
     };
     Problem::internal(code, chain(error))
 }
+
+#[cfg(test)]
+mod tests;

@@ -66,8 +66,10 @@ impl Registry {
     ) {
         let mut changes = containment.follow();
         let conduct = Conduct { driver: driver.clone(), containment: Arc::clone(containment) };
-        let before = self.write().conducts.insert(source.to_owned(), conduct);
+        let mut state = self.write();
+        let before = state.conducts.insert(source.to_owned(), conduct);
         self.forget_conduct(before);
+        drop(state);
         self.settle_conduct(source);
         let (registry, source, stopped) = (self.clone(), source.to_owned(), tasks.stopped());
         tasks.spawn("driver-quarantine", async move {
@@ -84,7 +86,7 @@ impl Registry {
         });
     }
 
-    /// Forgets what was known of a source's conduct, if anything was.
+    /// Forgets what was known of a source's conduct, if anything was. Called with the state held, as the condition is part of it.
     pub(super) fn forget_conduct(&self, before: Option<Conduct>) {
         if let Some(before) = before {
             self.0.conditions.clear(QUARANTINED, before.driver.as_str());
@@ -92,19 +94,24 @@ impl Registry {
     }
 
     fn settle_conduct(&self, source: &str) {
-        let Some((driver, change)) = self.write().settle_conduct(source, self.predecessors()) else { return };
-        let state = match change {
+        let mut state = self.write();
+        let Some((driver, change)) = state.settle_conduct(source, self.predecessors()) else { return };
+        // With the state held: else a quarantine that is over, or whose driver is gone, could be told last.
+        let now = match change {
             Change::Stands(quarantined) => {
                 self.0.conditions.set(driver.as_str(), quarantined.problem());
                 DriverState::Quarantined
             }
             Change::Over => {
                 self.0.conditions.clear(QUARANTINED, driver.as_str());
-                self.0.serving.send_modify(|count| *count += 1);
                 DriverState::Serving
             }
         };
-        self.0.changes.tell(ChangedKind::Driver, driver, state.as_str());
+        drop(state);
+        if now == DriverState::Serving {
+            self.0.serving.send_modify(|count| *count += 1);
+        }
+        self.0.changes.tell(ChangedKind::Driver, driver, now.as_str());
     }
 
     /// Ends a driver's quarantine now, by driver name or file name.

@@ -1,3 +1,4 @@
+mod keeper;
 mod quarantine;
 
 use std::sync::Arc;

@@ -6,19 +6,22 @@
 mod inbox;
 mod standing;
 mod trusted;
+mod workers;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub use super::file_memory::FileMemory;
+
 use self::inbox::Inbox;
 use self::standing::{Drained, Serving};
+use self::workers::{Ended, Handle, Workers};
 use super::keeper::{Keeper, look};
 use super::predecessors::KeptDrivers;
-use super::vetting::{Looked, VetError, Vetted};
-use super::{DriverState, DriverView, Registry, Reloaded, spare_place};
+use super::vetting::{Looked, VetError, Vetted, Vetting};
+use super::{DriverState, DriverView, Registry, Reloaded};
 use crate::base::conditions::Conditions;
 use crate::base::error::chain;
 use crate::base::failpoint::{self, Point};
@@ -41,6 +44,7 @@ pub struct WasmFiles {
     pub host: Arc<WasmHost>,
     /// The code of versions that served before.
     pub predecessors: Arc<KeptDrivers>,
+    pub memory: FileMemory,
     pub kernel: KernelEvents,
     pub trust: Trust,
     pub conditions: Conditions,
@@ -62,7 +66,7 @@ impl WasmFiles {
         let Some(mut reloads) = self.registry.take_reloads(DriverKind::Wasm) else { return };
         let mut names_freed = self.registry.freed_changes();
         let mut policies = self.trust.changes();
-        let mut workers: HashMap<String, mpsc::Sender<Order>> = HashMap::new();
+        let mut workers = Workers::default();
         let stopped = self.tasks.stopped();
         tokio::pin!(stopped);
         loop {
@@ -73,40 +77,29 @@ impl WasmFiles {
                 event = events.recv() => match event {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
-                        let stem = files.stem.clone();
-                        let worker = workers.entry(stem).or_insert_with(|| self.worker(&files.stem));
-                        // An error means that the worker stopped with the tasks.
-                        worker.send(Order::Load(files)).await.ok();
+                        workers.load(files, |stem, before| self.worker(stem, before)).await;
                     }
-                    Some(FileEvent::Gone(stem)) => {
-                        if let Some(worker) = workers.remove(&stem) {
-                            worker.send(Order::Gone).await.ok();
-                        }
-                    }
+                    Some(FileEvent::Gone(stem)) => workers.leave(stem).await,
                     Some(FileEvent::Place(faults)) => {
                         self.tell_place(&faults);
-                        judge(&workers).await;
+                        workers.tell_all(|| Order::Judge).await;
                     }
                 },
                 Some(request) = reloads.recv() => {
-                    let worker = request.source.strip_suffix(".wasm").and_then(|stem| workers.get(stem));
-                    if let Some(worker) = worker {
-                        request.hand_to(worker, |done| Order::Again(Some(done)));
+                    if let Some(stem) = request.source.strip_suffix(".wasm").map(str::to_owned) {
+                        workers.reload(&stem, request);
                     }
                 }
-                Ok(()) = policies.changed() => judge(&workers).await,
-                Ok(()) = names_freed.changed() => {
-                    // Whoever has no place left is about to look at its files anyway.
-                    for place in workers.values().filter_map(spare_place) {
-                        place.send(Order::Again(None));
-                    }
-                }
+                Ok(()) = policies.changed() => workers.tell_all(|| Order::Judge).await,
+                Ok(()) = names_freed.changed() => workers.look_again(),
             }
         }
     }
 
-    fn worker(&self, stem: &str) -> mpsc::Sender<Order> {
+    /// Starts a file's worker. It begins when the one `before` it has ended.
+    fn worker(&self, stem: &str, before: Option<Ended>) -> Handle {
         let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
+        let (end, ended) = oneshot::channel::<()>();
         let worker = Worker {
             shared: self.clone(),
             source: format!("{stem}.wasm"),
@@ -119,15 +112,19 @@ impl WasmFiles {
             serving: None,
             drained: Drained::default(),
         };
-        self.tasks.spawn("driver-file", worker.run(Inbox::new(inbox)));
-        orders
-    }
-}
-
-async fn judge(workers: &HashMap<String, mpsc::Sender<Order>>) {
-    for worker in workers.values() {
-        // An error means that the worker stopped with the tasks.
-        worker.send(Order::Judge).await.ok();
+        let stopped = self.tasks.stopped();
+        self.tasks.spawn("driver-file", async move {
+            let _end = end;
+            if let Some(before) = before {
+                tokio::select! {
+                    // The files are there at the next start.
+                    () = stopped => return,
+                    _ = before => {}
+                }
+            }
+            worker.run(Inbox::new(inbox)).await;
+        });
+        Handle { orders, ended }
     }
 }
 
@@ -233,13 +230,20 @@ impl Worker {
             self.show(|view| view.state = DriverState::Seen);
         }
         let started = Instant::now();
-        let Looked { digest, grant, vetted, .. } = self.vet(&files).await;
-        self.read = digest;
-        if let Some(grant) = &grant {
+        let vetting = Vetting::begin(&files).await;
+        if let Some(grant) = vetting.grant() {
             self.take_back(grant, cause);
         }
         let tasks = self.shared.tasks.clone();
         self.overtaken = true;
+        let room = tokio::select! {
+            // As below: it is begun at the next start, or by the next order.
+            () = tasks.stopped() => return,
+            () = inbox.overtaken() => return,
+            room = self.shared.memory.to_load(vetting.size()) => room,
+        };
+        let Looked { digest, vetted, .. } = self.vet(vetting, room).await;
+        self.read = digest;
         let loaded = tokio::select! {
             // A load that is not finished is begun at the next start.
             () = tasks.stopped() => return,
@@ -310,7 +314,7 @@ impl Worker {
         if let Some(old) = &old {
             old.keeper.stop();
         }
-        self.shared.predecessors.granted(&name, Some(&grant));
+        self.shared.predecessors.granted(&name, &self.source, &grant);
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.show(|view| {
             describe(view, &driver);
@@ -422,3 +426,6 @@ fn identity(driver: &WasmDriver, source: &str) -> DriverIdentity {
         summary: info.summary.clone(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -172,6 +172,30 @@ fn pins_hold_beside_signatures_and_alone() {
     assert!(said(&alone("")).contains(&digest()));
 }
 
+/// A file whose digest was pinned under its driver's name was refused before anybody could know that name.
+#[test]
+fn a_pin_under_the_drivers_name_lets_the_file_be_asked_for_its_name_and_the_name_decides() {
+    let other = format!("sha256:{}", "0".repeat(64));
+    let before = |pins: &str| judge(&policy(&format!("mode: enforce\npins: {{{pins}}}\n")), None);
+    let of_name = format!("gpu.example.com: ['{}']", digest());
+    let of_another = format!("nic.example.com: ['{}']", digest());
+    for (pins, wanted) in [(&of_name, true), (&of_another, false)] {
+        let verdict = before(pins);
+        assert!(!verdict.refuses() && verdict.word() == "trusted", "{verdict:?}");
+        let policy = policy(&format!("mode: enforce\npins: {{{pins}}}\n"));
+        let after = policy.judge_named(&verdict, "gpu.example.com");
+        assert_eq!(!after.refuses(), wanted, "{after:?}");
+        assert_eq!(after.pin.as_deref(), wanted.then_some("gpu.example.com"));
+    }
+    assert!(said(&before(&format!("gpu.example.com: ['{other}']"))).contains("nothing vouches for it"));
+    let both = format!("gpu: ['{other}'], {of_name}");
+    assert!(said(&before(&both)).contains("is not pinned for gpu"), "its stem has a pin of its own");
+
+    let keys = key("ec", &ec_pem(1), "");
+    let unsigned = judge(&of_keys("enforce", &keys, &format!("pins: {{{of_name}}}\n")), None);
+    assert!(said(&unsigned).contains("not signed") && unsigned.refuses(), "a pin is no signature");
+}
+
 #[test]
 fn a_key_that_is_removed_counts_no_more_for_what_it_signed() {
     let both = of_keys("enforce", &(key("a", &ec_pem(1), "") + &key("b", &ed_pem(3), "")), "");

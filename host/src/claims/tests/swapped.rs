@@ -42,6 +42,24 @@ impl Predecessors for Kept {
     }
 }
 
+/// Versions whose loading has no end.
+struct Stuck;
+
+#[async_trait]
+impl Predecessors for Stuck {
+    async fn driver(&self, _: &DriverName, _: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
+        std::future::pending().await
+    }
+
+    fn serves_as(&self, _: &Arc<DriverIdentity>) {}
+
+    fn idle(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn forget(&self, _: &str) {}
+}
+
 /// Versions of the driver `gpu`; `kept` of them, from the first, are to be had after they served.
 fn versions(daemon: &Daemon, kept: usize) -> ([Arc<FakeDriver>; 3], Arc<Kept>) {
     let versions = [(); 3].map(|()| FakeDriver::new(driver("gpu")));
@@ -168,6 +186,25 @@ async fn a_new_version_that_wants_time_or_is_left_alone_gets_some_and_then_the_o
         assert_eq!(new.counts().1, 1 + limit::PREDECESSOR_PATIENCE as usize);
         assert_eq!(told(&old), [memo(&["one"])]);
     }
+}
+
+/// The compiler may be busy with other files for hours: the claim, and all who wait for it, were held as long.
+#[tokio::test(start_paused = true)]
+async fn a_version_that_is_not_loaded_in_time_keeps_nobody_waiting() {
+    let (home, a) = (Home::new(), pod("a"));
+    let daemon = home.start();
+    daemon.registry.keep_predecessors(Arc::new(Stuck));
+    let [old, new] = [(); 2].map(|()| FakeDriver::new(driver("gpu")));
+    daemon.serve_version(&old, &digest(0));
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.prepare(&a, &["one"]).await;
+    daemon.serve_version(&new, &digest(1));
+    new.reply_unprepare(Reply::Refuse(permanent()));
+    let problem = daemon.unprepare(&a).await.remove(0).unwrap_err();
+    assert_eq!(problem.code, permanent().code);
+    let code = ("predecessor-code".to_owned(), "predecessor-not-loaded".to_owned());
+    assert!(problem.details.contains(&code), "{problem:?}");
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
 }
 
 #[tokio::test]

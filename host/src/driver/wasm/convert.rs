@@ -11,7 +11,7 @@ use super::bindings::exports::nodedock::driver::discovery as guest_discovery;
 use super::bindings::nodedock::driver::{device_nodes, types};
 use super::nodes::FoundNode;
 use crate::base::printable::{cut, is_unprintable};
-use crate::driver::wasm::{Limit, Trigger};
+use crate::driver::wasm::{Limit, QUARANTINED, Trigger};
 use crate::model::limit::{
     LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX,
     PROBLEM_MESSAGE_BYTES_MAX, QUANTITY_BYTES_MAX,
@@ -176,7 +176,9 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
         types::ProblemKind::Internal => ProblemKind::Internal,
     };
     let code = problem.code;
+    // A quarantine is the host's word: who hears it waits for the end of one.
     let worded = !code.is_empty()
+        && code != QUARANTINED
         && code.len() <= PROBLEM_CODE_BYTES_MAX
         && code.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     let plain = |text: &str, max: usize| cut(text, max).replace(is_unprintable, " ");

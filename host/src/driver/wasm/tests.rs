@@ -1,5 +1,5 @@
 mod conduct;
-pub(super) mod guest;
+pub(crate) mod guest;
 mod hostile;
 mod limits;
 mod loading;
@@ -13,13 +13,13 @@ use crate::model::ObjectRef;
 use guest::Guest;
 
 /// A node of a test: an empty `/sys` and `/dev`, and a cache.
-struct Stage {
-    folder: tempfile::TempDir,
-    host: Arc<WasmHost>,
+pub(crate) struct Stage {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) host: Arc<WasmHost>,
 }
 
 impl Stage {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::on(tempfile::tempdir().unwrap(), false)
     }
 
@@ -47,7 +47,7 @@ impl Stage {
         self.host.load(file, Grant::parse(&format!("{head}{grant}")).unwrap(), None).await
     }
 
-    async fn load(&self, guest: &Guest) -> WasmDriver {
+    pub(crate) async fn load(&self, guest: &Guest) -> WasmDriver {
         self.try_load(guest.module(), "").await.unwrap()
     }
 

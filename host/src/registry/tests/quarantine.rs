@@ -132,3 +132,25 @@ async fn a_driver_that_is_replaced_or_gone_leaves_no_quarantine() {
     assert!(scene.containment.resume());
     assert_eq!(scene.registry.resume("a.wasm").unwrap_err().code, "driver-unknown");
 }
+
+/// The condition was set after the state was let go: of a driver that was taken out in between it stood for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quarantine_and_its_condition_are_seen_together() {
+    let scene = Scene::new();
+    scene.conditions.set("/var", Problem::unavailable("disk-full", "no space"));
+    let state = || scene.registry.0.state.try_read().ok().map(|state| state.sources["a.wasm"].state);
+    // Asked of while nobody else can set a condition.
+    scene.conditions.retain("disk-full", |_| {
+        scene.containment.fail();
+        let mut held = 0;
+        while held < 10_000 {
+            let seen = state();
+            assert_ne!(seen, Some(DriverState::Quarantined), "it is shown without its condition");
+            held = if seen.is_none() { held + 1 } else { 0 };
+            std::thread::yield_now();
+        }
+        true
+    });
+    scene.until(DriverState::Quarantined).await;
+    assert_eq!(scene.conditions().len(), 2);
+}

@@ -82,9 +82,13 @@ impl Worker {
         }
     }
 
-    /// Ends a version that asks for what is granted no more, before anything else is done: also where no other can take over.
+    /// Ends a version that asks for what is granted no more, before anything else is done: also where no other can take over. Those
+    /// that served before it may ask for more than it does.
     pub(super) fn take_back(&mut self, grant: &Grant, cause: &str) {
         self.drained.take_back(grant);
+        if let Some(serving) = &self.serving {
+            self.shared.predecessors.granted(&serving.driver.info().name, &self.source, grant);
+        }
         let missing = self.serving.as_ref().map(|serving| beyond(&serving.driver, grant)).unwrap_or_default();
         let Some(serving) = self.serving.as_ref().filter(|_| !missing.is_empty()) else { return };
         serving.driver.revoke();
@@ -108,7 +112,7 @@ impl Worker {
         self.shared.registry.retire(&self.source);
         let Some(serving) = self.serving.take() else { return false };
         serving.keeper.stop();
-        self.shared.predecessors.granted(&serving.driver.info().name, None);
+        self.shared.predecessors.left(&serving.driver.info().name, &self.source);
         self.drained(serving);
         true
     }
@@ -118,7 +122,7 @@ impl Worker {
         let name = &old.driver.info().name;
         let now = self.serving.as_ref().map(|serving| &serving.driver.info().name);
         if now.is_some_and(|now| now != name) {
-            self.shared.predecessors.granted(name, None);
+            self.shared.predecessors.left(name, &self.source);
         }
         self.drained.add(&old.driver);
     }

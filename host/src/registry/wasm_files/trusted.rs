@@ -7,7 +7,8 @@ use super::inbox::Inbox;
 use super::{DriverState, Refusal, WasmFiles, Worker};
 use crate::discovery::files::DriverFiles;
 use crate::model::Problem;
-use crate::registry::vetting::{self, FileFaults, Looked, VetError};
+use crate::registry::file_memory::Room;
+use crate::registry::vetting::{self, FileFaults, Looked, VetError, Vetting};
 use crate::trust::Verdict;
 use crate::trust::place::Fault;
 
@@ -31,9 +32,9 @@ impl WasmFiles {
 }
 
 impl Worker {
-    /// Reads the files and judges them by the policy that counts now.
-    pub(super) async fn vet(&mut self, files: &DriverFiles) -> Looked {
-        let looked = vetting::vet(files, self.shared.trust.policy()).await;
+    /// Reads the files to the end and judges them by the policy that counts now.
+    pub(super) async fn vet(&mut self, vetting: Vetting, room: Room) -> Looked {
+        let looked = vetting.end(self.shared.trust.policy(), room).await;
         self.tell_faults(&looked.faults);
         looked
     }
@@ -84,13 +85,9 @@ impl Worker {
         let (name, digest) = (serving.driver.info().name.clone(), serving.verdict.digest().to_owned());
         let policy = self.shared.trust.policy();
         let mut verdict = policy.judge_named(&serving.verdict, name.as_str());
-        let vetted = self.vet(&files).await.vetted;
-        let fresh = match &vetted {
-            Ok(vetted) => Some(&vetted.verdict),
-            Err(error) => error.verdict(),
-        };
-        let is_same = fresh.is_some_and(|fresh| fresh.digest() == digest);
-        if let Some(fresh) = fresh.filter(|_| is_same && verdict.distrust.is_some()) {
+        let (may_load, fresh) = self.look_again(&files).await;
+        let is_same = fresh.as_ref().is_some_and(|fresh| fresh.digest() == digest);
+        if let Some(fresh) = fresh.as_ref().filter(|_| is_same && verdict.distrust.is_some()) {
             verdict = policy.judge_named(fresh, name.as_str());
         }
         if verdict.refuses() {
@@ -101,9 +98,18 @@ impl Worker {
                 serving.verdict = verdict;
             }
         }
-        let has_other_file = vetted.is_ok() && !is_same;
-        if self.overtaken || has_other_file || (vetted.is_ok() && self.reason_is_of_trust) {
+        if self.overtaken || may_load && (!is_same || self.reason_is_of_trust) {
             self.load("trust", inbox).await;
+        }
+    }
+
+    /// Whether the files may be loaded, and what is said of the driver's. Nothing of them stays in memory.
+    async fn look_again(&mut self, files: &DriverFiles) -> (bool, Option<Verdict>) {
+        let vetting = Vetting::begin(files).await;
+        let room = self.shared.memory.to_judge(vetting.size()).await;
+        match self.vet(vetting, room).await.vetted {
+            Ok(vetted) => (true, Some(vetted.verdict)),
+            Err(error) => (false, error.verdict().cloned()),
         }
     }
 

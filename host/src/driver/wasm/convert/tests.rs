@@ -409,6 +409,8 @@ fn a_drivers_refusal_is_cut_to_its_bounds() {
         (16, 253, "v ")
     );
     assert_eq!(problem_to_model(problem_to_guest(&problem)), problem);
+    let feigned = Problem::unavailable(QUARANTINED, "call me again");
+    assert_eq!(problem_to_model(problem_to_guest(&feigned)).code, "no-code", "it is the host's to say");
 }
 
 #[test]
