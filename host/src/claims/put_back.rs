@@ -26,13 +26,11 @@ impl Inner {
         self.values.put_back(&record.id, unfinished, Doing::PutBack, &call.request_id).await;
     }
 
-    /// Ends what is kept for drivers that have given up claims that others still hold.
-    pub(super) async fn end_values<'a>(&self, kept: impl Iterator<Item = (&'a ClaimRecord, &'a Results)>) {
-        let ends = kept.flat_map(|(record, results)| {
-            let given_up = results.iter().filter(|(_, outcome, _)| outcome.is_ok());
-            given_up.map(|(driver, _, _)| (record.id.uid.clone(), driver.clone()))
-        });
-        if let Err(error) = self.values.end_of_drivers(ends.collect()).await {
+    /// Ends what is kept for drivers that have given up a claim.
+    pub(super) async fn end_values(&self, record: &ClaimRecord, results: &Results) {
+        let given_up = results.iter().filter(|(_, outcome, _)| outcome.is_ok());
+        let drivers = given_up.map(|(driver, _, _)| driver.clone()).collect();
+        if let Err(error) = self.values.end_of_drivers(&record.id.uid, drivers).await {
             tracing::warn!(error = chain(&error), "values below /sys are kept longer than needed");
         }
     }

@@ -157,6 +157,8 @@ impl Inner {
         let mut kept = Vec::new();
         for ((record, _), results) in work.iter().zip(&results) {
             self.put_back_unfinished(record, results, call).await;
+            // Before the next claim is looked at: the last of those that share a value gives it back.
+            self.end_values(record, results).await;
             match machine::finish_unprepare(record, results.clone(), now_ms()) {
                 UnprepareEnd::Gone => gone.push(record.clone()),
                 UnprepareEnd::Kept(record, problem) => {
@@ -168,8 +170,6 @@ impl Inner {
         if let Err(problem) = self.commit_claims(kept).await {
             tracing::warn!(%problem, "an unprepare's refusal is not in the checkpoint");
         }
-        let left = work.iter().zip(&results).filter(|((record, _), _)| ends.contains_key(&record.id.uid));
-        self.end_values(left.map(|((record, _), results)| (&**record, results))).await;
         let end = self.remove(&gone, locks).await.map(|()| ClaimEnd::Unprepared);
         ends.extend(gone.iter().map(|record| (record.id.uid.clone(), end.clone())));
         for ((record, _), results) in work.iter().zip(&results) {

@@ -90,9 +90,16 @@ impl Values {
         self.commit_ends(changes, written, deleted).await
     }
 
-    /// Ends what drivers have of claims that go on.
-    pub(super) async fn end_of_drivers(&self, ends: Vec<(Uid, DriverName)>) -> Result<(), CommitError> {
-        let ends = ends.into_iter().map(|(uid, driver)| (uid, Some(driver))).collect();
+    /// Ends what some drivers have of a claim.
+    pub(super) async fn end_of_drivers(
+        &self,
+        uid: &Uid,
+        drivers: Vec<DriverName>,
+    ) -> Result<(), CommitError> {
+        if self.book().get(uid).is_none() {
+            return Ok(());
+        }
+        let ends = drivers.into_iter().map(|driver| (uid.clone(), Some(driver))).collect();
         self.commit_ends(Vec::new(), Vec::new(), ends).await
     }
 

@@ -370,16 +370,22 @@ async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_
     assert_eq!(is(&home, LED), "0");
 }
 
+/// A driver that writes once for the claims `one` and `two` together.
+fn writer_for_both(home: &Home, daemon: &Daemon, a: &ObjectRef) -> Arc<Writer> {
+    let led = Writer::with(home, daemon, true);
+    led.writes("one", &[(LED, "1")]);
+    led.serve(daemon);
+    daemon.source.put(claim("one", &["led/0"], &[a]));
+    daemon.source.put(claim("two", &["led/1"], &[a]));
+    led
+}
+
 #[tokio::test]
 async fn claims_of_one_call_keep_a_value_until_the_last_of_them_is_gone() {
     let home = Home::new();
     plugged(&home);
     let (daemon, a) = (home.start(), pod("a"));
-    let led = Writer::with(&home, &daemon, true);
-    led.writes("one", &[(LED, "1")]);
-    led.serve(&daemon);
-    daemon.source.put(claim("one", &["led/0"], &[&a]));
-    daemon.source.put(claim("two", &["led/1"], &[&a]));
+    let led = writer_for_both(&home, &daemon, &a);
     assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared"; 2]);
     daemon.registry.retire(led.name.as_str());
     assert!(daemon.unprepare(&a).await.iter().all(Result::is_err));
@@ -387,6 +393,19 @@ async fn claims_of_one_call_keep_a_value_until_the_last_of_them_is_gone() {
     assert_eq!(is(&home, LED), "1");
     assert_eq!(told(&release(&daemon, "one").await), [(LED, Some("1"), "put-back")]);
     assert_eq!(is(&home, LED), "0");
+}
+
+/// Each was left because of the other, and the value stayed for good.
+#[tokio::test]
+async fn claims_of_one_call_that_are_taken_back_together_give_the_value_back() {
+    let home = Home::new();
+    plugged(&home);
+    let (daemon, a) = (home.start(), pod("a"));
+    let led = writer_for_both(&home, &daemon, &a);
+    *led.refusal.lock().unwrap() = Some(permanent());
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["bad-parameters"; 2]);
+    assert_eq!(is(&home, LED), "0");
+    assert_eq!((daemon.values.of(&uid("uid-one")), daemon.values.of(&uid("uid-two"))), (None, None));
 }
 
 #[tokio::test]
