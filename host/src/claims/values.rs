@@ -68,10 +68,10 @@ impl Values {
         let change = |book: &mut Book| {
             let lost: Vec<_> = book.claims().map(|record| record.id.uid.clone()).collect();
             let lost: Vec<_> = lost.into_iter().filter(|uid| !is_known(uid)).collect();
-            lost.iter().for_each(|uid| drop(book.end(uid, None)));
-            let void: BTreeSet<_> = book.take_outlived().into_iter().chain(lost).collect();
+            let heirs: Vec<_> = lost.iter().flat_map(|uid| book.end(uid, None).heirs).collect();
+            let changed: BTreeSet<_> = book.take_outlived().into_iter().chain(lost).chain(heirs).collect();
             // A claim may have been prepared anew since.
-            void.into_iter().map(|uid| change_of(book, uid)).collect()
+            changed.into_iter().map(|uid| change_of(book, uid)).collect()
         };
         self.commit(Vec::new(), change).await
     }

@@ -370,6 +370,24 @@ async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_
     assert_eq!(is(&home, LED), "0");
 }
 
+/// What was inherited at a start was in memory only, and lost at the next.
+#[tokio::test]
+async fn what_is_inherited_of_a_claim_that_nobody_knows_is_durable() {
+    let home = Home::new();
+    plugged(&home);
+    let daemon = home.start();
+    let led = Writer::new(&home, &daemon);
+    led.write(&[claim("one", &[], &[]).id], LED, "1").await.unwrap();
+    led.write(&[claim("two", &[], &[]).id], LED, "2").await.unwrap();
+    daemon.values.tidy(|known| *known == uid("uid-two")).await.unwrap();
+    drop(led);
+    daemon.stop().await;
+    let daemon = home.start();
+    assert_eq!(daemon.values.of(&uid("uid-one")), None);
+    let values = daemon.values.of(&uid("uid-two")).unwrap();
+    assert_eq!(values.newest_first()[0].1.before.as_deref(), Some("0"));
+}
+
 /// A driver that writes once for the claims `one` and `two` together.
 fn writer_for_both(home: &Home, daemon: &Daemon, a: &ObjectRef) -> Arc<Writer> {
     let led = Writer::with(home, daemon, true);
