@@ -17,13 +17,15 @@ impl Inner {
         call: &Call,
     ) -> Vec<PutBack> {
         let is_theirs = |driver: &DriverName| gave_up(results, driver) && was_prepared(record, driver);
-        self.values.put_back(&record.id, |driver| !is_theirs(driver), Doing::PutBack, &call.request_id).await
+        let wanted = |driver: &DriverName| !is_theirs(driver);
+        self.values.put_back(&record.id, wanted, |_| false, Doing::PutBack, &call.request_id).await
     }
 
     /// What drivers left that have given up a claim which they never prepared: their calls failed, and so may have their clearing up.
     pub(super) async fn put_back_unfinished(&self, record: &ClaimRecord, results: &Results, call: &Call) {
         let unfinished = |driver: &DriverName| gave_up(results, driver) && !was_prepared(record, driver);
-        self.values.put_back(&record.id, unfinished, Doing::PutBack, &call.request_id).await;
+        let stays = |driver: &DriverName| !gave_up(results, driver);
+        self.values.put_back(&record.id, unfinished, stays, Doing::PutBack, &call.request_id).await;
     }
 
     /// Ends what is kept for drivers that have given up a claim.

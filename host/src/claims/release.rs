@@ -74,7 +74,7 @@ impl Inner {
         machine::check_release(&record)?;
         let serves = |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
         let drivers = record.drivers.keys().map(serves).collect();
-        let values = self.values.put_back(&record.id, |_| true, Doing::Look, "").await;
+        let values = self.values.put_back(&record.id, |_| true, |_| false, Doing::Look, "").await;
         Ok(ReleaseOutcome::Looked { record, drivers, values })
     }
 

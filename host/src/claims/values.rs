@@ -143,11 +143,13 @@ impl Values {
         self.0.checkpoint.commit_in_order(changes, more).await
     }
 
-    /// Puts back what drivers changed for a claim, the newest first, or says what would become of it.
+    /// Puts back what drivers changed for a claim, the newest first, or says what would become of it. What other drivers have changed
+    /// since that stay with the claim is theirs.
     pub(super) async fn put_back(
         &self,
         claim: &ObjectRef,
         drivers: impl Fn(&DriverName) -> bool,
+        stays: impl Fn(&DriverName) -> bool,
         doing: Doing,
         request: &str,
     ) -> Vec<PutBack> {
@@ -155,7 +157,7 @@ impl Values {
         let mut ends = Vec::with_capacity(values.len());
         for (driver, kept) in values {
             let _turn = self.0.turns.take([kept.path.clone()]).await;
-            let fate = match self.others_value(claim, &kept) {
+            let fate = match self.others_value(claim, &kept, &stays) {
                 Some(problem) => Fate::left(None, problem),
                 None => self.0.tree.put_back(&kept, doing == Doing::Look).await,
             };
@@ -168,9 +170,21 @@ impl Values {
         ends
     }
 
-    fn others_value(&self, claim: &ObjectRef, kept: &KeptValue) -> Option<Problem> {
+    fn others_value(
+        &self,
+        claim: &ObjectRef,
+        kept: &KeptValue,
+        stays: &dyn Fn(&DriverName) -> bool,
+    ) -> Option<Problem> {
         let book = self.book();
-        let other = book.successor(&claim.uid, kept)?;
+        let (other, driver) = book.successor(&claim.uid, kept, stays)?;
+        if other.uid == claim.uid {
+            let message = format!(
+                "/sys/{} was written by driver {driver} as well, which has the claim still",
+                kept.path
+            );
+            return Some(Problem::conflict("value-of-another-driver", message).with("driver", driver));
+        }
         let message = format!("/sys/{} was written for claim {other} as well, which still stands", kept.path);
         Some(Problem::conflict("value-of-another-claim", message).with("claim", other))
     }

@@ -351,7 +351,7 @@ async fn what_somebody_else_changed_since_is_left_and_said() {
     assert_eq!(is(&home, LED), "9");
 }
 
-/// The rule of docs/decisions/0004: as if the earlier claim had never been, also across a restart.
+/// The rule of docs/decisions/0005: as if the earlier claim had never been, also across a restart.
 #[tokio::test]
 async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_found() {
     let home = Home::new();

@@ -135,21 +135,32 @@ impl Book {
         values.map(|(driver, kept)| (driver.clone(), kept.clone())).collect()
     }
 
-    /// Another claim that wrote the path in the same call or found this claim's value there: it is that claim's to put back.
-    pub(super) fn successor(&self, uid: &Uid, kept: &KeptValue) -> Option<&ObjectRef> {
+    /// Another claim, or a driver of this one that `stays` with it, that wrote the path in the same call or found this value there:
+    /// it is theirs to put back.
+    pub(super) fn successor(
+        &self,
+        uid: &Uid,
+        kept: &KeptValue,
+        stays: &dyn Fn(&DriverName) -> bool,
+    ) -> Option<(&ObjectRef, &DriverName)> {
         let later = |other: &&KeptValue| {
             other.path == kept.path && other.inode == kept.inode && other.order >= kept.order
         };
-        let others = self.claims.values().filter(|record| record.id.uid != *uid);
-        let of_path = others.filter_map(|record| {
-            let first = record.drivers.values().flatten().filter(later).map(|other| other.order).min()?;
-            Some((first, &record.id))
+        let parts = self.claims.values().flat_map(|record| {
+            let is_others = move |driver: &DriverName| record.id.uid != *uid || stays(driver);
+            let others = record.drivers.iter().filter(move |(driver, _)| is_others(driver));
+            others.map(move |(driver, values)| (&record.id, driver, values))
         });
-        of_path.min_by_key(|(order, _)| *order).map(|(_, id)| id)
+        let of_path = parts.filter_map(|(id, driver, values)| {
+            let first = values.iter().filter(later).map(|other| other.order).min()?;
+            Some((first, (id, driver)))
+        });
+        of_path.min_by_key(|(order, _)| *order).map(|(_, other)| other)
     }
 
-    /// Ends a claim's values, of one driver or of all. A later claim that found there what this one left has found nothing that
-    /// anybody wants any more: it inherits what this one had found. Gives what is no more, and the claims that are changed.
+    /// Ends a claim's values, of one driver or of all. A later claim, or another driver of this one, that found there what these left
+    /// has found nothing that anybody wants any more: it inherits what they had found. Gives what is no more, and the claims that are
+    /// changed.
     pub(super) fn end(&mut self, uid: &Uid, driver: Option<&DriverName>) -> Ended {
         let Some(record) = self.claims.get_mut(uid) else { return Ended::default() };
         let before = record.clone();
@@ -162,13 +173,12 @@ impl Book {
         if record.drivers.is_empty() {
             self.claims.remove(uid);
         }
-        let heirs = gone.iter().filter_map(|kept| self.hand_down(uid, kept)).collect();
+        let heirs = gone.iter().filter_map(|kept| self.hand_down(kept)).collect();
         Ended { before: Some(before), heirs }
     }
 
-    fn hand_down(&mut self, from: &Uid, gone: &KeptValue) -> Option<Uid> {
-        let others = self.claims.values_mut().filter(|record| record.id.uid != *from);
-        let values = others.flat_map(|record| {
+    fn hand_down(&mut self, gone: &KeptValue) -> Option<Uid> {
+        let values = self.claims.values_mut().flat_map(|record| {
             let uid = record.id.uid.clone();
             record.drivers.values_mut().flatten().map(move |kept| (uid.clone(), kept))
         });

@@ -41,7 +41,7 @@ impl Scene {
     fn release(&mut self, short: &str) -> Option<String> {
         let uid = claim(short).uid;
         let (_, kept) = self.book.newest_first(&uid, |_| true).remove(0);
-        let other = self.book.successor(&uid, &kept).map(|other| other.name.to_string());
+        let other = self.book.successor(&uid, &kept, &|_| false).map(|(other, _)| other.name.to_string());
         if other.is_none() && kept.may_have_left(&self.value) {
             self.value = kept.before.unwrap();
         }
@@ -198,6 +198,23 @@ fn values_of_a_claim_are_bounded_in_number_and_bytes() {
     let taken =
         (0..VALUES_PER_CLAIM_MAX).take_while(|n| intend(&mut book, &format!("led{n}"), &large).is_ok());
     assert!(taken.count() <= VALUES_BYTES_PER_CLAIM_MAX / large.len() + 1);
+}
+
+#[test]
+fn of_two_drivers_of_a_claim_the_later_inherits_what_the_earlier_found() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    let (uid, later) = (claim("a").uid, DriverName::new("fan.example.com").unwrap());
+    let write =
+        Write { driver: &later, claims: &[claim("a")], path: "led", inode: 1, before: Some("1"), value: "2" };
+    scene.book.intend(&write).unwrap();
+    let first = scene.book.get(&uid).unwrap().drivers[&driver()][0].clone();
+    let stays = |name: &DriverName| *name == later;
+    assert_eq!(scene.book.successor(&uid, &first, &stays), Some((&claim("a"), &later)));
+    assert_eq!(scene.book.successor(&uid, &first, &|_| false), None, "both give the claim up");
+    scene.book.end(&uid, Some(&driver()));
+    let left = scene.book.newest_first(&uid, |_| true);
+    assert_eq!((left.len(), left[0].1.before.as_deref()), (1, Some("0")));
 }
 
 #[test]
