@@ -1,6 +1,8 @@
 //! When the host puts back what drivers changed below `/sys`: for a claim that is released without them, and for a driver that never
 //! said that it had prepared the claim. A driver that unprepares what it prepared has had its chance: what it leaves is its decision.
 
+use std::sync::Arc;
+
 use super::unprepare::Results;
 use super::values::Doing;
 use super::{Inner, ReleaseRequest};
@@ -39,22 +41,37 @@ impl Inner {
 
     /// At start: forgets values that mean nothing any more, and finishes releases that a crash interrupted.
     pub(super) async fn resume_values(&self) {
+        self.adopt_releases().await;
         let is_known = |uid: &Uid| self.table.lock().claim(uid.as_str()).is_some();
         if let Err(error) = self.values.tidy(is_known).await {
             tracing::warn!(error = chain(&error), "values of another boot stay in the checkpoint");
         }
-        for (claim, by) in self.values.releasing() {
+        let begun = |record: &Arc<ClaimRecord>| Some((record.id.clone(), record.releasing.clone()?));
+        let releasing: Vec<_> = self.table.lock().claims().filter_map(begun).collect();
+        for (claim, by) in releasing {
             if self.tasks.is_stopping() {
                 return;
-            }
-            let state = self.table.lock().claim(claim.uid.as_str()).map(|record| record.state);
-            if state != Some(ClaimState::Unpreparing) {
-                continue;
             }
             let outcome = self.resume_release(&claim, by).await;
             match outcome {
                 Ok(()) => tracing::info!(%claim, "finished an interrupted release"),
                 Err(problem) => tracing::warn!(%claim, %problem, "an interrupted release is still open"),
+            }
+        }
+    }
+
+    /// Takes into the claims' records what an older release of this program noted with their values, which end with their boot.
+    async fn adopt_releases(&self) {
+        for (uid, by) in self.values.take_releasing() {
+            let _held = self.claim_locks.take([uid.clone()]).await;
+            let known = self.table.lock().claim(uid.as_str()).cloned();
+            let is_open = |known: &Arc<ClaimRecord>| {
+                known.state == ClaimState::Unpreparing && known.releasing.is_none()
+            };
+            let Some(known) = known.filter(is_open) else { continue };
+            let record = ClaimRecord { releasing: Some(by), ..ClaimRecord::clone(&known) };
+            if let Err(problem) = self.commit_claims(vec![record.into()]).await {
+                tracing::warn!(claim = %known.id, %problem, "a release that was begun is finished like an unprepare");
             }
         }
     }

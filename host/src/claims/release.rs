@@ -108,10 +108,7 @@ impl Inner {
         call: &Call,
     ) -> Result<Arc<ReleaseRecord>, Problem> {
         let (record, drivers) = machine::release(record, now_ms(), by);
-        // With the intent, so that a start finishes what a crash interrupts.
-        self.values.set_releasing(&record.id.uid, Some(by.clone()));
-        let intended = self.commit_claims(vec![record.clone()]).await;
-        intended.inspect_err(|_| self.values.set_releasing(&record.id.uid, None))?;
+        self.commit_claims(vec![record.clone()]).await?;
         let work = [(record.clone(), drivers)];
         let results = self.call_unprepare(&work, call).await.pop().unwrap_or_default();
         let put_back = self.put_back_released(&record, &results, call).await;

@@ -52,15 +52,9 @@ impl Values {
         self.book().get(uid).cloned()
     }
 
-    /// Marks that a claim is being released by hand, or is not: durable with the claim's next commit.
-    pub(super) fn set_releasing(&self, uid: &Uid, by: Option<Caller>) {
-        self.book().set_releasing(uid, by);
-    }
-
-    /// Claims whose release was begun, and by whom.
-    pub(super) fn releasing(&self) -> Vec<(ObjectRef, Caller)> {
-        let begun = |record: &ClaimValues| Some((record.id.clone(), record.releasing.clone()?));
-        self.book().claims().filter_map(begun).collect()
+    /// Claims whose release was begun by an older release of this program, and by whom; told once.
+    pub(super) fn take_releasing(&self) -> Vec<(Uid, Caller)> {
+        self.book().take_releasing()
     }
 
     /// Removes what means nothing any more: of another boot, or of claims that are not known.

@@ -15,7 +15,7 @@ pub struct ClaimValues {
     pub boot_id: String,
     /// In the order in which each path was written first.
     pub drivers: BTreeMap<DriverName, Vec<KeptValue>>,
-    /// Who began to release the claim by hand: finished at the next start, if it was interrupted.
+    /// Who began to release the claim by hand, where an older release noted it: it stands in the claim's record now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub releasing: Option<Caller>,
     /// Fields of a newer version; kept as they are.

@@ -220,6 +220,7 @@ fn leaving(drivers: &[&str]) -> ClaimRecord {
             .map(|name| (driver(name), DriverPart { problem: Some(transient()), ..DriverPart::default() }))
             .collect(),
         holds: Vec::new(),
+        releasing: None,
         timeline: Default::default(),
         unknown: BTreeMap::new(),
     }

@@ -9,7 +9,8 @@ use async_trait::async_trait;
 
 use super::super::fixtures::{claim, driver, name, permanent, pod, prepared, transient, uid};
 use super::daemon::{Daemon, Home, ends};
-use crate::claims::{ReleaseOutcome, ReleaseRequest, Values};
+use crate::checkpoint::Change;
+use crate::claims::{ReleaseOutcome, ReleaseRequest, Values, machine};
 use crate::driver::values::{Journal, Write};
 use crate::driver::{Call, ClaimDriver, Outcomes};
 use crate::model::{
@@ -302,8 +303,8 @@ async fn an_interrupted_release_is_finished_at_the_next_start() {
     led.writes("one", &[(LED, "1"), (FAN, "2")]);
     stuck(&daemon, &led, "one", "led/0").await;
     // The intent is durable, one of the two values is put back, and the daemon dies.
-    daemon.values.set_releasing(&uid("uid-one"), Some(request("one").by));
-    daemon.claims.0.commit_claims(vec![daemon.claims.list().remove(0)]).await.unwrap();
+    let (intent, _) = machine::release(&daemon.claims.list()[0], 1, &request("one").by);
+    daemon.claims.0.commit_claims(vec![intent]).await.unwrap();
     std::fs::write(home.sys().join(FAN), "0").unwrap();
     daemon.crash().await;
     drop((daemon, led));
@@ -315,6 +316,27 @@ async fn an_interrupted_release_is_finished_at_the_next_start() {
     assert_eq!(released.by, request("one").by);
     assert_eq!(told(&released), [(FAN, Some("0"), "as-before"), (LED, Some("1"), "put-back")]);
     assert_eq!(is(&home, LED), "0");
+}
+
+/// Such a mark is the last release's; it ended with the boot, and the release was never finished.
+#[tokio::test]
+async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() {
+    for boot in ["boot-1", "boot-2"] {
+        let home = Home::new();
+        plugged(&home);
+        let daemon = home.start_in("boot-1");
+        let led = Writer::new(&home, &daemon);
+        led.writes("one", &[(LED, "1")]);
+        stuck(&daemon, &led, "one", "led/0").await;
+        let mut values = daemon.values.of(&uid("uid-one")).unwrap();
+        values.releasing = Some(request("one").by);
+        daemon.checkpoint.commit(vec![Change::PutValues(Arc::new(values))]).await.unwrap();
+        daemon.stop().await;
+        let daemon = home.start_in(boot);
+        daemon.claims.0.resume_values().await;
+        assert_eq!(daemon.claims.released()[0].by, request("one").by);
+        assert_eq!(daemon.state("uid-one"), None);
+    }
 }
 
 #[tokio::test]

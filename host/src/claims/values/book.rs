@@ -15,10 +15,14 @@ pub(super) struct Book {
     last_order: u64,
     /// Claims of which the checkpoint has values of another boot.
     outlived: Vec<Uid>,
+    /// Claims whose release was begun by an older release of this program, which noted that here, in whatever boot.
+    releasing: Vec<(Uid, Caller)>,
 }
 
 impl Book {
-    pub(super) fn new(records: Vec<ClaimValues>, boot_id: &str) -> Self {
+    pub(super) fn new(mut records: Vec<ClaimValues>, boot_id: &str) -> Self {
+        let begun = |record: &mut ClaimValues| Some((record.id.uid.clone(), record.releasing.take()?));
+        let releasing = records.iter_mut().filter_map(begun).collect();
         let (records, outlived): (Vec<_>, Vec<_>) =
             records.into_iter().partition(|record| record.boot_id == boot_id);
         let orders = records.iter().flat_map(|record| record.drivers.values().flatten());
@@ -27,6 +31,7 @@ impl Book {
             claims: records.into_iter().map(|record| (record.id.uid.clone(), record)).collect(),
             boot_id: boot_id.to_owned(),
             outlived: outlived.into_iter().map(|record| record.id.uid).collect(),
+            releasing,
         }
     }
 
@@ -41,6 +46,10 @@ impl Book {
     /// Claims whose values in the checkpoint mean nothing any more.
     pub(super) fn take_outlived(&mut self) -> Vec<Uid> {
         std::mem::take(&mut self.outlived)
+    }
+
+    pub(super) fn take_releasing(&mut self) -> Vec<(Uid, Caller)> {
+        std::mem::take(&mut self.releasing)
     }
 
     /// Takes a write into the values of its claims before it is made. Refused as a whole.
@@ -115,12 +124,6 @@ impl Book {
                 }
             }
             values.retain(|kept| kept.after.is_some() || kept.pending.is_some());
-        }
-    }
-
-    pub(super) fn set_releasing(&mut self, uid: &Uid, by: Option<Caller>) {
-        if let Some(record) = self.claims.get_mut(uid) {
-            record.releasing = by;
         }
     }
 
