@@ -137,6 +137,7 @@ struct Inner {
     /// Claims that were given up by hand.
     released: Mutex<Released>,
     metrics: metrics::Metrics,
+    started: tokio::time::Instant,
 }
 
 /// What the manager stands on.
@@ -239,6 +240,7 @@ impl Claims {
             waits: Mutex::default(),
             released: Mutex::new(Released::new(released)),
             metrics: metrics::Metrics::default(),
+            started: tokio::time::Instant::now(),
         }))
     }
 

@@ -276,7 +276,7 @@ pub fn release(record: &ClaimRecord, now_ms: u64, by: &Caller) -> (Arc<ClaimReco
     let mut record = record.clone();
     record.state = ClaimState::Unpreparing;
     record.releasing = Some(by.clone());
-    record.note(transition(now_ms, "releasing", &by.to_string()));
+    record.note_repeated(transition(now_ms, "releasing", &by.to_string()));
     let drivers = record.drivers.keys().cloned().collect();
     (Arc::new(record), drivers)
 }

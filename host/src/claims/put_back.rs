@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
+use super::Inner;
 use super::unprepare::Results;
 use super::values::Doing;
-use super::{Inner, ReleaseRequest};
 use crate::base::error::chain;
 use crate::driver::Call;
-use crate::model::{Caller, ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, PutBack, Uid};
+use crate::model::{ClaimRecord, ClaimState, DriverName, PutBack, Uid};
 
 impl Inner {
     /// What drivers left that were not told of the end of the claim, and those that were and had never prepared it.
@@ -39,24 +39,12 @@ impl Inner {
         }
     }
 
-    /// At start: forgets values that mean nothing any more, and finishes releases that a crash interrupted.
+    /// At start: forgets values that mean nothing any more.
     pub(super) async fn resume_values(&self) {
         self.adopt_releases().await;
         let is_known = |uid: &Uid| self.table.lock().claim(uid.as_str()).is_some();
         if let Err(error) = self.values.tidy(is_known).await {
             tracing::warn!(error = chain(&error), "values of another boot stay in the checkpoint");
-        }
-        let begun = |record: &Arc<ClaimRecord>| Some((record.id.clone(), record.releasing.clone()?));
-        let releasing: Vec<_> = self.table.lock().claims().filter_map(begun).collect();
-        for (claim, by) in releasing {
-            if self.tasks.is_stopping() {
-                return;
-            }
-            let outcome = self.resume_release(&claim, by).await;
-            match outcome {
-                Ok(()) => tracing::info!(%claim, "finished an interrupted release"),
-                Err(problem) => tracing::warn!(%claim, %problem, "an interrupted release is still open"),
-            }
         }
     }
 
@@ -74,12 +62,6 @@ impl Inner {
                 tracing::warn!(claim = %known.id, %problem, "a release that was begun is finished like an unprepare");
             }
         }
-    }
-
-    async fn resume_release(&self, claim: &ObjectRef, by: Caller) -> Result<(), Problem> {
-        let (namespace, name) = (claim.namespace.clone(), claim.name.clone());
-        let request = ReleaseRequest { namespace, name, uid: Some(claim.uid.clone()), by };
-        self.release_claim(request, format!("resume-{}", claim.uid).into()).await.map(drop)
     }
 }
 

@@ -76,6 +76,11 @@ impl Waits {
         self.0.get(claim).map_or(0, |wait| wait.attempts)
     }
 
+    /// When a claim that was tried in vain is tried again, whoever serves.
+    pub(super) fn again(&self, claim: &Uid) -> Option<Instant> {
+        self.0.get(claim).map(|wait| wait.at)
+    }
+
     /// When a driver of a claim is asked again; none: at once, or when it serves.
     pub(super) fn due(&self, claim: &Uid, driver: &DriverName, mark: &DriverMark) -> Option<Instant> {
         self.0.get(claim)?.due(driver, mark)

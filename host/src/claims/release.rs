@@ -100,6 +100,23 @@ impl Inner {
         released.inspect_err(|_| self.kept.notify_one()).map(ReleaseOutcome::Released)
     }
 
+    /// Finishes a release that was begun, for whoever began it.
+    pub(super) async fn finish_release(&self, claim: &ObjectRef, by: Caller) {
+        let (namespace, name, uid) = (claim.namespace.clone(), claim.name.clone(), claim.uid.clone());
+        let request_id = format!("resume-{uid}").into();
+        let request = ReleaseRequest { namespace, name, uid: Some(uid), by };
+        let Err(problem) = self.release_claim(request, request_id).await else {
+            tracing::info!(%claim, "finished an interrupted release");
+            return;
+        };
+        // Somebody else may have finished it meanwhile.
+        let record = self.table.lock().claim(claim.uid.as_str()).cloned();
+        if let Some(record) = record {
+            tracing::warn!(%claim, %problem, "an interrupted release is still open");
+            self.tried_in_vain(&record, &Vec::new());
+        }
+    }
+
     /// The intent, the calls, the CDI files, and in one commit the end of the record and the entry that tells of it.
     async fn release(
         &self,

@@ -181,7 +181,7 @@ impl Inner {
     }
 
     /// Has the claim tried again when its drivers may be asked.
-    fn tried_in_vain(&self, record: &ClaimRecord, results: &Results) {
+    pub(super) fn tried_in_vain(&self, record: &ClaimRecord, results: &Results) {
         let refused =
             results.iter().filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));
         let serving = self.serving_of(record);

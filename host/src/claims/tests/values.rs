@@ -15,7 +15,7 @@ use crate::driver::values::{Journal, Write};
 use crate::driver::{Call, ClaimDriver, Outcomes};
 use crate::model::{
     Caller, ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem,
-    PutBack, PutBackEnd, ReleaseRecord,
+    PutBack, PutBackEnd, ReleaseRecord, limit,
 };
 
 const LED: &str = "devices/led/brightness";
@@ -294,32 +294,81 @@ async fn a_refusal_for_now_keeps_what_was_there_first() {
     assert_eq!((kept.before.as_deref(), kept.after.as_deref()), (Some("0"), Some("2")));
 }
 
-#[tokio::test]
-async fn an_interrupted_release_is_finished_at_the_next_start() {
+/// A release whose intent is durable, and nothing else of it.
+async fn begin_release(daemon: &Daemon, claim: &str) {
+    let (intent, _) = machine::release(&daemon.claims.list()[0], 1, &request(claim).by);
+    daemon.claims.0.commit_claims(vec![intent]).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
     let home = Home::new();
     plugged(&home);
     let daemon = home.start();
     let led = Writer::new(&home, &daemon);
     led.writes("one", &[(LED, "1"), (FAN, "2")]);
     stuck(&daemon, &led, "one", "led/0").await;
-    // The intent is durable, one of the two values is put back, and the daemon dies.
-    let (intent, _) = machine::release(&daemon.claims.list()[0], 1, &request("one").by);
-    daemon.claims.0.commit_claims(vec![intent]).await.unwrap();
+    // One of the two values is put back, and the daemon dies.
+    begin_release(&daemon, "one").await;
     std::fs::write(home.sys().join(FAN), "0").unwrap();
     daemon.crash().await;
     drop((daemon, led));
 
-    let daemon = home.start();
-    daemon.tend();
+    let (daemon, started) = (home.start(), tokio::time::Instant::now());
+    daemon.tend_unprepares();
     daemon.gone("uid-one").await;
+    assert!(started.elapsed() >= limit::RELEASE_GRACE, "its driver may have come");
     let released = daemon.claims.released().remove(0);
     assert_eq!(released.by, request("one").by);
     assert_eq!(told(&released), [(FAN, Some("0"), "as-before"), (LED, Some("1"), "put-back")]);
     assert_eq!(is(&home, LED), "0");
 }
 
-/// Such a mark is the last release's; it ended with the boot, and the release was never finished.
+/// The host put back what the driver had decided to leave, and said of a driver that came a moment later that it was not told.
 #[tokio::test]
+async fn the_driver_of_an_interrupted_release_has_its_say_when_it_comes_after_the_start() {
+    let home = Home::new();
+    plugged(&home);
+    let daemon = home.start();
+    let led = Writer::new(&home, &daemon);
+    led.writes("one", &[(LED, "1")]);
+    stuck(&daemon, &led, "one", "led/0").await;
+    begin_release(&daemon, "one").await;
+    daemon.crash().await;
+    drop((daemon, led));
+
+    let daemon = home.start();
+    daemon.tend_unprepares();
+    // As long as it takes to ask drivers, and to write down what came of it.
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+        daemon.checkpoint.probe().await.unwrap();
+    }
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    Writer::new(&home, &daemon).serve(&daemon);
+    daemon.gone("uid-one").await;
+    let released = daemon.claims.released().remove(0);
+    assert_eq!((released.untold.len(), told(&released)), (0, vec![]));
+    assert_eq!(is(&home, LED), "1", "it was asked, and left it so");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() {
+    let home = Home::new();
+    plugged(&home);
+    let daemon = home.start_in("boot-1");
+    stuck(&daemon, &Writer::new(&home, &daemon), "one", "led/0").await;
+    begin_release(&daemon, "one").await;
+    daemon.stop().await;
+    let daemon = home.start_in("boot-2");
+    daemon.tend_unprepares();
+    daemon.gone("uid-one").await;
+    let released = daemon.claims.released().remove(0);
+    assert_eq!((&released.by, released.untold.len()), (&request("one").by, 1));
+}
+
+/// Such a mark is the last release's; it ended with the boot, and the release was never finished.
+#[tokio::test(start_paused = true)]
 async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() {
     for boot in ["boot-1", "boot-2"] {
         let home = Home::new();
@@ -333,9 +382,9 @@ async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() 
         daemon.checkpoint.commit(vec![Change::PutValues(Arc::new(values))]).await.unwrap();
         daemon.stop().await;
         let daemon = home.start_in(boot);
-        daemon.claims.0.resume_values().await;
+        daemon.tend_unprepares();
+        daemon.gone("uid-one").await;
         assert_eq!(daemon.claims.released()[0].by, request("one").by);
-        assert_eq!(daemon.state("uid-one"), None);
     }
 }
 
