@@ -72,6 +72,12 @@ impl SharedTable {
         Self(Arc::new(Mutex::new(Table::new(claims, pods))))
     }
 
+    /// Claims of which the checkpoint has records that this release cannot read: another may, so what is theirs stays.
+    pub fn with_unreadable(self, claims: BTreeSet<String>) -> Self {
+        self.lock().set_unreadable(claims);
+        self
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

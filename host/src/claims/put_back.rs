@@ -42,7 +42,7 @@ impl Inner {
     /// At start: forgets values that mean nothing any more.
     pub(super) async fn resume_values(&self) {
         self.adopt_releases().await;
-        let is_known = |uid: &Uid| self.table.lock().claim(uid.as_str()).is_some();
+        let is_known = |uid: &Uid| self.table.lock().is_known(uid.as_str());
         if let Err(error) = self.values.tidy(is_known).await {
             tracing::warn!(error = chain(&error), "values of another boot stay in the checkpoint");
         }

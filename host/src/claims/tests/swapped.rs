@@ -232,6 +232,22 @@ async fn code_is_forgotten_with_the_last_claim_that_needs_it() {
 }
 
 #[tokio::test]
+async fn code_is_kept_while_there_is_a_claim_that_cannot_be_read() {
+    let (home, a) = (Home::new(), pod("a"));
+    let daemon = home.start();
+    let ([old, ..], _kept) = versions(&daemon, 1);
+    daemon.serve_version(&old, &digest(0));
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.prepare(&a, &["one"]).await;
+    daemon.stop().await;
+    home.make_unreadable("uid-one");
+    let daemon = home.start();
+    let kept = keep(&daemon, std::slice::from_ref(&old));
+    daemon.claims.0.forget_code();
+    assert!(kept.forgotten.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn devices_that_a_new_version_has_no_more_are_named_until_their_claims_are_gone() {
     let pool = |names: &[&str]| {
         let devices = names.iter().map(|name| (DeviceName::new(name).unwrap(), Device::default()));
