@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use super::Inner;
 use super::unprepare::Results;
-use super::values::Doing;
+use super::values::{Doing, Errand, PutBacks};
 use crate::base::error::chain;
-use crate::driver::Call;
-use crate::model::{ClaimRecord, ClaimState, DriverName, PutBack, Uid};
+use crate::model::{ClaimRecord, ClaimState, DriverName, Uid};
 
 impl Inner {
     /// What drivers left that were not told of the end of the claim, and those that were and had never prepared it.
@@ -16,18 +15,23 @@ impl Inner {
         &self,
         record: &ClaimRecord,
         results: &Results,
-        call: &Call,
-    ) -> Vec<PutBack> {
+        errand: &Errand<'_>,
+    ) -> PutBacks {
         let is_theirs = |driver: &DriverName| gave_up(results, driver) && was_prepared(record, driver);
         let wanted = |driver: &DriverName| !is_theirs(driver);
-        self.values.put_back(&record.id, wanted, |_| false, Doing::PutBack, &call.request_id).await
+        self.values.put_back(&record.id, wanted, |_| false, Doing::PutBack, errand).await
     }
 
     /// What drivers left that have given up a claim which they never prepared: their calls failed, and so may have their clearing up.
-    pub(super) async fn put_back_unfinished(&self, record: &ClaimRecord, results: &Results, call: &Call) {
+    pub(super) async fn put_back_unfinished(
+        &self,
+        record: &ClaimRecord,
+        results: &Results,
+        errand: &Errand<'_>,
+    ) -> PutBacks {
         let unfinished = |driver: &DriverName| gave_up(results, driver) && !was_prepared(record, driver);
         let stays = |driver: &DriverName| !gave_up(results, driver);
-        self.values.put_back(&record.id, unfinished, stays, Doing::PutBack, &call.request_id).await;
+        self.values.put_back(&record.id, unfinished, stays, Doing::PutBack, errand).await
     }
 
     /// Ends what is kept for drivers that have given up a claim.

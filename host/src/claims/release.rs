@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::Inner;
 use super::machine;
-use super::values::Doing;
+use super::values::{Doing, Errand, PutBacks};
 use crate::base::clock::now_ms;
 use crate::base::failpoint::{self, Point};
 use crate::checkpoint::Change;
@@ -74,8 +74,10 @@ impl Inner {
         machine::check_release(&record)?;
         let serves = |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
         let drivers = record.drivers.keys().map(serves).collect();
-        let values = self.values.put_back(&record.id, |_| true, |_| false, Doing::Look, "").await;
-        Ok(ReleaseOutcome::Looked { record, drivers, values })
+        let call = Call { request_id: "look".into(), deadline: self.settings.call_deadline };
+        let errand = Errand::of(&call);
+        let looked = self.values.put_back(&record.id, |_| true, |_| false, Doing::Look, &errand).await;
+        Ok(ReleaseOutcome::Looked { record, drivers, values: looked.ends })
     }
 
     pub(super) async fn release_claim(
@@ -128,7 +130,9 @@ impl Inner {
         self.commit_claims(vec![record.clone()]).await?;
         let work = [(record.clone(), drivers)];
         let results = self.call_unprepare(&work, call).await.pop().unwrap_or_default();
-        let put_back = self.put_back_released(&record, &results, call).await;
+        // The turns are kept until the end is durable.
+        let PutBacks { ends: put_back, turns: _turns } =
+            self.put_back_released(&record, &results, &Errand::of(call)).await;
         failpoint::pass(Point::ReleasePutBack);
         self.remove_files(std::slice::from_ref(&record)).await?;
         let released = machine::released(&record, results, now_ms(), by);

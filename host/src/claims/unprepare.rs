@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::files::Nodes;
 use super::machine::{self, UnprepareEnd, UnprepareStep};
 use super::prepare::Work;
+use super::values::Errand;
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, PodSelector, Undo};
 use crate::base::clock::now_ms;
 use crate::base::failpoint::{self, Point};
@@ -155,10 +156,12 @@ impl Inner {
         let results = self.call_unprepare(&work, call).await;
         let mut gone = Vec::new();
         let mut kept = Vec::new();
+        let errand = Errand::of(call);
         for ((record, _), results) in work.iter().zip(&results) {
-            self.put_back_unfinished(record, results, call).await;
+            let put_back = self.put_back_unfinished(record, results, &errand).await;
             // Before the next claim is looked at: the last of those that share a value gives it back.
             self.end_values(record, results).await;
+            drop(put_back);
             match machine::finish_unprepare(record, results.clone(), now_ms()) {
                 UnprepareEnd::Gone => gone.push(record.clone()),
                 UnprepareEnd::Kept(record, problem) => {

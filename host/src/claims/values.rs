@@ -2,9 +2,10 @@
 //! host where the driver does not.
 //!
 //! Is given every write before it is made, and what became of claims; writes the checkpoint's values in the order of their changes;
-//! puts values back through `driver::wasm`. Which values those are is decided in `book`.
+//! puts values back (`putting_back`). Which values those are is decided in `book`.
 
 mod book;
+mod putting_back;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,11 +13,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use self::book::{Book, Ended};
+pub(super) use self::putting_back::{Doing, Errand, PutBacks};
 use crate::base::locks::{Held, Locks};
 use crate::checkpoint::{Change, Checkpoint, CommitError};
-use crate::driver::values::{Audited, Journal, Write};
-use crate::driver::wasm::{Fate, SysfsTree};
-use crate::model::{Caller, ClaimValues, DriverName, KeptValue, ObjectRef, Problem, PutBack, Uid};
+use crate::driver::values::{Journal, Write};
+use crate::driver::wasm::SysfsTree;
+use crate::model::{Caller, ClaimValues, DriverName, Problem, Uid};
 
 /// Handle to the values of all claims. Clones are the same.
 #[derive(Clone)]
@@ -27,13 +29,6 @@ struct Inner {
     checkpoint: Checkpoint,
     tree: SysfsTree,
     turns: Locks<String>,
-}
-
-/// What to do with values that are looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Doing {
-    Look,
-    PutBack,
 }
 
 impl Values {
@@ -136,52 +131,6 @@ impl Values {
         };
         self.0.checkpoint.commit_in_order(changes, more).await
     }
-
-    /// Puts back what drivers changed for a claim, the newest first, or says what would become of it. What other drivers have changed
-    /// since that stay with the claim is theirs.
-    pub(super) async fn put_back(
-        &self,
-        claim: &ObjectRef,
-        drivers: impl Fn(&DriverName) -> bool,
-        stays: impl Fn(&DriverName) -> bool,
-        doing: Doing,
-        request: &str,
-    ) -> Vec<PutBack> {
-        let values = self.book().newest_first(&claim.uid, drivers);
-        let mut ends = Vec::with_capacity(values.len());
-        for (driver, kept) in values {
-            let _turn = self.0.turns.take([kept.path.clone()]).await;
-            let fate = match self.others_value(claim, &kept, &stays) {
-                Some(problem) => Fate::left(None, problem),
-                None => self.0.tree.put_back(&kept, doing == Doing::Look).await,
-            };
-            let end = put_back(driver, kept, fate);
-            if doing == Doing::PutBack {
-                audit(&end, claim, request);
-            }
-            ends.push(end);
-        }
-        ends
-    }
-
-    fn others_value(
-        &self,
-        claim: &ObjectRef,
-        kept: &KeptValue,
-        stays: &dyn Fn(&DriverName) -> bool,
-    ) -> Option<Problem> {
-        let book = self.book();
-        let (other, driver) = book.successor(&claim.uid, kept, stays)?;
-        if other.uid == claim.uid {
-            let message = format!(
-                "/sys/{} was written by driver {driver} as well, which has the claim still",
-                kept.path
-            );
-            return Some(Problem::conflict("value-of-another-driver", message).with("driver", driver));
-        }
-        let message = format!("/sys/{} was written for claim {other} as well, which still stands", kept.path);
-        Some(Problem::conflict("value-of-another-claim", message).with("claim", other))
-    }
 }
 
 /// A claim's values as they are to be in the checkpoint.
@@ -190,25 +139,6 @@ fn change_of(book: &Book, uid: Uid) -> Change {
         Some(record) => Change::PutValues(Arc::new(record.clone())),
         None => Change::DeleteValues(uid),
     }
-}
-
-fn put_back(driver: DriverName, kept: KeptValue, fate: Fate) -> PutBack {
-    let Fate { end, found, problem } = fate;
-    PutBack { driver, path: kept.path, before: kept.before, found, end, problem }
-}
-
-fn audit(end: &PutBack, claim: &ObjectRef, request: &str) {
-    let line = Audited {
-        driver: end.driver.as_str(),
-        claims: std::slice::from_ref(claim),
-        request,
-        path: &end.path,
-        before: end.found.as_deref(),
-        after: end.before.as_deref(),
-        outcome: end.end.as_str(),
-        problem: end.problem.as_ref(),
-    };
-    line.tell(0);
 }
 
 #[async_trait]

@@ -1,5 +1,7 @@
 //! Values below `/sys` that drivers change for claims: durable before they are written, and put back where the driver does not.
 
+mod turns;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -300,7 +302,7 @@ async fn begin_release(daemon: &Daemon, claim: &str) {
     daemon.claims.0.commit_claims(vec![intent]).await.unwrap();
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
     let home = Home::new();
     plugged(&home);
@@ -314,6 +316,7 @@ async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
     daemon.crash().await;
     drop((daemon, led));
 
+    tokio::time::pause();
     let (daemon, started) = (home.start(), tokio::time::Instant::now());
     daemon.tend_unprepares();
     daemon.gone("uid-one").await;
@@ -352,7 +355,7 @@ async fn the_driver_of_an_interrupted_release_has_its_say_when_it_comes_after_th
     assert_eq!(is(&home, LED), "1", "it was asked, and left it so");
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() {
     let home = Home::new();
     plugged(&home);
@@ -360,6 +363,7 @@ async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() 
     stuck(&daemon, &Writer::new(&home, &daemon), "one", "led/0").await;
     begin_release(&daemon, "one").await;
     daemon.stop().await;
+    tokio::time::pause();
     let daemon = home.start_in("boot-2");
     daemon.tend_unprepares();
     daemon.gone("uid-one").await;
@@ -368,7 +372,7 @@ async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() 
 }
 
 /// Such a mark is the last release's; it ended with the boot, and the release was never finished.
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() {
     for boot in ["boot-1", "boot-2"] {
         let home = Home::new();
@@ -381,10 +385,12 @@ async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() 
         values.releasing = Some(request("one").by);
         daemon.checkpoint.commit(vec![Change::PutValues(Arc::new(values))]).await.unwrap();
         daemon.stop().await;
+        tokio::time::pause();
         let daemon = home.start_in(boot);
         daemon.tend_unprepares();
         daemon.gone("uid-one").await;
         assert_eq!(daemon.claims.released()[0].by, request("one").by);
+        tokio::time::resume();
     }
 }
 

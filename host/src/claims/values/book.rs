@@ -88,10 +88,14 @@ impl Book {
             before: write.before.map(str::to_owned),
             after: None,
             pending: None,
+            putting_back: false,
+            also_left: Vec::new(),
         };
         known.min_by_key(|kept| kept.order).map_or_else(new, |kept| KeptValue {
             after: None,
             pending: None,
+            putting_back: false,
+            also_left: Vec::new(),
             ..kept.clone()
         })
     }
@@ -121,10 +125,20 @@ impl Book {
                 kept.pending = None;
                 if let Some(stands) = stands {
                     kept.after = Some(stands.to_owned());
+                    kept.putting_back = false;
+                    kept.also_left.clear();
                 }
             }
             values.retain(|kept| kept.after.is_some() || kept.pending.is_some());
         }
+    }
+
+    /// Marks that a claim's values of some drivers are about to be put back. False: it was known of all of them.
+    pub(super) fn intend_put_back(&mut self, uid: &Uid, wanted: impl Fn(&DriverName) -> bool) -> bool {
+        let Some(record) = self.claims.get_mut(uid) else { return false };
+        let drivers = record.drivers.iter_mut().filter(|(driver, _)| wanted(driver));
+        let values = drivers.flat_map(|(_, values)| values);
+        values.fold(false, |changed, kept| !std::mem::replace(&mut kept.putting_back, true) || changed)
     }
 
     /// A claim's values of some drivers, the newest first: the order in which they are put back.
@@ -193,7 +207,7 @@ impl Book {
         if !found_it {
             return None;
         }
-        heir.before.clone_from(&gone.before);
+        heir.inherit(gone.before.clone());
         Some(uid)
     }
 

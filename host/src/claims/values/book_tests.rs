@@ -116,6 +116,27 @@ fn the_earlier_of_two_claims_leaves_the_value_and_hands_down_what_it_found() {
     assert_eq!(scene.value, "0", "as if none had been");
 }
 
+/// What the heir has been put back to before it inherits is its own doing; before that it would be somebody else's.
+#[test]
+fn an_heir_that_may_have_been_put_back_already_knows_that_value_too() {
+    for putting_back in [false, true] {
+        let mut scene = Scene::new();
+        scene.write(&["a"], "1");
+        scene.write(&["b"], "2");
+        let (a, b) = (claim("a").uid, claim("b").uid);
+        if putting_back {
+            assert!(scene.book.intend_put_back(&b, |_| true));
+            assert!(!scene.book.intend_put_back(&b, |_| true), "that is known");
+        }
+        scene.book.end(&a, None);
+        assert_eq!(scene.book.newest_first(&b, |_| true)[0].1.may_have_left("1"), putting_back);
+        assert_eq!(scene.kept("b"), Some((Some("0"), Some("2"))));
+        scene.value = "0".to_owned();
+        scene.write(&["b"], "4");
+        assert!(!scene.book.newest_first(&b, |_| true)[0].1.may_have_left("1"), "it was written anew");
+    }
+}
+
 #[test]
 fn what_somebody_else_set_in_between_is_not_handed_over() {
     let mut scene = Scene::new();
