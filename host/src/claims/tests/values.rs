@@ -161,14 +161,28 @@ async fn stuck(daemon: &Daemon, led: &Arc<Writer>, short: &str, device: &str) {
     assert!(daemon.unprepare(&a).await[0].is_err());
 }
 
+/// A daemon with a claim `one` for which a driver that is gone has made these writes.
+async fn one_stuck(home: &Home, writes: &[(&'static str, &'static str)]) -> (Daemon, Arc<Writer>) {
+    plugged(home);
+    let daemon = home.start();
+    let led = Writer::new(home, &daemon);
+    led.writes("one", writes);
+    stuck(&daemon, &led, "one", "led/0").await;
+    (daemon, led)
+}
+
+/// The same, with a claim `two` that changed the same value after it.
+async fn two_stuck(home: &Home) -> (Daemon, Arc<Writer>) {
+    let (daemon, led) = one_stuck(home, &[(LED, "1")]).await;
+    led.writes("two", &[(LED, "2")]);
+    stuck(&daemon, &led, "two", "led/1").await;
+    (daemon, led)
+}
+
 #[tokio::test]
 async fn a_released_claims_values_are_put_back_the_newest_first_also_after_a_restart() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1"), (FAN, "2"), (LED, "3")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2"), (LED, "3")]).await;
     daemon.stop().await;
 
     let daemon = home.start();
@@ -305,11 +319,7 @@ async fn begin_release(daemon: &Daemon, claim: &str) {
 #[tokio::test]
 async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1"), (FAN, "2")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, led) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     // One of the two values is put back, and the daemon dies.
     begin_release(&daemon, "one").await;
     std::fs::write(home.sys().join(FAN), "0").unwrap();
@@ -331,11 +341,7 @@ async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
 #[tokio::test]
 async fn the_driver_of_an_interrupted_release_has_its_say_when_it_comes_after_the_start() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
     begin_release(&daemon, "one").await;
     daemon.crash().await;
     drop((daemon, led));
@@ -376,11 +382,7 @@ async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() 
 async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() {
     for boot in ["boot-1", "boot-2"] {
         let home = Home::new();
-        plugged(&home);
-        let daemon = home.start_in("boot-1");
-        let led = Writer::new(&home, &daemon);
-        led.writes("one", &[(LED, "1")]);
-        stuck(&daemon, &led, "one", "led/0").await;
+        let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
         let mut values = daemon.values.of(&uid("uid-one")).unwrap();
         values.releasing = Some(request("one").by);
         daemon.checkpoint.commit(vec![Change::PutValues(Arc::new(values))]).await.unwrap();
@@ -397,11 +399,7 @@ async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() 
 #[tokio::test]
 async fn values_of_another_boot_are_never_put_back() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start_in("boot-1");
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
     daemon.stop().await;
     let daemon = home.start_in("boot-2");
     assert_eq!(daemon.values.of(&uid("uid-one")), None);
@@ -416,11 +414,7 @@ async fn values_of_another_boot_are_never_put_back() {
 #[tokio::test]
 async fn what_somebody_else_changed_since_is_left_and_said() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1"), (FAN, "2")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     std::fs::write(home.sys().join(LED), "9").unwrap();
     std::fs::remove_file(home.sys().join(FAN)).unwrap();
     let released = release(&daemon, "one").await;
@@ -432,13 +426,7 @@ async fn what_somebody_else_changed_since_is_left_and_said() {
 #[tokio::test]
 async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_found() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1")]);
-    led.writes("two", &[(LED, "2")]);
-    stuck(&daemon, &led, "one", "led/0").await;
-    stuck(&daemon, &led, "two", "led/1").await;
+    let (daemon, _) = two_stuck(&home).await;
     assert_eq!(told(&release(&daemon, "one").await), [(LED, None, "value-of-another-claim")]);
     assert_eq!(is(&home, LED), "2");
     daemon.stop().await;
@@ -506,11 +494,7 @@ async fn claims_of_one_call_that_are_taken_back_together_give_the_value_back() {
 #[tokio::test]
 async fn a_driver_that_serves_decides_and_the_host_puts_back_for_the_others() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
     led.serve(&daemon);
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     assert_eq!(told(&release(&daemon, "one").await), []);

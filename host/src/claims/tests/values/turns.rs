@@ -5,17 +5,6 @@ use std::time::Duration;
 use super::*;
 use crate::claims::values::{Doing, Errand, PutBacks};
 
-/// Two claims that changed the same value, `one` before `two`, of a driver that is gone.
-async fn two_stuck(home: &Home, daemon: &Daemon) -> Arc<Writer> {
-    plugged(home);
-    let led = Writer::new(home, daemon);
-    led.writes("one", &[(LED, "1")]);
-    led.writes("two", &[(LED, "2")]);
-    stuck(daemon, &led, "one", "led/0").await;
-    stuck(daemon, &led, "two", "led/1").await;
-    led
-}
-
 async fn put_back(daemon: &Daemon, short: &str, deadline: Duration) -> PutBacks {
     let (id, call) = (claim(short, &[], &[]).id, Call { request_id: "test".into(), deadline });
     daemon.values.put_back(&id, |_| true, |_| false, Doing::PutBack, &Errand::of(&call)).await
@@ -27,8 +16,7 @@ const LONG: Duration = Duration::from_secs(45);
 #[tokio::test]
 async fn nobody_decides_about_a_value_between_its_putting_back_and_the_end_of_its_claim() {
     let home = Home::new();
-    let daemon = home.start();
-    two_stuck(&home, &daemon).await;
+    let (daemon, _) = two_stuck(&home).await;
     let later = put_back(&daemon, "two", LONG).await;
     assert_eq!(is(&home, LED), "1");
     let mut earlier = std::pin::pin!(put_back(&daemon, "one", LONG));
@@ -44,8 +32,7 @@ async fn nobody_decides_about_a_value_between_its_putting_back_and_the_end_of_it
 async fn a_value_that_was_put_back_before_a_crash_is_known_whoever_ends_first() {
     for order in [["one", "two"], ["two", "one"]] {
         let home = Home::new();
-        let daemon = home.start();
-        let led = two_stuck(&home, &daemon).await;
+        let (daemon, led) = two_stuck(&home).await;
         let lost = put_back(&daemon, "two", LONG).await;
         assert_eq!(is(&home, LED), "1");
         daemon.crash().await;
@@ -61,11 +48,7 @@ async fn a_value_that_was_put_back_before_a_crash_is_known_whoever_ends_first() 
 #[tokio::test]
 async fn a_path_that_somebody_keeps_is_left_and_holds_up_no_other() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1"), (FAN, "2")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     let _kept = daemon.values.turn(LED).await;
     tokio::time::pause();
     let released = release(&daemon, "one").await;
@@ -77,11 +60,7 @@ async fn a_path_that_somebody_keeps_is_left_and_holds_up_no_other() {
 #[tokio::test]
 async fn what_is_not_come_to_within_the_deadline_is_left_and_said() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1"), (FAN, "2")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     let late = put_back(&daemon, "one", Duration::ZERO).await;
     let out_of_time = "put-back-out-of-time";
     let told: Vec<_> = late.ends.iter().map(one).collect();
