@@ -127,7 +127,8 @@ impl Daemon {
         let admin_listener = socket::bind(&config.paths.admin).await?;
         let admin_address = listen(config.admin_address).await?;
         let left = pods::resources(&opened.pods);
-        let table = SharedTable::new(opened.claims, opened.pods);
+        let unreadable = opened.unreadable_claims();
+        let table = SharedTable::new(opened.claims, opened.pods).with_unreadable(unreadable);
         let settings = WasmSettings {
             cache_dir: Some(config.paths.cache.clone()),
             compiler: Compiler::this_program(),

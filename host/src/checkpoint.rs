@@ -22,6 +22,7 @@ mod disk;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -87,6 +88,12 @@ impl Opened {
             && self.pods.is_empty()
             && self.allocations.is_empty()
             && self.skipped.is_empty()
+    }
+
+    /// UIDs of claims whose records could not be read.
+    pub fn unreadable_claims(&self) -> BTreeSet<String> {
+        let claims = self.skipped.iter().filter(|skipped| skipped.table == Table::Claims);
+        claims.map(|skipped| skipped.key.clone()).collect()
     }
 }
 

@@ -72,6 +72,12 @@ impl SharedTable {
         Self(Arc::new(Mutex::new(Table::new(claims, pods))))
     }
 
+    /// Claims of which the checkpoint has records that this release cannot read: another may, so what is theirs stays.
+    pub fn with_unreadable(self, claims: BTreeSet<String>) -> Self {
+        self.lock().set_unreadable(claims);
+        self
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,6 +143,7 @@ struct Inner {
     /// Claims that were given up by hand.
     released: Mutex<Released>,
     metrics: metrics::Metrics,
+    started: tokio::time::Instant,
 }
 
 /// What the manager stands on.
@@ -239,6 +246,7 @@ impl Claims {
             waits: Mutex::default(),
             released: Mutex::new(Released::new(released)),
             metrics: metrics::Metrics::default(),
+            started: tokio::time::Instant::now(),
         }))
     }
 

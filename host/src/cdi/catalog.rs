@@ -207,7 +207,9 @@ impl Catalog {
     }
 
     /// After it. If somebody else had changed the folder before, it is read here, where nobody changes it any more: a reading
-    /// between our changes would be out of date at the next of them. Blocks.
+    /// between our changes would be out of date at the next of them. What somebody else does in the middle of a turn changes the
+    /// folder's stamp as we do; only a listing would tell the two apart, and one for every prepare is what a turn saves. Of that the
+    /// watch tells (`touched`), perhaps after the answer to a claim that it should have refused. Blocks.
     pub(super) fn end_turn(&self, ours: &Ours<'_>) {
         let after = self.stamp(self.own);
         {
@@ -430,6 +432,21 @@ mod tests {
             assert!(catalog.is_fresh());
         }
         assert_eq!(readings(&catalog), 1);
+    }
+
+    #[test]
+    fn a_file_of_others_that_comes_in_the_middle_of_a_turn_is_known_when_the_watch_tells_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalog = read_at_rest(folder.path());
+        let device = ["v/c=a".to_owned()];
+        catalog.begin_turn();
+        std::fs::write(folder.path().join("ours.json"), "{}").unwrap();
+        let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
+        std::fs::write(folder.path().join("a.json"), spec).unwrap();
+        catalog.end_turn(&NOBODYS);
+        assert_eq!((catalog.is_fresh(), catalog.collisions(&device).len()), (true, 0));
+        catalog.touched(&["a.json".to_owned()], &NOBODYS);
+        assert_eq!((catalog.collisions(&device).len(), readings(&catalog)), (1, 1));
     }
 
     #[test]

@@ -55,6 +55,7 @@ fn add(claims: &mut BTreeMap<Uid, ClaimRecord>, identity: Identity, part: Driver
         annotations: BTreeMap::new(),
         drivers: BTreeMap::new(),
         holds: Vec::new(),
+        releasing: None,
         timeline: Default::default(),
         unknown: BTreeMap::new(),
     });

@@ -70,6 +70,7 @@ fn claim_with_uid(uid: &str, prepared: PreparedClaim) -> ClaimRecord {
             DriverPart { prepared: Some(prepared), by: Some(by), ..DriverPart::default() },
         )]),
         holds: Vec::new(),
+        releasing: None,
         timeline: Default::default(),
         unknown: BTreeMap::new(),
     }

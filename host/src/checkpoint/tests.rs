@@ -36,6 +36,7 @@ fn claim(n: usize, cause: &str) -> ClaimRecord {
         annotations: BTreeMap::new(),
         drivers: BTreeMap::from([(DriverName::new("gpu.example.com").unwrap(), DriverPart::default())]),
         holds: Vec::new(),
+        releasing: None,
         timeline: [Transition {
             at_ms: 1,
             what: "prepared".to_owned(),

@@ -360,7 +360,7 @@ impl Inner {
             let uid = identity.claim.uid;
             // Under its claim's lock: a pod may just be asking for it.
             let Some(_held) = self.claim_locks.try_take(&uid) else { continue };
-            let known = self.table.lock().claim(uid.as_str()).is_some();
+            let known = self.table.lock().is_known(uid.as_str());
             if known && name == cdi::file_name(&identity.driver, &uid) {
                 continue;
             }

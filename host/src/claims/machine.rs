@@ -194,6 +194,7 @@ fn new_record(request: &PrepareRequest<'_>) -> ClaimRecord {
         annotations: request.claim.annotations.clone(),
         drivers: drivers.into_iter().map(|name| (name, DriverPart::default())).collect(),
         holds: Vec::new(),
+        releasing: None,
         timeline: Default::default(),
         unknown: BTreeMap::new(),
     }
@@ -274,7 +275,8 @@ pub fn check_release(record: &ClaimRecord) -> Result<(), Problem> {
 pub fn release(record: &ClaimRecord, now_ms: u64, by: &Caller) -> (Arc<ClaimRecord>, Vec<DriverName>) {
     let mut record = record.clone();
     record.state = ClaimState::Unpreparing;
-    record.note(transition(now_ms, "releasing", &by.to_string()));
+    record.releasing = Some(by.clone());
+    record.note_repeated(transition(now_ms, "releasing", &by.to_string()));
     let drivers = record.drivers.keys().cloned().collect();
     (Arc::new(record), drivers)
 }

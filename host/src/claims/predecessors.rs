@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use super::Inner;
 use super::calls::give_back;
+use super::refusals::DriverMark;
 use crate::base::failpoint::{self, Point};
 use crate::driver::wasm::QUARANTINED;
 use crate::driver::{Call, Driver, Predecessors};
@@ -24,11 +25,12 @@ impl Inner {
         call: &Call,
     ) {
         let Some(predecessors) = self.registry.predecessors() else { return };
+        let mark = DriverMark::of(serving);
         let mut batches: BTreeMap<&str, (&PreparedBy, Vec<usize>)> = BTreeMap::new();
         for (index, (record, end)) in records.iter().zip(ends.iter()).enumerate() {
             let Err(problem) = end else { continue };
             let Some(by) = predecessor(record, serving) else { continue };
-            if is_final(problem, self.waits().attempts(&record.id.uid)) {
+            if is_final(problem, self.waits().tries(&record.id.uid, &serving.identity.name, &mark)) {
                 batches.entry(&by.digest).or_insert_with(|| (by, Vec::new())).1.push(index);
             }
         }
@@ -63,11 +65,11 @@ fn predecessor<'a>(record: &'a ClaimRecord, serving: &Driver) -> Option<&'a Prep
 }
 
 /// Whether there is no sense in waiting for another answer. The time of a quarantine is not the driver's word, and no end is in sight
-/// of one that only breaks down: it is waited for a little.
-fn is_final(problem: &Problem, attempts: u32) -> bool {
+/// of one that only breaks down: it is waited for a little. `tries`: earlier ones in vain of this version.
+fn is_final(problem: &Problem, tries: u32) -> bool {
     let is_broken = problem.kind.is_permanent() || problem.kind == ProblemKind::Internal;
     let names_time = problem.retry_after_ms.is_some() && problem.code != QUARANTINED;
-    is_broken || attempts >= limit::PREDECESSOR_PATIENCE && !names_time
+    is_broken || tries >= limit::PREDECESSOR_PATIENCE && !names_time
 }
 
 async fn ask(
@@ -118,7 +120,7 @@ mod tests {
         let quarantined =
             || Problem::unavailable(QUARANTINED, "left alone").retry_after(std::time::Duration::from_secs(5));
         let transient = || Problem::unavailable("device-busy", "not now");
-        for (problem, attempts, wanted) in [
+        for (problem, tries, wanted) in [
             (Problem::invalid("a", "never"), 0, true),
             (Problem::internal("driver-trapped", "it broke"), 0, true),
             (transient(), 0, false),
@@ -128,7 +130,7 @@ mod tests {
             (quarantined(), limit::PREDECESSOR_PATIENCE, true),
             (Problem::conflict("a", "held"), 0, false),
         ] {
-            assert_eq!(is_final(&problem, attempts), wanted, "{problem:?} after {attempts}");
+            assert_eq!(is_final(&problem, tries), wanted, "{problem:?} after {tries}");
         }
     }
 

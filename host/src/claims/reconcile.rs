@@ -30,6 +30,8 @@ struct Wait {
 #[derive(Debug)]
 struct Asked {
     mark: DriverMark,
+    /// Since it serves: how often it did not give the claim up.
+    tries: u32,
     /// The driver wants to be left alone until then.
     not_before: Option<Instant>,
 }
@@ -57,10 +59,13 @@ impl Waits {
         let attempts = before.as_ref().map_or(0, |wait| wait.attempts).saturating_add(1);
         let mut ask = |(driver, mark): (DriverName, DriverMark)| {
             let known = before.as_mut().and_then(|wait| wait.asked.remove(&driver));
+            let known = known.filter(|known| known.mark.is_of_instance(&mark));
+            let problem = problems.get(&driver);
+            let tries =
+                known.as_ref().map_or(0, |known| known.tries).saturating_add(problem.is_some().into());
             let standing = known.filter(|known| known.mark == mark).and_then(|known| known.not_before);
-            let wanted = problems.get(&driver).map(|problem| not_before(problem, now));
-            let not_before = wanted.unwrap_or(standing);
-            (driver, Asked { mark, not_before })
+            let not_before = problem.map_or(standing, |problem| not_before(problem, now));
+            (driver, Asked { mark, tries, not_before })
         };
         let asked = serving.into_iter().map(&mut ask).collect();
         self.0.insert(claim.clone(), Wait { attempts, at: now + backoff.delay(), backoff, asked });
@@ -74,6 +79,18 @@ impl Waits {
     /// Tries since the daemon started.
     pub(super) fn attempts(&self, claim: &Uid) -> u32 {
         self.0.get(claim).map_or(0, |wait| wait.attempts)
+    }
+
+    /// How often a driver as it was loaded did not give a claim up. Other drivers' failures, its absence and its predecessors' are none
+    /// of its own.
+    pub(super) fn tries(&self, claim: &Uid, driver: &DriverName, mark: &DriverMark) -> u32 {
+        let asked = self.0.get(claim).and_then(|wait| wait.asked.get(driver));
+        asked.filter(|asked| asked.mark.is_of_instance(mark)).map_or(0, |asked| asked.tries)
+    }
+
+    /// When a claim that was tried in vain is tried again, whoever serves.
+    pub(super) fn again(&self, claim: &Uid) -> Option<Instant> {
+        self.0.get(claim).map(|wait| wait.at)
     }
 
     /// When a driver of a claim is asked again; none: at once, or when it serves.

@@ -28,6 +28,11 @@ impl DriverMark {
         let published = driver.inventory.as_ref().map(|inventory| Arc::downgrade(&inventory.borrow()));
         Self { kind: driver.identity.kind, instance: Arc::downgrade(&driver.identity), published }
     }
+
+    /// Whether it is the same loading or registration, whatever devices it has.
+    pub(super) fn is_of_instance(&self, other: &Self) -> bool {
+        self.instance.ptr_eq(&other.instance)
+    }
 }
 
 impl PartialEq for DriverMark {
@@ -36,7 +41,7 @@ impl PartialEq for DriverMark {
             (Some(one), Some(other)) => one.ptr_eq(other),
             (one, other) => one.is_none() && other.is_none(),
         };
-        self.instance.ptr_eq(&other.instance) && published
+        self.is_of_instance(other) && published
     }
 }
 

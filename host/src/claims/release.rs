@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::Inner;
 use super::machine;
-use super::values::Doing;
+use super::values::{Doing, Errand, PutBacks};
 use crate::base::clock::now_ms;
 use crate::base::failpoint::{self, Point};
 use crate::checkpoint::Change;
@@ -74,8 +74,10 @@ impl Inner {
         machine::check_release(&record)?;
         let serves = |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
         let drivers = record.drivers.keys().map(serves).collect();
-        let values = self.values.put_back(&record.id, |_| true, Doing::Look, "").await;
-        Ok(ReleaseOutcome::Looked { record, drivers, values })
+        let call = Call { request_id: "look".into(), deadline: self.settings.call_deadline };
+        let errand = Errand::of(&call);
+        let looked = self.values.put_back(&record.id, |_| true, |_| false, Doing::Look, &errand).await;
+        Ok(ReleaseOutcome::Looked { record, drivers, values: looked.ends })
     }
 
     pub(super) async fn release_claim(
@@ -100,6 +102,23 @@ impl Inner {
         released.inspect_err(|_| self.kept.notify_one()).map(ReleaseOutcome::Released)
     }
 
+    /// Finishes a release that was begun, for whoever began it.
+    pub(super) async fn finish_release(&self, claim: &ObjectRef, by: Caller) {
+        let (namespace, name, uid) = (claim.namespace.clone(), claim.name.clone(), claim.uid.clone());
+        let request_id = format!("resume-{uid}").into();
+        let request = ReleaseRequest { namespace, name, uid: Some(uid), by };
+        let Err(problem) = self.release_claim(request, request_id).await else {
+            tracing::info!(%claim, "finished an interrupted release");
+            return;
+        };
+        // Somebody else may have finished it meanwhile.
+        let record = self.table.lock().claim(claim.uid.as_str()).cloned();
+        if let Some(record) = record {
+            tracing::warn!(%claim, %problem, "an interrupted release is still open");
+            self.tried_in_vain(&record, &Vec::new());
+        }
+    }
+
     /// The intent, the calls, the CDI files, and in one commit the end of the record and the entry that tells of it.
     async fn release(
         &self,
@@ -108,13 +127,12 @@ impl Inner {
         call: &Call,
     ) -> Result<Arc<ReleaseRecord>, Problem> {
         let (record, drivers) = machine::release(record, now_ms(), by);
-        // With the intent, so that a start finishes what a crash interrupts.
-        self.values.set_releasing(&record.id.uid, Some(by.clone()));
-        let intended = self.commit_claims(vec![record.clone()]).await;
-        intended.inspect_err(|_| self.values.set_releasing(&record.id.uid, None))?;
+        self.commit_claims(vec![record.clone()]).await?;
         let work = [(record.clone(), drivers)];
         let results = self.call_unprepare(&work, call).await.pop().unwrap_or_default();
-        let put_back = self.put_back_released(&record, &results, call).await;
+        // The turns are kept until the end is durable.
+        let PutBacks { ends: put_back, turns: _turns } =
+            self.put_back_released(&record, &results, &Errand::of(call)).await;
         failpoint::pass(Point::ReleasePutBack);
         self.remove_files(std::slice::from_ref(&record)).await?;
         let released = machine::released(&record, results, now_ms(), by);

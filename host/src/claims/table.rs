@@ -25,6 +25,8 @@ pub struct Table {
     known_pods: BTreeSet<ObjectRef>,
     /// By digest of a driver's file, the parts of claims that it has prepared, or was asked for.
     prepared_by: HashMap<String, usize>,
+    /// UIDs of claims of which nothing is known but that there are records of them.
+    unreadable: BTreeSet<String>,
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +53,15 @@ impl Table {
         claims.into_iter().for_each(|claim| drop(table.put(Arc::new(claim))));
         pods.into_iter().for_each(|pod| drop(table.put_pod(Arc::new(pod))));
         table
+    }
+
+    pub fn set_unreadable(&mut self, claims: BTreeSet<String>) {
+        self.unreadable = claims;
+    }
+
+    /// Whether there is a record of a claim, if only one that cannot be read.
+    pub fn is_known(&self, uid: &str) -> bool {
+        self.claims.contains_key(uid) || self.unreadable.contains(uid)
     }
 
     pub fn claim(&self, uid: &str) -> Option<&Arc<ClaimRecord>> {
@@ -101,9 +112,9 @@ impl Table {
         uids.into_iter().filter_map(|uid| self.claims.get(uid))
     }
 
-    /// Whether a claim was prepared by the driver file of a digest, or may have been.
+    /// Whether a claim was prepared by the driver file of a digest, or may have been, as any that cannot be read.
     pub fn needs_code(&self, digest: &str) -> bool {
-        self.prepared_by.contains_key(digest)
+        self.prepared_by.contains_key(digest) || !self.unreadable.is_empty()
     }
 
     /// Claims that have a device, by UID.

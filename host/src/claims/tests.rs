@@ -10,6 +10,7 @@ mod releases;
 mod replaced;
 mod retries;
 mod swapped;
+mod unreadable;
 mod values;
 
 use std::collections::BTreeMap;

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::files::Nodes;
 use super::machine::{self, UnprepareEnd, UnprepareStep};
 use super::prepare::Work;
+use super::values::Errand;
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, PodSelector, Undo};
 use crate::base::clock::now_ms;
 use crate::base::failpoint::{self, Point};
@@ -155,8 +156,12 @@ impl Inner {
         let results = self.call_unprepare(&work, call).await;
         let mut gone = Vec::new();
         let mut kept = Vec::new();
+        let errand = Errand::of(call);
         for ((record, _), results) in work.iter().zip(&results) {
-            self.put_back_unfinished(record, results, call).await;
+            let put_back = self.put_back_unfinished(record, results, &errand).await;
+            // Before the next claim is looked at: the last of those that share a value gives it back.
+            self.end_values(record, results).await;
+            drop(put_back);
             match machine::finish_unprepare(record, results.clone(), now_ms()) {
                 UnprepareEnd::Gone => gone.push(record.clone()),
                 UnprepareEnd::Kept(record, problem) => {
@@ -168,8 +173,6 @@ impl Inner {
         if let Err(problem) = self.commit_claims(kept).await {
             tracing::warn!(%problem, "an unprepare's refusal is not in the checkpoint");
         }
-        let left = work.iter().zip(&results).filter(|((record, _), _)| ends.contains_key(&record.id.uid));
-        self.end_values(left.map(|((record, _), results)| (&**record, results))).await;
         let end = self.remove(&gone, locks).await.map(|()| ClaimEnd::Unprepared);
         ends.extend(gone.iter().map(|record| (record.id.uid.clone(), end.clone())));
         for ((record, _), results) in work.iter().zip(&results) {
@@ -181,7 +184,7 @@ impl Inner {
     }
 
     /// Has the claim tried again when its drivers may be asked.
-    fn tried_in_vain(&self, record: &ClaimRecord, results: &Results) {
+    pub(super) fn tried_in_vain(&self, record: &ClaimRecord, results: &Results) {
         let refused =
             results.iter().filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));
         let serving = self.serving_of(record);

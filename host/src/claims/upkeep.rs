@@ -1,4 +1,4 @@
-//! Interrupted unprepares are finished without requests.
+//! Interrupted unprepares and releases are finished without requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::Inner;
 use super::reconcile::Serving;
 use super::refusals::DriverMark;
-use crate::model::{ClaimRecord, ClaimState, DriverName, Uid};
+use crate::model::{ClaimRecord, ClaimState, DriverName, Uid, limit};
 
 impl Inner {
     fn uids(&self, wanted: impl Fn(&ClaimRecord) -> bool) -> Vec<Uid> {
@@ -17,7 +17,8 @@ impl Inner {
     }
 
     /// Finishes unprepares that a crash, an absent driver or a refusal interrupted: at start, whenever a driver begins to
-    /// serve, and again and again while a driver that serves does not give up a claim, each claim at its own time.
+    /// serve, and again and again while a driver that serves does not give up a claim, each claim at its own time. A release is
+    /// finished when all of the claim's drivers serve, and a while after the start without those that do not.
     pub(super) async fn resume_unprepares(&self) {
         self.resume_values().await;
         let mut serving = self.registry.serving_changes();
@@ -59,9 +60,22 @@ impl Inner {
 
     /// When a claim that is being given up is tried again; none: when a driver of it serves.
     fn next_try(&self, record: &ClaimRecord, now: Instant) -> Option<Instant> {
+        if record.state != ClaimState::Unpreparing {
+            return None;
+        }
         let serving = self.serving_of(record);
-        let next = self.waits().next(record, &serving, now);
-        next.filter(|_| record.state == ClaimState::Unpreparing)
+        if record.releasing.is_some() {
+            return Some(self.next_release(record, &serving, now));
+        }
+        self.waits().next(record, &serving, now)
+    }
+
+    /// When a release that was begun is gone on with. At a start no driver serves yet, and those that come are to have their say: they
+    /// are waited for a while.
+    fn next_release(&self, record: &ClaimRecord, serving: &Serving, now: Instant) -> Instant {
+        let next = self.waits().again(&record.id.uid).unwrap_or(now);
+        let all_serve = serving.len() == record.drivers.len();
+        if all_serve { next } else { next.max(self.started + limit::RELEASE_GRACE) }
     }
 
     /// The drivers to ask when the claim is tried again now.
@@ -90,6 +104,11 @@ impl Inner {
     }
 
     async fn finish_one(&self, uid: &Uid) {
+        let begun = |record: &Arc<ClaimRecord>| Some((record.id.clone(), record.releasing.clone()?));
+        let release = self.table.lock().claim(uid.as_str()).and_then(begun);
+        if let Some((claim, by)) = release {
+            return self.finish_release(&claim, by).await;
+        }
         let pods = self.finish_unprepare(uid).await;
         // After the claim's lock is given back: pods are locked before claims.
         let _held = self.pod_locks.take(pods.iter().cloned()).await;
@@ -104,7 +123,9 @@ impl Inner {
     async fn finish_unprepare(&self, uid: &Uid) -> BTreeSet<Uid> {
         let _held = self.claim_locks.take([uid.clone()]).await;
         let now = Instant::now();
-        let is_due = |record: &Arc<ClaimRecord>| self.next_try(record, now).is_some_and(|at| at <= now);
+        let is_due = |record: &Arc<ClaimRecord>| {
+            record.releasing.is_none() && self.next_try(record, now).is_some_and(|at| at <= now)
+        };
         let record = self.table.lock().claim(uid.as_str()).cloned();
         let Some(record) = record.filter(is_due) else { return BTreeSet::new() };
         match self.resume(&record).await {

@@ -2,9 +2,10 @@
 //! host where the driver does not.
 //!
 //! Is given every write before it is made, and what became of claims; writes the checkpoint's values in the order of their changes;
-//! puts values back through `driver::wasm`. Which values those are is decided in `book`.
+//! puts values back (`putting_back`). Which values those are is decided in `book`.
 
 mod book;
+mod putting_back;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,11 +13,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use self::book::{Book, Ended};
+pub(super) use self::putting_back::{Doing, Errand, PutBacks};
 use crate::base::locks::{Held, Locks};
 use crate::checkpoint::{Change, Checkpoint, CommitError};
-use crate::driver::values::{Audited, Journal, Write};
-use crate::driver::wasm::{Fate, SysfsTree};
-use crate::model::{Caller, ClaimValues, DriverName, KeptValue, ObjectRef, Problem, PutBack, Uid};
+use crate::driver::values::{Journal, Write};
+use crate::driver::wasm::SysfsTree;
+use crate::model::{Caller, ClaimValues, DriverName, Problem, Uid};
 
 /// Handle to the values of all claims. Clones are the same.
 #[derive(Clone)]
@@ -27,13 +29,6 @@ struct Inner {
     checkpoint: Checkpoint,
     tree: SysfsTree,
     turns: Locks<String>,
-}
-
-/// What to do with values that are looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Doing {
-    Look,
-    PutBack,
 }
 
 impl Values {
@@ -52,15 +47,9 @@ impl Values {
         self.book().get(uid).cloned()
     }
 
-    /// Marks that a claim is being released by hand, or is not: durable with the claim's next commit.
-    pub(super) fn set_releasing(&self, uid: &Uid, by: Option<Caller>) {
-        self.book().set_releasing(uid, by);
-    }
-
-    /// Claims whose release was begun, and by whom.
-    pub(super) fn releasing(&self) -> Vec<(ObjectRef, Caller)> {
-        let begun = |record: &ClaimValues| Some((record.id.clone(), record.releasing.clone()?));
-        self.book().claims().filter_map(begun).collect()
+    /// Claims whose release was begun by an older release of this program, and by whom; told once.
+    pub(super) fn take_releasing(&self) -> Vec<(Uid, Caller)> {
+        self.book().take_releasing()
     }
 
     /// Removes what means nothing any more: of another boot, or of claims that are not known.
@@ -68,10 +57,10 @@ impl Values {
         let change = |book: &mut Book| {
             let lost: Vec<_> = book.claims().map(|record| record.id.uid.clone()).collect();
             let lost: Vec<_> = lost.into_iter().filter(|uid| !is_known(uid)).collect();
-            lost.iter().for_each(|uid| drop(book.end(uid, None)));
-            let void: BTreeSet<_> = book.take_outlived().into_iter().chain(lost).collect();
+            let heirs: Vec<_> = lost.iter().flat_map(|uid| book.end(uid, None).heirs).collect();
+            let changed: BTreeSet<_> = book.take_outlived().into_iter().chain(lost).chain(heirs).collect();
             // A claim may have been prepared anew since.
-            void.into_iter().map(|uid| change_of(book, uid)).collect()
+            changed.into_iter().map(|uid| change_of(book, uid)).collect()
         };
         self.commit(Vec::new(), change).await
     }
@@ -90,9 +79,16 @@ impl Values {
         self.commit_ends(changes, written, deleted).await
     }
 
-    /// Ends what drivers have of claims that go on.
-    pub(super) async fn end_of_drivers(&self, ends: Vec<(Uid, DriverName)>) -> Result<(), CommitError> {
-        let ends = ends.into_iter().map(|(uid, driver)| (uid, Some(driver))).collect();
+    /// Ends what some drivers have of a claim.
+    pub(super) async fn end_of_drivers(
+        &self,
+        uid: &Uid,
+        drivers: Vec<DriverName>,
+    ) -> Result<(), CommitError> {
+        if self.book().get(uid).is_none() {
+            return Ok(());
+        }
+        let ends = drivers.into_iter().map(|driver| (uid.clone(), Some(driver))).collect();
         self.commit_ends(Vec::new(), Vec::new(), ends).await
     }
 
@@ -135,38 +131,6 @@ impl Values {
         };
         self.0.checkpoint.commit_in_order(changes, more).await
     }
-
-    /// Puts back what drivers changed for a claim, the newest first, or says what would become of it.
-    pub(super) async fn put_back(
-        &self,
-        claim: &ObjectRef,
-        drivers: impl Fn(&DriverName) -> bool,
-        doing: Doing,
-        request: &str,
-    ) -> Vec<PutBack> {
-        let values = self.book().newest_first(&claim.uid, drivers);
-        let mut ends = Vec::with_capacity(values.len());
-        for (driver, kept) in values {
-            let _turn = self.0.turns.take([kept.path.clone()]).await;
-            let fate = match self.others_value(claim, &kept) {
-                Some(problem) => Fate::left(None, problem),
-                None => self.0.tree.put_back(&kept, doing == Doing::Look).await,
-            };
-            let end = put_back(driver, kept, fate);
-            if doing == Doing::PutBack {
-                audit(&end, claim, request);
-            }
-            ends.push(end);
-        }
-        ends
-    }
-
-    fn others_value(&self, claim: &ObjectRef, kept: &KeptValue) -> Option<Problem> {
-        let book = self.book();
-        let other = book.successor(&claim.uid, kept)?;
-        let message = format!("/sys/{} was written for claim {other} as well, which still stands", kept.path);
-        Some(Problem::conflict("value-of-another-claim", message).with("claim", other))
-    }
 }
 
 /// A claim's values as they are to be in the checkpoint.
@@ -175,25 +139,6 @@ fn change_of(book: &Book, uid: Uid) -> Change {
         Some(record) => Change::PutValues(Arc::new(record.clone())),
         None => Change::DeleteValues(uid),
     }
-}
-
-fn put_back(driver: DriverName, kept: KeptValue, fate: Fate) -> PutBack {
-    let Fate { end, found, problem } = fate;
-    PutBack { driver, path: kept.path, before: kept.before, found, end, problem }
-}
-
-fn audit(end: &PutBack, claim: &ObjectRef, request: &str) {
-    let line = Audited {
-        driver: end.driver.as_str(),
-        claims: std::slice::from_ref(claim),
-        request,
-        path: &end.path,
-        before: end.found.as_deref(),
-        after: end.before.as_deref(),
-        outcome: end.end.as_str(),
-        problem: end.problem.as_ref(),
-    };
-    line.tell(0);
 }
 
 #[async_trait]

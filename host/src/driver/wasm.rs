@@ -49,6 +49,7 @@ use tokio::sync::Semaphore;
 use wasmtime::component::{Component, InstancePre};
 
 pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Profile, Surface};
+pub use self::blocking::write_stuck;
 pub use self::cache::CacheError;
 pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
 pub use self::containment::{Containment, QUARANTINED, Quarantined};

@@ -68,6 +68,7 @@ fn record(devices: Vec<AllocatedDevice>, part: DriverPart) -> ClaimRecord {
         annotations: BTreeMap::new(),
         drivers: BTreeMap::from([(driver(), part)]),
         holds: Vec::new(),
+        releasing: None,
         timeline: [].into(),
         unknown: BTreeMap::new(),
     }

@@ -106,6 +106,7 @@ fn check_claim(claim: Claim) {
         annotations: claim.annotations,
         drivers: BTreeMap::new(),
         holds: Vec::new(),
+        releasing: None,
         timeline: [].into(),
         unknown: BTreeMap::new(),
     });

@@ -233,6 +233,9 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 pub const REFUSALS_MAX: usize = 4096;
 /// Released claims that are remembered, the newest: years of an operator's work by hand.
 pub const RELEASED_MAX: usize = 256;
+/// From the start to the end of a release that was interrupted, where not every driver of the claim serves: those that are there are
+/// loaded by then.
+pub const RELEASE_GRACE: Duration = Duration::from_secs(15);
 /// Between tries to give up a claim that its driver keeps; doubled up to the second.
 pub const UNPREPARE_RETRY_MIN: Duration = Duration::from_secs(1);
 pub const UNPREPARE_RETRY_MAX: Duration = Duration::from_secs(60);

@@ -47,6 +47,9 @@ pub struct ClaimRecord {
     /// What it keeps from others while it stands.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<Hold>,
+    /// Who began to release it by hand: finished after a start, if it was interrupted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub releasing: Option<Caller>,
     /// The newest last, at most `limit::TIMELINE_MAX`.
     #[serde(default)]
     pub timeline: VecDeque<Transition>,

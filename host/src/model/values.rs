@@ -15,7 +15,7 @@ pub struct ClaimValues {
     pub boot_id: String,
     /// In the order in which each path was written first.
     pub drivers: BTreeMap<DriverName, Vec<KeptValue>>,
-    /// Who began to release the claim by hand: finished at the next start, if it was interrupted.
+    /// Who began to release the claim by hand, where an older release noted it: it stands in the claim's record now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub releasing: Option<Caller>,
     /// Fields of a newer version; kept as they are.
@@ -54,12 +54,25 @@ pub struct KeptValue {
     /// A write that may or may not have happened: that is durable before each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<String>,
+    /// It is being put back: what it was before may stand again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub putting_back: bool,
+    /// What it may have been put back to before it inherited another value: as good as what the driver left.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also_left: Vec<String>,
 }
 
 impl KeptValue {
-    /// Whether a value may be the driver's own work.
+    /// Takes over what an earlier claim had found.
+    pub fn inherit(&mut self, before: Option<String>) {
+        let found = std::mem::replace(&mut self.before, before);
+        let new = found.filter(|found| self.putting_back && !self.also_left.contains(found));
+        self.also_left.extend(new);
+    }
+
+    /// Whether a value may be the driver's own work, or what it was put back to.
     pub fn may_have_left(&self, value: &str) -> bool {
-        let left = self.after.as_deref() == Some(value);
+        let left = self.after.as_deref() == Some(value) || self.also_left.iter().any(|left| left == value);
         left || self.pending.as_deref().is_some_and(|pending| pending.trim_end() == value)
     }
 
@@ -70,8 +83,8 @@ impl KeptValue {
 
     /// Bytes that it takes up, about.
     pub fn bytes(&self) -> usize {
-        let texts = [&self.before, &self.after, &self.pending];
-        self.path.len() + texts.into_iter().flatten().map(String::len).sum::<usize>()
+        let texts = [&self.before, &self.after, &self.pending].into_iter().flatten();
+        self.path.len() + texts.chain(&self.also_left).map(String::len).sum::<usize>()
     }
 }
 

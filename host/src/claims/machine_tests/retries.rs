@@ -220,6 +220,7 @@ fn leaving(drivers: &[&str]) -> ClaimRecord {
             .map(|name| (driver(name), DriverPart { problem: Some(transient()), ..DriverPart::default() }))
             .collect(),
         holds: Vec::new(),
+        releasing: None,
         timeline: Default::default(),
         unknown: BTreeMap::new(),
     }
@@ -268,6 +269,24 @@ fn a_claim_is_given_up_at_its_own_time_and_at_once_when_a_driver_comes() {
     );
     waits.over(&uid("uid-one"));
     assert_eq!(waits.attempts(&uid("uid-one")), 0);
+}
+
+#[test]
+fn what_a_version_was_asked_in_vain_is_counted_of_it_alone() {
+    let (gpu, nic) = (loaded("gpu", DriverKind::Wasm), loaded("nic", DriverKind::Wasm));
+    let (one, mut waits, now) = (uid("uid-one"), Waits::default(), Instant::now());
+    let tries = |waits: &Waits, of: &Driver| waits.tries(&one, &of.identity.name, &DriverMark::of(of));
+    let refused = |name: &str| BTreeMap::from([(driver(name), transient())]);
+    waits.failed(&one, serving(&[&gpu]), &refused("nic"), now);
+    assert_eq!((tries(&waits, &gpu), tries(&waits, &nic)), (0, 0), "the nic was not there");
+    for expected in 1..=2 {
+        waits.failed(&one, serving(&[&gpu, &nic]), &refused("nic"), now);
+        assert_eq!((tries(&waits, &gpu), tries(&waits, &nic)), (0, expected));
+    }
+    let anew = loaded("nic", DriverKind::Wasm);
+    assert_eq!((tries(&waits, &anew), waits.attempts(&one)), (0, 3));
+    waits.failed(&one, serving(&[&gpu, &anew]), &refused("gpu"), now);
+    assert_eq!((tries(&waits, &gpu), tries(&waits, &anew), tries(&waits, &nic)), (1, 0, 0));
 }
 
 #[test]

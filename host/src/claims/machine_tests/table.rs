@@ -21,6 +21,7 @@ fn record(text: &str, devices: &[&str], pods: &[&str]) -> Arc<ClaimRecord> {
         annotations: BTreeMap::new(),
         drivers: BTreeMap::new(),
         holds: holds(&allocation(devices), |_, _, _| DeviceFacts::default()),
+        releasing: None,
         timeline: Default::default(),
         unknown: BTreeMap::new(),
     })

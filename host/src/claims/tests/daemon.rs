@@ -52,6 +52,15 @@ impl Home {
         home
     }
 
+    /// Makes a claim's record one that this release cannot read, while no daemon runs.
+    pub(super) fn make_unreadable(&self, uid: &str) {
+        let claims = redb::TableDefinition::<&str, &[u8]>::new("claims");
+        let database = redb::Database::open(self.folder.path().join("checkpoint.redb")).unwrap();
+        let write = database.begin_write().unwrap();
+        write.open_table(claims).unwrap().insert(uid, [u8::MAX].as_slice()).unwrap();
+        write.commit().unwrap();
+    }
+
     /// The folder that stands for `/sys`.
     pub(super) fn sys(&self) -> PathBuf {
         self.folder.path().join("sys")
@@ -69,6 +78,7 @@ impl Home {
     /// The same, with a bound for what a prepare waits for a device.
     pub(super) fn start_with(&self, boot_id: &str, exclusive_wait: Duration) -> Daemon {
         let opened = checkpoint::open(&self.folder.path().join("checkpoint.redb")).unwrap();
+        let unreadable = opened.unreadable_claims();
         let (source, changes) = (Arc::new(FakeSource::default()), Changes::default());
         let (registry, tasks, cdi) =
             (Registry::new(changes.clone()), Tasks::new(), self.folder.path().join("cdi"));
@@ -76,7 +86,7 @@ impl Home {
         let sys = SysfsTree::open(&self.sys()).unwrap();
         let values = Values::new(opened.values, boot_id, opened.checkpoint.clone(), sys);
         let claims = Claims::new(ClaimParts {
-            table: SharedTable::new(opened.claims, opened.pods),
+            table: SharedTable::new(opened.claims, opened.pods).with_unreadable(unreadable),
             released: opened.released,
             values: values.clone(),
             cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),

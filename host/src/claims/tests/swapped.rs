@@ -11,7 +11,8 @@ use crate::claims::{ClaimEnd, ReleaseRequest};
 use crate::driver::wasm::QUARANTINED;
 use crate::driver::{ClaimDriver, DriverIdentity, Predecessors};
 use crate::model::{
-    Caller, ClaimState, Device, DeviceName, DriverKind, DriverName, LiveClaim, Pool, Problem, limit,
+    Caller, ClaimState, Device, DeviceName, DriverKind, DriverName, LiveClaim, ObjectRef, Pool, Problem,
+    limit,
 };
 
 const NO_CODE: &str = "predecessor-missing";
@@ -66,6 +67,19 @@ fn versions(daemon: &Daemon, kept: usize) -> ([Arc<FakeDriver>; 3], Arc<Kept>) {
     (versions.clone(), keep(daemon, &versions[..kept]))
 }
 
+/// The same, with a claim `one` of the pod that the first version has prepared.
+async fn served_by_the_first(
+    daemon: &Daemon,
+    a: &ObjectRef,
+    kept: usize,
+) -> ([Arc<FakeDriver>; 3], Arc<Kept>) {
+    let (versions, kept) = versions(daemon, kept);
+    daemon.serve_version(&versions[0], &digest(0));
+    daemon.source.put(claim("one", &["gpu/0"], &[a]));
+    assert_eq!(ends(&daemon.prepare(a, &["one"]).await), ["prepared"]);
+    (versions, kept)
+}
+
 fn keep(daemon: &Daemon, versions: &[Arc<FakeDriver>]) -> Arc<Kept> {
     let versions = versions.iter().enumerate().map(|(n, version)| (digest(n), version.clone())).collect();
     let kept = Arc::new(Kept { versions, ..Kept::default() });
@@ -92,10 +106,7 @@ async fn what_a_new_version_refuses_is_given_up_by_the_one_that_prepared_it() {
     for refusal in [permanent(), Problem::internal("driver-trapped", "unreachable")] {
         let (home, a) = (Home::new(), pod("a"));
         let daemon = home.start();
-        let ([old, new, _], _kept) = versions(&daemon, 1);
-        daemon.serve_version(&old, &digest(0));
-        daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-        daemon.prepare(&a, &["one"]).await;
+        let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 1).await;
         daemon.serve_version(&new, &digest(1));
         new.reply_unprepare(Reply::Refuse(refusal));
         assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
@@ -108,10 +119,7 @@ async fn what_a_new_version_refuses_is_given_up_by_the_one_that_prepared_it() {
 async fn a_new_version_that_knows_what_to_do_is_the_only_one_that_is_asked() {
     let (home, a) = (Home::new(), pod("a"));
     let daemon = home.start();
-    let ([old, new, _], _kept) = versions(&daemon, 1);
-    daemon.serve_version(&old, &digest(0));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-    daemon.prepare(&a, &["one"]).await;
+    let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 1).await;
     daemon.serve_version(&new, &digest(1));
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
     assert_eq!((told(&new), old.counts()), (vec![memo(&["one"])], (1, 0)));
@@ -147,10 +155,7 @@ async fn each_claim_goes_to_the_version_that_prepared_it_however_many_came_since
 async fn what_both_refuse_stays_with_both_reasons_and_can_be_released() {
     let (home, a) = (Home::new(), pod("a"));
     let daemon = home.start();
-    let ([old, new, _], _kept) = versions(&daemon, 0);
-    daemon.serve_version(&old, &digest(0));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-    daemon.prepare(&a, &["one"]).await;
+    let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 0).await;
     daemon.serve_version(&new, &digest(1));
     new.reply_unprepare(Reply::Refuse(permanent()));
     let problem = daemon.unprepare(&a).await.remove(0).unwrap_err();
@@ -174,10 +179,7 @@ async fn a_new_version_that_wants_time_or_is_left_alone_gets_some_and_then_the_o
         let (home, a) = (Home::new(), pod("a"));
         let daemon = home.start();
         daemon.tend_unprepares();
-        let ([old, new, _], _kept) = versions(&daemon, 1);
-        daemon.serve_version(&old, &digest(0));
-        daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-        daemon.prepare(&a, &["one"]).await;
+        let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 1).await;
         daemon.serve_version(&new, &digest(1));
         (0..=limit::PREDECESSOR_PATIENCE).for_each(|_| new.reply_unprepare(Reply::Refuse(wait.clone())));
         assert!(daemon.unprepare(&a).await[0].is_err());
@@ -205,6 +207,27 @@ async fn a_version_that_is_not_loaded_in_time_keeps_nobody_waiting() {
     let code = ("predecessor-code".to_owned(), "predecessor-not-loaded".to_owned());
     assert!(problem.details.contains(&code), "{problem:?}");
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+}
+
+/// Every try counted, also those at which no version served: one that came then and wanted a moment was passed over at once.
+#[tokio::test]
+async fn tries_without_any_version_are_none_of_the_one_that_comes_then() {
+    let (home, a) = (Home::new(), pod("a"));
+    let daemon = home.start();
+    let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 1).await;
+    daemon.retire(&old);
+    for _ in 0..=limit::PREDECESSOR_PATIENCE {
+        assert!(daemon.unprepare(&a).await[0].is_err());
+    }
+    daemon.serve_version(&new, &digest(1));
+    for tries in 1..=limit::PREDECESSOR_PATIENCE {
+        new.reply_unprepare(Reply::Refuse(transient()));
+        assert!(daemon.unprepare(&a).await[0].is_err());
+        assert_eq!((new.counts().1, old.counts().1), (tries as usize, 0));
+    }
+    new.reply_unprepare(Reply::Refuse(transient()));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!(told(&old), [memo(&["one"])]);
 }
 
 #[tokio::test]
@@ -235,10 +258,7 @@ async fn after_a_restart_it_is_still_known_who_prepared_a_claim_and_who_was_only
 async fn while_no_version_serves_and_when_a_plugin_took_the_name_nobody_else_is_asked() {
     let (home, a) = (Home::new(), pod("a"));
     let daemon = home.start();
-    let ([old, new, _], _kept) = versions(&daemon, 1);
-    daemon.serve_version(&old, &digest(0));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-    daemon.prepare(&a, &["one"]).await;
+    let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 1).await;
     daemon.retire(&old);
     let problem = daemon.unprepare(&a).await.remove(0).unwrap_err();
     assert!(problem.message.contains("kept until its driver is back"), "{problem}");
@@ -266,6 +286,19 @@ async fn code_is_forgotten_with_the_last_claim_that_needs_it() {
         let forgotten: Vec<_> = forgotten.into_iter().map(digest).collect();
         assert_eq!(*kept.forgotten.lock().unwrap(), forgotten);
     }
+}
+
+#[tokio::test]
+async fn code_is_kept_while_there_is_a_claim_that_cannot_be_read() {
+    let (home, a) = (Home::new(), pod("a"));
+    let daemon = home.start();
+    let ([old, ..], _kept) = served_by_the_first(&daemon, &a, 1).await;
+    daemon.stop().await;
+    home.make_unreadable("uid-one");
+    let daemon = home.start();
+    let kept = keep(&daemon, std::slice::from_ref(&old));
+    daemon.claims.0.forget_code();
+    assert!(kept.forgotten.lock().unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Values below `/sys` that drivers change for claims: durable before they are written, and put back where the driver does not.
 
+mod turns;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -9,12 +11,13 @@ use async_trait::async_trait;
 
 use super::super::fixtures::{claim, driver, name, permanent, pod, prepared, transient, uid};
 use super::daemon::{Daemon, Home, ends};
-use crate::claims::{ReleaseOutcome, ReleaseRequest, Values};
+use crate::checkpoint::Change;
+use crate::claims::{ReleaseOutcome, ReleaseRequest, Values, machine};
 use crate::driver::values::{Journal, Write};
 use crate::driver::{Call, ClaimDriver, Outcomes};
 use crate::model::{
     Caller, ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem,
-    PutBack, PutBackEnd, ReleaseRecord,
+    PutBack, PutBackEnd, ReleaseRecord, limit,
 };
 
 const LED: &str = "devices/led/brightness";
@@ -158,14 +161,28 @@ async fn stuck(daemon: &Daemon, led: &Arc<Writer>, short: &str, device: &str) {
     assert!(daemon.unprepare(&a).await[0].is_err());
 }
 
+/// A daemon with a claim `one` for which a driver that is gone has made these writes.
+async fn one_stuck(home: &Home, writes: &[(&'static str, &'static str)]) -> (Daemon, Arc<Writer>) {
+    plugged(home);
+    let daemon = home.start();
+    let led = Writer::new(home, &daemon);
+    led.writes("one", writes);
+    stuck(&daemon, &led, "one", "led/0").await;
+    (daemon, led)
+}
+
+/// The same, with a claim `two` that changed the same value after it.
+async fn two_stuck(home: &Home) -> (Daemon, Arc<Writer>) {
+    let (daemon, led) = one_stuck(home, &[(LED, "1")]).await;
+    led.writes("two", &[(LED, "2")]);
+    stuck(&daemon, &led, "two", "led/1").await;
+    (daemon, led)
+}
+
 #[tokio::test]
 async fn a_released_claims_values_are_put_back_the_newest_first_also_after_a_restart() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1"), (FAN, "2"), (LED, "3")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2"), (LED, "3")]).await;
     daemon.stop().await;
 
     let daemon = home.start();
@@ -293,38 +310,96 @@ async fn a_refusal_for_now_keeps_what_was_there_first() {
     assert_eq!((kept.before.as_deref(), kept.after.as_deref()), (Some("0"), Some("2")));
 }
 
+/// A release whose intent is durable, and nothing else of it.
+async fn begin_release(daemon: &Daemon, claim: &str) {
+    let (intent, _) = machine::release(&daemon.claims.list()[0], 1, &request(claim).by);
+    daemon.claims.0.commit_claims(vec![intent]).await.unwrap();
+}
+
 #[tokio::test]
-async fn an_interrupted_release_is_finished_at_the_next_start() {
+async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1"), (FAN, "2")]);
-    stuck(&daemon, &led, "one", "led/0").await;
-    // The intent is durable, one of the two values is put back, and the daemon dies.
-    daemon.values.set_releasing(&uid("uid-one"), Some(request("one").by));
-    daemon.claims.0.commit_claims(vec![daemon.claims.list().remove(0)]).await.unwrap();
+    let (daemon, led) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
+    // One of the two values is put back, and the daemon dies.
+    begin_release(&daemon, "one").await;
     std::fs::write(home.sys().join(FAN), "0").unwrap();
     daemon.crash().await;
     drop((daemon, led));
 
-    let daemon = home.start();
-    daemon.tend();
+    tokio::time::pause();
+    let (daemon, started) = (home.start(), tokio::time::Instant::now());
+    daemon.tend_unprepares();
     daemon.gone("uid-one").await;
+    assert!(started.elapsed() >= limit::RELEASE_GRACE, "its driver may have come");
     let released = daemon.claims.released().remove(0);
     assert_eq!(released.by, request("one").by);
     assert_eq!(told(&released), [(FAN, Some("0"), "as-before"), (LED, Some("1"), "put-back")]);
     assert_eq!(is(&home, LED), "0");
 }
 
+/// The host put back what the driver had decided to leave, and said of a driver that came a moment later that it was not told.
 #[tokio::test]
-async fn values_of_another_boot_are_never_put_back() {
+async fn the_driver_of_an_interrupted_release_has_its_say_when_it_comes_after_the_start() {
+    let home = Home::new();
+    let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
+    begin_release(&daemon, "one").await;
+    daemon.crash().await;
+    drop((daemon, led));
+
+    let daemon = home.start();
+    daemon.tend_unprepares();
+    // As long as it takes to ask drivers, and to write down what came of it.
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+        daemon.checkpoint.probe().await.unwrap();
+    }
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    Writer::new(&home, &daemon).serve(&daemon);
+    daemon.gone("uid-one").await;
+    let released = daemon.claims.released().remove(0);
+    assert_eq!((released.untold.len(), told(&released)), (0, vec![]));
+    assert_eq!(is(&home, LED), "1", "it was asked, and left it so");
+}
+
+#[tokio::test]
+async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() {
     let home = Home::new();
     plugged(&home);
     let daemon = home.start_in("boot-1");
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    stuck(&daemon, &Writer::new(&home, &daemon), "one", "led/0").await;
+    begin_release(&daemon, "one").await;
+    daemon.stop().await;
+    tokio::time::pause();
+    let daemon = home.start_in("boot-2");
+    daemon.tend_unprepares();
+    daemon.gone("uid-one").await;
+    let released = daemon.claims.released().remove(0);
+    assert_eq!((&released.by, released.untold.len()), (&request("one").by, 1));
+}
+
+/// Such a mark is the last release's; it ended with the boot, and the release was never finished.
+#[tokio::test]
+async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() {
+    for boot in ["boot-1", "boot-2"] {
+        let home = Home::new();
+        let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
+        let mut values = daemon.values.of(&uid("uid-one")).unwrap();
+        values.releasing = Some(request("one").by);
+        daemon.checkpoint.commit(vec![Change::PutValues(Arc::new(values))]).await.unwrap();
+        daemon.stop().await;
+        tokio::time::pause();
+        let daemon = home.start_in(boot);
+        daemon.tend_unprepares();
+        daemon.gone("uid-one").await;
+        assert_eq!(daemon.claims.released()[0].by, request("one").by);
+        tokio::time::resume();
+    }
+}
+
+#[tokio::test]
+async fn values_of_another_boot_are_never_put_back() {
+    let home = Home::new();
+    let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
     daemon.stop().await;
     let daemon = home.start_in("boot-2");
     assert_eq!(daemon.values.of(&uid("uid-one")), None);
@@ -339,11 +414,7 @@ async fn values_of_another_boot_are_never_put_back() {
 #[tokio::test]
 async fn what_somebody_else_changed_since_is_left_and_said() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1"), (FAN, "2")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     std::fs::write(home.sys().join(LED), "9").unwrap();
     std::fs::remove_file(home.sys().join(FAN)).unwrap();
     let released = release(&daemon, "one").await;
@@ -351,17 +422,11 @@ async fn what_somebody_else_changed_since_is_left_and_said() {
     assert_eq!(is(&home, LED), "9");
 }
 
-/// The rule of docs/decisions/0004: as if the earlier claim had never been, also across a restart.
+/// The rule of docs/decisions/0005: as if the earlier claim had never been, also across a restart.
 #[tokio::test]
 async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_found() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1")]);
-    led.writes("two", &[(LED, "2")]);
-    stuck(&daemon, &led, "one", "led/0").await;
-    stuck(&daemon, &led, "two", "led/1").await;
+    let (daemon, _) = two_stuck(&home).await;
     assert_eq!(told(&release(&daemon, "one").await), [(LED, None, "value-of-another-claim")]);
     assert_eq!(is(&home, LED), "2");
     daemon.stop().await;
@@ -370,16 +435,40 @@ async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_
     assert_eq!(is(&home, LED), "0");
 }
 
+/// What was inherited at a start was in memory only, and lost at the next.
+#[tokio::test]
+async fn what_is_inherited_of_a_claim_that_nobody_knows_is_durable() {
+    let home = Home::new();
+    plugged(&home);
+    let daemon = home.start();
+    let led = Writer::new(&home, &daemon);
+    led.write(&[claim("one", &[], &[]).id], LED, "1").await.unwrap();
+    led.write(&[claim("two", &[], &[]).id], LED, "2").await.unwrap();
+    daemon.values.tidy(|known| *known == uid("uid-two")).await.unwrap();
+    drop(led);
+    daemon.stop().await;
+    let daemon = home.start();
+    assert_eq!(daemon.values.of(&uid("uid-one")), None);
+    let values = daemon.values.of(&uid("uid-two")).unwrap();
+    assert_eq!(values.newest_first()[0].1.before.as_deref(), Some("0"));
+}
+
+/// A driver that writes once for the claims `one` and `two` together.
+fn writer_for_both(home: &Home, daemon: &Daemon, a: &ObjectRef) -> Arc<Writer> {
+    let led = Writer::with(home, daemon, true);
+    led.writes("one", &[(LED, "1")]);
+    led.serve(daemon);
+    daemon.source.put(claim("one", &["led/0"], &[a]));
+    daemon.source.put(claim("two", &["led/1"], &[a]));
+    led
+}
+
 #[tokio::test]
 async fn claims_of_one_call_keep_a_value_until_the_last_of_them_is_gone() {
     let home = Home::new();
     plugged(&home);
     let (daemon, a) = (home.start(), pod("a"));
-    let led = Writer::with(&home, &daemon, true);
-    led.writes("one", &[(LED, "1")]);
-    led.serve(&daemon);
-    daemon.source.put(claim("one", &["led/0"], &[&a]));
-    daemon.source.put(claim("two", &["led/1"], &[&a]));
+    let led = writer_for_both(&home, &daemon, &a);
     assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared"; 2]);
     daemon.registry.retire(led.name.as_str());
     assert!(daemon.unprepare(&a).await.iter().all(Result::is_err));
@@ -389,14 +478,23 @@ async fn claims_of_one_call_keep_a_value_until_the_last_of_them_is_gone() {
     assert_eq!(is(&home, LED), "0");
 }
 
+/// Each was left because of the other, and the value stayed for good.
+#[tokio::test]
+async fn claims_of_one_call_that_are_taken_back_together_give_the_value_back() {
+    let home = Home::new();
+    plugged(&home);
+    let (daemon, a) = (home.start(), pod("a"));
+    let led = writer_for_both(&home, &daemon, &a);
+    *led.refusal.lock().unwrap() = Some(permanent());
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["bad-parameters"; 2]);
+    assert_eq!(is(&home, LED), "0");
+    assert_eq!((daemon.values.of(&uid("uid-one")), daemon.values.of(&uid("uid-two"))), (None, None));
+}
+
 #[tokio::test]
 async fn a_driver_that_serves_decides_and_the_host_puts_back_for_the_others() {
     let home = Home::new();
-    plugged(&home);
-    let daemon = home.start();
-    let led = Writer::new(&home, &daemon);
-    led.writes("one", &[(LED, "1")]);
-    stuck(&daemon, &led, "one", "led/0").await;
+    let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
     led.serve(&daemon);
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     assert_eq!(told(&release(&daemon, "one").await), []);

@@ -15,10 +15,14 @@ pub(super) struct Book {
     last_order: u64,
     /// Claims of which the checkpoint has values of another boot.
     outlived: Vec<Uid>,
+    /// Claims whose release was begun by an older release of this program, which noted that here, in whatever boot.
+    releasing: Vec<(Uid, Caller)>,
 }
 
 impl Book {
-    pub(super) fn new(records: Vec<ClaimValues>, boot_id: &str) -> Self {
+    pub(super) fn new(mut records: Vec<ClaimValues>, boot_id: &str) -> Self {
+        let begun = |record: &mut ClaimValues| Some((record.id.uid.clone(), record.releasing.take()?));
+        let releasing = records.iter_mut().filter_map(begun).collect();
         let (records, outlived): (Vec<_>, Vec<_>) =
             records.into_iter().partition(|record| record.boot_id == boot_id);
         let orders = records.iter().flat_map(|record| record.drivers.values().flatten());
@@ -27,6 +31,7 @@ impl Book {
             claims: records.into_iter().map(|record| (record.id.uid.clone(), record)).collect(),
             boot_id: boot_id.to_owned(),
             outlived: outlived.into_iter().map(|record| record.id.uid).collect(),
+            releasing,
         }
     }
 
@@ -41,6 +46,10 @@ impl Book {
     /// Claims whose values in the checkpoint mean nothing any more.
     pub(super) fn take_outlived(&mut self) -> Vec<Uid> {
         std::mem::take(&mut self.outlived)
+    }
+
+    pub(super) fn take_releasing(&mut self) -> Vec<(Uid, Caller)> {
+        std::mem::take(&mut self.releasing)
     }
 
     /// Takes a write into the values of its claims before it is made. Refused as a whole.
@@ -79,10 +88,14 @@ impl Book {
             before: write.before.map(str::to_owned),
             after: None,
             pending: None,
+            putting_back: false,
+            also_left: Vec::new(),
         };
         known.min_by_key(|kept| kept.order).map_or_else(new, |kept| KeptValue {
             after: None,
             pending: None,
+            putting_back: false,
+            also_left: Vec::new(),
             ..kept.clone()
         })
     }
@@ -112,16 +125,20 @@ impl Book {
                 kept.pending = None;
                 if let Some(stands) = stands {
                     kept.after = Some(stands.to_owned());
+                    kept.putting_back = false;
+                    kept.also_left.clear();
                 }
             }
             values.retain(|kept| kept.after.is_some() || kept.pending.is_some());
         }
     }
 
-    pub(super) fn set_releasing(&mut self, uid: &Uid, by: Option<Caller>) {
-        if let Some(record) = self.claims.get_mut(uid) {
-            record.releasing = by;
-        }
+    /// Marks that a claim's values of some drivers are about to be put back. False: it was known of all of them.
+    pub(super) fn intend_put_back(&mut self, uid: &Uid, wanted: impl Fn(&DriverName) -> bool) -> bool {
+        let Some(record) = self.claims.get_mut(uid) else { return false };
+        let drivers = record.drivers.iter_mut().filter(|(driver, _)| wanted(driver));
+        let values = drivers.flat_map(|(_, values)| values);
+        values.fold(false, |changed, kept| !std::mem::replace(&mut kept.putting_back, true) || changed)
     }
 
     /// A claim's values of some drivers, the newest first: the order in which they are put back.
@@ -135,21 +152,32 @@ impl Book {
         values.map(|(driver, kept)| (driver.clone(), kept.clone())).collect()
     }
 
-    /// Another claim that wrote the path in the same call or found this claim's value there: it is that claim's to put back.
-    pub(super) fn successor(&self, uid: &Uid, kept: &KeptValue) -> Option<&ObjectRef> {
+    /// Another claim, or a driver of this one that `stays` with it, that wrote the path in the same call or found this value there:
+    /// it is theirs to put back.
+    pub(super) fn successor(
+        &self,
+        uid: &Uid,
+        kept: &KeptValue,
+        stays: &dyn Fn(&DriverName) -> bool,
+    ) -> Option<(&ObjectRef, &DriverName)> {
         let later = |other: &&KeptValue| {
             other.path == kept.path && other.inode == kept.inode && other.order >= kept.order
         };
-        let others = self.claims.values().filter(|record| record.id.uid != *uid);
-        let of_path = others.filter_map(|record| {
-            let first = record.drivers.values().flatten().filter(later).map(|other| other.order).min()?;
-            Some((first, &record.id))
+        let parts = self.claims.values().flat_map(|record| {
+            let is_others = move |driver: &DriverName| record.id.uid != *uid || stays(driver);
+            let others = record.drivers.iter().filter(move |(driver, _)| is_others(driver));
+            others.map(move |(driver, values)| (&record.id, driver, values))
         });
-        of_path.min_by_key(|(order, _)| *order).map(|(_, id)| id)
+        let of_path = parts.filter_map(|(id, driver, values)| {
+            let first = values.iter().filter(later).map(|other| other.order).min()?;
+            Some((first, (id, driver)))
+        });
+        of_path.min_by_key(|(order, _)| *order).map(|(_, other)| other)
     }
 
-    /// Ends a claim's values, of one driver or of all. A later claim that found there what this one left has found nothing that
-    /// anybody wants any more: it inherits what this one had found. Gives what is no more, and the claims that are changed.
+    /// Ends a claim's values, of one driver or of all. A later claim, or another driver of this one, that found there what these left
+    /// has found nothing that anybody wants any more: it inherits what they had found. Gives what is no more, and the claims that are
+    /// changed.
     pub(super) fn end(&mut self, uid: &Uid, driver: Option<&DriverName>) -> Ended {
         let Some(record) = self.claims.get_mut(uid) else { return Ended::default() };
         let before = record.clone();
@@ -162,13 +190,12 @@ impl Book {
         if record.drivers.is_empty() {
             self.claims.remove(uid);
         }
-        let heirs = gone.iter().filter_map(|kept| self.hand_down(uid, kept)).collect();
+        let heirs = gone.iter().filter_map(|kept| self.hand_down(kept)).collect();
         Ended { before: Some(before), heirs }
     }
 
-    fn hand_down(&mut self, from: &Uid, gone: &KeptValue) -> Option<Uid> {
-        let others = self.claims.values_mut().filter(|record| record.id.uid != *from);
-        let values = others.flat_map(|record| {
+    fn hand_down(&mut self, gone: &KeptValue) -> Option<Uid> {
+        let values = self.claims.values_mut().flat_map(|record| {
             let uid = record.id.uid.clone();
             record.drivers.values_mut().flatten().map(move |kept| (uid.clone(), kept))
         });
@@ -180,7 +207,7 @@ impl Book {
         if !found_it {
             return None;
         }
-        heir.before.clone_from(&gone.before);
+        heir.inherit(gone.before.clone());
         Some(uid)
     }
 

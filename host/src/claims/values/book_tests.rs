@@ -41,7 +41,7 @@ impl Scene {
     fn release(&mut self, short: &str) -> Option<String> {
         let uid = claim(short).uid;
         let (_, kept) = self.book.newest_first(&uid, |_| true).remove(0);
-        let other = self.book.successor(&uid, &kept).map(|other| other.name.to_string());
+        let other = self.book.successor(&uid, &kept, &|_| false).map(|(other, _)| other.name.to_string());
         if other.is_none() && kept.may_have_left(&self.value) {
             self.value = kept.before.unwrap();
         }
@@ -114,6 +114,27 @@ fn the_earlier_of_two_claims_leaves_the_value_and_hands_down_what_it_found() {
     assert_eq!(scene.kept("c"), Some((Some("0"), Some("3"))));
     assert_eq!(scene.release("c"), None);
     assert_eq!(scene.value, "0", "as if none had been");
+}
+
+/// What the heir has been put back to before it inherits is its own doing; before that it would be somebody else's.
+#[test]
+fn an_heir_that_may_have_been_put_back_already_knows_that_value_too() {
+    for putting_back in [false, true] {
+        let mut scene = Scene::new();
+        scene.write(&["a"], "1");
+        scene.write(&["b"], "2");
+        let (a, b) = (claim("a").uid, claim("b").uid);
+        if putting_back {
+            assert!(scene.book.intend_put_back(&b, |_| true));
+            assert!(!scene.book.intend_put_back(&b, |_| true), "that is known");
+        }
+        scene.book.end(&a, None);
+        assert_eq!(scene.book.newest_first(&b, |_| true)[0].1.may_have_left("1"), putting_back);
+        assert_eq!(scene.kept("b"), Some((Some("0"), Some("2"))));
+        scene.value = "0".to_owned();
+        scene.write(&["b"], "4");
+        assert!(!scene.book.newest_first(&b, |_| true)[0].1.may_have_left("1"), "it was written anew");
+    }
 }
 
 #[test]
@@ -198,6 +219,23 @@ fn values_of_a_claim_are_bounded_in_number_and_bytes() {
     let taken =
         (0..VALUES_PER_CLAIM_MAX).take_while(|n| intend(&mut book, &format!("led{n}"), &large).is_ok());
     assert!(taken.count() <= VALUES_BYTES_PER_CLAIM_MAX / large.len() + 1);
+}
+
+#[test]
+fn of_two_drivers_of_a_claim_the_later_inherits_what_the_earlier_found() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    let (uid, later) = (claim("a").uid, DriverName::new("fan.example.com").unwrap());
+    let write =
+        Write { driver: &later, claims: &[claim("a")], path: "led", inode: 1, before: Some("1"), value: "2" };
+    scene.book.intend(&write).unwrap();
+    let first = scene.book.get(&uid).unwrap().drivers[&driver()][0].clone();
+    let stays = |name: &DriverName| *name == later;
+    assert_eq!(scene.book.successor(&uid, &first, &stays), Some((&claim("a"), &later)));
+    assert_eq!(scene.book.successor(&uid, &first, &|_| false), None, "both give the claim up");
+    scene.book.end(&uid, Some(&driver()));
+    let left = scene.book.newest_first(&uid, |_| true);
+    assert_eq!((left.len(), left[0].1.before.as_deref()), (1, Some("0")));
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 }
 
 /// The kernel did not take a value in time.
-pub(super) fn write_stuck() -> Problem {
+pub fn write_stuck() -> Problem {
     let message = format!("the node did not take the value within {SYSFS_WRITE_WALL:?}");
     Problem::unavailable("sysfs-stuck", message)
 }

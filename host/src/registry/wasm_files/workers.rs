@@ -136,6 +136,9 @@ mod tests {
             workers.reload(stem, ReloadRequest { source: format!("{stem}.wasm"), done });
         }
         let told: Vec<_> = std::iter::from_fn(|| worker.orders.try_recv().ok()).collect();
-        assert!(matches!(told[..], [Order::Load(_), Order::Again(None), Order::Judge, Order::Again(Some(_))]));
+        assert!(matches!(
+            told[..],
+            [Order::Load(_), Order::Again(None), Order::Judge, Order::Again(Some(_))]
+        ));
     }
 }

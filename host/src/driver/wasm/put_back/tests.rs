@@ -42,6 +42,8 @@ impl Tree {
             before: Some(before.to_owned()),
             after: Some(after.to_owned()),
             pending: None,
+            putting_back: false,
+            also_left: Vec::new(),
         }
     }
 
