@@ -155,7 +155,7 @@ async fn each_claim_goes_to_the_version_that_prepared_it_however_many_came_since
 async fn what_both_refuse_stays_with_both_reasons_and_can_be_released() {
     let (home, a) = (Home::new(), pod("a"));
     let daemon = home.start();
-    let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 0).await;
+    let ([_, new, _], _kept) = served_by_the_first(&daemon, &a, 0).await;
     daemon.serve_version(&new, &digest(1));
     new.reply_unprepare(Reply::Refuse(permanent()));
     let problem = daemon.unprepare(&a).await.remove(0).unwrap_err();
