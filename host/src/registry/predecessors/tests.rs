@@ -6,7 +6,8 @@ use crate::driver::wasm::tests::guest::{Guest, NAME};
 use crate::model::DriverKind;
 
 struct Scene {
-    stage: Stage,
+    /// Has the folder of the files.
+    _stage: Stage,
     kept: KeptDrivers,
     tasks: Tasks,
     name: DriverName,
@@ -17,7 +18,7 @@ impl Scene {
         let (stage, tasks) = (Stage::new(), Tasks::new());
         let (files, trust) = (KeptFiles::open(stage.folder.path()).unwrap(), Trust::new(Policy::default()));
         let kept = KeptDrivers::open(files, stage.host.clone(), trust, tasks.clone()).unwrap();
-        Self { stage, kept, tasks, name: DriverName::new(NAME).unwrap() }
+        Self { _stage: stage, kept, tasks, name: DriverName::new(NAME).unwrap() }
     }
 
     fn grant(&self) -> Option<Grant> {

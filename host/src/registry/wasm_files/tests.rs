@@ -82,7 +82,7 @@ async fn load(worker: &Handle, files: DriverFiles) {
     let (done, loaded) = oneshot::channel();
     worker.orders.send(Order::Load(files)).await.ok().unwrap();
     worker.orders.send(Order::Again(Some(done))).await.ok().unwrap();
-    loaded.await.unwrap();
+    loaded.await.unwrap().unwrap();
 }
 
 /// Returns when a driver is told to be in a state.
