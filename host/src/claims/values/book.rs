@@ -137,8 +137,11 @@ impl Book {
     pub(super) fn intend_put_back(&mut self, uid: &Uid, wanted: impl Fn(&DriverName) -> bool) -> bool {
         let Some(record) = self.claims.get_mut(uid) else { return false };
         let drivers = record.drivers.iter_mut().filter(|(driver, _)| wanted(driver));
-        let values = drivers.flat_map(|(_, values)| values);
-        values.fold(false, |changed, kept| !std::mem::replace(&mut kept.putting_back, true) || changed)
+        let mut changed = false;
+        for kept in drivers.flat_map(|(_, values)| values) {
+            changed |= !std::mem::replace(&mut kept.putting_back, true);
+        }
+        changed
     }
 
     /// A claim's values of some drivers, the newest first: the order in which they are put back.
