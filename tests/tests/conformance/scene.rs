@@ -317,6 +317,9 @@ impl View {
             }
             // Who prepared it: kind, version, digest.
             "by" => Some(json!("somebody")),
+            // Where the daemon's own try came first, the operator's was still waiting.
+            "releasing" if !self.timelines => None,
+            "releasing" => Some(json!("somebody")),
             "prepared" => {
                 let device = |device: &Value| json!([device["requests"], device["pool"], device["device"]]);
                 value["devices"].as_array().map(|devices| devices.iter().map(device).collect())
