@@ -338,7 +338,7 @@ async fn a_cache_whose_disk_runs_no_code_is_of_use_all_the_same() {
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.restart().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
-    assert!(daemon.log().contains("from_cache=true"), "{}", daemon.log());
+    daemon.until_log("from_cache=true").await;
     // The folder goes last.
     let _root = daemon.into_root().await;
     drop(mounted);
