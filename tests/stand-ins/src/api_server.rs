@@ -1,0 +1,239 @@
+//! An API server: HTTP, list, watch, resource versions, conflicts, and faults on request.
+//!
+//! It holds objects as JSON and answers as Kubernetes 1.36 does, which its tests compare with recorded exchanges. What a node's
+//! driver does not meet is not there: other resources, protobuf, tables, admission webhooks, quotas. Nothing controls its objects
+//! but requests and the methods here: no scheduler, no garbage collector.
+//!
+//! What it does not do as a real one: server-side apply knows the fields that a manager applied before, not those that others
+//! updated to the same value; `managedFields` name the fields that a request had; an exact old resource version of a list is gone
+//! as soon as there is a newer one.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use serde_json::Value;
+
+mod cluster;
+mod convert;
+mod fault;
+mod objects;
+mod patch;
+mod reads;
+mod resources;
+mod route;
+mod selector;
+mod serve;
+mod state;
+mod status;
+#[cfg(test)]
+mod tests;
+mod validate;
+mod watch;
+mod writes;
+
+pub use cluster::{Allocated, Pod};
+pub use fault::{Fault, FaultId, When};
+pub use state::{Change, ChangeKind, Changes, Seen, State};
+
+use crate::deadline::{DEADLINE, within};
+use serve::Listening;
+use state::Shared;
+
+/// A server of its own objects. It ends when it is dropped.
+#[derive(Debug)]
+pub struct ApiServer {
+    shared: Arc<Shared>,
+    listening: Mutex<Option<Listening>>,
+    port: u16,
+}
+
+impl ApiServer {
+    /// Serves on a free port of 127.0.0.1, resource.k8s.io in `v1` alone, to clients with any token or none.
+    pub async fn start() -> Self {
+        let shared = Arc::new(Shared::new());
+        let listening = Listening::on(0, Arc::clone(&shared)).await;
+        let port = listening.port();
+        Self { shared, listening: Mutex::new(Some(listening)), port }
+    }
+
+    /// `http://127.0.0.1:PORT`
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// A kubeconfig file in `dir`, with the token that this server wants, if it wants one.
+    pub fn kubeconfig(&self, dir: &Path) -> PathBuf {
+        let token = self.shared.lock().tokens.first().cloned();
+        let user = token.map_or(serde_json::json!({}), |token| serde_json::json!({ "token": token }));
+        self.write_kubeconfig(dir, user)
+    }
+
+    /// As [`Self::kubeconfig`], with the name of the file that the token is in.
+    pub fn kubeconfig_with_token_file(&self, dir: &Path, token_file: &Path) -> PathBuf {
+        self.write_kubeconfig(dir, serde_json::json!({ "tokenFile": token_file }))
+    }
+
+    fn write_kubeconfig(&self, dir: &Path, user: Value) -> PathBuf {
+        let config = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{ "name": "stand-in", "cluster": { "server": self.url() } }],
+            "users": [{ "name": "driver", "user": user }],
+            "contexts": [{ "name": "stand-in", "context": { "cluster": "stand-in", "user": "driver" } }],
+            "current-context": "stand-in",
+        });
+        let path = dir.join("kubeconfig");
+        std::fs::write(&path, format!("{config:#}\n")).expect("the folder of a kubeconfig can be written");
+        path
+    }
+
+    /// Refuses connections and closes the open ones, at once. The objects stay.
+    pub async fn stop(&self) {
+        let listening = self.listening().take();
+        if let Some(listening) = listening {
+            listening.stop().await;
+        }
+    }
+
+    fn listening(&self) -> MutexGuard<'_, Option<Listening>> {
+        self.listening.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Serves again, on the port it had.
+    pub async fn start_again(&self) {
+        self.stop().await;
+        let listening = Listening::on(self.port, Arc::clone(&self.shared)).await;
+        *self.listening() = Some(listening);
+    }
+
+    /// Closes every connection in the middle of what it does; new ones are taken.
+    pub fn drop_connections(&self) {
+        if let Some(listening) = &*self.listening() {
+            listening.drop_connections();
+        }
+    }
+
+    /// The versions of resource.k8s.io that are served, preferred first.
+    pub fn serve_versions(&self, versions: &[&str]) {
+        self.shared.change(|state| state.versions = versions.iter().map(ToString::to_string).collect());
+    }
+
+    /// Refuses, from now on, every request that has none of these tokens: 401. None: anyone is let in.
+    pub fn require_tokens(&self, tokens: &[&str]) {
+        self.shared.change(|state| state.tokens = tokens.iter().map(ToString::to_string).collect());
+    }
+
+    /// Refuses `verb` on `resource` (`resourceclaims`, `resourceclaims/status`; `*` for each) as RBAC does: 403.
+    pub fn deny(&self, verb: &str, resource: &str) {
+        self.shared.change(|state| state.denied.push((verb.to_owned(), resource.to_owned())));
+    }
+
+    /// Ends what [`Self::deny`] and [`Self::enforce`] began.
+    pub fn allow_all(&self) {
+        self.shared.change(|state| {
+            state.denied.clear();
+            state.rules = None;
+        });
+    }
+
+    /// Refuses what none of these rules covers; `rules` are as in a ClusterRole. Of what a driver may ask without any rule
+    /// (discovery, `/version`, `/livez`), nothing is refused.
+    pub fn enforce(&self, rules: &[Value]) {
+        self.shared.change(|state| state.rules = Some(rules.to_vec()));
+    }
+
+    /// What becomes of requests that `when` matches, until it is lifted.
+    pub fn fail(&self, fault: Fault, when: When) -> FaultId {
+        self.shared.change(|state| state.faults.add(fault, when, None))
+    }
+
+    /// What becomes of the next `times` requests that `when` matches.
+    pub fn fail_times(&self, times: usize, fault: Fault, when: When) -> FaultId {
+        self.shared.change(|state| state.faults.add(fault, when, Some(times)))
+    }
+
+    pub fn lift(&self, fault: FaultId) {
+        self.shared.change(|state| state.faults.lift(fault));
+    }
+
+    pub fn lift_all(&self) {
+        self.shared.change(|state| state.faults.lift_all());
+    }
+
+    /// Forgets the changes until now: a watch that would go on from one of them is told to list anew (410).
+    pub fn compact(&self) {
+        self.shared.change(State::compact);
+    }
+
+    /// Sends every watch that asked for bookmarks one, at once. They also come every minute.
+    pub fn bookmark(&self) {
+        self.shared.change(|state| state.bookmarks += 1);
+    }
+
+    /// Ends every watch in order, as a server does that has had enough of it.
+    pub fn close_watches(&self) {
+        self.shared.change(|state| state.watch_epoch += 1);
+    }
+
+    /// Raises the resource version as other people's objects do.
+    pub fn skip_versions(&self, count: u64) {
+        self.shared.change(|state| state.revision += count);
+    }
+
+    /// Looks at everything at once.
+    pub fn look<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        look(&self.shared.lock())
+    }
+
+    /// Every request since the start or the last [`Self::forget_requests`], in the order of their answers.
+    pub fn requests(&self) -> Vec<Seen> {
+        self.look(|state| state.requests().to_vec())
+    }
+
+    pub fn forget_requests(&self) {
+        self.shared.change(|state| state.requests.clear());
+    }
+
+    /// Waits until `look` finds what it wants, after each request, change of an object and watch that opens or ends.
+    ///
+    /// # Panics
+    ///
+    /// After [`DEADLINE`] on the wall clock, with what was seen.
+    pub async fn wait_for<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
+        self.wait_for_within(DEADLINE, what, look).await
+    }
+
+    /// As [`Self::wait_for`], with a time of its own.
+    pub async fn wait_for_within<T>(
+        &self,
+        time: Duration,
+        what: &str,
+        mut look: impl FnMut(&State) -> Option<T>,
+    ) -> T {
+        let mut ticks = self.shared.ticks();
+        let work = async {
+            loop {
+                ticks.mark_unchanged();
+                if let Some(found) = look(&self.shared.lock()) {
+                    return found;
+                }
+                let _ = ticks.changed().await;
+            }
+        };
+        match within(time, work).await {
+            Some(found) => found,
+            None => panic!("waited {time:?} for {what}; the API server saw:\n{}", self.look(State::story)),
+        }
+    }
+
+    /// As [`Self::wait_for`], for what needs no answer.
+    pub async fn wait_until(&self, what: &str, mut look: impl FnMut(&State) -> bool) {
+        self.wait_for(what, |state| look(state).then_some(())).await;
+    }
+
+    /// Every change of an object from now on.
+    pub fn subscribe(&self) -> Changes {
+        Changes::from_now(Arc::clone(&self.shared))
+    }
+}

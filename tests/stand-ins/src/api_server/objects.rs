@@ -1,0 +1,85 @@
+//! What a test does to objects directly, without a request.
+
+use serde_json::Value;
+
+use super::ApiServer;
+use super::resources;
+use super::state::key;
+use super::writes::now;
+
+impl ApiServer {
+    /// Stores an object as it is, new or in the place of another, with its status: what it lacks of `uid`,
+    /// `creationTimestamp` and `generation` is filled in, and nothing is checked. `kind` says what it is; events are as core has
+    /// them, all else as `v1`. Gives the object as it is stored.
+    pub fn put(&self, mut object: Value) -> Value {
+        let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+        let resource = resources::named(&kind);
+        self.shared.change(|state| {
+            if resource.namespaced && object["metadata"]["namespace"].is_null() {
+                object["metadata"]["namespace"] = "default".into();
+            }
+            let old = state.objects.get(&key(resource, &object)).cloned();
+            let old = old.as_deref().map_or(&Value::Null, |old| &old["metadata"]);
+            let metadata = &mut object["metadata"];
+            let fill = [("uid", uuid::Uuid::new_v4().to_string().into()), ("creationTimestamp", now())];
+            for (field, fresh) in fill {
+                if metadata[field].is_null() {
+                    metadata[field] = if old[field].is_null() { fresh } else { old[field].clone() };
+                }
+            }
+            if resource.generation && metadata["generation"].is_null() {
+                metadata["generation"] = (old["generation"].as_i64().unwrap_or_default() + 1).into();
+            }
+            let api_version = match resource.group {
+                "" => "v1".to_owned(),
+                group => format!("{group}/v1"),
+            };
+            object["apiVersion"] = api_version.into();
+            state.store(resource, object).as_ref().clone()
+        })
+    }
+
+    /// `namespace` is empty for an object of the cluster.
+    pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
+        self.look(|state| state.object(resource, namespace, name).cloned())
+    }
+
+    /// In the order of namespace and name.
+    pub fn list(&self, resource: &str) -> Vec<Value> {
+        self.look(|state| state.objects(resource).into_iter().cloned().collect())
+    }
+
+    /// Takes an object away, whatever finalizers it has. Gives what it was.
+    pub fn delete(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
+        let key = (resources::named(resource).plural, namespace.to_owned(), name.to_owned());
+        self.shared.change(|state| state.remove(&key)).map(|object| object.as_ref().clone())
+    }
+
+    /// Changes an object in its place, as somebody else does.
+    ///
+    /// # Panics
+    ///
+    /// If it is not there.
+    pub fn edit(&self, resource: &str, namespace: &str, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
+        let resource = resources::named(resource);
+        let key = (resource.plural, namespace.to_owned(), name.to_owned());
+        self.shared.change(|state| {
+            let old = state.objects.get(&key).unwrap_or_else(|| panic!("there is no {key:?} to edit"));
+            let mut object = old.as_ref().clone();
+            edit(&mut object);
+            if resource.generation && object["spec"] != old["spec"] {
+                let generation = old["metadata"]["generation"].as_i64().unwrap_or_default();
+                object["metadata"]["generation"] = (generation + 1).into();
+            }
+            state.store(resource, object).as_ref().clone()
+        })
+    }
+
+    /// Marks an object as deleted while its finalizers hold it.
+    pub fn mark_deleted(&self, resource: &str, namespace: &str, name: &str) -> Value {
+        self.edit(resource, namespace, name, |object| {
+            object["metadata"]["deletionTimestamp"] = now();
+            object["metadata"]["deletionGracePeriodSeconds"] = 0.into();
+        })
+    }
+}

@@ -1,0 +1,7 @@
+//! Against the recordings, and the rest as a client meets it.
+
+mod behaviour;
+mod client;
+mod faults;
+mod recorded;
+mod watching;

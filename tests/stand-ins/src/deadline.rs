@@ -1,0 +1,27 @@
+//! An end to waiting by the wall clock: tests that turn the clock of their runtime wait here too.
+
+use std::future::Future;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+/// What every wait in this crate ends after, with a panic that tells what was seen until then.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// `None` when the time is over first.
+pub(crate) async fn within<T>(time: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let (over, late) = oneshot::channel();
+    // Dropped with this future, which ends the thread.
+    let (_keep, dropped) = mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if dropped.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let _ = over.send(());
+        }
+    });
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        _ = late => None,
+    }
+}

@@ -1,0 +1,343 @@
+//! The device manager: device plugins, their devices, and what is allocated of them.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodedock_proto::kubelet::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
+use nodedock_proto::kubelet::device_plugin::v1beta1::registration_server::{
+    Registration, RegistrationServer,
+};
+use nodedock_proto::kubelet::device_plugin::v1beta1::{
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest, Device, DevicePluginOptions, Empty, PreStartContainerRequest,
+    PreferredAllocationRequest, RegisterRequest,
+};
+use nodedock_proto::unix;
+use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::{Channel, Server};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::authority;
+use super::state::Inner;
+
+const PRE_START: Duration = Duration::from_secs(30);
+/// Allocate and preferred allocations have no deadline; a test has.
+const NO_DEADLINE: Duration = crate::deadline::DEADLINE;
+
+/// A resource as the node would report it.
+#[derive(Clone, Debug, Default)]
+pub struct Resource {
+    pub devices: Vec<Device>,
+    /// Whether its plugin's list is followed. Devices of a plugin that is gone are unhealthy.
+    pub running: bool,
+    pub pre_start_required: bool,
+    pub prefers: bool,
+}
+
+impl Resource {
+    /// IDs of devices that can be allocated.
+    pub fn healthy(&self) -> Vec<&str> {
+        self.devices
+            .iter()
+            .filter(|device| device.health == "Healthy")
+            .map(|device| device.id.as_str())
+            .collect()
+    }
+}
+
+/// What a container was given.
+#[derive(Clone, Debug)]
+pub struct Allocation {
+    pub(super) number: u64,
+    pub resource: String,
+    pub ids: Vec<String>,
+    pub answer: ContainerAllocateResponse,
+}
+
+#[derive(Debug)]
+pub(super) struct Plugin {
+    number: u64,
+    channel: Option<Channel>,
+    options: DevicePluginOptions,
+    devices: Vec<Device>,
+    running: bool,
+    end: CancellationToken,
+}
+
+impl Plugin {
+    pub(super) fn shown(&self) -> Resource {
+        Resource {
+            devices: self.devices.clone(),
+            running: self.running,
+            pre_start_required: self.options.pre_start_required,
+            prefers: self.options.get_preferred_allocation_available,
+        }
+    }
+
+    fn stopped(&mut self) {
+        self.channel = None;
+        self.running = false;
+        for device in &mut self.devices {
+            device.health = "Unhealthy".to_owned();
+        }
+    }
+
+    /// With its process, a kubelet's knowledge of devices is gone.
+    pub(super) fn forget(&mut self) {
+        self.end.cancel();
+        self.stopped();
+        self.devices.clear();
+    }
+}
+
+/// Deletes the sockets of plugins and serves `Register` on a new one of its own.
+///
+/// # Panics
+///
+/// If the socket cannot be made.
+pub(super) fn serve(inner: &Arc<Inner>, end: &CancellationToken, tasks: &TaskTracker) {
+    let folder = inner.root.join("device-plugins");
+    for entry in std::fs::read_dir(&folder).expect("the folder can be read").flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    let listener = UnixListener::bind(folder.join("kubelet.sock")).expect("kubelet.sock can be made");
+    let service = RegistrationServer::new(Registering { inner: Arc::clone(inner), end: end.clone() });
+    let server = Server::builder().add_service(service);
+    let end = end.clone();
+    tasks.spawn(async move {
+        tokio::select! {
+            () = end.cancelled() => {}
+            _ = server.serve_with_incoming(unix::incoming(listener)) => {}
+        }
+    });
+}
+
+struct Registering {
+    inner: Arc<Inner>,
+    end: CancellationToken,
+}
+
+#[tonic::async_trait]
+impl Registration for Registering {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let request = request.into_inner();
+        let endpoint = self.inner.root.join("device-plugins").join(&request.endpoint);
+        let done = async {
+            if self.end.is_cancelled() {
+                return Err("the kubelet stops".to_owned());
+            }
+            validate(&request.resource_name, &[request.version])?;
+            connect(&self.inner, &request.resource_name, &endpoint).await.map(drop)
+        }
+        .await;
+        self.inner.note_outcome("Register", &request.resource_name, done.clone());
+        done.map(|()| Response::new(Empty {})).map_err(Status::unknown)
+    }
+}
+
+/// What a kubelet takes for a device plugin.
+pub(super) fn validate(resource: &str, versions: &[String]) -> Result<(), String> {
+    if !versions.iter().any(|version| version == "v1beta1") {
+        return Err(format!("manager version, v1beta1, is not among plugin supported versions {versions:?}"));
+    }
+    let native = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    let part = |text: &str, most: usize| {
+        let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+        let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        text.len() <= most
+            && edge(text.bytes().next())
+            && edge(text.bytes().last())
+            && text.bytes().all(inner)
+    };
+    let is_extended = resource.split_once('/').is_some_and(|(domain, name)| {
+        !native(domain)
+            && !domain.starts_with("requests.")
+            && part(domain, 253 - "requests.".len())
+            && part(name, 63)
+    });
+    if is_extended { Ok(()) } else { Err(format!("the ResourceName {resource:?} is invalid")) }
+}
+
+/// Dials a plugin, asks for its options and follows its list. Gives the number of this connection.
+pub(super) async fn connect(inner: &Arc<Inner>, resource: &str, endpoint: &Path) -> Result<u64, String> {
+    let deadline = inner.options.dial_timeout;
+    let channel = authority::channel(authority::dial(endpoint, deadline).await?).await?;
+    let mut client = DevicePluginClient::new(channel.clone());
+    let asking = client.get_device_plugin_options(Empty {});
+    let options = inner.call("GetDevicePluginOptions", resource, deadline, asking).await?.into_inner();
+    let end = CancellationToken::new();
+    let number = inner.change(|state| {
+        let number = state.number();
+        let before = state.plugins.remove(resource);
+        let devices = before.map_or_else(Vec::new, |before| {
+            before.end.cancel();
+            before.devices
+        });
+        let plugin =
+            Plugin { number, channel: Some(channel), options, devices, running: false, end: end.clone() };
+        state.plugins.insert(resource.to_owned(), plugin);
+        number
+    });
+    let (inner, resource) = (Arc::clone(inner), resource.to_owned());
+    tokio::spawn(async move {
+        let ended = tokio::select! {
+            () = end.cancelled() => Ok(()),
+            ended = follow(&inner, &resource, number, client) => ended,
+        };
+        let outcome = ended.map_err(|status| format!("{:?}: {}", status.code(), status.message()));
+        inner.note_outcome("ListAndWatch", &resource, outcome);
+        stop(&inner, &resource, number);
+    });
+    Ok(number)
+}
+
+async fn follow(
+    inner: &Inner,
+    resource: &str,
+    number: u64,
+    mut client: DevicePluginClient<Channel>,
+) -> Result<(), Status> {
+    let mut lists: Streaming<_> = client.list_and_watch(Empty {}).await?.into_inner();
+    while let Some(list) = lists.message().await? {
+        inner.change(|state| {
+            let plugin = state.plugins.get_mut(resource).filter(|plugin| plugin.number == number);
+            if let Some(plugin) = plugin {
+                plugin.devices = list.devices;
+                plugin.running = true;
+            }
+        });
+    }
+    Ok(())
+}
+
+fn stop(inner: &Inner, resource: &str, number: u64) {
+    inner.change(|state| {
+        let plugin = state.plugins.get_mut(resource).filter(|plugin| plugin.number == number);
+        if let Some(plugin) = plugin {
+            plugin.stopped();
+        }
+    });
+}
+
+/// The registration socket of a plugin is gone.
+pub(super) fn disconnect(inner: &Inner, resource: &str, number: u64) {
+    inner.look(|state| {
+        let plugin = state.plugins.get(resource).filter(|plugin| plugin.number == number);
+        if let Some(plugin) = plugin {
+            plugin.end.cancel();
+        }
+    });
+    inner.note_quietly("deregister", resource);
+    stop(inner, resource, number);
+}
+
+/// What is free, and whom to ask.
+struct Choice {
+    channel: Channel,
+    free: Vec<String>,
+    prefers: bool,
+}
+
+fn choice(inner: &Inner, resource: &str, count: usize) -> Result<Choice, String> {
+    inner.look(|state| {
+        let unknown = || format!("cannot allocate unregistered device {resource}");
+        let plugin = state.plugins.get(resource).ok_or_else(unknown)?;
+        let shown = plugin.shown();
+        if shown.healthy().is_empty() {
+            return Err(format!("no healthy devices present; cannot allocate unhealthy devices {resource}"));
+        }
+        let held = state.allocations.iter().filter(|held| held.resource == resource);
+        let taken: BTreeSet<&str> = held.flat_map(|held| held.ids.iter().map(String::as_str)).collect();
+        let free: Vec<String> =
+            shown.healthy().into_iter().filter(|id| !taken.contains(id)).map(str::to_owned).collect();
+        if free.len() < count {
+            return Err(format!(
+                "requested number of devices unavailable for {resource}. Requested: {count}, Available: {}",
+                free.len()
+            ));
+        }
+        let channel =
+            plugin.channel.clone().ok_or_else(|| format!("endpoint of {resource} has been stopped"))?;
+        Ok(Choice { channel, free, prefers: shown.prefers })
+    })
+}
+
+pub(super) async fn allocate(inner: &Inner, resource: &str, count: usize) -> Result<Allocation, String> {
+    let Choice { channel, mut free, prefers } = choice(inner, resource, count)?;
+    let mut client = DevicePluginClient::new(channel);
+    if prefers {
+        let size = i32::try_from(count).map_err(|error| error.to_string())?;
+        let wanted = ContainerPreferredAllocationRequest {
+            available_device_ids: free.clone(),
+            must_include_device_ids: vec![],
+            allocation_size: size,
+        };
+        let asking =
+            client.get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![wanted] });
+        let answer = inner.call("GetPreferredAllocation", resource, NO_DEADLINE, asking).await?.into_inner();
+        let preferred = answer.container_responses.into_iter().next().unwrap_or_default().device_ids;
+        // What is preferred and can be had comes first.
+        free.sort_by_key(|id| !preferred.contains(id));
+    }
+    let mut ids = free;
+    ids.truncate(count);
+    // They are taken before their plugin is asked, and given back if it refuses.
+    let number = inner.change(|state| {
+        let number = state.number();
+        let held = Allocation {
+            number,
+            resource: resource.to_owned(),
+            ids: ids.clone(),
+            answer: Default::default(),
+        };
+        state.allocations.push(held);
+        number
+    });
+    let request =
+        AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids: ids.clone() }] };
+    let answer = inner.call("Allocate", resource, NO_DEADLINE, client.allocate(request)).await;
+    let answer = answer.and_then(|answer| {
+        let first = answer.into_inner().container_responses.into_iter().next();
+        first.ok_or_else(|| format!("no containers in the response to Allocate for {resource}"))
+    });
+    inner.change(|state| {
+        let at = state.allocations.iter().position(|held| held.number == number);
+        match (answer, at) {
+            (Ok(answer), Some(at)) => {
+                state.allocations[at].answer = answer;
+                Ok(state.allocations[at].clone())
+            }
+            (Ok(answer), None) => Ok(Allocation { number, resource: resource.to_owned(), ids, answer }),
+            (Err(why), at) => {
+                at.map(|at| state.allocations.remove(at));
+                Err(why)
+            }
+        }
+    })
+}
+
+pub(super) async fn pre_start(inner: &Inner, allocation: &Allocation) -> Result<(), String> {
+    let resource = allocation.resource.as_str();
+    let (channel, required) = inner.look(|state| {
+        let plugin = state.plugins.get(resource);
+        (
+            plugin.and_then(|plugin| plugin.channel.clone()),
+            plugin.is_some_and(|plugin| plugin.options.pre_start_required),
+        )
+    });
+    if !required {
+        return Ok(());
+    }
+    let channel = channel.ok_or_else(|| format!("endpoint of {resource} has been stopped"))?;
+    let mut client = DevicePluginClient::new(channel);
+    let starting =
+        client.pre_start_container(PreStartContainerRequest { devices_ids: allocation.ids.clone() });
+    inner.call("PreStartContainer", resource, PRE_START, starting).await.map(drop)
+}

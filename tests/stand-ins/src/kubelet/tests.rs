@@ -1,0 +1,7 @@
+//! Against small plugins.
+
+mod devices;
+mod dra;
+mod plugin;
+mod pods;
+mod registering;
