@@ -1,7 +1,9 @@
 //! The composition root: builds bottom-up, binds, runs, drains.
 
+mod cluster;
 mod reload;
 mod state;
+mod turns;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,7 +23,7 @@ use crate::base::socket;
 use crate::base::tasks::Tasks;
 use crate::cdi::{CdiDir, Durability};
 use crate::checkpoint::Checkpoint;
-use crate::claims::source::ClaimFolder;
+use crate::claims::source::{ClaimFolder, ClaimSource};
 use crate::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, Values};
 use crate::config::Config;
 use crate::devices::endpoints::Endpoints;
@@ -45,6 +47,7 @@ use crate::registry::predecessors::KeptDrivers;
 use crate::registry::wasm_files::{FileMemory, WasmFiles};
 use crate::trust::Trust;
 
+use self::cluster::{Connected, Faces};
 use self::reload::Reload;
 
 /// File events that may wait for the registry.
@@ -53,11 +56,24 @@ const FILE_EVENTS_WAITING_MAX: usize = 64;
 /// Runs the daemon until SIGTERM or SIGINT, then drains it.
 pub async fn run(config: Config, boot_id: String) -> Result<()> {
     let mut signals = Signals::new()?;
+    if let Some(instance) = config.instance.clone() {
+        return Box::pin(turns::run(config, boot_id, instance, signals)).await;
+    }
     let daemon = Daemon::start(config, boot_id).await?;
+    say_ready();
+    signals.wanted().await;
+    stop(daemon, &mut signals).await;
+    Ok(())
+}
+
+fn say_ready() {
     // A machine without systemd has nobody to tell.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tracing::info!("ready");
-    signals.wanted().await;
+}
+
+/// Drains a daemon, unless a second signal says that it takes too long.
+async fn stop(daemon: Daemon, signals: &mut Signals) {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     tracing::info!("stopping");
     tokio::select! {
@@ -66,7 +82,6 @@ pub async fn run(config: Config, boot_id: String) -> Result<()> {
         () = signals.wanted() => tracing::warn!("stopping at once"),
     }
     tracing::info!("stopped");
-    Ok(())
 }
 
 /// This boot's ID.
@@ -98,6 +113,10 @@ impl Signals {
 }
 
 struct Daemon {
+    /// What metrics and probes read.
+    admin: Admin,
+    /// The sockets that a kubelet knows.
+    faces: Faces,
     /// What brings new work: the API.
     intake: Tasks,
     /// Requests under way.
@@ -147,13 +166,17 @@ impl Daemon {
             .context("look at the kept files of drivers")?;
         let predecessors = Arc::new(kept);
         registry.keep_predecessors(predecessors.clone());
+        let connected = match &config.kubernetes {
+            Some(kubernetes) => Some(cluster::connect(kubernetes, &registry, &conditions, &intake).await?),
+            None => None,
+        };
         let claims = Claims::new(ClaimParts {
             table,
             released: opened.released,
             values,
             cdi,
             registry: registry.clone(),
-            source: Arc::new(ClaimFolder::new(config.paths.claims.clone())),
+            source: claim_source(&config, connected.as_ref()),
             settings: ClaimSettings {
                 node: node.clone(),
                 exclusive_wait: config.exclusive_wait,
@@ -164,12 +187,13 @@ impl Daemon {
             tasks: work.clone(),
         });
         claims.start(watch_specs(&config, &intake));
+        let holders = Arc::new(ClaimHolders { claims: claims.clone(), registry: registry.clone() });
         let devices = Devices::new(DeviceParts {
             records: opened.allocations,
             left,
             checkpoint: opened.checkpoint.clone(),
             registry: registry.clone(),
-            holders: Arc::new(ClaimHolders { claims: claims.clone(), registry: registry.clone() }),
+            holders: holders.clone(),
             settings: device_settings(&config),
             changes: changes.clone(),
             conditions: conditions.clone(),
@@ -200,6 +224,20 @@ impl Daemon {
             counters: counters.clone(),
             tasks: intake.clone(),
         };
+        let faces = match connected {
+            Some(connected) => connected.start(&cluster::Parts {
+                config: &config,
+                claims: claims.clone(),
+                devices: devices.clone(),
+                holders,
+                registry: registry.clone(),
+                changes: changes.clone(),
+                conditions: conditions.clone(),
+                at_start: at_start.clone(),
+                tasks: intake.clone(),
+            })?,
+            None => Faces::default(),
+        };
         let admin = Admin {
             registry: registry.clone(),
             claims: claims.clone(),
@@ -209,6 +247,7 @@ impl Daemon {
             conditions: conditions.clone(),
             pod_resources: counters,
             at_start,
+            cluster: faces.cluster(),
             tasks: intake.clone(),
         };
         let api = NodeApi {
@@ -224,12 +263,19 @@ impl Daemon {
             tasks: intake.clone(),
         };
         intake.spawn("node-api", node_api::serve(api, listener));
-        intake.spawn("admin", admin::serve(admin, admin_listener, admin_address));
+        intake.spawn("admin", admin::serve(admin.clone(), admin_listener, admin_address));
         intake.spawn("pod-resources", pod_resources::serve(pod_resources, pod_resources_listener));
-        Ok(Self { intake, work, drivers, checkpoint: opened.checkpoint })
+        Ok(Self { admin, faces, intake, work, drivers, checkpoint: opened.checkpoint })
     }
 
     async fn drain(self) {
+        self.faces.close();
+        self.hand_over().await.drain().await;
+    }
+
+    /// Ends all but the sockets that a kubelet knows. The checkpoint is closed then.
+    async fn hand_over(self) -> Faces {
+        self.faces.hold();
         // Requests that wait for a device are answered now: the intake ends when its last call does.
         self.work.stop();
         let intake = self.intake.drain(limit::DRAIN).await;
@@ -239,6 +285,16 @@ impl Daemon {
             tracing::warn!("some tasks did not end in time; what they began is finished at the next start");
         }
         self.checkpoint.close().await;
+        self.faces
+    }
+}
+
+/// Where claims are read that a request only names. On a Kubernetes node the API server alone knows of them: a file that lies about
+/// could stand for a claim that is gone.
+fn claim_source(config: &Config, connected: Option<&Connected>) -> Arc<dyn ClaimSource> {
+    match connected {
+        Some(connected) => connected.source(),
+        None => Arc::new(ClaimFolder::new(config.paths.claims.clone())),
     }
 }
 

@@ -1,12 +1,13 @@
-//! The claim manager: what pods hold of claims.
+//! The claim manager: what pods, and kubelets for them, hold of claims.
 //!
-//! Is given pods' requests and the claims' allocations; calls drivers through the registry; keeps every step in the checkpoint
+//! Is given their requests and the claims' allocations; calls drivers through the registry; keeps every step in the checkpoint
 //! (intent before the call, result before the answer) and CDI files in step with it. Never reads a driver's socket or file, and
 //! never decides: decisions are in `machine`.
 
 mod answer;
 mod calls;
 mod files;
+mod kubelet;
 pub mod machine;
 pub mod manifest;
 mod metrics;
@@ -121,6 +122,9 @@ struct Inner {
     table: SharedTable,
     /// One request at a time for a pod, so that an unprepare finds what a prepare before it took. Taken before `claim_locks`.
     pod_locks: Locks<Uid>,
+    /// One request of a kubelet at a time for a driver's part of a claim, for the same reason. Taken before `claim_locks`, and never
+    /// with `pod_locks`.
+    kubelet_locks: Locks<(Uid, DriverName)>,
     /// One operation at a time for a claim.
     claim_locks: Locks<Uid>,
     values: Values,
@@ -134,6 +138,8 @@ struct Inner {
     tasks: Tasks,
     /// Counts claims that were given up: whoever waits for a device looks again.
     freed: watch::Sender<u64>,
+    /// Counts changes of what drivers tell of devices that a kubelet holds.
+    statuses: watch::Sender<u64>,
     /// Wakes the task that comes again for claims that a driver did not give up.
     kept: Notify,
     /// What drivers refused of prepares.
@@ -176,7 +182,7 @@ pub struct ClaimOutcome {
 pub enum ClaimEnd {
     Prepared,
     Unprepared,
-    /// Other pods hold it.
+    /// Others hold it.
     Kept,
 }
 
@@ -230,6 +236,7 @@ impl Claims {
         Self(Arc::new(Inner {
             table,
             pod_locks: Locks::default(),
+            kubelet_locks: Locks::default(),
             claim_locks: Locks::default(),
             values,
             cdi,
@@ -241,6 +248,7 @@ impl Claims {
             troubled: files::Troubled::default(),
             tasks,
             freed: watch::Sender::new(0),
+            statuses: watch::Sender::new(0),
             kept: Notify::new(),
             refusals: Mutex::default(),
             waits: Mutex::default(),
@@ -272,7 +280,7 @@ impl Claims {
         let work = async move {
             let started = Instant::now();
             let outcome = inner.prepare_pod(request, inline, request_id).await;
-            inner.metrics.prepared(started.elapsed(), &outcome);
+            inner.metrics.prepared(started.elapsed(), metrics::has_failed(&outcome));
             outcome
         };
         self.0.tasks.complete("pod", work).await.unwrap_or_else(|| prepare::interrupted_pod(asked))
@@ -288,7 +296,7 @@ impl Claims {
         let work = async move {
             let started = Instant::now();
             let outcomes = inner.unprepare_pod(selector, request_id).await;
-            inner.metrics.unprepared(started.elapsed(), &outcomes);
+            inner.metrics.unprepared(started.elapsed(), outcomes.iter().any(metrics::has_failed));
             outcomes
         };
         self.0.tasks.complete("pod", work).await.ok_or_else(interrupted)
@@ -454,6 +462,7 @@ impl Inner {
         for record in records {
             self.changes.tell(ChangedKind::Claim, &record.id, record.state.as_str());
         }
+        self.tell_statuses(records.iter());
     }
 
     /// Removes claims, and those of `pods` that hold nothing else, durably. They leave the table after the commit: a device
@@ -480,6 +489,7 @@ impl Inner {
         };
         gone.iter().for_each(|record| self.forget_files(record));
         gone.iter().for_each(|record| self.changes.tell(ChangedKind::Claim, &record.id, "gone"));
+        self.tell_statuses(gone.iter());
         self.freed.send_modify(|count| *count += 1);
         Ok(())
     }

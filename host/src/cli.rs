@@ -5,8 +5,10 @@ mod client;
 mod driver;
 mod explain;
 mod get;
+mod kubelet;
 mod output;
 mod pods;
+mod probe;
 mod release;
 mod values;
 
@@ -20,8 +22,9 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::app;
 use crate::base::telemetry::{self, LogFormat};
-use crate::config::{Config, ConfigFile, Paths};
+use crate::config::{Config, ConfigFile, KubernetesError, KubernetesFlags, Paths};
 use crate::driver::wasm::{COMPILE_COMMAND, CompileBounds, compile_for_parent};
+use crate::model::Uid;
 
 /// The device dock of a node: drivers are native plugins or sandboxed WebAssembly files; their devices go into containers.
 ///
@@ -74,6 +77,8 @@ enum Command {
     /// Look at a checkpoint file; it is never changed
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
+    /// Ask the daemon whether it lives or is ready
+    Probe(probe::ProbeArgs),
     /// Print the completion script of a shell
     Completion { shell: clap_complete::Shell },
     /// Compile a driver for the daemon that started this, from standard input to standard output
@@ -86,9 +91,25 @@ struct RunArgs {
     /// Config file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Name of this node [default: the host name]
-    #[arg(long, value_name = "NAME")]
+    /// Name of this node [default: the host name; with --kubernetes there is none]
+    #[arg(long, value_name = "NAME", env = "NODEDOCK_NODE_NAME")]
     node_name: Option<String>,
+    /// This is a Kubernetes node: offer the drivers to its kubelet, and take claims from the API server
+    #[arg(long, env = "NODEDOCK_KUBERNETES", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new())]
+    kubernetes: Option<bool>,
+    /// The kubelet's folder [default: ROOT/var/lib/kubelet]
+    #[arg(long, value_name = "DIR", env = "NODEDOCK_KUBELET_ROOT")]
+    kubelet_root: Option<PathBuf>,
+    /// How the API server is reached [default: as a pod does]
+    #[arg(long, value_name = "FILE", env = "NODEDOCK_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    /// The pod in which the daemon runs: a kubelet that does not name it does not know of all its pods yet
+    #[arg(long, value_name = "NAMESPACE/NAME", env = "NODEDOCK_POD")]
+    pod: Option<String>,
+    /// Identity of this instance where several take turns on one root, a pod's UID: the newest serves, and is handed over to
+    #[arg(long, value_name = "UID", env = "NODEDOCK_INSTANCE_UID")]
+    instance_uid: Option<Uid>,
     /// Where CDI specs are written; runtimes read /etc/cdi and /var/run/cdi only [default: ROOT/var/run/cdi]
     #[arg(long, value_name = "DIR")]
     cdi_dir: Option<PathBuf>,
@@ -138,7 +159,10 @@ fn complain(error: &anyhow::Error) -> ExitCode {
         Some(CliError::Unreachable { .. }) => {
             (3, Some("is `nodedock run` running, with the same --root?".to_owned()))
         }
-        None => (1, None),
+        None => match error.downcast_ref::<KubernetesError>() {
+            Some(error) => (2, Some(error.hint().to_owned())),
+            None => (1, None),
+        },
     };
     // A closed standard error is nobody to tell.
     let mut stderr = std::io::stderr().lock();
@@ -160,6 +184,7 @@ fn execute(cli: Cli) -> Result<Outcome> {
         Command::Explain(command) => on_client(explain::run(place, command)),
         Command::Driver(command) => on_client(driver::run(place, command)),
         Command::Checkpoint(command) => checkpoint::run(&place, command),
+        Command::Probe(args) => on_client(probe::run(place, args)),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "nodedock", &mut std::io::stdout());
             Ok(Outcome::Done)
@@ -184,7 +209,8 @@ fn run(place: &Place, args: RunArgs) -> Result<Outcome> {
     let _armed = crate::base::failpoint::arm();
     let file = args.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
     let host_name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let node_name = args.node_name.or_else(|| file.node_name.clone()).unwrap_or_else(host_name);
+    let given_name = args.node_name.or_else(|| file.node_name.clone());
+    let node_name = given_name.clone().unwrap_or_else(host_name);
     let boot_id = args.boot_id.map_or_else(app::boot_id, Ok)?;
     std::fs::create_dir_all(&place.root).with_context(|| {
         format!("make the root {}: choose a --root that can be written", place.root.display())
@@ -194,6 +220,16 @@ fn run(place: &Place, args: RunArgs) -> Result<Outcome> {
     let mut config = Config::new(&root, place.socket.clone(), args.cdi_dir, node_name, &file);
     let file_path = args.config.as_deref().map(std::path::absolute);
     config.file_path = file_path.transpose().context("find the config file")?;
+    config.instance = args.instance_uid;
+    let kubeconfig = args.kubeconfig.as_deref().map(std::path::absolute).transpose();
+    let kubeconfig = kubeconfig.context("find the kubeconfig")?;
+    let flags = KubernetesFlags {
+        enabled: args.kubernetes,
+        kubelet_root: args.kubelet_root,
+        kubeconfig,
+        pod: args.pod,
+    };
+    config.join_cluster(flags, &root, given_name.as_deref())?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
     let outcome = runtime.block_on(app::run(config, boot_id));

@@ -2,14 +2,18 @@
 //!
 //! Only values: paths are derived here, and nothing is created or opened but the file that is read, and the keys that it names.
 
+mod kubernetes;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::model::limit;
+use crate::model::{Uid, limit};
 use crate::trust;
+
+pub use kubernetes::{KubernetesConfig, KubernetesError, KubernetesFlags, KubernetesSection, OwnPodName};
 
 /// The daemon's config file. Every key may be absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -23,6 +27,7 @@ pub struct ConfigFile {
     pub cdi_spec_dirs: Option<Vec<PathBuf>>,
     pub claims: ClaimsSection,
     pub admin: AdminSection,
+    pub kubernetes: KubernetesSection,
     /// As it is written; `policy` is what counts.
     trust: trust::Section,
     /// The checked `trust` section with its keys.
@@ -81,6 +86,8 @@ pub enum ConfigError {
     SpecFolder { path: PathBuf, folder: PathBuf },
     #[error("the config {}: admin.listen is {value:?}", path.display())]
     Address { path: PathBuf, value: String, source: AddressError },
+    #[error("the config {}: {key} is {value:?}, and an absolute path is wanted", path.display())]
+    RelativePath { path: PathBuf, key: &'static str, value: PathBuf },
     #[error("the config {}", path.display())]
     Trust { path: PathBuf, source: Box<trust::SectionError> },
 }
@@ -104,6 +111,12 @@ impl ConfigFile {
         };
         check("claims.exclusiveWaitMs", config.claims.exclusive_wait_ms, 0, 60_000)?;
         check("claims.callDeadlineMs", config.claims.call_deadline_ms, 100, 300_000)?;
+        if let Some((key, value, min, max)) = config.kubernetes.out_of_range() {
+            return Err(ConfigError::Range { path: path.to_owned(), key, value, min, max });
+        }
+        if let Some((key, value)) = config.kubernetes.relative_path() {
+            return Err(ConfigError::RelativePath { path: path.to_owned(), key, value: value.to_owned() });
+        }
         if let Some(Err(source)) = config.admin.address() {
             let value = config.admin.listen.unwrap_or_default();
             return Err(ConfigError::Address { path: path.to_owned(), value, source });
@@ -123,6 +136,7 @@ impl ConfigFile {
             ("cdiSpecDirs", self.cdi_spec_dirs != started.cdi_spec_dirs),
             ("claims", self.claims != started.claims),
             ("admin", self.admin != started.admin),
+            ("kubernetes", self.kubernetes != started.kubernetes),
         ];
         differs.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
@@ -147,6 +161,10 @@ pub struct Config {
     pub call_deadline: Duration,
     /// Where metrics and probes are answered besides the admin socket.
     pub admin_address: Option<SocketAddr>,
+    /// None: this is no Kubernetes node.
+    pub kubernetes: Option<KubernetesConfig>,
+    /// This run of the daemon among others on the same root, of which one serves and hands over to the next. None: it is alone.
+    pub instance: Option<Uid>,
     /// The config file as it was at the start.
     pub file: ConfigFile,
     /// Where it is; it is read again when it changes.
@@ -173,9 +191,22 @@ impl Config {
             exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
             call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
             admin_address: file.admin.address().and_then(Result::ok),
+            kubernetes: None,
+            instance: None,
             file: file.clone(),
             file_path: None,
         }
+    }
+
+    /// Makes it one of a Kubernetes node if flags or file say so. `node_name`: as it was given, not the host's.
+    pub fn join_cluster(
+        &mut self,
+        flags: KubernetesFlags,
+        root: &Path,
+        node_name: Option<&str>,
+    ) -> Result<(), KubernetesError> {
+        self.kubernetes = kubernetes::resolve(flags, &self.file.kubernetes, root, node_name)?;
+        Ok(())
     }
 }
 
@@ -197,6 +228,15 @@ pub struct Paths {
     pub pod_resources: PathBuf,
     /// Socket of metrics and probes, beside that of the node API.
     pub admin: PathBuf,
+    /// Held by the instance that serves, where there may be several.
+    pub instance_lock: PathBuf,
+    /// The instances that were here, the newest last.
+    pub instances: PathBuf,
+    /// Where the instance that serves is asked to hand over.
+    pub handover: PathBuf,
+    /// Names of drivers, and devices under names of resources, as they were offered to the kubelet last.
+    pub offered_drivers: PathBuf,
+    pub offered_devices: PathBuf,
     pub cdi: PathBuf,
     /// Where runtimes look for specs, by priority; `cdi` is read as well.
     pub cdi_spec_dirs: Vec<PathBuf>,
@@ -216,11 +256,24 @@ impl Paths {
             socket: root.join("run/nodedock/nodedock.sock"),
             pod_resources: root.join("run/nodedock/pod-resources/kubelet.sock"),
             admin: root.join("run/nodedock/admin.sock"),
+            instance_lock: root.join("var/lib/nodedock/instance.lock"),
+            instances: root.join("var/lib/nodedock/instances"),
+            handover: root.join("run/nodedock/handover.sock"),
+            offered_drivers: root.join("var/lib/nodedock/bridge-drivers"),
+            offered_devices: root.join("var/lib/nodedock/bridge-devices.json"),
             cdi: root.join("var/run/cdi"),
             cdi_spec_dirs: vec![root.join("etc/cdi"), root.join("var/run/cdi")],
         }
     }
+
+    /// Where an instance answers probes about itself, whichever serves.
+    pub fn probes_of(&self, instance: &Uid) -> PathBuf {
+        self.admin.with_file_name(format!("{INSTANCE_PROBES}{instance}.sock"))
+    }
 }
+
+/// How the names of the instances' own sockets for probes begin.
+pub const INSTANCE_PROBES: &str = "admin-";
 
 #[derive(Debug, thiserror::Error)]
 pub enum DriverConfigError {
@@ -293,6 +346,24 @@ mod tests {
         assert!(error.contains("the config nodedock.yaml: line 3") && error.contains("key a"), "{error}");
         let error = chain(&parse(&format!("cdiSpecDirs: [{}]\n", "/x, ".repeat(17))).unwrap_err());
         assert!(error.contains("has 17 folders"), "{error}");
+    }
+
+    #[test]
+    fn the_section_of_kubernetes_is_checked_with_the_file() {
+        let parse = |text| ConfigFile::parse(text, Path::new("nodedock.yaml"));
+        let read = parse("kubernetes: {enabled: true, kubeletRoot: /k, requestsPerSecond: 5}\n").unwrap();
+        assert_eq!(read.kubernetes.requests_per_second, Some(5));
+        for (text, wanted) in [
+            ("{requestsPerSecond: 0}", "kubernetes.requestsPerSecond is 0"),
+            ("{requestBurst: 100000}", "kubernetes.requestBurst is 100000"),
+            ("{kubeletRoot: var/lib}", "kubernetes.kubeletRoot is \"var/lib\""),
+            ("{kubeconfig: admin.conf}", "kubernetes.kubeconfig is \"admin.conf\""),
+            ("{kubeletroot: /k}", "kubeletroot"),
+        ] {
+            let yaml = format!("kubernetes: {text}\n");
+            let error = chain(&ConfigFile::parse(&yaml, Path::new("nodedock.yaml")).unwrap_err());
+            assert!(error.contains(wanted) && error.contains("nodedock.yaml"), "{error}");
+        }
     }
 
     #[test]

@@ -52,7 +52,7 @@ use crate::driver::DeviceDriver;
 use crate::model::{ExtendedResource, PluginDevice, PodAllocation, PodRequest, Problem, Uid};
 use crate::registry::Registry;
 
-pub use affinity::parse_nodes;
+pub use affinity::{closest, parse_nodes};
 pub use metrics::DeviceStats;
 pub use pooled::{pooled_claim, pooled_claims};
 pub use resources::PluginId;

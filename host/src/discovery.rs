@@ -3,6 +3,7 @@
 //! Emits facts on channels. Decides nothing about them, and loses nothing: whatever a watch misses, the next list finds.
 
 pub mod config;
+pub mod device_plugins;
 pub mod files;
 pub mod kernel;
 pub mod sockets;

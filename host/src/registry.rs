@@ -16,7 +16,7 @@ pub mod wasm_files;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -160,6 +160,15 @@ impl DriverView {
     }
 }
 
+/// Names of drivers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DriverNames {
+    /// Those that are called for claims, connected or not.
+    pub serving: BTreeSet<DriverName>,
+    /// Those of every source that has told its name, whatever became of it.
+    pub known: BTreeSet<DriverName>,
+}
+
 /// An operator's wish to have a driver's files read again.
 pub(crate) struct ReloadRequest {
     source: String,
@@ -288,6 +297,36 @@ impl Registry {
     /// Every driver that serves, by name.
     pub fn all_serving(&self) -> Vec<Driver> {
         self.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
+    }
+
+    /// Of which kind the driver of a name is. None: nothing of it is here.
+    pub fn kind(&self, name: &DriverName) -> Option<DriverKind> {
+        let state = self.read();
+        let serving = state.serving.get(name).map(|instances| instances.picked().driver.identity.kind);
+        let known = || state.sources.values().find(|view| view.name.as_ref() == Some(name));
+        serving.or_else(|| known().map(|view| view.kind))
+    }
+
+    /// The names of the drivers of which anything is here.
+    pub fn names(&self) -> DriverNames {
+        let state = self.read();
+        let serving =
+            state.serving.iter().filter(|(_, instances)| instances.picked().driver.claims.is_some());
+        DriverNames {
+            serving: serving.map(|(name, _)| name.clone()).collect(),
+            known: state.sources.values().filter_map(|view| view.name.clone()).collect(),
+        }
+    }
+
+    /// Whether a source is on its way that has this name, or may turn out to have it.
+    pub fn is_under_way(&self, name: &DriverName) -> bool {
+        let state = self.read();
+        let of_name = |view: &&DriverView| view.name.as_ref() == Some(name);
+        let mut known = state.sources.values().filter(of_name).peekable();
+        match known.peek() {
+            Some(_) => known.any(|view| view.state.is_under_way()),
+            None => state.sources.values().any(|view| view.name.is_none() && view.state.is_under_way()),
+        }
     }
 
     /// What the calls of the drivers that serve came to.

@@ -79,6 +79,6 @@ pub fn request(pod: &v1::ObjectRef, claims: &[&v1::Claim]) -> v1::PreparePodRequ
 /// The claim with one more consumer.
 pub fn reserved(mut claim: v1::Claim, pod: &v1::ObjectRef) -> v1::Claim {
     let (resource, name, uid) = ("pods".to_owned(), pod.name.clone(), pod.uid.clone());
-    claim.reserved_for.push(v1::Consumer { resource, name, uid });
+    claim.reserved_for.push(v1::Consumer { resource, name, uid, ..v1::Consumer::default() });
     claim
 }

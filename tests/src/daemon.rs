@@ -58,6 +58,8 @@ pub struct Daemon {
     process: Option<Child>,
     client: Client,
     notifications: UnixDatagram,
+    /// Where it notifies.
+    notify: PathBuf,
     options: Options,
     root: Root,
 }
@@ -81,12 +83,26 @@ impl Daemon {
     }
 
     pub async fn start_on(root: Root, options: Options) -> Self {
-        let notify = root.path().join("notify");
+        Self::start_as(root, options, "notify").await
+    }
+
+    /// Starts another one on the same root, and returns when that is ready.
+    pub async fn beside(&self, options: Options) -> Self {
+        Self::start_as(self.root.beside(), options, "notify-beside").await
+    }
+
+    /// Waits until it says once more that it is ready.
+    pub async fn until_ready_again(&self) {
+        while self.notification().await != "READY=1" {}
+    }
+
+    async fn start_as(root: Root, options: Options, notify: &str) -> Self {
+        let notify = root.path().join(notify);
         // Of a daemon that was on this root before.
         let _ = std::fs::remove_file(&notify);
-        let notifications = UnixDatagram::bind(notify).expect("bind the notify socket");
+        let notifications = UnixDatagram::bind(&notify).expect("bind the notify socket");
         let client = connect(root.socket());
-        let mut daemon = Self { process: None, client, notifications, options, root };
+        let mut daemon = Self { process: None, client, notifications, notify, options, root };
         daemon.run().await;
         daemon
     }
@@ -122,7 +138,7 @@ impl Daemon {
         if let Some(config) = &self.options.config {
             command.arg("--config").arg(self.write("nodedock.yaml", config));
         }
-        command.env("NOTIFY_SOCKET", self.path().join("notify"));
+        command.env("NOTIFY_SOCKET", &self.notify);
         command.envs(self.options.env.iter().map(|(name, value)| (name, value)));
         command.stdout(Stdio::null()).stderr(log);
         command.spawn().expect("start the daemon")
@@ -327,7 +343,7 @@ fn connect(socket: PathBuf) -> Client {
     NodeClient::new(channel(socket))
 }
 
-fn channel(socket: PathBuf) -> Channel {
+pub(crate) fn channel(socket: PathBuf) -> Channel {
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }

@@ -4,6 +4,7 @@
 
 pub mod agreement;
 pub mod cdi;
+pub mod cluster;
 pub mod compose;
 pub mod daemon;
 pub mod drivers;

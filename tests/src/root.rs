@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 
 use tempfile::TempDir;
 use tokio::process::Command;
@@ -16,7 +17,8 @@ pub struct Root {
     mounted: Vec<Mounted>,
     /// What the daemon sees as `/sys`.
     sys: Option<PathBuf>,
-    folder: TempDir,
+    /// Shared by daemons that take turns on it.
+    folder: Arc<TempDir>,
 }
 
 /// A file system of a root's own.
@@ -42,11 +44,16 @@ impl Root {
         let roots = std::env::var("NODEDOCK_TEST_ROOTS").unwrap_or_else(|_| "/tmp".to_owned());
         let root = tempfile::Builder::new().prefix("nd-").rand_bytes(6).tempdir_in(roots);
         let folder = root.expect("the folder for roots can be written");
-        let root = Self { mounted: Vec::new(), sys: None, folder };
+        let root = Self { mounted: Vec::new(), sys: None, folder: Arc::new(folder) };
         for folder in [root.drivers(), root.claims_folder(), root.cdi()] {
             std::fs::create_dir_all(folder).expect("a new folder in /tmp");
         }
         root
+    }
+
+    /// The same root, for another daemon on it. What is mounted stays with the first.
+    pub fn beside(&self) -> Self {
+        Self { mounted: Vec::new(), sys: self.sys.clone(), folder: self.folder.clone() }
     }
 
     pub fn path(&self) -> &Path {

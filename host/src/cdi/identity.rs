@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{AllocatedDevice, ClaimRecord, DriverName, ObjectRef, PreparedDevice};
+use crate::model::{AllocatedDevice, ClaimRecord, DriverName, KubeletHold, ObjectRef, PreparedDevice};
 
 /// What each of our files begins with.
 pub(super) const MARK: &str = "# nodedock.dev/claim: ";
@@ -29,6 +29,9 @@ pub struct Identity {
     /// Pods that held the claim when the file was written.
     #[serde(default)]
     pub pods: Vec<ObjectRef>,
+    /// A kubelet held the driver's part when the file was written; for whom is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubelet: Option<KubeletHold>,
     /// One for each device of the spec, in its order.
     #[serde(default)]
     pub devices: Vec<IdentityDevice>,
@@ -57,7 +60,11 @@ impl Identity {
         driver: &DriverName,
         devices: impl Iterator<Item = (&'a PreparedDevice, bool)>,
     ) -> Self {
-        let by = record.drivers.get(driver).and_then(|part| part.by.as_ref());
+        let part = record.drivers.get(driver);
+        let by = part.and_then(|part| part.by.as_ref());
+        let kubelet = record.kubelet.as_ref().filter(|_| part.is_some_and(|part| part.kubelet));
+        // Consumers change while a claim stands, and would have its file written anew each time.
+        let kubelet = kubelet.map(|held| KubeletHold { consumers: Vec::new(), ..held.clone() });
         Self {
             version: IDENTITY_VERSION,
             claim: record.id.clone(),
@@ -65,6 +72,7 @@ impl Identity {
             driver_version: by.map(|by| by.version.clone()).unwrap_or_default(),
             boot_id: record.boot_id.clone(),
             pods: record.pods.values().cloned().collect(),
+            kubelet,
             devices: devices.map(|(device, no_edits)| IdentityDevice::of(device, no_edits)).collect(),
             allocated: record.driver_claim(driver).devices,
         }

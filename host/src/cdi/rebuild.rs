@@ -54,6 +54,7 @@ fn add(claims: &mut BTreeMap<Uid, ClaimRecord>, identity: Identity, part: Driver
         allocation: Allocation::default(),
         annotations: BTreeMap::new(),
         drivers: BTreeMap::new(),
+        kubelet: None,
         holds: Vec::new(),
         releasing: None,
         timeline: Default::default(),
@@ -61,6 +62,8 @@ fn add(claims: &mut BTreeMap<Uid, ClaimRecord>, identity: Identity, part: Driver
     });
     record.pods.extend(identity.pods.into_iter().map(|pod| (pod.uid.clone(), pod)));
     record.allocation.devices.extend(identity.allocated);
+    let part = DriverPart { kubelet: identity.kubelet.is_some(), ..part };
+    record.kubelet = record.kubelet.take().or(identity.kubelet);
     record.drivers.insert(identity.driver, part);
 }
 

@@ -69,6 +69,7 @@ fn claim_with_uid(uid: &str, prepared: PreparedClaim) -> ClaimRecord {
             driver(),
             DriverPart { prepared: Some(prepared), by: Some(by), ..DriverPart::default() },
         )]),
+        kubelet: None,
         holds: Vec::new(),
         releasing: None,
         timeline: Default::default(),
@@ -271,6 +272,18 @@ fn files_are_rebuilt_into_records() {
     let Rebuilt { claims, unusable } = rebuild(files);
     assert_eq!(claims.len(), 1);
     assert_eq!(claims[&Uid::new("c1").unwrap()], record);
+
+    let mut held = record;
+    let hold = crate::model::KubeletHold { since_ms: 7, consumers: Vec::new(), given: true };
+    held.kubelet = Some(hold.clone());
+    held.drivers.get_mut(&driver()).unwrap().kubelet = true;
+    let mut written = held.clone();
+    let pod = ObjectRef::new("ml", "train-0", "pod-1").unwrap();
+    written.kubelet =
+        Some(crate::model::KubeletHold { consumers: vec![crate::model::Consumer::of_pod(&pod)], ..hold });
+    let written = text(&written);
+    let (line, spec) = written.split_once('\n').unwrap();
+    assert_eq!(rebuild([ours("a.yaml", line, spec)]).claims[&Uid::new("c1").unwrap()], held);
     assert_eq!(unusable.len(), 2);
     assert_eq!(unusable[0], ("b.yaml".to_owned(), RebuildError::Identity));
     assert!(matches!(unusable[1].1, RebuildError::Spec(_)));

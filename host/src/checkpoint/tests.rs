@@ -35,6 +35,7 @@ fn claim(n: usize, cause: &str) -> ClaimRecord {
         allocation: Allocation::default(),
         annotations: BTreeMap::new(),
         drivers: BTreeMap::from([(DriverName::new("gpu.example.com").unwrap(), DriverPart::default())]),
+        kubelet: None,
         holds: Vec::new(),
         releasing: None,
         timeline: [Transition {

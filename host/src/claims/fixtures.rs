@@ -1,8 +1,8 @@
 //! Short words for claims, pods and problems of tests.
 
 use crate::model::{
-    AllocatedDevice, Allocation, Claim, DeviceAccess, DeviceName, DriverName, Edits, ObjectName, ObjectRef,
-    PoolName, PreparedClaim, PreparedDevice, Problem, Uid,
+    AllocatedDevice, Allocation, Claim, Consumer, DeviceAccess, DeviceName, DriverName, Edits, ObjectName,
+    ObjectRef, PoolName, PreparedClaim, PreparedDevice, Problem, Uid,
 };
 
 pub(super) fn uid(text: &str) -> Uid {
@@ -50,7 +50,7 @@ pub(super) fn claim(text: &str, devices: &[&str], pods: &[&ObjectRef]) -> Claim 
     Claim {
         id: ObjectRef::new("default", name, &uid).unwrap(),
         allocation: Some(allocation(devices)),
-        reserved_for: pods.iter().map(|pod| pod.uid.clone()).collect(),
+        reserved_for: pods.iter().map(|pod| Consumer::of_pod(pod)).collect(),
         annotations: Default::default(),
         owner_pod: None,
     }

@@ -1,14 +1,25 @@
 //! What is decided about claims: state and event in, next state and what to do out. No clock, no IO, no task.
 
+mod kubelet;
+mod release;
+mod unprepare;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
 use super::table::{Table, device_key};
 use crate::model::{
-    Allocation, Caller, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, ObjectRef,
-    PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemKind, ReleaseRecord, Transition, Uid,
-    Untold,
+    AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
+    KubeletHold, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemKind,
+    Transition,
 };
+
+pub use kubelet::{
+    admit_for_kubelet, end_of_part, finish_prepare_part, known_claim, roll_back_part, unprepare_by_kubelet,
+};
+pub use release::{check_release, release, released};
+pub use unprepare::{UnprepareEnd, UnprepareStep, finish_unprepare, roll_back, unprepare};
 
 /// What the host knows of a device that decides whether others may have it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,25 +31,55 @@ pub struct DeviceFacts {
 /// What a claim keeps from others. Devices with admin access keep nothing; shares and devices that allow several allocations
 /// keep out those who want them alone.
 pub fn holds(allocation: &Allocation, facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts) -> Vec<Hold> {
-    let mut holds: BTreeMap<String, bool> = BTreeMap::new();
-    for device in allocation.devices.iter().filter(|device| !device.admin_access) {
+    holds_of(allocation, |_| true, facts)
+}
+
+/// What it keeps from others for some of its drivers.
+fn holds_of(
+    allocation: &Allocation,
+    wanted: impl Fn(&DriverName) -> bool,
+    facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts,
+) -> Vec<Hold> {
+    let mut holds: BTreeMap<(String, Option<DriverName>), bool> = BTreeMap::new();
+    let devices = allocation.devices.iter().filter(|device| wanted(&device.driver));
+    for device in devices.filter(|device| !device.admin_access) {
         let facts = facts(&device.driver, device.pool.as_str(), device.device.as_str());
         let shared = device.share_id.is_some() || facts.allow_multiple_allocations;
         let key = device_key(&device.driver, device.pool.as_str(), device.device.as_str());
-        for key in std::iter::once(key).chain(facts.identity) {
+        let identity = facts.identity.into_iter().map(|key| (key, Some(device.driver.clone())));
+        for key in std::iter::once((key, None)).chain(identity) {
             holds.entry(key).and_modify(|known| *known &= shared).or_insert(shared);
         }
     }
-    holds.into_iter().map(|(key, shared)| Hold { key, shared }).collect()
+    holds.into_iter().map(|((key, driver), shared)| Hold { key, shared, driver }).collect()
 }
 
-/// A pod that asks for a claim, and when.
-#[derive(Debug, Clone)]
+/// Who asks for a claim.
+#[derive(Debug, Clone, Copy)]
+pub enum Holder<'a> {
+    /// All of it.
+    Pod(&'a ObjectRef),
+    /// The part of one driver. `given`: the claim is no object of the API server.
+    Kubelet { driver: &'a DriverName, given: bool },
+}
+
+impl fmt::Display for Holder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(pod) => write!(f, "pod {pod}"),
+            Self::Kubelet { driver, .. } => write!(f, "kubelet, driver {driver}"),
+        }
+    }
+}
+
+/// Somebody who asks for a claim, and when.
+#[derive(Clone)]
 pub struct PrepareRequest<'a> {
     pub claim: &'a Claim,
     pub allocation: &'a Allocation,
-    pub pod: &'a ObjectRef,
-    pub holds: Vec<Hold>,
+    pub holder: Holder<'a>,
+    /// What is known of a device now.
+    pub facts: &'a dyn Fn(&DriverName, &str, &str) -> DeviceFacts,
     /// Drivers whose device nodes are no longer what they were when the claim was prepared.
     pub moved: &'a [DriverName],
     pub boot_id: &'a str,
@@ -46,10 +87,24 @@ pub struct PrepareRequest<'a> {
     pub cause: &'a str,
 }
 
+impl PrepareRequest<'_> {
+    /// Drivers whose parts are asked for.
+    fn drivers(&self) -> BTreeSet<&DriverName> {
+        match self.holder {
+            Holder::Pod(_) => self.allocation.devices.iter().map(|device| &device.driver).collect(),
+            Holder::Kubelet { driver, .. } => BTreeSet::from([driver]),
+        }
+    }
+
+    fn transition(&self, what: &str) -> Transition {
+        transition(self.now_ms, what, &format!("{} {}", self.cause, self.holder))
+    }
+}
+
 /// What a prepare comes to.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PrepareStep {
-    /// Prepared in this boot. `changed`: the pod is new to it, so the record must be committed.
+    /// Prepared in this boot. `changed`: the holder is new to it, so the record must be committed.
     Known {
         record: Arc<ClaimRecord>,
         changed: bool,
@@ -71,19 +126,28 @@ pub fn admit<'a>(claim: &'a Claim, pod: &ObjectRef, node_name: &str) -> Result<&
         let message = format!("claim {name} was made for another pod than {pod} (its owner has UID {owner})");
         return Err(Problem::denied("claim-of-another-pod", message));
     }
-    let Some(allocation) = &claim.allocation else {
-        return Err(Problem::unavailable("claim-not-allocated", format!("claim {name} is not allocated")));
-    };
+    let allocation = allocated(claim)?;
     let admin_only = !allocation.devices.is_empty() && allocation.devices.iter().all(|d| d.admin_access);
-    if !claim.reserved_for.contains(&pod.uid) && !admin_only {
+    if !claim.is_reserved_for(&pod.uid) && !admin_only {
         let message = format!("claim {name} is not reserved for pod {pod} (UID {})", pod.uid);
         return Err(Problem::denied("claim-not-reserved", message));
     }
-    if let Some(other) = allocation.node_name.as_ref().filter(|other| *other != node_name) {
-        let message = format!("claim {name} is allocated on node {other}, and this is {node_name}");
-        return Err(Problem::denied("claim-on-another-node", message));
-    }
+    check_node(claim, allocation, node_name)?;
     Ok(allocation)
+}
+
+fn allocated(claim: &Claim) -> Result<&Allocation, Problem> {
+    claim.allocation.as_ref().ok_or_else(|| {
+        Problem::unavailable("claim-not-allocated", format!("claim {} is not allocated", claim.id))
+    })
+}
+
+fn check_node(claim: &Claim, allocation: &Allocation, node_name: &str) -> Result<(), Problem> {
+    let other = allocation.node_name.as_ref().filter(|other| *other != node_name);
+    other.map_or(Ok(()), |other| {
+        let message = format!("claim {} is allocated on node {other}, and this is {node_name}", claim.id);
+        Err(Problem::denied("claim-on-another-node", message))
+    })
 }
 
 /// Decides a prepare. The table is not changed.
@@ -94,57 +158,169 @@ pub fn prepare(table: &Table, request: &PrepareRequest<'_>) -> PrepareStep {
     }
     match table.claim(id.uid.as_str()) {
         None => begin(table, request, None),
-        Some(known) if known.state == ClaimState::Unpreparing => PrepareStep::Wait(being_given_up(id)),
-        Some(known) if known.allocation != *request.allocation => PrepareStep::Refuse(changed_allocation(id)),
+        Some(known) if leaves(known, request) => PrepareStep::Wait(being_given_up(id)),
+        Some(known) if !is_same(&known.allocation, request.allocation) => {
+            PrepareStep::Refuse(changed_allocation(id))
+        }
         Some(known) if is_good(known, request) => join(known, request),
         Some(known) => begin(table, request, Some(known)),
     }
 }
 
+/// Whether it is the allocation that is known. One that was rebuilt from CDI files has only the devices of the drivers that had files.
+fn is_same(known: &Allocation, wanted: &Allocation) -> bool {
+    let of = |allocation: &Allocation, driver: &DriverName| -> Vec<AllocatedDevice> {
+        allocation.devices.iter().filter(|device| device.driver == *driver).cloned().collect()
+    };
+    let is_rest = || {
+        let mut drivers = known.devices.iter().map(|device| &device.driver);
+        known.configs.is_empty()
+            && known.node_name.is_none()
+            && drivers.all(|driver| of(known, driver) == of(wanted, driver))
+    };
+    known == wanted || is_rest()
+}
+
+/// Takes what the claim's source knows into a record that was rebuilt.
+fn complete(record: &mut ClaimRecord, request: &PrepareRequest<'_>) {
+    if record.allocation != *request.allocation {
+        record.allocation = request.allocation.clone();
+        record.annotations = request.claim.annotations.clone();
+    }
+}
+
+/// Whether something of what is asked for is being given up.
+fn leaves(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
+    let wanted = request.drivers();
+    known.state == ClaimState::Unpreparing || known.leaving().any(|(driver, _)| wanted.contains(driver))
+}
+
 /// Prepared in this boot, with the node as it was then.
 fn is_good(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
-    known.state == ClaimState::Prepared && known.boot_id == request.boot_id && request.moved.is_empty()
+    let is_current = |driver: &DriverName| known.drivers.get(driver).is_some_and(|p| p.current().is_some());
+    let is_whole = match request.holder {
+        Holder::Pod(_) => known.state == ClaimState::Prepared,
+        Holder::Kubelet { .. } => true,
+    };
+    let mut wanted = request.drivers().into_iter();
+    is_whole
+        && known.boot_id == request.boot_id
+        && wanted.all(|driver| is_current(driver) && !request.moved.contains(driver))
 }
 
 fn join(known: &Arc<ClaimRecord>, request: &PrepareRequest<'_>) -> PrepareStep {
-    if known.pods.contains_key(&request.pod.uid) {
+    if is_held(known, request) {
         return PrepareStep::Known { record: known.clone(), changed: false };
     }
     let mut record = ClaimRecord::clone(known);
-    record.pods.insert(request.pod.uid.clone(), request.pod.clone());
-    record.note(transition(request.now_ms, "joined", &format!("{} pod {}", request.cause, request.pod)));
+    complete(&mut record, request);
+    if hold(&mut record, request) {
+        record.note(request.transition("joined"));
+    }
     PrepareStep::Known { record: Arc::new(record), changed: true }
+}
+
+/// Whether the record says already that this holder has it, and all that it says of it.
+fn is_held(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
+    let by_holder = match request.holder {
+        Holder::Pod(pod) => known.pods.contains_key(&pod.uid),
+        Holder::Kubelet { driver, .. } => {
+            let of_whom = known.kubelet.as_ref().map(|held| &held.consumers);
+            known.drivers.get(driver).is_some_and(|part| part.kubelet)
+                && of_whom == Some(&request.claim.reserved_for)
+        }
+    };
+    by_holder && known.allocation == *request.allocation
+}
+
+/// Notes who holds it. True: that is new.
+fn hold(record: &mut ClaimRecord, request: &PrepareRequest<'_>) -> bool {
+    match request.holder {
+        Holder::Pod(pod) => record.pods.insert(pod.uid.clone(), pod.clone()).is_none(),
+        Holder::Kubelet { driver, given } => {
+            let first = || KubeletHold { since_ms: request.now_ms, ..KubeletHold::default() };
+            let held = record.kubelet.get_or_insert_with(first);
+            held.consumers.clone_from(&request.claim.reserved_for);
+            held.given = given;
+            let part = record.drivers.entry(driver.clone()).or_default();
+            !std::mem::replace(&mut part.kubelet, true)
+        }
+    }
 }
 
 fn begin(table: &Table, request: &PrepareRequest<'_>, known: Option<&Arc<ClaimRecord>>) -> PrepareStep {
     let id = &request.claim.id;
     // In one boot a claim keeps what it kept from others when it began: what is known of a device goes when its driver does.
-    let standing = known.filter(|known| known.boot_id == request.boot_id && !known.holds.is_empty());
-    let holds = standing.map_or(&request.holds, |known| &known.holds);
-    if let Some((holder, key)) = table.conflict(&id.uid, holds) {
+    let holds = holds_for(known, request);
+    if let Some((holder, key)) = table.conflict(&id.uid, &holds) {
         return PrepareStep::Wait(held(id, holder, key));
     }
     let mut record = known.map_or_else(|| new_record(request), |known| ClaimRecord::clone(known));
+    complete(&mut record, request);
+    let wanted = request.drivers();
+    for driver in &wanted {
+        record.drivers.entry(DriverName::clone(driver)).or_default();
+    }
     let new_boot = record.boot_id != request.boot_id;
     if new_boot {
         // What lived in the kernel is gone: every driver is asked again. Its memo stays, for the unprepare.
         let old_boot = std::mem::replace(&mut record.boot_id, request.boot_id.to_owned());
-        record.drivers.values_mut().for_each(|part| outlive(part, &old_boot));
+        for (driver, part) in &mut record.drivers {
+            outlive(part, &old_boot);
+            // Its driver is asked later, and what it holds is of before.
+            if part.prepared.is_none() && !wanted.contains(driver) {
+                (part.stale, part.prepared_in) = (true, old_boot.clone());
+            }
+        }
     }
-    let moved = record.drivers.iter_mut().filter(|(driver, _)| request.moved.contains(driver));
-    moved.for_each(|(_, part)| outlive(part, request.boot_id));
+    let asked_anew = record.drivers.iter_mut().filter(|(driver, _)| wanted.contains(driver));
+    for (_, part) in asked_anew.filter(|(_, part)| part.prepared.is_none()) {
+        (part.stale, part.prepared_in) = (false, String::new());
+    }
+    let is_moved = |driver: &DriverName| wanted.contains(driver) && request.moved.contains(driver);
+    let moved = record.drivers.iter_mut().filter(|(driver, _)| is_moved(driver));
+    let any_moved = moved.map(|(_, part)| outlive(part, request.boot_id)).count() > 0;
     record.state = ClaimState::Preparing;
-    record.holds = holds.clone();
-    record.pods.insert(request.pod.uid.clone(), request.pod.clone());
-    let open = record.drivers.iter().filter(|(_, part)| part.current().is_none());
+    record.holds = holds;
+    hold(&mut record, request);
+    let open = record.drivers.iter().filter(|(name, part)| wanted.contains(name) && part.current().is_none());
     let drivers: Vec<_> = open.map(|(name, _)| name.clone()).collect();
     let what = match known {
         Some(_) if new_boot => "preparing after a new boot",
-        Some(_) if !request.moved.is_empty() => "preparing after device nodes changed",
+        Some(_) if any_moved => "preparing after device nodes changed",
         _ => "preparing",
     };
-    record.note(transition(request.now_ms, what, &format!("{} pod {}", request.cause, request.pod)));
+    record.note(request.transition(what));
     PrepareStep::Call { record: Arc::new(record), drivers }
+}
+
+/// What a claim holds with what is asked for. What is held for a driver since this boot stays as it is, as does what is held for those that
+/// are not asked for; for the others it is found anew.
+fn holds_for(known: Option<&Arc<ClaimRecord>>, request: &PrepareRequest<'_>) -> Vec<Hold> {
+    let wanted = request.drivers();
+    let standing = known.filter(|known| !known.holds.is_empty());
+    let Some(standing) = standing else {
+        let has_part = |driver: &DriverName| known.is_some_and(|known| known.drivers.contains_key(driver));
+        let is_held = |driver: &DriverName| wanted.contains(driver) || has_part(driver);
+        return holds_of(request.allocation, is_held, request.facts);
+    };
+    let is_of_this_boot = |part: &DriverPart| {
+        standing.boot_id == request.boot_id && !(part.stale && part.prepared_in != request.boot_id)
+    };
+    let is_new = |driver: &DriverName| {
+        wanted.contains(driver) && !standing.drivers.get(driver).is_some_and(is_of_this_boot)
+    };
+    // What nobody's is was written by an older release, for all drivers at once.
+    let all_new = standing.drivers.keys().all(is_new);
+    let is_known = |hold: &Hold| standing.drivers.keys().any(|driver| hold.is_of(driver));
+    // A part that is given up leaves its holds while the claim stands: asked for again, it gets them anew and not twice.
+    let stays = |hold: &&Hold| match wanted.iter().find(|driver| hold.is_of(driver)) {
+        Some(driver) => !is_new(driver),
+        None => is_known(hold) || !all_new,
+    };
+    let mut holds: Vec<_> = standing.holds.iter().filter(stays).cloned().collect();
+    holds.extend(holds_of(request.allocation, is_new, request.facts));
+    holds
 }
 
 /// Leaves the drivers that are not asked now with the problem that they had.
@@ -184,7 +360,6 @@ fn outlive(part: &mut DriverPart, old_boot: &str) {
 }
 
 fn new_record(request: &PrepareRequest<'_>) -> ClaimRecord {
-    let drivers: BTreeSet<_> = request.allocation.devices.iter().map(|d| d.driver.clone()).collect();
     ClaimRecord {
         id: request.claim.id.clone(),
         state: ClaimState::Preparing,
@@ -192,7 +367,8 @@ fn new_record(request: &PrepareRequest<'_>) -> ClaimRecord {
         pods: BTreeMap::new(),
         allocation: request.allocation.clone(),
         annotations: request.claim.annotations.clone(),
-        drivers: drivers.into_iter().map(|name| (name, DriverPart::default())).collect(),
+        drivers: BTreeMap::new(),
+        kubelet: None,
         holds: Vec::new(),
         releasing: None,
         timeline: Default::default(),
@@ -219,9 +395,26 @@ pub enum PrepareEnd {
     RolledBack(Arc<ClaimRecord>, Problem),
 }
 
-/// Takes the drivers' results into a claim's record.
+/// Takes the drivers' results into the record of a claim that a pod asked for.
 pub fn finish_prepare(record: &ClaimRecord, results: Vec<DriverResult>, now_ms: u64) -> PrepareEnd {
     let mut record = record.clone();
+    let Some(problem) = take_results(&mut record, results, now_ms) else {
+        return PrepareEnd::Prepared(Arc::new(record));
+    };
+    let nothing_done = record.drivers.values().all(is_refused_for_good);
+    if nothing_done && record.pods.len() <= 1 && !record.is_held_by_kubelet() {
+        return PrepareEnd::RolledBack(Arc::new(record), problem);
+    }
+    PrepareEnd::Open(Arc::new(record), problem)
+}
+
+/// Its driver has done nothing, and will not.
+fn is_refused_for_good(part: &DriverPart) -> bool {
+    part.prepared.is_none() && part.problem.as_ref().is_some_and(|problem| problem.kind.is_permanent())
+}
+
+/// Takes drivers' results into a claim's record. Gives what keeps it from being prepared as a whole.
+fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u64) -> Option<Problem> {
     for result in results {
         let part = record.drivers.entry(result.driver.clone()).or_default();
         let what = if result.outcome.is_ok() { "prepared by driver" } else { "refused by driver" };
@@ -242,71 +435,18 @@ pub fn finish_prepare(record: &ClaimRecord, results: Vec<DriverResult>, now_ms: 
         }
         record.note(entry);
     }
-    let Some(problem) = worst(record.drivers.values().filter(|part| part.current().is_none())) else {
-        record.state = ClaimState::Prepared;
+    let open = settle(record);
+    if open.is_none() {
         record.note(transition(now_ms, "prepared", ""));
-        return PrepareEnd::Prepared(Arc::new(record));
-    };
-    let nothing_done = record.drivers.values().all(|part| {
-        part.prepared.is_none() && part.problem.as_ref().is_some_and(|problem| problem.kind.is_permanent())
-    });
-    if nothing_done && record.pods.len() <= 1 {
-        return PrepareEnd::RolledBack(Arc::new(record), problem);
     }
-    PrepareEnd::Open(Arc::new(record), problem)
+    open
 }
 
-/// Whether an operator may give a claim up by hand: nobody else would.
-pub fn check_release(record: &ClaimRecord) -> Result<(), Problem> {
-    if record.state == ClaimState::Unpreparing || record.pods.is_empty() {
-        return Ok(());
-    }
-    let message = format!(
-        "claim {} (UID {}) is {} for pods {}: give it up with `nodedock unprepare`, which tells its drivers",
-        record.id,
-        record.id.uid,
-        record.state.as_str(),
-        pods_named(record)
-    );
-    Err(Problem::conflict("claim-in-use", message))
-}
-
-/// The intent to give up a claim by hand.
-pub fn release(record: &ClaimRecord, now_ms: u64, by: &Caller) -> (Arc<ClaimRecord>, Vec<DriverName>) {
-    let mut record = record.clone();
-    record.state = ClaimState::Unpreparing;
-    record.releasing = Some(by.clone());
-    record.note_repeated(transition(now_ms, "releasing", &by.to_string()));
-    let drivers = record.drivers.keys().cloned().collect();
-    (Arc::new(record), drivers)
-}
-
-/// What stays of a claim that was given up by hand: what its drivers answered says which of them do not know.
-pub fn released(
-    record: &ClaimRecord,
-    results: Vec<(DriverName, Result<(), Problem>, u64)>,
-    now_ms: u64,
-    by: &Caller,
-) -> ReleaseRecord {
-    let mut left = match finish_unprepare(record, results, now_ms) {
-        UnprepareEnd::Gone => ClaimRecord { drivers: BTreeMap::new(), ..record.clone() },
-        UnprepareEnd::Kept(left, _) => Arc::unwrap_or_clone(left),
-    };
-    left.note(transition(now_ms, "released", &by.to_string()));
-    let untold = left.drivers.iter().map(|(driver, part)| {
-        let devices = left.device_names(driver).collect();
-        (driver.clone(), Untold { devices, problem: part.problem.clone().unwrap_or_else(not_asked) })
-    });
-    ReleaseRecord {
-        untold: untold.collect(),
-        put_back: Vec::new(),
-        id: left.id,
-        at_ms: now_ms,
-        by: by.clone(),
-        pods: left.pods,
-        timeline: left.timeline,
-        unknown: BTreeMap::new(),
-    }
+/// Sets the state of a claim that somebody holds, by its parts that do not leave. Gives what keeps it from being prepared.
+fn settle(record: &mut ClaimRecord) -> Option<Problem> {
+    let open = worst(record.drivers.values().filter(|part| !part.leaving && part.current().is_none()));
+    record.state = if open.is_some() { ClaimState::Preparing } else { ClaimState::Prepared };
+    open
 }
 
 /// The problem that a person should see first: a permanent one before one that passes.
@@ -335,83 +475,6 @@ pub fn note_files(record: &ClaimRecord, missing: Option<Problem>, now_ms: u64) -
 
 fn not_asked() -> Problem {
     Problem::unavailable("driver-not-asked", "the driver was not asked yet")
-}
-
-/// What an unprepare comes to.
-#[derive(Debug, Clone, PartialEq)]
-pub enum UnprepareStep {
-    /// Nothing to do: the claim is unknown, or the pod does not hold it.
-    Nothing,
-    /// Other pods hold it: commit and answer.
-    Left(Arc<ClaimRecord>),
-    /// The intent to commit, and the drivers to call then.
-    Call { record: Arc<ClaimRecord>, drivers: Vec<DriverName> },
-}
-
-/// Decides an unprepare by a pod that leaves, or (`pod` none) of a claim that was being given up already.
-pub fn unprepare(table: &Table, uid: &Uid, pod: Option<&Uid>, now_ms: u64, cause: &str) -> UnprepareStep {
-    let Some(known) = table.claim(uid.as_str()) else { return UnprepareStep::Nothing };
-    let resumes = pod.is_none() && known.state == ClaimState::Unpreparing;
-    let holds = pod.is_some_and(|pod| known.pods.contains_key(pod));
-    if !holds && !resumes {
-        return UnprepareStep::Nothing;
-    }
-    let mut record = ClaimRecord::clone(known);
-    if let Some(pod) = pod.filter(|_| record.pods.len() > 1) {
-        record.pods.remove(pod);
-        record.note(transition(now_ms, "left", &format!("{cause} pod {pod}")));
-        return UnprepareStep::Left(Arc::new(record));
-    }
-    if record.state != ClaimState::Unpreparing {
-        record.state = ClaimState::Unpreparing;
-        record.note(transition(now_ms, "unpreparing", cause));
-    }
-    let drivers = record.drivers.keys().cloned().collect();
-    UnprepareStep::Call { record: Arc::new(record), drivers }
-}
-
-/// What an unprepare came to after its drivers answered.
-#[derive(Debug, Clone, PartialEq)]
-pub enum UnprepareEnd {
-    /// Every driver gave it up: remove its CDI files, then its record.
-    Gone,
-    /// Some did not: commit, keep, and come again.
-    Kept(Arc<ClaimRecord>, Problem),
-}
-
-/// Takes the drivers' answers to an unprepare into a claim's record.
-pub fn finish_unprepare(
-    record: &ClaimRecord,
-    results: Vec<(DriverName, Result<(), Problem>, u64)>,
-    now_ms: u64,
-) -> UnprepareEnd {
-    let mut record = record.clone();
-    for (driver, outcome, duration_us) in results {
-        let what = if outcome.is_ok() { "given up by driver" } else { "not given up by driver" };
-        let mut entry = transition(now_ms, what, driver.as_str());
-        entry.duration_us = duration_us;
-        match outcome {
-            Ok(()) => drop(record.drivers.remove(&driver)),
-            Err(problem) => {
-                entry.problem = Some(problem.clone());
-                record.drivers.entry(driver).or_default().problem = Some(problem);
-            }
-        }
-        record.note_repeated(entry);
-    }
-    match worst(record.drivers.values()) {
-        None => UnprepareEnd::Gone,
-        Some(problem) => UnprepareEnd::Kept(Arc::new(record), problem),
-    }
-}
-
-/// The intent to give up a claim that every driver refused for good. They are told all the same: they may have begun.
-pub fn roll_back(record: &ClaimRecord, now_ms: u64) -> (Arc<ClaimRecord>, Vec<DriverName>) {
-    let mut record = record.clone();
-    record.state = ClaimState::Unpreparing;
-    record.note(transition(now_ms, "rolled back", "refused by every driver"));
-    let drivers = record.drivers.keys().cloned().collect();
-    (Arc::new(record), drivers)
 }
 
 /// A pod's record after a request of which `accepted` were taken on, by the pod's own names for them. What it held before and
@@ -488,7 +551,7 @@ fn pods_named(claim: &ClaimRecord) -> String {
 }
 
 fn held(id: &ObjectRef, holder: &ClaimRecord, key: &str) -> Problem {
-    let (of, pods) = (&holder.id, pods_named(holder));
-    let message = format!("claim {id} wants {key}, which claim {of} (UID {}, pods {pods}) holds", of.uid);
+    let (of, by) = (&holder.id, kubelet::holders_named(holder));
+    let message = format!("claim {id} wants {key}, which claim {of} (UID {}, {by}) holds", of.uid);
     Problem::conflict("device-held", message).with("holder", &holder.id).with("device", key)
 }

@@ -1,5 +1,6 @@
 //! The decisions one by one; `properties` tries histories of them, and `table` what they stand on.
 
+mod kubelet;
 mod node;
 mod properties;
 mod retries;
@@ -12,8 +13,8 @@ use super::fixtures::{allocation, claim, device, driver, permanent, pod, prepare
 use super::machine::*;
 use super::table::Table;
 use crate::model::{
-    Again, Claim, ClaimRecord, ClaimState, Device, DeviceName, DriverName, Hold, Inventory, ObjectRef, Pool,
-    PoolName, PreparedClaim, Problem, limit,
+    Again, Claim, ClaimRecord, ClaimState, Consumer, Device, DeviceName, DriverName, Hold, Inventory,
+    ObjectRef, Pool, PoolName, PreparedClaim, Problem, limit,
 };
 
 const BOOT: &str = "boot-1";
@@ -32,9 +33,9 @@ fn ask_with_moved(
     moved: &[DriverName],
 ) -> PrepareStep {
     let allocation = claim.allocation.as_ref().unwrap();
-    let holds = holds(allocation, |_, _, _| DeviceFacts::default());
+    let (holder, facts) = (Holder::Pod(pod), &|_: &DriverName, _: &str, _: &str| DeviceFacts::default());
     let request =
-        PrepareRequest { claim, allocation, pod, holds, moved, boot_id, now_ms: 1, cause: "prepare" };
+        PrepareRequest { claim, allocation, holder, facts, moved, boot_id, now_ms: 1, cause: "prepare" };
     prepare(table, &request)
 }
 
@@ -52,6 +53,12 @@ fn waits(step: PrepareStep) -> Problem {
         PrepareStep::Wait(problem) => problem,
         other => panic!("it was to wait: {other:?}"),
     }
+}
+
+/// What a claim holds; an identity is held for the gpu.
+fn hold(key: &str, shared: bool) -> Hold {
+    let of = Some(driver("gpu")).filter(|gpu| !key.starts_with(gpu.as_str()));
+    Hold { key: key.to_owned(), shared, driver: of }
 }
 
 fn result(driver: &DriverName, outcome: Result<PreparedClaim, Problem>) -> DriverResult {
@@ -93,7 +100,7 @@ fn admission_says_what_is_wrong_with_a_claim() {
     let cases = [
         ("claim-of-another-pod", with(|c| c.owner_pod = Some(uid("uid-b")))),
         ("claim-not-allocated", with(|c| c.allocation = None)),
-        ("claim-not-reserved", with(|c| c.reserved_for = vec![uid("uid-b")])),
+        ("claim-not-reserved", with(|c| c.reserved_for = vec![Consumer::of_pod(&pod("b"))])),
         ("claim-not-reserved", with(|c| (c.reserved_for, c.allocation) = (vec![], Some(allocation(&[]))))),
         ("claim-not-reserved", claim("some", &["!gpu/0", "gpu/1"], &[&b])),
         (
@@ -127,8 +134,7 @@ fn a_claim_holds_its_devices_and_their_identities() {
         (&["gpu/1#a", "gpu/1"], &[("gpu.example.com/pool/1", false)]),
     ];
     for (devices, wanted) in cases {
-        let wanted: Vec<_> =
-            wanted.iter().map(|(key, shared)| Hold { key: (*key).to_owned(), shared: *shared }).collect();
+        let wanted: Vec<_> = wanted.iter().map(|(key, shared)| hold(key, *shared)).collect();
         assert_eq!(holds(&allocation(devices), facts), wanted, "{devices:?}");
     }
 }
@@ -260,21 +266,27 @@ fn another_allocation_of_a_known_claim_is_refused() {
 fn what_a_claim_holds_does_not_change_while_a_driver_is_away() {
     let a = pod("a");
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
-    let first = vec![Hold { key: "gpu.example.com/pool/0".to_owned(), shared: true }];
     let (mut table, allocation) = (Table::default(), wanted.allocation.as_ref().unwrap());
-    let request = |holds| PrepareRequest {
+    fn shared(_: &DriverName, _: &str, _: &str) -> DeviceFacts {
+        DeviceFacts { allow_multiple_allocations: true, ..DeviceFacts::default() }
+    }
+    fn unknown(_: &DriverName, _: &str, _: &str) -> DeviceFacts {
+        DeviceFacts::default()
+    }
+    let request = |facts| PrepareRequest {
         claim: &wanted,
         allocation,
-        pod: &a,
-        holds,
+        holder: Holder::Pod(&a),
+        facts,
         moved: &[],
         boot_id: BOOT,
         now_ms: 1,
         cause: "prepare",
     };
-    table.put(called(prepare(&table, &request(first.clone()))).0);
-    let (record, _) = called(prepare(&table, &request(holds(allocation, |_, _, _| DeviceFacts::default()))));
-    assert_eq!(record.holds, first);
+    table.put(called(prepare(&table, &request(&shared))).0);
+    let (record, _) = called(prepare(&table, &request(&unknown)));
+    assert_eq!(record.holds, holds(allocation, shared));
+    assert!(record.holds.iter().all(|hold| hold.shared), "{:?}", record.holds);
 }
 
 /// A device that was plugged in again has other numbers: what the claim's driver said of it before is void.

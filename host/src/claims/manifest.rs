@@ -15,9 +15,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::model::{
-    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, ContainerClaim, ContainerKind,
-    DeviceName, DriverName, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest,
-    PoolName, Uid, limit,
+    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, Consumer, ContainerClaim,
+    ContainerKind, DeviceName, DriverName, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer,
+    PodRequest, PoolName, Uid, limit,
 };
 
 /// The name, among the pod's own names for claims, of the one that stands for its extended resources.
@@ -73,6 +73,11 @@ pub fn parse(text: &str, name: &str) -> Result<Objects, ManifestError> {
         take(document, index + 1, &mut objects)?;
     }
     Ok(objects)
+}
+
+/// The claim that an object of `resource.k8s.io/v1` is.
+pub fn claim_of(object: Value) -> Result<Claim, ManifestError> {
+    claim(&typed(object, 1, "ResourceClaim")?, 1)
 }
 
 fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), ManifestError> {
@@ -156,10 +161,7 @@ fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, Man
     };
     let status = object.status.clone().unwrap_or_default();
     let consumers = status.reserved_for.unwrap_or_default();
-    let reserved_for = consumers
-        .iter()
-        .map(|consumer| context.name("status.reservedFor[].uid", Uid::new(&consumer.uid)))
-        .collect::<Result<_, _>>()?;
+    let reserved_for = consumers.iter().map(|found| consumer(found, &context)).collect::<Result<_, _>>()?;
     let allocation = status.allocation.as_ref().map(|found| allocation(found, &context)).transpose()?;
     let owners = meta.owner_references.iter().flatten();
     let owner = owners.into_iter().find(|owner| owner.controller == Some(true) && owner.kind == "Pod");
@@ -168,6 +170,18 @@ fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, Man
         .transpose()?;
     let annotations = meta.annotations.clone().unwrap_or_default().into_iter().collect();
     Ok(Claim { id, allocation, reserved_for, annotations, owner_pod })
+}
+
+fn consumer(
+    found: &resource::ResourceClaimConsumerReference,
+    context: &Context,
+) -> Result<Consumer, ManifestError> {
+    Ok(Consumer {
+        api_group: found.api_group.clone().unwrap_or_default(),
+        resource: found.resource.clone(),
+        name: context.name("status.reservedFor[].name", ObjectName::new(&found.name))?,
+        uid: context.name("status.reservedFor[].uid", Uid::new(&found.uid))?,
+    })
 }
 
 fn allocation(found: &resource::AllocationResult, context: &Context) -> Result<Allocation, ManifestError> {

@@ -46,6 +46,7 @@ fn an_allocated_claim_has_its_device_config_node_and_consumers() {
     assert_eq!(claim.id.uid.as_str(), "68a5aecc-0b16-411c-ac56-2f23834fb15c");
     assert_eq!(devices(&claim), [["gpu", "gpu.example.com", "node-1", "gpu-0"]]);
     assert_eq!((claim.reserved_for.len(), &claim.owner_pod), (2, &None));
+    assert!(claim.reserved_for.iter().all(|consumer| consumer.is_pod()), "{:?}", claim.reserved_for);
     let allocation = claim.allocation.unwrap();
     assert_eq!(allocation.node_name.as_deref(), Some("node-1"));
     let [config] = allocation.configs.as_slice() else { panic!("one config") };

@@ -1,4 +1,4 @@
-//! What pods' requests about claims came to.
+//! What requests about claims came to, of pods and of kubelets.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -32,12 +32,12 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    pub(super) fn prepared(&self, took: Duration, outcome: &PodOutcome) {
-        self.prepares[usize::from(has_failed(outcome))].observe_time(took);
+    pub(super) fn prepared(&self, took: Duration, failed: bool) {
+        self.prepares[usize::from(failed)].observe_time(took);
     }
 
-    pub(super) fn unprepared(&self, took: Duration, outcomes: &[PodOutcome]) {
-        self.unprepares[usize::from(outcomes.iter().any(has_failed))].observe_time(took);
+    pub(super) fn unprepared(&self, took: Duration, failed: bool) {
+        self.unprepares[usize::from(failed)].observe_time(took);
     }
 
     pub(super) fn view(&self) -> ClaimStats {
@@ -50,6 +50,6 @@ impl Metrics {
     }
 }
 
-fn has_failed(outcome: &PodOutcome) -> bool {
+pub(super) fn has_failed(outcome: &PodOutcome) -> bool {
     outcome.claims.iter().any(|claim| claim.end.is_err())
 }

@@ -66,9 +66,10 @@ pub struct RefusedClaim {
 impl Inner {
     /// Of the drivers that have something to do still.
     pub(super) fn outlook(&self, record: &ClaimRecord) -> Vec<DriverOutlook> {
-        let open = record.drivers.iter().filter(|(_, part)| match record.state {
-            ClaimState::Prepared => false,
-            ClaimState::Preparing => part.current().is_none(),
+        let leaving = |driver: &DriverName| record.is_part_leaving(driver);
+        let open = record.drivers.iter().filter(|(driver, part)| match record.state {
+            ClaimState::Prepared => leaving(driver),
+            ClaimState::Preparing => leaving(driver) || part.current().is_none(),
             ClaimState::Unpreparing => true,
         });
         open.map(|(driver, _)| self.driver_outlook(record, driver)).collect()
@@ -76,7 +77,7 @@ impl Inner {
 
     fn driver_outlook(&self, record: &ClaimRecord, driver: &DriverName) -> DriverOutlook {
         let (uid, now) = (&record.id.uid, Instant::now());
-        let is_leaving = record.state == ClaimState::Unpreparing;
+        let is_leaving = record.is_part_leaving(driver);
         let attempts = if is_leaving {
             self.waits().attempts(uid)
         } else {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::calls::{Marks, prepared_by};
 use super::files::Nodes;
-use super::machine::{self, DeviceFacts, DriverResult, PrepareEnd, PrepareRequest, PrepareStep};
+use super::machine::{self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
 use super::refusals::{self, Admission, DriverMark, Refused, Verdict};
 use super::source::{ClaimSource, InlineClaims, check_bounds};
 use super::{ClaimEnd, ClaimOutcome, Inner, PodOutcome, Undo, answer, interrupted, unrendered};
@@ -20,26 +20,51 @@ use crate::checkpoint::Change;
 use crate::driver::Call;
 use crate::driver::moved::have_moved;
 use crate::model::{
-    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, Hold, ObjectRef, PodRequest, Problem, Uid,
+    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, ObjectRef, PodRequest, Problem, Uid,
 };
 
 /// A claim on its way through a prepare.
-struct Wanted {
+pub(super) struct Wanted {
     reference: ClaimReference,
     claim: Result<Claim, Problem>,
 }
 
 /// A claim whose drivers must be called, with the drivers.
 pub(super) type Work = (Arc<ClaimRecord>, Vec<DriverName>);
-type Ends = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
+pub(super) type Ends = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
+
+/// Who asks for claims.
+#[derive(Clone, Copy)]
+pub(super) enum Asker<'a> {
+    Pod { request: &'a PodRequest, wanted: &'a [Wanted] },
+    Kubelet { driver: &'a DriverName, given: bool },
+}
+
+impl<'a> Asker<'a> {
+    fn pod(self) -> Option<&'a ObjectRef> {
+        if let Self::Pod { request, .. } = self { Some(&request.pod) } else { None }
+    }
+
+    /// The driver whose part is asked for; none: all of them.
+    fn part(self) -> Option<&'a DriverName> {
+        if let Self::Kubelet { driver, .. } = self { Some(driver) } else { None }
+    }
+
+    fn holder(self) -> Holder<'a> {
+        match self {
+            Self::Pod { request, .. } => Holder::Pod(&request.pod),
+            Self::Kubelet { driver, given } => Holder::Kubelet { driver, given },
+        }
+    }
+}
 
 /// What was decided about every claim of a request. Intents are in the table already, so that nobody else takes the same
 /// devices; `undo` takes them out again.
 #[derive(Default)]
-struct Plan {
+pub(super) struct Plan {
     /// Prepared already, and in need of no change.
     known: Vec<Arc<ClaimRecord>>,
-    /// Prepared already, with this pod new to it.
+    /// Prepared already, with the holder new to it.
     joined: Vec<Arc<ClaimRecord>>,
     work: Vec<Work>,
     refused: BTreeMap<Uid, Problem>,
@@ -70,8 +95,9 @@ impl Inner {
         let claims: BTreeMap<Uid, Claim> =
             claims.map(|claim| (claim.id.uid.clone(), claim.clone())).collect();
         let call = Call { request_id, deadline: self.settings.call_deadline };
-        let (held, plan) = self.plan(&request.pod, &claims).await;
-        let ends = self.carry_out(&request, &wanted, plan, &call).await;
+        let asker = Asker::Pod { request: &request, wanted: &wanted };
+        let (held, plan) = self.plan(asker, &claims).await;
+        let ends = self.carry_out(asker, plan, &call).await;
         drop(held);
         self.answer(&request, wanted, &ends)
     }
@@ -108,14 +134,18 @@ impl Inner {
     }
 
     /// Decides about every claim, waiting a bounded time for what is in the way. The claims are held when it returns.
-    async fn plan(&self, pod: &ObjectRef, claims: &BTreeMap<Uid, Claim>) -> (Vec<Held<Uid>>, Plan) {
+    pub(super) async fn plan(
+        &self,
+        asker: Asker<'_>,
+        claims: &BTreeMap<Uid, Claim>,
+    ) -> (Vec<Held<Uid>>, Plan) {
         let deadline = Instant::now() + self.settings.exclusive_wait;
         let mut freed = self.freed.subscribe();
         let mut patient = true;
         loop {
             let held = self.claim_locks.take(claims.keys().cloned()).await;
             freed.mark_unchanged();
-            let mut plan = self.decide(pod, claims, patient);
+            let mut plan = self.decide(asker, claims, patient);
             if !patient {
                 plan.refused.append(&mut plan.waiting);
             }
@@ -135,17 +165,18 @@ impl Inner {
     }
 
     /// Decides. Where a claim has to wait and there is patience for it, the table is left as it was.
-    fn decide(&self, pod: &ObjectRef, claims: &BTreeMap<Uid, Claim>, patient: bool) -> Plan {
+    fn decide(&self, asker: Asker<'_>, claims: &BTreeMap<Uid, Claim>, patient: bool) -> Plan {
         let mut plan = Plan::default();
         let moved = self.moved(claims.keys());
+        let facts = |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
         let mut table = self.table.lock();
         for (uid, claim) in claims {
             let Some(allocation) = &claim.allocation else { continue };
             let request = PrepareRequest {
                 claim,
                 allocation,
-                pod,
-                holds: self.holds(claim),
+                holder: asker.holder(),
+                facts: &facts,
                 moved: moved.get(uid).map_or(&[], Vec::as_slice),
                 boot_id: &self.settings.node.boot_id,
                 now_ms: now_ms(),
@@ -210,15 +241,12 @@ impl Inner {
         moved
     }
 
-    fn holds(&self, claim: &Claim) -> Vec<Hold> {
-        let Some(allocation) = &claim.allocation else { return Vec::new() };
-        machine::holds(allocation, |driver, pool, device| {
-            let facts = self.registry.device(driver, pool, device).map(|device| DeviceFacts {
-                allow_multiple_allocations: device.allow_multiple_allocations,
-                identity: device.identity,
-            });
-            facts.unwrap_or_default()
-        })
+    fn facts(&self, driver: &DriverName, pool: &str, device: &str) -> DeviceFacts {
+        let facts = self.registry.device(driver, pool, device).map(|device| DeviceFacts {
+            allow_multiple_allocations: device.allow_multiple_allocations,
+            identity: device.identity,
+        });
+        facts.unwrap_or_default()
     }
 
     /// Whether the drivers serve and have the devices, and none of them is asked too often.
@@ -258,7 +286,7 @@ impl Inner {
         Ok(())
     }
 
-    async fn carry_out(&self, request: &PodRequest, wanted: &[Wanted], mut plan: Plan, call: &Call) -> Ends {
+    pub(super) async fn carry_out(&self, asker: Asker<'_>, mut plan: Plan, call: &Call) -> Ends {
         let mut ends: Ends =
             std::mem::take(&mut plan.refused).into_iter().map(|(u, p)| (u, Err(p))).collect();
         let standing: Vec<_> = plan.known.iter().chain(&plan.joined).cloned().collect();
@@ -274,7 +302,7 @@ impl Inner {
             plan.joined.iter().chain(plan.work.iter().map(|(record, _)| record)).cloned().collect();
         let undo = std::mem::take(&mut plan.undo);
         failpoint::pass(Point::PrepareDecided);
-        if let Err(problem) = self.commit_intents(intents, request, taken_on(wanted, &accepted), undo).await {
+        if let Err(problem) = self.commit_intents(intents, asker, &accepted, undo).await {
             ends.extend(accepted.into_iter().map(|uid| (uid, Err(problem.clone()))));
             return ends;
         }
@@ -283,7 +311,7 @@ impl Inner {
         let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
         ends.extend(standing.iter().map(|r| &r.id.uid).map(|uid| (uid.clone(), end(uid))));
         if !plan.work.is_empty() {
-            self.call_and_finish(&request.pod, plan.work, call, &mut ends).await;
+            self.call_and_finish(asker, plan.work, call, &mut ends).await;
         }
         ends
     }
@@ -292,12 +320,13 @@ impl Inner {
     async fn commit_intents(
         &self,
         intents: Vec<Arc<ClaimRecord>>,
-        request: &PodRequest,
-        accepted: BTreeMap<String, ObjectRef>,
+        asker: Asker<'_>,
+        accepted: &[Uid],
         mut undo: Undo,
     ) -> Result<(), Problem> {
         let mut changes: Vec<_> = intents.iter().cloned().map(Change::PutClaim).collect();
-        {
+        if let Asker::Pod { request, wanted } = asker {
+            let accepted = taken_on(wanted, accepted);
             let mut table = self.table.lock();
             let pod = machine::pod_record(&table, &request.pod, &request.containers, accepted);
             if table.pod(pod.pod.uid.as_str()).is_none_or(|known| **known != pod) {
@@ -311,7 +340,7 @@ impl Inner {
         Ok(())
     }
 
-    async fn call_and_finish(&self, pod: &ObjectRef, work: Vec<Work>, call: &Call, ends: &mut Ends) {
+    async fn call_and_finish(&self, asker: Asker<'_>, work: Vec<Work>, call: &Call, ends: &mut Ends) {
         let (results, marks) = self.call_drivers(&work, call).await;
         let mut kept = Vec::new();
         let mut prepared = Vec::new();
@@ -319,8 +348,12 @@ impl Inner {
         for ((record, _), results) in work.iter().zip(results) {
             let uid = record.id.uid.clone();
             let results = renderable(record, results);
-            self.remember(pod, record, &results, &marks);
-            match machine::finish_prepare(record, results, now_ms()) {
+            self.remember(asker.pod(), record, &results, &marks);
+            let end = match asker.part() {
+                Some(driver) => machine::finish_prepare_part(record, driver, results, now_ms()),
+                None => machine::finish_prepare(record, results, now_ms()),
+            };
+            match end {
                 PrepareEnd::Prepared(record) => {
                     ends.insert(uid, Ok(ClaimEnd::Prepared));
                     prepared.push(record);
@@ -352,12 +385,18 @@ impl Inner {
         }
         self.remove_void_files(&kept).await;
         if !rolled_back.is_empty() {
-            self.roll_back(rolled_back, call).await;
+            self.roll_back(rolled_back, asker.part(), call).await;
         }
     }
 
     /// Notes what drivers refused, for those who ask again.
-    fn remember(&self, pod: &ObjectRef, record: &ClaimRecord, results: &[DriverResult], marks: &Marks) {
+    fn remember(
+        &self,
+        pod: Option<&ObjectRef>,
+        record: &ClaimRecord,
+        results: &[DriverResult],
+        marks: &Marks,
+    ) {
         let mut refusals = self.refusals();
         for DriverResult { driver, outcome, .. } in results {
             match (outcome, marks.get(driver)) {

@@ -101,9 +101,9 @@ impl Waits {
     /// When a claim is tried again. None: no driver of it serves.
     pub(super) fn next(&self, claim: &ClaimRecord, serving: &Serving, now: Instant) -> Option<Instant> {
         let Some(wait) = self.0.get(&claim.id.uid) else {
-            return (claim.drivers.is_empty() || !serving.is_empty()).then_some(now);
+            return (claim.leaving().next().is_none() || !serving.is_empty()).then_some(now);
         };
-        if claim.drivers.is_empty() {
+        if claim.leaving().next().is_none() {
             return Some(wait.at);
         }
         serving.iter().map(|(driver, mark)| wait.due(driver, mark).unwrap_or(now)).min()
@@ -115,7 +115,7 @@ impl Waits {
         let is_due = |driver: &DriverName, mark| {
             wait.and_then(|wait| wait.due(driver, mark)).is_none_or(|at| at <= now)
         };
-        let wanted = claim.drivers.iter().filter(|(driver, part)| match serving.get(*driver) {
+        let wanted = claim.leaving().filter(|(driver, part)| match serving.get(*driver) {
             Some(mark) => is_due(driver, mark),
             None => part.problem.is_none(),
         });

@@ -108,7 +108,8 @@ pub(super) struct Refusal {
     pub(super) at_ms: u64,
     /// Before it nobody asks again. None: the request or the driver must change.
     pub(super) again: Option<Instant>,
-    pod: ObjectRef,
+    /// None: it was a kubelet that asked.
+    pod: Option<ObjectRef>,
     request: u64,
     mark: DriverMark,
     backoff: Backoff,
@@ -125,7 +126,8 @@ impl Refusal {
 
 /// A driver's refusal of a request, as it is noted.
 pub(super) struct Refused<'a> {
-    pub(super) pod: &'a ObjectRef,
+    /// None: it was a kubelet that asked.
+    pub(super) pod: Option<&'a ObjectRef>,
     pub(super) request: &'a DriverClaim,
     pub(super) driver: &'a DriverName,
     pub(super) mark: &'a DriverMark,
@@ -215,7 +217,7 @@ impl Refusals {
             attempts: attempts.saturating_add(1),
             at_ms,
             again,
-            pod: refused.pod.clone(),
+            pod: refused.pod.cloned(),
             request,
             mark: refused.mark.clone(),
             backoff,
@@ -233,14 +235,14 @@ impl Refusals {
         }
     }
 
-    /// The driver took the claim.
+    /// The driver took the claim, or whoever asked for its part wants it no more.
     pub(super) fn taken(&mut self, claim: &Uid, driver: &DriverName) {
         self.known.remove(&(claim.clone(), driver.clone()));
     }
 
     /// Forgets what was refused to pods that leave, and of claims that are given up.
-    pub(super) fn forget(&mut self, given_up: impl Fn(&ObjectRef, &ObjectRef) -> bool) {
-        self.known.retain(|_, refusal| !given_up(&refusal.pod, &refusal.claim));
+    pub(super) fn forget(&mut self, given_up: impl Fn(Option<&ObjectRef>, &ObjectRef) -> bool) {
+        self.known.retain(|_, refusal| !given_up(refusal.pod.as_ref(), &refusal.claim));
     }
 }
 

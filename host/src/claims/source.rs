@@ -7,13 +7,24 @@ use async_trait::async_trait;
 
 use crate::base::error::chain;
 use crate::claims::manifest;
-use crate::model::{Claim, ObjectName, Problem, limit};
+use crate::model::{Claim, ObjectName, Problem, Uid, limit};
 
 /// The port through which the manager learns of a claim.
 #[async_trait]
 pub trait ClaimSource: Send + Sync {
     /// The claim of that name; None if there is none.
     async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem>;
+
+    /// The claim of that name for somebody who knows its UID: a source that keeps what it read looks again before it answers with
+    /// another one, or with none. What it answers may have another UID.
+    async fn claim_with_uid(
+        &self,
+        namespace: &ObjectName,
+        name: &ObjectName,
+        _uid: &Uid,
+    ) -> Result<Option<Claim>, Problem> {
+        self.claim(namespace, name).await
+    }
 }
 
 /// Claims that came with the request; what is not among them is asked from the source behind.

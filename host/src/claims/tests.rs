@@ -5,6 +5,7 @@ mod daemon;
 mod files;
 mod histories;
 mod interrupted;
+mod kubelet;
 mod native;
 mod releases;
 mod replaced;

@@ -8,7 +8,8 @@ use tokio::time::Instant;
 use super::Inner;
 use super::reconcile::Serving;
 use super::refusals::DriverMark;
-use crate::model::{ClaimRecord, ClaimState, DriverName, Uid, limit};
+use super::unprepare::Leaver;
+use crate::model::{ClaimRecord, DriverName, Uid, limit};
 
 impl Inner {
     fn uids(&self, wanted: impl Fn(&ClaimRecord) -> bool) -> Vec<Uid> {
@@ -25,7 +26,7 @@ impl Inner {
         loop {
             serving.mark_unchanged();
             let now = Instant::now();
-            let open = self.uids(|record| record.state == ClaimState::Unpreparing);
+            let open = self.uids(ClaimRecord::is_leaving);
             let next = |uid: &Uid| self.next_try(self.table.lock().claim(uid.as_str())?, now);
             let (due, later): (Vec<_>, Vec<_>) = open
                 .into_iter()
@@ -51,16 +52,16 @@ impl Inner {
         }
     }
 
-    /// The drivers of a claim that serve now.
+    /// The drivers that serve now of those that are to give up something of a claim.
     pub(super) fn serving_of(&self, record: &ClaimRecord) -> Serving {
         let mark =
             |name: &DriverName| Some((name.clone(), DriverMark::of(&self.registry.serving(name).ok()?)));
-        record.drivers.keys().filter_map(mark).collect()
+        record.leaving().filter_map(|(driver, _)| mark(driver)).collect()
     }
 
     /// When a claim that is being given up is tried again; none: when a driver of it serves.
     fn next_try(&self, record: &ClaimRecord, now: Instant) -> Option<Instant> {
-        if record.state != ClaimState::Unpreparing {
+        if !record.is_leaving() {
             return None;
         }
         let serving = self.serving_of(record);
@@ -89,7 +90,8 @@ impl Inner {
     pub(super) async fn finish_unprepares(&self, uids: impl Iterator<Item = Uid>) {
         let mut groups: BTreeMap<Option<DriverName>, Vec<Uid>> = BTreeMap::new();
         for uid in uids {
-            let driver = self.table.lock().claim(uid.as_str()).and_then(|r| r.drivers.keys().next().cloned());
+            let first = |record: &Arc<ClaimRecord>| record.leaving().next().map(|(driver, _)| driver.clone());
+            let driver = self.table.lock().claim(uid.as_str()).and_then(first);
             groups.entry(driver).or_default().push(uid);
         }
         let groups = groups.into_values().map(|uids| async move {
@@ -151,7 +153,7 @@ impl Inner {
         let uid = &record.id.uid;
         let request_id = format!("resume-{uid}").into();
         let call = crate::driver::Call { request_id, deadline: self.settings.call_deadline };
-        let end = self.give_up(std::slice::from_ref(uid), None, &call).await.remove(uid);
+        let end = self.give_up(std::slice::from_ref(uid), Leaver::Nobody, &call).await.remove(uid);
         end.map_or(Ok(()), |end| end.map(drop))
     }
 }

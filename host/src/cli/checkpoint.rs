@@ -42,7 +42,8 @@ pub(super) fn run(place: &Place, command: CheckpointCommand) -> Result<Outcome> 
 
 fn dump(dump: &Dump, format: Format) -> Result<Outcome> {
     let row = |claim: &ClaimRecord| {
-        let pods: Vec<_> = claim.pods.values().map(ToString::to_string).collect();
+        let mut pods: Vec<_> = claim.pods.values().map(ToString::to_string).collect();
+        pods.extend(claim.is_held_by_kubelet().then(|| "(kubelet)".to_owned()));
         let drivers: Vec<_> = claim.drivers.keys().map(ToString::to_string).collect();
         vec![
             claim.id.to_string(),

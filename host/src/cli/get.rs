@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::client::{Client, connect, said};
+use super::kubelet::Kubelet;
 use super::output::{Format, Rows, print, say};
 use super::{Outcome, Place};
 
@@ -316,6 +317,8 @@ struct Claim {
     uid: String,
     state: String,
     pods: Vec<Ref>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kubelet: Option<Kubelet>,
     drivers: Vec<ClaimDriver>,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
@@ -342,9 +345,17 @@ fn claim(claim: v1::ClaimStatus) -> Claim {
         uid: id.uid,
         state: claim.state,
         pods: claim.pods.into_iter().map(Into::into).collect(),
+        kubelet: claim.kubelet.map(Into::into),
         drivers: claim.drivers.into_iter().map(driver).collect(),
         problem: claim.problem.map(|problem| problem.message),
     }
+}
+
+/// The pods that hold it, or those for which a kubelet does.
+fn held_by(claim: &Claim) -> String {
+    let pods = Some(joined(&claim.pods)).filter(|pods| !pods.is_empty());
+    let kubelet = claim.kubelet.as_ref().map(Kubelet::brief);
+    pods.into_iter().chain(kubelet).collect::<Vec<_>>().join(",")
 }
 
 /// A name with or without its namespace.
@@ -368,7 +379,7 @@ async fn claims(client: &mut Client, place: &Place, args: &GetArgs) -> Result<bo
             claim.namespace.clone(),
             claim.name.clone(),
             claim.state.clone(),
-            joined(&claim.pods),
+            held_by(claim),
             devices.join(","),
             claim.problem.clone().unwrap_or_default(),
             claim.uid.clone(),

@@ -16,8 +16,8 @@ use super::output::Format;
 use super::{CliError, Outcome, Place};
 use crate::claims::manifest::{self, Objects};
 use crate::model::{
-    AllocatedDevice, Allocation, Claim, ClaimReference, ContainerClaim, DeviceName, DriverName, ObjectName,
-    ObjectRef, PodContainer, PodRequest, PoolName, Uid,
+    AllocatedDevice, Allocation, Claim, ClaimReference, Consumer, ContainerClaim, DeviceName, DriverName,
+    ObjectName, ObjectRef, PodContainer, PodRequest, PoolName, Uid,
 };
 use crate::north::convert;
 
@@ -148,7 +148,7 @@ fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, Cl
     let claim = Claim {
         id: ObjectRef { namespace, name: claim_name.clone(), uid: claim_uid },
         allocation: Some(Allocation { devices, configs: Vec::new(), node_name: None }),
-        reserved_for: vec![pod.uid.clone()],
+        reserved_for: vec![Consumer::of_pod(&pod)],
         annotations: BTreeMap::new(),
         owner_pod: None,
     };

@@ -80,7 +80,7 @@ pub(super) fn sets(nodes: usize) -> Vec<u32> {
 
 /// Which of `available` are best for `size` devices that contain `must_include`, for a source that nobody can ask: those of the
 /// fewest NUMA nodes, and of equally good sets that which leaves the fewest behind.
-pub(super) fn closest(available: &[&PluginDevice], must_include: &[String], size: usize) -> Vec<String> {
+pub fn closest(available: &[&PluginDevice], must_include: &[String], size: usize) -> Vec<String> {
     let nodes: BTreeSet<u32> = available.iter().flat_map(|device| &device.numa_nodes).copied().collect();
     let nodes: Vec<u32> = nodes.into_iter().collect();
     let must = |device: &PluginDevice| must_include.contains(&device.id);

@@ -6,8 +6,8 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::model::{
-    AllocatedDevice, Allocation, AllocationEntry, Claim, DeviceName, DriverName, ExtendedResource, NameError,
-    ObjectName, ObjectRef, PodAllocation, PoolName, PooledClaim, Problem, Uid,
+    AllocatedDevice, Allocation, AllocationEntry, Claim, Consumer, DeviceName, DriverName, ExtendedResource,
+    NameError, ObjectName, ObjectRef, PodAllocation, PoolName, PooledClaim, Problem, Uid,
 };
 
 /// The request of a claim that stands for an extended resource.
@@ -51,7 +51,7 @@ pub fn pooled_claim(entry: &AllocationEntry, pod: &ObjectRef) -> Option<Result<C
     Some(entry.devices.keys().map(|id| device(claim, id)).collect::<Result<_, _>>().map(|devices| Claim {
         id: claim.id.clone(),
         allocation: Some(Allocation { devices, ..Allocation::default() }),
-        reserved_for: vec![pod.uid.clone()],
+        reserved_for: vec![Consumer::of_pod(pod)],
         annotations: BTreeMap::new(),
         owner_pod: Some(pod.uid.clone()),
     }))

@@ -67,6 +67,7 @@ fn record(devices: Vec<AllocatedDevice>, part: DriverPart) -> ClaimRecord {
         allocation: Allocation { devices, ..Allocation::default() },
         annotations: BTreeMap::new(),
         drivers: BTreeMap::from([(driver(), part)]),
+        kubelet: None,
         holds: Vec::new(),
         releasing: None,
         timeline: [].into(),

@@ -105,6 +105,7 @@ fn check_claim(claim: Claim) {
         allocation,
         annotations: claim.annotations,
         drivers: BTreeMap::new(),
+        kubelet: None,
         holds: Vec::new(),
         releasing: None,
         timeline: [].into(),

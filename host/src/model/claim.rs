@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef, PoolName, Uid};
+use super::{
+    Consumer, DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef, PoolName, Uid,
+};
 
 /// A ResourceClaim as far as the node needs it (`resource.k8s.io/v1`).
 #[derive(Debug, Clone, PartialEq)]
@@ -12,11 +14,17 @@ pub struct Claim {
     pub id: ObjectRef,
     /// None: not allocated.
     pub allocation: Option<Allocation>,
-    /// Consumers for which it is reserved, by UID.
-    pub reserved_for: Vec<Uid>,
+    /// Consumers for which it is reserved; UIDs say who they are.
+    pub reserved_for: Vec<Consumer>,
     pub annotations: BTreeMap<String, String>,
     /// Pod that owns a claim made from a template.
     pub owner_pod: Option<Uid>,
+}
+
+impl Claim {
+    pub fn is_reserved_for(&self, consumer: &Uid) -> bool {
+        self.reserved_for.iter().any(|known| known.uid == *consumer)
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -19,6 +19,33 @@ pub const CONSUMED_SETS_MAX: usize = 2;
 /// Counter sets of a pool and counters of a set (`resource.k8s.io/v1`).
 pub const COUNTER_SETS_MAX: usize = 8;
 pub const COUNTERS_MAX: usize = 32;
+/// Devices of a ResourceSlice; the second where one of them has taints, takes from counters or has a list (`resource.k8s.io/v1`).
+pub const SLICE_DEVICES_MAX: usize = 128;
+pub const SLICE_HEAVY_DEVICES_MAX: usize = 64;
+/// Bytes of a slice's devices as JSON: an API server stores objects of at most 1.5 MiB.
+pub const SLICE_BYTES_MAX: usize = 1 << 20;
+/// Bytes of the part of a slice's name that we choose: an API server cuts off what is longer, and appends five letters.
+pub const SLICE_PREFIX_BYTES_MAX: usize = 58;
+/// Slices of this node that are looked at: many times those of a node full of drivers.
+pub const SLICES_MAX: usize = 16 * 1024;
+/// From the first sign that slices are to be written to the look at what: changes come in bursts.
+pub const SLICE_SETTLE: Duration = Duration::from_millis(100);
+/// Between two writings of a pool, however fast its devices change.
+pub const SLICE_PERIOD: Duration = Duration::from_secs(1);
+/// Between tries to write a pool that the API server refused or did not take; doubled up to the second.
+pub const SLICE_RETRY_MIN: Duration = Duration::from_secs(1);
+pub const SLICE_RETRY_MAX: Duration = Duration::from_secs(120);
+/// Between repairs of what others changed, from the second on; doubled up to the second. A pool that nobody changed for the third is
+/// repaired at once again.
+pub const SLICE_REPAIR_MIN: Duration = Duration::from_secs(1);
+pub const SLICE_REPAIR_MAX: Duration = Duration::from_secs(30);
+pub const SLICE_CALM: Duration = Duration::from_secs(300);
+/// Repairs of a pool without such a calm after which somebody else is taken to write it as well: a kubelet that starts anew is one.
+pub const SLICE_REPAIRS_TOLERATED: u32 = 5;
+/// From the moment that a driver's file is gone to the withdrawal of its slices: files are replaced by removing and copying.
+pub const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
+/// A device keeps the taint of an unhealthy one for so long after it was last said to be that: flapping must not cost a write each.
+pub const SLICE_TAINT_HOLD: Duration = Duration::from_secs(30);
 /// Values of a capacity's request policy (`resource.k8s.io/v1`).
 pub const POLICY_VALUES_MAX: usize = 10;
 /// Identity strings of a device, and bytes of each.
@@ -72,11 +99,62 @@ pub const MEMO_BYTES_MAX: usize = 64 << 10;
 pub const STATUS_DATA_BYTES_MAX: usize = 10 << 10;
 pub const STATUS_CONDITIONS_MAX: usize = 8;
 pub const STATUS_IPS_MAX: usize = 16;
+/// Type, reason and message of a condition (`metav1.Condition`), the name of an interface and a hardware address (`resource.k8s.io/v1`).
+pub const CONDITION_TYPE_BYTES_MAX: usize = 316;
+pub const CONDITION_REASON_BYTES_MAX: usize = 1024;
+pub const CONDITION_MESSAGE_BYTES_MAX: usize = 32768;
+pub const INTERFACE_NAME_BYTES_MAX: usize = 256;
+pub const HARDWARE_ADDRESS_BYTES_MAX: usize = 128;
+/// Claims whose status waits to be written: many times the claims of a node.
+pub const STATUSES_WAITING_MAX: usize = 1024;
+/// Tries to change an object that others change as well, one after the other.
+pub const KUBE_CONFLICTS_MAX: u32 = 5;
+/// Between tries of what nobody waits for while the API server is away; doubled up to the second.
+pub const KUBE_RETRY_MIN: Duration = Duration::from_secs(1);
+pub const KUBE_RETRY_MAX: Duration = Duration::from_secs(60);
+/// What is forbidden is tried again after so long: somebody has to change a role first.
+pub const KUBE_FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
+/// Events that wait or may be told again.
+pub const EVENTS_MAX: usize = 512;
+/// For how long the same told again is the same event, and for how long an event is worth writing.
+pub const EVENT_SERIES: Duration = Duration::from_secs(600);
+/// Between two counts of one event.
+pub const EVENT_COUNT_PACE: Duration = Duration::from_secs(30);
+/// Events of one object and of all at once, and the time in which one more may be written: refusals come in the steps in which a kubelet
+/// tries again, for each pod of the node.
+pub const OBJECT_EVENTS_BURST: u32 = 10;
+pub const OBJECT_EVENTS_EVERY: Duration = Duration::from_secs(30);
+pub const EVENTS_BURST: u32 = 50;
+pub const EVENTS_EVERY: Duration = Duration::from_secs(2);
+/// Pods of a refused claim that are told of it.
+pub const EVENT_PODS_MAX: usize = 8;
+/// Reason and message of an event (`events.k8s.io/v1`, which is what the core API stores), and what its name has of its object's.
+pub const EVENT_REASON_BYTES_MAX: usize = 128;
+pub const EVENT_MESSAGE_BYTES_MAX: usize = 1024;
+pub const EVENT_NAME_PREFIX_BYTES_MAX: usize = 200;
+/// The Node object is read so often, and where it cannot be, from the second time to the third.
+pub const NODE_READ_PERIOD: Duration = Duration::from_secs(600);
+pub const NODE_READ_MIN: Duration = Duration::from_secs(1);
+pub const NODE_READ_MAX: Duration = Duration::from_secs(60);
+/// Pods of a page of the node's list, and of the whole: a kubelet has 110 as a rule.
+pub const NODE_PODS_PAGE: usize = 250;
+pub const NODE_PODS_MAX: usize = 10_000;
+/// Between looks whether held claims are still needed: usually, while one seems not to be, and at least.
+pub const RECONCILE_PERIOD: Duration = Duration::from_secs(180);
+pub const RECONCILE_PERIOD_PENDING: Duration = Duration::from_secs(60);
+pub const RECONCILE_PERIOD_MIN: Duration = Duration::from_secs(15);
+/// A claim that nobody seems to need is given up after so long, and so many looks: a kubelet comes to it itself within a minute or two.
+pub const RECONCILE_DELAY: Duration = Duration::from_secs(300);
+pub const RECONCILE_LOOKS_MIN: u32 = 3;
+/// Claims and pods that are asked for in one round: more than the claims of a node.
+pub const RECONCILE_ASKS_MAX: usize = 512;
 
 /// Results of an allocation, its configs and its consumers (`resource.k8s.io/v1`).
 pub const ALLOCATED_DEVICES_MAX: usize = 32;
 pub const CONFIGS_MAX: usize = 64;
 pub const RESERVED_FOR_MAX: usize = 256;
+/// Reading a claim for a kubelet, which gives a prepare 45 s in all: then what is known of the claim counts, or the kubelet comes again.
+pub const CLAIM_SOURCE_WAIT: Duration = Duration::from_secs(10);
 /// Opaque parameters (`resource.k8s.io/v1`).
 pub const PARAMETERS_BYTES_MAX: usize = 10 << 10;
 /// Claims of a pod and its containers: far above what a pod can use, far below what would hurt.
@@ -319,6 +397,34 @@ pub const HEALTH_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 pub const HEALTH_MESSAGE_BYTES_MAX: usize = 1024;
 /// From the end of a health stream to the next, as in a kubelet.
 pub const HEALTH_RESTART: Duration = Duration::from_secs(5);
+/// A list of health is told a kubelet again so often, well before it takes it for outdated, and no sooner after one than this.
+pub const HEALTH_RESEND: Duration = Duration::from_secs(10);
+pub const HEALTH_PACE: Duration = Duration::from_millis(100);
+/// Claims in one call of a kubelet: all that one pod has of a driver, which are fewer.
+pub const BRIDGE_CLAIMS_MAX: usize = 2 * POD_CLAIMS_MAX;
+/// Claims of one call that are worked on at once.
+pub const BRIDGE_CLAIMS_AT_ONCE: usize = 16;
+/// Connections to one socket in the kubelet's folders at once (a kubelet has one), and calls under way on each: a pod has one.
+pub const BRIDGE_CONNECTIONS_MAX: usize = 32;
+pub const BRIDGE_STREAMS_MAX: u32 = 512;
+/// Streams of one driver's health at once: a kubelet has one.
+pub const BRIDGE_HEALTH_STREAMS_MAX: usize = 8;
+/// Drivers that are offered to a kubelet, as their names are kept: all that there can be.
+pub const BRIDGE_DRIVERS_MAX: usize = DRIVER_FILES_MAX + PLUGIN_SOCKETS_MAX;
+/// A kubelet's call waits so long for a driver that still loads: less than half of its 45 s.
+pub const BRIDGE_DRIVER_WAIT: Duration = Duration::from_secs(10);
+/// After the start a driver of which nothing is known yet is taken for one that loads.
+pub const BRIDGE_SETTLE: Duration = Duration::from_secs(10);
+/// Between looks whether the sockets in the kubelet's folders are there, which cost two `stat` each; what fails is tried again as
+/// often, doubled up to the second.
+pub const BRIDGE_LOOK_PERIOD: Duration = Duration::from_secs(1);
+pub const BRIDGE_RETRY_MAX: Duration = Duration::from_secs(30);
+/// For how long a driver is offered that is gone: a file that is replaced is gone for a moment.
+pub const BRIDGE_GONE_GRACE: Duration = Duration::from_secs(5);
+/// And from when the kubelet holds nothing of it: twice the time after which a kubelet tries a pod again, that it may learn so.
+pub const BRIDGE_HELD_GRACE: Duration = Duration::from_secs(180);
+/// And one that was offered before our start: compiling a driver may take three minutes.
+pub const BRIDGE_REMEMBERED_GRACE: Duration = Duration::from_secs(300);
 /// Time for calls in flight when the daemon stops.
 pub const DRAIN: Duration = Duration::from_secs(20);
 /// Bytes of a Unix socket's path (`sun_path` less its terminating zero).
@@ -344,6 +450,44 @@ pub const NUMA_NODE_ID_MAX: u32 = 1023;
 pub const HINT_NUMA_NODES_MAX: usize = 8;
 /// How long a kubelet keeps a resource whose plugin has left.
 pub const RESOURCE_GRACE: Duration = Duration::from_secs(300);
+/// What a kubelet gets to answer to a registration: it dials the plugin for 10 s, and asks it for its options meanwhile.
+pub const REGISTER_DEADLINE: Duration = Duration::from_secs(20);
+/// Between tries to register with a kubelet; doubled up to the second. A socket is there a moment before it accepts.
+pub const REGISTER_RETRY_MIN: Duration = Duration::from_millis(20);
+pub const REGISTER_RETRY_MAX: Duration = Duration::from_secs(120);
+/// No kubelet takes registrations for so long: it is said. A kubelet restarts in less.
+pub const KUBELET_AWAY: Duration = Duration::from_secs(30);
+/// A kubelet that registered a device plugin asks for its list at once; one that does not within this time has lost it.
+pub const LIST_WAIT: Duration = Duration::from_secs(10);
+/// From the end of a kubelet's last list to a new registration; doubled up to `REGISTER_RETRY_MAX` while lists do not last.
+pub const LIST_LOST: Duration = Duration::from_secs(1);
+/// A list that lasted for so long was no failure when it ends.
+pub const LIST_STEADY: Duration = Duration::from_secs(60);
+/// Lists of one resource that are followed at once: a kubelet has one, or two while it registers anew.
+pub const LISTS_AT_ONCE: usize = 16;
+/// Containers in one Allocate of a kubelet, which sends one.
+pub const ALLOCATE_CONTAINERS_MAX: usize = 64;
+/// For so long after an Allocate its devices may serve later containers of the same pod, which a kubelet admits as a whole.
+pub const ADMISSION: Duration = Duration::from_secs(60);
+/// Between looks at which devices pods have; each is taken up to a quarter earlier.
+pub const IN_USE_PERIOD: Duration = Duration::from_secs(30);
+/// What a kubelet gets to answer which devices pods have, and while another call waits for it.
+pub const IN_USE_DEADLINE: Duration = Duration::from_secs(10);
+pub const IN_USE_DEADLINE_SHORT: Duration = Duration::from_secs(2);
+/// Devices that no pod has any more are given up after this time, and after two looks at least.
+pub const UNUSED: Duration = Duration::from_secs(60);
+pub const UNUSED_LOOKS: u32 = 2;
+/// Devices that were in no pod yet are given up after this time: a kubelet does not tell those of init containers.
+pub const UNSEEN: Duration = Duration::from_secs(300);
+/// Nobody tells which devices pods have for so long: it is said.
+pub const IN_USE_UNKNOWN: Duration = Duration::from_secs(180);
+/// An Allocate waits so long until devices of an earlier one are given up.
+pub const GIVE_UP_WAIT: Duration = Duration::from_secs(15);
+/// Bytes of the list of devices that is kept over a restart: a hundred thousand devices.
+pub const BRIDGE_MEMORY_BYTES_MAX: usize = 16 << 20;
+/// Between two writes of it, and from one that failed to the next.
+pub const BRIDGE_MEMORY_PERIOD: Duration = Duration::from_secs(1);
+pub const BRIDGE_MEMORY_RETRY: Duration = Duration::from_secs(30);
 /// What a kubelet gives a plugin before a container starts.
 pub const PRE_START: Duration = Duration::from_secs(30);
 /// Between two tellings of changed resources: health may flap a thousand times a second.
@@ -353,6 +497,60 @@ pub const POD_RESOURCES_PER_SECOND: u32 = 100;
 pub const POD_RESOURCES_BURST: u32 = 10;
 /// Bytes of an answer there: what the clients of Kubernetes' own library take.
 pub const POD_RESOURCES_MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Requests a second to the API server, and how many may come at once: thousands of nodes share it. Those that a pod waits for may
+/// take the last tokens, of which the others leave so many.
+pub const API_PER_SECOND: u32 = 25;
+pub const API_BURST: u32 = 50;
+pub const API_URGENT_RESERVE: u32 = 5;
+/// Requests to the API server under way, of those that a pod waits for and of the others each.
+pub const API_IN_FLIGHT_MAX: usize = 8;
+/// A request waits so long for its turn: less than a kubelet waits for a prepare.
+pub const API_TURN_WAIT: Duration = Duration::from_secs(20);
+/// Making a connection to the API server, and a whole request with its answer.
+pub const API_CONNECT: Duration = Duration::from_secs(5);
+pub const API_REQUEST: Duration = Duration::from_secs(10);
+/// Between requests of an idle connection and its end, and between probes of TCP whether the other side is there.
+pub const API_IDLE: Duration = Duration::from_secs(90);
+pub const API_KEEPALIVE: Duration = Duration::from_secs(30);
+/// Bytes of an object: etcd takes 1.5 MiB in a denser form.
+pub const API_OBJECT_BYTES_MAX: usize = 4 << 20;
+/// Objects of a page of a list and bytes of it, and objects of a whole list: a node has some hundred pods and slices.
+pub const API_PAGE_ITEMS: usize = 250;
+pub const API_PAGE_BYTES_MAX: usize = 16 << 20;
+pub const API_LIST_ITEMS_MAX: usize = 10_000;
+/// Bytes of what an API server says in words, as it is told on.
+pub const API_WORDS_BYTES_MAX: usize = 512;
+/// Causes of a refusal that are kept.
+pub const API_CAUSES_MAX: usize = 16;
+/// From a failed request to the next try, where a try follows; doubled up to the second.
+pub const API_RETRY_MIN: Duration = Duration::from_millis(500);
+pub const API_RETRY_MAX: Duration = Duration::from_secs(30);
+/// An API server may ask to be left alone for so long at most.
+pub const API_RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+/// An API server that cannot be reached for so long is told of: it is replaced within seconds during an update.
+pub const API_AWAY_NOTICE: Duration = Duration::from_secs(5);
+/// Between looks whether it is back, if nobody asks for anything.
+pub const API_PROBE_PERIOD: Duration = Duration::from_secs(15);
+/// Which versions it serves is asked anew so often: a cluster is upgraded under us.
+pub const API_VERSIONS_PERIOD: Duration = Duration::from_secs(600);
+/// Tokens and certificates are looked at again so often (client-go does so every minute), and after a refusal no more often than this.
+pub const API_CREDENTIALS_PERIOD: Duration = Duration::from_secs(60);
+pub const API_CREDENTIALS_REST: Duration = Duration::from_secs(2);
+/// A kubeconfig, a token, a certificate or a key.
+pub const API_CREDENTIALS_BYTES_MAX: u64 = 1 << 20;
+/// How long a watch is asked to last; API servers choose 5 to 10 minutes themselves.
+pub const WATCH_WALL: Duration = Duration::from_secs(290);
+/// A watch without a word for so long is dead: bookmarks come every minute.
+pub const WATCH_SILENCE: Duration = Duration::from_secs(150);
+/// A watch of this age is no flapping one.
+pub const WATCH_STEADY: Duration = Duration::from_secs(10);
+/// Claims that are watched at once: each is a connection of its own, and thousands of nodes share the API server.
+pub const FOLLOWED_CLAIMS_MAX: usize = 32;
+/// Claims of which the last word is kept, watched or not: more than a node's pods use.
+pub const KNOWN_CLAIMS_MAX: usize = 256;
+/// A claim that nobody holds or asked for is watched and known for so long: a kubelet tries a pod again
+/// within two minutes.
+pub const CLAIM_FOLLOW_IDLE: Duration = Duration::from_secs(300);
 /// Connections to the admin socket, and to its address, at once: more wait.
 pub const ADMIN_CONNECTIONS_MAX: usize = 16;
 /// Headers of a request there, and their bytes with the request's line (the least that hyper takes).
@@ -367,3 +565,34 @@ pub const ADMIN_ACCEPT_PAUSE: Duration = Duration::from_millis(250);
 pub const LIVE_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two looks whether it lives, however many ask.
 pub const LIVE_LOOK_PERIOD: Duration = Duration::from_secs(1);
+/// Paths of drivers that are asked at once: there may be a thousand.
+pub const LIVE_PATHS_AT_ONCE: usize = 32;
+
+/// The most that a config may allow of requests to the API server in a second, and at once after a pause.
+pub const API_PER_SECOND_MAX: u32 = 1000;
+pub const API_BURST_MAX: u32 = 2000;
+
+// Several instances on one root.
+/// Instances whose order is remembered: an update has two at a time, and one that is forgotten counts as new.
+pub const INSTANCES_MAX: usize = 32;
+/// Bytes of a word between two of them.
+pub const HANDOVER_WORD_BYTES_MAX: u64 = 4096;
+/// Time for a word that is due at once.
+pub const HANDOVER_WORD: Duration = Duration::from_secs(5);
+/// Time for the instance before to finish its calls and close the checkpoint: three drains, and the close.
+pub const HANDOVER_RELEASE: Duration = Duration::from_secs(75);
+/// How long the instance before keeps its sockets of the kubelet for the one that took over.
+pub const HANDOVER_SOCKETS: Duration = Duration::from_secs(60);
+/// Between two looks whether the kubelet knows them.
+pub const KUBELET_LOOK: Duration = Duration::from_millis(50);
+/// How long the drivers of the instance that took over are awaited at the kubelet before it says that it serves.
+pub const HANDOVER_REGISTERED: Duration = Duration::from_secs(15);
+/// Instances that stand by at once; the oldest of more ask anew.
+pub const HANDOVER_STANDBY_MAX: usize = 16;
+/// Between two looks whether the place is free.
+pub const HANDOVER_RETRY_MIN: Duration = Duration::from_millis(20);
+pub const HANDOVER_RETRY_MAX: Duration = Duration::from_secs(2);
+/// What an older instance waits before it takes the place of one that ended: a newer one that starts again comes first.
+pub const HANDOVER_PATIENCE: Duration = Duration::from_secs(1);
+/// How long somebody may hold the place without answering before a start gives up.
+pub const HANDOVER_SILENT: Duration = Duration::from_secs(90);

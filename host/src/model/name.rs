@@ -131,15 +131,20 @@ name_type!(
 
 /// A DNS label (RFC 1123, lower case) of at most 63 bytes.
 pub(crate) fn is_dns_label(value: &str) -> bool {
+    value.len() <= 63 && is_label_of_any_length(value)
+}
+
+fn is_label_of_any_length(value: &str) -> bool {
     let bytes = value.as_bytes();
     let inner = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
     let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    bytes.len() <= 63 && bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
+    bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
 }
 
-/// A DNS subdomain (RFC 1123, lower case) of at most 253 bytes.
+/// A DNS subdomain (RFC 1123, lower case) of at most 253 bytes. As in Kubernetes its labels have no bound of their own: the name of
+/// a pod, and of a claim that is made for it, is often longer than 63 bytes.
 pub(crate) fn is_dns_subdomain(value: &str) -> bool {
-    value.len() <= 253 && value.split('.').all(is_dns_label)
+    value.len() <= 253 && value.split('.').all(is_label_of_any_length)
 }
 
 fn is_driver_name(value: &str) -> bool {
@@ -275,6 +280,17 @@ mod tests {
         for bad in ["", "GPU.example.com", "a..b", "a/b", "a\nb", "-a", "a-", long.as_str()] {
             assert!(DriverName::new(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn names_of_objects_are_as_long_as_kubernetes_lets_them_be() {
+        for good in ["a".repeat(253), format!("{}.b", "a".repeat(64))] {
+            assert!(ObjectName::new(&good).is_ok(), "{good}");
+        }
+        for bad in ["a".repeat(254), "a..b".to_owned(), String::new(), "a.-b".to_owned(), "A".to_owned()] {
+            assert!(ObjectName::new(&bad).is_err(), "{bad}");
+        }
+        assert!(DeviceName::new("a".repeat(64)).is_err());
     }
 
     #[test]

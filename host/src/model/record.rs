@@ -6,8 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Allocation, DriverClaim, DriverName, LiveClaim, ObjectRef, PodContainer, PreparedClaim, Problem, PutBack,
-    Uid, limit,
+    Allocation, DriverClaim, DriverName, KubeletHold, LiveClaim, ObjectRef, PodContainer, PreparedClaim,
+    Problem, PutBack, Uid, limit,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub enum ClaimState {
     Preparing,
     /// Every driver's result is durable.
     Prepared,
-    /// The last pod is gone; drivers may or may not have given it up.
+    /// Nobody holds it any more; drivers may or may not have given it up.
     Unpreparing,
 }
 
@@ -43,7 +43,11 @@ pub struct ClaimRecord {
     pub allocation: Allocation,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
+    /// Of those that were asked for: all of the allocation's for a pod, one by one for a kubelet.
     pub drivers: BTreeMap<DriverName, DriverPart>,
+    /// What a kubelet said that holds parts of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubelet: Option<KubeletHold>,
     /// What it keeps from others while it stands.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<Hold>,
@@ -67,6 +71,31 @@ impl ClaimRecord {
             configs: self.allocation.configs.iter().filter(|c| c.driver == *driver).cloned().collect(),
             annotations: self.annotations.clone(),
         }
+    }
+
+    /// Parts that nobody holds any more and that their drivers have not given up.
+    pub fn leaving(&self) -> impl Iterator<Item = (&DriverName, &DriverPart)> {
+        let all = self.state == ClaimState::Unpreparing;
+        self.drivers.iter().filter(move |(_, part)| all || part.leaving)
+    }
+
+    /// Whether anything of it is being given up.
+    pub fn is_leaving(&self) -> bool {
+        self.state == ClaimState::Unpreparing || self.drivers.values().any(|part| part.leaving)
+    }
+
+    /// Whether one driver's part is being given up.
+    pub fn is_part_leaving(&self, driver: &DriverName) -> bool {
+        self.leaving().any(|(leaving, _)| leaving == driver)
+    }
+
+    /// Drivers of the parts that a kubelet holds.
+    pub fn kubelet_drivers(&self) -> impl Iterator<Item = &DriverName> {
+        self.drivers.iter().filter(|(_, part)| part.kubelet).map(|(driver, _)| driver)
+    }
+
+    pub fn is_held_by_kubelet(&self) -> bool {
+        self.kubelet_drivers().next().is_some()
     }
 
     /// A driver's devices of the claim, as `pool/device`.
@@ -113,6 +142,17 @@ pub struct Hold {
     /// Others may hold it as well, if they share it too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
+    /// The driver for whose device an identity string is held. None: the key names it, or an older release wrote the record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<DriverName>,
+}
+
+impl Hold {
+    /// Whose device it is for, as far as that is known.
+    pub fn is_of(&self, driver: &DriverName) -> bool {
+        let named = || self.key.strip_prefix(driver.as_str()).is_some_and(|rest| rest.starts_with('/'));
+        self.driver.as_ref().map_or_else(named, |of| of == driver)
+    }
 }
 
 /// What one driver has of a claim.
@@ -121,7 +161,7 @@ pub struct DriverPart {
     /// None: asked, without a result yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<PreparedClaim>,
-    /// Prepared in an earlier boot: to be asked again, and its memo good for an unprepare only.
+    /// Prepared, or asked for in vain, in an earlier boot: to be asked again, and its memo good for an unprepare only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stale: bool,
     /// That earlier boot.
@@ -130,15 +170,22 @@ pub struct DriverPart {
     /// Who prepared it; without a result, who was asked last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<PreparedBy>,
+    /// A kubelet holds it, whoever else does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub kubelet: bool,
+    /// Nobody holds it while others of the claim are held: its driver may or may not have given it up. In a claim that nobody holds
+    /// every part leaves, whatever this says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
     /// The last refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }
 
 impl DriverPart {
-    /// What the driver made of the claim in this boot.
+    /// What the driver made of the claim in this boot, and nobody has asked it to undo.
     pub fn current(&self) -> Option<&PreparedClaim> {
-        self.prepared.as_ref().filter(|_| !self.stale)
+        self.prepared.as_ref().filter(|_| !self.stale && !self.leaving)
     }
 }
 

@@ -4,9 +4,12 @@
 //! Reads what the managers counted and asks whether they answer. Changes nothing, and asks no driver: one that is bad must not make
 //! the daemon look dead.
 
+mod cluster;
 mod collect;
 mod families;
+mod front;
 mod http;
+mod paths;
 mod probes;
 
 #[cfg(test)]
@@ -25,6 +28,8 @@ use crate::north::pod_resources;
 use crate::pods::Pods;
 use crate::registry::Registry;
 
+pub use cluster::Cluster;
+pub use front::{Front, serve_front};
 pub use probes::AtStart;
 
 /// What the face reads.
@@ -39,6 +44,8 @@ pub struct Admin {
     pub pod_resources: Arc<pod_resources::Counters>,
     /// What was found at the start and has to be loaded before the daemon is ready.
     pub at_start: Arc<AtStart>,
+    /// Of a Kubernetes node.
+    pub cluster: Option<Cluster>,
     pub tasks: Tasks,
 }
 

@@ -5,22 +5,23 @@ use std::collections::BTreeSet;
 use nodedock_proto::node::v1;
 
 use crate::base::conditions::Condition;
-use crate::claims::{
-    ClaimOutcome, ClaimView, PodSelector, RefusedClaim, ReleaseOutcome, ReleaseRequest, Retry,
-};
+use crate::claims::{ClaimOutcome, PodSelector};
 use crate::model::{
-    AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Caller, Claim, ClaimRecord,
-    ClaimReference, ClaimState, ConfigSource, ContainerClaim, ContainerKind, DeviceName, DriverName,
-    DriverPart, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Problem,
-    ReleaseRecord, Transition, Uid, Untold, is_dns_label, limit,
+    AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim, ClaimRecord,
+    ClaimReference, ConfigSource, Consumer, ContainerClaim, ContainerKind, DeviceName, DriverName, NameError,
+    ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, Uid, is_dns_label,
+    limit,
 };
 use crate::pods::{ContainerAnswer, PodOutcome, PodView};
 use crate::registry::{DriverView, NativeView};
 use crate::trust::Verdict;
 
+mod claims;
 mod resources;
 mod values;
 
+pub use claims::{claim_status, refused_claim, release_outcome, release_request, released_claim};
+use claims::{transition, worst_problem};
 pub use resources::{capacity, cover_request, covered, hint_scope, hints, plugin_device, start_request};
 
 fn wrong(field: &str, error: &NameError) -> Problem {
@@ -62,6 +63,8 @@ fn label(field: &str, name: &str) -> Result<String, Problem> {
 
 /// Characters of a bad name that an error repeats.
 const SHOWN_CHARS_MAX: usize = 64;
+/// A consumer of which a caller says the UID only.
+const UNNAMED: &str = "unnamed";
 
 fn unique<'a>(field: &str, names: impl IntoIterator<Item = &'a str>) -> Result<(), Problem> {
     let mut seen = BTreeSet::new();
@@ -144,11 +147,20 @@ fn container_kind(kind: &str) -> Result<ContainerKind, Problem> {
     }
 }
 
+/// The UID says who it is; callers may leave out the rest.
+fn consumer(consumer: &v1::Consumer) -> Result<Consumer, Problem> {
+    let name = if consumer.name.is_empty() { UNNAMED } else { &consumer.name };
+    Ok(Consumer {
+        api_group: consumer.api_group.clone(),
+        resource: consumer.resource.clone(),
+        name: ObjectName::new(name).map_err(|e| wrong("reserved_for[].name", &e))?,
+        uid: Uid::new(&consumer.uid).map_err(|e| wrong("reserved_for[].uid", &e))?,
+    })
+}
+
 fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
     let id = object("inline_claims[].id", claim.id.as_ref())?;
     let owner = Some(&claim.owner_pod_uid).filter(|uid| !uid.is_empty());
-    let consumer =
-        |consumer: &v1::Consumer| Uid::new(&consumer.uid).map_err(|e| wrong("reserved_for[].uid", &e));
     bounded("reserved_for", &claim.reserved_for, limit::RESERVED_FOR_MAX)?;
     Ok(Claim {
         id,
@@ -212,17 +224,18 @@ pub fn claim_message(claim: &Claim) -> v1::Claim {
     v1::Claim {
         id: Some(object_message(&claim.id)),
         allocation: claim.allocation.as_ref().map(allocation_message),
-        reserved_for: claim
-            .reserved_for
-            .iter()
-            .map(|uid| v1::Consumer {
-                resource: "pods".to_owned(),
-                uid: uid.to_string(),
-                ..Default::default()
-            })
-            .collect(),
+        reserved_for: claim.reserved_for.iter().map(consumer_message).collect(),
         annotations: claim.annotations.clone(),
         owner_pod_uid: claim.owner_pod.as_ref().map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
+fn consumer_message(consumer: &Consumer) -> v1::Consumer {
+    v1::Consumer {
+        api_group: consumer.api_group.clone(),
+        resource: consumer.resource.clone(),
+        name: consumer.name.to_string(),
+        uid: consumer.uid.to_string(),
     }
 }
 
@@ -391,138 +404,6 @@ pub fn pod_status(view: &PodView) -> v1::PodStatus {
         containers: view.containers.iter().map(container_devices).collect(),
         state: view.state().as_str().to_owned(),
         resources: view.resources.iter().map(resources::held).collect(),
-    }
-}
-
-fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
-    claim.drivers.values().find_map(|part| part.problem.as_ref()).map(problem)
-}
-
-pub fn claim_status(view: &ClaimView, boot_id: &str, with_timeline: bool) -> v1::ClaimStatus {
-    let claim = &view.record;
-    v1::ClaimStatus {
-        id: Some(object_message(&claim.id)),
-        state: claim.state.as_str().to_owned(),
-        pods: claim.pods.values().map(object_message).collect(),
-        drivers: claim.drivers.iter().map(|(name, part)| claim_driver(view, name, part)).collect(),
-        timeline: if with_timeline { claim.timeline.iter().map(transition).collect() } else { Vec::new() },
-        stale_boot: claim.boot_id != boot_id,
-        problem: worst_problem(claim),
-        values: if with_timeline { values::kept(view) } else { Vec::new() },
-    }
-}
-
-fn claim_driver(view: &ClaimView, name: &DriverName, part: &DriverPart) -> v1::ClaimDriver {
-    let claim = &view.record;
-    let outlook = view.outlook.iter().find(|outlook| outlook.driver == *name);
-    let state = match (part.current(), claim.state) {
-        (_, ClaimState::Unpreparing) => "unpreparing",
-        (Some(_), _) => "prepared",
-        (None, _) if part.problem.is_some() => "refused",
-        (None, _) => "preparing",
-    };
-    let by = part.by.as_ref();
-    v1::ClaimDriver {
-        driver: name.to_string(),
-        state: state.to_owned(),
-        devices: claim.device_names(name).collect(),
-        cdi_devices: part.current().map(|_| cdi_names(claim, name)).unwrap_or_default(),
-        version: by.map(|by| by.version.clone()).unwrap_or_default(),
-        digest: by.map(|by| by.digest.clone()).unwrap_or_default(),
-        problem: part.problem.as_ref().map(problem),
-        attempts: outlook.map_or(0, |outlook| outlook.attempts),
-        retry: outlook.map(|outlook| retry(outlook.retry)),
-    }
-}
-
-fn retry(retry: Retry) -> v1::Retry {
-    v1::Retry { when: retry.as_str().to_owned(), at_ms: retry.at_ms() }
-}
-
-pub fn refused_claim(refused: &RefusedClaim) -> v1::RefusedClaim {
-    v1::RefusedClaim {
-        id: Some(object_message(&refused.claim)),
-        driver: refused.outlook.driver.to_string(),
-        problem: Some(problem(&refused.problem)),
-        attempts: refused.outlook.attempts,
-        at_ms: refused.at_ms,
-        retry: Some(retry(refused.outlook.retry)),
-    }
-}
-
-pub fn released_claim(released: &ReleaseRecord) -> v1::ReleasedClaim {
-    let Caller { uid, user, pid } = released.by.clone();
-    v1::ReleasedClaim {
-        id: Some(object_message(&released.id)),
-        at_ms: released.at_ms,
-        by: Some(v1::Caller { uid, user: user.unwrap_or_default(), pid }),
-        pods: released.pods.values().map(object_message).collect(),
-        untold: untold(released),
-        timeline: released.timeline.iter().map(transition).collect(),
-        values: released.put_back.iter().map(values::put_back).collect(),
-    }
-}
-
-fn untold(released: &ReleaseRecord) -> Vec<v1::UntoldDriver> {
-    let one = |(driver, untold): (&DriverName, &Untold)| v1::UntoldDriver {
-        driver: driver.to_string(),
-        devices: untold.devices.clone(),
-        problem: Some(problem(&untold.problem)),
-    };
-    released.untold.iter().map(one).collect()
-}
-
-/// The claim to release: by namespace and name, and by UID where there is one.
-pub fn release_request(claim: Option<&v1::ObjectRef>, by: Caller) -> Result<ReleaseRequest, Problem> {
-    let claim = claim.ok_or_else(|| missing("claim"))?;
-    let uid = Some(&claim.uid).filter(|uid| !uid.is_empty());
-    Ok(ReleaseRequest {
-        namespace: ObjectName::new(&claim.namespace).map_err(|e| wrong("claim.namespace", &e))?,
-        name: ObjectName::new(&claim.name).map_err(|e| wrong("claim.name", &e))?,
-        uid: uid.map(Uid::new).transpose().map_err(|e| wrong("claim.uid", &e))?,
-        by,
-    })
-}
-
-pub fn release_outcome(outcome: &ReleaseOutcome) -> v1::ReleaseClaimResponse {
-    match outcome {
-        ReleaseOutcome::Looked { record, drivers, values } => v1::ReleaseClaimResponse {
-            claim: Some(object_message(&record.id)),
-            state: record.state.as_str().to_owned(),
-            pods: record.pods.values().map(object_message).collect(),
-            drivers: drivers.iter().map(|(name, serves)| to_be_told(record, name, serves)).collect(),
-            values: values.iter().map(values::put_back).collect(),
-        },
-        ReleaseOutcome::Released(released) => v1::ReleaseClaimResponse {
-            claim: Some(object_message(&released.id)),
-            state: String::new(),
-            pods: released.pods.values().map(object_message).collect(),
-            drivers: untold(released),
-            values: released.put_back.iter().map(values::put_back).collect(),
-        },
-    }
-}
-
-fn to_be_told(record: &ClaimRecord, driver: &DriverName, serves: &Result<(), Problem>) -> v1::UntoldDriver {
-    v1::UntoldDriver {
-        driver: driver.to_string(),
-        devices: record.device_names(driver).collect(),
-        problem: serves.as_ref().err().map(problem),
-    }
-}
-
-fn cdi_names(claim: &ClaimRecord, driver: &DriverName) -> Vec<String> {
-    crate::cdi::cdi_devices(claim, driver).into_iter().flat_map(|(_, names)| names).collect()
-}
-
-fn transition(transition: &Transition) -> v1::Transition {
-    v1::Transition {
-        at_ms: transition.at_ms,
-        what: transition.what.clone(),
-        cause: transition.cause.clone(),
-        duration_us: transition.duration_us,
-        problem: transition.problem.as_ref().map(problem),
-        again: transition.again.map(|again| v1::Again { count: again.count, last_at_ms: again.last_at_ms }),
     }
 }
 

@@ -190,6 +190,13 @@ impl Registry {
         Ok(())
     }
 
+    /// Health of a native driver's devices as it counts now. None: it does not serve, or has no health service.
+    pub(crate) fn native_health(&self, name: &DriverName) -> Option<HealthReport> {
+        let state = self.read();
+        let native = state.serving.get(name)?.picked().native.as_ref()?;
+        native.health.as_ref().map(Health::now)
+    }
+
     /// Shows what each instance of a driver is now, and tells who waits for it.
     pub(crate) fn settle(&self, name: &DriverName) {
         let changed = self.write().settle(name);

@@ -15,6 +15,7 @@ mod disk_slow;
 mod driver_files;
 mod exclusive;
 mod hostile;
+mod kubernetes;
 mod lost_checkpoint;
 mod main_job;
 mod metrics;

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use super::super::fixtures::{permanent, prepared, transient};
 use crate::checkpoint::Change;
 use crate::claims::machine::{
-    self, DeviceFacts, DriverResult, PrepareEnd, PrepareRequest, PrepareStep, UnprepareEnd, UnprepareStep,
+    self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep, UnprepareEnd,
+    UnprepareStep,
 };
 use crate::claims::table::{Table, Undo};
 use crate::model::{
-    Caller, Claim, ClaimRecord, ClaimState, DriverKind, DriverName, LiveClaim, ObjectRef, PodRecord,
-    PreparedBy, PreparedClaim, Problem, ReleaseRecord, Uid, limit,
+    AllocatedDevice, Caller, Claim, ClaimRecord, ClaimState, DriverKind, DriverName, LiveClaim, ObjectRef,
+    PodRecord, PreparedBy, PreparedClaim, Problem, ReleaseRecord, Uid, limit,
 };
 
 /// What happens at the next commit or call.
@@ -71,6 +72,15 @@ impl Durable {
     }
 }
 
+/// Who gives up claims.
+#[derive(Clone, Copy)]
+enum Leaver<'a> {
+    Pod(&'a Uid),
+    /// Of one driver's part, or of all that it holds.
+    Kubelet(Option<&'a DriverName>),
+    Nobody,
+}
+
 pub(super) struct Node {
     table: Table,
     durable: Durable,
@@ -79,8 +89,8 @@ pub(super) struct Node {
     boot: u32,
     clock_ms: u64,
     luck: VecDeque<Luck>,
-    /// What pods were told of a claim, and in which boot; until it is given up.
-    answered: BTreeMap<Uid, (u32, Vec<PreparedClaim>)>,
+    /// What was told of a driver's part of a claim, and in which boot; until it is given up.
+    answered: BTreeMap<(Uid, DriverName), (u32, PreparedClaim)>,
 }
 
 impl Node {
@@ -138,7 +148,7 @@ impl Node {
         let mut undo = Undo::default();
         let (mut standing, mut changed, mut work): (Vec<_>, Vec<_>, Work) = Default::default();
         for claim in claims.values() {
-            match self.decide(pod, claim) {
+            match self.decide(Holder::Pod(pod), claim) {
                 PrepareStep::Known { record, changed: false } => standing.push(record),
                 PrepareStep::Known { record, changed: true } => {
                     undo.put(&mut self.table, &record);
@@ -164,24 +174,52 @@ impl Node {
         if !self.commit(claims.chain([Change::PutPod(pod_record)]).collect(), undo)? {
             return Ok(());
         }
-        standing.iter().for_each(|record| self.answer(record));
-        self.call_and_finish(work)
+        standing.iter().for_each(|record| self.answer(record, None));
+        self.call_and_finish(work, None)
     }
 
-    fn decide(&mut self, pod: &ObjectRef, claim: &Claim) -> PrepareStep {
-        let allocation = machine::admit(claim, pod, "node-1").expect("every pod may have every claim here");
-        let holds = machine::holds(allocation, |driver, _, device| {
+    /// A kubelet asks for a driver's part; what has to wait is refused at once.
+    pub(super) fn kubelet_prepare(&mut self, driver: &DriverName, claim: &Claim) -> Alive<()> {
+        let mut undo = Undo::default();
+        let (record, work) = match self.decide(Holder::Kubelet { driver, given: false }, claim) {
+            PrepareStep::Known { record, changed: false } => {
+                self.answer(&record, Some(driver));
+                return Ok(());
+            }
+            PrepareStep::Known { record, changed: true } => (record, None),
+            PrepareStep::Call { record, drivers } if self.all_serve(&drivers) => (record, Some(drivers)),
+            PrepareStep::Call { .. } | PrepareStep::Wait(_) | PrepareStep::Refuse(_) => return Ok(()),
+        };
+        undo.put(&mut self.table, &record);
+        if !self.commit(vec![Change::PutClaim(record.clone())], undo)? {
+            return Ok(());
+        }
+        let Some(drivers) = work else {
+            self.answer(&record, Some(driver));
+            return Ok(());
+        };
+        assert_eq!(drivers, std::slice::from_ref(driver), "no other driver is asked");
+        self.call_and_finish(vec![(record, drivers)], Some(driver))
+    }
+
+    fn decide(&mut self, holder: Holder<'_>, claim: &Claim) -> PrepareStep {
+        let admitted = match holder {
+            Holder::Pod(pod) => machine::admit(claim, pod, "node-1"),
+            Holder::Kubelet { .. } => machine::admit_for_kubelet(claim, "node-1"),
+        };
+        let allocation = admitted.expect("everybody may have every claim here");
+        self.clock_ms += 1;
+        let facts = |driver: &DriverName, _: &str, device: &str| {
             let known =
                 self.drivers[driver].serves.then(|| self.facts.get(&(driver.clone(), device.to_owned())));
             known.flatten().cloned().unwrap_or_default()
-        });
-        self.clock_ms += 1;
+        };
         let (boot_id, now_ms) = (format!("boot-{}", self.boot), self.clock_ms);
         let request = PrepareRequest {
             claim,
             allocation,
-            pod,
-            holds,
+            holder,
+            facts: &facts,
             moved: &[],
             boot_id: &boot_id,
             now_ms,
@@ -194,14 +232,18 @@ impl Node {
         drivers.iter().all(|driver| self.drivers[driver].serves)
     }
 
-    fn call_and_finish(&mut self, work: Work) -> Alive<()> {
+    fn call_and_finish(&mut self, work: Work, part: Option<&DriverName>) -> Alive<()> {
         let (mut prepared, mut kept, mut refused) = (Vec::new(), Vec::new(), Vec::new());
         for (record, drivers) in work {
             let mut results = Vec::new();
             for driver in &drivers {
                 results.push(self.call_prepare(driver, &record)?);
             }
-            match machine::finish_prepare(&record, results, self.clock_ms) {
+            let end = match part {
+                Some(driver) => machine::finish_prepare_part(&record, driver, results, self.clock_ms),
+                None => machine::finish_prepare(&record, results, self.clock_ms),
+            };
+            match end {
                 PrepareEnd::Prepared(record) => prepared.push(record),
                 PrepareEnd::Open(record, _) => kept.push(record),
                 PrepareEnd::RolledBack(record, _) => refused.push(record),
@@ -209,9 +251,13 @@ impl Node {
         }
         let changed: Vec<_> = prepared.iter().chain(&kept).cloned().collect();
         if self.commit_claims(&changed)? {
-            prepared.iter().for_each(|record| self.answer(record));
+            prepared.iter().for_each(|record| self.answer(record, part));
         }
-        let given_up: Work = refused.iter().map(|record| machine::roll_back(record, self.clock_ms)).collect();
+        let roll_back = |record: &Arc<ClaimRecord>| match part {
+            Some(driver) => machine::roll_back_part(record, driver, self.clock_ms),
+            None => machine::roll_back(record, self.clock_ms),
+        };
+        let given_up: Work = refused.iter().map(roll_back).collect();
         let records: Vec<_> = given_up.iter().map(|(record, _)| record.clone()).collect();
         if self.commit_claims(&records)? { self.call_and_forget(given_up) } else { Ok(()) }
     }
@@ -223,15 +269,19 @@ impl Node {
         if uids.is_empty() {
             return self.forget(&[], &BTreeSet::from([pod.clone()]));
         }
-        self.give_up(&uids, Some(pod))
+        self.give_up(&uids, Leaver::Pod(pod))
+    }
+
+    /// A kubelet gives up a driver's part, or (`driver` none) somebody gives up for it all that it holds.
+    pub(super) fn kubelet_unprepare(&mut self, uid: &Uid, driver: Option<&DriverName>) -> Alive<()> {
+        self.give_up(std::slice::from_ref(uid), Leaver::Kubelet(driver))
     }
 
     /// What was being given up is tried again.
     pub(super) fn resume(&mut self) -> Alive<()> {
-        let open: Vec<_> =
-            self.table.claims().filter(|c| c.state == ClaimState::Unpreparing).cloned().collect();
+        let open: Vec<_> = self.table.claims().filter(|claim| claim.is_leaving()).cloned().collect();
         for record in open {
-            self.give_up(std::slice::from_ref(&record.id.uid), None)?;
+            self.give_up(std::slice::from_ref(&record.id.uid), Leaver::Nobody)?;
             if self.table.claim(record.id.uid.as_str()).is_none() {
                 self.forget(&[], &record.pods.keys().cloned().collect())?;
             }
@@ -273,16 +323,22 @@ impl Node {
         }
     }
 
-    fn give_up(&mut self, uids: &[Uid], pod: Option<&Uid>) -> Alive<()> {
+    fn give_up(&mut self, uids: &[Uid], leaver: Leaver<'_>) -> Alive<()> {
+        let pod = if let Leaver::Pod(pod) = leaver { Some(pod) } else { None };
         let mut undo = Undo::default();
         let (mut changed, mut work): (Vec<_>, Work) = Default::default();
         for uid in uids {
-            let (record, drivers) =
-                match machine::unprepare(&self.table, uid, pod, self.clock_ms, "unprepare") {
-                    UnprepareStep::Nothing => continue,
-                    UnprepareStep::Left(record) => (record, None),
-                    UnprepareStep::Call { record, drivers } => (record, Some(drivers)),
-                };
+            let step = match leaver {
+                Leaver::Kubelet(driver) => {
+                    machine::unprepare_by_kubelet(&self.table, uid, driver, self.clock_ms, "kubelet")
+                }
+                _ => machine::unprepare(&self.table, uid, pod, self.clock_ms, "unprepare"),
+            };
+            let (record, drivers) = match step {
+                UnprepareStep::Nothing => continue,
+                UnprepareStep::Left(record) => (record, None),
+                UnprepareStep::Call { record, drivers } => (record, Some(drivers)),
+            };
             undo.put(&mut self.table, &record);
             changed.push(Change::PutClaim(record.clone()));
             work.extend(drivers.map(|drivers| (record, drivers)));
@@ -305,7 +361,7 @@ impl Node {
             }
             match machine::finish_unprepare(&record, results, self.clock_ms) {
                 UnprepareEnd::Gone => gone.push(record),
-                UnprepareEnd::Kept(record, _) => kept.push(record),
+                UnprepareEnd::Kept(record, _) | UnprepareEnd::Stays(record) => kept.push(record),
             }
         }
         self.commit_claims(&kept)?;
@@ -385,7 +441,7 @@ impl Node {
     fn call_unprepare(&mut self, name: &DriverName, live: &LiveClaim) -> Alive<Result<(), Problem>> {
         let uid = &live.claim.id.uid;
         let durable = self.durable.claims.get(uid).expect("an unprepare is of a claim that is durable");
-        assert_eq!(durable.state, ClaimState::Unpreparing, "the intent is durable");
+        assert!(durable.is_part_leaving(name), "the intent is durable");
         let memo = String::from_utf8(live.memo.clone()).unwrap();
         let memo_boot = memo.split_once(' ').map(|(boot, _)| boot);
         assert!(memo_boot.is_none_or(|boot| boot == live.boot_id), "memo of {memo:?}, told {}", live.boot_id);
@@ -407,21 +463,29 @@ impl Node {
     }
 
     /// Nothing is answered that is not durable, and a repeated request gives the same answer.
-    fn answer(&mut self, record: &Arc<ClaimRecord>) {
+    fn answer(&mut self, record: &Arc<ClaimRecord>, part: Option<&DriverName>) {
         assert_eq!(self.durable.claims.get(&record.id.uid), Some(record), "what is answered is durable");
-        assert_eq!(record.state, ClaimState::Prepared);
-        let answer: Vec<_> = record.drivers.values().map(|part| part.current().unwrap().clone()).collect();
-        let now = (self.boot, answer);
-        let before = self.answered.insert(record.id.uid.clone(), now.clone());
-        assert!(before.is_none_or(|before| before.0 != self.boot || before == now), "the same answer again");
+        match part {
+            Some(driver) => assert!(record.drivers[driver].kubelet, "the kubelet holds it"),
+            None => assert_eq!(record.state, ClaimState::Prepared),
+        }
+        for (driver, part) in record.drivers.iter().filter(|(driver, _)| part.is_none_or(|of| of == *driver))
+        {
+            let now = (self.boot, part.current().unwrap().clone());
+            let before = self.answered.insert((record.id.uid.clone(), driver.clone()), now.clone());
+            let same = before.is_none_or(|before| before.0 != self.boot || before == now);
+            assert!(same, "the same answer again");
+        }
     }
 
     /// What holds whenever nothing is under way.
     pub(super) fn assert_sound(&mut self) {
         // What is given up and prepared again may be answered otherwise.
-        let prepared =
-            |uid: &Uid| self.durable.claims.get(uid).is_some_and(|c| c.state != ClaimState::Unpreparing);
-        self.answered.retain(|uid, _| prepared(uid));
+        let stands = |uid: &Uid, driver: &DriverName| {
+            let claim = self.durable.claims.get(uid);
+            claim.is_some_and(|claim| claim.drivers.contains_key(driver) && !claim.is_part_leaving(driver))
+        };
+        self.answered.retain(|(uid, driver), _| stands(uid, driver));
         self.assert_drivers_are_known();
         self.assert_devices_are_exclusive();
         let claims: BTreeMap<_, _> = self.table.claims().map(|c| (c.id.uid.clone(), c.clone())).collect();
@@ -430,7 +494,7 @@ impl Node {
         assert_eq!(pods, self.durable.pods, "the table says what is durable");
         for claim in claims.values() {
             assert!(claim.timeline.len() <= limit::TIMELINE_MAX);
-            assert!(!claim.pods.is_empty(), "somebody holds {}", claim.id.uid);
+            assert_held(claim);
             let named = self.table.claim_named(&claim.id.namespace, &claim.id.name);
             assert_eq!(named, Some(claim), "one claim of a name at a time");
         }
@@ -455,7 +519,9 @@ impl Node {
     fn assert_devices_are_exclusive(&self) {
         let mut users: BTreeMap<String, Vec<(&Uid, bool)>> = BTreeMap::new();
         for (uid, record) in &self.durable.claims {
-            for device in record.allocation.devices.iter().filter(|device| !device.admin_access) {
+            let has_part = |device: &&AllocatedDevice| record.drivers.contains_key(&device.driver);
+            let devices = record.allocation.devices.iter().filter(has_part);
+            for device in devices.filter(|device| !device.admin_access) {
                 let key = (device.driver.clone(), device.device.to_string());
                 let facts = self.facts.get(&key).cloned().unwrap_or_default();
                 let shared = device.share_id.is_some() || facts.allow_multiple_allocations;
@@ -478,5 +544,25 @@ impl Node {
             let mut left = driver.holds.iter().chain(&driver.asked);
             assert!(left.all(|uid| self.is_untold(name, uid)), "{name} was told of everything: {driver:?}");
         }
+    }
+}
+
+/// Every part of a claim is held by somebody, or on its way out.
+fn assert_held(claim: &ClaimRecord) {
+    let (uid, by_pods) = (&claim.id.uid, !claim.pods.is_empty());
+    if claim.state == ClaimState::Unpreparing {
+        assert!(!claim.is_held_by_kubelet(), "{uid} leaves though a kubelet holds it");
+        return;
+    }
+    assert!(by_pods || claim.is_held_by_kubelet(), "somebody holds {uid}");
+    assert!(!claim.is_held_by_kubelet() || claim.kubelet.is_some(), "{uid}: since when, and for whom");
+    for (driver, part) in &claim.drivers {
+        assert!(!(part.leaving && (by_pods || part.kubelet)), "{driver} of {uid} leaves and is held");
+        assert!(by_pods || part.kubelet || part.leaving, "somebody holds {driver} of {uid}");
+    }
+    let open = claim.drivers.values().any(|part| !part.leaving && part.current().is_none());
+    assert_eq!(claim.state == ClaimState::Prepared, !open, "the state of {uid} is that of its parts");
+    for device in claim.allocation.devices.iter().filter(|_| by_pods) {
+        assert!(claim.drivers.contains_key(&device.driver), "a pod holds all of {uid}");
     }
 }

@@ -15,6 +15,9 @@ enum Event {
     Unprepare { pod: usize, luck: Vec<Luck> },
     Resume { luck: Vec<Luck> },
     Release { claim: usize, luck: Vec<Luck> },
+    KubeletPrepare { claim: usize, driver: usize, luck: Vec<Luck> },
+    KubeletUnprepare { claim: usize, driver: usize, luck: Vec<Luck> },
+    KubeletGivesUp { claim: usize, luck: Vec<Luck> },
     Restart,
     Reboot,
     Serving { driver: usize, serves: bool },
@@ -78,6 +81,11 @@ fn event() -> impl Strategy<Value = Event> {
         5 => (0..PODS.len(), luck()).prop_map(|(pod, luck)| Event::Unprepare { pod, luck }),
         2 => luck().prop_map(|luck| Event::Resume { luck }),
         3 => (0..CLAIMS.len(), luck()).prop_map(|(claim, luck)| Event::Release { claim, luck }),
+        8 => (0..CLAIMS.len(), 0..DRIVERS.len(), luck())
+            .prop_map(|(claim, driver, luck)| Event::KubeletPrepare { claim, driver, luck }),
+        5 => (0..CLAIMS.len(), 0..DRIVERS.len(), luck())
+            .prop_map(|(claim, driver, luck)| Event::KubeletUnprepare { claim, driver, luck }),
+        2 => (0..CLAIMS.len(), luck()).prop_map(|(claim, luck)| Event::KubeletGivesUp { claim, luck }),
         1 => Just(Event::Restart),
         1 => Just(Event::Reboot),
         2 => (0..DRIVERS.len(), any::<bool>()).prop_map(|(driver, serves)| Event::Serving { driver, serves }),
@@ -105,6 +113,21 @@ fn happen(node: &mut Node, event: &Event) {
             node.set_luck(luck);
             node.release(&claims()[*claim].id.uid)
         }
+        Event::KubeletPrepare { claim, driver, luck } => {
+            node.set_luck(luck);
+            let claim = &claims()[*claim];
+            part_of(claim, *driver).map_or(Ok(()), |driver| node.kubelet_prepare(&driver, claim))
+        }
+        Event::KubeletUnprepare { claim, driver, luck } => {
+            node.set_luck(luck);
+            let claim = &claims()[*claim];
+            let driver = part_of(claim, *driver);
+            driver.map_or(Ok(()), |driver| node.kubelet_unprepare(&claim.id.uid, Some(&driver)))
+        }
+        Event::KubeletGivesUp { claim, luck } => {
+            node.set_luck(luck);
+            node.kubelet_unprepare(&claims()[*claim].id.uid, None)
+        }
         Event::Restart => Err(Crash),
         Event::Reboot => {
             node.reboot();
@@ -120,11 +143,20 @@ fn happen(node: &mut Node, event: &Event) {
     }
 }
 
-/// Faults stop, drivers come back, and every pod leaves.
+/// One of the drivers of a claim.
+fn part_of(claim: &Claim, index: usize) -> Option<DriverName> {
+    let devices = &claim.allocation.as_ref()?.devices;
+    Some(devices.get(index % devices.len())?.driver.clone())
+}
+
+/// Faults stop, drivers come back, the kubelet gives up what it holds, and every pod leaves.
 fn settle(node: &mut Node) {
     node.set_luck(&[]);
     node.serve_all();
     assert!(node.resume().is_ok());
+    for claim in claims() {
+        assert!(node.kubelet_unprepare(&claim.id.uid, None).is_ok());
+    }
     for pod in node.pods() {
         assert!(node.unprepare(&pod).is_ok());
     }
@@ -132,7 +164,7 @@ fn settle(node: &mut Node) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_history_loses_a_claim_shares_a_device_or_answers_what_is_not_durable(

@@ -53,7 +53,7 @@ impl Story {
 
     fn refuse_to(&mut self, pod: &ObjectRef, request: &DriverClaim, problem: &Problem) {
         let (driver, mark) = (&self.driver.identity.name, &DriverMark::of(&self.driver));
-        self.refusals.note(&Refused { pod, request, driver, mark, problem }, self.now, 1);
+        self.refusals.note(&Refused { pod: Some(pod), request, driver, mark, problem }, self.now, 1);
     }
 
     fn verdict(&self, request: &DriverClaim) -> Verdict {
@@ -167,7 +167,7 @@ fn refusals_are_forgotten_with_their_pod_their_claim_and_their_end() {
     let (one, two) = (request("one", &["gpu/0"]), request("two", &["gpu/1"]));
     story.refuse_to(&pod("a"), &one, &permanent());
     story.refuse_to(&pod("b"), &two, &permanent());
-    story.refusals.forget(|of, _| *of == pod("a"));
+    story.refusals.forget(|of, _| of == Some(&pod("a")));
     assert_eq!((story.verdict(&one), story.verdict(&two)), (Verdict::Ask, Verdict::Never(permanent())));
     story.refusals.taken(&two.id.uid, &driver("gpu"));
     assert!(story.refusals.is_empty());
@@ -219,6 +219,7 @@ fn leaving(drivers: &[&str]) -> ClaimRecord {
             .iter()
             .map(|name| (driver(name), DriverPart { problem: Some(transient()), ..DriverPart::default() }))
             .collect(),
+        kubelet: None,
         holds: Vec::new(),
         releasing: None,
         timeline: Default::default(),

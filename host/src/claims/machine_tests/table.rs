@@ -20,6 +20,7 @@ fn record(text: &str, devices: &[&str], pods: &[&str]) -> Arc<ClaimRecord> {
         allocation: allocation(devices),
         annotations: BTreeMap::new(),
         drivers: BTreeMap::new(),
+        kubelet: None,
         holds: holds(&allocation(devices), |_, _, _| DeviceFacts::default()),
         releasing: None,
         timeline: Default::default(),

@@ -22,9 +22,9 @@ use crate::discovery::specs;
 use crate::driver::wasm::SysfsTree;
 use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
 use crate::model::{
-    Claim, ClaimReference, ClaimState, ContainerClaim, DeviceAccess, DriverClaim, DriverKind, DriverName,
-    Edits, Inventory, LiveClaim, ObjectName, ObjectRef, PodContainer, PodRequest, Pool, PreparedClaim,
-    Problem, Uid,
+    Claim, ClaimReference, ClaimState, ContainerClaim, DeviceAccess, DeviceStatus, DriverClaim, DriverKind,
+    DriverName, Edits, Inventory, KubeletDevice, LiveClaim, ObjectName, ObjectRef, PodContainer, PodRequest,
+    Pool, PreparedClaim, Problem, Uid,
 };
 use crate::registry::Registry;
 
@@ -174,6 +174,19 @@ impl Daemon {
         outcomes.into_iter().flat_map(|outcome| outcome.claims).map(|claim| claim.end).collect()
     }
 
+    /// A kubelet asks for a driver's part.
+    pub(super) async fn kubelet_prepare(
+        &self,
+        driver: &DriverName,
+        claim: &Claim,
+    ) -> Result<Vec<KubeletDevice>, Problem> {
+        self.claims.prepare_for_kubelet(driver, &claim.id, "test".into()).await
+    }
+
+    pub(super) async fn kubelet_unprepare(&self, driver: &DriverName, claim: &Claim) -> Result<(), Problem> {
+        self.claims.unprepare_for_kubelet(driver, &claim.id, "test".into()).await
+    }
+
     pub(super) fn state(&self, uid: &str) -> Option<ClaimState> {
         let claims = self.claims.list();
         claims.into_iter().find(|record| record.id.uid.as_str() == uid).map(|record| record.state)
@@ -291,18 +304,47 @@ pub(super) fn cdi_devices(outcome: &PodOutcome) -> Vec<String> {
 }
 
 #[derive(Default)]
-pub(super) struct FakeSource(Mutex<BTreeMap<(ObjectName, ObjectName), Claim>>);
+pub(super) struct FakeSource {
+    claims: Mutex<BTreeMap<(ObjectName, ObjectName), Claim>>,
+    problem: Mutex<Option<Problem>>,
+    /// Who asks waits while it is shut.
+    shut: watch::Sender<bool>,
+    asked: watch::Sender<usize>,
+}
 
 impl FakeSource {
     pub(super) fn put(&self, claim: Claim) {
-        self.0.lock().unwrap().insert((claim.id.namespace.clone(), claim.id.name.clone()), claim);
+        self.claims.lock().unwrap().insert((claim.id.namespace.clone(), claim.id.name.clone()), claim);
+    }
+
+    pub(super) fn remove(&self, claim: &Claim) {
+        self.claims.lock().unwrap().remove(&(claim.id.namespace.clone(), claim.id.name.clone()));
+    }
+
+    /// Answers with a problem from now on, or with what it has.
+    pub(super) fn fail(&self, problem: Option<Problem>) {
+        *self.problem.lock().unwrap() = problem;
+    }
+
+    pub(super) fn shut(&self, shut: bool) {
+        self.shut.send_replace(shut);
+    }
+
+    /// Returns when it was asked so often.
+    pub(super) async fn asked(&self, times: usize) {
+        self.asked.subscribe().wait_for(|asked| *asked >= times).await.unwrap();
     }
 }
 
 #[async_trait]
 impl ClaimSource for FakeSource {
     async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
-        Ok(self.0.lock().unwrap().get(&(namespace.clone(), name.clone())).cloned())
+        self.asked.send_modify(|asked| *asked += 1);
+        self.shut.subscribe().wait_for(|shut| !*shut).await.unwrap();
+        if let Some(problem) = self.problem.lock().unwrap().clone() {
+            return Err(problem);
+        }
+        Ok(self.claims.lock().unwrap().get(&(namespace.clone(), name.clone())).cloned())
     }
 }
 
@@ -313,6 +355,8 @@ pub(super) enum Reply {
     Unrenderable,
     /// Every device is had in this way.
     Access(DeviceAccess),
+    /// Every device has something to tell.
+    Status(DeviceStatus),
     /// Says nothing of the claims.
     Silence,
 }
@@ -420,6 +464,11 @@ impl ClaimDriver for FakeDriver {
                     prepared.devices.iter_mut().for_each(|device| device.access = access.clone());
                     Ok(prepared)
                 }
+                Some(Reply::Status(status)) => {
+                    let mut prepared = prepared(&claim.devices, &memo);
+                    prepared.devices.iter_mut().for_each(|device| device.status = Some(status.clone()));
+                    Ok(prepared)
+                }
                 Some(Reply::Refuse(problem)) => Err(problem),
                 Some(Reply::Unrenderable) => {
                     let edits = Edits { env: vec![("A".to_owned(), "b".to_owned())], ..Edits::default() };
@@ -437,7 +486,9 @@ impl ClaimDriver for FakeDriver {
         self.pass().await;
         let uids = claims.iter().map(|live| live.claim.id.uid.clone());
         match self.unprepare_replies.lock().unwrap().pop_front() {
-            None | Some(Reply::Unrenderable | Reply::Access(_)) => uids.map(|uid| (uid, Ok(()))).collect(),
+            None | Some(Reply::Unrenderable | Reply::Access(_) | Reply::Status(_)) => {
+                uids.map(|uid| (uid, Ok(()))).collect()
+            }
             Some(Reply::Refuse(problem)) => uids.map(|uid| (uid, Err(problem.clone()))).collect(),
             Some(Reply::Silence) => Outcomes::new(),
         }

@@ -109,9 +109,28 @@ impl ClaimDriver for Hardware {
 
 #[derive(Debug, Clone)]
 enum Request {
-    Prepare { pod: usize, claims: BTreeSet<usize> },
-    Unprepare { pod: usize },
-    Release { claim: usize },
+    Prepare {
+        pod: usize,
+        claims: BTreeSet<usize>,
+    },
+    Unprepare {
+        pod: usize,
+    },
+    Release {
+        claim: usize,
+    },
+    /// A kubelet asks for a driver's part of a claim, gives it up, or somebody gives up for it all that it holds.
+    KubeletPrepare {
+        claim: usize,
+        driver: usize,
+    },
+    KubeletUnprepare {
+        claim: usize,
+        driver: usize,
+    },
+    KubeletGivesUp {
+        claim: usize,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -176,6 +195,11 @@ fn one_request() -> impl Strategy<Value = Request> {
         6 => (0..PODS.len(), claims).prop_map(|(pod, claims)| Request::Prepare { pod, claims }),
         3 => (0..PODS.len()).prop_map(|pod| Request::Unprepare { pod }),
         1 => (0..CLAIMS.len()).prop_map(|claim| Request::Release { claim }),
+        6 => (0..CLAIMS.len(), 0..DRIVERS.len())
+            .prop_map(|(claim, driver)| Request::KubeletPrepare { claim, driver }),
+        3 => (0..CLAIMS.len(), 0..DRIVERS.len())
+            .prop_map(|(claim, driver)| Request::KubeletUnprepare { claim, driver }),
+        1 => (0..CLAIMS.len()).prop_map(|claim| Request::KubeletGivesUp { claim }),
     ]
 }
 
@@ -193,7 +217,31 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What a pod was told: in which boot, and what the CDI files said then.
+/// Who was told of a claim.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Holder {
+    Pod(Uid),
+    /// Of a driver's part.
+    Kubelet(DriverName),
+}
+
+impl Request {
+    /// Whether it asks that a holder give up a claim, or that everybody does.
+    fn takes(&self, holder: &Holder, claim: &Uid) -> bool {
+        let is_claim = |index: &usize| claims()[*index].id.uid == *claim;
+        match (self, holder) {
+            (Self::Unprepare { pod }, Holder::Pod(uid)) => pods()[*pod].uid == *uid,
+            (Self::Release { claim }, _) => is_claim(claim),
+            (Self::KubeletUnprepare { claim, driver: index }, Holder::Kubelet(name)) => {
+                is_claim(claim) && driver(DRIVERS[*index]) == *name
+            }
+            (Self::KubeletGivesUp { claim }, Holder::Kubelet(_)) => is_claim(claim),
+            _ => false,
+        }
+    }
+}
+
+/// What a holder was told: in which boot, and what the CDI files said then.
 type Told = (u32, Vec<String>, BTreeMap<String, Vec<u8>>);
 
 struct World {
@@ -202,8 +250,8 @@ struct World {
     drivers: Vec<Arc<Hardware>>,
     serving: BTreeSet<usize>,
     boot: u32,
-    /// By pod and claim, what stands; until somebody asks for it to be given up.
-    told: BTreeMap<(Uid, Uid), Told>,
+    /// By holder and claim, what stands; until somebody asks for it to be given up.
+    told: BTreeMap<(Holder, Uid), Told>,
 }
 
 impl World {
@@ -268,14 +316,7 @@ impl World {
 
     async fn ask(&mut self, requests: &[Request], crash: Option<usize>) {
         // What is asked to be given up may be gone whatever the answer is.
-        for request in requests {
-            let claims = claims();
-            self.told.retain(|(pod, claim), _| match request {
-                Request::Prepare { .. } => true,
-                Request::Unprepare { pod: leaving } => *pod != pods()[*leaving].uid,
-                Request::Release { claim: released } => *claim != claims[*released].id.uid,
-            });
-        }
+        self.told.retain(|(holder, claim), _| !requests.iter().any(|request| request.takes(holder, claim)));
         let work = futures::future::join_all(requests.iter().map(|request| carry_out(&self.daemon, request)));
         let Some(turns) = crash else {
             let answers = work.await;
@@ -304,15 +345,12 @@ impl World {
     }
 
     /// Compares what was answered with what was answered before, and keeps it.
-    fn take(&mut self, requests: &[Request], answers: Vec<Vec<(Uid, Uid)>>) {
-        let leaving = |uid: &Uid| {
-            requests
-                .iter()
-                .any(|request| matches!(request, Request::Unprepare { pod } if pods()[*pod].uid == *uid))
-        };
-        for (pod, claim) in answers.into_iter().flatten().filter(|(pod, _)| !leaving(pod)) {
-            let told = self.files_of(&claim);
-            let before = self.told.insert((pod, claim), told.clone());
+    fn take(&mut self, requests: &[Request], answers: Vec<Vec<(Holder, Uid)>>) {
+        let is_leaving = |holder: &Holder, claim: &Uid| requests.iter().any(|one| one.takes(holder, claim));
+        let answers = answers.into_iter().flatten();
+        for (holder, claim) in answers.filter(|(holder, claim)| !is_leaving(holder, claim)) {
+            let told = self.files_of(&holder, &claim);
+            let before = self.told.insert((holder, claim), told.clone());
             assert!(
                 before.is_none_or(|before| before.0 != told.0 || before == told),
                 "the same answer again"
@@ -320,8 +358,11 @@ impl World {
         }
     }
 
-    fn files_of(&self, claim: &Uid) -> Told {
-        let of_claim = |name: &String| name.ends_with(&format!("_{claim}.yaml"));
+    fn files_of(&self, holder: &Holder, claim: &Uid) -> Told {
+        let of_claim = |name: &String| match holder {
+            Holder::Pod(_) => name.ends_with(&format!("_{claim}.yaml")),
+            Holder::Kubelet(driver) => *name == format!("{driver}_{claim}.yaml"),
+        };
         let name = |path: &std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
         let files = self.daemon.cdi_files().into_iter().map(|path| (name(&path), path));
         let files = files.filter(|(name, _)| of_claim(name));
@@ -332,14 +373,19 @@ impl World {
 
     fn assert_told_is_durable(&self) {
         let records = self.daemon.claims.list();
-        for ((pod, claim), (boot, ..)) in &self.told {
+        for ((holder, claim), (boot, ..)) in &self.told {
             let record = records.iter().find(|record| record.id.uid == *claim);
-            let record = record.unwrap_or_else(|| panic!("{claim} was answered to {pod} and is not known"));
-            assert!(record.pods.contains_key(pod), "{claim} was answered to {pod}");
-            assert!(
-                record.state == ClaimState::Prepared || *boot != self.boot,
-                "{claim} was answered to {pod}"
-            );
+            let record =
+                record.unwrap_or_else(|| panic!("{claim} was answered to {holder:?} and is not known"));
+            let (is_held, is_ready) = match holder {
+                Holder::Pod(pod) => (record.pods.contains_key(pod), record.state == ClaimState::Prepared),
+                Holder::Kubelet(driver) => {
+                    let part = record.drivers.get(driver);
+                    (part.is_some_and(|part| part.kubelet), part.is_some_and(|part| part.current().is_some()))
+                }
+            };
+            assert!(is_held, "{claim} was answered to {holder:?}");
+            assert!(is_ready || *boot != self.boot, "{claim} was answered to {holder:?}");
         }
     }
 
@@ -356,7 +402,8 @@ impl World {
         }
         let mut users: BTreeMap<String, Vec<(&Uid, bool)>> = BTreeMap::new();
         for record in &records {
-            for device in &record.allocation.devices {
+            let devices = record.allocation.devices.iter();
+            for device in devices.filter(|device| record.drivers.contains_key(&device.driver)) {
                 let key = format!("{}/{}", device.driver, device.device);
                 users.entry(key).or_default().push((&record.id.uid, device.share_id.is_some()));
             }
@@ -366,10 +413,16 @@ impl World {
         }
     }
 
-    /// Faults stop, drivers come back, and every pod leaves.
+    /// Faults stop, drivers come back, the kubelet gives up what it holds, and every pod leaves.
     async fn settle(mut self) {
         self.drivers.iter().for_each(|driver| driver.state.lock().unwrap().luck.clear());
         (0..DRIVERS.len()).for_each(|driver| self.serve(driver, true));
+        for claim in claims() {
+            for name in DRIVERS.map(driver) {
+                // What is not given up at once is by itself.
+                self.daemon.kubelet_unprepare(&name, &claim).await.ok();
+            }
+        }
         for pod in pods() {
             carry_out_unprepare(&self.daemon, &pod).await;
         }
@@ -397,10 +450,24 @@ fn devices(file: &[u8]) -> Vec<u8> {
     file.split(|byte| *byte == b'\n').skip(1).flatten().copied().collect()
 }
 
-/// Pods and claims that were answered to be prepared.
-async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(Uid, Uid)> {
+/// Holders and claims that were answered to be prepared.
+async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(Holder, Uid)> {
     match asked {
         Request::Unprepare { pod } => carry_out_unprepare(daemon, &pods()[*pod]).await,
+        Request::KubeletUnprepare { claim, driver: index } => {
+            daemon.kubelet_unprepare(&driver(DRIVERS[*index]), &claims()[*claim]).await.ok();
+        }
+        Request::KubeletGivesUp { claim } => {
+            daemon.claims.give_up_for_kubelet(&claims()[*claim].id.uid, "its pods are gone").await.ok();
+        }
+        Request::KubeletPrepare { claim, driver: index } => {
+            let (claim, name) = (claims()[*claim].clone(), driver(DRIVERS[*index]));
+            daemon.source.put(claim.clone());
+            // Two claims have the same name: it may be the other that is there.
+            let answer = daemon.kubelet_prepare(&name, &claim).await;
+            let has_devices = answer.is_ok_and(|devices| !devices.is_empty());
+            return has_devices.then_some((Holder::Kubelet(name), claim.id.uid)).into_iter().collect();
+        }
         Request::Release { claim } => {
             let id = claims()[*claim].id.clone();
             let (namespace, name, uid, by) = (id.namespace, id.name, Some(id.uid), Caller::default());
@@ -419,7 +486,7 @@ async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(Uid, Uid)> {
             let inline = inline.values().cloned().collect();
             let outcome = daemon.claims.prepare_pod(request, inline, "test".into()).await;
             let prepared = outcome.claims.into_iter().filter(|claim| claim.end.is_ok());
-            return prepared.filter_map(|claim| Some((pod.uid.clone(), claim.uid?))).collect();
+            return prepared.filter_map(|claim| Some((Holder::Pod(pod.uid.clone()), claim.uid?))).collect();
         }
     }
     Vec::new()

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::super::client::{Client, said};
 use super::super::get::{Ref, no_such, split};
+use super::super::kubelet::Kubelet;
 use super::super::output::{Format, Rows, print, printable, say};
 use super::super::values::Value;
 use super::super::{Outcome, Place};
@@ -52,6 +53,8 @@ struct Claim {
     since: Option<String>,
     stale_boot: bool,
     pods: Vec<Ref>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kubelet: Option<Kubelet>,
     drivers: Vec<Driver>,
     /// What its drivers changed below `/sys`, and the host would put back.
     values: Vec<Value>,
@@ -214,7 +217,7 @@ impl From<v1::ClaimStatus> for Claim {
         let since_ms = since(&claim.state, &timeline);
         let id: Ref = claim.id.unwrap_or_default().into();
         let drivers: Vec<Driver> = claim.drivers.into_iter().map(Into::into).collect();
-        let next = |driver| next_step(&id, &claim.state, driver);
+        let next = |driver| next_step(&id, driver);
         Self {
             next: drivers.iter().filter_map(next).collect(),
             id,
@@ -222,6 +225,7 @@ impl From<v1::ClaimStatus> for Claim {
             since: since_ms.map(rfc3339),
             stale_boot: claim.stale_boot,
             pods: claim.pods.into_iter().map(Into::into).collect(),
+            kubelet: claim.kubelet.map(Into::into),
             drivers,
             values: claim.values.into_iter().map(Into::into).collect(),
             timeline,
@@ -285,9 +289,9 @@ fn since(state: &str, timeline: &[Entry]) -> Option<u64> {
 }
 
 /// What a driver of the claim waits for.
-fn next_step(claim: &Ref, state: &str, driver: &Driver) -> Option<String> {
+fn next_step(claim: &Ref, driver: &Driver) -> Option<String> {
     let (name, retry) = (&driver.driver, driver.retry.as_ref()?);
-    let leaving = state == "unpreparing";
+    let leaving = driver.state == "unpreparing";
     let at = retry.at.as_deref().unwrap_or_default();
     Some(match (retry.when.as_str(), leaving) {
         ("at", true) => {
@@ -339,6 +343,9 @@ impl Claim {
             say("  it was prepared in an earlier boot, and is prepared once more when its pod comes back")?;
         }
         pods(&self.pods)?;
+        if let Some(kubelet) = &self.kubelet {
+            say(&format!("  {}", printable(&kubelet.words())))?;
+        }
         for driver in &self.drivers {
             driver.tell()?;
         }

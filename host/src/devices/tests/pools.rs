@@ -11,7 +11,8 @@ use crate::devices::fixtures::{driver, ids, pod, resource, uid};
 use crate::devices::{ResourceSource, pooled_claim, pooled_claims};
 use crate::driver::Published;
 use crate::model::{
-    ContainerKind, Device, DeviceHealth, DeviceName, HealthState, Inventory, ObjectRef, Pool, PoolName,
+    Consumer, ContainerKind, Device, DeviceHealth, DeviceName, HealthState, Inventory, ObjectRef, Pool,
+    PoolName,
 };
 
 /// A driver's pool `pool` with devices of NUMA nodes, under the name `example.com/SHORT`.
@@ -61,7 +62,7 @@ async fn devices_of_a_pool_are_given_with_a_claim_of_fewest_numa_nodes() {
         given,
         ["gpu.example.com/pool/a0 for extended-resource", "gpu.example.com/pool/b0 for extended-resource"]
     );
-    assert_eq!((claim.reserved_for, claim.owner_pod), (vec![uid("a")], Some(uid("a"))));
+    assert_eq!((claim.reserved_for, claim.owner_pod), (vec![Consumer::of_pod(&record.pod)], Some(uid("a"))));
     assert!(
         claim.id.name.as_str().starts_with("a-") && claim.id.namespace == record.pod.namespace,
         "{}",

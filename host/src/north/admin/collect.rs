@@ -1,5 +1,7 @@
 //! What the managers counted, as OpenMetrics text.
 
+mod cluster;
+
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Error, Formatter};
 use std::sync::atomic::Ordering::Relaxed;
@@ -50,7 +52,8 @@ impl Collector for Node {
         tell_claims(admin, &drivers, &mut told)?;
         told.gauges(families::PLUGINS, plugins(&views))?;
         tell_devices(admin, &mut told)?;
-        tell_pod_resources(admin, &mut told)
+        tell_pod_resources(admin, &mut told)?;
+        cluster::tell(admin.cluster.as_ref(), &mut told)
     }
 }
 

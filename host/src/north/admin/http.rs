@@ -71,9 +71,7 @@ impl Answers for Face {
             return text(StatusCode::NOT_FOUND, "there are /metrics, /livez and /readyz\n".to_owned());
         }
         if method != Method::GET {
-            let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n".to_owned());
-            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
-            return refusal;
+            return only_get();
         }
         match path {
             "/metrics" => self.metrics(),
@@ -99,6 +97,12 @@ impl Face {
     }
 }
 
+pub(super) fn only_get() -> Answer {
+    let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n".to_owned());
+    refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+    refusal
+}
+
 /// What is wrong, a line each; nothing is well.
 pub(super) fn told(wrong: Vec<String>) -> Answer {
     match wrong.as_slice() {
@@ -107,7 +111,7 @@ pub(super) fn told(wrong: Vec<String>) -> Answer {
     }
 }
 
-fn text(status: StatusCode, body: String) -> Answer {
+pub(super) fn text(status: StatusCode, body: String) -> Answer {
     with_type(status, body, TEXT)
 }
 

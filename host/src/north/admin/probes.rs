@@ -1,7 +1,7 @@
 //! Whether the daemon lives, and whether it is ready.
 //!
-//! It lives when its managers take a request, the tasks that carry out what discovery finds take one, and the checkpoint's writer
-//! does. No driver is asked. However many ask at once, and however often, there is one look at a time and one in a second.
+//! It lives when its managers take a request, the tasks that carry out what discovery finds take one, the checkpoint's writer does,
+//! and on a Kubernetes node the path of each driver that is offered to the kubelet. No driver is asked. However many ask at once, and however often, there is one look at a time and one in a second.
 
 use std::future::Future;
 use std::io;
@@ -11,14 +11,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout};
 
-use super::Admin;
+use super::{Admin, paths};
+use crate::base::changes::Changes;
 use crate::base::error::chain;
+use crate::base::tasks::Tasks;
 use crate::discovery::{files, sockets};
 use crate::model::{DriverKind, limit};
-use crate::registry::{DriverState, DriverView};
+use crate::registry::{DriverState, DriverView, Registry};
 
 /// What is wrong, a line each.
 type Wrong = Vec<String>;
@@ -85,13 +87,20 @@ async fn look_at(admin: Admin, held: Held) -> Wrong {
         pods.pods_count();
         devices.capacity();
     });
+    let drivers = async {
+        match &admin.cluster {
+            Some(cluster) => paths::wrong(&cluster.bridge).await,
+            None => Wrong::new(),
+        }
+    };
     let found = tokio::join!(
         in_time("the pods and their claims", pods),
         in_time("the task for driver files", admin.registry.answers(DriverKind::Wasm)),
         in_time("the task for plugins", admin.registry.answers(DriverKind::Grpc)),
         in_time("the checkpoint's writer", admin.checkpoint.answers()),
+        drivers,
     );
-    [found.0, found.1, found.2, found.3].into_iter().flatten().collect()
+    [found.0, found.1, found.2, found.3].into_iter().flatten().chain(found.4).collect()
 }
 
 /// What is wrong with it. None: it answers.
@@ -155,6 +164,37 @@ impl AtStart {
         wrong
     }
 
+    /// Becomes true when all of it is loaded, failed or gone, and stays so.
+    pub fn settled(
+        self: &Arc<Self>,
+        registry: Registry,
+        changes: &Changes,
+        tasks: &Tasks,
+    ) -> watch::Receiver<bool> {
+        let (at_start, mut told, stopped) = (self.clone(), changes.listen(), tasks.stopped());
+        let (sender, receiver) = watch::channel(false);
+        tasks.spawn("settling", async move {
+            tokio::pin!(stopped);
+            while !at_start.look_again(&registry).await {
+                tokio::select! {
+                    () = &mut stopped => return,
+                    // Whatever was told, or missed, is a reason to look.
+                    _ = told.recv() => {}
+                    () = tokio::time::sleep(limit::LIVE_LOOK_PERIOD) => {}
+                }
+            }
+            // Nobody need wait for it.
+            sender.send_replace(true);
+        });
+        receiver
+    }
+
+    async fn look_again(self: &Arc<Self>, registry: &Registry) -> bool {
+        let (at_start, views) = (self.clone(), registry.list());
+        let look = tokio::task::spawn_blocking(move || still_awaited(&at_start, &views));
+        look.await.is_ok_and(|awaited| awaited.is_empty())
+    }
+
     fn names(&self) -> Vec<(PathBuf, String)> {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let each = self.folders.iter().zip(found.iter());
@@ -173,8 +213,15 @@ pub(super) async fn awaited(admin: &Admin) -> Wrong {
     }
     let views = admin.registry.list();
     // A folder may be on a file system that hangs: not for a thread that serves.
-    let look = tokio::task::spawn_blocking(move || still_awaited(&at_start, &views));
-    look.await.unwrap_or_else(|error| vec![format!("the folders were not looked at: {}", chain(&error))])
+    let looked = at_start.clone();
+    let look = tokio::task::spawn_blocking(move || still_awaited(&looked, &views));
+    let unseen = |error| vec![format!("the folders were not looked at: {}", chain(&error))];
+    let mut wrong = look.await.unwrap_or_else(unseen);
+    wrong.extend(admin.cluster.iter().flat_map(|cluster| cluster.awaited()));
+    if wrong.is_empty() {
+        at_start.ready.store(true, Relaxed);
+    }
+    wrong
 }
 
 fn still_awaited(at_start: &AtStart, views: &[DriverView]) -> Wrong {
@@ -189,9 +236,6 @@ fn still_awaited(at_start: &AtStart, views: &[DriverView]) -> Wrong {
             None if std::fs::symlink_metadata(&path).is_err() => {}
             None => wrong.push(format!("{source} was not looked at yet")),
         }
-    }
-    if wrong.is_empty() {
-        at_start.ready.store(true, Relaxed);
     }
     wrong
 }
@@ -209,8 +253,6 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
-    use crate::base::changes::Changes;
-    use crate::registry::Registry;
 
     #[test]
     fn what_was_there_at_the_start_is_awaited_until_it_is_loaded_or_failed_or_gone() {
@@ -233,7 +275,6 @@ mod tests {
         assert_eq!(awaited(), ["a.wasm is compiled: it is being loaded"]);
         registry.update(DriverKind::Wasm, "a.wasm", |view| view.state = DriverState::Serving);
         assert_eq!(awaited(), Wrong::new());
-        assert!(at_start.ready.load(Relaxed), "and stays ready");
     }
 
     #[test]

@@ -32,7 +32,7 @@ fn inline_claim() -> Claim {
             configs: vec![config(ConfigSource::DeviceClass), config(ConfigSource::Claim)],
             node_name: Some("node-1".to_owned()),
         }),
-        reserved_for: vec![Uid::new("uid-pod").unwrap()],
+        reserved_for: vec![Consumer::of_pod(&id("pod"))],
         annotations: BTreeMap::from([("a".to_owned(), "b".to_owned())]),
         owner_pod: Some(Uid::new("uid-pod").unwrap()),
     }

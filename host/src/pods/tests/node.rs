@@ -20,10 +20,10 @@ use crate::devices::ResourceOutcome;
 use crate::driver::wasm::SysfsTree;
 use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes};
 use crate::model::{
-    AllocatedDevice, Allocation, AllocationEntry, Claim, ClaimReference, ContainerAllocation, ContainerClaim,
-    DeviceAccess, DeviceName, DriverClaim, DriverKind, DriverName, Edits, ExtendedResource, LiveClaim,
-    ObjectName, ObjectRef, PodAllocation, PodContainer, PodRequest, PoolName, PooledClaim, PreparedClaim,
-    PreparedDevice, Problem, Uid,
+    AllocatedDevice, Allocation, AllocationEntry, Claim, ClaimReference, Consumer, ContainerAllocation,
+    ContainerClaim, DeviceAccess, DeviceName, DriverClaim, DriverKind, DriverName, Edits, ExtendedResource,
+    LiveClaim, ObjectName, ObjectRef, PodAllocation, PodContainer, PodRequest, PoolName, PooledClaim,
+    PreparedClaim, PreparedDevice, Problem, Uid,
 };
 use crate::registry::Registry;
 
@@ -161,7 +161,7 @@ pub(super) fn claim(name: &str, device: &str, pod: &ObjectRef) -> Claim {
     Claim {
         id: ObjectRef::new("default", name, &format!("claim-{name}")).unwrap(),
         allocation: Some(Allocation { devices: vec![device], ..Allocation::default() }),
-        reserved_for: vec![pod.uid.clone()],
+        reserved_for: vec![Consumer::of_pod(pod)],
         annotations: BTreeMap::new(),
         owner_pod: None,
     }

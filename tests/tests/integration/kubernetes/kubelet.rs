@@ -1,0 +1,217 @@
+//! A kubelet that comes, goes and asks, beside a daemon that does the same.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use nodedock_stand_ins::api_server::{Fault, State, When};
+use nodedock_stand_ins::kubelet::{ClaimRef, Kubelet, KubeletOptions};
+use nodedock_tests::Daemon;
+use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE, gpu_claim};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest, version, wasm};
+use tokio::task::JoinSet;
+
+const RESOURCE: &str = "example.com/gpu";
+/// What a device plugin gives is in no slice: two who give away one device would not know of each other.
+const GPUS: &str = "pools: [{name: gpus, count: 8}, {name: plugged, count: 8, firstIndex: 8, extendedResource: example.com/gpu}]\n";
+
+/// A node whose kubelet runs; its slices are deleted where a kubelet deletes them.
+struct Node {
+    cluster: Arc<Cluster>,
+    daemon: Daemon,
+    kubelet: Kubelet,
+}
+
+impl Node {
+    async fn start(config: &str) -> Self {
+        let cluster = Arc::new(Cluster::start().await);
+        let daemon = cluster.daemon().await;
+        let of = cluster.clone();
+        let wipes = move |driver: Option<&str>| {
+            of.api.wipe_slices(NODE, driver);
+        };
+        let options = KubeletOptions { wipes: Some(Arc::new(wipes)), ..KubeletOptions::default() };
+        let kubelet = Kubelet::start(&daemon.kubelet(), options).await;
+        daemon.install_gpus(config);
+        kubelet.registered(MOCK_GPU_NAME).await;
+        daemon.until_serving(MOCK_GPU_FILE).await;
+        Self { cluster, daemon, kubelet }
+    }
+
+    /// A new claim for a device, as the kubelet names it.
+    fn claim(&self, name: &str, device: &str) -> ClaimRef {
+        ClaimRef::new(NAMESPACE, name, &self.cluster.gpu_claim(name, &[device]))
+    }
+
+    /// Prepares one claim; its CDI names.
+    async fn prepared(&self, claim: &ClaimRef) -> Vec<String> {
+        let answer = self.kubelet.prepare(MOCK_GPU_NAME, std::slice::from_ref(claim)).await;
+        let mut answer = answer.unwrap_or_else(|why| panic!("{why}\n{}", self.daemon.log()));
+        answer.remove(&claim.uid).expect("every claim is answered").remove(0).cdi
+    }
+
+    async fn unprepared(&self, claim: &ClaimRef) {
+        let end = self.kubelet.unprepare(MOCK_GPU_NAME, std::slice::from_ref(claim)).await;
+        end.unwrap_or_else(|why| panic!("{why}\n{}", self.daemon.log()));
+    }
+
+    async fn until_devices_in_slices(&self, count: usize) {
+        let has_all = |state: &State| {
+            let slices = state.slices(MOCK_GPU_NAME);
+            let devices = slices.iter().map(|slice| slice["spec"]["devices"].as_array().map_or(0, Vec::len));
+            devices.sum::<usize>() == count
+        };
+        self.cluster.api.wait_until(&format!("{count} devices are published"), has_all).await;
+    }
+
+    /// How often the driver was asked who it is.
+    fn registrations(&self) -> usize {
+        let is_one = |call: &&nodedock_stand_ins::kubelet::Call| {
+            call.what == "GetInfo" && call.whom.contains(MOCK_GPU_NAME)
+        };
+        self.kubelet.calls().iter().filter(is_one).count()
+    }
+
+    /// What the daemon asked of the API server and was not allowed to.
+    fn forbidden(&self) -> Vec<String> {
+        let seen = self.cluster.api.requests().into_iter().filter(|seen| seen.code == 403);
+        seen.map(|seen| format!("{} {}", seen.verb, seen.full_resource())).collect()
+    }
+}
+
+#[tokio::test]
+async fn what_is_prepared_stands_while_kubelet_and_daemon_restart() {
+    let mut node = Node::start(GPUS).await;
+    let claim = node.claim("one", "gpus/gpu-0");
+    let before = node.prepared(&claim).await;
+    node.kubelet.restart().await;
+    node.kubelet.registered(MOCK_GPU_NAME).await;
+    assert_eq!(node.prepared(&claim).await, before);
+    // The kubelet deleted them.
+    node.until_devices_in_slices(8).await;
+
+    node.daemon.crash().await;
+    node.kubelet.registered(MOCK_GPU_NAME).await;
+    assert_eq!(node.prepared(&claim).await, before);
+
+    node.kubelet.stop().await;
+    node.daemon.kill9().await;
+    node.kubelet.start_again().await;
+    node.daemon.run().await;
+    node.kubelet.registered(MOCK_GPU_NAME).await;
+    assert_eq!(node.prepared(&claim).await, before);
+    node.unprepared(&claim).await;
+    assert!(node.daemon.cdi_files().is_empty() && node.daemon.claims().await.is_empty());
+    node.until_devices_in_slices(8).await;
+    assert_eq!(node.forbidden(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_driver_is_replaced_under_the_kubelet_without_another_registration() {
+    let node = Node::start(GPUS).await;
+    let claim = node.claim("one", "gpus/gpu-0");
+    let before = node.prepared(&claim).await;
+    let count = node.registrations();
+    let file = version(wasm(MOCK_GPU, Form::Core), "next");
+    let new = digest(&file);
+    node.daemon.drop_in(MOCK_GPU_FILE, &file);
+    node.daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest == new).await;
+    assert_eq!(node.prepared(&claim).await, before);
+    node.unprepared(&claim).await;
+    assert_eq!(node.registrations(), count);
+
+    node.daemon.take_out(MOCK_GPU_FILE);
+    node.kubelet.deregistered(MOCK_GPU_NAME).await;
+    node.until_devices_in_slices(0).await;
+}
+
+#[tokio::test]
+async fn a_pool_is_a_device_plugin_of_every_kubelet_that_comes() {
+    let mut node = Node::start(GPUS).await;
+    let devices = node.kubelet.devices(RESOURCE, 8).await;
+    assert_eq!(devices.healthy().len(), 8);
+    let allocation = node.kubelet.allocate(RESOURCE, 2).await.expect("two are there");
+    let named: Vec<_> = allocation.answer.cdi_devices.iter().map(|device| device.name.clone()).collect();
+    assert_eq!(node.daemon.only_cdi_file().devices(), named);
+
+    node.kubelet.restart().await;
+    node.kubelet.devices(RESOURCE, 8).await;
+    node.daemon.crash().await;
+    let devices = node.kubelet.devices(RESOURCE, 8).await;
+    assert_eq!(devices.healthy().len(), 8, "devices are offered before their driver serves");
+    let held = node.claim("own", "plugged/gpu-15");
+    node.prepared(&held).await;
+    let is_taken = |view: &nodedock_stand_ins::kubelet::View<'_>| {
+        view.resource(RESOURCE).filter(|resource| resource.healthy().len() == 7)
+    };
+    node.kubelet.wait_for("a device that a claim has is not for others", is_taken).await;
+    node.unprepared(&held).await;
+    let is_free = |view: &nodedock_stand_ins::kubelet::View<'_>| {
+        view.resource(RESOURCE).filter(|resource| resource.healthy().len() == 8)
+    };
+    node.kubelet.wait_for("the device is free again", is_free).await;
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_away_stops_no_claim_that_is_known_and_no_unprepare() {
+    let node = Node::start(GPUS).await;
+    let (known, other) = (node.claim("known", "gpus/gpu-0"), node.claim("other", "gpus/gpu-1"));
+    let before = node.prepared(&known).await;
+    let away = node.cluster.api.fail(Fault::Away, When::any());
+    assert_eq!(node.prepared(&known).await, before);
+    node.unprepared(&known).await;
+    let refused = node.kubelet.prepare(MOCK_GPU_NAME, std::slice::from_ref(&other)).await;
+    assert!(refused.is_err_and(|why| why.contains("default/other")), "a claim that was never read");
+    node.cluster.api.lift(away);
+    node.prepared(&other).await;
+    node.unprepared(&other).await;
+}
+
+/// Devices of the node, claims at once, and how often each claim is another one.
+const DEVICES: usize = 1000;
+const CLAIMS: usize = 200;
+const ROUNDS: usize = 2;
+
+/// A claim on a device, prepared and given back in turn under new UIDs, as pods of a deployment come and go.
+async fn come_and_go(cluster: Arc<Cluster>, root: std::path::PathBuf, number: usize) -> Result<(), String> {
+    let client = nodedock_tests::cluster::DraClient::new(&root, MOCK_GPU_NAME);
+    let name = format!("claim-{number}");
+    for _ in 0..ROUNDS {
+        let uid = cluster.api.allocate_claim(gpu_claim(&name, &[&format!("gpus/gpu-{number}")]));
+        client.prepare_until_ready((&name, &uid)).await?;
+        client.unprepare_until_done((&name, &uid)).await?;
+        cluster.api.delete("resourceclaims", NAMESPACE, &name);
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hundreds_of_claims_come_and_go_on_a_thousand_devices_while_everything_restarts() {
+    let mut node = Node::start(&format!("pools: [{{name: gpus, count: {DEVICES}}}]\n")).await;
+    node.until_devices_in_slices(DEVICES).await;
+    let mut pods = JoinSet::new();
+    for number in 0..CLAIMS {
+        pods.spawn(come_and_go(node.cluster.clone(), node.daemon.kubelet(), number));
+    }
+    let file = version(wasm(MOCK_GPU, Form::Core), "next");
+    node.daemon.drop_in(MOCK_GPU_FILE, &file);
+    node.kubelet.restart().await;
+    node.daemon.crash().await;
+    node.kubelet.registered(MOCK_GPU_NAME).await;
+    let ends = pods.join_all().await;
+    let failed: Vec<_> = ends.into_iter().filter_map(Result::err).collect();
+    assert!(failed.is_empty(), "{failed:#?}\n{}", node.daemon.log());
+    assert!(node.daemon.cdi_files().is_empty());
+    assert_eq!(node.daemon.claims().await.len(), 0);
+    node.until_devices_in_slices(DEVICES).await;
+    let published = node.cluster.api.look(|state| {
+        let mut devices = BTreeMap::<String, usize>::new();
+        for slice in state.slices(MOCK_GPU_NAME) {
+            for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
+                *devices.entry(device["name"].to_string()).or_default() += 1;
+            }
+        }
+        devices
+    });
+    assert!(published.len() == DEVICES && published.values().all(|count| *count == 1));
+    assert_eq!(node.forbidden(), Vec::<String>::new());
+}
