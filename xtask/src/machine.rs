@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::golden::Tool;
+use crate::workspace::Workspace;
 
 pub(crate) enum Finding {
     Present,
@@ -124,6 +125,15 @@ fn said(program: &Path, args: &[&str]) -> Result<String, String> {
 }
 
 /// Looks where a shell would, and in the folders of system programs, which not everybody's PATH has.
+/// A tool that renders the deployment: in `target/deploy-tools`, where CI puts it, or in the PATH.
+pub(crate) fn deploy_tool(workspace: &Workspace, name: &str) -> Result<PathBuf, String> {
+    let own = workspace.target.join("deploy-tools").join(name);
+    if is_program(&own) {
+        return Ok(own);
+    }
+    find(name).ok_or_else(|| format!("{name} is not installed"))
+}
+
 fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));

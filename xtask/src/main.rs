@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod deploy;
 mod drivers;
 mod fuzz;
 mod golden;
@@ -70,6 +71,12 @@ enum Task {
         /// Targets, by their files in fuzz/fuzz_targets; all unless some are named
         targets: Vec<String>,
     },
+    /// Render the kustomize base from the Helm chart, and check all that is in deploy/
+    Deploy {
+        /// Render nothing
+        #[arg(long)]
+        check: bool,
+    },
     /// Check format and lints, of the drivers for WebAssembly too
     Lint,
 }
@@ -96,6 +103,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Fuzz { seconds, seed, report, targets } => {
             fuzz::run(&workspace, &fuzz::Bounds { seconds, seed }, report, &targets)
         }
+        Task::Deploy { check } => deploy::run(&workspace, check),
         Task::Lint => lint::run(&workspace),
     }
 }

@@ -12,7 +12,7 @@ use parity::Parity;
 
 use crate::machine::{self, Finding};
 use crate::workspace::Workspace;
-use crate::{drivers, golden, shell};
+use crate::{deploy, drivers, golden, shell};
 
 /// Tells the tests where the built drivers are.
 pub(crate) const DRIVERS_DIR: &str = "NODEDOCK_DRIVERS_DIR";
@@ -105,7 +105,7 @@ fn outside_software(workspace: &Workspace) -> Vec<(String, Finding)> {
         ("clients and plugins written in Python", machine::python_grpc()),
     ];
     let own = own.map(|(what, finding)| (what.to_owned(), finding));
-    own.into_iter().chain(golden::findings(workspace)).collect()
+    own.into_iter().chain(golden::findings(workspace)).chain(deploy::findings(workspace)).collect()
 }
 
 #[cfg(test)]

@@ -2,9 +2,11 @@
 
 mod device_plugin;
 mod dra_driver;
+mod kubelet;
 mod metrics;
 mod node_api;
 mod pod_resources;
+mod policy;
 mod programs;
 mod registration;
 

@@ -5,8 +5,10 @@
 mod claims;
 mod containment;
 mod devices;
+mod kubelet;
 mod native;
 mod sandbox;
+mod slices;
 mod start;
 mod swap;
 mod table;
@@ -50,6 +52,9 @@ struct Size {
     /// Replacements of a driver's file.
     swaps: usize,
     starts: usize,
+    /// Devices that are published, and changes of them.
+    slice_devices: usize,
+    slice_changes: usize,
 }
 
 const FULL: Size = Size {
@@ -66,6 +71,8 @@ const FULL: Size = Size {
     loads: 20,
     swaps: 20,
     starts: 10,
+    slice_devices: 1000,
+    slice_changes: 20,
 };
 const QUICK: Size = Size {
     single: 20,
@@ -81,6 +88,8 @@ const QUICK: Size = Size {
     loads: 2,
     swaps: 2,
     starts: 2,
+    slice_devices: 200,
+    slice_changes: 2,
 };
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -107,6 +116,12 @@ async fn main() {
     if wanted("swap") {
         swap::run(size, &mut table).await;
     }
+    if wanted("kubelet") {
+        kubelet::run(size, &mut table).await;
+    }
+    if wanted("slices") {
+        slices::run(size, &mut table).await;
+    }
     if wanted("start") {
         start::run(size, &mut table).await;
     }
@@ -122,9 +137,13 @@ impl CdiOnTmpfs {
     }
 
     fn options(&self) -> Options {
+        self.with(Options::default())
+    }
+
+    fn with(&self, options: Options) -> Options {
         match &self.0 {
-            Some(folder) => Options::default().arg("--cdi-dir", folder.path().to_string_lossy()),
-            None => Options::default(),
+            Some(folder) => options.arg("--cdi-dir", folder.path().to_string_lossy()),
+            None => options,
         }
     }
 }

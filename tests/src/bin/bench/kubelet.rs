@@ -1,0 +1,128 @@
+//! The way of a kubelet: from its call on a driver's socket to the answer, beside the bare round trip on the same socket; and from our
+//! restart to a driver that can be registered.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use hyper_util::rt::TokioIo;
+use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
+use nodedock_proto::kubelet::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
+use nodedock_proto::kubelet::registration::InfoRequest;
+use nodedock_proto::kubelet::registration::registration_client::RegistrationClient;
+use nodedock_tests::cluster::{Cluster, NAMESPACE, options};
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::{DEADLINE, Daemon};
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::table::{Table, Times};
+use crate::{CdiOnTmpfs, Size};
+
+const BARE: &str = "kubelet: an empty prepare, nothing but the round trip";
+
+pub(crate) async fn run(size: Size, table: &mut Table) {
+    let cluster = Cluster::start().await;
+    let cdi = CdiOnTmpfs::new();
+    // What is measured is the way, not the pause between requests that a node's daemon keeps.
+    let unhurried = "kubernetes: {requestsPerSecond: 1000, requestBurst: 2000}\n";
+    let options = options(&cluster.kubeconfig()).config(unhurried);
+    let mut daemon = cluster.daemon_with(cdi.with(options)).await;
+    daemon.install_gpus("pools: [{name: gpus, count: 64}]\n");
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    calls(&cluster, &daemon, size, table).await;
+    restarts(&mut daemon, size, table).await;
+}
+
+async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table) {
+    let socket = daemon.kubelet().join("plugins").join(MOCK_GPU_NAME).join("dra.sock");
+    let mut client = DraPluginClient::new(channel(socket));
+    let uid = cluster.gpu_claim("bench", &["gpus/gpu-0"]);
+    let claim = || Claim { namespace: NAMESPACE.into(), uid: uid.clone(), name: "bench".into() };
+    let ask = |claims: Vec<Claim>| NodePrepareResourcesRequest { claims };
+    let give_back = || NodeUnprepareResourcesRequest { claims: vec![claim()] };
+    let (mut bare, mut read, mut back, mut cached) =
+        (Times::default(), Times::default(), Times::default(), Times::default());
+    for _ in 0..size.single {
+        let started = Instant::now();
+        client.node_prepare_resources(ask(vec![])).await.expect("an empty prepare");
+        bare.add(started.elapsed());
+    }
+    table.times(BARE, &bare, "", "on the driver's socket");
+    for _ in 0..size.single {
+        let started = Instant::now();
+        let answer = client.node_prepare_resources(ask(vec![claim()])).await.expect("prepare").into_inner();
+        read.add(started.elapsed());
+        let outcome = answer.claims.first().and_then(|entry| entry.value.as_ref());
+        assert!(outcome.is_some_and(|outcome| outcome.error.is_empty()), "{answer:?}");
+        let started = Instant::now();
+        client.node_unprepare_resources(give_back()).await.expect("unprepare");
+        back.add(started.elapsed());
+    }
+    table.times(
+        "kubelet: prepare, claim read from the API server",
+        &read,
+        BARE,
+        "the API server is on this machine",
+    );
+    table.times("kubelet: unprepare", &back, BARE, "");
+
+    client.node_prepare_resources(ask(vec![claim()])).await.expect("prepare");
+    let is_followed = |state: &nodedock_stand_ins::api_server::State| state.watches("resourceclaims") == 1;
+    cluster.api.wait_until("the claim is followed", is_followed).await;
+    let seen = cluster.api.requests().len();
+    for _ in 0..size.single {
+        let started = Instant::now();
+        client.node_prepare_resources(ask(vec![claim()])).await.expect("prepare");
+        cached.add(started.elapsed());
+    }
+    let asked = cluster.api.requests().len() - seen;
+    let note = format!("prepared before; {asked} requests to the API server in all");
+    table.times("kubelet: prepare, claim cached", &cached, BARE, &note);
+    client.node_unprepare_resources(give_back()).await.expect("unprepare");
+}
+
+/// From the process's start to the answer that a kubelet registers by.
+async fn restarts(daemon: &mut Daemon, size: Size, table: &mut Table) {
+    let socket = daemon.kubelet().join("plugins_registry").join(format!("{MOCK_GPU_NAME}-reg.sock"));
+    for (how, crash) in [("stop", false), ("kill -9", true)] {
+        let mut times = Vec::new();
+        for _ in 0..size.starts {
+            if crash {
+                daemon.kill9().await;
+            } else {
+                assert!(daemon.terminate().await.success());
+            }
+            let started = Instant::now();
+            let (answered, ()) = tokio::join!(until_answer(&socket, started), daemon.run());
+            times.push(answered);
+        }
+        table.figures(
+            &format!("kubelet: from our start after {how} to GetInfo's answer"),
+            times,
+            "ms",
+            "",
+            "",
+        );
+    }
+}
+
+async fn until_answer(socket: &Path, started: Instant) -> f64 {
+    let answer = async {
+        loop {
+            let mut client = RegistrationClient::new(channel(socket.to_owned()));
+            if client.get_info(InfoRequest {}).await.is_ok() {
+                return started.elapsed().as_secs_f64() * 1000.0;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, answer).await.expect("the driver is offered")
+}
+
+fn channel(socket: PathBuf) -> Channel {
+    let connect = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://localhost").connect_with_connector_lazy(connect)
+}
