@@ -60,7 +60,7 @@ fn what_is_mounted_of_the_node_is_told_with_its_reason() {
     assert_eq!(of_the_node, expected.iter().map(|path| (*path).to_owned()).collect());
     for path in expected {
         let told = path.trim_start_matches("/var/lib/kubelet/");
-        let told = if told == "/var/run/cdi" { "CDI folder" } else { told };
+        let told = if told == "/var/run/cdi" { "CDI directory" } else { told };
         assert!(readme.contains(told), "{told}");
     }
     let mounts = container(&objects)["volumeMounts"].as_array().unwrap();

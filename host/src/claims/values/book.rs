@@ -1,5 +1,5 @@
 //! What is known of values below `/sys` that drivers changed: which stood there before, whose is put back and when, and who inherits.
-//! No IO, no clock, no task. The rules are in `docs/decisions/0005-values-put-back.md`.
+//! No IO, no clock, no task. The rules are in `docs/decisions/0005-restored-values.md`.
 
 use std::collections::BTreeMap;
 
