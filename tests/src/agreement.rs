@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nodedock::cdi;
-use nodedock::checkpoint;
-use nodedock::model::{ClaimRecord, ClaimState};
+use nodedock_core::cdi;
+use nodedock_core::checkpoint;
+use nodedock_model::{ClaimRecord, ClaimState};
 use nodedock_proto::node::v1;
 
 use crate::wait::until_path;

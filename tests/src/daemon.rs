@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 
 use hyper_util::rt::TokioIo;
-use nodedock::base::failpoint::{HAS_FAIL_POINTS, Point};
+use nodedock_base::failpoint::{HAS_FAIL_POINTS, Point};
 use nodedock_proto::node::v1;
 use nodedock_proto::node::v1::node_client::NodeClient;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use nodedock::driver::wasm::DriverFile;
+use nodedock_wasm::DriverFile;
 
 use crate::wait::until_path;
 use crate::{Root, places};

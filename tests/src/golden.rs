@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nodedock::driver::grant::Grant;
-use nodedock::driver::values::NoJournal;
-use nodedock::driver::wasm::{
-    CompileBounds, Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings,
-};
-use nodedock::driver::{Call, Ledger, NodeFacts};
-use nodedock::model::{
+use nodedock_core::driver::values::NoJournal;
+use nodedock_core::driver::{Call, Ledger, NodeFacts};
+use nodedock_model::grant::Grant;
+use nodedock_model::{
     AllocatedDevice, ConfigSource, DeviceName, DriverClaim, DriverName, LiveClaim, ObjectRef, OpaqueConfig,
     PoolName, Uid,
+};
+use nodedock_wasm::{
+    CompileBounds, Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings,
 };
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! Death while a lost checkpoint is made up for.
 
-use nodedock::base::failpoint::Point;
+use nodedock_base::failpoint::Point;
 use nodedock_tests::compose::pod;
 
 use crate::Place;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use nodedock::base::failpoint::Point;
+use nodedock_base::failpoint::Point;
 use nodedock_proto::node::v1;
 use nodedock_tests::Client;
 use nodedock_tests::compose::pod;

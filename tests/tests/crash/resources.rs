@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use native_device_plugin::{Device, Options, Plugin, Script};
-use nodedock::base::failpoint::Point;
+use nodedock_base::failpoint::Point;
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::pod;
 use nodedock_tests::drivers::MOCK_GPU_FILE;

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use nodedock::model::ClaimRecord;
+use nodedock_model::ClaimRecord;
 use nodedock_proto::node::v1;
 use nodedock_tests::agreement::driver_agrees;
 use nodedock_tests::compose::{claim, pod, request};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use nodedock::base::failpoint::Point;
+use nodedock_base::failpoint::Point;
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{pod, request};
 use nodedock_tests::drivers::{digest, side_file};

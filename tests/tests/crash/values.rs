@@ -1,6 +1,6 @@
 //! Death at each point of a write below `/sys` and of putting it back: what stood there before is known afterwards, and is put back.
 
-use nodedock::base::failpoint::Point;
+use nodedock_base::failpoint::Point;
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::pod;
 use nodedock_tests::drivers::{Form, side_file, wasm};

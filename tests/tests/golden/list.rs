@@ -4,11 +4,11 @@ use std::slice::from_ref;
 use std::time::Instant;
 
 use futures::future::join_all;
-use nodedock::driver::ClaimDriver;
-use nodedock::driver::wasm::{Outcome, Trigger};
-use nodedock::model::limit::CALL_MEMORY;
-use nodedock::model::{DriverClaim, LiveClaim, PreparedClaim, Problem, ProblemKind};
+use nodedock_core::driver::ClaimDriver;
+use nodedock_model::limit::CALL_MEMORY;
+use nodedock_model::{DriverClaim, LiveClaim, PreparedClaim, Problem, ProblemKind};
 use nodedock_tests::golden::{CPUS, GOLDEN_NAME, Spent, call, claim, live, with_parameters};
+use nodedock_wasm::{Outcome, Trigger};
 use serde_json::{Value, json};
 
 use crate::Loaded;

@@ -3,10 +3,10 @@
 mod list;
 mod swap;
 
-use nodedock::driver::grant::Grant;
-use nodedock::driver::wasm::WasmDriver;
+use nodedock_model::grant::Grant;
 use nodedock_tests::golden::{self, Bench, C, Golden, JAVASCRIPT, PYTHON, RUST, RUST_WASIP2};
 use nodedock_tests::machine::skip;
+use nodedock_wasm::WasmDriver;
 
 /// A loaded driver, with nothing granted and with what its author asks for, under the default limits.
 struct Loaded {

@@ -4,7 +4,7 @@
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 
-use nodedock::driver::grant::Grant;
+use nodedock_model::grant::Grant;
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::drivers::side_file;

@@ -9,17 +9,17 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodedock::driver::grant::Grant;
-use nodedock::driver::values::NoJournal;
-use nodedock::driver::wasm::{
-    COMPILE_COMMAND, CompileBounds, Compiler, DriverFile, LoadError, WasmDriver, WasmHost, WasmSettings,
-};
-use nodedock::driver::{NoClaims, NodeFacts};
+use nodedock_core::driver::values::NoJournal;
+use nodedock_core::driver::{NoClaims, NodeFacts};
+use nodedock_model::grant::Grant;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
 use nodedock_tests::machine::{Tmpfs, is_root, skip};
 use nodedock_tests::wait::until_path;
 use nodedock_tests::{DEADLINE, Daemon, Options, Root, places};
+use nodedock_wasm::{
+    COMPILE_COMMAND, CompileBounds, Compiler, DriverFile, LoadError, WasmDriver, WasmHost, WasmSettings,
+};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::AsyncWriteExt;
 use tokio::io::unix::AsyncFd;
@@ -79,7 +79,7 @@ async fn compiler_of(daemon: &Daemon, n: usize) -> i32 {
 }
 
 fn telling() -> Options {
-    Options::default().env("NODEDOCK_LOG", "info,nodedock::driver::wasm=debug")
+    Options::default().env("NODEDOCK_LOG", "info,nodedock_wasm=debug")
 }
 
 fn kept_files(root: &Root) -> Vec<PathBuf> {

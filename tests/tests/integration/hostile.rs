@@ -7,7 +7,7 @@ use nodedock_tests::compose::{gpu_claim, pod, request};
 
 use crate::with_gpus;
 
-#[path = "../../../host/src/driver/wasm/tests/guest.rs"]
+#[path = "../../../host/wasm/src/tests/guest.rs"]
 #[expect(dead_code, reason = "the host's tests use more of it")]
 mod guest;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use native_device_plugin::api::device_plugin_client::DevicePluginClient;
 use native_device_plugin::{Device, Options, Plugin, Script, api};
-use nodedock::model::limit;
+use nodedock_model::limit;
 use nodedock_proto::kubelet::pod_resources::v1::ListPodResourcesRequest;
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use nodedock_proto::node::v1;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nodedock::driver::grant::Grant;
-use nodedock::driver::values::NoJournal;
-use nodedock::driver::wasm::{CompileBounds, Compiler, DriverFile, Trigger, WasmHost, WasmSettings};
-use nodedock::driver::{Call, ClaimDriver, NoClaims, NodeFacts};
-use nodedock::model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, ObjectRef, PoolName};
+use nodedock_core::driver::values::NoJournal;
+use nodedock_core::driver::{Call, ClaimDriver, NoClaims, NodeFacts};
+use nodedock_model::grant::Grant;
+use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, ObjectRef, PoolName};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME, side_file, wasm};
 use nodedock_tests::places;
+use nodedock_wasm::{CompileBounds, Compiler, DriverFile, Trigger, WasmHost, WasmSettings};
 
 use crate::Size;
 use crate::table::{Table, Times};

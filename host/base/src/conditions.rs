@@ -1,0 +1,110 @@
+//! What is wrong with the node now: each said once, until it is no more. `nodedock get node` and health show it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::changes::Changes;
+use crate::clock::now_ms;
+use nodedock_model::{ChangedKind, Problem};
+
+/// Something that is wrong, and since when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition {
+    /// What it is about: a file's path, a claim, or empty for the daemon itself.
+    pub subject: String,
+    pub problem: Problem,
+    /// Milliseconds since the Unix epoch.
+    pub since_ms: u64,
+}
+
+/// Handle to the node's conditions. By the problem's code and the subject there is one of each.
+#[derive(Clone, Default)]
+pub struct Conditions {
+    standing: Arc<Mutex<BTreeMap<(String, String), Condition>>>,
+    changes: Changes,
+}
+
+impl Conditions {
+    pub fn new(changes: Changes) -> Self {
+        Self { standing: Arc::default(), changes }
+    }
+
+    /// Says that something is wrong. One that stands already keeps its time, with the newer words; only a new one is logged.
+    pub fn set(&self, subject: &str, problem: Problem) {
+        let key = (problem.code.clone(), subject.to_owned());
+        let mut standing = self.standing();
+        if let Some(known) = standing.get_mut(&key) {
+            known.problem = problem;
+            return;
+        }
+        let code = problem.code.clone();
+        tracing::warn!(subject, code, %problem, "the node has a problem");
+        standing.insert(key, Condition { subject: subject.to_owned(), problem, since_ms: now_ms() });
+        drop(standing);
+        self.changes.tell(ChangedKind::Node, subject, &code);
+    }
+
+    /// Says that it is wrong no more. What never was is no error.
+    pub fn clear(&self, code: &str, subject: &str) {
+        let Some(condition) = self.standing().remove(&(code.to_owned(), subject.to_owned())) else { return };
+        tracing::info!(subject, code, problem = %condition.problem, "the node's problem is over");
+        self.changes.tell(ChangedKind::Node, subject, "over");
+    }
+
+    /// Clears those of a code whose subject is not among `subjects`: for who finds all of them at once.
+    pub fn retain(&self, code: &str, subjects: impl Fn(&str) -> bool) {
+        let standing = self.standing();
+        let over = standing.keys().filter(|(of, subject)| of == code && !subjects(subject));
+        let over: Vec<_> = over.cloned().collect();
+        drop(standing);
+        over.iter().for_each(|(code, subject)| self.clear(code, subject));
+    }
+
+    /// By code and subject.
+    pub fn list(&self) -> Vec<Condition> {
+        self.standing().values().cloned().collect()
+    }
+
+    fn standing(&self) -> MutexGuard<'_, BTreeMap<(String, String), Condition>> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(words: &str) -> Problem {
+        Problem::unavailable("disk-full", words)
+    }
+
+    #[test]
+    fn a_condition_is_said_once_and_until_it_is_over() {
+        let changes = Changes::default();
+        let mut told = changes.listen();
+        let conditions = Conditions::new(changes);
+        conditions.set("/var", full("no space"));
+        let since = conditions.list()[0].since_ms;
+        conditions.set("/var", full("still no space"));
+        assert_eq!(conditions.list().len(), 1);
+        assert_eq!(conditions.list()[0].problem.message, "still no space");
+        assert_eq!(conditions.list()[0].since_ms, since);
+        conditions.clear("disk-full", "/tmp");
+        conditions.clear("disk-full", "/var");
+        conditions.clear("disk-full", "/var");
+        assert_eq!(conditions.list(), []);
+        let told: Vec<_> = std::iter::from_fn(|| told.try_recv().ok()).map(|change| change.state).collect();
+        assert_eq!(told, ["disk-full", "over"]);
+    }
+
+    #[test]
+    fn those_that_were_not_found_again_are_over() {
+        let conditions = Conditions::default();
+        conditions.set("a", full("no space"));
+        conditions.set("b", full("no space"));
+        conditions.set("a", Problem::internal("other", "something else"));
+        conditions.retain("disk-full", |subject| subject == "b");
+        let left: Vec<_> = conditions.list().into_iter().map(|c| (c.problem.code, c.subject)).collect();
+        assert_eq!(left, [("disk-full".to_owned(), "b".to_owned()), ("other".to_owned(), "a".to_owned())]);
+    }
+}

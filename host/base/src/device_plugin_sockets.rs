@@ -1,0 +1,150 @@
+//! The folder in which a kubelet takes registrations of device plugins: which sockets are there now.
+//!
+//! Emits every socket of the folder whenever one comes, goes or is made anew. Never connects to anything and never deletes anything.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use notify::RecursiveMode;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::error::chain;
+use crate::tasks::Tasks;
+use crate::watched::{self, Folder};
+use nodedock_model::limit;
+
+/// The socket of a kubelet in this folder (device plugin API).
+pub const KUBELET_SOCKET: &str = "kubelet.sock";
+/// A folder that is not there cannot be watched; a look at it costs two system calls.
+const MISSING_PERIOD: Duration = Duration::from_millis(250);
+
+/// What tells one socket from another of the same path. A change of mode or owner, and a move, leave it as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketId {
+    pub device: u64,
+    pub inode: u64,
+    /// The time of its last change of content, which is that of its making. Numbers of inodes are used again at once.
+    pub made: SystemTime,
+}
+
+/// Sockets of the folder by the names of their files.
+pub type Sockets = BTreeMap<String, SocketId>;
+
+/// Follows `folder` until the tasks stop. A folder that is missing has no sockets.
+pub async fn follow(folder: PathBuf, tasks: Tasks, seen: watch::Sender<Arc<Sockets>>) {
+    // All that is told goes through `seen`.
+    let (events, _nobody) = mpsc::channel::<()>(1);
+    watched::follow(PluginFolder { folder, seen, missing: false, complained: false }, tasks, events).await;
+}
+
+/// The socket at a path as it is now; links are not followed. None: there is none.
+pub fn socket_id(path: &Path) -> Option<SocketId> {
+    let found = std::fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
+    Some(SocketId { device: found.dev(), inode: found.ino(), made: found.modified().ok()? })
+}
+
+struct PluginFolder {
+    folder: PathBuf,
+    seen: watch::Sender<Arc<Sockets>>,
+    missing: bool,
+    complained: bool,
+}
+
+impl PluginFolder {
+    fn list(&self) -> io::Result<Sockets> {
+        let mut found = Sockets::new();
+        for entry in std::fs::read_dir(&self.folder)?.take(limit::REGISTRY_ENTRIES_MAX) {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            found.extend(socket_id(&entry.path()).map(|id| (name, id)));
+        }
+        // Whatever else lies there, this one counts.
+        let kubelet = socket_id(&self.folder.join(KUBELET_SOCKET));
+        found.extend(kubelet.map(|id| (KUBELET_SOCKET.to_owned(), id)));
+        Ok(found)
+    }
+}
+
+impl Folder for PluginFolder {
+    type Event = ();
+
+    fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    fn depth(&self) -> RecursiveMode {
+        RecursiveMode::NonRecursive
+    }
+
+    /// A list shows all that there is to learn.
+    fn note(&mut self, _: &notify::Event) {}
+
+    fn look(&mut self) -> Vec<()> {
+        let listed = self.list();
+        self.missing = listed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        let found = match listed {
+            Err(error) if !self.missing => {
+                if !std::mem::replace(&mut self.complained, true) {
+                    let folder = self.folder.display().to_string();
+                    tracing::warn!(
+                        folder,
+                        error = chain(&error),
+                        "the folder of device plugins cannot be listed"
+                    );
+                }
+                return Vec::new();
+            }
+            found => found.unwrap_or_default(),
+        };
+        self.complained = false;
+        self.seen.send_if_modified(|seen| {
+            let differs = **seen != found;
+            if differs {
+                *seen = Arc::new(found);
+            }
+            differs
+        });
+        Vec::new()
+    }
+
+    fn next_look(&self) -> Option<Instant> {
+        self.missing.then(|| Instant::now() + MISSING_PERIOD)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn sockets_are_told_as_they_come_go_and_are_made_anew() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("device-plugins");
+        let (sender, mut seen) = watch::channel(Arc::default());
+        let tasks = Tasks::new();
+        tasks.spawn("follow", follow(folder.clone(), tasks.clone(), sender));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("DEPRECATION"), "").unwrap();
+        let path = folder.join(KUBELET_SOCKET);
+        let one = UnixListener::bind(&path).unwrap();
+        seen.wait_for(|sockets| sockets.len() == 1).await.unwrap();
+        let first = seen.borrow()[KUBELET_SOCKET];
+        assert_eq!(Some(first), socket_id(&path));
+        std::os::unix::fs::symlink(KUBELET_SOCKET, folder.join("link.sock")).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let _two = UnixListener::bind(&path).unwrap();
+        seen.wait_for(|sockets| sockets.get(KUBELET_SOCKET).is_some_and(|id| *id != first)).await.unwrap();
+        assert_eq!(seen.borrow().len(), 1, "a link is no socket");
+        std::fs::remove_dir_all(&folder).unwrap();
+        seen.wait_for(|sockets| sockets.is_empty()).await.unwrap();
+        drop(one);
+        assert!(tasks.drain(Duration::from_secs(5)).await);
+    }
+}

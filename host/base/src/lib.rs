@@ -1,0 +1,21 @@
+//! What every module stands on: tasks with a name and an end, drain, time, backoff, locks by key, Unix sockets, error chains,
+//! telemetry, conditions, counted numbers, fail points.
+
+pub mod backoff;
+pub mod changes;
+pub mod clock;
+pub mod conditions;
+pub mod device_plugin_sockets;
+pub mod error;
+pub mod failpoint;
+pub mod grpc;
+pub mod locks;
+pub mod memory;
+pub mod metrics;
+pub mod printable;
+pub mod request;
+pub mod socket;
+pub mod tasks;
+pub mod users;
+pub mod watched;
+mod words;

@@ -1,0 +1,82 @@
+//! Unix sockets to listen on: one owner, mode 0600, there for callers only when it is ready.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixStream};
+
+use nodedock_model::limit::SOCKET_PATH_BYTES_MAX;
+
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    #[error(
+        "the socket path {path} has {length} bytes, and the system allows {SOCKET_PATH_BYTES_MAX}: choose a shorter --root or --socket"
+    )]
+    TooLong { path: String, length: usize },
+    #[error("another process listens on {0}")]
+    InUse(PathBuf),
+    #[error("{0} exists and is not a socket")]
+    NotASocket(PathBuf),
+    #[error("bind {path}")]
+    Io { path: PathBuf, source: io::Error },
+}
+
+/// Listens on `path`: a stale socket is replaced, a living one is an error. The socket is made under a temporary name, given its
+/// mode, and renamed into place, so that it can never be met with another mode or before it accepts.
+pub async fn bind(path: &Path) -> Result<UnixListener, BindError> {
+    let temporary = path.with_extension("sock.new");
+    let length = temporary.as_os_str().len();
+    if length > SOCKET_PATH_BYTES_MAX {
+        return Err(BindError::TooLong { path: path.display().to_string(), length: path.as_os_str().len() });
+    }
+    refuse_occupied(path).await?;
+    let io = |source| BindError::Io { path: path.to_owned(), source };
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&temporary).map_err(io)?;
+    std::fs::set_permissions(&temporary, PermissionsExt::from_mode(0o600)).map_err(io)?;
+    std::fs::rename(&temporary, path).map_err(io)?;
+    Ok(listener)
+}
+
+/// An error if somebody listens on `path`, or what is there is no socket.
+pub async fn refuse_occupied(path: &Path) -> Result<(), BindError> {
+    use std::os::unix::fs::FileTypeExt;
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(BindError::Io { path: path.to_owned(), source }),
+        Ok(found) if !found.file_type().is_socket() => Err(BindError::NotASocket(path.to_owned())),
+        Ok(_) if UnixStream::connect(path).await.is_ok() => Err(BindError::InUse(path.to_owned())),
+        Ok(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let living = bind(&path).await.unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(matches!(bind(&path).await, Err(BindError::InUse(_))));
+        drop(living);
+        bind(&path).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_file_in_the_way_and_a_path_too_long_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(matches!(bind(&path).await, Err(BindError::NotASocket(_))));
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        let long = dir.path().join("x".repeat(120));
+        assert!(bind(&long).await.unwrap_err().to_string().contains("107"));
+    }
+}

@@ -1,0 +1,243 @@
+//! The thread that changes the folder: takes what waits, writes all temporary files, then moves and removes in the order of
+//! the requests, then answers.
+
+use std::fs::{File, OpenOptions};
+use std::hash::BuildHasher;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    CdiError, Durability, Folder, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_folder, open_plain,
+};
+use crate::cdi::render::SpecFile;
+use nodedock_base::failpoint::{self, Point};
+
+/// Files of one turn: bounds how long the first of them waits for the others.
+const TURN_FILES_MAX: usize = 256;
+
+pub(super) enum Job {
+    Write { files: Vec<SpecFile>, done: oneshot::Sender<Result<(), CdiError>> },
+    Remove { names: Vec<String>, done: oneshot::Sender<Result<(), CdiError>> },
+}
+
+impl Job {
+    fn len(&self) -> usize {
+        match self {
+            Self::Write { files, .. } => files.len(),
+            Self::Remove { names, .. } => names.len(),
+        }
+    }
+}
+
+/// A job whose temporary files are written.
+enum Staged {
+    Write { files: Vec<(String, u64, PathBuf)>, done: oneshot::Sender<Result<(), CdiError>> },
+    Remove { names: Vec<String>, done: oneshot::Sender<Result<(), CdiError>> },
+    Failed { error: CdiError, done: oneshot::Sender<Result<(), CdiError>> },
+}
+
+/// A job that is done but for the sync of the folder.
+struct Finished {
+    outcome: Result<(), CdiError>,
+    /// It wanted files to be there, not to be gone.
+    wrote: bool,
+    done: oneshot::Sender<Result<(), CdiError>>,
+}
+
+pub(super) struct Writer {
+    folder: Arc<Folder>,
+    durability: Durability,
+    temporaries: u64,
+}
+
+impl Writer {
+    pub(super) fn new(folder: Arc<Folder>, durability: Durability) -> Self {
+        Self { folder, durability, temporaries: 0 }
+    }
+
+    /// Runs until every handle is gone.
+    pub(super) fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+        while let Some(first) = jobs.blocking_recv() {
+            let mut files = first.len();
+            let mut turn = vec![first];
+            while files < TURN_FILES_MAX {
+                let Ok(next) = jobs.try_recv() else { break };
+                files += next.len();
+                turn.push(next);
+            }
+            self.serve(turn);
+        }
+    }
+
+    fn serve(&mut self, turn: Vec<Job>) {
+        self.folder.catalog.begin_turn();
+        let staged: Vec<_> = turn.into_iter().map(|job| self.stage(job)).collect();
+        let finished: Vec<_> = staged.into_iter().map(|staged| self.finish(staged)).collect();
+        let synced = self.sync_folder();
+        // Of a folder that somebody removed every file is gone.
+        let emptied = if synced.as_ref().is_err_and(CdiError::is_gone) { Ok(()) } else { synced.clone() };
+        failpoint::pass(Point::CdiSynced);
+        self.folder.with_ours(|ours| self.folder.catalog.end_turn(ours));
+        for Finished { outcome, wrote, done } in finished {
+            let durable = if wrote { &synced } else { &emptied };
+            // A caller that has given up does not hear it; its files stand.
+            done.send(outcome.and_then(|()| durable.clone())).ok();
+        }
+    }
+
+    fn stage(&mut self, job: Job) -> Staged {
+        match job {
+            Job::Remove { names, done } => Staged::Remove { names, done },
+            Job::Write { files, done } => {
+                let mut staged = Vec::with_capacity(files.len());
+                for file in &files {
+                    match self.stage_file(file) {
+                        Ok(entry) => staged.extend(entry),
+                        Err(error) => {
+                            discard(staged);
+                            return Staged::Failed { error, done };
+                        }
+                    }
+                }
+                Staged::Write { files: staged, done }
+            }
+        }
+    }
+
+    /// Writes a temporary file. None: the folder has these bytes already.
+    fn stage_file(&mut self, file: &SpecFile) -> Result<Option<(String, u64, PathBuf)>, CdiError> {
+        check_name(&file.name)?;
+        if self.folder.is_current(file) {
+            return Ok(None);
+        }
+        self.refuse_foreign(&file.name)?;
+        self.temporaries += 1;
+        let pid = std::process::id();
+        let name = format!("{}{pid}-{}{TEMPORARY_SUFFIX}", self.folder.temporary_prefix, self.temporaries);
+        let path = self.folder.path.join(name);
+        let written = match write_file(&path, &file.bytes, self.durability) {
+            // Somebody removed the folder while we ran.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                make_folder(&self.folder.path)?;
+                write_file(&path, &file.bytes, self.durability)
+            }
+            written => written,
+        };
+        if let Err(error) = written {
+            std::fs::remove_file(&path).ok();
+            return Err(CdiError::io("write", &path)(error));
+        }
+        failpoint::pass(Point::CdiStaged);
+        Ok(Some((file.name.clone(), self.folder.hasher.hash_one(&file.bytes), path)))
+    }
+
+    /// Refuses to touch a file that is not ours. A file that we know needs no look at its bytes.
+    fn refuse_foreign(&self, name: &str) -> Result<(), CdiError> {
+        let path = self.folder.path.join(name);
+        let metadata = match std::fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            metadata => metadata.map_err(CdiError::io("look at", &path))?,
+        };
+        let stamp = Stamp::of(&metadata);
+        if self.folder.known().get(name).is_some_and(|known| known.stamp == stamp) {
+            return Ok(());
+        }
+        if self.is_ours_or_empty(&path).map_err(CdiError::io("read", &path))? {
+            return Ok(());
+        }
+        Err(CdiError::Foreign(path.display().to_string()))
+    }
+
+    /// Whether the file begins with our mark. An empty one is ours as well: a power loss may have left that of it.
+    fn is_ours_or_empty(&self, path: &Path) -> io::Result<bool> {
+        let Some(file) = open_plain(path)? else { return Ok(false) };
+        Ok(file.metadata()?.len() == 0 || self.folder.read_ours(path)?.is_some())
+    }
+
+    fn finish(&mut self, staged: Staged) -> Finished {
+        let (outcome, wrote, done) = match staged {
+            Staged::Failed { error, done } => (Err(error), true, done),
+            Staged::Write { files, done } => (self.move_into_place(files), true, done),
+            Staged::Remove { names, done } => (self.remove_all(&names), false, done),
+        };
+        Finished { outcome, wrote, done }
+    }
+
+    fn move_into_place(&self, files: Vec<(String, u64, PathBuf)>) -> Result<(), CdiError> {
+        let mut files = files.into_iter();
+        while let Some((name, hash, temporary)) = files.next() {
+            let path = self.folder.path.join(&name);
+            if let Err(error) = std::fs::rename(&temporary, &path) {
+                discard(std::iter::once((name, hash, temporary)).chain(files));
+                return Err(CdiError::io("put into place", &path)(error));
+            }
+            failpoint::pass(Point::CdiRenamed);
+            match std::fs::symlink_metadata(&path) {
+                Ok(metadata) => {
+                    self.folder
+                        .known()
+                        .insert(name, Known { hash, stamp: Stamp::of(&metadata), settled: false });
+                }
+                // Then the next look reads the file.
+                Err(_) => drop(self.folder.known().remove(&name)),
+            }
+        }
+        Ok(())
+    }
+
+    /// One that cannot be removed does not keep the others. That a file is somebody else's is said last.
+    fn remove_all(&self, names: &[String]) -> Result<(), CdiError> {
+        let mut failed: Vec<_> = names.iter().filter_map(|name| self.remove(name).err()).collect();
+        failed.sort_by_key(|error| matches!(error, CdiError::Foreign(_)));
+        failed.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), CdiError> {
+        check_name(name)?;
+        self.refuse_foreign(name)?;
+        self.folder.known().remove(name);
+        let path = self.folder.path.join(name);
+        let removed = std::fs::remove_file(&path);
+        failpoint::pass(Point::CdiRemoved);
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(CdiError::io("remove", &path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn sync_folder(&self) -> Result<(), CdiError> {
+        if self.durability == Durability::Rendered {
+            return Ok(());
+        }
+        let path = &self.folder.path;
+        File::open(path).and_then(|folder| folder.sync_all()).map_err(CdiError::io("sync", path))
+    }
+}
+
+/// Removes temporary files that nobody will move.
+fn discard(files: impl IntoIterator<Item = (String, u64, PathBuf)>) {
+    for (_, _, path) in files {
+        // What is left is swept at the next start.
+        std::fs::remove_file(path).ok();
+    }
+}
+
+fn write_file(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+    file.write_all(bytes)?;
+    if durability == Durability::Synced { file.sync_data() } else { Ok(()) }
+}
+
+/// A plain name of a spec, inside the folder.
+fn check_name(name: &str) -> Result<(), CdiError> {
+    if is_spec_name(name) && !name.starts_with('.') && !name.contains(['/', '\0']) {
+        return Ok(());
+    }
+    Err(CdiError::Name(name.to_owned()))
+}

@@ -1,0 +1,98 @@
+//! The first line of our files: whose claim it is. A YAML comment, because CDI annotations need version 0.6.0, and runtimes
+//! in use refuse that (`docs/decisions/0002-claim-identity-in-cdi-files.md`).
+
+use serde::{Deserialize, Serialize};
+
+use nodedock_model::{AllocatedDevice, ClaimRecord, DriverName, KubeletHold, ObjectRef, PreparedDevice};
+
+/// What each of our files begins with.
+pub(super) const MARK: &str = "# nodedock.dev/claim: ";
+/// The mark and the beginning of the identity, which a folder's mark replaces.
+pub(super) const OPENING: &str = "# nodedock.dev/claim: {";
+/// What a file of any daemon begins with.
+pub(super) const DAEMON_OPENING: &str = "# nodedock.dev/claim: {\"daemon\":";
+/// Version of the identity's JSON.
+pub(super) const IDENTITY_VERSION: u32 = 1;
+
+/// Whose file it is, with what a lost checkpoint is rebuilt from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Identity {
+    pub version: u32,
+    #[serde(flatten)]
+    pub claim: ObjectRef,
+    pub driver: DriverName,
+    /// Version of the driver that prepared it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub driver_version: String,
+    pub boot_id: String,
+    /// Pods that held the claim when the file was written.
+    #[serde(default)]
+    pub pods: Vec<ObjectRef>,
+    /// A kubelet held the driver's part when the file was written; for whom is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubelet: Option<KubeletHold>,
+    /// One for each device of the spec, in its order.
+    #[serde(default)]
+    pub devices: Vec<IdentityDevice>,
+    /// What was allocated from this driver.
+    #[serde(default)]
+    pub allocated: Vec<AllocatedDevice>,
+}
+
+/// Which prepared device a device of the spec is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IdentityDevice {
+    pub requests: Vec<String>,
+    pub pool: nodedock_model::PoolName,
+    pub device: nodedock_model::DeviceName,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<String>,
+    /// The spec's edits for it are there only because a device may not be without any.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_edits: bool,
+}
+
+impl Identity {
+    pub(super) fn of<'a>(
+        record: &ClaimRecord,
+        driver: &DriverName,
+        devices: impl Iterator<Item = (&'a PreparedDevice, bool)>,
+    ) -> Self {
+        let part = record.drivers.get(driver);
+        let by = part.and_then(|part| part.by.as_ref());
+        let kubelet = record.kubelet.as_ref().filter(|_| part.is_some_and(|part| part.kubelet));
+        // Consumers change while a claim stands, and would have its file written anew each time.
+        let kubelet = kubelet.map(|held| KubeletHold { consumers: Vec::new(), ..held.clone() });
+        Self {
+            version: IDENTITY_VERSION,
+            claim: record.id.clone(),
+            driver: driver.clone(),
+            driver_version: by.map(|by| by.version.clone()).unwrap_or_default(),
+            boot_id: record.boot_id.clone(),
+            pods: record.pods.values().cloned().collect(),
+            kubelet,
+            devices: devices.map(|(device, no_edits)| IdentityDevice::of(device, no_edits)).collect(),
+            allocated: record.driver_claim(driver).devices,
+        }
+    }
+
+    /// From a file's first line. None: the line is ours, and not readable by this release.
+    pub(super) fn parse(line: &str) -> Option<Self> {
+        let identity: Self = serde_json::from_str(line.strip_prefix(MARK)?).ok()?;
+        (identity.version == IDENTITY_VERSION).then_some(identity)
+    }
+}
+
+impl IdentityDevice {
+    fn of(device: &PreparedDevice, no_edits: bool) -> Self {
+        Self {
+            requests: device.requests.clone(),
+            pool: device.pool.clone(),
+            device: device.device.clone(),
+            share_id: device.share_id.clone(),
+            no_edits,
+        }
+    }
+}

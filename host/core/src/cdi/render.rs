@@ -1,0 +1,271 @@
+//! From a claim record to files. Pure: the same record gives the same bytes.
+
+use std::collections::HashMap;
+
+use super::identity::{DAEMON_OPENING, Identity, MARK};
+use super::spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec};
+use super::validate::{SpecError, validate};
+use nodedock_model::{ClaimRecord, DeviceAccess, DriverName, Edits, NodeKind, PreparedClaim, Uid};
+
+/// The class of every kind: what we give is claims, of whatever device.
+const CLASS: &str = "claim";
+
+/// A file of the CDI folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpecFile {
+    /// `DRIVER_UID.yaml`: a driver's name has no `_`.
+    pub name: String,
+    /// The identity as a YAML comment, and the spec as a line of JSON, which is YAML.
+    pub bytes: Vec<u8>,
+}
+
+/// Why a claim has no file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RenderError {
+    #[error("render the CDI spec of driver {driver} for claim {claim}")]
+    Refused { driver: DriverName, claim: Uid, source: SpecError },
+    #[error(
+        "driver {driver} prepared claim {claim} with edits for all its containers, and no device by which a container asks for them"
+    )]
+    EditsWithoutDevice { driver: DriverName, claim: Uid },
+    #[error("driver {driver} has not prepared claim {claim}")]
+    NotPrepared { driver: DriverName, claim: Uid },
+}
+
+/// Name of the file of a claim and a driver.
+pub fn file_name(driver: &DriverName, claim: &Uid) -> String {
+    format!("{driver}_{claim}.yaml")
+}
+
+/// Whose file a name is, if it is one that `file_name` gives.
+pub fn file_of(name: &str) -> Option<(DriverName, Uid)> {
+    let (driver, uid) = name.strip_suffix(".yaml")?.split_once('_')?;
+    Some((DriverName::new(driver).ok()?, Uid::new(uid).ok()?))
+}
+
+/// The CDI names of a driver's prepared devices: the index in `PreparedClaim::devices` and the names. For edits it is our
+/// own name; what a native plugin named is passed through. Empty if the driver has not prepared the claim.
+pub fn cdi_devices(record: &ClaimRecord, driver: &DriverName) -> Vec<(usize, Vec<String>)> {
+    let Some(prepared) = prepared(record, driver) else { return Vec::new() };
+    let names = device_names(&record.id.uid, prepared);
+    let qualified = |(device, name): (&nodedock_model::PreparedDevice, String)| match &device.access {
+        DeviceAccess::Edits(_) => vec![format!("{driver}/{CLASS}={name}")],
+        DeviceAccess::CdiDevices(names) => names.clone(),
+    };
+    prepared.devices.iter().zip(names).map(qualified).enumerate().collect()
+}
+
+/// The files of a claim: one for each driver that has prepared it by edits.
+pub fn render(record: &ClaimRecord) -> Result<Vec<SpecFile>, RenderError> {
+    let drivers = record.drivers.iter().filter(|(_, part)| part.current().is_some());
+    drivers.filter_map(|(driver, _)| render_driver(record, driver).transpose()).collect()
+}
+
+/// The file of one driver. None: nothing of it is applied by edits.
+pub fn render_driver(record: &ClaimRecord, driver: &DriverName) -> Result<Option<SpecFile>, RenderError> {
+    let claim = &record.id.uid;
+    let Some(prepared) = prepared(record, driver) else {
+        return Err(RenderError::NotPrepared { driver: driver.clone(), claim: claim.clone() });
+    };
+    let spec = spec_of(record, driver, prepared);
+    if spec.devices.is_empty() {
+        let edits_lost = !prepared.edits.is_empty();
+        let error = RenderError::EditsWithoutDevice { driver: driver.clone(), claim: claim.clone() };
+        return if edits_lost { Err(error) } else { Ok(None) };
+    }
+    let refused = |source| RenderError::Refused { driver: driver.clone(), claim: claim.clone(), source };
+    validate(&spec).map_err(refused)?;
+    let identity = identity_of(record, driver, prepared);
+    Ok(Some(SpecFile { name: file_name(driver, claim), bytes: bytes_of(&identity, &spec) }))
+}
+
+fn prepared<'a>(record: &'a ClaimRecord, driver: &DriverName) -> Option<&'a PreparedClaim> {
+    record.drivers.get(driver)?.current()
+}
+
+/// A name for each prepared device: `UID-DEVICE`, and `UID-DEVICE.N` for the Nth with the same device name (of another pool,
+/// or another share). A device's name has no dot, so no two are the same.
+fn device_names(claim: &Uid, prepared: &PreparedClaim) -> Vec<String> {
+    let mut seen: HashMap<&str, u32> = HashMap::new();
+    let name = |device: &str, nth: u32| match nth {
+        1 => format!("{claim}-{device}"),
+        nth => format!("{claim}-{device}.{nth}"),
+    };
+    let mut names = Vec::with_capacity(prepared.devices.len());
+    for device in &prepared.devices {
+        let nth = seen.entry(device.device.as_str()).or_default();
+        *nth += 1;
+        names.push(name(device.device.as_str(), *nth));
+    }
+    names
+}
+
+fn spec_of(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) -> Spec {
+    let names = device_names(&record.id.uid, prepared);
+    let devices = prepared.devices.iter().zip(names).filter_map(|(device, name)| match &device.access {
+        DeviceAccess::Edits(edits) => Some(device_of(record, name, edits)),
+        DeviceAccess::CdiDevices(_) => None,
+    });
+    let mut spec = Spec {
+        kind: format!("{driver}/{CLASS}"),
+        devices: devices.collect(),
+        container_edits: ContainerEdits::from(&prepared.edits),
+        ..Spec::default()
+    };
+    spec.cdi_version = spec.required_version().as_str().to_owned();
+    spec
+}
+
+fn device_of(record: &ClaimRecord, name: String, edits: &Edits) -> Device {
+    let mut container_edits = ContainerEdits::from(edits);
+    if container_edits.is_empty() {
+        container_edits.env.push(filler(record));
+    }
+    Device { name, container_edits, ..Device::default() }
+}
+
+/// CDI libraries refuse a device without edits, so one that needs none says whose it is: a variable of the claim's own, with
+/// the same value for all its devices.
+fn filler(record: &ClaimRecord) -> String {
+    let upper = |b: u8| if b.is_ascii_alphanumeric() { b.to_ascii_uppercase() as char } else { '_' };
+    let uid: String = record.id.uid.as_str().bytes().map(upper).collect();
+    format!("NODEDOCK_CLAIM_{uid}={}", record.id)
+}
+
+fn identity_of(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) -> Identity {
+    let ours = prepared.devices.iter().filter_map(|device| match &device.access {
+        DeviceAccess::Edits(edits) => Some((device, edits.is_empty())),
+        DeviceAccess::CdiDevices(_) => None,
+    });
+    Identity::of(record, driver, ours)
+}
+
+fn bytes_of(identity: &Identity, spec: &Spec) -> Vec<u8> {
+    const PLAIN: &str = "a value with text keys is JSON";
+    let identity = serde_json::to_string(identity).expect(PLAIN);
+    let spec = serde_json::to_string(spec).expect(PLAIN);
+    let mut text = String::with_capacity(MARK.len() + identity.len() + spec.len() + 2);
+    text.push_str(MARK);
+    push_for_yaml(&mut text, &identity);
+    text.push('\n');
+    push_for_yaml(&mut text, &spec);
+    text.push('\n');
+    text.into_bytes()
+}
+
+/// What the files of one daemon begin with: the mark, and which daemon it is as the first entry of the identity.
+pub(super) fn mark_of(daemon: &str) -> String {
+    let mut mark = DAEMON_OPENING.to_owned();
+    push_for_yaml(&mut mark, &serde_json::Value::from(daemon).to_string());
+    mark.push(',');
+    mark
+}
+
+/// Escapes what JSON allows in a text and YAML does not: controls, and the line ends of YAML 1.1, with which a driver's text
+/// could leave the comment.
+fn push_for_yaml(text: &mut String, json: &str) {
+    let mut rest = json;
+    while let Some(at) = rest.find(is_special_in_yaml) {
+        let (plain, special) = rest.split_at(at);
+        text.push_str(plain);
+        let mut characters = special.chars();
+        for c in characters.by_ref().take(1) {
+            text.push_str(&format!("\\u{:04x}", u32::from(c)));
+        }
+        rest = characters.as_str();
+    }
+    text.push_str(rest);
+}
+
+fn is_special_in_yaml(c: char) -> bool {
+    matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+}
+
+impl From<&Edits> for ContainerEdits {
+    fn from(edits: &Edits) -> Self {
+        Self {
+            env: edits.env.iter().map(env_entry).collect(),
+            device_nodes: edits.device_nodes.iter().map(DeviceNode::from).collect(),
+            net_devices: edits.net_devices.iter().map(NetDevice::from).collect(),
+            hooks: edits.hooks.iter().map(Hook::from).collect(),
+            mounts: edits.mounts.iter().map(Mount::from).collect(),
+            intel_rdt: edits.intel_rdt.as_ref().map(IntelRdt::from),
+            additional_gids: edits.additional_gids.clone(),
+        }
+    }
+}
+
+fn env_entry((name, value): &(String, String)) -> String {
+    format!("{name}={value}")
+}
+
+impl From<&nodedock_model::DeviceNode> for DeviceNode {
+    fn from(node: &nodedock_model::DeviceNode) -> Self {
+        Self {
+            path: node.path.clone(),
+            // 0.5.0 brought it: left out where it says nothing.
+            host_path: node.host_path.clone().filter(|host_path| *host_path != node.path),
+            kind: node.kind.map(|kind| kind_letter(kind).to_owned()),
+            major: node.major.map(i64::from),
+            minor: node.minor.map(i64::from),
+            file_mode: node.file_mode,
+            permissions: Some(permissions(&node.permissions)),
+            uid: node.uid,
+            gid: node.gid,
+        }
+    }
+}
+
+/// To CDI an empty text means `rwm`; to us it means none of them.
+fn permissions(subset: &str) -> String {
+    if subset.is_empty() { "none".to_owned() } else { subset.to_owned() }
+}
+
+fn kind_letter(kind: NodeKind) -> &'static str {
+    match kind {
+        NodeKind::Character => "c",
+        NodeKind::Block => "b",
+        NodeKind::Fifo => "p",
+    }
+}
+
+impl From<&nodedock_model::NetDevice> for NetDevice {
+    fn from(device: &nodedock_model::NetDevice) -> Self {
+        Self { host_interface_name: device.host_interface.clone(), name: device.container_interface.clone() }
+    }
+}
+
+impl From<&nodedock_model::Hook> for Hook {
+    fn from(hook: &nodedock_model::Hook) -> Self {
+        Self {
+            hook_name: hook.stage.clone(),
+            path: hook.path.clone(),
+            args: hook.args.clone(),
+            env: hook.env.iter().map(env_entry).collect(),
+            timeout: hook.timeout_seconds.map(i64::from),
+        }
+    }
+}
+
+impl From<&nodedock_model::Mount> for Mount {
+    fn from(mount: &nodedock_model::Mount) -> Self {
+        Self {
+            host_path: mount.host_path.clone(),
+            container_path: mount.container_path.clone(),
+            fs_type: mount.fs_type.clone(),
+            options: mount.options.clone(),
+        }
+    }
+}
+
+impl From<&nodedock_model::IntelRdt> for IntelRdt {
+    fn from(rdt: &nodedock_model::IntelRdt) -> Self {
+        Self {
+            clos_id: rdt.clos_id.clone(),
+            schemata: (!rdt.schemata.is_empty()).then(|| rdt.schemata.clone()),
+            // False is what a runtime does anyway, and would need 1.1.0.
+            enable_monitoring: rdt.enable_monitoring.then_some(true),
+            ..Self::default()
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The rules by which CDI libraries refuse a spec (the Go module tags.cncf.io/container-device-interface 1.1 and the crate of
+//! the same name). A spec that passes here is not refused by them.
+
+use std::collections::HashSet;
+
+use super::spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec, Version};
+use nodedock_model::{is_cdi_device_name, is_cdi_vendor_or_class};
+
+/// Hooks that a runtime knows (OCI runtime specification).
+const HOOK_NAMES: [&str; 6] =
+    ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
+/// Bytes of a `closID`: a folder's name under resctrl, held in a page by the libraries.
+const CLOS_ID_BYTES_MAX: usize = 4095;
+/// Keys and values of a map of annotations together (Kubernetes' bound).
+const ANNOTATIONS_BYTES_MAX: usize = 256 << 10;
+
+/// Why a library would refuse the spec.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    #[error("the CDI version {0:?} is unknown")]
+    UnknownVersion(String),
+    #[error("the CDI version is {stated}, and the spec uses what came with {required}")]
+    VersionTooLow { stated: Version, required: Version },
+    #[error("{0} of intelRdt is gone since CDI 1.1.0")]
+    RemovedField(&'static str),
+    #[error(
+        "the kind {0:?} is not VENDOR/CLASS, each a letter, then letters, digits, '-', '_' or '.', and a letter or digit at its end"
+    )]
+    Kind(String),
+    #[error(
+        "the device name {0:?} is not letters, digits, '-', '_', '.' or ':' between a letter or digit at each end"
+    )]
+    DeviceName(String),
+    #[error("the device {0:?} is there twice")]
+    DuplicateDevice(String),
+    #[error("the spec has no devices")]
+    NoDevices,
+    #[error("the device {0:?} has no edits")]
+    NoEdits(String),
+    #[error("{place}: {rule}")]
+    Edits { place: String, rule: EditsError },
+}
+
+/// What is wrong with edits.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EditsError {
+    #[error("the environment entry {0:?} is not NAME=VALUE")]
+    Env(String),
+    #[error("a device node has no path")]
+    NodePath,
+    #[error("the device node {path:?} has the type {kind:?}, which is none of b, c, u, p")]
+    NodeKind { path: String, kind: String },
+    #[error("the device node {path:?} has the permissions {permissions:?}, which are no subset of rwm")]
+    Permissions { path: String, permissions: String },
+    #[error("a mount lacks its host path or its container path")]
+    MountPath,
+    #[error(
+        "the hook name {0:?} is none of prestart, createRuntime, createContainer, startContainer, poststart, poststop"
+    )]
+    HookName(String),
+    #[error("the hook {0:?} has no path")]
+    HookPath(String),
+    #[error("the closID {0:?} is no folder name")]
+    ClosId(String),
+    #[error("a network device lacks a name, or two have the same: {0:?}")]
+    NetDevice(String),
+    #[error(
+        "the annotations have a key that is no qualified name, or more than {ANNOTATIONS_BYTES_MAX} bytes"
+    )]
+    Annotations,
+}
+
+/// Refuses what a CDI library would refuse.
+pub fn validate(spec: &Spec) -> Result<(), SpecError> {
+    check_version(spec)?;
+    check_kind(&spec.kind)?;
+    check_annotations(&spec.annotations).map_err(|rule| at("the spec", rule))?;
+    check_edits(&spec.container_edits).map_err(|rule| at("the spec's edits", rule))?;
+    let mut names = HashSet::new();
+    for device in &spec.devices {
+        check_device(device)?;
+        if !names.insert(device.name.as_str()) {
+            return Err(SpecError::DuplicateDevice(device.name.clone()));
+        }
+    }
+    if names.is_empty() { Err(SpecError::NoDevices) } else { Ok(()) }
+}
+
+fn at(place: impl Into<String>, rule: EditsError) -> SpecError {
+    SpecError::Edits { place: place.into(), rule }
+}
+
+fn check_version(spec: &Spec) -> Result<(), SpecError> {
+    let stated = Version::parse(&spec.cdi_version)
+        .ok_or_else(|| SpecError::UnknownVersion(spec.cdi_version.clone()))?;
+    let required = spec.required_version();
+    if stated < required {
+        return Err(SpecError::VersionTooLow { stated, required });
+    }
+    let removed =
+        |edits: &ContainerEdits| edits.intel_rdt.as_ref().is_some_and(IntelRdt::has_fields_before_1_1);
+    if stated >= Version::V1_1_0 && spec.all_edits().any(removed) {
+        return Err(SpecError::RemovedField("enableCMT or enableMBM"));
+    }
+    Ok(())
+}
+
+fn check_kind(kind: &str) -> Result<(), SpecError> {
+    match kind.split_once('/') {
+        Some((vendor, class)) if is_cdi_vendor_or_class(vendor) && is_cdi_vendor_or_class(class) => Ok(()),
+        _ => Err(SpecError::Kind(kind.to_owned())),
+    }
+}
+
+/// Kubernetes' rule for annotations, which CDI took over.
+fn check_annotations(annotations: &std::collections::BTreeMap<String, String>) -> Result<(), EditsError> {
+    let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let keys_fit = annotations.keys().all(|key| is_qualified_name(&key.to_ascii_lowercase()));
+    if keys_fit && bytes <= ANNOTATIONS_BYTES_MAX { Ok(()) } else { Err(EditsError::Annotations) }
+}
+
+fn is_qualified_name(key: &str) -> bool {
+    let (domain, name) = match key.split_once('/') {
+        Some((domain, name)) => (Some(domain), name),
+        None => (None, key),
+    };
+    let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
+    name.len() <= 63
+        && edge(name.bytes().next())
+        && edge(name.bytes().last())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        && domain.is_none_or(nodedock_model::is_dns_subdomain)
+}
+
+fn check_device(device: &Device) -> Result<(), SpecError> {
+    if !is_cdi_device_name(&device.name) {
+        return Err(SpecError::DeviceName(device.name.clone()));
+    }
+    if device.container_edits.is_empty() {
+        return Err(SpecError::NoEdits(device.name.clone()));
+    }
+    check_annotations(&device.annotations)
+        .and_then(|()| check_edits(&device.container_edits))
+        .map_err(|rule| at(format!("the device {:?}", device.name), rule))
+}
+
+fn check_edits(edits: &ContainerEdits) -> Result<(), EditsError> {
+    edits.env.iter().try_for_each(|entry| check_env(entry))?;
+    edits.device_nodes.iter().try_for_each(check_node)?;
+    edits.hooks.iter().try_for_each(check_hook)?;
+    edits.mounts.iter().try_for_each(check_mount)?;
+    edits.intel_rdt.iter().try_for_each(check_rdt)?;
+    check_net_devices(&edits.net_devices)
+}
+
+fn check_env(entry: &str) -> Result<(), EditsError> {
+    match entry.split_once('=') {
+        Some((name, _)) if !name.is_empty() => Ok(()),
+        _ => Err(EditsError::Env(entry.to_owned())),
+    }
+}
+
+fn check_node(node: &DeviceNode) -> Result<(), EditsError> {
+    if node.path.is_empty() {
+        return Err(EditsError::NodePath);
+    }
+    if let Some(kind) = node.kind.as_deref().filter(|kind| !matches!(*kind, "" | "b" | "c" | "u" | "p")) {
+        return Err(EditsError::NodeKind { path: node.path.clone(), kind: kind.to_owned() });
+    }
+    let permissions = node.permissions.as_deref().unwrap_or_default();
+    if permissions != "none" && !permissions.bytes().all(|b| matches!(b, b'r' | b'w' | b'm')) {
+        let permissions = permissions.to_owned();
+        return Err(EditsError::Permissions { path: node.path.clone(), permissions });
+    }
+    Ok(())
+}
+
+fn check_hook(hook: &Hook) -> Result<(), EditsError> {
+    if !HOOK_NAMES.contains(&hook.hook_name.as_str()) {
+        return Err(EditsError::HookName(hook.hook_name.clone()));
+    }
+    if hook.path.is_empty() {
+        return Err(EditsError::HookPath(hook.hook_name.clone()));
+    }
+    hook.env.iter().try_for_each(|entry| check_env(entry))
+}
+
+fn check_mount(mount: &Mount) -> Result<(), EditsError> {
+    if mount.host_path.is_empty() || mount.container_path.is_empty() {
+        return Err(EditsError::MountPath);
+    }
+    Ok(())
+}
+
+fn check_rdt(rdt: &IntelRdt) -> Result<(), EditsError> {
+    let Some(id) = rdt.clos_id.as_deref() else { return Ok(()) };
+    if id.len() > CLOS_ID_BYTES_MAX || matches!(id, "." | "..") || id.contains(['/', '\n']) {
+        return Err(EditsError::ClosId(id.chars().take(64).collect()));
+    }
+    Ok(())
+}
+
+fn check_net_devices(devices: &[NetDevice]) -> Result<(), EditsError> {
+    let (mut on_node, mut in_container) = (HashSet::new(), HashSet::new());
+    for NetDevice { host_interface_name, name } in devices {
+        let given = !host_interface_name.is_empty() && !name.is_empty();
+        if !given || !on_node.insert(host_interface_name) || !in_container.insert(name) {
+            return Err(EditsError::NetDevice(host_interface_name.clone()));
+        }
+    }
+    Ok(())
+}

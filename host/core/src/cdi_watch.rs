@@ -1,0 +1,178 @@
+//! The CDI folder: which spec files were touched, by whomever. What it means is for the claim manager to say.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use notify::RecursiveMode;
+use notify::event::{EventKind, ModifyKind};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use nodedock_base::tasks::Tasks;
+use nodedock_base::watched::{self, Folder};
+use nodedock_model::limit;
+
+/// Names that are told in one event; with more, everything is to be looked through.
+const NAMES_MAX: usize = 4096;
+
+/// Something happened in the folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SpecEvent {
+    /// Files that came, went or changed.
+    Touched(BTreeSet<String>),
+    /// Anything may have changed.
+    Unsure,
+}
+
+/// Watches `folder` until the tasks stop. The first event is `Unsure`: the watch stands by then.
+pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<SpecEvent>) {
+    watched::follow(SpecFolder::new(folder), tasks, events).await;
+}
+
+struct SpecFolder {
+    folder: PathBuf,
+    touched: BTreeSet<String>,
+    unsure: bool,
+    looked: Instant,
+}
+
+impl SpecFolder {
+    fn new(folder: PathBuf) -> Self {
+        Self { folder, touched: BTreeSet::new(), unsure: false, looked: Instant::now() }
+    }
+
+    fn touch(&mut self, path: &Path) {
+        let name = path.file_name().and_then(|name| name.to_str());
+        self.touched.extend(name.filter(|name| is_spec(name)).map(str::to_owned));
+    }
+}
+
+/// Runtimes read no other files.
+fn is_spec(name: &str) -> bool {
+    (name.ends_with(".yaml") || name.ends_with(".json")) && !name.starts_with('.')
+}
+
+impl Folder for SpecFolder {
+    type Event = SpecEvent;
+
+    fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    fn depth(&self) -> RecursiveMode {
+        RecursiveMode::NonRecursive
+    }
+
+    fn note(&mut self, event: &notify::Event) {
+        let of_itself = event.paths.contains(&self.folder);
+        // Its own times change with each entry.
+        let moved = matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
+        self.unsure |= event.need_rescan() || (of_itself && moved);
+        for path in &event.paths {
+            if *path != self.folder {
+                self.touch(path);
+            }
+        }
+        self.unsure |= self.touched.len() > NAMES_MAX;
+    }
+
+    fn note_gap(&mut self) {
+        self.unsure = true;
+    }
+
+    fn look(&mut self) -> Vec<SpecEvent> {
+        self.looked = Instant::now();
+        let touched = std::mem::take(&mut self.touched);
+        if std::mem::take(&mut self.unsure) {
+            return vec![SpecEvent::Unsure];
+        }
+        if touched.is_empty() { Vec::new() } else { vec![SpecEvent::Touched(touched)] }
+    }
+
+    /// Of a folder that was moved away, and another put into its place, the watch says nothing.
+    fn next_look(&self) -> Option<Instant> {
+        Some(self.looked + limit::CDI_FOLDER_LOOK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Watching {
+        folder: tempfile::TempDir,
+        tasks: Tasks,
+        events: mpsc::Receiver<SpecEvent>,
+    }
+
+    impl Watching {
+        fn start() -> Self {
+            let (folder, tasks) = (tempfile::tempdir().unwrap(), Tasks::new());
+            std::fs::create_dir(folder.path().join("cdi")).unwrap();
+            let (sender, events) = mpsc::channel(16);
+            tasks.spawn("specs", watch(folder.path().join("cdi"), tasks.clone(), sender));
+            Self { folder, tasks, events }
+        }
+
+        fn path(&self) -> PathBuf {
+            self.folder.path().join("cdi")
+        }
+
+        async fn next(&mut self) -> SpecEvent {
+            self.events.recv().await.unwrap()
+        }
+
+        /// The names of events until all of them were told.
+        async fn told(&mut self, wanted: &[&str]) {
+            let mut told = BTreeSet::new();
+            while !wanted.iter().all(|name| told.contains(*name)) {
+                match self.next().await {
+                    SpecEvent::Touched(names) => told.extend(names),
+                    SpecEvent::Unsure => panic!("nothing is lost"),
+                }
+            }
+            let of_runtimes = ["a.yaml", "b.json", "c.yaml"];
+            assert!(told.iter().all(|name| of_runtimes.contains(&name.as_str())), "{told:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn files_that_are_touched_are_told_by_name_and_others_not() {
+        let mut watching = Watching::start();
+        assert_eq!(watching.next().await, SpecEvent::Unsure, "the watch is new");
+        let path = watching.path();
+        for name in [".x.yaml", ".x.tmp", "notes.txt", "a.yaml", "b.json"] {
+            std::fs::write(path.join(name), "x").unwrap();
+        }
+        watching.told(&["a.yaml", "b.json"]).await;
+        std::fs::rename(path.join("a.yaml"), path.join("c.yaml")).unwrap();
+        watching.told(&["a.yaml", "c.yaml"]).await;
+        std::fs::remove_file(path.join("b.json")).unwrap();
+        watching.told(&["b.json"]).await;
+        assert!(watching.tasks.drain(limit::DRAIN).await);
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_is_made_again_is_watched_again() {
+        let mut watching = Watching::start();
+        assert_eq!(watching.next().await, SpecEvent::Unsure);
+        let path = watching.path();
+        std::fs::remove_dir(&path).unwrap();
+        assert_eq!(watching.next().await, SpecEvent::Unsure, "it is gone");
+        std::fs::create_dir(&path).unwrap();
+        while watching.next().await != SpecEvent::Unsure {}
+        std::fs::write(path.join("a.yaml"), "x").unwrap();
+        while !matches!(watching.next().await, SpecEvent::Touched(names) if names.contains("a.yaml")) {
+            std::fs::write(path.join("a.yaml"), "x").unwrap();
+        }
+    }
+
+    #[test]
+    fn what_overflowed_is_looked_through() {
+        let mut folder = SpecFolder::new("/nowhere".into());
+        let overflow = notify::Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
+        folder.note(&overflow);
+        assert_eq!(folder.look(), [SpecEvent::Unsure]);
+        assert_eq!(folder.look(), []);
+    }
+}

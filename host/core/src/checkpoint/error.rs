@@ -1,0 +1,111 @@
+//! What goes wrong with a checkpoint, and whom to blame.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodedock_base::error::chain;
+use nodedock_model::{Problem, Uid};
+
+/// When a refused request makes sense again: the disk is tried about as often.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Why a checkpoint was not opened. The file is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("another daemon holds the checkpoint {}", .0.display())]
+    InUse(PathBuf),
+    #[error(
+        "the checkpoint {} has format {found}, and this release knows none above {known}: start the release that wrote it ({written_by}), or move the file away",
+        .path.display()
+    )]
+    Newer { path: PathBuf, found: u32, known: u32, written_by: String },
+    #[error(
+        "the checkpoint {} has format {found}, and this release reads none that old (it writes {known}): start a release between it and {written_by} first, or move the file away",
+        .path.display()
+    )]
+    Older { path: PathBuf, found: u32, known: u32, written_by: String },
+    #[error("{doing} the checkpoint {}", .path.display())]
+    Io { path: PathBuf, doing: &'static str, source: io::Error },
+    /// Damaged, and in the way: it could not be set aside.
+    #[error("set aside the checkpoint {} ({reason})", .path.display())]
+    SetAside { path: PathBuf, reason: String, source: io::Error },
+    #[error("write the checkpoint {}", .path.display())]
+    Storage { path: PathBuf, source: redb::Error },
+}
+
+/// Why changes are not known to be durable.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CommitError {
+    #[error("the checkpoint is closed")]
+    Closed,
+    #[error("encode the record {uid}")]
+    Encode { uid: Uid, source: Arc<serde_json::Error> },
+    #[error("{doing} the checkpoint")]
+    Storage { doing: &'static str, source: Arc<redb::Error> },
+    /// A defect of the storage engine or a file that was damaged while it was open.
+    #[error("the checkpoint's storage engine failed: {0}")]
+    Engine(String),
+}
+
+impl CommitError {
+    /// The words that `code` gives.
+    pub const CODES: [&'static str; 3] =
+        ["checkpoint-disk-full", "checkpoint-read-only", "checkpoint-unavailable"];
+
+    /// The disk or a quota is full.
+    pub fn is_full(&self) -> bool {
+        matches!(self.io_kind(), Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+    }
+
+    /// The file system, or the file, does not take writes.
+    pub fn is_read_only(&self) -> bool {
+        matches!(self.io_kind(), Some(io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied))
+    }
+
+    /// A stable word for it.
+    pub fn code(&self) -> &'static str {
+        let [full, read_only, other] = Self::CODES;
+        if self.is_full() {
+            full
+        } else if self.is_read_only() {
+            read_only
+        } else {
+            other
+        }
+    }
+
+    /// The same as a refusal of what had to be written.
+    pub fn problem(&self) -> Problem {
+        Problem::unavailable(self.code(), format!("nothing new is taken on: {}", chain(self)))
+            .retry_after(RETRY)
+    }
+
+    fn io_kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Self::Storage { source, .. } => match &**source {
+                redb::Error::Io(error) => Some(error.kind()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// Why a checkpoint could not be read without touching it.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("read the checkpoint {}", .path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("the checkpoint {} has {bytes} bytes, and at most {max} are read into memory", .path.display())]
+    TooLarge { path: PathBuf, bytes: u64, max: u64 },
+    #[error("the checkpoint {} has format {found}, and this release knows none above {known} (written by {written_by})", .path.display())]
+    Newer { path: PathBuf, found: u32, known: u32, written_by: String },
+    #[error("the checkpoint {} has format {found}, and this release reads none that old (written by {written_by})", .path.display())]
+    Older { path: PathBuf, found: u32, written_by: String },
+    #[error("the checkpoint {} is damaged or another program's: {reason}", .path.display())]
+    Damaged { path: PathBuf, reason: String },
+    #[error("the checkpoint {} changed while it was read, {attempts} times: ask the daemon that holds it", .path.display())]
+    Busy { path: PathBuf, attempts: u32 },
+}

@@ -1,0 +1,399 @@
+//! Tables, keys and values. The page is `docs/checkpoint-format.md`; what is written here and there is the same.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+
+use redb::{ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError, TableHandle};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
+use super::writer::Write;
+use super::{Change, CommitError, carry};
+use nodedock_base::clock;
+use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
+
+/// Version of the tables and of what their keys mean.
+pub const FORMAT_VERSION: u32 = 1;
+/// First byte of each value: version of its JSON.
+pub(super) const VALUE_VERSION: u8 = 1;
+
+pub(super) const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
+const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
+const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
+/// Made when it is first written: a release that does not know it lets it be.
+const RELEASED: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("released");
+const ALLOCATIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("allocations");
+/// The same.
+const VALUES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("values");
+pub(super) const UNREADABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("unreadable");
+
+const META_FORMAT: &str = "format";
+const META_WRITTEN_BY: &str = "written-by";
+const META_CREATED: &str = "created";
+pub(super) const META_PROBED: &str = "probed";
+
+/// A table of records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Table {
+    Claims,
+    Pods,
+    Released,
+    Allocations,
+    Values,
+}
+
+impl Table {
+    pub(super) const ALL: [Self; 5] =
+        [Self::Claims, Self::Pods, Self::Released, Self::Allocations, Self::Values];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Claims => "claims",
+            Self::Pods => "pods",
+            Self::Released => "released",
+            Self::Allocations => "allocations",
+            Self::Values => "values",
+        }
+    }
+
+    pub(super) fn definition(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
+        match self {
+            Self::Claims => CLAIMS,
+            Self::Pods => PODS,
+            Self::Released => RELEASED,
+            Self::Allocations => ALLOCATIONS,
+            Self::Values => VALUES,
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A record that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    pub table: Table,
+    /// As it stands in the file.
+    pub key: String,
+    pub reason: String,
+    /// Bytes of its value.
+    pub bytes: usize,
+}
+
+/// What a file says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Meta {
+    pub format: u32,
+    /// Program and release that wrote last.
+    pub written_by: String,
+    /// RFC 3339.
+    pub created: String,
+}
+
+/// All that a file holds.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    pub(super) meta: Meta,
+    pub(super) claims: Vec<ClaimRecord>,
+    pub(super) pods: Vec<PodRecord>,
+    pub(super) released: Vec<ReleaseRecord>,
+    pub(super) allocations: Vec<PodAllocation>,
+    pub(super) values: Vec<ClaimValues>,
+    pub(super) skipped: Vec<Skipped>,
+    /// Records that say more than this release reads.
+    pub(super) partly: HashSet<(Table, String)>,
+    /// Values that were moved to the table `unreadable`.
+    pub(super) unreadable: u64,
+}
+
+/// Keys whose values a write must not simply replace.
+#[derive(Debug, Default)]
+pub(super) struct Precious {
+    /// This release cannot read them: kept in the table `unreadable`.
+    pub(super) unreadable: HashSet<(Table, String)>,
+    /// It reads a part of them: the rest is carried over.
+    pub(super) partly: HashSet<(Table, String)>,
+}
+
+impl Contents {
+    pub(super) fn precious(&self) -> Precious {
+        let unreadable = self.skipped.iter().map(|skipped| (skipped.table, skipped.key.clone())).collect();
+        Precious { unreadable, partly: self.partly.clone() }
+    }
+}
+
+/// Why a file's contents are not ours to read.
+#[derive(Debug)]
+pub(super) enum LoadError {
+    Newer {
+        found: u32,
+        written_by: String,
+    },
+    /// Of a format that no step leads away from.
+    Older {
+        found: u32,
+        written_by: String,
+    },
+    Foreign(String),
+    Storage(redb::Error),
+}
+
+impl<E: Into<redb::Error>> From<E> for LoadError {
+    fn from(error: E) -> Self {
+        Self::Storage(error.into())
+    }
+}
+
+/// This program and release, for `written-by`.
+pub(super) fn writer_name() -> &'static str {
+    concat!("nodedock ", env!("CARGO_PKG_VERSION"))
+}
+
+/// Serialises a change; done by the caller, so that the writer thread only moves bytes.
+pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
+    match change {
+        Change::PutClaim(record) => put(Table::Claims, &record.id.uid, &*record),
+        Change::PutPod(record) => put(Table::Pods, &record.pod.uid, &record),
+        Change::DeleteClaim(uid) => Ok(Write { table: Table::Claims, key: uid, value: None }),
+        Change::DeletePod(uid) => Ok(Write { table: Table::Pods, key: uid, value: None }),
+        Change::PutReleased(record) => put(Table::Released, &record.id.uid, &record),
+        Change::DeleteReleased(uid) => Ok(Write { table: Table::Released, key: uid, value: None }),
+        Change::PutAllocation(record) => put(Table::Allocations, record.uid(), &*record),
+        Change::DeleteAllocation(uid) => Ok(Write { table: Table::Allocations, key: uid, value: None }),
+        Change::PutValues(record) => put(Table::Values, &record.id.uid, &*record),
+        Change::DeleteValues(uid) => Ok(Write { table: Table::Values, key: uid, value: None }),
+    }
+}
+
+fn put(table: Table, uid: &Uid, record: &impl Serialize) -> Result<Write, CommitError> {
+    let value = value_of(record)
+        .map_err(|source| CommitError::Encode { uid: uid.clone(), source: Arc::new(source) })?;
+    Ok(Write { table, key: uid.clone(), value: Some(value) })
+}
+
+pub(super) fn value_of(record: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+    let mut value = Vec::with_capacity(1024);
+    value.push(VALUE_VERSION);
+    serde_json::to_writer(&mut value, record)?;
+    Ok(value)
+}
+
+/// Reads a value, or says in words why not. One with a field whose name is no text is not JSON, although a reader that skips the field does
+/// not notice: the field may be one of ours, damaged.
+pub(super) fn decode<R: DeserializeOwned>(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<R, String> {
+    let read = match value.split_first() {
+        Some((&VALUE_VERSION, json)) => {
+            serde_json::from_str(std::str::from_utf8(json).map_err(|error| error.to_string())?)
+        }
+        _ => serde_json::from_value(json_of(value, steps)?),
+    };
+    read.map_err(|error| error.to_string())
+}
+
+/// A value's JSON in this release's version.
+fn json_of(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<Value, String> {
+    let (version, json) = value.split_first().ok_or("the record is empty")?;
+    let path = upgrade::path(steps, *version, VALUE_VERSION).filter(|_| *version <= VALUE_VERSION);
+    let path = path
+        .ok_or_else(|| format!("the record has version {version}, and this release knows {VALUE_VERSION}"))?;
+    let json = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    path.into_iter().try_fold(json, |json, step| step(json))
+}
+
+/// Whether a value has fields that its record does not keep.
+fn says_more(value: &[u8], record: &impl Serialize, steps: &[(u8, RecordStep)]) -> bool {
+    let says_more = || -> Option<bool> {
+        if value_of(record).ok()? == value {
+            return Some(false);
+        }
+        Some(carry::says_more(&json_of(value, steps).ok()?, &serde_json::to_value(record).ok()?))
+    };
+    says_more().unwrap_or(false)
+}
+
+/// A new value with the fields of the one before that this release does not know.
+pub(super) fn carry_over(table: Table, before: &[u8], new: &[u8]) -> Result<Vec<u8>, String> {
+    let words = |error: serde_json::Error| error.to_string();
+    let stored = json_of(before, UPGRADES.records)?;
+    let known = match table {
+        Table::Claims => as_known::<ClaimRecord>(&stored),
+        Table::Pods => as_known::<PodRecord>(&stored),
+        Table::Released => as_known::<ReleaseRecord>(&stored),
+        Table::Allocations => as_known::<PodAllocation>(&stored),
+        Table::Values => as_known::<ClaimValues>(&stored),
+    };
+    let mut new = json_of(new, &[])?;
+    carry::carry_over(&stored, &known.map_err(words)?, &mut new);
+    value_of(&new).map_err(words)
+}
+
+/// A record as this release writes what it reads of it.
+fn as_known<R: DeserializeOwned + Serialize>(stored: &Value) -> serde_json::Result<Value> {
+    serde_json::to_value(R::deserialize(stored)?)
+}
+
+/// A record that knows its own key.
+trait Keyed {
+    fn key(&self) -> &Uid;
+}
+
+impl Keyed for ClaimRecord {
+    fn key(&self) -> &Uid {
+        &self.id.uid
+    }
+}
+
+impl Keyed for PodRecord {
+    fn key(&self) -> &Uid {
+        &self.pod.uid
+    }
+}
+
+impl Keyed for ReleaseRecord {
+    fn key(&self) -> &Uid {
+        &self.id.uid
+    }
+}
+
+impl Keyed for ClaimValues {
+    fn key(&self) -> &Uid {
+        &self.id.uid
+    }
+}
+
+impl Keyed for PodAllocation {
+    fn key(&self) -> &Uid {
+        self.uid()
+    }
+}
+
+fn decode_under<R: DeserializeOwned + Keyed>(
+    key: &str,
+    value: &[u8],
+    steps: &[(u8, RecordStep)],
+) -> Result<R, String> {
+    let record: R = decode(value, steps)?;
+    if record.key().as_str() == key {
+        return Ok(record);
+    }
+    Err(format!("the record calls itself {}", record.key()))
+}
+
+/// Reads everything. None: the file is new, without a table.
+pub(super) fn load(
+    database: &impl ReadableDatabase,
+    steps: &[(u8, RecordStep)],
+) -> Result<Option<Contents>, LoadError> {
+    let Some(meta) = load_meta(database)? else { return Ok(None) };
+    let read = database.begin_read()?;
+    let mut contents = Contents { meta, ..Contents::default() };
+    contents.claims = load_table(&read, Table::Claims, steps, &mut contents)?;
+    contents.pods = load_table(&read, Table::Pods, steps, &mut contents)?;
+    contents.released = load_table(&read, Table::Released, steps, &mut contents)?;
+    contents.allocations = load_table(&read, Table::Allocations, steps, &mut contents)?;
+    contents.values = load_table(&read, Table::Values, steps, &mut contents)?;
+    contents.unreadable = count(&read)?;
+    Ok(Some(contents))
+}
+
+/// What a file says of itself. None: it is new, without a table.
+pub(super) fn load_meta(database: &impl ReadableDatabase) -> Result<Option<Meta>, LoadError> {
+    let read = database.begin_read()?;
+    let names: Vec<String> = read.list_tables()?.map(|table| table.name().to_owned()).collect();
+    if names.is_empty() {
+        return Ok(None);
+    }
+    if !names.iter().any(|name| name == META.name()) {
+        return Err(LoadError::Foreign(format!("it has the tables {} and no table meta", names.join(", "))));
+    }
+    let table = read.open_table(META)?;
+    let text = |key| -> Result<String, LoadError> {
+        Ok(table.get(key)?.map(|value| value.value().to_owned()).unwrap_or_default())
+    };
+    let (written_by, created, format) = (text(META_WRITTEN_BY)?, text(META_CREATED)?, text(META_FORMAT)?);
+    let Ok(format) = format.parse::<u32>() else {
+        return Err(LoadError::Foreign(format!("its format version is {format:?}")));
+    };
+    if format > FORMAT_VERSION {
+        return Err(LoadError::Newer { found: format, written_by });
+    }
+    Ok(Some(Meta { format, written_by, created }))
+}
+
+fn load_table<R: DeserializeOwned + Serialize + Keyed>(
+    read: &ReadTransaction,
+    table: Table,
+    steps: &[(u8, RecordStep)],
+    contents: &mut Contents,
+) -> Result<Vec<R>, LoadError> {
+    let open = match read.open_table(table.definition()) {
+        Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+        open => open?,
+    };
+    let mut records = Vec::new();
+    for entry in open.iter()? {
+        let (key, value) = entry?;
+        let (key, value) = (key.value(), value.value());
+        match decode_under(key, value, steps) {
+            Ok(record) => {
+                if says_more(value, &record, steps) {
+                    contents.partly.insert((table, key.to_owned()));
+                }
+                records.push(record);
+            }
+            Err(reason) => {
+                let bytes = value.len();
+                contents.skipped.push(Skipped { table, key: key.to_owned(), reason, bytes });
+            }
+        }
+    }
+    Ok(records)
+}
+
+fn count(read: &ReadTransaction) -> Result<u64, LoadError> {
+    use redb::ReadableTableMetadata;
+    match read.open_table(UNREADABLE) {
+        Err(TableError::TableDoesNotExist(_)) => Ok(0),
+        open => Ok(open?.len()?),
+    }
+}
+
+/// Makes the tables of a new file, or brings those of an older one to this release's format. Durable when it returns.
+pub(super) fn sign(
+    database: &redb::Database,
+    found: Option<&Meta>,
+    upgrades: &Upgrades,
+) -> Result<(), LoadError> {
+    if found.is_some_and(|meta| meta.written_by == writer_name() && meta.format == FORMAT_VERSION) {
+        return Ok(());
+    }
+    let format = found.map_or(FORMAT_VERSION, |meta| meta.format);
+    let Some(path) = upgrade::path(upgrades.formats, format, FORMAT_VERSION) else {
+        let written_by = found.map(|meta| meta.written_by.clone()).unwrap_or_default();
+        return Err(LoadError::Older { found: format, written_by });
+    };
+    let write = database.begin_write()?;
+    for step in path {
+        step(&write)?;
+    }
+    {
+        let mut meta = write.open_table(META)?;
+        meta.insert(META_FORMAT, FORMAT_VERSION.to_string().as_str())?;
+        meta.insert(META_WRITTEN_BY, writer_name())?;
+        if found.is_none() {
+            meta.insert(META_CREATED, clock::rfc3339(clock::now_ms()).as_str())?;
+        }
+        write.open_table(CLAIMS)?;
+        write.open_table(PODS)?;
+    }
+    write.commit()?;
+    Ok(())
+}

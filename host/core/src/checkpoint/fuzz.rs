@@ -1,0 +1,86 @@
+//! For the fuzz targets: records through the format, without a file.
+
+use std::fmt::Debug;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::format::{self, Table, VALUE_VERSION};
+use super::upgrade::UPGRADES;
+use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
+
+/// A record that a file gives back as it was put there.
+pub fn check_kept<R: Serialize + DeserializeOwned + PartialEq + Debug>(record: &R) {
+    let value = format::value_of(record).expect("a record of ours can be written");
+    let read: R = format::decode(&value, UPGRADES.records).expect("what was written can be read");
+    assert!(read == *record, "another record came back: {read:#?} instead of {record:#?}");
+}
+
+/// A value of a file: what is read of it is kept when it is written again, and so is what is not known of it. Whether it could be read.
+///
+/// The first byte names the table by its first letter; JSON follows, or after a capital letter a whole value with its version.
+pub fn record(data: &[u8]) -> bool {
+    let Some((letter, rest)) = data.split_first() else { return false };
+    let value =
+        if letter.is_ascii_uppercase() { rest.to_owned() } else { [&[VALUE_VERSION][..], rest].concat() };
+    match named(letter.to_ascii_lowercase()) {
+        None => false,
+        Some(Table::Claims) => read::<ClaimRecord>(Table::Claims, &value),
+        Some(Table::Pods) => read::<PodRecord>(Table::Pods, &value),
+        Some(Table::Released) => read::<ReleaseRecord>(Table::Released, &value),
+        Some(Table::Allocations) => read::<PodAllocation>(Table::Allocations, &value),
+        Some(Table::Values) => read::<ClaimValues>(Table::Values, &value),
+    }
+}
+
+fn named(letter: u8) -> Option<Table> {
+    Table::ALL.into_iter().find(|table| letter_of(*table) == letter)
+}
+
+fn letter_of(table: Table) -> u8 {
+    table.as_str().as_bytes()[0]
+}
+
+/// The tables, each with the letter that names it.
+pub fn letters() -> Vec<(&'static str, u8)> {
+    Table::ALL.into_iter().map(|table| (table.as_str(), letter_of(table))).collect()
+}
+
+fn read<R: Serialize + DeserializeOwned + Debug>(table: Table, value: &[u8]) -> bool {
+    let decode = |value: &[u8]| format::decode::<R>(value, UPGRADES.records);
+    let Ok(record) = decode(value) else { return false };
+    let written = format::value_of(&record).expect("what was read can be written");
+    let again = decode(&written).expect("what was written can be read");
+    check_same("written and read again", &json(&record), &json(&again));
+    let carried = format::carry_over(table, value, &written).expect("what was read has something to carry");
+    let kept = decode(&carried).expect("what was carried over can be read");
+    check_same("with what was carried over", &json(&record), &json(&kept));
+    true
+}
+
+fn json(record: &impl Serialize) -> Value {
+    serde_json::to_value(record).expect("a record is JSON")
+}
+
+fn check_same(when: &str, one: &Value, other: &Value) {
+    assert!(same(one, other), "the record is another, {when}: {other} instead of {one}");
+}
+
+/// Equal but for the last digits of numbers with a fraction, which JSON's readers need not keep, and which no field of ours is.
+pub fn same(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))
+        }
+        (Value::Object(one), Value::Object(other)) => {
+            one.len() == other.len()
+                && one.iter().all(|(key, one)| other.get(key).is_some_and(|other| same(one, other)))
+        }
+        (Value::Number(one), Value::Number(other)) if one.is_f64() && other.is_f64() => {
+            let (one, other) = (one.as_f64().unwrap_or_default(), other.as_f64().unwrap_or_default());
+            (one - other).abs() <= one.abs() * 1e-12
+        }
+        _ => one == other,
+    }
+}

@@ -1,0 +1,232 @@
+//! Looks at a checkpoint without touching it, for `checkpoint dump` and `checkpoint verify`: reads the bytes into memory and
+//! opens those. Works beside a running daemon: each commit leaves the pages of the one before it in place, so that a copy is
+//! whole if its checksums agree; if not, it is taken again.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+use std::io::Read;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::format::{self, Contents, FORMAT_VERSION, LoadError, Meta, Skipped};
+use super::upgrade::UPGRADES;
+use super::{ReadError, file, writer};
+use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
+
+/// Copies of a file that changes meanwhile; each takes a few milliseconds.
+const ATTEMPTS: u32 = 8;
+/// Bytes that are read into memory: room for more than 100,000 claims.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// What a checkpoint holds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Dump {
+    pub meta: Meta,
+    /// By UID, ascending.
+    pub claims: Vec<ClaimRecord>,
+    pub pods: Vec<PodRecord>,
+    /// Claims that were given up by hand.
+    pub released: Vec<ReleaseRecord>,
+    pub allocations: Vec<PodAllocation>,
+    /// What drivers changed below `/sys` for claims.
+    pub values: Vec<ClaimValues>,
+    pub skipped: Vec<Skipped>,
+    /// Values that were unreadable and then written anew.
+    pub unreadable: u64,
+}
+
+/// Whether a file's pages are what was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Integrity {
+    /// Closed properly, and every checksum agrees.
+    Clean,
+    /// Open in a daemon or left by a crash; every checksum agrees, and the next opening brings the rest in order.
+    NotClosed,
+    /// What could be read is less than what was written.
+    Damaged(String),
+}
+
+/// What `checkpoint verify` says.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    pub integrity: Integrity,
+    pub meta: Meta,
+    pub bytes: u64,
+    pub claims: usize,
+    pub pods: usize,
+    /// Claims that were given up by hand.
+    pub released: usize,
+    /// Pods with devices of extended resources.
+    pub allocations: usize,
+    /// Claims for which drivers changed values below `/sys`.
+    pub values: usize,
+    pub skipped: Vec<Skipped>,
+    pub unreadable: u64,
+    /// What does not agree between the records, one sentence each.
+    pub findings: Vec<String>,
+}
+
+impl Report {
+    /// Whether there is nothing to say against the file.
+    pub fn is_good(&self) -> bool {
+        !matches!(self.integrity, Integrity::Damaged(_))
+            && self.skipped.is_empty()
+            && self.findings.is_empty()
+    }
+}
+
+/// Reads a checkpoint; the file is not changed, and a daemon may have it open.
+pub fn read(path: &Path) -> Result<Dump, ReadError> {
+    let Copy { contents, .. } = copy(path)?;
+    let Contents { meta, claims, pods, released, allocations, values, skipped, unreadable, .. } = contents;
+    Ok(Dump { meta, claims, pods, released, allocations, values, skipped, unreadable })
+}
+
+/// Checks a checkpoint; the file is not changed, and a daemon may have it open.
+pub fn verify(path: &Path) -> Result<Report, ReadError> {
+    let Copy { integrity, contents, bytes } = copy(path)?;
+    let mut findings = disagreements(&contents.claims, &contents.pods);
+    findings.extend(given_twice(&contents.allocations));
+    findings.extend(without_claim(&contents.claims, &contents.values));
+    let Contents { meta, claims, pods, released, allocations, values, skipped, unreadable, .. } = contents;
+    Ok(Report {
+        integrity,
+        meta,
+        bytes,
+        claims: claims.len(),
+        pods: pods.len(),
+        released: released.len(),
+        allocations: allocations.len(),
+        values: values.len(),
+        skipped,
+        unreadable,
+        findings,
+    })
+}
+
+struct Copy {
+    integrity: Integrity,
+    contents: Contents,
+    bytes: u64,
+}
+
+fn copy(path: &Path) -> Result<Copy, ReadError> {
+    let (hasher, mut reason) = (RandomState::new(), String::new());
+    for _ in 0..ATTEMPTS {
+        let bytes = bytes_of(path)?;
+        let (length, before) = (bytes.len() as u64, hasher.hash_one(&bytes));
+        match open_copy(bytes) {
+            Ok((integrity, contents)) => return Ok(Copy { integrity, contents, bytes: length }),
+            Err(LoadError::Newer { found, written_by }) => {
+                let path = path.to_owned();
+                return Err(ReadError::Newer { path, found, known: FORMAT_VERSION, written_by });
+            }
+            Err(LoadError::Older { found, written_by }) => {
+                return Err(ReadError::Older { path: path.to_owned(), found, written_by });
+            }
+            Err(LoadError::Foreign(why)) => reason = why,
+            Err(LoadError::Storage(error)) => reason = error.to_string(),
+        }
+        // Unchanged bytes do not become better by a second look.
+        if hasher.hash_one(bytes_of(path)?) == before {
+            return Err(ReadError::Damaged { path: path.to_owned(), reason });
+        }
+    }
+    tracing::debug!(%reason, "no copy of the checkpoint was whole");
+    Err(ReadError::Busy { path: path.to_owned(), attempts: ATTEMPTS })
+}
+
+fn bytes_of(path: &Path) -> Result<Vec<u8>, ReadError> {
+    let io = |source| ReadError::Io { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(io)?;
+    let length = file.metadata().map_err(io)?.len();
+    if length > FILE_BYTES_MAX {
+        let path = path.to_owned();
+        return Err(ReadError::TooLarge { path, bytes: length, max: FILE_BYTES_MAX });
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
+    file.take(length).read_to_end(&mut bytes).map_err(io)?;
+    Ok(bytes)
+}
+
+fn open_copy(bytes: Vec<u8>) -> Result<(Integrity, Contents), LoadError> {
+    if bytes.is_empty() {
+        return Err(LoadError::Foreign("it is empty".to_owned()));
+    }
+    let closed = was_closed(&bytes);
+    catch_unwind(AssertUnwindSafe(|| {
+        let mut database = file::open_bytes(bytes)?;
+        let integrity = match database.check_integrity()? {
+            true if closed => Integrity::Clean,
+            true => Integrity::NotClosed,
+            false => Integrity::Damaged("the pages in use are not those that were recorded".to_owned()),
+        };
+        let nothing = || LoadError::Foreign("it has no tables".to_owned());
+        let meta = format::load_meta(&database)?.ok_or_else(nothing)?;
+        // An older file is brought up to date in memory, and told as it is.
+        format::sign(&database, Some(&meta), &UPGRADES)?;
+        let contents = format::load(&database, UPGRADES.records)?.ok_or_else(nothing)?;
+        Ok((integrity, Contents { meta, ..contents }))
+    }))
+    .unwrap_or_else(|panic| Err(LoadError::Foreign(writer::panic_text(&*panic))))
+}
+
+/// Whether redb's header says that the file was closed properly: byte 9, bit 1 is "recovery required" (redb, docs/design.md).
+fn was_closed(bytes: &[u8]) -> bool {
+    bytes.get(9).is_some_and(|flags| flags & 2 == 0)
+}
+
+/// What the records say of each other and should not.
+fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
+    let claim_uids: HashSet<_> = claims.iter().map(|claim| &claim.id.uid).collect();
+    let pod_uids: HashSet<_> = pods.iter().map(|pod| &pod.pod.uid).collect();
+    let mut findings = Vec::new();
+    for pod in pods {
+        for claim in pod.claims.values().filter(|claim| !claim_uids.contains(&claim.uid)) {
+            findings.push(format!(
+                "pod {} ({}) holds the claim {claim} ({}), which has no record",
+                pod.pod, pod.pod.uid, claim.uid
+            ));
+        }
+    }
+    for claim in claims {
+        for (uid, pod) in claim.pods.iter().filter(|(uid, _)| !pod_uids.contains(uid)) {
+            findings.push(format!(
+                "claim {} ({}) is held by the pod {pod} ({uid}), which has no record",
+                claim.id, claim.id.uid
+            ));
+        }
+    }
+    findings
+}
+
+/// Values that are kept for claims that have no record.
+fn without_claim(claims: &[ClaimRecord], values: &[ClaimValues]) -> Vec<String> {
+    let known: HashSet<_> = claims.iter().map(|claim| &claim.id.uid).collect();
+    let lost = values.iter().map(|kept| &kept.id).filter(|id| !known.contains(&id.uid));
+    lost.map(|id| format!("values below /sys are kept for the claim {id} ({}), which has no record", id.uid))
+        .collect()
+}
+
+/// Devices of an extended resource that more than one pod has.
+fn given_twice(allocations: &[PodAllocation]) -> Vec<String> {
+    let mut owners = HashMap::new();
+    let mut findings = Vec::new();
+    for allocation in allocations {
+        for entry in &allocation.entries {
+            for device in entry.devices.keys() {
+                let other = *owners.entry((&entry.resource, device)).or_insert(&allocation.pod);
+                if other.uid != allocation.pod.uid {
+                    findings.push(format!(
+                        "the device {device:?} of {} is given to the pod {other} ({}) and to the pod {} ({})",
+                        entry.resource, other.uid, allocation.pod, allocation.pod.uid
+                    ));
+                }
+            }
+        }
+    }
+    findings
+}

@@ -1,0 +1,205 @@
+//! What the writer tells of itself: counters, and whether the last commit succeeded.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::CommitError;
+use nodedock_base::metrics::{Histogram, HistogramView};
+use nodedock_base::{clock, error};
+use nodedock_model::limit;
+
+/// Whether the checkpoint takes writes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Why the last commit failed; none: it succeeded.
+    pub degraded: Option<String>,
+    /// When the first of the failed commits was, in milliseconds since the Unix epoch.
+    pub since_ms: u64,
+}
+
+/// Counters since the checkpoint was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Durable commits: one sync each.
+    pub commits: u64,
+    pub failed_commits: u64,
+    /// Requests that the durable commits answered.
+    pub requests: u64,
+    /// Records put or deleted.
+    pub changes: u64,
+    /// Bytes of the values that were put.
+    pub value_bytes: u64,
+    /// Changes of the largest commit.
+    pub changes_max: u64,
+    /// Time in durable commits, and in the longest and the last of them.
+    pub commit_time: Duration,
+    pub commit_time_max: Duration,
+    pub commit_time_last: Duration,
+}
+
+/// How the durable commits were.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Distributions {
+    /// Records put or deleted by one commit.
+    pub changes: HistogramView,
+    /// Seconds that one commit took, nearly all of them in its sync.
+    pub seconds: HistogramView,
+}
+
+/// Bounds of a commit's changes, and of its seconds: a good disk syncs within a millisecond, a bad one is told of after five seconds.
+const CHANGES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+const SECONDS: &[f64] =
+    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+pub(super) struct Status {
+    now: Mutex<Now>,
+    sizes: Histogram,
+    times: Histogram,
+    /// Wakes the keeper.
+    news: Notify,
+    takes_writes: watch::Sender<bool>,
+    commits: AtomicU64,
+    failed_commits: AtomicU64,
+    requests: AtomicU64,
+    changes: AtomicU64,
+    value_bytes: AtomicU64,
+    changes_max: AtomicU64,
+    nanos: AtomicU64,
+    nanos_max: AtomicU64,
+    nanos_last: AtomicU64,
+}
+
+/// What the writer is at.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Now {
+    /// Why the last commit failed, and when the first of the failed ones was.
+    pub(super) failure: Option<(CommitError, u64)>,
+    /// When the commit under way began.
+    pub(super) under_way: Option<Instant>,
+    /// The keeper wants to know when one begins.
+    wants_beginning: bool,
+}
+
+/// Size of a commit.
+pub(super) struct Size {
+    pub(super) requests: u64,
+    pub(super) changes: u64,
+    pub(super) value_bytes: u64,
+}
+
+impl Default for Status {
+    fn default() -> Self {
+        Self {
+            now: Mutex::default(),
+            sizes: Histogram::new(CHANGES),
+            times: Histogram::new(SECONDS),
+            news: Notify::new(),
+            takes_writes: watch::Sender::new(true),
+            commits: AtomicU64::new(0),
+            failed_commits: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+            value_bytes: AtomicU64::new(0),
+            changes_max: AtomicU64::new(0),
+            nanos: AtomicU64::new(0),
+            nanos_max: AtomicU64::new(0),
+            nanos_last: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Status {
+    pub(super) fn health(&self) -> Health {
+        self.now().failure.as_ref().map_or_else(Health::default, |(failure, since_ms)| Health {
+            degraded: Some(error::chain(failure)),
+            since_ms: *since_ms,
+        })
+    }
+
+    pub(super) fn takes_writes(&self) -> watch::Receiver<bool> {
+        self.takes_writes.subscribe()
+    }
+
+    /// What the writer is at, for the keeper, who is woken by `news` when it is another.
+    pub(super) fn look(&self) -> Now {
+        let mut now = self.now();
+        now.wants_beginning = now.under_way.is_none();
+        now.clone()
+    }
+
+    pub(super) async fn news(&self) {
+        self.news.notified().await;
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A commit begins. The keeper is woken by the first only: it looks again when that one would be slow.
+    pub(super) fn begin(&self) {
+        let mut now = self.now();
+        now.under_way = Some(Instant::now());
+        if std::mem::take(&mut now.wants_beginning) {
+            self.news.notify_one();
+        }
+    }
+
+    /// The commit under way ended.
+    fn end(&self, failure: Option<&CommitError>) {
+        let mut now = self.now();
+        let was_slow = now.under_way.take().is_some_and(|began| began.elapsed() >= limit::CHECKPOINT_SLOW);
+        let failed_before = now.failure.take();
+        if let Some(failure) = failure {
+            let since_ms = failed_before.as_ref().map_or_else(clock::now_ms, |(_, since_ms)| *since_ms);
+            now.failure = Some((failure.clone(), since_ms));
+        }
+        drop(now);
+        if was_slow || failure.is_some() || failed_before.is_some() {
+            self.news.notify_one();
+        }
+        let takes = failure.is_none();
+        self.takes_writes.send_if_modified(|took| std::mem::replace(took, takes) != takes);
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        Stats {
+            commits: self.commits.load(Relaxed),
+            failed_commits: self.failed_commits.load(Relaxed),
+            requests: self.requests.load(Relaxed),
+            changes: self.changes.load(Relaxed),
+            value_bytes: self.value_bytes.load(Relaxed),
+            changes_max: self.changes_max.load(Relaxed),
+            commit_time: Duration::from_nanos(self.nanos.load(Relaxed)),
+            commit_time_max: Duration::from_nanos(self.nanos_max.load(Relaxed)),
+            commit_time_last: Duration::from_nanos(self.nanos_last.load(Relaxed)),
+        }
+    }
+
+    pub(super) fn distributions(&self) -> Distributions {
+        Distributions { changes: self.sizes.view(), seconds: self.times.view() }
+    }
+
+    pub(super) fn succeeded(&self, size: &Size, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.commits.fetch_add(1, Relaxed);
+        self.requests.fetch_add(size.requests, Relaxed);
+        self.changes.fetch_add(size.changes, Relaxed);
+        self.value_bytes.fetch_add(size.value_bytes, Relaxed);
+        self.changes_max.fetch_max(size.changes, Relaxed);
+        self.nanos.fetch_add(nanos, Relaxed);
+        self.nanos_max.fetch_max(nanos, Relaxed);
+        self.nanos_last.store(nanos, Relaxed);
+        self.sizes.observe(size.changes as f64);
+        self.times.observe_time(took);
+        self.end(None);
+    }
+
+    pub(super) fn failed(&self, failure: &CommitError) {
+        self.failed_commits.fetch_add(1, Relaxed);
+        self.end(Some(failure));
+    }
+}

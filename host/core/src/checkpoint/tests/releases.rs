@@ -1,0 +1,271 @@
+//! Files of other releases: what is older is brought up to date, and what is newer is not lost.
+
+use redb::{ReadableDatabase, ReadableTable};
+use serde_json::{Value, json};
+
+use super::*;
+use nodedock_model::{Hold, PreparedClaim, PreparedDevice};
+
+const CLAIMS: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("claims");
+/// The name of the claims' table in a made-up format 0.
+const CLAIMS_OF_FORMAT_0: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("allocations");
+
+/// A claim with something in every object that is stored.
+fn full_claim() -> ClaimRecord {
+    let mut record = claim(1, "prepare");
+    let device: nodedock_model::AllocatedDevice = serde_json::from_value(
+        json!({"request": "gpu", "driver": "gpu.example.com", "pool": "gpus", "device": "gpu-0"}),
+    )
+    .unwrap();
+    let access = json!({"edits": {"device_nodes": [{"path": "/dev/gpu0", "permissions": "rw"}]}});
+    let prepared = PreparedDevice {
+        requests: vec!["gpu".to_owned()],
+        pool: device.pool.clone(),
+        device: device.device.clone(),
+        share_id: None,
+        access: serde_json::from_value(access).unwrap(),
+        status: None,
+    };
+    let part = record.drivers.values_mut().next().unwrap();
+    part.prepared = Some(PreparedClaim { devices: vec![prepared], ..PreparedClaim::default() });
+    record.allocation.devices.push(device);
+    record.holds.push(Hold { key: "gpu.example.com/gpus/gpu-0".to_owned(), shared: false, driver: None });
+    record
+}
+
+fn full_pod() -> PodRecord {
+    let claims = serde_json::from_value(json!([{"pod_claim_name": "gpu"}])).unwrap();
+    PodRecord {
+        containers: vec![PodContainer { name: "main".to_owned(), claims, ..PodContainer::default() }],
+        ..pod(1)
+    }
+}
+
+/// Objects whose names are no fields: of drivers, pods and claims, and of a variant.
+const NOT_FIELDS: [&str; 4] = ["drivers", "pods", "claims", "access"];
+
+/// Adds a field that no release knows to every object.
+fn from_the_future(name: &str, value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.iter_mut().for_each(|(name, value)| from_the_future(name, value));
+            if !NOT_FIELDS.contains(&name) {
+                fields.insert("future".to_owned(), json!({"of": name, "retry": [1, 2]}));
+            }
+        }
+        Value::Array(entries) => entries.iter_mut().for_each(|entry| from_the_future("", entry)),
+        _ => {}
+    }
+}
+
+fn future_value(record: &impl serde::Serialize) -> Value {
+    let mut value = serde_json::to_value(record).unwrap();
+    from_the_future("", &mut value);
+    value
+}
+
+fn raw(version: u8, json: &Value) -> Vec<u8> {
+    [&[version], json.to_string().as_bytes()].concat()
+}
+
+fn write_raw(home: &Home, table: Table, key: &Uid, value: &[u8]) {
+    let database = Builder::new().open(home.path()).unwrap();
+    let write = database.begin_write().unwrap();
+    write.open_table(table.definition()).unwrap().insert(key.as_str(), value).unwrap();
+    write.commit().unwrap();
+}
+
+fn read_raw(home: &Home, table: Table, key: &Uid) -> Value {
+    let database = Builder::new().open(home.path()).unwrap();
+    let table = database.begin_read().unwrap().open_table(table.definition()).unwrap();
+    let value = table.get(key.as_str()).unwrap().expect("has a value");
+    serde_json::from_slice(&value.value()[1..]).unwrap()
+}
+
+/// A file with a claim and a pod of a newer release, as this release finds it.
+async fn with_records_of_the_future() -> Home {
+    let home = Home::new();
+    home.open().checkpoint.close().await;
+    write_raw(&home, Table::Claims, &uid(1), &raw(1, &future_value(&full_claim())));
+    write_raw(&home, Table::Pods, &uid(1), &raw(1, &future_value(&full_pod())));
+    home
+}
+
+async fn commit(home: &Home, changes: Vec<Change>) {
+    let opened = home.open();
+    opened.checkpoint.commit(changes).await.unwrap();
+    opened.checkpoint.close().await;
+}
+
+#[tokio::test]
+async fn what_is_written_unchanged_is_in_the_file_as_a_newer_release_left_it() {
+    let home = with_records_of_the_future().await;
+    let Opened { mut claims, mut pods, skipped, checkpoint, .. } = home.open();
+    assert!(skipped.is_empty(), "{skipped:?}");
+    let changes =
+        vec![Change::PutClaim(Arc::new(claims.remove(0))), Change::PutPod(Arc::new(pods.remove(0)))];
+    // Twice in one commit, and once more: it is not added twice.
+    checkpoint.commit([changes.clone(), changes.clone()].concat()).await.unwrap();
+    checkpoint.commit(changes).await.unwrap();
+    checkpoint.close().await;
+    assert_eq!(read_raw(&home, Table::Claims, &uid(1)), future_value(&full_claim()));
+    assert_eq!(read_raw(&home, Table::Pods, &uid(1)), future_value(&full_pod()));
+}
+
+#[tokio::test]
+async fn what_is_changed_keeps_unknown_fields_where_the_object_still_stands() {
+    let home = with_records_of_the_future().await;
+    let future = future_value(&full_claim());
+    let mut record = read(&home.path()).unwrap().claims.remove(0);
+    record.state = ClaimState::Unpreparing;
+    record.timeline.push_front(claim(1, "another").timeline[0].clone());
+    record.holds[0].shared = true;
+    let part = record.drivers.values_mut().next().unwrap();
+    part.stale = true;
+    part.prepared.as_mut().unwrap().memo = vec![1];
+    commit(&home, vec![Change::PutClaim(Arc::new(record.clone()))]).await;
+
+    let found = read_raw(&home, Table::Claims, &uid(1));
+    let driver = "/drivers/gpu.example.com";
+    let kept = |path: &str| assert_eq!(found.pointer(path), future.pointer(path), "{path}");
+    for path in [
+        "/future",
+        "/id",
+        "/pods",
+        "/allocation",
+        &format!("{driver}/future"),
+        &format!("{driver}/prepared/future"),
+        &format!("{driver}/prepared/devices"),
+    ] {
+        kept(path);
+    }
+    assert_eq!(found["timeline"][1], future["timeline"][0], "an entry has moved");
+    assert_eq!(found["timeline"][0].get("future"), None, "an entry is new");
+    assert_eq!(found["holds"][0], json!({"key": "gpu.example.com/gpus/gpu-0", "shared": true}), "it changed");
+
+    record.drivers.values_mut().next().unwrap().prepared = None;
+    commit(&home, vec![Change::PutClaim(Arc::new(record))]).await;
+    commit(&home, vec![Change::PutClaim(Arc::new(full_claim()))]).await;
+    let found = read_raw(&home, Table::Claims, &uid(1));
+    let prepared = found.pointer(&format!("{driver}/prepared")).unwrap();
+    assert_eq!(prepared.get("future"), None, "it is another result");
+    commit(&home, vec![Change::DeleteClaim(uid(1))]).await;
+    commit(&home, vec![Change::PutClaim(Arc::new(full_claim()))]).await;
+    let plain = serde_json::to_value(full_claim()).unwrap();
+    assert_eq!(read_raw(&home, Table::Claims, &uid(1)), plain, "it is another claim");
+}
+
+fn rename_the_table(write: &redb::WriteTransaction) -> Result<(), redb::Error> {
+    write.rename_table(CLAIMS_OF_FORMAT_0, CLAIMS)?;
+    Ok(())
+}
+
+fn take_the_state_apart(mut record: Value) -> Result<Value, String> {
+    let state = record.get_mut("prepared").ok_or("it does not say whether it is prepared")?.take();
+    record["state"] = json!(if state == true { "prepared" } else { "preparing" });
+    record.as_object_mut().ok_or("it is no object")?.remove("prepared");
+    Ok(record)
+}
+
+const FROM_0: Upgrades =
+    Upgrades { formats: &[(0, rename_the_table)], records: &[(0, take_the_state_apart)] };
+
+/// A file of a made-up format 0, in which the claims' table had another name and a claim no state but a boolean.
+async fn of_format_0() -> Home {
+    let home = Home::new();
+    commit(&home, vec![put(1), put(2), put(3)]).await;
+    for (n, prepared) in [(1, json!(true)), (2, json!(null))] {
+        let mut record = serde_json::to_value(claim(n, "test")).unwrap();
+        let fields = record.as_object_mut().unwrap();
+        fields.remove("state");
+        fields.insert("prepared".to_owned(), prepared);
+        write_raw(&home, Table::Claims, &uid(n), &raw(0, &record));
+    }
+    write_raw(&home, Table::Claims, &uid(3), &raw(0, &json!({})));
+    let database = Builder::new().open(home.path()).unwrap();
+    let write = database.begin_write().unwrap();
+    write.rename_table(CLAIMS, CLAIMS_OF_FORMAT_0).unwrap();
+    {
+        let mut meta = write.open_table(META).unwrap();
+        meta.insert("format", "0").unwrap();
+        meta.insert("written-by", "nodedock 0.0.9").unwrap();
+    }
+    write.commit().unwrap();
+    home
+}
+
+#[tokio::test]
+async fn an_older_file_and_its_records_are_brought_up_to_date() {
+    let home = of_format_0().await;
+    let opened = open_with(&home.path(), &FROM_0).unwrap();
+    let states: Vec<_> = opened.claims.iter().map(|claim| (&claim.id.uid, claim.state)).collect();
+    assert_eq!(states, [(&uid(1), ClaimState::Prepared), (&uid(2), ClaimState::Preparing)]);
+    let reasons: Vec<_> = opened.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
+    assert_eq!(reasons, ["it does not say whether it is prepared"]);
+    opened.checkpoint.commit(vec![put(2)]).await.unwrap();
+    opened.checkpoint.close().await;
+
+    // Only what was written has the new version; the tables have it at once.
+    assert_eq!(read(&home.path()).unwrap().meta.format, FORMAT_VERSION);
+    let versions: Vec<u8> = {
+        let database = Builder::new().open(home.path()).unwrap();
+        let table = database.begin_read().unwrap().open_table(CLAIMS).unwrap();
+        table.iter().unwrap().map(|entry| entry.unwrap().1.value()[0]).collect()
+    };
+    assert_eq!(versions, [0, 1, 0]);
+    let again = open_with(&home.path(), &FROM_0).unwrap();
+    assert_eq!((again.claims.len(), again.skipped.len()), (2, 1));
+}
+
+#[tokio::test]
+async fn a_file_that_is_too_old_is_refused_by_name_and_left_alone() {
+    let home = of_format_0().await;
+    let before = std::fs::read(home.path()).unwrap();
+    let error = open(&home.path()).err().unwrap();
+    assert!(matches!(error, OpenError::Older { found: 0, known: FORMAT_VERSION, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains(home.path().to_str().unwrap()) && text.contains("nodedock 0.0.9"), "{text}");
+    assert!(matches!(verify(&home.path()), Err(ReadError::Older { found: 0, .. })));
+    assert_eq!(std::fs::read(home.path()).unwrap(), before);
+    assert_eq!(home.names(), ["checkpoint.redb"]);
+}
+
+#[tokio::test]
+async fn an_upgrade_that_fails_leaves_the_file_as_it_was() {
+    fn fail(_: &redb::WriteTransaction) -> Result<(), redb::Error> {
+        Err(io::Error::from(io::ErrorKind::StorageFull).into())
+    }
+    let home = of_format_0().await;
+    let before = std::fs::read(home.path()).unwrap();
+    let upgrades = Upgrades { formats: &[(0, fail)], ..FROM_0 };
+    let error = open_with(&home.path(), &upgrades).err().unwrap();
+    assert!(matches!(error, OpenError::Io { .. }), "{error}");
+    assert_eq!(std::fs::read(home.path()).unwrap(), before);
+}
+
+#[test]
+fn steps_lead_from_version_to_version_or_not_at_all() {
+    let steps = [(1u32, "1 to 2"), (2, "2 to 3")];
+    assert_eq!(upgrade::path(&steps, 1, 3), Some(vec!["1 to 2", "2 to 3"]));
+    assert_eq!(upgrade::path(&steps, 3, 3), Some(vec![]));
+    assert_eq!(upgrade::path(&steps, 0, 3), None);
+}
+
+/// Writes the file of a newer format that the daemon is tested with.
+#[tokio::test]
+#[ignore = "writes the fixture"]
+async fn write_the_newer_fixture() {
+    let home = Home::new();
+    commit(&home, vec![put(1)]).await;
+    let database = Builder::new().open(home.path()).unwrap();
+    let write = database.begin_write().unwrap();
+    {
+        let mut meta = write.open_table(META).unwrap();
+        meta.insert("format", "9").unwrap();
+        meta.insert("written-by", "nodedock 9.8.7").unwrap();
+    }
+    write.commit().unwrap();
+    drop(database);
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/checkpoint-newer.redb");
+    std::fs::copy(home.path(), fixture).unwrap();
+}

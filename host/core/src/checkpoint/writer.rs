@@ -1,0 +1,329 @@
+//! The one thread that writes. Takes requests in order, commits what waits together, and answers each. After a failed
+//! commit it closes the file and opens it again for the next one: redb refuses writes after an IO error until then.
+//! What the failed one may have left in the file all the same is taken back by the next that succeeds.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use redb::{Database, ReadableTable, Table as OpenTable, WriteTransaction};
+use tokio::sync::{mpsc, oneshot};
+
+use super::CommitError;
+use super::format::{self, META, META_PROBED, Precious, Table, UNREADABLE};
+use super::status::{Size, Status};
+use nodedock_base::clock;
+use nodedock_base::error::chain;
+use nodedock_base::failpoint::{self, Point};
+use nodedock_model::{Uid, limit};
+
+/// Opens the same file again after a failure.
+pub(super) type Opener = Box<dyn Fn() -> Result<Database, redb::Error> + Send>;
+
+/// A put (with a value) or a delete of one record, in bytes.
+pub(super) struct Write {
+    pub(super) table: Table,
+    pub(super) key: Uid,
+    pub(super) value: Option<Vec<u8>>,
+}
+
+pub(super) enum Message {
+    /// Without writes: a probe.
+    Commit {
+        writes: Vec<Write>,
+        done: oneshot::Sender<Result<(), CommitError>>,
+    },
+    /// Nothing but an answer.
+    Ask(oneshot::Sender<()>),
+    Close(oneshot::Sender<()>),
+}
+
+pub(super) struct Writer {
+    /// None: the last commit failed.
+    database: Option<Database>,
+    opener: Opener,
+    precious: Precious,
+    /// Keys that failed commits wrote, with the values that their callers believe in: those before the first failure.
+    doubtful: Values,
+    status: Arc<Status>,
+}
+
+/// Values by key; none where there is none.
+type Values = HashMap<(Table, Uid), Option<Vec<u8>>>;
+
+/// Requests that are committed together.
+#[derive(Default)]
+struct Batch {
+    writes: Vec<Write>,
+    waiting: Vec<oneshot::Sender<Result<(), CommitError>>>,
+    asking: Vec<oneshot::Sender<()>>,
+    close: Option<oneshot::Sender<()>>,
+}
+
+impl Batch {
+    fn add(&mut self, message: Message) {
+        match message {
+            Message::Commit { writes, done } => {
+                self.writes.extend(writes);
+                self.waiting.push(done);
+            }
+            Message::Ask(done) => self.asking.push(done),
+            Message::Close(done) => self.close = Some(done),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.close.is_some() || self.writes.len() >= limit::CHECKPOINT_BATCH_MAX
+    }
+
+    fn size(&self) -> Size {
+        let bytes = |write: &Write| write.value.as_ref().map_or(0, |value| value.len() as u64);
+        Size {
+            requests: self.waiting.len() as u64,
+            changes: self.writes.len() as u64,
+            value_bytes: self.writes.iter().map(bytes).sum(),
+        }
+    }
+}
+
+impl Writer {
+    pub(super) fn new(database: Database, opener: Opener, precious: Precious, status: Arc<Status>) -> Self {
+        Self { database: Some(database), opener, precious, doubtful: Values::new(), status }
+    }
+
+    /// Runs until it is told to close or every handle is gone.
+    pub(super) fn run(mut self, mut inbox: mpsc::Receiver<Message>) {
+        while let Some(first) = inbox.blocking_recv() {
+            let mut batch = Batch::default();
+            batch.add(first);
+            while !batch.is_full() {
+                let Ok(next) = inbox.try_recv() else { break };
+                batch.add(next);
+            }
+            if !batch.waiting.is_empty() {
+                self.serve(&batch.writes, batch.size(), std::mem::take(&mut batch.waiting));
+            }
+            for done in batch.asking {
+                // Who asked may have gone away.
+                done.send(()).ok();
+            }
+            if let Some(done) = batch.close {
+                self.settle();
+                self.abandon();
+                // Nobody waits where the caller has given up.
+                done.send(()).ok();
+                refuse_the_rest(inbox);
+                return;
+            }
+        }
+        self.settle();
+        self.abandon();
+    }
+
+    /// The last attempt to take back what failed commits may have left in the file.
+    fn settle(&mut self) {
+        if !self.doubtful.is_empty()
+            && let Err(failure) = self.commit(&[])
+        {
+            let error = chain(&failure);
+            tracing::warn!(error, "the checkpoint is closed with changes that were refused and may be in it");
+        }
+    }
+
+    fn serve(
+        &mut self,
+        writes: &[Write],
+        size: Size,
+        waiting: Vec<oneshot::Sender<Result<(), CommitError>>>,
+    ) {
+        let started = Instant::now();
+        self.status.begin();
+        let outcome = self.commit(writes);
+        match &outcome {
+            Ok(()) => self.status.succeeded(&size, started.elapsed()),
+            Err(failure) => {
+                self.status.failed(failure);
+                self.abandon();
+            }
+        }
+        for done in waiting {
+            // A caller that has given up does not hear it; its changes stand.
+            done.send(outcome.clone()).ok();
+        }
+    }
+
+    fn commit(&mut self, writes: &[Write]) -> Result<(), CommitError> {
+        let database = match self.database.take() {
+            Some(database) => database,
+            None => guarded("open", || (self.opener)())?,
+        };
+        let database = self.database.insert(database);
+        let mut changed = Changed { precious: &self.precious, before: Values::new() };
+        let outcome = guarded("write", || apply(database, &self.doubtful, writes, &mut changed));
+        let before = changed.before;
+        match outcome {
+            Ok(()) => self.doubtful.clear(),
+            Err(failure) => {
+                for (key, value) in before {
+                    self.doubtful.entry(key).or_insert(value);
+                }
+                return Err(failure);
+            }
+        }
+        if !self.precious.unreadable.is_empty() {
+            for write in writes {
+                self.precious.unreadable.remove(&(write.table, write.key.as_str().to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the file. What redb cannot write any more it leaves to the repair at the next opening.
+    fn abandon(&mut self) {
+        let database = self.database.take();
+        if catch_unwind(AssertUnwindSafe(|| drop(database))).is_err() {
+            tracing::warn!("the checkpoint's storage engine failed while it closed the file");
+        }
+    }
+}
+
+/// Drops what comes too late, so that those who wait for an answer hear that there is none. A caller that has its place in the queue
+/// and has not filled it yet is waited for: what it sends to a receiver that is gone would lie there as long as any handle lives.
+fn refuse_the_rest(mut inbox: mpsc::Receiver<Message>) {
+    inbox.close();
+    while inbox.blocking_recv().is_some() {}
+}
+
+/// Runs a step of the storage engine; a panic inside becomes an error. Sound: what it leaves behind is dropped and opened anew.
+pub(super) fn guarded<T>(
+    doing: &'static str,
+    step: impl FnOnce() -> Result<T, redb::Error>,
+) -> Result<T, CommitError> {
+    match catch_unwind(AssertUnwindSafe(step)) {
+        Ok(outcome) => outcome.map_err(|source| CommitError::Storage { doing, source: Arc::new(source) }),
+        Err(panic) => Err(CommitError::Engine(panic_text(&*panic))),
+    }
+}
+
+/// The words of a panic.
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "panic without words".to_owned())
+}
+
+/// What a transaction does to the records.
+struct Changed<'a> {
+    precious: &'a Precious,
+    /// The values before the transaction, of keys that it has written.
+    before: Values,
+}
+
+/// One transaction that takes back what is doubtful and does the writes; a table is opened only if it is written.
+fn apply(
+    database: &Database,
+    doubtful: &Values,
+    writes: &[Write],
+    changed: &mut Changed<'_>,
+) -> Result<(), redb::Error> {
+    // One-phase commits with checksums, redb's default: one sync. After a crash the file is read through once.
+    let transaction = database.begin_write()?;
+    for table in Table::ALL {
+        let is_doubtful = doubtful.keys().any(|(of, _)| *of == table);
+        if is_doubtful || writes.iter().any(|write| write.table == table) {
+            let mut open = transaction.open_table(table.definition())?;
+            take_back(&mut open, table, doubtful)?;
+            apply_to(&transaction, &mut open, writes.iter().filter(|write| write.table == table), changed)?;
+        }
+    }
+    if writes.is_empty() {
+        let now = clock::rfc3339(clock::now_ms());
+        transaction.open_table(META)?.insert(META_PROBED, now.as_str())?;
+    }
+    failpoint::pass(Point::CheckpointCommit);
+    transaction.commit()?;
+    failpoint::pass(Point::CheckpointCommitted);
+    Ok(())
+}
+
+type Records<'a> = OpenTable<'a, &'static str, &'static [u8]>;
+
+/// Gives doubtful keys the values that are believed in.
+fn take_back(open: &mut Records<'_>, table: Table, doubtful: &Values) -> Result<(), redb::Error> {
+    for ((_, key), value) in doubtful.iter().filter(|((of, _), _)| *of == table) {
+        set(open, key, value.as_deref())?;
+    }
+    Ok(())
+}
+
+fn apply_to<'a>(
+    transaction: &WriteTransaction,
+    open: &mut Records<'_>,
+    writes: impl Iterator<Item = &'a Write>,
+    changed: &mut Changed<'_>,
+) -> Result<(), redb::Error> {
+    for write in writes {
+        let whole = whole_value(open, write, &changed.precious.partly)?;
+        let before = set(open, &write.key, whole.as_deref().or(write.value.as_deref()))?;
+        // A value that an earlier write of the transaction has set was not there before it.
+        let Entry::Vacant(first) = changed.before.entry((write.table, write.key.clone())) else { continue };
+        let before = first.insert(before);
+        if let Some(value) = before
+            && has(&changed.precious.unreadable, write)
+        {
+            keep_unreadable(transaction, write.table, &write.key, value)?;
+        }
+    }
+    Ok(())
+}
+
+fn has(keys: &HashSet<(Table, String)>, write: &Write) -> bool {
+    !keys.is_empty() && keys.contains(&(write.table, write.key.as_str().to_owned()))
+}
+
+/// The value of a write with what this release does not know of the one that it replaces. None: there is no such thing.
+fn whole_value(
+    open: &Records<'_>,
+    write: &Write,
+    partly: &HashSet<(Table, String)>,
+) -> Result<Option<Vec<u8>>, redb::Error> {
+    let (Some(new), true) = (&write.value, has(partly, write)) else { return Ok(None) };
+    let Some(before) = open.get(write.key.as_str())? else { return Ok(None) };
+    let whole = format::carry_over(write.table, before.value(), new);
+    Ok(whole
+        .inspect_err(|error| {
+            tracing::warn!(key = %write.key, error, "fields of a newer release are lost from a record");
+        })
+        .ok())
+}
+
+/// Sets or removes a value, and gives the one before.
+fn set(open: &mut Records<'_>, key: &Uid, value: Option<&[u8]>) -> Result<Option<Vec<u8>>, redb::Error> {
+    let before = match value {
+        Some(value) => open.insert(key.as_str(), value)?,
+        None => open.remove(key.as_str())?,
+    };
+    Ok(before.map(|value| value.value().to_vec()))
+}
+
+/// Copies a value that nobody could read to a place where it is not overwritten.
+fn keep_unreadable(
+    transaction: &WriteTransaction,
+    table: Table,
+    key: &Uid,
+    value: &[u8],
+) -> Result<(), redb::Error> {
+    let mut kept = transaction.open_table(UNREADABLE)?;
+    // A commit that was taken back for its failure may have kept it.
+    let (from, to) = (format!("{table}/{key}/"), format!("{table}/{key}0"));
+    for entry in kept.range(from.as_str()..to.as_str())? {
+        if entry?.1.value() == value {
+            return Ok(());
+        }
+    }
+    let name = format!("{from}{}", clock::now_ms());
+    kept.insert(name.as_str(), value)?;
+    Ok(())
+}

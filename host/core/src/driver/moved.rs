@@ -1,0 +1,128 @@
+//! Whether device nodes are still what they were when a claim was prepared: a device that was plugged in again has other numbers,
+//! and the old ones may be another device's.
+
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+use nodedock_model::{DeviceAccess, DeviceNode, NodeKind, PreparedClaim};
+
+/// A node that is no longer what it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moved {
+    /// Its path on the node.
+    pub path: String,
+    /// What it was, in words.
+    pub then: String,
+    /// What it is.
+    pub now: String,
+}
+
+/// Whether a node is gone, or of another kind or number.
+pub fn have_moved(prepared: &PreparedClaim) -> bool {
+    first_moved(prepared).is_some()
+}
+
+/// The first node that is gone, or of another kind or number. One `stat` for each node of the edits; nothing is opened, and no
+/// link is followed.
+pub fn first_moved(prepared: &PreparedClaim) -> Option<Moved> {
+    let of_devices = prepared.devices.iter().filter_map(|device| match &device.access {
+        DeviceAccess::Edits(edits) => Some(edits),
+        DeviceAccess::CdiDevices(_) => None,
+    });
+    let mut nodes = of_devices.chain([&prepared.edits]).flat_map(|edits| &edits.device_nodes);
+    nodes.find_map(moved)
+}
+
+/// A node of which nothing is known is what it is.
+fn moved(node: &DeviceNode) -> Option<Moved> {
+    let kind = node.kind?;
+    let found = std::fs::symlink_metadata(node.node_path());
+    if found.as_ref().is_ok_and(|found| is_same(node, kind, found)) {
+        return None;
+    }
+    let now = found.map_or_else(|error| format!("not to be had ({error})"), |found| words_of(&found));
+    Some(Moved { path: node.node_path().to_owned(), then: words(Some(kind), node.major, node.minor), now })
+}
+
+fn is_same(node: &DeviceNode, kind: NodeKind, found: &Metadata) -> bool {
+    let is = |number: Option<u32>, now: u32| number.is_none_or(|number| number == now);
+    let same =
+        is(node.major, rustix::fs::major(found.rdev())) && is(node.minor, rustix::fs::minor(found.rdev()));
+    kind_of(found) == Some(kind) && (kind == NodeKind::Fifo || same)
+}
+
+fn kind_of(found: &Metadata) -> Option<NodeKind> {
+    let kind = found.file_type();
+    let kinds = [
+        (kind.is_char_device(), NodeKind::Character),
+        (kind.is_block_device(), NodeKind::Block),
+        (kind.is_fifo(), NodeKind::Fifo),
+    ];
+    kinds.into_iter().find_map(|(is, kind)| is.then_some(kind))
+}
+
+fn words_of(found: &Metadata) -> String {
+    let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+    words(kind_of(found), Some(major), Some(minor))
+}
+
+fn words(kind: Option<NodeKind>, major: Option<u32>, minor: Option<u32>) -> String {
+    let number = |number: Option<u32>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
+    let numbers = format!("{}:{}", number(major), number(minor));
+    match kind {
+        Some(NodeKind::Character) => format!("character device {numbers}"),
+        Some(NodeKind::Block) => format!("block device {numbers}"),
+        Some(NodeKind::Fifo) => "a pipe".to_owned(),
+        None => "no device node".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nodedock_model::Edits;
+
+    fn node(path: &str, kind: Option<NodeKind>, numbers: Option<(u32, u32)>) -> PreparedClaim {
+        let node = DeviceNode {
+            path: "/dev/inside".to_owned(),
+            host_path: Some(path.to_owned()),
+            kind,
+            major: numbers.map(|(major, _)| major),
+            minor: numbers.map(|(_, minor)| minor),
+            permissions: "rw".to_owned(),
+            file_mode: None,
+            uid: None,
+            gid: None,
+        };
+        let edits = Edits { device_nodes: vec![node], ..Edits::default() };
+        PreparedClaim { edits, ..PreparedClaim::default() }
+    }
+
+    #[test]
+    fn a_node_of_the_same_kind_and_number_is_where_it_was() {
+        let character = Some(NodeKind::Character);
+        assert!(!have_moved(&PreparedClaim::default()));
+        assert!(!have_moved(&node("/dev/null", character, Some((1, 3)))));
+        assert!(!have_moved(&node("/dev/null", None, None)));
+        assert!(have_moved(&node("/dev/null", character, Some((1, 5)))));
+        assert!(have_moved(&node("/dev/null", character, Some((2, 3)))));
+        assert!(have_moved(&node("/dev/null", Some(NodeKind::Block), Some((1, 3)))));
+        assert!(have_moved(&node("/dev/null", Some(NodeKind::Fifo), None)));
+        assert!(have_moved(&node("/dev/there-is-none", character, Some((1, 3)))));
+        let words = |prepared| first_moved(&prepared).map(|moved| (moved.path, moved.then, moved.now));
+        let told =
+            |path: &str, then: &str, now: &str| Some((path.to_owned(), then.to_owned(), now.to_owned()));
+        assert_eq!(
+            words(node("/dev/null", Some(NodeKind::Block), Some((1, 5)))),
+            told("/dev/null", "block device 1:5", "character device 1:3")
+        );
+        assert_eq!(words(node("/", Some(NodeKind::Fifo), None)), told("/", "a pipe", "no device node"));
+        let gone = first_moved(&node("/dev/there-is-none", character, Some((1, 3)))).unwrap().now;
+        assert!(gone.starts_with("not to be had") && gone.contains("No such file"), "{gone}");
+        // A link to a node is none.
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        assert!(have_moved(&node(link.to_str().unwrap(), character, Some((1, 3)))));
+    }
+}

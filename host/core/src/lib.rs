@@ -1,0 +1,13 @@
+//! The core of the host: what a driver is, what is durable, and the managers of claims, devices and pods.
+//!
+//! Knows no kind of driver and no caller: `nodedock-wasm` and `nodedock-native` bring drivers, `nodedock-kube` and the daemon bring requests.
+
+pub mod cdi;
+pub mod cdi_watch;
+pub mod checkpoint;
+pub mod claims;
+pub mod devices;
+pub mod driver;
+pub mod pods;
+pub mod registry;
+pub mod sysfs;

@@ -1,0 +1,235 @@
+mod quarantine;
+
+use std::sync::Arc;
+
+use super::*;
+use crate::driver::{DriverIdentity, Published};
+use nodedock_model::{Inventory, Pool};
+
+fn name(short: &str) -> DriverName {
+    DriverName::new(format!("{short}.example.com")).unwrap()
+}
+
+fn driver(short: &str, version: &str) -> Driver {
+    let identity = DriverIdentity {
+        name: name(short),
+        kind: DriverKind::Wasm,
+        version: version.to_owned(),
+        digest: String::new(),
+        source: String::new(),
+        summary: String::new(),
+    };
+    Driver { identity: Arc::new(identity), claims: None, inventory: None }
+}
+
+fn registry() -> Registry {
+    Registry::new(Changes::default())
+}
+
+/// Who serves under a name, by version.
+fn version(registry: &Registry, short: &str) -> Option<String> {
+    registry.serving(&name(short)).ok().map(|driver| driver.identity.version.clone())
+}
+
+/// What is shown of a source, as its worker keeps it.
+fn show(registry: &Registry, source: &str, short: &str, state: DriverState, reason: &str) {
+    registry.update(DriverKind::Wasm, source, |view| {
+        (view.name, view.state, view.reason) = (Some(name(short)), state, reason.to_owned());
+    });
+}
+
+#[test]
+fn a_name_is_the_first_sources_until_it_retires() {
+    let registry = registry();
+    registry.serve("a.wasm", driver("gpu", "1")).unwrap();
+    assert_eq!(registry.serve("b.wasm", driver("gpu", "2")), Err("a.wasm".to_owned()));
+    assert_eq!(version(&registry, "gpu").as_deref(), Some("1"));
+    registry.retire("a.wasm");
+    assert_eq!(version(&registry, "gpu"), None);
+    registry.serve("b.wasm", driver("gpu", "2")).unwrap();
+    assert_eq!(version(&registry, "gpu").as_deref(), Some("2"));
+}
+
+#[test]
+fn a_refused_source_keeps_what_it_served_before() {
+    let registry = registry();
+    registry.serve("a.wasm", driver("gpu", "1")).unwrap();
+    registry.serve("b.wasm", driver("nic", "1")).unwrap();
+    assert!(registry.serve("b.wasm", driver("gpu", "2")).is_err());
+    assert_eq!(version(&registry, "nic").as_deref(), Some("1"));
+}
+
+#[test]
+fn a_source_that_names_itself_otherwise_gives_its_old_name_up() {
+    let registry = registry();
+    registry.serve("a.wasm", driver("gpu", "1")).unwrap();
+    registry.serve("a.wasm", driver("gpu", "2")).unwrap();
+    assert_eq!(version(&registry, "gpu").as_deref(), Some("2"));
+    let freed = registry.freed_changes();
+    registry.serve("a.wasm", driver("nic", "3")).unwrap();
+    assert_eq!((version(&registry, "gpu"), version(&registry, "nic").as_deref()), (None, Some("3")));
+    assert_eq!(registry.all_serving().len(), 1);
+    assert!(freed.has_changed().unwrap(), "who waits for the name is told");
+    assert_eq!(registry.taken_by_other(&name("nic"), "b.wasm").as_deref(), Some("a.wasm"));
+    assert_eq!(registry.taken_by_other(&name("nic"), "a.wasm"), None);
+}
+
+/// A source that was removed while its driver served kept the driver callable, and nobody saw it any more.
+#[test]
+fn a_source_that_is_removed_serves_no_more() {
+    let registry = registry();
+    show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
+    registry.serve("a.wasm", driver("gpu", "1")).unwrap();
+    registry.remove("a.wasm");
+    assert!(registry.list().is_empty() && registry.all_serving().is_empty());
+    registry.remove("a.wasm");
+}
+
+#[test]
+fn a_beginning_to_serve_is_told_and_an_end_or_a_refusal_is_not() {
+    let registry = registry();
+    let mut serving = registry.serving_changes();
+    registry.serve("a.wasm", driver("gpu", "1")).unwrap();
+    assert!(serving.has_changed().unwrap());
+    serving.mark_unchanged();
+    registry.serve("b.wasm", driver("gpu", "2")).unwrap_err();
+    registry.retire("a.wasm");
+    assert!(!serving.has_changed().unwrap());
+}
+
+#[test]
+fn a_driver_that_does_not_serve_is_said_to_be_where_it_is() {
+    let registry = registry();
+    let problem = registry.serving(&name("gpu")).err().unwrap();
+    assert_eq!((problem.code.as_str(), problem.kind.is_permanent()), ("driver-unknown", false));
+    show(&registry, "a.wasm", "gpu", DriverState::Blocked, "it wants /dev/kvm");
+    let problem = registry.serving(&name("gpu")).err().unwrap();
+    assert_eq!(problem.code, "driver-not-serving");
+    assert_eq!(problem.message, "driver gpu.example.com (a.wasm) is blocked: it wants /dev/kvm");
+    show(&registry, "a.wasm", "gpu", DriverState::Compiled, "");
+    let problem = registry.serving(&name("gpu")).err().unwrap();
+    assert_eq!(problem.message, "driver gpu.example.com (a.wasm) is compiled");
+}
+
+#[test]
+fn a_device_is_as_its_driver_last_described_it() {
+    let registry = registry();
+    let pool = PoolName::new("node-1").unwrap();
+    let device = Device { identity: vec!["pci:1".to_owned()], ..Device::default() };
+    let devices = BTreeMap::from([(DeviceName::new("gpu-0").unwrap(), device.clone())]);
+    let pools = BTreeMap::from([(pool, Pool { devices, ..Pool::default() })]);
+    let (published, inventory) = watch::channel(Arc::new(Published::default()));
+    registry.serve("a.wasm", Driver { inventory: Some(inventory), ..driver("gpu", "1") }).unwrap();
+    assert_eq!(registry.device(&name("gpu"), "node-1", "gpu-0"), None);
+    let inventory = Inventory { pools };
+    published.send_replace(Arc::new(Published { inventory, ..Published::default() }));
+    assert_eq!(registry.device(&name("gpu"), "node-1", "gpu-0"), Some(device));
+    for (short, pool, device) in
+        [("gpu", "node-1", "gpu-1"), ("gpu", "NO POOL", "gpu-0"), ("nic", "node-1", "gpu-0")]
+    {
+        assert_eq!(registry.device(&name(short), pool, device), None);
+    }
+}
+
+#[test]
+fn changes_are_told_when_state_or_reason_change() {
+    let changes = Changes::default();
+    let (registry, mut told) = (Registry::new(changes.clone()), changes.listen());
+    for reason in ["", "", "slow"] {
+        show(&registry, "a.wasm", "gpu", DriverState::Serving, reason);
+    }
+    registry.remove("a.wasm");
+    let states: Vec<_> = std::iter::from_fn(|| told.try_recv().ok()).map(|changed| changed.state).collect();
+    assert_eq!(states, ["serving", "serving", "gone"]);
+}
+
+#[test]
+fn a_sources_history_is_bounded() {
+    let registry = registry();
+    for n in 0..limit::TIMELINE_MAX + 5 {
+        registry.update(DriverKind::Wasm, "a.wasm", |view| view.note(&format!("step {n}"), "test", 0, None));
+    }
+    let timeline = registry.list().remove(0).timeline;
+    assert_eq!((timeline.len(), timeline[0].what.as_str()), (limit::TIMELINE_MAX, "step 5"));
+}
+
+#[tokio::test]
+async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
+    let registry = registry();
+    show(&registry, "a.wasm", "gpu", DriverState::Failed, "no component");
+    let mut reloads = registry.take_reloads(DriverKind::Wasm).unwrap();
+    assert!(registry.take_reloads(DriverKind::Wasm).is_none());
+    for asked in ["gpu.example.com", "a.wasm"] {
+        let work = async {
+            let request = reloads.recv().await.unwrap();
+            assert_eq!(request.source, "a.wasm");
+            show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
+            request.done.send(Ok(())).unwrap();
+        };
+        let (view, ()) = tokio::join!(registry.reload(asked), work);
+        assert_eq!(view.unwrap().state, DriverState::Serving);
+    }
+    let gone = async {
+        registry.remove(&reloads.recv().await.unwrap().source);
+    };
+    let (view, ()) = tokio::join!(registry.reload("a.wasm"), gone);
+    assert_eq!(view.unwrap_err().message, "a.wasm is gone");
+}
+
+#[tokio::test]
+async fn a_reload_of_a_name_that_nobody_has_is_refused() {
+    let problem = registry().reload("gpu.example.com").await.unwrap_err();
+    assert_eq!(problem.code, "driver-unknown");
+    assert!(problem.message.contains("gpu.example.com"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_worker_with_many_orders_gets_no_more_reloads_and_has_room_for_what_changed() {
+    let registry = registry();
+    show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
+    let mut reloads = registry.take_reloads(DriverKind::Wasm).unwrap();
+    let (worker, mut inbox) = mpsc::channel(4);
+    let mut ask = async |worker: &mpsc::Sender<_>| {
+        let registry = registry.clone();
+        let mut reload = Box::pin(async move { registry.reload("a.wasm").await });
+        assert!(futures::FutureExt::now_or_never(&mut reload).is_none());
+        reloads.recv().await.unwrap().hand_to(worker, Some);
+        futures::FutureExt::now_or_never(&mut reload).ok_or(reload)
+    };
+    let _first = ask(&worker).await.expect_err("it waits for the worker");
+    let _second = ask(&worker).await.expect_err("it waits for the worker");
+    let refused = ask(&worker).await.ok().expect("an answer at once").unwrap_err();
+    assert_eq!(refused.code, "too-many-reloads");
+    assert!(spare_place(&worker).is_none() && worker.try_send(None).is_ok() && worker.try_send(None).is_ok());
+    while inbox.try_recv().is_ok() {}
+    assert!(spare_place(&worker).is_some());
+    drop(inbox);
+    let gone = ask(&worker).await.ok().expect("an answer at once").unwrap();
+    assert_eq!(gone.state, DriverState::Serving, "a worker that ended says nothing, its source tells");
+}
+
+#[tokio::test]
+async fn a_task_that_ended_does_not_answer() {
+    let registry = registry();
+    for kind in [DriverKind::Wasm, DriverKind::Grpc] {
+        let mut reloads = registry.take_reloads(kind).unwrap();
+        let work = async { drop(reloads.recv().await.unwrap()) };
+        assert_eq!(tokio::join!(registry.answers(kind), work), (true, ()));
+        let end = async { drop(reloads) };
+        assert_eq!(tokio::join!(registry.answers(kind), end), (false, ()), "while it was asked");
+        assert!(!registry.answers(kind).await, "before it was asked");
+    }
+}
+
+#[tokio::test]
+async fn reloads_beyond_the_bound_are_told_to_come_again() {
+    let registry = registry();
+    show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
+    let waiting: Vec<_> = (0..RELOADS_WAITING_MAX).map(|_| Box::pin(registry.reload("a.wasm"))).collect();
+    let waiting = waiting.into_iter().map(|mut reload| {
+        assert!(futures::FutureExt::now_or_never(&mut reload).is_none());
+        reload
+    });
+    let _waiting: Vec<_> = waiting.collect();
+    assert_eq!(registry.reload("a.wasm").await.unwrap_err().code, "too-many-reloads");
+}

@@ -1,0 +1,156 @@
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+
+use super::*;
+use crate::driver::ClaimDriver;
+use crate::driver::containment::{Containment, QUARANTINED};
+use nodedock_base::tasks::Tasks;
+
+/// Notes under which identity a file is in use.
+#[derive(Default)]
+struct Notes(Mutex<Vec<Arc<DriverIdentity>>>);
+
+#[async_trait]
+impl Predecessors for Notes {
+    async fn driver(&self, _: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
+        Err(Problem::internal("predecessor-missing", digest))
+    }
+
+    fn serves_as(&self, identity: &Arc<DriverIdentity>) {
+        self.0.lock().unwrap().push(identity.clone());
+    }
+
+    fn idle(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn forget(&self, _: &str) {}
+}
+
+/// A driver that serves, with its conduct.
+struct Scene {
+    registry: Registry,
+    conditions: Conditions,
+    tasks: Tasks,
+    containment: Arc<Containment>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let conditions = Conditions::default();
+        let registry = Registry::with_conditions(Changes::default(), conditions.clone());
+        let scene = Self { registry, conditions, tasks: Tasks::new(), containment: conduct() };
+        scene.serve();
+        scene
+    }
+
+    fn serve(&self) {
+        self.registry.serve("a.wasm", driver("gpu", "1")).unwrap();
+        show(&self.registry, "a.wasm", "gpu", DriverState::Serving, "");
+        self.registry.follow_conduct("a.wasm", &name("gpu"), &self.containment, &self.tasks);
+    }
+
+    fn shown(&self) -> (DriverState, String) {
+        let view = self.registry.list().remove(0);
+        (view.state, view.reason)
+    }
+
+    fn conditions(&self) -> Vec<(String, String)> {
+        self.conditions.list().into_iter().map(|c| (c.problem.code, c.subject)).collect()
+    }
+
+    async fn until(&self, state: DriverState) {
+        let mut changes = self.registry.0.changes.listen();
+        while self.shown().0 != state {
+            changes.recv().await.unwrap();
+        }
+    }
+}
+
+fn conduct() -> Arc<Containment> {
+    Containment::played(name("gpu"))
+}
+
+#[tokio::test]
+async fn a_quarantine_is_shown_until_it_is_over_and_those_who_wait_are_told_then() {
+    let (scene, notes) = (Scene::new(), Arc::new(Notes::default()));
+    scene.registry.keep_predecessors(notes.clone());
+    let (mut serving, before) =
+        (scene.registry.serving_changes(), scene.registry.serving(&name("gpu")).unwrap());
+    scene.containment.fail();
+    scene.until(DriverState::Quarantined).await;
+    let reason = scene.shown().1;
+    assert!(reason.contains("it trapped") && reason.contains("resume gpu.example.com"), "{reason}");
+    assert_eq!(scene.conditions(), [(QUARANTINED.to_owned(), "gpu.example.com".to_owned())]);
+    let still = scene.registry.serving(&name("gpu")).unwrap();
+    assert!(Arc::ptr_eq(&still.identity, &before.identity) && !serving.has_changed().unwrap());
+
+    let view = scene.registry.resume("gpu.example.com").unwrap();
+    assert_eq!((view.state, view.reason.as_str()), (DriverState::Serving, ""));
+    assert_eq!(scene.conditions(), []);
+    assert!(serving.has_changed().unwrap(), "who waits for it is told");
+    serving.mark_unchanged();
+    let after = scene.registry.serving(&name("gpu")).unwrap();
+    assert!(!Arc::ptr_eq(&after.identity, &before.identity), "what it refused counts no more");
+    let noted = notes.0.lock().unwrap();
+    assert!(noted.iter().any(|noted| Arc::ptr_eq(noted, &after.identity)), "its file is kept still");
+    let told: Vec<_> = view.timeline.iter().map(|entry| entry.what.as_str()).collect();
+    assert_eq!(told, ["quarantined", "serving"]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_resumed_is_told_apart() {
+    let scene = Scene::new();
+    scene.registry.update(DriverKind::Grpc, "/plugin.sock", |view| view.name = Some(name("nic")));
+    show(&scene.registry, "b.wasm", "bad", DriverState::Failed, "no driver");
+    for (wanted, code, words) in [
+        ("nobody", "driver-unknown", "nobody"),
+        ("gpu.example.com", "driver-not-quarantined", "is serving"),
+        ("b.wasm", "driver-not-quarantined", "is failed"),
+        ("nic.example.com", "driver-native", "restart the plugin"),
+        ("/plugin.sock", "driver-native", "nic.example.com"),
+    ] {
+        let problem = scene.registry.resume(wanted).unwrap_err();
+        assert!(problem.code == code && problem.message.contains(words), "{wanted}: {problem:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_is_replaced_or_gone_leaves_no_quarantine() {
+    let mut scene = Scene::new();
+    scene.containment.fail();
+    scene.until(DriverState::Quarantined).await;
+    scene.containment = conduct();
+    scene.serve();
+    assert_eq!((scene.shown().0, scene.conditions()), (DriverState::Serving, vec![]));
+
+    scene.containment.fail();
+    scene.until(DriverState::Quarantined).await;
+    scene.registry.remove("a.wasm");
+    assert_eq!((scene.registry.list().len(), scene.conditions()), (0, vec![]));
+    assert!(scene.containment.resume());
+    assert_eq!(scene.registry.resume("a.wasm").unwrap_err().code, "driver-unknown");
+}
+
+/// The condition was set after the state was let go: of a driver that was taken out in between it stood for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quarantine_and_its_condition_are_seen_together() {
+    let scene = Scene::new();
+    scene.conditions.set("/var", Problem::unavailable("disk-full", "no space"));
+    let state = || scene.registry.0.state.try_read().ok().map(|state| state.sources["a.wasm"].state);
+    // Asked of while nobody else can set a condition.
+    scene.conditions.retain("disk-full", |_| {
+        scene.containment.fail();
+        let mut held = 0;
+        while held < 10_000 {
+            let seen = state();
+            assert_ne!(seen, Some(DriverState::Quarantined), "it is shown without its condition");
+            held = if seen.is_none() { held + 1 } else { 0 };
+            std::thread::yield_now();
+        }
+        true
+    });
+    scene.until(DriverState::Quarantined).await;
+    assert_eq!(scene.conditions().len(), 2);
+}

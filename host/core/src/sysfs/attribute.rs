@@ -1,0 +1,86 @@
+//! One file below `/sys` that is written: looked at first, then written if it is still the same. Blocking functions, called off the
+//! async threads.
+
+use std::io::Write;
+use std::sync::LazyLock;
+
+use rustix::fs::{FileType, OFlags, ResolveFlags};
+
+use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, patterns, stat};
+use nodedock_model::Problem;
+use nodedock_model::grant::pattern::PatternSet;
+
+/// Never written, beside what is never read: the machine's power and hotplug, CPUs and memory, block devices, the kernel itself, and
+/// what makes up events, loads firmware or another driver.
+static WRITE_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
+    patterns(&[
+        "{block,dev,firmware,fs,hypervisor,kernel,power}/**",
+        "bus/*/slots/**",
+        "class/firmware/**",
+        "devices/system/**",
+        "devices/**/block/**",
+        "**/power/**",
+        "**/uevent",
+    ])
+});
+
+/// A file that may be written, as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attribute {
+    /// Without links.
+    pub path: String,
+    pub inode: u64,
+    /// Without the end of its line. None: it cannot be read, is no text or longer than what can be written.
+    pub value: Option<String>,
+}
+
+/// What a write came to.
+#[derive(Debug)]
+pub struct Written {
+    /// The kernel's refusal.
+    pub outcome: Result<(), Problem>,
+    /// What it reads as afterwards.
+    pub stands: Option<String>,
+}
+
+impl SysfsRoot {
+    /// What is at a path, if it may be written.
+    pub fn attribute(&self, path: &str) -> Result<Attribute, Problem> {
+        let (resolved, stat) = self.regular_file(path)?;
+        if WRITE_DENIED.matches(path) || WRITE_DENIED.matches(&resolved) {
+            return Err(denied(path));
+        }
+        Ok(Attribute { value: self.value(&resolved), inode: stat.st_ino, path: resolved })
+    }
+
+    /// Writes to the file that was looked at. An error: it is another, or is not to be had, and nothing was written.
+    pub fn store(&self, attribute: &Attribute, value: &str) -> Result<Written, Problem> {
+        let path = &attribute.path;
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let file = self.open_beneath(path, flags, ResolveFlags::NO_SYMLINKS)?;
+        let found = stat(path, &file)?;
+        let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+        if !is_file || found.st_ino != attribute.inode {
+            return Err(replaced(path));
+        }
+        // One system call: the kernel takes a value as a whole or not at all.
+        let outcome = match std::fs::File::from(file).write(value.as_bytes()) {
+            Ok(bytes) if bytes == value.len() => Ok(()),
+            Ok(_) => {
+                Err(Problem::unavailable("io-error", format!("/sys/{path} took only a part of the value")))
+            }
+            Err(error) => Err(io_problem(path, &error)),
+        };
+        Ok(Written { outcome, stands: self.value(path) })
+    }
+
+    fn value(&self, resolved: &str) -> Option<String> {
+        let content = self.content(resolved, resolved).ok().filter(|bytes| bytes.len() <= VALUE_BYTES_MAX)?;
+        Some(String::from_utf8(content).ok()?.trim_end().to_owned())
+    }
+}
+
+/// Another file stands at a path.
+pub fn replaced(path: &str) -> Problem {
+    Problem::conflict("path-replaced", format!("/sys/{path} is another device's than before"))
+}

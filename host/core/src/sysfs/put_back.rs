@@ -1,0 +1,132 @@
+//! Putting values below `/sys` back without the driver that wrote them: beneath `/sys`, within what may be written at all, and only
+//! where they still stand as the driver left them.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use crate::sysfs::SysfsRoot;
+use crate::sysfs::attribute::{Attribute, replaced};
+use crate::sysfs::blocking::{blocking, write_stuck};
+use nodedock_base::failpoint::{self, Point};
+use nodedock_model::limit::{SYSFS_THREADS_PER_DRIVER, SYSFS_WRITE_WALL};
+use nodedock_model::{KeptValue, Problem, ProblemKind, PutBackEnd};
+
+/// `/sys`, or a tree of a test, as the host itself writes to it. Clones are the same.
+#[derive(Clone)]
+pub struct SysfsTree {
+    root: Arc<SysfsRoot>,
+    threads: Arc<Semaphore>,
+}
+
+/// What became of one value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fate {
+    pub end: PutBackEnd,
+    /// What stood there.
+    pub found: Option<String>,
+    pub problem: Option<Problem>,
+}
+
+impl Fate {
+    pub fn left(found: Option<String>, problem: Problem) -> Self {
+        Self { end: PutBackEnd::Left, found, problem: Some(problem) }
+    }
+}
+
+impl SysfsTree {
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let threads = Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER));
+        Ok(Self { root: Arc::new(SysfsRoot::open(path)?), threads })
+    }
+
+    /// Puts a value back, unless something is in the way; `dry`: only says whether it would.
+    pub async fn put_back(&self, kept: &KeptValue, dry: bool) -> Fate {
+        let (root, kept) = (Arc::clone(&self.root), kept.clone());
+        let work = move || Ok(root.put_back(&kept, dry));
+        let fate = blocking(&self.threads, SYSFS_WRITE_WALL, write_stuck, work).await;
+        fate.unwrap_or_else(|problem| Fate::left(None, problem))
+    }
+}
+
+impl SysfsRoot {
+    fn put_back(&self, kept: &KeptValue, dry: bool) -> Fate {
+        let path = &kept.path;
+        let found = match self.same(kept) {
+            Ok(found) => found,
+            Err(problem) => return Fate::left(None, problem),
+        };
+        let stood = found.value.clone();
+        let Some(before) = kept.before.as_deref() else {
+            let message = format!("what /sys/{path} was before could not be read");
+            return Fate::left(stood, Problem::unavailable("value-unknown", message));
+        };
+        let Some(now) = found.value.as_deref() else {
+            let message = format!("/sys/{path} cannot be read, so nobody knows whose value it is");
+            return Fate::left(None, Problem::unavailable("value-unreadable", message));
+        };
+        if now == before {
+            return Fate { end: PutBackEnd::AsBefore, found: stood, problem: None };
+        }
+        if !kept.may_have_left(now) {
+            let left = kept.left().unwrap_or_default();
+            let message =
+                format!("/sys/{path} is {now:?}, and the driver left {left:?}: somebody else changed it");
+            return Fate::left(stood, Problem::conflict("value-changed", message));
+        }
+        if dry {
+            return Fate { end: PutBackEnd::Possible, found: stood, problem: None };
+        }
+        failpoint::pass(Point::PutBackBegun);
+        let fate = self.restore(&found, before);
+        failpoint::pass(Point::PutBackWritten);
+        fate
+    }
+
+    /// The file of a kept value, if that is what stands at its path.
+    fn same(&self, kept: &KeptValue) -> Result<Attribute, Problem> {
+        let found = self.attribute(&kept.path).map_err(|problem| match problem.kind {
+            ProblemKind::NotFound => {
+                Problem::not_found("path-gone", format!("/sys/{} is gone, and its value with it", kept.path))
+            }
+            _ => problem,
+        })?;
+        match found.path == kept.path && found.inode == kept.inode {
+            true => Ok(found),
+            false => Err(replaced(&kept.path)),
+        }
+    }
+
+    fn restore(&self, found: &Attribute, before: &str) -> Fate {
+        let stood = found.value.clone();
+        let written = match self.store(found, &to_write(before)) {
+            Ok(written) => written,
+            Err(problem) => return Fate::left(stood, problem),
+        };
+        if let Err(problem) = written.outcome {
+            return Fate::left(stood, problem);
+        }
+        let odd = written.stands.filter(|stands| stands != before).map(|stands| {
+            let message = format!("/sys/{} took {before:?} and reads as {stands:?}", found.path);
+            Problem::unavailable("value-reads-otherwise", message)
+        });
+        Fate { end: PutBackEnd::PutBack, found: stood, problem: odd }
+    }
+}
+
+/// What has to be written for an attribute to read as it did. Of a list of choices (`none [timer] heartbeat`) the chosen one is
+/// written, and nothing at all is an empty line: the kernel does not hear of a write of no bytes.
+fn to_write(before: &str) -> String {
+    let chosen = |word: &&str| word.len() > 2 && word.starts_with('[') && word.ends_with(']');
+    let mut choices = before.split_whitespace().filter(chosen);
+    match (choices.next(), choices.next()) {
+        (Some(word), None) if before.contains(char::is_whitespace) => word[1..word.len() - 1].to_owned(),
+        _ if before.is_empty() => "\n".to_owned(),
+        _ => before.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

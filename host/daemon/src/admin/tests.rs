@@ -1,0 +1,150 @@
+//! The server against clients of every kind, with a face that answers nothing but `ok`.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+
+use super::families::{self, Kind};
+use super::http::{self, Answer, Answers};
+use super::*;
+use nodedock_model::limit;
+
+struct Ok;
+
+impl Answers for Ok {
+    async fn answer(&self, _method: &::http::Method, path: &str) -> Answer {
+        http::told(if path == "/livez" { Vec::new() } else { vec![format!("{path} is awaited")] })
+    }
+}
+
+/// A server on a socket in a folder of its own.
+struct Server {
+    folder: tempfile::TempDir,
+    tasks: Tasks,
+}
+
+impl Server {
+    fn start() -> Self {
+        let (folder, tasks) = (tempfile::tempdir().unwrap(), Tasks::new());
+        let listener = UnixListener::bind(folder.path().join("a.sock")).unwrap();
+        tasks.spawn("server", http::serve(Arc::new(Ok), listener, tasks.clone()));
+        Self { folder, tasks }
+    }
+
+    async fn connect(&self) -> UnixStream {
+        UnixStream::connect(self.folder.path().join("a.sock")).await.unwrap()
+    }
+
+    /// What is answered to these bytes, up to the end of the connection.
+    async fn ask(&self, request: &[u8]) -> String {
+        let mut stream = self.connect().await;
+        // The server may refuse before all is sent.
+        stream.write_all(request).await.ok();
+        rest(&mut stream).await
+    }
+}
+
+/// A connection that is closed with bytes unread is reset, which is an end as well.
+async fn rest(stream: &mut UnixStream) -> String {
+    let (mut answer, mut part) = (Vec::new(), [0; 4096]);
+    while let std::result::Result::Ok(count @ 1..) = stream.read(&mut part).await {
+        answer.extend_from_slice(&part[..count]);
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+fn status(answer: &str) -> &str {
+    answer.split(' ').nth(1).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_request_is_answered_and_the_connection_ends() {
+    let server = Server::start();
+    let answer =
+        server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok\n"), "{answer}");
+    assert_eq!(answer.matches("200 OK").count(), 1, "one request for each connection");
+    let answer = server.ask(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(status(&answer) == "503" && answer.ends_with("/readyz is awaited\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn what_is_no_request_is_refused_and_harms_nobody() {
+    let server = Server::start();
+    let huge = format!("GET /livez HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "y".repeat(1 << 20));
+    let many = format!("GET /livez HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(limit::ADMIN_HEADERS_MAX + 1));
+    let long = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "y".repeat(1 << 20));
+    for (request, statuses) in [
+        (b"\x16\x03\x01\x00\xff\x00garbage\r\n\r\n".as_slice(), ["400", ""]),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ["400", ""]),
+        (huge.as_bytes(), ["431", ""]),
+        (many.as_bytes(), ["431", ""]),
+        (long.as_bytes(), ["431", "414"]),
+        (b"GET /livez HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", ["400", ""]),
+    ] {
+        let answer = server.ask(request).await;
+        let shown = String::from_utf8_lossy(&request[..request.len().min(60)]);
+        assert!(statuses.contains(&status(&answer)), "{shown:?}: {answer:?}");
+    }
+    assert_eq!(status(&server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await), "200");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_never_ends_a_request_is_cut_off_and_the_place_is_free_again() {
+    let server = Server::start();
+    let mut slow = Vec::new();
+    for _ in 0..limit::ADMIN_CONNECTIONS_MAX {
+        let mut stream = server.connect().await;
+        stream.write_all(b"GET /livez HTTP/1.1\r\nX: ").await.unwrap();
+        slow.push(stream);
+    }
+    let started = tokio::time::Instant::now();
+    // All places are taken: this one is answered when they are cut off.
+    let answer = server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert_eq!(status(&answer), "200");
+    let waited = started.elapsed();
+    assert!(waited >= limit::ADMIN_HEADERS_WALL && waited < limit::ADMIN_HEADERS_WALL * 2, "{waited:?}");
+    assert!(server.tasks.drain(Duration::from_secs(1)).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_sends_a_byte_from_time_to_time_is_cut_off_as_well() {
+    let server = Server::start();
+    let mut stream = server.connect().await;
+    let started = tokio::time::Instant::now();
+    stream.write_all(b"GET /livez HTTP/1.1\r\nX: ").await.unwrap();
+    while stream.write_all(b"y").await.is_ok() {
+        assert!(started.elapsed() < limit::ADMIN_CONNECTION_WALL * 2, "it is never cut off");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    assert!(started.elapsed() >= limit::ADMIN_HEADERS_WALL, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn the_server_stops_with_its_tasks_whatever_its_clients_do() {
+    let server = Server::start();
+    let mut silent = server.connect().await;
+    assert_eq!(status(&server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await), "200");
+    assert!(server.tasks.drain(Duration::from_secs(5)).await);
+    assert_eq!(rest(&mut silent).await, "");
+}
+
+/// Names, labels and meanings are promises: whoever changes one changes the page as well.
+#[test]
+fn the_page_of_metrics_has_every_family_as_it_is() {
+    let row = |family: &families::Family| {
+        let (suffix, kind) = match family.kind {
+            Kind::Counter => ("_total", "counter"),
+            Kind::Gauge => ("", "gauge"),
+            Kind::Histogram => ("", "histogram"),
+        };
+        let labels: Vec<_> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+        format!("| `{}{suffix}` | {kind} | {} | {} |", family.name, labels.join(", "), family.help)
+    };
+    let page = include_str!("../../../../docs/metrics.md");
+    let on_page: Vec<_> =
+        page.lines().filter(|line| line.starts_with("| `") && !line.starts_with("| `/")).collect();
+    let rows: Vec<_> = families::ALL.iter().map(row).collect();
+    assert_eq!(on_page, rows, "docs/metrics.md has to have these rows:\n{}", rows.join("\n"));
+}

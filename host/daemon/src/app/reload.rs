@@ -1,0 +1,63 @@
+//! The config file read again while the daemon runs: trust in drivers takes effect at once, and the rest is said to need a restart.
+
+use std::path::PathBuf;
+
+use tokio::sync::mpsc;
+
+use crate::config::{ConfigError, ConfigFile};
+use nodedock_base::conditions::Conditions;
+use nodedock_base::error::chain;
+use nodedock_model::Problem;
+use nodedock_wasm::trust::Trust;
+
+/// The file is not valid, and what was before counts.
+const REFUSED: &str = "config-refused";
+/// The file has another value of what is looked at when the daemon starts only.
+const NEEDS_RESTART: &str = "config-needs-restart";
+
+pub(super) struct Reload {
+    pub(super) path: PathBuf,
+    /// The file as it was at the start.
+    pub(super) started: ConfigFile,
+    pub(super) trust: Trust,
+    pub(super) conditions: Conditions,
+}
+
+impl Reload {
+    /// Reads the file at each word of its watch, until that ends.
+    pub(super) async fn follow(self, mut words: mpsc::Receiver<()>) {
+        while let Some(()) = words.recv().await {
+            let path = self.path.clone();
+            match tokio::task::spawn_blocking(move || ConfigFile::read(&path)).await {
+                Ok(read) => self.take(read),
+                // The runtime ends.
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn take(&self, read: Result<ConfigFile, ConfigError>) {
+        let subject = self.path.display().to_string();
+        let file = match read {
+            Ok(file) => file,
+            Err(error) => {
+                let message = format!("{}; what was before goes on to count", chain(&error));
+                self.conditions.set(&subject, Problem::invalid(REFUSED, message));
+                return;
+            }
+        };
+        self.conditions.clear(REFUSED, &subject);
+        match file.needs_restart(&self.started).as_slice() {
+            [] => self.conditions.clear(NEEDS_RESTART, &subject),
+            keys => {
+                let message =
+                    format!("{} changed, which takes effect when the daemon starts again", keys.join(", "));
+                self.conditions.set(&subject, Problem::unavailable(NEEDS_RESTART, message));
+            }
+        }
+        let mode = file.policy.mode().as_str();
+        if self.trust.replace(file.policy) {
+            tracing::info!(mode, "the trust in driver files changed");
+        }
+    }
+}

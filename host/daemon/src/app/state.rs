@@ -1,0 +1,152 @@
+//! What a start finds of the node's state: the checkpoint, or after its loss what the CDI files tell. What was not found whole
+//! stands as a condition until the next start.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+
+use nodedock_base::conditions::Conditions;
+use nodedock_base::error::chain;
+use nodedock_base::failpoint::{self, Point};
+use nodedock_core::cdi::{self, CdiDir, Rebuilt};
+use nodedock_core::checkpoint::{self, Change, Opened, Skipped};
+use nodedock_core::claims::machine;
+use nodedock_model::Problem;
+
+/// Keys of unreadable records that a condition names; the log has all of them.
+const KEYS_TOLD_MAX: usize = 8;
+
+/// What came back after the loss of the checkpoint.
+#[derive(Debug, Default, Clone, Copy)]
+struct Recovered {
+    claims: usize,
+    /// CDI files of ours that gave no claim back.
+    unusable: usize,
+}
+
+/// Opens the checkpoint, and takes claims back from CDI files where it has no record: it is new, or a start before this one died
+/// between the new file and what was taken back into it. Files never outlive the records of their claims.
+pub(super) async fn open(path: &Path, cdi: &CdiDir, conditions: &Conditions) -> Result<Opened> {
+    let mut opened = checkpoint::open(path)?;
+    failpoint::pass(Point::CheckpointOpened);
+    tracing::info!(claims = opened.claims.len(), pods = opened.pods.len(), "checkpoint open");
+    let recovered = match opened.is_empty() {
+        true => recover(&mut opened, cdi).await?,
+        false => Recovered::default(),
+    };
+    tell(path, &opened, recovered, conditions);
+    Ok(opened)
+}
+
+/// After the loss of the checkpoint: what the CDI specs say of their claims is taken for true, so that pods that run keep their
+/// devices and can be unprepared.
+async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<Recovered> {
+    let Rebuilt { claims, unusable } =
+        cdi::rebuild(cdi.list_ours().context("read the CDI files for lost claims")?);
+    let recovered = Recovered { claims: claims.len(), unusable: unusable.len() };
+    for (file, error) in unusable {
+        tracing::error!(file, error = chain(&error), "a cdi file gives no claim back; it stays");
+    }
+    for mut record in claims.into_values() {
+        // What devices allow is not in the files: each is taken to be held alone unless it is a share.
+        record.holds = machine::holds(&record.allocation, |_, _, _| machine::DeviceFacts::default());
+        opened.claims.push(record);
+    }
+    let changes = opened.claims.iter().cloned().map(Arc::new).map(Change::PutClaim).collect();
+    opened.checkpoint.commit(changes).await.context("write the claims that the CDI files gave back")?;
+    Ok(recovered)
+}
+
+fn tell(path: &Path, opened: &Opened, recovered: Recovered, conditions: &Conditions) {
+    let subject = path.display().to_string();
+    if let Some(aside) = &opened.set_aside {
+        let words =
+            format!("the checkpoint could not be read ({}) and is set aside; {recovered}", aside.reason);
+        conditions.set(&aside.path.display().to_string(), Problem::internal("checkpoint-set-aside", words));
+    } else if recovered.claims + recovered.unusable > 0 {
+        let words = format!("the checkpoint was missing, or had no record; {recovered}");
+        conditions.set(&subject, Problem::internal("checkpoint-missing", words));
+    }
+    if !opened.skipped.is_empty() {
+        conditions.set(&subject, unreadable(&opened.skipped));
+    }
+}
+
+impl std::fmt::Display for Recovered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} claims were taken back from CDI files", self.claims)?;
+        match self.unusable {
+            0 => Ok(()),
+            files => write!(f, ", and {files} of our files there gave none"),
+        }
+    }
+}
+
+fn unreadable(skipped: &[Skipped]) -> Problem {
+    for record in skipped {
+        let Skipped { table, key, reason, .. } = record;
+        tracing::error!(%table, key, reason, "a record of the checkpoint is unreadable and stays in the file");
+    }
+    let keys = skipped.iter().take(KEYS_TOLD_MAX).map(|record| format!("{}/{}", record.table, record.key));
+    let mut keys = keys.collect::<Vec<_>>().join(", ");
+    if let Some(more) = skipped.len().checked_sub(KEYS_TOLD_MAX + 1) {
+        keys.push_str(&format!(" and {} more", more + 1));
+    }
+    let words =
+        format!("{} records of the checkpoint are unreadable and stay in the file: {keys}", skipped.len());
+    Problem::internal("checkpoint-records-unreadable", words).with("count", skipped.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nodedock_core::checkpoint::Table;
+
+    #[test]
+    fn unreadable_records_are_counted_and_the_first_are_named() {
+        let record = |n: usize| Skipped {
+            table: Table::Pods,
+            key: format!("uid-{n}"),
+            reason: "EOF".to_owned(),
+            bytes: 0,
+        };
+        let records: Vec<_> = (1..=10).map(record).collect();
+        let few = unreadable(&records[..8]).message;
+        assert!(few.starts_with("8 records") && few.ends_with("pods/uid-7, pods/uid-8"), "{few}");
+        let many = unreadable(&records).message;
+        assert!(many.starts_with("10 records") && many.ends_with("pods/uid-8 and 2 more"), "{many}");
+    }
+
+    #[tokio::test]
+    async fn what_a_start_finds_wrong_stands_as_conditions() {
+        let (folder, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
+        let path = folder.path().join("checkpoint.redb");
+        let cdi = CdiDir::open(&folder.path().join("cdi"), "test", cdi::Durability::Rendered).unwrap();
+        let mut opened = open(&path, &cdi, &conditions).await.unwrap();
+        assert_eq!(conditions.list(), [], "a first start is no loss");
+
+        let aside = folder.path().join("aside");
+        opened.set_aside = Some(checkpoint::SetAside { path: aside.clone(), reason: "bad magic".to_owned() });
+        let (table, key, reason) = (Table::Claims, "uid-1".to_owned(), "EOF".to_owned());
+        opened.skipped.push(Skipped { table, key, reason, bytes: 0 });
+        tell(&path, &opened, Recovered { claims: 2, unusable: 1 }, &conditions);
+        let told: Vec<_> = conditions.list().into_iter().map(|c| (c.subject, c.problem.code)).collect();
+        let subject = |path: &Path| path.display().to_string();
+        let expected = [
+            (subject(&path), "checkpoint-records-unreadable".to_owned()),
+            (subject(&aside), "checkpoint-set-aside".to_owned()),
+        ];
+        assert_eq!(told, expected);
+        let message = &conditions.list()[1].problem.message;
+        assert!(message.contains("bad magic") && message.contains("2 claims"), "{message}");
+    }
+
+    #[test]
+    fn what_gave_nothing_is_told_where_there_is_such() {
+        let recovered = |claims, unusable| Recovered { claims, unusable }.to_string();
+        assert_eq!(recovered(2, 0), "2 claims were taken back from CDI files");
+        let nothing = "0 claims were taken back from CDI files, and 1 of our files there gave none";
+        assert_eq!(recovered(0, 1), nothing);
+    }
+}

@@ -1,0 +1,220 @@
+//! `nodedock prepare` and `nodedock unprepare`.
+
+mod answer;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use nodedock_proto::node::v1;
+use uuid::Uuid;
+
+use super::client::{Client, connect, said};
+use super::get::split;
+use super::output::Format;
+use super::{CliError, Outcome, Place};
+use crate::convert;
+use nodedock_core::claims::manifest::{self, Objects};
+use nodedock_model::{
+    AllocatedDevice, Allocation, Claim, ClaimReference, Consumer, ContainerClaim, DeviceName, DriverName,
+    ObjectName, ObjectRef, PodContainer, PodRequest, PoolName, Uid,
+};
+
+use answer::{Answer, finish};
+pub(super) use answer::{Container, ResourceOutcome};
+
+/// Name of the container of a composed pod, and of its claim in the pod.
+const CONTAINER: &str = "main";
+const POD_CLAIM: &str = "devices";
+
+#[derive(Args)]
+pub(super) struct PrepareArgs {
+    /// Pods and ResourceClaims as Kubernetes YAML or JSON; may be given several times
+    #[arg(short, long, value_name = "FILE", required_unless_present = "pod", conflicts_with = "pod")]
+    filename: Vec<PathBuf>,
+    /// Compose a pod of this name instead
+    #[arg(long, value_name = "NAME", requires = "device")]
+    pod: Option<String>,
+    /// Namespace of the composed pod
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    namespace: String,
+    /// A device for it; may be given several times
+    #[arg(long, value_name = "DRIVER/POOL/DEVICE", requires = "pod", num_args = 1..)]
+    device: Vec<String>,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+#[derive(Args)]
+pub(super) struct UnprepareArgs {
+    #[arg(value_name = "NAMESPACE/POD", required_unless_present = "uid", conflicts_with = "uid")]
+    pod: Option<String>,
+    /// The pod by its UID
+    #[arg(long)]
+    uid: Option<String>,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+pub(super) async fn prepare(place: Place, args: PrepareArgs) -> Result<Outcome> {
+    let Objects { claims, pods } = match &args.pod {
+        Some(pod) => compose(&args.namespace, pod, &args.device)?,
+        None => read(&args.filename)?,
+    };
+    let mut client = connect(&place).await?;
+    let mut answers = Vec::with_capacity(pods.len());
+    for pod in &pods {
+        let of_pod = |claim: &&Claim| {
+            claim.id.namespace == pod.pod.namespace
+                && pod.claims.iter().any(|c| c.claim_name == claim.id.name)
+        };
+        let inline: Vec<_> = claims.iter().filter(of_pod).cloned().collect();
+        let answer =
+            client.prepare_pod(convert::pod_message(pod, &inline)).await.map_err(said(&place))?.into_inner();
+        let failed = start_containers(&mut client, &place, &answer).await?;
+        answers.push(Answer::prepared(answer, failed));
+    }
+    finish(&answers, args.output)
+}
+
+pub(super) async fn unprepare(place: Place, args: UnprepareArgs) -> Result<Outcome> {
+    let pod = match (&args.uid, &args.pod) {
+        (Some(uid), _) => v1::ObjectRef { uid: uid.clone(), ..Default::default() },
+        (None, name) => {
+            let (namespace, name) = split(name.as_deref().unwrap_or_default());
+            let namespace = if namespace.is_empty() { "default".to_owned() } else { namespace };
+            v1::ObjectRef { namespace, name, uid: String::new() }
+        }
+    };
+    let mut client = connect(&place).await?;
+    let request = v1::UnpreparePodRequest { pod: Some(pod) };
+    let answer = client.unprepare_pod(request).await.map_err(said(&place))?.into_inner();
+    finish(&[Answer::given_up(answer)], args.output)
+}
+
+/// What a runtime does before it starts a container, for each of a pod that is prepared; what went wrong, in words.
+async fn start_containers(
+    client: &mut Client,
+    place: &Place,
+    answer: &v1::PreparePodResponse,
+) -> Result<Vec<String>> {
+    let mut failed = Vec::new();
+    // A pod without claims and resources is nothing that the daemon knows.
+    if answer.claims.is_empty() && answer.resources.is_empty() {
+        return Ok(failed);
+    }
+    for container in &answer.containers {
+        let request =
+            v1::StartContainerRequest { pod: answer.pod.clone(), container: container.name.clone() };
+        let Err(status) = client.start_container(request).await else { continue };
+        let error = said(place)(status);
+        if error.is::<CliError>() {
+            return Err(error);
+        }
+        failed.push(format!("container {}: {error}", container.name));
+    }
+    Ok(failed)
+}
+
+fn read(files: &[PathBuf]) -> Result<Objects> {
+    let mut objects = Objects::default();
+    for file in files {
+        let found = manifest::read(file).with_context(|| format!("read {}", file.display()))?;
+        objects.claims.extend(found.claims);
+        objects.pods.extend(found.pods);
+    }
+    if objects.pods.is_empty() {
+        let hint = "claims are prepared for a pod: add it, or compose one with --pod and --device";
+        return Err(CliError::usage("there is no Pod in the files", hint).into());
+    }
+    Ok(objects)
+}
+
+/// A pod with one claim for the devices. Names and UIDs follow from what is asked, so that asking again is the same request.
+fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, CliError> {
+    let devices =
+        devices.iter().enumerate().map(|(index, text)| device(index, text)).collect::<Result<Vec<_>, _>>()?;
+    let hint = "names of pods and namespaces are lower-case letters, digits, '-' and '.'";
+    let named = |error: nodedock_model::NameError| CliError::usage(error.to_string(), hint);
+    let wanted: Vec<_> = devices.iter().map(|d| format!("{}/{}/{}", d.driver, d.pool, d.device)).collect();
+    let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
+    let claim_uid = uid(&format!("claim/{namespace}/{pod}/{}", wanted.join(",")));
+    let short: String = claim_uid.as_str().chars().take(8).collect();
+    let namespace = ObjectName::new(namespace).map_err(named)?;
+    let pod =
+        ObjectRef { namespace: namespace.clone(), name: ObjectName::new(pod).map_err(named)?, uid: pod_uid };
+    let claim_name = ObjectName::new(format!("{}-{short}", pod.name)).map_err(named)?;
+    let claim = Claim {
+        id: ObjectRef { namespace, name: claim_name.clone(), uid: claim_uid },
+        allocation: Some(Allocation { devices, configs: Vec::new(), node_name: None }),
+        reserved_for: vec![Consumer::of_pod(&pod)],
+        annotations: BTreeMap::new(),
+        owner_pod: None,
+    };
+    let uses = ContainerClaim { pod_claim_name: POD_CLAIM.to_owned(), request: None };
+    let request = PodRequest {
+        pod,
+        claims: vec![ClaimReference { pod_claim_name: POD_CLAIM.to_owned(), claim_name, claim_uid: None }],
+        containers: vec![PodContainer {
+            name: CONTAINER.to_owned(),
+            claims: vec![uses],
+            ..PodContainer::default()
+        }],
+    };
+    Ok(Objects { claims: vec![claim], pods: vec![request] })
+}
+
+/// A name-based UUID (RFC 9562, version 5) below a namespace of ours.
+fn uid(text: &str) -> Uid {
+    let ours = Uuid::new_v5(&Uuid::NAMESPACE_DNS, b"nodedock.dev");
+    Uid::new(Uuid::new_v5(&ours, text.as_bytes()).to_string())
+        .expect("a UUID has digits, letters and dashes only")
+}
+
+/// Pools may have slashes in their names, drivers and devices may not.
+fn device(index: usize, text: &str) -> Result<AllocatedDevice, CliError> {
+    let hint = "a device is named as DRIVER/POOL/DEVICE; `nodedock get devices` lists them";
+    let parts = text.split_once('/').and_then(|(driver, rest)| Some((driver, rest.rsplit_once('/')?)));
+    let Some((driver, (pool, device))) = parts else {
+        return Err(CliError::usage(format!("{text:?} names no device"), hint));
+    };
+    let named = |error: nodedock_model::NameError| CliError::usage(format!("{text:?}: {error}"), hint);
+    Ok(AllocatedDevice {
+        request: format!("device-{index}"),
+        driver: DriverName::new(driver).map_err(named)?,
+        pool: PoolName::new(pool).map_err(named)?,
+        device: DeviceName::new(device).map_err(named)?,
+        share_id: None,
+        consumed: BTreeMap::new(),
+        admin_access: false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_composed_request_is_the_same_each_time_and_another_for_other_devices() {
+        let compose = |device: &str| compose("default", "demo", &[device.to_owned()]).unwrap();
+        let (one, again, other) =
+            (compose("d.dev/misc/fuse"), compose("d.dev/misc/fuse"), compose("d.dev/misc/kvm"));
+        assert_eq!((&one.claims, &one.pods), (&again.claims, &again.pods));
+        assert_ne!(one.claims[0].id, other.claims[0].id);
+        assert_eq!(one.pods[0].pod, other.pods[0].pod);
+    }
+
+    #[test]
+    fn a_pool_may_have_slashes() {
+        let device = device(0, "d.dev/rack-1/shelf-2/fuse").unwrap();
+        assert_eq!((device.pool.as_str(), device.device.as_str()), ("rack-1/shelf-2", "fuse"));
+    }
+
+    #[test]
+    fn what_names_no_device_is_a_usage_error() {
+        for bad in ["", "d.dev", "d.dev/misc", "d.dev/misc/", "d.dev/misc/FUSE", "../../x"] {
+            assert!(matches!(device(0, bad), Err(CliError::Usage { .. })), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `nodedock probe`: asks the daemon whether it lives or is ready, for a pod's probes: an image without a shell has no other client.
+
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::{CliError, Outcome, Place, output};
+use crate::config::Paths;
+use nodedock_base::printable::one_line;
+use nodedock_model::{Uid, limit};
+
+/// Bytes of an answer: a line for each driver that is awaited, at most.
+const ANSWER_BYTES_MAX: u64 = 256 << 10;
+/// Bytes of the line that is printed.
+const LINE_BYTES_MAX: usize = 1024;
+
+#[derive(Args)]
+pub(super) struct ProbeArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Clone)]
+enum What {
+    /// Whether every part of the daemon answers
+    Live(ProbeSocket),
+    /// Whether what was there at its start is loaded, and known where it has to be
+    Ready(ProbeSocket),
+}
+
+#[derive(Args, Clone)]
+struct ProbeSocket {
+    /// The daemon's admin socket, where it is not ROOT/run/nodedock/admin.sock
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<PathBuf>,
+    /// The instance that is asked, where there are several on one root; its own socket answers for it
+    #[arg(long, value_name = "UID", env = "NODEDOCK_INSTANCE_UID")]
+    instance_uid: Option<Uid>,
+}
+
+impl ProbeSocket {
+    fn path(self, place: &Place) -> PathBuf {
+        let paths = Paths::below(&place.root);
+        let of_instance = || self.instance_uid.map(|uid| paths.probes_of(&uid));
+        self.admin_socket.or_else(of_instance).unwrap_or(paths.admin)
+    }
+}
+
+pub(super) async fn run(place: Place, args: ProbeArgs) -> Result<Outcome> {
+    let (path, socket) = match args.what {
+        What::Live(socket) => ("/livez", socket.path(&place)),
+        What::Ready(socket) => ("/readyz", socket.path(&place)),
+    };
+    let unreachable =
+        |error: io::Error| CliError::Unreachable { socket: socket.clone(), source: error.into() };
+    let asked = timeout(limit::ADMIN_CONNECTION_WALL, ask(&socket, path)).await;
+    let answer = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(unreachable)?;
+    let Some((status, words)) = parse(&answer) else {
+        let strange = io::Error::new(io::ErrorKind::InvalidData, "what answers there is not the daemon");
+        return Err(unreachable(strange).into());
+    };
+    output::say(&one_line(&words, LINE_BYTES_MAX))?;
+    Ok(if status == 200 { Outcome::Done } else { Outcome::Refused })
+}
+
+async fn ask(socket: &std::path::Path, path: &str) -> io::Result<Vec<u8>> {
+    let mut stream = UnixStream::connect(socket).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: nodedock\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
+    Ok(answer)
+}
+
+/// Status and words of an answer, its lines as one.
+fn parse(answer: &[u8]) -> Option<(u16, String)> {
+    let text = String::from_utf8_lossy(answer);
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+    let words: Vec<_> = body.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    Some((status, words.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_its_status_and_its_lines_as_one() {
+        let ok = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nok\n";
+        assert_eq!(parse(ok), Some((200, "ok".to_owned())));
+        let wrong = b"HTTP/1.1 503 Service Unavailable\r\n\r\na is loading\nb is not registered\n";
+        assert_eq!(parse(wrong), Some((503, "a is loading; b is not registered".to_owned())));
+        for bad in
+            [&b""[..], b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 \xff\xff\xff\xff\r\n\r\n", b"SSH-2.0\r\n\r\n"]
+        {
+            assert_eq!(parse(bad), None);
+        }
+    }
+
+    #[test]
+    fn an_instance_is_asked_on_its_own_socket() {
+        let place = Place { root: "/r".into(), socket: None };
+        let of = |admin_socket: Option<&str>, uid: Option<&str>| {
+            let instance_uid = uid.map(|uid| Uid::new(uid).unwrap());
+            ProbeSocket { admin_socket: admin_socket.map(Into::into), instance_uid }.path(&place)
+        };
+        assert_eq!(of(None, None), PathBuf::from("/r/run/nodedock/admin.sock"));
+        assert_eq!(of(None, Some("u-1")), PathBuf::from("/r/run/nodedock/admin-u-1.sock"));
+        assert_eq!(of(Some("/a"), Some("u-1")), PathBuf::from("/a"));
+    }
+}

@@ -1,0 +1,238 @@
+//! What a daemon on a Kubernetes node is told of it: by flags, by the section `kubernetes` of the config file, or by default.
+//!
+//! Only values, checked: whoever starts without something that cannot be guessed learns in one line what is missing.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use nodedock_model::{ObjectName, limit};
+
+/// The section as it is written. The UID of the instance is not in it: a file is shared by all pods of a DaemonSet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct KubernetesSection {
+    /// Whether this is a Kubernetes node; not unless set.
+    pub enabled: Option<bool>,
+    /// The kubelet's folder; `ROOT/var/lib/kubelet` unless set.
+    pub kubelet_root: Option<PathBuf>,
+    /// How the API server is reached; as a pod does unless set.
+    pub kubeconfig: Option<PathBuf>,
+    /// Requests to the API server in a second.
+    pub requests_per_second: Option<u32>,
+    /// Requests at once after a pause.
+    pub request_burst: Option<u32>,
+}
+
+/// The same from the command line and the environment; what is given there wins.
+#[derive(Debug, Clone, Default)]
+pub struct KubernetesFlags {
+    pub enabled: Option<bool>,
+    pub kubelet_root: Option<PathBuf>,
+    pub kubeconfig: Option<PathBuf>,
+    /// The pod in which the daemon runs, as NAMESPACE/NAME.
+    pub pod: Option<String>,
+}
+
+/// The pod in which the daemon runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnPodName {
+    pub namespace: ObjectName,
+    pub name: ObjectName,
+}
+
+/// How the daemon is part of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubernetesConfig {
+    /// As the API server has it.
+    pub node_name: ObjectName,
+    pub kubelet_root: PathBuf,
+    /// None: by the pod's service account.
+    pub kubeconfig: Option<PathBuf>,
+    /// None: it runs in no pod, or does not know in which.
+    pub own_pod: Option<OwnPodName>,
+    pub requests_per_second: u32,
+    pub request_burst: u32,
+}
+
+/// Why a daemon cannot be part of a cluster as it was told to be.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KubernetesError {
+    #[error("--kubernetes needs the name of this node as the API server has it")]
+    NoNodeName,
+    #[error("the node name {name:?} is none of a Kubernetes node: {rule}")]
+    NodeName { name: String, rule: String },
+    #[error("the kubelet's folder is {:?}, and an absolute path is wanted", .0)]
+    KubeletRoot(PathBuf),
+    #[error("--pod is {0:?}, and NAMESPACE/NAME is wanted")]
+    Pod(String),
+    #[error("{0} says nothing without --kubernetes")]
+    Stray(&'static str),
+    #[error("the path {path} has {length} bytes, and the system allows {max} for a socket", max = limit::SOCKET_PATH_BYTES_MAX)]
+    TooLong { path: String, length: usize },
+}
+
+impl KubernetesError {
+    /// What to do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::NoNodeName | Self::NodeName { .. } => {
+                "give --node-name; in a pod, NODEDOCK_NODE_NAME from the field spec.nodeName"
+            }
+            Self::KubeletRoot(_) => {
+                "give --kubelet-root /var/lib/kubelet, or where the kubelet's --root-dir is"
+            }
+            Self::Pod(_) => {
+                "in a pod, compose it from the fields metadata.namespace and metadata.name, or leave it out"
+            }
+            Self::Stray(_) => "add --kubernetes, or leave it out",
+            Self::TooLong { .. } => {
+                "mount the kubelet's folder under a shorter path, and name that with --kubelet-root"
+            }
+        }
+    }
+}
+
+impl KubernetesSection {
+    /// The numbers that are out of range: key, value, least and most.
+    pub(super) fn out_of_range(&self) -> Option<(&'static str, u64, u64, u64)> {
+        let numbers = [
+            ("kubernetes.requestsPerSecond", self.requests_per_second, 1, limit::API_PER_SECOND_MAX),
+            ("kubernetes.requestBurst", self.request_burst, 1, limit::API_BURST_MAX),
+        ];
+        numbers.into_iter().find_map(|(key, value, min, max)| {
+            let value = value.filter(|value| !(min..=max).contains(value))?;
+            Some((key, value.into(), min.into(), max.into()))
+        })
+    }
+
+    /// The first path that is not absolute.
+    pub(super) fn relative_path(&self) -> Option<(&'static str, &Path)> {
+        let paths =
+            [("kubernetes.kubeletRoot", &self.kubelet_root), ("kubernetes.kubeconfig", &self.kubeconfig)];
+        let mut named = paths.into_iter().filter_map(|(key, path)| Some((key, path.as_deref()?)));
+        named.find(|(_, path)| !path.is_absolute())
+    }
+}
+
+/// Puts flags, file and defaults together. None: this is no Kubernetes node. `node_name`: as it was given, not the host's.
+pub(super) fn resolve(
+    flags: KubernetesFlags,
+    section: &KubernetesSection,
+    root: &Path,
+    node_name: Option<&str>,
+) -> Result<Option<KubernetesConfig>, KubernetesError> {
+    if !flags.enabled.or(section.enabled).unwrap_or(false) {
+        return refuse_stray(&flags).map(|()| None);
+    }
+    let name = node_name.ok_or(KubernetesError::NoNodeName)?;
+    let node_name = ObjectName::new(name)
+        .map_err(|error| KubernetesError::NodeName { name: name.to_owned(), rule: error.to_string() })?;
+    let kubelet_root = flags.kubelet_root.or_else(|| section.kubelet_root.clone());
+    let kubelet_root = kubelet_root.unwrap_or_else(|| root.join("var/lib/kubelet"));
+    if !kubelet_root.is_absolute() {
+        return Err(KubernetesError::KubeletRoot(kubelet_root));
+    }
+    check_lengths(&kubelet_root)?;
+    let own_pod = flags.pod.map(|pod| own_pod(&pod).ok_or(KubernetesError::Pod(pod))).transpose()?;
+    Ok(Some(KubernetesConfig {
+        node_name,
+        own_pod,
+        kubelet_root,
+        kubeconfig: flags.kubeconfig.or_else(|| section.kubeconfig.clone()),
+        requests_per_second: section.requests_per_second.unwrap_or(limit::API_PER_SECOND),
+        request_burst: section.request_burst.unwrap_or(limit::API_BURST),
+    }))
+}
+
+fn own_pod(text: &str) -> Option<OwnPodName> {
+    let (namespace, name) = text.split_once('/')?;
+    Some(OwnPodName { namespace: ObjectName::new(namespace).ok()?, name: ObjectName::new(name).ok()? })
+}
+
+fn refuse_stray(flags: &KubernetesFlags) -> Result<(), KubernetesError> {
+    match (&flags.kubelet_root, &flags.kubeconfig) {
+        (Some(_), _) => Err(KubernetesError::Stray("--kubelet-root")),
+        (None, Some(_)) => Err(KubernetesError::Stray("--kubeconfig")),
+        (None, None) => Ok(()),
+    }
+}
+
+/// A registration socket's name at its shortest has a hash of 22 letters in the place of the driver's name; the kubelet's own socket
+/// for device plugins is always of this name.
+fn check_lengths(kubelet_root: &Path) -> Result<(), KubernetesError> {
+    let hashed = "plugins_registry/dra-0000000000000000000000-reg.sock";
+    for below in [hashed, "device-plugins/kubelet.sock"] {
+        let path = kubelet_root.join(below);
+        let length = path.as_os_str().len();
+        if length > limit::SOCKET_PATH_BYTES_MAX {
+            return Err(KubernetesError::TooLong { path: path.display().to_string(), length });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on() -> KubernetesFlags {
+        KubernetesFlags { enabled: Some(true), ..KubernetesFlags::default() }
+    }
+
+    fn of(
+        flags: KubernetesFlags,
+        section: &KubernetesSection,
+    ) -> Result<Option<KubernetesConfig>, KubernetesError> {
+        resolve(flags, section, Path::new("/r"), Some("node-1"))
+    }
+
+    #[test]
+    fn flags_win_over_the_section_and_the_section_over_defaults() {
+        let section = KubernetesSection {
+            enabled: Some(true),
+            kubelet_root: Some("/k".into()),
+            kubeconfig: Some("/c".into()),
+            requests_per_second: Some(3),
+            request_burst: Some(4),
+        };
+        let config = of(KubernetesFlags::default(), &section).unwrap().unwrap();
+        assert_eq!((config.kubelet_root, config.kubeconfig), ("/k".into(), Some("/c".into())));
+        assert_eq!((config.requests_per_second, config.request_burst), (3, 4));
+        let flags =
+            KubernetesFlags { kubelet_root: Some("/f".into()), kubeconfig: Some("/g".into()), ..on() };
+        let config = of(flags, &section).unwrap().unwrap();
+        assert_eq!((config.kubelet_root, config.kubeconfig), ("/f".into(), Some("/g".into())));
+        let plain = of(on(), &KubernetesSection::default()).unwrap().unwrap();
+        assert_eq!((plain.kubelet_root, plain.kubeconfig), ("/r/var/lib/kubelet".into(), None));
+        let off = KubernetesFlags { enabled: Some(false), ..KubernetesFlags::default() };
+        assert_eq!(of(off, &section), Ok(None));
+        assert_eq!(of(KubernetesFlags::default(), &KubernetesSection::default()), Ok(None));
+    }
+
+    #[test]
+    fn what_is_missing_or_of_no_use_is_named() {
+        let plain = KubernetesSection::default();
+        let resolved = |flags, name| resolve(flags, &plain, Path::new("/r"), name).unwrap_err();
+        assert_eq!(resolved(on(), None), KubernetesError::NoNodeName);
+        let bad = resolved(on(), Some("Node_1"));
+        assert!(bad.to_string().contains("\"Node_1\"") && bad.hint().contains("--node-name"), "{bad}");
+        let relative = KubernetesFlags { kubelet_root: Some("kubelet".into()), ..on() };
+        assert_eq!(resolved(relative, Some("n")), KubernetesError::KubeletRoot("kubelet".into()));
+        let stray = KubernetesFlags { kubeconfig: Some("/c".into()), ..KubernetesFlags::default() };
+        assert_eq!(resolved(stray, Some("n")), KubernetesError::Stray("--kubeconfig"));
+        for pod in ["pod", "/pod", "ns/", "ns/pod/x", "Ns/pod"] {
+            let flags = KubernetesFlags { pod: Some(pod.to_owned()), ..on() };
+            assert_eq!(resolved(flags, Some("n")), KubernetesError::Pod(pod.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_folder_below_which_no_socket_has_room_is_refused() {
+        for (length, fits) in [(1, true), (54, true), (55, false), (107, false)] {
+            let root = format!("/{}", "x".repeat(length - 1));
+            let flags = KubernetesFlags { kubelet_root: Some(root.into()), ..on() };
+            assert_eq!(of(flags, &KubernetesSection::default()).is_ok(), fits, "{length}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Claims as they stand, as messages: with what comes next of them, and what became of those that are gone.
+
+use nodedock_proto::node::v1;
+
+use super::{consumer_message, missing, object_message, problem, values, wrong};
+use nodedock_core::claims::{ClaimView, RefusedClaim, ReleaseOutcome, ReleaseRequest, Retry};
+use nodedock_model::{
+    Caller, ClaimRecord, DriverName, DriverPart, ObjectName, Problem, ReleaseRecord, Transition, Uid, Untold,
+};
+
+pub(super) fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
+    claim.drivers.values().find_map(|part| part.problem.as_ref()).map(problem)
+}
+
+pub fn claim_status(view: &ClaimView, boot_id: &str, with_timeline: bool) -> v1::ClaimStatus {
+    let claim = &view.record;
+    v1::ClaimStatus {
+        id: Some(object_message(&claim.id)),
+        state: claim.state.as_str().to_owned(),
+        pods: claim.pods.values().map(object_message).collect(),
+        drivers: claim.drivers.iter().map(|(name, part)| claim_driver(view, name, part)).collect(),
+        timeline: if with_timeline { claim.timeline.iter().map(transition).collect() } else { Vec::new() },
+        stale_boot: claim.boot_id != boot_id,
+        problem: worst_problem(claim),
+        values: if with_timeline { values::kept(view) } else { Vec::new() },
+        kubelet: kubelet_hold(claim),
+    }
+}
+
+fn kubelet_hold(claim: &ClaimRecord) -> Option<v1::KubeletHold> {
+    let drivers: Vec<_> = claim.kubelet_drivers().map(ToString::to_string).collect();
+    let hold = claim.kubelet.as_ref().filter(|_| !drivers.is_empty())?;
+    Some(v1::KubeletHold {
+        since_ms: hold.since_ms,
+        drivers,
+        consumers: hold.consumers.iter().map(consumer_message).collect(),
+    })
+}
+
+fn claim_driver(view: &ClaimView, name: &DriverName, part: &DriverPart) -> v1::ClaimDriver {
+    let claim = &view.record;
+    let outlook = view.outlook.iter().find(|outlook| outlook.driver == *name);
+    let state = match part.current() {
+        _ if claim.is_part_leaving(name) => "unpreparing",
+        Some(_) => "prepared",
+        None if part.problem.is_some() => "refused",
+        None => "preparing",
+    };
+    let by = part.by.as_ref();
+    v1::ClaimDriver {
+        driver: name.to_string(),
+        state: state.to_owned(),
+        devices: claim.device_names(name).collect(),
+        cdi_devices: part.current().map(|_| cdi_names(claim, name)).unwrap_or_default(),
+        version: by.map(|by| by.version.clone()).unwrap_or_default(),
+        digest: by.map(|by| by.digest.clone()).unwrap_or_default(),
+        problem: part.problem.as_ref().map(problem),
+        attempts: outlook.map_or(0, |outlook| outlook.attempts),
+        retry: outlook.map(|outlook| retry(outlook.retry)),
+    }
+}
+
+fn retry(retry: Retry) -> v1::Retry {
+    v1::Retry { when: retry.as_str().to_owned(), at_ms: retry.at_ms() }
+}
+
+pub fn refused_claim(refused: &RefusedClaim) -> v1::RefusedClaim {
+    v1::RefusedClaim {
+        id: Some(object_message(&refused.claim)),
+        driver: refused.outlook.driver.to_string(),
+        problem: Some(problem(&refused.problem)),
+        attempts: refused.outlook.attempts,
+        at_ms: refused.at_ms,
+        retry: Some(retry(refused.outlook.retry)),
+    }
+}
+
+pub fn released_claim(released: &ReleaseRecord) -> v1::ReleasedClaim {
+    let Caller { uid, user, pid } = released.by.clone();
+    v1::ReleasedClaim {
+        id: Some(object_message(&released.id)),
+        at_ms: released.at_ms,
+        by: Some(v1::Caller { uid, user: user.unwrap_or_default(), pid }),
+        pods: released.pods.values().map(object_message).collect(),
+        untold: untold(released),
+        timeline: released.timeline.iter().map(transition).collect(),
+        values: released.put_back.iter().map(values::put_back).collect(),
+    }
+}
+
+fn untold(released: &ReleaseRecord) -> Vec<v1::UntoldDriver> {
+    let one = |(driver, untold): (&DriverName, &Untold)| v1::UntoldDriver {
+        driver: driver.to_string(),
+        devices: untold.devices.clone(),
+        problem: Some(problem(&untold.problem)),
+    };
+    released.untold.iter().map(one).collect()
+}
+
+/// The claim to release: by namespace and name, and by UID where there is one.
+pub fn release_request(claim: Option<&v1::ObjectRef>, by: Caller) -> Result<ReleaseRequest, Problem> {
+    let claim = claim.ok_or_else(|| missing("claim"))?;
+    let uid = Some(&claim.uid).filter(|uid| !uid.is_empty());
+    Ok(ReleaseRequest {
+        namespace: ObjectName::new(&claim.namespace).map_err(|e| wrong("claim.namespace", &e))?,
+        name: ObjectName::new(&claim.name).map_err(|e| wrong("claim.name", &e))?,
+        uid: uid.map(Uid::new).transpose().map_err(|e| wrong("claim.uid", &e))?,
+        by,
+    })
+}
+
+pub fn release_outcome(outcome: &ReleaseOutcome) -> v1::ReleaseClaimResponse {
+    match outcome {
+        ReleaseOutcome::Looked { record, drivers, values } => v1::ReleaseClaimResponse {
+            claim: Some(object_message(&record.id)),
+            state: record.state.as_str().to_owned(),
+            pods: record.pods.values().map(object_message).collect(),
+            drivers: drivers.iter().map(|(name, serves)| to_be_told(record, name, serves)).collect(),
+            values: values.iter().map(values::put_back).collect(),
+        },
+        ReleaseOutcome::Released(released) => v1::ReleaseClaimResponse {
+            claim: Some(object_message(&released.id)),
+            state: String::new(),
+            pods: released.pods.values().map(object_message).collect(),
+            drivers: untold(released),
+            values: released.put_back.iter().map(values::put_back).collect(),
+        },
+    }
+}
+
+fn to_be_told(record: &ClaimRecord, driver: &DriverName, serves: &Result<(), Problem>) -> v1::UntoldDriver {
+    v1::UntoldDriver {
+        driver: driver.to_string(),
+        devices: record.device_names(driver).collect(),
+        problem: serves.as_ref().err().map(problem),
+    }
+}
+
+fn cdi_names(claim: &ClaimRecord, driver: &DriverName) -> Vec<String> {
+    nodedock_core::cdi::cdi_devices(claim, driver).into_iter().flat_map(|(_, names)| names).collect()
+}
+
+pub(super) fn transition(transition: &Transition) -> v1::Transition {
+    v1::Transition {
+        at_ms: transition.at_ms,
+        what: transition.what.clone(),
+        cause: transition.cause.clone(),
+        duration_us: transition.duration_us,
+        problem: transition.problem.as_ref().map(problem),
+        again: transition.again.map(|again| v1::Again { count: again.count, last_at_ms: again.last_at_ms }),
+    }
+}

@@ -1,0 +1,124 @@
+use std::path::PathBuf;
+
+use super::*;
+use nodedock_model::{AllocationEntry, ContainerKind, ObjectRef, PluginDevice, PodAllocation};
+
+fn name(text: &str) -> ExtendedResource {
+    ExtendedResource::new(text).unwrap()
+}
+
+fn device(id: &str, healthy: bool, numa_nodes: &[u32]) -> DeviceView {
+    let device = PluginDevice { id: id.to_owned(), healthy, numa_nodes: numa_nodes.to_vec() };
+    DeviceView { device, pods: vec![ObjectRef::new("default", "a", "uid-a").unwrap()] }
+}
+
+fn view(resource: &str, source: ResourceSource, devices: Vec<DeviceView>) -> ResourceView {
+    ResourceView { name: name(resource), source, active: true, devices }
+}
+
+fn plugin() -> ResourceSource {
+    ResourceSource::Plugin(PathBuf::from("/plugins/a.sock"))
+}
+
+fn pod(pod: &str, entries: &[(&str, &str, &[&str])]) -> PodView {
+    let entry = |(container, resource, devices): &(&str, &str, &[&str])| AllocationEntry {
+        container: (*container).to_owned(),
+        kind: ContainerKind::App,
+        resource: name(resource),
+        devices: devices.iter().map(|id| ((*id).to_owned(), Vec::new())).collect(),
+        claim: None,
+        response: None,
+        pre_start: false,
+        unknown: BTreeMap::new(),
+    };
+    let allocation = PodAllocation {
+        pod: ObjectRef::new("default", pod, pod).unwrap(),
+        entries: entries.iter().map(entry).collect(),
+        since_ms: 0,
+        unknown: BTreeMap::new(),
+    };
+    PodView::new(None, Some(allocation.into())).unwrap()
+}
+
+#[test]
+fn capacity_counts_every_device_allocatable_the_healthy_and_allocated_those_of_pods() {
+    let devices = vec![device("0", true, &[1]), device("1", false, &[0]), device("2", true, &[])];
+    let of_driver = ResourceSource::Pools("d.dev".parse().unwrap());
+    let known = Capacity {
+        resources: vec![
+            view("a.dev/a", plugin(), devices),
+            view("b.dev/b", of_driver, vec![]),
+            ResourceView { active: false, ..view("c.dev/c", ResourceSource::Remembered, vec![]) },
+        ],
+        removed: vec![name("z.dev/z")],
+    };
+    // Containers of a pod may have a device in turn, and a plugin that is away lists nothing.
+    let pods = [
+        pod("a", &[("init", "a.dev/a", &["0", "1"]), ("main", "a.dev/a", &["1"])]),
+        pod("b", &[("main", "c.dev/c", &["x"])]),
+    ];
+    let answer = capacity(&known, &pods);
+    let count = |r: &v1::Resource| (r.name.clone(), r.capacity, r.allocatable, r.allocated, r.active);
+    let expected = [("a.dev/a", 3, 2, 2, true), ("b.dev/b", 0, 0, 0, true), ("c.dev/c", 0, 0, 1, false)];
+    let expected = expected.map(|(name, c, a, l, active)| (name.to_owned(), c, a, l, active));
+    assert_eq!(answer.resources.iter().map(count).collect::<Vec<_>>(), expected);
+    let drivers: Vec<_> = answer.resources.iter().map(|resource| resource.driver.as_str()).collect();
+    assert_eq!(drivers, ["/plugins/a.sock", "d.dev", ""]);
+    assert_eq!(
+        (answer.resources[0].numa_nodes.as_slice(), answer.removed),
+        ([0, 1].as_slice(), vec!["z.dev/z".to_owned()])
+    );
+}
+
+#[test]
+fn a_plugins_device_names_its_socket_its_resource_and_its_pods() {
+    let resource = view("a.dev/a", plugin(), vec![device("0", false, &[1])]);
+    let told = plugin_device(&resource, &resource.devices[0]);
+    assert_eq!((told.driver.as_str(), told.pool.as_str(), told.name.as_str()), ("/plugins/a.sock", "", "0"));
+    assert_eq!((told.health.as_str(), told.extended_resource.as_str()), ("unhealthy", "a.dev/a"));
+    assert_eq!((told.numa_nodes.as_slice(), told.pods[0].uid.as_str()), ([1].as_slice(), "uid-a"));
+}
+
+#[test]
+fn hints_tell_a_resource_without_topology_from_one_that_cannot_be_served() {
+    let of = |resource: &str, hints| ResourceHints {
+        container: "main".to_owned(),
+        resource: name(resource),
+        hints,
+    };
+    let hint = TopologyHint { numa_nodes: vec![0, 1], preferred: true };
+    let answer = hints(&[of("a.dev/a", None), of("b.dev/b", Some(vec![])), of("c.dev/c", Some(vec![hint]))]);
+    let told: Vec<_> = answer.resources.iter().map(|r| (r.has_topology, r.hints.len())).collect();
+    assert_eq!(told, [(false, 0), (true, 0), (true, 1)]);
+    assert_eq!(answer.resources[2].hints[0], v1::TopologyHint { numa_nodes: vec![0, 1], preferred: true });
+    assert_eq!(hint_scope("").unwrap(), HintScope::Container);
+    assert_eq!(hint_scope("container").unwrap(), HintScope::Container);
+    assert_eq!(hint_scope("pod").unwrap(), HintScope::Pod);
+    assert!(hint_scope("node").unwrap_err().message.contains("\"node\""));
+}
+
+#[test]
+fn what_is_no_extended_resource_comes_back_as_it_was() {
+    let request = v1::CoverAllocatedRequest {
+        pod_uid: "uid-a".to_owned(),
+        allocatable: BTreeMap::from([("cpu".to_owned(), 4), ("a.dev/a".to_owned(), 1)]),
+    };
+    let (pod, mut allocatable) = cover_request(&request).unwrap();
+    assert_eq!((pod.as_str(), &allocatable), ("uid-a", &BTreeMap::from([(name("a.dev/a"), 1)])));
+    allocatable.insert(name("a.dev/a"), 3);
+    let answer = covered(request, allocatable).allocatable;
+    assert_eq!(answer, BTreeMap::from([("cpu".to_owned(), 4), ("a.dev/a".to_owned(), 3)]));
+    assert!(cover_request(&v1::CoverAllocatedRequest::default()).unwrap_err().message.contains("pod_uid"));
+}
+
+#[test]
+fn the_start_of_a_container_names_pod_and_container() {
+    let pod = v1::ObjectRef { uid: "uid-a".to_owned(), ..v1::ObjectRef::default() };
+    let request = |pod: Option<&v1::ObjectRef>, container: &str| {
+        start_request(v1::StartContainerRequest { pod: pod.cloned(), container: container.to_owned() })
+    };
+    assert_eq!(request(Some(&pod), "main").unwrap(), ("uid-a".parse().unwrap(), "main".to_owned()));
+    assert!(request(None, "main").unwrap_err().message.contains("pod is missing"));
+    assert!(request(Some(&v1::ObjectRef::default()), "main").unwrap_err().message.contains("pod.uid"));
+    assert!(request(Some(&pod), "").unwrap_err().message.contains("container"));
+}

@@ -1,0 +1,107 @@
+//! What a guest answers: once taken it is within every bound, becomes CDI files that the libraries take, and is the same when it
+//! comes back from the checkpoint.
+
+use std::collections::BTreeMap;
+
+use super::bounds;
+use nodedock_core::cdi;
+use nodedock_core::checkpoint::fuzz::check_kept;
+use nodedock_model::{
+    AllocatedDevice, Allocation, ClaimRecord, ClaimState, DriverKind, DriverPart, ObjectRef, PreparedBy,
+    PreparedClaim, Problem, Transition, is_cdi_vendor_or_class,
+};
+use nodedock_wasm::fuzz::{Answer, Prepared, answer, driver};
+
+/// An answer of a driver.
+pub fn answers(data: &[u8]) -> bool {
+    let Ok(answer) = answer(data) else { return false };
+    match answer {
+        Answer::Description(info) => {
+            bounds::description(&info);
+            assert!(is_cdi_vendor_or_class(info.name.as_str()), "{} is no vendor of CDI devices", info.name);
+        }
+        Answer::Inventory(inventory) => bounds::inventory(&inventory),
+        Answer::Health(report) => bounds::health(&report),
+        Answer::Refusal(problem) => refused(problem),
+        Answer::Prepared(prepared) => self::prepared(*prepared),
+    }
+    true
+}
+
+fn refused(problem: Problem) {
+    bounds::problem(&problem);
+    let transition = Transition {
+        at_ms: 1,
+        what: "refused".to_owned(),
+        cause: String::new(),
+        duration_us: 0,
+        problem: Some(problem.clone()),
+        again: None,
+    };
+    let part = DriverPart { problem: Some(problem), ..DriverPart::default() };
+    check_kept(&ClaimRecord { timeline: [transition].into(), ..record(Vec::new(), part) });
+}
+
+fn prepared(prepared: Prepared) {
+    bounds::prepared(&prepared.claim);
+    let record = |claim| {
+        let by = PreparedBy { kind: DriverKind::Wasm, version: "1.2.3".to_owned(), digest: String::new() };
+        let part = DriverPart { prepared: Some(claim), by: Some(by), ..DriverPart::default() };
+        self::record(prepared.asked.devices.clone(), part)
+    };
+    check_durable(&record(prepared.claim));
+    if let Ok(verified) = prepared.verified {
+        bounds::verified(&verified);
+        check_durable(&record(verified));
+    }
+}
+
+fn record(devices: Vec<AllocatedDevice>, part: DriverPart) -> ClaimRecord {
+    const PLAIN: &str = "the names are plain";
+    let pod = ObjectRef::new("ml", "train-0", "pod-1").expect(PLAIN);
+    ClaimRecord {
+        id: ObjectRef::new("ml", "train", "0b1f-5.c_3").expect(PLAIN),
+        state: ClaimState::Prepared,
+        boot_id: "boot".to_owned(),
+        pods: BTreeMap::from([(pod.uid.clone(), pod)]),
+        allocation: Allocation { devices, ..Allocation::default() },
+        annotations: BTreeMap::new(),
+        drivers: BTreeMap::from([(driver(), part)]),
+        kubelet: None,
+        holds: Vec::new(),
+        releasing: None,
+        timeline: [].into(),
+        unknown: BTreeMap::new(),
+    }
+}
+
+fn check_durable(record: &ClaimRecord) {
+    check_kept(record);
+    match cdi::render(record) {
+        Ok(files) => files.iter().for_each(check_file),
+        // What is for all containers of a claim needs a device by which they ask for it; the claim's driver is told.
+        Err(cdi::RenderError::EditsWithoutDevice { .. }) => {
+            assert!(current(record).devices.is_empty());
+        }
+        Err(error) => {
+            panic!("an answer that was taken has no CDI file: {}", nodedock_base::error::chain(&error))
+        }
+    }
+}
+
+fn current(record: &ClaimRecord) -> &PreparedClaim {
+    record.drivers[driver().as_str()].current().expect("it is prepared")
+}
+
+/// Two lines: whose it is as a comment, and the spec, which is what anybody who reads it has before them.
+fn check_file(file: &cdi::SpecFile) {
+    let text = std::str::from_utf8(&file.bytes).expect("a file of ours is text");
+    let lines: Vec<&str> = text.split('\n').collect();
+    let [identity, spec, ""] = lines[..] else { panic!("{} lines: {text}", lines.len()) };
+    assert!(identity.starts_with("# nodedock.dev/claim: {"), "{identity}");
+    assert!(cdi::file_of(&file.name).is_some(), "{}", file.name);
+    let as_json: cdi::Spec = serde_json::from_str(spec).expect("the spec is JSON");
+    let as_yaml: cdi::Spec = serde_saphyr::from_str(text).expect("the file is YAML");
+    assert_eq!(as_json, as_yaml, "the file says another thing as YAML than as JSON");
+    cdi::validate(&as_json).expect("the file is a spec that libraries take");
+}

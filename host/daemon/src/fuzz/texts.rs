@@ -1,0 +1,128 @@
+//! Files that people write: grants, configs, manifests.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::config::ConfigFile;
+use nodedock_core::checkpoint::fuzz::{check_kept, same};
+use nodedock_core::claims::manifest::{self, Objects};
+use nodedock_model::grant::{self, Effective, Grant, GrantError, LimitGrant, LimitRequest};
+use nodedock_model::limit::{CDI_FOLDERS_MAX, SIDE_FILE_BYTES_MAX};
+use nodedock_model::{Claim, ClaimRecord, ClaimState, PodRecord, PodRequest};
+
+/// A grant: it covers what it says, and says the same when it is written anew. An error names a line that is there.
+pub fn grant(data: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(data) else { return false };
+    match Grant::parse(text) {
+        Ok(grant) => check_grant(&grant, text),
+        Err(GrantError::At { line, column, message }) => {
+            assert!(
+                (1..=lines(text)).contains(&line) && column >= 1,
+                "line {line}, column {column}: {message}"
+            );
+            return false;
+        }
+        Err(GrantError::TooLarge(_) | GrantError::Whole(_)) => return false,
+    }
+    true
+}
+
+fn check_grant(grant: &Grant, text: &str) {
+    let allowed = &grant.allowed;
+    allowed.check().expect("what is granted could be asked for");
+    let LimitGrant { memory_mib, wall_ms, cpu_ms, .. } = grant.limits;
+    let asked = LimitRequest { memory_mib, wall_ms, cpu_ms };
+    assert_eq!(grant::missing(allowed, &asked, grant), [""; 0], "what is granted is granted");
+    let effective = Effective::new(allowed, grant).expect("what was read can be used");
+    assert!(allowed.sysfs_read.iter().all(|glob| effective.allows_sysfs_glob(glob)));
+    let yaml = grant::to_yaml("gpu.example.com", text, allowed, &asked);
+    if yaml.len() as u64 <= SIDE_FILE_BYTES_MAX {
+        let again = Grant::parse(&yaml).expect("a grant that was written can be read");
+        // The other limits cannot be asked for.
+        let limits = LimitGrant { memory_mib, wall_ms, cpu_ms, ..LimitGrant::default() };
+        let expected = Grant { limits, ..grant.clone() };
+        assert_eq!(again, expected, "another grant came back from {yaml}");
+    }
+}
+
+/// Lines as YAML counts them, with the one behind the last line end, where a text ends that is not complete.
+fn lines(text: &str) -> u64 {
+    let ends = text.replace("\r\n", "\n").matches(['\n', '\r']).count();
+    ends as u64 + 1
+}
+
+/// A config: the daemon's has values within their ranges; a driver's becomes JSON that any reader of JSON takes.
+pub fn config(data: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(data) else { return false };
+    let of_daemon = ConfigFile::parse(text, Path::new("nodedock.yaml"));
+    if let Ok(file) = &of_daemon {
+        check_config(file);
+    }
+    let of_driver = nodedock_wasm::driver_config::driver_config(text);
+    if let Ok(json) = &of_driver {
+        check_driver_config(json);
+    }
+    of_daemon.is_ok() || of_driver.is_ok()
+}
+
+fn check_config(file: &ConfigFile) {
+    let folders = file.cdi_spec_dirs.as_deref().unwrap_or_default();
+    assert!(folders.len() <= CDI_FOLDERS_MAX && folders.iter().all(|folder| folder.is_absolute()));
+    let within = |value: Option<u64>, min, max| value.is_none_or(|value| (min..=max).contains(&value));
+    assert!(within(file.claims.exclusive_wait_ms, 0, 60_000), "{file:?}");
+    assert!(within(file.claims.call_deadline_ms, 100, 300_000), "{file:?}");
+}
+
+fn check_driver_config(json: &str) {
+    let value: Value = serde_json::from_str(json).expect("a driver's config is JSON");
+    assert!(value.is_object(), "{json}");
+    let again: Value = serde_json::from_str(&value.to_string()).expect("JSON that was written can be read");
+    assert!(same(&value, &again), "{again} instead of {value}");
+}
+
+/// A manifest: what was read of claims and pods is the same when it comes back from the checkpoint.
+pub fn manifest(data: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(data) else { return false };
+    let Ok(Objects { claims, pods }) = manifest::parse(text, "input") else { return false };
+    let taken = !claims.is_empty() || !pods.is_empty();
+    claims.into_iter().for_each(check_claim);
+    pods.into_iter().for_each(check_pod);
+    taken
+}
+
+fn check_claim(claim: Claim) {
+    let Some(allocation) = claim.allocation else { return };
+    for config in &allocation.configs {
+        serde_json::from_str::<Value>(&config.parameters).expect("parameters are JSON");
+    }
+    check_kept(&ClaimRecord {
+        id: claim.id,
+        state: ClaimState::Preparing,
+        boot_id: "boot".to_owned(),
+        pods: BTreeMap::new(),
+        allocation,
+        annotations: claim.annotations,
+        drivers: BTreeMap::new(),
+        kubelet: None,
+        holds: Vec::new(),
+        releasing: None,
+        timeline: [].into(),
+        unknown: BTreeMap::new(),
+    });
+}
+
+fn check_pod(request: PodRequest) {
+    let native =
+        |name: &str| name.split_once('/').is_none_or(|(domain, _)| domain.ends_with("kubernetes.io"));
+    for container in &request.containers {
+        assert!(container.resources.iter().all(|(name, count)| *count > 0 && !native(name.as_str())));
+    }
+    check_kept(&PodRecord {
+        pod: request.pod,
+        claims: BTreeMap::new(),
+        containers: request.containers,
+        unknown: BTreeMap::new(),
+    });
+}

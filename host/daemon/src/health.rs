@@ -1,0 +1,31 @@
+//! `grpc.health.v1.Health` on the node API's socket. The service "" serves as soon as the API answers; the node API does not
+//! while the checkpoint takes no writes: nothing can be prepared or given up then.
+
+use tokio::sync::watch;
+use tonic::server::NamedService;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use nodedock_base::tasks::Tasks;
+
+/// Tells the health of the service `S` until the tasks stop, and then ends what watches it.
+pub(super) async fn follow<S: NamedService>(
+    mut reporter: HealthReporter,
+    mut takes_writes: watch::Receiver<bool>,
+    tasks: Tasks,
+) {
+    loop {
+        let serves = *takes_writes.borrow_and_update();
+        let status = if serves { ServingStatus::Serving } else { ServingStatus::NotServing };
+        reporter.set_service_status(S::NAME, status).await;
+        tokio::select! {
+            () = tasks.stopped() => break,
+            // A change that is not seen here is seen at the next turn.
+            changed = takes_writes.changed() => if changed.is_err() { break },
+        }
+    }
+    // An open watch would keep the server from ending.
+    for service in ["", S::NAME] {
+        reporter.clear_service_status(service).await;
+    }
+}

@@ -1,0 +1,16 @@
+//! Nodedock: the device dock of a node. The map of the host is `ARCHITECTURE.md` in the directory above.
+
+pub mod admin;
+pub mod config;
+mod config_watch;
+pub mod convert;
+mod health;
+pub mod node_api;
+pub mod pod_resources;
+mod telemetry;
+
+pub mod app;
+pub mod cli;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;

@@ -1,0 +1,341 @@
+//! The node API on its Unix socket.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nodedock_proto::node::v1;
+use nodedock_proto::node::v1::node_server::{Node, NodeServer};
+use nodedock_proto::unix;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Response, Status};
+
+use crate::{convert, health};
+use nodedock_base::changes::Changes;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::error::chain;
+use nodedock_base::grpc::{begin, status};
+use nodedock_base::tasks::Tasks;
+use nodedock_base::users;
+use nodedock_core::checkpoint::Checkpoint;
+use nodedock_core::claims::Claims;
+use nodedock_core::devices::{Capacity, Devices, ResourceSource, ResourceView};
+use nodedock_core::driver::{Driver, NodeFacts};
+use nodedock_core::pods::{PodView, Pods};
+use nodedock_core::registry::Registry;
+use nodedock_model::{Caller, DriverName, ExtendedResource, ObjectRef, Problem, limit};
+
+/// What the API translates to.
+#[derive(Clone)]
+pub struct NodeApi {
+    pub claims: Claims,
+    pub devices: Devices,
+    pub pods: Pods,
+    pub registry: Registry,
+    pub changes: Changes,
+    pub conditions: Conditions,
+    pub checkpoint: Checkpoint,
+    pub node: NodeFacts,
+    /// When the daemon started; milliseconds since the Unix epoch.
+    pub started_ms: u64,
+    pub tasks: Tasks,
+}
+
+/// Serves until the tasks stop; calls in flight are answered first.
+pub async fn serve(api: NodeApi, listener: UnixListener) {
+    let (tasks, takes_writes) = (api.tasks.clone(), api.checkpoint.takes_writes());
+    let stopped = tasks.stopped();
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let service = NodeServer::new(api)
+        .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
+    let server = tonic::transport::Server::builder().add_service(service).add_service(health);
+    tasks.spawn("health", health::follow::<NodeServer<NodeApi>>(reporter, takes_writes, tasks.clone()));
+    if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), stopped).await {
+        tracing::error!(error = chain(&error), "the node api ended");
+    }
+}
+
+/// Who called, as the kernel says it.
+fn caller<T>(request: &Request<T>) -> Caller {
+    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+    let uid = peer.map(|peer| peer.uid());
+    Caller { uid, user: uid.and_then(users::name), pid: peer.and_then(|peer| peer.pid()) }
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+fn refuse(problem: Problem) -> Status {
+    status(&problem)
+}
+
+#[tonic::async_trait]
+impl Node for NodeApi {
+    async fn prepare_pod(&self, request: Request<v1::PreparePodRequest>) -> Answer<v1::PreparePodResponse> {
+        let request_id = begin("PreparePod", &request);
+        let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
+        let outcome = self.pods.prepare_pod(pod, inline, request_id).await;
+        Ok(Response::new(convert::prepared(&outcome)))
+    }
+
+    async fn unprepare_pod(
+        &self,
+        request: Request<v1::UnpreparePodRequest>,
+    ) -> Answer<v1::UnpreparePodResponse> {
+        let request_id = begin("UnpreparePod", &request);
+        let pod = request.into_inner().pod;
+        let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
+        let outcomes = self.pods.unprepare_pod(selector, request_id).await.map_err(refuse)?;
+        Ok(Response::new(convert::unprepared(&pod.unwrap_or_default(), &outcomes)))
+    }
+
+    async fn release_claim(
+        &self,
+        request: Request<v1::ReleaseClaimRequest>,
+    ) -> Answer<v1::ReleaseClaimResponse> {
+        let request_id = begin("ReleaseClaim", &request);
+        let wanted = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
+        let wanted = wanted.map_err(refuse)?;
+        let outcome = if request.get_ref().dry_run {
+            self.claims.look_at_release(&wanted).await
+        } else {
+            self.claims.release_claim(wanted, request_id).await
+        };
+        Ok(Response::new(convert::release_outcome(&outcome.map_err(refuse)?)))
+    }
+
+    async fn get_pod_devices(
+        &self,
+        request: Request<v1::GetPodDevicesRequest>,
+    ) -> Answer<v1::PreparePodResponse> {
+        begin("GetPodDevices", &request);
+        let pod = request.into_inner().pod.unwrap_or_default();
+        let view = self.pods.pod(&pod.uid).ok_or_else(|| {
+            let message =
+                format!("pod {}/{} (UID {:?}) holds nothing here", pod.namespace, pod.name, pod.uid);
+            refuse(Problem::not_found("no-such-pod", message))
+        })?;
+        self.pods.check_files_of(&pod.uid).await.map_err(refuse)?;
+        Ok(Response::new(convert::known_pod(&view)))
+    }
+
+    async fn pod_might_need_unprepare(
+        &self,
+        request: Request<v1::PodMightNeedUnprepareRequest>,
+    ) -> Answer<v1::PodMightNeedUnprepareResponse> {
+        begin("PodMightNeedUnprepare", &request);
+        let might = self.pods.might_need_unprepare(&request.get_ref().pod_uid);
+        Ok(Response::new(v1::PodMightNeedUnprepareResponse { might }))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<v1::StartContainerRequest>,
+    ) -> Answer<v1::ContainerDevices> {
+        let request_id = begin("StartContainer", &request);
+        let request = request.into_inner();
+        let (pod, container) = convert::start_request(request).map_err(refuse)?;
+        let answer = self.pods.start_container(pod, container, request_id).await.map_err(refuse)?;
+        Ok(Response::new(convert::container_devices(&answer)))
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<v1::GetCapacityRequest>,
+    ) -> Answer<v1::GetCapacityResponse> {
+        begin("GetCapacity", &request);
+        Ok(Response::new(convert::capacity(&self.devices.capacity(), &self.pods.pods())))
+    }
+
+    async fn get_topology_hints(
+        &self,
+        request: Request<v1::GetTopologyHintsRequest>,
+    ) -> Answer<v1::GetTopologyHintsResponse> {
+        begin("GetTopologyHints", &request);
+        let pod = convert::resources_request(request.get_ref()).map_err(refuse)?;
+        let scope = convert::hint_scope(&request.get_ref().scope).map_err(refuse)?;
+        Ok(Response::new(convert::hints(&self.devices.hints(&pod, scope))))
+    }
+
+    async fn cover_allocated(
+        &self,
+        request: Request<v1::CoverAllocatedRequest>,
+    ) -> Answer<v1::CoverAllocatedResponse> {
+        begin("CoverAllocated", &request);
+        let request = request.into_inner();
+        let (pod, mut allocatable) = convert::cover_request(&request).map_err(refuse)?;
+        self.devices.cover_allocated(&pod, &mut allocatable);
+        Ok(Response::new(convert::covered(request, allocatable)))
+    }
+
+    async fn list_drivers(
+        &self,
+        request: Request<v1::ListDriversRequest>,
+    ) -> Answer<v1::ListDriversResponse> {
+        begin("ListDrivers", &request);
+        let name = &request.get_ref().name;
+        let drivers = self.registry.list().into_iter().filter(|view| {
+            name.is_empty() || view.source == *name || view.name.as_ref().is_some_and(|n| n.as_str() == name)
+        });
+        Ok(Response::new(v1::ListDriversResponse {
+            drivers: drivers.map(|view| convert::driver(&view)).collect(),
+        }))
+    }
+
+    async fn list_devices(
+        &self,
+        request: Request<v1::ListDevicesRequest>,
+    ) -> Answer<v1::ListDevicesResponse> {
+        begin("ListDevices", &request);
+        let wanted = &request.get_ref().driver;
+        let drivers = self.registry.all_serving().into_iter();
+        let drivers = drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
+        let (capacity, pods) = (self.devices.capacity(), self.pods.pods());
+        let mut devices: Vec<_> = drivers.flat_map(|driver| self.devices(&driver, &pods)).collect();
+        let of_plugins = plugin_devices(&capacity);
+        devices.extend(of_plugins.filter(|device| wanted.is_empty() || device.driver == *wanted));
+        Ok(Response::new(v1::ListDevicesResponse { devices }))
+    }
+
+    async fn list_claims(&self, request: Request<v1::ListClaimsRequest>) -> Answer<v1::ListClaimsResponse> {
+        begin("ListClaims", &request);
+        let request = request.get_ref();
+        let wanted = |id: &ObjectRef| {
+            (request.namespace.is_empty() || id.namespace.as_str() == request.namespace)
+                && (request.name.is_empty()
+                    || id.name.as_str() == request.name
+                    || id.uid.as_str() == request.name)
+        };
+        let (boot_id, with_timeline) = (self.claims.boot_id(), request.with_timeline);
+        let claims = self.claims.list().into_iter().filter(|claim| wanted(&claim.id));
+        let status = |claim| convert::claim_status(&self.claims.view(claim), boot_id, with_timeline);
+        let mut answer =
+            v1::ListClaimsResponse { claims: claims.map(status).collect(), ..Default::default() };
+        if with_timeline {
+            let released = self.claims.released().into_iter().filter(|released| wanted(&released.id));
+            answer.released = released.map(|released| convert::released_claim(&released)).collect();
+            let refused = self.claims.refused().into_iter().filter(|refused| wanted(&refused.claim));
+            answer.refused = refused.map(|refused| convert::refused_claim(&refused)).collect();
+        }
+        Ok(Response::new(answer))
+    }
+
+    async fn list_pods(&self, request: Request<v1::ListPodsRequest>) -> Answer<v1::ListPodsResponse> {
+        begin("ListPods", &request);
+        let pods = self.pods.pods().iter().map(convert::pod_status).collect();
+        Ok(Response::new(v1::ListPodsResponse { pods }))
+    }
+
+    async fn get_node(&self, request: Request<v1::GetNodeRequest>) -> Answer<v1::NodeStatus> {
+        begin("GetNode", &request);
+        let mut claims = BTreeMap::new();
+        for claim in self.claims.list() {
+            *claims.entry(claim.state.as_str().to_owned()).or_insert(0) += 1;
+        }
+        Ok(Response::new(v1::NodeStatus {
+            name: self.node.name.clone(),
+            boot_id: self.node.boot_id.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started_ms: self.started_ms,
+            drivers_serving: convert::count(self.registry.all_serving().len()),
+            claims,
+            pods: convert::count(self.pods.pods_count()),
+            conditions: self.conditions.list().iter().map(convert::condition).collect(),
+        }))
+    }
+
+    async fn reload_driver(
+        &self,
+        request: Request<v1::ReloadDriverRequest>,
+    ) -> Answer<v1::ReloadDriverResponse> {
+        begin("ReloadDriver", &request);
+        let view = self.registry.reload(&request.get_ref().name).await.map_err(refuse)?;
+        Ok(Response::new(v1::ReloadDriverResponse { driver: Some(convert::driver(&view)) }))
+    }
+
+    async fn resume_driver(
+        &self,
+        request: Request<v1::ResumeDriverRequest>,
+    ) -> Answer<v1::ResumeDriverResponse> {
+        begin("ResumeDriver", &request);
+        let view = self.registry.resume(&request.get_ref().name).map_err(refuse)?;
+        Ok(Response::new(v1::ResumeDriverResponse { driver: Some(convert::driver(&view)) }))
+    }
+
+    type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Answer<Self::WatchStream> {
+        begin("Watch", &request);
+        let events = BroadcastStream::new(self.changes.listen()).map(|event| match event {
+            Ok(changed) => Ok(v1::WatchEvent {
+                kind: changed.kind.as_str().to_owned(),
+                name: changed.name,
+                state: changed.state,
+                at_ms: changed.at_ms,
+            }),
+            Err(lost) => Err(Status::data_loss(format!("the watch fell behind ({lost}): list again"))),
+        });
+        let stopped = self.tasks.stopped();
+        let events = futures::StreamExt::take_until(events, stopped);
+        Ok(Response::new(Box::pin(events)))
+    }
+}
+
+impl NodeApi {
+    fn devices(&self, driver: &Driver, pods: &[PodView]) -> Vec<v1::Device> {
+        let Some(inventory) = &driver.inventory else { return Vec::new() };
+        let published = inventory.borrow().clone();
+        let name = &driver.identity.name;
+        let users = users(pods, name);
+        let mut devices = Vec::new();
+        for (pool_name, pool) in &published.inventory.pools {
+            for (device_name, device) in &pool.devices {
+                let health = published.health.get(&(pool_name.clone(), device_name.clone()));
+                let health = health.cloned().unwrap_or_default();
+                let claims = self.claims.holders_of(name, pool_name.as_str(), device_name.as_str());
+                let resource = pool.extended_resource.as_ref();
+                let users = resource
+                    .and_then(|resource| users.get(&(resource, format!("{pool_name}/{device_name}"))));
+                let capacity = device.capacities.iter().map(|(name, c)| (name.to_string(), c.value.clone()));
+                devices.push(v1::Device {
+                    driver: name.to_string(),
+                    pool: pool_name.to_string(),
+                    name: device_name.to_string(),
+                    attributes_json: convert::attributes_json(&device.attributes),
+                    capacity: capacity.collect(),
+                    health: health.state.as_str().to_owned(),
+                    health_message: health.message,
+                    claims: claims.iter().map(convert::object_message).collect(),
+                    extended_resource: resource.map(ToString::to_string).unwrap_or_default(),
+                    numa_nodes: device.numa_nodes.clone(),
+                    pods: users.into_iter().flatten().copied().map(convert::object_message).collect(),
+                });
+            }
+        }
+        devices
+    }
+}
+
+/// Pods that have a device of a driver's pool under a resource's name, by it and `POOL/DEVICE`. A pod that left has it until the
+/// driver gave it up.
+fn users<'a>(
+    pods: &'a [PodView],
+    driver: &DriverName,
+) -> BTreeMap<(&'a ExtendedResource, String), BTreeSet<&'a ObjectRef>> {
+    let mut users: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for pod in pods {
+        for held in pod.resources.iter().filter(|held| held.driver.as_ref() == Some(driver)) {
+            for device in held.devices.keys() {
+                users.entry((&held.resource, device.clone())).or_default().insert(&pod.pod);
+            }
+        }
+    }
+    users
+}
+
+fn plugin_devices(capacity: &Capacity) -> impl Iterator<Item = v1::Device> {
+    let is_plugin = |resource: &&ResourceView| matches!(resource.source, ResourceSource::Plugin(_));
+    let resources = capacity.resources.iter().filter(is_plugin);
+    resources.flat_map(|resource| resource.devices.iter().map(|view| convert::plugin_device(resource, view)))
+}

@@ -1,0 +1,140 @@
+//! The kubelet's pod-resources API on a socket of its own: which pod has which devices, for monitoring agents and network plugins.
+//!
+//! Answers from what the managers hold, which is the checkpoint's, so it is true after a restart. Knows nothing of CPUs and memory,
+//! and of pods only those that hold something.
+
+mod assemble;
+mod rate;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_server as server;
+use nodedock_proto::kubelet::pod_resources::v1alpha1::pod_resources_lister_server as server_v1alpha1;
+use nodedock_proto::kubelet::pod_resources::{v1, v1alpha1};
+use nodedock_proto::unix;
+use tokio::net::UnixListener;
+use tokio::time::Instant;
+use tonic::service::InterceptorLayer;
+use tonic::{Request, Response, Status};
+
+use nodedock_base::error::chain;
+use nodedock_base::grpc::begin;
+use nodedock_base::tasks::Tasks;
+use nodedock_core::devices::Devices;
+use nodedock_core::pods::Pods;
+use nodedock_model::{ObjectName, limit};
+
+use rate::Bucket;
+
+/// What the API answers from.
+#[derive(Clone)]
+pub struct PodResources {
+    pub pods: Pods,
+    pub devices: Devices,
+    pub counters: Arc<Counters>,
+    pub tasks: Tasks,
+}
+
+/// Calls since the start.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub(super) list: AtomicU64,
+    pub(super) list_v1alpha1: AtomicU64,
+    pub(super) get_allocatable: AtomicU64,
+    pub(super) get: AtomicU64,
+    pub(super) get_errors: AtomicU64,
+    rejected: AtomicU64,
+}
+
+/// Serves until the tasks stop; calls in flight are answered first.
+pub async fn serve(api: PodResources, listener: UnixListener) {
+    let (counters, stopped) = (api.counters.clone(), api.tasks.stopped());
+    let face = Face { api, counters: counters.clone() };
+    let v1 = server::PodResourcesListerServer::new(face.clone())
+        .max_encoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
+    let v1alpha1 = server_v1alpha1::PodResourcesListerServer::new(face)
+        .max_encoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
+    let server = tonic::transport::Server::builder()
+        .layer(InterceptorLayer::new(limiter(counters.clone())))
+        .add_service(v1)
+        .add_service(v1alpha1);
+    if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), stopped).await {
+        tracing::error!(error = chain(&error), "the pod resources api ended");
+    }
+    tracing::info!(?counters, "pod resources served");
+}
+
+/// One bucket for all methods, as in a kubelet.
+fn limiter(counters: Arc<Counters>) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone {
+    let bucket =
+        Arc::new(Bucket::full(limit::POD_RESOURCES_PER_SECOND, limit::POD_RESOURCES_BURST, Instant::now()));
+    move |request| {
+        if bucket.take(Instant::now()) {
+            return Ok(request);
+        }
+        count(&counters.rejected, "rejected");
+        Err(Status::resource_exhausted("rejected by rate limit"))
+    }
+}
+
+fn count(counter: &AtomicU64, what: &'static str) {
+    let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
+    tracing::debug!(what, count, "pod resources");
+}
+
+#[derive(Clone)]
+struct Face {
+    api: PodResources,
+    counters: Arc<Counters>,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl server::PodResourcesLister for Face {
+    async fn list(
+        &self,
+        request: Request<v1::ListPodResourcesRequest>,
+    ) -> Answer<v1::ListPodResourcesResponse> {
+        begin("PodResources.v1.List", &request);
+        count(&self.counters.list, "list");
+        let pod_resources = self.api.pods.pods().iter().map(assemble::pod).collect();
+        Ok(Response::new(v1::ListPodResourcesResponse { pod_resources }))
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        request: Request<v1::AllocatableResourcesRequest>,
+    ) -> Answer<v1::AllocatableResourcesResponse> {
+        begin("PodResources.v1.GetAllocatableResources", &request);
+        count(&self.counters.get_allocatable, "get allocatable");
+        Ok(Response::new(assemble::allocatable(&self.api.devices.capacity())))
+    }
+
+    async fn get(&self, request: Request<v1::GetPodResourcesRequest>) -> Answer<v1::GetPodResourcesResponse> {
+        begin("PodResources.v1.Get", &request);
+        count(&self.counters.get, "get");
+        let v1::GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
+        let names = ObjectName::new(&pod_namespace).ok().zip(ObjectName::new(&pod_name).ok());
+        let pods = names.map(|(namespace, name)| self.api.pods.named(namespace, name)).unwrap_or_default();
+        let found = assemble::staying(&pods).ok_or_else(|| {
+            count(&self.counters.get_errors, "get error");
+            Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found"))
+        })?;
+        Ok(Response::new(v1::GetPodResourcesResponse { pod_resources: Some(assemble::pod(found)) }))
+    }
+}
+
+#[tonic::async_trait]
+impl server_v1alpha1::PodResourcesLister for Face {
+    async fn list(
+        &self,
+        request: Request<v1alpha1::ListPodResourcesRequest>,
+    ) -> Answer<v1alpha1::ListPodResourcesResponse> {
+        begin("PodResources.v1alpha1.List", &request);
+        count(&self.counters.list_v1alpha1, "list");
+        let pod_resources = self.api.pods.pods().iter().map(assemble::pod_v1alpha1).collect();
+        Ok(Response::new(v1alpha1::ListPodResourcesResponse { pod_resources }))
+    }
+}

@@ -1,0 +1,127 @@
+//! The answers, put together of what pods hold. Pure.
+
+use std::collections::BTreeMap;
+
+use nodedock_proto::kubelet::pod_resources::{v1, v1alpha1};
+
+use nodedock_core::cdi;
+use nodedock_core::devices::Capacity;
+use nodedock_core::pods::{PodResource, PodView, ResourceState};
+use nodedock_model::{ClaimRecord, ClaimState, ContainerKind, PreparedDevice};
+
+/// A pod with its containers and sidecars; ordinary init containers have ended, or will before the others start.
+pub(super) fn pod(view: &PodView) -> v1::PodResources {
+    let containers = view.kinds().into_iter().filter(|(_, kind)| *kind != ContainerKind::Init);
+    v1::PodResources {
+        name: view.pod.name.to_string(),
+        namespace: view.pod.namespace.to_string(),
+        containers: containers.map(|(name, _)| container(view, name)).collect(),
+        ..v1::PodResources::default()
+    }
+}
+
+fn container(view: &PodView, name: &str) -> v1::ContainerResources {
+    let held = held_by(view, name);
+    v1::ContainerResources {
+        name: name.to_owned(),
+        devices: held.flat_map(|held| devices(held.resource.as_str(), &held.devices)).collect(),
+        dynamic_resources: view.claims_of(name).into_iter().map(|claim| dynamic_resource(claim)).collect(),
+        ..v1::ContainerResources::default()
+    }
+}
+
+/// What a container has; what it was not given yet is not there.
+fn held_by<'a>(view: &'a PodView, container: &'a str) -> impl Iterator<Item = &'a PodResource> {
+    let is_held = move |resource: &&PodResource| {
+        resource.container == container && resource.state != ResourceState::Allocating
+    };
+    view.resources.iter().filter(is_held)
+}
+
+/// One for each device and NUMA node, and one without topology for a device that has none.
+fn devices<'a>(
+    resource: &'a str,
+    devices: &'a BTreeMap<String, Vec<u32>>,
+) -> impl Iterator<Item = v1::ContainerDevices> + 'a {
+    devices.iter().flat_map(move |(id, nodes)| device(resource, id, nodes))
+}
+
+fn device(resource: &str, id: &str, nodes: &[u32]) -> Vec<v1::ContainerDevices> {
+    let one = |topology| v1::ContainerDevices {
+        resource_name: resource.to_owned(),
+        device_ids: vec![id.to_owned()],
+        topology,
+    };
+    let on = |node: &u32| one(Some(v1::TopologyInfo { nodes: vec![v1::NumaNode { id: i64::from(*node) }] }));
+    match nodes {
+        [] => vec![one(None)],
+        nodes => nodes.iter().map(on).collect(),
+    }
+}
+
+/// A claim with all its devices, whatever requests of it a container names.
+fn dynamic_resource(claim: &ClaimRecord) -> v1::DynamicResource {
+    let mut claim_resources = Vec::new();
+    for (driver, part) in &claim.drivers {
+        let Some(prepared) = part.current() else { continue };
+        let names = cdi::cdi_devices(claim, driver);
+        for (device, (_, names)) in prepared.devices.iter().zip(names) {
+            claim_resources.push(claim_resource(driver.as_str(), device, names));
+        }
+    }
+    v1::DynamicResource {
+        claim_name: claim.id.name.to_string(),
+        claim_namespace: claim.id.namespace.to_string(),
+        claim_resources,
+    }
+}
+
+fn claim_resource(driver: &str, device: &PreparedDevice, names: Vec<String>) -> v1::ClaimResource {
+    v1::ClaimResource {
+        cdi_devices: names.into_iter().map(|name| v1::CdiDevice { name }).collect(),
+        driver_name: driver.to_owned(),
+        pool_name: device.pool.to_string(),
+        device_name: device.device.to_string(),
+        share_id: device.share_id.clone(),
+    }
+}
+
+/// The same as v1alpha1 knows it: the regular containers, and the devices of each resource together.
+pub(super) fn pod_v1alpha1(view: &PodView) -> v1alpha1::PodResources {
+    let container = |name: &str| v1alpha1::ContainerResources {
+        name: name.to_owned(),
+        devices: held_by(view, name)
+            .map(|held| v1alpha1::ContainerDevices {
+                resource_name: held.resource.to_string(),
+                device_ids: held.devices.keys().cloned().collect(),
+            })
+            .collect(),
+    };
+    let regular = view.kinds().into_iter().filter(|(_, kind)| kind.is_app());
+    v1alpha1::PodResources {
+        name: view.pod.name.to_string(),
+        namespace: view.pod.namespace.to_string(),
+        containers: regular.map(|(name, _)| container(name)).collect(),
+    }
+}
+
+/// Healthy devices, in use or not. CPUs and memory are nothing that is known here.
+pub(super) fn allocatable(capacity: &Capacity) -> v1::AllocatableResourcesResponse {
+    let views = capacity.resources.iter().flat_map(|resource| {
+        let healthy = resource.devices.iter().filter(|view| view.device.healthy);
+        healthy.map(|view| (resource.name.as_str(), &view.device))
+    });
+    v1::AllocatableResourcesResponse {
+        devices: views.flat_map(|(name, found)| device(name, &found.id, &found.numa_nodes)).collect(),
+        ..v1::AllocatableResourcesResponse::default()
+    }
+}
+
+/// Of pods with one name, where one is to replace another, the one that is not on its way out.
+pub(super) fn staying(pods: &[PodView]) -> Option<&PodView> {
+    pods.iter().find(|view| view.state() != ClaimState::Unpreparing).or_else(|| pods.first())
+}
+
+#[cfg(test)]
+#[path = "assemble_tests.rs"]
+mod tests;

@@ -1,0 +1,345 @@
+//! Whether a claim that is held for a kubelet is still needed, by what the API server said; and for how long it has not been. Pure.
+//!
+//! A claim is never given up while a pod of this node may use it: one for which it is reserved now, or was when it was prepared, or that
+//! names it. A kubelet does not ask again for a second pod of the same claim, so that what was known at the prepare is never the
+//! whole. What is not known counts as use.
+
+use std::collections::BTreeMap;
+
+use tokio::time::{Duration, Instant};
+
+use nodedock_model::{Consumer, KubeletClaim, ObjectName, Uid};
+
+/// A pod that is bound to this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NodePod {
+    pub namespace: ObjectName,
+    pub uid: Uid,
+    /// All its containers have ended for good.
+    pub finished: bool,
+    /// Claims that it names, in its spec or its status.
+    pub claims: Vec<ObjectName>,
+}
+
+/// What is known of a claim's object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Sight {
+    Unknown,
+    /// Also while it is being deleted.
+    Here {
+        reserved_for: Vec<Consumer>,
+    },
+    /// The API server says that there is none of that name.
+    Gone,
+    /// Another has its name.
+    Replaced {
+        reserved_for: Vec<Consumer>,
+    },
+}
+
+/// A pod for which a claim is reserved, and which is not bound to this node as far as the list of its pods says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OtherPod {
+    Gone,
+    /// Of another node, or ended.
+    Elsewhere,
+    /// It may come, or nobody knows.
+    Possible,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Used,
+    /// Why nobody needs it.
+    Abandoned(Why),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    Gone,
+    Replaced,
+    NoPods,
+}
+
+impl Why {
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Gone => "its ResourceClaim is gone",
+            Self::Replaced => "its ResourceClaim is gone, and another has its name",
+            Self::NoPods => "the pods for which it was prepared are gone",
+        }
+    }
+}
+
+/// Whether a pod of this node uses the claim, as far as the list of its pods and the prepare tell: nothing more has to be asked then.
+pub(super) fn is_used_here(held: &KubeletClaim, pods: &[NodePod]) -> bool {
+    let reserved = |pod: &NodePod| held.consumers.iter().any(|consumer| consumer.uid == pod.uid);
+    pods.iter().any(|pod| !pod.finished && (reserved(pod) || names(pod, held)))
+}
+
+fn names(pod: &NodePod, held: &KubeletClaim) -> bool {
+    pod.namespace == held.claim.namespace && pod.claims.contains(&held.claim.name)
+}
+
+/// Pods of whom more has to be known: the claim is reserved for them, and they are not among those of this node.
+pub(super) fn unseen<'a>(sight: &'a Sight, pods: &'a [NodePod]) -> impl Iterator<Item = &'a Consumer> {
+    let reserved_for = match sight {
+        Sight::Here { reserved_for } => reserved_for.as_slice(),
+        _ => &[],
+    };
+    reserved_for.iter().filter(|c| c.is_pod() && !pods.iter().any(|pod| pod.uid == c.uid))
+}
+
+/// `others`: what is known of those that `unseen` names.
+pub(super) fn verdict(
+    held: &KubeletClaim,
+    sight: &Sight,
+    pods: &[NodePod],
+    others: &BTreeMap<Uid, OtherPod>,
+) -> Verdict {
+    let live = || pods.iter().filter(|pod| !pod.finished);
+    let prepared_for = |pod: &NodePod| held.consumers.iter().any(|consumer| consumer.uid == pod.uid);
+    if live().any(prepared_for) {
+        return Verdict::Used;
+    }
+    match sight {
+        Sight::Unknown => Verdict::Used,
+        Sight::Gone if live().any(|pod| names(pod, held)) => Verdict::Used,
+        Sight::Gone => Verdict::Abandoned(Why::Gone),
+        // A pod that names it means the new one only where that is reserved for it.
+        Sight::Replaced { reserved_for } => {
+            let of_the_new = |pod: &NodePod| reserved_for.iter().any(|consumer| consumer.uid == pod.uid);
+            match live().any(|pod| names(pod, held) && !of_the_new(pod)) {
+                true => Verdict::Used,
+                false => Verdict::Abandoned(Why::Replaced),
+            }
+        }
+        Sight::Here { reserved_for } => {
+            let needs = |consumer: &Consumer| match pods.iter().find(|pod| pod.uid == consumer.uid) {
+                Some(pod) => !pod.finished,
+                None if consumer.is_pod() => {
+                    !matches!(others.get(&consumer.uid), Some(OtherPod::Gone | OtherPod::Elsewhere))
+                }
+                // Of other consumers nobody knows whether they are here.
+                None => true,
+            };
+            match live().any(|pod| names(pod, held)) || reserved_for.iter().any(needs) {
+                true => Verdict::Used,
+                false => Verdict::Abandoned(Why::NoPods),
+            }
+        }
+    }
+}
+
+/// For how long each claim was seen abandoned, each time that was looked.
+#[derive(Debug)]
+pub(super) struct Patience {
+    delay: Duration,
+    looks_min: u32,
+    seen: BTreeMap<Uid, Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    since: Instant,
+    looks: u32,
+}
+
+impl Patience {
+    /// A claim is abandoned for good when it was seen so for `delay`, and `looks_min` times: a process that was stopped for an hour saw
+    /// nothing of it.
+    pub(super) fn new(delay: Duration, looks_min: u32) -> Self {
+        Self { delay, looks_min, seen: BTreeMap::new() }
+    }
+
+    /// Learns what a round found; claims that are not in it count as used. Gives those that are to be given up.
+    pub(super) fn learn(&mut self, abandoned: &[Uid], now: Instant) -> Vec<Uid> {
+        self.seen.retain(|uid, _| abandoned.contains(uid));
+        let mut over = Vec::new();
+        for uid in abandoned {
+            let seen = self.seen.entry(uid.clone()).or_insert(Seen { since: now, looks: 0 });
+            seen.looks = seen.looks.saturating_add(1);
+            if seen.looks >= self.looks_min && now.saturating_duration_since(seen.since) >= self.delay {
+                over.push(uid.clone());
+            }
+        }
+        over
+    }
+
+    /// A round that saw nothing: what was seen before proves nothing any more.
+    pub(super) fn forget(&mut self) {
+        self.seen.clear();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.seen.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use nodedock_model::ObjectRef;
+
+    fn uid(text: &str) -> Uid {
+        Uid::new(text).unwrap()
+    }
+
+    fn name(text: &str) -> ObjectName {
+        ObjectName::new(text).unwrap()
+    }
+
+    fn consumer(pod: &str) -> Consumer {
+        Consumer { api_group: String::new(), resource: "pods".to_owned(), name: name(pod), uid: uid(pod) }
+    }
+
+    fn held(consumers: &[&str]) -> KubeletClaim {
+        KubeletClaim {
+            claim: ObjectRef::new("default", "c", "uid-c").unwrap(),
+            drivers: Vec::new(),
+            consumers: consumers.iter().map(|pod| consumer(pod)).collect(),
+            since_ms: 0,
+        }
+    }
+
+    fn pod(id: &str, claims: &[&str]) -> NodePod {
+        NodePod {
+            namespace: name("default"),
+            uid: uid(id),
+            finished: false,
+            claims: claims.iter().map(|claim| name(claim)).collect(),
+        }
+    }
+
+    fn here(pods: &[&str]) -> Sight {
+        Sight::Here { reserved_for: pods.iter().map(|pod| consumer(pod)).collect() }
+    }
+
+    fn judged(held: &KubeletClaim, sight: &Sight, pods: &[NodePod], others: &[(&str, OtherPod)]) -> Verdict {
+        verdict(held, sight, pods, &others.iter().map(|(pod, what)| (uid(pod), *what)).collect())
+    }
+
+    #[test]
+    fn a_claim_without_an_object_and_without_pods_is_abandoned() {
+        use Verdict::{Abandoned, Used};
+        let replaced = Sight::Replaced { reserved_for: vec![consumer("new")] };
+        assert_eq!(judged(&held(&["a"]), &Sight::Gone, &[], &[]), Abandoned(Why::Gone));
+        assert_eq!(judged(&held(&["a"]), &replaced, &[], &[]), Abandoned(Why::Replaced));
+        assert_eq!(judged(&held(&["a"]), &replaced, &[pod("new", &["c"])], &[]), Abandoned(Why::Replaced));
+        assert_eq!(judged(&held(&["a"]), &replaced, &[pod("second", &["c"])], &[]), Used);
+        assert_eq!(judged(&held(&["a"]), &here(&[]), &[], &[]), Abandoned(Why::NoPods));
+        assert_eq!(judged(&held(&["a"]), &Sight::Unknown, &[], &[]), Used);
+        assert_eq!(judged(&held(&["a"]), &Sight::Gone, &[pod("a", &[])], &[]), Used);
+        assert_eq!(judged(&held(&[]), &Sight::Gone, &[pod("b", &["c"])], &[]), Used);
+    }
+
+    #[test]
+    fn pods_that_are_not_of_this_node_count_until_it_is_known_that_they_do_not_come() {
+        use Verdict::{Abandoned, Used};
+        let claim = held(&["a"]);
+        assert_eq!(judged(&claim, &here(&["b"]), &[], &[]), Used);
+        assert_eq!(judged(&claim, &here(&["b"]), &[], &[("b", OtherPod::Possible)]), Used);
+        for what in [OtherPod::Gone, OtherPod::Elsewhere] {
+            assert_eq!(judged(&claim, &here(&["b"]), &[], &[("b", what)]), Abandoned(Why::NoPods));
+        }
+        let mut other = consumer("g");
+        other.resource = "podgroups".to_owned();
+        let sight = Sight::Here { reserved_for: vec![other] };
+        assert_eq!(unseen(&sight, &[]).count(), 0);
+        assert_eq!(judged(&claim, &sight, &[], &[("g", OtherPod::Gone)]), Used);
+        let mut ended = pod("a", &["c"]);
+        ended.finished = true;
+        assert_eq!(judged(&claim, &here(&["a"]), &[ended.clone()], &[]), Abandoned(Why::NoPods));
+        assert!(!is_used_here(&claim, &[ended]) && is_used_here(&claim, &[pod("x", &["c"])]));
+        let mut elsewhere = pod("x", &["c"]);
+        elsewhere.namespace = name("other");
+        assert!(!is_used_here(&claim, &[elsewhere]));
+    }
+
+    #[test]
+    fn only_what_is_seen_abandoned_for_the_whole_time_is_given_up() {
+        let (delay, begin) = (Duration::from_secs(300), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut patience = Patience::new(delay, 3);
+        let (a, b) = (uid("a"), uid("b"));
+        assert!(patience.learn(&[a.clone(), b.clone()], at(0)).is_empty());
+        assert!(patience.learn(std::slice::from_ref(&a), at(120)).is_empty());
+        assert!(patience.learn(&[a.clone(), b.clone()], at(299)).is_empty());
+        assert_eq!(patience.learn(&[a.clone(), b.clone()], at(300)), std::slice::from_ref(&a));
+        // Until it is gone it is tried each time.
+        assert_eq!(patience.learn(std::slice::from_ref(&a), at(310)), std::slice::from_ref(&a));
+        patience.forget();
+        assert!(patience.is_empty() && patience.learn(std::slice::from_ref(&a), at(320)).is_empty());
+        // Two looks with an hour between them are no long look.
+        assert!(patience.learn(std::slice::from_ref(&a), at(4000)).is_empty());
+        assert_eq!(patience.learn(std::slice::from_ref(&a), at(4001)), [a]);
+    }
+
+    fn sights() -> impl Strategy<Value = Sight> {
+        let reserved = proptest::collection::vec(0usize..5, 0..4);
+        let reserved = reserved
+            .prop_map(|pods| pods.into_iter().map(|i| consumer(&format!("p{i}"))).collect::<Vec<_>>());
+        prop_oneof![
+            Just(Sight::Unknown),
+            Just(Sight::Gone),
+            reserved.clone().prop_map(|reserved_for| Sight::Here { reserved_for }),
+            reserved.prop_map(|reserved_for| Sight::Replaced { reserved_for }),
+        ]
+    }
+
+    proptest! {
+        /// Pods here, pods elsewhere, what was known at the prepare and what the API says now, in any combination: a claim that a live
+        /// pod of this node may use is never abandoned, and what is seen without asking further agrees with the whole.
+        #[test]
+        fn a_claim_of_a_live_pod_is_never_abandoned(
+            sight in sights(),
+            prepared_for in proptest::collection::vec(0usize..5, 0..3),
+            here in proptest::collection::vec((0usize..5, any::<bool>(), any::<bool>(), any::<bool>()), 0..5),
+            others in proptest::collection::vec((0usize..5, 0u8..3), 0..5),
+        ) {
+            let consumers: Vec<_> = prepared_for.iter().map(|i| format!("p{i}")).collect();
+            let held = held(&consumers.iter().map(String::as_str).collect::<Vec<_>>());
+            let mut pods: Vec<NodePod> = Vec::new();
+            for (i, finished, names, same_namespace) in here {
+                let mut pod = pod(&format!("p{i}"), if names { &["c"] } else { &["d"] });
+                pod.finished = finished;
+                if !same_namespace {
+                    pod.namespace = name("other");
+                }
+                if !pods.iter().any(|known| known.uid == pod.uid) {
+                    pods.push(pod);
+                }
+            }
+            let what = [OtherPod::Gone, OtherPod::Elsewhere, OtherPod::Possible];
+            let others = others.iter().map(|(i, w)| (uid(&format!("p{i}")), what[usize::from(*w)])).collect();
+            let verdict = verdict(&held, &sight, &pods, &others);
+            let reserved_now: Vec<_> = match &sight {
+                Sight::Here { reserved_for } => reserved_for.clone(),
+                _ => Vec::new(),
+            };
+            let new: Vec<_> = match &sight {
+                Sight::Replaced { reserved_for } => reserved_for.clone(),
+                _ => Vec::new(),
+            };
+            for pod in pods.iter().filter(|pod| !pod.finished) {
+                let prepared = held.consumers.iter().any(|c| c.uid == pod.uid);
+                let reserved = reserved_now.iter().any(|c| c.uid == pod.uid);
+                let uses_new = new.iter().any(|c| c.uid == pod.uid);
+                let named = pod.namespace == held.claim.namespace && pod.claims.contains(&held.claim.name);
+                if prepared || reserved || (named && !uses_new) {
+                    prop_assert_eq!(verdict, Verdict::Used);
+                }
+            }
+            for consumer in unseen(&sight, &pods) {
+                if !matches!(others.get(&consumer.uid), Some(OtherPod::Gone | OtherPod::Elsewhere)) {
+                    prop_assert_eq!(verdict, Verdict::Used);
+                }
+            }
+            if sight == Sight::Unknown {
+                prop_assert_eq!(verdict, Verdict::Used);
+            }
+        }
+    }
+}

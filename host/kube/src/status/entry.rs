@@ -1,0 +1,300 @@
+//! An entry of `status.devices` from what a driver reports: what the API takes, and what of it does not fit.
+//!
+//! An API server refuses a whole status for one bad field, so each bound of it is kept here: what does not fit is left out and said, and
+//! the rest goes. Pure.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use serde_json::{Map, Value, json};
+
+use crate::events::camel_case;
+use nodedock_base::printable::cut;
+use nodedock_model::{
+    Condition, DeviceName, DeviceStatus, DriverName, NetworkData, PoolName, is_label_key, limit,
+};
+
+/// Which device of a claim an entry is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub driver: String,
+    pub pool: String,
+    pub device: String,
+    pub share_id: Option<String>,
+}
+
+/// What a driver reports of a device of a claim.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceReport {
+    pub pool: PoolName,
+    pub device: DeviceName,
+    pub share_id: Option<String>,
+    pub status: DeviceStatus,
+}
+
+impl Key {
+    pub(super) fn new(driver: &DriverName, report: &DeviceReport) -> Self {
+        Self {
+            driver: driver.to_string(),
+            pool: report.pool.to_string(),
+            device: report.device.to_string(),
+            share_id: report.share_id.clone(),
+        }
+    }
+
+    /// Of an entry of `status.devices`, or a result of an allocation.
+    pub(super) fn of(value: &Value) -> Option<Self> {
+        let text = |name| value.get(name).and_then(Value::as_str).map(str::to_owned);
+        // An empty share is none: older servers write it so.
+        let share_id = text("shareID").filter(|id| !id.is_empty());
+        Some(Self { driver: text("driver")?, pool: text("pool")?, device: text("device")?, share_id })
+    }
+}
+
+/// The entry as the API has it. `before`: the one that stands, whose times of transition are kept. `now` in RFC 3339. What was left out
+/// is told in `left_out`, a phrase each.
+pub(super) fn entry(
+    key: &Key,
+    status: &DeviceStatus,
+    before: Option<&Value>,
+    now: &str,
+    left_out: &mut Vec<String>,
+) -> Value {
+    let mut entry = Map::new();
+    entry.insert("driver".to_owned(), key.driver.clone().into());
+    entry.insert("pool".to_owned(), key.pool.clone().into());
+    entry.insert("device".to_owned(), key.device.clone().into());
+    if let Some(share) = &key.share_id {
+        entry.insert("shareID".to_owned(), share.clone().into());
+    }
+    let conditions = conditions(&status.conditions, before, now, left_out);
+    if !conditions.is_empty() {
+        entry.insert("conditions".to_owned(), conditions.into());
+    }
+    if let Some(data) = status.data.as_deref().and_then(|data| object(data, left_out)) {
+        entry.insert("data".to_owned(), data);
+    }
+    if let Some(network) = status.network.as_ref().and_then(|network| network_data(network, left_out)) {
+        entry.insert("networkData".to_owned(), network);
+    }
+    entry.into()
+}
+
+fn conditions(
+    reported: &[Condition],
+    before: Option<&Value>,
+    now: &str,
+    left_out: &mut Vec<String>,
+) -> Vec<Value> {
+    let mut kinds = BTreeSet::new();
+    let mut conditions = Vec::new();
+    for condition in reported {
+        let kind = condition.kind.as_str();
+        if kind.len() > limit::CONDITION_TYPE_BYTES_MAX || !is_label_key(kind) {
+            left_out.push(format!("a condition whose type {:?} is no qualified name", cut(kind, 64)));
+        } else if !kinds.insert(kind) {
+            left_out.push(format!("a second condition {kind}"));
+        } else if conditions.len() == limit::STATUS_CONDITIONS_MAX {
+            left_out.push(format!("condition {kind}: at most {} are taken", limit::STATUS_CONDITIONS_MAX));
+        } else {
+            conditions.push(self::condition(condition, before, now));
+        }
+    }
+    conditions
+}
+
+fn condition(condition: &Condition, before: Option<&Value>, now: &str) -> Value {
+    let status = match condition.status {
+        Some(true) => "True",
+        Some(false) => "False",
+        None => "Unknown",
+    };
+    let standing = before.and_then(|entry| entry.get("conditions")).and_then(Value::as_array);
+    let same = |c: &&Value| c["type"] == condition.kind.as_str() && c["status"] == status;
+    let since = standing.and_then(|conditions| conditions.iter().find(same));
+    let since = since.and_then(|c| c["lastTransitionTime"].as_str()).unwrap_or(now);
+    json!({
+        "type": condition.kind,
+        "status": status,
+        "reason": reason(&condition.reason),
+        "message": cut(&condition.message, limit::CONDITION_MESSAGE_BYTES_MAX),
+        "lastTransitionTime": since,
+    })
+}
+
+/// A reason is wanted, of letters and digits: what a driver wrote otherwise is written as one.
+fn reason(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let inner = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b',' | b':');
+    let ends = bytes.last().is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
+    let fits = bytes.first().is_some_and(u8::is_ascii_alphabetic) && ends && bytes.iter().all(inner);
+    if fits && text.len() <= limit::CONDITION_REASON_BYTES_MAX {
+        return text.to_owned();
+    }
+    camel_case(text)
+}
+
+fn object(data: &str, left_out: &mut Vec<String>) -> Option<Value> {
+    let value: Option<Value> = serde_json::from_str(data).ok().filter(Value::is_object);
+    let Some(value) = value else {
+        left_out.push("data that is not a JSON object".to_owned());
+        return None;
+    };
+    let bytes = value.to_string().len();
+    if bytes > limit::STATUS_DATA_BYTES_MAX {
+        left_out.push(format!("data of {bytes} bytes: at most {} are taken", limit::STATUS_DATA_BYTES_MAX));
+        return None;
+    }
+    Some(value)
+}
+
+fn network_data(network: &NetworkData, left_out: &mut Vec<String>) -> Option<Value> {
+    let mut data = Map::new();
+    let texts = [
+        ("interfaceName", &network.interface_name, limit::INTERFACE_NAME_BYTES_MAX),
+        ("hardwareAddress", &network.hardware_address, limit::HARDWARE_ADDRESS_BYTES_MAX),
+    ];
+    for (name, text, max) in texts {
+        if text.len() > max {
+            left_out.push(format!("{name} of {} bytes: at most {max} are taken", text.len()));
+        } else if !text.is_empty() {
+            data.insert(name.to_owned(), text.as_str().into());
+        }
+    }
+    let mut ips: Vec<String> = Vec::new();
+    for ip in &network.ips {
+        match interface_address(ip) {
+            None => left_out.push(format!("the address {:?}: not such as 192.0.2.5/24", cut(ip, 64))),
+            // Written twice: it is there.
+            Some(ip) if ips.contains(&ip) => {}
+            Some(ip) if ips.len() == limit::STATUS_IPS_MAX => {
+                left_out.push(format!("the address {ip}: at most {} are taken", limit::STATUS_IPS_MAX));
+            }
+            Some(ip) => ips.push(ip),
+        }
+    }
+    if !ips.is_empty() {
+        data.insert("ips".to_owned(), ips.into());
+    }
+    (!data.is_empty()).then(|| data.into())
+}
+
+/// An address with its prefix in the canonical form, the only one that is taken.
+fn interface_address(text: &str) -> Option<String> {
+    let (address, length) = text.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let bits = match address {
+        IpAddr::V4(_) => 32,
+        // An IPv4 address in the clothes of an IPv6 one is refused.
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => return None,
+        IpAddr::V6(_) => 128,
+    };
+    let digits = !length.is_empty() && length.len() <= 3 && length.bytes().all(|b| b.is_ascii_digit());
+    let length: u8 = length.parse().ok().filter(|length| digits && *length <= bits)?;
+    Some(format!("{address}/{length}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: &str = "2026-11-22T07:00:00Z";
+
+    fn key() -> Key {
+        Key {
+            driver: "gpu.example.com".to_owned(),
+            pool: "node-1".to_owned(),
+            device: "gpu-0".to_owned(),
+            share_id: None,
+        }
+    }
+
+    fn ready(status: Option<bool>, reason: &str) -> Condition {
+        Condition { kind: "Ready".to_owned(), status, reason: reason.to_owned(), message: "words".to_owned() }
+    }
+
+    fn made(status: &DeviceStatus, before: Option<&Value>) -> (Value, Vec<String>) {
+        let mut left_out = Vec::new();
+        let entry = entry(&key(), status, before, NOW, &mut left_out);
+        (entry, left_out)
+    }
+
+    #[test]
+    fn an_entry_has_what_was_reported() {
+        let status = DeviceStatus {
+            conditions: vec![
+                ready(Some(true), "Prepared"),
+                Condition { kind: "a/Link".to_owned(), ..ready(None, "") },
+            ],
+            data: Some(r#"{"numa": 0}"#.to_owned()),
+            network: Some(NetworkData {
+                interface_name: "net1".to_owned(),
+                ips: vec![
+                    "192.0.2.5/24".to_owned(),
+                    "2001:DB8:0::5/064".to_owned(),
+                    "2001:db8::5/64".to_owned(),
+                ],
+                hardware_address: String::new(),
+            }),
+        };
+        let (entry, left_out) = made(&status, None);
+        let wanted = json!({
+            "driver": "gpu.example.com", "pool": "node-1", "device": "gpu-0",
+            "conditions": [
+                {"type": "Ready", "status": "True", "reason": "Prepared", "message": "words", "lastTransitionTime": NOW},
+                {"type": "a/Link", "status": "Unknown", "reason": "Unspecified", "message": "words", "lastTransitionTime": NOW},
+            ],
+            "data": {"numa": 0},
+            "networkData": {"interfaceName": "net1", "ips": ["192.0.2.5/24", "2001:db8::5/64"]},
+        });
+        assert_eq!(entry, wanted);
+        assert_eq!(left_out, [""; 0]);
+        assert_eq!(Key::of(&entry), Some(key()));
+    }
+
+    #[test]
+    fn a_transition_has_a_new_time_and_a_condition_that_stands_keeps_its_own() {
+        let before = json!({"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"}]});
+        let time = |status| {
+            let status = DeviceStatus { conditions: vec![ready(status, "Other")], ..DeviceStatus::default() };
+            made(&status, Some(&before)).0["conditions"][0]["lastTransitionTime"].clone()
+        };
+        assert_eq!(time(Some(true)), "2020-01-01T00:00:00Z");
+        assert_eq!(time(Some(false)), NOW);
+        assert_eq!(time(None), NOW);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out_and_said_and_the_rest_goes() {
+        let many = (0..10).map(|i| Condition { kind: format!("C{i}"), ..ready(Some(true), "link-up") });
+        let odd =
+            ["", "a b", "Ready/", "C1"].map(|kind| Condition { kind: kind.to_owned(), ..ready(None, "x") });
+        let status = DeviceStatus {
+            conditions: many.chain(odd).collect(),
+            data: Some(format!(r#"{{"a":"{}"}}"#, "x".repeat(limit::STATUS_DATA_BYTES_MAX))),
+            network: Some(NetworkData {
+                interface_name: "n".repeat(257),
+                ips: (0..20)
+                    .map(|i| format!("192.0.2.{i}/24"))
+                    .chain(
+                        ["::ffff:1.2.3.4/96", "1.2.3.4", "1.2.3.4/33", "1.2.3.04/8", "1.2.3.4/+8", "x/8"]
+                            .map(str::to_owned),
+                    )
+                    .collect(),
+                hardware_address: "00:00:5e:00:53:01".to_owned(),
+            }),
+        };
+        let (entry, left_out) = made(&status, None);
+        assert_eq!(entry["conditions"].as_array().map(Vec::len), Some(8));
+        assert_eq!(entry["conditions"][0]["reason"], "LinkUp");
+        assert_eq!(entry.get("data"), None);
+        assert_eq!(entry["networkData"]["ips"].as_array().map(Vec::len), Some(16));
+        assert_eq!(entry["networkData"].get("interfaceName"), None);
+        assert_eq!(entry["networkData"]["hardwareAddress"], "00:00:5e:00:53:01");
+        assert_eq!(left_out.len(), 2 + 4 + 1 + 1 + 4 + 6, "{left_out:#?}");
+        for data in ["[]", "null", "3", "{"] {
+            let status = DeviceStatus { data: Some(data.to_owned()), ..DeviceStatus::default() };
+            assert_eq!(made(&status, None).1.len(), 1, "{data}");
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! What a driver asks for, what the operator grants, and what it may do in the end: the part that is in both.
+//!
+//! Is given the request (from `describe`) and the text of `NAME.grant.yaml`; gives back the difference in words and compiled
+//! matchers. The host's own ceiling, the lists of what nobody may touch, stands with the capabilities themselves.
+
+mod limits;
+pub mod pattern;
+mod yaml;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use regex::Regex;
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+pub use self::limits::{LimitGrant, LimitRequest, Limits, LogRates};
+pub use self::yaml::to_yaml;
+
+use self::limits::LimitEntries;
+use self::pattern::{PatternError, PatternSet, covers, is_literal};
+
+use crate::limit;
+
+/// Schema of a grant file.
+pub const GRANT_API_VERSION: &str = "nodedock.dev/v1";
+pub const GRANT_KIND: &str = "DriverGrant";
+
+/// Names that change how programs find or run code: a glob does not grant them, only the very name does.
+const LOADING_ENV: &[&str] = &[
+    "BASH_ENV",
+    "CLASSPATH",
+    "DYLD_*",
+    "ENV",
+    "GCONV_PATH",
+    "GLIBC_TUNABLES",
+    "HOSTALIASES",
+    "IFS",
+    "JAVA_TOOL_OPTIONS",
+    "LD_*",
+    "LOCPATH",
+    "MALLOC_*",
+    "NODE_OPTIONS",
+    "NODE_PATH",
+    "PATH",
+    "PERL5*",
+    "PROMPT_COMMAND",
+    "PYTHON*",
+    "RUBY*",
+    "SHELLOPTS",
+    "_JAVA_OPTIONS",
+];
+
+/// Nodes that give far more than one device: a glob does not grant them, only the very path does.
+const POWERFUL_NODES: &[&str] =
+    &["/dev/kvm", "/dev/net/tun", "/dev/vhost-*", "/dev/loop-control", "/dev/btrfs-control"];
+
+/// A path and what may be written to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ValueGrant {
+    pub glob: String,
+    /// Regular expression that the value must match as a whole.
+    pub pattern: String,
+}
+
+/// Capabilities, asked for or granted: globs. Paths below `/sys` are relative to it, the others are absolute.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    pub sysfs_read: Vec<String>,
+    pub sysfs_write: Vec<ValueGrant>,
+    pub device_nodes: Vec<String>,
+    pub mounts: Vec<String>,
+    pub hooks: Vec<String>,
+    pub env: Vec<String>,
+    pub net_devices: Vec<String>,
+}
+
+/// The operator's grant for one driver.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Grant {
+    pub allowed: Capabilities,
+    pub limits: LimitGrant,
+}
+
+/// A grant file that cannot be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum GrantError {
+    #[error("the grant has {0} bytes, at most {max} are allowed", max = limit::SIDE_FILE_BYTES_MAX)]
+    TooLarge(usize),
+    #[error("line {line}, column {column}: {message}")]
+    At { line: u64, column: u64, message: String },
+    #[error("{0}")]
+    Whole(String),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct GrantFile {
+    api_version: Spanned<String>,
+    kind: Spanned<String>,
+    #[serde(default)]
+    sysfs_read: Vec<Spanned<String>>,
+    #[serde(default)]
+    sysfs_write: Vec<ValueEntry>,
+    #[serde(default)]
+    device_nodes: Vec<Spanned<String>>,
+    #[serde(default)]
+    mounts: Vec<Spanned<String>>,
+    #[serde(default)]
+    hooks: Vec<Spanned<String>>,
+    #[serde(default)]
+    env: Vec<Spanned<String>>,
+    #[serde(default)]
+    net_devices: Vec<Spanned<String>>,
+    #[serde(default)]
+    limits: LimitEntries,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ValueEntry {
+    glob: Spanned<String>,
+    pattern: Spanned<String>,
+}
+
+impl Grant {
+    /// Nothing: a driver without a grant file may log.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    /// Parses a grant file; an error names line and column.
+    pub fn parse(text: &str) -> Result<Self, GrantError> {
+        if text.len() as u64 > limit::SIDE_FILE_BYTES_MAX {
+            return Err(GrantError::TooLarge(text.len()));
+        }
+        let file: GrantFile = serde_saphyr::from_str(text).map_err(|error| {
+            // The location is a field of its own; the text repeats it.
+            let plain = error.without_snippet();
+            let message = plain.to_string();
+            match plain.location() {
+                Some(at) => {
+                    let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
+                    GrantError::At { line: at.line(), column: at.column(), message }
+                }
+                None => GrantError::Whole(message),
+            }
+        })?;
+        file.check()
+    }
+}
+
+impl GrantFile {
+    fn check(self) -> Result<Grant, GrantError> {
+        expect(&self.api_version, "apiVersion", GRANT_API_VERSION)?;
+        expect(&self.kind, "kind", GRANT_KIND)?;
+        let allowed = Capabilities {
+            sysfs_read: globs("sysfsRead", self.sysfs_read, Shape::Relative)?,
+            sysfs_write: self.sysfs_write.into_iter().map(ValueEntry::check).collect::<Result<_, _>>()?,
+            device_nodes: globs("deviceNodes", self.device_nodes, Shape::Absolute)?,
+            mounts: globs("mounts", self.mounts, Shape::Absolute)?,
+            hooks: globs("hooks", self.hooks, Shape::Path)?,
+            env: globs("env", self.env, Shape::Name)?,
+            net_devices: globs("netDevices", self.net_devices, Shape::Name)?,
+        };
+        let limits = self.limits.check()?;
+        Ok(Grant { allowed, limits })
+    }
+}
+
+impl ValueEntry {
+    fn check(self) -> Result<ValueGrant, GrantError> {
+        Shape::Relative.check(&self.glob.value).map_err(|why| at(&self.glob, why))?;
+        whole_value(&self.pattern.value).map_err(|why| at(&self.pattern, why))?;
+        Ok(ValueGrant { glob: self.glob.value, pattern: self.pattern.value })
+    }
+}
+
+fn at<T>(entry: &Spanned<T>, message: String) -> GrantError {
+    GrantError::At { line: entry.referenced.line(), column: entry.referenced.column(), message }
+}
+
+fn expect(entry: &Spanned<String>, key: &str, wanted: &str) -> Result<(), GrantError> {
+    if entry.value == wanted {
+        return Ok(());
+    }
+    Err(at(entry, format!("{key} is {:?}, and {wanted:?} is wanted", entry.value)))
+}
+
+fn globs(key: &str, entries: Vec<Spanned<String>>, shape: Shape) -> Result<Vec<String>, GrantError> {
+    if let Some(beyond) = entries.get(limit::GRANT_ENTRIES_MAX) {
+        let max = limit::GRANT_ENTRIES_MAX;
+        return Err(at(beyond, format!("{key} has more than {max} entries")));
+    }
+    let one = |entry: Spanned<String>| match shape.check(&entry.value) {
+        Ok(()) => Ok(entry.value),
+        Err(why) => Err(at(&entry, format!("{key}: {why}"))),
+    };
+    entries.into_iter().map(one).collect()
+}
+
+/// What a glob of a list looks like.
+#[derive(Clone, Copy)]
+enum Shape {
+    Relative,
+    Absolute,
+    /// Absolute and without wildcards.
+    Path,
+    Name,
+}
+
+impl Shape {
+    fn check(self, text: &str) -> Result<(), String> {
+        pattern::compile(text).map_err(|error| format!("{text:?} is not a glob: {error}"))?;
+        match self {
+            Self::Relative if text.starts_with('/') => Err(format!("{text:?} must be relative to /sys")),
+            Self::Absolute | Self::Path if !text.starts_with('/') => {
+                Err(format!("{text:?} must be absolute"))
+            }
+            Self::Path if !is_literal(text) => Err(format!("{text:?} must be one path, without wildcards")),
+            Self::Name if text.contains('/') => Err(format!("{text:?} must not contain '/'")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Capabilities {
+    /// Checks a driver's request; the error names the list and the entry.
+    pub fn check(&self) -> Result<(), String> {
+        let lists = [
+            ("sysfs-read", &self.sysfs_read, Shape::Relative),
+            ("device-nodes", &self.device_nodes, Shape::Absolute),
+            ("mounts", &self.mounts, Shape::Absolute),
+            ("hooks", &self.hooks, Shape::Path),
+            ("env", &self.env, Shape::Name),
+            ("net-devices", &self.net_devices, Shape::Name),
+        ];
+        for (key, entries, shape) in lists {
+            count(key, entries.len())?;
+            entries.iter().try_for_each(|entry| shape.check(entry).map_err(|why| format!("{key}: {why}")))?;
+        }
+        count("sysfs-write", self.sysfs_write.len())?;
+        for entry in &self.sysfs_write {
+            Shape::Relative.check(&entry.glob).map_err(|why| format!("sysfs-write: {why}"))?;
+            whole_value(&entry.pattern).map_err(|why| format!("sysfs-write: {why}"))?;
+        }
+        Ok(())
+    }
+}
+
+fn count(key: &str, entries: usize) -> Result<(), String> {
+    if entries <= limit::GRANT_ENTRIES_MAX {
+        return Ok(());
+    }
+    Err(format!("{key} has {entries} entries, at most {} are allowed", limit::GRANT_ENTRIES_MAX))
+}
+
+/// A pattern on a value, anchored at both ends whatever it says itself.
+fn whole_value(pattern: &str) -> Result<Regex, String> {
+    if pattern.is_empty() || pattern.len() > limit::GRANT_ENTRY_BYTES_MAX {
+        let max = limit::GRANT_ENTRY_BYTES_MAX;
+        return Err(format!("the pattern has {} bytes, 1 to {max} are allowed", pattern.len()));
+    }
+    let build = |text: &str| regex::RegexBuilder::new(text).size_limit(1 << 20).build();
+    // By itself first: `1)|(?:.*` would end the group that anchors it.
+    let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
+    built.map_err(|error| {
+        // What is wrong is said in the last line; those before it draw where.
+        let why = error.to_string();
+        format!("{pattern:?} is not a regular expression: {}", why.lines().last().unwrap_or_default())
+    })
+}
+
+/// What the request asks for beyond the grant, one readable line each: `sysfsRead: class/net/*`.
+pub fn missing(request: &Capabilities, limits: &LimitRequest, grant: &Grant) -> Vec<String> {
+    let allowed = &grant.allowed;
+    let mut lines = Vec::new();
+    let mut list = |key: &str, asked: &[String], granted: &[String], only_literal: &[&str]| {
+        let literal = PatternSet::new(only_literal.iter().copied()).unwrap_or_default();
+        for entry in asked {
+            let by_name = literal.matches(entry);
+            let covered = |granted: &String| if by_name { granted == entry } else { covers(granted, entry) };
+            if !granted.iter().any(covered) {
+                lines.push(format!("{key}: {entry}"));
+            }
+        }
+    };
+    list("sysfsRead", &request.sysfs_read, &allowed.sysfs_read, &[]);
+    list("deviceNodes", &request.device_nodes, &allowed.device_nodes, POWERFUL_NODES);
+    list("mounts", &request.mounts, &allowed.mounts, &[]);
+    list("hooks", &request.hooks, &allowed.hooks, &["/**"]);
+    list("env", &request.env, &allowed.env, LOADING_ENV);
+    list("netDevices", &request.net_devices, &allowed.net_devices, &[]);
+    for asked in &request.sysfs_write {
+        let same =
+            |granted: &ValueGrant| granted.pattern == asked.pattern && covers(&granted.glob, &asked.glob);
+        if !allowed.sysfs_write.iter().any(same) {
+            lines.push(format!("sysfsWrite: {} with {}", asked.glob, asked.pattern));
+        }
+    }
+    lines.extend(limits.beyond(&grant.limits));
+    lines
+}
+
+/// Allowed is what both sides match.
+#[derive(Debug, Default)]
+struct Both {
+    asked: PatternSet,
+    granted: PatternSet,
+    asked_texts: Vec<String>,
+    granted_texts: Vec<String>,
+    /// Granted without wildcards.
+    by_name: BTreeSet<String>,
+    only_by_name: PatternSet,
+}
+
+impl Both {
+    fn new(asked: &[String], granted: &[String], only_by_name: &[&str]) -> Result<Self, PatternError> {
+        Ok(Self {
+            asked: PatternSet::new(asked.iter().map(String::as_str))?,
+            granted: PatternSet::new(granted.iter().map(String::as_str))?,
+            asked_texts: asked.to_vec(),
+            granted_texts: granted.to_vec(),
+            by_name: granted.iter().filter(|text| is_literal(text)).cloned().collect(),
+            only_by_name: PatternSet::new(only_by_name.iter().copied())?,
+        })
+    }
+
+    fn allows(&self, text: &str) -> bool {
+        if !self.asked.matches(text) {
+            return false;
+        }
+        if self.only_by_name.matches(text) { self.by_name.contains(text) } else { self.granted.matches(text) }
+    }
+}
+
+impl Both {
+    /// Whether all that a glob may match is allowed.
+    fn allows_glob(&self, glob: &str) -> bool {
+        let within = |texts: &[String]| texts.iter().any(|text| covers(text, glob));
+        within(&self.asked_texts) && within(&self.granted_texts)
+    }
+}
+
+#[derive(Debug, Default)]
+struct WriteRules(Vec<(PatternSet, Regex)>);
+
+impl WriteRules {
+    fn new(entries: &[ValueGrant]) -> Result<Self, EffectiveError> {
+        let rule = |entry: &ValueGrant| {
+            let glob = PatternSet::new([entry.glob.as_str()])?;
+            Ok((glob, whole_value(&entry.pattern).map_err(EffectiveError::Value)?))
+        };
+        entries.iter().map(rule).collect::<Result<_, EffectiveError>>().map(Self)
+    }
+
+    fn allow(&self, path: &str, value: &str) -> bool {
+        self.0.iter().any(|(glob, pattern)| glob.matches(path) && pattern.is_match(value))
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum EffectiveError {
+    #[error("a glob: {0}")]
+    Glob(#[from] PatternError),
+    #[error("{0}")]
+    Value(String),
+}
+
+/// What a driver may do: asked for and granted, as matchers.
+#[derive(Debug, Default)]
+pub struct Effective {
+    /// Nothing of it holds any more, also for calls that are under way.
+    revoked: AtomicBool,
+    sysfs_read: Both,
+    sysfs_write_asked: WriteRules,
+    sysfs_write_granted: WriteRules,
+    device_nodes: Both,
+    mounts: Both,
+    hooks: Both,
+    env: Both,
+    net_devices: Both,
+}
+
+impl Effective {
+    /// Nothing.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    pub fn new(request: &Capabilities, grant: &Grant) -> Result<Self, EffectiveError> {
+        let allowed = &grant.allowed;
+        Ok(Self {
+            revoked: AtomicBool::new(false),
+            sysfs_read: Both::new(&request.sysfs_read, &allowed.sysfs_read, &[])?,
+            sysfs_write_asked: WriteRules::new(&request.sysfs_write)?,
+            sysfs_write_granted: WriteRules::new(&allowed.sysfs_write)?,
+            device_nodes: Both::new(&request.device_nodes, &allowed.device_nodes, POWERFUL_NODES)?,
+            mounts: Both::new(&request.mounts, &allowed.mounts, &[])?,
+            hooks: Both::new(&request.hooks, &allowed.hooks, &["/**"])?,
+            env: Both::new(&request.env, &allowed.env, LOADING_ENV)?,
+            net_devices: Both::new(&request.net_devices, &allowed.net_devices, &[])?,
+        })
+    }
+
+    /// Takes all of it back, at once.
+    pub fn revoke(&self) {
+        self.revoked.store(true, Ordering::Release);
+    }
+
+    fn stands(&self) -> bool {
+        !self.revoked.load(Ordering::Acquire)
+    }
+
+    /// `path` is relative to `/sys` and normalised.
+    pub fn allows_sysfs_read(&self, path: &str) -> bool {
+        self.stands() && self.sysfs_read.allows(path)
+    }
+
+    /// Whether all that the glob may match may be read.
+    pub fn allows_sysfs_glob(&self, glob: &str) -> bool {
+        self.stands() && self.sysfs_read.allows_glob(glob)
+    }
+
+    pub fn allows_sysfs_write(&self, path: &str, value: &str) -> bool {
+        self.stands()
+            && self.sysfs_write_asked.allow(path, value)
+            && self.sysfs_write_granted.allow(path, value)
+    }
+
+    /// `path` is absolute, on the node.
+    pub fn allows_device_node(&self, path: &str) -> bool {
+        self.stands() && self.device_nodes.allows(path)
+    }
+
+    /// Whether all nodes that the glob may match may be looked at.
+    pub fn allows_device_nodes_glob(&self, glob: &str) -> bool {
+        self.stands() && self.device_nodes.allows_glob(glob)
+    }
+
+    pub fn allows_mount(&self, path: &str) -> bool {
+        self.stands() && self.mounts.allows(path)
+    }
+
+    pub fn allows_hook(&self, path: &str) -> bool {
+        self.stands() && self.hooks.allows(path)
+    }
+
+    pub fn allows_env(&self, name: &str) -> bool {
+        self.stands() && self.env.allows(name)
+    }
+
+    pub fn allows_net_device(&self, name: &str) -> bool {
+        self.stands() && self.net_devices.allows(name)
+    }
+}
+
+#[cfg(test)]
+mod tests;

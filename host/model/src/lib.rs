@@ -1,0 +1,29 @@
+//! The vocabulary: names, claims, devices, edits, problems, limits. Values only; no IO, no clock, no task.
+//!
+//! What comes from outside is parsed here into a type that cannot be wrong, and not checked again behind that.
+
+mod cdi_name;
+mod change;
+mod claim;
+mod device;
+mod edits;
+pub mod grant;
+mod kubelet;
+pub mod limit;
+mod name;
+mod problem;
+mod record;
+mod resource;
+mod values;
+
+pub use cdi_name::*;
+pub use change::*;
+pub use claim::*;
+pub use device::*;
+pub use edits::*;
+pub use kubelet::*;
+pub use name::*;
+pub use problem::*;
+pub use record::*;
+pub use resource::*;
+pub use values::*;

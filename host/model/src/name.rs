@@ -1,0 +1,335 @@
+//! Names and identifiers, each checked where it enters.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// A string that is not what it should be: says which kind of name, the value (cut), and the rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} {shown} is not valid: {rule}")]
+pub struct NameError {
+    kind: &'static str,
+    shown: String,
+    rule: &'static str,
+}
+
+impl NameError {
+    pub fn new(kind: &'static str, value: &str, rule: &'static str) -> Self {
+        let mut shown: String = value.chars().take(64).collect();
+        if shown.len() < value.len() {
+            shown.push('…');
+        }
+        Self { kind, shown: format!("{shown:?}"), rule }
+    }
+}
+
+macro_rules! name_type {
+    ($(#[$doc:meta])* $name:ident, $kind:literal, $check:path, $rule:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Parses the name; the error names the rule that it breaks.
+            pub fn new(value: impl AsRef<str>) -> Result<Self, NameError> {
+                let value = value.as_ref();
+                if $check(value) { Ok(Self(value.into())) } else { Err(NameError::new($kind, value, $rule)) }
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = NameError;
+            fn try_from(value: String) -> Result<Self, NameError> {
+                Self::new(value)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(value: $name) -> String {
+                value.0.as_ref().to_owned()
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = NameError;
+            fn from_str(value: &str) -> Result<Self, NameError> {
+                Self::new(value)
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+    };
+}
+
+name_type!(
+    /// Name of a driver: a DNS subdomain of at most 63 bytes (`resource.k8s.io/v1`).
+    DriverName,
+    "driver name",
+    is_driver_name,
+    "a DNS subdomain of at most 63 bytes is wanted, such as gpu.example.com"
+);
+name_type!(
+    /// Name of a pool of devices: DNS subdomains joined by `/`, at most 253 bytes (`resource.k8s.io/v1`).
+    PoolName,
+    "pool name",
+    is_pool_name,
+    "DNS subdomains joined by '/', at most 253 bytes, are wanted"
+);
+name_type!(
+    /// Name of a device in its pool: a DNS label of at most 63 bytes (`resource.k8s.io/v1`).
+    DeviceName,
+    "device name",
+    is_dns_label,
+    "a DNS label of at most 63 bytes is wanted: lower-case letters, digits and dashes"
+);
+name_type!(
+    /// UID of a Kubernetes object. Part of file names, so of few characters: letters, digits, `-`, `_` and `.`, at most 128,
+    /// the first and the last a letter or a digit.
+    Uid,
+    "UID",
+    is_uid,
+    "1 to 128 letters, digits, '-', '_' or '.' are wanted, a letter or digit first and last"
+);
+name_type!(
+    /// Namespace or name of a Kubernetes object: a DNS subdomain of at most 253 bytes.
+    ObjectName,
+    "object name",
+    is_dns_subdomain,
+    "a DNS subdomain of at most 253 bytes is wanted: lower-case letters, digits, '-' and '.'"
+);
+name_type!(
+    /// Extended resource: `domain/name`, the domain not below `kubernetes.io` (Kubernetes, device plugins).
+    ExtendedResource,
+    "extended resource",
+    is_extended_resource,
+    "domain/name is wanted, outside kubernetes.io, such as example.com/gpu"
+);
+
+/// A DNS label (RFC 1123, lower case) of at most 63 bytes.
+pub fn is_dns_label(value: &str) -> bool {
+    value.len() <= 63 && is_label_of_any_length(value)
+}
+
+fn is_label_of_any_length(value: &str) -> bool {
+    let bytes = value.as_bytes();
+    let inner = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
+    let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
+}
+
+/// A DNS subdomain (RFC 1123, lower case) of at most 253 bytes. As in Kubernetes its labels have no bound of their own: the name of
+/// a pod, and of a claim that is made for it, is often longer than 63 bytes.
+pub fn is_dns_subdomain(value: &str) -> bool {
+    value.len() <= 253 && value.split('.').all(is_label_of_any_length)
+}
+
+fn is_driver_name(value: &str) -> bool {
+    value.len() <= 63 && is_dns_subdomain(value)
+}
+
+fn is_pool_name(value: &str) -> bool {
+    value.len() <= 253 && value.split('/').all(is_dns_subdomain)
+}
+
+fn is_uid(value: &str) -> bool {
+    let bytes = value.as_bytes();
+    let inner = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    bytes.len() <= 128 && bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
+}
+
+/// The part after the domain of a qualified name (Kubernetes `IsQualifiedName`).
+fn is_qualified_part(value: &str) -> bool {
+    let bytes = value.as_bytes();
+    let inner = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    bytes.len() <= 63 && bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
+}
+
+/// Key of a label, an annotation or a taint: a name of at most 63 bytes, with a DNS subdomain and `/` before it or none.
+pub fn is_label_key(value: &str) -> bool {
+    match value.split_once('/') {
+        Some((domain, name)) => is_dns_subdomain(domain) && is_qualified_part(name),
+        None => is_qualified_part(value),
+    }
+}
+
+/// Value of a label or a taint: empty, or as the name of a key.
+pub fn is_label_value(value: &str) -> bool {
+    value.is_empty() || is_qualified_part(value)
+}
+
+fn is_extended_resource(value: &str) -> bool {
+    let Some((domain, name)) = value.split_once('/') else { return false };
+    // The quota's name, `requests.` before it, must be a qualified name as well.
+    let quota_fits = domain.len() + "requests.".len() <= 253;
+    let native = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    is_dns_subdomain(domain)
+        && quota_fits
+        && !native
+        && !value.starts_with("requests.")
+        && is_qualified_part(name)
+}
+
+/// Name of an attribute or a capacity: a C identifier of at most 32 bytes, with a domain of at most 63 before it or none
+/// (`resource.k8s.io/v1`).
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct QualifiedName(Arc<str>);
+
+impl QualifiedName {
+    pub fn new(value: impl AsRef<str>) -> Result<Self, NameError> {
+        let value = value.as_ref();
+        let (domain, id) = match value.split_once('/') {
+            Some((domain, id)) => (Some(domain), id),
+            None => (None, value),
+        };
+        let domain_fits = domain.is_none_or(|d| d.len() <= 63 && is_dns_subdomain(d));
+        if domain_fits && is_c_identifier(id) {
+            return Ok(Self(value.into()));
+        }
+        let rule = "a C identifier of at most 32 bytes is wanted, with a DNS subdomain of at most 63 and '/' before it or none";
+        Err(NameError::new("attribute or capacity name", value, rule))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for QualifiedName {
+    type Error = NameError;
+    fn try_from(value: String) -> Result<Self, NameError> {
+        Self::new(value)
+    }
+}
+
+impl From<QualifiedName> for String {
+    fn from(value: QualifiedName) -> String {
+        value.0.as_ref().to_owned()
+    }
+}
+
+impl fmt::Display for QualifiedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn is_c_identifier(value: &str) -> bool {
+    let bytes = value.as_bytes();
+    let first = bytes.first().is_some_and(|b| b.is_ascii_alphabetic() || *b == b'_');
+    first && bytes.len() <= 32 && bytes.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'_')
+}
+
+/// A Kubernetes object: namespace, name and UID.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct ObjectRef {
+    pub namespace: ObjectName,
+    pub name: ObjectName,
+    pub uid: Uid,
+}
+
+impl ObjectRef {
+    /// Parses the three parts; the error names the one that is wrong.
+    pub fn new(namespace: &str, name: &str, uid: &str) -> Result<Self, NameError> {
+        Ok(Self { namespace: ObjectName::new(namespace)?, name: ObjectName::new(name)?, uid: Uid::new(uid)? })
+    }
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn driver_names_are_short_dns_subdomains() {
+        for good in ["a", "gpu.example.com", "device-nodes.nodedock.dev"] {
+            assert!(DriverName::new(good).is_ok(), "{good}");
+        }
+        let long = "a".repeat(64);
+        for bad in ["", "GPU.example.com", "a..b", "a/b", "a\nb", "-a", "a-", long.as_str()] {
+            assert!(DriverName::new(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_objects_are_as_long_as_kubernetes_lets_them_be() {
+        for good in ["a".repeat(253), format!("{}.b", "a".repeat(64))] {
+            assert!(ObjectName::new(&good).is_ok(), "{good}");
+        }
+        for bad in ["a".repeat(254), "a..b".to_owned(), String::new(), "a.-b".to_owned(), "A".to_owned()] {
+            assert!(ObjectName::new(&bad).is_err(), "{bad}");
+        }
+        assert!(DeviceName::new("a".repeat(64)).is_err());
+    }
+
+    #[test]
+    fn uids_cannot_leave_a_file_name() {
+        assert!(Uid::new("6f1c2d7e-0f7b-4d1f-9d3b-2a6f0e9c1b11").is_ok());
+        for bad in ["", "../x", "a/b", ".", "a\0b", "-a", &"a".repeat(129)] {
+            assert!(Uid::new(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn extended_resources_have_a_domain_of_their_own() {
+        assert!(ExtendedResource::new("example.com/gpu").is_ok());
+        for bad in [
+            "cpu",
+            "kubernetes.io/gpu",
+            "x.kubernetes.io/gpu",
+            "requests.example.com/gpu",
+            "example.com/",
+            "/a",
+        ] {
+            assert!(ExtendedResource::new(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_value_and_the_rule_and_stays_short() {
+        let error = DeviceName::new("x".repeat(10_000)).unwrap_err().to_string();
+        assert!(error.starts_with("device name \"xxx"), "{error}");
+        assert!(error.len() < 300, "{error}");
+    }
+
+    #[test]
+    fn attribute_names_are_c_identifiers_with_or_without_a_domain() {
+        for good in ["model", "resource.kubernetes.io/pcieRoot", "_x"] {
+            assert!(QualifiedName::new(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a-b", "a/b/c", "/x", "A.example/x", "1x"] {
+            assert!(QualifiedName::new(bad).is_err(), "{bad:?}");
+        }
+    }
+}

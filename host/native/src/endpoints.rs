@@ -1,0 +1,274 @@
+//! Endpoints of device plugins: who registered for a resource, and the connection to it from there on.
+//!
+//! Is given registrations, from the socket on which plugins call and from the folder of registration sockets; tells a `PluginSink`
+//! who arrived, what it lists and why it left. Of two registrations of a resource the later counts. A lost plugin is dialled again,
+//! which a kubelet leaves to the plugin. Never allocates anything, and deletes no socket.
+
+mod keeper;
+mod place;
+mod sockets;
+
+#[cfg(test)]
+pub(super) mod tests;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::grpc::{DevicePlugin, PluginSteps};
+use keeper::{Keeper, Order};
+use nodedock_base::tasks::Tasks;
+use nodedock_core::devices::{Devices, PluginId};
+use nodedock_core::driver::DeviceDriver;
+use nodedock_model::{ExtendedResource, PluginDevice, Problem, limit};
+pub use place::Place;
+
+/// Orders that may wait for a keeper: it carries them out at once, without waiting for a plugin.
+const ORDERS_WAITING_MAX: usize = 16;
+
+/// Who is told of plugins. Nothing is told of one that was replaced but the arrival of the next.
+pub trait PluginSink: Clone + Send + Sync + 'static {
+    type Id: Send + Sync;
+
+    /// A plugin called to register; what becomes of it comes later.
+    fn plugin_called(&self, _resource: &ExtendedResource) {}
+
+    /// A plugin was connected to. It replaces the one of the same resource.
+    fn plugin_arrived(
+        &self,
+        resource: ExtendedResource,
+        source: PathBuf,
+        driver: Arc<dyn DeviceDriver>,
+    ) -> Self::Id;
+
+    /// Its newest list, which replaces the one before.
+    fn plugin_listed(&self, id: &Self::Id, devices: &[PluginDevice]);
+
+    /// It is gone, or its registration is. The same plugin may arrive again.
+    fn plugin_left(&self, id: &Self::Id, why: &Problem);
+}
+
+impl PluginSink for Devices {
+    type Id = PluginId;
+
+    fn plugin_called(&self, resource: &ExtendedResource) {
+        Self::plugin_called(self, resource);
+    }
+
+    fn plugin_arrived(
+        &self,
+        resource: ExtendedResource,
+        source: PathBuf,
+        driver: Arc<dyn DeviceDriver>,
+    ) -> PluginId {
+        Self::plugin_arrived(self, resource, source, driver)
+    }
+
+    fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
+        Self::plugin_listed(self, id, devices);
+    }
+
+    fn plugin_left(&self, id: &PluginId, why: &Problem) {
+        Self::plugin_left(self, id, why);
+    }
+}
+
+/// By which way a plugin registered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// It called.
+    KubeletSocket,
+    /// It has a registration socket, with whose end its registration ends.
+    RegistrationSocket(String),
+}
+
+/// Handle to the endpoints; a clone is the same.
+#[derive(Clone)]
+pub struct Endpoints<S: PluginSink>(Arc<Shared<S>>);
+
+struct Shared<S> {
+    sink: S,
+    tasks: Tasks,
+    steps: PluginSteps,
+    /// Taken for the steps of a registration.
+    at_once: Semaphore,
+    slots: Mutex<BTreeMap<ExtendedResource, Slot>>,
+}
+
+/// What goes on for a resource: a registration under way, a keeper, or both. Without either there is no slot.
+#[derive(Default)]
+struct Slot {
+    /// So many began; the last of them counts.
+    registrations: u64,
+    /// Cancelled when a newer registration begins.
+    turn: Option<CancellationToken>,
+    keeper: Option<mpsc::Sender<Order>>,
+    /// How the plugin registered that the keeper has.
+    origin: Option<Origin>,
+}
+
+impl<S: PluginSink> Endpoints<S> {
+    pub fn new(sink: S, steps: PluginSteps, tasks: Tasks) -> Self {
+        let at_once = Semaphore::new(limit::REGISTRATIONS_AT_ONCE);
+        Self(Arc::new(Shared { sink, tasks, steps, at_once, slots: Mutex::default() }))
+    }
+
+    /// Tells of a plugin's call to register, before it is looked at.
+    pub fn called(&self, resource: &ExtendedResource) {
+        self.0.sink.plugin_called(resource);
+    }
+
+    /// Connects to a plugin, asks it what it wants of its callers, and puts it in the place of the one before. Returns when the sink
+    /// knows of it, which is before its first list. If a step fails the one before stays.
+    pub async fn register(
+        &self,
+        resource: &ExtendedResource,
+        place: Place,
+        origin: Origin,
+    ) -> Result<(), Problem> {
+        let turn = Turn::begin(&self.0, resource)?;
+        self.attempt(&turn, &place, &origin).await
+    }
+
+    async fn attempt(&self, turn: &Turn<S>, place: &Place, origin: &Origin) -> Result<(), Problem> {
+        let plugin = tokio::select! {
+            biased;
+            // The connection is closed again, here and below.
+            () = turn.superseded.cancelled() => return Err(turn.given_up()),
+            () = self.0.tasks.stopped() => return Err(stopping()),
+            plugin = self.shake_hands(&turn.resource, place) => plugin?,
+        };
+        let taken = self.hand_over(turn, place.clone(), origin.clone(), plugin)?;
+        taken.await.map_err(|_| stopping())
+    }
+
+    async fn shake_hands(&self, resource: &ExtendedResource, place: &Place) -> Result<DevicePlugin, Problem> {
+        let _permit = self.0.at_once.acquire().await;
+        self.0.connect(resource, place).await
+    }
+
+    fn hand_over(
+        &self,
+        turn: &Turn<S>,
+        place: Place,
+        origin: Origin,
+        plugin: DevicePlugin,
+    ) -> Result<oneshot::Receiver<()>, Problem> {
+        let mut slots = self.0.slots();
+        let current = slots.get_mut(&turn.resource).filter(|slot| slot.registrations == turn.number);
+        let slot = current.ok_or_else(|| turn.given_up())?;
+        let keeper = slot.keeper.get_or_insert_with(|| self.spawn_keeper(&turn.resource));
+        let (taken, is_taken) = oneshot::channel();
+        let (plugin, number) = (Arc::new(plugin), turn.number);
+        let order = Order::Take { place, origin: origin.clone(), plugin, number, taken };
+        keeper.try_send(order).map_err(|_| turn.given_up())?;
+        slot.origin = Some(origin);
+        Ok(is_taken)
+    }
+
+    fn spawn_keeper(&self, resource: &ExtendedResource) -> mpsc::Sender<Order> {
+        let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
+        let keeper = Keeper::new(self.0.clone(), resource.clone());
+        self.0.tasks.spawn("device-plugin", keeper.run(inbox));
+        orders
+    }
+
+    /// A registration socket is gone, and the plugin with it that registered there. False: another plugin has its place.
+    fn end(&self, resource: &ExtendedResource, socket: &str) -> bool {
+        let mut slots = self.0.slots();
+        let Some(slot) = slots.get_mut(resource) else { return false };
+        let is_its = |origin: &mut Origin| matches!(origin, Origin::RegistrationSocket(of) if of == socket);
+        let is_ended = slot.origin.take_if(is_its).is_some();
+        if let Some(keeper) = slot.keeper.as_ref().filter(|_| is_ended) {
+            // A keeper that is stopping needs no telling.
+            let _ = keeper.try_send(Order::End);
+        }
+        is_ended
+    }
+}
+
+impl<S: PluginSink> Shared<S> {
+    async fn connect(&self, resource: &ExtendedResource, place: &Place) -> Result<DevicePlugin, Problem> {
+        let socket = place.resolve().await?;
+        DevicePlugin::connect(resource.clone(), &socket, self.steps, &self.tasks).await
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<ExtendedResource, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the slot of a keeper without a plugin, unless it is about to get one. True: the keeper ends as well.
+    fn let_go(&self, resource: &ExtendedResource, inbox: &mpsc::Receiver<Order>) -> bool {
+        // Orders are sent under this lock only.
+        let mut slots = self.slots();
+        let is_free = inbox.is_empty() && slots.get(resource).is_none_or(|slot| slot.turn.is_none());
+        if is_free {
+            slots.remove(resource);
+        }
+        is_free
+    }
+}
+
+/// The code of a registration that gave way to a newer one.
+const SUPERSEDED: &str = "registration-superseded";
+
+/// A registration under way: the newest of its resource, until `superseded`.
+struct Turn<S: PluginSink> {
+    shared: Arc<Shared<S>>,
+    resource: ExtendedResource,
+    number: u64,
+    superseded: CancellationToken,
+}
+
+impl<S: PluginSink> Turn<S> {
+    fn begin(shared: &Arc<Shared<S>>, resource: &ExtendedResource) -> Result<Self, Problem> {
+        let mut slots = shared.slots();
+        if !slots.contains_key(resource) && slots.len() >= limit::PLUGIN_RESOURCES_MAX {
+            return Err(too_many(resource));
+        }
+        let slot = slots.entry(resource.clone()).or_default();
+        slot.registrations += 1;
+        let superseded = CancellationToken::new();
+        if let Some(before) = slot.turn.replace(superseded.clone()) {
+            before.cancel();
+        }
+        let number = slot.registrations;
+        Ok(Self { shared: shared.clone(), resource: resource.clone(), number, superseded })
+    }
+
+    fn given_up(&self) -> Problem {
+        let message = format!("a newer registration of {} came before this one was done", self.resource);
+        Problem::conflict(SUPERSEDED, message)
+    }
+}
+
+impl<S: PluginSink> Drop for Turn<S> {
+    fn drop(&mut self) {
+        let mut slots = self.shared.slots();
+        let Some(slot) = slots.get_mut(&self.resource).filter(|slot| slot.registrations == self.number)
+        else {
+            return;
+        };
+        slot.turn = None;
+        match &slot.keeper {
+            // It waited for this one, perhaps. A full channel leads to a look as well.
+            Some(keeper) => drop(keeper.try_send(Order::Look)),
+            None => drop(slots.remove(&self.resource)),
+        }
+    }
+}
+
+fn stopping() -> Problem {
+    Problem::unavailable("daemon-stopping", "the daemon is about to end")
+}
+
+fn too_many(resource: &ExtendedResource) -> Problem {
+    let max = limit::PLUGIN_RESOURCES_MAX;
+    let message = format!(
+        "{resource} is not taken: device plugins have {max} resources already, the most that are served"
+    );
+    Problem::unavailable("too-many-resources", message)
+}

@@ -1,0 +1,170 @@
+//! The device plugin API, `v1beta1`: what a plugin lists and what it answers, checked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
+
+use super::{at_most, shown, unique};
+use nodedock_core::driver::DeviceOptions;
+use nodedock_model::limit::{
+    ALLOCATION_ANNOTATIONS_BYTES_MAX, ALLOCATION_ENTRIES_MAX, ALLOCATION_ENV_BYTES_MAX, ENV_NAME_BYTES_MAX,
+    LISTED_DEVICES_MAX, PATH_BYTES_MAX,
+};
+use nodedock_model::{
+    AllocationMount, AllocationNode, ContainerAllocation, PluginDevice, is_cdi_qualified_name, is_label_key,
+};
+
+/// The one word for a device that can be used (device plugin API).
+const HEALTHY: &str = "Healthy";
+
+pub(in crate::grpc) fn options(options: wire::DevicePluginOptions) -> DeviceOptions {
+    DeviceOptions {
+        pre_start_required: options.pre_start_required,
+        preferred_allocation_available: options.get_preferred_allocation_available,
+    }
+}
+
+/// As the plugin has it: what of it is used is for the device manager to say, which shows what is wrong with it.
+pub(in crate::grpc) fn listed(list: wire::ListAndWatchResponse) -> Result<Arc<[PluginDevice]>, String> {
+    at_most("devices", list.devices.len(), LISTED_DEVICES_MAX)?;
+    Ok(list.devices.into_iter().map(listed_device).collect())
+}
+
+fn listed_device(device: wire::Device) -> PluginDevice {
+    let nodes = device.topology.unwrap_or_default().nodes;
+    // What is below zero becomes a node that no machine has.
+    let mut numa_nodes: Vec<_> =
+        nodes.iter().map(|node| u32::try_from(node.id).unwrap_or(u32::MAX)).collect();
+    numa_nodes.sort_unstable();
+    numa_nodes.dedup();
+    PluginDevice { id: device.id, healthy: device.health == HEALTHY, numa_nodes }
+}
+
+pub(in crate::grpc) fn allocate_request(device_ids: &[String]) -> wire::AllocateRequest {
+    let container = wire::ContainerAllocateRequest { devices_ids: device_ids.to_vec() };
+    wire::AllocateRequest { container_requests: vec![container] }
+}
+
+/// One container was asked for, so the first response is its own.
+pub(in crate::grpc) fn allocation(answer: wire::AllocateResponse) -> Result<ContainerAllocation, String> {
+    let response = answer.container_responses.into_iter().next().ok_or("no container response")?;
+    Ok(ContainerAllocation {
+        env: env(response.envs)?,
+        mounts: each("mounts", response.mounts, mount)?,
+        device_nodes: each("devices", response.devices, device_node)?,
+        annotations: annotations(response.annotations)?,
+        cdi_devices: each("cdi_devices", response.cdi_devices, cdi_device).map(unique)?,
+    })
+}
+
+pub(in crate::grpc) fn preferred_request(
+    available: &[String],
+    must_include: &[String],
+    size: u32,
+) -> wire::PreferredAllocationRequest {
+    let container = wire::ContainerPreferredAllocationRequest {
+        available_device_ids: available.to_vec(),
+        must_include_device_ids: must_include.to_vec(),
+        allocation_size: i32::try_from(size).unwrap_or(i32::MAX),
+    };
+    wire::PreferredAllocationRequest { container_requests: vec![container] }
+}
+
+/// No response is no preference.
+pub(in crate::grpc) fn preferred(answer: wire::PreferredAllocationResponse) -> Result<Vec<String>, String> {
+    let first = answer.container_responses.into_iter().next();
+    let ids = first.map(|response| response.device_ids).unwrap_or_default();
+    at_most("preferred devices", ids.len(), LISTED_DEVICES_MAX)?;
+    Ok(ids)
+}
+
+fn each<A, B>(field: &str, entries: Vec<A>, convert: fn(A) -> Result<B, String>) -> Result<Vec<B>, String> {
+    at_most(field, entries.len(), ALLOCATION_ENTRIES_MAX)?;
+    let convert = |(index, entry)| convert(entry).map_err(|why: String| format!("{field}[{index}]: {why}"));
+    entries.into_iter().enumerate().map(convert).collect()
+}
+
+/// Names as Kubernetes takes them for a container: printable ASCII but `=`. A value may have several lines.
+fn env(envs: BTreeMap<String, String>) -> Result<BTreeMap<String, String>, String> {
+    at_most("envs", envs.len(), ALLOCATION_ENTRIES_MAX)?;
+    for (name, value) in &envs {
+        let plain = |b: u8| b.is_ascii_graphic() && b != b'=';
+        if name.is_empty() || name.len() > ENV_NAME_BYTES_MAX || !name.bytes().all(plain) {
+            return Err(format!("envs: {} is not the name of a variable", shown(name)));
+        }
+        let what = format!("envs: the value of {}", shown(name));
+        bytes(&what, value, ALLOCATION_ENV_BYTES_MAX)?;
+    }
+    Ok(envs)
+}
+
+/// Kubernetes' rule for annotations.
+fn annotations(annotations: BTreeMap<String, String>) -> Result<BTreeMap<String, String>, String> {
+    at_most("annotations", annotations.len(), ALLOCATION_ENTRIES_MAX)?;
+    for (key, value) in &annotations {
+        if !is_label_key(&key.to_ascii_lowercase()) {
+            return Err(format!("annotations: the key {} is no qualified name", shown(key)));
+        }
+        bytes(&format!("annotations: the value of {key}"), value, ALLOCATION_ANNOTATIONS_BYTES_MAX)?;
+    }
+    let length = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+    at_most("bytes of annotations", length, ALLOCATION_ANNOTATIONS_BYTES_MAX)?;
+    Ok(annotations)
+}
+
+fn mount(mount: wire::Mount) -> Result<AllocationMount, String> {
+    Ok(AllocationMount {
+        host_path: path("host_path", &mount.host_path)?,
+        container_path: path("container_path", &mount.container_path)?,
+        read_only: mount.read_only,
+    })
+}
+
+fn device_node(node: wire::DeviceSpec) -> Result<AllocationNode, String> {
+    let mut left = "rwm".to_owned();
+    let is_subset = node.permissions.chars().all(|c| left.find(c).map(|at| left.remove(at)).is_some());
+    if node.permissions.is_empty() || !is_subset {
+        return Err(format!("permissions {} are not a subset of rwm", shown(&node.permissions)));
+    }
+    Ok(AllocationNode {
+        host_path: path("host_path", &node.host_path)?,
+        container_path: path("container_path", &node.container_path)?,
+        permissions: node.permissions,
+    })
+}
+
+fn cdi_device(device: wire::CdiDevice) -> Result<String, String> {
+    if is_cdi_qualified_name(&device.name) {
+        return Ok(device.name);
+    }
+    Err(format!("name {} is not VENDOR/CLASS=NAME", shown(&device.name)))
+}
+
+/// Absolute and without `..`. Double slashes, single dots and a slash at the end are in use, and taken out.
+fn path(field: &str, path: &str) -> Result<String, String> {
+    bytes(field, path, PATH_BYTES_MAX)?;
+    let is_plain = path.starts_with('/') && !path.contains(char::is_control);
+    if !is_plain || path.split('/').any(|part| part == "..") {
+        return Err(format!("{field} {} is not an absolute path without '..'", shown(path)));
+    }
+    let parts = path.split('/').filter(|part| !matches!(*part, "" | "."));
+    Ok(parts.fold(String::new(), |path, part| path + "/" + part)).map(|path| match path.as_str() {
+        "" => "/".to_owned(),
+        _ => path,
+    })
+}
+
+/// A text of at most `max` bytes that the kernel takes as one.
+fn bytes(what: &str, text: &str, max: usize) -> Result<(), String> {
+    if text.len() > max {
+        return Err(format!("{what} has {} bytes, at most {max} are allowed", text.len()));
+    }
+    if text.contains('\0') {
+        return Err(format!("{what} has a zero byte: {}", shown(text)));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,261 @@
+//! A device plugin that is scripted, and our side of the calls.
+
+use std::sync::Arc;
+
+use native_device_plugin::{Answer, Choice, Device, Event, Options, Plugin, Script};
+use tokio::sync::Notify;
+use tonic::Code;
+
+use super::*;
+use nodedock_model::ProblemKind;
+
+const RESOURCE: &str = "null.example.com/device";
+
+fn resource() -> ExtendedResource {
+    ExtendedResource::new(RESOURCE).unwrap()
+}
+
+struct Bench {
+    _dir: tempfile::TempDir,
+    plugin: Plugin,
+    driver: DevicePlugin,
+    tasks: Tasks,
+}
+
+impl Bench {
+    async fn new(script: Script) -> Self {
+        Self::with(script, |_| ()).await
+    }
+
+    async fn with(script: Script, change: impl FnOnce(&mut Options)) -> Self {
+        let (dir, plugin) = plugin(script, change);
+        let tasks = Tasks::new();
+        let socket = plugin.options().socket();
+        let connected = DevicePlugin::connect(resource(), &socket, PluginSteps::default(), &tasks).await;
+        let driver = connected.unwrap();
+        assert_eq!(plugin.event().await, Event::OptionsAsked);
+        Self { _dir: dir, plugin, driver, tasks }
+    }
+
+    async fn allocate(&self) -> Result<ContainerAllocation, Problem> {
+        self.driver.allocate(&call(Duration::from_secs(30)), &ids(&["a", "b"])).await
+    }
+
+    async fn refusal(script: Script) -> Problem {
+        Self::new(script).await.allocate().await.unwrap_err()
+    }
+}
+
+fn plugin(script: Script, change: impl FnOnce(&mut Options)) -> (tempfile::TempDir, Plugin) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = Options::new(RESOURCE, dir.path());
+    change(&mut options);
+    let plugin = Plugin::unregistered(options, script).unwrap();
+    (dir, plugin)
+}
+
+async fn refused_connection(script: Script, steps: PluginSteps) -> Problem {
+    let (_dir, plugin) = plugin(script, |_| ());
+    let connected = DevicePlugin::connect(resource(), &plugin.options().socket(), steps, &Tasks::new()).await;
+    connected.err().expect("no connection")
+}
+
+fn call(deadline: Duration) -> Call {
+    Call { request_id: "r-1".into(), deadline }
+}
+
+fn ids(ids: &[&str]) -> Vec<String> {
+    ids.iter().map(|id| (*id).to_owned()).collect()
+}
+
+async fn next_list(following: &mut Following) -> Vec<String> {
+    following.lists.changed().await.unwrap();
+    let list = following.lists.borrow_and_update().clone().expect("a list");
+    list.iter().map(|device| device.id.clone()).collect()
+}
+
+#[tokio::test]
+async fn options_are_asked_of_the_plugin() {
+    let plain = Bench::new(Script::ok()).await;
+    assert_eq!(plain.driver.options(), DeviceOptions::default());
+    let wanted = |options: &mut Options| options.pre_start = true;
+    let both = Bench::with(Script::ok().choose(|_| Vec::new()), wanted).await;
+    let expected = DeviceOptions { pre_start_required: true, preferred_allocation_available: true };
+    assert_eq!(both.driver.options(), expected);
+}
+
+#[tokio::test]
+async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_the_reason() {
+    let nowhere = std::path::Path::new("/nowhere/plugin.sock");
+    let problem = DevicePlugin::connect(resource(), nowhere, PluginSteps::default(), &Tasks::new()).await;
+    let problem = problem.err().expect("nothing is there");
+    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-not-connected"));
+    assert!(
+        problem.message.contains(RESOURCE) && problem.message.contains("/nowhere/plugin.sock"),
+        "{problem}"
+    );
+
+    let refusing = Script::ok().options(Answer::refuse("no GPU"));
+    let problem = refused_connection(refusing, PluginSteps::default()).await;
+    assert_eq!(problem.message, format!("device plugin {RESOURCE}: no GPU"));
+
+    let steps = PluginSteps { options: Duration::from_millis(50), ..PluginSteps::default() };
+    let problem = refused_connection(Script::ok().options(Answer::Hang), steps).await;
+    assert_eq!(problem.code, "driver-deadline");
+}
+
+#[tokio::test]
+async fn a_socket_on_which_nobody_answers_is_given_up_at_the_deadline() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("mute.sock");
+    let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    let steps = PluginSteps { dial: Duration::from_millis(50), options: Duration::from_millis(50) };
+    let problem = DevicePlugin::connect(resource(), &socket, steps, &Tasks::new()).await.err().unwrap();
+    assert_eq!(problem.kind, ProblemKind::Unavailable);
+}
+
+#[tokio::test]
+async fn an_allocation_carries_the_devices_the_request_id_and_the_deadline() {
+    let bench = Bench::new(Script::ok()).await;
+    let allocation = bench.allocate().await.unwrap();
+    assert_eq!(allocation.env["NATIVE_DEVICES"], "a,b");
+    let Event::Allocate { devices, request_id, deadline } = bench.plugin.event().await else {
+        panic!("no call");
+    };
+    assert_eq!((devices, request_id.as_deref()), (ids(&["a", "b"]), Some("r-1")));
+    assert!(deadline.is_some());
+}
+
+#[tokio::test]
+async fn answers_that_are_none_or_not_valid_name_the_resource_and_the_field() {
+    let problem = Bench::refusal(Script::always(Answer::NoResponse)).await;
+    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Internal, "driver-answer-not-valid"));
+    assert!(problem.message.contains("no container response"), "{problem}");
+    let problem = Bench::refusal(Script::always(Answer::bad_path())).await;
+    assert!(problem.message.contains(RESOURCE), "{problem}");
+    assert!(problem.message.contains(r#"mounts[0]: container_path "/x/../../etc""#), "{problem}");
+}
+
+#[tokio::test]
+async fn errors_keep_the_plugins_words_in_one_bounded_line() {
+    let refused = |code, text: &str| Script::always(Answer::Status(code, text.to_owned()));
+    let problem = Bench::refusal(refused(Code::Unknown, "GPU 3 fell\noff the bus")).await;
+    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-refused"));
+    assert!(problem.message.contains("GPU 3 fell off the bus"), "{problem}");
+    let problem = Bench::refusal(refused(Code::InvalidArgument, &"x".repeat(20_000))).await;
+    assert_eq!(problem.kind, ProblemKind::Invalid);
+    assert!(problem.message.len() <= 1024);
+}
+
+#[tokio::test]
+async fn a_call_that_is_never_answered_meets_its_deadline_and_a_late_answer_harms_no_other() {
+    let due = Arc::new(Notify::new());
+    let bench = Bench::new(Script::always(Answer::After(due.clone(), Box::new(Answer::ok(&[]))))).await;
+    let short = call(Duration::from_millis(50));
+    let problem = bench.driver.allocate(&short, &ids(&["a"])).await.unwrap_err();
+    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-deadline"));
+    due.notify_one();
+    bench.plugin.set_script(Script::ok());
+    assert!(bench.allocate().await.is_ok());
+    bench.plugin.set_script(Script::ok().choose(|_| Vec::new()).pre_start(|_| Answer::Hang));
+    assert_eq!(bench.driver.pre_start(&short, &ids(&["a"])).await.unwrap_err().code, "driver-deadline");
+}
+
+#[tokio::test]
+async fn an_answer_of_five_mebibytes_is_a_problem_that_says_so() {
+    let mut huge = native_device_plugin::api::ContainerAllocateResponse::default();
+    huge.envs.insert("A".into(), "x".repeat(5 << 20));
+    let problem = Bench::refusal(Script::always(Answer::container(huge))).await;
+    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Internal, "driver-answer-too-large"));
+}
+
+#[tokio::test]
+async fn a_plugin_that_dies_in_a_call_fails_it_and_every_later_one() {
+    let bench = Bench::new(Script::always(Answer::Die)).await;
+    assert_eq!(bench.allocate().await.unwrap_err().code, "driver-unavailable");
+    assert_eq!(bench.allocate().await.unwrap_err().kind, ProblemKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_preference_is_asked_with_all_three_parts_and_passed_through() {
+    let bench =
+        Bench::new(Script::ok().choose(|choice| choice.available.iter().rev().cloned().collect())).await;
+    let (available, must) = (ids(&["a", "b", "c"]), ids(&["b"]));
+    let answer =
+        bench.driver.preferred_allocation(&call(Duration::from_secs(30)), &available, &must, 2).await;
+    assert_eq!(answer.unwrap(), ["c", "b", "a"]);
+    let asked = Choice { available, must_include: must, size: 2 };
+    assert_eq!(bench.plugin.event().await, Event::Preferred(asked));
+}
+
+#[tokio::test]
+async fn a_start_of_a_container_is_told_with_its_devices() {
+    let bench = Bench::new(Script::ok()).await;
+    bench.driver.pre_start(&call(Duration::from_secs(300)), &ids(&["a"])).await.unwrap();
+    assert_eq!(bench.plugin.event().await, Event::PreStart { devices: ids(&["a"]) });
+    bench.plugin.set_script(Script::ok().pre_start(|_| Answer::refuse("too hot")));
+    let problem = bench.driver.pre_start(&call(Duration::from_secs(30)), &ids(&["a"])).await.unwrap_err();
+    assert!(problem.message.contains("too hot"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_first_list_and_an_update_are_seen_in_order_and_the_end_has_a_reason() {
+    let bench = Bench::new(Script::ok()).await;
+    let mut following = bench.driver.follow("r-1".into());
+    assert_eq!(bench.plugin.event().await, Event::ListWatched);
+    assert_eq!(*following.lists.borrow(), None, "nothing is listed yet");
+    bench.plugin.list(vec![Device::healthy("a"), Device::unhealthy("b").on(&[1])]);
+    assert_eq!(next_list(&mut following).await, ["a", "b"]);
+    bench.plugin.list(vec![Device::healthy("c")]);
+    assert_eq!(next_list(&mut following).await, ["c"]);
+    bench.plugin.fail_lists(Status::internal("driver unloaded"));
+    let problem = following.end.await.unwrap();
+    assert!(problem.message.contains("driver unloaded"), "{problem}");
+    assert!(following.lists.changed().await.is_err(), "the lists end with the stream");
+}
+
+#[tokio::test]
+async fn of_a_thousand_lists_at_once_the_newest_is_seen_and_few_of_the_others() {
+    let bench = Bench::new(Script::ok()).await;
+    let mut following = bench.driver.follow("r-1".into());
+    assert_eq!(bench.plugin.event().await, Event::ListWatched);
+    for index in 0..1000 {
+        bench.plugin.list(vec![Device::healthy(&format!("d{index}"))]);
+    }
+    let began = std::time::Instant::now();
+    let mut seen = 0_u128;
+    while next_list(&mut following).await != ["d999"] {
+        seen += 1;
+    }
+    assert!(seen <= 1 + began.elapsed().as_millis() / limit::LIST_PACE.as_millis(), "{seen}");
+}
+
+#[tokio::test]
+async fn a_hundred_thousand_devices_are_taken_and_a_message_that_is_too_long_ends_the_stream() {
+    let bench = Bench::new(Script::ok()).await;
+    let mut following = bench.driver.follow("r-1".into());
+    bench.plugin.list((0..100_000).map(|index| Device::healthy(&format!("device-{index}"))).collect());
+    assert_eq!(next_list(&mut following).await.len(), 100_000);
+    bench.plugin.list((0..300_000).map(|index| Device::healthy(&format!("device-{index}"))).collect());
+    assert_eq!(following.end.await.unwrap().code, "driver-answer-too-large");
+}
+
+#[tokio::test]
+async fn a_list_that_breaks_a_rule_ends_the_stream_with_the_rule() {
+    let bench = Bench::new(Script::ok()).await;
+    bench.plugin.list_raw(vec![Default::default(); limit::LISTED_DEVICES_MAX + 1]);
+    let problem = bench.driver.follow("r-1".into()).end.await.unwrap();
+    assert_eq!(problem.code, "driver-answer-not-valid");
+    assert!(problem.message.contains("163841 devices, at most 163840"), "{problem}");
+}
+
+#[tokio::test]
+async fn streams_end_with_the_tasks_and_when_nobody_listens() {
+    let bench = Bench::new(Script::ok()).await;
+    drop(bench.driver.follow("r-1".into()));
+    bench.tasks.finished().await;
+    let call = call(Duration::from_secs(30));
+    let mut lists = bench.driver.list_and_watch(&call).await.unwrap();
+    bench.tasks.stop();
+    assert!(lists.changed().await.is_err());
+}

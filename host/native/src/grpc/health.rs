@@ -1,0 +1,216 @@
+//! What a plugin says of its devices' health, and for how long that counts.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use nodedock_proto::kubelet::dra_health::{v1, v1alpha1};
+use tokio::time::Instant;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use super::{Connection, HealthService, clean, convert};
+use nodedock_base::tasks::Tasks;
+use nodedock_model::limit::{self, DEVICES_MAX, PLUGIN_ANSWER_BYTES_MAX};
+use nodedock_model::{DeviceHealth, DeviceName, DriverName, HealthReport, PoolName};
+
+/// A message of the stream.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    pub(super) devices: Vec<DeviceReport>,
+    /// Devices whose names are not valid.
+    pub(super) nameless: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct DeviceReport {
+    pub(super) key: (PoolName, DeviceName),
+    pub(super) health: DeviceHealth,
+    pub(super) timeout: Duration,
+}
+
+/// What a plugin last said of each device. Clones see the same.
+#[derive(Debug, Clone, Default)]
+pub struct Health(Arc<Mutex<BTreeMap<(PoolName, DeviceName), Said>>>);
+
+#[derive(Debug)]
+struct Said {
+    health: DeviceHealth,
+    /// Our time of receipt counts, as in a kubelet: a plugin's clock is not asked.
+    until: Instant,
+}
+
+impl Health {
+    /// Follows the plugin's stream until the tasks stop.
+    pub fn follow(driver: DriverName, service: HealthService, connection: Connection, tasks: &Tasks) -> Self {
+        let health = Self::default();
+        let watch = Watch { driver, service, connection, health: health.clone() };
+        tasks.spawn("plugin-health", watch.run(tasks.clone()));
+        health
+    }
+
+    /// Health now. A device of which nothing was heard for its time reads as unknown.
+    pub fn now(&self) -> HealthReport {
+        self.at(Instant::now())
+    }
+
+    fn at(&self, now: Instant) -> HealthReport {
+        let fresh =
+            |said: &Said| if now < said.until { said.health.clone() } else { DeviceHealth::default() };
+        self.lock().iter().map(|(key, said)| (key.clone(), fresh(said))).collect()
+    }
+
+    /// Takes a message. Devices that it leaves out keep what was said of them, until their time is over. False: some did not fit.
+    fn take(&self, report: Report, now: Instant) -> bool {
+        let mut known = self.lock();
+        known.retain(|_, said| now < said.until);
+        let mut all_fit = true;
+        for device in report.devices {
+            if known.len() >= DEVICES_MAX && !known.contains_key(&device.key) {
+                all_fit = false;
+                continue;
+            }
+            known.insert(device.key, Said { health: device.health, until: now + device.timeout });
+        }
+        all_fit
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(PoolName, DeviceName), Said>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Watch {
+    driver: DriverName,
+    service: HealthService,
+    connection: Connection,
+    health: Health,
+}
+
+impl Watch {
+    async fn run(self, tasks: Tasks) {
+        let stopped = tasks.stopped();
+        tokio::pin!(stopped);
+        let mut complained = false;
+        loop {
+            let end = tokio::select! {
+                // A message that is lost is sent again by the next stream.
+                () = &mut stopped => return,
+                end = self.stream() => end,
+            };
+            let driver = &self.driver;
+            match end {
+                Err(status) if status.code() == Code::Unimplemented => {
+                    // The Go helper lists it for every driver.
+                    tracing::info!(%driver, "the driver lists a health service and does not have it");
+                    return;
+                }
+                Err(status) if !std::mem::replace(&mut complained, true) => {
+                    let why = clean(status.message());
+                    tracing::warn!(%driver, code = ?status.code(), why, "the health stream ended, it is begun again");
+                }
+                Err(_) | Ok(()) => {}
+            }
+            tokio::select! {
+                () = &mut stopped => return,
+                () = tokio::time::sleep(limit::HEALTH_RESTART) => {}
+            }
+        }
+    }
+
+    /// One stream, from the connection to its end.
+    async fn stream(&self) -> Result<(), Status> {
+        let connected = self.connection.channel(limit::PLUGIN_DIAL).await;
+        let channel = connected.map_err(|link| Status::unavailable(link.as_str()))?;
+        match self.service {
+            HealthService::V1 => {
+                self.drain(stream_v1(channel).await?.map(|m| m.map(convert::health::v1::report))).await
+            }
+            HealthService::V1alpha1 => {
+                self.drain(stream_v1alpha1(channel).await?.map(|m| m.map(convert::health::v1alpha1::report)))
+                    .await
+            }
+        }
+    }
+
+    async fn drain(&self, messages: impl Stream<Item = Result<Report, Status>>) -> Result<(), Status> {
+        tokio::pin!(messages);
+        while let Some(report) = messages.next().await {
+            let report = report?;
+            let nameless = report.nameless;
+            let all_fit = self.health.take(report, Instant::now());
+            if nameless > 0 || !all_fit {
+                let (driver, max) = (&self.driver, DEVICES_MAX);
+                tracing::debug!(%driver, nameless, all_fit, max, "health of some devices is not taken");
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn stream_v1(channel: Channel) -> Result<tonic::Streaming<v1::NodeWatchResourcesResponse>, Status> {
+    let client = v1::dra_resource_health_client::DraResourceHealthClient::new(channel);
+    let mut client = client.max_decoding_message_size(PLUGIN_ANSWER_BYTES_MAX);
+    Ok(client.node_watch_resources(v1::NodeWatchResourcesRequest {}).await?.into_inner())
+}
+
+async fn stream_v1alpha1(
+    channel: Channel,
+) -> Result<tonic::Streaming<v1alpha1::NodeWatchResourcesResponse>, Status> {
+    let client = v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(channel);
+    let mut client = client.max_decoding_message_size(PLUGIN_ANSWER_BYTES_MAX);
+    Ok(client.node_watch_resources(v1alpha1::NodeWatchResourcesRequest {}).await?.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nodedock_model::HealthState;
+
+    fn key(device: &str) -> (PoolName, DeviceName) {
+        (PoolName::new("pool").unwrap(), DeviceName::new(device).unwrap())
+    }
+
+    fn report(device: &str, seconds: u64) -> Report {
+        let health = DeviceHealth { state: HealthState::Healthy, message: "fine".into() };
+        let device = DeviceReport { key: key(device), health, timeout: Duration::from_secs(seconds) };
+        Report { devices: vec![device], nameless: 0 }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_device_reads_unknown_when_its_time_is_over_and_others_do_not() {
+        let health = Health::default();
+        assert!(health.take(report("short", 10), Instant::now()));
+        assert!(health.take(report("long", 60), Instant::now()));
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert_eq!(health.now()[&key("short")].state, HealthState::Healthy);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(health.now()[&key("short")], DeviceHealth::default());
+        assert_eq!(health.now()[&key("long")].message, "fine");
+        assert!(!health.now().contains_key(&key("other")), "nobody spoke of it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_report_refreshes_what_it_names_and_keeps_the_rest_for_its_time() {
+        let health = Health::default();
+        health.take(report("a", 30), Instant::now());
+        tokio::time::advance(Duration::from_secs(20)).await;
+        health.take(report("b", 30), Instant::now());
+        assert_eq!(health.now().len(), 2);
+        tokio::time::advance(Duration::from_secs(20)).await;
+        health.take(report("b", 30), Instant::now());
+        assert_eq!(health.now().keys().collect::<Vec<_>>(), [&key("b")]);
+    }
+
+    #[test]
+    fn more_devices_than_the_bound_are_not_taken() {
+        let health = Health::default();
+        let now = Instant::now();
+        for index in 0..DEVICES_MAX {
+            assert!(health.take(report(&format!("d{index}"), 30), now));
+        }
+        assert!(!health.take(report("one-more", 30), now));
+        assert!(health.take(report("d0", 30), now), "known ones are refreshed");
+    }
+}

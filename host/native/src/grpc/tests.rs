@@ -1,0 +1,358 @@
+//! A plugin that is scripted, and our side of the calls.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use native_null::{
+    Answer, Device, DeviceHealth as Said, Event, HealthState as SaidState, Operation, Options, Plugin, Script,
+};
+use tokio::sync::Notify;
+use tonic::Code;
+
+use super::*;
+use nodedock_base::tasks::Tasks;
+use nodedock_core::driver::{Call, ClaimDriver};
+use nodedock_model::{
+    AllocatedDevice, DeviceAccess, DeviceName, DriverClaim, DriverName, HealthState, LiveClaim, ObjectRef,
+    PoolName, PreparedClaim, Problem, ProblemKind,
+};
+
+const DRIVER: &str = "null.example.com";
+
+struct Bench {
+    _dir: tempfile::TempDir,
+    plugin: Plugin,
+    connection: Connection,
+    tasks: Tasks,
+    driver: DraPlugin,
+}
+
+impl Bench {
+    fn new(script: Script) -> Self {
+        Self::with(script, DraService::V1, |_| ())
+    }
+
+    fn with(script: Script, service: DraService, change: impl FnOnce(&mut Options)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = Options::new(DRIVER, &dir.path().join("reg"), &dir.path().join("plugins"));
+        change(&mut options);
+        let plugin = Plugin::unregistered(options, script).unwrap();
+        let tasks = Tasks::new();
+        let connection = Connection::open(plugin.endpoint().to_owned(), &tasks);
+        let name = DriverName::new(DRIVER).unwrap();
+        let driver = DraPlugin { name, service, connection: connection.clone(), rpcs: Rpcs::default() };
+        Self { _dir: dir, plugin, connection, tasks, driver }
+    }
+
+    async fn prepare(&self, uid: &str) -> Result<PreparedClaim, Problem> {
+        self.prepare_within(uid, Duration::from_secs(30)).await
+    }
+
+    async fn prepare_within(&self, uid: &str, deadline: Duration) -> Result<PreparedClaim, Problem> {
+        let claim = claim(uid);
+        let mut outcomes = self.driver.prepare(&call(deadline), std::slice::from_ref(&claim)).await;
+        assert_eq!(outcomes.len(), 1, "an outcome for each claim asked for, and no other");
+        outcomes.remove(uid).unwrap()
+    }
+
+    async fn refusal(script: Script) -> Problem {
+        Self::new(script).prepare("c1").await.unwrap_err()
+    }
+
+    /// Waits until the link is as wanted.
+    async fn link(&self, wanted: &str) {
+        let mut connection = self.connection.clone();
+        while connection.link().as_str() != wanted {
+            connection.changed().await;
+        }
+    }
+}
+
+fn call(deadline: Duration) -> Call {
+    Call { request_id: "r-1".into(), deadline }
+}
+
+fn claim(uid: &str) -> DriverClaim {
+    let device = AllocatedDevice {
+        request: "gpu/big".into(),
+        driver: DriverName::new(DRIVER).unwrap(),
+        pool: PoolName::new("null").unwrap(),
+        device: DeviceName::new("null-0").unwrap(),
+        share_id: None,
+        consumed: Default::default(),
+        admin_access: false,
+    };
+    DriverClaim {
+        id: ObjectRef::new("default", &format!("claim-{uid}"), uid).unwrap(),
+        devices: vec![device],
+        configs: Vec::new(),
+        annotations: Default::default(),
+    }
+}
+
+fn live(uid: &str) -> LiveClaim {
+    LiveClaim { claim: claim(uid), memo: Vec::new(), driver_version: "v1".into(), boot_id: "b".into() }
+}
+
+fn device(cdi_names: &[&str]) -> Device {
+    let cdi_names = cdi_names.iter().map(|name| (*name).to_owned()).collect();
+    Device { pool: "null".into(), device: "null-0".into(), cdi_names, ..Device::default() }
+}
+
+fn devices(devices: Vec<Device>) -> Script {
+    Script::prepare(Answer::Devices(devices))
+}
+
+fn cdi_names(prepared: &PreparedClaim) -> Vec<Vec<String>> {
+    let names = |device: &nodedock_model::PreparedDevice| match &device.access {
+        DeviceAccess::CdiDevices(names) => names.clone(),
+        DeviceAccess::Edits(edits) => panic!("{edits:?}"),
+    };
+    prepared.devices.iter().map(names).collect()
+}
+
+#[tokio::test]
+async fn a_call_carries_the_claim_its_request_id_and_its_deadline() {
+    for (service, name) in [(DraService::V1, "v1"), (DraService::V1beta1, "v1beta1")] {
+        let bench = Bench::with(Script::ok(DRIVER), service, |_| ());
+        let prepared = bench.prepare("c1").await.unwrap();
+        assert_eq!(cdi_names(&prepared), [["null.example.com/null=c1"]]);
+        let Event::Called { operation, service, claims, request_id, deadline } = bench.plugin.event().await
+        else {
+            panic!("no call");
+        };
+        assert_eq!((operation, service, request_id.as_str()), (Operation::Prepare, name, "r-1"));
+        assert_eq!(
+            (claims[0].namespace.as_str(), claims[0].name.as_str(), claims[0].uid.as_str()),
+            ("default", "claim-c1", "c1")
+        );
+        assert!(deadline.is_some());
+    }
+}
+
+#[tokio::test]
+async fn claims_of_one_call_have_outcomes_of_their_own() {
+    let script = Script::new(|_, claim| match claim.uid.as_str() {
+        "bad" => Answer::Error("no such GPU".into()),
+        "gone" => Answer::Skip,
+        _ => Answer::Devices(vec![device(&["v/c=1"])]),
+    });
+    let bench = Bench::new(script);
+    let claims = [claim("good"), claim("bad"), claim("gone")];
+    let outcomes = bench.driver.prepare(&call(Duration::from_secs(30)), &claims).await;
+    assert!(outcomes["good"].is_ok());
+    let refused = outcomes["bad"].as_ref().unwrap_err();
+    assert_eq!((refused.kind, refused.code.as_str()), (ProblemKind::Unavailable, "driver-refused"));
+    assert!(refused.message.contains("no such GPU"), "{refused}");
+    assert_eq!(outcomes["gone"].as_ref().unwrap_err().code, "claim-skipped");
+    let given_up = bench.driver.unprepare(&call(Duration::from_secs(30)), &[live("good"), live("bad")]).await;
+    assert_eq!((given_up["good"].is_ok(), given_up["bad"].is_err()), (true, true));
+}
+
+#[tokio::test]
+async fn a_claim_answered_twice_is_a_defect_and_a_strangers_claim_is_dropped() {
+    assert_eq!(
+        Bench::refusal(Script::prepare(Answer::Twice(vec![device(&["v/c=1"])]))).await.code,
+        "claim-answered-twice"
+    );
+    let bench = Bench::new(Script::prepare(Answer::Stranger("somebody-else".into(), Vec::new())));
+    assert_eq!(bench.prepare("c1").await.unwrap(), PreparedClaim::default());
+}
+
+#[tokio::test]
+async fn repeated_devices_are_one_and_subrequests_lose_their_second_part() {
+    let first = Device { requests: vec!["gpu/big".into(), "gpu".into()], ..device(&["v/c=1", "v/c=1"]) };
+    let again = Device { requests: vec!["gpu".into()], ..device(&["v/c=1", "v/c=2"]) };
+    let share = Device { share_id: Some("6f1c2d7e-0f7b-4d1f-9d3b-2a6f0e9c1b11".into()), ..again.clone() };
+    let prepared = Bench::new(devices(vec![first, again, share])).prepare("c1").await.unwrap();
+    assert_eq!(cdi_names(&prepared), [["v/c=1", "v/c=2"], ["v/c=1", "v/c=2"]]);
+    assert_eq!(prepared.devices[0].requests, ["gpu"]);
+    assert_eq!(prepared.devices[0].share_id, None);
+    assert!(prepared.devices[1].share_id.is_some());
+}
+
+#[tokio::test]
+async fn a_device_that_is_not_allocated_is_taken_as_a_kubelet_takes_it() {
+    let other = Device { pool: "elsewhere".into(), device: "other".into(), ..device(&["v/c=1"]) };
+    let prepared = Bench::new(devices(vec![other])).prepare("c1").await.unwrap();
+    assert_eq!(prepared.devices[0].pool.as_str(), "elsewhere");
+}
+
+#[tokio::test]
+async fn answers_that_break_a_rule_are_refused_with_the_rule() {
+    let many = |count: usize| (0..count).map(|index| format!("v/c={index}")).collect::<Vec<_>>();
+    let cases = [
+        (Device { pool: "Not A Pool".into(), ..device(&[]) }, "pool name"),
+        (Device { device: String::new(), ..device(&[]) }, "device name"),
+        (device(&["no-cdi-name"]), "VENDOR/CLASS=NAME"),
+        (device(&["v/c=a\nb"]), "VENDOR/CLASS=NAME"),
+        (Device { share_id: Some("../x".into()), ..device(&[]) }, "share"),
+        (Device { requests: vec!["a b".into()], ..device(&[]) }, "request"),
+        (Device { cdi_names: many(100), ..device(&[]) }, "at most 64"),
+    ];
+    for (device, rule) in cases {
+        let problem = Bench::refusal(devices(vec![device])).await;
+        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Internal, "driver-answer-not-valid"));
+        assert!(problem.message.contains(rule), "{problem}");
+        assert!(!problem.message.contains('\n'));
+    }
+    let problem = Bench::refusal(devices(vec![device(&["v/c=1"]); 300])).await;
+    assert!(problem.message.contains("at most 256"), "{problem}");
+}
+
+#[tokio::test]
+async fn an_answer_without_devices_is_success() {
+    assert_eq!(Bench::new(devices(Vec::new())).prepare("c1").await.unwrap(), PreparedClaim::default());
+}
+
+#[tokio::test]
+async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
+    let status = |code, text: &str| Script::prepare(Answer::Status(code, text.into()));
+    let cases = [
+        (Code::Unavailable, ProblemKind::Unavailable, "driver-unavailable"),
+        (Code::DeadlineExceeded, ProblemKind::Unavailable, "driver-deadline"),
+        (Code::Unknown, ProblemKind::Unavailable, "driver-refused"),
+        (Code::InvalidArgument, ProblemKind::Invalid, "driver-refused"),
+        (Code::NotFound, ProblemKind::NotFound, "driver-refused"),
+        (Code::PermissionDenied, ProblemKind::Denied, "driver-refused"),
+        (Code::Aborted, ProblemKind::Conflict, "driver-refused"),
+        (Code::Internal, ProblemKind::Internal, "driver-failed"),
+    ];
+    for (code, kind, name) in cases {
+        let problem = Bench::refusal(status(code, "why")).await;
+        assert_eq!((problem.kind, problem.code.as_str()), (kind, name), "{code:?}");
+        assert!(problem.message.contains("why"), "{problem}");
+    }
+    let long = format!("line\nline\u{7}{}", "x".repeat(20_000));
+    for script in [status(Code::Unknown, &long), Script::prepare(Answer::Error(long))] {
+        let problem = Bench::refusal(script).await;
+        assert!(problem.message.len() <= 1024 && !problem.message.contains(char::is_control));
+        assert!(problem.message.contains("line line"), "{problem}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_of_five_mebibytes_is_a_problem_that_says_so_and_the_next_call_goes_well() {
+    let bench = Bench::new(Script::prepare(Answer::Huge(5 << 20)));
+    let problem = bench.prepare("c1").await.unwrap_err();
+    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Internal, "driver-answer-too-large"));
+    bench.plugin.set_script(Script::ok(DRIVER));
+    assert!(bench.prepare("c1").await.is_ok());
+}
+
+#[tokio::test]
+async fn a_plugin_that_never_answers_meets_the_deadline_and_does_not_hold_up_others() {
+    let stuck = Bench::new(Script::prepare(Answer::Hang));
+    let good = Bench::new(Script::ok(DRIVER));
+    let release = Arc::new(Notify::new());
+    good.plugin
+        .set_script(Script::prepare(Answer::After(release.clone(), Box::new(Answer::Devices(Vec::new())))));
+    let (problem, prepared) = tokio::join!(stuck.prepare_within("c1", Duration::from_millis(100)), async {
+        release.notify_one();
+        good.prepare("c2").await
+    });
+    assert!(prepared.is_ok());
+    let problem = problem.unwrap_err();
+    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-deadline"));
+}
+
+#[tokio::test]
+async fn a_service_that_the_plugin_does_not_have_is_named() {
+    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.v1 = false);
+    assert_eq!(bench.prepare("c1").await.unwrap_err().code, "driver-without-service");
+}
+
+#[tokio::test]
+async fn a_plugin_that_dies_in_a_call_fails_it_and_the_connection_comes_back_with_the_plugin() {
+    let bench = Bench::new(Script::prepare(Answer::Die));
+    bench.link("connected").await;
+    let problem = bench.prepare("c1").await.unwrap_err();
+    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-unavailable"));
+    bench.link("lost").await;
+    let problem = bench.prepare_within("c1", Duration::from_millis(10)).await.unwrap_err();
+    assert_eq!(problem.code, "driver-not-connected");
+    let mut options = Options::new(DRIVER, &PathBuf::from("/nowhere"), &PathBuf::from("/nowhere"));
+    options.endpoint = bench.plugin.endpoint().to_owned();
+    let _again = Plugin::unregistered(options, Script::ok(DRIVER)).unwrap();
+    // Waits for the connection by itself.
+    assert!(bench.prepare("c1").await.is_ok());
+}
+
+#[tokio::test]
+async fn a_connection_ends_with_its_tasks_and_says_that_it_is_closed() {
+    let bench = Bench::new(Script::ok(DRIVER));
+    bench.link("connected").await;
+    bench.tasks.stop();
+    bench.link("closed").await;
+    assert_eq!(bench.prepare("c1").await.unwrap_err().code, "driver-not-connected");
+}
+
+fn health(device: &str, state: SaidState, message: &str) -> Said {
+    Said { pool: "null".into(), device: device.into(), state, timeout_seconds: 0, message: message.into() }
+}
+
+#[tokio::test]
+async fn health_is_followed_in_either_version() {
+    for (service, name) in [(HealthService::V1, "v1"), (HealthService::V1alpha1, "v1alpha1")] {
+        let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
+            options.versions.health_v1 = true;
+            options.versions.health_v1alpha1 = true;
+        });
+        let health_of =
+            Health::follow(bench.driver.name.clone(), service, bench.connection.clone(), &bench.tasks);
+        assert_eq!(bench.plugin.event().await, Event::HealthWatched(name));
+        bench.plugin.report_health(vec![
+            health("null-0", SaidState::Unhealthy, "too hot\n"),
+            health("NOT A NAME", SaidState::Healthy, ""),
+        ]);
+        let report = loop {
+            match health_of.now() {
+                report if report.is_empty() => tokio::task::yield_now().await,
+                report => break report,
+            }
+        };
+        let key = (PoolName::new("null").unwrap(), DeviceName::new("null-0").unwrap());
+        assert_eq!((report.len(), report[&key].state), (1, HealthState::Unhealthy));
+        assert_eq!(report[&key].message, "too hot ");
+    }
+}
+
+#[tokio::test]
+async fn calls_at_once_and_the_health_stream_share_one_connection() {
+    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
+    let (name, tasks) = (bench.driver.name.clone(), &bench.tasks);
+    Health::follow(name, HealthService::V1, bench.connection.clone(), tasks);
+    assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
+    let uids: Vec<_> = (0..10).map(|n| format!("c{n}")).collect();
+    let prepared = futures::future::join_all(uids.iter().map(|uid| bench.prepare(uid))).await;
+    assert!(prepared.iter().all(Result::is_ok), "{prepared:?}");
+    assert_eq!(bench.plugin.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_health_stream_that_breaks_is_begun_again_and_ends_with_its_tasks() {
+    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
+    let (name, tasks) = (bench.driver.name.clone(), bench.tasks.child());
+    Health::follow(name, HealthService::V1, bench.connection.clone(), &tasks);
+    assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
+    bench.plugin.disconnect();
+    bench.link("lost").await;
+    bench.plugin.serve().unwrap();
+    bench.link("connected").await;
+    // From here the clock runs to the next stream by itself.
+    tokio::time::pause();
+    assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
+    tasks.stop();
+    tasks.finished().await;
+}
+
+#[tokio::test]
+async fn a_health_service_that_is_not_there_is_asked_once() {
+    let bench = Bench::new(Script::ok(DRIVER));
+    bench.link("connected").await;
+    let tasks = Tasks::new();
+    Health::follow(bench.driver.name.clone(), HealthService::V1, bench.connection.clone(), &tasks);
+    // It ends by itself: nobody tells it to stop.
+    tasks.finished().await;
+}

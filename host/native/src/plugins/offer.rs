@@ -1,0 +1,223 @@
+//! What a plugin offers, read from what it says of itself. Pure.
+
+use std::path::{Component, Path, PathBuf};
+
+use crate::device_plugins::DevicePluginEndpoint;
+use crate::grpc::{DraService, HealthService, PluginInfo};
+use nodedock_model::{DriverName, ExtendedResource, NameError, limit};
+
+const DEVICE_PLUGIN_VERSION: &str = "v1beta1";
+/// Bytes of a plugin's text that are repeated to it and shown.
+const SHOWN_BYTES_MAX: usize = 300;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Offer {
+    Dra(DraOffer),
+    DevicePlugin(DevicePluginEndpoint),
+}
+
+impl Offer {
+    pub(super) fn endpoint(&self) -> &Path {
+        match self {
+            Self::Dra(offer) => &offer.endpoint,
+            Self::DevicePlugin(offer) => &offer.endpoint,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DraOffer {
+    pub(super) name: DriverName,
+    pub(super) endpoint: PathBuf,
+    pub(super) service: DraService,
+    pub(super) health: Option<HealthService>,
+    pub(super) services: Vec<String>,
+}
+
+/// Why an offer is not taken. The texts hold a kubelet's, for those who search for them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum OfferError {
+    #[error("no handler registered for plugin type: {0} (DRAPlugin and DevicePlugin are served)")]
+    UnknownType(String),
+    #[error("plugin validation failed with err: {0}")]
+    Invalid(#[from] Invalid),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Invalid {
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error("empty list of supported gRPC services")]
+    NoServices,
+    #[error("none of services supported by the plugin ({offered}) are supported here ({served})")]
+    NoCommonService { offered: String, served: &'static str },
+    #[error("endpoint {0} is not an absolute path without '..'")]
+    EndpointPath(String),
+    #[error(
+        "endpoint {endpoint} has {length} bytes, and a socket's path has at most {}",
+        limit::SOCKET_PATH_BYTES_MAX
+    )]
+    EndpointLength { endpoint: String, length: usize },
+    #[error("endpoint {endpoint}: {why}")]
+    EndpointFile { endpoint: String, why: String },
+}
+
+/// Reads what a plugin says on its registration socket.
+pub(super) fn read(info: PluginInfo, socket: &Path) -> Result<Offer, OfferError> {
+    match info.kind.as_str() {
+        "DRAPlugin" => Ok(Offer::Dra(dra(info, socket)?)),
+        "DevicePlugin" => Ok(Offer::DevicePlugin(device_plugin(info, socket)?)),
+        other => Err(OfferError::UnknownType(shown(other))),
+    }
+}
+
+fn dra(info: PluginInfo, socket: &Path) -> Result<DraOffer, Invalid> {
+    let name = DriverName::new(&info.name)?;
+    let endpoint = endpoint(&info.endpoint, socket)?;
+    let listed = |wanted: &str| info.services.iter().any(|service| service == wanted);
+    let service = DraService::ALL.into_iter().find(|service| listed(service.listed_as()));
+    let health = HealthService::ALL.into_iter().find(|service| listed(service.listed_as()));
+    let service = service.ok_or_else(|| no_common(&info.services, "v1.DRAPlugin, v1beta1.DRAPlugin"))?;
+    Ok(DraOffer { name, endpoint, service, health, services: bounded(info.services) })
+}
+
+fn device_plugin(info: PluginInfo, socket: &Path) -> Result<DevicePluginEndpoint, Invalid> {
+    let resource = ExtendedResource::new(&info.name)?;
+    let endpoint = endpoint(&info.endpoint, socket)?;
+    if !info.services.iter().any(|version| version == DEVICE_PLUGIN_VERSION) {
+        return Err(no_common(&info.services, DEVICE_PLUGIN_VERSION));
+    }
+    Ok(DevicePluginEndpoint { resource, endpoint, versions: bounded(info.services) })
+}
+
+fn no_common(offered: &[String], served: &'static str) -> Invalid {
+    if offered.is_empty() {
+        return Invalid::NoServices;
+    }
+    Invalid::NoCommonService { offered: shown(&offered.join(", ")), served }
+}
+
+/// Empty: the registration socket itself. Double slashes and single dots are taken out, as a kubelet does.
+fn endpoint(endpoint: &Path, socket: &Path) -> Result<PathBuf, Invalid> {
+    if endpoint.as_os_str().is_empty() {
+        return Ok(socket.to_owned());
+    }
+    let text = endpoint.to_string_lossy();
+    if !endpoint.is_absolute()
+        || endpoint.components().any(|part| part == Component::ParentDir)
+        || text.contains('\0')
+    {
+        return Err(Invalid::EndpointPath(shown(&text)));
+    }
+    let length = endpoint.as_os_str().len();
+    if length > limit::SOCKET_PATH_BYTES_MAX {
+        return Err(Invalid::EndpointLength { endpoint: shown(&text), length });
+    }
+    Ok(endpoint.components().collect())
+}
+
+fn bounded(services: Vec<String>) -> Vec<String> {
+    services.into_iter().map(|service| shown(&service)).collect()
+}
+
+fn shown(text: &str) -> String {
+    let mut end = text.len().min(SHOWN_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(kind: &str, name: &str, endpoint: &str, services: &[&str]) -> PluginInfo {
+        let services = services.iter().map(|service| (*service).to_owned()).collect();
+        PluginInfo { kind: kind.into(), name: name.into(), endpoint: endpoint.into(), services }
+    }
+
+    fn offer(endpoint: &str, services: &[&str]) -> Result<Offer, OfferError> {
+        read(info("DRAPlugin", "gpu.example.com", endpoint, services), Path::new("/reg/gpu.sock"))
+    }
+
+    fn dra_offer(services: &[&str]) -> DraOffer {
+        match offer("/run/dra.sock", services).unwrap() {
+            Offer::Dra(offer) => offer,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_newest_version_is_taken_whatever_the_order() {
+        let both = dra_offer(&[
+            "v1beta1.DRAPlugin",
+            "v1.DRAPlugin",
+            "v1alpha1.DRAResourceHealth",
+            "v1.DRAResourceHealth",
+        ]);
+        assert_eq!((both.service, both.health), (DraService::V1, Some(HealthService::V1)));
+        let old = dra_offer(&["v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]);
+        assert_eq!((old.service, old.health), (DraService::V1beta1, Some(HealthService::V1alpha1)));
+        assert_eq!(dra_offer(&["v1.DRAPlugin"]).health, None);
+        let among_strangers = dra_offer(&["v2.DRAPlugin", "v1beta1.DRAPlugin", "somebody.Else"]);
+        assert_eq!((among_strangers.service, among_strangers.health), (DraService::V1beta1, None));
+    }
+
+    #[test]
+    fn versions_of_former_times_and_none_at_all_are_refused_in_a_kubelets_words() {
+        let text = |services: &[&str]| offer("/run/dra.sock", services).unwrap_err().to_string();
+        assert!(
+            text(&[]).contains("plugin validation failed with err: empty list of supported gRPC services")
+        );
+        let refusal = text(&["1.0.0"]);
+        assert!(
+            refusal.contains("none of services supported by the plugin (1.0.0) are supported"),
+            "{refusal}"
+        );
+        text(&["k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"]);
+        text(&["v1.DRAResourceHealth"]);
+    }
+
+    #[test]
+    fn other_types_are_refused_by_name() {
+        for kind in ["CSIPlugin", "draplugin", "", "X\n"] {
+            let error = read(info(kind, "a", "/a", &["v1.DRAPlugin"]), Path::new("/s")).unwrap_err();
+            assert!(matches!(error, OfferError::UnknownType(_)), "{kind}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_absolute_plain_and_short_and_none_is_the_socket_itself() {
+        let endpoint = |text: &str| offer(text, &["v1.DRAPlugin"]).map(|offer| offer.endpoint().to_owned());
+        assert_eq!(endpoint("").unwrap(), Path::new("/reg/gpu.sock"));
+        assert_eq!(endpoint("/run//x/./dra.sock").unwrap(), Path::new("/run/x/dra.sock"));
+        let long = format!("/{}", "x".repeat(107));
+        for bad in ["dra.sock", "./dra.sock", "/run/../dra.sock", "unix:///dra.sock", long.as_str(), "/a\0b"]
+        {
+            assert!(endpoint(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_driver_name_is_a_short_dns_subdomain() {
+        for bad in ["", "GPU", "a/b", &"a".repeat(64)] {
+            assert!(read(info("DRAPlugin", bad, "/a", &["v1.DRAPlugin"]), Path::new("/s")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_device_plugin_names_an_extended_resource_and_its_version() {
+        let read =
+            |name, versions: &[&str]| read(info("DevicePlugin", name, "/d.sock", versions), Path::new("/s"));
+        assert!(matches!(read("example.com/gpu", &["v1beta1"]), Ok(Offer::DevicePlugin(_))));
+        assert!(read("cpu", &["v1beta1"]).is_err());
+        assert!(read("example.com/gpu", &["v1"]).is_err());
+    }
+
+    #[test]
+    fn what_a_plugin_says_is_cut_and_cleaned_before_it_is_repeated() {
+        let text = offer("/a", &[&"9\n".repeat(10_000)]).unwrap_err().to_string();
+        assert!(text.len() < 600 && !text.contains('\n'));
+    }
+}

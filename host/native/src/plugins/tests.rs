@@ -1,0 +1,381 @@
+//! Scripted plugins in a folder that is watched, from the socket to the registry.
+
+mod many;
+
+use std::path::Path;
+use std::time::Duration;
+
+use native_null::{Event, Options, Plugin, Script};
+use tokio::sync::broadcast;
+
+use super::*;
+use crate::grpc::StepTimes;
+use crate::sockets;
+use nodedock_base::changes::Changes;
+use nodedock_core::driver::{Call, Driver, DriverIdentity};
+use nodedock_core::registry::{DriverState, DriverView};
+use nodedock_model::{Changed, DriverClaim, DriverName, ObjectRef, Problem};
+
+const DRIVER: &str = "null.example.com";
+/// Longer than any of it takes, and shorter than a person waits.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Dock {
+    dir: tempfile::TempDir,
+    registry: Registry,
+    device_plugins: DevicePlugins,
+    changes: broadcast::Receiver<Changed>,
+    _tasks: StopOnDrop,
+}
+
+struct StopOnDrop(Tasks);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+impl Dock {
+    fn new() -> Self {
+        Self::retrying(Duration::from_millis(20))
+    }
+
+    fn retrying(retry: Duration) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("reg")).unwrap();
+        let (changes, tasks, device_plugins) = (Changes::default(), Tasks::new(), DevicePlugins::default());
+        let listener = changes.listen();
+        let registry = Registry::new(changes);
+        let steps = StepTimes { info: Duration::from_millis(200), ..StepTimes::default() };
+        let times = PluginTimes { steps, retry_min: retry, retry_max: retry };
+        let plugins = Plugins {
+            registry: registry.clone(),
+            device_plugins: device_plugins.clone(),
+            times,
+            tasks: tasks.clone(),
+        };
+        let (sender, events) = mpsc::channel(64);
+        tasks.spawn("plugins", plugins.run(events));
+        tasks.spawn("sockets", sockets::watch(dir.path().join("reg"), tasks.clone(), sender));
+        Self { dir, registry, device_plugins, changes: listener, _tasks: StopOnDrop(tasks) }
+    }
+
+    fn options(&self, driver: &str) -> Options {
+        Options::new(driver, &self.dir.path().join("reg"), &self.dir.path().join("plugins"))
+    }
+
+    async fn start(&self, options: Options) -> Plugin {
+        let name = options.registration_name.clone();
+        Plugin::start(options, Script::ok("v")).await.unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    fn view(&self, source: &Path) -> Option<DriverView> {
+        self.registry.list().into_iter().find(|view| Path::new(&view.source) == source)
+    }
+
+    /// Waits until the registry shows what is wanted.
+    async fn until(&mut self, what: &str, wanted: impl Fn(&Self) -> bool) {
+        let arrived = async {
+            while !wanted(self) {
+                // Falling behind is no harm: the registry is looked at, not the change.
+                let _ = self.changes.recv().await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, arrived).await.is_err() {
+            panic!("{what}: {:#?}", self.registry.list());
+        }
+    }
+
+    async fn state(&mut self, source: &Path, state: DriverState) {
+        let source = source.to_owned();
+        let is = move |dock: &Self| dock.view(&source).is_some_and(|view| view.state == state);
+        self.until(state.as_str(), is).await;
+    }
+
+    async fn gone(&mut self, source: &Path) {
+        let source = source.to_owned();
+        self.until("gone", move |dock| dock.view(&source).is_none()).await;
+    }
+
+    /// Who is called under the name.
+    fn served_by(&self, driver: &str) -> Result<String, Problem> {
+        self.registry.serving(&DriverName::new(driver).unwrap()).map(|driver| driver.identity.source.clone())
+    }
+
+    /// The refusal that a plugin is told and that is shown.
+    async fn refusal(&mut self, options: Options) -> String {
+        let plugin = self.start(options).await;
+        let (registered, told) = plugin.notified().await;
+        assert!(!registered);
+        let socket = plugin.registration_socket();
+        self.state(&socket, DriverState::Failed).await;
+        let shown = self.view(&socket).unwrap().reason;
+        assert!(told.starts_with(&shown), "told {told:?}, shown {shown:?}");
+        told
+    }
+}
+
+fn claim() -> DriverClaim {
+    let id = ObjectRef::new("default", "c", "uid-1").unwrap();
+    DriverClaim { id, devices: Vec::new(), configs: Vec::new(), annotations: Default::default() }
+}
+
+async fn prepare(driver: &Driver) -> bool {
+    let call = Call { request_id: "r".into(), deadline: PATIENCE };
+    driver.claims.as_ref().unwrap().prepare(&call, &[claim()]).await["uid-1"].is_ok()
+}
+
+#[tokio::test]
+async fn a_plugin_is_asked_then_told_and_serves() {
+    let mut dock = Dock::new();
+    let plugin = dock.start(dock.options(DRIVER)).await;
+    assert_eq!(plugin.event().await, Event::Asked);
+    assert_eq!(plugin.event().await, Event::Notified(true, String::new()));
+    let socket = plugin.registration_socket();
+    dock.state(&socket, DriverState::Serving).await;
+    let view = dock.view(&socket).unwrap();
+    assert_eq!(
+        (view.name.unwrap().as_str(), view.version.as_str(), view.reason.as_str()),
+        (DRIVER, "v1", "")
+    );
+    let native = view.native.unwrap();
+    assert_eq!((native.connection, native.services.len()), ("connected", 2));
+    assert!(prepare(&dock.registry.serving(&DriverName::new(DRIVER).unwrap()).unwrap()).await);
+}
+
+#[tokio::test]
+async fn a_plugin_may_serve_both_on_its_registration_socket_or_in_a_folder_below() {
+    let mut dock = Dock::new();
+    let mut options = dock.options(DRIVER);
+    options.registration_name = "below/it/reg.sock".into();
+    options.versions.v1 = false;
+    let plugin = dock.start(options).await;
+    let socket = plugin.registration_socket();
+    dock.state(&socket, DriverState::Serving).await;
+    assert_eq!(dock.view(&socket).unwrap().version, "v1beta1");
+    // The endpoint is the registration socket when none is said; the driver is not served there, and a call says so.
+    let mut options = dock.options("other.example.com");
+    options.said_endpoint = Some(String::new());
+    let plugin = dock.start(options).await;
+    let socket = plugin.registration_socket();
+    dock.state(&socket, DriverState::Serving).await;
+    assert_eq!(dock.view(&socket).unwrap().native.unwrap().endpoint, socket.display().to_string());
+}
+
+#[tokio::test]
+async fn refusals_are_told_to_the_plugin_and_shown_in_a_kubelets_words() {
+    let mut dock = Dock::retrying(PATIENCE);
+    let with = |name: &str, change: fn(&mut Options)| {
+        let mut options = dock.options(name);
+        change(&mut options);
+        options
+    };
+    let cases = [
+        (
+            with("a.example.com", |o| o.plugin_type = "CSIPlugin".into()),
+            "no handler registered for plugin type: CSIPlugin",
+        ),
+        (
+            with("b.example.com", |o| o.said_services = Some(vec!["1.0.0".into()])),
+            "none of services supported by the plugin (1.0.0)",
+        ),
+        (
+            with("c.example.com", |o| o.said_services = Some(Vec::new())),
+            "empty list of supported gRPC services",
+        ),
+        (with("d.example.com", |o| o.said_endpoint = Some("dra.sock".into())), "not an absolute path"),
+        (with("e.example.com", |o| o.said_endpoint = Some("/tmp/../dra.sock".into())), "without '..'"),
+        (with("f.example.com", |o| o.said_endpoint = Some("/dev/null".into())), "not a socket"),
+        (with("g.example.com", |o| o.said_endpoint = Some("/no/such.sock".into())), "No such file"),
+        (with("Bad_Name", |_| ()), "driver name"),
+    ];
+    for (options, wanted) in cases {
+        let told = dock.refusal(options).await;
+        assert!(told.contains(wanted), "{told}");
+    }
+    assert!(dock.registry.all_serving().is_empty());
+}
+
+#[tokio::test]
+async fn a_plugin_that_fails_the_good_news_is_taken_out_and_tried_again() {
+    let mut dock = Dock::new();
+    let options = dock.options(DRIVER);
+    let plugin = Plugin::unregistered(options, Script::ok("v")).unwrap();
+    plugin.fail_notifications(Some("not today"));
+    plugin.register().unwrap();
+    assert!(plugin.notified().await.0);
+    let socket = plugin.registration_socket();
+    dock.state(&socket, DriverState::Failed).await;
+    assert!(dock.view(&socket).unwrap().reason.contains("not today"));
+    assert!(dock.served_by(DRIVER).is_err());
+    assert!(plugin.notified().await.0, "tried again");
+    plugin.fail_notifications(None);
+    dock.state(&socket, DriverState::Serving).await;
+}
+
+#[tokio::test]
+async fn a_socket_that_nobody_listens_on_is_shown_kept_and_tried_again() {
+    let mut dock = Dock::new();
+    let options = dock.options(DRIVER);
+    let socket = options.registration_socket();
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    dock.state(&socket, DriverState::Failed).await;
+    assert!(dock.view(&socket).unwrap().reason.contains("connect to"));
+    assert!(socket.exists());
+    let _plugin = dock.start(options).await;
+    dock.state(&socket, DriverState::Serving).await;
+}
+
+#[tokio::test]
+async fn a_plugin_that_accepts_and_never_answers_does_not_hold_up_another() {
+    let mut dock = Dock::new();
+    let mute = dock.dir.path().join("reg/mute.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&mute).unwrap();
+    let plugin = dock.start(dock.options(DRIVER)).await;
+    dock.state(&plugin.registration_socket(), DriverState::Serving).await;
+    dock.state(&mute, DriverState::Failed).await;
+    let reason = dock.view(&mute).unwrap().reason;
+    assert!(reason.contains("GetInfo"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_socket_made_anew_is_registered_anew_and_a_removed_one_is_taken_out() {
+    let mut dock = Dock::new();
+    let plugin = dock.start(dock.options(DRIVER)).await;
+    assert!(plugin.notified().await.0);
+    plugin.register().unwrap();
+    assert!(plugin.notified().await.0);
+    let socket = plugin.registration_socket();
+    dock.state(&socket, DriverState::Serving).await;
+    plugin.unregister().unwrap();
+    dock.gone(&socket).await;
+    assert_eq!(dock.served_by(DRIVER).unwrap_err().code, "driver-unknown");
+}
+
+#[tokio::test]
+async fn a_renamed_socket_is_the_same_plugin_under_another_name() {
+    let mut dock = Dock::new();
+    let plugin = dock.start(dock.options(DRIVER)).await;
+    let (old, new) = (plugin.registration_socket(), dock.dir.path().join("reg/new.sock"));
+    dock.state(&old, DriverState::Serving).await;
+    std::fs::rename(&old, &new).unwrap();
+    dock.gone(&old).await;
+    dock.state(&new, DriverState::Serving).await;
+}
+
+#[tokio::test]
+async fn of_two_instances_the_newest_serves_and_the_other_takes_over_when_it_is_gone() {
+    let mut dock = Dock::new();
+    let old = dock.start(dock.options(DRIVER).instance("old")).await;
+    dock.state(&old.registration_socket(), DriverState::Serving).await;
+    let new = dock.start(dock.options(DRIVER).instance("new")).await;
+    dock.state(&new.registration_socket(), DriverState::Serving).await;
+    dock.state(&old.registration_socket(), DriverState::Draining).await;
+    assert_eq!(dock.served_by(DRIVER).unwrap(), new.registration_socket().display().to_string());
+    // A claim of the one is given back through the other: drivers are called by name.
+    new.disconnect();
+    dock.state(&new.registration_socket(), DriverState::Lost).await;
+    dock.state(&old.registration_socket(), DriverState::Serving).await;
+    assert_eq!(dock.served_by(DRIVER).unwrap(), old.registration_socket().display().to_string());
+    new.serve().unwrap();
+    dock.state(&new.registration_socket(), DriverState::Serving).await;
+    new.unregister().unwrap();
+    dock.gone(&new.registration_socket()).await;
+    dock.state(&old.registration_socket(), DriverState::Serving).await;
+}
+
+#[tokio::test]
+async fn a_lost_connection_keeps_the_registration_and_comes_back() {
+    let mut dock = Dock::new();
+    let plugin = dock.start(dock.options(DRIVER)).await;
+    let socket = plugin.registration_socket();
+    dock.state(&socket, DriverState::Serving).await;
+    plugin.disconnect();
+    dock.state(&socket, DriverState::Lost).await;
+    assert!(dock.served_by(DRIVER).is_ok(), "a call waits a short time for the plugin");
+    plugin.serve().unwrap();
+    dock.state(&socket, DriverState::Serving).await;
+    assert!(prepare(&dock.registry.serving(&DriverName::new(DRIVER).unwrap()).unwrap()).await);
+}
+
+#[tokio::test]
+async fn an_endpoint_serves_one_registration_and_is_free_when_that_is_gone() {
+    let mut dock = Dock::retrying(PATIENCE);
+    let first = dock.start(dock.options(DRIVER)).await;
+    dock.state(&first.registration_socket(), DriverState::Serving).await;
+    let link = dock.dir.path().join("link.sock");
+    std::os::unix::fs::symlink(first.endpoint(), &link).unwrap();
+    let mut thief = dock.options("thief.example.com");
+    thief.said_endpoint = Some(link.display().to_string());
+    let told = dock.refusal(thief).await;
+    assert!(
+        told.contains("plugin registration failed with err: endpoint") && told.contains(DRIVER),
+        "{told}"
+    );
+    let mut second = dock.options(DRIVER);
+    second.registration_name = "second.sock".into();
+    second.endpoint = dock.dir.path().join("unused.sock");
+    second.said_endpoint = Some(first.endpoint().display().to_string());
+    let second = dock.start(second).await;
+    assert!(!second.notified().await.0);
+    // Long before its retry: what it waits for is free.
+    first.unregister().unwrap();
+    dock.state(&second.registration_socket(), DriverState::Serving).await;
+}
+
+#[tokio::test]
+async fn a_name_of_a_wasm_driver_is_refused_on_both_sides_until_it_is_free() {
+    let mut dock = Dock::retrying(PATIENCE);
+    let identity = DriverIdentity {
+        name: DriverName::new(DRIVER).unwrap(),
+        kind: DriverKind::Wasm,
+        version: "1.0.0".into(),
+        digest: String::new(),
+        source: "null.wasm".into(),
+        summary: String::new(),
+    };
+    let wasm = Driver { identity: identity.into(), claims: None, inventory: None };
+    dock.registry.serve("null.wasm", wasm.clone()).unwrap();
+    let plugin = dock.start(dock.options(DRIVER)).await;
+    let (registered, told) = plugin.notified().await;
+    assert!(!registered && told.contains("taken by null.wasm"), "{told}");
+    dock.state(&plugin.registration_socket(), DriverState::Failed).await;
+    dock.registry.retire("null.wasm");
+    dock.state(&plugin.registration_socket(), DriverState::Serving).await;
+    let other = dock.registry.serve("null.wasm", wasm).unwrap_err();
+    assert_eq!(other, plugin.registration_socket().display().to_string());
+}
+
+#[tokio::test]
+async fn a_device_plugin_is_left_to_the_device_manager() {
+    let mut dock = Dock::new();
+    let mut options = dock.options("gpu");
+    options.plugin_type = "DevicePlugin".into();
+    options.driver = "example.com/gpu".into();
+    options.said_services = Some(vec!["v1beta1".into()]);
+    let plugin = dock.start(options).await;
+    assert_eq!(plugin.notified().await, (true, String::new()));
+    let socket = plugin.registration_socket();
+    dock.state(&socket, DriverState::Described).await;
+    assert!(dock.view(&socket).unwrap().reason.contains("the device manager connects"));
+    let mut accepted = dock.device_plugins.follow();
+    let entry = accepted.borrow_and_update()[&socket.display().to_string()].clone();
+    assert_eq!((entry.resource.as_str(), entry.endpoint.as_path()), ("example.com/gpu", plugin.endpoint()));
+    plugin.unregister().unwrap();
+    accepted.wait_for(|known| known.is_empty()).await.unwrap();
+    dock.gone(&socket).await;
+}
+
+#[tokio::test]
+async fn an_operator_registers_a_plugin_anew() {
+    let mut dock = Dock::retrying(PATIENCE);
+    let plugin = Plugin::unregistered(dock.options(DRIVER), Script::ok("v")).unwrap();
+    plugin.fail_notifications(Some("not yet"));
+    plugin.register().unwrap();
+    let socket = plugin.registration_socket();
+    dock.state(&socket, DriverState::Failed).await;
+    plugin.fail_notifications(None);
+    dock.registry.reload(&socket.display().to_string()).await.unwrap();
+    dock.state(&socket, DriverState::Serving).await;
+}

@@ -1,0 +1,153 @@
+//! The socket on which device plugins register, as a kubelet has it (device plugin API, `v1beta1.Registration`).
+//!
+//! Owns the folder's `kubelet.sock`. Is given requests of plugins; hands on to the endpoints what is well-formed, and answers when the
+//! plugin was connected to and asked for its options. What a plugin says of its options in the request is ignored, as by a kubelet.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+
+use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
+use nodedock_proto::unix;
+use tokio::net::UnixListener;
+use tonic::{Request, Response, Status};
+use wire::registration_server::{Registration, RegistrationServer};
+
+use crate::endpoints::{Endpoints, Origin, Place, PluginSink};
+use nodedock_base::error::chain;
+use nodedock_base::socket::{self, BindError};
+use nodedock_base::tasks::Tasks;
+use nodedock_model::{ExtendedResource, Problem, ProblemKind, limit};
+
+/// The name that plugins know (device plugin API).
+const SOCKET: &str = "kubelet.sock";
+const VERSION: &str = "v1beta1";
+/// As a kubelet makes it.
+const FOLDER_MODE: u32 = 0o750;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("make the folder of device plugins {}", folder.display())]
+    Folder { folder: PathBuf, source: io::Error },
+    #[error("remove the old sockets in {}", folder.display())]
+    Sweep { folder: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Bind(#[from] BindError),
+}
+
+/// Makes the socket, and the folder if need be. Every socket that lies there is removed first, as by a kubelet: plugins whose own are
+/// gone, and that see the new one, make theirs again and register.
+pub async fn listen(folder: &Path) -> Result<UnixListener, ListenError> {
+    make(folder).map_err(|source| ListenError::Folder { folder: folder.to_owned(), source })?;
+    let path = folder.join(SOCKET);
+    // Before anything is removed: its plugins are somebody else's.
+    socket::refuse_occupied(&path).await?;
+    sweep(folder).map_err(|source| ListenError::Sweep { folder: folder.to_owned(), source })?;
+    Ok(socket::bind(&path).await?)
+}
+
+fn make(folder: &Path) -> io::Result<()> {
+    folder.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    std::fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
+}
+
+/// Removes sockets; files and folders stay.
+fn sweep(folder: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_socket() {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Answers plugins on the socket of `listen` until the tasks stop.
+pub async fn serve<S: PluginSink>(
+    listener: UnixListener,
+    folder: PathBuf,
+    endpoints: Endpoints<S>,
+    tasks: Tasks,
+) {
+    let service = RegistrationServer::new(Registrations { folder, endpoints });
+    let service = service.max_decoding_message_size(limit::REGISTER_BYTES_MAX);
+    let server = tonic::transport::Server::builder().add_service(service);
+    if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), tasks.stopped()).await {
+        tracing::error!(error = chain(&error), "the registration of device plugins ended");
+    }
+}
+
+struct Registrations<S: PluginSink> {
+    folder: PathBuf,
+    endpoints: Endpoints<S>,
+}
+
+impl<S: PluginSink> Registrations<S> {
+    async fn admit(&self, request: &wire::RegisterRequest) -> Result<(), Problem> {
+        let resource = resource(&request.resource_name);
+        if let Ok(resource) = &resource {
+            // Before any check, as a kubelet counts.
+            self.endpoints.called(resource);
+        }
+        check_version(&request.version)?;
+        let resource = resource?;
+        let place = Place::beside(&self.folder, &request.endpoint, SOCKET)?;
+        self.endpoints.register(&resource, place, Origin::KubeletSocket).await
+    }
+}
+
+#[tonic::async_trait]
+impl<S: PluginSink> Registration for Registrations<S> {
+    async fn register(
+        &self,
+        request: Request<wire::RegisterRequest>,
+    ) -> Result<Response<wire::Empty>, Status> {
+        let request = request.into_inner();
+        match self.admit(&request).await {
+            Ok(()) => Ok(Response::new(wire::Empty {})),
+            Err(problem) => {
+                let (resource, endpoint) = (shown(&request.resource_name), shown(&request.endpoint));
+                let code = &problem.code;
+                tracing::warn!(resource, endpoint, code, %problem, "device plugin not registered");
+                Err(status(&problem))
+            }
+        }
+    }
+}
+
+fn check_version(version: &str) -> Result<(), Problem> {
+    if version == VERSION {
+        return Ok(());
+    }
+    let message = format!(
+        "requested API version {:?} is not supported; supported version is {VERSION:?}",
+        shown(version)
+    );
+    Err(Problem::invalid("version-not-supported", message))
+}
+
+fn resource(name: &str) -> Result<ExtendedResource, Problem> {
+    let invalid =
+        |error| Problem::invalid("resource-not-valid", format!("the ResourceName is invalid: {error}"));
+    ExtendedResource::new(name).map_err(invalid)
+}
+
+fn status(problem: &Problem) -> Status {
+    let message = problem.message.as_str();
+    match problem.kind {
+        ProblemKind::Invalid => Status::invalid_argument(message),
+        ProblemKind::Denied => Status::permission_denied(message),
+        ProblemKind::NotFound => Status::not_found(message),
+        ProblemKind::Conflict => Status::aborted(message),
+        ProblemKind::Unavailable => Status::unavailable(message),
+        ProblemKind::Internal => Status::internal(message),
+    }
+}
+
+/// A plugin's text in the log: short.
+fn shown(text: &str) -> String {
+    text.chars().take(128).collect()
+}
+
+#[cfg(test)]
+mod tests;

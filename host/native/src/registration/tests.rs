@@ -1,0 +1,207 @@
+//! Plugins that call the socket, well and badly.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener as StdListener;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use native_device_plugin::{Answer, Device, Event, Options, Plugin, Script};
+use tokio::net::UnixStream;
+use tonic::Code;
+use tonic::transport::{Endpoint, Uri};
+use wire::registration_client::RegistrationClient;
+
+use super::*;
+use crate::endpoints::tests::{Bench, RESOURCE};
+
+/// A bench whose folder has the socket, answering.
+async fn serving() -> Bench {
+    let bench = Bench::new();
+    start(&bench, &bench.tasks).await;
+    bench
+}
+
+async fn start(bench: &Bench, tasks: &Tasks) {
+    let folder = bench.dir.path().to_owned();
+    let listener = listen(&folder).await.unwrap();
+    tasks.spawn("registration", serve(listener, folder, bench.endpoints.clone(), tasks.clone()));
+}
+
+fn request(endpoint: &str) -> wire::RegisterRequest {
+    wire::RegisterRequest {
+        version: "v1beta1".into(),
+        endpoint: endpoint.into(),
+        resource_name: RESOURCE.into(),
+        options: None,
+    }
+}
+
+async fn register(bench: &Bench, request: wire::RegisterRequest) -> Result<(), Status> {
+    let path = bench.dir.path().join(SOCKET);
+    let connector = tower::service_fn(move |_: Uri| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap();
+    RegistrationClient::new(channel).register(request).await.map(drop)
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[tokio::test]
+async fn the_folder_and_the_socket_are_private_and_old_sockets_are_swept() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("state/device-plugins");
+    let first = listen(&folder).await.unwrap();
+    assert_eq!((mode(&folder), mode(&folder.join(SOCKET))), (0o750, 0o600));
+    drop(first);
+    drop(StdListener::bind(folder.join("gpu.sock")).unwrap());
+    std::fs::write(folder.join("DEPRECATION"), "").unwrap();
+    std::fs::create_dir(folder.join("below")).unwrap();
+    let before = std::fs::metadata(folder.join(SOCKET)).unwrap();
+    let _second = listen(&folder).await.unwrap();
+    let after = std::fs::metadata(folder.join(SOCKET)).unwrap();
+    assert_ne!((before.ino(), before.ctime_nsec()), (after.ino(), after.ctime_nsec()));
+    let mut left: Vec<_> =
+        std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["DEPRECATION", "below", SOCKET]);
+}
+
+#[tokio::test]
+async fn a_folder_where_somebody_listens_already_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let _theirs = listen(folder.path()).await.unwrap();
+    let _plugin = StdListener::bind(folder.path().join("gpu.sock")).unwrap();
+    assert!(matches!(listen(folder.path()).await, Err(ListenError::Bind(BindError::InUse(_)))));
+    assert!(folder.path().join("gpu.sock").exists());
+    let file = tempfile::tempdir().unwrap();
+    std::fs::write(file.path().join(SOCKET), "precious").unwrap();
+    assert!(matches!(listen(file.path()).await, Err(ListenError::Bind(BindError::NotASocket(_)))));
+    let below_a_file = file.path().join(SOCKET).join("device-plugins");
+    let error = listen(&below_a_file).await.unwrap_err();
+    assert!(chain(&error).contains("make the folder of device plugins"), "{}", chain(&error));
+}
+
+#[tokio::test]
+async fn a_registration_is_answered_when_the_plugin_told_its_options_and_before_its_first_list() {
+    let mut bench = serving().await;
+    let plugin = Plugin::unregistered(Options::new(RESOURCE, bench.dir.path()), Script::ok()).unwrap();
+    plugin.register().await.unwrap();
+    assert_eq!(plugin.event().await, Event::OptionsAsked);
+    let (one, _) = bench.arrived().await;
+    plugin.list(vec![Device::healthy("a")]);
+    bench.listed(one, &["a"]).await;
+}
+
+#[tokio::test]
+async fn options_in_the_request_are_ignored() {
+    let mut bench = serving().await;
+    let plugin = bench.plugin(Script::ok(), &[]);
+    let all =
+        wire::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true };
+    let request = wire::RegisterRequest { options: Some(all), ..request(&plugin.options().endpoint) };
+    register(&bench, request).await.unwrap();
+    assert_eq!(bench.arrived().await.1.options(), Default::default());
+}
+
+#[tokio::test]
+async fn bad_requests_are_refused_with_the_rule() {
+    let mut bench = serving().await;
+    let plugin = bench.plugin(Script::ok(), &[]);
+    let endpoint = plugin.options().endpoint.as_str();
+    std::fs::write(bench.dir.path().join("file.sock"), "").unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    let _far = StdListener::bind(outside.path().join("far.sock")).unwrap();
+    std::os::unix::fs::symlink(outside.path().join("far.sock"), bench.dir.path().join("out.sock")).unwrap();
+    let absolute = bench.dir.path().join(endpoint);
+    let version = |text: &str| wire::RegisterRequest { version: text.into(), ..request(endpoint) };
+    let named = |text: &str| wire::RegisterRequest { resource_name: text.into(), ..request(endpoint) };
+    let long = "x".repeat(10_000);
+    let cases = [
+        (
+            version("v1"),
+            Code::InvalidArgument,
+            r#"version "v1" is not supported; supported version is "v1beta1""#,
+        ),
+        (version(""), Code::InvalidArgument, "v1beta1"),
+        (named("cpu"), Code::InvalidArgument, r#"the ResourceName is invalid: extended resource "cpu""#),
+        (named(""), Code::InvalidArgument, "domain/name is wanted"),
+        (named("kubernetes.io/gpu"), Code::InvalidArgument, "outside kubernetes.io"),
+        (named("requests.example.com/gpu"), Code::InvalidArgument, "domain/name is wanted"),
+        (named("a/b/c"), Code::InvalidArgument, "domain/name is wanted"),
+        (named(&long), Code::InvalidArgument, "domain/name is wanted"),
+        (request("../far.sock"), Code::InvalidArgument, "the name of a file"),
+        (request(absolute.to_str().unwrap()), Code::InvalidArgument, "the name of a file"),
+        (request(""), Code::InvalidArgument, "the name of a file"),
+        (request(&long), Code::InvalidArgument, "107 bytes"),
+        (request(SOCKET), Code::InvalidArgument, "on which plugins register"),
+        (request("file.sock"), Code::InvalidArgument, "is not a socket"),
+        (request("out.sock"), Code::InvalidArgument, "leads out of its folder"),
+        (request("none.sock"), Code::NotFound, "is not there"),
+    ];
+    for (request, code, rule) in cases {
+        let status = register(&bench, request).await.unwrap_err();
+        assert!(status.code() == code && status.message().contains(rule), "{rule}: {status}");
+        assert!(status.message().len() <= 1024, "{rule}");
+    }
+    // Nothing of it was taken for a registration.
+    register(&bench, request(endpoint)).await.unwrap();
+    assert_eq!(bench.arrived().await.0, 1);
+}
+
+#[tokio::test]
+async fn a_call_is_counted_whatever_becomes_of_it_if_it_names_a_resource() {
+    let bench = serving().await;
+    let plugin = bench.plugin(Script::ok(), &[]);
+    let good = request(&plugin.options().endpoint);
+    let named = |name: &str| wire::RegisterRequest { resource_name: name.into(), ..request("none.sock") };
+    let old = wire::RegisterRequest { version: "v1alpha1".into(), ..named("old.example.com/device") };
+    for refused in [old, named("none.example.com/device"), named("cpu")] {
+        register(&bench, refused).await.unwrap_err();
+    }
+    register(&bench, good.clone()).await.unwrap();
+    register(&bench, good).await.unwrap();
+    let counted = ["old.example.com/device", "none.example.com/device", RESOURCE, RESOURCE];
+    assert_eq!(bench.calls(), counted);
+}
+
+#[tokio::test]
+async fn a_plugin_that_does_not_serve_before_it_registers_is_told_why() {
+    let bench = serving().await;
+    let socket = bench.dir.path().join("dead.sock");
+    drop(StdListener::bind(&socket).unwrap());
+    let status = register(&bench, request("dead.sock")).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("dead.sock: Connection refused"), "{status}");
+    let plugin = bench.plugin(Script::ok().options(Answer::refuse("not ready")), &[]);
+    let status = plugin.register().await.unwrap_err();
+    assert!(status.message().contains("not ready"), "{status}");
+}
+
+#[tokio::test]
+async fn a_plugin_that_watches_for_the_socket_is_back_after_a_restart() {
+    let mut bench = Bench::new();
+    let options = Options::new(RESOURCE, bench.dir.path());
+    let plugin = std::sync::Arc::new(Plugin::unregistered(options, Script::ok()).unwrap());
+    plugin.list(vec![Device::healthy("a")]);
+    let keeping = plugin.clone();
+    tokio::spawn(async move { keeping.keep_registered().await });
+    for round in 1..=3 {
+        let tasks = bench.tasks.child();
+        start(&bench, &tasks).await;
+        // The plugin before the restart may be told to have left first.
+        let id = loop {
+            use crate::endpoints::tests::Told;
+            match bench.told().await {
+                Told::Listed(id, devices) if devices == ["a"] && id >= round => break id,
+                Told::Listed(..) | Told::Arrived(..) | Told::Left(..) => {}
+            }
+        };
+        assert!(id >= round);
+        while plugin.event().await != Event::Registered {}
+        assert!(tasks.drain(Duration::from_secs(10)).await);
+    }
+}

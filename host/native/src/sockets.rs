@@ -1,0 +1,342 @@
+//! The folder of registration sockets, at any depth: sockets that come, go and are made anew.
+//!
+//! A link to a socket counts as one; names that begin with a dot, of files and of folders, do not count; links to folders are
+//! not followed. Never connects to anything and never deletes anything: whether somebody listens is for the registry to find out.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use notify::RecursiveMode;
+use notify::event::{EventKind, ModifyKind, RenameMode};
+use tokio::sync::mpsc;
+
+use nodedock_base::error::chain;
+use nodedock_base::tasks::Tasks;
+use nodedock_base::watched::{self, Folder};
+use nodedock_model::limit;
+
+/// Something happened to a registration socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SocketEvent {
+    /// It is new, or another one than before under the same path.
+    Appeared(PathBuf),
+    Gone(PathBuf),
+}
+
+/// Watches `folder` until the tasks stop. The first list is reported like everything later.
+pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<SocketEvent>) {
+    watched::follow(SocketFolder::new(folder), tasks, events).await;
+}
+
+/// Registration sockets that are there now. A folder that is missing has none.
+pub fn present(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    match SocketFolder::new(folder.to_owned()).list() {
+        Ok(listing) => Ok(listing.into_keys().collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// What tells one socket from another of the same path. A change of mode or owner leaves it as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    born: Option<SystemTime>,
+}
+
+type Listing = BTreeMap<PathBuf, Stamp>;
+
+struct SocketFolder {
+    folder: PathBuf,
+    reported: Listing,
+    /// Removed since the last look: what stands there now is another socket, though its stamp may be the same.
+    removed: HashSet<PathBuf>,
+    complained: bool,
+    too_many: bool,
+}
+
+impl SocketFolder {
+    fn new(folder: PathBuf) -> Self {
+        Self { folder, reported: Listing::new(), removed: HashSet::new(), complained: false, too_many: false }
+    }
+
+    fn list(&mut self) -> io::Result<Listing> {
+        let mut walk =
+            Walk { entries_left: limit::REGISTRY_ENTRIES_MAX, found: Listing::new(), too_many: false };
+        walk.folder(&self.folder, 0)?;
+        if walk.too_many && !self.too_many {
+            let (entries, sockets) = (limit::REGISTRY_ENTRIES_MAX, limit::PLUGIN_SOCKETS_MAX);
+            let folder = self.folder.display();
+            tracing::warn!(%folder, entries, sockets, "more in the folder of registration sockets than is looked at");
+        }
+        self.too_many = walk.too_many;
+        Ok(walk.found)
+    }
+
+    fn complain(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.complained, true) {
+            let folder = self.folder.display().to_string();
+            tracing::warn!(folder, error = chain(error), "the folder cannot be listed, its plugins stay");
+        }
+    }
+}
+
+impl Folder for SocketFolder {
+    type Event = SocketEvent;
+
+    fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    fn depth(&self) -> RecursiveMode {
+        RecursiveMode::Recursive
+    }
+
+    fn note(&mut self, event: &notify::Event) {
+        let left = match event.kind {
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => &event.paths[..],
+            // The first of the two paths is where it was.
+            EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => event.paths.get(..1).unwrap_or_default(),
+            _ => return,
+        };
+        let known = left.iter().filter(|path| self.reported.contains_key(*path));
+        self.removed.extend(known.cloned());
+    }
+
+    fn look(&mut self) -> Vec<SocketEvent> {
+        let listing = match self.list() {
+            Ok(listing) => listing,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Listing::new(),
+            Err(error) => {
+                self.complain(&error);
+                return Vec::new();
+            }
+        };
+        self.complained = false;
+        let removed = std::mem::take(&mut self.removed);
+        // What left makes room for what came: it is told first.
+        let gone = self.reported.keys().filter(|path| !listing.contains_key(*path));
+        let mut events: Vec<_> = gone.cloned().map(SocketEvent::Gone).collect();
+        let is_new = |(path, stamp): &(&PathBuf, &Stamp)| {
+            self.reported.get(*path) != Some(*stamp) || removed.contains(*path)
+        };
+        events.extend(listing.iter().filter(is_new).map(|(path, _)| SocketEvent::Appeared(path.clone())));
+        self.reported = listing;
+        events
+    }
+}
+
+/// One walk through the folder.
+struct Walk {
+    entries_left: usize,
+    found: Listing,
+    too_many: bool,
+}
+
+impl Walk {
+    /// Only the uppermost folder's error counts: one below may go away while we look.
+    fn folder(&mut self, folder: &Path, depth: usize) -> io::Result<()> {
+        let mut below = Vec::new();
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            if self.entries_left == 0 {
+                self.too_many = true;
+                return Ok(());
+            }
+            self.entries_left -= 1;
+            let Ok(kind) = entry.file_type() else { continue };
+            if kind.is_dir() {
+                below.push(entry.path());
+            } else if kind.is_socket() || kind.is_symlink() {
+                self.socket(entry.path());
+            }
+        }
+        for folder in below {
+            if depth >= limit::REGISTRY_DEPTH_MAX {
+                self.too_many = true;
+            } else if let Err(error) = self.folder(&folder, depth + 1) {
+                tracing::debug!(folder = %folder.display(), error = chain(&error), "a folder below is not listed");
+            }
+        }
+        Ok(())
+    }
+
+    fn socket(&mut self, path: PathBuf) {
+        let Some(stamp) = stamp(&path) else { return };
+        if self.found.len() >= limit::PLUGIN_SOCKETS_MAX {
+            self.too_many = true;
+            return;
+        }
+        self.found.insert(path, stamp);
+    }
+}
+
+/// Follows links. None: it is no socket.
+fn stamp(path: &Path) -> Option<Stamp> {
+    let found = std::fs::metadata(path).ok().filter(|found| found.file_type().is_socket())?;
+    Some(Stamp { device: found.dev(), inode: found.ino(), born: found.created().ok() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Watching {
+        dir: tempfile::TempDir,
+        events: mpsc::Receiver<SocketEvent>,
+        tasks: Tasks,
+    }
+
+    impl Watching {
+        fn new(prepare: impl FnOnce(&Path)) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            prepare(dir.path());
+            let (sender, events) = mpsc::channel(16);
+            let tasks = Tasks::new();
+            tasks.spawn("watch", watch(dir.path().to_owned(), tasks.clone(), sender));
+            Self { dir, events, tasks }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn bind(&self, name: &str) -> UnixListener {
+            UnixListener::bind(self.path(name)).unwrap()
+        }
+
+        /// So many events, in the order of their paths.
+        async fn next(&mut self, count: usize) -> Vec<SocketEvent> {
+            let mut events = Vec::new();
+            while events.len() < count {
+                events.push(self.events.recv().await.unwrap());
+            }
+            events.sort_by_key(|event| match event {
+                SocketEvent::Appeared(path) | SocketEvent::Gone(path) => path.clone(),
+            });
+            events
+        }
+
+        fn each(&self, names: &[String], event: fn(PathBuf) -> SocketEvent) -> Vec<SocketEvent> {
+            names.iter().map(|name| event(self.path(name))).collect()
+        }
+
+        async fn appeared(&mut self, name: &str) {
+            let path = self.path(name);
+            assert_eq!(self.events.recv().await, Some(SocketEvent::Appeared(path)));
+        }
+
+        async fn gone(&mut self, name: &str) {
+            let path = self.path(name);
+            assert_eq!(self.events.recv().await, Some(SocketEvent::Gone(path)));
+        }
+    }
+
+    #[tokio::test]
+    async fn sockets_of_before_and_of_later_are_reported_and_nothing_else_is() {
+        let mut folder = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
+        folder.appeared("a.sock").await;
+        std::fs::write(folder.path("file.sock"), "no socket").unwrap();
+        let _hidden = folder.bind(".hidden.sock");
+        let _b = folder.bind("b.sock");
+        folder.appeared("b.sock").await;
+        std::fs::remove_file(folder.path("a.sock")).unwrap();
+        folder.gone("a.sock").await;
+        assert!(folder.tasks.drain(Duration::from_secs(5)).await);
+    }
+
+    #[tokio::test]
+    async fn each_of_many_sockets_is_told_when_it_comes_and_when_it_goes() {
+        let names = |when: &str| (0..10).map(|n| format!("{when}-{n}.sock")).collect::<Vec<_>>();
+        let before = names("before");
+        let mut folder = Watching::new(|dir| {
+            before.iter().for_each(|name| drop(UnixListener::bind(dir.join(name)).unwrap()));
+        });
+        assert_eq!(folder.next(10).await, folder.each(&before, SocketEvent::Appeared));
+        let later = names("later");
+        let _later: Vec<_> = later.iter().map(|name| folder.bind(name)).collect();
+        assert_eq!(folder.next(10).await, folder.each(&later, SocketEvent::Appeared));
+        let all = [before, later].concat();
+        all.iter().for_each(|name| std::fs::remove_file(folder.path(name)).unwrap());
+        assert_eq!(folder.next(20).await, folder.each(&all, SocketEvent::Gone));
+    }
+
+    #[tokio::test]
+    async fn folders_below_count_and_dot_folders_do_not() {
+        let mut folder = Watching::new(|dir| {
+            std::fs::create_dir(dir.join(".old")).unwrap();
+            drop(UnixListener::bind(dir.join(".old/a.sock")).unwrap());
+        });
+        std::fs::create_dir_all(folder.path("one/two")).unwrap();
+        std::fs::create_dir(folder.path(".new")).unwrap();
+        let _hidden = folder.bind(".new/b.sock");
+        let _deep = folder.bind("one/two/c.sock");
+        folder.appeared("one/two/c.sock").await;
+    }
+
+    #[tokio::test]
+    async fn a_link_to_a_socket_is_a_socket_and_a_link_to_a_folder_is_not_followed() {
+        let elsewhere = tempfile::tempdir().unwrap();
+        let _far = UnixListener::bind(elsewhere.path().join("far.sock")).unwrap();
+        let mut folder = Watching::new(|dir| {
+            std::os::unix::fs::symlink(elsewhere.path(), dir.join("all")).unwrap();
+            std::os::unix::fs::symlink(elsewhere.path().join("far.sock"), dir.join("near.sock")).unwrap();
+        });
+        folder.appeared("near.sock").await;
+        let _last = folder.bind("z.sock");
+        folder.appeared("z.sock").await;
+    }
+
+    #[tokio::test]
+    async fn a_socket_made_anew_is_reported_again_and_one_with_a_new_mode_is_not() {
+        use std::os::unix::fs::PermissionsExt;
+        let mut folder = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
+        folder.appeared("a.sock").await;
+        std::fs::set_permissions(folder.path("a.sock"), PermissionsExt::from_mode(0o600)).unwrap();
+        let _b = folder.bind("b.sock");
+        folder.appeared("b.sock").await;
+        std::fs::remove_file(folder.path("a.sock")).unwrap();
+        let _a = folder.bind("a.sock");
+        // Seen between the two steps or after both.
+        match folder.events.recv().await.unwrap() {
+            SocketEvent::Gone(path) => {
+                assert_eq!(path, folder.path("a.sock"));
+                folder.appeared("a.sock").await;
+            }
+            appeared => assert_eq!(appeared, SocketEvent::Appeared(folder.path("a.sock"))),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_renamed_socket_is_gone_under_its_old_name_and_new_under_the_other() {
+        let mut folder = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
+        folder.appeared("a.sock").await;
+        std::fs::rename(folder.path("a.sock"), folder.path("b.sock")).unwrap();
+        folder.gone("a.sock").await;
+        folder.appeared("b.sock").await;
+        let away = tempfile::tempdir_in(folder.dir.path().parent().unwrap()).unwrap();
+        std::fs::rename(folder.path("b.sock"), away.path().join("b.sock")).unwrap();
+        folder.gone("b.sock").await;
+    }
+
+    #[test]
+    fn ten_thousand_files_are_looked_through_and_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        for index in 0..limit::REGISTRY_ENTRIES_MAX + 10 {
+            std::fs::write(dir.path().join(index.to_string()), "").unwrap();
+        }
+        let mut folder = SocketFolder::new(dir.path().to_owned());
+        assert_eq!(folder.look(), []);
+        assert!(folder.too_many);
+    }
+}

@@ -1,0 +1,442 @@
+//! What a dropped file is, and whether it can be a driver: everything that can be said before a compiler sees it.
+//!
+//! Is given bytes; gives back a component that speaks our contract, or an error that says whose fault it is and what to do. The
+//! daemon itself looks at the first bytes only (`form`); all else runs in the compiler's process.
+
+mod bulk;
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::panic::catch_unwind;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use wasmparser::{Encoding, Parser, Payload, Validator, WasmFeatures};
+use wit_component::ComponentEncoder;
+
+use super::sandbox::CallFailure;
+use super::wasi;
+use super::wit_packages::WitPackages;
+use nodedock_base::printable::one_line;
+use nodedock_model::limit::{COMPILED_BYTES_MAX, DRIVER_FILE_BYTES_MAX};
+
+/// The package of the contract, and the version that this host was built with.
+pub const CONTRACT: &str = "nodedock:driver";
+pub const CONTRACT_VERSION: &str = "0.1.0";
+const CAPABILITIES: &[&str] = &["types", "log", "sysfs", "sysfs-write", "device-nodes", "ledger"];
+const REQUIRED: &[&str] = &["identity", "discovery", "preparation"];
+const FACETS: &[&str] = &["configuration", "health"];
+/// Names that an error lists.
+const NAMES_SHOWN: usize = 8;
+/// Imports and exports of a component: drivers of Python have some thirty.
+const NAMES_MAX: usize = 1000;
+/// Bytes of what a tool says of a file: names out of the file are in it.
+const WORDS_BYTES_MAX: usize = 512;
+
+/// In which of the two forms a driver comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Form {
+    /// As `--target wasm32-unknown-unknown` makes it.
+    CoreModule,
+    /// As `--target wasm32-wasip2` and the tools of other languages make it.
+    Component,
+}
+
+impl Form {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::CoreModule => "core module",
+            Self::Component => "component",
+        }
+    }
+}
+
+/// What a driver imports beside the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// Nothing.
+    Pure,
+    /// Interfaces of WASI 0.2, which are linked with nothing behind them.
+    Wasi,
+}
+
+impl Profile {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pure => "pure",
+            Self::Wasi => "wasi",
+        }
+    }
+}
+
+/// Why a file is not a driver that this host can run. It travels from the compiler's process.
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
+pub enum LoadError {
+    #[error("the file is empty")]
+    Empty,
+    #[error("the file has {0} bytes, at most {DRIVER_FILE_BYTES_MAX} are allowed")]
+    TooLarge(usize),
+    #[error("the file is not WebAssembly: it starts with {0}")]
+    NotWasm(String),
+    #[error("the file is WebAssembly text: translate it first (wasm-tools parse)")]
+    Text,
+    #[error(
+        "the file is precompiled code (ELF, .cwasm), which is never taken: drop the .wasm file that it was made from"
+    )]
+    Precompiled,
+    #[error("the file is WebAssembly of unknown kind (version {0:#x})")]
+    Encoding(u32),
+    #[error("the file is not valid WebAssembly: {message} (at byte {offset:#x} of {size})")]
+    Invalid { message: String, offset: usize, size: usize },
+    #[error("the file ends at byte {size}, in the middle of a part: it was cut off")]
+    Truncated { size: usize },
+    #[error(
+        "the core module has no WIT inside: build it with the nodedock SDK or wit-bindgen, or hand in a component"
+    )]
+    NoContract,
+    #[error("the core module cannot be made a component: {0}")]
+    Encode(String),
+    #[error("the driver imports what this host does not have: {names}{hint}")]
+    UnknownImports { names: String, hint: Cow<'static, str> },
+    #[error(
+        "the driver was built against {found}, and this host speaks {CONTRACT}@0.1.x: build it with a matching SDK"
+    )]
+    ContractVersion { found: String },
+    #[error(
+        "the driver lacks {missing}: every driver exports identity, discovery and preparation of {CONTRACT}@0.1.x"
+    )]
+    MissingExports { missing: String },
+    #[error("the component has {0} imports and exports, at most {NAMES_MAX} are allowed")]
+    TooManyNames(usize),
+    #[error("the file is composed of several components, which is not taken: hand in one driver")]
+    Composed,
+    #[error("the driver's types are not those of the contract: {0}")]
+    Types(String),
+    #[error(
+        "the file {what}, at most {max} are taken: build it for size, or leave out what it does not need"
+    )]
+    TooComplex { what: String, max: usize },
+    #[error("the driver cannot be compiled: {0}")]
+    Compile(String),
+    #[error(
+        "compiling the driver takes more than the {0} MiB of memory that a compiler may have: build it for size, and look for a function that is huge"
+    )]
+    CompileMemory(u64),
+    #[error(
+        "compiling the driver takes more than {0:?} of CPU: build it for size, and look for a function that is huge"
+    )]
+    CompileCpu(Duration),
+    #[error(
+        "compiling the driver did not end within {0:?}: the node was busy, or the file is made to be slow; `nodedock driver reload` tries again"
+    )]
+    CompileTime(Duration),
+    #[error("the compiled driver has more than {} MiB: build it for size", COMPILED_BYTES_MAX >> 20)]
+    CompiledTooLarge,
+    #[error(
+        "the compiler was killed twice by signal {0}: the node is short of memory, or somebody ended it; `nodedock driver reload` tries again"
+    )]
+    CompilerKilled(i32),
+    #[error("describe failed: {0}")]
+    #[serde(skip)]
+    Describe(#[source] CallFailure),
+    #[error("what describe says is refused: {0}")]
+    Description(String),
+    #[error("the host failed at it: {0}")]
+    Host(String),
+}
+
+impl LoadError {
+    /// Whether the file is at fault, rather than the node or the moment.
+    pub fn is_permanent(&self) -> bool {
+        let of_the_moment = matches!(self, Self::Host(_) | Self::CompileTime(_) | Self::CompilerKilled(_));
+        let busy = matches!(self, Self::Describe(CallFailure::Busy(_) | CallFailure::Timeout(_)));
+        !(of_the_moment || busy)
+    }
+
+    /// Stable, lower-case words with dashes.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Empty => "file-empty",
+            Self::TooLarge(_) => "file-too-large",
+            Self::NotWasm(_) | Self::Encoding(_) => "not-wasm",
+            Self::Text => "wasm-text",
+            Self::Precompiled => "precompiled",
+            Self::Invalid { .. } => "wasm-invalid",
+            Self::Truncated { .. } => "wasm-truncated",
+            Self::NoContract => "no-contract",
+            Self::Encode(_) => "not-a-driver",
+            Self::UnknownImports { .. } => "unknown-imports",
+            Self::ContractVersion { .. } => "contract-version",
+            Self::MissingExports { .. } => "missing-exports",
+            Self::TooManyNames(_) => "too-many-names",
+            Self::Composed => "composed",
+            Self::Types(_) => "contract-types",
+            Self::TooComplex { .. } => "too-complex",
+            Self::Compile(_) => "compile-failed",
+            Self::CompileMemory(_) => "compile-memory",
+            Self::CompileCpu(_) => "compile-cpu",
+            Self::CompileTime(_) => "compile-time",
+            Self::CompiledTooLarge => "compiled-too-large",
+            Self::CompilerKilled(_) => "compiler-killed",
+            Self::Describe(_) => "describe-failed",
+            Self::Description(_) => "description-refused",
+            Self::Host(_) => "host-failed",
+        }
+    }
+}
+
+/// What can be read from a file without running it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Surface {
+    pub form: Option<Form>,
+    pub imports: BTreeSet<String>,
+    pub exports: BTreeSet<String>,
+}
+
+impl Surface {
+    /// The contract's version that the file was built against, such as `nodedock:driver@0.1.0`.
+    pub fn contract(&self) -> Option<String> {
+        let mut versions = self.exports.iter().chain(&self.imports).filter_map(|name| {
+            let rest = name.strip_prefix(CONTRACT)?.strip_prefix('/')?;
+            rest.split_once('@').map(|(_, version)| version)
+        });
+        versions.next().map(|version| format!("{CONTRACT}@{version}"))
+    }
+
+    /// None: it speaks no contract, so that its imports may not all be known.
+    pub fn profile(&self) -> Option<Profile> {
+        self.contract()?;
+        let is_wasi = self.imports.iter().any(|name| name.starts_with("wasi"));
+        Some(if is_wasi { Profile::Wasi } else { Profile::Pure })
+    }
+
+    /// Optional interfaces that it exports.
+    pub fn facets(&self) -> Vec<&'static str> {
+        FACETS.iter().copied().filter(|facet| self.has_export(facet)).collect()
+    }
+
+    fn has_export(&self, interface: &str) -> bool {
+        self.exports.iter().any(|name| our_interface(name) == Some((interface, true)))
+    }
+}
+
+/// Admits a file: form, size, validity, contract. Fills `surface` as far as it comes.
+pub(super) fn admit<'a>(bytes: &'a [u8], surface: &mut Surface) -> Result<Cow<'a, [u8]>, LoadError> {
+    let form = form(bytes)?;
+    surface.form = Some(form);
+    bulk::check(bytes)?;
+    validate(bytes)?;
+    let component = match form {
+        Form::Component => Cow::Borrowed(bytes),
+        Form::CoreModule => Cow::Owned(componentize(bytes, surface)?),
+    };
+    let outline = outline(&component);
+    let names = outline.imports.len() + outline.exports.len();
+    if names > NAMES_MAX {
+        return Err(LoadError::TooManyNames(names));
+    }
+    surface.imports = outline.imports;
+    surface.exports = outline.exports;
+    if outline.composed {
+        return Err(LoadError::Composed);
+    }
+    check_contract(surface)?;
+    Ok(component)
+}
+
+/// Which of the two forms a file has, by its first bytes and its size.
+pub(super) fn form(bytes: &[u8]) -> Result<Form, LoadError> {
+    if bytes.is_empty() {
+        return Err(LoadError::Empty);
+    }
+    if bytes.len() as u64 > DRIVER_FILE_BYTES_MAX {
+        return Err(LoadError::TooLarge(bytes.len()));
+    }
+    if bytes.starts_with(b"\x7fELF") || wasmtime::Engine::detect_precompiled(bytes).is_some() {
+        return Err(LoadError::Precompiled);
+    }
+    let Some(rest) = bytes.strip_prefix(b"\0asm") else {
+        let text = bytes.trim_ascii_start();
+        if text.starts_with(b"(module") || text.starts_with(b"(component") {
+            return Err(LoadError::Text);
+        }
+        if b"\0asm".starts_with(bytes) {
+            return Err(LoadError::Truncated { size: bytes.len() });
+        }
+        return Err(LoadError::NotWasm(format!("\"{}\"", bytes[..bytes.len().min(16)].escape_ascii())));
+    };
+    match rest.first_chunk::<4>() {
+        Some([1, 0, 0, 0]) => Ok(Form::CoreModule),
+        Some([0x0d, 0, 1, 0]) => Ok(Form::Component),
+        Some(other) => Err(LoadError::Encoding(u32::from_le_bytes(*other))),
+        None => Err(LoadError::Truncated { size: bytes.len() }),
+    }
+}
+
+fn validate(bytes: &[u8]) -> Result<(), LoadError> {
+    let off = WasmFeatures::THREADS
+        | WasmFeatures::SHARED_EVERYTHING_THREADS
+        | WasmFeatures::MEMORY64
+        | WasmFeatures::RELAXED_SIMD
+        | WasmFeatures::GC
+        | WasmFeatures::EXCEPTIONS
+        | WasmFeatures::LEGACY_EXCEPTIONS
+        | WasmFeatures::STACK_SWITCHING
+        | WasmFeatures::CM_ASYNC;
+    let features = WasmFeatures::default() - off;
+    let outcome = Validator::new_with_features(features).validate_all(bytes);
+    outcome.map(drop).map_err(|error| {
+        let size = bytes.len();
+        if error.message().contains("unexpected end") {
+            return LoadError::Truncated { size };
+        }
+        LoadError::Invalid { message: words(error.message()), offset: error.offset(), size }
+    })
+}
+
+/// Makes a component of a core module that carries its WIT.
+fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadError> {
+    let mut wit = Vec::new();
+    for payload in Parser::new(0).parse_all(bytes).filter_map(Result::ok) {
+        match payload {
+            Payload::ImportSection(section) => {
+                let modules =
+                    section.into_imports().filter_map(Result::ok).map(|import| import.module.to_owned());
+                surface.imports.extend(modules);
+            }
+            Payload::CustomSection(section) if section.name().starts_with("component-type") => {
+                wit.push(section.data());
+            }
+            _ => {}
+        }
+    }
+    let foreign = |name: &&String| {
+        let own = name.strip_prefix("[export]").unwrap_or(name);
+        !(own.contains(':')
+            || own.starts_with("cm32p2")
+            || own.starts_with('$')
+            || own.starts_with("[resource"))
+    };
+    let foreign: Vec<&str> = surface.imports.iter().filter(foreign).map(String::as_str).collect();
+    if !foreign.is_empty() {
+        return Err(unknown_imports(&foreign));
+    }
+    if wit.is_empty() {
+        return Err(LoadError::NoContract);
+    }
+    // `wit-parser` takes for granted what a damaged WIT need not keep: its panic is about the file, and not the host's failure.
+    let encoded = catch_unwind(|| encode(bytes, &wit));
+    encoded
+        .unwrap_or_else(|_| Err("its WIT is damaged: the tool that reads it gave up".to_owned()))
+        .map_err(LoadError::Encode)
+}
+
+fn encode(bytes: &[u8], wit: &[&[u8]]) -> Result<Vec<u8>, String> {
+    let mut packages = WitPackages::default();
+    wit.iter().for_each(|section| packages.add(section));
+    packages.check()?;
+    let encode = || ComponentEncoder::default().validate(true).module(bytes)?.encode();
+    encode().map_err(|error: anyhow::Error| words(&format!("{error:#}")))
+}
+
+/// What a library or a process says of a file, fit for a line of a table.
+pub(super) fn words(text: &str) -> String {
+    one_line(text, WORDS_BYTES_MAX)
+}
+
+struct Outline {
+    imports: BTreeSet<String>,
+    exports: BTreeSet<String>,
+    composed: bool,
+}
+
+/// Names at the component's own border, and whether there are components with code inside it. Those without are what
+/// wit-component puts around exported interfaces.
+fn outline(component: &[u8]) -> Outline {
+    let mut outline = Outline { imports: BTreeSet::new(), exports: BTreeSet::new(), composed: false };
+    let mut open: Vec<Encoding> = Vec::new();
+    for payload in Parser::new(0).parse_all(component).filter_map(Result::ok) {
+        match payload {
+            Payload::Version { encoding, .. } => {
+                let components = open.iter().filter(|outer| **outer == Encoding::Component).count();
+                outline.composed |= encoding == Encoding::Module && components > 1;
+                open.push(encoding);
+            }
+            Payload::End(_) => drop(open.pop()),
+            Payload::ComponentImportSection(section) if open.len() == 1 => {
+                outline
+                    .imports
+                    .extend(section.into_iter().filter_map(Result::ok).map(|i| i.name.name.to_owned()));
+            }
+            Payload::ComponentExportSection(section) if open.len() == 1 => {
+                outline
+                    .exports
+                    .extend(section.into_iter().filter_map(Result::ok).map(|e| e.name.name.to_owned()));
+            }
+            _ => {}
+        }
+    }
+    outline
+}
+
+/// An interface of the contract, and whether it is of the track that we speak.
+fn our_interface(name: &str) -> Option<(&str, bool)> {
+    let (interface, version) = name.strip_prefix(CONTRACT)?.strip_prefix('/')?.split_once('@')?;
+    let ours =
+        semver::Version::parse(version).is_ok_and(|v| v.major == 0 && v.minor == 1 && v.pre.is_empty());
+    Some((interface, ours))
+}
+
+fn check_contract(surface: &Surface) -> Result<(), LoadError> {
+    let names = || surface.exports.iter().chain(&surface.imports);
+    if let Some(other) = names().find(|name| our_interface(name).is_some_and(|(_, ours)| !ours)) {
+        let version = other.split_once('@').map_or("", |(_, version)| version);
+        return Err(LoadError::ContractVersion { found: words(&format!("{CONTRACT}@{version}")) });
+    }
+    let unknown: Vec<&str> =
+        surface.imports.iter().filter(|name| !is_linked(name)).map(String::as_str).collect();
+    if !unknown.is_empty() {
+        return Err(unknown_imports(&unknown));
+    }
+    let missing: Vec<&str> = REQUIRED.iter().copied().filter(|name| !surface.has_export(name)).collect();
+    if !missing.is_empty() {
+        return Err(LoadError::MissingExports { missing: missing.join(", ") });
+    }
+    Ok(())
+}
+
+fn is_linked(name: &str) -> bool {
+    if let Some((interface, ours)) = our_interface(name) {
+        return ours && CAPABILITIES.contains(&interface);
+    }
+    let Some((interface, version)) = name.strip_prefix("wasi:").and_then(|rest| rest.split_once('@')) else {
+        return false;
+    };
+    version.starts_with("0.2.") && wasi::LINKED.contains(&interface)
+}
+
+fn unknown_imports(names: &[&str]) -> LoadError {
+    let any = |test: fn(&str) -> bool| names.iter().any(|name| test(name));
+    let hint = if any(|name| name.starts_with("wasi:") && name.contains("@0.3")) {
+        ": it was built for WASI 0.3, and this host speaks 0.2"
+    } else if any(|name| name.starts_with("wasi:sockets") || name.starts_with("wasi:http")) {
+        ": a driver has no network; componentize-py leaves it out with --stub-wasi"
+    } else if any(|name| name.starts_with("wasi:")) {
+        ": of WASI 0.2 a driver has io, cli, clocks and random"
+    } else if any(|name| name.starts_with("wasi_snapshot")) {
+        ": it was built for wasm32-wasip1; build it for wasm32-unknown-unknown or wasm32-wasip2"
+    } else if any(|name| name.starts_with("__wbindgen") || name == "wbg") {
+        ": a dependency takes the target for a browser (wasm-bindgen); turn that feature of it off (getrandom, uuid, chrono)"
+    } else if any(|name| name == "env") {
+        ": functions of C that nobody defined"
+    } else if any(|name| name.starts_with(CONTRACT)) {
+        ": it was built against a newer version of the contract"
+    } else {
+        ""
+    };
+    let mut shown = names[..names.len().min(NAMES_SHOWN)].join(", ");
+    if names.len() > NAMES_SHOWN {
+        shown.push_str(", …");
+    }
+    LoadError::UnknownImports { names: words(&shown), hint: hint.into() }
+}

@@ -1,0 +1,95 @@
+//! How much a file holds, in one pass that builds nothing: what makes a compiler, or this host, work out of proportion is refused
+//! before anything is made of it.
+
+use wasmparser::{Encoding, Parser, Payload};
+
+use super::LoadError;
+use nodedock_model::limit::{
+    DRIVER_DECLARATION_BYTES_MAX, DRIVER_FUNCTION_BYTES_MAX, DRIVER_FUNCTIONS_MAX, DRIVER_MODULES_MAX,
+};
+
+/// What is counted, over all modules and components of a file.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Bulk {
+    modules: usize,
+    functions: usize,
+    /// Bytes of the longest.
+    function: usize,
+    /// Bytes of all sections but code, data and custom ones.
+    declarations: usize,
+}
+
+/// Refuses a file that holds too much. One that is not valid is for the validator.
+pub(super) fn check(bytes: &[u8]) -> Result<(), LoadError> {
+    let bulk = Bulk::of(bytes);
+    let too_complex = |what: String, max| Err(LoadError::TooComplex { what, max });
+    if bulk.modules > DRIVER_MODULES_MAX {
+        return too_complex(format!("has {} modules and components", bulk.modules), DRIVER_MODULES_MAX);
+    }
+    if bulk.functions > DRIVER_FUNCTIONS_MAX {
+        return too_complex(format!("has {} functions", bulk.functions), DRIVER_FUNCTIONS_MAX);
+    }
+    if bulk.function > DRIVER_FUNCTION_BYTES_MAX {
+        return too_complex(format!("has a function of {} bytes", bulk.function), DRIVER_FUNCTION_BYTES_MAX);
+    }
+    if bulk.declarations > DRIVER_DECLARATION_BYTES_MAX {
+        let what = format!("has {} bytes of types, imports, exports and tables", bulk.declarations);
+        return too_complex(what, DRIVER_DECLARATION_BYTES_MAX);
+    }
+    Ok(())
+}
+
+impl Bulk {
+    fn of(bytes: &[u8]) -> Self {
+        let (mut bulk, mut module) = (Self::default(), false);
+        for payload in Parser::new(0).parse_all(bytes).map_while(Result::ok) {
+            match payload {
+                Payload::Version { encoding, .. } => {
+                    module = encoding == Encoding::Module;
+                    bulk.modules += 1;
+                }
+                // What follows a part inside a component is the component's.
+                Payload::End(_) => module = false,
+                Payload::CodeSectionStart { count, .. } => bulk.functions += count as usize,
+                Payload::CodeSectionEntry(body) => bulk.function = bulk.function.max(body.range().len()),
+                Payload::DataSection(_) | Payload::CustomSection(_) if module => {}
+                Payload::CustomSection(_)
+                | Payload::ModuleSection { .. }
+                | Payload::ComponentSection { .. } => {}
+                other => bulk.declarations += other.as_section().map_or(0, |(_, range)| range.len()),
+            }
+        }
+        bulk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_is_counted_over_all_parts() {
+        let one = "(core module (type (func)) (func nop nop nop) (func) (memory 1) (data (i32.const 0) \"0123456789\"))";
+        let bytes = wat::parse_str(format!("(component {one} {one} (component))")).unwrap();
+        // Bodies have no locals (a byte), three instructions and an end; of declarations each module has a type (4 bytes), two
+        // functions (3) and a memory (3).
+        assert_eq!(Bulk::of(&bytes), Bulk { modules: 4, functions: 4, function: 5, declarations: 20 });
+    }
+
+    #[test]
+    fn what_is_too_much_is_named() {
+        let says = |text: String| check(&wat::parse_str(text).unwrap()).unwrap_err().to_string();
+        let modules = says(format!("(component {})", "(core module)".repeat(DRIVER_MODULES_MAX)));
+        assert!(
+            modules.starts_with("the file has 257 modules and components, at most 256 are taken"),
+            "{modules}"
+        );
+        let functions = says(format!("(module {})", "(func)".repeat(DRIVER_FUNCTIONS_MAX + 1)));
+        assert!(functions.starts_with("the file has 100001 functions"), "{functions}");
+        let function = says(format!("(module (func {}))", "nop ".repeat(DRIVER_FUNCTION_BYTES_MAX)));
+        assert!(function.starts_with("the file has a function of 2097154 bytes"), "{function}");
+        let long = "x".repeat(90_000);
+        let imports: String = (0..50).map(|n| format!("(import \"{n}{long}\" \"\" (func))")).collect();
+        assert!(says(format!("(module {imports})")).contains("bytes of types, imports"));
+    }
+}

@@ -1,0 +1,284 @@
+//! Between the contract's types and the model. Everything from a driver is checked here, once: names, bounds, duplicates. An
+//! answer beyond a bound is refused as a whole, and the refusal says where it is.
+
+mod identity;
+mod inventory;
+mod prepared;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::bindings::exports::nodedock::driver::discovery as guest_discovery;
+use super::bindings::nodedock::driver::{device_nodes, types};
+use super::nodes::FoundNode;
+use crate::{Limit, QUARANTINED, Trigger};
+use nodedock_base::printable::{cut, is_unprintable};
+use nodedock_model::limit::{
+    LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX,
+    PROBLEM_MESSAGE_BYTES_MAX, QUANTITY_BYTES_MAX,
+};
+use nodedock_model::{ConfigSource, DriverClaim, LiveClaim, NodeKind, Problem, ProblemKind};
+
+pub(super) use identity::driver_info;
+pub(super) use inventory::{health_report, inventory};
+pub(super) use prepared::prepared_claim;
+
+/// What is wrong with an answer, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Refusal {
+    text: String,
+    /// The limit that it is beyond; none: it is wrong in another way.
+    limit: Option<Limit>,
+}
+
+impl Refusal {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), limit: None }
+    }
+
+    fn beyond(limit: Limit, text: impl Into<String>) -> Self {
+        Self { text: text.into(), limit: Some(limit) }
+    }
+
+    /// The limit that the answer is beyond, if that is what is wrong with it.
+    pub(super) fn limit(&self) -> Option<Limit> {
+        self.limit
+    }
+
+    /// The same, in a larger place.
+    fn at(self, place: impl std::fmt::Display) -> Self {
+        Self { text: format!("{place}: {}", self.text), ..self }
+    }
+
+    pub(super) fn into_problem(self) -> Problem {
+        let message =
+            cut(&format!("the driver's answer is refused: {}", self.text), PROBLEM_MESSAGE_BYTES_MAX);
+        Problem::internal("driver-answer-not-valid", message)
+    }
+}
+
+type Checked<T> = Result<T, Refusal>;
+
+fn refuse<T>(text: impl Into<String>) -> Checked<T> {
+    Err(Refusal::new(text))
+}
+
+/// Entries of a list.
+fn at_most(what: &str, count: usize, max: usize) -> Checked<()> {
+    within(Limit::AnswerEntries, what, count, max)
+}
+
+fn within(limit: Limit, what: &str, count: usize, max: usize) -> Checked<()> {
+    match count <= max {
+        true => Ok(()),
+        false => Err(Refusal::beyond(limit, format!("{count} {what}, at most {max} are allowed"))),
+    }
+}
+
+fn name<T, E: std::fmt::Display>(parsed: Result<T, E>) -> Checked<T> {
+    parsed.map_err(|error| Refusal::new(error.to_string()))
+}
+
+/// Text that goes into one line: bounded, no control characters.
+fn line(what: &str, text: String, max: usize) -> Checked<String> {
+    if text.len() > max {
+        let text = format!("{what} has {} bytes, at most {max} are allowed", text.len());
+        return Err(Refusal::beyond(Limit::AnswerBytes, text));
+    }
+    if text.contains(is_unprintable) {
+        return refuse(format!("{what} {} contains a control character", shown(&text)));
+    }
+    Ok(text)
+}
+
+fn non_empty_line(what: &str, text: String, max: usize) -> Checked<String> {
+    if text.is_empty() { refuse(format!("{what} is empty")) } else { line(what, text, max) }
+}
+
+fn labels(what: &str, labels: Vec<types::Label>) -> Checked<BTreeMap<String, String>> {
+    at_most(what, labels.len(), LABELS_MAX)?;
+    let mut all = BTreeMap::new();
+    for (key, value) in labels {
+        let key = non_empty_line(&format!("a key of {what}"), key, LABEL_KEY_BYTES_MAX)?;
+        if value.len() > LABEL_VALUE_BYTES_MAX {
+            let text = format!(
+                "{what}: {key} has {} bytes, at most {LABEL_VALUE_BYTES_MAX} are allowed",
+                value.len()
+            );
+            return Err(Refusal::beyond(Limit::AnswerBytes, text));
+        }
+        if value.contains('\0') {
+            return refuse(format!("{what}: {key} contains NUL"));
+        }
+        let shown = shown(&key);
+        if all.insert(key, value).is_some() {
+            return refuse(format!("{what}: {shown} occurs twice"));
+        }
+    }
+    Ok(all)
+}
+
+/// The first that occurs twice.
+fn twice<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let mut seen = BTreeSet::new();
+    names.into_iter().find(|name| !seen.insert(*name))
+}
+
+/// For a message: quoted and cut.
+fn shown(text: &str) -> String {
+    format!("{:?}", cut(text, 64))
+}
+
+/// A quantity in Kubernetes' notation (apimachinery, `resource.Quantity`), not negative.
+fn quantity(what: &str, text: String) -> Checked<String> {
+    if text.len() <= QUANTITY_BYTES_MAX && is_quantity(&text) {
+        return Ok(text);
+    }
+    refuse(format!("{what} {} is not a quantity such as 80Gi, 500m or 4", shown(&text)))
+}
+
+fn is_quantity(text: &str) -> bool {
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let number = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
+    let (number, suffix) = text.split_at(number);
+    let digits = number.bytes().filter(u8::is_ascii_digit).count();
+    let one_point = number.bytes().filter(|b| *b == b'.').count() <= 1;
+    let exponent = |suffix: &str| {
+        let rest = suffix.strip_prefix(['e', 'E']).unwrap_or_default();
+        let rest = rest.strip_prefix(['+', '-']).unwrap_or(rest);
+        !rest.is_empty() && rest.len() <= 3 && rest.bytes().all(|b| b.is_ascii_digit())
+    };
+    let known = matches!(
+        suffix,
+        "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei"
+    );
+    digits > 0 && one_point && (known || exponent(suffix))
+}
+
+/// Whether a problem is beyond its bounds.
+pub(super) fn is_cut(problem: &types::Problem) -> bool {
+    let long =
+        |(key, value): &types::Label| key.len() > LABEL_KEY_BYTES_MAX || value.len() > LABEL_VALUE_BYTES_MAX;
+    problem.code.len() > PROBLEM_CODE_BYTES_MAX
+        || problem.message.len() > PROBLEM_MESSAGE_BYTES_MAX
+        || problem.details.len() > LABELS_MAX
+        || problem.details.iter().any(long)
+}
+
+/// A driver's refusal. What is beyond the bounds is cut rather than refused: a refusal of a refusal helps nobody.
+pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
+    let kind = match problem.kind {
+        types::ProblemKind::Invalid => ProblemKind::Invalid,
+        types::ProblemKind::Denied => ProblemKind::Denied,
+        types::ProblemKind::NotFound => ProblemKind::NotFound,
+        types::ProblemKind::Conflict => ProblemKind::Conflict,
+        types::ProblemKind::Unavailable => ProblemKind::Unavailable,
+        types::ProblemKind::Internal => ProblemKind::Internal,
+    };
+    let code = problem.code;
+    // A quarantine is the host's word: who hears it waits for the end of one.
+    let worded = !code.is_empty()
+        && code != QUARANTINED
+        && code.len() <= PROBLEM_CODE_BYTES_MAX
+        && code.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    let plain = |text: &str, max: usize| cut(text, max).replace(is_unprintable, " ");
+    let mut message = plain(&problem.message, PROBLEM_MESSAGE_BYTES_MAX);
+    if message.is_empty() {
+        message = "the driver gave no reason".to_owned();
+    }
+    Problem {
+        kind,
+        code: if worded { code } else { "no-code".to_owned() },
+        message,
+        retry_after_ms: problem.retry_after_ms,
+        details: (problem.details.iter().take(LABELS_MAX))
+            .map(|(key, value)| (plain(key, LABEL_KEY_BYTES_MAX), plain(value, LABEL_VALUE_BYTES_MAX)))
+            .collect(),
+    }
+}
+
+pub(super) fn problem_to_guest(problem: &Problem) -> types::Problem {
+    types::Problem {
+        kind: match problem.kind {
+            ProblemKind::Invalid => types::ProblemKind::Invalid,
+            ProblemKind::Denied => types::ProblemKind::Denied,
+            ProblemKind::NotFound => types::ProblemKind::NotFound,
+            ProblemKind::Conflict => types::ProblemKind::Conflict,
+            ProblemKind::Unavailable => types::ProblemKind::Unavailable,
+            ProblemKind::Internal => types::ProblemKind::Internal,
+        },
+        code: problem.code.clone(),
+        message: problem.message.clone(),
+        retry_after_ms: problem.retry_after_ms,
+        details: problem.details.clone(),
+    }
+}
+
+pub(super) fn trigger_to_guest(trigger: Trigger) -> guest_discovery::Trigger {
+    match trigger {
+        Trigger::Load => guest_discovery::Trigger::Load,
+        Trigger::Timer => guest_discovery::Trigger::Timer,
+        Trigger::Events(paths) => guest_discovery::Trigger::Events(paths),
+        Trigger::Request => guest_discovery::Trigger::Request,
+    }
+}
+
+pub(super) fn claim_to_guest(claim: &DriverClaim) -> types::Claim {
+    let device = |device: &nodedock_model::AllocatedDevice| types::AllocatedDevice {
+        request: device.request.clone(),
+        pool: device.pool.to_string(),
+        device: device.device.to_string(),
+        share_id: device.share_id.clone(),
+        consumed: (device.consumed.iter())
+            .map(|(name, value)| types::Counter { name: name.clone(), value: value.clone() })
+            .collect(),
+        admin_access: device.admin_access,
+    };
+    let config = |config: &nodedock_model::OpaqueConfig| types::OpaqueConfig {
+        source: match config.source {
+            ConfigSource::DeviceClass => types::ConfigSource::DeviceClass,
+            ConfigSource::Claim => types::ConfigSource::Claim,
+        },
+        requests: config.requests.clone(),
+        parameters: config.parameters.clone(),
+    };
+    types::Claim {
+        id: types::ClaimRef {
+            namespace: claim.id.namespace.to_string(),
+            name: claim.id.name.to_string(),
+            uid: claim.id.uid.to_string(),
+        },
+        devices: claim.devices.iter().map(device).collect(),
+        configs: claim.configs.iter().map(config).collect(),
+        annotations: claim.annotations.clone().into_iter().collect(),
+    }
+}
+
+pub(super) fn live_claim_to_guest(live: &LiveClaim) -> types::LiveClaim {
+    types::LiveClaim {
+        claim: claim_to_guest(&live.claim),
+        memo: live.memo.clone(),
+        driver_version: live.driver_version.clone(),
+        boot_id: live.boot_id.clone(),
+    }
+}
+
+pub(super) fn node_to_guest(node: FoundNode) -> device_nodes::NodeInfo {
+    device_nodes::NodeInfo {
+        path: node.path,
+        kind: match node.kind {
+            NodeKind::Character => types::NodeKind::Character,
+            NodeKind::Block => types::NodeKind::Block,
+            NodeKind::Fifo => types::NodeKind::Fifo,
+        },
+        major: node.major,
+        minor: node.minor,
+        mode: node.mode,
+        uid: node.uid,
+        gid: node.gid,
+        sysfs_path: node.sysfs_path,
+    }
+}
+
+#[cfg(test)]
+mod tests;

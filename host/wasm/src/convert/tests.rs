@@ -1,0 +1,434 @@
+use super::*;
+use crate::bindings::exports::nodedock::driver::identity as guest_identity;
+use nodedock_model::limit::{DEVICES_MAX, MEMO_BYTES_MAX};
+use nodedock_model::{AllocatedDevice, DeviceAccess, DeviceName, DriverName, ObjectRef, PoolName};
+
+fn driver() -> DriverName {
+    DriverName::new("gpu.example.com").unwrap()
+}
+
+fn device(name: &str) -> types::Device {
+    types::Device {
+        name: name.into(),
+        attributes: Vec::new(),
+        capacities: Vec::new(),
+        taints: Vec::new(),
+        consumes: Vec::new(),
+        allow_multiple_allocations: false,
+        identity: Vec::new(),
+        numa_nodes: Vec::new(),
+        annotations: Vec::new(),
+    }
+}
+
+fn pool(devices: Vec<types::Device>) -> types::Pool {
+    types::Pool {
+        name: "pool".into(),
+        devices,
+        shared_counters: Vec::new(),
+        extended_resource: None,
+        annotations: Vec::new(),
+    }
+}
+
+fn attribute(name: &str, value: types::AttributeValue) -> types::Attribute {
+    types::Attribute { name: name.into(), value }
+}
+
+fn capacity(value: &str, policy: Option<types::CapacityPolicy>) -> types::Capacity {
+    types::Capacity { name: "memory".into(), value: value.into(), policy }
+}
+
+fn set(name: &str, counters: &[(&str, &str)]) -> types::CounterSet {
+    let counter =
+        |(name, value): &(&str, &str)| types::Counter { name: (*name).into(), value: (*value).into() };
+    types::CounterSet { name: name.into(), counters: counters.iter().map(counter).collect() }
+}
+
+fn refusal_of_pool(pool: types::Pool) -> String {
+    inventory(&driver(), types::Inventory { pools: vec![pool] }).unwrap_err().to_string()
+}
+
+fn refusal(change: impl FnOnce(&mut types::Device)) -> String {
+    let mut device = device("gpu-0");
+    change(&mut device);
+    refusal_of_pool(pool(vec![device]))
+}
+
+#[test]
+fn a_whole_inventory_comes_through() {
+    let mut gpu = device("gpu-0");
+    gpu.attributes = vec![
+        attribute("model", types::AttributeValue::Text("Z1".into())),
+        attribute("example.com/driver", types::AttributeValue::Version("1.2.3".into())),
+        attribute("links", types::AttributeValue::Ints(vec![1, 2])),
+    ];
+    gpu.allow_multiple_allocations = true;
+    let policy = types::CapacityPolicy {
+        default_amount: Some("1Gi".into()),
+        choice: types::CapacityChoice::Range(types::CapacityRange {
+            min: "1Gi".into(),
+            max: None,
+            step: None,
+        }),
+    };
+    gpu.capacities = vec![capacity("80Gi", Some(policy))];
+    gpu.taints = vec![types::Taint {
+        key: "example.com/hot".into(),
+        value: String::new(),
+        effect: types::TaintEffect::NoExecute,
+    }];
+    gpu.consumes = vec![set("slices", &[("memory", "10")])];
+    gpu.identity = vec!["pci:0000:3b:00.0".into()];
+    let mut pool = pool(vec![gpu]);
+    pool.shared_counters = vec![set("slices", &[("memory", "80")])];
+    pool.extended_resource = Some("example.com/gpu".into());
+    let inventory = inventory(&driver(), types::Inventory { pools: vec![pool] }).unwrap();
+    let (pool, gpu) = (PoolName::new("pool").unwrap(), DeviceName::new("gpu-0").unwrap());
+    let gpu = inventory.device(&pool, &gpu).unwrap();
+    assert_eq!((gpu.attributes.len(), gpu.capacities.len(), gpu.taints.len()), (3, 1, 1));
+}
+
+#[test]
+fn a_refusal_says_where_it_is() {
+    let text =
+        refusal(|gpu| gpu.attributes = vec![attribute("model", types::AttributeValue::Text("x".repeat(65)))]);
+    assert_eq!(
+        text,
+        "pool pool: device gpu-0: attribute model: the text has 65 bytes, at most 64 are allowed"
+    );
+}
+
+#[test]
+fn devices_beyond_the_bounds_are_refused() {
+    use types::AttributeValue::{Int, Ints, Text, Texts, Version};
+    let text = |gpu: &mut types::Device, value| gpu.attributes = vec![attribute("a", value)];
+    type Change = Box<dyn Fn(&mut types::Device)>;
+    let cases: Vec<(Change, &str)> = vec![
+        (Box::new(|gpu| gpu.name = "GPU".into()), "device name"),
+        (Box::new(|gpu| gpu.attributes = vec![attribute("a-b", Int(1))]), "attribute or capacity name"),
+        (
+            Box::new(|gpu| gpu.attributes = (0..33).map(|n| attribute(&format!("a{n}"), Int(n))).collect()),
+            "33 attributes",
+        ),
+        (
+            Box::new(|gpu| {
+                gpu.attributes = vec![attribute("a", Int(1)), attribute("gpu.example.com/a", Int(2))]
+            }),
+            "occurs twice",
+        ),
+        (Box::new(move |gpu| text(gpu, Ints((0..49).collect()))), "49 attribute values"),
+        (Box::new(move |gpu| text(gpu, Texts(Vec::new()))), "the list is empty"),
+        (Box::new(move |gpu| text(gpu, Text("a\u{1b}[31m".into()))), "control character"),
+        (Box::new(move |gpu| text(gpu, Version("1.0".into()))), "not a semantic version"),
+        (Box::new(|gpu| gpu.capacities = vec![capacity("8GiB", None)]), "not a quantity"),
+        (Box::new(|gpu| gpu.capacities = vec![capacity("1", None), capacity("2", None)]), "occurs twice"),
+        (
+            Box::new(|gpu| {
+                let policy =
+                    types::CapacityPolicy { default_amount: None, choice: types::CapacityChoice::Any };
+                gpu.capacities = vec![capacity("1", Some(policy))];
+            }),
+            "several allocations",
+        ),
+        (Box::new(|gpu| gpu.identity = vec![String::new()]), "an identity is empty"),
+        (Box::new(|gpu| gpu.identity = vec!["a".into(); 17]), "17 identities"),
+        (Box::new(|gpu| gpu.numa_nodes = vec![0; 65]), "65 NUMA nodes"),
+        (Box::new(|gpu| gpu.consumes = vec![set("none", &[])]), "which the pool has not"),
+        (Box::new(|gpu| gpu.annotations = vec![("a".into(), "x".repeat(1025))]), "1025 bytes"),
+        (
+            Box::new(|gpu| gpu.annotations = vec![("a".into(), "1".into()), ("a".into(), "2".into())]),
+            "occurs twice",
+        ),
+        (
+            Box::new(|gpu| {
+                let effect = types::TaintEffect::None;
+                gpu.taints = vec![types::Taint { key: "a b".into(), value: String::new(), effect }];
+            }),
+            "not a label key",
+        ),
+    ];
+    for (change, wanted) in cases {
+        let text = refusal(change);
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+}
+
+#[test]
+fn pools_beyond_the_bounds_are_refused() {
+    assert!(refusal_of_pool(types::Pool { name: "A".into(), ..pool(Vec::new()) }).contains("pool name"));
+    assert!(refusal_of_pool(pool(vec![device("a"), device("a")])).contains("device a occurs twice"));
+    let foreign = types::Pool { extended_resource: Some("cpu".into()), ..pool(Vec::new()) };
+    assert!(refusal_of_pool(foreign).contains("extended resource"));
+    let counters =
+        types::Pool { shared_counters: vec![set("a", &[("x", "1"), ("x", "2")])], ..pool(Vec::new()) };
+    assert!(refusal_of_pool(counters).contains("counter x occurs twice"));
+    let sets = types::Pool { shared_counters: vec![set("a", &[]), set("a", &[])], ..pool(Vec::new()) };
+    assert!(refusal_of_pool(sets).contains("counter set \"a\" occurs twice"));
+    let mut draws = device("gpu-0");
+    draws.consumes = vec![set("a", &[("y", "1")])];
+    let unknown = types::Pool { shared_counters: vec![set("a", &[("x", "1")])], ..pool(vec![draws]) };
+    assert!(refusal_of_pool(unknown).contains("counter y, which the pool's set a has not"));
+    let many = pool((0..=DEVICES_MAX).map(|n| device(&format!("d{n}"))).collect());
+    assert!(refusal_of_pool(many).contains("4097 devices, at most 4096"));
+    let twice = types::Inventory { pools: vec![pool(Vec::new()), pool(Vec::new())] };
+    assert!(inventory(&driver(), twice).unwrap_err().to_string().contains("pool pool occurs twice"));
+}
+
+#[test]
+fn quantities_are_those_of_kubernetes() {
+    for good in ["0", "4", "80Gi", "500m", "1.5", ".5", "1e3", "1E-3", "+1", "1k", "3n"] {
+        assert!(is_quantity(good), "{good}");
+    }
+    for bad in ["", "Gi", "-1", "1 Gi", "1GiB", "1.2.3", "1e", "1K", ".", "1e+", "0x1", "１"] {
+        assert!(!is_quantity(bad), "{bad}");
+    }
+}
+
+fn asked() -> DriverClaim {
+    DriverClaim {
+        id: ObjectRef::new("default", "claim", "uid-1").unwrap(),
+        devices: vec![AllocatedDevice {
+            request: "gpu/big".into(),
+            driver: driver(),
+            pool: PoolName::new("pool").unwrap(),
+            device: DeviceName::new("gpu-0").unwrap(),
+            share_id: None,
+            consumed: BTreeMap::new(),
+            admin_access: false,
+        }],
+        configs: Vec::new(),
+        annotations: BTreeMap::new(),
+    }
+}
+
+fn no_edits() -> types::Edits {
+    types::Edits {
+        env: Vec::new(),
+        device_nodes: Vec::new(),
+        mounts: Vec::new(),
+        net_devices: Vec::new(),
+        hooks: Vec::new(),
+        additional_gids: Vec::new(),
+        intel_rdt: None,
+    }
+}
+
+fn answer() -> types::PreparedClaim {
+    let device = types::PreparedDevice {
+        requests: vec!["gpu".into()],
+        pool: "pool".into(),
+        device: "gpu-0".into(),
+        share_id: None,
+        edits: types::Edits { env: vec![("GPU".into(), "0".into())], ..no_edits() },
+        status: None,
+    };
+    types::PreparedClaim { devices: vec![device], edits: no_edits(), annotations: Vec::new(), memo: vec![1] }
+}
+
+fn refusal_of_claim(change: impl FnOnce(&mut types::PreparedClaim)) -> String {
+    let mut answer = answer();
+    change(&mut answer);
+    prepared_claim(&asked(), answer).unwrap_err().to_string()
+}
+
+#[test]
+fn a_refusal_knows_the_limit_that_it_is_about() {
+    let limit_of = |change: fn(&mut types::PreparedClaim)| {
+        let mut answer = answer();
+        change(&mut answer);
+        prepared_claim(&asked(), answer).unwrap_err().limit()
+    };
+    assert_eq!(limit_of(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]), Some(Limit::Memo));
+    assert_eq!(
+        limit_of(|claim| claim.edits.env = vec![("A".into(), String::new()); 65]),
+        Some(Limit::AnswerEntries)
+    );
+    assert_eq!(
+        limit_of(|claim| claim.edits.env = vec![("A".into(), "x".repeat(4097))]),
+        Some(Limit::AnswerBytes)
+    );
+    assert_eq!(
+        limit_of(|claim| claim.annotations = vec![("k".into(), "x".repeat(1025))]),
+        Some(Limit::AnswerBytes)
+    );
+    assert_eq!(limit_of(|claim| claim.edits.env = vec![("a b".into(), "1".into())]), None);
+}
+
+#[test]
+fn a_prepared_claim_comes_through() {
+    let prepared = prepared_claim(&asked(), answer()).unwrap();
+    assert_eq!(prepared.memo, [1]);
+    assert!(matches!(&prepared.devices[0].access, DeviceAccess::Edits(edits) if edits.env.len() == 1));
+}
+
+#[test]
+fn a_claim_is_prepared_with_its_own_devices_only() {
+    let other = refusal_of_claim(|claim| claim.devices[0].device = "gpu-1".into());
+    assert!(other.contains("\"gpu-1\": it is not allocated"), "{other}");
+    assert!(refusal_of_claim(|claim| claim.devices[0].share_id = Some("s".into())).contains("not allocated"));
+    let request = refusal_of_claim(|claim| claim.devices[0].requests = vec!["gpu/big".into()]);
+    assert!(request.contains("(gpu)"), "{request}");
+    assert!(
+        refusal_of_claim(|claim| claim.devices.push(answer().devices.remove(0))).contains("occurs twice")
+    );
+    assert!(
+        refusal_of_claim(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]).contains("65537 bytes of memo")
+    );
+}
+
+#[test]
+fn edits_that_are_no_edits_are_refused() {
+    let node = |path: &str, permissions: &str| types::DeviceNode {
+        path: path.into(),
+        host_path: None,
+        kind: None,
+        major: None,
+        minor: None,
+        permissions: permissions.into(),
+        file_mode: None,
+        uid: None,
+        gid: None,
+    };
+    let of_node = |node| types::Edits { device_nodes: vec![node], ..no_edits() };
+    let of_env =
+        |name: &str, value: &str| types::Edits { env: vec![(name.into(), value.into())], ..no_edits() };
+    let of_net = |name: &str| {
+        let device = types::NetDevice { host_interface: name.into(), container_interface: "net1".into() };
+        types::Edits { net_devices: vec![device], ..no_edits() }
+    };
+    let of_nets = |names: [(&str, &str); 2]| {
+        let device = |(host, container): (&str, &str)| types::NetDevice {
+            host_interface: host.into(),
+            container_interface: container.into(),
+        };
+        types::Edits { net_devices: names.map(device).into(), ..no_edits() }
+    };
+    let hook = types::Hook {
+        stage: "afterwards".into(),
+        path: "/bin/x".into(),
+        args: Vec::new(),
+        env: Vec::new(),
+        timeout_seconds: None,
+    };
+    for (edits, wanted) in [
+        (of_env("A=B", ""), "env[0]: \"A=B\" is not the name"),
+        (of_env("", ""), "is not the name"),
+        (of_env("A", "x\ny"), "control character"),
+        (of_env("A", "x\0"), "control character"),
+        (of_node(node("dev/x", "r")), "not an absolute, plain path"),
+        (of_node(node("/dev/../etc/shadow", "r")), "not an absolute, plain path"),
+        (of_node(node("/dev/x", "rx")), "not a subset of rwm"),
+        (of_node(node("/dev/x", "rr")), "not a subset of rwm"),
+        (of_node(node("/dev/x", "")), "not a subset of rwm"),
+        (of_node(types::DeviceNode { file_mode: Some(0o4755), ..node("/dev/x", "r") }), "file mode 4755"),
+        (of_net("a/b"), "name of a network interface"),
+        (of_net("a-name-that-is-too-long"), "name of a network interface"),
+        (of_nets([("eth0", "net1"), ("eth0", "net2")]), "interface eth0 occurs twice"),
+        (of_nets([("eth0", "net1"), ("eth1", "net1")]), "interface net1 occurs twice"),
+        (types::Edits { hooks: vec![hook], ..no_edits() }, "stage \"afterwards\""),
+        (types::Edits { additional_gids: vec![1; 65], ..no_edits() }, "65 additional groups"),
+    ] {
+        let text = refusal_of_claim(|claim| claim.edits = edits);
+        assert!(text.starts_with("edits of the claim") && text.contains(wanted), "{wanted}: {text}");
+    }
+}
+
+#[test]
+fn a_status_is_json_and_addresses() {
+    let status = |data: Option<&str>, ips: &[&str]| types::DeviceStatus {
+        conditions: Vec::new(),
+        data: data.map(str::to_owned),
+        network: Some(types::NetworkData {
+            interface_name: "net1".into(),
+            ips: ips.iter().map(|ip| (*ip).to_owned()).collect(),
+            hardware_address: "02:00:00:00:00:01".into(),
+        }),
+    };
+    let mut good = answer();
+    good.devices[0].status = Some(status(Some("{\"a\": 1}"), &["192.0.2.1/24", "2001:db8::1/64"]));
+    prepared_claim(&asked(), good).unwrap();
+    for (bad, wanted) in [
+        (status(Some("[1]"), &[]), "not a JSON object"),
+        (status(Some(&format!("{{\"a\": \"{}\"}}", "x".repeat(10 << 10))), &[]), "bytes of data"),
+        (status(None, &["192.0.2.1"]), "192.0.2.1/24"),
+        (status(None, &["192.0.2.1/33"]), "192.0.2.1/24"),
+    ] {
+        let text = refusal_of_claim(|claim| claim.devices[0].status = Some(bad));
+        assert!(text.contains("status: ") && text.contains(wanted), "{text}");
+    }
+}
+
+#[test]
+fn a_driver_says_who_it_is() {
+    let info = || guest_identity::DriverInfo {
+        name: "gpu.example.com".into(),
+        version: "1.0.0".into(),
+        summary: "GPUs".into(),
+        capabilities: guest_identity::Capabilities {
+            sysfs_read: vec!["class/drm/*".into()],
+            sysfs_write: Vec::new(),
+            device_nodes: Vec::new(),
+            mounts: Vec::new(),
+            hooks: Vec::new(),
+            env: Vec::new(),
+            net_devices: Vec::new(),
+        },
+        limits: guest_identity::Limits { memory_mib: None, wall_ms: None, cpu_ms: None },
+        event_subsystems: vec!["drm".into()],
+        discovery_period_seconds: Some(0),
+        annotations: Vec::new(),
+    };
+    let good = driver_info(info()).unwrap();
+    assert_eq!(good.discovery_period.as_secs(), 1, "brought within the bounds");
+    let refusal = |change: fn(&mut guest_identity::DriverInfo)| {
+        let mut bad = info();
+        change(&mut bad);
+        driver_info(bad).unwrap_err().to_string()
+    };
+    assert!(refusal(|info| info.name = "GPU".into()).contains("driver name"));
+    assert!(refusal(|info| info.name = "3gpu.example.com".into()).contains("begins with a digit"));
+    assert!(refusal(|info| info.version = "one".into()).contains("not a semantic version"));
+    assert!(refusal(|info| info.summary = "a\nb".into()).contains("control character"));
+    assert!(refusal(|info| info.event_subsystems = vec!["a/b".into()]).contains("event subsystem"));
+    assert!(refusal(|info| info.capabilities.sysfs_read = vec!["/sys".into()]).contains("sysfs-read"));
+    assert!(refusal(|info| info.capabilities.hooks = vec!["/usr/bin/*".into()]).contains("hooks"));
+    assert!(refusal(|info| info.capabilities.env = vec!["A".into(); 65]).contains("65 entries"));
+}
+
+#[test]
+fn a_drivers_refusal_is_cut_to_its_bounds() {
+    let problem = problem_to_model(types::Problem {
+        kind: types::ProblemKind::Conflict,
+        code: "Not A Code".into(),
+        message: format!("line\nline{}", "é".repeat(1000)),
+        retry_after_ms: Some(5),
+        details: vec![("k".repeat(300), "v\u{1b}".into()); 20],
+    });
+    assert_eq!(
+        (problem.kind, problem.code.as_str(), problem.retry_after_ms),
+        (ProblemKind::Conflict, "no-code", Some(5))
+    );
+    assert!(problem.message.starts_with("line line") && problem.message.len() <= PROBLEM_MESSAGE_BYTES_MAX);
+    assert_eq!(
+        (problem.details.len(), problem.details[0].0.len(), problem.details[0].1.as_str()),
+        (16, 253, "v ")
+    );
+    assert_eq!(problem_to_model(problem_to_guest(&problem)), problem);
+    let feigned = Problem::unavailable(QUARANTINED, "call me again");
+    assert_eq!(problem_to_model(problem_to_guest(&feigned)).code, "no-code", "it is the host's to say");
+}
+
+#[test]
+fn health_names_each_device_once() {
+    let health = |device: &str| types::DeviceHealth {
+        pool: "pool".into(),
+        device: device.into(),
+        state: types::HealthState::Unhealthy,
+        message: "hot".into(),
+    };
+    assert_eq!(health_report(vec![health("a"), health("b")]).unwrap().len(), 2);
+    assert!(health_report(vec![health("a"), health("a")]).unwrap_err().to_string().contains("occurs twice"));
+    let long = types::DeviceHealth { message: "x".repeat(1025), ..health("a") };
+    assert!(health_report(vec![long]).unwrap_err().to_string().contains("1025 bytes"));
+}

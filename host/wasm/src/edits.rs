@@ -1,0 +1,247 @@
+//! Edits are claims: each entry is held against the grant and against the node before anybody acts on it.
+//!
+//! Mounts and hooks make it look at files, which may hang; the caller sees to that. Gives back the edits with what the node has filled in.
+
+use std::path::Path;
+
+use super::nodes::{DevRoot, FoundNode};
+use nodedock_core::sysfs::SysfsRoot;
+use nodedock_model::grant::Effective;
+use nodedock_model::{
+    DeviceAccess, DeviceNode, Edits, Hook, Mount, NodeKind, PreparedClaim, Problem, ProblemKind,
+};
+
+/// Never mounted, nor anything below: the node's own state, secrets, and the sockets through which one becomes the node.
+const NEVER_MOUNTED: &[&str] = &[
+    "/boot",
+    "/dev",
+    "/etc",
+    "/home",
+    "/proc",
+    "/root",
+    "/run",
+    "/sys",
+    "/tmp",
+    "/var/lib/containerd",
+    "/var/lib/containers",
+    "/var/lib/cni",
+    "/var/lib/crio",
+    "/var/lib/docker",
+    "/var/lib/etcd",
+    "/var/lib/kubelet",
+    "/var/lib/nodedock",
+    "/var/lib/rancher",
+    "/var/lib/systemd",
+    "/var/log",
+    "/var/run",
+    "/var/spool",
+    "/var/tmp",
+];
+
+/// Where nothing is put in a container: the kernel's own file systems, and what has the dynamic loader run code in every program, as
+/// the variables of the environment do that need a grant by their very name.
+const NEVER_COVERED: &[&str] =
+    &["/proc", "/sys", "/etc/ld.so.preload", "/etc/ld.so.conf", "/etc/ld.so.conf.d"];
+
+/// Options of a bind mount that take rights away or say how it is made. None that gives any back (`suid`, `dev`), and none that
+/// lets mounts travel to the node (`shared`).
+const MOUNT_OPTIONS: &[&str] = &[
+    "bind",
+    "noatime",
+    "nodev",
+    "nodiratime",
+    "noexec",
+    "nosuid",
+    "private",
+    "rbind",
+    "relatime",
+    "ro",
+    "rprivate",
+    "rslave",
+    "rw",
+    "slave",
+];
+
+/// What edits are held against.
+pub(super) struct Verifier<'a> {
+    pub(super) effective: &'a Effective,
+    pub(super) dev: &'a DevRoot,
+    pub(super) sysfs: &'a SysfsRoot,
+}
+
+fn refused(what: &str, why: impl std::fmt::Display) -> Problem {
+    Problem::denied("edit-denied", format!("{what}: {why}"))
+}
+
+fn wrong(what: &str, why: impl std::fmt::Display) -> Problem {
+    Problem::invalid("edit-invalid", format!("{what}: {why}"))
+}
+
+impl Verifier<'_> {
+    /// A prepared claim whose edits are granted and true.
+    pub(super) fn claim(&self, mut claim: PreparedClaim) -> Result<PreparedClaim, Problem> {
+        claim.edits = self.edits(claim.edits)?;
+        for device in &mut claim.devices {
+            if let DeviceAccess::Edits(edits) = &mut device.access {
+                *edits = self.edits(std::mem::take(edits))?;
+            }
+        }
+        Ok(claim)
+    }
+
+    pub(super) fn edits(&self, mut edits: Edits) -> Result<Edits, Problem> {
+        self.env(&edits.env)?;
+        for node in &mut edits.device_nodes {
+            self.device_node(node)?;
+        }
+        for mount in &mut edits.mounts {
+            self.mount(mount)?;
+        }
+        for device in &edits.net_devices {
+            let what = format!("net device {}", device.host_interface);
+            if !self.effective.allows_net_device(&device.host_interface) {
+                return Err(refused(&what, "it is not granted (netDevices)"));
+            }
+            if !self.sysfs.exists(&format!("class/net/{}", device.host_interface)) {
+                return Err(wrong(&what, "the node has no such interface"));
+            }
+        }
+        for hook in &edits.hooks {
+            self.hook(hook)?;
+        }
+        if edits.additional_gids.contains(&0) {
+            return Err(refused("additional groups", "the group of root is never given"));
+        }
+        Ok(edits)
+    }
+
+    fn env(&self, env: &[(String, String)]) -> Result<(), Problem> {
+        match env.iter().find(|(name, _)| !self.effective.allows_env(name)) {
+            Some((name, _)) => Err(refused(&format!("env {name}"), "it is not granted (env)")),
+            None => Ok(()),
+        }
+    }
+
+    fn device_node(&self, node: &mut DeviceNode) -> Result<(), Problem> {
+        let path = node.node_path().to_owned();
+        let what = format!("device node {path}");
+        in_container(&what, &node.path)?;
+        if !self.effective.allows_device_node(&path) {
+            return Err(refused(&what, "it is not granted (deviceNodes)"));
+        }
+        let found = self.dev.stat(&path, self.sysfs).map_err(|problem| unseen(&what, problem))?;
+        as_claimed(&what, node, &found)?;
+        node.kind = Some(found.kind);
+        if found.kind != NodeKind::Fifo {
+            node.major = Some(found.major);
+            node.minor = Some(found.minor);
+        }
+        Ok(())
+    }
+
+    fn mount(&self, mount: &mut Mount) -> Result<(), Problem> {
+        let what = format!("mount {}", mount.host_path);
+        let source = Path::new(&mount.host_path);
+        // Said first: what is guarded is not even looked for.
+        if let Some(guarded) = guarded(&mount.host_path) {
+            return Err(refused(&what, format!("it is never mounted, because of {guarded}")));
+        }
+        in_container(&what, &mount.container_path)?;
+        let real = source.canonicalize().map_err(|error| wrong(&what, format!("its source: {error}")))?;
+        let real = real.to_str().ok_or_else(|| wrong(&what, "its source has no name in UTF-8"))?;
+        for path in [mount.host_path.as_str(), real] {
+            if let Some(guarded) = guarded(path) {
+                return Err(refused(&what, format!("{path} is never mounted, because of {guarded}")));
+            }
+            if !self.effective.allows_mount(path) {
+                return Err(refused(&what, format!("{path} is not granted (mounts)")));
+            }
+        }
+        let kind =
+            std::fs::symlink_metadata(real).map_err(|error| wrong(&what, format!("its source: {error}")))?;
+        if !(kind.is_dir() || kind.is_file()) {
+            return Err(refused(&what, "its source is neither a folder nor a regular file"));
+        }
+        if mount.fs_type.as_deref().is_some_and(|kind| !matches!(kind, "" | "bind" | "none")) {
+            return Err(refused(&what, "only bind mounts are made"));
+        }
+        if let Some(option) = mount.options.iter().find(|option| !MOUNT_OPTIONS.contains(&option.as_str())) {
+            return Err(refused(&what, format!("the option {option:?} is not allowed")));
+        }
+        // Runtimes take a mount without either for one of a file system.
+        if !mount.options.iter().any(|option| matches!(option.as_str(), "bind" | "rbind")) {
+            mount.options.push("bind".to_owned());
+        }
+        // What was looked at is what is mounted: a link may point elsewhere tomorrow.
+        real.clone_into(&mut mount.host_path);
+        Ok(())
+    }
+
+    fn hook(&self, hook: &Hook) -> Result<(), Problem> {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let what = format!("hook {}", hook.path);
+        if !self.effective.allows_hook(&hook.path) {
+            return Err(refused(&what, "the operator has not granted this very path (hooks)"));
+        }
+        // It runs as root on the node, where such a variable does more harm than in a container.
+        self.env(&hook.env)
+            .map_err(|problem| Problem { message: format!("{what}: {}", problem.message), ..problem })?;
+        let program = std::fs::metadata(&hook.path).map_err(|error| wrong(&what, error))?;
+        let mode = program.permissions().mode();
+        if !program.is_file() || mode & 0o111 == 0 {
+            return Err(wrong(&what, "it is not a program"));
+        }
+        if program.uid() != 0 || mode & 0o022 != 0 {
+            return Err(refused(&what, "others than root can change the program"));
+        }
+        Ok(())
+    }
+}
+
+fn in_container(what: &str, path: &str) -> Result<(), Problem> {
+    let inside = Path::new(path);
+    let covered =
+        NEVER_COVERED.iter().find(|never| inside.starts_with(never) || Path::new(never).starts_with(inside));
+    match covered {
+        None => Ok(()),
+        Some(never) => {
+            Err(refused(what, format!("at {path} in a container nothing is put, because of {never}")))
+        }
+    }
+}
+
+/// A node that is not there may come, or come back, without a change of the driver's devices: that it is refused does not last.
+fn unseen(what: &str, problem: Problem) -> Problem {
+    let kind = if problem.kind == ProblemKind::NotFound { ProblemKind::Unavailable } else { problem.kind };
+    Problem { kind, message: format!("{what}: {}", problem.message), ..problem }
+}
+
+fn as_claimed(what: &str, node: &DeviceNode, found: &FoundNode) -> Result<(), Problem> {
+    let differs =
+        |said: String, is: String| Err(wrong(what, format!("the driver says {said}, and it is {is}")));
+    if let Some(kind) = node.kind.filter(|kind| *kind != found.kind) {
+        return differs(format!("{kind:?}").to_lowercase(), format!("{:?}", found.kind).to_lowercase());
+    }
+    let numbers = [("major", node.major, found.major), ("minor", node.minor, found.minor)];
+    for (which, said, is) in numbers {
+        if let Some(said) = said.filter(|said| *said != is) {
+            return differs(format!("{which} {said}"), format!("{which} {is}"));
+        }
+    }
+    Ok(())
+}
+
+/// The guarded folder that a path is in or that is in the path.
+fn guarded(path: &str) -> Option<&'static str> {
+    if path == "/" {
+        return Some("/");
+    }
+    let path = Path::new(path);
+    NEVER_MOUNTED
+        .iter()
+        .copied()
+        .find(|guarded| path.starts_with(guarded) || Path::new(guarded).starts_with(path))
+}
+
+#[cfg(test)]
+mod tests;

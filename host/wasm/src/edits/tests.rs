@@ -1,0 +1,245 @@
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use super::*;
+use crate::nodes::tests::dev;
+use nodedock_model::grant::{Capabilities, Grant};
+use nodedock_model::{NetDevice, ProblemKind};
+
+/// What is asked for is granted.
+fn effective(capabilities: Capabilities) -> Effective {
+    let grant = Grant { allowed: capabilities.clone(), ..Grant::default() };
+    Effective::new(&capabilities, &grant).unwrap()
+}
+
+fn strings(entries: &[&str]) -> Vec<String> {
+    entries.iter().map(|entry| (*entry).to_owned()).collect()
+}
+
+fn node(path: &str) -> DeviceNode {
+    DeviceNode {
+        path: path.into(),
+        host_path: None,
+        kind: None,
+        major: None,
+        minor: None,
+        permissions: "rw".into(),
+        file_mode: None,
+        uid: None,
+        gid: None,
+    }
+}
+
+fn mount(path: &Path) -> Mount {
+    Mount {
+        host_path: path.to_str().unwrap().into(),
+        container_path: "/opt/in".into(),
+        options: strings(&["ro"]),
+        fs_type: None,
+    }
+}
+
+#[test]
+fn device_nodes_are_filled_in_from_the_node() {
+    let Some((_folder, dev, sysfs)) = dev() else { return };
+    let effective =
+        effective(Capabilities { device_nodes: strings(&["/dev/**"]), ..Capabilities::default() });
+    let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
+    let edits =
+        |nodes: &[DeviceNode]| verifier.edits(Edits { device_nodes: nodes.to_vec(), ..Edits::default() });
+
+    let elsewhere = DeviceNode { host_path: Some("/dev/dri/card0".into()), ..node("/dev/gpu") };
+    let filled = edits(&[elsewhere, node("/dev/pipe")]).unwrap().device_nodes;
+    assert_eq!(
+        (filled[0].kind, filled[0].major, filled[0].minor),
+        (Some(NodeKind::Character), Some(226), Some(0))
+    );
+    assert_eq!((filled[1].kind, filled[1].major), (Some(NodeKind::Fifo), None));
+
+    for wrong in [
+        DeviceNode { kind: Some(NodeKind::Block), ..node("/dev/fuse") },
+        DeviceNode { major: Some(11), ..node("/dev/fuse") },
+        DeviceNode { minor: Some(0), ..node("/dev/fuse") },
+        node("/dev/link"),
+        node("/dev/file"),
+    ] {
+        let problem = edits(std::slice::from_ref(&wrong)).unwrap_err();
+        assert_eq!(problem.kind, ProblemKind::Invalid, "{problem:?}");
+        assert!(problem.message.contains(&wrong.path), "{problem:?}");
+    }
+    let unseen = edits(&[node("/dev/none")]).unwrap_err();
+    assert_eq!(
+        (unseen.code.as_str(), unseen.kind),
+        ("no-such-node", ProblemKind::Unavailable),
+        "it may come"
+    );
+    for denied in ["/dev/mem", "/dev/innocent", "/dev/harmless", "/etc/passwd"] {
+        assert_eq!(edits(&[node(denied)]).unwrap_err().kind, ProblemKind::Denied, "{denied}");
+    }
+}
+
+#[test]
+fn mounts_are_made_of_what_the_path_really_is() {
+    // Not below /tmp, which is never mounted.
+    let Ok(folder) = tempfile::Builder::new().prefix("nodedock-test-").tempdir_in("/opt") else { return };
+    let Some((_dev_folder, dev, sysfs)) = dev() else { return };
+    let base = folder.path();
+    std::fs::create_dir(base.join("lib-1")).unwrap();
+    symlink("lib-1", base.join("lib")).unwrap();
+    symlink("/etc", base.join("sly")).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, base.join("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .unwrap();
+    let granted = format!("{}/**", base.display());
+    let effective = effective(Capabilities {
+        mounts: vec![granted, "/etc/**".into(), "/etc".into()],
+        ..Capabilities::default()
+    });
+    let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
+    let edits = |mount: Mount| verifier.edits(Edits { mounts: vec![mount], ..Edits::default() });
+
+    let real = edits(mount(&base.join("lib"))).unwrap().mounts.remove(0);
+    assert_eq!(real.host_path, base.join("lib-1").to_str().unwrap());
+    assert_eq!(real.options, ["ro", "bind"]);
+    for path in [
+        base.join("sly"),
+        "/etc".into(),
+        "/etc/hosts".into(),
+        base.join("pipe"),
+        "/opt".into(),
+        "/usr".into(),
+    ] {
+        assert_eq!(edits(mount(&path)).unwrap_err().kind, ProblemKind::Denied, "{path:?}");
+    }
+    assert_eq!(edits(mount(&base.join("none"))).unwrap_err().kind, ProblemKind::Invalid);
+    for option in ["suid", "dev", "rshared", "remount", "loop"] {
+        let greedy = Mount { options: strings(&[option]), ..mount(&base.join("lib")) };
+        assert_eq!(edits(greedy).unwrap_err().kind, ProblemKind::Denied, "{option}");
+    }
+    let other = Mount { fs_type: Some("ext4".into()), ..mount(&base.join("lib")) };
+    assert_eq!(edits(other).unwrap_err().kind, ProblemKind::Denied);
+}
+
+#[test]
+fn the_nodes_own_folders_are_guarded_from_above_and_below() {
+    for path in [
+        "/",
+        "/etc",
+        "/etc/ssl",
+        "/var",
+        "/var/lib",
+        "/var/lib/kubelet/pods/x",
+        "/run/containerd/containerd.sock",
+    ] {
+        assert!(guarded(path).is_some(), "{path}");
+    }
+    for path in ["/opt/acme", "/usr/lib/acme", "/var/lib/acme", "/etcetera"] {
+        assert_eq!(guarded(path), None, "{path}");
+    }
+}
+
+#[test]
+fn what_the_kernel_and_the_loader_rely_on_is_not_covered_in_a_container() {
+    let Some((_folder, dev, sysfs)) = dev() else { return };
+    let asked = Capabilities {
+        mounts: strings(&["/opt/**"]),
+        device_nodes: strings(&["/dev/**"]),
+        ..Capabilities::default()
+    };
+    let effective = effective(asked);
+    let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
+    for path in [
+        "/",
+        "/proc",
+        "/proc/sys",
+        "/sys",
+        "/sys/fs/cgroup",
+        "/etc",
+        "/etc/ld.so.preload",
+        "/etc/ld.so.conf.d/a.conf",
+    ] {
+        let over = Mount { container_path: path.into(), ..mount(Path::new("/opt/acme")) };
+        let node = DeviceNode { path: path.into(), host_path: Some("/dev/fuse".into()), ..node("/dev/fuse") };
+        for edits in [
+            Edits { mounts: vec![over], ..Edits::default() },
+            Edits { device_nodes: vec![node], ..Edits::default() },
+        ] {
+            let problem = verifier.edits(edits).unwrap_err();
+            assert_eq!(problem.kind, ProblemKind::Denied, "{path}: {problem}");
+            assert!(problem.message.contains("nothing is put"), "{path}: {problem}");
+        }
+    }
+    for path in ["/etc/acme", "/etc/ld.so.cache", "/procedures"] {
+        assert!(in_container("mount", path).is_ok(), "{path}");
+    }
+}
+
+#[test]
+fn a_hooks_environment_needs_the_grants_of_a_containers() {
+    let Some((folder, dev, sysfs)) = dev() else { return };
+    let program = folder.path().join("hook");
+    std::fs::write(&program, "#!/bin/sh\n").unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let path = program.to_str().unwrap();
+    let asked =
+        Capabilities { hooks: strings(&[path]), env: strings(&["ACME_*"]), ..Capabilities::default() };
+    let effective = effective(asked);
+    let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
+    let hook = |name: &str| Hook {
+        stage: "createContainer".into(),
+        path: path.into(),
+        args: Vec::new(),
+        env: vec![(name.into(), "/tmp/x".into())],
+        timeout_seconds: None,
+    };
+    let edits = |name: &str| verifier.edits(Edits { hooks: vec![hook(name)], ..Edits::default() });
+    assert!(edits("ACME_A").is_ok());
+    for name in ["LD_PRELOAD", "PATH", "OTHER"] {
+        let problem = edits(name).unwrap_err();
+        assert!(problem.kind == ProblemKind::Denied && problem.message.contains(name), "{problem}");
+    }
+}
+
+#[test]
+fn hooks_are_programs_that_only_root_can_change() {
+    let Some((folder, dev, sysfs)) = dev() else { return };
+    let program = folder.path().join("hook");
+    std::fs::write(&program, "#!/bin/sh\n").unwrap();
+    let path = program.to_str().unwrap();
+    let effective = effective(Capabilities { hooks: strings(&[path]), ..Capabilities::default() });
+    let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
+    let hook = |path: &str| Hook {
+        stage: "createContainer".into(),
+        path: path.into(),
+        args: Vec::new(),
+        env: Vec::new(),
+        timeout_seconds: None,
+    };
+    let edits = |path: &str| verifier.edits(Edits { hooks: vec![hook(path)], ..Edits::default() });
+    for (mode, wanted) in
+        [(0o755, None), (0o644, Some(ProblemKind::Invalid)), (0o777, Some(ProblemKind::Denied))]
+    {
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(mode)).unwrap();
+        assert_eq!(edits(path).err().map(|problem| problem.kind), wanted, "{mode:o}");
+    }
+    assert_eq!(edits("/bin/sh").unwrap_err().kind, ProblemKind::Denied);
+}
+
+#[test]
+fn interfaces_groups_and_names_are_held_against_grant_and_node() {
+    let Some((_folder, dev, sysfs)) = dev() else { return };
+    let asked =
+        Capabilities { env: strings(&["*"]), net_devices: strings(&["eth*"]), ..Capabilities::default() };
+    let effective = effective(asked);
+    let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
+    let net = |host: &str| {
+        let device = NetDevice { host_interface: host.into(), container_interface: "net1".into() };
+        verifier.edits(Edits { net_devices: vec![device], ..Edits::default() })
+    };
+    assert!(net("eth0").is_ok());
+    assert_eq!(net("eth1").unwrap_err().kind, ProblemKind::Invalid);
+    assert_eq!(net("lo").unwrap_err().kind, ProblemKind::Denied);
+    let env = |name: &str| verifier.edits(Edits { env: vec![(name.into(), "x".into())], ..Edits::default() });
+    assert!(env("ACME").is_ok());
+    assert!(env("LD_PRELOAD").unwrap_err().message.contains("LD_PRELOAD"));
+    let groups = |gid| verifier.edits(Edits { additional_gids: vec![gid], ..Edits::default() });
+    assert!(groups(44).is_ok() && groups(0).is_err());
+}

@@ -1,0 +1,258 @@
+//! The limits of a call's store: what a guest may allocate, and which limit an error of the engine is about.
+
+use std::time::Duration;
+
+use wasmtime::ResourceLimiter;
+use wasmtime::component::ResourceTableError;
+
+use super::stats::Limit;
+use nodedock_model::limit::{CALL_INSTANCES, CALL_MEMORIES, CALL_TABLE_ELEMENTS, CALL_TABLES, HANDLES_MAX};
+use nodedock_model::{Problem, limit};
+
+/// A limit at which something was refused, and its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the driver {}", self.what())]
+pub struct Reached {
+    pub limit: Limit,
+    pub max: usize,
+}
+
+impl Reached {
+    /// What the driver did: with the limit's value, for a message.
+    fn what(&self) -> String {
+        let max = self.max;
+        match self.limit {
+            Limit::Wall => format!("did not answer within {max} ms"),
+            Limit::Cpu => format!("used more than {max} ms of CPU"),
+            Limit::Memory => format!("wanted more than {} MiB of memory", max >> 20),
+            Limit::Memories => format!("wanted more than {max} memories"),
+            Limit::Tables => format!("wanted more than {max} tables"),
+            Limit::TableElements => format!("wanted more than {max} entries over all its tables"),
+            Limit::Instances => format!("wanted more than {max} core instances"),
+            Limit::HostcallData => format!("passed more than {max} bytes at once"),
+            Limit::Handles => format!("wanted more than {max} handles at once"),
+            Limit::HostOperations => format!("asked the host more than {max} times in one call"),
+            Limit::HostBytes => format!("read more than {max} bytes from the host in one call"),
+            Limit::HostLook => format!("looked at what did not answer within {max} ms"),
+            Limit::SysfsWrites => format!("wanted to write more than {max} values in one call"),
+            Limit::AnswerEntries => format!("answered a list of more than {max} entries"),
+            Limit::AnswerBytes => format!("answered a text of more than {max} bytes"),
+            Limit::Memo => format!("gave a memo of more than {max} bytes"),
+            Limit::ProblemBytes => format!("gave a problem of more than {max} bytes"),
+            Limit::LogLines => format!("logs more than {max} lines a second"),
+            Limit::LogBytes => format!("logs more than {max} bytes a second"),
+            Limit::DriverCalls => format!("has more than {max} calls at once"),
+            Limit::NodeCalls => format!("is one of those that have more than {max} calls at once"),
+        }
+    }
+
+    /// Of the problem that tells it.
+    pub(super) fn code(&self) -> &'static str {
+        match self.limit {
+            Limit::Wall => "driver-deadline",
+            Limit::Cpu => "driver-cpu-limit",
+            Limit::Memory => "driver-memory-limit",
+            Limit::Memories => "driver-memories-limit",
+            Limit::Tables => "driver-tables-limit",
+            Limit::TableElements => "driver-table-elements-limit",
+            Limit::Instances => "driver-instances-limit",
+            Limit::Handles => "driver-handles-limit",
+            Limit::HostcallData => "driver-answer-too-large",
+            Limit::HostOperations | Limit::HostBytes | Limit::SysfsWrites => "host-call-limit",
+            Limit::HostLook => "sysfs-stuck",
+            Limit::AnswerEntries | Limit::AnswerBytes | Limit::Memo | Limit::ProblemBytes => {
+                "driver-answer-not-valid"
+            }
+            Limit::LogLines | Limit::LogBytes => "driver-log-limit",
+            Limit::DriverCalls | Limit::NodeCalls => "driver-busy",
+        }
+    }
+}
+
+impl From<Reached> for Problem {
+    fn from(reached: Reached) -> Self {
+        Self::unavailable(reached.code(), reached.to_string())
+    }
+}
+
+/// Sums the memory of all linear memories of a store, and the entries of all its tables.
+pub(super) struct Limiter {
+    memory: Sum,
+    elements: Sum,
+    refused: Option<Reached>,
+}
+
+/// What is used of something, at most and at once.
+struct Sum {
+    limit: Limit,
+    used: usize,
+    max: usize,
+}
+
+impl Sum {
+    fn grow(&mut self, current: usize, desired: usize) -> Result<(), Reached> {
+        let wanted = self.used.saturating_add(desired.saturating_sub(current));
+        if wanted > self.max {
+            return Err(Reached { limit: self.limit, max: self.max });
+        }
+        // Neither memories nor tables shrink: what is used is the peak.
+        self.used = wanted;
+        Ok(())
+    }
+}
+
+impl Limiter {
+    pub(super) fn new(memory_max: usize) -> Self {
+        let memory = Sum { limit: Limit::Memory, used: 0, max: memory_max };
+        let elements = Sum { limit: Limit::TableElements, used: 0, max: CALL_TABLE_ELEMENTS };
+        Self { memory, elements, refused: None }
+    }
+
+    /// Bytes over all memories.
+    pub(super) fn memory(&self) -> usize {
+        self.memory.used
+    }
+
+    /// Entries over all tables.
+    pub(super) fn table_elements(&self) -> usize {
+        self.elements.used
+    }
+
+    /// The limit for which a call ended with this error. None: another reason.
+    pub(super) fn reached(&self, error: &wasmtime::Error, hostcall_bytes: usize) -> Option<Reached> {
+        let named = || error.downcast_ref::<Reached>().copied();
+        self.refused.or_else(named).or_else(|| of_engine(error, hostcall_bytes))
+    }
+
+    fn refuse(&mut self, outcome: Result<(), Reached>) -> wasmtime::Result<bool> {
+        outcome.map(|()| true).map_err(|reached| {
+            self.refused = Some(reached);
+            reached.into()
+        })
+    }
+}
+
+/// Where the engine keeps to a limit of ours by itself it has no type for the error, only words.
+fn of_engine(error: &wasmtime::Error, hostcall_bytes: usize) -> Option<Reached> {
+    if matches!(error.downcast_ref(), Some(ResourceTableError::Full)) {
+        return Some(Reached { limit: Limit::Handles, max: HANDLES_MAX });
+    }
+    let words = [
+        ("hostcalls has been exhausted", Limit::HostcallData, hostcall_bytes),
+        ("handle limit exceeded", Limit::Handles, HANDLES_MAX),
+        ("instance count too high", Limit::Instances, CALL_INSTANCES),
+        ("memory count too high", Limit::Memories, CALL_MEMORIES),
+        ("table count too high", Limit::Tables, CALL_TABLES),
+    ];
+    let root = error.root_cause().to_string();
+    let found = words.into_iter().find(|(words, ..)| root.contains(words));
+    found.map(|(_, limit, max)| Reached { limit, max })
+}
+
+impl ResourceLimiter for Limiter {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let outcome = self.memory.grow(current, desired);
+        self.refuse(outcome)
+    }
+
+    fn table_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let outcome = self.elements.grow(current, desired);
+        self.refuse(outcome)
+    }
+
+    fn instances(&self) -> usize {
+        CALL_INSTANCES
+    }
+
+    fn tables(&self) -> usize {
+        CALL_TABLES
+    }
+
+    fn memories(&self) -> usize {
+        CALL_MEMORIES
+    }
+}
+
+/// Milliseconds, for a limit's value.
+pub(super) fn millis(time: Duration) -> usize {
+    usize::try_from(time.as_millis()).unwrap_or(usize::MAX)
+}
+
+/// A look at the node that hangs.
+pub(super) fn stuck() -> Reached {
+    Reached { limit: Limit::HostLook, max: millis(limit::HOST_LOOK_WALL) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wasmtime::{Engine, Instance, Module, Store};
+
+    /// Instantiates modules in one store, as an engine without a pool does for a component.
+    fn instantiate(text: &str, times: usize) -> Result<Limiter, Option<Reached>> {
+        let engine = Engine::default();
+        let module = Module::new(&engine, wat::parse_str(text).unwrap()).unwrap();
+        let mut store = Store::new(&engine, Limiter::new(64 << 20));
+        store.limiter(|limiter| limiter);
+        for _ in 0..times {
+            if let Err(error) = Instance::new(&mut store, &module, &[]) {
+                return Err(store.data().reached(&error, 1));
+            }
+        }
+        Ok(store.into_data())
+    }
+
+    fn reached(text: &str, times: usize) -> Reached {
+        instantiate(text, times).map(drop).unwrap_err().expect("a limit is named")
+    }
+
+    #[test]
+    fn too_many_parts_of_a_store_are_named_for_what_they_are() {
+        // There may be as many tables as instances: two in each module.
+        for (text, within, limit, max) in [
+            ("(module)", CALL_INSTANCES, Limit::Instances, CALL_INSTANCES),
+            ("(module (memory 0))", CALL_MEMORIES, Limit::Memories, CALL_MEMORIES),
+            ("(module (table 1 funcref) (table 1 funcref))", CALL_TABLES / 2, Limit::Tables, CALL_TABLES),
+        ] {
+            assert!(instantiate(text, within).is_ok(), "{text}");
+            let reached = reached(text, within + 1);
+            assert_eq!((reached.limit, reached.max), (limit, max), "{text}");
+            assert!(reached.to_string().contains(&max.to_string()), "{reached}");
+        }
+    }
+
+    #[test]
+    fn memory_and_table_entries_are_summed_over_all_instances() {
+        let used = instantiate("(module (memory 2) (table 10 funcref))", 3).unwrap();
+        assert_eq!((used.memory(), used.table_elements()), (6 * (64 << 10), 30));
+        assert_eq!(reached("(module (memory 400))", 3).limit, Limit::Memory);
+        let tables = reached("(module (table 40000 funcref))", 3);
+        assert_eq!((tables.limit, tables.max), (Limit::TableElements, CALL_TABLE_ELEMENTS));
+    }
+
+    #[test]
+    fn another_error_is_about_no_limit() {
+        let error = wasmtime::Error::msg("instance went away");
+        assert_eq!(Limiter::new(1).reached(&error, 1), None);
+    }
+
+    #[test]
+    fn every_limit_says_its_value() {
+        for limit in Limit::ALL {
+            let reached = Reached { limit: *limit, max: 7 << 20 };
+            let value = if *limit == Limit::Memory { "7 MiB" } else { "7340032" };
+            assert!(reached.to_string().contains(value), "{reached}");
+            assert!(!reached.code().is_empty() && !limit.as_str().is_empty());
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! A driver's lines in the host's log: bounded, without control characters, under the driver's name.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use super::stats::{Counters, Limit};
+use nodedock_base::printable;
+use nodedock_model::grant::LogRates;
+use nodedock_model::limit::LOG_LINE_BYTES_MAX;
+
+/// Seconds' worth of lines that may come at once.
+const BURST: f64 = 4.0;
+/// Fields of a line; more are left out.
+const FIELDS_MAX: usize = 32;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    Trace,
+    Debug,
+    Info,
+    Warn,
+    Error,
+}
+
+pub(super) struct Line<'a> {
+    pub(super) level: Level,
+    pub(super) message: &'a str,
+    pub(super) fields: &'a [(String, String)],
+}
+
+/// Lines that did not go into the log, and what may.
+struct Suppressed {
+    lines: u64,
+    rates: LogRates,
+}
+
+/// One driver's share of the log.
+pub(super) struct DriverLog {
+    driver: Arc<str>,
+    bucket: Mutex<Bucket>,
+    /// For lines of ours about what it was refused: apart, so that neither pushes out the other.
+    refusals: Mutex<Bucket>,
+    counters: Arc<Counters>,
+}
+
+impl DriverLog {
+    pub(super) fn new(driver: &str, rates: LogRates, counters: Arc<Counters>) -> Self {
+        let full = || Mutex::new(Bucket::full(rates, Instant::now()));
+        Self { driver: driver.into(), bucket: full(), refusals: full(), counters }
+    }
+
+    /// How many lines were suppressed before this one. None: it is.
+    fn take(&self, bytes: usize) -> Option<Suppressed> {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        match bucket.take(bytes, Instant::now()) {
+            Ok(suppressed) => {
+                self.counters.record_log_line();
+                Some(Suppressed { lines: suppressed, rates: bucket.rates })
+            }
+            Err(limit) => {
+                self.counters.refuse(limit);
+                None
+            }
+        }
+    }
+
+    /// Whether one more refusal is worth a line of so many bytes: then how many before it were not told.
+    pub(super) fn admit_refusal(&self, bytes: usize) -> Option<u64> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now()).ok()
+    }
+}
+
+/// Where the lines of one call go.
+#[derive(Clone)]
+pub(super) struct LogSink {
+    log: Arc<DriverLog>,
+    request: Arc<str>,
+    /// The last error of this call, for the message of a trap that follows it.
+    last_error: Arc<Mutex<Option<String>>>,
+}
+
+impl LogSink {
+    pub(super) fn new(log: Arc<DriverLog>, request: Arc<str>) -> Self {
+        Self { log, request, last_error: Arc::default() }
+    }
+
+    pub(super) fn last_error(&self) -> Option<String> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn write(&self, line: Line<'_>) {
+        let text = render(&line);
+        if line.level == Level::Error {
+            *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.clone());
+        }
+        let Some(suppressed) = self.log.take(text.len()) else { return };
+        let (driver, request) = (&*self.log.driver, &*self.request);
+        if let Suppressed { lines: suppressed @ 1.., rates } = suppressed {
+            let (lines_per_second, bytes_per_second) = (rates.lines, rates.bytes);
+            tracing::warn!(
+                driver,
+                request,
+                suppressed,
+                lines_per_second,
+                bytes_per_second,
+                "lines of the driver were suppressed: it logs too much"
+            );
+        }
+        match line.level {
+            Level::Trace => tracing::trace!(driver, request, "{text}"),
+            Level::Debug => tracing::debug!(driver, request, "{text}"),
+            Level::Info => tracing::info!(driver, request, "{text}"),
+            Level::Warn => tracing::warn!(driver, request, "{text}"),
+            Level::Error => tracing::error!(driver, request, "{text}"),
+        }
+    }
+}
+
+/// Message and fields in one line of bounded length.
+fn render(line: &Line<'_>) -> String {
+    let mut text = String::new();
+    push_clean(&mut text, line.message);
+    for (key, value) in line.fields.iter().take(FIELDS_MAX) {
+        text.push(' ');
+        push_clean(&mut text, key);
+        text.push('=');
+        push_clean(&mut text, value);
+    }
+    text
+}
+
+fn push_clean(text: &mut String, part: &str) {
+    printable::push(text, part, LOG_LINE_BYTES_MAX);
+}
+
+/// A bucket of lines and one of bytes.
+struct Bucket {
+    rates: LogRates,
+    lines: f64,
+    bytes: f64,
+    filled: Instant,
+    suppressed: u64,
+}
+
+impl Bucket {
+    fn full(rates: LogRates, now: Instant) -> Self {
+        let (lines, bytes) = room(rates);
+        Self { rates, lines, bytes, filled: now, suppressed: 0 }
+    }
+
+    /// Takes a line: how many were suppressed before it, or the limit for which this one is.
+    fn take(&mut self, bytes: usize, now: Instant) -> Result<u64, Limit> {
+        let passed = now.saturating_duration_since(self.filled).as_secs_f64();
+        self.filled = now;
+        let (lines_max, bytes_max) = room(self.rates);
+        self.lines = (self.lines + passed * f64::from(self.rates.lines)).min(lines_max);
+        self.bytes = (self.bytes + passed * f64::from(self.rates.bytes)).min(bytes_max);
+        let bytes = u32::try_from(bytes).map_or(f64::MAX, f64::from);
+        let lacking = [(self.lines < 1.0, Limit::LogLines), (self.bytes < bytes, Limit::LogBytes)];
+        if let Some((_, limit)) = lacking.into_iter().find(|(lacks, _)| *lacks) {
+            self.suppressed += 1;
+            return Err(limit);
+        }
+        self.lines -= 1.0;
+        self.bytes -= bytes;
+        Ok(std::mem::take(&mut self.suppressed))
+    }
+}
+
+/// Lines and bytes that may come at once: a line of any length passes when it was quiet before.
+fn room(rates: LogRates) -> (f64, f64) {
+    let bytes = f64::from(rates.bytes) * BURST;
+    (f64::from(rates.lines) * BURST, bytes.max(LOG_LINE_BYTES_MAX as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nodedock_model::limit::{LOG_BYTES_PER_SECOND, LOG_LINES_PER_SECOND};
+    use std::time::Duration;
+
+    const RATES: LogRates = LogRates { lines: LOG_LINES_PER_SECOND, bytes: LOG_BYTES_PER_SECOND };
+
+    #[test]
+    fn a_flood_is_cut_and_counted_and_the_driver_is_heard_again() {
+        let start = Instant::now();
+        let mut bucket = Bucket::full(RATES, start);
+        let passed = (0..1000).filter(|_| bucket.take(10, start).is_ok()).count();
+        assert_eq!(passed, LOG_LINES_PER_SECOND as usize * 4);
+        assert_eq!(bucket.take(10, start), Err(Limit::LogLines));
+        assert_eq!(bucket.take(10, start + Duration::from_secs(1)), Ok(801));
+        assert_eq!(bucket.take(10, start + Duration::from_secs(1)), Ok(0));
+    }
+
+    #[test]
+    fn long_lines_use_up_the_bytes() {
+        let start = Instant::now();
+        let mut bucket = Bucket::full(RATES, start);
+        let passed = (0..1000).filter(|_| bucket.take(LOG_LINE_BYTES_MAX, start).is_ok()).count();
+        assert_eq!(passed, 4 * LOG_BYTES_PER_SECOND as usize / LOG_LINE_BYTES_MAX);
+        assert_eq!(bucket.take(LOG_LINE_BYTES_MAX, start), Err(Limit::LogBytes));
+    }
+
+    #[test]
+    fn the_longest_line_passes_at_the_lowest_rate_when_it_was_quiet() {
+        let start = Instant::now();
+        let mut bucket = Bucket::full(LogRates { lines: 1, bytes: 1 }, start);
+        assert_eq!(bucket.take(LOG_LINE_BYTES_MAX, start), Ok(0));
+        assert_eq!(bucket.take(2, start + Duration::from_secs(1)), Err(Limit::LogBytes));
+    }
+
+    #[test]
+    fn a_line_is_one_line_of_bounded_length() {
+        let fields = [("k\n".to_owned(), "\u{1b}[31mv".to_owned())];
+        let line = Line { level: Level::Info, message: "a\r\nb", fields: &fields };
+        assert_eq!(render(&line), "a  b k = [31mv");
+        let long = "é".repeat(5000);
+        let line = Line { level: Level::Info, message: &long, fields: &[] };
+        assert_eq!(render(&line).len(), LOG_LINE_BYTES_MAX);
+    }
+}

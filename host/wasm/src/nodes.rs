@@ -1,0 +1,201 @@
+//! Looking at device nodes: never opening one, never following a link.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::limiter::stuck;
+use nodedock_core::sysfs::{SysfsRoot, bad_glob};
+use nodedock_model::grant::pattern::{self, PatternSet};
+use nodedock_model::limit::{HOST_LOOK_WALL, PATH_BYTES_MAX, SYSFS_ENTRIES_MAX};
+use nodedock_model::{NodeKind, Problem};
+
+/// Never shown nor handed out, whatever is granted: the machine's memory and log, raw disks, and timers that reboot it.
+static DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
+    let never = [
+        "/dev/{mem,kmem,port,kmsg,oldmem,nvram,snapshot}",
+        "/dev/{sd,hd,vd,xvd}[a-z]",
+        "/dev/{sd,hd,vd,xvd}[a-z][a-z]",
+        "/dev/{sd,hd,vd,xvd}[a-z][0-9]*",
+        "/dev/{sd,hd,vd,xvd}[a-z][a-z][0-9]*",
+        "/dev/{nvme,ng,dm-,md,mmcblk,sr,sg}[0-9]*",
+        "/dev/{mapper,disk,block,mtd,bsg}/**",
+        "/dev/watchdog*",
+    ];
+    PatternSet::new(never).expect("the patterns above are globs")
+});
+
+/// Numbers of `/dev/mem`, `kmem`, `port`, `kmsg` and `oldmem` (Linux, devices.txt): another name does not make them harmless.
+const MEMORY_MAJOR: u32 = 1;
+const MEMORY_MINORS: &[u32] = &[1, 2, 4, 11, 12];
+
+/// A device node of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FoundNode {
+    pub(super) path: String,
+    pub(super) kind: NodeKind,
+    pub(super) major: u32,
+    pub(super) minor: u32,
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    /// Relative to `/sys`.
+    pub(super) sysfs_path: Option<String>,
+}
+
+/// `/dev`, or a folder of a test that stands for it.
+pub(super) struct DevRoot(OwnedFd);
+
+/// A plain path below `/dev`, without the `/dev/`.
+pub(super) fn below_dev(path: &str) -> Result<&str, Problem> {
+    let inside = path.strip_prefix("/dev/").filter(|inside| {
+        let plain = inside.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
+        plain && path.len() <= PATH_BYTES_MAX && !inside.contains(char::is_control)
+    });
+    let shown: String = path.chars().take(128).collect();
+    inside.ok_or_else(|| Problem::invalid("bad-path", format!("{shown:?} is no plain path below /dev")))
+}
+
+impl DevRoot {
+    pub(super) fn open(path: &Path) -> std::io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(path, flags, Mode::empty())?))
+    }
+
+    /// One node. A link, a folder or a file is none.
+    pub(super) fn stat(&self, path: &str, sysfs: &SysfsRoot) -> Result<FoundNode, Problem> {
+        let inside = below_dev(path)?;
+        if DENIED.matches(path) {
+            return Err(denied(path));
+        }
+        // An `O_PATH` descriptor does not open the device: the driver behind it notices nothing.
+        let node = self.open_beneath(inside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
+        let stat = rustix::fs::fstat(&node).map_err(|errno| io_problem(path, errno))?;
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::CharacterDevice => NodeKind::Character,
+            FileType::BlockDevice => NodeKind::Block,
+            FileType::Fifo => NodeKind::Fifo,
+            _ => return Err(Problem::invalid("not-a-node", format!("{path} is no device node"))),
+        };
+        let numbered = kind != NodeKind::Fifo;
+        let (major, minor) = match numbered {
+            true => (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
+            false => (0, 0),
+        };
+        if kind == NodeKind::Character && major == MEMORY_MAJOR && MEMORY_MINORS.contains(&minor) {
+            return Err(denied(path));
+        }
+        let sysfs_path = if numbered { sysfs_folder(sysfs, kind, major, minor) } else { None };
+        if kind == NodeKind::Block && is_disk(sysfs_path.as_deref()) {
+            return Err(denied(path));
+        }
+        Ok(FoundNode {
+            path: path.to_owned(),
+            kind,
+            major,
+            minor,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            sysfs_path,
+        })
+    }
+
+    /// Nodes that match; what is no node, or denied, is left out.
+    pub(super) fn glob(&self, glob: &str, sysfs: &SysfsRoot) -> Result<Vec<FoundNode>, Problem> {
+        let inside = below_dev(glob)?;
+        let matcher = pattern::compile(glob).map_err(|error| bad_glob(glob, &error))?.compile_matcher();
+        let mut found = Vec::new();
+        // The literal folders before the first wildcard are where the walk begins.
+        let start: Vec<&str> = inside.split('/').take_while(|segment| pattern::is_literal(segment)).collect();
+        let deep = inside.split('/').count();
+        if start.len() == deep {
+            return match self.stat(glob, sysfs) {
+                Ok(node) => Ok(vec![node]),
+                Err(problem) if problem.kind.is_permanent() => Ok(Vec::new()),
+                Err(problem) => Err(problem),
+            };
+        }
+        let deepest = if inside.contains("**") { DEPTH_MAX } else { deep };
+        let mut open = vec![start.join("/")];
+        // Nobody waits for it longer.
+        let until = Instant::now() + HOST_LOOK_WALL;
+        while let Some(folder) = open.pop() {
+            if Instant::now() >= until {
+                return Err(stuck().into());
+            }
+            let depth = if folder.is_empty() { 0 } else { folder.split('/').count() };
+            for (name, is_folder) in self.names(&folder) {
+                let inner = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+                let path = format!("/dev/{inner}");
+                if is_folder && depth + 1 < deepest {
+                    open.push(inner);
+                } else if !is_folder && matcher.is_match(&path) {
+                    found.extend(self.stat(&path, sysfs));
+                }
+                if found.len() > SYSFS_ENTRIES_MAX || open.len() > SYSFS_ENTRIES_MAX {
+                    let message = format!("{glob} matches more than {SYSFS_ENTRIES_MAX} nodes");
+                    return Err(Problem::invalid("glob-too-wide", message));
+                }
+            }
+        }
+        found.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(found)
+    }
+
+    fn open_beneath(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Problem> {
+        // Other mounts are part of /dev (`/dev/pts`); links are not: they may point anywhere.
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+        rustix::fs::openat2(&self.0, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
+            Errno::NOENT | Errno::NOTDIR => {
+                Problem::not_found("no-such-node", format!("/dev/{path} does not exist"))
+            }
+            Errno::LOOP | Errno::XDEV => {
+                Problem::invalid("not-a-node", format!("/dev/{path} is behind a link"))
+            }
+            errno => io_problem(path, errno),
+        })
+    }
+
+    fn names(&self, folder: &str) -> Vec<(String, bool)> {
+        let path = if folder.is_empty() { "." } else { folder };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let Ok(opened) = self.open_beneath(path, flags) else { return Vec::new() };
+        let Ok(entries) = rustix::fs::Dir::read_from(&opened) else { return Vec::new() };
+        let entries = entries.filter_map(Result::ok).take(4 * SYSFS_ENTRIES_MAX);
+        let names = entries.filter_map(|entry| {
+            let name = entry.file_name().to_str().ok()?.to_owned();
+            let real = !matches!(name.as_str(), "." | "..") && entry.file_type() != FileType::Symlink;
+            real.then_some((name, entry.file_type() == FileType::Directory))
+        });
+        names.collect()
+    }
+}
+
+const DEPTH_MAX: usize = 8;
+
+fn sysfs_folder(sysfs: &SysfsRoot, kind: NodeKind, major: u32, minor: u32) -> Option<String> {
+    let class = if kind == NodeKind::Block { "block" } else { "char" };
+    sysfs.resolve(&format!("dev/{class}/{major}:{minor}")).ok()
+}
+
+/// The kernel's own name of a block device decides, not that of its node.
+fn is_disk(sysfs_path: Option<&str>) -> bool {
+    let name = sysfs_path.and_then(|path| path.rsplit('/').next());
+    name.is_some_and(|name| DENIED.matches(&format!("/dev/{name}")))
+}
+
+fn denied(path: &str) -> Problem {
+    Problem::denied("never-allowed", format!("no driver may have {path}, whatever is granted"))
+}
+
+fn io_problem(path: &str, errno: Errno) -> Problem {
+    Problem::unavailable("io-error", format!("{path}: {errno}"))
+}
+
+#[cfg(test)]
+pub(super) mod tests;

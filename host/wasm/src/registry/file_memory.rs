@@ -1,0 +1,122 @@
+//! Memory for drivers' files: a folder full of the largest ones must not cost the node 32 GiB while they wait for the compiler.
+//!
+//! Gives room for a file before it is read; the room is had until the bytes are dropped. Files that are only judged have room of their
+//! own: a driver that is trusted no more does not wait for the compiler.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use nodedock_model::limit;
+
+const UNIT: u64 = 1 << 20;
+
+/// Clones share it.
+#[derive(Clone)]
+pub struct FileMemory {
+    loading: Arc<Semaphore>,
+    judging: Arc<Semaphore>,
+}
+
+impl Default for FileMemory {
+    fn default() -> Self {
+        let units = |bytes: u64| {
+            let units = usize::try_from(bytes / UNIT).expect("a bound is some units");
+            Arc::new(Semaphore::new(units))
+        };
+        Self { loading: units(limit::LOADED_FILES_BYTES_MAX), judging: units(limit::JUDGED_FILES_BYTES_MAX) }
+    }
+}
+
+impl FileMemory {
+    /// Room for a file that is to be loaded, and for what is beside it. First come, first served; nothing is lost if this is dropped.
+    pub(super) async fn to_load(&self, size: u64) -> Room {
+        Room::within(&self.loading, size).await
+    }
+
+    /// The same for a file of which only the verdict is kept.
+    pub(super) async fn to_judge(&self, size: u64) -> Room {
+        Room::within(&self.judging, size).await
+    }
+}
+
+/// Room for the bytes of a file.
+pub(super) struct Room {
+    permit: OwnedSemaphorePermit,
+}
+
+impl Room {
+    async fn within(all: &Arc<Semaphore>, size: u64) -> Self {
+        // Begun units, and so at least one: for what is beside the file.
+        let units = size.min(limit::DRIVER_FILE_BYTES_MAX) / UNIT + 1;
+        let units = u32::try_from(units).expect("a file's bound is some units");
+        let permit = Arc::clone(all).acquire_many_owned(units).await.expect("it is never closed");
+        Self { permit }
+    }
+
+    /// Bytes of the largest file that has room.
+    pub(super) fn bytes_max(&self) -> u64 {
+        (self.permit.num_permits() as u64 * UNIT).min(limit::DRIVER_FILE_BYTES_MAX)
+    }
+
+    /// Bytes that have the room for as long as anybody holds a part of them.
+    pub(super) fn hold(self, bytes: Vec<u8>) -> Bytes {
+        Bytes::from_owner(Held { bytes, _room: self })
+    }
+}
+
+struct Held {
+    bytes: Vec<u8>,
+    _room: Room,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+impl FileMemory {
+    /// Leaves no room for files to be loaded.
+    pub(super) async fn fill(&self) -> OwnedSemaphorePermit {
+        let units = u32::try_from(self.loading.available_permits()).unwrap();
+        Arc::clone(&self.loading).acquire_many_owned(units).await.unwrap()
+    }
+
+    pub(super) fn left(&self) -> usize {
+        self.loading.available_permits()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn files_wait_until_bytes_of_others_are_dropped_and_those_that_are_judged_do_not() {
+        let (memory, largest) = (FileMemory::default(), limit::DRIVER_FILE_BYTES_MAX);
+        let mut held = Vec::new();
+        while let Some(room) = memory.to_load(largest).now_or_never() {
+            assert_eq!(room.bytes_max(), largest);
+            held.push(room.hold(vec![0; 4]));
+        }
+        assert!((1..=limit::LOADED_FILES_BYTES_MAX / largest).contains(&(held.len() as u64)));
+        assert!(memory.to_judge(u64::MAX).now_or_never().is_some(), "the largest fits whatever it says");
+        let part = held.pop().unwrap().slice(1..2);
+        assert!(memory.to_load(largest).now_or_never().is_none(), "a part of it is held still");
+        drop(part);
+        assert!(memory.to_load(largest).now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn room_is_for_the_file_as_it_was_and_some_more() {
+        let memory = FileMemory::default();
+        for (size, bytes_max) in [(0, UNIT), (UNIT - 1, UNIT), (UNIT, 2 * UNIT)] {
+            assert_eq!(memory.to_load(size).await.bytes_max(), bytes_max);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! The code of versions that served before: kept as each begins to serve, loaded again when a claim that it prepared needs it.
+//!
+//! A predecessor runs with the config of its own last day, and within what its name's file is granted now: it asked for no more than
+//! it was granted then, so what it has is what it had, less what was taken back since. Its file is judged by the policy that counts
+//! now, each time that it is needed, before the compiler sees it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::registry::vetting;
+use crate::trust::{Evidence, Policy, Trust, Verdict};
+use crate::{DriverFile, KeptError, KeptFacts, KeptFiles, SignedFile, WasmDriver, WasmHost};
+use nodedock_base::error::chain;
+use nodedock_base::tasks::Tasks;
+use nodedock_core::driver::{ClaimDriver, DriverIdentity, Predecessors};
+use nodedock_model::grant::Grant;
+use nodedock_model::{DriverName, Problem};
+
+/// The files, and what was loaded from them.
+pub struct KeptDrivers {
+    loader: Loader,
+    tasks: Tasks,
+    state: Mutex<State>,
+}
+
+/// What it takes to load a kept file.
+#[derive(Clone)]
+struct Loader {
+    host: Arc<WasmHost>,
+    files: KeptFiles,
+    trust: Trust,
+}
+
+#[derive(Default)]
+struct State {
+    kept: BTreeSet<String>,
+    /// Versions that serve, or served and are at work still: whoever waits for an answer of one holds its identity until what came of
+    /// it is durable.
+    users: Vec<Weak<DriverIdentity>>,
+    /// What the files that serve are granted now.
+    grants: BTreeMap<DriverName, Granted>,
+    loaded: BTreeMap<(DriverName, String), Loading>,
+}
+
+/// A grant, and whose it is.
+struct Granted {
+    source: String,
+    grant: Arc<Grant>,
+}
+
+/// What comes of loading a version, for all who wait for it.
+#[derive(Clone)]
+struct Loading(watch::Receiver<Option<Outcome>>);
+
+type Outcome = Result<Version, Problem>;
+
+#[derive(Clone)]
+struct Version {
+    driver: Arc<WasmDriver>,
+    /// What was said of its file.
+    verdict: Verdict,
+}
+
+impl Loading {
+    fn revoke(&self) {
+        if let Some(Ok(version)) = &*self.0.borrow() {
+            version.driver.revoke();
+        }
+    }
+
+    /// Whether it is on its way, or loaded and not refused by the policy that counts now.
+    fn is_of_use(&self, name: &DriverName, policy: &Policy) -> bool {
+        match &*self.0.borrow() {
+            None => self.0.has_changed().is_ok(),
+            Some(Ok(version)) => !policy.judge_named(&version.verdict, name.as_str()).refuses(),
+            Some(Err(_)) => false,
+        }
+    }
+
+    async fn outcome(mut self) -> Outcome {
+        match self.0.wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone().expect("it was waited for"),
+            Err(_) => Err(not_loaded("loading it was given up, because the daemon ends")),
+        }
+    }
+}
+
+impl State {
+    fn is_used(&self, digest: &str) -> bool {
+        self.users.iter().filter_map(Weak::upgrade).any(|identity| identity.digest == digest)
+    }
+
+    /// Predecessors of a name are loaded anew, within its new grant.
+    fn unload(&mut self, name: &DriverName) {
+        let gone = self.loaded.extract_if(.., |(known, _), _| known == name);
+        gone.for_each(|(_, loaded)| loaded.revoke());
+    }
+}
+
+impl KeptDrivers {
+    pub fn open(
+        files: KeptFiles,
+        host: Arc<WasmHost>,
+        trust: Trust,
+        tasks: Tasks,
+    ) -> Result<Self, KeptError> {
+        let state = State { kept: files.digests()?, ..State::default() };
+        Ok(Self { loader: Loader { host, files, trust }, tasks, state: Mutex::new(state) })
+    }
+
+    /// Keeps the code of a version that is about to serve. The identity is the one that it will serve with.
+    pub(super) async fn keep(
+        &self,
+        identity: &Arc<DriverIdentity>,
+        file: SignedFile,
+        config: Option<String>,
+    ) -> Result<(), KeptError> {
+        // First, so that nobody takes the file for one that is not needed.
+        self.serves_as(identity);
+        let (driver, version) = (identity.name.clone(), identity.version.clone());
+        let stem = identity.source.strip_suffix(".wasm").unwrap_or(&identity.source).to_owned();
+        let facts = KeptFacts { driver, version, stem, config };
+        let (files, digest) = (self.loader.files.clone(), identity.digest.clone());
+        let put = tokio::task::spawn_blocking(move || files.put(&digest, &facts, &file));
+        put.await??;
+        self.state().kept.insert(identity.digest.clone());
+        Ok(())
+    }
+
+    /// Notes what the file that serves under a name is granted from now on.
+    pub(super) fn granted(&self, name: &DriverName, source: &str, grant: &Grant) {
+        let mut state = self.state();
+        if let Some(known) = state.grants.get_mut(name)
+            && *known.grant == *grant
+        {
+            source.clone_into(&mut known.source);
+            return;
+        }
+        state.unload(name);
+        let granted = Granted { source: source.to_owned(), grant: Arc::new(grant.clone()) };
+        state.grants.insert(name.clone(), granted);
+    }
+
+    /// Notes that a file does not serve under a name any more. Another may have the name by now.
+    pub(super) fn left(&self, name: &DriverName, source: &str) {
+        let mut state = self.state();
+        if state.grants.get(name).is_some_and(|known| known.source == source) {
+            state.grants.remove(name);
+            state.unload(name);
+        }
+    }
+
+    /// A version that is loaded or on its way, and the grant that it has.
+    fn loading(&self, name: &DriverName, digest: &str) -> Result<(Loading, Arc<Grant>), Problem> {
+        let mut state = self.state();
+        let known = state.grants.get(name).ok_or_else(|| no_file(name))?;
+        let (grant, key) = (known.grant.clone(), (name.clone(), digest.to_owned()));
+        // What failed is tried again. So is what is trusted no more: it may have been signed again.
+        let policy = self.loader.trust.policy();
+        let known = state.loaded.get(&key).filter(|known| known.is_of_use(name, &policy)).cloned();
+        let loading = known.unwrap_or_else(|| self.start(name, digest, grant.clone()));
+        state.loaded.insert(key, loading.clone());
+        Ok((loading, grant))
+    }
+
+    /// Loads a version in a task of its own, which goes on when those who asked have no more time.
+    fn start(&self, name: &DriverName, digest: &str, grant: Arc<Grant>) -> Loading {
+        let (told, outcome) = watch::channel(None);
+        let (loader, stopped) = (self.loader.clone(), self.tasks.stopped());
+        let (name, digest) = (name.clone(), digest.to_owned());
+        self.tasks.spawn("predecessor", async move {
+            tokio::select! {
+                // Its claims are asked for again after the next start.
+                () = stopped => {}
+                // It was unloaded or forgotten, and nobody waits.
+                () = told.closed() => {}
+                loaded = loader.load(&name, &digest, &grant) => {
+                    told.send_replace(Some(loaded));
+                }
+            }
+        });
+        Loading(outcome)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Loader {
+    async fn load(&self, name: &DriverName, digest: &str, grant: &Grant) -> Outcome {
+        let (facts, code, verdict) = self.take(digest).await?;
+        self.check(&verdict, name, &facts)?;
+        let file = DriverFile { name: format!("{name} {}", facts.version), bytes: code };
+        let driver = self.host.load(file, grant.clone(), facts.config.clone()).await.map_err(|error| {
+            Problem::internal("predecessor-not-loaded", format!("load it again: {}", chain(&error)))
+        })?;
+        if driver.info().name != *name {
+            let message = format!("its file says that it is {}", driver.info().name);
+            return Err(Problem::internal("predecessor-not-loaded", message));
+        }
+        // The policy may have changed while it was compiled.
+        self.check(&verdict, name, &facts)?;
+        tracing::info!(driver = %name, version = facts.version, digest, "an earlier version is loaded for its claims");
+        Ok(Version { driver: Arc::new(driver), verdict })
+    }
+
+    /// The kept file, with what the policy says of it.
+    async fn take(&self, digest: &str) -> Result<(KeptFacts, Bytes, Verdict), Problem> {
+        let (files, policy, wanted) = (self.files.clone(), self.trust.policy(), digest.to_owned());
+        let taken = tokio::task::spawn_blocking(move || {
+            let (facts, SignedFile { code, signature }) = files.take(&wanted)?;
+            let evidence = Evidence { stem: &facts.stem, bytes: &code, signature: signature.as_deref() };
+            let verdict = policy.judge(&evidence);
+            Ok::<_, KeptError>((facts, code, verdict))
+        });
+        taken.await.expect("reading a file does not panic").map_err(|error| not_kept(&error))
+    }
+
+    /// Holds a kept file against the policy that counts now.
+    fn check(&self, verdict: &Verdict, name: &DriverName, facts: &KeptFacts) -> Result<(), Problem> {
+        let verdict = self.trust.policy().judge_named(verdict, name.as_str());
+        let (reason, digest) = (vetting::reason(&verdict), verdict.digest());
+        if verdict.warns() {
+            tracing::warn!(driver = %name, version = facts.version, digest, reason, "an earlier version is needed for its claims, and not trusted");
+        }
+        if !verdict.refuses() {
+            return Ok(());
+        }
+        let signature = self.files.signature_path(digest).map_err(|error| not_kept(&error))?;
+        let message = format!(
+            "version {} is not trusted any more: {reason}; the signature of the file that was kept is {}",
+            facts.version,
+            signature.display()
+        );
+        Err(Problem::denied("predecessor-distrusted", message))
+    }
+}
+
+#[async_trait]
+impl Predecessors for KeptDrivers {
+    async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
+        let (loading, grant) = self.loading(name, digest)?;
+        let Version { driver, .. } = loading.outcome().await?;
+        if self.state().grants.get(name).is_none_or(|now| !Arc::ptr_eq(&now.grant, &grant)) {
+            driver.revoke();
+            return Err(not_loaded("its grant changed while it was loaded"));
+        }
+        Ok(driver)
+    }
+
+    fn serves_as(&self, identity: &Arc<DriverIdentity>) {
+        let mut state = self.state();
+        state.users.retain(|user| user.strong_count() > 0);
+        state.users.push(Arc::downgrade(identity));
+    }
+
+    fn idle(&self) -> Vec<String> {
+        let state = self.state();
+        state.kept.iter().filter(|digest| !state.is_used(digest)).cloned().collect()
+    }
+
+    fn forget(&self, digest: &str) {
+        // The file goes while nobody can begin to keep it.
+        let mut state = self.state();
+        if state.is_used(digest) {
+            return;
+        }
+        self.loader.files.remove(digest);
+        state.kept.remove(digest);
+        state.loaded.retain(|(_, known), _| known != digest);
+        tracing::info!(digest, "a driver's file that no claim needs any more is forgotten");
+    }
+}
+
+fn no_file(name: &DriverName) -> Problem {
+    Problem::unavailable("driver-not-serving", format!("no file of driver {name} serves"))
+}
+
+fn not_loaded(why: &str) -> Problem {
+    Problem::unavailable("predecessor-not-loaded", why)
+}
+
+fn not_kept(error: &KeptError) -> Problem {
+    let code = match error {
+        KeptError::Missing { .. } | KeptError::NoDigest { .. } => "predecessor-missing",
+        KeptError::Damaged { .. } => "predecessor-damaged",
+        _ => "predecessor-not-read",
+    };
+    Problem::internal(code, chain(error))
+}
+
+#[cfg(test)]
+mod tests;

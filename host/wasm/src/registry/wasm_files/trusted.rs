@@ -1,0 +1,125 @@
+//! What trust has to do with a driver's files: what is said of them, and what happens when another policy counts.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::inbox::Inbox;
+use super::{DriverState, Refusal, WasmFiles, Worker};
+use crate::file_watch::DriverFiles;
+use crate::registry::file_memory::Room;
+use crate::registry::vetting::{self, FileFaults, Looked, VetError, Vetting};
+use crate::trust::Verdict;
+use crate::trust::place::Fault;
+use nodedock_model::Problem;
+
+/// Others may put files into the drivers folder.
+const FOLDER_OPEN: &str = "drivers-folder-open";
+/// Others may change a file of the drivers folder.
+const FILE_OPEN: &str = "driver-file-open";
+/// A driver that is not trusted is loaded all the same, because trust is only warned of.
+const DISTRUSTED: &str = "driver-distrusted";
+
+impl WasmFiles {
+    /// Says what is wrong with the folder, and no more what was.
+    pub(super) fn tell_place(&self, faults: &[Fault]) {
+        let subject = |fault: &Fault| fault.path.display().to_string();
+        let standing: Vec<_> = faults.iter().map(subject).collect();
+        self.conditions.retain(FOLDER_OPEN, |known| standing.iter().any(|subject| subject == known));
+        for fault in faults {
+            self.conditions.set(&subject(fault), Problem::denied(FOLDER_OPEN, fault.to_string()));
+        }
+    }
+}
+
+impl Worker {
+    /// Reads the files to the end and judges them by the policy that counts now.
+    pub(super) async fn vet(&mut self, vetting: Vetting, room: Room) -> Looked {
+        let looked = vetting.end(self.shared.trust.policy(), room).await;
+        self.tell_faults(&looked.faults);
+        looked
+    }
+
+    fn tell_faults(&mut self, faults: &FileFaults) {
+        let subject = |path: &Path| path.display().to_string();
+        let over =
+            self.open_files.iter().filter(|known| !faults.iter().any(|(path, _)| subject(path) == **known));
+        over.for_each(|known| self.shared.conditions.clear(FILE_OPEN, known));
+        self.open_files = faults.iter().map(|(path, _)| subject(path)).collect();
+        for (path, fault) in faults {
+            let problem = Problem::denied(FILE_OPEN, fault.to_string());
+            self.shared.conditions.set(&subject(path), problem);
+        }
+    }
+
+    /// The verdict now that the driver's name is known. The policy may have changed while the driver was compiled.
+    pub(super) fn judge_named(&self, verdict: &Verdict, name: &str) -> Result<Verdict, VetError> {
+        let verdict = self.shared.trust.policy().judge_named(verdict, name);
+        if verdict.refuses() { Err(VetError::Distrusted(Box::new(verdict))) } else { Ok(verdict) }
+    }
+
+    /// Shows the verdict on what serves, or on the file where nothing does.
+    pub(super) fn show_verdict(&self, verdict: &Verdict) {
+        self.show(|view| view.trust = Some(verdict.view()));
+        if verdict.warns() {
+            let reason = format!("it is loaded and not trusted: {}", vetting::reason(verdict));
+            self.shared.conditions.set(&self.source, Problem::denied(DISTRUSTED, reason));
+        } else {
+            self.shared.conditions.clear(DISTRUSTED, &self.source);
+        }
+    }
+
+    /// Nothing is said any more of a file that is gone.
+    pub(super) fn forget_trust(&mut self) {
+        self.tell_faults(&Vec::new());
+        self.shared.conditions.clear(DISTRUSTED, &self.source);
+    }
+
+    /// Another policy counts, or the folder is another's: what serves is judged by what was seen of it, then by its file if that is
+    /// the same still. What is trusted no more is drained as if its file were gone. What does not serve is tried again.
+    pub(super) async fn judge_again(&mut self, inbox: &mut Inbox) {
+        let Some(files) = self.files.clone() else { return };
+        let Some(serving) = &self.serving else {
+            self.load("trust", inbox).await;
+            return;
+        };
+        let (name, digest) = (serving.driver.info().name.clone(), serving.verdict.digest().to_owned());
+        let policy = self.shared.trust.policy();
+        let mut verdict = policy.judge_named(&serving.verdict, name.as_str());
+        let (may_load, fresh) = self.look_again(&files).await;
+        let is_same = fresh.as_ref().is_some_and(|fresh| fresh.digest() == digest);
+        if let Some(fresh) = fresh.as_ref().filter(|_| is_same && verdict.distrust.is_some()) {
+            verdict = policy.judge_named(fresh, name.as_str());
+        }
+        if verdict.refuses() {
+            self.distrust(verdict);
+        } else {
+            self.show_verdict(&verdict);
+            if let Some(serving) = &mut self.serving {
+                serving.verdict = verdict;
+            }
+        }
+        if self.overtaken || may_load && (!is_same || self.reason_is_of_trust) {
+            self.load("trust", inbox).await;
+        }
+    }
+
+    /// Whether the files may be loaded, and what is said of the driver's. Nothing of them stays in memory.
+    async fn look_again(&mut self, files: &DriverFiles) -> (bool, Option<Verdict>) {
+        let vetting = Vetting::begin(files).await;
+        let room = self.shared.memory.to_judge(vetting.size()).await;
+        match self.vet(vetting, room).await.vetted {
+            Ok(vetted) => (true, Some(vetted.verdict)),
+            Err(error) => (false, error.verdict().cloned()),
+        }
+    }
+
+    /// Takes what serves from the managers. Its claims are kept, and calls in flight finish.
+    fn distrust(&mut self, verdict: Verdict) {
+        let started = Instant::now();
+        self.show(|view| view.state = DriverState::Draining);
+        self.retire();
+        tracing::warn!(file = self.source, "driver is trusted no more, its claims are kept");
+        self.show_verdict(&verdict);
+        self.failed(&Refusal::Vet(VetError::Distrusted(Box::new(verdict))), started, "trust");
+    }
+}

@@ -1,0 +1,71 @@
+mod conduct;
+pub(crate) mod guest;
+mod hostile;
+mod limits;
+mod loading;
+mod running;
+mod writing;
+
+use super::*;
+use guest::Guest;
+use nodedock_core::driver::NoClaims;
+use nodedock_core::driver::values::NoJournal;
+use nodedock_model::ObjectRef;
+
+/// A node of a test: an empty `/sys` and `/dev`, and a cache.
+pub(crate) struct Stage {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) host: Arc<WasmHost>,
+}
+
+impl Stage {
+    pub(crate) fn new() -> Self {
+        Self::on(tempfile::tempdir().unwrap(), false)
+    }
+
+    fn on(folder: tempfile::TempDir, cached: bool) -> Self {
+        Self::keeping(folder, cached, Arc::new(NoJournal))
+    }
+
+    fn keeping(folder: tempfile::TempDir, cached: bool, journal: Arc<dyn Journal>) -> Self {
+        for part in ["sys", "dev"] {
+            std::fs::create_dir_all(folder.path().join(part)).unwrap();
+        }
+        let settings = WasmSettings {
+            cache_dir: cached.then(|| folder.path().join("cache")),
+            compiler: Compiler::InProcess,
+            sysfs_root: folder.path().join("sys"),
+            dev_root: folder.path().join("dev"),
+            node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
+        };
+        Self { folder, host: WasmHost::new(settings, Arc::new(NoClaims), journal).unwrap() }
+    }
+
+    async fn try_load(&self, bytes: impl Into<Bytes>, grant: &str) -> Result<WasmDriver, LoadError> {
+        let file = DriverFile { name: "tiny.wasm".into(), bytes: bytes.into() };
+        let head = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n";
+        self.host.load(file, Grant::parse(&format!("{head}{grant}")).unwrap(), None).await
+    }
+
+    pub(crate) async fn load(&self, guest: &Guest) -> WasmDriver {
+        self.try_load(guest.module(), "").await.unwrap()
+    }
+
+    /// Why it is not taken.
+    async fn refusal(&self, bytes: impl Into<Bytes>) -> LoadError {
+        self.try_load(bytes, "").await.map(|driver| driver.info().clone()).unwrap_err()
+    }
+}
+
+fn a_call() -> nodedock_core::driver::Call {
+    nodedock_core::driver::Call { request_id: "r-1".into(), deadline: Duration::from_secs(10) }
+}
+
+fn a_claim(uid: &str) -> nodedock_model::DriverClaim {
+    nodedock_model::DriverClaim {
+        id: ObjectRef::new("default", "claim", uid).unwrap(),
+        devices: Vec::new(),
+        configs: Vec::new(),
+        annotations: BTreeMap::new(),
+    }
+}

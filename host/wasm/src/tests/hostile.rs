@@ -1,0 +1,299 @@
+//! Drivers that mean harm: each with its attack and the answer that it gets, and after each of them the host is as before.
+//!
+//! A case is data; one list has all of them, one function plays them, and `docs/hostile-drivers.md` is made of the list.
+
+mod abi;
+mod answers;
+mod craft;
+mod edits;
+mod files;
+mod hostcalls;
+mod names;
+mod resources;
+mod schemas;
+
+use std::os::unix::fs::symlink;
+
+use nodedock_core::driver::{Call, ClaimDriver};
+use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, LiveClaim, PoolName, Problem};
+
+use super::guest::{Guest, PREPARE_ONE};
+use super::*;
+
+/// The claim that every driver is asked for.
+const UID: &str = "u-1";
+
+/// No case takes so long, whatever it tries.
+const CASE_WALL: Duration = Duration::from_secs(30);
+
+/// Where a driver is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    Admission,
+    Compile,
+    Describe,
+    Grant,
+    Config,
+    Discover,
+    Health,
+    Prepare,
+    Unprepare,
+    /// Nowhere: what it tries comes to nothing.
+    Harmless,
+}
+
+/// A driver that means no harm, to begin with: no devices, and every claim goes well.
+fn small() -> Guest {
+    Guest { prepare: PREPARE_ONE.into(), unprepare: PREPARE_ONE.into(), ..Guest::default() }
+}
+
+/// A driver that means harm.
+struct Case {
+    name: &'static str,
+    attack: &'static str,
+    grant: &'static str,
+    file: fn() -> Vec<u8>,
+    stop: Stop,
+    code: &'static str,
+    /// A part of the message.
+    says: &'static str,
+}
+
+/// A case without a grant.
+fn case(
+    name: &'static str,
+    attack: &'static str,
+    file: fn() -> Vec<u8>,
+    (stop, code, says): (Stop, &'static str, &'static str),
+) -> Case {
+    Case { name, attack, grant: "", file, stop, code, says }
+}
+
+impl Case {
+    fn granted(self, grant: &'static str) -> Self {
+        Self { grant, ..self }
+    }
+}
+
+/// All of them.
+fn corpus() -> Vec<Case> {
+    [
+        files::cases(),
+        resources::cases(),
+        abi::cases(),
+        answers::cases(),
+        names::cases(),
+        edits::cases(),
+        hostcalls::cases(),
+        schemas::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Where a driver was stopped, with which code and words.
+#[derive(Debug)]
+struct Verdict {
+    stop: Stop,
+    code: String,
+    message: String,
+}
+
+impl Verdict {
+    fn new(stop: Stop, problem: Problem) -> Self {
+        Self { stop, code: problem.code, message: problem.message }
+    }
+
+    fn of_file(error: &LoadError) -> Self {
+        let stop = match error {
+            LoadError::Compile(_) | LoadError::Types(_) => Stop::Compile,
+            LoadError::Describe(_) | LoadError::Description(_) => Stop::Describe,
+            _ => Stop::Admission,
+        };
+        Self { stop, code: error.code().to_owned(), message: error.to_string() }
+    }
+}
+
+fn claim() -> DriverClaim {
+    let device = AllocatedDevice {
+        request: "r".into(),
+        driver: DriverName::new(guest::NAME).unwrap(),
+        pool: PoolName::new("p").unwrap(),
+        device: DeviceName::new("d").unwrap(),
+        share_id: None,
+        consumed: BTreeMap::new(),
+        admin_access: false,
+    };
+    DriverClaim { devices: vec![device], ..a_claim(UID) }
+}
+
+/// Takes a driver through its life until it is stopped.
+async fn life(driver: &WasmDriver) -> Verdict {
+    let call = a_call();
+    if !driver.missing_grants().is_empty() {
+        let message = driver.missing_grants().join("; ");
+        return Verdict { stop: Stop::Grant, code: "blocked".into(), message };
+    }
+    if let Err(problem) = driver.validate_config(&call).await {
+        return Verdict::new(Stop::Config, problem);
+    }
+    if let Err(problem) = driver.discover(&call, Trigger::Load).await {
+        return Verdict::new(Stop::Discover, problem);
+    }
+    if let Some(Err(problem)) = driver.check_health(&call).await {
+        return Verdict::new(Stop::Health, problem);
+    }
+    claims(driver, &call).await
+}
+
+async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
+    let mut outcomes = driver.prepare(call, &[claim()]).await;
+    assert_eq!(outcomes.keys().map(|uid| uid.as_str()).collect::<Vec<_>>(), [UID], "one outcome per claim");
+    let memo = match outcomes.remove(UID).unwrap() {
+        Err(problem) => return Verdict::new(Stop::Prepare, problem),
+        Ok(prepared) => prepared.memo,
+    };
+    let live = LiveClaim { claim: claim(), memo, driver_version: "1.2.3".into(), boot_id: "boot-1".into() };
+    match driver.unprepare(call, &[live]).await.remove(UID).unwrap() {
+        Err(problem) => Verdict::new(Stop::Unprepare, problem),
+        Ok(()) => Verdict { stop: Stop::Harmless, code: String::new(), message: String::new() },
+    }
+}
+
+/// A node with what a driver may try its paths on.
+fn node() -> Stage {
+    let folder = tempfile::tempdir().unwrap();
+    let sys = folder.path().join("sys");
+    let card = sys.join("devices/card0");
+    std::fs::create_dir_all(&card).unwrap();
+    std::fs::create_dir_all(sys.join("class/net/eth0")).unwrap();
+    // Few folders, which `**/**` comes to in many ways: what is tested is the bound, not the disk.
+    std::fs::create_dir_all(sys.join("deep").join("a/".repeat(8))).unwrap();
+    for (name, content) in [("vendor", "0x1af4\n"), ("config", "secret"), ("remove", ""), ("numvfs", "0\n")] {
+        std::fs::write(card.join(name), content).unwrap();
+    }
+    std::fs::write(card.join("binary"), [0xff, 0xfe]).unwrap();
+    std::fs::File::create(card.join("endless")).unwrap().set_len(1 << 40).unwrap();
+    std::fs::write(folder.path().join("outside"), "secret").unwrap();
+    for (link, target) in
+        [("up", "../outside"), ("root", "/"), ("descriptors", "/proc/self/fd"), ("loop", "loop")]
+    {
+        symlink(target, sys.join(link)).unwrap();
+    }
+    let fifo = rustix::fs::FileType::Fifo;
+    let dev = folder.path().join("dev");
+    std::fs::create_dir_all(&dev).unwrap();
+    for path in [sys.join("fifo"), dev.join("pipe"), dev.join("mem")] {
+        rustix::fs::mknodat(rustix::fs::CWD, path, fifo, 0o600.into(), 0).unwrap();
+    }
+    symlink("pipe", dev.join("link")).unwrap();
+    symlink("/proc/self/fd", dev.join("fd")).unwrap();
+    Stage::on(folder, false)
+}
+
+async fn verdict(stage: Arc<Stage>, bytes: Bytes, grant: &'static str) -> Verdict {
+    match stage.try_load(bytes, grant).await {
+        Ok(driver) => {
+            let verdict = life(&driver).await;
+            assert!(driver.stats().calls() >= 1, "its state can be read");
+            verdict
+        }
+        Err(error) => Verdict::of_file(&error),
+    }
+}
+
+/// What is wrong with the host's answer, or with the host afterwards.
+async fn play(stage: &Arc<Stage>, good: &WasmDriver, case: &Case) -> Result<(), String> {
+    let bytes = Bytes::from((case.file)());
+    let playing = tokio::spawn(verdict(Arc::clone(stage), bytes.clone(), case.grant));
+    let meanwhile = good.prepare(&a_call(), &[claim()]).await;
+    let verdict = match tokio::time::timeout(CASE_WALL, playing).await {
+        Ok(Ok(verdict)) => verdict,
+        Ok(Err(panic)) => return Err(format!("the host panics: {panic}")),
+        Err(_) => return Err(format!("the host is busy with it for {CASE_WALL:?}")),
+    };
+    let as_wanted =
+        verdict.stop == case.stop && verdict.code == case.code && verdict.message.contains(case.says);
+    if !as_wanted {
+        return Err(format!("{:?} {} {:?} is wanted, not {verdict:?}", case.stop, case.code, case.says));
+    }
+    if verdict.message.len() > 2048 || verdict.message.contains(char::is_control) {
+        return Err(format!("no short line: {:?}", verdict.message));
+    }
+    if meanwhile[UID] != Ok(Default::default()) {
+        return Err(format!("a good driver does not work meanwhile: {meanwhile:?}"));
+    }
+    if case.stop == Stop::Admission && bytes.len() < 1 << 20 {
+        let file = DriverFile { name: case.name.into(), bytes };
+        let seen = stage.host.inspect(file, &Grant::empty()).await;
+        let code = seen.error.map(|error| error.code());
+        if code != Some(case.code) {
+            return Err(format!("inspection says {code:?}"));
+        }
+    }
+    unharmed(stage, good).await
+}
+
+/// Nothing is left of any call, and a good driver works.
+async fn unharmed(stage: &Stage, good: &WasmDriver) -> Result<(), String> {
+    let outcomes = good.prepare(&a_call(), &[claim()]).await;
+    if outcomes[UID] != Ok(Default::default()) {
+        return Err(format!("a good driver does not work afterwards: {outcomes:?}"));
+    }
+    if !stage.host.places.are_all_free() {
+        return Err("a call keeps its place".into());
+    }
+    let Some(pool) = stage.host.runtime.engine.pooling_allocator_metrics() else { return Ok(()) };
+    let left =
+        (pool.component_instances(), pool.core_instances(), pool.memories(), pool.tables(), pool.stacks());
+    if left == (0, 0, 0, 0, 0) { Ok(()) } else { Err(format!("left of its calls: {left:?}")) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_hostile_driver_gets_its_answer_and_leaves_the_host_unharmed() {
+    let stage = Arc::new(node());
+    let good = stage.load(&small()).await;
+    let mut wrong = Vec::new();
+    for case in &corpus() {
+        if let Err(why) = play(&stage, &good, case).await {
+            wrong.push(format!("{}: {why}", case.name));
+        }
+    }
+    assert!(wrong.is_empty(), "{} cases:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn names_are_told_apart() {
+    let mut names: Vec<_> = corpus().iter().map(|case| case.name).collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+}
+
+/// The page for people, made of the list.
+fn page() -> String {
+    let mut text = "# Hostile drivers\n\n\
+        Drivers that mean harm, and what becomes of each. The table is made of the list in `host/wasm/src/tests/hostile`, whose \
+        test takes\neach of them through the life of a driver, and looks afterwards whether the host is as before: a good driver \
+        answers, and nothing is left\nof any call. `NODEDOCK_WRITE_DOCS=1 cargo test -p nodedock --lib hostile` writes it anew.\n\n\
+        | name | what it tries | stopped at | code | says |\n| --- | --- | --- | --- | --- |\n"
+        .to_owned();
+    for case in corpus() {
+        let stage = format!("{:?}", case.stop).to_lowercase();
+        let code = if case.code.is_empty() { String::new() } else { format!("`{}`", case.code) };
+        let says = case.says.replace('|', "\\|");
+        text += &format!("| {} | {} | {stage} | {code} | {says} |\n", case.name, case.attack);
+    }
+    text
+}
+
+#[test]
+fn the_page_is_made_of_the_list() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/hostile-drivers.md");
+    if std::env::var_os("NODEDOCK_WRITE_DOCS").is_some() {
+        std::fs::write(path, page()).unwrap();
+    }
+    assert!(std::fs::read_to_string(path).unwrap() == page(), "docs/hostile-drivers.md is not up to date");
+}

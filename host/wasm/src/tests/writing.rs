@@ -1,0 +1,241 @@
+//! Writes below `/sys` by a driver: kept before they are made, within grant and ceiling, and in the audit.
+
+use std::io;
+use std::path::Path;
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+
+use super::guest::{PREPARE_ONE, WRITE_IMPORT, write_call, write_data};
+use super::*;
+use nodedock_base::locks::Held;
+use nodedock_core::driver::ClaimDriver;
+use nodedock_core::driver::values::Write;
+use nodedock_model::Problem;
+
+const LED: &str = "class/led/brightness";
+
+/// Notes what it is told, and what stands in the file then.
+#[derive(Default)]
+struct Notes {
+    lines: Mutex<Vec<String>>,
+    file: Mutex<Option<std::path::PathBuf>>,
+    refuses: bool,
+    /// While a write waits for its turn this one loses its rights.
+    revoked: Mutex<Option<WasmDriver>>,
+}
+
+impl Notes {
+    fn note(&self, line: String) {
+        self.lines.lock().unwrap().push(line);
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.lines.lock().unwrap().clone()
+    }
+
+    fn stands(&self) -> String {
+        let file = self.file.lock().unwrap();
+        file.as_ref().map(|file| std::fs::read_to_string(file).unwrap()).unwrap_or_default()
+    }
+}
+
+#[async_trait]
+impl Journal for Notes {
+    async fn turn(&self, _: &str) -> Vec<Held<String>> {
+        self.revoked.lock().unwrap().iter().for_each(WasmDriver::revoke);
+        Vec::new()
+    }
+
+    async fn intend(&self, write: &Write<'_>) -> Result<(), Problem> {
+        let claims: Vec<_> = write.claims.iter().map(|claim| claim.uid.as_str()).collect();
+        let (driver, claims, path, value) = (write.driver, claims.join(","), write.path, write.value);
+        let before = write.before.unwrap_or("?");
+        self.note(format!(
+            "{driver} {claims} {path} {before} -> {value}, while it is {}",
+            self.stands().trim()
+        ));
+        match self.refuses {
+            true => Err(Problem::unavailable("checkpoint-disk-full", "not now")),
+            false => Ok(()),
+        }
+    }
+
+    fn settle(&self, _: &Write<'_>, stands: Option<String>) {
+        self.note(format!("{stands:?}, and it is {}", self.stands().trim()));
+    }
+}
+
+fn node(folder: &Path) {
+    let led = folder.join("sys/devices/led");
+    std::fs::create_dir_all(&led).unwrap();
+    std::fs::create_dir_all(folder.join("sys/class")).unwrap();
+    std::fs::write(led.join("brightness"), "0\n").unwrap();
+    std::os::unix::fs::symlink("../devices/led", folder.join("sys/class/led")).unwrap();
+}
+
+fn stage(refuses: bool) -> (Stage, Arc<Notes>) {
+    let folder = tempfile::tempdir().unwrap();
+    node(folder.path());
+    let file = folder.path().join("sys/devices/led/brightness");
+    let notes = Arc::new(Notes { file: Mutex::new(Some(file)), refuses, ..Notes::default() });
+    (Stage::keeping(folder, false, notes.clone()), notes)
+}
+
+fn led(stage: &Stage) -> String {
+    std::fs::read_to_string(stage.folder.path().join("sys/devices/led/brightness")).unwrap()
+}
+
+/// A driver that writes when it prepares, and does with the claims what follows.
+fn writer(path: &'static str, value: &'static str, times: usize, then: &str) -> Guest {
+    Guest {
+        imports: WRITE_IMPORT.to_owned(),
+        extra: write_data(path, value),
+        prepare: format!("{} {then}", write_call(path, value).repeat(times)),
+        sysfs_write: Some(("class/**", "[0-9]+")),
+        ..Guest::default()
+    }
+}
+
+const GRANT: &str = "sysfsWrite: [{glob: \"class/**\", pattern: \"[0-9]+\"}]";
+
+async fn prepare(stage: &Stage, guest: &Guest, grant: &str) -> bool {
+    let driver = stage.try_load(guest.module(), grant).await.unwrap();
+    driver.prepare(&a_call(), &[a_claim("u-1")]).await["u-1"].is_ok()
+}
+
+#[tokio::test]
+async fn a_write_is_kept_with_its_claim_before_it_is_made() {
+    let (stage, notes) = stage(false);
+    assert!(prepare(&stage, &writer(LED, "5", 1, PREPARE_ONE), GRANT).await);
+    let expected =
+        ["tiny.example.com u-1 devices/led/brightness 0 -> 5, while it is 0", "Some(\"5\"), and it is 5"];
+    assert_eq!((notes.lines().as_slice(), led(&stage).as_str()), (&expected.map(str::to_owned)[..], "5\n"));
+}
+
+#[tokio::test]
+async fn what_cannot_be_kept_is_not_written() {
+    let (stage, notes) = stage(true);
+    assert!(prepare(&stage, &writer(LED, "5", 1, PREPARE_ONE), GRANT).await);
+    assert_eq!((notes.lines().len(), led(&stage).as_str()), (1, "0\n"));
+    let bare = tempfile::tempdir().unwrap();
+    node(bare.path());
+    let stage = Stage::on(bare, false);
+    assert!(prepare(&stage, &writer(LED, "5", 1, PREPARE_ONE), GRANT).await);
+    assert_eq!(led(&stage), "0\n", "nobody keeps anything");
+}
+
+#[tokio::test]
+async fn a_write_whose_right_goes_while_it_waits_is_not_made() {
+    let (stage, notes) = stage(false);
+    let driver = stage.try_load(writer(LED, "5", 1, PREPARE_ONE).module(), GRANT).await.unwrap();
+    *notes.revoked.lock().unwrap() = Some(driver.clone());
+    driver.prepare(&a_call(), &[a_claim("u-1")]).await;
+    let expected = ["tiny.example.com u-1 devices/led/brightness 0 -> 5, while it is 0", "None, and it is 0"];
+    assert_eq!((notes.lines().as_slice(), led(&stage).as_str()), (&expected.map(str::to_owned)[..], "0\n"));
+}
+
+#[tokio::test]
+async fn a_driver_that_traps_after_its_write_has_left_what_is_kept() {
+    let (stage, notes) = stage(false);
+    assert!(!prepare(&stage, &writer(LED, "5", 1, "unreachable"), GRANT).await);
+    assert_eq!((notes.lines().len(), led(&stage).as_str()), (2, "5\n"));
+}
+
+#[tokio::test]
+async fn nothing_is_written_beyond_grant_ceiling_and_bounds() {
+    let half = "sysfsWrite: [{glob: \"class/**\", pattern: \"[0-4]\"}]";
+    for (path, value, grant) in [
+        (LED, "5", ""),
+        (LED, "5", half),
+        (LED, "x", GRANT),
+        ("class/led/../led/brightness", "5", GRANT),
+        ("class/led/power/control", "5", GRANT),
+        ("devices/led/brightness", "5", GRANT),
+        ("class/none", "5", GRANT),
+    ] {
+        let (stage, notes) = stage(false);
+        std::fs::create_dir(stage.folder.path().join("sys/devices/led/power")).unwrap();
+        std::fs::write(stage.folder.path().join("sys/devices/led/power/control"), "0\n").unwrap();
+        assert!(prepare(&stage, &writer(path, value, 1, PREPARE_ONE), grant).await);
+        let control = stage.folder.path().join("sys/devices/led/power/control");
+        assert_eq!(std::fs::read_to_string(control).unwrap(), "0\n");
+        assert_eq!((notes.lines().len(), led(&stage).as_str()), (0, "0\n"), "{path} {value} {grant}");
+    }
+    // A discovery is no time to write, whatever is granted.
+    let (stage, notes) = stage(false);
+    let mut guest = writer(LED, "5", 1, PREPARE_ONE);
+    guest.discover = format!("{} i32.const 8192", write_call(LED, "5"));
+    let driver = stage.try_load(guest.module(), GRANT).await.unwrap();
+    driver.discover(&a_call(), Trigger::Load).await.unwrap();
+    assert_eq!((notes.lines().len(), led(&stage).as_str()), (0, "0\n"));
+}
+
+#[tokio::test]
+async fn a_call_has_a_number_of_writes() {
+    let (stage, notes) = stage(false);
+    assert!(
+        prepare(
+            &stage,
+            &writer(LED, "5", nodedock_model::limit::SYSFS_WRITES_PER_CALL + 4, PREPARE_ONE),
+            GRANT
+        )
+        .await
+    );
+    assert_eq!(notes.lines().len(), 2 * nodedock_model::limit::SYSFS_WRITES_PER_CALL);
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    /// The audit's lines.
+    fn audit(&self) -> Vec<String> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        text.lines().filter(|line| line.contains(" audit: ")).map(str::to_owned).collect()
+    }
+}
+
+#[tokio::test]
+async fn each_write_is_a_line_of_the_audit_and_refusals_do_not_flood_it() {
+    let log = Log::default();
+    let sink = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || sink.clone()).finish();
+    let _listening = tracing::subscriber::set_default(subscriber);
+    let (stage, _) = stage(false);
+    prepare(&stage, &writer(LED, "5", 2, PREPARE_ONE), GRANT).await;
+    let [first, second] = &log.audit()[..] else { panic!("{:?}", log.audit()) };
+    for part in [
+        "driver=\"tiny.example.com\"",
+        "claims=\"u-1\"",
+        "request=\"r-1\"",
+        "path=\"devices/led/brightness\"",
+        "before=\"0\"",
+        "after=\"5\"",
+        "outcome=\"written\"",
+    ] {
+        assert!(first.contains(part), "{part}: {first}");
+    }
+    assert!(second.contains("before=\"5\""), "{second}");
+
+    log.0.lock().unwrap().clear();
+    prepare(&stage, &writer(LED, "\u{1b}[31m\n", 5000, PREPARE_ONE), GRANT).await;
+    let refused = log.audit();
+    assert!((1..1000).contains(&refused.len()), "{}", refused.len());
+    assert!(
+        refused[0].contains("outcome=\"refused\"") && refused[0].contains("code=\"not-granted\""),
+        "{refused:?}"
+    );
+    assert!(!refused[0].contains('\u{1b}') && refused[0].contains("after=\" [31m \""), "{}", refused[0]);
+}

@@ -1,0 +1,348 @@
+//! Which driver files are trusted: whose signatures count, which digests are pinned, and who else could have put them there.
+//!
+//! Is given the `trust` section of the daemon's config, a file's bytes and what is beside it; gives back a verdict in words. Pure but
+//! for reading keys and files. Never decides what becomes of a driver: the registry does.
+//!
+//! A file is trusted if everything that the config asks of it holds, and something is asked: where there are keys, a signature by
+//! one that may sign drivers of its name; where there are pins for it, one of those digests.
+
+mod key;
+pub mod open;
+pub mod place;
+mod section;
+mod signature;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use globset::{Glob, GlobMatcher};
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use nodedock_core::registry::TrustView;
+
+pub use self::key::{KeyError, KeyId};
+pub use self::section::{Section, SectionError};
+pub use self::signature::SignatureError;
+
+use self::key::{Content, PublicKey};
+
+/// What follows from a file that is not trusted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Nothing.
+    #[default]
+    Off,
+    /// It is said.
+    Warn,
+    /// It is not loaded.
+    Enforce,
+}
+
+impl Mode {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Warn => "warn",
+            Self::Enforce => "enforce",
+        }
+    }
+}
+
+/// A key whose signatures count.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Key {
+    name: String,
+    public: PublicKey,
+    /// None: drivers of any name.
+    drivers: Option<Names>,
+}
+
+/// Globs of driver names; `*` stands for anything, dots too.
+#[derive(Clone)]
+struct Names {
+    texts: Vec<String>,
+    globs: Vec<GlobMatcher>,
+}
+
+impl Names {
+    fn new(texts: Vec<String>) -> Result<Self, globset::Error> {
+        let globs = texts.iter().map(|text| Ok(Glob::new(text)?.compile_matcher()));
+        Ok(Self { globs: globs.collect::<Result<_, globset::Error>>()?, texts })
+    }
+
+    fn have(&self, name: &str) -> bool {
+        self.globs.iter().any(|glob| glob.is_match(name))
+    }
+
+    /// Whether a file of this stem may be a driver of one of the names: it is called like one, or like its first label.
+    fn may_have(&self, stem: &str) -> bool {
+        let by_label = |text: &String| match Glob::new(text.split('.').next().unwrap_or(text)) {
+            Ok(glob) => glob.compile_matcher().is_match(stem),
+            // Alternatives with dots: only the name itself tells.
+            Err(_) => true,
+        };
+        self.have(stem) || self.texts.iter().any(by_label)
+    }
+}
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.texts.fmt(f)
+    }
+}
+
+impl PartialEq for Names {
+    fn eq(&self, other: &Self) -> bool {
+        self.texts == other.texts
+    }
+}
+
+impl Eq for Names {}
+
+/// The `trust` section, checked, with its keys read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Policy {
+    mode: Mode,
+    keys: Vec<Key>,
+    /// By driver name or file stem: `sha256:` and hex.
+    pins: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// What is looked at of a file.
+#[derive(Debug, Clone, Copy)]
+pub struct Evidence<'a> {
+    /// File name without `.wasm`.
+    pub stem: &'a str,
+    pub bytes: &'a [u8],
+    /// Content of `NAME.wasm.sig`.
+    pub signature: Option<&'a [u8]>,
+}
+
+/// What was found of a file: enough to judge it again without its bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    stem: String,
+    digest: String,
+    signer: Signer,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Signer {
+    Nobody,
+    /// The signature cannot be read.
+    Unreadable(SignatureError),
+    /// No key of those that were known has made the signature over these bytes.
+    Unknown,
+    Key(KeyId),
+}
+
+/// Why a file is not trusted, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Distrust {
+    #[error(
+        "nothing vouches for it: the config's `trust` has no keys, and no pin for it; pin its digest {digest}, or sign it"
+    )]
+    NothingVouches { digest: String },
+    #[error(
+        "it is not signed, there is no {stem}.wasm.sig: `cosign sign-blob` or `openssl dgst -sign` makes it"
+    )]
+    Unsigned { stem: String },
+    #[error("{stem}.wasm.sig holds no signature: {why}")]
+    Unreadable { stem: String, why: SignatureError },
+    #[error(
+        "{stem}.wasm.sig is no signature of this very file by a key of the config ({keys}): sign the file as it is now, or add its key to `trust.keys`"
+    )]
+    UnknownKey { stem: String, keys: String },
+    #[error(
+        "key {key} signed it, and may sign drivers named {drivers} only, not {name}: have another key sign it, or widen the key's `drivers`"
+    )]
+    NotForKey { key: String, drivers: String, name: String },
+    #[error(
+        "key {key} signed it, and may sign drivers named {drivers} only: give the file such a driver's name or its first label, it is called {stem}.wasm"
+    )]
+    NotForStem { key: String, drivers: String, stem: String },
+    #[error("its digest {digest} is not pinned for {pin}: add it to `trust.pins` if this version is wanted")]
+    NotPinned { pin: String, digest: String },
+}
+
+/// What a policy says of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    pub mode: Mode,
+    /// Of the key that signed it, as the config calls it.
+    pub key: Option<String>,
+    /// The driver name or file stem under which its digest is pinned.
+    pub pin: Option<String>,
+    /// None: it is trusted.
+    pub distrust: Option<Distrust>,
+    seen: Arc<Seen>,
+}
+
+impl Verdict {
+    /// Whether the file must not be loaded.
+    pub fn refuses(&self) -> bool {
+        self.mode == Mode::Enforce && self.distrust.is_some()
+    }
+
+    /// Whether an operator is to be told.
+    pub fn warns(&self) -> bool {
+        self.mode == Mode::Warn && self.distrust.is_some()
+    }
+
+    /// `sha256:` and hex, of the file's bytes.
+    pub fn digest(&self) -> &str {
+        &self.seen.digest
+    }
+
+    /// What is shown of it.
+    pub fn view(&self) -> TrustView {
+        TrustView {
+            mode: self.mode.as_str(),
+            verdict: self.word(),
+            key: self.key.clone(),
+            pin: self.pin.clone(),
+            reason: self.distrust.as_ref().map(ToString::to_string),
+        }
+    }
+
+    /// The verdict in a word: trusted, distrusted, or unchecked where nothing is asked of files.
+    pub fn word(&self) -> &'static str {
+        match (self.mode, &self.distrust) {
+            (_, None) => "trusted",
+            (Mode::Off, Some(_)) => "unchecked",
+            (_, Some(_)) => "distrusted",
+        }
+    }
+}
+
+impl Policy {
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// A policy of one key: for a person who has a file and a key.
+    pub fn of_key_file(path: &Path) -> Result<Self, KeyError> {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let key = Key { name, public: PublicKey::read(path)?, drivers: None };
+        Ok(Self { mode: Mode::Enforce, keys: vec![key], pins: BTreeMap::new() })
+    }
+
+    /// What can be said of a file before anything is done with its content, and before its driver's name is known. Whoever is
+    /// not refused is asked for the name, and judged by that again. Blocking: it hashes and verifies.
+    pub fn judge(&self, evidence: &Evidence<'_>) -> Verdict {
+        let content = Content::new(evidence.bytes);
+        let signer = match evidence.signature.map(signature::decode) {
+            None => Signer::Nobody,
+            Some(Err(why)) => Signer::Unreadable(why),
+            Some(Ok(signature)) => {
+                let signer = self.keys.iter().find(|key| key.public.signed(&content, &signature));
+                signer.map_or(Signer::Unknown, |key| Signer::Key(key.public.id()))
+            }
+        };
+        let seen = Seen { stem: evidence.stem.to_owned(), digest: content.digest(), signer };
+        self.decide(Arc::new(seen), None)
+    }
+
+    /// What can be said of a file that was judged before, by this policy or another, now that its driver's name is known.
+    pub fn judge_named(&self, verdict: &Verdict, name: &str) -> Verdict {
+        self.decide(Arc::clone(&verdict.seen), Some(name))
+    }
+
+    fn decide(&self, seen: Arc<Seen>, name: Option<&str>) -> Verdict {
+        let signed = self.signed(&seen, name);
+        let pinned = self.pinned(&seen, name);
+        let nothing = || Distrust::NothingVouches { digest: seen.digest.clone() };
+        let (key, pin, distrust) = match (signed, pinned) {
+            (Ok(None), Ok(None)) => (None, None, Some(nothing())),
+            (Ok(key), Ok(pin)) => (key, pin, None),
+            (Err(distrust), pin) => (self.key_of(&seen), pin.ok().flatten(), Some(distrust)),
+            (Ok(key), Err(distrust)) => (key, None, Some(distrust)),
+        };
+        let named = |key: &Key| key.name.clone();
+        Verdict { mode: self.mode, key: key.map(named), pin: pin.map(str::to_owned), distrust, seen }
+    }
+
+    fn key_of(&self, seen: &Seen) -> Option<&Key> {
+        let Signer::Key(id) = seen.signer else { return None };
+        self.keys.iter().find(|key| key.public.id() == id)
+    }
+
+    /// The key that signed it, where there are keys.
+    fn signed(&self, seen: &Seen, name: Option<&str>) -> Result<Option<&Key>, Distrust> {
+        let stem = || seen.stem.clone();
+        if self.keys.is_empty() {
+            return Ok(None);
+        }
+        let key = match &seen.signer {
+            Signer::Nobody => return Err(Distrust::Unsigned { stem: stem() }),
+            Signer::Unreadable(why) => return Err(Distrust::Unreadable { stem: stem(), why: why.clone() }),
+            Signer::Unknown | Signer::Key(_) => self.key_of(seen).ok_or_else(|| {
+                let keys: Vec<_> = self.keys.iter().map(|key| key.name.as_str()).collect();
+                Distrust::UnknownKey { stem: stem(), keys: keys.join(", ") }
+            })?,
+        };
+        let Some(names) = &key.drivers else { return Ok(Some(key)) };
+        let (of, drivers) = (key.name.clone(), names.texts.join(", "));
+        match name {
+            Some(name) if !names.have(name) => {
+                Err(Distrust::NotForKey { key: of, drivers, name: name.to_owned() })
+            }
+            None if !names.may_have(&seen.stem) => {
+                Err(Distrust::NotForStem { key: of, drivers, stem: stem() })
+            }
+            _ => Ok(Some(key)),
+        }
+    }
+
+    /// What it is pinned under. Where both its stem and its driver's name have pins, both are to have its digest. While the name is
+    /// not known, a file whose stem has none may be any driver's whose pins have its digest: `judge_named` tells whether it is.
+    fn pinned<'a>(&'a self, seen: &Seen, name: Option<&str>) -> Result<Option<&'a str>, Distrust> {
+        let mut under = None;
+        for wanted in [Some(seen.stem.as_str()), name].into_iter().flatten() {
+            let Some((pin, digests)) = self.pins.get_key_value(wanted) else { continue };
+            if !digests.contains(&seen.digest) {
+                return Err(Distrust::NotPinned { pin: pin.clone(), digest: seen.digest.clone() });
+            }
+            under = Some(pin.as_str());
+        }
+        if name.is_none() && under.is_none() {
+            let mut pins = self.pins.iter();
+            under = pins.find(|(_, digests)| digests.contains(&seen.digest)).map(|(pin, _)| pin.as_str());
+        }
+        Ok(under)
+    }
+}
+
+/// The policy that counts now. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Trust(Arc<watch::Sender<Arc<Policy>>>);
+
+impl Trust {
+    pub fn new(policy: Policy) -> Self {
+        Self(Arc::new(watch::Sender::new(Arc::new(policy))))
+    }
+
+    pub fn policy(&self) -> Arc<Policy> {
+        self.0.borrow().clone()
+    }
+
+    /// Puts another policy in the place of the one before. False: it is the same.
+    pub fn replace(&self, policy: Policy) -> bool {
+        self.0.send_if_modified(|known| {
+            let other = **known != policy;
+            *known = Arc::new(policy);
+            other
+        })
+    }
+
+    pub fn changes(&self) -> watch::Receiver<Arc<Policy>> {
+        self.0.subscribe()
+    }
+}
