@@ -10,7 +10,7 @@ pub mod node {
     }
 }
 
-/// The kubelet's node APIs, written anew for the same bytes on the wire.
+/// The kubelet's node APIs, as compatible protocol files with the same encoding.
 pub mod kubelet {
     /// Plugin registration, `pluginregistration`.
     pub mod registration {
@@ -69,7 +69,7 @@ pub mod kubelet {
 
 pub mod unix;
 
-/// What the fuzz target `http2` calls. In no build that is shipped.
+/// Entry point of the fuzz target `http2`. Not in shipped builds.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz {
     pub use crate::unix::fuzz::http2;
@@ -92,8 +92,8 @@ mod claim_map {
         };
         ($answer:ident, $one:ident, $entries:ident) => {
             impl $answer {
-                /// By claim UID. Of two entries for one UID the later counts; a value that is missing on
-                /// the wire is an empty one.
+                /// By claim UID. Of two entries for one UID the later one counts; a value that is missing on
+                /// the wire is empty.
                 pub fn into_claims(self) -> ::std::collections::BTreeMap<String, $one> {
                     self.claims
                         .into_iter()

@@ -1,13 +1,12 @@
-//! Unix sockets that the gRPC clients of other people can talk to.
+//! Unix sockets that gRPC clients in Go and Python can use.
 //!
-//! Owns what becomes of a connection between `accept` and the server: given a bound listener, it emits connections for
-//! `Server::serve_with_incoming`, on which every `:authority` is one that a Rust server accepts. Binding, serving and answering are
-//! not its business.
+//! Owns a connection between `accept` and the server. Given a bound listener, it emits connections for `Server::serve_with_incoming`,
+//! on which every `:authority` is valid for a Rust server. It does not bind, serve or answer.
 //!
 //! Go's grpc derives `:authority` from the path of a socket when it is dialled by a bare path, which the kubelet does to every
 //! registration socket and device plugins do to the kubelet's: `%2Fvar%2Flib%2Fkubelet…`, and in old releases the path itself.
-//! Python's grpcio does the same. The `h2` crate takes neither for an authority and resets the stream with PROTOCOL_ERROR
-//! (hyperium/h2#487). Here such an authority becomes `localhost`, which is what well-behaved clients send on a Unix socket.
+//! Python's grpcio does the same. The `h2` crate accepts neither as an authority and resets the stream with PROTOCOL_ERROR
+//! (hyperium/h2#487). This module replaces such an authority by `localhost`, which other clients send on a Unix socket.
 //!
 //! ```no_run
 //! # async fn serve(registration: impl nodedock_proto::kubelet::registration::registration_server::Registration)
@@ -44,19 +43,19 @@ mod tests;
 
 use frames::{Inbound, Violation};
 
-/// A failing `accept` means that the process has no file descriptor or memory left; asking at once again would only burn a core.
+/// Delay after a failed `accept`, which means that the process has no file descriptor or memory left; an immediate retry would busy-loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(250);
-/// Rewritten bytes that wait for the server, apart from the last frame: as much as a server reads at once.
+/// Bound of rewritten bytes that wait for the server, without the last frame: as much as a server reads at once.
 const READY_BYTES: usize = 16 << 10;
-/// What an idle connection keeps of a buffer.
+/// Buffer capacity that an idle connection keeps.
 const IDLE_BYTES: usize = 4 << 10;
 
-/// The connections that clients make to `listener`, for as long as it is polled.
+/// Returns the connections of clients to `listener`, while the stream is polled.
 pub fn incoming(listener: UnixListener) -> Incoming {
     Incoming { listener, pause: None, failing: false }
 }
 
-/// A stream of connections that neither ends nor fails: what keeps `accept` from working is logged, and tried again.
+/// A stream of connections that neither ends nor fails: it logs and retries a failed `accept`.
 #[derive(Debug)]
 pub struct Incoming {
     listener: UnixListener,
@@ -94,18 +93,18 @@ impl Incoming {
     }
 }
 
-/// A server's end of a connection. Reading gives the client's HTTP/2 with every authority in order; writing changes nothing.
+/// A server's end of a connection. Reads return the client's HTTP/2 with valid authorities; writes change nothing.
 ///
-/// A client that breaks the rules of frames or of header compression gets the connection closed: what it means cannot be told any
-/// more. Everything else is left to the server behind, which knows the rules of requests.
+/// A violation of the rules of frames or of header compression closes the connection, since the rest of the stream has no defined
+/// meaning. The server checks everything else.
 #[derive(Debug)]
 pub struct Connection<S = UnixStream> {
     stream: S,
     peer: Option<UCred>,
     inbound: Inbound,
-    /// Read and not looked at: never more than one read of the server.
+    /// Read and not parsed: never more than one read of the server.
     held: BytesMut,
-    /// Looked at and not yet taken by the server.
+    /// Parsed and not yet read by the server.
     ready: BytesMut,
     refused: Option<Violation>,
 }
@@ -126,7 +125,7 @@ impl Connected for Connection {
 }
 
 impl<S> Connection<S> {
-    /// Wraps a connection of any kind, before its first byte is read.
+    /// Wraps a connection of any type, before its first byte is read.
     pub fn new(stream: S) -> Self {
         let (held, ready) = (BytesMut::new(), BytesMut::new());
         Self { stream, peer: None, inbound: Inbound::default(), held, ready, refused: None }
@@ -139,7 +138,7 @@ impl<S> Connection<S> {
         forget_if_empty(&mut self.ready);
     }
 
-    /// Looks at what is held, up to what a server takes at once.
+    /// Parses buffered bytes, up to the size of one read of a server.
     fn look(&mut self) -> Result<(), Violation> {
         while !self.held.is_empty() && self.ready.len() < READY_BYTES {
             let taken = self.inbound.take(&self.held, &mut self.ready)?;
@@ -149,7 +148,7 @@ impl<S> Connection<S> {
         Ok(())
     }
 
-    /// Of what was read into `buf` from `start` on, leaves there what passes and holds the rest.
+    /// Leaves the bytes of `buf` from `start` on that pass unchanged, and buffers the rest.
     fn sift(&mut self, buf: &mut ReadBuf<'_>, start: usize) -> Result<(), Violation> {
         let read = &buf.filled()[start..];
         let passing = self.inbound.passing(read);
@@ -186,7 +185,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
             if let Some(violation) = &self.refused {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, violation.clone())));
             }
-            // Straight into the server's buffer: of a message's bytes most are never copied.
+            // Reads directly into the server's buffer: most bytes of a message are never copied.
             ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
             if buf.filled().len() == start {
                 break;
@@ -228,7 +227,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
     }
 }
 
-/// A large buffer is not kept for the rare large frame.
+/// Releases a large buffer after a rare large frame.
 fn forget_if_empty(buffer: &mut BytesMut) {
     if buffer.is_empty() && buffer.capacity() > IDLE_BYTES {
         *buffer = BytesMut::new();

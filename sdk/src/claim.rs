@@ -1,18 +1,18 @@
-//! Claims: who got which devices, with what people wrote about them.
+//! Claims: allocated devices, their configs, and prepared claims.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{Counter, Problem, json, parse_json};
 
-/// Which ResourceClaim it is.
+/// Reference to a ResourceClaim.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClaimRef {
     /// Namespace of the claim.
     pub namespace: String,
     /// Name of the claim.
     pub name: String,
-    /// UID of the claim: the key everywhere.
+    /// UID of the claim, which identifies it everywhere.
     pub uid: String,
 }
 
@@ -25,16 +25,16 @@ pub struct AllocatedDevice {
     pub pool: String,
     /// Name of the device.
     pub device: String,
-    /// Which share of a device that allows several allocations.
+    /// Share of a device that allows several allocations.
     pub share_id: Option<String>,
-    /// Amounts that were consumed of the capacities of a shared device.
+    /// Amounts that the claim consumes of the capacities of a shared device.
     pub consumed: Vec<Counter>,
-    /// Access for management: nothing about the device may change for those who use it.
+    /// Access for management: the device must not change for the claims that use it.
     pub admin_access: bool,
 }
 
 impl AllocatedDevice {
-    /// A whole device for a request.
+    /// Creates an allocation of a whole device for a request.
     pub fn new(request: impl Into<String>, pool: impl Into<String>, device: impl Into<String>) -> Self {
         AllocatedDevice {
             request: request.into(),
@@ -44,12 +44,12 @@ impl AllocatedDevice {
         }
     }
 
-    /// The request without the subrequest.
+    /// Returns the request without the subrequest.
     pub fn base_request(&self) -> &str {
         base_request(&self.request)
     }
 
-    /// The amount consumed of a capacity, in Kubernetes' notation.
+    /// Returns the consumed amount of a capacity, in Kubernetes' notation.
     pub fn consumed(&self, capacity: &str) -> Option<&str> {
         self.consumed.iter().find(|counter| counter.name == capacity).map(|counter| counter.value.as_str())
     }
@@ -59,28 +59,28 @@ fn base_request(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)
 }
 
-/// Who wrote an [`OpaqueConfig`].
+/// Source of an [`OpaqueConfig`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConfigSource {
-    /// An administrator, in the DeviceClass.
+    /// The DeviceClass, written by an administrator.
     DeviceClass,
-    /// A user, in the claim. Wins over the class.
+    /// The claim, written by a user. Takes precedence over the class.
     Claim,
 }
 
-/// Parameters for this driver that people wrote into a class or a claim.
+/// Parameters for this driver from a DeviceClass or a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpaqueConfig {
-    /// Who wrote it.
+    /// Source of the parameters.
     pub source: ConfigSource,
-    /// Requests to which it applies; empty means all.
+    /// Requests to which the config applies; empty means all.
     pub requests: Vec<String>,
     /// JSON.
     pub parameters: String,
 }
 
 impl OpaqueConfig {
-    /// Whether it is for this request: it names no request, or the request, or the request without its subrequest.
+    /// Returns whether the config applies to this request: it names no request, the request, or the request without its subrequest.
     pub fn applies_to(&self, request: &str) -> bool {
         let base = base_request(request);
         self.requests.is_empty() || self.requests.iter().any(|named| named == request || named == base)
@@ -107,24 +107,24 @@ impl OpaqueConfig {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Which claim it is.
+    /// Identity of the claim.
     pub id: ClaimRef,
-    /// Its devices from this driver.
+    /// Devices of this driver that are allocated to the claim.
     pub devices: Vec<AllocatedDevice>,
-    /// Of this driver only. Later entries win over earlier ones; those of the claim come after those of the class.
+    /// Configs for this driver only. Later entries take precedence; those of the claim come after those of the class.
     pub configs: Vec<OpaqueConfig>,
-    /// What the host adds, such as facts about the pod.
+    /// Annotations that the host adds, such as facts about the pod.
     pub annotations: Vec<(String, String)>,
 }
 
 impl Claim {
-    /// A claim without devices, for tests.
+    /// Creates a claim without devices, for tests.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>, uid: impl Into<String>) -> Self {
         let id = ClaimRef { namespace: namespace.into(), name: name.into(), uid: uid.into() };
         Claim { id, ..Claim::default() }
     }
 
-    /// The same with a whole device more.
+    /// Adds a whole device.
     #[must_use]
     pub fn device(
         self,
@@ -135,14 +135,14 @@ impl Claim {
         self.with_device(AllocatedDevice::new(request, pool, device))
     }
 
-    /// The same with a device more.
+    /// Adds a device.
     #[must_use]
     pub fn with_device(mut self, device: AllocatedDevice) -> Self {
         self.devices.push(device);
         self
     }
 
-    /// The same with opaque parameters (JSON) more, for these requests; none means all.
+    /// Adds opaque parameters (JSON) for these requests; no requests means all.
     #[must_use]
     pub fn config_entry<const N: usize>(
         mut self,
@@ -155,28 +155,28 @@ impl Claim {
         self
     }
 
-    /// The configs for a request, the weakest first: of the class, then of the claim, each in the order they were written.
+    /// Returns the configs for a request in ascending precedence: those of the class, then those of the claim, each in their original order.
     pub fn configs_for(&self, request: &str) -> Vec<&OpaqueConfig> {
         let mut configs: Vec<_> = self.configs.iter().filter(|config| config.applies_to(request)).collect();
         configs.sort_by_key(|config| config.source);
         configs
     }
 
-    /// The parameters for a request: those that win, as a whole. None if nobody wrote any.
+    /// Returns the parameters for a request: the entry with the highest precedence, as a whole. `None` without any entry.
     ///
     /// # Errors
     ///
-    /// `invalid`, code `bad-parameters`, if the winning parameters do not fit `T`.
+    /// `invalid`, code `bad-parameters`, if these parameters do not parse as `T`.
     pub fn config<T: DeserializeOwned>(&self, request: &str) -> Result<Option<T>, Problem> {
         self.configs_for(request).last().map(|config| self.parse(request, &config.parameters)).transpose()
     }
 
-    /// The parameters for a request, laid over each other field by field (RFC 7396: null removes), so that a claim may change a
-    /// single field of what its class says. None if nobody wrote any.
+    /// Returns the parameters for a request, merged field by field (RFC 7396: null removes), so that a claim can override a single
+    /// field of its class. `None` without any entry.
     ///
     /// # Errors
     ///
-    /// `invalid`, code `bad-parameters`, if any of them is no JSON or the result does not fit `T`.
+    /// `invalid`, code `bad-parameters`, if any of them is not JSON or the result does not parse as `T`.
     pub fn config_merged<T: DeserializeOwned>(&self, request: &str) -> Result<Option<T>, Problem> {
         let configs = self.configs_for(request);
         if configs.is_empty() {
@@ -199,22 +199,22 @@ impl Claim {
 pub struct LiveClaim {
     /// The claim as it was prepared.
     pub claim: Claim,
-    /// What the driver left in [`Prepared::memo`](crate::Prepared::memo).
+    /// The [`Prepared::memo`](crate::Prepared::memo) of the driver's prepare.
     pub memo: Vec<u8>,
     /// Version of the driver that prepared it.
     pub driver_version: String,
-    /// Boot of the node in which it was prepared. Where it differs from the context's, nothing that lives in the kernel (a virtual
-    /// function, a partition, a module parameter) is as the driver left it.
+    /// Boot of the node in which the claim was prepared. If it differs from the context's, no kernel state (a virtual function, a
+    /// partition, a module parameter) is as the driver left it.
     pub boot_id: String,
 }
 
 impl LiveClaim {
-    /// The memo as the type that was given to [`Prepared::with_memo`](crate::Prepared::with_memo); none if it is empty.
+    /// Parses the memo as the type that the driver passed to [`Prepared::with_memo`](crate::Prepared::with_memo); `None` if it is empty.
     ///
     /// # Errors
     ///
-    /// `internal`, code `bad-memo`, if it is something else: an earlier version of the driver wrote it. Keep memo types
-    /// compatible.
+    /// `internal`, code `bad-memo`, if it does not parse, for example because an earlier version of the driver wrote another type. Keep
+    /// memo types compatible.
     pub fn memo<T: DeserializeOwned>(&self) -> Result<Option<T>, Problem> {
         if self.memo.is_empty() {
             return Ok(None);

@@ -1,28 +1,28 @@
-//! What every call carries.
+//! The context of a call: what the host passes to every function of a driver.
 
 use serde::de::DeserializeOwned;
 
 use crate::{Problem, parse_json};
 
-/// What every call carries.
+/// The context of a call: what the host passes to every function of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// Runs through all logs of this operation.
+    /// Identifies the operation in all of its log lines.
     pub request_id: String,
-    /// The Kubernetes node.
+    /// Name of the Kubernetes node.
     pub node_name: String,
-    /// Changes with every boot of the node.
+    /// ID of the current boot of the node.
     pub boot_id: String,
-    /// Milliseconds since the Unix epoch, at the start of the call. The only clock a driver has.
+    /// Start of the call, in milliseconds since the Unix epoch. A driver has no other clock.
     pub now_ms: u64,
-    /// The operator's config of this driver as JSON; `{}` if there is none.
+    /// The operator's config for this driver as JSON; `{}` without a config.
     pub config: String,
-    /// Facts about the node that the host may add as it learns to, by name. Ignore those you do not know.
+    /// Facts about the node, by name. Later versions of the host may add facts; ignore those that you do not know.
     pub facts: Vec<(String, String)>,
 }
 
 impl Default for Context {
-    /// A context for tests: node `node`, an empty config, the epoch.
+    /// Creates a context for tests: node `node`, an empty config, the epoch as time.
     fn default() -> Self {
         Context {
             request_id: "request".into(),
@@ -36,31 +36,31 @@ impl Default for Context {
 }
 
 impl Context {
-    /// The operator's config.
+    /// Parses the operator's config.
     ///
     /// # Errors
     ///
-    /// `invalid`, code `bad-config`, with serde's words, which name the field and the place.
+    /// `invalid`, code `bad-config`, with serde's message, which names the field and the position.
     pub fn config<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         parse_json("bad-config", "config of the driver", &self.config)
     }
 
-    /// The fact of this name, if the host knows it.
+    /// Returns the fact of this name, if the host has it.
     pub fn fact(&self, name: &str) -> Option<&str> {
         self.facts.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 }
 
-/// Why a discovery takes place. A driver that always looks at everything ignores it.
+/// Reason for a discovery. A driver that always scans everything ignores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trigger {
     /// The driver was loaded.
     Load,
-    /// Time has passed.
+    /// The discovery period has elapsed.
     Timer,
-    /// The kernel reported changes: folders of the devices that changed, below `/sys`.
+    /// The kernel reported changes: directories in `/sys` of the devices that changed.
     Events(Vec<String>),
-    /// Somebody asked.
+    /// A client requested it.
     Request,
 }
 

@@ -7,89 +7,89 @@ use crate::{
 /// Outcomes of a batch by UID of the claim, in any order.
 pub type Outcomes<T> = Vec<(String, Result<T, Problem>)>;
 
-/// A device driver: plain functions from what the host tells and what the driver may read to answers.
+/// A device driver: plain functions from the host's arguments and readable files to inventories, edits and outcomes.
 ///
-/// The functions have no `self`: an instance may live for a single call, so there is nothing to keep. What must last goes into
-/// the claim's memo, and what the operator says comes with the [`Context`].
+/// The functions have no `self`: an instance may live for a single call. State that must persist goes into the claim's memo. The
+/// operator's config comes with the [`Context`].
 pub trait Driver {
-    /// Who the driver is and what it asks for. Called with nothing granted; it must need nothing.
+    /// Returns the driver's identity and the capabilities that it requests. The host calls it without any grant; it must not need one.
     fn describe() -> DriverInfo;
 
-    /// What there is on the node. Called at load, on kernel events, on a timer and on request; the host compares and publishes.
+    /// Returns the driver's devices on the node. The host calls it at load, on kernel events, on a timer and on request, and publishes changes.
     ///
     /// # Errors
     ///
-    /// Any problem; the host then goes on with the last inventory and shows the problem.
+    /// Any problem; the host then keeps the last inventory and shows the problem.
     fn discover(host: &Host, ctx: &Context, trigger: &Trigger) -> Result<Inventory, Problem>;
 
-    /// Makes a claim's devices ready. May be repeated for a claim at any time, also after a crash in the middle, and must then come
-    /// to the same end.
+    /// Prepares the devices of a claim. The host may repeat it for a claim at any time, also after a crash in the middle, and the
+    /// result must be the same.
     ///
     /// # Errors
     ///
-    /// The problem that is shown to whoever made the pod; its kind decides whether the host tries again.
+    /// The problem that the host shows to the pod's owner; its kind decides whether the host retries.
     fn prepare(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem>;
 
-    /// Gives a claim's devices back. May be repeated; an unknown claim is success. Does nothing unless implemented.
+    /// Unprepares the devices of a claim. The host may repeat it; an unknown claim is a success. The default does nothing.
     ///
     /// # Errors
     ///
-    /// The problem; the claim stays and the host tries again.
+    /// The problem; the claim stays and the host retries.
     fn unprepare(host: &Host, ctx: &Context, claim: &LiveClaim) -> Result<(), Problem> {
         let _ = (host, ctx, claim);
         Ok(())
     }
 
-    /// Makes several claims ready. Unless implemented, one after the other by [`prepare`](Driver::prepare).
+    /// Prepares several claims. The default calls [`prepare`](Driver::prepare) for one after the other.
     fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
         claims.iter().map(|claim| (claim.id.uid.clone(), Self::prepare(host, ctx, claim))).collect()
     }
 
-    /// Gives several claims back. Unless implemented, one after the other by [`unprepare`](Driver::unprepare).
+    /// Unprepares several claims. The default calls [`unprepare`](Driver::unprepare) for one after the other.
     fn unprepare_batch(host: &Host, ctx: &Context, claims: &[LiveClaim]) -> Outcomes<()> {
         claims.iter().map(|live| (live.claim.id.uid.clone(), Self::unprepare(host, ctx, live))).collect()
     }
 }
 
-/// Optional: schemas and checks for what people write. Named in [`export_driver!`](crate::export_driver).
+/// Optional: schemas and checks for configs and parameters. Name it in [`export_driver!`](crate::export_driver).
 pub trait Configuration: Driver {
-    /// JSON Schema of the operator's config.
+    /// Returns the JSON Schema of the operator's config, at most 256 KiB.
     fn config_schema() -> Option<String> {
         None
     }
 
-    /// JSON Schema of the parameters in claims and classes.
+    /// Returns the JSON Schema of the parameters in claims and classes, at most 256 KiB.
     fn parameters_schema() -> Option<String> {
         None
     }
 
-    /// Checks the operator's config (JSON) beyond what a schema can say; [`parse_json`](crate::parse_json) is a good beginning.
+    /// Checks what a schema cannot express in the operator's config (JSON); start with [`parse_json`](crate::parse_json).
     ///
     /// # Errors
     ///
-    /// `invalid`, saying what is wrong and where.
+    /// `invalid`, with the reason and the position.
     fn validate_config(config: &str) -> Result<(), Problem> {
         let _ = config;
         Ok(())
     }
 
-    /// Checks parameters of a claim or class (JSON) beyond what a schema can say.
+    /// Checks what a schema cannot express in the parameters of a claim or class (JSON).
     ///
     /// # Errors
     ///
-    /// `invalid`, saying what is wrong and where.
+    /// `invalid`, with the reason and the position.
     fn validate_parameters(parameters: &str) -> Result<(), Problem> {
         let _ = parameters;
         Ok(())
     }
 }
 
-/// Optional: health of devices, asked for on a timer and on kernel events. Named in [`export_driver!`](crate::export_driver).
+/// Optional: the health of devices. The host calls it on a timer and on kernel events. Name it in [`export_driver!`](crate::export_driver).
 pub trait Health: Driver {
-    /// How the devices are doing. Those that are not named are as they were.
+    /// Returns the health of devices. Devices that are not listed keep their health.
     ///
     /// # Errors
     ///
-    /// Any problem; the host then counts the health of all devices as unknown after a while.
+    /// Any problem; after a while the host sets the health of all devices to unknown.
     fn check(host: &Host, ctx: &Context) -> Result<Vec<DeviceHealth>, Problem>;
 }

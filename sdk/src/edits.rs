@@ -1,6 +1,6 @@
-//! What changes in a container that uses a device.
+//! Container edits: the changes to a container that uses a device.
 
-/// Kinds of special files.
+/// Type of a special file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKind {
     /// Character device.
@@ -12,7 +12,7 @@ pub enum NodeKind {
 }
 
 impl NodeKind {
-    /// The name as in the contract: `character`.
+    /// Returns the name in the contract, such as `character`.
     pub fn as_str(self) -> &'static str {
         match self {
             NodeKind::Character => "character",
@@ -22,31 +22,31 @@ impl NodeKind {
     }
 }
 
-/// A device node in the container. The host fills in kind, major and minor from the node, and refuses what differs from it.
+/// A device node in the container. The host fills in kind, major and minor from the node, and refuses values that differ from the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceNode {
-    /// In the container; absolute, at most 4,096 bytes.
+    /// Path in the container: absolute, at most 4,096 bytes.
     pub path: String,
-    /// On the node; none means the same path.
+    /// Path on the node; `None` means the same path.
     pub host_path: Option<String>,
-    /// None lets the host look.
+    /// `None`: the host takes it from the node.
     pub kind: Option<NodeKind>,
-    /// None lets the host look.
+    /// `None`: the host takes it from the node.
     pub major: Option<u32>,
-    /// None lets the host look.
+    /// `None`: the host takes it from the node.
     pub minor: Option<u32>,
-    /// Subset of `rwm`: read, write, make.
+    /// Subset of `rwm`: read, write, mknod.
     pub permissions: String,
-    /// Access bits of the node in the container.
+    /// File mode of the node in the container.
     pub file_mode: Option<u32>,
-    /// Owner in the container.
+    /// User ID of the owner in the container.
     pub uid: Option<u32>,
-    /// Group in the container.
+    /// Group ID in the container.
     pub gid: Option<u32>,
 }
 
 impl DeviceNode {
-    /// This node of the host at the same path, to read and write.
+    /// Creates a device node with the node's own path, for reading and writing.
     pub fn new(path: impl Into<String>) -> Self {
         DeviceNode {
             path: path.into(),
@@ -61,14 +61,14 @@ impl DeviceNode {
         }
     }
 
-    /// The same, taken from another path of the host.
+    /// Sets the path on the node.
     #[must_use]
     pub fn host_path(mut self, path: impl Into<String>) -> Self {
         self.host_path = Some(path.into());
         self
     }
 
-    /// The same with other permissions, a subset of `rwm`.
+    /// Sets the permissions, a subset of `rwm`.
     #[must_use]
     pub fn permissions(mut self, permissions: impl Into<String>) -> Self {
         self.permissions = permissions.into();
@@ -88,26 +88,26 @@ impl From<String> for DeviceNode {
     }
 }
 
-/// A folder or file of the node in the container.
+/// A directory or file of the node that is mounted into the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mount {
-    /// On the node; absolute.
+    /// Path on the node; absolute.
     pub host_path: String,
-    /// In the container; absolute.
+    /// Path in the container; absolute.
     pub container_path: String,
-    /// As for mount(8): `ro`, `nosuid`, `bind`.
+    /// Options of mount(8): `ro`, `nosuid`, `bind`.
     pub options: Vec<String>,
-    /// Type of the file system; none for a bind mount.
+    /// Type of the file system; `None` for a bind mount.
     pub fs_type: Option<String>,
 }
 
 impl Mount {
-    /// A bind mount to read only, without set-user-ID programs and device nodes.
+    /// Creates a read-only bind mount with `nosuid` and `nodev`.
     pub fn read_only(host_path: impl Into<String>, container_path: impl Into<String>) -> Self {
         Self::bind(host_path, container_path, "ro")
     }
 
-    /// A bind mount to read and write, without set-user-ID programs and device nodes.
+    /// Creates a writable bind mount with `nosuid` and `nodev`.
     pub fn read_write(host_path: impl Into<String>, container_path: impl Into<String>) -> Self {
         Self::bind(host_path, container_path, "rw")
     }
@@ -122,43 +122,43 @@ impl Mount {
     }
 }
 
-/// A network interface of the node that moves into the container.
+/// A network interface of the node that the runtime moves into the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetDevice {
-    /// Its name on the node.
+    /// Name on the node.
     pub host_interface: String,
-    /// Its name in the container.
+    /// Name in the container.
     pub container_interface: String,
 }
 
-/// Program of the node that the runtime runs as root. Refused unless the operator granted this very path.
+/// Program of the node that the container runtime runs as root. The host refuses it unless the grant has this exact path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hook {
     /// `prestart`, `createRuntime`, `createContainer`, `startContainer`, `poststart`, `poststop`.
     pub stage: String,
-    /// The program; absolute.
+    /// Path of the program; absolute.
     pub path: String,
-    /// Its arguments, beginning with its name.
+    /// Arguments, beginning with the program's name.
     pub args: Vec<String>,
-    /// Its environment.
+    /// Environment variables of the program.
     pub env: Vec<(String, String)>,
-    /// Seconds until it is killed.
+    /// Seconds until the runtime kills the program.
     pub timeout_seconds: Option<u32>,
 }
 
-/// Resource Director Technology of Intel.
+/// Settings of Intel Resource Director Technology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IntelRdt {
     /// Class of service.
     pub clos_id: Option<String>,
     /// Lines of the schemata.
     pub schemata: Vec<String>,
-    /// Whether a monitoring group is made.
+    /// Whether the runtime creates a monitoring group.
     pub enable_monitoring: bool,
 }
 
-/// What changes in a container that uses a device: at most 64 entries in each list. The host checks every entry against the
-/// operator's grant and the node before anything is answered.
+/// Container edits for a device: at most 64 entries in each list. The host checks every entry against the operator's grant and
+/// the node before it uses any.
 ///
 /// ```
 /// use nodedock_sdk::{DeviceNode, Edits, Mount};
@@ -182,40 +182,40 @@ pub struct Edits {
     pub net_devices: Vec<NetDevice>,
     /// Hooks.
     pub hooks: Vec<Hook>,
-    /// Groups that the container's processes get.
+    /// Supplementary group IDs of the container's processes.
     pub additional_gids: Vec<u32>,
-    /// Resource Director Technology.
+    /// Intel Resource Director Technology.
     pub intel_rdt: Option<IntelRdt>,
 }
 
 impl Edits {
-    /// No change.
+    /// Creates edits without any change.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same with an environment variable more.
+    /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.env.push((name.into(), value.into()));
         self
     }
 
-    /// The same with a device node more; a path alone means the same path, to read and write.
+    /// Adds a device node; a path alone means the same path on the node, for reading and writing.
     #[must_use]
     pub fn device_node(mut self, node: impl Into<DeviceNode>) -> Self {
         self.device_nodes.push(node.into());
         self
     }
 
-    /// The same with a mount more.
+    /// Adds a mount.
     #[must_use]
     pub fn mount(mut self, mount: Mount) -> Self {
         self.mounts.push(mount);
         self
     }
 
-    /// The same with a network interface more.
+    /// Adds a network interface.
     #[must_use]
     pub fn net_device(
         mut self,
@@ -229,14 +229,14 @@ impl Edits {
         self
     }
 
-    /// The same with a hook more.
+    /// Adds a hook.
     #[must_use]
     pub fn hook(mut self, hook: Hook) -> Self {
         self.hooks.push(hook);
         self
     }
 
-    /// The same with a group more.
+    /// Adds a supplementary group ID.
     #[must_use]
     pub fn additional_gid(mut self, gid: u32) -> Self {
         self.additional_gids.push(gid);

@@ -1,42 +1,42 @@
-//! How devices are doing.
+//! Health of devices.
 
-/// How a device is doing.
+/// Health of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HealthState {
-    /// Nobody can say.
+    /// The driver cannot determine the health.
     #[default]
     Unknown,
-    /// It works.
+    /// The device works.
     Healthy,
-    /// It does not.
+    /// The device does not work.
     Unhealthy,
 }
 
-/// How one device is doing, and why.
+/// Health of one device, and the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceHealth {
     /// Pool of the device.
     pub pool: String,
     /// Name of the device.
     pub device: String,
-    /// How it is doing.
+    /// Health of the device.
     pub state: HealthState,
-    /// Why, for people; at most 1 KiB.
+    /// Human-readable reason, at most 1 KiB.
     pub message: String,
 }
 
 impl DeviceHealth {
-    /// A device that works.
+    /// Reports a healthy device.
     pub fn healthy(pool: impl Into<String>, device: impl Into<String>) -> Self {
         Self::new(pool, device, HealthState::Healthy, "")
     }
 
-    /// A device that does not work, and why.
+    /// Reports an unhealthy device and the reason.
     pub fn unhealthy(pool: impl Into<String>, device: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(pool, device, HealthState::Unhealthy, message)
     }
 
-    /// A device of which nobody can say, and why not.
+    /// Reports a device of unknown health and the reason.
     pub fn unknown(pool: impl Into<String>, device: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(pool, device, HealthState::Unknown, message)
     }

@@ -1,7 +1,7 @@
-//! What the host provides, as handles that a driver is given.
+//! The host's functions, as handles that a driver receives.
 //!
-//! A method that a driver does not call leaves no import in its binary, so that a driver's import list says what it uses. That is
-//! why [`Host`] is a plain type with direct calls and not a trait object.
+//! A method that a driver does not call leaves no import in its binary, so that the import list shows what a driver uses.
+//! [`Host`] is therefore a plain type with direct calls and not a trait object.
 
 use std::str::FromStr;
 
@@ -11,8 +11,8 @@ use crate::testing::FakeHost as Backend;
 use crate::wasm::Imports as Backend;
 use crate::{LiveClaim, NodeKind, Problem, ProblemKind};
 
-/// What the host provides. On the node its methods are calls of the host; elsewhere those of a
-/// [`FakeHost`](crate::testing::FakeHost), which makes one by `fake.host()`.
+/// Handle to the host. On the node its methods call the host; in tests they call a [`FakeHost`](crate::testing::FakeHost), whose
+/// `fake.host()` creates the handle.
 #[derive(Debug)]
 pub struct Host {
     backend: Backend,
@@ -23,92 +23,92 @@ impl Host {
         Host { backend }
     }
 
-    /// The host's log.
+    /// Returns the host's log.
     pub fn log(&self) -> Log<'_> {
         Log(&self.backend)
     }
 
-    /// Files below `/sys`.
+    /// Returns access to files below `/sys`.
     pub fn sysfs(&self) -> Sysfs<'_> {
         Sysfs(&self.backend)
     }
 
-    /// Device nodes below `/dev`.
+    /// Returns access to device nodes below `/dev`.
     pub fn device_nodes(&self) -> DeviceNodes<'_> {
         DeviceNodes(&self.backend)
     }
 
-    /// The claims that this driver holds prepared.
+    /// Returns access to the prepared claims of this driver.
     pub fn ledger(&self) -> Ledger<'_> {
         Ledger(&self.backend)
     }
 }
 
-/// How much a line of the log matters.
+/// Level of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Every step.
+    /// Every step, for detailed analysis.
     Trace,
-    /// For whoever looks for a mistake.
+    /// Details for debugging.
     Debug,
-    /// What an operator asked for.
+    /// The effect of an operator's request.
     Info,
-    /// What heals itself.
+    /// A condition that resolves without an operator.
     Warn,
-    /// What needs a person.
+    /// A condition that needs an operator.
     Error,
 }
 
-/// Lines to the host's log, under the driver's name. A line is cut at 4 KiB; a driver that floods is muted for a while.
+/// Writes lines to the host's log, under the driver's name. The host truncates a line at 4 KiB, and drops lines beyond the driver's rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Log<'a>(&'a Backend);
 
 impl Log<'_> {
-    /// A line with facts beside it.
+    /// Writes a line with fields.
     pub fn write(&self, level: Level, message: &str, fields: &[(&str, &str)]) {
         self.0.log(level, message, fields);
     }
 
-    /// A line for whoever looks for a mistake.
+    /// Writes a line at level debug.
     pub fn debug(&self, message: &str, fields: &[(&str, &str)]) {
         self.write(Level::Debug, message, fields);
     }
 
-    /// A line about what an operator asked for.
+    /// Writes a line at level info.
     pub fn info(&self, message: &str, fields: &[(&str, &str)]) {
         self.write(Level::Info, message, fields);
     }
 
-    /// A line about what heals itself.
+    /// Writes a line at level warn.
     pub fn warn(&self, message: &str, fields: &[(&str, &str)]) {
         self.write(Level::Warn, message, fields);
     }
 
-    /// A line about what needs a person.
+    /// Writes a line at level error.
     pub fn error(&self, message: &str, fields: &[(&str, &str)]) {
         self.write(Level::Error, message, fields);
     }
 }
 
-/// Files below `/sys`. Paths are relative to `/sys` and must match what the driver asked for and the operator granted. Links are
-/// followed; it is the path as given that must be granted.
+/// Files below `/sys`. Paths are relative to `/sys`. They must match what the driver requested and the operator granted. The host
+/// follows links; the grant must cover the path as given.
 ///
-/// All methods fail with `denied` for a path that is not granted, with `not-found` where there is nothing, and with `unavailable`
-/// where the kernel has no value now.
+/// All methods fail with `denied` for a path without a grant, with `not-found` if nothing exists there, and with `unavailable` if
+/// the kernel has no value now.
 #[derive(Clone, Copy, Debug)]
 pub struct Sysfs<'a>(&'a Backend);
 
 impl Sysfs<'_> {
-    /// A regular file's content, at most 64 KiB, without the line end at its end. The view is stable within one call.
+    /// Returns the content of a regular file, at most 64 KiB, without the trailing line end. Within one call the content is stable.
     ///
     /// # Errors
     ///
-    /// As for all methods, and `invalid` for what is not UTF-8.
+    /// As for all methods, and `invalid` for content that is not UTF-8.
     pub fn read(&self, path: &str) -> Result<String, Problem> {
         self.0.sysfs_read(path)
     }
 
-    /// A regular file's bytes, at most 64 KiB.
+    /// Returns the bytes of a regular file, at most 64 KiB.
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ impl Sysfs<'_> {
         self.0.sysfs_read_bytes(path)
     }
 
-    /// Names in a folder, sorted, at most 4,096.
+    /// Returns the names in a directory, sorted, at most 4,096.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl Sysfs<'_> {
         self.0.sysfs_read_dir(path)
     }
 
-    /// Where a link points, relative to `/sys`, resolved: `bus/pci/drivers/vfio-pci`. Its target need not be granted.
+    /// Returns the resolved target of a link, relative to `/sys`: `bus/pci/drivers/vfio-pci`. The target needs no grant.
     ///
     /// # Errors
     ///
@@ -135,34 +135,34 @@ impl Sysfs<'_> {
         self.0.sysfs_read_link(path)
     }
 
-    /// Paths that match a glob, sorted, at most 4,096. Nothing that matches is no failure.
+    /// Returns the paths that match a glob, sorted, at most 4,096; an empty list if no path matches.
     ///
     /// # Errors
     ///
-    /// As for all methods; `invalid` for a glob that is none.
+    /// As for all methods; `invalid` for an invalid glob.
     pub fn glob(&self, pattern: &str) -> Result<Vec<String>, Problem> {
         self.0.sysfs_glob(pattern)
     }
 
-    /// Like [`read`](Sysfs::read), with none for what is not there or has no value now.
+    /// Like [`read`](Sysfs::read), with `None` for a file that does not exist or has no value now.
     ///
     /// # Errors
     ///
-    /// As for `read`, besides `not-found` and `unavailable`.
+    /// As for `read`, except for `not-found` and `unavailable`.
     pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
         present(self.read(path))
     }
 
-    /// Like [`read_link`](Sysfs::read_link), with none for what is not there.
+    /// Like [`read_link`](Sysfs::read_link), with `None` for a link that does not exist.
     ///
     /// # Errors
     ///
-    /// As for `read_link`, besides `not-found` and `unavailable`.
+    /// As for `read_link`, except for `not-found` and `unavailable`.
     pub fn find_link(&self, path: &str) -> Result<Option<String>, Problem> {
         present(self.read_link(path))
     }
 
-    /// Like [`find`](Sysfs::find), read as a number or whatever `T` is; none as well for what cannot be read as such.
+    /// Like [`find`](Sysfs::find), parsed as `T`, such as a number; also `None` for content that does not parse.
     ///
     /// # Errors
     ///
@@ -171,12 +171,12 @@ impl Sysfs<'_> {
         Ok(self.find(path)?.and_then(|text| text.trim().parse().ok()))
     }
 
-    /// Writes a file, during prepare and unprepare only; path and value must match a grant. The host keeps the value before with
-    /// the claim and can put it back without the driver.
+    /// Writes a file, during prepare and unprepare only; path and value must match a grant. The host stores the previous value with
+    /// the claim and can restore it without the driver.
     ///
     /// # Errors
     ///
-    /// As for all methods; `denied` for a value that is not granted and outside of prepare and unprepare.
+    /// As for all methods; `denied` for a value without a grant, and outside of prepare and unprepare.
     pub fn write(&self, path: &str, value: &str) -> Result<(), Problem> {
         self.0.sysfs_write(path, value)
     }
@@ -190,10 +190,10 @@ fn present<T>(result: Result<T, Problem>) -> Result<Option<T>, Problem> {
     }
 }
 
-/// What the host tells about a device node.
+/// Metadata of a device node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Below `/dev`; absolute.
+    /// Absolute path below `/dev`.
     pub path: String,
     /// Character or block device.
     pub kind: NodeKind,
@@ -201,58 +201,58 @@ pub struct NodeInfo {
     pub major: u32,
     /// Minor number.
     pub minor: u32,
-    /// Access bits.
+    /// File mode.
     pub mode: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group ID.
     pub gid: u32,
-    /// Its folder below `/sys`, relative to it, if it has one.
+    /// Its directory in `/sys`, relative to `/sys`, if it has one.
     pub sysfs_path: Option<String>,
 }
 
-/// Device nodes below `/dev`, granted by globs. They are looked at, never opened.
+/// Metadata of device nodes below `/dev`, granted by globs. The host never opens a node.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceNodes<'a>(&'a Backend);
 
 impl DeviceNodes<'_> {
-    /// Nodes that match a glob such as `/dev/ttyUSB*`, sorted by path. Nothing that matches is no failure; folders, links and
-    /// regular files do not count.
+    /// Returns the nodes that match a glob such as `/dev/ttyUSB*`, sorted by path, without directories, links and regular files; an
+    /// empty list if no node matches.
     ///
     /// # Errors
     ///
-    /// `denied` for a glob that is not granted, `invalid` for one that is none.
+    /// `denied` for a glob without a grant, `invalid` for an invalid glob.
     pub fn glob(&self, pattern: &str) -> Result<Vec<NodeInfo>, Problem> {
         self.0.device_nodes_glob(pattern)
     }
 
-    /// One node.
+    /// Returns one node.
     ///
     /// # Errors
     ///
-    /// `denied` for a path that is not granted, `not-found` where there is no device node.
+    /// `denied` for a path without a grant, `not-found` if there is no device node.
     pub fn stat(&self, path: &str) -> Result<NodeInfo, Problem> {
         self.0.device_nodes_stat(path)
     }
 }
 
-/// The claims that this driver holds prepared on this node, as the host's checkpoint knows them.
+/// The prepared claims of this driver on this node, from the host's checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Ledger<'a>(&'a Backend);
 
 impl Ledger<'_> {
-    /// All of them.
+    /// Returns all of them; a result of more than 4 MiB ends the call.
     pub fn claims(&self) -> Vec<LiveClaim> {
         self.0.ledger_claims()
     }
 
-    /// The one of this UID.
+    /// Returns the claim with this UID.
     pub fn get(&self, uid: &str) -> Option<LiveClaim> {
         self.0.ledger_get(uid)
     }
 
-    /// Those that hold this device, by UID; claims with admin access to it among them. Costs as much as there are holders,
-    /// where `claims` costs as much as there are claims.
+    /// Returns the claims that use this device, sorted by UID, including claims with admin access to it. The cost is proportional to
+    /// the claims of the device; the cost of `claims` is proportional to all claims.
     pub fn holders(&self, pool: &str, device: &str) -> Vec<LiveClaim> {
         self.0.ledger_holders(pool, device)
     }

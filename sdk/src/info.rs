@@ -1,26 +1,26 @@
-//! Who a driver is and what it asks for.
+//! The driver's identity and the capabilities that it requests.
 
 /// Permission to write values that match `pattern` to the files below `/sys` that match `glob`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ValueGrant {
     /// Files, relative to `/sys`.
     pub glob: String,
-    /// Regular expression that a written value must match as a whole.
+    /// Regular expression that the whole written value must match.
     pub pattern: String,
 }
 
-/// What a driver asks the operator for. Every list holds globs in which `*` stays within one path segment and `**` does not.
+/// Capabilities that a driver requests. Every list contains globs in which `*` stays within one path segment and `**` does not.
 ///
-/// The host demands that the operator's grant covers all of it: what the grant lacks keeps the driver `blocked`.
+/// The operator's grant must cover all of them; otherwise the driver stays `blocked`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Paths to read, relative to `/sys`, as the driver names them (links are followed by the host).
+    /// Paths to read, relative to `/sys`, as the driver names them (the host follows links).
     pub sysfs_read: Vec<String>,
-    /// Files to write, relative to `/sys`, and what may be written.
+    /// Files to write, relative to `/sys`, and patterns for the values.
     pub sysfs_write: Vec<ValueGrant>,
-    /// Device nodes to look at and to hand out, such as `/dev/dri/*`.
+    /// Device nodes to inspect and to give to containers, such as `/dev/dri/*`.
     pub device_nodes: Vec<String>,
-    /// Folders and files of the node to mount into containers.
+    /// Directories and files of the node to mount into containers.
     pub mounts: Vec<String>,
     /// Programs of the node to run as hooks. Operators rarely grant any.
     pub hooks: Vec<String>,
@@ -30,18 +30,18 @@ pub struct Capabilities {
     pub net_devices: Vec<String>,
 }
 
-/// Limits that the driver thinks right for itself; the operator's grant and the host's ceiling win. None is the host's default.
+/// Limits that the driver requests; the operator's grant and the host's ceiling take precedence. `None` is the host's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Memory of one call, in MiB.
     pub memory_mib: Option<u32>,
-    /// Wall clock of one call, in milliseconds.
+    /// Elapsed time of one call, in milliseconds.
     pub wall_ms: Option<u32>,
-    /// Time on a processor of one call, in milliseconds.
+    /// CPU time of one call, in milliseconds.
     pub cpu_ms: Option<u32>,
 }
 
-/// Who a driver is and what it asks for.
+/// The driver's identity and the capabilities that it requests.
 ///
 /// ```
 /// use nodedock_sdk::DriverInfo;
@@ -61,102 +61,102 @@ pub struct DriverInfo {
     pub version: String,
     /// One line for lists of drivers, at most 1 KiB.
     pub summary: String,
-    /// What it asks the operator for.
+    /// Requested capabilities.
     pub capabilities: Capabilities,
-    /// Limits that it thinks right for itself.
+    /// Requested limits.
     pub limits: Limits,
-    /// Kernel subsystems whose events call for a discovery, such as `pci`, `net`, `drm`.
+    /// Kernel subsystems whose events trigger a discovery, such as `pci`, `net`, `drm`.
     pub event_subsystems: Vec<String>,
-    /// Seconds between discoveries without events; none leaves it to the host.
+    /// Seconds between discoveries without events; `None` is the host's default.
     pub discovery_period_seconds: Option<u32>,
-    /// Free facts for people and tools.
+    /// Annotations for people and tools.
     pub annotations: Vec<(String, String)>,
 }
 
 impl DriverInfo {
-    /// A driver that asks for nothing yet.
+    /// Creates a description without any capabilities.
     pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
         DriverInfo { name: name.into(), version: version.into(), ..Self::default() }
     }
 
-    /// One line for lists of drivers.
+    /// Sets the summary: one line for lists of drivers, at most 1 KiB.
     #[must_use]
     pub fn summary(mut self, summary: impl Into<String>) -> Self {
         self.summary = summary.into();
         self
     }
 
-    /// Asks to read below `/sys`; globs relative to it, matched against the paths that the driver names.
+    /// Requests to read below `/sys`; globs relative to `/sys`, matched against the paths that the driver names.
     #[must_use]
     pub fn sysfs_read<S: Into<String>>(mut self, globs: impl IntoIterator<Item = S>) -> Self {
         self.capabilities.sysfs_read.extend(globs.into_iter().map(Into::into));
         self
     }
 
-    /// Asks to write values that match `pattern` as a whole to the files below `/sys` that match `glob`.
+    /// Requests to write values that match the whole `pattern` to the files below `/sys` that match `glob`.
     #[must_use]
     pub fn sysfs_write(mut self, glob: impl Into<String>, pattern: impl Into<String>) -> Self {
         self.capabilities.sysfs_write.push(ValueGrant { glob: glob.into(), pattern: pattern.into() });
         self
     }
 
-    /// Asks to look at device nodes and to hand them out; absolute globs.
+    /// Requests to inspect device nodes and to give them to containers; absolute globs.
     #[must_use]
     pub fn device_nodes<S: Into<String>>(mut self, globs: impl IntoIterator<Item = S>) -> Self {
         self.capabilities.device_nodes.extend(globs.into_iter().map(Into::into));
         self
     }
 
-    /// Asks to mount folders and files of the node; absolute globs.
+    /// Requests to mount directories and files of the node; absolute globs.
     #[must_use]
     pub fn mounts<S: Into<String>>(mut self, globs: impl IntoIterator<Item = S>) -> Self {
         self.capabilities.mounts.extend(globs.into_iter().map(Into::into));
         self
     }
 
-    /// Asks to have programs of the node run as hooks; absolute paths.
+    /// Requests to run programs of the node as hooks; absolute paths.
     #[must_use]
     pub fn hooks<S: Into<String>>(mut self, paths: impl IntoIterator<Item = S>) -> Self {
         self.capabilities.hooks.extend(paths.into_iter().map(Into::into));
         self
     }
 
-    /// Asks to set environment variables; names or globs.
+    /// Requests to set environment variables; names or globs.
     #[must_use]
     pub fn env<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.capabilities.env.extend(names.into_iter().map(Into::into));
         self
     }
 
-    /// Asks to move network interfaces into containers; names or globs.
+    /// Requests to move network interfaces into containers; names or globs.
     #[must_use]
     pub fn net_devices<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.capabilities.net_devices.extend(names.into_iter().map(Into::into));
         self
     }
 
-    /// Limits that the driver thinks right for itself.
+    /// Requests limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Kernel subsystems whose events call for a discovery.
+    /// Sets the kernel subsystems whose events trigger a discovery.
     #[must_use]
     pub fn events<S: Into<String>>(mut self, subsystems: impl IntoIterator<Item = S>) -> Self {
         self.event_subsystems.extend(subsystems.into_iter().map(Into::into));
         self
     }
 
-    /// Seconds between discoveries when the kernel reports nothing.
+    /// Sets the seconds between discoveries without events.
     #[must_use]
     pub fn discovery_period_seconds(mut self, seconds: u32) -> Self {
         self.discovery_period_seconds = Some(seconds);
         self
     }
 
-    /// A free fact for people and tools.
+    /// Adds an annotation for people and tools.
     #[must_use]
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.annotations.push((key.into(), value.into()));

@@ -1,29 +1,29 @@
-//! What there is on the node: pools of devices with attributes and capacities.
+//! The driver's inventory: pools of devices with attributes and capacities.
 
-/// Value of an attribute, as in `resource.k8s.io/v1`. Made by `From` of what Rust has: integers of up to 32 bits and `i64`,
-/// `bool`, strings, and vectors of them; versions by [`AttributeValue::version`].
+/// Value of an attribute, as in `resource.k8s.io/v1`. `From` converts integers of up to 32 bits and `i64`, `bool`, strings, and
+/// vectors of them; [`AttributeValue::version`] creates versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttributeValue {
-    /// A whole number.
+    /// An integer.
     Int(i64),
-    /// Yes or no.
+    /// A boolean.
     Bool(bool),
     /// Text of at most 64 bytes.
     Text(String),
     /// Semantic version 2.0.0 of at most 64 bytes.
     Version(String),
-    /// Several whole numbers.
+    /// A list of integers.
     Ints(Vec<i64>),
-    /// Several times yes or no.
+    /// A list of booleans.
     Bools(Vec<bool>),
-    /// Several texts of at most 64 bytes each.
+    /// A list of texts of at most 64 bytes each.
     Texts(Vec<String>),
-    /// Several versions of at most 64 bytes each.
+    /// A list of versions of at most 64 bytes each.
     Versions(Vec<String>),
 }
 
 impl AttributeValue {
-    /// A semantic version, which selectors compare as one: `AttributeValue::version("1.2.3")`.
+    /// Creates a semantic version, which selectors compare by its parts: `AttributeValue::version("1.2.3")`.
     pub fn version(version: impl Into<String>) -> Self {
         AttributeValue::Version(version.into())
     }
@@ -54,31 +54,31 @@ attribute_from! {
     Vec<String> => |value| AttributeValue::Texts(value);
 }
 
-/// A named fact about a device.
+/// A named attribute of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attribute {
-    /// `name`, then it belongs to the driver's domain, or `domain/name`: a C identifier of at most 32 bytes after a DNS subdomain
-    /// of at most 63.
+    /// `name`, in the driver's own domain, or `domain/name`: a C identifier of at most 32 bytes, after a DNS subdomain of at most 63
+    /// bytes.
     pub name: String,
-    /// What it says.
+    /// Value of the attribute.
     pub value: AttributeValue,
 }
 
-/// Which amounts of a shared device's capacity may be asked for. Amounts are quantities such as `80Gi`, `500m`, `4`.
+/// Which amounts of a shared device's capacity a claim may request. Amounts are quantities such as `80Gi`, `500m`, `4`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CapacityChoice {
-    /// Whatever fits.
+    /// Any amount up to the capacity.
     #[default]
     Any,
     /// One of these.
     Values(Vec<String>),
     /// An amount from `min` to `max`, in whole `step`s above `min`.
     Range {
-        /// The least.
+        /// The smallest amount.
         min: String,
-        /// The most; none means the capacity's value.
+        /// The largest amount; `None` means the capacity's value.
         max: Option<String>,
-        /// None means any amount in between.
+        /// `None` means any amount in between.
         step: Option<String>,
     },
 }
@@ -86,9 +86,9 @@ pub enum CapacityChoice {
 /// How requests consume a capacity of a device that allows several allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityPolicy {
-    /// What a request that names no amount consumes; none means all of it.
+    /// What a request without an amount consumes; `None` means the whole capacity.
     pub default_amount: Option<String>,
-    /// Which amounts may be asked for.
+    /// Which amounts a claim may request.
     pub choice: CapacityChoice,
 }
 
@@ -97,19 +97,19 @@ pub struct CapacityPolicy {
 pub struct Capacity {
     /// As for attributes.
     pub name: String,
-    /// In Kubernetes' notation: `80Gi`, `500m`, `4`.
+    /// Quantity in Kubernetes' notation: `80Gi`, `500m`, `4`.
     pub value: String,
     /// Only for devices that allow several allocations.
     pub policy: Option<CapacityPolicy>,
 }
 
 impl Capacity {
-    /// A capacity without a policy.
+    /// Creates a capacity without a policy.
     pub fn new(name: impl Into<String>, value: impl Into<String>) -> Self {
         Capacity { name: name.into(), value: value.into(), policy: None }
     }
 
-    /// The same with a policy, for a device that allows several allocations.
+    /// Sets a policy, for a device that allows several allocations.
     #[must_use]
     pub fn policy(mut self, policy: CapacityPolicy) -> Self {
         self.policy = Some(policy);
@@ -117,12 +117,12 @@ impl Capacity {
     }
 }
 
-/// A named amount: in a pool what there is, in a device what it takes.
+/// A named amount: in a pool the available amount, in a device the amount that it consumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counter {
     /// Unique in its set.
     pub name: String,
-    /// In Kubernetes' notation.
+    /// Quantity in Kubernetes' notation.
     pub value: String,
 }
 
@@ -131,17 +131,17 @@ pub struct Counter {
 pub struct CounterSet {
     /// Unique in its pool.
     pub name: String,
-    /// The amounts.
+    /// The counters of the set.
     pub counters: Vec<Counter>,
 }
 
 impl CounterSet {
-    /// An empty set.
+    /// Creates an empty set.
     pub fn new(name: impl Into<String>) -> Self {
         CounterSet { name: name.into(), counters: Vec::new() }
     }
 
-    /// The same with one counter more.
+    /// Adds a counter.
     #[must_use]
     pub fn counter(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.counters.push(Counter { name: name.into(), value: value.into() });
@@ -149,10 +149,10 @@ impl CounterSet {
     }
 }
 
-/// What a taint does to those who do not tolerate it.
+/// Effect of a taint on claims and pods that do not tolerate it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TaintEffect {
-    /// Only says something.
+    /// Informational only.
     #[default]
     None,
     /// New claims do not get the device.
@@ -161,14 +161,14 @@ pub enum TaintEffect {
     NoExecute,
 }
 
-/// Why a device should not be given to just anybody.
+/// A taint: a reason not to allocate a device, unless the claim tolerates it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taint {
     /// A label key, such as `example.com/overheated`.
     pub key: String,
     /// A label value, at most 63 bytes; may be empty.
     pub value: String,
-    /// What it does.
+    /// Effect of the taint.
     pub effect: TaintEffect,
 }
 
@@ -188,41 +188,41 @@ pub struct Taint {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// DNS label, at most 63 bytes, unique in its pool and stable over reboots (address, serial; never a device number).
+    /// DNS label, at most 63 bytes, unique in its pool and stable across reboots (address, serial; never a device number).
     pub name: String,
     /// Attributes and capacities together: at most 32. A name occurs once.
     pub attributes: Vec<Attribute>,
-    /// Amounts that it has.
+    /// Capacities of the device.
     pub capacities: Vec<Capacity>,
-    /// Why it should not be given to just anybody; at most 16.
+    /// Taints of the device; at most 16.
     pub taints: Vec<Taint>,
-    /// What it takes from the pool's shared counters.
+    /// What it consumes of the pool's shared counters.
     pub consumes: Vec<CounterSet>,
-    /// Whether several claims may hold it at once, each with a share.
+    /// Whether several claims may use it at once, each with a share.
     pub allow_multiple_allocations: bool,
-    /// Physical identity, such as `pci:0000:3b:00.0` or `dev:/dev/fuse`: at most 16 of at most 253 bytes. Two devices with a
-    /// common identity, of whatever driver, are not handed out together.
+    /// Physical identity, such as `pci:0000:3b:00.0` or `dev:/dev/fuse`: at most 16 of at most 253 bytes each. The host does not
+    /// prepare two devices with a common identity at the same time, even if they belong to different drivers.
     pub identity: Vec<String>,
-    /// The NUMA nodes that it is near to.
+    /// NUMA nodes that are local to the device.
     pub numa_nodes: Vec<u32>,
-    /// Free facts for people and tools.
+    /// Annotations for people and tools.
     pub annotations: Vec<(String, String)>,
 }
 
 impl Device {
-    /// A device that has only a name; see [`dns_label`] for making one.
+    /// Creates a device with a name; [`dns_label`] converts a text to a valid name.
     pub fn new(name: impl Into<String>) -> Self {
         Device { name: name.into(), ..Self::default() }
     }
 
-    /// The same with one attribute more.
+    /// Adds an attribute.
     #[must_use]
     pub fn attribute(mut self, name: impl Into<String>, value: impl Into<AttributeValue>) -> Self {
         self.attributes.push(Attribute { name: name.into(), value: value.into() });
         self
     }
 
-    /// The same with one attribute more, if there is a value.
+    /// Adds an attribute if there is a value.
     #[must_use]
     pub fn attribute_opt(self, name: impl Into<String>, value: Option<impl Into<AttributeValue>>) -> Self {
         match value {
@@ -231,62 +231,62 @@ impl Device {
         }
     }
 
-    /// The same with one capacity more; `value` in Kubernetes' notation.
+    /// Adds a capacity; `value` in Kubernetes' notation.
     #[must_use]
     pub fn capacity(self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.with_capacity(Capacity::new(name, value))
     }
 
-    /// The same with one capacity more, which may have a policy.
+    /// Adds a capacity, which may have a policy.
     #[must_use]
     pub fn with_capacity(mut self, capacity: Capacity) -> Self {
         self.capacities.push(capacity);
         self
     }
 
-    /// The same with one taint more.
+    /// Adds a taint.
     #[must_use]
     pub fn taint(mut self, key: impl Into<String>, value: impl Into<String>, effect: TaintEffect) -> Self {
         self.taints.push(Taint { key: key.into(), value: value.into(), effect });
         self
     }
 
-    /// The same, taking this from the pool's shared counters.
+    /// Adds consumption of the pool's shared counters.
     #[must_use]
     pub fn consumes(mut self, counters: CounterSet) -> Self {
         self.consumes.push(counters);
         self
     }
 
-    /// Whether several claims may hold it at once.
+    /// Sets whether several claims may use it at once.
     #[must_use]
     pub fn allow_multiple_allocations(mut self, allow: bool) -> Self {
         self.allow_multiple_allocations = allow;
         self
     }
 
-    /// The same with one physical identity more.
+    /// Adds a physical identity.
     #[must_use]
     pub fn identity(mut self, identity: impl Into<String>) -> Self {
         self.identity.push(identity.into());
         self
     }
 
-    /// The same, near to this NUMA node.
+    /// Adds a local NUMA node.
     #[must_use]
     pub fn numa_node(mut self, node: u32) -> Self {
         self.numa_nodes.push(node);
         self
     }
 
-    /// The same with a free fact for people and tools.
+    /// Adds an annotation for people and tools.
     #[must_use]
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.annotations.push((key.into(), value.into()));
         self
     }
 
-    /// The value of the attribute of this name.
+    /// Returns the value of the attribute of this name.
     pub fn attribute_value(&self, name: &str) -> Option<&AttributeValue> {
         self.attributes.iter().find(|attribute| attribute.name == name).map(|attribute| &attribute.value)
     }
@@ -299,49 +299,49 @@ pub struct Pool {
     pub name: String,
     /// Its devices.
     pub devices: Vec<Device>,
-    /// What the devices share and take from.
+    /// Counters that the devices share and consume.
     pub shared_counters: Vec<CounterSet>,
-    /// Extended resource under which its devices are offered as well, such as `example.com/gpu`.
+    /// Extended resource that also offers its devices, such as `example.com/gpu`.
     pub extended_resource: Option<String>,
-    /// Free facts for people and tools.
+    /// Annotations for people and tools.
     pub annotations: Vec<(String, String)>,
 }
 
 impl Pool {
-    /// An empty pool.
+    /// Creates an empty pool.
     pub fn new(name: impl Into<String>) -> Self {
         Pool { name: name.into(), ..Self::default() }
     }
 
-    /// The same with one device more.
+    /// Adds a device.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
         self.devices.push(device);
         self
     }
 
-    /// The same with more devices.
+    /// Adds devices.
     #[must_use]
     pub fn devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
         self.devices.extend(devices);
         self
     }
 
-    /// The same with one set of counters more, which devices take from.
+    /// Adds a set of shared counters.
     #[must_use]
     pub fn shared_counters(mut self, counters: CounterSet) -> Self {
         self.shared_counters.push(counters);
         self
     }
 
-    /// The same, offered under an extended resource as well.
+    /// Sets the extended resource that also offers the devices.
     #[must_use]
     pub fn extended_resource(mut self, name: Option<String>) -> Self {
         self.extended_resource = name;
         self
     }
 
-    /// The same with a free fact for people and tools.
+    /// Adds an annotation for people and tools.
     #[must_use]
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.annotations.push((key.into(), value.into()));
@@ -349,7 +349,7 @@ impl Pool {
     }
 }
 
-/// Everything that a driver has on this node now: at most 64 pools and 4,096 devices. What is not in it is gone.
+/// Every device that a driver has on this node now: at most 64 pools and 4,096 devices. A device that is not listed is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// The pools.
@@ -357,19 +357,19 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Nothing at all.
+    /// Creates an empty inventory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same with one pool more.
+    /// Adds a pool.
     #[must_use]
     pub fn pool(mut self, pool: Pool) -> Self {
         self.pools.push(pool);
         self
     }
 
-    /// The device of this name in the pool of that name.
+    /// Returns the device of this name in the pool of that name.
     pub fn device(&self, pool: &str, device: &str) -> Option<&Device> {
         let pool = self.pools.iter().find(|candidate| candidate.name == pool)?;
         pool.devices.iter().find(|candidate| candidate.name == device)
@@ -385,9 +385,9 @@ impl FromIterator<Pool> for Inventory {
 const LABEL_BYTES_MAX: usize = 63;
 const LABEL_HASH_BYTES: usize = 8;
 
-/// A DNS label made from any text, for names of devices: lower case, every run of other characters than letters and digits one
-/// dash, none at the ends. What is longer than 63 bytes is cut and ends in a hash of the text; a text without a letter or digit
-/// gives its hash. The same text always gives the same label; two texts may give the same one.
+/// Converts any text to a DNS label, for names of devices: lower case, with one dash for every run of characters other than letters
+/// and digits, and no dash at the ends. A label of more than 63 bytes is truncated and ends in a hash of the text; a text without a
+/// letter or digit becomes its hash. The same text always has the same label; two texts may have the same one.
 ///
 /// ```
 /// use nodedock_sdk::dns_label;
@@ -417,7 +417,7 @@ pub fn dns_label(text: &str) -> String {
     label
 }
 
-/// Like [`dns_label`], ending in a hash of the text whether it is long or not: for a text whose plain label is taken.
+/// Like [`dns_label`], but always ending in a hash of the text: for a text whose plain label is in use.
 ///
 /// ```
 /// use nodedock_sdk::dns_label_hashed;
@@ -431,7 +431,7 @@ pub fn dns_label_hashed(text: &str) -> String {
     format!("{}-{}", label.trim_end_matches('-'), hash(text))
 }
 
-/// FNV-1a, 32 bits, in hex: stable for ever, unlike what `std` hashes with.
+/// FNV-1a, 32 bits, in hex: stable forever, unlike the hashers of `std`.
 fn hash(text: &str) -> String {
     let hash =
         text.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));

@@ -1,15 +1,15 @@
-//! JSON texts that people wrote, read into types.
+//! Parses JSON configs and parameters.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::Problem;
 
-/// Reads a config or parameters that a person wrote. `what` names it in the message: "the config".
+/// Parses a config or parameters. `what` names it in the message: "the config".
 ///
 /// # Errors
 ///
-/// `invalid` with the given code, and with serde's words, which name the field and the place.
+/// `invalid` with the given code, and with serde's message, which names the field and the position.
 ///
 /// ```
 /// use nodedock_sdk::{ProblemKind, parse_json};
@@ -32,7 +32,7 @@ pub fn parse_json<T: DeserializeOwned>(code: &str, what: &str, text: &str) -> Re
     serde_json::from_str(text).map_err(|error| Problem::invalid(code, format!("{what}: {error}")))
 }
 
-/// Lays `patch` over `target` as RFC 7396 says: objects field by field, null removes, anything else replaces.
+/// Merges `patch` into `target` by RFC 7396: objects field by field, null removes, any other value replaces.
 pub(crate) fn merge(target: &mut Value, patch: Value) {
     let Value::Object(patch) = patch else {
         *target = patch;

@@ -1,12 +1,12 @@
 //! Write a device driver for Nodedock: one trait, one macro, tests without hardware.
 //!
-//! A driver maps what the host tells it and what it may read to answers: which devices there are ([`Driver::discover`]), and what
-//! changes in a container that gets one ([`Driver::prepare`]). The host owns time, files, kernel events and Kubernetes. It calls
-//! a driver in a sandbox that may last for one call only, with just the capabilities that the driver
-//! [describes](Driver::describe) and the operator grants.
+//! A driver maps its arguments and the files that it may read to an inventory of devices ([`Driver::discover`]) and to the changes
+//! in a container that uses one ([`Driver::prepare`]). The host owns time, files, kernel events and Kubernetes. It calls a driver in
+//! a sandbox that may last for one call only, with the capabilities that the driver [requests](Driver::describe) and the operator
+//! grants.
 //!
-//! This is a whole driver, for LEDs; `crate-type = ["cdylib"]` and a build for `wasm32-unknown-unknown` make it a file that can
-//! be dropped into the host's folder. The test below it runs on the developer's machine.
+//! This is a complete driver, for LEDs. `crate-type = ["cdylib"]` and a build for `wasm32-unknown-unknown` turn it into a file for the
+//! host's drivers directory. The test below it runs on the developer's machine.
 //!
 //! ```
 //! use nodedock_sdk::*;
@@ -79,9 +79,9 @@
 //!
 //! # What a driver imports
 //!
-//! A function of the host that a driver does not call leaves no import in its binary, so that the import list tells what the
-//! driver can do at all. The one import that every driver has is the log: a panic is told there, with its place, before it traps.
-//! A build for `wasm32-wasip2` works as well; there the standard library adds imports of WASI, behind which the host has nothing.
+//! A function of the host that a driver does not call leaves no import in its binary, so that the import list shows what the
+//! driver can do at most. Every driver imports the log: a panic is logged with its location before it traps. A build for
+//! `wasm32-wasip2` works as well; there the standard library adds imports of WASI, which give access to nothing.
 #![deny(missing_docs)]
 
 mod claim;
@@ -117,10 +117,10 @@ pub use json::parse_json;
 pub use prepared::{Condition, DeviceStatus, NetworkData, Prepared, PreparedDevice};
 pub use problem::{Problem, ProblemKind};
 
-/// Makes a crate (of type `cdylib`) the driver that a type implements, with the optional facets that are named after a colon.
+/// Exports a type that implements [`Driver`] from a crate of type `cdylib`, with the optional facets after the colon.
 ///
-/// What is not named is not exported, and the host does not ask for it. Elsewhere than on WebAssembly the macro only checks that
-/// the type implements what is named. Call it once in a crate.
+/// A facet that is not named is not exported, and the host does not call it. On targets other than WebAssembly the macro only checks
+/// that the type implements the facets. Call it once in a crate.
 ///
 /// ```
 /// # use nodedock_sdk::*;
@@ -159,7 +159,7 @@ macro_rules! export_driver {
     };
 }
 
-/// Makes a crate the driver that a type implements.
+/// Exports a type that implements [`Driver`].
 #[cfg(target_family = "wasm")]
 #[macro_export]
 macro_rules! export_driver {

@@ -1,26 +1,26 @@
-//! Answers to a preparation.
+//! Results of a prepare.
 
 use serde::Serialize;
 
 use crate::{AllocatedDevice, Claim, Edits, Problem};
 
-/// Something that is so, or is not, about a device; as in Kubernetes' conditions.
+/// A condition of a device, as in Kubernetes' API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
-    /// Its type, such as `Ready`.
+    /// Type of the condition, such as `Ready`.
     pub kind: String,
-    /// None means unknown.
+    /// `None` means unknown.
     pub status: Option<bool>,
-    /// One word in CamelCase.
+    /// Reason: one word in CamelCase.
     pub reason: String,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// Network facts about a device.
+/// Network data of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetworkData {
-    /// Its name in the container.
+    /// Name in the container.
     pub interface_name: String,
     /// Addresses in CIDR notation.
     pub ips: Vec<String>,
@@ -28,36 +28,36 @@ pub struct NetworkData {
     pub hardware_address: String,
 }
 
-/// Goes into the claim's `status.devices`.
+/// Status of the device, which the host publishes in the claim's `status.devices`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStatus {
-    /// What is so about the device.
+    /// Conditions of the device.
     pub conditions: Vec<Condition>,
     /// JSON object of at most 10 KiB.
     pub data: Option<String>,
-    /// Network facts.
+    /// Network data.
     pub network: Option<NetworkData>,
 }
 
-/// A device that is ready, and what it changes in a container.
+/// A prepared device and its container edits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PreparedDevice {
-    /// Requests that this device serves; base names, without subrequests.
+    /// Requests that this device satisfies: base names, without subrequests.
     pub requests: Vec<String>,
     /// Pool of the device.
     pub pool: String,
     /// Name of the device.
     pub device: String,
-    /// As allocated.
+    /// Share ID of the allocation.
     pub share_id: Option<String>,
-    /// For containers that use the device.
+    /// Edits for containers that use the device.
     pub edits: Edits,
-    /// Goes into the claim's `status.devices`.
+    /// Status of the device, which the host publishes in the claim's `status.devices`.
     pub status: Option<DeviceStatus>,
 }
 
 impl PreparedDevice {
-    /// The answer for an allocated device.
+    /// Creates the result for an allocated device.
     pub fn new(allocated: &AllocatedDevice, edits: Edits) -> Self {
         PreparedDevice {
             requests: vec![allocated.base_request().to_owned()],
@@ -69,7 +69,7 @@ impl PreparedDevice {
         }
     }
 
-    /// The same with facts for the claim's `status.devices`.
+    /// Sets the status for the claim's `status.devices`.
     #[must_use]
     pub fn status(mut self, status: DeviceStatus) -> Self {
         self.status = Some(status);
@@ -77,26 +77,26 @@ impl PreparedDevice {
     }
 }
 
-/// The answer to the preparation of a claim.
+/// The result of preparing a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prepared {
     /// One entry for every device of the claim.
     pub devices: Vec<PreparedDevice>,
     /// Edits for every container that uses any of the devices.
     pub edits: Edits,
-    /// For whoever starts the container: at most 16, handed on as they are.
+    /// Annotations for the agent that starts the container: at most 16. The host passes them on unchanged.
     pub annotations: Vec<(String, String)>,
-    /// At most 64 KiB, kept with the claim and handed back at `unprepare` and by the ledger.
+    /// At most 64 KiB. The host stores it with the claim and returns it at `unprepare` and from the ledger.
     pub memo: Vec<u8>,
 }
 
 impl Prepared {
-    /// An answer without devices yet.
+    /// Creates a result without devices.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The answer for a claim whose devices are prepared one by one.
+    /// Creates the result for a claim by calling `edits` for each device.
     ///
     /// # Errors
     ///
@@ -123,32 +123,32 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// The same with a device more.
+    /// Adds a device.
     #[must_use]
     pub fn device(mut self, device: PreparedDevice) -> Self {
         self.devices.push(device);
         self
     }
 
-    /// The same with edits for every container that uses any of the devices.
+    /// Sets the edits for every container that uses any of the devices.
     #[must_use]
     pub fn edits(mut self, edits: Edits) -> Self {
         self.edits = edits;
         self
     }
 
-    /// The same with an annotation for whoever starts the container.
+    /// Adds an annotation for the agent that starts the container.
     #[must_use]
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.annotations.push((key.into(), value.into()));
         self
     }
 
-    /// The same, remembering this (as JSON, at most 64 KiB) until the claim is unprepared.
+    /// Sets the memo to this value as JSON, at most 64 KiB. The host stores it until the claim is unprepared.
     ///
     /// # Errors
     ///
-    /// `internal`, code `bad-memo`, if it cannot be written as JSON.
+    /// `internal`, code `bad-memo`, if the value cannot be serialized as JSON.
     pub fn with_memo(mut self, memo: &impl Serialize) -> Result<Self, Problem> {
         self.memo = serde_json::to_vec(memo)
             .map_err(|error| Problem::internal("bad-memo", format!("memo: {error}")))?;

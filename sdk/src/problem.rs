@@ -1,28 +1,28 @@
-//! Refusals: the one error type of the contract.
+//! Problems: the error type of the contract.
 
 use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-/// What kind of trouble a [`Problem`] is. It decides whether the host asks again.
+/// Kind of a [`Problem`], which decides whether the host retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ProblemKind {
-    /// The request or a config can never succeed as it is. Not retried until it changes.
+    /// The request or a config is invalid. The host does not retry until it changes.
     Invalid,
-    /// Forbidden by a grant or by the driver's own rules. Not retried until it changes.
+    /// Forbidden by a grant or by the driver's own rules. The host does not retry until that changes.
     Denied,
     /// Something named in the request does not exist.
     NotFound,
-    /// Held by somebody else. Retried.
+    /// In use by another claim. The host retries.
     Conflict,
-    /// Not possible now. Retried.
+    /// Temporarily not possible. The host retries.
     Unavailable,
-    /// A defect of the driver. Retried with backoff, then the driver is quarantined.
+    /// A defect of the driver. The host retries with backoff, then quarantines the driver.
     Internal,
 }
 
 impl ProblemKind {
-    /// The name as in the contract and in logs: `not-found`.
+    /// Returns the name in the contract and in logs, such as `not-found`.
     pub fn as_str(self) -> &'static str {
         match self {
             ProblemKind::Invalid => "invalid",
@@ -41,7 +41,7 @@ impl fmt::Display for ProblemKind {
     }
 }
 
-/// A refusal that a person can act on.
+/// Why a request failed, in terms that an operator can act on.
 ///
 /// ```
 /// use nodedock_sdk::{Problem, ProblemKind};
@@ -56,20 +56,20 @@ impl fmt::Display for ProblemKind {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Whether and when it makes sense to ask again.
+    /// Decides whether and when the host retries.
     pub kind: ProblemKind,
-    /// Which trouble exactly: stable, lower-case words with dashes, at most 63 bytes, such as `no-such-profile`.
+    /// Stable identifier: lower-case words with dashes, at most 63 bytes, such as `no-such-profile`.
     pub code: String,
-    /// One sentence that names the thing and the reason, at most 1 KiB.
+    /// One sentence that names the object and the reason, at most 1 KiB.
     pub message: String,
-    /// Milliseconds after which a retry makes sense; none leaves it to the host's backoff.
+    /// Milliseconds after which the host retries; `None` is the host's backoff.
     pub retry_after_ms: Option<u32>,
     /// Facts for logs, at most 16: a key of at most 253 bytes, a value of at most 1 KiB.
     pub details: Vec<(String, String)>,
 }
 
 impl Problem {
-    /// A problem of this kind, with a code (lower-case words with dashes) and one sentence.
+    /// Creates a problem of this kind, with a code (lower-case words with dashes) and one sentence.
     pub fn new(kind: ProblemKind, code: impl Into<String>, message: impl Into<String>) -> Self {
         Problem {
             kind,
@@ -80,12 +80,12 @@ impl Problem {
         }
     }
 
-    /// The request or a config can never succeed as it is.
+    /// Creates a problem of kind [`Invalid`](ProblemKind::Invalid).
     pub fn invalid(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::Invalid, code, message)
     }
 
-    /// Forbidden by a grant or by the driver's own rules.
+    /// Creates a problem of kind [`Denied`](ProblemKind::Denied).
     pub fn denied(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::Denied, code, message)
     }
@@ -95,12 +95,12 @@ impl Problem {
         Self::new(ProblemKind::NotFound, code, message)
     }
 
-    /// Held by somebody else; the host asks again.
+    /// Creates a problem of kind [`Conflict`](ProblemKind::Conflict).
     pub fn conflict(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::Conflict, code, message)
     }
 
-    /// Not possible now; the host asks again.
+    /// Creates a problem of kind [`Unavailable`](ProblemKind::Unavailable).
     pub fn unavailable(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::Unavailable, code, message)
     }
@@ -110,14 +110,14 @@ impl Problem {
         Self::new(ProblemKind::Internal, code, message)
     }
 
-    /// When a retry makes sense, in whole milliseconds; more than 49 days counts as 49 days.
+    /// Sets the delay of the retry in whole milliseconds, at most 49 days.
     #[must_use]
     pub fn retry_after(mut self, delay: Duration) -> Self {
         self.retry_after_ms = Some(u32::try_from(delay.as_millis()).unwrap_or(u32::MAX));
         self
     }
 
-    /// One fact more, for logs and `nodedock explain`.
+    /// Adds a detail for logs and `nodedock explain`.
     #[must_use]
     pub fn with_detail(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.details.push((key.into(), value.into()));

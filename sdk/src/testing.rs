@@ -1,8 +1,8 @@
-//! Running drivers in plain `cargo test`, without WebAssembly, hardware or root.
+//! Runs drivers in plain `cargo test`, without WebAssembly, hardware or root.
 //!
-//! A [`FakeHost`] is a node that a test makes up. A [`Harness`] calls a driver as the host does: with nothing granted but what it
-//! describes, and with every answer held against the bounds of the contract. A [`Grant`] is an operator's file, to test that the
-//! one you ship covers what your driver asks for.
+//! A [`FakeHost`] is a fake node. A [`Harness`] calls a driver as the host does: it grants only what the driver requests, and checks
+//! every result against the bounds of the contract. A [`Grant`] is an operator's grant file, to test that the one you ship covers
+//! what your driver requests.
 
 pub mod bounds;
 mod fake;

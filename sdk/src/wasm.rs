@@ -1,10 +1,10 @@
-//! The glue between a driver and the component model: bindings, what is imported, what is exported. Nothing here is for authors.
+//! Connects a driver to the component model: bindings, imports and exports. Internal to the SDK.
 //!
-//! The bindings' export macros are public, so that what they export and the custom sections that describe it come into being in
-//! the crate that calls [`export_driver!`](crate::export_driver), and only for the facets it names.
+//! The bindings' export macros are public, so that their exports and the custom sections that describe them are generated in the
+//! crate that calls [`export_driver!`](crate::export_driver), and only for the facets that it names.
 
 pub mod bindings {
-    //! What wit-bindgen makes of the world `driver`.
+    //! Bindings that wit-bindgen generates for the world `driver`.
     wit_bindgen::generate!({
         path: "wit",
         world: "driver",
@@ -15,7 +15,7 @@ pub mod bindings {
 }
 
 pub mod configuration {
-    //! What wit-bindgen makes of the world `configuration-facet`.
+    //! Bindings that wit-bindgen generates for the world `configuration-facet`.
     wit_bindgen::generate!({
         path: "wit",
         world: "configuration-facet",
@@ -26,7 +26,7 @@ pub mod configuration {
 }
 
 pub mod health {
-    //! What wit-bindgen makes of the world `health-facet`.
+    //! Bindings that wit-bindgen generates for the world `health-facet`.
     wit_bindgen::generate!({
         path: "wit",
         world: "health-facet",

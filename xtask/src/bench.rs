@@ -1,4 +1,4 @@
-//! The benchmarks, on release builds of everything that is measured.
+//! Runs the benchmarks, on release builds.
 
 use anyhow::Result;
 

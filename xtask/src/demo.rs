@@ -1,5 +1,5 @@
-//! The main job, told step by step on this machine: a driver arrives, a pod gets a device, the daemon
-//! is killed and remembers, a container sees the device, and nothing stays behind.
+//! Demonstrates the daemon step by step on this machine: it installs a driver, prepares a device for a pod, kills and restarts the
+//! daemon, starts a container with the device, and removes everything.
 
 mod answers;
 mod container;
@@ -18,14 +18,14 @@ use crate::shell::Interrupt;
 use crate::workspace::Workspace;
 use crate::{drivers, shell, test};
 
-/// Compiling a driver with a host that is itself not optimised takes seconds on a slow machine.
+/// A host without optimisation takes seconds to compile a driver on a slow machine.
 const SERVING_LIMIT: Duration = Duration::from_secs(60);
 const POD: &str = "demo";
 const POD_PATH: &str = "default/demo";
 const NODES_DRIVER: &str = "device-nodes";
 const MOCK_DRIVER: &str = "mock-gpu";
 
-/// With the host as it is built for the tests, or as it is built alone: that is less to build, and all anew after the tests.
+/// Uses the host of the test build, or a separate build, which is smaller but builds everything again after the tests.
 pub(crate) fn run(workspace: &Workspace, with_tests: bool) -> Result<()> {
     let started = Instant::now();
     let interrupt = Interrupt::listen()?;
@@ -104,7 +104,7 @@ fn load(workspace: &Workspace, dock: &Dock, name: &str) -> Result<()> {
     serving(dock, &format!("{name}.wasm"))
 }
 
-/// Waits until the driver of a file serves.
+/// Waits until the driver of a file is serving.
 fn serving(dock: &Dock, file: &str) -> Result<()> {
     let began = Instant::now();
     let mut last = String::from("not seen yet");
@@ -122,7 +122,7 @@ fn serving(dock: &Dock, file: &str) -> Result<()> {
     Ok(())
 }
 
-/// A device that most machines have, else one that exists in a driver's mind only.
+/// Chooses a device that most machines have, else a simulated one.
 fn choose(workspace: &Workspace, dock: &Dock) -> Result<Choice> {
     let devices: Vec<DeviceRow> = ask(dock, &["get", "devices", "-o", "json"])?;
     if let Some(choice) = answers::real_device(&devices) {

@@ -1,4 +1,4 @@
-//! What is in `deploy/`: the kustomize base rendered from the chart, and all of it checked.
+//! Renders the kustomize base from the chart, and checks all of `deploy/`.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub(crate) fn run(workspace: &Workspace, check: bool) -> Result<()> {
     shell::run(workspace.cargo().args(["test", "--workspace", "--test", "deploy"]))
 }
 
-/// Writes the objects of the chart with its defaults, a file for each template.
+/// Writes the objects of the chart with its defaults, one file for each template.
 fn render_base(workspace: &Workspace) -> Result<()> {
     let helm = match machine::deploy_tool(workspace, "helm") {
         Ok(helm) => helm,
@@ -56,7 +56,7 @@ fn render_base(workspace: &Workspace) -> Result<()> {
     write(&base.join("kustomization.yaml"), &kustomization)
 }
 
-/// The template that a document comes from, and the document without what only Helm says of itself.
+/// Returns the template of a document, and the document without Helm's own labels.
 fn split(document: &str) -> Result<(String, String)> {
     let source =
         document.lines().find_map(|line| line.strip_prefix(SOURCE)).context("a document without a source")?;
@@ -73,7 +73,7 @@ fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("writing {}", file.display()))
 }
 
-/// What the checks of the deployment need besides, each with the reason why it is not there.
+/// Returns the missing tools of the deployment checks, each with the reason.
 pub(crate) fn findings(workspace: &Workspace) -> [(String, Finding); 2] {
     ["helm", "kustomize"].map(|tool| {
         let finding =

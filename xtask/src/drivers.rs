@@ -1,4 +1,4 @@
-//! Builds the example drivers for WebAssembly and lays them into `target/drivers`.
+//! Builds the example drivers for WebAssembly into `target/drivers`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::shell;
 use crate::workspace::{DriverPackage, Workspace};
 
-/// What drivers are written for first: a core module, which the host turns into a component.
+/// The main target of drivers: a core module, which the host turns into a component.
 pub(crate) const CORE_TARGET: &str = "wasm32-unknown-unknown";
 const WASI_TARGET: &str = "wasm32-wasip2";
 const PROFILE: &str = "driver";
@@ -34,8 +34,7 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Adds what the toolchain lacks. Without rustup nothing can be asked or added: the build itself will
-/// then say what is missing.
+/// Adds missing targets to the toolchain. Without rustup the build itself reports a missing target.
 pub(crate) fn ensure_targets(wanted: &[&str]) -> Result<()> {
     let Some(installed) = installed_targets() else {
         eprintln!("rustup is not there; taking it that {} are installed", wanted.join(" and "));
@@ -79,8 +78,8 @@ fn collect(workspace: &Workspace, driver: &DriverPackage, target: &str, folder: 
     Ok(())
 }
 
-/// Copies unless the same content is there already: a file's time tells others that it is a new driver.
-/// The copy appears whole, since a daemon may be watching the folder.
+/// Copies a file unless the content is equal, because a new modification time means a new driver. Renames the copy into place, since
+/// a daemon may be watching the directory.
 pub(crate) fn place(from: &Path, to: &Path) -> Result<usize> {
     let bytes = fs::read(from).with_context(|| format!("reading {}", from.display()))?;
     if fs::read(to).is_ok_and(|present| present == bytes) {
@@ -99,7 +98,7 @@ fn partial_name(to: &Path) -> PathBuf {
     to.with_added_extension("partial")
 }
 
-/// The driver that misbehaves on demand, and the one whose devices are none, are for no node.
+/// The drivers for tests are not released.
 const FOR_TESTS: [&str; 2] = ["golden", "scripted"];
 
 fn release(workspace: &Workspace, dir: &Path) -> Result<()> {
@@ -110,7 +109,7 @@ fn release(workspace: &Workspace, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lays a driver into a drivers folder: what it may do first, then the driver.
+/// Copies a driver into a drivers directory: first the grant, then the driver.
 pub(crate) fn install(workspace: &Workspace, driver: &DriverPackage, dir: &Path) -> Result<()> {
     for file in files(workspace, driver)? {
         let name = file.file_name().context("a driver's file has no name")?;
@@ -119,7 +118,7 @@ pub(crate) fn install(workspace: &Workspace, driver: &DriverPackage, dir: &Path)
     Ok(())
 }
 
-/// Grant, config and module of a built driver; a driver may do without the first two.
+/// Returns grant, config and module of a built driver; the first two are optional.
 pub(crate) fn files(workspace: &Workspace, driver: &DriverPackage) -> Result<Vec<PathBuf>> {
     let module = workspace.drivers_dir().join(format!("{}.wasm", driver.name));
     if !module.is_file() {

@@ -1,7 +1,7 @@
-//! Fuzzing for a bounded time: every target of `fuzz/`, from its seeds and from what earlier runs found worth keeping.
+//! Fuzzing for a bounded time: every target of `fuzz/`, from its seeds and from the corpus of earlier runs.
 //!
-//! Built by cargo-fuzz with the toolchain that builds everything else and without a sanitizer: ours is safe Rust, and what a target looks
-//! for are panics, broken promises, and inputs that take too long or too much.
+//! cargo-fuzz builds the targets with the toolchain of the workspace and without a sanitizer: the code under test is safe Rust, and a
+//! target looks for panics, violated properties, and inputs that take too much time or memory.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
@@ -14,23 +14,23 @@ use crate::workspace::Workspace;
 
 /// Seconds that one input may take.
 const TIMEOUT: u32 = 10;
-/// MiB that a target may have resident, and that it may ask for at once.
+/// MiB of resident memory of a target, and of a single allocation.
 const MEMORY: u32 = 1024;
-/// What libFuzzer writes before the path of an input that it kept.
+/// Text before the path of an input that libFuzzer kept.
 const KEPT: &str = "Test unit written to ";
 
 struct Fuzzer<'a> {
     workspace: &'a Workspace,
     folder: PathBuf,
-    /// Builds, and what is worth keeping for the next run.
+    /// Builds, and the corpus for the next run.
     target: PathBuf,
 }
 
-/// How long and where from chance is asked.
+/// Duration and seed of a run.
 pub(crate) struct Bounds {
-    /// For each target.
+    /// Seconds for each target.
     pub(crate) seconds: u32,
-    /// None: another one each time.
+    /// `None`: a random seed.
     pub(crate) seed: Option<u32>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn run(workspace: &Workspace, bounds: &Bounds, report: bool, chosen: 
     Ok(())
 }
 
-/// Those that were asked for, or all.
+/// Returns the requested targets, or all.
 fn chosen_of(targets: Vec<String>, chosen: &[String]) -> Result<Vec<String>> {
     if let Some(unknown) = chosen.iter().find(|name| !targets.contains(name)) {
         bail!("there is no fuzz target {unknown}; there are {}", targets.join(", "));
@@ -68,7 +68,7 @@ fn chosen_of(targets: Vec<String>, chosen: &[String]) -> Result<Vec<String>> {
 }
 
 impl Fuzzer<'_> {
-    /// By the names of their files.
+    /// Returns all targets, by the names of their files.
     fn targets(&self) -> Result<Vec<String>> {
         let folder = self.folder.join("fuzz_targets");
         let entries = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
@@ -81,7 +81,7 @@ impl Fuzzer<'_> {
         Ok(names)
     }
 
-    /// cargo-fuzz with what has to be the same in a build and a run, or all is built anew.
+    /// Returns cargo-fuzz with the flags that must be equal in a build and a run; otherwise cargo builds everything again.
     fn command(&self, task: &str, args: &[&str]) -> Command {
         let mut command = self.workspace.cargo();
         command.args(["fuzz", task, "--sanitizer", "none", "--no-cfg-fuzzing", "--codegen-units", "16"]);
@@ -89,7 +89,7 @@ impl Fuzzer<'_> {
         command
     }
 
-    /// What was found, for a person.
+    /// Prints a finding.
     fn fuzz(&self, target: &str, bounds: &Bounds) -> Result<Option<String>> {
         let corpus = self.target.join("corpus").join(target);
         std::fs::create_dir_all(&corpus).with_context(|| format!("making {}", corpus.display()))?;
@@ -106,12 +106,12 @@ impl Fuzzer<'_> {
     }
 }
 
-/// What one input may take.
+/// Limits of one input.
 fn limits() -> [String; 2] {
     [format!("-timeout={TIMEOUT}"), format!("-rss_limit_mb={MEMORY}")]
 }
 
-/// The input that was found by a target that ended so. One that failed without an input did not run, whatever it was to find.
+/// Returns the input that a failed target found. A target that failed without an input did not run, which is an error.
 fn finding(target: &str, status: ExitStatus, kept: Option<String>) -> Result<Option<String>> {
     if status.success() {
         return Ok(None);
@@ -120,7 +120,7 @@ fn finding(target: &str, status: ExitStatus, kept: Option<String>) -> Result<Opt
     Ok(Some(input))
 }
 
-/// The path in libFuzzer's line about an input that it kept.
+/// Parses the path in libFuzzer's line about a kept input.
 fn kept_in(line: &str) -> Option<String> {
     line.split_once(KEPT).map(|(_, path)| path.trim().to_owned())
 }

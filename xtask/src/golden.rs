@@ -1,6 +1,6 @@
-//! Builds the golden driver in every language whose tools are here: `target/golden/LANGUAGE.wasm`.
+//! Builds the golden driver in every language whose tools are installed: `target/golden/LANGUAGE.wasm`.
 //!
-//! A file is built again only if its sources, the contract or its tools are others than they were: some take half a minute.
+//! A file is built again only if its sources, the contract or its tools changed: some builds take half a minute.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::machine::{self, Finding};
 use crate::shell;
 use crate::workspace::Workspace;
 
-/// The driver's folder among the examples, and its name.
+/// The driver's directory among the examples, and its name.
 const GOLDEN: &str = "golden";
 const WORLD: &str = "driver";
 
@@ -27,7 +27,7 @@ pub(crate) enum Language {
 
 pub(crate) const LANGUAGES: [Language; 3] = [Language::C, Language::Python, Language::JavaScript];
 
-/// A toolchain that is here: the program to run, and what tells one version of it from another.
+/// An installed toolchain: the program, and a text that identifies its version.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tool {
     pub(crate) program: PathBuf,
@@ -35,7 +35,7 @@ pub(crate) struct Tool {
 }
 
 impl Language {
-    /// Name of its folder and of its file.
+    /// Name of its directory and of its file.
     fn name(self) -> &'static str {
         match self {
             Self::C => "c",
@@ -44,7 +44,7 @@ impl Language {
         }
     }
 
-    /// For people.
+    /// Human-readable name.
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::C => "C",
@@ -61,7 +61,7 @@ impl Language {
         }
     }
 
-    /// Where npm's modules are for JavaScript: Node looks for them beside the sources, which are copied there.
+    /// Directory of npm's modules for JavaScript: Node looks for them beside the sources, which are copied there.
     fn workplace(self, workspace: &Workspace) -> PathBuf {
         workspace.target.join("golden-tools").join(self.name())
     }
@@ -71,7 +71,7 @@ impl Language {
     }
 }
 
-/// Whether each language's tools are here.
+/// Returns whether each language's tools are installed.
 pub(crate) fn findings(workspace: &Workspace) -> Vec<(String, Finding)> {
     let finding = |language: Language| match language.tool(workspace) {
         Ok(_) => Finding::Present,
@@ -94,7 +94,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Builds what can be built. What cannot, for want of tools, is not there afterwards unless it is up to date.
+/// Builds each language whose tools are installed. Removes outdated files of the others.
 pub(crate) fn build(workspace: &Workspace) -> Result<()> {
     let folder = workspace.target.join(GOLDEN);
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
@@ -119,19 +119,19 @@ fn bring_up_to_date(workspace: &Workspace, language: Language, folder: &Path) ->
     compile(workspace, language, &tool, &file)?;
     let size = fs::metadata(&file).with_context(|| format!("{} was not built", file.display()))?.len();
     eprintln!("{:>7} KiB  {}", size.div_ceil(1024), file.display());
-    // The tests keep there what they compile; of a file that is no more it would stay for ever.
+    // Removes the tests' compile cache, which would keep entries of deleted files forever.
     let _ = fs::remove_dir_all(folder.join("cache"));
     fs::write(&stamp, inputs).with_context(|| format!("writing {}", stamp.display()))
 }
 
-/// Without the tool only the sources are compared.
+/// Compares the inputs; without the tool, only the sources.
 fn is_same(before: &[u8], now: &[u8], with_tool: bool) -> bool {
     let sources =
         |stamp: &[u8]| stamp.iter().position(|byte| *byte == b'\n').map(|end| stamp[end..].to_vec());
     if with_tool { before == now } else { sources(before) == sources(now) }
 }
 
-/// The tool in the first line, then everything that the file is made of.
+/// Returns the tool in the first line, then all sources.
 fn inputs(workspace: &Workspace, language: Language, tool: Option<&Tool>) -> Result<Vec<u8>> {
     let mut inputs = tool.map_or("", |tool| tool.version.as_str()).replace('\n', " ").into_bytes();
     let mut paths = vec![workspace.root.join("wit/driver.wit")];
@@ -144,7 +144,7 @@ fn inputs(workspace: &Workspace, language: Language, tool: Option<&Tool>) -> Res
     Ok(inputs)
 }
 
-/// The files below a folder in the order of their names, without what people's tools leave there.
+/// Returns the files below a directory in the order of their names, without artifacts of tools.
 fn collect(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
     let context = || format!("reading {}", folder.display());
     let entries: std::io::Result<Vec<_>> = fs::read_dir(folder).with_context(context)?.collect();
@@ -242,7 +242,7 @@ mod tests {
         fs::create_dir_all(&sources).unwrap();
         fs::write(&file, "old").unwrap();
         fs::write(folder.join("javascript.stamp"), "1.0\nother sources").unwrap();
-        // Nobody has run npm in this target folder.
+        // npm has not run in this target directory.
         bring_up_to_date(&workspace, Language::JavaScript, &folder).unwrap();
         assert!(!file.exists());
         fs::write(&file, "built").unwrap();

@@ -1,4 +1,4 @@
-//! What this machine has of other people's software, and in one line why something cannot be used.
+//! Detects external software on this machine, or returns in one line why it cannot be used.
 
 use std::env;
 use std::fs::File;
@@ -15,14 +15,14 @@ pub(crate) enum Finding {
     Missing(String),
 }
 
-/// All that a container with a device needs.
+/// The tools for a container with a device.
 pub(crate) struct Podman {
     pub(crate) program: PathBuf,
     pub(crate) runtime: PathBuf,
     pub(crate) busybox: PathBuf,
 }
 
-/// Podman with a runtime and a static busybox, as root: a device node needs real privileges.
+/// Finds podman with a runtime and a static busybox, as root: a device node needs privileges.
 pub(crate) fn podman() -> Result<Podman, String> {
     let program = find("podman").ok_or("podman is not installed")?;
     let runtime = ["runc", "crun"].into_iter().find_map(find).ok_or("neither runc nor crun is installed")?;
@@ -33,7 +33,7 @@ pub(crate) fn podman() -> Result<Podman, String> {
     Ok(Podman { program, runtime, busybox })
 }
 
-/// In the PATH, or where Go's own installer puts it.
+/// Finds Go in the PATH, or where its installer puts it.
 pub(crate) fn go() -> Finding {
     if find("go").is_some() || is_program(Path::new("/usr/local/go/bin/go")) {
         Finding::Present
@@ -54,7 +54,7 @@ pub(crate) fn python_grpc() -> Finding {
     }
 }
 
-/// cargo-fuzz, which cargo finds in the PATH.
+/// Finds cargo-fuzz, which must be in the PATH.
 pub(crate) fn cargo_fuzz() -> Finding {
     match find("cargo-fuzz") {
         Some(_) => Finding::Present,
@@ -62,7 +62,7 @@ pub(crate) fn cargo_fuzz() -> Finding {
     }
 }
 
-/// A compiler for libFuzzer, which is written in C++.
+/// Finds a C++ compiler for libFuzzer.
 pub(crate) fn cplusplus() -> Finding {
     match find("c++") {
         Some(_) => Finding::Present,
@@ -70,7 +70,7 @@ pub(crate) fn cplusplus() -> Finding {
     }
 }
 
-/// A clang that makes WebAssembly of C, with the C library for it.
+/// Finds a clang for WebAssembly, with the C library for it.
 pub(crate) fn clang_for_wasm() -> Result<Tool, String> {
     let program = find("clang").ok_or("clang is not installed")?;
     let probe = "#include <stdlib.h>\nvoid *probe(void) { return malloc(1); }";
@@ -84,7 +84,7 @@ pub(crate) fn clang_for_wasm() -> Result<Tool, String> {
     Ok(Tool { version: said(&program, &["--version"])?, program })
 }
 
-/// `componentize-py`, in the PATH or in the virtual environment that CI makes.
+/// Finds `componentize-py` in the PATH or in the virtual environment of CI.
 pub(crate) fn componentize_py(environment: &Path) -> Result<Tool, String> {
     let program = find("componentize-py").or_else(|| Some(environment.join("bin/componentize-py")));
     let program = program.filter(|file| is_program(file));
@@ -93,7 +93,7 @@ pub(crate) fn componentize_py(environment: &Path) -> Result<Tool, String> {
     Ok(Tool { version: said(&program, &["--version"])?, program })
 }
 
-/// Node with `componentize-js` among the modules of a folder.
+/// Finds Node with `componentize-js` among the modules of a directory.
 pub(crate) fn componentize_js(folder: &Path) -> Result<Tool, String> {
     let program = find("node").ok_or("Node.js is not installed")?;
     let package = folder.join("node_modules/@bytecodealliance/componentize-js/package.json");
@@ -103,17 +103,17 @@ pub(crate) fn componentize_js(folder: &Path) -> Result<Tool, String> {
     Ok(Tool { version: format!("{}, {module}", said(&program, &["--version"])?), program })
 }
 
-/// Whether a command that reads this succeeds.
+/// Returns whether a command with this input succeeds.
 fn takes(mut command: Command, input: &str) -> bool {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     child.is_ok_and(|mut child| {
-        // One that does not read to the end has failed, and says so.
+        // A command that does not read its whole input has failed, and reports that.
         let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes()));
         child.wait().is_ok_and(|status| status.success())
     })
 }
 
-/// What a program says of itself.
+/// Returns the version line of a program.
 fn said(program: &Path, args: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(args).stdin(Stdio::null()).output();
     match output {
@@ -124,8 +124,8 @@ fn said(program: &Path, args: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Looks where a shell would, and in the folders of system programs, which not everybody's PATH has.
-/// A tool that renders the deployment: in `target/deploy-tools`, where CI puts it, or in the PATH.
+/// Finds a program in the PATH and in the directories of system programs, which some users' PATH lacks.
+/// Finds a tool that renders the deployment: in `target/deploy-tools`, where CI installs it, or in the PATH.
 pub(crate) fn deploy_tool(workspace: &Workspace, name: &str) -> Result<PathBuf, String> {
     let own = workspace.target.join("deploy-tools").join(name);
     if is_program(&own) {
@@ -149,7 +149,7 @@ fn static_busybox() -> Option<PathBuf> {
     candidates.into_iter().flatten().find(|file| is_program(file) && is_static(file))
 }
 
-/// A dynamic program names its loader right behind the ELF headers.
+/// A dynamic program names its loader directly behind the ELF headers.
 fn is_static(program: &Path) -> bool {
     let mut head = Vec::new();
     let read = File::open(program).and_then(|file| file.take(4096).read_to_end(&mut head));

@@ -1,4 +1,4 @@
-//! The chores of this repository, as `cargo xtask TASK`.
+//! The tasks of this repository, as `cargo xtask TASK`.
 
 mod bench;
 mod demo;
@@ -30,48 +30,48 @@ struct Cli {
 enum Task {
     /// Build the example drivers to target/drivers, and as wasip2 components to target/drivers/wasip2
     Drivers {
-        /// Also lay each driver with its grant and config into DIR, as a node's drivers folder wants them
+        /// Also copy each driver with its grant and config into DIR, in the layout of a node's drivers directory
         #[arg(long, value_name = "DIR")]
         release_dir: Option<PathBuf>,
     },
-    /// Build the golden driver in every language whose tools are here, to target/golden
+    /// Build the golden driver in every language whose tools are installed, to target/golden
     Golden,
-    /// Run every test that this machine can run, and say which it cannot
+    /// Run every test that this machine can run, and list those that it cannot run
     Test {
-        /// Run none, and look whether all that tests/parity.md names are there
+        /// Run no test; check that all tests in tests/parity.md exist
         #[arg(long, conflicts_with = "args")]
         list: bool,
-        /// For `cargo test`; a package chosen with -p replaces the whole workspace
+        /// Arguments for `cargo test`; a package with -p replaces the whole workspace
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Show the main job on this machine: a driver, a claim, a crash, a container
+    /// Demonstrate the daemon on this machine: a driver, a claim, a crash, a container
     Demo {
-        /// With the host that the tests are built with: after them there is less to build
+        /// Use the host of the test build: after the tests there is less to build
         #[arg(long)]
         built: bool,
     },
     /// Measure the release build
     Bench {
-        /// For the benchmark program
+        /// Arguments for the benchmark program
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Give the parsers and checks of what strangers send bytes that nobody thought of, each for a bounded time
+    /// Fuzz the parsers and checks of untrusted input, each for a bounded time
     Fuzz {
         /// Seconds for each target
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
-        /// Where chance begins: with the same number the same inputs are tried, as far as the time goes
+        /// Seed of the random generator: the same seed generates the same inputs, as far as the time suffices
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
         seed: Option<u32>,
-        /// Tell of findings, and do not fail for them
+        /// Report findings without failing
         #[arg(long)]
         report: bool,
-        /// Targets, by their files in fuzz/fuzz_targets; all unless some are named
+        /// Targets, by their files in fuzz/fuzz_targets; default: all
         targets: Vec<String>,
     },
-    /// Render the kustomize base from the Helm chart, and check all that is in deploy/
+    /// Render the kustomize base from the Helm chart, and check deploy/
     Deploy {
         /// Render nothing
         #[arg(long)]

@@ -1,4 +1,4 @@
-//! Running other programs: shown as a person would type them, with an error that names the command.
+//! Runs other programs: prints the command as in a shell, and names it in errors.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -12,20 +12,20 @@ use anyhow::{Context, Result, bail, ensure};
 
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
-/// Shows a command, lets it use this terminal, and fails when it fails.
+/// Prints a command, runs it on this terminal, and fails if it fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = status(command)?;
     ensure!(status.success(), "`{}` failed: {status}", line(command));
     Ok(())
 }
 
-/// Shows a command, lets it use this terminal, and says how it ended.
+/// Prints a command, runs it on this terminal, and returns its status.
 pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
     eprintln!("$ {}", line(command));
     command.status().with_context(|| format!("starting `{}`", line(command)))
 }
 
-/// The same for a command whose lines we read as well: those of its standard output and of its standard error, in two threads.
+/// Like `status`, and passes each line of standard output and of standard error to a reader, on two threads.
 pub(crate) fn watched(
     command: &mut Command,
     stdout: impl FnMut(&str),
@@ -43,20 +43,20 @@ pub(crate) fn watched(
     child.wait().with_context(|| format!("waiting for `{shown}`"))
 }
 
-/// Writes what comes where it would have gone, and shows each line to a reader.
+/// Copies a stream and passes each line to a reader.
 fn pass_on(from: Option<impl Read>, mut to: impl Write, mut read: impl FnMut(&str)) {
     let mut from = BufReader::new(from.expect("it is piped"));
     let mut bytes = Vec::new();
-    // A stream that cannot be read any more has ended.
+    // A read error ends the stream.
     while from.read_until(b'\n', &mut bytes).is_ok_and(|count| count > 0) {
-        // A person who went away is no reason to stop.
+        // A closed terminal does not stop the command.
         let _ = to.write_all(&bytes).and_then(|()| to.flush());
         read(String::from_utf8_lossy(&bytes).trim_end_matches('\n'));
         bytes.clear();
     }
 }
 
-/// Standard output of a command that succeeds quickly; its standard error goes to this terminal.
+/// Returns the standard output of a command that succeeds quickly; its standard error goes to this terminal.
 pub(crate) fn read(command: &mut Command) -> Result<String> {
     let output =
         command.stderr(Stdio::inherit()).output().with_context(|| format!("starting `{}`", line(command)))?;
@@ -64,7 +64,7 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("reading the answer of `{}`", line(command)))
 }
 
-/// The command as typed in a shell: a program by its bare name, arguments quoted where they must be.
+/// Formats the command as in a shell: the program by its bare name, arguments quoted where necessary.
 pub(crate) fn line(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let program = program.file_name().unwrap_or(program.as_os_str());
@@ -80,8 +80,7 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Set by Ctrl-C, SIGTERM or a closed terminal; long waits look at it and end with an error, so that
-/// what was made is removed on the way out.
+/// Set by Ctrl-C, SIGTERM or a closed terminal. Long waits check it and end with an error, so that destructors clean up.
 #[derive(Clone)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
@@ -100,7 +99,7 @@ impl Interrupt {
         Ok(())
     }
 
-    /// Asks `done` again and again until it has an answer.
+    /// Polls `done` until it returns a value.
     pub(crate) fn wait_for<T>(
         &self,
         limit: Duration,
@@ -119,7 +118,7 @@ impl Interrupt {
         }
     }
 
-    /// Collects what a command writes; it is killed when it takes too long or we are interrupted.
+    /// Collects the output of a command; kills it at the deadline or on an interrupt.
     pub(crate) fn output(&self, command: &mut Command, limit: Duration) -> Result<Output> {
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting `{}`", line(command)))?;
@@ -135,7 +134,7 @@ impl Interrupt {
     }
 }
 
-/// Kills a child and takes its status, so that no zombie stays. It may have ended by itself.
+/// Kills a child and reaps it. It may have ended by itself.
 pub(crate) fn end(child: &mut Child) {
     let _ = child.kill();
     let _ = child.wait();
@@ -145,7 +144,7 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What was read before an error is still worth showing.
+            // Output before an error is still shown.
             let _ = pipe.read_to_end(&mut bytes);
         }
         bytes

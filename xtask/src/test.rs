@@ -1,4 +1,4 @@
-//! Every test that this machine can run. What it cannot run is said at the end, never passed over.
+//! Runs every test that this machine can run, and lists at the end the ones that it cannot run.
 
 mod output;
 mod parity;
@@ -14,9 +14,9 @@ use crate::machine::{self, Finding};
 use crate::workspace::Workspace;
 use crate::{deploy, drivers, golden, shell};
 
-/// Tells the tests where the built drivers are.
+/// Variable with the directory of the built drivers, for the tests.
 pub(crate) const DRIVERS_DIR: &str = "NODEDOCK_DRIVERS_DIR";
-/// What a kubelet's tests ask, and which tests of ours ask it.
+/// The table of a kubelet's tests and the tests here that cover them.
 const PARITY: &str = "tests/parity.md";
 
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
@@ -30,12 +30,12 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Looks whether the tests that the table names are there.
+/// Checks that the tests in the table exist.
 pub(crate) fn list(workspace: &Workspace) -> Result<()> {
     with_parity(workspace, &["--".to_owned(), "--list".to_owned()])
 }
 
-/// Every test that the table names has to be there, to run and to pass; in a list it is enough that it is there.
+/// Checks that every test in the table exists, ran and passed; in a list, that it exists.
 fn with_parity(workspace: &Workspace, args: &[String]) -> Result<()> {
     let text =
         std::fs::read_to_string(workspace.root.join(PARITY)).with_context(|| format!("reading {PARITY}"))?;
@@ -53,7 +53,7 @@ fn with_parity(workspace: &Workspace, args: &[String]) -> Result<()> {
 fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
     shell::run(workspace.cargo().arg("build").args(programs(args)))?;
     let mut command = workspace.cargo();
-    // What it writes is read here, also where somebody asks cargo for colours.
+    // The output is parsed here, so cargo must not add colours.
     command.env(DRIVERS_DIR, workspace.drivers_dir()).env("CARGO_TERM_COLOR", "never").arg("test");
     if !chooses_package(args) {
         command.arg("--workspace");
@@ -65,18 +65,17 @@ fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
     Ok(outcomes)
 }
 
-/// Runs the tests before the person's eyes, and says how each ended.
+/// Runs the tests on this terminal, and returns the outcome of each.
 fn watched(command: &mut Command) -> Result<(ExitStatus, Outcomes)> {
     let (mut results, mut binaries) = (Results::default(), Binaries::default());
     let status = shell::watched(command, |line| results.line(line), |line| binaries.line(line))?;
-    // A binary that does not compile is named and has no results; the tests' own failure tells more then.
+    // A binary that does not compile has no results; the failure of the run is the better error then.
     let outcomes = results.named(binaries);
     Ok((status, if status.success() { outcomes? } else { outcomes.unwrap_or_default() }))
 }
 
-/// The harness starts the real program, which `cargo test` alone would not bring up to date. Built together
-/// with the tests it shares their dependencies and has the fail points that they ask for; alone, other features of some would
-/// build all again.
+/// The harness starts the real program, which `cargo test` alone would not rebuild. Built together with the tests it shares their
+/// dependencies and has their fail points; built alone, other features of some dependencies would rebuild everything.
 pub(crate) fn programs(args: &[String]) -> &'static [&'static str] {
     match chooses_package(args) {
         true => &["-p", "nodedock", "--features", "failpoints"],
@@ -97,7 +96,7 @@ fn report_skipped(workspace: &Workspace) {
     }
 }
 
-/// Other people's software, each with the tests that need it.
+/// External software, each with the tests that need it.
 fn outside_software(workspace: &Workspace) -> Vec<(String, Finding)> {
     let own = [
         ("devices in real containers", machine::podman().map_or_else(Finding::Missing, |_| Finding::Present)),
@@ -118,12 +117,12 @@ mod tests {
         args.iter().map(|arg| (*arg).to_owned()).collect()
     }
 
-    /// The packages of a build with these arguments, each with its features.
+    /// Returns the packages of a build with these arguments, each with its features.
     fn packages(args: &[&str]) -> String {
         along("normal", args)
     }
 
-    /// The packages along these edges.
+    /// Returns the packages along these edges.
     fn along(edges: &str, args: &[&str]) -> String {
         let workspace = Workspace::load().unwrap();
         let mut tree = workspace.cargo();

@@ -1,4 +1,4 @@
-//! What `cargo metadata` says of this workspace: where things are, and which packages are WASM drivers.
+//! Reads `cargo metadata` of this workspace: its paths, and which packages are WASM drivers.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ pub(crate) struct Workspace {
     pub(crate) drivers: Vec<DriverPackage>,
 }
 
-/// A package in `example-drivers/` that becomes a `.wasm` file. Native drivers there are not among them.
+/// A package in `example-drivers/` that builds a `.wasm` file, so none of the native drivers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct DriverPackage {
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
-    /// File name that cargo gives it: dashes become underscores.
+    /// File name of cargo's output: dashes become underscores.
     pub(crate) artifact: String,
 }
 
@@ -52,13 +52,13 @@ impl Workspace {
         self.target.join("drivers")
     }
 
-    /// `-p NAME` for every driver.
+    /// Returns `-p NAME` for every driver.
     pub(crate) fn driver_selection(&self) -> impl Iterator<Item = &str> {
         self.drivers.iter().flat_map(|driver| ["-p", driver.name.as_str()])
     }
 }
 
-/// The cargo that runs us, so that a build inside a build uses the same toolchain.
+/// Returns the cargo that runs this program, so that nested builds use the same toolchain.
 fn cargo_path() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
 }

@@ -20,7 +20,7 @@ pub(crate) struct PoolConfig {
     pub(crate) paths: Vec<String>,
     #[serde(default = "read_write")]
     pub(crate) permissions: String,
-    /// Whether several claims may hold a node at once.
+    /// Whether several claims may use a node at once.
     #[serde(default)]
     pub(crate) shared: bool,
     #[serde(default)]
@@ -34,7 +34,7 @@ fn read_write() -> String {
 }
 
 impl Config {
-    /// Reads a config and refuses what no node could make work.
+    /// Parses a config and refuses one that cannot work on any node.
     pub(crate) fn read(text: &str) -> Result<Self, Problem> {
         let config: Config = parse_json("bad-config", "config of device-nodes", text)?;
         let mut names = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Nodes below `/dev` as devices, chosen by globs in the operator's config.
+//! Offers nodes below `/dev` as devices, selected by globs in the operator's config.
 
 mod config;
 #[cfg(test)]
@@ -13,8 +13,8 @@ use nodedock_sdk::{
 
 use config::{Config, PoolConfig};
 
-/// What is known to be useful in containers. An operator who needs another node builds a driver with another list: what may be
-/// asked for at all is fixed by the binary, and what is granted of it by the grant file.
+/// Nodes that are useful in containers. An operator who needs another node builds a driver with another list: the binary determines
+/// what the driver can request, and the grant file what it gets.
 const DEVICE_NODES: [&str; 26] = [
     "/dev/accel/*",
     "/dev/bus/usb/*/*",
@@ -65,10 +65,10 @@ const EVENT_SUBSYSTEMS: [&str; 18] = [
     "video4linux",
 ];
 
-/// Text attributes hold no more.
+/// The bound of text attributes.
 const ATTRIBUTE_BYTES_MAX: usize = 64;
 
-/// The unit of `size` files of block devices, whatever the device's own sectors are.
+/// The unit of `size` files of block devices, independent of the device's own sector size.
 const SECTOR_BYTES: u64 = 512;
 
 struct DeviceNodesDriver;
@@ -120,7 +120,7 @@ fn publish(host: &Host, config: &PoolConfig) -> Result<Pool, Problem> {
     Ok(pool)
 }
 
-/// The pool's nodes by path. Of two paths that come to the same name, the first one has it and the other one a hash behind it.
+/// Returns the pool's nodes by path. If two paths map to the same name, the first keeps it and the other gets a hash as a suffix.
 fn named_nodes(host: &Host, config: &PoolConfig) -> Result<Vec<(String, NodeInfo)>, Problem> {
     let mut nodes = Vec::new();
     for glob in &config.paths {

@@ -1,8 +1,8 @@
 // Two slots as devices: the example driver of Nodedock in C.
 //
-// Every call comes into a fresh instance of this program. Nothing that is kept in a variable is there at the next call: what has to
-// last goes into the memo of a claim. For the same reason nothing is freed here: the whole memory goes with the instance. What is
-// answered has to be allocated, each part by itself, for the bindings free it once the host has read it.
+// Every call runs in a fresh instance of this program. Variables do not keep their value until the next call: state that must
+// persist goes into the memo of a claim. Nothing is freed here either: the whole memory ends with the instance. Each part of a
+// result must be allocated separately, since the bindings free it after the host has read it.
 
 #include <stdlib.h>
 #include <string.h>
@@ -36,14 +36,14 @@ static const char CPUS[] = "devices/system/cpu/online";
 
 // ---- Memory and texts ----
 
-// Zeroed memory. Where there is none left the instance ends here, and the host says that the driver reached its limit.
+// Returns zeroed memory. Without any left the instance ends here, and the host reports that the driver reached its limit.
 static void *zeroed(size_t count, size_t size) {
   void *memory = calloc(count ? count : 1, size);
   if (!memory) __builtin_trap();
   return memory;
 }
 
-// Text for reading: for arguments, never in an answer.
+// Text for arguments, never for a result.
 static text_t view(const char *chars) { return (text_t){(uint8_t *)chars, strlen(chars)}; }
 
 static text_t copy(text_t text) {
@@ -67,7 +67,7 @@ static bool same(text_t left, text_t right) {
   return left.len == right.len && memcmp(left.ptr, right.ptr, left.len) == 0;
 }
 
-// Place of a name in a list, or -1.
+// Returns the index of a name in a list, or -1.
 static int find(const char *const names[], int count, text_t name) {
   for (int i = 0; i < count; i++)
     if (same(view(names[i]), name)) return i;
@@ -104,7 +104,7 @@ static problem_t problem(nodedock_driver_types_problem_kind_t kind, const char *
   return (problem_t){.kind = kind, .code = owned(code), .message = message};
 }
 
-// A refusal that is final: the host does not ask again until the claim is another.
+// A permanent refusal: the host does not retry until the claim changes.
 static problem_t invalid(const char *code, text_t message) {
   return problem(NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_INVALID, code, message);
 }
@@ -122,7 +122,7 @@ static bool take(reader_t *reader, char wanted) {
   return true;
 }
 
-// The text of a JSON string without escapes: neither the key nor any mode needs one.
+// Parses a JSON string without escapes: neither the key nor any mode needs one.
 static bool take_text(reader_t *reader, text_t *text) {
   if (!take(reader, '"')) return false;
   const uint8_t *begin = reader->at;
@@ -134,11 +134,11 @@ static bool take_text(reader_t *reader, text_t *text) {
 
 static bool take_end(reader_t *reader) {
   bool closed = take(reader, '}');
-  // The white space behind it is skipped, and nothing else may follow.
+  // Skips trailing white space; nothing else may follow.
   return closed && !take(reader, '}') && reader->at == reader->end;
 }
 
-// False: they are something else. The mode stays as it is if the parameters name none.
+// Returns false for invalid parameters. The mode is unchanged if the parameters have none.
 static bool read_mode(text_t parameters, text_t *mode) {
   reader_t reader = {parameters.ptr, parameters.ptr + parameters.len};
   text_t key;
@@ -181,7 +181,7 @@ bool exports_nodedock_driver_discovery_discover(exports_nodedock_driver_discover
                                                 exports_nodedock_driver_discovery_problem_t *refusal) {
   (void)context, (void)trigger;
   text_t path = view(CPUS), cpus;
-  // What is not granted or not there: the problem that the host answered is the answer of this call.
+  // Returns the host's problem for a file that is not granted or does not exist.
   if (!nodedock_driver_sysfs_read(&path, &cpus, refusal)) return false;
   nodedock_driver_ledger_list_live_claim_t claims;
   nodedock_driver_ledger_claims(&claims);
@@ -198,7 +198,7 @@ bool exports_nodedock_driver_discovery_discover(exports_nodedock_driver_discover
 
 // ---- prepare ----
 
-// The request without the subrequest of a prioritised list.
+// Returns the request without the subrequest of a prioritised list.
 static text_t base_request(text_t request) {
   const uint8_t *slash = memchr(request.ptr, '/', request.len);
   return (text_t){request.ptr, slash ? (size_t)(slash - request.ptr) : request.len};
@@ -212,7 +212,7 @@ static bool applies(const config_t *config, text_t request) {
   return config->requests.len == 0;
 }
 
-// What the last of the configs for this device says: those of the claim come after those of its class. False: the refusal.
+// Applies the last of the configs for this device: those of the claim come after those of its class. Returns false with a refusal.
 static bool choose(const claim_t *claim, const allocated_t *allocated, int *slot, int *mode, problem_t *refusal) {
   *slot = same(allocated->pool, view(POOL)) ? find(SLOT_NAMES, SLOTS, allocated->device) : -1;
   if (*slot < 0) {
@@ -250,7 +250,7 @@ static prepared_device_t ready(const allocated_t *allocated, int slot, int mode)
   return device;
 }
 
-// False: the claim is prepared with another memo.
+// Returns false if the claim is prepared with another memo.
 static bool is_as_before(const claim_t *claim, text_t memo) {
   live_claim_t before;
   text_t uid = claim->id.uid;
@@ -258,7 +258,7 @@ static bool is_as_before(const claim_t *claim, text_t memo) {
   return same((text_t){before.memo.ptr, before.memo.len}, memo);
 }
 
-// False: the refusal.
+// Returns false with a refusal.
 static bool prepare(const claim_t *claim, prepared_claim_t *prepared, problem_t *refusal) {
   size_t count = claim->devices.len;
   text_t memo = view("");
@@ -299,7 +299,8 @@ void exports_nodedock_driver_preparation_prepare(exports_nodedock_driver_prepara
 
 // ---- unprepare ----
 
-// Whether each line of it is a slot and a mode. A claim whose prepare never came to its end has no memo, and nothing to give back.
+// Returns whether each line of the memo is a slot and a mode. A claim whose prepare did not complete has no memo and nothing to
+// unprepare.
 static bool is_ours(driver_list_u8_t memo) {
   const uint8_t *at = memo.ptr, *end = memo.ptr + memo.len;
   while (at < end) {
@@ -330,6 +331,6 @@ void exports_nodedock_driver_preparation_unprepare(
       continue;
     }
     label_t field = {view("claim"), live->claim.id.name};
-    say("given back", &field, 1);
+    say("unprepared", &field, 1);
   }
 }

@@ -1,4 +1,4 @@
-// node build.js WIT OUTPUT: makes golden.js a component.
+// node build.js WIT OUTPUT: builds a component from golden.js.
 
 import { writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
@@ -11,7 +11,7 @@ const { component } = await componentize({
   sourcePath: fileURLToPath(new URL("golden.js", import.meta.url)),
   witPath,
   worldName: "driver",
-  // A driver has no network, and what imports it is refused.
+  // A driver has no network, and the host refuses a file that imports it.
   disableFeatures: ["http", "fetch-event"],
 });
 await writeFile(output, component);

@@ -1,7 +1,7 @@
 // Two slots as devices: the example driver of Nodedock in JavaScript.
 //
-// Every call comes into a fresh instance of this program, in the state in which `jco` left it after running this file. Nothing that
-// is kept in a variable is there at the next call: what has to last goes into the memo of a claim.
+// Every call runs in a fresh instance of this program, in the state that `jco` recorded after it ran this file. Variables do not keep
+// their value until the next call: state that must persist goes into the memo of a claim.
 
 import * as ledger from "nodedock:driver/ledger@0.1.0";
 import * as log from "nodedock:driver/log@0.1.0";
@@ -45,7 +45,7 @@ export const identity = {
 
 export const discovery = {
   discover(_context, _trigger) {
-    // What is not granted or not there is thrown as the problem that the host answered, and is the answer of this call.
+    // For a file that is not granted or does not exist the host throws its problem, which is the result of this call.
     const cpus = sysfs.read(CPUS);
     log.write("info", "discovered", [
       ["devices", String(SLOTS.length)],
@@ -116,8 +116,8 @@ function modeOf(claim, allocated) {
   if (allocated.pool !== POOL || !SLOTS.includes(allocated.device)) {
     throw new Refusal("not-found", "no-such-device", `there is no ${allocated.pool}/${allocated.device}`);
   }
-  const asked = [allocated.request, baseRequest(allocated)];
-  const applies = ({ requests }) => requests.length === 0 || requests.some((request) => asked.includes(request));
+  const names = [allocated.request, baseRequest(allocated)];
+  const applies = ({ requests }) => requests.length === 0 || requests.some((request) => names.includes(request));
   const config = claim.configs.filter(applies).at(-1);
   const mode = config === undefined ? MODES[0] : modeIn(config.parameters);
   if (!MODES.includes(mode)) {
@@ -126,7 +126,7 @@ function modeOf(claim, allocated) {
   return mode;
 }
 
-// `invalid` is final: the host does not ask again until the claim is another.
+// `invalid` is permanent: the host does not retry until the claim changes.
 function modeIn(parameters) {
   const bad = () =>
     new Refusal("invalid", "bad-parameters", 'the parameters are not an object with nothing but a text "mode"');
@@ -165,7 +165,7 @@ function edits(env) {
 }
 
 function unprepare(live) {
-  // A claim whose prepare never came to its end has no memo, and nothing to give back.
+  // A claim whose prepare did not complete has no memo and nothing to unprepare.
   const lines = new TextDecoder().decode(live.memo).split("\n").filter((line) => line !== "");
   for (const line of lines) {
     const [device, mode] = line.split(" ");
@@ -173,5 +173,5 @@ function unprepare(live) {
       throw new Refusal("internal", "bad-memo", "the memo is not one that this driver writes");
     }
   }
-  log.write("info", "given back", [["claim", live.claim.id.name]]);
+  log.write("info", "unprepared", [["claim", live.claim.id.name]]);
 }

@@ -1,7 +1,7 @@
 """Two slots as devices: the example driver of Nodedock in Python.
 
-Every call comes into a fresh instance of this program, in the state in which `componentize-py` left it after importing this module.
-Nothing that is kept in a variable is there at the next call: what has to last goes into the memo of a claim.
+Every call runs in a fresh instance of this program, in the state that `componentize-py` recorded after it imported this module.
+Variables do not keep their value until the next call: state that must persist goes into the memo of a claim.
 """
 
 import json
@@ -59,7 +59,7 @@ class Identity(exports.Identity):
 
 class Discovery(exports.Discovery):
     def discover(self, ctx, trigger):
-        # What is not granted or not there is raised as the problem that the host answered, and is the answer of this call.
+        # For a file that is not granted or does not exist the host raises its problem, which is the result of this call.
         cpus = sysfs.read(CPUS)
         log.write(Level.INFO, "discovered", [("devices", str(len(SLOTS))), ("claims", str(len(ledger.claims())))])
         devices = [slot(index, name, cpus) for index, name in enumerate(SLOTS)]
@@ -75,7 +75,7 @@ class Preparation(exports.Preparation):
 
 
 def outcome(function, argument):
-    """A problem that is raised for one claim is that claim's outcome, and the others get theirs."""
+    """Returns an outcome for each claim: a raised problem is the outcome of its claim only."""
     try:
         return Ok(function(argument))
     except Err as problem:
@@ -113,11 +113,11 @@ def prepare(claim):
 
 
 def mode_of(claim, allocated):
-    """What the last of the configs for this device says: those of the claim come after those of its class."""
+    """Returns the mode of the last config for this device: those of the claim come after those of its class."""
     if allocated.pool != POOL or allocated.device not in SLOTS:
         raise Err(problem(ProblemKind.NOT_FOUND, "no-such-device", f"there is no {allocated.pool}/{allocated.device}"))
-    asked = {allocated.request, base_request(allocated)}
-    configs = [config for config in claim.configs if not config.requests or asked & set(config.requests)]
+    requests = {allocated.request, base_request(allocated)}
+    configs = [config for config in claim.configs if not config.requests or requests & set(config.requests)]
     mode = mode_in(configs[-1].parameters) if configs else MODES[0]
     if mode not in MODES:
         raise invalid("no-such-mode", f'mode "{mode}" is not one of normal, quiet')
@@ -150,7 +150,7 @@ def ready(allocated, mode):
 
 
 def base_request(allocated):
-    """The request without the subrequest of a prioritised list."""
+    """Returns the request without the subrequest of a prioritised list."""
     return allocated.request.split("/")[0]
 
 
@@ -159,12 +159,12 @@ def edits(env):
 
 
 def unprepare(live):
-    # A claim whose prepare never came to its end has no memo, and nothing to give back.
+    # A claim whose prepare did not complete has no memo and nothing to unprepare.
     for line in live.memo.decode(errors="replace").splitlines():
         device, _, mode = line.partition(" ")
         if device not in SLOTS or mode not in MODES:
             raise Err(problem(ProblemKind.INTERNAL, "bad-memo", "the memo is not one that this driver writes"))
-    log.write(Level.INFO, "given back", [("claim", live.claim.id.name)])
+    log.write(Level.INFO, "unprepared", [("claim", live.claim.id.name)])
 
 
 def problem(kind, code, message):
@@ -172,5 +172,5 @@ def problem(kind, code, message):
 
 
 def invalid(code, message):
-    """A refusal that is final: the host does not ask again until the claim is another."""
+    """Returns a permanent refusal: the host does not retry until the claim changes."""
     return Err(problem(ProblemKind.INVALID, code, message))

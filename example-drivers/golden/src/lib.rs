@@ -1,4 +1,4 @@
-//! Two slots as devices: the example driver in Rust, of which there are twins in C, Python and JavaScript beside it.
+//! Two slots as devices: the example driver in Rust, with equivalent drivers in C, Python and JavaScript.
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +14,7 @@ const SLOTS: [&str; 2] = ["slot-0", "slot-1"];
 const MODES: [&str; 2] = ["normal", "quiet"];
 const CPUS: &str = "devices/system/cpu/online";
 
-/// What people may write into a claim or a class: an object of texts. A struct of serde's would take a list as well.
+/// Parameters of a claim or a class: an object of texts. A struct with serde would also accept a list.
 type Parameters = BTreeMap<String, String>;
 
 struct Golden;
@@ -31,7 +31,7 @@ impl Driver for Golden {
     }
 
     fn discover(host: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
-        // What is not granted or not there: the problem that the host answered is the answer of this call.
+        // Returns the host's problem for a file that is not granted or does not exist.
         let cpus = host.sysfs().read(CPUS)?;
         let (devices, claims) = (SLOTS.len().to_string(), host.ledger().claims().len().to_string());
         host.log().info("discovered", &[("devices", devices.as_str()), ("claims", claims.as_str())]);
@@ -56,7 +56,7 @@ impl Driver for Golden {
     }
 
     fn unprepare(host: &Host, _: &Context, live: &LiveClaim) -> Result<(), Problem> {
-        // A claim whose prepare never came to its end has no memo, and nothing to give back.
+        // A claim whose prepare did not complete has no memo and nothing to unprepare.
         if !String::from_utf8_lossy(&live.memo).lines().all(is_ours) {
             return Err(Problem::internal("bad-memo", "the memo is not one that this driver writes"));
         }
@@ -75,7 +75,7 @@ fn slot(index: i64, name: &str, cpus: &str) -> Device {
         .allow_multiple_allocations(true)
 }
 
-/// What the claim's parameters, or else its class', say for this device.
+/// Returns the mode from the parameters of the claim, or else of its class.
 fn mode_of(claim: &Claim, allocated: &AllocatedDevice) -> Result<String, Problem> {
     let AllocatedDevice { pool, device, request, .. } = allocated;
     if pool != POOL || !SLOTS.contains(&device.as_str()) {
@@ -102,7 +102,7 @@ fn variable(device: &str) -> String {
     format!("GOLDEN_{}", device.to_uppercase().replace('-', "_"))
 }
 
-/// A line of a memo.
+/// Formats a line of a memo.
 fn is_ours(line: &str) -> bool {
     let Some((device, mode)) = line.split_once(' ') else { return false };
     SLOTS.contains(&device) && MODES.contains(&mode)

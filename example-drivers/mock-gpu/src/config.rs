@@ -6,7 +6,7 @@ use nodedock_sdk::{Problem, parse_json};
 use serde::Deserialize;
 
 const DEVICES_MAX: u64 = 4096;
-/// A whole GPU bears the identities of its partitions, and a device has at most 16.
+/// A whole GPU has the identities of its partitions, and a device has at most 16.
 const PARTITIONS_MAX: u32 = 15;
 const TEXT_BYTES_MAX: usize = 64;
 
@@ -24,20 +24,20 @@ pub(crate) struct Config {
 pub(crate) struct PoolConfig {
     pub(crate) name: String,
     pub(crate) count: u32,
-    /// Number of the first GPU. Numbers are unique in the driver, so that a container's variables are.
+    /// Number of the first GPU. Numbers are unique in the driver, so that the names of a container's variables are unique.
     #[serde(default)]
     first_index: u32,
     #[serde(default = "usual_model")]
     pub(crate) model: String,
     #[serde(default = "usual_memory", rename = "memoryGiB")]
     pub(crate) memory_gib: u32,
-    /// One after the other is given to a GPU, and from the beginning again.
+    /// NUMA nodes that are assigned to the GPUs round robin.
     #[serde(default)]
     numa_nodes: Vec<u32>,
-    /// Whether several claims may hold a GPU at once, each with a share of its memory.
+    /// Whether several claims may use a GPU at once, each with a share of its memory.
     #[serde(default)]
     pub(crate) shared: bool,
-    /// Into how many equal parts a GPU can be split; each is a device beside the whole one.
+    /// Number of equal parts of a GPU; each is a device beside the whole one.
     #[serde(default)]
     pub(crate) partitions: u32,
     #[serde(default)]
@@ -56,7 +56,7 @@ pub(crate) struct Unhealthy {
 /// A device of a pool: a GPU, or a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gpu {
-    /// From the pool's first.
+    /// Index relative to the pool's first GPU.
     pub(crate) offset: u32,
     pub(crate) partition: Option<u32>,
 }
@@ -89,7 +89,7 @@ fn one_pool() -> Vec<PoolConfig> {
 }
 
 impl Config {
-    /// Reads a config and refuses what cannot be simulated.
+    /// Parses a config and refuses one that cannot be simulated.
     pub(crate) fn read(text: &str) -> Result<Self, Problem> {
         let config: Config = parse_json("bad-config", "config of mock-gpu", text)?;
         if !is_version(&config.driver_version) {
@@ -117,7 +117,7 @@ impl Config {
         Ok(())
     }
 
-    /// The pool and the device of these names.
+    /// Returns the pool and the device of these names.
     pub(crate) fn find(&self, pool: &str, device: &str) -> Result<(&PoolConfig, Gpu), Problem> {
         let missing = || Problem::not_found("no-such-device", format!("there is no device {pool}/{device}"));
         let config = self.pools.iter().find(|config| config.name == pool).ok_or_else(missing)?;
@@ -168,7 +168,7 @@ impl PoolConfig {
         self.first_index..self.first_index + self.count
     }
 
-    /// The GPUs, each followed by its partitions.
+    /// Returns the GPUs, each followed by its partitions.
     pub(crate) fn gpus(&self) -> impl Iterator<Item = Gpu> {
         let partitions = self.partitions;
         (0..self.count).flat_map(move |offset| {
@@ -177,7 +177,7 @@ impl PoolConfig {
         })
     }
 
-    /// The GPU or partition of a name, if the pool has it.
+    /// Returns the GPU or partition of a name, if the pool has it.
     fn gpu_named(&self, name: &str) -> Option<Gpu> {
         let number = name.strip_prefix("gpu-")?;
         let (index, partition) = match number.split_once("-part-") {
@@ -187,7 +187,7 @@ impl PoolConfig {
         let gpu = Gpu { offset: index.parse::<u32>().ok()?.checked_sub(self.first_index)?, partition };
         let is_there =
             gpu.offset < self.count && partition.is_none_or(|partition| partition < self.partitions);
-        // Another spelling of a number is another name.
+        // Another notation of a number is another name.
         (is_there && self.name_of(gpu) == name).then_some(gpu)
     }
 
@@ -202,7 +202,7 @@ impl PoolConfig {
         }
     }
 
-    /// Name of the container's variables: `MOCK_GPU_0`, `MOCK_GPU_0_PART_1`.
+    /// Returns the prefix of the container's variables: `MOCK_GPU_0`, `MOCK_GPU_0_PART_1`.
     pub(crate) fn env_prefix(&self, gpu: Gpu) -> String {
         format!("MOCK_{}", self.name_of(gpu).replace('-', "_").to_ascii_uppercase())
     }
@@ -224,7 +224,7 @@ impl PoolConfig {
         self.numa_nodes.get(turn as usize).copied()
     }
 
-    /// The same on every call and after every boot; different on every node.
+    /// Returns a UUID that is the same in every call and boot, and different on every node.
     pub(crate) fn uuid(&self, node: &str, gpu: Gpu) -> String {
         let name = format!("{node}/{}/{}", self.name, self.name_of(gpu));
         let (high, low) = (hash(&name, 0), hash(&name, 1));
@@ -238,7 +238,7 @@ impl PoolConfig {
         )
     }
 
-    /// A whole GPU bears the identities of its parts, so that it is not handed out beside any of them.
+    /// A whole GPU has the identities of its parts, so that the host does not prepare it together with any of them.
     pub(crate) fn identities(&self, node: &str, gpu: Gpu) -> Vec<String> {
         let identity = |gpu| format!("mock-gpu:{}", self.uuid(node, gpu));
         let parts = (0..self.partitions).filter(|_| gpu.partition.is_none());

@@ -1,4 +1,4 @@
-//! Simulated GPUs, for trying things out and for tests: needs no hardware and uses all facets of the contract.
+//! Simulated GPUs for experiments and tests: needs no hardware and uses all facets of the contract.
 
 mod config;
 mod sharing;
@@ -19,7 +19,7 @@ struct MockGpu;
 
 nodedock_sdk::export_driver!(MockGpu: Configuration, Health);
 
-/// What is remembered with a claim: how its devices were set.
+/// Memo of a claim: the settings of its devices.
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Memo {
     devices: Vec<Holding>,
@@ -51,13 +51,13 @@ impl Driver for MockGpu {
     fn unprepare(host: &Host, _: &Context, live: &LiveClaim) -> Result<(), Problem> {
         match live.memo::<Memo>() {
             Ok(memo) => log_reset(host, &memo.unwrap_or_default()),
-            // Nothing could be done with it later either, and the claim must not stay for ever.
+            // A later unprepare could not parse the memo either, and the claim must not stay forever.
             Err(problem) => host.log().warn("memo cannot be read", &[("reason", problem.message.as_str())]),
         }
         Ok(())
     }
 
-    /// The ledger does not know the claims of a batch that came before, so that they are remembered here.
+    /// The ledger does not yet have the earlier claims of the batch, so they are recorded here.
     fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
         let mut batch: Vec<(String, Vec<Holding>)> = Vec::new();
         let mut outcomes = Vec::new();
@@ -145,7 +145,7 @@ fn whole_gibibytes(most: String) -> CapacityPolicy {
     CapacityPolicy { default_amount: Some("1Gi".to_owned()), choice }
 }
 
-/// How the devices are set that claims other than this one hold.
+/// Returns the settings of devices that other claims use.
 fn holdings_of_others(host: &Host, claim: &Claim) -> Result<Vec<Holding>, Problem> {
     let mut held = Vec::new();
     for AllocatedDevice { pool, device, .. } in &claim.devices {
@@ -182,7 +182,7 @@ fn log_reset(host: &Host, memo: &Memo) {
     }
 }
 
-/// Those who share a device must agree on how, and who wants it alone must have it alone.
+/// Claims that share a device must have equal settings, and an exclusive claim must be the only one.
 fn refuse_mismatch(allocated: &AllocatedDevice, sharing: &Sharing, held: &[Holding]) -> Result<(), Problem> {
     let AllocatedDevice { pool, device, .. } = allocated;
     let same_device = |holding: &&Holding| holding.pool == *pool && holding.device == *device;

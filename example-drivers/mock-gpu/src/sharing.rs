@@ -1,4 +1,4 @@
-//! What people write into claims and classes: how a GPU is shared.
+//! Parameters of claims and classes: how a GPU is shared.
 
 use nodedock_sdk::{Problem, parse_json};
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 const API_VERSION: &str = "mock-gpu.nodedock.dev/v1";
 const KIND: &str = "GpuConfig";
 
-/// Parameters as they are written; [`Parameters::sharing`] says what they mean.
+/// Unchecked parameters; [`Parameters::sharing`] interprets them.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Parameters {
@@ -36,7 +36,7 @@ struct TimeSlicing {
     interval: Interval,
 }
 
-/// How long a turn on the GPU is.
+/// Length of a time slice on the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum Interval {
     #[default]
@@ -59,7 +59,7 @@ impl Parameters {
         parse_json("bad-parameters", "parameters of mock-gpu", text)
     }
 
-    /// Without a word about sharing a GPU is used alone.
+    /// Parameters without `sharing` mean exclusive use.
     pub(crate) fn sharing(self) -> Result<Sharing, Problem> {
         check_type("apiVersion", self.api_version.as_deref(), API_VERSION)?;
         check_type("kind", self.kind.as_deref(), KIND)?;
@@ -89,7 +89,7 @@ fn check_type(field: &str, is: Option<&str>, should: &str) -> Result<(), Problem
 }
 
 impl Sharing {
-    /// What applies where nobody wrote anything.
+    /// Returns the default without parameters.
     pub(crate) fn default_of(shared: bool) -> Self {
         if shared { Sharing::TimeSlicing(Interval::Default) } else { Sharing::Exclusive }
     }
@@ -112,7 +112,7 @@ impl Sharing {
         }
     }
 
-    /// Whether two claims may hold the same device so.
+    /// Returns whether two claims with these settings may use the same device.
     pub(crate) fn goes_with(&self, other: &Sharing) -> bool {
         self == other && *self != Sharing::Exclusive
     }

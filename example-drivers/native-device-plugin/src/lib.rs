@@ -1,8 +1,8 @@
-//! A native device plugin that has no hardware: what every such plugin must do, and nothing else.
+//! A native device plugin without hardware, which does only what every such plugin must do.
 //!
-//! A plugin serves `v1beta1.DevicePlugin` on a socket of its own, and makes itself known: it calls `Register` on `kubelet.sock`, or
-//! it makes a registration socket in a folder that the node's agent watches. What is listed and answered is up to whoever holds
-//! the `Plugin`, so that tests can make it answer wrongly, late or not at all.
+//! A plugin serves `v1beta1.DevicePlugin` on its own socket and registers: it calls `Register` on `kubelet.sock`, or creates a
+//! registration socket in a directory that the node's agent watches. The owner of the `Plugin` decides what it lists and answers, so
+//! that tests can make it answer wrongly, late or not at all.
 
 mod options;
 mod register;
@@ -25,7 +25,7 @@ pub use nodedock_proto::kubelet::device_plugin::v1beta1 as api;
 pub use options::{KUBELET_SOCKET, Options, Register};
 pub use script::{Answer, Choice, Device, Script};
 
-/// What happened to the plugin, for tests to wait for.
+/// An event of the plugin, for tests to wait for.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
@@ -34,7 +34,7 @@ pub enum Event {
         why: String,
     },
     OptionsAsked,
-    /// Somebody began to watch its devices.
+    /// A client started to watch its devices.
     ListWatched,
     Allocate {
         devices: Vec<String>,
@@ -47,12 +47,12 @@ pub enum Event {
     },
 }
 
-/// Events that may wait; beyond that the newest are dropped.
+/// Capacity of the event queue; further events are dropped.
 const EVENTS_WAITING_MAX: usize = 1024;
-/// Lists that a slow reader may fall behind.
+/// Number of lists that a slow reader may lag.
 const LISTS_BEHIND_MAX: usize = 1024;
 
-/// A running plugin. It stops when it is dropped.
+/// A running plugin. Dropping it stops it.
 pub struct Plugin {
     shared: Arc<Shared>,
     events: tokio::sync::Mutex<mpsc::Receiver<Event>>,
@@ -64,17 +64,17 @@ type List = Arc<api::ListAndWatchResponse>;
 pub(crate) struct Shared {
     pub(crate) options: Options,
     script: Mutex<Script>,
-    /// None: it has not listed yet.
+    /// `None`: it has not listed yet.
     list: Mutex<Option<List>>,
     later_lists: broadcast::Sender<Result<List, Status>>,
     events: mpsc::Sender<Event>,
-    /// Ends everything at once.
+    /// Stops all tasks at once.
     pub(crate) died: CancellationToken,
 }
 
 impl Shared {
     pub(crate) fn tell(&self, event: Event) {
-        // Nobody need look.
+        // The events need no receiver.
         let _ = self.events.try_send(event);
     }
 
@@ -82,7 +82,7 @@ impl Shared {
         lock(&self.script).clone()
     }
 
-    /// The list of now, and those that come after it.
+    /// Returns the current list and a stream of later ones.
     pub(crate) fn lists(&self) -> (Option<List>, broadcast::Receiver<Result<List, Status>>) {
         let now = lock(&self.list);
         (now.clone(), self.later_lists.subscribe())
@@ -90,7 +90,7 @@ impl Shared {
 }
 
 impl Plugin {
-    /// Serves, then registers: in this order, because the agent asks back before it answers.
+    /// Serves, then registers: in this order, because the agent calls the plugin before it answers.
     pub async fn start(options: Options, script: Script, devices: Vec<Device>) -> Result<Self, Status> {
         let plugin = Self::unregistered(options, script)?;
         plugin.list(devices);
@@ -98,7 +98,7 @@ impl Plugin {
         Ok(plugin)
     }
 
-    /// Serves only, and has listed nothing.
+    /// Serves without a registration and without a list.
     pub fn unregistered(options: Options, script: Script) -> io::Result<Self> {
         let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
         let shared = Arc::new(Shared {
@@ -115,7 +115,7 @@ impl Plugin {
         Ok(plugin)
     }
 
-    /// Serves on the plugin's socket, anew if it was served before.
+    /// Serves on the plugin's socket; replaces an earlier service.
     pub fn serve(&self) -> io::Result<()> {
         let stop = self.shared.died.child_token();
         std::mem::replace(&mut *lock(&self.service_stop), stop.clone()).cancel();
@@ -125,7 +125,7 @@ impl Plugin {
         Ok(())
     }
 
-    /// Makes itself known, in the way that the options say. On a registration socket the agent's answer comes as an event.
+    /// Registers in the way that the options select. On a registration socket the agent's answer arrives as an event.
     pub async fn register(&self) -> Result<(), Status> {
         let options = self.options();
         if let Some(socket) = options.registration_socket() {
@@ -146,7 +146,7 @@ impl Plugin {
         Ok(())
     }
 
-    /// Takes the sockets away, as a plugin does that stops in order.
+    /// Removes the sockets, as a plugin does on a clean stop.
     pub fn remove_sockets(&self) -> io::Result<()> {
         let options = self.options();
         for socket in options.registration_socket().into_iter().chain([options.socket()]) {
@@ -158,21 +158,21 @@ impl Plugin {
         Ok(())
     }
 
-    /// Lists these devices from now on.
+    /// Sets the listed devices.
     pub fn list(&self, devices: Vec<Device>) {
         self.list_raw(devices.iter().map(Device::listed).collect());
     }
 
-    /// The same in the words of the API.
+    /// Sets the listed devices, as messages of the API.
     pub fn list_raw(&self, devices: Vec<api::Device>) {
         let list = Arc::new(api::ListAndWatchResponse { devices });
         let mut now = lock(&self.shared.list);
         *now = Some(list.clone());
-        // Nobody need watch.
+        // The lists need no watcher.
         let _ = self.shared.later_lists.send(Ok(list));
     }
 
-    /// Ends the streams of lists that go on with an error; new ones begin as before.
+    /// Ends the open streams of lists with an error; new streams work as before.
     pub fn fail_lists(&self, status: Status) {
         let _ = self.shared.later_lists.send(Err(status));
     }
@@ -181,17 +181,17 @@ impl Plugin {
         *lock(&self.shared.script) = script;
     }
 
-    /// Ends the service, with every connection to it; the socket stays.
+    /// Stops the service with all its connections; the socket file stays.
     pub fn disconnect(&self) {
         lock(&self.service_stop).cancel();
     }
 
-    /// Ends everything as a crash does: connections break, socket files stay.
+    /// Stops everything as a crash does: connections break, socket files stay.
     pub fn die(&self) {
         self.shared.died.cancel();
     }
 
-    /// The next that happened. It is waited for.
+    /// Waits for the next event.
     pub async fn event(&self) -> Event {
         match self.events.lock().await.recv().await {
             Some(event) => event,
@@ -222,7 +222,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Until it is told to stop: connections break at once then, and their calls with them.
+/// Serves until it is stopped: connections and their calls then break at once.
 async fn run(router: Router, incoming: Incoming, stop: CancellationToken) {
     tokio::select! {
         served = router.serve_with_incoming(incoming) => if let Err(error) = served {

@@ -13,33 +13,33 @@ use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
 
-/// After how long a late answer comes: later than any caller waits.
+/// Delay of a late answer: longer than any caller waits.
 const LATE: Duration = Duration::from_secs(60);
 
 /// A native device plugin without hardware: lists devices and gives each container the variable NATIVE_DEVICES
 ///
-/// What happens is written to standard output, one JSON object per line.
+/// Writes its events to standard output, one JSON object per line.
 #[derive(Parser)]
 struct Args {
     /// The extended resource
     #[arg(long, default_value = "null.example.com/device")]
     resource: String,
-    /// The folder with kubelet.sock; the plugin's socket is made in it
+    /// The directory with kubelet.sock; the plugin creates its socket there
     #[arg(long, default_value = "/var/lib/nodedock/device-plugins")]
     device_plugins_dir: PathBuf,
-    /// The folder of registration sockets, for --register plugins-registry
+    /// The directory of registration sockets, for --register plugins-registry
     #[arg(long, default_value = "/var/lib/nodedock/plugins_registry")]
     registry_dir: PathBuf,
-    /// How it makes itself known
+    /// How it registers
     #[arg(long, value_enum, default_value_t = Way::KubeletSocket)]
     register: Way,
     /// YAML list of devices, each {id, healthy, numaNodes}; read again when it changes. Default: device-0 and device-1
     #[arg(long)]
     devices: Option<PathBuf>,
-    /// YAML mapping from a device to what an Allocate with it is answered: ok, refuse, hang, no-response, bad-path or late
+    /// YAML mapping from a device to the outcome of an Allocate with it: ok, refuse, hang, no-response, bad-path or late
     #[arg(long)]
     answers: Option<PathBuf>,
-    /// Ask to be called before each start of a container
+    /// Request a call before each start of a container
     #[arg(long)]
     pre_start: bool,
     /// Offer preferred allocation: the first or the last of the available devices
@@ -90,7 +90,7 @@ async fn main() -> Result<()> {
         stopped = tokio::signal::ctrl_c() => stopped.context("wait for the signal")?,
         _ = terminate.recv() => {}
     }
-    // Its sockets go with a plugin that stops in order.
+    // A plugin that stops cleanly removes its sockets.
     plugin.remove_sockets().context("remove the sockets")
 }
 
@@ -104,7 +104,7 @@ fn devices(file: Option<&Path>) -> Result<Vec<Device>> {
     file.map_or_else(default, read)
 }
 
-/// Of several devices the first that has an answer of its own decides.
+/// The first device with an entry in the answers decides.
 fn script(answers: BTreeMap<String, Word>, prefer: Option<Prefer>) -> Script {
     let script = Script::new(move |ids| match ids.iter().find_map(|id| answers.get(id)) {
         None | Some(Word::Ok) => Answer::ok(ids),
@@ -142,17 +142,17 @@ fn chosen(prefer: Prefer, choice: &Choice) -> Vec<String> {
     chosen
 }
 
-/// Lists anew what the devices' file says whenever it changes. A file that is not valid is named and passed over.
+/// Lists the devices again when their file changes. Reports and skips an invalid file.
 async fn follow(plugin: &Plugin, file: Option<&Path>, mut last: Vec<Device>) -> Result<()> {
     let Some(file) = file else { return std::future::pending().await };
     let (sender, mut changes) = mpsc::channel(1);
-    // A full channel leads to a look as well as a new event does.
+    // A full channel triggers a check as well as a new event does.
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         if !event.is_ok_and(|event| event.kind.is_access() && !is_written(&event.kind)) {
             let _ = sender.try_send(());
         }
     })?;
-    // The folder, because editors put a new file in the old one's place.
+    // Watches the directory, because editors replace the file.
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     watcher.watch(folder, RecursiveMode::NonRecursive).context("watch the devices' file")?;
     loop {

@@ -1,38 +1,38 @@
-//! What the plugin is, and where.
+//! Options of the plugin: its resource, sockets and registration.
 
 use std::path::{Path, PathBuf};
 
 /// File name of the socket on which device plugins register.
 pub const KUBELET_SOCKET: &str = "kubelet.sock";
 
-/// A plugin's resource, sockets and words.
+/// A plugin's resource, sockets and registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     pub resource: String,
-    /// The folder with `kubelet.sock`, where the plugin's own socket is made.
+    /// The directory with `kubelet.sock`, where the plugin creates its own socket.
     pub device_plugins_dir: PathBuf,
     /// File name of the plugin's socket in it.
     pub endpoint: String,
     pub register: Register,
-    /// It wants to be called before each start of a container.
+    /// Requests PreStartContainer before each start of a container.
     pub pre_start: bool,
-    /// What it says in its registration, where that is not the truth.
+    /// Overrides for its registration, for tests.
     pub said_version: Option<String>,
     pub said_resource: Option<String>,
     pub said_endpoint: Option<String>,
 }
 
-/// How the node's agent learns of the plugin.
+/// How the plugin registers with the node's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Register {
     /// The plugin calls `kubelet.sock`.
     KubeletSocket,
-    /// A registration socket in this folder; the agent calls the plugin.
+    /// The plugin creates a registration socket in this directory; the agent calls the plugin.
     PluginsRegistry(PathBuf),
 }
 
 impl Options {
-    /// Registers on `kubelet.sock`, with a socket that is named after the resource.
+    /// Creates options that register on `kubelet.sock`, with a socket named after the resource.
     pub fn new(resource: &str, device_plugins_dir: &Path) -> Self {
         Self {
             resource: resource.to_owned(),
@@ -46,7 +46,7 @@ impl Options {
         }
     }
 
-    /// The plugin's own socket.
+    /// Returns the path of the plugin's own socket.
     pub fn socket(&self) -> PathBuf {
         self.device_plugins_dir.join(&self.endpoint)
     }
@@ -55,7 +55,7 @@ impl Options {
         self.device_plugins_dir.join(KUBELET_SOCKET)
     }
 
-    /// None: it registers on `kubelet.sock`.
+    /// Returns the path of the registration socket; `None` if the plugin registers on `kubelet.sock`.
     pub fn registration_socket(&self) -> Option<PathBuf> {
         match &self.register {
             Register::KubeletSocket => None,

@@ -1,4 +1,4 @@
-//! Registration on `kubelet.sock`, and again whenever that socket is made anew.
+//! Registration on `kubelet.sock`, repeated whenever that socket is created again.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,7 @@ use tonic::transport::{Endpoint, Uri};
 
 use crate::{Event, Plugin, Register};
 
-/// Between tries to register: the agent may make its socket before it answers on it.
+/// Delay between attempts to register: the agent may create its socket before it serves.
 const RETRY: Duration = Duration::from_secs(1);
 
 pub(crate) async fn register(socket: &Path, request: RegisterRequest) -> Result<(), Status> {
@@ -31,7 +31,7 @@ pub(crate) async fn register(socket: &Path, request: RegisterRequest) -> Result<
     RegistrationClient::new(channel).register(request).await.map(drop)
 }
 
-/// What tells one socket from another of the same path: a number alone may be used again.
+/// Distinguishes sockets of the same path: the kernel may reuse an inode number.
 type Stamp = (u64, Option<SystemTime>);
 
 fn stamp(socket: &Path) -> Option<Stamp> {
@@ -40,8 +40,9 @@ fn stamp(socket: &Path) -> Option<Stamp> {
 }
 
 impl Plugin {
-    /// Registers on `kubelet.sock`, waiting for it if it is not there, and again whenever it is made anew: the plugin's own socket,
-    /// which the agent deleted, is made again first. Ends with the plugin. With a registration socket there is nothing to watch.
+    /// Registers on `kubelet.sock`, waits for the socket if it does not exist, and registers again whenever it is created again. The
+    /// plugin first creates its own socket again, which the agent deleted. Ends with the plugin. With a registration socket there is
+    /// nothing to watch.
     pub async fn keep_registered(&self) -> io::Result<()> {
         if self.options().register != Register::KubeletSocket {
             self.register().await.map_err(io::Error::other)?;
@@ -49,7 +50,7 @@ impl Plugin {
             return Ok(());
         }
         let (sender, mut changes) = mpsc::channel(1);
-        // A full channel leads to a look as well as a new event does.
+        // A full channel triggers a check as well as a new event does.
         let mut watcher = notify::recommended_watcher(move |_| {
             let _ = sender.try_send(());
         })
@@ -68,7 +69,7 @@ impl Plugin {
         }
     }
 
-    /// Registers if the socket is another one than before. True: it failed and is to be tried again.
+    /// Registers if the socket is not the previous one. Returns true if it failed and must be retried.
     async fn look(&self, registered: &mut Option<Stamp>) -> io::Result<bool> {
         let now = stamp(&self.options().kubelet_socket());
         if now.is_none() || now == *registered {

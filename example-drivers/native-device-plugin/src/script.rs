@@ -1,4 +1,4 @@
-//! What the plugin answers.
+//! The plugin's answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use nodedock_proto::kubelet::device_plugin::v1beta1 as api;
 use tokio::sync::Notify;
 use tonic::Code;
 
-/// A device of the plugin's list.
+/// A device in the plugin's list.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Device {
     pub id: String,
     #[serde(default = "yes")]
     pub healthy: bool,
-    /// Empty: it is near to no NUMA node.
+    /// Local NUMA nodes; may be empty.
     #[serde(default)]
     pub numa_nodes: Vec<i64>,
 }
@@ -48,7 +48,7 @@ impl Device {
     }
 }
 
-/// Out of what a plugin is asked to choose.
+/// The devices from which a plugin chooses in GetPreferredAllocation.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Choice {
     pub available: Vec<String>,
@@ -56,25 +56,25 @@ pub struct Choice {
     pub size: i32,
 }
 
-/// What becomes of a call. What a plugin should do is `Container` or `Status`; the rest is for tests.
+/// Outcome of a call. A real plugin uses `Container` or `Status`; the rest is for tests.
 #[derive(Debug, Clone)]
 pub enum Answer {
-    /// It went well; for other calls than Allocate the container does not matter.
+    /// Success; for calls other than Allocate the container is not used.
     Container(Box<api::ContainerAllocateResponse>),
-    /// An answer without a container.
+    /// A response without a container.
     NoResponse,
-    /// The call fails.
+    /// The call fails with this status.
     Status(Code, String),
-    /// No answer ever.
+    /// The plugin never answers.
     Hang,
-    /// The answer comes when this is notified.
+    /// The plugin answers when this is notified.
     After(Arc<Notify>, Box<Answer>),
-    /// The plugin ends in the middle of the call.
+    /// The plugin crashes in the middle of the call.
     Die,
 }
 
 impl Answer {
-    /// One variable, `NATIVE_DEVICES`, with the devices' IDs.
+    /// Creates a response with one variable, `NATIVE_DEVICES`, with the devices' IDs.
     pub fn ok(device_ids: &[String]) -> Self {
         let envs = BTreeMap::from([("NATIVE_DEVICES".to_owned(), device_ids.join(","))]);
         Self::container(api::ContainerAllocateResponse { envs, ..Default::default() })
@@ -84,7 +84,7 @@ impl Answer {
         Self::Container(Box::new(response))
     }
 
-    /// A mount whose path leads elsewhere than it seems to.
+    /// Creates a response with a mount whose path contains `..`.
     pub fn bad_path() -> Self {
         let mount = api::Mount {
             container_path: "/x/../../etc".to_owned(),
@@ -102,7 +102,7 @@ impl Answer {
 type OfDevices = dyn Fn(&[String]) -> Answer + Send + Sync;
 type Choose = dyn Fn(&Choice) -> Vec<String> + Send + Sync;
 
-/// Decides for each call.
+/// Decides the outcome of each call.
 #[derive(Clone)]
 pub struct Script {
     pub(crate) allocate: Arc<OfDevices>,
@@ -112,18 +112,18 @@ pub struct Script {
 }
 
 impl Script {
-    /// Says what an Allocate for these devices is answered; everything else goes well.
+    /// Creates a script that decides the outcome of Allocate; every other call succeeds.
     pub fn new(allocate: impl Fn(&[String]) -> Answer + Send + Sync + 'static) -> Self {
         let pre_start = Arc::new(|_: &[String]| Answer::ok(&[]));
         Self { allocate: Arc::new(allocate), choose: None, pre_start, options: Answer::ok(&[]) }
     }
 
-    /// Everything goes well.
+    /// Creates a script in which every call succeeds.
     pub fn ok() -> Self {
         Self::new(Answer::ok)
     }
 
-    /// The same for every Allocate.
+    /// Creates a script with the same outcome for every Allocate.
     pub fn always(answer: Answer) -> Self {
         Self::new(move |_| answer.clone())
     }
@@ -141,12 +141,12 @@ impl Script {
         self
     }
 
-    /// What an Allocate for these devices is answered.
+    /// Returns the outcome of an Allocate for these devices.
     pub fn answer(&self, device_ids: &[String]) -> Answer {
         (self.allocate)(device_ids)
     }
 
-    /// What becomes of GetDevicePluginOptions.
+    /// Returns the outcome of GetDevicePluginOptions.
     #[must_use]
     pub fn options(mut self, answer: Answer) -> Self {
         self.options = answer;

@@ -16,7 +16,7 @@ use crate::{Event, Shared};
 pub(crate) struct DevicePlugin(pub(crate) Arc<Shared>);
 
 impl DevicePlugin {
-    /// The container of an answer. None: there is none in it.
+    /// Returns the container of a response; `None` for a response without a container.
     async fn carry_out(
         &self,
         mut answer: Answer,
@@ -61,7 +61,7 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
         self.0.tell(Event::ListWatched);
         let (now, later) = self.0.lists();
-        // A list that a slow reader lost is replaced by those after it.
+        // Later lists replace one that a slow reader missed.
         let later = BroadcastStream::new(later).filter_map(|list| std::future::ready(list.ok()));
         let message = |list: Result<Arc<api::ListAndWatchResponse>, Status>| list.map(Arc::unwrap_or_clone);
         let lists = stream::iter(now.map(Ok)).chain(later).map(message);
@@ -118,7 +118,7 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
     }
 }
 
-/// What is said on a registration socket.
+/// The service on a registration socket.
 pub(crate) struct Registration(pub(crate) Arc<Shared>);
 
 #[tonic::async_trait]

@@ -1,4 +1,4 @@
-//! Sockets to listen on, for plugins that tests can break.
+//! Listening sockets for plugins whose connections tests can break.
 
 use std::io;
 use std::path::Path;
@@ -14,7 +14,7 @@ use tonic::transport::server::Connected;
 
 pub type Incoming = Pin<Box<dyn Stream<Item = io::Result<Breakable>> + Send>>;
 
-/// Listens on `path`. A socket that a process before left there is replaced.
+/// Listens on `path`. Replaces a socket that a previous process left there.
 pub fn listen(path: &Path, stop: &CancellationToken) -> io::Result<Incoming> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -24,7 +24,7 @@ pub fn listen(path: &Path, stop: &CancellationToken) -> io::Result<Incoming> {
         std::fs::create_dir_all(folder)?;
     }
     let stop = stop.clone();
-    // A kubelet's registration client sends the socket's path as the authority, which HTTP/2 in Rust does not take as it is.
+    // A kubelet's registration client sends the socket's path as the authority, which the `h2` crate refuses.
     let connections = unix::incoming(UnixListener::bind(path)?).map(move |stream| {
         let broken = Box::pin(stop.clone().cancelled_owned());
         let Ok(stream) = stream;
@@ -33,7 +33,7 @@ pub fn listen(path: &Path, stop: &CancellationToken) -> io::Result<Incoming> {
     Ok(Box::pin(connections))
 }
 
-/// A stream that breaks when the plugin dies, as the kernel breaks those of a process that is killed.
+/// A stream that breaks when the plugin stops, as the kernel breaks those of a killed process.
 pub struct Breakable {
     stream: Connection,
     broken: Pin<Box<WaitForCancellationFutureOwned>>,

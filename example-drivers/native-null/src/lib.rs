@@ -1,8 +1,8 @@
-//! A native DRA plugin that has no hardware: what every such plugin must do, and nothing else.
+//! A native DRA plugin without hardware, which does only what every such plugin must do.
 //!
-//! A plugin serves two gRPC services on Unix sockets. On its registration socket, which lies in a folder that the node's agent
-//! watches, it says who it is and where its driver service is. On the driver's socket it prepares claims. `Plugin::start` does
-//! both; what is answered to a claim is up to a `Script`, so that tests can make it answer wrongly, late or not at all.
+//! A plugin serves two gRPC services on Unix sockets. On its registration socket, in a directory that the node's agent watches, it
+//! returns its name and the path of its driver service. On the driver's socket it prepares claims. `Plugin::start` serves both. A
+//! `Script` decides the answers, so that tests can make it answer wrongly, late or not at all.
 
 pub mod incoming;
 mod options;
@@ -30,14 +30,14 @@ pub use script::{Answer, Claim, Device, DeviceHealth, HealthState, Operation, Sc
 
 use services::{Dra, Health, Registration};
 
-/// What happened to the plugin, for tests to wait for.
+/// An event of the plugin, for tests to wait for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Somebody asked who it is.
+    /// The agent called GetInfo.
     Asked,
-    /// It was told what became of its registration: whether it is registered, and else why not.
+    /// The agent notified it of the outcome of its registration: registered, or the error.
     Notified(bool, String),
-    /// A call, with the claims in it, the request id and the deadline that came with it.
+    /// A call, with its claims, request id and deadline.
     Called {
         operation: Operation,
         service: &'static str,
@@ -45,14 +45,14 @@ pub enum Event {
         request_id: String,
         deadline: Option<String>,
     },
-    /// Somebody began to watch its devices' health.
+    /// A client started to watch its devices' health.
     HealthWatched(&'static str),
 }
 
-/// Events that may wait; beyond that the newest are dropped.
+/// Capacity of the event queue; further events are dropped.
 const EVENTS_WAITING_MAX: usize = 1024;
 
-/// A running plugin. It stops when it is dropped.
+/// A running plugin. Dropping it stops it.
 pub struct Plugin {
     options: Options,
     shared: Arc<Shared>,
@@ -66,15 +66,15 @@ pub(crate) struct Shared {
     pub(crate) health: watch::Sender<Vec<DeviceHealth>>,
     pub(crate) notify_error: Mutex<Option<String>>,
     events: mpsc::Sender<Event>,
-    /// To the driver's socket, since the start.
+    /// Connections to the driver's socket since the start.
     connections: AtomicUsize,
-    /// Ends everything at once.
+    /// Stops all tasks at once.
     pub(crate) died: CancellationToken,
 }
 
 impl Shared {
     pub(crate) fn tell(&self, event: Event) {
-        // Nobody need look.
+        // The events need no receiver.
         let _ = self.events.try_send(event);
     }
 
@@ -84,14 +84,14 @@ impl Shared {
 }
 
 impl Plugin {
-    /// Serves the driver, then registers: in this order a caller of the one always finds the other.
+    /// Serves the driver, then registers: in this order an agent that finds the registration also finds the driver.
     pub async fn start(options: Options, script: Script) -> io::Result<Self> {
         let plugin = Self::unregistered(options, script)?;
         plugin.register()?;
         Ok(plugin)
     }
 
-    /// Serves the driver only.
+    /// Serves the driver without a registration.
     pub fn unregistered(options: Options, script: Script) -> io::Result<Self> {
         let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
         let shared = Arc::new(Shared {
@@ -110,7 +110,7 @@ impl Plugin {
         Ok(plugin)
     }
 
-    /// Serves the driver on its socket, anew if it was served before.
+    /// Serves the driver on its socket; replaces an earlier service.
     pub fn serve(&self) -> io::Result<()> {
         let stop = self.shared.died.child_token();
         let before = std::mem::replace(
@@ -135,7 +135,7 @@ impl Plugin {
         Ok(())
     }
 
-    /// Makes the registration socket, anew if it was there.
+    /// Creates the registration socket; replaces an earlier one.
     pub fn register(&self) -> io::Result<()> {
         let stop = self.shared.died.child_token();
         let incoming = incoming::listen(&self.options.registration_socket(), &stop)?;
@@ -145,17 +145,17 @@ impl Plugin {
         Ok(())
     }
 
-    /// Takes the registration socket away, which is how a plugin says goodbye.
+    /// Removes the registration socket, which deregisters the plugin.
     pub fn unregister(&self) -> io::Result<()> {
         std::fs::remove_file(self.options.registration_socket())
     }
 
-    /// Ends the service, with every connection to it; the registration stays.
+    /// Stops the service with all its connections; the registration stays.
     pub fn disconnect(&self) {
         self.service_stop.lock().unwrap_or_else(PoisonError::into_inner).cancel();
     }
 
-    /// Ends everything as a crash does: connections break, socket files stay.
+    /// Stops everything as a crash does: connections break, socket files stay.
     pub fn die(&self) {
         self.shared.died.cancel();
     }
@@ -164,17 +164,17 @@ impl Plugin {
         *self.shared.script.lock().unwrap_or_else(PoisonError::into_inner) = script;
     }
 
-    /// Lets the next notifications that it is registered fail with this text.
+    /// Makes later notifications of the registration fail with this text.
     pub fn fail_notifications(&self, text: Option<&str>) {
         *self.shared.notify_error.lock().unwrap_or_else(PoisonError::into_inner) = text.map(str::to_owned);
     }
 
-    /// Says this of its devices to whoever watches.
+    /// Reports this health of its devices to all watchers.
     pub fn report_health(&self, devices: Vec<DeviceHealth>) {
         self.shared.health.send_replace(devices);
     }
 
-    /// The next that happened. It is waited for.
+    /// Waits for the next event.
     pub async fn event(&self) -> Event {
         match self.events.lock().await.recv().await {
             Some(event) => event,
@@ -182,7 +182,7 @@ impl Plugin {
         }
     }
 
-    /// Waits for the next notification: whether it is registered, and else why not.
+    /// Waits for the next notification: registered, or the error.
     pub async fn notified(&self) -> (bool, String) {
         loop {
             if let Event::Notified(registered, error) = self.event().await {
@@ -191,7 +191,7 @@ impl Plugin {
         }
     }
 
-    /// How often somebody connected to the driver's socket.
+    /// Returns the number of connections to the driver's socket.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Relaxed)
     }
@@ -211,7 +211,7 @@ impl Drop for Plugin {
     }
 }
 
-/// How long a call in flight may take once the plugin stops.
+/// Time that a call in flight has when the plugin stops.
 const STOP: Duration = Duration::from_secs(1);
 
 async fn run(

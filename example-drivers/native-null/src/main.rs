@@ -12,13 +12,13 @@ struct Args {
     /// Name of the driver
     #[arg(long, default_value = "null.example.com")]
     driver: String,
-    /// The folder of registration sockets that the node's agent watches
+    /// The directory of registration sockets that the node's agent watches
     #[arg(long, default_value = "/var/lib/nodedock/plugins_registry")]
     registry_dir: PathBuf,
-    /// Where the driver's socket is made, as DRIVER/dra.sock
+    /// The directory for the driver's socket, DRIVER/dra.sock
     #[arg(long, default_value = "/var/lib/nodedock/plugins")]
     plugins_dir: PathBuf,
-    /// Name of this instance, when two of them take turns
+    /// Name of this instance, for a rolling update
     #[arg(long)]
     instance: Option<String>,
     /// Serve v1beta1 only
@@ -46,7 +46,7 @@ async fn main() -> Result<()> {
             }
         }
     }
-    // Its sockets go with a plugin that stops in order.
+    // A plugin that stops cleanly removes its sockets.
     plugin.unregister().context("remove the registration socket")?;
     std::fs::remove_file(plugin.endpoint()).context("remove the driver's socket")
 }

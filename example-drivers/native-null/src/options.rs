@@ -1,27 +1,27 @@
-//! How a plugin shows itself.
+//! Options of a plugin: its identity and sockets.
 
 use std::path::{Path, PathBuf};
 
-/// Who the plugin is and where its sockets are.
+/// Identity and sockets of a plugin.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// A DNS subdomain of at most 63 bytes, such as `null.example.com`.
     pub driver: String,
-    /// The folder that the node's agent watches.
+    /// The directory that the node's agent watches.
     pub registry_dir: PathBuf,
-    /// Name of the registration socket in it; may have folders before it.
+    /// Name of the registration socket in that directory; may include subdirectories.
     pub registration_name: String,
-    /// Where the driver is served; absolute, at most 107 bytes.
+    /// Path of the driver's socket; absolute, at most 107 bytes.
     pub endpoint: PathBuf,
     pub versions: Versions,
-    /// What it says it is; anything else than `DRAPlugin` is for tests.
+    /// The registered plugin type; values other than `DRAPlugin` are for tests.
     pub plugin_type: String,
-    /// What it says of its endpoint and its services, where that is not the truth.
+    /// Overrides for the registered endpoint and services, for tests.
     pub said_endpoint: Option<String>,
     pub said_services: Option<Vec<String>>,
 }
 
-/// The services that are served, and listed.
+/// The services that the plugin serves and registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Versions {
     pub v1: bool,
@@ -37,7 +37,7 @@ impl Default for Versions {
 }
 
 impl Options {
-    /// As the Go helper lays its sockets out: `DRIVER-reg.sock` in the registry, `DRIVER/dra.sock` in the plugins' folder.
+    /// Uses the layout of the Go helper: `DRIVER-reg.sock` in the registry, `DRIVER/dra.sock` in the plugins' directory.
     pub fn new(driver: &str, registry_dir: &Path, plugins_dir: &Path) -> Self {
         Self {
             driver: driver.to_owned(),
@@ -51,7 +51,7 @@ impl Options {
         }
     }
 
-    /// The same driver once more, for a rolling update: both sockets carry the instance's name.
+    /// Names both sockets after an instance, for a second process of the same driver during a rolling update.
     #[must_use]
     pub fn instance(mut self, id: &str) -> Self {
         self.registration_name = format!("{}-{id}-reg.sock", self.driver);

@@ -1,11 +1,11 @@
-//! What the plugin answers.
+//! The plugin's answers.
 
 use std::sync::Arc;
 
 use tokio::sync::Notify;
 use tonic::Code;
 
-/// A claim as a call carries it: no allocation, which a plugin reads from the API server.
+/// A claim in a call, without its allocation, which a plugin reads from the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     pub namespace: String,
@@ -19,10 +19,10 @@ pub enum Operation {
     Unprepare,
 }
 
-/// A device of an answer.
+/// A device in a response.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Base names; none means every request of the claim.
+    /// Base names of requests; empty means every request of the claim.
     pub requests: Vec<String>,
     pub pool: String,
     pub device: String,
@@ -32,35 +32,35 @@ pub struct Device {
     pub share_id: Option<String>,
 }
 
-/// What becomes of one claim of a call. What a plugin should do is `Devices` or `Error`; the rest is for tests.
+/// Outcome for one claim of a call. A real plugin uses `Devices` or `Error`; the rest is for tests.
 #[derive(Debug, Clone)]
 pub enum Answer {
-    /// It went well; for an unprepare the devices do not matter.
+    /// Success; for an unprepare the devices are not used.
     Devices(Vec<Device>),
     Error(String),
-    /// The claim is left out of the answer.
+    /// The answer omits the claim.
     Skip,
-    /// The claim is in the answer twice.
+    /// The answer contains the claim twice.
     Twice(Vec<Device>),
-    /// Somebody else's claim is in the answer as well.
+    /// The answer also contains another claim.
     Stranger(String, Vec<Device>),
-    /// Somebody else's claim is in the answer instead.
+    /// The answer contains another claim instead.
     Instead(String, Vec<Device>),
     /// An error of so many bytes.
     Huge(usize),
-    /// The whole call fails.
+    /// The whole call fails with this status.
     Status(Code, String),
-    /// No answer ever.
+    /// The plugin never answers.
     Hang,
-    /// The answer comes when this is notified.
+    /// The plugin answers when this is notified.
     After(Arc<Notify>, Box<Answer>),
-    /// The plugin ends in the middle of the call.
+    /// The plugin crashes in the middle of the call.
     Die,
 }
 
 type Decide = dyn Fn(Operation, &Claim) -> Answer + Send + Sync;
 
-/// Decides for each claim.
+/// Decides the outcome for each claim.
 #[derive(Clone)]
 pub struct Script(Arc<Decide>);
 
@@ -69,7 +69,7 @@ impl Script {
         Self(Arc::new(decide))
     }
 
-    /// The same for every claim that is prepared; every unprepare goes well.
+    /// Creates a script with the same outcome for every prepare; every unprepare succeeds.
     pub fn prepare(answer: Answer) -> Self {
         Self::new(move |operation, _| match operation {
             Operation::Prepare => answer.clone(),
@@ -77,7 +77,7 @@ impl Script {
         })
     }
 
-    /// One device, `null/null-0`, under the CDI name `VENDOR/null=UID`.
+    /// Creates a response with one device, `null/null-0`, and the CDI name `VENDOR/null=UID`.
     pub fn ok(vendor: &str) -> Self {
         let vendor = vendor.to_owned();
         Self::new(move |_, claim| {
@@ -103,13 +103,13 @@ pub enum HealthState {
     Unhealthy,
 }
 
-/// What is said of a device's health.
+/// Reported health of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceHealth {
     pub pool: String,
     pub device: String,
     pub state: HealthState,
-    /// For how long it counts; 0 is the listener's default.
+    /// Validity of the report in seconds; 0 is the receiver's default.
     pub timeout_seconds: i64,
     pub message: String,
 }

@@ -46,7 +46,7 @@ impl reg::registration_server::Registration for Registration {
 #[derive(Clone)]
 pub(crate) struct Dra(pub(crate) Arc<Shared>);
 
-/// What the answer says: an entry for each claim, in order. A claim may be there twice, or not at all.
+/// Creates the entries of the response, in the order of the claims. A claim may have two entries, or none.
 type Entries = Vec<(String, Result<Vec<Device>, String>)>;
 
 impl Dra {

@@ -18,20 +18,20 @@ pub(crate) struct Config {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct PoolConfig {
     pub(crate) name: String,
-    /// A function is in the pool if it fits any of these; without any, every function fits.
+    /// A function is in the pool if it matches any of these; without any, every function matches.
     #[serde(default)]
     select: Vec<Selector>,
     #[serde(default)]
     pub(crate) extended_resource: Option<String>,
 }
 
-/// A function fits if it fits every field that is there.
+/// A function matches if it matches every field that is set.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Selector {
     vendor: Option<String>,
     device: Option<String>,
-    /// The whole class code or its beginning: `0x03` is every display controller.
+    /// The whole class code or a prefix of it: `0x03` is every display controller.
     class: Option<String>,
     /// Kernel driver that the function is bound to.
     driver: Option<String>,
@@ -42,7 +42,7 @@ fn one_pool() -> Vec<PoolConfig> {
 }
 
 impl Config {
-    /// Reads a config and refuses what no node could make work.
+    /// Parses a config and refuses one that cannot work on any node.
     pub(crate) fn read(text: &str) -> Result<Self, Problem> {
         let mut config: Config = parse_json("bad-config", "config of pci", text)?;
         let mut names = BTreeSet::new();
@@ -59,14 +59,14 @@ impl Config {
         &self.pools
     }
 
-    /// The index of the first pool that the function fits, so that no function is in two.
+    /// Returns the index of the first pool that the function matches, so that no function is in two.
     pub(crate) fn pool_of(&self, function: &Function) -> Option<usize> {
         self.pools.iter().position(|pool| pool.fits(function))
     }
 }
 
 impl PoolConfig {
-    /// Checks the pool and brings its hex numbers into the form of sysfs.
+    /// Checks the pool and converts its hex numbers to the notation of sysfs.
     fn check(&mut self) -> Result<(), Problem> {
         if self.name.is_empty() || self.name != self.name.to_ascii_lowercase() {
             return Err(bad(&self.name, "its name must be a DNS subdomain"));

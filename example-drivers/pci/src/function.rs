@@ -1,10 +1,10 @@
-//! What sysfs says about a PCI function.
+//! Reads PCI functions from sysfs.
 
 use nodedock_sdk::{Host, Problem};
 
 const DEVICES: &str = "bus/pci/devices";
 
-/// Files that are read in a function's folder.
+/// Files that the driver reads in a function's directory.
 pub(crate) const FILES: [&str; 8] = [
     "vendor",
     "device",
@@ -16,11 +16,11 @@ pub(crate) const FILES: [&str; 8] = [
     "current_link_width",
 ];
 
-/// Links that are read in a function's folder.
+/// Links that the driver reads in a function's directory.
 pub(crate) const LINKS: [&str; 2] = ["driver", "iommu_group"];
 
-/// Folders of a function in which the device nodes that belong to it are described. Disks (`nvme`, `block`) are not among them:
-/// the host hands out none.
+/// Directories of a function that describe its device nodes. Disks (`nvme`, `block`) are not among them: the host gives none to
+/// containers.
 pub(crate) const NODE_CLASSES: [&str; 7] =
     ["accel", "drm", "infiniband_mad", "infiniband_verbs", "mei", "ptp", "video4linux"];
 
@@ -40,7 +40,7 @@ impl Address {
         fits.then(|| Address(text.to_owned()))
     }
 
-    /// From the device's name: `0000-3b-00-0`.
+    /// Parses a device's name: `0000-3b-00-0`.
     pub(crate) fn from_label(label: &str) -> Option<Self> {
         let (rest, function) = label.rsplit_once('-')?;
         Self::parse(&format!("{}.{function}", rest.replace('-', ":")))
@@ -55,7 +55,7 @@ fn is_lower_hex(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// All functions of the node, by address.
+/// Returns all functions of the node, sorted by address.
 pub(crate) fn addresses(host: &Host) -> Result<Vec<Address>, Problem> {
     let paths = host.sysfs().glob(&format!("{DEVICES}/*"))?;
     Ok(paths.iter().filter_map(|path| Address::parse(path.rsplit('/').next()?)).collect())
@@ -66,7 +66,7 @@ pub(crate) struct Function {
     pub(crate) address: Address,
     /// Root port's bus, such as `pci0000:00`.
     pub(crate) root: Option<String>,
-    /// Like the three that follow: `0x` and hex digits.
+    /// As the next three fields: `0x` and hex digits.
     pub(crate) vendor: String,
     pub(crate) device: String,
     pub(crate) class: String,
@@ -80,7 +80,7 @@ pub(crate) struct Function {
 }
 
 impl Function {
-    /// None if it is not there, or vanishes while it is read.
+    /// Returns `None` if the function does not exist, or disappears during the read.
     pub(crate) fn read(host: &Host, address: Address) -> Result<Option<Self>, Problem> {
         let sysfs = host.sysfs();
         let folder = format!("{DEVICES}/{}", address.as_str());
@@ -101,17 +101,17 @@ impl Function {
             subsystem_vendor: file("subsystem_vendor")?,
             subsystem_device: file("subsystem_device")?,
             driver: link("driver")?,
-            // -1, for a function that is near to no node, is no u32.
+            // -1, for a function without a local NUMA node, is not a u32.
             numa_node: number("numa_node")?,
             iommu_group: link("iommu_group")?.and_then(|group| group.parse().ok()),
             link_speed: file("current_link_speed")?.filter(|speed| !speed.starts_with("Unknown")),
-            // 0 is the width of a link that is down, 255 that of none.
+            // 0 is the width of a link that is down, 255 that of a missing link.
             link_width: number("current_link_width")?.filter(|width| !matches!(width, 0 | 255)),
             address,
         }))
     }
 
-    /// The device nodes through which the function is used; none for one that its kernel driver keeps to itself.
+    /// Returns the device nodes that give access to the function; empty if its kernel driver exposes none.
     pub(crate) fn nodes(&self, host: &Host) -> Result<Vec<String>, Problem> {
         if self.driver.as_deref() == Some("vfio-pci") {
             return self.vfio_nodes();
@@ -139,7 +139,7 @@ fn last_segment(path: &str) -> String {
     path.rsplit('/').next().unwrap_or(path).to_owned()
 }
 
-/// The first segment such as `pci0000:00`; on some machines it is below other buses.
+/// Returns the first segment such as `pci0000:00`; on some machines it is below other buses.
 fn root(path: &str) -> Option<String> {
     let is_root = |segment: &&str| {
         let numbers = segment.strip_prefix("pci").and_then(|rest| rest.split_once(':'));
@@ -148,7 +148,7 @@ fn root(path: &str) -> Option<String> {
     path.split('/').find(is_root).map(str::to_owned)
 }
 
-/// The node that a `uevent` file tells of: `DEVNAME=dri/card0`.
+/// Returns the node that a `uevent` file names: `DEVNAME=dri/card0`.
 fn node_of(uevent: &str) -> Option<String> {
     uevent.lines().find_map(|line| line.strip_prefix("DEVNAME=")).map(|name| format!("/dev/{name}"))
 }

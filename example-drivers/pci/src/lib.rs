@@ -1,4 +1,4 @@
-//! PCI functions as devices, chosen by vendor, device, class and driver in the operator's config.
+//! Offers PCI functions as devices, selected by vendor, device, class and driver in the operator's config.
 
 mod config;
 mod function;
@@ -106,7 +106,7 @@ fn hand_out(host: &Host, config: &Config, allocated: &AllocatedDevice) -> Result
     Ok(edits)
 }
 
-/// The function that was allocated, if it is there and the config still offers it in that pool.
+/// Returns the allocated function, if it exists and the config still offers it in that pool.
 fn allocated_function(
     host: &Host,
     config: &Config,

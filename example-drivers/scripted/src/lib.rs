@@ -1,4 +1,4 @@
-//! Does with a claim what the claim's name says: answers rightly, wrongly, late or not at all. For tests of the host.
+//! The name of a claim decides its outcome: a correct, wrong, late or missing answer. For tests of the host.
 
 mod script;
 #[cfg(test)]
@@ -18,12 +18,12 @@ pub const POOL: &str = "script";
 /// Bytes of a memo that is too large for the host.
 const HUGE_MEMO: usize = 128 << 10;
 
-/// Bytes that a driver which wants more and more takes at once.
+/// Bytes that a driver with growing memory allocates at once.
 const GROWN: usize = 1 << 20;
 
 const HOUR: std::time::Duration = std::time::Duration::from_secs(3600);
 
-/// Turns between two looks for the claim that ends a hold: about a millisecond, because a call has a bound of host calls.
+/// Iterations between two checks for the claim that ends a hold: about a millisecond, because the host bounds the host calls of a call.
 const SPIN: u32 = 1_000_000;
 
 struct Scripted;
@@ -78,13 +78,13 @@ impl Driver for Scripted {
     }
 }
 
-/// In one line, by which tests know what was asked and in which batches.
+/// Logs the batch in one line, which tests read.
 fn log_call<'a>(host: &Host, operation: &str, claims: impl Iterator<Item = &'a ClaimRef>) {
     let names: Vec<_> = claims.map(|id| id.name.as_str()).collect();
     host.log().info(&format!("asked to {operation} {}", names.join(",")), &[]);
 }
 
-/// Entries of the answer for one claim. `well` is the outcome where nothing else is in the way.
+/// Returns the entries of the answer for one claim. `well` is the outcome of a success.
 fn play<T>(host: &Host, word: Word, claim: &ClaimRef, well: impl Fn() -> Result<T, Problem>) -> Outcomes<T> {
     let this = |outcome| (claim.uid.clone(), outcome);
     let stranger = || (STRANGER_UID.to_owned(), well());
@@ -114,7 +114,7 @@ fn play<T>(host: &Host, word: Word, claim: &ClaimRef, well: impl Fn() -> Result<
     }
 }
 
-/// The host ends it.
+/// The host ends the call.
 fn for_ever(mut work: impl FnMut()) -> ! {
     loop {
         work();
@@ -122,7 +122,7 @@ fn for_ever(mut work: impl FnMut()) -> ! {
     }
 }
 
-/// There is nothing that a driver could wait on, so it looks again and again.
+/// A driver has nothing to wait on, so it polls.
 fn hold(host: &Host) {
     while host.ledger().get(RELEASE_UID).is_none() {
         for turn in 0..SPIN {

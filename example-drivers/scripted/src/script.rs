@@ -1,55 +1,55 @@
-//! The words, and which claim they are for. A native plugin of the tests plays the same ones.
+//! The words, and the claims that they apply to. A native plugin of the tests uses the same words.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What a driver does with a claim.
+/// Outcome that the driver produces for a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Word {
-    /// It goes well.
+    /// Success.
     Ok,
-    /// Refused for good.
+    /// A permanent refusal.
     RefusePermanent,
-    /// Refused for now.
+    /// A temporary refusal.
     RefuseTransient,
-    /// Refused for an hour.
+    /// A temporary refusal with a retry after an hour.
     RefuseAnHour,
-    /// The driver ends in the middle of the call.
+    /// The driver crashes in the middle of the call.
     Die,
-    /// No answer until the driver holds the claim [`RELEASE_UID`].
+    /// No answer until the driver has prepared the claim [`RELEASE_UID`].
     Hold,
-    /// Goes well, and ends every [`Hold`](Word::Hold).
+    /// Success, and ends every [`Hold`](Word::Hold).
     Release,
-    /// The claim is left out of the answer.
+    /// The answer omits the claim.
     Skip,
-    /// The claim is in the answer twice.
+    /// The answer contains the claim twice.
     Twice,
-    /// A claim that nobody asked for is in the answer as well.
+    /// The answer also contains a claim that is not in the call.
     Stranger,
-    /// A claim that nobody asked for is in the answer instead.
+    /// The answer contains a claim that is not in the call instead.
     WrongClaim,
-    /// The answer is beyond the bounds.
+    /// The answer exceeds the bounds.
     Huge,
     /// The answer names a device that is not allocated to the claim.
     OtherDevice,
-    /// Computes until it is stopped.
+    /// Computes until the host stops it.
     Spin,
-    /// Wants more and more memory until it is stopped.
+    /// Allocates memory until the host stops it.
     Grow,
-    /// Logs until it is stopped.
+    /// Logs until the host stops it.
     Flood,
 }
 
 /// The claim that ends every [`Word::Hold`] of a driver that has prepared it.
 pub const RELEASE_UID: &str = "claim-release";
 
-/// The claim that nobody asks for.
+/// The claim that is in no call.
 pub const STRANGER_UID: &str = "claim-of-somebody-else";
 
 impl Word {
-    /// Every word with the name of the claims that it is for.
+    /// Every word with the name of the claims that it applies to.
     pub const ALL: [(&str, Word); 16] = [
         ("ok", Word::Ok),
         ("refuse-permanent", Word::RefusePermanent),
@@ -69,7 +69,7 @@ impl Word {
         ("flood", Word::Flood),
     ];
 
-    /// The word for a claim of this name: the name, or the name without `-2`.
+    /// Returns the word for a claim of this name: the name, or the name without `-2`.
     pub fn named(claim: &str) -> Word {
         let name = claim.strip_suffix("-2").unwrap_or(claim);
         Word::ALL.iter().find(|(word, _)| *word == name).map_or(Word::Ok, |(_, word)| *word)
@@ -79,7 +79,7 @@ impl Word {
 /// The file below `/sys` that the driver may write.
 pub const WRITABLE: &str = "class/scripted/value";
 
-/// What a prepare writes below `/sys`.
+/// A write below `/sys` during prepare.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScriptedWrite {
@@ -87,22 +87,22 @@ pub struct ScriptedWrite {
     pub value: String,
 }
 
-/// The driver's config: words for claims whose names are others.
+/// The driver's config: words for claims with other names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Script {
-    /// Published, so that a test sees that the script is in use.
+    /// The driver publishes it, so that a test sees that the config is active.
     pub generation: u32,
-    /// How many devices there are, `device-0` and on, for claims whose names are no words.
+    /// Number of additional devices, `device-0` and on, for claims whose names are not words.
     pub devices: u32,
-    /// Written by each prepare that goes well.
+    /// Every successful prepare writes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write: Option<ScriptedWrite>,
     /// By claim name.
     pub prepare: BTreeMap<String, Word>,
-    /// By claim name; every other unprepare goes well.
+    /// By claim name; every other unprepare succeeds.
     pub unprepare: BTreeMap<String, Word>,
-    /// While the driver holds a claim of this UID every look at its devices ends it.
+    /// While the driver has prepared a claim of this UID, every discovery crashes it.
     pub blinded_by: Option<String>,
 }
 

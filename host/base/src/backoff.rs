@@ -1,14 +1,14 @@
-//! Delays that double.
+//! Exponential backoff.
 
 use std::time::Duration;
 
-/// Takes up to a quarter off a delay, so that many who wait for the same thing do not come back together. `chance` is any number.
+/// Reduces a delay by up to a quarter, so that many waiting callers do not retry together. `chance` is any number.
 pub fn spread(delay: Duration, chance: u64) -> Duration {
     let off = u32::try_from(chance % 1024).expect("less than 1024");
     delay - delay / 4 * off / 1024
 }
 
-/// The delays before the next tries: the first is `min`, each is twice the one before, none is above `max`.
+/// The delays of retries: the first is `min`, each is twice the previous one, none exceeds `max`.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     min: Duration,
@@ -21,14 +21,14 @@ impl Backoff {
         Self { min, max, next: min }
     }
 
-    /// The delay before the next try.
+    /// Returns the delay before the next retry.
     pub fn delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(self.max);
         delay
     }
 
-    /// After a success the first delay is the shortest again.
+    /// Resets the delay to the minimum, after a success.
     pub fn reset(&mut self) {
         self.next = self.min;
     }

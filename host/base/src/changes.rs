@@ -1,11 +1,11 @@
-//! The channel on which changes are told to whoever watches. Nobody need listen, and a slow listener loses the oldest.
+//! The channel that publishes changes. It needs no listener, and a slow listener loses the oldest changes.
 
 use tokio::sync::broadcast;
 
 use crate::clock::now_ms;
 use nodedock_model::{Changed, ChangedKind};
 
-/// How far a listener may fall behind before it is told that it lost some.
+/// Number of changes that a listener may lag before it is notified of a loss.
 const CHANGES_BEHIND_MAX: usize = 1024;
 
 #[derive(Clone)]
@@ -23,7 +23,7 @@ impl Changes {
             return;
         }
         let changed = Changed { kind, name: name.to_string(), state: state.to_owned(), at_ms: now_ms() };
-        // Nobody listening is no error.
+        // A channel without listeners is no error.
         let _ = self.0.send(changed);
     }
 

@@ -2,23 +2,23 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Milliseconds since the Unix epoch; 0 on a machine whose clock stands before it.
+/// Returns milliseconds since the Unix epoch; 0 if the clock is before it.
 pub fn now_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// RFC 3339 in UTC with milliseconds.
+/// Formats RFC 3339 in UTC with milliseconds.
 pub fn rfc3339(at_ms: u64) -> String {
     let ms = i64::try_from(at_ms).unwrap_or(i64::MAX);
     jiff::Timestamp::from_millisecond(ms).map_or_else(|_| at_ms.to_string(), |t| format!("{t:.3}"))
 }
 
-/// CPU time that the calling thread has used. Only the difference of two means something.
+/// Returns the CPU time of the calling thread. Only the difference of two values is meaningful.
 pub fn thread_cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the function writes to the place it is given and keeps no pointer (clock_gettime(2)).
+    // SAFETY: the function writes to its argument and keeps no pointer (clock_gettime(2)).
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) } != 0;
     if failed {
         return Duration::ZERO;

@@ -1,4 +1,4 @@
-//! What is wrong with the node now: each said once, until it is no more. `nodedock get node` and health show it.
+//! The current conditions of the node: each is set once, until it is cleared. `nodedock get node` and health show them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,17 +7,17 @@ use crate::changes::Changes;
 use crate::clock::now_ms;
 use nodedock_model::{ChangedKind, Problem};
 
-/// Something that is wrong, and since when.
+/// A condition, and the time since when it exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
-    /// What it is about: a file's path, a claim, or empty for the daemon itself.
+    /// The object of the condition: a file's path, a claim, or empty for the daemon itself.
     pub subject: String,
     pub problem: Problem,
     /// Milliseconds since the Unix epoch.
     pub since_ms: u64,
 }
 
-/// Handle to the node's conditions. By the problem's code and the subject there is one of each.
+/// Handle to the node's conditions, which are keyed by the problem's code and the subject.
 #[derive(Clone, Default)]
 pub struct Conditions {
     standing: Arc<Mutex<BTreeMap<(String, String), Condition>>>,
@@ -29,7 +29,7 @@ impl Conditions {
         Self { standing: Arc::default(), changes }
     }
 
-    /// Says that something is wrong. One that stands already keeps its time, with the newer words; only a new one is logged.
+    /// Sets a condition. An existing one keeps its time and gets the new message; only a new one is logged.
     pub fn set(&self, subject: &str, problem: Problem) {
         let key = (problem.code.clone(), subject.to_owned());
         let mut standing = self.standing();
@@ -44,14 +44,14 @@ impl Conditions {
         self.changes.tell(ChangedKind::Node, subject, &code);
     }
 
-    /// Says that it is wrong no more. What never was is no error.
+    /// Clears a condition. Clearing an unknown one is no error.
     pub fn clear(&self, code: &str, subject: &str) {
         let Some(condition) = self.standing().remove(&(code.to_owned(), subject.to_owned())) else { return };
         tracing::info!(subject, code, problem = %condition.problem, "the node's problem is over");
         self.changes.tell(ChangedKind::Node, subject, "over");
     }
 
-    /// Clears those of a code whose subject is not among `subjects`: for who finds all of them at once.
+    /// Clears the conditions of a code whose subject is not in `subjects`, for a caller that finds all of them at once.
     pub fn retain(&self, code: &str, subjects: impl Fn(&str) -> bool) {
         let standing = self.standing();
         let over = standing.keys().filter(|(of, subject)| of == code && !subjects(subject));
@@ -60,7 +60,7 @@ impl Conditions {
         over.iter().for_each(|(code, subject)| self.clear(code, subject));
     }
 
-    /// By code and subject.
+    /// Returns the conditions, sorted by code and subject.
     pub fn list(&self) -> Vec<Condition> {
         self.standing().values().cloned().collect()
     }

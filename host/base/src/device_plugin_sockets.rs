@@ -1,6 +1,6 @@
-//! The folder in which a kubelet takes registrations of device plugins: which sockets are there now.
+//! The sockets in a kubelet's directory of device plugins.
 //!
-//! Emits every socket of the folder whenever one comes, goes or is made anew. Never connects to anything and never deletes anything.
+//! Emits all sockets of the directory whenever one is created, removed or replaced. Never connects to a socket and never deletes one.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,31 +18,31 @@ use crate::tasks::Tasks;
 use crate::watched::{self, Folder};
 use nodedock_model::limit;
 
-/// The socket of a kubelet in this folder (device plugin API).
+/// The kubelet's socket in this directory (device plugin API).
 pub const KUBELET_SOCKET: &str = "kubelet.sock";
-/// A folder that is not there cannot be watched; a look at it costs two system calls.
+/// Interval of checking a missing directory, which cannot be watched; a check costs two system calls.
 const MISSING_PERIOD: Duration = Duration::from_millis(250);
 
-/// What tells one socket from another of the same path. A change of mode or owner, and a move, leave it as it is.
+/// Distinguishes sockets of the same path. A change of mode or owner, and a move, do not change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketId {
     pub device: u64,
     pub inode: u64,
-    /// The time of its last change of content, which is that of its making. Numbers of inodes are used again at once.
+    /// Modification time, which is the time of its creation. The kernel reuses inode numbers at once.
     pub made: SystemTime,
 }
 
-/// Sockets of the folder by the names of their files.
+/// Sockets of the directory by file name.
 pub type Sockets = BTreeMap<String, SocketId>;
 
-/// Follows `folder` until the tasks stop. A folder that is missing has no sockets.
+/// Watches `directory` until the tasks stop. A missing directory has no sockets.
 pub async fn follow(folder: PathBuf, tasks: Tasks, seen: watch::Sender<Arc<Sockets>>) {
-    // All that is told goes through `seen`.
+    // Reports go through `seen` only.
     let (events, _nobody) = mpsc::channel::<()>(1);
     watched::follow(PluginFolder { folder, seen, missing: false, complained: false }, tasks, events).await;
 }
 
-/// The socket at a path as it is now; links are not followed. None: there is none.
+/// Returns the current socket at a path, without following links; `None` if there is none.
 pub fn socket_id(path: &Path) -> Option<SocketId> {
     let found = std::fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
     Some(SocketId { device: found.dev(), inode: found.ino(), made: found.modified().ok()? })
@@ -63,7 +63,7 @@ impl PluginFolder {
             let Ok(name) = entry.file_name().into_string() else { continue };
             found.extend(socket_id(&entry.path()).map(|id| (name, id)));
         }
-        // Whatever else lies there, this one counts.
+        // Other entries do not matter.
         let kubelet = socket_id(&self.folder.join(KUBELET_SOCKET));
         found.extend(kubelet.map(|id| (KUBELET_SOCKET.to_owned(), id)));
         Ok(found)
@@ -81,7 +81,7 @@ impl Folder for PluginFolder {
         RecursiveMode::NonRecursive
     }
 
-    /// A list shows all that there is to learn.
+    /// A list shows everything.
     fn note(&mut self, _: &notify::Event) {}
 
     fn look(&mut self) -> Vec<()> {

@@ -2,13 +2,13 @@
 
 use std::error::Error;
 
-/// An error and its causes, joined by `: `.
+/// Formats an error and its causes, joined by `: `.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();
-        // Some libraries repeat their cause in their own text.
+        // Some libraries repeat the cause in their own text.
         if !text.ends_with(&cause_text) {
             text.push_str(": ");
             text.push_str(&cause_text);

@@ -1,10 +1,10 @@
-//! Places where a test lets the daemon die as by a crash: at once, with nothing unwound, flushed or closed. Without the feature
-//! `failpoints`, which no shipped build turns on, they are nothing.
+//! Points where a test crashes the daemon: at once, without unwinding, flushing or closing anything. Without the feature
+//! `failpoints`, which no shipped build enables, they do nothing.
 
 /// Declares the points with their names, which tests write into `FAILPOINTS`.
 macro_rules! points {
     ($($(#[$doc:meta])* $point:ident = $name:literal,)+) => {
-        /// A seam between two steps of which a crash may let the first be the last.
+        /// A point between two steps, where a crash may prevent the second.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Point {
             $($(#[$doc])* $point,)+
@@ -23,93 +23,93 @@ macro_rules! points {
 }
 
 points! {
-    /// At start: the checkpoint is read, the CDI folder is not.
+    /// At start: the checkpoint is read, the CDI directory is not.
     CheckpointOpened = "checkpoint-opened",
-    /// At start: what a lost checkpoint had is taken back, if it was lost; the claim manager is not there yet.
+    /// At start: a lost checkpoint is rebuilt; the claim manager does not exist yet.
     Recovered = "recovered",
-    /// At start: a CDI file without an owner is about to be removed.
+    /// At start: before the removal of a CDI file without a claim.
     OrphanFound = "orphan-found",
     OrphanRemoved = "orphan-removed",
-    /// At start: a claim's CDI files are about to be compared with the checkpoint.
+    /// At start: before the comparison of a claim's CDI files with the checkpoint.
     ReconcileClaim = "reconcile-claim",
     PrepareDecided = "prepare-decided",
     /// The intents are durable.
     PrepareIntended = "prepare-intended",
     PrepareCall = "prepare-call",
-    /// The driver has answered, and nobody else knows.
+    /// The driver has responded, and the result is in memory only.
     PrepareAnswered = "prepare-answered",
-    /// The CDI files of a result are there; the result may be durable or not.
+    /// The CDI files of a result exist; the result may be durable or not.
     PrepareFilesWritten = "prepare-files-written",
-    /// A result is durable; its CDI files may be there or not.
+    /// A result is durable; its CDI files may exist or not.
     PrepareCommitted = "prepare-committed",
-    /// Results and files are there; the answer is not given.
+    /// Results and files exist; the response is not sent.
     PrepareDone = "prepare-done",
-    /// A claim that was refused for good is durably on its way out.
+    /// The rollback of a permanently refused claim is durable as an intent.
     RollbackIntended = "rollback-intended",
     RollbackDone = "rollback-done",
     UnprepareIntended = "unprepare-intended",
     UnprepareCall = "unprepare-call",
     UnprepareAnswered = "unprepare-answered",
-    /// Every driver gave the claim up, and its CDI files are gone.
+    /// Every driver has unprepared the claim, and its CDI files are gone.
     UnprepareFilesRemoved = "unprepare-files-removed",
-    /// The record is gone; the answer is not given.
+    /// The record is deleted; the response is not sent.
     UnprepareForgotten = "unprepare-forgotten",
-    /// Of a driver's file that is kept by digest, what is beside it is written and the file is not.
+    /// The metadata of a stored driver is written, and the driver's file is not.
     KeptStaged = "kept-staged",
-    /// A new version's file is kept; it does not serve yet.
+    /// The file of a new version is stored; the version does not serve yet.
     KeptWritten = "kept-written",
-    /// A new version serves, and its predecessor has not been told to stop.
+    /// A new version serves, and the previous version is not stopped yet.
     DriverSwitched = "driver-switched",
-    /// The code that prepared a claim is about to be asked to give it up, since the version that serves did not.
+    /// Before the call of the version that prepared a claim to unprepare it, since the serving version did not.
     PredecessorCall = "predecessor-call",
-    /// It has answered, and nobody else knows.
+    /// That version has responded, and the result is in memory only.
     PredecessorAnswered = "predecessor-answered",
-    /// Of a kept file that no claim needs any more, the file is removed and what is beside it is not.
+    /// The file of a stored driver without claims is removed, and its metadata is not.
     KeptForgotten = "kept-forgotten",
     /// Devices of extended resources are chosen for a pod, and that is durable.
     AllocateIntended = "allocate-intended",
-    /// A device plugin is about to be asked for them.
+    /// Before the call of a device plugin to allocate them.
     AllocateCall = "allocate-call",
-    /// The device plugin has answered, and nobody else knows.
+    /// The device plugin has responded, and the response is in memory only.
     AllocateAnswered = "allocate-answered",
-    /// The plugins' answers are durable, and the pod has none.
+    /// The plugins' responses are durable, and the response to the pod is not sent.
     AllocateCommitted = "allocate-committed",
-    /// A pod's devices are durably nobody's; the answer is not given.
+    /// The release of a pod's devices is durable; the response is not sent.
     AllocateFreed = "allocate-freed",
-    /// A driver's write below `/sys` is durable as an intent, and not made.
+    /// A driver's write below `/sys` is durable as an intent, and not executed.
     SysfsWriteIntended = "sysfs-write-intended",
-    /// It is made, and nobody knows.
+    /// The write is executed, and recorded in memory only.
     SysfsWritten = "sysfs-written",
-    /// A value below `/sys` is about to be put back.
+    /// Before the restore of a value below `/sys`.
     PutBackBegun = "put-back-begun",
-    /// It is put back, and nobody knows.
+    /// The value is restored, and that is recorded in memory only.
     PutBackWritten = "put-back-written",
-    /// Every value of a released claim is put back, and the claim still has its record.
+    /// Every value of a released claim is restored, and the claim still has its record.
     ReleasePutBack = "release-put-back",
-    /// The writer has put the changes into a transaction.
+    /// The writer has added the changes to a transaction.
     CheckpointCommit = "checkpoint-commit",
-    /// The transaction is durable, and those who wait for it do not know.
+    /// The transaction is durable, and its waiting callers are not notified.
     CheckpointCommitted = "checkpoint-committed",
     /// A temporary CDI file is written.
     CdiStaged = "cdi-staged",
     CdiRenamed = "cdi-renamed",
     CdiRemoved = "cdi-removed",
-    /// The CDI folder is synced, and those who wait for it do not know.
+    /// The CDI directory is synced, and the waiting callers are not notified.
     CdiSynced = "cdi-synced",
 }
 
-/// What the daemon logs at start if it has fail points.
+/// Log line at start of a daemon with fail points.
 pub const HAS_FAIL_POINTS: &str = "this program has fail points";
 
 #[cfg(feature = "failpoints")]
 mod armed {
     use super::Point;
 
-    /// Keeps the points armed while it lives.
+    /// Guard that keeps the points armed.
     pub struct Armed(#[expect(dead_code, reason = "disarms when dropped")] fail::FailScenario<'static>);
 
-    /// Arms the points that the variable `FAILPOINTS` names. In the language of the crate `fail`, `POINT=2*off->return` is death
-    /// at the third pass.
+    /// Arms the points that the variable `FAILPOINTS` names. In the syntax of the crate `fail`, `POINT=2*off->return` crashes at the
+    /// third pass.
     pub fn arm() -> Armed {
         let armed = Armed(fail::FailScenario::setup());
         let points: Vec<_> =
@@ -118,14 +118,14 @@ mod armed {
         armed
     }
 
-    /// Marks a pass through a point.
+    /// Passes a point.
     pub fn pass(point: Point) {
         fail::fail_point!(point.name(), |_| die());
     }
 
     fn die() {
         use rustix::process::{Signal, getpid, kill_process};
-        // The signal is not one that could be blocked, and ends the call that sends it.
+        // The signal cannot be blocked, and the call that sends it does not return.
         let sent = kill_process(getpid(), Signal::KILL);
         unreachable!("a process may kill itself: {sent:?}");
     }
@@ -134,7 +134,7 @@ mod armed {
 #[cfg(feature = "failpoints")]
 pub use armed::{Armed, arm, pass};
 
-/// Marks a pass through a point.
+/// Passes a point.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub fn pass(_: Point) {}

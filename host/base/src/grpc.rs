@@ -1,4 +1,4 @@
-//! One table from problems to gRPC codes.
+//! The mapping from problems to gRPC codes.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tonic::{Code, Request, Status};
 
 use nodedock_model::{Problem, ProblemKind};
 
-/// The gRPC code for a kind of problem.
+/// Returns the gRPC code of a problem's kind.
 pub fn code(kind: ProblemKind) -> Code {
     match kind {
         ProblemKind::Invalid => Code::InvalidArgument,
@@ -20,7 +20,7 @@ pub fn code(kind: ProblemKind) -> Code {
     }
 }
 
-/// A problem as a gRPC error: its words as the message, the problem itself, encoded, as the details.
+/// Converts a problem to a gRPC error: its message, and the encoded problem as the details.
 pub fn status(problem: &Problem) -> Status {
     use nodedock_proto::prost::Message;
     let details = self::problem(problem).encode_to_vec();

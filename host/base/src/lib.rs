@@ -1,5 +1,4 @@
-//! What every module stands on: tasks with a name and an end, drain, time, backoff, locks by key, Unix sockets, error chains,
-//! telemetry, conditions, counted numbers, fail points.
+//! Shared basics: tasks and drain, time, backoff, locks by key, Unix sockets, error chains, conditions, counters, fail points.
 
 pub mod backoff;
 pub mod changes;

@@ -1,4 +1,4 @@
-//! One operation at a time for each key, such as a claim; different keys do not wait for each other.
+//! Locks by key, such as a claim: one operation at a time for each key, and no waiting between keys.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -17,7 +17,7 @@ impl<K> Default for Locks<K> {
     }
 }
 
-/// The right to work on what a key stands for; given back when it is dropped.
+/// The guard of a key; dropping it releases the key.
 pub struct Held<K: Eq + Hash> {
     locks: Locks<K>,
     key: K,
@@ -25,7 +25,7 @@ pub struct Held<K: Eq + Hash> {
 }
 
 impl<K: Clone + Ord + Hash> Locks<K> {
-    /// Takes the keys in ascending order, which is what keeps two requests from waiting for each other.
+    /// Locks the keys in ascending order, so that two requests cannot deadlock.
     pub async fn take(&self, keys: impl IntoIterator<Item = K>) -> Vec<Held<K>> {
         let mut keys: Vec<_> = keys.into_iter().collect();
         keys.sort();
@@ -33,7 +33,7 @@ impl<K: Clone + Ord + Hash> Locks<K> {
         let mut held = Vec::with_capacity(keys.len());
         for key in keys {
             let entry = self.entries().entry(key.clone()).or_default().clone();
-            // Also who gives up waiting tidies up behind whoever had the key.
+            // A cancelled waiter also removes the entry of a key without owner.
             let mut next = Held { locks: self.clone(), key, guard: None };
             next.guard = Some(entry.lock_owned().await);
             held.push(next);
@@ -41,7 +41,7 @@ impl<K: Clone + Ord + Hash> Locks<K> {
         held
     }
 
-    /// The key, unless somebody has it.
+    /// Returns the guard of a key, unless the key is locked.
     pub fn try_take(&self, key: &K) -> Option<Held<K>> {
         let mut entries = self.entries();
         let guard = entries.entry(key.clone()).or_default().clone().try_lock_owned().ok()?;
@@ -59,7 +59,7 @@ impl<K: Eq + Hash> Drop for Held<K> {
     fn drop(&mut self) {
         let mut entries = self.locks.entries();
         self.guard = None;
-        // Nobody waits for it: only the map itself has it.
+        // Only the map has a reference, so there is no owner and no waiter.
         if entries.get(&self.key).is_some_and(|entry| Arc::strong_count(entry) == 1) {
             entries.remove(&self.key);
         }

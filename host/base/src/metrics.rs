@@ -1,32 +1,31 @@
-//! Numbers that modules count while they work, for whoever tells them. Names and formats are not their business: they are the
-//! face's.
+//! Counters and histograms that modules update. The metrics endpoint owns names and formats.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How often values were at most so large, by bounds that never change.
+/// A histogram with fixed bounds.
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// One more than there are bounds: what is beyond the last.
+    /// Counts by bucket, with one more for values beyond the last bound.
     counts: Box<[AtomicU64]>,
     /// The bits of an `f64`.
     sum: AtomicU64,
 }
 
-/// A histogram as it was at a moment.
+/// A snapshot of a histogram.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HistogramView {
     pub bounds: &'static [f64],
-    /// Not summed up; the last is of what is beyond every bound.
+    /// Not cumulative; the last one counts values beyond every bound.
     pub counts: Vec<u64>,
     pub sum: f64,
 }
 
 impl Histogram {
-    /// `bounds` ascend.
+    /// `bounds` must ascend.
     pub fn new(bounds: &'static [f64]) -> Self {
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
         Self { bounds, counts, sum: AtomicU64::new(0) }
@@ -36,7 +35,7 @@ impl Histogram {
         let place = self.bounds.partition_point(|bound| *bound < value);
         self.counts[place].fetch_add(1, Relaxed);
         let add = |bits| Some((f64::from_bits(bits) + value).to_bits());
-        // The closure always gives a value, so there is always an update.
+        // The closure always returns a value, so there is always an update.
         let _ = self.sum.fetch_update(Relaxed, Relaxed, add);
     }
 
@@ -60,8 +59,7 @@ impl HistogramView {
     }
 }
 
-/// Numbers by something whose values others choose, names of resources for example: bounded, and what is beyond is counted under the
-/// default key.
+/// Counters by a key whose values are external, such as names of resources: bounded, and further keys count under the default key.
 #[derive(Debug)]
 pub struct ByKey<K, V> {
     entries: Mutex<BTreeMap<K, Arc<V>>>,
@@ -73,7 +71,7 @@ impl<K: Ord + Default + Clone, V: Default> ByKey<K, V> {
         Self { entries: Mutex::default(), max }
     }
 
-    /// The numbers of a key; beyond the bound, and for the default key, those of all others together.
+    /// Returns the counters of a key; beyond the bound, and for the default key, those of all other keys together.
     pub fn of(&self, key: &K) -> Arc<V> {
         let mut entries = self.entries();
         if let Some(known) = entries.get(key) {

@@ -1,14 +1,14 @@
-//! Text of others in one line of ours.
+//! Makes external text safe for a line of output.
 
-/// The text without what could begin an escape sequence of a terminal, feign a line of ours or turn the order of letters, and with
-/// no more than so many bytes.
+/// Returns the text without characters that could begin an escape sequence of a terminal, fake a line or change the order of letters,
+/// truncated to a number of bytes.
 pub fn printable(text: &str, bytes_max: usize) -> String {
     let mut clean = String::new();
     push(&mut clean, text, bytes_max);
     clean
 }
 
-/// Appends such text, as long as the whole has room.
+/// Appends such text, within a bound of the whole.
 pub fn push(line: &mut String, text: &str, bytes_max: usize) {
     for c in text.chars() {
         let c = if is_unprintable(c) { ' ' } else { c };
@@ -19,12 +19,12 @@ pub fn push(line: &mut String, text: &str, bytes_max: usize) {
     }
 }
 
-/// Begins an escape sequence of a terminal, feigns a line, or turns the order of what follows.
+/// Returns whether a character begins an escape sequence of a terminal, fakes a line, or changes the order of the following text.
 pub fn is_unprintable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// At most so many bytes, whole characters.
+/// Truncates to a number of bytes at a character boundary.
 pub fn cut(text: &str, max: usize) -> String {
     let mut end = text.len().min(max);
     while !text.is_char_boundary(end) {
@@ -33,7 +33,7 @@ pub fn cut(text: &str, max: usize) -> String {
     text[..end].to_owned()
 }
 
-/// One line of bounded length: what is cut off is marked.
+/// Truncates to one line of bounded length, with a mark.
 pub fn one_line(text: &str, max: usize) -> String {
     let whole = cut(text, max);
     let end = if whole.len() < text.len() { "…" } else { "" };

@@ -1,13 +1,13 @@
-//! Names for operations that nobody else named.
+//! Request ids for operations without one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
-/// Tells this run of the daemon from others in the logs of drivers.
+/// Distinguishes this run of the daemon from others in the logs of drivers.
 static RUN: LazyLock<String> = LazyLock::new(|| uuid::Uuid::new_v4().simple().to_string()[..8].to_owned());
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// A request id: unique in this run, and with its eight random digits nearly so beyond it. Costs no system call.
+/// Returns a request id: unique in this run, and almost unique beyond it by eight random digits. Needs no system call.
 pub fn new_id() -> Arc<str> {
     format!("{}-{}", *RUN, NEXT.fetch_add(1, Ordering::Relaxed)).into()
 }

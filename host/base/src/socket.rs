@@ -1,4 +1,4 @@
-//! Unix sockets to listen on: one owner, mode 0600, there for callers only when it is ready.
+//! Listening Unix sockets: one owner, mode 0600, visible only when they accept.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -22,8 +22,8 @@ pub enum BindError {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// Listens on `path`: a stale socket is replaced, a living one is an error. The socket is made under a temporary name, given its
-/// mode, and renamed into place, so that it can never be met with another mode or before it accepts.
+/// Listens on `path`; replaces a stale socket, and fails on a live one. The socket is created under a temporary name, gets its mode,
+/// and is renamed into place, so that a client never finds it with another mode or before it accepts.
 pub async fn bind(path: &Path) -> Result<UnixListener, BindError> {
     let temporary = path.with_extension("sock.new");
     let length = temporary.as_os_str().len();
@@ -42,7 +42,7 @@ pub async fn bind(path: &Path) -> Result<UnixListener, BindError> {
     Ok(listener)
 }
 
-/// An error if somebody listens on `path`, or what is there is no socket.
+/// Fails if a process listens on `path`, or if the file is not a socket.
 pub async fn refuse_occupied(path: &Path) -> Result<(), BindError> {
     use std::os::unix::fs::FileTypeExt;
     match std::fs::symlink_metadata(path) {

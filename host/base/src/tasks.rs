@@ -24,18 +24,18 @@ impl Tasks {
         Self::default()
     }
 
-    /// Tasks that stop with these, and can be stopped before.
+    /// Returns tasks that stop with these, and can be stopped earlier.
     pub fn child(&self) -> Self {
         Self { tracker: TaskTracker::new(), stop: self.stop.child_token() }
     }
 
-    /// Starts a task under a name. It is expected to end when `stopped` resolves.
+    /// Starts a named task. It must end when `stopped` resolves.
     pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
         self.tracker.spawn(work.instrument(tracing::info_span!("task", task = name)));
     }
 
-    /// Runs work to its end whatever becomes of the caller: in the caller's own task while it waits, which saves two changes of
-    /// thread, and in one of these when it goes away. None: the work panicked.
+    /// Runs work to completion even if the caller is cancelled: in the caller's own task while it waits, which saves two thread switches,
+    /// and in a task of its own after a cancellation. `None`: the work panicked.
     pub async fn complete<T: Send + 'static>(
         &self,
         name: &'static str,
@@ -48,7 +48,7 @@ impl Tasks {
         std::future::poll_fn(|cx| rest.poll(cx)).await.ok()
     }
 
-    /// Resolves when the tasks are told to stop.
+    /// Resolves when the tasks must stop.
     pub fn stopped(&self) -> impl Future<Output = ()> + Send + 'static {
         self.stop.clone().cancelled_owned()
     }
@@ -57,7 +57,7 @@ impl Tasks {
         self.stop.is_cancelled()
     }
 
-    /// Tells the tasks to stop.
+    /// Signals the tasks to stop.
     pub fn stop(&self) {
         self.stop.cancel();
     }
@@ -68,7 +68,7 @@ impl Tasks {
         self.tracker.wait().await;
     }
 
-    /// Tells the tasks to stop and waits for them. False: some were still there at the deadline.
+    /// Signals the tasks to stop and waits for them. Returns false if some were still running at the deadline.
     pub async fn drain(&self, deadline: Duration) -> bool {
         self.stop.cancel();
         self.tracker.close();
@@ -76,11 +76,11 @@ impl Tasks {
     }
 }
 
-/// Work that is begun and not ended.
+/// Work in progress.
 struct Rest<T: Send + 'static> {
     work: Option<BoxFuture<'static, std::thread::Result<T>>>,
     tracker: TaskTracker,
-    /// Lets a drain wait for the work while it is in the caller's task.
+    /// Makes a drain wait for the work while it runs in the caller's task.
     _token: TaskTrackerToken,
 }
 
@@ -96,7 +96,7 @@ impl<T: Send + 'static> Rest<T> {
 impl<T: Send + 'static> Drop for Rest<T> {
     fn drop(&mut self) {
         let Some(work) = self.work.take() else { return };
-        // Without a runtime there is nobody to go on: the process ends.
+        // Without a runtime the process is ending.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             self.tracker.spawn_on(async move { drop(work.await) }, &runtime);
         }

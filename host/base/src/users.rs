@@ -1,10 +1,10 @@
-//! Names of users, as the node itself knows them.
+//! Names of the node's users.
 
 use std::path::Path;
 
 const PASSWD: &str = "/etc/passwd";
 
-/// The name of a user, by the node's own list. Users of a directory service have none here.
+/// Returns the name of a user in the node's `passwd`. Users of a directory service have none here.
 pub fn name(uid: u32) -> Option<String> {
     name_in(Path::new(PASSWD), uid)
 }

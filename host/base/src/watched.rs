@@ -1,6 +1,6 @@
-//! A folder that is followed: watch, then list, then events; list again on overflow, on a timer, and where there is no watch.
+//! Watches a directory: watch, then list, then events; lists again on overflow, on a timer, and without a watch.
 //!
-//! Owns the system's watch and the order of the steps. What a folder's entries mean is for its `Folder` to say.
+//! Owns the system's watch and the order of the steps. An implementation of `Directory` interprets the entries.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -17,32 +17,32 @@ use crate::error::chain;
 use crate::tasks::Tasks;
 use nodedock_model::limit;
 
-/// Events that may wait while the folder is listed; beyond that they are dropped and the folder is listed anew.
+/// Queue of events during a list; further events are dropped and the directory is listed again.
 const EVENTS_WAITING_MAX: usize = 4096;
-/// Several files are often made by one command: they are taken together.
+/// Delay that groups events, since one command often creates several files.
 const GATHER: Duration = Duration::from_millis(10);
-/// How often the folder is listed where the system gives no watch.
+/// Interval of lists without a watch.
 const POLL_PERIOD: Duration = Duration::from_secs(2);
 
-/// What is known of a folder, and what its entries mean.
+/// The state of a directory, and the interpretation of its entries.
 pub trait Folder {
     type Event;
 
     fn path(&self) -> &Path;
     fn depth(&self) -> RecursiveMode;
-    /// Learns from an event what a list does not show.
+    /// Records what an event shows and a list does not.
     fn note(&mut self, event: &notify::Event);
-    /// Learns that events may be lost: the watch is new, there is none, or more happened than it could tell.
+    /// Records that events may be lost: the watch is new or missing, or its queue overflowed.
     fn note_gap(&mut self) {}
-    /// Lists the folder and says what is different from what was reported.
+    /// Lists the directory and returns the differences from the last report.
     fn look(&mut self) -> Vec<Self::Event>;
-    /// When it has to be looked at without an event.
+    /// Returns when the directory must be listed without an event.
     fn next_look(&self) -> Option<Instant> {
         None
     }
 }
 
-/// Follows a folder until the tasks stop. The first list is reported like everything later.
+/// Watches a directory until the tasks stop. The first list is reported like later changes.
 pub async fn follow<F: Folder>(mut folder: F, tasks: Tasks, events: mpsc::Sender<F::Event>) {
     let (raw, mut arrivals) = mpsc::channel(EVENTS_WAITING_MAX);
     let mut watched = Watched::new(folder.path().to_owned(), folder.depth(), raw);
@@ -60,9 +60,9 @@ pub async fn follow<F: Folder>(mut folder: F, tasks: Tasks, events: mpsc::Sender
         let relist = Instant::now() + watched.period();
         let wake = folder.next_look().map_or(relist, |look| look.min(relist));
         tokio::select! {
-            // Nothing is lost by stopping: the next start lists the folder.
+            // Safe to drop: the next start lists the directory.
             () = &mut stopped => return,
-            // An event that is not received now stays in the channel.
+            // Safe to drop: an event that is not received stays in the channel.
             event = arrivals.recv() => {
                 let Some(event) = event else { return };
                 note(&mut folder, &event);
@@ -76,14 +76,14 @@ pub async fn follow<F: Folder>(mut folder: F, tasks: Tasks, events: mpsc::Sender
     }
 }
 
-/// An error needs nothing: it leads to a list, as every event does.
+/// An error needs no handling: it triggers a list, as every event does.
 fn note<F: Folder>(folder: &mut F, event: &notify::Result<notify::Event>) {
     if let Ok(event) = event {
         folder.note(event);
     }
 }
 
-/// The system's watch on the folder; made anew when the folder is another one than the one watched.
+/// The system's watch on the directory; created again when the directory was replaced.
 struct Watched {
     folder: PathBuf,
     depth: RecursiveMode,
@@ -91,7 +91,7 @@ struct Watched {
     watcher: Option<RecommendedWatcher>,
     inode: Option<(u64, u64)>,
     complained: bool,
-    /// An event found no room.
+    /// The queue of events overflowed.
     lost: Arc<AtomicBool>,
 }
 
@@ -100,7 +100,7 @@ impl Watched {
         Self { folder, depth, raw, watcher: None, inode: None, complained: false, lost: Arc::default() }
     }
 
-    /// Whether what happened before now may be unknown.
+    /// Returns whether earlier events may be lost.
     fn renew(&mut self) -> bool {
         let inode = std::fs::metadata(&self.folder).ok().map(|found| (found.dev(), found.ino()));
         if self.watcher.is_some() && self.inode == inode {
@@ -112,7 +112,7 @@ impl Watched {
                 self.inode = inode;
                 self.complained = false;
             }
-            // The folder is not there, or the user's watches are used up (fs.inotify).
+            // The directory does not exist, or the user's watches are used up (fs.inotify).
             Err(error) => {
                 self.watcher = None;
                 if !std::mem::replace(&mut self.complained, true) {
@@ -136,7 +136,7 @@ impl Watched {
         let (raw, lost) = (self.raw.clone(), self.lost.clone());
         let handle = move |event: notify::Result<notify::Event>| {
             if event.as_ref().map_or(true, tells_of_change) {
-                // What waits in a full channel leads to a list, and a list finds everything.
+                // An event in a full channel triggers a list, and a list finds everything.
                 if raw.try_send(event).is_err() {
                     lost.store(true, Ordering::Relaxed);
                 }
@@ -152,7 +152,7 @@ impl Watched {
     }
 }
 
-/// Listing a folder opens it, which is an event too: taken for a change, each list would lead to the next.
+/// Listing a directory opens it, which is an event too: without this filter each list would trigger the next.
 fn tells_of_change(event: &notify::Event) -> bool {
     let closed_after_writing = AccessKind::Close(AccessMode::Write);
     event.need_rescan() || !matches!(event.kind, EventKind::Access(kind) if kind != closed_after_writing)
@@ -168,7 +168,7 @@ mod tests {
         let (raw, mut arrivals) = mpsc::channel(1);
         let mut watched = Watched::new(folder.path().to_owned(), RecursiveMode::NonRecursive, raw);
         assert!(watched.renew() && !watched.renew() && !watched.has_lost());
-        // Made, written and closed are three events.
+        // Create, write and close are three events.
         std::fs::write(folder.path().join("a"), "x").unwrap();
         while !watched.has_lost() {
             arrivals.recv().await.unwrap().unwrap();

@@ -1,6 +1,6 @@
-//! Enums whose every variant has a word.
+//! Enums with a name for every variant.
 
-/// Declares an enum with a word for each variant and a list of them all, so that neither can miss one.
+/// Declares an enum with a name for each variant and a list of all variants, so that neither can miss one.
 #[macro_export]
 macro_rules! worded {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
@@ -9,7 +9,7 @@ macro_rules! worded {
         pub enum $name { $($(#[$doc])* $variant,)+ }
 
         impl $name {
-            /// In the order of their declaration: the place of each is its number.
+            /// In the order of declaration: the index of each is its number.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
             pub fn as_str(self) -> &'static str {

@@ -1,8 +1,9 @@
-//! CDI: the files by which container runtimes give devices to containers.
+//! CDI: the spec files from which container runtimes give devices to containers.
 //!
-//! Owns the folder's files that begin with our line, and no others. Is given claim records; renders one file for each driver
-//! whose edits the host applies. The files are derived: the checkpoint holds what they say, and whoever finds one missing or
-//! altered renders it again. Reads what others' files in the runtimes' folders name, for collisions. Never decides whether a claim keeps its file.
+//! Owns the files of the directory that begin with this daemon's line, and no others. Given claim records, it renders one file for
+//! each driver whose edits the host applies. The files are derived from the checkpoint, and rendered again when they are missing or
+//! altered. Reads the device names of other files in the runtimes' directories, to find collisions. Never decides whether a claim keeps
+//! its file.
 
 mod catalog;
 mod folder;

@@ -1,4 +1,4 @@
-//! The CDI folder: which spec files were touched, by whomever. What it means is for the claim manager to say.
+//! Watches the CDI directory and reports changed spec files. The claim manager interprets the changes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,19 +12,19 @@ use nodedock_base::tasks::Tasks;
 use nodedock_base::watched::{self, Folder};
 use nodedock_model::limit;
 
-/// Names that are told in one event; with more, everything is to be looked through.
+/// Names in one event; with more, the whole directory must be checked.
 const NAMES_MAX: usize = 4096;
 
-/// Something happened in the folder.
+/// A change of the directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpecEvent {
-    /// Files that came, went or changed.
+    /// Files that were created, removed or changed.
     Touched(BTreeSet<String>),
-    /// Anything may have changed.
+    /// Any file may have changed.
     Unsure,
 }
 
-/// Watches `folder` until the tasks stop. The first event is `Unsure`: the watch stands by then.
+/// Watches `directory` until the tasks stop. The first event is `Unsure`, when the watch exists.
 pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<SpecEvent>) {
     watched::follow(SpecFolder::new(folder), tasks, events).await;
 }
@@ -65,7 +65,7 @@ impl Folder for SpecFolder {
 
     fn note(&mut self, event: &notify::Event) {
         let of_itself = event.paths.contains(&self.folder);
-        // Its own times change with each entry.
+        // The directory's own times change with each entry.
         let moved = matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
         self.unsure |= event.need_rescan() || (of_itself && moved);
         for path in &event.paths {
@@ -89,7 +89,7 @@ impl Folder for SpecFolder {
         if touched.is_empty() { Vec::new() } else { vec![SpecEvent::Touched(touched)] }
     }
 
-    /// Of a folder that was moved away, and another put into its place, the watch says nothing.
+    /// The watch does not report that the directory was replaced.
     fn next_look(&self) -> Option<Instant> {
         Some(self.looked + limit::CDI_FOLDER_LOOK)
     }
@@ -122,7 +122,7 @@ mod tests {
             self.events.recv().await.unwrap()
         }
 
-        /// The names of events until all of them were told.
+        /// Collects the names of events until all of them were reported.
         async fn told(&mut self, wanted: &[&str]) {
             let mut told = BTreeSet::new();
             while !wanted.iter().all(|name| told.contains(*name)) {

@@ -1,8 +1,8 @@
-//! The checkpoint: what is durable of claims and pods.
+//! The checkpoint: the durable state of claims and pods.
 //!
-//! Owns one redb file and the one thread that writes it. Is given changes; answers when they are durable. Requests that
-//! wait while a commit is under way are committed together, with one sync. Never decides what a claim's next state is,
-//! and never deletes or overwrites a file that it cannot read. The format is described in `docs/checkpoint-format.md`.
+//! Owns one redb file and the one thread that writes it. Given changes, it responds when they are durable. Requests that
+//! wait during a commit are committed together, with one sync. Never decides the next state of a claim,
+//! and never deletes or overwrites a file that it cannot read. `docs/checkpoint-format.md` describes the format.
 
 mod carry;
 mod error;
@@ -58,14 +58,14 @@ pub enum Change {
     DeleteValues(Uid),
 }
 
-/// Handle to the checkpoint. Clones write to the same file; it is closed when the last one is gone.
+/// Handle to the checkpoint. Clones write to the same file, which is closed when the last one is dropped.
 #[derive(Clone)]
 pub struct Checkpoint {
     inbox: mpsc::Sender<Message>,
     status: Arc<Status>,
 }
 
-/// What was found in the file.
+/// The content of the file.
 pub struct Opened {
     pub checkpoint: Checkpoint,
     /// By UID, ascending.
@@ -73,16 +73,16 @@ pub struct Opened {
     pub pods: Vec<PodRecord>,
     pub released: Vec<ReleaseRecord>,
     pub allocations: Vec<PodAllocation>,
-    /// What drivers changed below `/sys` for claims.
+    /// Values below `/sys` that drivers changed for claims.
     pub values: Vec<ClaimValues>,
-    /// A file that could not be read and was replaced by a new one.
+    /// An unreadable file that was set aside and replaced by a new one.
     pub set_aside: Option<SetAside>,
-    /// Records that could not be read. They stay in the file; one that is written anew goes to the table `unreadable`.
+    /// Unreadable records. They stay in the file; when their key is written again, they move to the table `unreadable`.
     pub skipped: Vec<Skipped>,
 }
 
 impl Opened {
-    /// Whether it has no record of anything: it is new, or every claim was given up.
+    /// Returns whether the checkpoint has no record: it is new, or every claim was released.
     pub fn is_empty(&self) -> bool {
         self.claims.is_empty()
             && self.pods.is_empty()
@@ -90,26 +90,26 @@ impl Opened {
             && self.skipped.is_empty()
     }
 
-    /// UIDs of claims whose records could not be read.
+    /// Returns the UIDs of claims with unreadable records.
     pub fn unreadable_claims(&self) -> BTreeSet<String> {
         let claims = self.skipped.iter().filter(|skipped| skipped.table == Table::Claims);
         claims.map(|skipped| skipped.key.clone()).collect()
     }
 }
 
-/// A file that was moved out of the way, byte for byte.
+/// A file that was renamed, unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetAside {
-    /// Where it is now.
+    /// Its new path.
     pub path: PathBuf,
     pub reason: String,
 }
 
-/// Opens the checkpoint, or makes a new one where there is none, and starts its writer thread. Blocks: for a file that was
-/// not closed properly, as long as it takes to read it once.
+/// Opens the checkpoint, or creates a new one, and starts its writer thread. Blocks: for a file that was
+/// not closed properly, as long as a read of the whole file takes.
 ///
-/// A file that is damaged or somebody else's is set aside, never deleted or overwritten. A file of a newer format, one
-/// that another daemon holds, and one that the system does not let us open are errors, and the file is left alone.
+/// A damaged file, and another program's, is set aside, never deleted or overwritten. A file of a newer format, one
+/// that another daemon has locked, and one that the system does not allow to open are errors, and the file stays unchanged.
 pub fn open(path: &Path) -> Result<Opened, OpenError> {
     open_with(path, &UPGRADES)
 }
@@ -138,10 +138,9 @@ fn start(
 }
 
 impl Checkpoint {
-    /// Makes the changes durable, all of them or none. Dropping the future does not take them back.
+    /// Makes the changes durable, all of them or none. Dropping the future does not undo them.
     ///
-    /// After an error the changes are not known to be durable: what a restart finds is the state before them or the one
-    /// after. The same changes may be committed again.
+    /// After an error a restart finds the state before the changes or the one after them. The same changes may be committed again.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), CommitError> {
         if changes.is_empty() {
             return Ok(());
@@ -149,8 +148,8 @@ impl Checkpoint {
         self.request(encoded(changes)?).await
     }
 
-    /// The same, with more changes that are taken from a state when they have their place in the order of commits. What `more`
-    /// gives beside them, the lock of that state, is dropped behind that: states that follow one another are written so.
+    /// The same, with additional changes that are read from a state when their place in the order of commits is fixed. `more` also returns
+    /// the lock guard of that state, which is dropped after that, so that successive states are written in order.
     pub async fn commit_in_order<L>(
         &self,
         changes: Vec<Change>,
@@ -171,22 +170,22 @@ impl Checkpoint {
         outcome.await.unwrap_or(Err(CommitError::Closed))
     }
 
-    /// Commits nothing but a time, durably: tells whether the disk takes writes again, and ends the degraded state if it does.
+    /// Commits only a time, durably: tests whether the disk accepts writes again, and ends the degraded state if it does.
     pub async fn probe(&self) -> Result<(), CommitError> {
         self.request(Vec::new()).await
     }
 
-    /// Whether the last commit succeeded.
+    /// Returns whether the last commit succeeded.
     pub fn health(&self) -> Health {
         self.status.health()
     }
 
-    /// Whether the last commit succeeded, and every change of that.
+    /// Returns a watch on whether the last commit succeeded.
     pub fn takes_writes(&self) -> watch::Receiver<bool> {
         self.status.takes_writes()
     }
 
-    /// Says under `subject` what is wrong with the writer, and tries again while commits fail, until the tasks stop.
+    /// Sets conditions of the writer under `subject`, and retries while commits fail, until the tasks stop.
     pub async fn keep(self, subject: String, conditions: Conditions, tasks: Tasks) {
         Keeper { status: self.status, inbox: self.inbox, conditions, subject }.run(tasks).await;
     }
@@ -195,18 +194,18 @@ impl Checkpoint {
         self.status.stats()
     }
 
-    /// How large the commits were and how long they took.
+    /// Returns sizes and durations of the commits.
     pub fn distributions(&self) -> Distributions {
         self.status.distributions()
     }
 
-    /// Returns when the writer has done what was asked of it before. False: it has ended.
+    /// Waits until the writer has processed all earlier requests. Returns false if it has ended.
     pub async fn answers(&self) -> bool {
         let (done, taken) = oneshot::channel();
         self.inbox.send(Message::Ask(done)).await.is_ok() && taken.await.is_ok()
     }
 
-    /// Commits what waits and closes the file. Later commits are refused; closing twice is harmless.
+    /// Commits the waiting requests and closes the file. Later commits are refused; closing twice is harmless.
     pub async fn close(&self) {
         let (done, closed) = oneshot::channel();
         if self.inbox.send(Message::Close(done)).await.is_ok() {

@@ -17,7 +17,7 @@ pub fn is_cdi_device_name(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':'))
 }
 
-/// A qualified name, as a runtime takes it.
+/// A qualified name, as a runtime accepts it.
 pub fn is_cdi_qualified_name(name: &str) -> bool {
     let parts = name.split_once('=').and_then(|(kind, device)| Some((kind.split_once('/')?, device)));
     name.len() <= CDI_NAME_BYTES_MAX

@@ -1,6 +1,6 @@
-//! What `Watch` tells of.
+//! Events of `Watch`.
 
-/// Something changed: a driver, a driver's devices, a claim, or what is wrong with the node.
+/// A change of a driver, a driver's devices, a claim, or the conditions of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changed {
     pub kind: ChangedKind,
@@ -15,7 +15,7 @@ pub enum ChangedKind {
     Driver,
     Device,
     Claim,
-    /// What is wrong with the node itself.
+    /// The conditions of the node.
     Node,
 }
 

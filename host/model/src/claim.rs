@@ -1,4 +1,4 @@
-//! Claims and pods as requests bring them, and what a driver makes of a claim.
+//! Claims and pods of requests, and the results of drivers for claims.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use super::{
     Consumer, DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef, PoolName, Uid,
 };
 
-/// A ResourceClaim as far as the node needs it (`resource.k8s.io/v1`).
+/// The fields of a ResourceClaim that the node needs (`resource.k8s.io/v1`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
     pub id: ObjectRef,
-    /// None: not allocated.
+    /// `None`: not allocated.
     pub allocation: Option<Allocation>,
-    /// Consumers for which it is reserved; UIDs say who they are.
+    /// Consumers for which it is reserved, identified by UID.
     pub reserved_for: Vec<Consumer>,
     pub annotations: BTreeMap<String, String>,
     /// Pod that owns a claim made from a template.
@@ -32,7 +32,7 @@ pub struct Allocation {
     pub devices: Vec<AllocatedDevice>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub configs: Vec<OpaqueConfig>,
-    /// Node for which it was allocated, as far as its selector names one.
+    /// Node for which it was allocated, if its selector names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
 }
@@ -53,7 +53,7 @@ pub struct AllocatedDevice {
 }
 
 impl AllocatedDevice {
-    /// The request without its subrequest: the name that containers use.
+    /// Returns the request without its subrequest: the name that containers use.
     pub fn base_request(&self) -> &str {
         self.request.split('/').next().unwrap_or(&self.request)
     }
@@ -67,11 +67,11 @@ pub enum ConfigSource {
     Claim,
 }
 
-/// Parameters for a driver, from a class or a claim.
+/// Parameters for a driver, from a DeviceClass or a claim.
 #[derive(Debug, Clone, PartialEq, Hash, Serialize, Deserialize)]
 pub struct OpaqueConfig {
     pub source: ConfigSource,
-    /// Requests to which it applies; empty means all.
+    /// Requests to which the config applies; empty means all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requests: Vec<String>,
     pub driver: DriverName,
@@ -79,17 +79,17 @@ pub struct OpaqueConfig {
     pub parameters: String,
 }
 
-/// One driver's part of a claim: what a call carries.
+/// One driver's part of a claim, as a call contains it.
 #[derive(Debug, Clone, PartialEq, Hash)]
 pub struct DriverClaim {
     pub id: ObjectRef,
     pub devices: Vec<AllocatedDevice>,
-    /// Of this driver only; class before claim, later entries win.
+    /// Configs for this driver only; class before claim, later entries take precedence.
     pub configs: Vec<OpaqueConfig>,
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A claim that a driver holds prepared.
+/// A prepared claim of a driver.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LiveClaim {
     pub claim: DriverClaim,
@@ -99,11 +99,11 @@ pub struct LiveClaim {
     pub boot_id: String,
 }
 
-/// What a driver made of its part of a claim.
+/// A driver's result for its part of a claim.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PreparedClaim {
     pub devices: Vec<PreparedDevice>,
-    /// For every container that uses any of the devices.
+    /// Edits for every container that uses any of the devices.
     #[serde(default, skip_serializing_if = "Edits::is_empty")]
     pub edits: Edits,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -114,19 +114,19 @@ pub struct PreparedClaim {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PreparedDevice {
-    /// Base names of the requests that it serves; empty means any.
+    /// Base names of the requests that it satisfies; empty means any.
     pub requests: Vec<String>,
     pub pool: PoolName,
     pub device: DeviceName,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
-    /// How a container gets it.
+    /// How a container gets access to it.
     pub access: DeviceAccess,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<DeviceStatus>,
 }
 
-/// How a container gets a device: edits that the host renders as CDI, or CDI names of files that a native plugin wrote.
+/// How a container gets access to a device: edits that the host renders as CDI, or CDI names of files that a native plugin wrote.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceAccess {
@@ -134,7 +134,7 @@ pub enum DeviceAccess {
     CdiDevices(Vec<String>),
 }
 
-/// Goes into the claim's `status.devices`.
+/// Status of a device for the claim's `status.devices`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -161,7 +161,7 @@ pub struct NetworkData {
     pub hardware_address: String,
 }
 
-/// A pod that asks for its claims.
+/// A pod with its claims and containers, as a prepare requests it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodRequest {
     pub pod: ObjectRef,
@@ -175,33 +175,33 @@ pub struct ClaimReference {
     /// The pod's own name for it.
     pub pod_claim_name: String,
     pub claim_name: ObjectName,
-    /// None: whichever UID the claim has.
+    /// `None`: any UID.
     pub claim_uid: Option<Uid>,
 }
 
-/// A container, the claims that it uses and the extended resources that it is limited to.
+/// A container with the claims that it uses and the limits of its extended resources.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodContainer {
     pub name: String,
     pub claims: Vec<ContainerClaim>,
     #[serde(default, skip_serializing_if = "ContainerKind::is_app")]
     pub kind: ContainerKind,
-    /// How many devices of each resource (`resources.limits`).
+    /// Number of devices of each resource (`resources.limits`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resources: BTreeMap<ExtendedResource, u32>,
-    /// NUMA nodes that its devices should be of; empty: any.
+    /// Preferred NUMA nodes of its devices; empty: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numa_affinity: Vec<u32>,
 }
 
-/// When a container runs. Init containers end before the next one starts, so their devices are used again.
+/// When a container runs. Init containers end before the next one starts, so their devices are reused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ContainerKind {
     #[default]
     App,
     Init,
-    /// An init container that is restarted (`restartPolicy: Always`): it keeps its devices while the others run.
+    /// An init container with `restartPolicy: Always`, which keeps its devices while the others run.
     Sidecar,
 }
 
@@ -222,12 +222,12 @@ impl ContainerKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerClaim {
     pub pod_claim_name: String,
-    /// None: every request of the claim.
+    /// `None`: every request of the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
 }
 
-/// Memos are bytes; in the checkpoint they stand as hexadecimal text.
+/// Serializes memos as hexadecimal text.
 mod memo_text {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

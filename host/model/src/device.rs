@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{DeviceName, ExtendedResource, PoolName, QualifiedName};
 
-/// Everything that a driver has on this node now.
+/// Every device that a driver has on this node now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inventory {
     pub pools: BTreeMap<PoolName, Pool>,
@@ -38,7 +38,7 @@ pub struct Device {
     pub taints: Vec<Taint>,
     pub consumes: Vec<CounterSet>,
     pub allow_multiple_allocations: bool,
-    /// Physical identity, such as `pci:0000:3b:00.0`: devices of whatever driver with a common one exclude each other.
+    /// Physical identity, such as `pci:0000:3b:00.0`: devices with a common identity exclude each other, also across drivers.
     pub identity: Vec<String>,
     pub numa_nodes: Vec<u32>,
     pub annotations: BTreeMap<String, String>,
@@ -64,7 +64,7 @@ pub struct Capacity {
     pub policy: Option<CapacityPolicy>,
 }
 
-/// Which amounts of a shared device's capacity may be asked for.
+/// Which amounts of a shared device's capacity a claim may request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CapacityPolicy {
     pub default_amount: Option<String>,
@@ -117,7 +117,7 @@ impl HealthState {
     }
 }
 
-/// What a driver says of a device's health.
+/// Health of a device, as its driver reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceHealth {
     pub state: HealthState,
@@ -125,5 +125,5 @@ pub struct DeviceHealth {
     pub message: String,
 }
 
-/// Health by pool and device; what is not in it is unknown.
+/// Health by pool and device; missing devices are unknown.
 pub type HealthReport = BTreeMap<(PoolName, DeviceName), DeviceHealth>;

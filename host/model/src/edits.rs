@@ -1,4 +1,4 @@
-//! What changes in a container that uses a device. The names and meanings are CDI's.
+//! Container edits: the changes to a container that uses a device. Names and meanings are CDI's.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,10 +39,10 @@ pub enum NodeKind {
 pub struct DeviceNode {
     /// In the container.
     pub path: String,
-    /// On the node; none means the same path.
+    /// Path on the node; `None` means the same path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
-    /// Kind and numbers: what the driver said, and after the host's check what the node has.
+    /// Type and numbers: from the driver, and after the host's check from the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<NodeKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,7 +60,7 @@ pub struct DeviceNode {
 }
 
 impl DeviceNode {
-    /// The path on the node.
+    /// Returns the path on the node.
     pub fn node_path(&self) -> &str {
         self.host_path.as_deref().unwrap_or(&self.path)
     }
@@ -82,7 +82,7 @@ pub struct NetDevice {
     pub container_interface: String,
 }
 
-/// A program of the node that the runtime runs as root.
+/// A program of the node that the container runtime runs as root.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hook {
     pub stage: String,

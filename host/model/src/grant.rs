@@ -1,7 +1,7 @@
-//! What a driver asks for, what the operator grants, and what it may do in the end: the part that is in both.
+//! Capabilities that a driver requests, that the operator grants, and that are in effect: the intersection of both.
 //!
-//! Is given the request (from `describe`) and the text of `NAME.grant.yaml`; gives back the difference in words and compiled
-//! matchers. The host's own ceiling, the lists of what nobody may touch, stands with the capabilities themselves.
+//! Given the request (from `describe`) and the text of `NAME.grant.yaml`, it returns the difference as text and compiled matchers. The
+//! host's own ceiling, the lists of what no driver may use, is beside the code of the capabilities.
 
 mod limits;
 pub mod pattern;
@@ -26,7 +26,7 @@ use crate::limit;
 pub const GRANT_API_VERSION: &str = "nodedock.dev/v1";
 pub const GRANT_KIND: &str = "DriverGrant";
 
-/// Names that change how programs find or run code: a glob does not grant them, only the very name does.
+/// Names that change how programs find or run code: only the exact name grants them, not a glob.
 const LOADING_ENV: &[&str] = &[
     "BASH_ENV",
     "CLASSPATH",
@@ -51,19 +51,19 @@ const LOADING_ENV: &[&str] = &[
     "_JAVA_OPTIONS",
 ];
 
-/// Nodes that give far more than one device: a glob does not grant them, only the very path does.
+/// Nodes that give access to far more than one device: only the exact path grants them, not a glob.
 const POWERFUL_NODES: &[&str] =
     &["/dev/kvm", "/dev/net/tun", "/dev/vhost-*", "/dev/loop-control", "/dev/btrfs-control"];
 
-/// A path and what may be written to it.
+/// A path and the values that may be written to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValueGrant {
     pub glob: String,
-    /// Regular expression that the value must match as a whole.
+    /// Regular expression that the whole value must match.
     pub pattern: String,
 }
 
-/// Capabilities, asked for or granted: globs. Paths below `/sys` are relative to it, the others are absolute.
+/// Requested or granted capabilities: globs. Paths below `/sys` are relative to it, the others are absolute.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Capabilities {
     pub sysfs_read: Vec<String>,
@@ -82,7 +82,7 @@ pub struct Grant {
     pub limits: LimitGrant,
 }
 
-/// A grant file that cannot be taken.
+/// An invalid grant file.
 #[derive(Debug, thiserror::Error)]
 pub enum GrantError {
     #[error("the grant has {0} bytes, at most {max} are allowed", max = limit::SIDE_FILE_BYTES_MAX)]
@@ -124,7 +124,7 @@ struct ValueEntry {
 }
 
 impl Grant {
-    /// Nothing: a driver without a grant file may log.
+    /// The empty grant of a driver without a grant file, which may only log.
     pub fn empty() -> Self {
         Self::default()
     }
@@ -135,7 +135,7 @@ impl Grant {
             return Err(GrantError::TooLarge(text.len()));
         }
         let file: GrantFile = serde_saphyr::from_str(text).map_err(|error| {
-            // The location is a field of its own; the text repeats it.
+            // The location is a separate field; the text repeats it.
             let plain = error.without_snippet();
             let message = plain.to_string();
             match plain.location() {
@@ -199,7 +199,7 @@ fn globs(key: &str, entries: Vec<Spanned<String>>, shape: Shape) -> Result<Vec<S
     entries.into_iter().map(one).collect()
 }
 
-/// What a glob of a list looks like.
+/// Form of the globs of a list.
 #[derive(Clone, Copy)]
 enum Shape {
     Relative,
@@ -225,7 +225,7 @@ impl Shape {
 }
 
 impl Capabilities {
-    /// Checks a driver's request; the error names the list and the entry.
+    /// Checks a driver's requested capabilities; the error names the list and the entry.
     pub fn check(&self) -> Result<(), String> {
         let lists = [
             ("sysfs-read", &self.sysfs_read, Shape::Relative),
@@ -255,23 +255,23 @@ fn count(key: &str, entries: usize) -> Result<(), String> {
     Err(format!("{key} has {entries} entries, at most {} are allowed", limit::GRANT_ENTRIES_MAX))
 }
 
-/// A pattern on a value, anchored at both ends whatever it says itself.
+/// A pattern on a value, always anchored at both ends.
 fn whole_value(pattern: &str) -> Result<Regex, String> {
     if pattern.is_empty() || pattern.len() > limit::GRANT_ENTRY_BYTES_MAX {
         let max = limit::GRANT_ENTRY_BYTES_MAX;
         return Err(format!("the pattern has {} bytes, 1 to {max} are allowed", pattern.len()));
     }
     let build = |text: &str| regex::RegexBuilder::new(text).size_limit(1 << 20).build();
-    // By itself first: `1)|(?:.*` would end the group that anchors it.
+    // Compiled alone first: `1)|(?:.*` would end the group that anchors it.
     let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
     built.map_err(|error| {
-        // What is wrong is said in the last line; those before it draw where.
+        // The last line has the error; the lines before it mark the position.
         let why = error.to_string();
         format!("{pattern:?} is not a regular expression: {}", why.lines().last().unwrap_or_default())
     })
 }
 
-/// What the request asks for beyond the grant, one readable line each: `sysfsRead: class/net/*`.
+/// Returns the requested capabilities beyond the grant, one readable line each: `sysfsRead: class/net/*`.
 pub fn missing(request: &Capabilities, limits: &LimitRequest, grant: &Grant) -> Vec<String> {
     let allowed = &grant.allowed;
     let mut lines = Vec::new();
@@ -302,7 +302,7 @@ pub fn missing(request: &Capabilities, limits: &LimitRequest, grant: &Grant) -> 
     lines
 }
 
-/// Allowed is what both sides match.
+/// Allows what both sides match.
 #[derive(Debug, Default)]
 struct Both {
     asked: PatternSet,
@@ -335,7 +335,7 @@ impl Both {
 }
 
 impl Both {
-    /// Whether all that a glob may match is allowed.
+    /// Returns whether everything that a glob may match is allowed.
     fn allows_glob(&self, glob: &str) -> bool {
         let within = |texts: &[String]| texts.iter().any(|text| covers(text, glob));
         within(&self.asked_texts) && within(&self.granted_texts)
@@ -367,10 +367,10 @@ pub enum EffectiveError {
     Value(String),
 }
 
-/// What a driver may do: asked for and granted, as matchers.
+/// Effective capabilities of a driver: requested and granted, as matchers.
 #[derive(Debug, Default)]
 pub struct Effective {
-    /// Nothing of it holds any more, also for calls that are under way.
+    /// Set when the grant is withdrawn, which also affects calls in flight.
     revoked: AtomicBool,
     sysfs_read: Both,
     sysfs_write_asked: WriteRules,
@@ -403,7 +403,7 @@ impl Effective {
         })
     }
 
-    /// Takes all of it back, at once.
+    /// Withdraws all capabilities at once.
     pub fn revoke(&self) {
         self.revoked.store(true, Ordering::Release);
     }
@@ -417,7 +417,7 @@ impl Effective {
         self.stands() && self.sysfs_read.allows(path)
     }
 
-    /// Whether all that the glob may match may be read.
+    /// Returns whether everything that the glob may match may be read.
     pub fn allows_sysfs_glob(&self, glob: &str) -> bool {
         self.stands() && self.sysfs_read.allows_glob(glob)
     }
@@ -433,7 +433,7 @@ impl Effective {
         self.stands() && self.device_nodes.allows(path)
     }
 
-    /// Whether all nodes that the glob may match may be looked at.
+    /// Returns whether all nodes that the glob may match may be inspected.
     pub fn allows_device_nodes_glob(&self, glob: &str) -> bool {
         self.stands() && self.device_nodes.allows_glob(glob)
     }

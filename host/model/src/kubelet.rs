@@ -1,4 +1,4 @@
-//! What a kubelet is told of claims, and what is known of those that it holds.
+//! The kubelet's view of claims, and the state of the claims that it prepared.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{DeviceName, DeviceStatus, DriverName, ObjectName, ObjectRef, PoolName, Uid};
 
-/// A device of a claim as a kubelet is told of it (`v1.Device` of the DRA API).
+/// A device of a claim in a response to a kubelet (`v1.Device` of the DRA API).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubeletDevice {
-    /// Base names of the requests that it serves; empty: any.
+    /// Base names of the requests that it satisfies; empty: any.
     pub requests: Vec<String>,
     pub pool: PoolName,
     pub device: DeviceName,
@@ -24,7 +24,7 @@ pub struct Consumer {
     /// Empty: the core group.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub api_group: String,
-    /// `pods`, as a rule.
+    /// Usually `pods`.
     pub resource: String,
     pub name: ObjectName,
     pub uid: Uid,
@@ -41,42 +41,42 @@ impl Consumer {
     }
 }
 
-/// A claim that is prepared, or was asked for, by a kubelet.
+/// A claim that a kubelet prepared, or requested to prepare.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubeletClaim {
     pub claim: ObjectRef,
-    /// Drivers that the kubelet asked to prepare it and did not ask to give it up.
+    /// Drivers that the kubelet called to prepare it and not to unprepare it.
     pub drivers: Vec<DriverName>,
-    /// For whom it was reserved when it was prepared last.
+    /// Consumers for which it was reserved at its last prepare.
     pub consumers: Vec<Consumer>,
-    /// When the kubelet first asked for it; milliseconds since the Unix epoch.
+    /// Time of the kubelet's first request for it; milliseconds since the Unix epoch.
     pub since_ms: u64,
 }
 
-/// What a claim's record says beside `DriverPart::kubelet` while a kubelet holds parts of it.
+/// The state of a claim's record, in addition to `DriverPart::kubelet`, while a kubelet uses parts of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KubeletHold {
-    /// When it first asked for the claim; milliseconds since the Unix epoch.
+    /// Time of its first request for the claim; milliseconds since the Unix epoch.
     pub since_ms: u64,
-    /// For whom the claim was reserved when it was asked for last.
+    /// Consumers for which the claim was reserved at the last request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub consumers: Vec<Consumer>,
-    /// The claim is no object of the API server: it stands for devices that a kubelet took through a device plugin.
+    /// The claim is not an object of the API server: it stands for devices that a kubelet allocated through a device plugin.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given: bool,
 }
 
-/// What a kubelet is answered for one driver's part of a claim.
+/// The response to a kubelet for one driver's part of a claim.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PreparedForKubelet {
-    /// None, where the claim has no device of the driver.
+    /// `None` if the claim has no device of the driver.
     pub devices: Vec<KubeletDevice>,
-    /// For the containers that use any of the devices: what a device plugin's answer can say and a DRA driver's cannot.
+    /// For containers that use any of the devices: data that a device plugin's response can contain and a DRA driver's cannot.
     pub annotations: BTreeMap<String, String>,
 }
 
 impl PreparedForKubelet {
-    /// Every qualified CDI name, in the order of the devices, each once.
+    /// Returns every qualified CDI name, in the order of the devices, each once.
     pub fn cdi_names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for name in self.devices.iter().flat_map(|device| &device.cdi) {
@@ -88,11 +88,11 @@ impl PreparedForKubelet {
     }
 }
 
-/// What drivers tell of a claim's devices, for its `status.devices`.
+/// The status of a claim's devices that drivers report, for its `status.devices`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClaimStatuses {
     pub claim: ObjectRef,
-    /// Only of devices that are prepared and have something to tell; in the order of drivers, and of their devices.
+    /// Only prepared devices with a status; in the order of drivers, and of their devices.
     pub devices: Vec<ReportedDevice>,
 }
 

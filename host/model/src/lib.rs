@@ -1,6 +1,6 @@
-//! The vocabulary: names, claims, devices, edits, problems, limits. Values only; no IO, no clock, no task.
+//! The vocabulary: names, claims, devices, container edits, problems, limits. Values only; no IO, no clock, no task.
 //!
-//! What comes from outside is parsed here into a type that cannot be wrong, and not checked again behind that.
+//! Input is parsed here into types that enforce its rules, and is not checked again after that.
 
 mod cdi_name;
 mod change;

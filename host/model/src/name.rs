@@ -1,4 +1,4 @@
-//! Names and identifiers, each checked where it enters.
+//! Names and identifiers, each checked when it is parsed.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A string that is not what it should be: says which kind of name, the value (cut), and the rule.
+/// An invalid name: its kind, the truncated value, and the rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {shown} is not valid: {rule}")]
 pub struct NameError {
@@ -107,8 +107,8 @@ name_type!(
     "a DNS label of at most 63 bytes is wanted: lower-case letters, digits and dashes"
 );
 name_type!(
-    /// UID of a Kubernetes object. Part of file names, so of few characters: letters, digits, `-`, `_` and `.`, at most 128,
-    /// the first and the last a letter or a digit.
+    /// UID of a Kubernetes object. It is part of file names, so it has only letters, digits, `-`, `_` and `.`, at most 128,
+    /// and begins and ends with a letter or a digit.
     Uid,
     "UID",
     is_uid,
@@ -141,8 +141,8 @@ fn is_label_of_any_length(value: &str) -> bool {
     bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
 }
 
-/// A DNS subdomain (RFC 1123, lower case) of at most 253 bytes. As in Kubernetes its labels have no bound of their own: the name of
-/// a pod, and of a claim that is made for it, is often longer than 63 bytes.
+/// A DNS subdomain (RFC 1123, lower case) of at most 253 bytes. As in Kubernetes its labels have no separate bound: the name of
+/// a pod, and of a claim for it, is often longer than 63 bytes.
 pub fn is_dns_subdomain(value: &str) -> bool {
     value.len() <= 253 && value.split('.').all(is_label_of_any_length)
 }
@@ -170,7 +170,7 @@ fn is_qualified_part(value: &str) -> bool {
     bytes.len() <= 63 && bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
 }
 
-/// Key of a label, an annotation or a taint: a name of at most 63 bytes, with a DNS subdomain and `/` before it or none.
+/// Key of a label, an annotation or a taint: a name of at most 63 bytes, optionally with a DNS subdomain and `/` before it.
 pub fn is_label_key(value: &str) -> bool {
     match value.split_once('/') {
         Some((domain, name)) => is_dns_subdomain(domain) && is_qualified_part(name),
@@ -178,7 +178,7 @@ pub fn is_label_key(value: &str) -> bool {
     }
 }
 
-/// Value of a label or a taint: empty, or as the name of a key.
+/// Value of a label or a taint: empty, or with the rules of a key's name.
 pub fn is_label_value(value: &str) -> bool {
     value.is_empty() || is_qualified_part(value)
 }
@@ -195,7 +195,7 @@ fn is_extended_resource(value: &str) -> bool {
         && is_qualified_part(name)
 }
 
-/// Name of an attribute or a capacity: a C identifier of at most 32 bytes, with a domain of at most 63 before it or none
+/// Name of an attribute or a capacity: a C identifier of at most 32 bytes, optionally with a domain of at most 63 bytes before it
 /// (`resource.k8s.io/v1`).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -255,7 +255,7 @@ pub struct ObjectRef {
 }
 
 impl ObjectRef {
-    /// Parses the three parts; the error names the one that is wrong.
+    /// Parses the three parts; the error names the invalid one.
     pub fn new(namespace: &str, name: &str, uid: &str) -> Result<Self, NameError> {
         Ok(Self { namespace: ObjectName::new(namespace)?, name: ObjectName::new(name)?, uid: Uid::new(uid)? })
     }

@@ -1,25 +1,25 @@
-//! A refusal that a person can act on.
+//! Why a request failed, in terms that an operator can act on.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What kind of trouble it is. The same words as in the driver contract and the node API.
+/// Kind of a problem, with the names of the driver contract and the node API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProblemKind {
-    /// Can never succeed as it is.
+    /// The request can never succeed unchanged.
     Invalid,
     /// Forbidden by a grant or a rule.
     Denied,
     /// Something named in the request does not exist.
     NotFound,
-    /// Held by somebody else.
+    /// In use by another claim.
     Conflict,
-    /// Not possible now.
+    /// Temporarily not possible.
     Unavailable,
-    /// A defect of the driver, or of ours.
+    /// A defect of the driver, or of the host.
     Internal,
 }
 
@@ -35,7 +35,7 @@ impl ProblemKind {
         }
     }
 
-    /// Whether the same request can succeed later without anybody changing it.
+    /// Returns whether the same request can succeed later.
     pub fn is_permanent(self) -> bool {
         matches!(self, Self::Invalid | Self::Denied | Self::NotFound)
     }
@@ -47,7 +47,7 @@ impl fmt::Display for ProblemKind {
     }
 }
 
-/// A refusal: what kind, which exactly, in words, and when to come again.
+/// A problem: kind, code, message, and when to retry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Problem {
@@ -56,7 +56,7 @@ pub struct Problem {
     pub code: String,
     /// One sentence, at most 1 KiB.
     pub message: String,
-    /// Milliseconds after which a retry makes sense.
+    /// Milliseconds until the retry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u32>,
     /// Facts for logs and `explain`.
@@ -99,14 +99,14 @@ impl Problem {
         Self::new(ProblemKind::Internal, code, message)
     }
 
-    /// The same with a fact.
+    /// Adds a detail.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl fmt::Display) -> Self {
         self.details.push((key.to_owned(), value.to_string()));
         self
     }
 
-    /// The same with a time after which a retry makes sense.
+    /// Sets the time until the retry.
     #[must_use]
     pub fn retry_after(mut self, delay: Duration) -> Self {
         self.retry_after_ms = Some(u32::try_from(delay.as_millis()).unwrap_or(u32::MAX));

@@ -1,4 +1,4 @@
-//! What the checkpoint keeps of claims and pods. The meaning of each state is in `ARCHITECTURE.md`.
+//! Records of claims and pods in the checkpoint. The module of the claim manager describes the states.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -13,11 +13,11 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClaimState {
-    /// The intent is durable; drivers may or may not have done it.
+    /// The intent is durable; drivers may or may not have acted.
     Preparing,
     /// Every driver's result is durable.
     Prepared,
-    /// Nobody holds it any more; drivers may or may not have given it up.
+    /// The claim has no users any more; drivers may or may not have unprepared it.
     Unpreparing,
 }
 
@@ -31,39 +31,39 @@ impl ClaimState {
     }
 }
 
-/// A claim that this node knows.
+/// A claim on this node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimRecord {
     pub id: ObjectRef,
     pub state: ClaimState,
-    /// Boot in which it was prepared last.
+    /// Boot of its last prepare.
     pub boot_id: String,
-    /// Pods that hold it, by UID.
+    /// Pods that use it, by UID.
     pub pods: BTreeMap<Uid, ObjectRef>,
     pub allocation: Allocation,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Of those that were asked for: all of the allocation's for a pod, one by one for a kubelet.
+    /// Parts of the requested drivers: all drivers of the allocation for a pod, one by one for a kubelet.
     pub drivers: BTreeMap<DriverName, DriverPart>,
-    /// What a kubelet said that holds parts of it.
+    /// State of a kubelet that uses parts of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubelet: Option<KubeletHold>,
-    /// What it keeps from others while it stands.
+    /// Devices that it reserves.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<Hold>,
-    /// Who began to release it by hand: finished after a start, if it was interrupted.
+    /// Caller of a release in progress, which the next start completes if it was interrupted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub releasing: Option<Caller>,
     /// The newest last, at most `limit::TIMELINE_MAX`.
     #[serde(default)]
     pub timeline: VecDeque<Transition>,
-    /// Fields of a newer version; kept as they are.
+    /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
 impl ClaimRecord {
-    /// One driver's part of this claim.
+    /// Returns one driver's part of this claim.
     pub fn driver_claim(&self, driver: &DriverName) -> DriverClaim {
         DriverClaim {
             id: self.id.clone(),
@@ -73,23 +73,23 @@ impl ClaimRecord {
         }
     }
 
-    /// Parts that nobody holds any more and that their drivers have not given up.
+    /// Returns the parts without users that their drivers have not unprepared.
     pub fn leaving(&self) -> impl Iterator<Item = (&DriverName, &DriverPart)> {
         let all = self.state == ClaimState::Unpreparing;
         self.drivers.iter().filter(move |(_, part)| all || part.leaving)
     }
 
-    /// Whether anything of it is being given up.
+    /// Returns whether any part is being unprepared.
     pub fn is_leaving(&self) -> bool {
         self.state == ClaimState::Unpreparing || self.drivers.values().any(|part| part.leaving)
     }
 
-    /// Whether one driver's part is being given up.
+    /// Returns whether one driver's part is being unprepared.
     pub fn is_part_leaving(&self, driver: &DriverName) -> bool {
         self.leaving().any(|(leaving, _)| leaving == driver)
     }
 
-    /// Drivers of the parts that a kubelet holds.
+    /// Returns the drivers of the parts that a kubelet uses.
     pub fn kubelet_drivers(&self) -> impl Iterator<Item = &DriverName> {
         self.drivers.iter().filter(|(_, part)| part.kubelet).map(|(driver, _)| driver)
     }
@@ -98,13 +98,13 @@ impl ClaimRecord {
         self.kubelet_drivers().next().is_some()
     }
 
-    /// A driver's devices of the claim, as `pool/device`.
+    /// Returns a driver's devices of the claim, as `pool/device`.
     pub fn device_names(&self, driver: &DriverName) -> impl Iterator<Item = String> {
         let devices = self.allocation.devices.iter().filter(move |device| device.driver == *driver);
         devices.map(|device| format!("{}/{}", device.pool, device.device))
     }
 
-    /// What a driver is told of the claim when it gives it up, and what its ledger shows.
+    /// Returns the claim as an unprepare and the ledger of a driver contain it.
     pub fn live_claim(&self, driver: &DriverName) -> Option<LiveClaim> {
         let part = self.drivers.get(driver)?;
         Some(LiveClaim {
@@ -115,7 +115,7 @@ impl ClaimRecord {
         })
     }
 
-    /// Appends to the timeline and drops what is beyond its bound.
+    /// Appends to the timeline and drops entries beyond its bound.
     pub fn note(&mut self, transition: Transition) {
         while self.timeline.len() >= limit::TIMELINE_MAX {
             self.timeline.pop_front();
@@ -123,8 +123,8 @@ impl ClaimRecord {
         self.timeline.push_back(transition);
     }
 
-    /// The same for an entry about a driver, named as its cause, that may be told again and again: one that says what the last
-    /// about this driver says is counted there, so that repetitions do not push out the rest of the history.
+    /// Appends an entry about a driver, its cause, that may be repeated often: an entry equal to the last one about this driver increments
+    /// its count, so that repetitions do not displace the rest of the history.
     pub fn note_repeated(&mut self, transition: Transition) {
         let mut of_driver = self.timeline.iter_mut().rev().filter(|entry| entry.cause == transition.cause);
         match of_driver.next().filter(|last| last.says_the_same(&transition)) {
@@ -134,47 +134,47 @@ impl ClaimRecord {
     }
 }
 
-/// A device, or a piece of hardware behind it, that a claim keeps from others.
+/// A device, or hardware behind it, that a claim reserves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     /// `driver/pool/device`, or one of the device's identity strings.
     pub key: String,
-    /// Others may hold it as well, if they share it too.
+    /// Other claims may use it as well, if they share it too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
-    /// The driver for whose device an identity string is held. None: the key names it, or an older release wrote the record.
+    /// The driver whose device has the identity string. `None`: the key names it, or an older release wrote the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverName>,
 }
 
 impl Hold {
-    /// Whose device it is for, as far as that is known.
+    /// Returns the driver of the device, if it is known.
     pub fn is_of(&self, driver: &DriverName) -> bool {
         let named = || self.key.strip_prefix(driver.as_str()).is_some_and(|rest| rest.starts_with('/'));
         self.driver.as_ref().map_or_else(named, |of| of == driver)
     }
 }
 
-/// What one driver has of a claim.
+/// One driver's part of a claim.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DriverPart {
-    /// None: asked, without a result yet.
+    /// `None`: called, without a result yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<PreparedClaim>,
-    /// Prepared, or asked for in vain, in an earlier boot: to be asked again, and its memo good for an unprepare only.
+    /// Prepared, or failed, in an earlier boot: the driver must be called again, and the memo is valid for an unprepare only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stale: bool,
-    /// That earlier boot.
+    /// The earlier boot.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub prepared_in: String,
-    /// Who prepared it; without a result, who was asked last.
+    /// The driver version that prepared it; without a result, the version that was called last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<PreparedBy>,
-    /// A kubelet holds it, whoever else does.
+    /// A kubelet uses it, possibly in addition to pods.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kubelet: bool,
-    /// Nobody holds it while others of the claim are held: its driver may or may not have given it up. In a claim that nobody holds
-    /// every part leaves, whatever this says.
+    /// The part has no users while other parts of the claim have: its driver may or may not have unprepared it. In a claim without users
+    /// every part is leaving, whatever this says.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaving: bool,
     /// The last refusal.
@@ -183,23 +183,23 @@ pub struct DriverPart {
 }
 
 impl DriverPart {
-    /// What the driver made of the claim in this boot, and nobody has asked it to undo.
+    /// Returns the driver's result of this boot, unless an unprepare was requested.
     pub fn current(&self) -> Option<&PreparedClaim> {
         self.prepared.as_ref().filter(|_| !self.stale && !self.leaving)
     }
 }
 
-/// The driver that prepared a claim.
+/// The driver version that prepared a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreparedBy {
     pub kind: DriverKind,
     pub version: String,
-    /// Of a WASM driver's file; empty for a native plugin.
+    /// Digest of a WASM driver's file; empty for a native plugin.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub digest: String,
 }
 
-/// How a driver came to us.
+/// Kind of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriverKind {
@@ -221,31 +221,31 @@ impl DriverKind {
 pub struct Transition {
     /// Milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// What it came to, such as `prepared`.
+    /// Outcome, such as `prepared`.
     pub what: String,
-    /// By which call or event.
+    /// Call or event that caused it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cause: String,
     #[serde(default)]
     pub duration_us: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
-    /// That it happened again.
+    /// Set for a repeated entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again: Option<Again>,
 }
 
-/// An entry that stands for several of the same; its problem and its duration are the last one's.
+/// Repetitions of an entry; problem and duration of the entry are those of the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Again {
-    /// How often it happened in all.
+    /// Number of occurrences.
     pub count: u32,
-    /// The last time; milliseconds since the Unix epoch.
+    /// Time of the last one; milliseconds since the Unix epoch.
     pub last_at_ms: u64,
 }
 
 impl Transition {
-    /// The same words about the same, with the same problem as far as its code tells.
+    /// Returns whether the entries are equal, with the same problem code.
     fn says_the_same(&self, other: &Self) -> bool {
         let words = (&self.what, &self.cause) == (&other.what, &other.cause);
         words && self.problem_code() == other.problem_code()
@@ -262,57 +262,57 @@ impl Transition {
     }
 }
 
-/// A pod that was given an answer.
+/// A pod with a completed request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodRecord {
     pub pod: ObjectRef,
     /// The pod's own name for each claim, and the claim.
     pub claims: BTreeMap<String, ObjectRef>,
     pub containers: Vec<PodContainer>,
-    /// Fields of a newer version; kept as they are.
+    /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
-/// A claim that somebody gave up although not every driver had: who, when, and which drivers do not know.
+/// A claim that an operator released: the caller, the time, and the drivers that did not unprepare it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReleaseRecord {
     pub id: ObjectRef,
     /// Milliseconds since the Unix epoch.
     pub at_ms: u64,
     pub by: Caller,
-    /// Pods that still stood in the claim's record.
+    /// Pods in the claim's record.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pods: BTreeMap<Uid, ObjectRef>,
-    /// Drivers that were not told, or did not agree.
+    /// Drivers that did not unprepare the claim.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub untold: BTreeMap<DriverName, Untold>,
-    /// What became of the values below `/sys` that those drivers had changed.
+    /// Outcome for the values below `/sys` that those drivers had changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub put_back: Vec<PutBack>,
     /// The claim's history to its end.
     #[serde(default)]
     pub timeline: VecDeque<Transition>,
-    /// Fields of a newer version; kept as they are.
+    /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
-/// What a driver was left with.
+/// Devices of a driver that did not unprepare a claim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Untold {
     /// As `pool/device`.
     pub devices: Vec<String>,
-    /// Why it was not told.
+    /// Why the driver did not unprepare the claim.
     pub problem: Problem,
 }
 
-/// A process that called, by the credentials of its socket.
+/// A calling process, by the credentials of its socket.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Name of that user, where the node knows one.
+    /// Name of that user, if the node has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! Extended resources: devices of device plugins and of pools that carry a resource's name, and what pods were given of them.
+//! Extended resources: devices of device plugins and of pools with a resource's name, and their allocations to pods.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{ContainerKind, DriverName, ExtendedResource, ObjectRef, Uid};
 /// A device as the device plugin API lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginDevice {
-    /// Any text of a plugin's choice; `POOL/DEVICE` for a device of a pool.
+    /// Any text from a plugin; `POOL/DEVICE` for a device of a pool.
     pub id: String,
     pub healthy: bool,
     /// Ascending, each once; empty: it has no topology.
@@ -48,7 +48,7 @@ pub struct AllocationNode {
     pub permissions: String,
 }
 
-/// What a pod was given of extended resources: one record of the checkpoint for each pod, under its UID.
+/// Extended resources of a pod: one record of the checkpoint for each pod, under its UID.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodAllocation {
     pub pod: ObjectRef,
@@ -56,7 +56,7 @@ pub struct PodAllocation {
     pub entries: Vec<AllocationEntry>,
     /// Milliseconds since the Unix epoch.
     pub since_ms: u64,
-    /// Fields of a newer version; kept as they are.
+    /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
@@ -68,23 +68,23 @@ pub struct AllocationEntry {
     #[serde(default, skip_serializing_if = "ContainerKind::is_app")]
     pub kind: ContainerKind,
     pub resource: ExtendedResource,
-    /// Device to its NUMA nodes when it was given.
+    /// Devices with their NUMA nodes at the allocation.
     pub devices: BTreeMap<String, Vec<u32>>,
-    /// None: a device plugin's. Some: the driver whose pools have the devices; a claim of its own holds them.
+    /// `None`: a device plugin's. `Some`: the driver whose pools have the devices, which a synthetic claim reserves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<PooledClaim>,
-    /// What the plugin answered to Allocate. None: an intent, the plugin may or may not have been asked; always none for a claim.
+    /// The plugin's Allocate response. `None`: an intent, the plugin may or may not have been called; always `None` for a claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<ContainerAllocation>,
-    /// The plugin wants to be told before each start of the container: known here while the plugin is away.
+    /// The plugin requests a call before each start of the container: recorded for the time when the plugin is not connected.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pre_start: bool,
-    /// Fields of a newer version; kept as they are.
+    /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
-/// The claim that stands for an extended resource of a container, made by the daemon.
+/// The synthetic claim for an extended resource of a container, created by the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PooledClaim {
     pub driver: DriverName,
@@ -102,7 +102,7 @@ impl PodAllocation {
 }
 
 impl AllocationEntry {
-    /// Whether a container can be answered with it: its plugin answered, or its claim is what makes it ready.
+    /// Returns whether the entry is complete for a container: its plugin has responded, or it has a claim.
     pub fn is_complete(&self) -> bool {
         self.claim.is_some() || self.response.is_some()
     }

@@ -1,5 +1,5 @@
-//! Values below `/sys` that drivers changed for claims: what the host keeps so that it can put them back without the driver, and what
-//! came of that.
+//! Values below `/sys` that drivers changed for claims: the host's record, from which it can restore them without the driver, and the
+//! outcome of a restore.
 
 use std::collections::BTreeMap;
 
@@ -7,29 +7,29 @@ use serde::{Deserialize, Serialize};
 
 use super::{Caller, DriverName, ObjectRef, Problem};
 
-/// What drivers changed for one claim, in one boot: the kernel forgets all of it at the next.
+/// Changes of drivers for one claim, in one boot: the kernel resets them at the next one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimValues {
     pub id: ObjectRef,
-    /// Boot in which they were written. In any other they mean nothing.
+    /// Boot in which they were written. They are invalid in any other.
     pub boot_id: String,
-    /// In the order in which each path was written first.
+    /// Sorted by the first write of each path.
     pub drivers: BTreeMap<DriverName, Vec<KeptValue>>,
-    /// Who began to release the claim by hand, where an older release noted it: it stands in the claim's record now.
+    /// Caller of a release in progress, written by older releases; newer ones store it in the claim's record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub releasing: Option<Caller>,
-    /// Fields of a newer version; kept as they are.
+    /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
 impl ClaimValues {
-    /// The newest first: the order in which they are put back.
+    /// Returns the values with the newest first: the order in which the host restores them.
     pub fn newest_first(&self) -> Vec<(&DriverName, &KeptValue)> {
         let drivers = self.drivers.iter();
         let mut values: Vec<_> =
             drivers.flat_map(|(driver, kept)| kept.iter().map(move |kept| (driver, kept))).collect();
-        // Stable: those of one order stay as they were written, and are then turned round.
+        // The sort is stable: values of equal order keep their order of writing, which is then reversed.
         values.sort_by_key(|(_, kept)| kept.order);
         values.reverse();
         values
@@ -41,54 +41,54 @@ impl ClaimValues {
 pub struct KeptValue {
     /// Relative to `/sys`, without links.
     pub path: String,
-    /// Of the file: a device that was plugged in again has others under the same paths.
+    /// Inode of the file: a device that was plugged in again has other inodes under the same paths.
     pub inode: u64,
     /// Later first writes have larger numbers, over all claims; claims that were prepared in one call share one.
     pub order: u64,
-    /// What it read as before the driver's first write. None: it cannot be read, or is nothing that could be written.
+    /// Value before the driver's first write. `None`: it cannot be read, or cannot be written back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// What it read as after the last write that is known to have ended.
+    /// Value after the last completed write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// A write that may or may not have happened: that is durable before each.
+    /// A write that may or may not have happened; durable before each write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<String>,
-    /// It is being put back: what it was before may stand again.
+    /// The host is restoring it: the previous value may be in place again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub putting_back: bool,
-    /// What it may have been put back to before it inherited another value: as good as what the driver left.
+    /// Value that the host may have restored before it inherited another one; treated like the value that the driver left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also_left: Vec<String>,
 }
 
 impl KeptValue {
-    /// Takes over what an earlier claim had found.
+    /// Inherits the value that an earlier claim had found.
     pub fn inherit(&mut self, before: Option<String>) {
         let found = std::mem::replace(&mut self.before, before);
         let new = found.filter(|found| self.putting_back && !self.also_left.contains(found));
         self.also_left.extend(new);
     }
 
-    /// Whether a value may be the driver's own work, or what it was put back to.
+    /// Returns whether a value may be the driver's, or a restored one.
     pub fn may_have_left(&self, value: &str) -> bool {
         let left = self.after.as_deref() == Some(value) || self.also_left.iter().any(|left| left == value);
         left || self.pending.as_deref().is_some_and(|pending| pending.trim_end() == value)
     }
 
-    /// What the driver left there, as far as it is known.
+    /// Returns the value that the driver left, if known.
     pub fn left(&self) -> Option<&str> {
         self.after.as_deref().or(self.pending.as_deref())
     }
 
-    /// Bytes that it takes up, about.
+    /// Returns its approximate size in bytes.
     pub fn bytes(&self) -> usize {
         let texts = [&self.before, &self.after, &self.pending].into_iter().flatten();
         self.path.len() + texts.chain(&self.also_left).map(String::len).sum::<usize>()
     }
 }
 
-/// What became of a value that was to be put back, or (of a question) would become of it.
+/// Outcome for a value that the host should restore, or the expected outcome in a dry run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PutBack {
     pub driver: DriverName,
@@ -100,7 +100,7 @@ pub struct PutBack {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<String>,
     pub end: PutBackEnd,
-    /// Why it is left as it is, or what is odd about it.
+    /// Why it is left unchanged, or a remark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }
@@ -108,12 +108,12 @@ pub struct PutBack {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PutBackEnd {
-    /// It stands as the driver left it, and nothing is in the way.
+    /// The value is as the driver left it and can be restored.
     Possible,
     PutBack,
-    /// It was what it had been before.
+    /// The value was already the previous one.
     AsBefore,
-    /// Nothing was written; the problem says why.
+    /// The host wrote nothing; the problem has the reason.
     Left,
 }
 

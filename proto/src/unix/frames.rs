@@ -1,12 +1,11 @@
-//! One client's HTTP/2, frame by frame, without any IO.
+//! Parses one client's HTTP/2 frame by frame, without IO.
 //!
-//! Given the bytes as they come, in pieces of any size, it says which of them pass as they are, and emits those that do not: the
-//! frames of header blocks. Each block is decoded with the client's compression state and encoded again without any
-//! (`hpack::literal`), so that the server's state stays empty and cannot differ from the client's. Padding and priorities are
-//! left out on the way; `h2` reads neither.
+//! Given bytes in pieces of any size, it returns which of them pass unchanged, and emits replacements for the others: the frames of
+//! header blocks. It decodes each block with the client's compression state and encodes it again without any state (`hpack::literal`),
+//! so that the server's state stays empty and cannot differ from the client's. It drops padding and priorities; `h2` reads neither.
 //!
-//! It never holds a frame that is not part of a header block, and checks no rule that the server checks anyway: the size of other
-//! frames, the order of streams, what a request must have.
+//! It never buffers a frame that is not part of a header block, and checks no rule that the server checks: the size of other
+//! frames, the order of streams, the fields of a request.
 
 use std::ops::ControlFlow;
 
@@ -17,13 +16,13 @@ use super::hpack::{self, Malformed};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEAD_BYTES: usize = 9;
-/// What every endpoint takes (RFC 9113, 4.2): the frames that are written here are not larger.
+/// Frame size that every endpoint accepts (RFC 9113, 4.2): emitted frames are not larger.
 const FRAME_BYTES_MAX: usize = 16 << 10;
-/// A header block on the wire with the heads of its frames, and the list in it, counted as SETTINGS_MAX_HEADER_LIST_SIZE counts: four
-/// times what tonic's servers take, so that theirs is the answer that a client sees, and little enough to hold for everyone.
+/// Bound of a header block on the wire with the headers of its frames, and of its header list, counted as SETTINGS_MAX_HEADER_LIST_SIZE
+/// counts: four times the bound of tonic's servers, so that a client sees their response, and small enough for every connection.
 const BLOCK_BYTES_MAX: usize = 64 << 10;
 const LIST_BYTES_MAX: usize = 64 << 10;
-/// What RFC 9113, 10.5.1 adds to each field of a list.
+/// Overhead of each field of a list (RFC 9113, 10.5.1).
 const FIELD_OVERHEAD: usize = 32;
 
 const HEADERS: u8 = 0x1;
@@ -36,7 +35,7 @@ const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
 
-/// What a client did that leaves the meaning of the rest open.
+/// A violation by the client after which the rest has no defined meaning.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Violation {
     #[error("the connection does not begin with the preface of HTTP/2")]
@@ -59,7 +58,7 @@ pub(super) enum Violation {
     Hpack(#[from] Malformed),
 }
 
-/// Where in the client's bytes we are.
+/// Position in the client's bytes.
 #[derive(Debug)]
 enum At {
     Preface {
@@ -69,7 +68,7 @@ enum At {
         bytes: [u8; HEAD_BYTES],
         filled: usize,
     },
-    /// Within a frame that passes.
+    /// Within a frame that passes unchanged.
     Passing {
         left: usize,
     },
@@ -82,7 +81,7 @@ enum At {
 
 const NEXT_HEAD: At = At::Head { bytes: [0; HEAD_BYTES], filled: 0 };
 
-/// The head of a frame.
+/// The header of a frame.
 #[derive(Debug, Clone, Copy)]
 struct Head {
     length: usize,
@@ -91,21 +90,21 @@ struct Head {
     stream: u32,
 }
 
-/// The header block that has begun and not ended. Between two blocks it is empty.
+/// The current incomplete header block. Between two blocks it is empty.
 #[derive(Debug, Default)]
 struct Block {
-    /// Zero: there is none.
+    /// Zero: no block.
     stream: u32,
     flags: u8,
-    /// All its frames with their heads.
+    /// Size of all its frames with their headers.
     bytes_on_wire: usize,
     /// The frames' payloads without padding and priority.
     fragments: Vec<u8>,
-    /// Where in `fragments` the current frame began.
+    /// Start of the current frame in `fragments`.
     frame_start: usize,
 }
 
-/// What a client sends on one connection.
+/// The state of one connection's client.
 #[derive(Debug)]
 pub(super) struct Inbound {
     at: At,
@@ -120,7 +119,7 @@ impl Default for Inbound {
 }
 
 impl Inbound {
-    /// Goes over the bytes at the beginning of `chunk` that pass as they are, and says how many. The rest is for `take`.
+    /// Returns the number of bytes at the beginning of `chunk` that pass unchanged. The rest is for `take`.
     pub(super) fn passing(&mut self, chunk: &[u8]) -> Result<usize, Violation> {
         let mut passed = 0;
         while let ControlFlow::Continue(length) = self.pass(&chunk[passed..])? {
@@ -145,8 +144,8 @@ impl Inbound {
         }
     }
 
-    /// Takes some bytes from the beginning of `chunk`, which is not empty, and says how many; what the server is to see of them goes to
-    /// `out`, at the latest with the last byte of a frame. One call writes `chunk` or one header block and no more.
+    /// Consumes bytes from the beginning of the non-empty `chunk` and returns how many. It writes the bytes for the server to `out`, at the
+    /// latest with the last byte of a frame. One call writes `chunk` or one header block and no more.
     pub(super) fn take(&mut self, chunk: &[u8], out: &mut BytesMut) -> Result<usize, Violation> {
         let passed = self.passing(chunk)?;
         if passed > 0 {
@@ -195,7 +194,7 @@ impl Inbound {
         length
     }
 
-    /// The head of a frame is there.
+    /// Handles a complete frame header.
     fn begin(&mut self, bytes: &[u8; HEAD_BYTES], out: &mut BytesMut) -> Result<(), Violation> {
         let head = Head::parse(bytes);
         self.block.expects(head)?;
@@ -209,7 +208,7 @@ impl Inbound {
         if head.length == 0 { self.end_frame(head, out) } else { Ok(()) }
     }
 
-    /// A frame of a header block is there as a whole.
+    /// Handles a complete frame of a header block.
     fn end_frame(&mut self, frame: Head, out: &mut BytesMut) -> Result<(), Violation> {
         self.at = NEXT_HEAD;
         self.block.strip(frame)?;
@@ -222,7 +221,7 @@ impl Inbound {
         Ok(())
     }
 
-    /// The same header list with an authority that is one.
+    /// Encodes the header list with a valid authority.
     fn rewrite(&mut self, block: &[u8]) -> Result<Vec<u8>, Violation> {
         let mut list = Vec::with_capacity(2 * block.len());
         let mut list_bytes = 0;
@@ -243,7 +242,7 @@ impl Head {
     fn parse(bytes: &[u8; HEAD_BYTES]) -> Self {
         let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = *bytes;
         let length = u32::from_be_bytes([0, l0, l1, l2]) as usize;
-        // The highest bit is reserved, and to be ignored.
+        // The highest bit is reserved and ignored.
         let stream = u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]);
         Self { length, kind, flags, stream }
     }
@@ -264,7 +263,7 @@ impl Block {
         self.stream != 0
     }
 
-    /// Whether a frame may come now: a header block's frames follow each other with nothing between.
+    /// Returns whether this frame is allowed now: the frames of a header block are contiguous.
     fn expects(&self, frame: Head) -> Result<(), Violation> {
         match frame.kind {
             CONTINUATION if self.is_open() && frame.stream == self.stream => Ok(()),
@@ -277,7 +276,7 @@ impl Block {
     }
 
     fn begin_frame(&mut self, frame: Head) -> Result<(), Violation> {
-        // Heads count, so that empty frames come to an end, too.
+        // Frame headers count, so that empty frames are bounded, too.
         self.bytes_on_wire += HEAD_BYTES + frame.length;
         if self.bytes_on_wire > BLOCK_BYTES_MAX {
             return Err(Violation::BlockTooLarge);
@@ -290,7 +289,7 @@ impl Block {
         Ok(())
     }
 
-    /// Takes padding and priority out of the frame that has just ended.
+    /// Removes padding and priority from the frame that has just ended.
     fn strip(&mut self, frame: Head) -> Result<(), Violation> {
         if frame.kind != HEADERS {
             return Ok(());

@@ -1,5 +1,5 @@
-//! For the fuzz target `http2`: what a client sends reaches the server in the same way however it comes, and but for the authority it is
-//! what the client meant.
+//! Properties for the fuzz target `http2`: the bytes for the server do not depend on how the client's bytes are split, and equal the
+//! client's except for the authority.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -18,11 +18,11 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// Header lists as they are decoded.
+/// Decoded header lists.
 type List = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// One client's bytes. The first byte says how they are cut, and whether the preface of HTTP/2 comes before them, which nobody has to guess
-/// then. Whether all of them passed, with a request among them.
+/// Checks one client's bytes. The first byte selects how they are split, and whether the preface of HTTP/2 precedes them. Returns whether
+/// all of them passed, with a request among them.
 pub fn http2(data: &[u8]) -> bool {
     let Some((&seed, rest)) = data.split_first() else { return false };
     let stream = if seed & 1 == 0 { [PREFACE, rest].concat() } else { rest.to_owned() };
@@ -40,7 +40,7 @@ pub fn http2(data: &[u8]) -> bool {
     whole.violation.is_none() && check_meaning(&stream, &whole.output)
 }
 
-/// Some lengths, by a generator (xorshift) that needs no more than a seed.
+/// Generates lengths from a seed (xorshift).
 fn next(state: &mut u64) -> usize {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -48,13 +48,13 @@ fn next(state: &mut u64) -> usize {
     (*state % 40) as usize + 1
 }
 
-/// What a server sees.
+/// The bytes that a server reads.
 struct Seen {
     output: Vec<u8>,
     violation: Option<String>,
 }
 
-/// A connection on which bytes come in pieces, and end.
+/// A connection whose bytes arrive in pieces, and end.
 struct Pieces<'a, F> {
     rest: &'a [u8],
     length: F,
@@ -89,7 +89,7 @@ fn read(stream: &[u8], length: impl FnMut() -> usize + Unpin, at_once: usize) ->
     }
 }
 
-/// Where a client broke a rule the connection ends, and how much of what was right before it had passed is a matter of how it came.
+/// A violation ends the connection, and the number of valid bytes that passed before it depends on the split.
 fn check_same(one: &Seen, other: &Seen) {
     assert_eq!(one.violation, other.violation, "what is refused depends on how it is cut");
     if one.violation.is_none() {
@@ -99,7 +99,7 @@ fn check_same(one: &Seen, other: &Seen) {
     assert!(long.output.starts_with(&short.output), "what passes depends on how it is cut");
 }
 
-/// A frame and where the next one begins. The last may be cut.
+/// A frame and the start of the next one. The last frame may be truncated.
 struct Frame<'a> {
     bytes: &'a [u8],
     kind: u8,
@@ -110,7 +110,7 @@ struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// None: there is not even a head.
+    /// `None`: the header is incomplete.
     fn first(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let (&[a, b, c, kind, flags, s, t, u, v], behind) = bytes.split_first_chunk::<9>()?;
         let length = u32::from_be_bytes([0, a, b, c]) as usize;
@@ -120,7 +120,7 @@ impl<'a> Frame<'a> {
         Some((Self { bytes, kind, flags, stream: [s & 0x7f, t, u, v], payload, is_whole }, rest))
     }
 
-    /// What is left of a header block's frame without padding and priority.
+    /// Returns the payload of a header block's frame without padding and priority.
     fn fragment(&self) -> &'a [u8] {
         if self.kind != HEADERS {
             return self.payload;
@@ -131,7 +131,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// A header block, with all that matters of its frames.
+/// A header block with the relevant fields of its frames.
 struct Block {
     stream: [u8; 4],
     end_stream: bool,
@@ -139,7 +139,7 @@ struct Block {
 }
 
 impl Block {
-    /// The block that begins with a frame. None: it does not end.
+    /// Returns the block that begins with a frame. `None`: it is incomplete.
     fn take<'a>(first: &Frame<'a>, mut rest: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let mut fragments = if first.is_whole { first.fragment().to_owned() } else { return None };
         let mut flags = first.flags;
@@ -166,8 +166,8 @@ impl Block {
     }
 }
 
-/// Frame by frame: what is no header block is as it was, and a block has the same fields but for an authority that is none. Whether there
-/// was a block.
+/// Checks frame by frame: other frames are unchanged, and a header block has the same fields except for an invalid authority. Returns
+/// whether there was a block.
 fn check_meaning(input: &[u8], output: &[u8]) -> bool {
     let Some(mut input) = input.strip_prefix(PREFACE) else {
         assert!(PREFACE.starts_with(input) && input == output, "the preface has not come to its end");
@@ -211,7 +211,7 @@ mod tests {
 
     use super::http2;
 
-    /// A seed's name says what becomes of it: `refused-…`, or else it passes.
+    /// The name of a seed states its outcome: `refused-…`, or else it passes.
     #[test]
     fn seeds_keep_their_promises_also_with_a_byte_changed() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/http2");

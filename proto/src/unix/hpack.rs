@@ -1,8 +1,8 @@
-//! Header compression (RFC 7541): decoding with a client's state, and encoding without any.
+//! Header compression (RFC 7541): decoding with a client's state, and encoding without state.
 //!
-//! Owns the dynamic table of one connection's requests, which is bounded by what servers advertise. The crates that do this on their
-//! own (`hpack`, `loona-hpack`) build a hash map for every Huffman string and leave the bounds to others; `h2` keeps its own to itself,
-//! and is what the tests hold this one against.
+//! Owns the dynamic table of one connection's requests, bounded by the size that servers advertise. The separate crates for this
+//! (`hpack`, `loona-hpack`) build a hash map for every Huffman string and enforce no bounds; `h2` does not export its own, and the tests
+//! compare this one with it.
 
 use std::collections::VecDeque;
 
@@ -13,11 +13,11 @@ mod tests;
 
 use table::STATIC;
 
-/// SETTINGS_HEADER_TABLE_SIZE as it is unless a server says otherwise, which tonic's and hyper's cannot.
+/// The default SETTINGS_HEADER_TABLE_SIZE, which servers of tonic and hyper cannot change.
 const TABLE_BYTES_MAX: usize = 4096;
-/// What RFC 7541, 4.1 adds to each entry of the table.
+/// Overhead of each entry of the table (RFC 7541, 4.1).
 const ENTRY_OVERHEAD: usize = 32;
-/// Bytes of an integer: 28 bits behind the prefix, far more than a block can mean.
+/// Bytes of an integer: 28 bits behind the prefix, far more than a valid block needs.
 const INTEGER_BYTES_MAX: u32 = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +36,7 @@ pub(super) enum Malformed {
     LateTableSize,
 }
 
-/// What a client's encoder has told so far.
+/// The dynamic table of a client's encoder.
 #[derive(Debug)]
 pub(super) struct Decoder {
     entries: VecDeque<Entry>,
@@ -63,14 +63,14 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Gives each field of a whole block to `field`. After an error the state is of no use.
+    /// Passes each field of a whole block to `field`. After an error the state is invalid.
     pub(super) fn decode<E: From<Malformed>>(
         &mut self,
         block: &[u8],
         mut field: impl FnMut(&[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut block = Cursor(block);
-        // What Huffman strings become, for all fields.
+        // Buffer for decoded Huffman strings of all fields.
         let (mut name, mut value) = (Vec::new(), Vec::new());
         let mut fields = 0_usize;
         while let Some(&first) = block.0.first() {
@@ -130,7 +130,7 @@ impl Decoder {
         }
     }
 
-    /// Makes room for `size` bytes, as far as there is any.
+    /// Evicts entries until `size` bytes fit, or the table is empty.
     fn evict(&mut self, size: usize) {
         while self.size + size > self.size_max
             && let Some(oldest) = self.entries.pop_back()
@@ -140,7 +140,7 @@ impl Decoder {
     }
 }
 
-/// Appends a field in the representation that needs no state and leaves none.
+/// Appends a field in the representation that neither uses nor changes the state.
 pub(super) fn literal(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     out.push(0);
     string(name, out);
@@ -163,7 +163,7 @@ fn string(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// What is left of a block.
+/// The rest of a block.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -173,7 +173,7 @@ impl<'a> Cursor<'a> {
         Ok(first)
     }
 
-    /// An integer that begins in the lowest `prefix` bits of the next byte (RFC 7541, 5.1).
+    /// Decodes an integer that begins in the lowest `prefix` bits of the next byte (RFC 7541, 5.1).
     fn integer(&mut self, prefix: u32) -> Result<usize, Malformed> {
         let mask = u8::MAX >> (8 - prefix);
         let first = self.byte()? & mask;

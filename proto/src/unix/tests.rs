@@ -1,4 +1,4 @@
-//! Clients' bytes by hand, in front of a real HTTP/2 server.
+//! Tests with clients' bytes and a real HTTP/2 server.
 
 mod generated;
 
@@ -36,7 +36,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A field that the decoder is to remember.
+/// A field that the decoder must add to its table.
 fn remembered(name: &str, value: &str) -> Vec<u8> {
     let mut block = Vec::new();
     literal(name.as_bytes(), value.as_bytes(), &mut block);
@@ -63,7 +63,7 @@ fn opening() -> Vec<u8> {
     [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()
 }
 
-/// What the server behind gets to see.
+/// The bytes that the server reads.
 fn rewritten(input: &[u8]) -> Result<Vec<u8>, Violation> {
     let (mut inbound, mut out) = (Inbound::default(), BytesMut::new());
     feed(&mut inbound, input, &mut out)?;
@@ -100,7 +100,7 @@ impl Seen {
     }
 }
 
-/// A client of a server that tells what it sees.
+/// A client of a server that returns what it reads.
 struct Client {
     stream: DuplexStream,
     seen: mpsc::UnboundedReceiver<Seen>,
@@ -128,7 +128,7 @@ impl Client {
         self.seen.recv().await.expect("the server goes on")
     }
 
-    /// Everything the server still has to say, until it closes.
+    /// Reads the rest of the server's bytes, until it closes.
     async fn ended(mut self) -> Vec<u8> {
         let mut said = Vec::new();
         self.stream.read_to_end(&mut said).await.unwrap();
@@ -180,7 +180,7 @@ async fn an_authority_stays_and_so_does_none() {
     assert_eq!((seen.request.uri().authority(), seen.header("host")), (None, "a"));
 }
 
-/// Without the wrapper: should this fail one day, `h2` has learnt it and the wrapper can go.
+/// Without the wrapper. If this fails one day, `h2` accepts such authorities and the wrapper can be removed.
 #[tokio::test]
 async fn h2_alone_refuses_them() {
     let (mut stream, server) = duplex(1 << 20);
@@ -196,7 +196,7 @@ async fn h2_alone_refuses_them() {
 
 #[tokio::test]
 async fn later_requests_may_refer_to_the_first() {
-    // Fields 62 and 63 are those that the first request had remembered.
+    // Fields 62 and 63 are those that the first request added to the table.
     let first = [request(GO), remembered("user-agent", "grpc-go/1.85.0")].concat();
     let second = [0x83, 0x86, 0x84, 0xbf, 0xbe];
     // By the name of the dynamic table alone, and once more as a whole.
@@ -374,18 +374,18 @@ fn bad_compression_is_named() {
 
 #[test]
 fn what_would_grow_without_end_is_cut_off() {
-    // One frame that says it is large is refused before its payload comes.
+    // One large frame is refused before its payload arrives.
     let large = &frame(HEADERS, END_HEADERS, 1, &vec![0; 70_000])[..9];
     assert_eq!(violation(&[large.to_vec()]), Violation::BlockTooLarge);
     let mut endless = vec![frame(HEADERS, 0, 1, &[])];
     endless.extend((0..10_000).map(|_| frame(CONTINUATION, 0, 1, &[])));
     assert_eq!(violation(&endless), Violation::BlockTooLarge);
-    // A few bytes that stand for many: an entry of 4000 bytes, named a hundred times.
+    // A few bytes that expand to many: an entry of 4000 bytes, referenced a hundred times.
     let bomb = [remembered("a", &"x".repeat(4000)), vec![0xbe; 100]].concat();
     assert_eq!(violation(&[headers(1, &bomb)]), Violation::ListTooLarge);
 }
 
-/// Many small requests that each stand for a large one, read by nobody.
+/// Many small requests that each expand to a large one, without a reader.
 #[tokio::test]
 async fn a_server_that_does_not_read_makes_nothing_grow() {
     let (mut client, server) = duplex(1 << 20);
@@ -409,12 +409,12 @@ async fn a_server_that_does_not_read_makes_nothing_grow() {
 async fn a_violation_closes_the_connection_after_what_came_before() {
     let frames = [headers(1, &request(GO)), frame(CONTINUATION, 0, 1, &[])];
     let mut client = Client::begin(&frames.concat()).await;
-    // The request is not answered any more: there is nobody to answer to.
+    // The request gets no response: the client is gone.
     client.seen.close();
     client.ended().await;
 }
 
-/// A subscriber for one thread that keeps what is logged.
+/// A subscriber for one thread that records log lines.
 fn log() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
     struct Sink(Arc<Mutex<Vec<u8>>>);
     impl io::Write for Sink {
@@ -485,7 +485,7 @@ fn the_rewritten_block_needs_no_table() {
     let first_length = usize::from(blocks[2]) + usize::from(blocks[1]) * 256;
     let second = &blocks[9 + first_length + 9..];
     let mut fields = Vec::new();
-    // With a decoder that has seen nothing.
+    // With a decoder without state.
     let decoded = Decoder::default().decode(second, |name, value| {
         fields.push((name.to_vec(), value.to_vec()));
         Ok::<_, Malformed>(())

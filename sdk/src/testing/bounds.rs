@@ -1,4 +1,4 @@
-//! The bounds of the contract, as the host checks them. Each function returns what is beyond them, one sentence each.
+//! The bounds of the contract, as the host checks them. Each function returns the violations, one sentence each.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -41,7 +41,7 @@ fn is_subdomain(text: &str, bytes_max: usize) -> bool {
     text.len() <= bytes_max && SUBDOMAIN.is_match(text)
 }
 
-/// Collects what is beyond the bounds, with where it is.
+/// Collects violations of the bounds with their location.
 #[derive(Default)]
 struct Report {
     lines: Vec<String>,
@@ -84,7 +84,7 @@ impl Report {
     }
 }
 
-/// What is beyond the bounds in a driver's description.
+/// Returns the violations of the bounds in a driver's description.
 pub fn driver_info(info: &DriverInfo) -> Vec<String> {
     let mut report = Report::default();
     report.demand(is_subdomain(&info.name, 63), || {
@@ -98,7 +98,7 @@ pub fn driver_info(info: &DriverInfo) -> Vec<String> {
     report.lines
 }
 
-/// What is beyond the bounds in an inventory.
+/// Returns the violations of the bounds in an inventory.
 pub fn inventory(inventory: &Inventory) -> Vec<String> {
     let mut report = Report::default();
     report.at_most("pools", inventory.pools.len(), POOLS_MAX);
@@ -221,7 +221,7 @@ fn check_counters(report: &mut Report, at: &str, sets: &[CounterSet]) {
     }
 }
 
-/// What is beyond the bounds in an answer to a preparation.
+/// Returns the violations of the bounds in the result of a prepare.
 pub fn prepared(prepared: &Prepared) -> Vec<String> {
     let mut report = Report::default();
     report.at_most("bytes of memo", prepared.memo.len(), MEMO_BYTES_MAX);
@@ -280,7 +280,7 @@ fn check_edits(report: &mut Report, at: &str, edits: &Edits) {
     }
 }
 
-/// What is beyond the bounds in a refusal.
+/// Returns the violations of the bounds in a problem.
 pub fn problem(problem: &Problem) -> Vec<String> {
     let mut report = Report::default();
     let code = problem.code.len() <= 63 && CODE.is_match(&problem.code);
@@ -292,7 +292,7 @@ pub fn problem(problem: &Problem) -> Vec<String> {
     report.lines
 }
 
-/// What is beyond the bounds in an answer about health.
+/// Returns the violations of the bounds in a health result.
 pub fn health(health: &[DeviceHealth]) -> Vec<String> {
     let mut report = Report::default();
     report.at_most("devices", health.len(), DEVICES_MAX);

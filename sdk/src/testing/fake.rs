@@ -1,4 +1,4 @@
-//! A node that a test makes up.
+//! A fake node for tests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,30 +15,30 @@ const ENTRIES_MAX: usize = 4096;
 /// A line that the driver logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLine {
-    /// How much it matters.
+    /// Level of the line.
     pub level: Level,
-    /// What it says.
+    /// Value of the attribute.
     pub message: String,
-    /// Facts beside it.
+    /// Fields of the line.
     pub fields: Vec<(String, String)>,
 }
 
 /// A value that the driver wrote below `/sys`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SysfsWrite {
-    /// The file, relative to `/sys`.
+    /// Path of the file, relative to `/sys`.
     pub path: String,
-    /// What was in it before.
+    /// Previous value.
     pub before: String,
-    /// What was written.
+    /// Written value.
     pub value: String,
 }
 
-/// A node that a test makes up: files below `/sys`, device nodes, live claims. It refuses what is not granted, as the host does,
-/// and remembers what a driver logs and writes.
+/// A fake node: files below `/sys`, device nodes, live claims. It refuses operations without a grant, as the host does, and records
+/// what a driver logs and writes.
 ///
-/// All methods take `&self`, also those that change the node, so that a test can pull a device out between two calls. Clones
-/// are the same node.
+/// All methods take `&self`, also those that change the node, so that a test can remove a device between two calls. Clones
+/// refer to the same node.
 ///
 /// ```
 /// use nodedock_sdk::testing::FakeHost;
@@ -66,7 +66,7 @@ struct State {
     sysfs: Tree,
     nodes: BTreeMap<String, NodeInfo>,
     ledger: BTreeMap<String, LiveClaim>,
-    /// None grants everything.
+    /// `None` grants everything.
     grant: Option<Capabilities>,
     writes_refused: bool,
     failures: BTreeMap<String, Problem>,
@@ -74,47 +74,47 @@ struct State {
     writes: Vec<SysfsWrite>,
 }
 
-/// Making up the node.
+/// Methods that set up the node.
 impl FakeHost {
-    /// A node with nothing on it, on which everything is granted.
+    /// Creates an empty node on which everything is granted.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The handle that a driver is given.
+    /// Returns the handle for a driver.
     pub fn host(&self) -> Host {
         Host::new(self.clone())
     }
 
-    /// A file below `/sys` and the folders it is in. Replaces what is there.
+    /// Creates or replaces a file below `/sys`, with its parent directories.
     pub fn file(&self, path: &str, content: impl Into<Vec<u8>>) -> &Self {
         self.state().sysfs.insert(path, Entry::File(content.into()));
         self
     }
 
-    /// An empty folder below `/sys` and the folders it is in.
+    /// Creates an empty directory below `/sys`, with its parent directories.
     pub fn dir(&self, path: &str) -> &Self {
         self.state().sysfs.insert(path, Entry::Dir);
         self
     }
 
-    /// A link below `/sys`. As in sysfs its target is relative to the folder it is in: `../../devices/virtual/misc/fuse`.
+    /// Creates a link below `/sys`. As in sysfs its target is relative to its directory: `../../devices/virtual/misc/fuse`.
     pub fn link(&self, path: &str, target: &str) -> &Self {
         self.state().sysfs.insert(path, Entry::Link(target.to_owned()));
         self
     }
 
-    /// A character device, mode 0600, of root.
+    /// Creates a character device of root with mode 0600.
     pub fn character_node(&self, path: &str, major: u32, minor: u32) -> &Self {
         self.plain_node(path, NodeKind::Character, major, minor)
     }
 
-    /// A block device, mode 0600, of root.
+    /// Creates a block device of root with mode 0600.
     pub fn block_node(&self, path: &str, major: u32, minor: u32) -> &Self {
         self.plain_node(path, NodeKind::Block, major, minor)
     }
 
-    /// A device node in all detail. If it names its folder below `/sys`, then `dev/char` or `dev/block` gets its link.
+    /// Creates a device node from its metadata. If it names its directory in `/sys`, `dev/char` or `dev/block` gets a link to it.
     pub fn node(&self, node: NodeInfo) -> &Self {
         let mut state = self.state();
         if let Some(folder) = &node.sysfs_path {
@@ -127,7 +127,7 @@ impl FakeHost {
         self
     }
 
-    /// Takes away a device node (a path that begins with `/dev/`) or a file, link or whole folder below `/sys`.
+    /// Removes a device node (a path that begins with `/dev/`) or a file, link or whole directory below `/sys`.
     pub fn remove(&self, path: &str) -> &Self {
         let mut state = self.state();
         if path.starts_with("/dev/") {
@@ -139,37 +139,37 @@ impl FakeHost {
         self
     }
 
-    /// Puts a claim into the ledger; one of the same UID is replaced.
+    /// Adds a claim to the ledger; it replaces one of the same UID.
     pub fn claim(&self, live: LiveClaim) -> &Self {
         self.state().ledger.insert(live.claim.id.uid.clone(), live);
         self
     }
 
-    /// Takes a claim out of the ledger.
+    /// Removes a claim from the ledger.
     pub fn forget_claim(&self, uid: &str) -> &Self {
         self.state().ledger.remove(uid);
         self
     }
 
-    /// From now on only this is granted.
+    /// Sets the granted capabilities.
     pub fn grant(&self, capabilities: Capabilities) -> &Self {
         self.state().grant = Some(capabilities);
         self
     }
 
-    /// Whether files below `/sys` may be written; the host allows it during prepare and unprepare only.
+    /// Sets whether a driver may write below `/sys`; the host allows it during prepare and unprepare only.
     pub fn allow_writes(&self, allow: bool) -> &Self {
         self.state().writes_refused = !allow;
         self
     }
 
-    /// From now on every use of this path (below `/sys`, a device node, or a glob as the driver gives it) fails with this problem.
+    /// Makes every use of this path (below `/sys`, a device node, or a glob as the driver gives it) fail with this problem.
     pub fn fail(&self, path: &str, problem: Problem) -> &Self {
         self.state().failures.insert(path.to_owned(), problem);
         self
     }
 
-    /// From now on the path no longer fails.
+    /// Makes the path usable again.
     pub fn heal(&self, path: &str) -> &Self {
         self.state().failures.remove(path);
         self
@@ -185,25 +185,25 @@ impl FakeHost {
     }
 }
 
-/// Looking at what happened.
+/// Methods that inspect what happened.
 impl FakeHost {
-    /// What was logged, in order.
+    /// Returns the logged lines, in order.
     pub fn log_lines(&self) -> Vec<LogLine> {
         self.state().log.clone()
     }
 
-    /// What was written below `/sys`, in order.
+    /// Returns the writes below `/sys`, in order.
     pub fn writes(&self) -> Vec<SysfsWrite> {
         self.state().writes.clone()
     }
 
-    /// Whether there is a device node at this path, granted or not.
+    /// Returns whether there is a device node at this path, granted or not.
     pub fn has_node(&self, path: &str) -> bool {
         self.state().nodes.contains_key(path)
     }
 }
 
-/// What the host does for a driver.
+/// The host's functions for a driver.
 impl FakeHost {
     pub(crate) fn log(&self, level: Level, message: &str, fields: &[(&str, &str)]) {
         let fields = fields.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();

@@ -9,12 +9,12 @@ pub(super) fn compile(pattern: &str) -> Result<GlobMatcher, Problem> {
     glob.map(|glob| glob.compile_matcher()).map_err(|error| Problem::invalid("bad-glob", error.to_string()))
 }
 
-/// Whether any of the globs matches; one that is no glob matches nothing.
+/// Returns whether any of the globs matches; an invalid glob matches nothing.
 pub(super) fn any_matches(globs: &[String], text: &str) -> bool {
     globs.iter().any(|glob| compile(glob).is_ok_and(|glob| glob.is_match(text)))
 }
 
-/// Whether what is asked for is granted: by the same words, or matched as if it were a path.
+/// Returns whether the request is granted: literally, or by a glob that matches it as a path.
 pub(super) fn covers(granted: &[String], requested: &str) -> bool {
     granted.iter().any(|glob| glob == requested) || any_matches(granted, requested)
 }

@@ -5,8 +5,8 @@ use serde::{Deserialize, Deserializer, de};
 use super::globs::covers;
 use crate::{Capabilities, ValueGrant};
 
-/// An operator's grant, read from its file by whatever reads YAML or JSON: `serde_json::from_str::<Grant>(text)`. Unknown keys are
-/// refused, as by the host.
+/// An operator's grant, parsed from YAML or JSON by any serde format: `serde_json::from_str::<Grant>(text)`. It refuses unknown keys,
+/// as the host does.
 ///
 /// ```
 /// use nodedock_sdk::{DriverInfo, testing::Grant};
@@ -20,12 +20,12 @@ use crate::{Capabilities, ValueGrant};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// What is granted.
+    /// Granted capabilities.
     pub capabilities: Capabilities,
 }
 
 impl Grant {
-    /// What a driver asks for that is not granted, one line each; the host keeps the driver `blocked` while there is any.
+    /// Returns the requested capabilities that are not granted, one line each; the host keeps the driver `blocked` while there is any.
     pub fn missing(&self, requested: &Capabilities) -> Vec<String> {
         let granted = &self.capabilities;
         let lists = [
@@ -45,7 +45,7 @@ impl Grant {
 }
 
 impl Capabilities {
-    /// Patterns cannot be compared, so that they must be the same.
+    /// Patterns cannot be compared by what they match, so they must be equal.
     fn covers_write(&self, requested: &ValueGrant) -> bool {
         let same_pattern = self.sysfs_write.iter().filter(|granted| granted.pattern == requested.pattern);
         let globs: Vec<_> = same_pattern.map(|granted| granted.glob.clone()).collect();

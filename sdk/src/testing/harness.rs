@@ -10,12 +10,12 @@ use crate::{
     Prepared, Problem, Trigger,
 };
 
-/// Calls a driver as the host does: only what the driver describes is granted, writes are for prepare and unprepare only, a
-/// prepared claim enters the ledger and an unprepared one leaves it.
+/// Calls a driver as the host does: it grants only what the driver requests, allows writes during prepare and unprepare only, adds
+/// a prepared claim to the ledger and removes an unprepared one.
 ///
-/// Every answer is held against the [`bounds`] of the contract, the claim, the grant and the made-up node. What the host would
-/// refuse is a defect of the driver, and the harness panics with the list of reasons. Problems that the driver returns are
-/// returned.
+/// The harness checks every result against the [`bounds`] of the contract, the claim, the grant and the fake node. A result that the
+/// host would refuse is a defect of the driver, and the harness panics with the list of reasons. It returns problems that the driver
+/// returns.
 ///
 /// ```
 /// use nodedock_sdk::testing::Harness;
@@ -60,11 +60,11 @@ impl<D: Driver> Default for Harness<D> {
 }
 
 impl<D: Driver> Harness<D> {
-    /// A node with nothing on it, an empty config, and a grant of just what the driver describes.
+    /// Creates a harness with an empty node, an empty config, and a grant of exactly what the driver requests.
     ///
     /// # Panics
     ///
-    /// If the description is beyond the bounds.
+    /// If the description exceeds the bounds.
     #[track_caller]
     pub fn new() -> Self {
         let info = D::describe();
@@ -75,29 +75,29 @@ impl<D: Driver> Harness<D> {
         Harness { fake, ctx: RefCell::default(), granted, driver: PhantomData }
     }
 
-    /// The made-up node.
+    /// Returns the fake node.
     pub fn fake(&self) -> &FakeHost {
         &self.fake
     }
 
-    /// From now on calls carry this config.
+    /// Sets the config of later calls.
     pub fn config(&self, config: serde_json::Value) -> &Self {
         self.ctx.borrow_mut().config = config.to_string();
         self
     }
 
-    /// From now on calls carry this context, but for its config, which stays.
+    /// Sets the context of later calls, except for the config, which stays.
     pub fn context(&self, ctx: Context) -> &Self {
         let config = std::mem::take(&mut self.ctx.borrow_mut().config);
         *self.ctx.borrow_mut() = Context { config, ..ctx };
         self
     }
 
-    /// From now on this grant applies.
+    /// Sets the grant.
     ///
     /// # Panics
     ///
-    /// If the driver asks for more; the host would not load it.
+    /// If the driver requests more; the host would not load it.
     #[track_caller]
     pub fn grant(&self, grant: &Grant) -> &Self {
         demand("grant lacks", grant.missing(&D::describe().capabilities));
@@ -106,7 +106,7 @@ impl<D: Driver> Harness<D> {
         self
     }
 
-    /// What the driver finds.
+    /// Calls the driver's discovery and returns the inventory.
     ///
     /// # Errors
     ///
@@ -114,13 +114,13 @@ impl<D: Driver> Harness<D> {
     ///
     /// # Panics
     ///
-    /// If the answer is beyond the bounds.
+    /// If the result exceeds the bounds.
     #[track_caller]
     pub fn discover(&self) -> Result<Inventory, Problem> {
         self.discover_on(&Trigger::Request)
     }
 
-    /// What the driver finds when called for this reason.
+    /// Calls the driver's discovery for this reason and returns the inventory.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl<D: Driver> Harness<D> {
     ///
     /// # Panics
     ///
-    /// If the answer is beyond the bounds.
+    /// If the result exceeds the bounds.
     #[track_caller]
     pub fn discover_on(&self, trigger: &Trigger) -> Result<Inventory, Problem> {
         let answer = D::discover(&self.fake.host(), &self.ctx.borrow(), trigger);
@@ -136,7 +136,7 @@ impl<D: Driver> Harness<D> {
         answer
     }
 
-    /// Prepares a claim and enters it into the ledger.
+    /// Prepares a claim and adds it to the ledger.
     ///
     /// # Errors
     ///
@@ -144,8 +144,8 @@ impl<D: Driver> Harness<D> {
     ///
     /// # Panics
     ///
-    /// If the answer is beyond the bounds or the grant, names a device node that the made-up node does not have, or is not for
-    /// the devices of the claim.
+    /// If the result exceeds the bounds or the grant, names a device node that the fake node does not have, or is not for the devices
+    /// of the claim.
     #[track_caller]
     pub fn prepare(&self, claim: &Claim) -> Result<Prepared, Problem> {
         self.fake.allow_writes(true);
@@ -164,8 +164,8 @@ impl<D: Driver> Harness<D> {
         Ok(prepared)
     }
 
-    /// Unprepares a claim and takes it out of the ledger. A claim that is not there is handed to the driver as the host does: with
-    /// its UID and nothing else.
+    /// Unprepares a claim and removes it from the ledger. The driver receives an unknown claim with its UID and nothing else, as from
+    /// the host.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl<D: Driver> Harness<D> {
     ///
     /// # Panics
     ///
-    /// If the answer is beyond the bounds or for another claim.
+    /// If the result exceeds the bounds or is for another claim.
     #[track_caller]
     pub fn unprepare(&self, uid: &str) -> Result<(), Problem> {
         let host = self.fake.host();
@@ -244,7 +244,7 @@ impl<D: Driver> Harness<D> {
 }
 
 impl<D: Health> Harness<D> {
-    /// How the devices are doing.
+    /// Calls the driver's health check and returns the health of the devices.
     ///
     /// # Errors
     ///
@@ -252,7 +252,7 @@ impl<D: Health> Harness<D> {
     ///
     /// # Panics
     ///
-    /// If the answer is beyond the bounds.
+    /// If the result exceeds the bounds.
     #[track_caller]
     pub fn check(&self) -> Result<Vec<DeviceHealth>, Problem> {
         let answer = D::check(&self.fake.host(), &self.ctx.borrow());

@@ -1,4 +1,4 @@
-//! Files, folders and links as in sysfs: links are relative and leave their folder.
+//! Files, directories and links as in sysfs: links are relative and leave their directory.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ impl Tree {
         self.entries.insert(path.to_owned(), entry);
     }
 
-    /// Removes an entry with all that is in it.
+    /// Removes an entry with its content.
     pub(super) fn remove(&mut self, path: &str) {
         let path = path.trim_matches('/');
         let inside = format!("{path}/");
@@ -42,7 +42,7 @@ impl Tree {
         if path.is_empty() { Some(&Entry::Dir) } else { self.entries.get(path) }
     }
 
-    /// The path with all links on the way followed, and the last one too if asked.
+    /// Resolves the links of a path, including the last one if requested.
     pub(super) fn resolve(&self, path: &str, follow_last: bool) -> Result<String, Problem> {
         let mut todo: Vec<String> = path.split('/').rev().map(str::to_owned).collect();
         let mut done: Vec<String> = Vec::new();

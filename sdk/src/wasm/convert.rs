@@ -1,4 +1,4 @@
-//! Between the bindings' types and the SDK's, in the directions that calls go.
+//! Conversions between the bindings' types and the SDK's, in the directions that calls need.
 
 use super::bindings::exports::nodedock::driver::{discovery, identity};
 use super::bindings::nodedock::driver::device_nodes;
@@ -6,8 +6,7 @@ use super::bindings::nodedock::driver::log;
 use super::bindings::nodedock::driver::types as wit;
 use crate::*;
 
-/// Like `Into`. The standard one would not do: `From` implementations that exist for WebAssembly alone would make `?` in drivers
-/// ambiguous there and only there.
+/// Like `Into`. `From` implementations that exist for WebAssembly only would make `?` in drivers ambiguous there and only there.
 pub(super) trait Convert<T> {
     fn convert(self) -> T;
 }
@@ -16,7 +15,7 @@ pub(super) fn all<T: Convert<U>, U>(values: Vec<T>) -> Vec<U> {
     values.into_iter().map(Convert::convert).collect()
 }
 
-/// Enums whose variants have the same names on both sides.
+/// Converts enums whose variants have the same names on both sides.
 macro_rules! same_variants {
     ($from:ty => $to:ty: $($variant:ident),*) => {
         impl Convert<$to> for $from {
@@ -29,7 +28,7 @@ macro_rules! same_variants {
     };
 }
 
-/// Records whose fields have the same names on both sides: as they are, converted, or lists converted one by one.
+/// Converts records whose fields have the same names on both sides: unchanged, converted, or lists converted entry by entry.
 macro_rules! same_fields {
     ($from:ty => $to:ty: $($plain:ident),*; into $($single:ident),*; all $($list:ident),*) => {
         impl Convert<$to> for $from {
@@ -57,7 +56,7 @@ same_variants!(wit::ConfigSource => ConfigSource: DeviceClass, Claim);
 same_fields!(wit::Problem => Problem: code, message, retry_after_ms, details; into kind; all);
 same_fields!(Problem => wit::Problem: code, message, retry_after_ms, details; into kind; all);
 
-// What comes from the host.
+// From the host.
 same_fields!(wit::Context => Context: request_id, node_name, boot_id, now_ms, config, facts; into; all);
 same_fields!(wit::ClaimRef => ClaimRef: namespace, name, uid; into; all);
 same_fields!(wit::Counter => Counter: name, value; into; all);
@@ -78,7 +77,7 @@ impl Convert<Trigger> for discovery::Trigger {
     }
 }
 
-// What goes to the host: the driver itself.
+// To the host: the driver's description.
 same_fields!(ValueGrant => identity::ValueGrant: glob, pattern; into; all);
 same_fields!(Capabilities => identity::Capabilities:
     sysfs_read, device_nodes, mounts, hooks, env, net_devices; into; all sysfs_write);
@@ -87,7 +86,7 @@ same_fields!(DriverInfo => identity::DriverInfo:
     name, version, summary, event_subsystems, discovery_period_seconds, annotations;
     into capabilities, limits; all);
 
-// What goes to the host: the inventory.
+// To the host: the inventory.
 impl Convert<wit::AttributeValue> for AttributeValue {
     fn convert(self) -> wit::AttributeValue {
         match self {
@@ -131,7 +130,7 @@ same_fields!(Device => wit::Device: name, allow_multiple_allocations, identity, 
 same_fields!(Pool => wit::Pool: name, extended_resource, annotations; into; all devices, shared_counters);
 same_fields!(Inventory => wit::Inventory: ; into; all pools);
 
-// What goes to the host: preparations.
+// To the host: results of a prepare.
 impl Convert<wit::DeviceNode> for DeviceNode {
     fn convert(self) -> wit::DeviceNode {
         wit::DeviceNode {

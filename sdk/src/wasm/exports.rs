@@ -1,4 +1,4 @@
-//! The driver's functions, as the bindings want them.
+//! The driver's functions with the signatures of the bindings.
 
 use std::marker::PhantomData;
 use std::panic::PanicHookInfo;
@@ -13,11 +13,11 @@ use crate::{Configuration, Driver, Health, Host};
 use configuration::exports::nodedock::driver::configuration as configuration_exports;
 use health::exports::nodedock::driver::health as health_exports;
 
-/// A driver as the bindings want it.
+/// Implements the traits of the bindings for a driver.
 #[derive(Debug)]
 pub struct Exported<D>(PhantomData<D>);
 
-/// Begins a call: from here on a panic is told to the host's log before it traps.
+/// Begins a call: from here on the host's log gets a panic before it traps.
 fn host() -> Host {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| std::panic::set_hook(Box::new(log_panic)));

@@ -4,7 +4,7 @@ use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_
 use super::convert::{Convert, all};
 use crate::{Level, LiveClaim, NodeInfo, Problem};
 
-/// Stands for the host; has no content.
+/// Handle to the host, without any state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Imports;
 

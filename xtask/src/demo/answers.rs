@@ -1,4 +1,4 @@
-//! What the demo reads from `-o json` answers. Pure.
+//! Parses the `-o json` output for the demo. Pure.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Harmless in a container, and between them on almost every machine; first come, first chosen.
+/// Harmless in a container; almost every machine has one of them. The first one found is used.
 const WANTED_PATHS: [&str; 3] = ["/dev/fuse", "/dev/kvm", "/dev/net/tun"];
 const LOOP_PREFIX: &str = "/dev/loop";
 
@@ -20,7 +20,7 @@ pub(super) struct DriverRow {
 }
 
 impl DriverRow {
-    /// The source is a file name, or a path that ends in it.
+    /// Matches a source that is a file name, or a path that ends in it.
     pub(super) fn is_from(&self, file: &str) -> bool {
         self.source.rsplit('/').next() == Some(file)
     }
@@ -42,7 +42,7 @@ impl DeviceRow {
         self.health != "unhealthy"
     }
 
-    /// The path is an attribute, plain or wrapped in its type, or it is all in the name.
+    /// Returns the path from the attribute, plain or wrapped in its type, or from the name.
     fn is_node(&self, path: &str) -> bool {
         mentions(&self.attributes, path) || self.name == path.trim_start_matches("/dev/").replace('/', "-")
     }
@@ -62,12 +62,12 @@ fn mentions(value: &Value, text: &str) -> bool {
     }
 }
 
-/// The device to show.
+/// The device for the demo.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     /// `DRIVER/POOL/DEVICE`.
     pub(super) device: String,
-    /// For a person.
+    /// Human-readable description.
     pub(super) what: String,
     /// The driver's file.
     pub(super) file: String,
@@ -128,7 +128,7 @@ impl Prepared {
     }
 }
 
-/// What a CDI spec promises to a container.
+/// The effects of a CDI spec on a container.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Promise {
     /// Device nodes, as paths in the container.
@@ -138,9 +138,9 @@ pub(super) struct Promise {
 }
 
 impl Promise {
-    /// What the spec says of one CDI device (`vendor/class=name`); none when it is not its spec.
+    /// Parses the effects of one CDI device (`vendor/class=name`); `None` if the spec is not of that device.
     pub(super) fn read(spec: &str, cdi_device: &str) -> Option<Self> {
-        // The daemon's files are JSON under lines of YAML comment.
+        // The daemon's files are JSON after lines of YAML comments.
         let json: String = spec.lines().filter(|line| !line.starts_with('#')).collect();
         let spec: Spec = serde_json::from_str(&json).ok()?;
         let name = cdi_device.strip_prefix(&spec.kind)?.strip_prefix('=')?;
@@ -158,18 +158,18 @@ impl Promise {
         self.env.extend(other.env);
     }
 
-    /// A script that shows each promised thing, and fails where one is missing.
+    /// Returns a script that prints each expected effect, and fails if one is missing.
     pub(super) fn script(&self) -> String {
         let mut script = String::from("set -e");
         for node in &self.nodes {
-            // Writing to a String cannot fail.
+            // A write to a String cannot fail.
             let _ = write!(script, "; ls -l {node}");
         }
         script.push_str("; env");
         script
     }
 
-    /// Compares with what the script printed and gives the lines worth showing.
+    /// Compares the output of the script with the expectation and returns the lines to print.
     pub(super) fn seen<'a>(&self, output: &'a str) -> Result<Vec<&'a str>> {
         let nodes = self.nodes.iter().map(|node| line_with(output, |line| is_node_line(line, node), node));
         let env = self.env.iter().map(|entry| line_with(output, |line| line == entry, entry));
@@ -181,7 +181,7 @@ fn line_with<'a>(output: &'a str, matches: impl Fn(&str) -> bool, what: &str) ->
     output.lines().find(|line| matches(line)).with_context(|| format!("the container does not see {what}"))
 }
 
-/// A line of `ls -l` on a character or block device.
+/// Parses a line of `ls -l` for a character or block device.
 fn is_node_line(line: &str, path: &str) -> bool {
     line.starts_with(['c', 'b']) && line.split_whitespace().last() == Some(path)
 }
@@ -215,7 +215,7 @@ struct SpecNode {
     path: String,
 }
 
-/// Every path ends up in a shell line; a device node's path has no business with anything else.
+/// Every path becomes part of a shell line, so only plain characters are allowed.
 pub(super) fn check_plain(paths: &[String]) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.:+".contains(c);
     match paths.iter().find(|path| !path.chars().all(plain)) {

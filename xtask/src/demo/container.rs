@@ -1,5 +1,5 @@
-//! A container that gets the prepared devices: podman on a folder with nothing but busybox, so that no
-//! image is pulled and nothing outside the demo's root is written.
+//! A container with the prepared devices: podman on a directory that contains only busybox, so that it pulls no image and writes
+//! nothing outside the demo's root.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -32,7 +32,7 @@ impl<'a> Sandbox<'a> {
         Ok(Self { podman, rootfs, storage: root.join("podman") })
     }
 
-    /// Starts the container and shows what it sees of its devices.
+    /// Starts the container and prints the devices that it sees.
     pub(super) fn look_at(&self, interrupt: &Interrupt, devices: &[&str], spec: &CdiSpec) -> Result<()> {
         check_plain(&spec.promise.nodes)?;
         let mut run = self.command(devices, &spec.promise.script());
@@ -50,9 +50,9 @@ impl<'a> Sandbox<'a> {
         command.arg("--root").arg(self.storage.join("root"));
         command.arg("--runroot").arg(self.storage.join("run"));
         command.arg("--tmpdir").arg(self.storage.join("tmp"));
-        // Overlay would leave a mount on its folder, and then the root could not be removed.
+        // Overlay would leave a mount on its directory, and then the root could not be removed.
         command.arg("--storage-driver=vfs").arg("--runtime").arg(&self.podman.runtime);
-        // No systemd and no journal are asked of the machine, nor higher limits than it gives.
+        // Needs neither systemd nor a journal, nor higher limits than the machine allows.
         command.args(["--cgroup-manager=cgroupfs", "--events-backend=none", "run", "--rm", "--network=none"]);
         command.args(["--ulimit", "nofile=16384:16384", "--ulimit", "nproc=32768:32768"]);
         devices.iter().for_each(|device| {

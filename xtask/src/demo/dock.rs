@@ -1,4 +1,4 @@
-//! The daemon of the demo: on a temporary root, started, killed, stopped, and removed whatever happens.
+//! The daemon of the demo: on a temporary root, started, killed, stopped, and always removed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -20,14 +20,14 @@ const READY_LIMIT: Duration = Duration::from_secs(20);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 const LOG_LINES_SHOWN: usize = 30;
-/// Where container runtimes look without being told.
+/// The default directory of container runtimes.
 const SYSTEM_CDI_DIR: &str = "/var/run/cdi";
 
 pub(super) struct Dock {
     program: PathBuf,
     root: TempDir,
     cdi_dir: PathBuf,
-    /// What was in the CDI folder before us, which may be the system's.
+    /// Previous content of the CDI directory, which may be the system's.
     cdi_before: BTreeSet<PathBuf>,
     cdi_dir_is_ours: bool,
     daemon: Option<Child>,
@@ -42,7 +42,7 @@ pub(super) struct CdiSpec {
 
 impl Dock {
     pub(super) fn new(program: PathBuf, for_runtimes: bool, interrupt: Interrupt) -> Result<Self> {
-        // Paths of Unix sockets may have 107 bytes: the root's must be short.
+        // Paths of Unix sockets have at most 107 bytes, so the root's path must be short.
         let root =
             tempfile::Builder::new().prefix("nodedock-").tempdir_in("/tmp").context("making a root")?;
         let cdi_dir = if for_runtimes { SYSTEM_CDI_DIR.into() } else { root.path().join("var/run/cdi") };
@@ -64,13 +64,13 @@ impl Dock {
         &self.interrupt
     }
 
-    /// Starts the daemon and waits until it answers.
+    /// Starts the daemon and waits until it is reachable.
     pub(super) fn start(&mut self) -> Result<()> {
         let mut daemon = Command::new(&self.program);
         daemon.arg("run").arg("--root").arg(self.root()).arg("--cdi-dir").arg(&self.cdi_dir);
         command(&format!("{} &", shell::line(&daemon)));
         let log = self.open_log()?;
-        // A group of its own: Ctrl-C is for us, and we end the daemon in our own order.
+        // A separate process group: Ctrl-C reaches only this program, which then stops the daemon.
         daemon.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         self.daemon = Some(daemon.spawn().with_context(|| format!("starting {}", self.program.display()))?);
         self.wait_ready()
@@ -94,7 +94,7 @@ impl Dock {
         Ok(())
     }
 
-    /// Kills the daemon as a crash would: no handler runs.
+    /// Kills the daemon without running its handlers, as a crash does.
     pub(super) fn crash(&mut self) -> Result<()> {
         let mut daemon = self.daemon.take().context("the daemon does not run")?;
         command(&format!("kill -KILL {}", daemon.id()));
@@ -103,7 +103,7 @@ impl Dock {
         Ok(())
     }
 
-    /// Asks the daemon to end; it must end well and in time.
+    /// Stops the daemon with SIGTERM; it must exit successfully before the deadline.
     pub(super) fn stop(&mut self) -> Result<()> {
         let daemon = self.daemon.as_ref().context("the daemon does not run")?;
         command(&format!("kill -TERM {}", daemon.id()));
@@ -123,7 +123,7 @@ impl Dock {
         daemon.try_wait().context("asking after the daemon")
     }
 
-    /// Runs a command against the daemon, shows it with its answer, and returns the answer.
+    /// Runs a command against the daemon, prints it with its output, and returns the output.
     pub(super) fn show(&self, args: &[&str]) -> Result<String> {
         command(&format!("nodedock {}", args.join(" ")));
         let answer = self.ask(args)?;
@@ -131,7 +131,7 @@ impl Dock {
         Ok(answer)
     }
 
-    /// Runs a command against the daemon and returns its answer.
+    /// Runs a command against the daemon and returns its output.
     pub(super) fn ask(&self, args: &[&str]) -> Result<String> {
         let output = self.interrupt.output(&mut self.client(args), CALL_LIMIT)?;
         let problem = text(&output.stderr);
@@ -139,14 +139,14 @@ impl Dock {
         String::from_utf8(output.stdout).with_context(|| format!("reading nodedock {}", args.join(" ")))
     }
 
-    /// The root comes by the environment, so that what is shown is what a person types on a real node.
+    /// The environment sets the root, so that the printed command is the one for a real node.
     fn client(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(args).env("NODEDOCK_ROOT", self.root());
         command
     }
 
-    /// The spec of the first device, with what the specs of all of them promise.
+    /// Returns the spec of the first device, with the effects of the specs of all devices.
     pub(super) fn cdi_spec(&self, devices: &[&str]) -> Result<CdiSpec> {
         let specs: Vec<_> = devices.iter().map(|device| self.spec_of(device)).collect::<Result<_>>()?;
         let mut specs = specs.into_iter();
@@ -187,7 +187,7 @@ impl Dock {
         }
     }
 
-    /// Ends the daemon if it still runs and removes every trace; what cannot be removed is an error.
+    /// Stops the daemon if it still runs and removes all files; fails if a file cannot be removed.
     pub(super) fn remove(mut self) -> Result<()> {
         self.clean();
         let root = self.root().to_owned();
@@ -198,13 +198,13 @@ impl Dock {
 
     fn clean(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
-            // After a failure nobody waits for a tidy end.
+            // After a failure a clean stop is not needed.
             shell::end(&mut daemon);
         }
         self.remove_cdi_leftovers();
     }
 
-    /// Only what appeared since we began and names us: the folder may be the system's.
+    /// Removes only new files of this daemon: the directory may be the system's.
     fn remove_cdi_leftovers(&self) {
         for file in files_in(&self.cdi_dir).difference(&self.cdi_before).filter(|file| names_us(file)) {
             if let Err(error) = fs::remove_file(file) {
@@ -212,7 +212,7 @@ impl Dock {
             }
         }
         if self.cdi_dir_is_ours {
-            // Fails, as it should, when somebody else has put something there.
+            // Fails, as intended, if another program has created a file there.
             let _ = fs::remove_dir(&self.cdi_dir);
         }
     }

@@ -1,38 +1,38 @@
-//! What `cargo test` writes, read line by line while a person reads it too: which tests ran, and how they ended.
+//! Parses the output of `cargo test` line by line while it is printed: which tests ran, and their outcome.
 //!
-//! Cargo names each binary on standard error before it starts it; what the binary says of its tests comes on standard output.
-//! The two are put together by their order. Doc tests come last, and those of one crate may run in several parts: their paths tell
-//! them apart, so they are all of the binary `doc`.
+//! Cargo names each binary on standard error before it starts it; the binary lists its tests on standard output. The parser matches
+//! the two by their order. Doc tests come last, and those of one crate may run in several parts: their paths differ, so they all
+//! count as the binary `doc`.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 
-/// How a test ended.
+/// Outcome of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
     Failed,
     Ignored,
-    /// It passed without doing its work, for this reason.
+    /// It passed without running its checks, for this reason.
     Skipped(String),
-    /// It is there, and was not run.
+    /// It exists and did not run.
     Listed,
 }
 
-/// What stands for the binary's name of a doc test.
+/// Binary name of doc tests.
 const DOC_TESTS: &str = "doc";
 
 /// Every test of a run, by `BINARY PATH`.
 pub(crate) type Outcomes = BTreeMap<String, Outcome>;
 
-/// Standard error of a run.
+/// Parses standard error of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Binaries {
     names: Vec<String>,
     /// Crates whose doc tests ran.
     documented: usize,
-    /// Number of the binary, path of the test, what is left out and why.
+    /// Index of the binary, path of the test, the skipped part and the reason.
     skipped: Vec<(usize, String, String)>,
 }
 
@@ -52,18 +52,18 @@ impl Binaries {
     }
 }
 
-/// The name in `tests/crash/main.rs (target/debug/deps/crash-0123456789abcdef)`.
+/// Parses the name in `tests/crash/main.rs (target/debug/deps/crash-0123456789abcdef)`.
 fn binary(running: &str) -> Option<&str> {
     let path = running.strip_suffix(')')?.rsplit_once(" (")?.1;
     let file = path.rsplit('/').next()?;
     file.rsplit_once('-').map(|(name, _hash)| name)
 }
 
-/// Standard output of a run: the tests of each binary.
+/// Parses standard output of a run: the tests of each binary.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
     runs: Vec<Vec<(String, Outcome)>>,
-    /// Of the binary that lists its tests now.
+    /// Tests of the current binary.
     listed: Vec<(String, Outcome)>,
 }
 
@@ -81,11 +81,11 @@ impl Results {
         }
     }
 
-    /// Everything that ran, with the binaries' names.
+    /// Returns every test that ran, with the binaries' names.
     ///
     /// # Errors
     ///
-    /// Not every binary that was started has told of its tests, or one has that was not named.
+    /// A binary that cargo named listed no tests, or an unnamed binary did.
     pub(crate) fn named(self, binaries: Binaries) -> Result<Outcomes> {
         let (named, documented, ran) = (binaries.names.len(), binaries.documented, self.runs.len());
         let of_docs =
@@ -113,7 +113,7 @@ impl Results {
     }
 }
 
-/// The path and the end in `PATH ... ok`; a test that has to panic says so between them.
+/// Parses path and outcome in `PATH ... ok`; a test that must panic is marked between them.
 fn result(text: &str) -> Option<(String, Outcome)> {
     let (path, end) = text.split_once(" ... ")?;
     let outcome = match end.split(',').next()? {
@@ -125,7 +125,7 @@ fn result(text: &str) -> Option<(String, Outcome)> {
     Some((path.trim_end_matches(" - should panic").to_owned(), outcome))
 }
 
-/// A line of `prefix`, a number, and one of `suffixes`.
+/// Parses a line of `prefix`, a number, and one of `suffixes`.
 fn is_count(line: &str, prefix: &str, suffixes: &[&str]) -> bool {
     let rest = line.strip_prefix(prefix);
     let count = rest.and_then(|rest| suffixes.iter().find_map(|suffix| rest.strip_suffix(suffix)));
@@ -175,7 +175,7 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
         read.named(binaries).unwrap().into_iter().collect()
     }
 
-    /// Why a run cannot be understood.
+    /// Returns why the output of a run cannot be parsed.
     fn misunderstood(errors: &str, results: &str) -> String {
         let (mut binaries, mut read) = (Binaries::default(), Results::default());
         errors.lines().for_each(|line| binaries.line(line));
@@ -236,7 +236,7 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
             misunderstood(ERRORS, "")
                 .contains("cargo named 3 test binaries and 1 crates with doc tests, and 0 told")
         );
-        // What a person's terminal would have got.
+        // The output that a terminal would show.
         let coloured = ERRORS.replace("Running", "\u{1b}[1m\u{1b}[92mRunning\u{1b}[0m");
         assert!(misunderstood(&coloured, RESULTS).contains("named 0 test"), "cargo has to be told not to");
     }

@@ -1,5 +1,5 @@
-//! `tests/parity.md`: what the tests of a kubelet and of the library for its drivers ask, and our tests that ask the same. Here it is
-//! read, and held against a run.
+//! Parses `tests/parity.md`, the table of the tests of a kubelet and of its driver library with the equivalent tests here, and
+//! compares it with a test run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,7 +21,7 @@ const SETS: [(&str, usize); 11] = [
     ("RC", 15),
 ];
 
-/// What a row says beside its tests.
+/// Status of a row besides its tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Remark {
     Covered,
@@ -48,26 +48,26 @@ struct Row {
     id: String,
     line: usize,
     remark: Remark,
-    /// As `BINARY PATH`.
+    /// Tests as `BINARY PATH`.
     tests: Vec<String>,
 }
 
-/// The table as it is written.
+/// The parsed table.
 #[derive(Debug)]
 pub(crate) struct Parity(Vec<Row>);
 
-/// What a run says of the table.
+/// Comparison of the table with a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
     counts: BTreeMap<&'static str, usize>,
-    /// Rows of which a test left its work out, with the reason.
+    /// Rows of which a test skipped its checks, with the reason.
     skipped: Vec<String>,
-    /// Rows that name a test that is not there, did not run, or failed.
+    /// Rows that name a test that does not exist, did not run, or failed.
     pub(crate) broken: Vec<String>,
 }
 
 impl Parity {
-    /// Reads the table. The error has a line for everything that is wrong with it.
+    /// Parses the table. The error has a line for each defect.
     pub(crate) fn parse(text: &str) -> Result<Self, Vec<String>> {
         let (mut rows, mut wrong) = (Vec::<Row>::new(), Vec::new());
         for (line, text) in (1..).zip(text.lines()) {
@@ -138,7 +138,7 @@ impl Row {
     }
 }
 
-/// Every id of the sets is there once, and no other.
+/// Checks that every id of the sets occurs once, and no other.
 fn wrong_ids(rows: &[Row]) -> Vec<String> {
     let wanted = |(set, count): (&'static str, usize)| (1..=count).map(move |n| format!("{set}{n:02}"));
     let mut missing: BTreeSet<String> = SETS.into_iter().flat_map(wanted).collect();
@@ -169,7 +169,7 @@ impl fmt::Display for Verdict {
 mod tests {
     use super::*;
 
-    /// A table with every id, each with the test `t a`, but for the rows given.
+    /// A table with every id, each with the test `t a`, except for the given rows.
     fn table(rows: &[(&str, &str)]) -> String {
         let ids = SETS.into_iter().flat_map(|(set, count)| (1..=count).map(move |n| format!("{set}{n:02}")));
         let row = |id: String| {

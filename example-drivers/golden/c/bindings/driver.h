@@ -14,20 +14,20 @@ typedef struct driver_string_t {
   size_t len;
 } driver_string_t;
 
-// What kind of trouble it is; `code` says which exactly.
+// The kind of problem, which decides whether the host retries; `code` identifies the problem.
 typedef uint8_t nodedock_driver_types_problem_kind_t;
 
-// The request or a config can never succeed as it is. Not retried until it changes.
+// The request or a config is invalid. The host does not retry until it changes.
 #define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_INVALID 0
-// Forbidden by a grant or by the driver's own rules. Not retried until it changes.
+// Forbidden by a grant or by the driver's own rules. The host does not retry until that changes.
 #define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_DENIED 1
 // Something named in the request does not exist.
 #define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_NOT_FOUND 2
-// Held by somebody else. Retried.
+// In use by another claim. The host retries.
 #define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_CONFLICT 3
-// Not possible now. Retried.
+// Temporarily not possible. The host retries.
 #define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_UNAVAILABLE 4
-// A defect of the driver. Retried with backoff, then the driver is quarantined.
+// A defect of the driver. The host retries with backoff, then quarantines the driver.
 #define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_INTERNAL 5
 
 // A key (at most 253 bytes) and a value (at most 1 KiB).
@@ -46,14 +46,14 @@ typedef struct {
   size_t len;
 } nodedock_driver_types_list_label_t;
 
-// A refusal that a person can act on.
+// Why a request failed, in terms that an operator can act on.
 typedef struct nodedock_driver_types_problem_t {
   nodedock_driver_types_problem_kind_t   kind;
-  // Stable, lower-case words with dashes, at most 63 bytes, such as `no-such-profile`.
+  // Stable identifier: lower-case words with dashes, at most 63 bytes, such as `no-such-profile`.
   driver_string_t   code;
-  // One sentence that names the thing and the reason, at most 1 KiB.
+  // One sentence that names the object and the reason, at most 1 KiB.
   driver_string_t   message;
-  // Milliseconds after which a retry makes sense; none leaves it to the host's backoff.
+  // Milliseconds after which the host retries; without it the host's backoff applies.
   driver_option_u32_t   retry_after_ms;
   // Facts for logs and `explain`, at most 16.
   nodedock_driver_types_list_label_t   details;
@@ -104,8 +104,8 @@ typedef struct nodedock_driver_types_attribute_value_t {
 #define NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_VERSIONS 7
 
 typedef struct nodedock_driver_types_attribute_t {
-  // `name`, then it belongs to the driver's domain, or `domain/name`: a C identifier of at most 32 bytes after a DNS
-  // subdomain of at most 63.
+  // `name`, in the driver's own domain, or `domain/name`: a C identifier of at most 32 bytes, after a DNS
+  // subdomain of at most 63 bytes.
   driver_string_t   name;
   nodedock_driver_types_attribute_value_t   value;
 } nodedock_driver_types_attribute_t;
@@ -126,7 +126,7 @@ typedef struct {
   size_t len;
 } nodedock_driver_types_list_quantity_t;
 
-// Which amounts of a shared device's capacity may be asked for.
+// Which amounts of a shared device's capacity a claim may request.
 typedef struct nodedock_driver_types_capacity_choice_t {
   uint8_t tag;
   union {
@@ -140,7 +140,7 @@ typedef struct nodedock_driver_types_capacity_choice_t {
 #define NODEDOCK_DRIVER_TYPES_CAPACITY_CHOICE_RANGE 2
 
 typedef struct nodedock_driver_types_capacity_policy_t {
-  // What a request that names no amount consumes; none means all of it.
+  // What a request without an amount consumes; without it, the whole capacity.
   nodedock_driver_types_option_quantity_t   default_amount;
   nodedock_driver_types_capacity_choice_t   choice;
 } nodedock_driver_types_capacity_policy_t;
@@ -212,18 +212,18 @@ typedef struct {
 
 // One allocatable device.
 typedef struct nodedock_driver_types_device_t {
-  // DNS label, at most 63 bytes, unique in its pool and stable over reboots (address, serial; never a device number).
+  // DNS label, at most 63 bytes, unique in its pool and stable across reboots (address, serial; never a device number).
   driver_string_t   name;
   // Attributes and capacities together: at most 32. A name occurs once.
   nodedock_driver_types_list_attribute_t   attributes;
   nodedock_driver_types_list_capacity_t   capacities;
   nodedock_driver_types_list_taint_t   taints;
-  // What it takes from the pool's shared counters.
+  // What it consumes of the pool's shared counters.
   nodedock_driver_types_list_counter_set_t   consumes;
-  // Whether several claims may hold it at once, each with a share.
+  // Whether several claims may use it at once, each with a share.
   bool   allow_multiple_allocations;
-  // Physical identity, such as `pci:0000:3b:00.0` or `dev:/dev/fuse`: at most 16 of at most 253 bytes. Two devices with a
-  // common identity, of whatever driver, are not handed out together.
+  // Physical identity, such as `pci:0000:3b:00.0` or `dev:/dev/fuse`: at most 16 of at most 253 bytes each. The host does not
+  // prepare two devices with a common identity at the same time, even if they belong to different drivers.
   driver_list_string_t   identity;
   driver_list_u32_t   numa_nodes;
   nodedock_driver_types_list_label_t   annotations;
@@ -244,7 +244,7 @@ typedef struct nodedock_driver_types_pool_t {
   driver_string_t   name;
   nodedock_driver_types_list_device_t   devices;
   nodedock_driver_types_list_counter_set_t   shared_counters;
-  // Extended resource under which its devices are offered as well, such as `example.com/gpu`.
+  // Extended resource that also offers its devices, such as `example.com/gpu`.
   driver_option_string_t   extended_resource;
   nodedock_driver_types_list_label_t   annotations;
 } nodedock_driver_types_pool_t;
@@ -254,7 +254,7 @@ typedef struct {
   size_t len;
 } nodedock_driver_types_list_pool_t;
 
-// Everything that the driver has on this node now: at most 64 pools and 4,096 devices. What is not in it is gone.
+// Every device that the driver has on this node now: at most 64 pools and 4,096 devices. A device that is not listed is gone.
 typedef struct nodedock_driver_types_inventory_t {
   nodedock_driver_types_list_pool_t   pools;
 } nodedock_driver_types_inventory_t;
@@ -272,7 +272,7 @@ typedef struct nodedock_driver_types_allocated_device_t {
   driver_string_t   device;
   driver_option_string_t   share_id;
   nodedock_driver_types_list_counter_t   consumed;
-  // Access for management: nothing about the device may change for those who use it.
+  // Access for management: the device must not change for the claims that use it.
   bool   admin_access;
 } nodedock_driver_types_allocated_device_t;
 
@@ -283,7 +283,7 @@ typedef uint8_t nodedock_driver_types_config_source_t;
 
 typedef struct nodedock_driver_types_opaque_config_t {
   nodedock_driver_types_config_source_t   source;
-  // Requests to which it applies; empty means all.
+  // Requests to which the config applies; empty means all.
   driver_list_string_t   requests;
   // JSON.
   driver_string_t   parameters;
@@ -303,7 +303,7 @@ typedef struct {
 typedef struct nodedock_driver_types_claim_t {
   nodedock_driver_types_claim_ref_t   id;
   nodedock_driver_types_list_allocated_device_t   devices;
-  // Of this driver only. Later entries win over earlier ones; those of the claim come after those of the class.
+  // Configs for this driver only. Later entries take precedence; those of the claim come after those of the class.
   nodedock_driver_types_list_opaque_config_t   configs;
   nodedock_driver_types_list_label_t   annotations;
 } nodedock_driver_types_claim_t;
@@ -320,11 +320,11 @@ typedef struct {
 } nodedock_driver_types_option_node_kind_t;
 
 typedef struct nodedock_driver_types_device_node_t {
-  // In the container; absolute, at most 4,096 bytes, like every path in edits.
+  // Path in the container: absolute, at most 4,096 bytes, like every path in edits.
   driver_string_t   path;
-  // On the node; none means the same path.
+  // Path on the node; without it, the same path.
   driver_option_string_t   host_path;
-  // The host fills in from the node what is none, and refuses what differs from it.
+  // The host fills in absent fields from the node, and refuses values that differ from the node.
   nodedock_driver_types_option_node_kind_t   kind;
   driver_option_u32_t   major;
   driver_option_u32_t   minor;
@@ -348,7 +348,7 @@ typedef struct nodedock_driver_types_net_device_t {
   driver_string_t   container_interface;
 } nodedock_driver_types_net_device_t;
 
-// Program of the node that the runtime runs as root. Refused unless the operator granted this very path.
+// Program of the node that the container runtime runs as root. The host refuses it unless the grant has this exact path.
 typedef struct nodedock_driver_types_hook_t {
   // `prestart`, `createRuntime`, `createContainer`, `startContainer`, `poststart`, `poststop`.
   driver_string_t   stage;
@@ -389,8 +389,8 @@ typedef struct {
   nodedock_driver_types_intel_rdt_t val;
 } nodedock_driver_types_option_intel_rdt_t;
 
-// What changes in a container that uses the device. At most 64 entries in each list. The host checks every entry against the
-// operator's grant and the node before anything is answered.
+// Container edits: the changes to a container that uses the device. At most 64 entries in each list. The host checks every entry
+// against the operator's grant and the node before it uses any.
 typedef struct nodedock_driver_types_edits_t {
   nodedock_driver_types_list_label_t   env;
   nodedock_driver_types_list_device_node_t   device_nodes;
@@ -430,7 +430,7 @@ typedef struct {
   nodedock_driver_types_network_data_t val;
 } nodedock_driver_types_option_network_data_t;
 
-// Goes into the claim's `status.devices`.
+// The host publishes it in the claim's `status.devices`.
 typedef struct nodedock_driver_types_device_status_t {
   nodedock_driver_types_list_condition_t   conditions;
   // JSON object of at most 10 KiB.
@@ -444,7 +444,7 @@ typedef struct {
 } nodedock_driver_types_option_device_status_t;
 
 typedef struct nodedock_driver_types_prepared_device_t {
-  // Requests that this device serves; base names, without subrequests.
+  // Requests that this device satisfies: base names, without subrequests.
   driver_list_string_t   requests;
   driver_string_t   pool;
   driver_string_t   device;
@@ -467,9 +467,10 @@ typedef struct nodedock_driver_types_prepared_claim_t {
   nodedock_driver_types_list_prepared_device_t   devices;
   // Edits for every container that uses any of the devices.
   nodedock_driver_types_edits_t   edits;
-  // For whoever starts the container: at most 16, handed on as they are, never interpreted by the host.
+  // Annotations for the agent that starts the container: at most 16, with keys in the format of Kubernetes' annotations. The host
+  // passes them on unchanged. Keys of `cdi.k8s.io` are refused: a driver injects devices by edits only.
   nodedock_driver_types_list_label_t   annotations;
-  // At most 64 KiB, kept with the claim and handed back at `unprepare` and in `ledger`.
+  // At most 64 KiB. The host stores it with the claim and returns it at `unprepare` and in `ledger`.
   driver_list_u8_t   memo;
 } nodedock_driver_types_prepared_claim_t;
 
@@ -503,8 +504,8 @@ typedef struct nodedock_driver_types_live_claim_t {
   driver_list_u8_t   memo;
   // Version of the driver that prepared it.
   driver_string_t   driver_version;
-  // Boot of the node in which it was prepared. Where it differs from the context's, nothing that lives in the kernel
-  // (a virtual function, a partition, a module parameter) is as the driver left it.
+  // Boot of the node in which the claim was prepared. If it differs from the context's, no kernel state (a virtual function,
+  // a partition, a module parameter) is as the driver left it.
   driver_string_t   boot_id;
 } nodedock_driver_types_live_claim_t;
 
@@ -522,17 +523,17 @@ typedef struct nodedock_driver_types_device_health_t {
   driver_string_t   message;
 } nodedock_driver_types_device_health_t;
 
-// What every request carries.
+// What the host passes to every call.
 typedef struct nodedock_driver_types_context_t {
-  // Runs through all logs of this operation.
+  // Identifies the operation in all of its log lines.
   driver_string_t   request_id;
   driver_string_t   node_name;
   driver_string_t   boot_id;
-  // Milliseconds since the Unix epoch, at the start of the call.
+  // Start of the call, in milliseconds since the Unix epoch.
   uint64_t   now_ms;
-  // The operator's config of this driver as JSON; `{}` if there is none.
+  // The operator's config for this driver as JSON; `{}` without a config.
   driver_string_t   config;
-  // Facts about the node that the host may add as it learns to, by name. A driver ignores those it does not know.
+  // Facts about the node, by name. Later versions of the host may add facts; a driver ignores those that it does not know.
   nodedock_driver_types_list_label_t   facts;
 } nodedock_driver_types_context_t;
 
@@ -598,7 +599,7 @@ typedef struct nodedock_driver_device_nodes_node_info_t {
   uint32_t   mode;
   uint32_t   uid;
   uint32_t   gid;
-  // Its folder below `/sys`, relative to it, if it has one.
+  // Its directory in `/sys`, relative to `/sys`, if it has one.
   driver_option_string_t   sysfs_path;
 } nodedock_driver_device_nodes_node_info_t;
 
@@ -639,7 +640,7 @@ typedef nodedock_driver_types_label_t exports_nodedock_driver_identity_label_t;
 
 typedef struct exports_nodedock_driver_identity_value_grant_t {
   driver_string_t   glob;
-  // Regular expression that a written value must match as a whole.
+  // Regular expression that the whole written value must match.
   driver_string_t   pattern;
 } exports_nodedock_driver_identity_value_grant_t;
 
@@ -648,7 +649,7 @@ typedef struct {
   size_t len;
 } exports_nodedock_driver_identity_list_value_grant_t;
 
-// Every list holds globs.
+// Every list contains globs.
 typedef struct exports_nodedock_driver_identity_capabilities_t {
   driver_list_string_t   sysfs_read;
   exports_nodedock_driver_identity_list_value_grant_t   sysfs_write;
@@ -679,9 +680,9 @@ typedef struct exports_nodedock_driver_identity_driver_info_t {
   driver_string_t   summary;
   exports_nodedock_driver_identity_capabilities_t   capabilities;
   exports_nodedock_driver_identity_limits_t   limits;
-  // Kernel subsystems whose events call for a discovery, such as `pci`, `net`, `drm`.
+  // Kernel subsystems whose events trigger a discovery, such as `pci`, `net`, `drm`.
   driver_list_string_t   event_subsystems;
-  // Seconds between discoveries without events; none leaves it to the host.
+  // Seconds between discoveries without events; without it, the host's default.
   driver_option_u32_t   discovery_period_seconds;
   exports_nodedock_driver_identity_list_label_t   annotations;
 } exports_nodedock_driver_identity_driver_info_t;
@@ -701,7 +702,7 @@ typedef struct exports_nodedock_driver_discovery_trigger_t {
 
 #define EXPORTS_NODEDOCK_DRIVER_DISCOVERY_TRIGGER_LOAD 0
 #define EXPORTS_NODEDOCK_DRIVER_DISCOVERY_TRIGGER_TIMER 1
-// Folders below `/sys` of the devices that changed.
+// Directories in `/sys` of the devices that changed.
 #define EXPORTS_NODEDOCK_DRIVER_DISCOVERY_TRIGGER_EVENTS 2
 #define EXPORTS_NODEDOCK_DRIVER_DISCOVERY_TRIGGER_REQUEST 3
 
@@ -744,40 +745,40 @@ typedef struct {
 } exports_nodedock_driver_preparation_list_unprepare_outcome_t;
 
 // Imported Functions from `nodedock:driver/log@0.1.0`
-// A line is cut at 4 KiB; a driver that floods is muted for a while.
+// Writes one line. The host truncates a line at 4 KiB, and drops lines beyond the driver's rate.
 extern void nodedock_driver_log_write(nodedock_driver_log_level_t level, driver_string_t *message, nodedock_driver_log_list_label_t *fields);
 
 // Imported Functions from `nodedock:driver/sysfs@0.1.0`
-// A regular file's content, at most 64 KiB, trailing line end removed. The view is stable within one call.
+// Returns the content of a regular file, at most 64 KiB, without the trailing line end. Within one call the content is stable.
 extern bool nodedock_driver_sysfs_read(driver_string_t *path, driver_string_t *ret, nodedock_driver_sysfs_problem_t *err);
-// The same as bytes, as they are.
+// Returns the content of a regular file as bytes, unchanged.
 extern bool nodedock_driver_sysfs_read_bytes(driver_string_t *path, driver_list_u8_t *ret, nodedock_driver_sysfs_problem_t *err);
-// Names in a folder, sorted, at most 4,096.
+// Returns the names in a directory, sorted, at most 4,096.
 extern bool nodedock_driver_sysfs_read_dir(driver_string_t *path, driver_list_string_t *ret, nodedock_driver_sysfs_problem_t *err);
-// Where a link points, relative to `/sys`, resolved: `bus/pci/drivers/vfio-pci`. The target need not be granted: it is named,
-// not read.
+// Returns the resolved target of a link, relative to `/sys`: `bus/pci/drivers/vfio-pci`. The target needs no grant: the host
+// returns its path and does not read it.
 extern bool nodedock_driver_sysfs_read_link(driver_string_t *path, driver_string_t *ret, nodedock_driver_sysfs_problem_t *err);
-// Paths that match a glob, sorted, at most 4,096, as the glob names them, links kept. The glob itself must be granted: by
-// the same words or matched by a granted glob. Nothing that matches is an empty list.
+// Returns the paths that match a glob, sorted, at most 4,096, with links unresolved; an empty list if no path matches. The glob
+// itself must be granted: literally, or by a granted glob that matches it.
 extern bool nodedock_driver_sysfs_glob(driver_string_t *pattern, driver_list_string_t *ret, nodedock_driver_sysfs_problem_t *err);
 
 // Imported Functions from `nodedock:driver/sysfs-write@0.1.0`
 extern bool nodedock_driver_sysfs_write_write(driver_string_t *path, driver_string_t *value, nodedock_driver_sysfs_write_problem_t *err);
 
 // Imported Functions from `nodedock:driver/device-nodes@0.1.0`
-// Nodes that match a glob, sorted by path; folders, links and regular files do not count. The glob itself must be granted, as
-// for `sysfs`.
+// Returns the nodes that match a glob, sorted by path, without directories, links and regular files. The glob itself must be
+// granted, as for `sysfs`.
 extern bool nodedock_driver_device_nodes_glob(driver_string_t *pattern, nodedock_driver_device_nodes_list_node_info_t *ret, nodedock_driver_device_nodes_problem_t *err);
-// One node; `not-found` where there is none.
+// Returns one node; `not-found` if it does not exist.
 extern bool nodedock_driver_device_nodes_stat(driver_string_t *path, nodedock_driver_device_nodes_node_info_t *ret, nodedock_driver_device_nodes_problem_t *err);
 
 // Imported Functions from `nodedock:driver/ledger@0.1.0`
-// All of them. A driver that shares devices among many claims asks for `holders` instead: an answer of more than 4 MiB ends
-// the call.
+// Returns all of them. A driver that shares devices among many claims calls `holders` instead: a result of more than 4 MiB
+// ends the call.
 extern void nodedock_driver_ledger_claims(nodedock_driver_ledger_list_live_claim_t *ret);
-// The one of this UID.
+// Returns the claim with this UID.
 extern bool nodedock_driver_ledger_get(driver_string_t *uid, nodedock_driver_ledger_live_claim_t *ret);
-// Those that hold this device, by UID; claims with admin access to it among them.
+// Returns the claims that use this device, sorted by UID, including claims with admin access to it.
 extern void nodedock_driver_ledger_holders(driver_string_t *pool, driver_string_t *device, nodedock_driver_ledger_list_live_claim_t *ret);
 
 // Exported Functions from `nodedock:driver/identity@0.1.0`

@@ -1,5 +1,5 @@
-//! Which spec file has which device, over all folders that container runtimes read. Remembered; what is new or changed is read
-//! again when a folder has changed, or when somebody says that a file was touched.
+//! Maps devices to spec files, over all directories that container runtimes read. Cached; new and changed files are read when a
+//! directory has changed, or when the watch reports a file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::Metadata;
@@ -14,71 +14,72 @@ use serde::Deserialize;
 
 use super::folder::{CLOCK_TICK_MAX, Stamp, is_spec_name, open_plain};
 
-/// Bytes of a file that are read; a larger one is passed over.
+/// Bytes of a file that are read; a larger file is skipped.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-/// A folder that changes all the time is read again after so many times what its reading takes, and one that is read as
-/// quickly as this at once.
+/// A directory that changes permanently is read again after this multiple of the time of a read; one that is read faster than the second
+/// constant is read at once.
 const REST: u32 = 20;
 const QUICK: Duration = Duration::from_millis(1);
 
-/// Somebody else's file with a device of the same qualified name, which runtimes would refuse or give instead.
+/// Another program's file with a device of the same qualified name: runtimes would refuse both, or use the other one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Collision {
     /// `vendor/class=device`.
     pub device: String,
-    /// The file that has it.
+    /// The file with that device.
     pub file: PathBuf,
 }
 
-/// What was found in files that were touched.
+/// Content of changed files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Qualified names of the devices that others' files have, or had before.
+    /// Qualified names of the devices that other programs' files have, or had before.
     pub devices: BTreeSet<String>,
-    /// Names of the files of ours.
+    /// Names of this daemon's files.
     pub ours: Vec<String>,
 }
 
-/// What tells our files from others': the beginning of a file, and, without opening it, its name and inode.
+/// Distinguishes this daemon's files from others: by the beginning of a file, and, without opening it, by name and inode.
 pub(super) struct Ours<'a> {
     pub(super) beginning: &'a dyn Fn(&[u8]) -> bool,
     pub(super) known: &'a dyn Fn(&str, u64) -> bool,
 }
 
 pub(super) struct Catalog {
-    /// By priority: of two files with a device, runtimes take the one of the later folder.
+    /// By priority: of two files with a device, runtimes use the one in the later directory.
     folders: Vec<PathBuf>,
-    /// Where we write.
+    /// The directory that the daemon writes.
     own: usize,
     state: Mutex<State>,
-    /// One reads at a time; whoever waits finds it done.
+    /// One reader at a time; waiting callers use its result.
     reading: Mutex<()>,
-    /// Counts the readings that began.
+    /// Number of reads that began.
     begun: AtomicU64,
-    /// The last reading, by that count, that came to its end without an error.
+    /// The last read, by that number, that completed without an error.
     done: AtomicU64,
 }
 
-/// A moment at which somebody asked; what is read later is good enough.
+/// The time of a request, which any later read satisfies.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked(u64);
 
 #[derive(Default)]
 struct State {
     seen: HashMap<usize, Seen>,
-    /// While we change our folder: whether it was as it had been read when we began. Stamps tell nothing meanwhile.
+    /// Set during a change of the daemon's directory: whether the directory was unchanged since its read when the change began. Stamps are
+    /// meaningless meanwhile.
     turn: Option<bool>,
-    /// By folder and name.
+    /// By directory and name.
     files: BTreeMap<(usize, String), Entry>,
     devices: HashMap<String, BTreeSet<(usize, String)>>,
 }
 
-/// A folder as it was when it was read.
+/// A directory at the time of its read.
 #[derive(Clone, Copy)]
 struct Seen {
-    /// None: it was not there.
+    /// `None`: it did not exist.
     stamp: Option<Stamp>,
-    /// Whether a later change is sure to give another stamp.
+    /// Whether a later change certainly changes the stamp.
     settled: bool,
     at: Instant,
     took: Duration,
@@ -86,13 +87,13 @@ struct Seen {
 
 #[derive(Default)]
 struct Entry {
-    /// None: to be read again, because a change may not show.
+    /// `None`: must be read again, because a change may not be visible.
     stamp: Option<Stamp>,
     devices: Vec<String>,
     ours: bool,
 }
 
-/// As much of a spec as it takes to name its devices.
+/// The fields of a spec that name its devices.
 #[derive(Deserialize)]
 struct Names {
     kind: String,
@@ -106,7 +107,7 @@ struct Name {
 }
 
 impl Catalog {
-    /// `own` is there already, and the last of the folders if it is not one of them.
+    /// `own` must exist, and is the last of the directories if it is not one of them.
     pub(super) fn new(own: &Path, folders: &[PathBuf]) -> Self {
         let mut folders = folders.to_vec();
         let same = |folder: &PathBuf| folder.metadata().is_ok_and(|found| is_same(&found, own));
@@ -125,7 +126,7 @@ impl Catalog {
         }
     }
 
-    /// Whether the folders are as they were when they were read: a `stat` of each.
+    /// Returns whether the directories are unchanged since they were read, by a `stat` of each.
     pub(super) fn is_fresh(&self) -> bool {
         (0..self.folders.len()).all(|folder| {
             if let (true, Some(unchanged)) = (folder == self.own, self.state().turn) {
@@ -136,10 +137,10 @@ impl Catalog {
         })
     }
 
-    /// Reads what is new or changed: in folders that changed, or (`anew`) in all of them, since a file that is altered in its
-    /// place leaves its folder as it is. Blocks.
+    /// Reads new and changed files: in directories that changed, or (`all`) in all of them, since a file that is altered in place
+    /// does not change its directory. Blocks.
     ///
-    /// Where many ask at once, as under load, few read: one that began after `asked` has seen what was there then.
+    /// Of many concurrent callers few read: a read that began after `requested` satisfies the caller.
     pub(super) fn refresh(
         &self,
         ours: &Ours<'_>,
@@ -158,7 +159,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Now.
+    /// Returns the current moment.
     pub(super) fn ask(&self) -> Asked {
         Asked(self.begun.load(Ordering::SeqCst))
     }
@@ -179,7 +180,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Reads files of our folder anew, whatever their stamps say. Blocks.
+    /// Reads files of the daemon's directory again, whatever their stamps say. Blocks.
     pub(super) fn touched(&self, names: &[String], ours: &Ours<'_>) -> Touched {
         let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let mut touched = Touched::default();
@@ -198,7 +199,7 @@ impl Catalog {
         touched
     }
 
-    /// Before we change our folder. What we do ourselves is no reason to read it again, neither then nor meanwhile.
+    /// Must be called before a change of the daemon's directory. The daemon's own changes cause no read, neither then nor meanwhile.
     pub(super) fn begin_turn(&self) {
         let now = self.stamp(self.own);
         let mut state = self.state();
@@ -206,10 +207,10 @@ impl Catalog {
             Some(now.is_ok_and(|now| state.is_fresh(self.own, now) || state.is_recent(self.own, now)));
     }
 
-    /// After it. If somebody else had changed the folder before, it is read here, where nobody changes it any more: a reading
-    /// between our changes would be out of date at the next of them. What somebody else does in the middle of a turn changes the
-    /// folder's stamp as we do; only a listing would tell the two apart, and one for every prepare is what a turn saves. Of that the
-    /// watch tells (`touched`), perhaps after the answer to a claim that it should have refused. Blocks.
+    /// Must be called after the change. If another program changed the directory before it, the directory is read here: a read between the
+    /// daemon's changes would be outdated at the next one. A change of another program during the daemon's change is not visible in the
+    /// stamp; only a list would show it, and one list for every prepare is the cost that this saves. The watch reports such a change
+    /// (`touched`), possibly after the response to a claim that should have been refused. Blocks.
     pub(super) fn end_turn(&self, ours: &Ours<'_>) {
         let after = self.stamp(self.own);
         {
@@ -224,15 +225,15 @@ impl Catalog {
                 _ => {}
             }
         }
-        // Whoever asks finds a folder that cannot be read as well, and says so.
+        // The next read fails as well, and reports the error.
         self.refresh(ours, self.ask(), false).ok();
     }
 
-    /// The files of others that collide with devices of ours, the first of each. As it was read last.
+    /// Returns the other programs' files that collide with this daemon's devices, the first of each, by the last read.
     pub(super) fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
         let state = self.state();
         let collision = |device: &String| {
-            // What stands in a folder before ours is overridden by ours.
+            // The daemon's directory overrides the directories before it.
             let mut files = state.devices.get(device)?.iter();
             let (folder, name) = files.find(|(folder, _)| *folder >= self.own)?;
             Some(Collision { device: device.clone(), file: self.folders[*folder].join(name) })
@@ -240,13 +241,13 @@ impl Catalog {
         qualified.iter().filter_map(collision).collect()
     }
 
-    /// Those that no file of others has. As it was read last.
+    /// Returns the names that are in no file of other programs, by the last read.
     pub(super) fn missing(&self, qualified: &[String]) -> Vec<String> {
         let state = self.state();
         qualified.iter().filter(|name| !state.devices.contains_key(*name)).cloned().collect()
     }
 
-    /// Names of files of ours that were not written by this process, or not compared yet.
+    /// Returns the names of this daemon's files that this process did not write and did not compare yet.
     pub(super) fn ours(&self) -> Vec<String> {
         let state = self.state();
         let ours = state.files.iter().filter(|((folder, _), entry)| *folder == self.own && entry.ours);
@@ -257,7 +258,7 @@ impl Catalog {
         self.state().files.contains_key(&(self.own, name.to_owned()))
     }
 
-    /// None: the folder is not there, or it is ours under another name.
+    /// `None`: the directory does not exist, or is the daemon's own under another name.
     fn stamp(&self, folder: usize) -> io::Result<Option<Stamp>> {
         let metadata = match std::fs::metadata(&self.folders[folder]) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -267,7 +268,7 @@ impl Catalog {
         Ok((!ours_again).then(|| Stamp::of(&metadata)))
     }
 
-    /// The specs of a folder that may be somebody else's.
+    /// Returns the specs of a directory that may belong to other programs.
     fn list(&self, folder: usize, ours: &Ours<'_>) -> io::Result<BTreeMap<String, Stamp>> {
         let mut listed = BTreeMap::new();
         for entry in std::fs::read_dir(&self.folders[folder])? {
@@ -276,7 +277,7 @@ impl Catalog {
             if !is_spec_name(&name) || (folder == self.own && (ours.known)(&name, entry.ino())) {
                 continue;
             }
-            // One that left meanwhile is not there.
+            // A file that was removed meanwhile does not count.
             if let Ok(metadata) = std::fs::symlink_metadata(entry.path()) {
                 listed.insert(name, Stamp::of(&metadata));
             }
@@ -284,7 +285,7 @@ impl Catalog {
         Ok(listed)
     }
 
-    /// A file that cannot be read gives no device to a runtime either.
+    /// A runtime cannot read such a file either.
     fn read(&self, folder: usize, name: &str, ours: &Ours<'_>) -> Entry {
         let path = self.folders[folder].join(name);
         let stamp = path.symlink_metadata().ok().map(|metadata| Stamp::of(&metadata));
@@ -305,12 +306,12 @@ impl Catalog {
 impl State {
     fn is_fresh(&self, folder: usize, now: Option<Stamp>) -> bool {
         let Some(seen) = self.seen.get(&folder).filter(|seen| seen.stamp == now) else { return false };
-        // What was missed within a tick of the file system's clock is told by the watch.
+        // The watch reports what a read misses within a tick of the file system's clock.
         seen.settled || (seen.took > QUICK && seen.at.elapsed() < seen.took * REST)
     }
 
-    /// Whether a folder was read within a tick of the file system's clock, and has not changed that one could see. Under load the
-    /// last change is nearly always ours and just made: it makes the reading before it no worse.
+    /// Returns whether a directory was read within a tick of the file system's clock, without a visible change. Under load the last
+    /// change is usually the daemon's own and recent, and does not invalidate the read before it.
     fn is_recent(&self, folder: usize, now: Option<Stamp>) -> bool {
         self.seen.get(&folder).is_some_and(|seen| seen.stamp == now && seen.at.elapsed() < CLOCK_TICK_MAX)
     }
@@ -364,7 +365,7 @@ fn is_same(found: &Metadata, other: &Path) -> bool {
     other.is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
 }
 
-/// The text of a plain file.
+/// Reads the text of a plain file.
 fn read_plain(path: &Path) -> Option<String> {
     let file = open_plain(path).ok()??;
     if file.metadata().ok()?.len() > FILE_BYTES_MAX {
@@ -408,7 +409,7 @@ mod tests {
         assert_eq!(catalog.refresh(&NOBODYS, late, false).unwrap_err().0, other);
     }
 
-    /// A catalog of one folder that was read when nobody had changed it for long.
+    /// A catalog of one directory that was read long after its last change.
     fn read_at_rest(folder: &Path) -> Catalog {
         let catalog = Catalog::new(folder, &[]);
         catalog.refresh(&NOBODYS, catalog.ask(), false).unwrap();
@@ -455,7 +456,7 @@ mod tests {
         let catalog = read_at_rest(folder.path());
         let device = ["v/c=a".to_owned()];
         std::fs::create_dir(folder.path().join("changed by others")).unwrap();
-        // It may have been made within the tick of the reading.
+        // It may have been created within the tick of the read.
         catalog.state().seen.clear();
         catalog.begin_turn();
         assert!(!catalog.is_fresh());
@@ -463,7 +464,7 @@ mod tests {
         std::fs::write(folder.path().join("a.json"), spec).unwrap();
         catalog.end_turn(&NOBODYS);
         assert_eq!((readings(&catalog), catalog.missing(&device).len()), (2, 0));
-        // Under load this reading is good enough for the next turn, and ends none of it.
+        // Under load this read satisfies the next change.
         catalog.begin_turn();
         assert!(catalog.is_fresh());
         catalog.end_turn(&NOBODYS);

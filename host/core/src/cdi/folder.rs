@@ -1,5 +1,5 @@
-//! The folder that container runtimes read. One thread writes it, so that what waits is done together; questions are
-//! answered by whoever asks. Touches only files that begin with our line.
+//! The directory that container runtimes read. One thread writes it and groups waiting requests; callers read it themselves. Changes
+//! only files that begin with this daemon's line.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,23 +21,23 @@ mod writer;
 
 use writer::Job;
 
-/// Requests that wait for the writer; more wait for a place.
+/// Queue of the writer; further requests wait for a slot.
 const QUEUE: usize = 1024;
-/// Bytes of a file that are read: above what the bounds on edits allow for a claim.
+/// Bytes of a file that are read: more than the bounds on edits allow for a claim.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Above the tick of any file system's clock.
+/// More than the tick of any file system's clock.
 pub(super) const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
-/// Temporary files: runtimes read `*.json` and `*.yaml` only.
+/// Suffix of temporary files: runtimes read only `*.json` and `*.yaml`.
 const TEMPORARY_PREFIX: &str = ".nodedock-";
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
-/// When a write counts as done.
+/// When a write is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// When runtimes can read it. It outlives the daemon; a power loss may take it, and whoever compares with the checkpoint
-    /// renders it again. That is enough wherever the checkpoint is durable, and the only sense on a tmpfs.
+    /// When runtimes can read the file. It outlives the daemon. A power loss may remove it, and the daemon renders it again from
+    /// the checkpoint. This suffices with a durable checkpoint, and is all that a tmpfs can provide.
     Rendered,
-    /// When it outlives a power loss: a sync of each file and one of the folder for all that waited.
+    /// When the file outlives a power loss: a sync of each file and one of the directory for all waiting requests.
     Synced,
 }
 
@@ -60,7 +60,7 @@ impl CdiError {
         move |source| Self::Io { doing, path, source: Arc::new(source) }
     }
 
-    /// What was to be worked on is not there.
+    /// Whether the file or directory does not exist.
     fn is_gone(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
@@ -72,46 +72,46 @@ impl CdiError {
     }
 }
 
-/// A file of ours in the folder.
+/// A file of this daemon in the directory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OurFile {
     pub name: String,
-    /// None: the first line begins as ours do and is not readable by this release.
+    /// `None`: the first line is this daemon's and is not readable by this release.
     pub identity: Option<Identity>,
-    /// What follows the first line.
+    /// The rest after the first line.
     pub spec: String,
 }
 
-/// Handle to the folder. Clones write to the same one; its thread ends with the last.
+/// Handle to the directory. Clones write to the same directory; its thread ends with the last handle.
 #[derive(Clone)]
 pub struct CdiDir {
     inbox: mpsc::Sender<Job>,
     folder: Arc<Folder>,
 }
 
-/// What the handles and the writer share.
+/// State that the handles and the writer share.
 struct Folder {
     path: PathBuf,
-    /// What every file of this daemon begins with, and no file of another.
+    /// The beginning of every file of this daemon, and of no other file.
     mark: String,
-    /// What its temporary files begin with.
+    /// Prefix of its temporary files.
     temporary_prefix: String,
     hasher: RandomState,
-    /// What we know of our files, by name.
+    /// State of this daemon's files, by name.
     known: Mutex<HashMap<String, Known>>,
     catalog: Catalog,
 }
 
-/// A file as it was after it was written or compared.
+/// A file after it was written or compared.
 #[derive(Clone, Copy)]
 struct Known {
     hash: u64,
     stamp: Stamp,
-    /// Whether a later change is sure to give another stamp.
+    /// Whether a later change certainly changes the stamp.
     settled: bool,
 }
 
-/// What changes when a file is changed or replaced, to the granularity of the file system's clock.
+/// Metadata that change when a file is changed or replaced, to the granularity of the file system's clock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     inode: u64,
@@ -130,13 +130,13 @@ impl Stamp {
         }
     }
 
-    /// Whether the last change is so long ago that another one is sure to have another time. The clocks of file systems tick
-    /// every 10 ms or less; within a tick two changes look like one.
+    /// Returns whether the last change is so old that another one certainly has another time. The clocks of file systems tick
+    /// every 10 ms or less; two changes within a tick are indistinguishable.
     pub(super) fn is_settled(&self) -> bool {
         self.is_settled_at(Instant::now())
     }
 
-    /// The same for a moment that is over.
+    /// The same for an earlier moment.
     pub(super) fn is_settled_at(&self, moment: Instant) -> bool {
         let (seconds, nanos) = self.changed.max(self.modified);
         let (Ok(seconds), Ok(nanos)) = (u64::try_from(seconds), u32::try_from(nanos)) else { return false };
@@ -147,13 +147,13 @@ impl Stamp {
 }
 
 impl CdiDir {
-    /// Opens the folder; makes it (mode 0755) where there is none, and removes what a crash left of half-written files.
-    /// `daemon` tells this daemon from others that write to the same folder, over restarts: its files are ours, theirs are not.
+    /// Opens the directory; creates it (mode 0755) if it does not exist, and removes temporary files of a crash.
+    /// `daemon` identifies this daemon across restarts among others that write to the same directory.
     pub fn open(path: &Path, daemon: &str, durability: Durability) -> Result<Self, CdiError> {
         Self::open_among(path, &[], daemon, durability)
     }
 
-    /// The same, where runtimes read other folders as well: `folders`, by priority, as they stand in the runtimes' own configs.
+    /// The same for runtimes that read other directories as well: `directories`, by priority, as in the runtimes' configs.
     pub fn open_among(
         path: &Path,
         folders: &[PathBuf],
@@ -185,8 +185,8 @@ impl CdiDir {
         &self.folder.path
     }
 
-    /// Writes the files, each atomically; one that is there with the same bytes is left as it is. After an error some of them
-    /// may have been written. Dropping the future does not take them back.
+    /// Writes the files, each atomically; an existing file with the same bytes stays unchanged. After an error some of them
+    /// may have been written. Dropping the future does not undo the writes.
     pub async fn write(&self, files: Vec<SpecFile>) -> Result<(), CdiError> {
         if files.is_empty() {
             return Ok(());
@@ -195,7 +195,7 @@ impl CdiDir {
         self.request(|done| Job::Write { files, done }).await
     }
 
-    /// Removes files of ours by name; one that is not there is no error.
+    /// Removes files of this daemon by name; a missing one is no error.
     pub async fn remove(&self, names: Vec<String>) -> Result<(), CdiError> {
         if names.is_empty() {
             return Ok(());
@@ -212,13 +212,13 @@ impl CdiDir {
         outcome.await.unwrap_or(Err(CdiError::Closed))
     }
 
-    /// Whether the file stands in the folder with these bytes. Costs one `stat` where it is as it was at the last look, a read
-    /// otherwise and within moments of its writing.
+    /// Returns whether the file exists with these bytes. Costs one `stat` if it is unchanged since the last check, a read
+    /// otherwise and shortly after its write.
     pub fn is_current(&self, file: &SpecFile) -> bool {
         self.folder.is_current(&self.folder.marked(file))
     }
 
-    /// The files of ours, by name. Blocks: reads all of them.
+    /// Returns the files of this daemon, by name. Blocks: reads all of them.
     pub fn list_ours(&self) -> Result<Vec<OurFile>, CdiError> {
         let mut ours = Vec::new();
         for name in spec_names(&self.folder.path)? {
@@ -234,8 +234,8 @@ impl CdiDir {
         Ok(ours)
     }
 
-    /// Whether the file is as it was after we wrote or removed it: one `stat`. What is altered within a tick of the file system's
-    /// clock looks the same; `is_current` is sure.
+    /// Returns by one `stat` whether the file is unchanged since this daemon wrote or removed it. A change within a tick of the file system's
+    /// clock is not visible; `is_current` is certain.
     pub fn is_as_left(&self, name: &str) -> bool {
         let found = std::fs::symlink_metadata(self.folder.path.join(name));
         match (found, self.folder.known().get(name)) {
@@ -245,8 +245,8 @@ impl CdiDir {
         }
     }
 
-    /// Brings up to date what the files of others say, which `collisions` and `missing` tell. Costs a `stat` of each folder, and
-    /// reads only files that are new or changed.
+    /// Updates the devices of other programs' files, which `collisions` and `missing` use. Costs a `stat` of each directory, and
+    /// reads only new and changed files.
     pub async fn survey(&self) -> Result<(), CdiError> {
         if self.folder.catalog.is_fresh() {
             return Ok(());
@@ -255,7 +255,7 @@ impl CdiDir {
         tokio::task::spawn_blocking(move || dir.look(asked, false)).await.unwrap_or(Err(CdiError::Closed))
     }
 
-    /// The same, with a `stat` of each file of others. Blocks.
+    /// The same, with a `stat` of each file of other programs. Blocks.
     pub fn survey_anew(&self) -> Result<(), CdiError> {
         self.look(self.folder.catalog.ask(), true)
     }
@@ -265,32 +265,32 @@ impl CdiDir {
         read.map_err(|(folder, error)| CdiError::io("read the folder", &folder)(error))
     }
 
-    /// Files of others that have a device of the same qualified name: runtimes refuse a device that two files of a folder have,
-    /// and take the one of a later folder. As the last `survey` found them, the first file of each device.
+    /// Returns other programs' files with a device of the same qualified name: runtimes refuse a device of two files in one directory,
+    /// and use the one of a later directory. By the last `survey`, the first file of each device.
     pub fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
         self.folder.catalog.collisions(qualified)
     }
 
-    /// Names that are in no file of others, as the last `survey` found them.
+    /// Returns the names that are in no file of other programs, by the last `survey`.
     pub fn missing(&self, qualified: &[String]) -> Vec<String> {
         self.folder.catalog.missing(qualified)
     }
 
-    /// Reads files anew that somebody touched.
+    /// Reads changed files again.
     pub async fn touched(&self, names: Vec<String>) -> Touched {
         let dir = self.clone();
         let look = move || dir.folder.with_ours(|ours| dir.folder.catalog.touched(&names, ours));
         tokio::task::spawn_blocking(look).await.unwrap_or_default()
     }
 
-    /// Names of files of ours that this process did not write, nor compare with what it would write: copies, or what stood there
-    /// before. As the last `survey` found them.
+    /// Returns the names of this daemon's files that this process neither wrote nor compared: copies, or files of an earlier
+    /// run. By the last `survey`.
     pub fn strays(&self) -> Vec<String> {
         let (ours, known) = (self.folder.catalog.ours(), self.folder.known());
         ours.into_iter().filter(|name| !known.contains_key(name)).collect()
     }
 
-    /// A file of ours by name. None: it is not there, or somebody else's.
+    /// Returns a file of this daemon by name. `None`: it does not exist, or belongs to another program.
     pub async fn read(&self, name: &str) -> Option<OurFile> {
         let (folder, name) = (self.folder.clone(), name.to_owned());
         let read = move || {
@@ -309,7 +309,7 @@ impl OurFile {
 }
 
 impl Folder {
-    /// The file with this daemon's mark instead of the general one.
+    /// Returns the file with this daemon's mark instead of the general one.
     fn marked(&self, file: &SpecFile) -> SpecFile {
         let rest = file.bytes.strip_prefix(OPENING.as_bytes()).unwrap_or(&file.bytes);
         let mut bytes = Vec::with_capacity(self.mark.len() + rest.len());
@@ -327,12 +327,12 @@ impl Folder {
         look(&Ours { beginning: &beginning, known: &known })
     }
 
-    /// Reads a file of ours. None: it is somebody else's, or no plain file.
+    /// Reads a file of this daemon. `None`: it belongs to another program, or is not a plain file.
     fn read_ours(&self, path: &Path) -> io::Result<Option<String>> {
         let Some(file) = open_plain(path)? else { return Ok(None) };
         let mut file = file.take(FILE_BYTES_MAX);
         let mut bytes = Vec::new();
-        // Somebody else's file may be large, and its beginning tells.
+        // Another program's file may be large, and its beginning suffices.
         file.by_ref().take(self.mark.len() as u64).read_to_end(&mut bytes)?;
         if !self.is_ours(&bytes) {
             return Ok(None);
@@ -341,7 +341,8 @@ impl Folder {
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// Whether a file that begins so is ours: it has our mark, or is what damage left of it. That of another daemon is not.
+    /// Returns whether a file with this beginning belongs to this daemon: it has the mark, or what damage left of it. The mark of another
+    /// daemon differs.
     fn is_ours(&self, beginning: &[u8]) -> bool {
         let damaged =
             beginning.starts_with(MARK.as_bytes()) && !beginning.starts_with(DAEMON_OPENING.as_bytes());
@@ -384,14 +385,14 @@ fn sweep(path: &Path, prefix: &str) -> Result<(), CdiError> {
         let name = entry.file_name();
         let name = name.as_encoded_bytes();
         if name.starts_with(prefix.as_bytes()) && name.ends_with(TEMPORARY_SUFFIX.as_bytes()) {
-            // It is in nobody's way.
+            // It does no harm.
             std::fs::remove_file(entry.path()).ok();
         }
     }
     Ok(())
 }
 
-/// Names of the files that runtimes read as specs.
+/// Returns the names of the files that runtimes read as specs.
 fn spec_names(path: &Path) -> Result<Vec<String>, CdiError> {
     let entries = std::fs::read_dir(path).map_err(CdiError::io("read the folder", path))?;
     let mut names = Vec::new();

@@ -1,20 +1,20 @@
-//! The first line of our files: whose claim it is. A YAML comment, because CDI annotations need version 0.6.0, and runtimes
-//! in use refuse that (`docs/decisions/0002-claim-identity-in-cdi-files.md`).
+//! The first line of this daemon's files, which identifies the claim. It is a YAML comment, because CDI annotations need version 0.6.0,
+//! and runtimes in use refuse that (`docs/decisions/0002-claim-identity-in-cdi-files.md`).
 
 use serde::{Deserialize, Serialize};
 
 use nodedock_model::{AllocatedDevice, ClaimRecord, DriverName, KubeletHold, ObjectRef, PreparedDevice};
 
-/// What each of our files begins with.
+/// The beginning of each file of this daemon.
 pub(super) const MARK: &str = "# nodedock.dev/claim: ";
-/// The mark and the beginning of the identity, which a folder's mark replaces.
+/// The mark and the beginning of the identity, which a directory's mark replaces.
 pub(super) const OPENING: &str = "# nodedock.dev/claim: {";
-/// What a file of any daemon begins with.
+/// The beginning of a file of any daemon.
 pub(super) const DAEMON_OPENING: &str = "# nodedock.dev/claim: {\"daemon\":";
 /// Version of the identity's JSON.
 pub(super) const IDENTITY_VERSION: u32 = 1;
 
-/// Whose file it is, with what a lost checkpoint is rebuilt from.
+/// The claim of the file, with the data to rebuild a lost checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity {
@@ -26,21 +26,21 @@ pub struct Identity {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub driver_version: String,
     pub boot_id: String,
-    /// Pods that held the claim when the file was written.
+    /// Pods that used the claim when the file was written.
     #[serde(default)]
     pub pods: Vec<ObjectRef>,
-    /// A kubelet held the driver's part when the file was written; for whom is left out.
+    /// Whether a kubelet used the driver's part when the file was written, without its consumers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubelet: Option<KubeletHold>,
     /// One for each device of the spec, in its order.
     #[serde(default)]
     pub devices: Vec<IdentityDevice>,
-    /// What was allocated from this driver.
+    /// The allocation from this driver.
     #[serde(default)]
     pub allocated: Vec<AllocatedDevice>,
 }
 
-/// Which prepared device a device of the spec is.
+/// The prepared device of a device in the spec.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IdentityDevice {
@@ -49,7 +49,7 @@ pub struct IdentityDevice {
     pub device: nodedock_model::DeviceName,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
-    /// The spec's edits for it are there only because a device may not be without any.
+    /// The device has edits in the spec only because a device must have some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_edits: bool,
 }
@@ -63,7 +63,7 @@ impl Identity {
         let part = record.drivers.get(driver);
         let by = part.and_then(|part| part.by.as_ref());
         let kubelet = record.kubelet.as_ref().filter(|_| part.is_some_and(|part| part.kubelet));
-        // Consumers change while a claim stands, and would have its file written anew each time.
+        // Consumers change during the life of a claim, and would cause a write of the file each time.
         let kubelet = kubelet.map(|held| KubeletHold { consumers: Vec::new(), ..held.clone() });
         Self {
             version: IDENTITY_VERSION,
@@ -78,7 +78,7 @@ impl Identity {
         }
     }
 
-    /// From a file's first line. None: the line is ours, and not readable by this release.
+    /// Parses a file's first line. `None`: the line is this daemon's, and not readable by this release.
     pub(super) fn parse(line: &str) -> Option<Self> {
         let identity: Self = serde_json::from_str(line.strip_prefix(MARK)?).ok()?;
         (identity.version == IDENTITY_VERSION).then_some(identity)

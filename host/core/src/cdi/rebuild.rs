@@ -1,5 +1,5 @@
-//! From our files back to claim records, for a checkpoint that was lost. Not all of a record stands in the file: the memo, the
-//! driver's digest, the claim's configs and annotations and the timeline do not.
+//! Rebuilds claim records from this daemon's files, after the checkpoint was lost. A file does not contain all of a record: the memo,
+//! the driver's digest, the claim's configs and annotations and the timeline are missing.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use nodedock_model::{
     PreparedBy, PreparedClaim, PreparedDevice, Uid,
 };
 
-/// What the files say.
+/// The rebuilt records.
 #[derive(Debug, Default)]
 pub struct Rebuilt {
-    /// By UID; a claim of several drivers has a part for each.
+    /// Claims by UID; a claim of several drivers has a part for each.
     pub claims: BTreeMap<Uid, ClaimRecord>,
-    /// Files that say too little, with the reason.
+    /// Files without enough data, with the reason.
     pub unusable: Vec<(String, RebuildError)>,
 }
 
-/// Why a file gives no record.
+/// Why a file has no record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RebuildError {
     #[error("its first line is not an identity that this release reads")]
@@ -33,7 +33,7 @@ pub enum RebuildError {
     Edits(String),
 }
 
-/// Makes records of our files. Each is `prepared`; the daemon then treats it like one that it found in the checkpoint.
+/// Rebuilds records from this daemon's files. Each is `prepared`; the daemon then treats it like one in the checkpoint.
 pub fn rebuild(files: impl IntoIterator<Item = OurFile>) -> Rebuilt {
     let mut rebuilt = Rebuilt::default();
     for file in files {

@@ -1,4 +1,4 @@
-//! From a claim record to files. Pure: the same record gives the same bytes.
+//! Renders files from a claim record. Pure: the same record has the same bytes.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use super::spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, Net
 use super::validate::{SpecError, validate};
 use nodedock_model::{ClaimRecord, DeviceAccess, DriverName, Edits, NodeKind, PreparedClaim, Uid};
 
-/// The class of every kind: what we give is claims, of whatever device.
+/// The class of every CDI kind: the devices are claims, of any hardware.
 const CLASS: &str = "claim";
 
-/// A file of the CDI folder.
+/// A file of the CDI directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecFile {
     /// `DRIVER_UID.yaml`: a driver's name has no `_`.
@@ -37,14 +37,14 @@ pub fn file_name(driver: &DriverName, claim: &Uid) -> String {
     format!("{driver}_{claim}.yaml")
 }
 
-/// Whose file a name is, if it is one that `file_name` gives.
+/// Parses a name that `file_name` returns.
 pub fn file_of(name: &str) -> Option<(DriverName, Uid)> {
     let (driver, uid) = name.strip_suffix(".yaml")?.split_once('_')?;
     Some((DriverName::new(driver).ok()?, Uid::new(uid).ok()?))
 }
 
-/// The CDI names of a driver's prepared devices: the index in `PreparedClaim::devices` and the names. For edits it is our
-/// own name; what a native plugin named is passed through. Empty if the driver has not prepared the claim.
+/// Returns the CDI names of a driver's prepared devices: the index in `PreparedClaim::devices` and the names. A device with edits has
+/// the daemon's own name; names of a native plugin are passed through. Empty if the driver has not prepared the claim.
 pub fn cdi_devices(record: &ClaimRecord, driver: &DriverName) -> Vec<(usize, Vec<String>)> {
     let Some(prepared) = prepared(record, driver) else { return Vec::new() };
     let names = device_names(&record.id.uid, prepared);
@@ -55,13 +55,13 @@ pub fn cdi_devices(record: &ClaimRecord, driver: &DriverName) -> Vec<(usize, Vec
     prepared.devices.iter().zip(names).map(qualified).enumerate().collect()
 }
 
-/// The files of a claim: one for each driver that has prepared it by edits.
+/// Returns the files of a claim: one for each driver that has prepared it by edits.
 pub fn render(record: &ClaimRecord) -> Result<Vec<SpecFile>, RenderError> {
     let drivers = record.drivers.iter().filter(|(_, part)| part.current().is_some());
     drivers.filter_map(|(driver, _)| render_driver(record, driver).transpose()).collect()
 }
 
-/// The file of one driver. None: nothing of it is applied by edits.
+/// Returns the file of one driver. `None`: no part of it is applied by edits.
 pub fn render_driver(record: &ClaimRecord, driver: &DriverName) -> Result<Option<SpecFile>, RenderError> {
     let claim = &record.id.uid;
     let Some(prepared) = prepared(record, driver) else {
@@ -83,8 +83,8 @@ fn prepared<'a>(record: &'a ClaimRecord, driver: &DriverName) -> Option<&'a Prep
     record.drivers.get(driver)?.current()
 }
 
-/// A name for each prepared device: `UID-DEVICE`, and `UID-DEVICE.N` for the Nth with the same device name (of another pool,
-/// or another share). A device's name has no dot, so no two are the same.
+/// Returns a name for each prepared device: `UID-DEVICE`, and `UID-DEVICE.N` for the Nth with the same device name (of another pool,
+/// or another share). A device's name has no dot, so the names are unique.
 fn device_names(claim: &Uid, prepared: &PreparedClaim) -> Vec<String> {
     let mut seen: HashMap<&str, u32> = HashMap::new();
     let name = |device: &str, nth: u32| match nth {
@@ -124,8 +124,8 @@ fn device_of(record: &ClaimRecord, name: String, edits: &Edits) -> Device {
     Device { name, container_edits, ..Device::default() }
 }
 
-/// CDI libraries refuse a device without edits, so one that needs none says whose it is: a variable of the claim's own, with
-/// the same value for all its devices.
+/// CDI libraries refuse a device without edits, so a device that needs none gets a variable that names the claim, with the same
+/// value for all devices of the claim.
 fn filler(record: &ClaimRecord) -> String {
     let upper = |b: u8| if b.is_ascii_alphanumeric() { b.to_ascii_uppercase() as char } else { '_' };
     let uid: String = record.id.uid.as_str().bytes().map(upper).collect();
@@ -153,7 +153,7 @@ fn bytes_of(identity: &Identity, spec: &Spec) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// What the files of one daemon begin with: the mark, and which daemon it is as the first entry of the identity.
+/// Returns the beginning of the files of one daemon: the mark, and the daemon as the first entry of the identity.
 pub(super) fn mark_of(daemon: &str) -> String {
     let mut mark = DAEMON_OPENING.to_owned();
     push_for_yaml(&mut mark, &serde_json::Value::from(daemon).to_string());
@@ -161,8 +161,8 @@ pub(super) fn mark_of(daemon: &str) -> String {
     mark
 }
 
-/// Escapes what JSON allows in a text and YAML does not: controls, and the line ends of YAML 1.1, with which a driver's text
-/// could leave the comment.
+/// Escapes characters that JSON allows in a text and YAML does not: controls, and the line ends of YAML 1.1, with which a driver's
+/// text could leave the comment.
 fn push_for_yaml(text: &mut String, json: &str) {
     let mut rest = json;
     while let Some(at) = rest.find(is_special_in_yaml) {
@@ -203,7 +203,7 @@ impl From<&nodedock_model::DeviceNode> for DeviceNode {
     fn from(node: &nodedock_model::DeviceNode) -> Self {
         Self {
             path: node.path.clone(),
-            // 0.5.0 brought it: left out where it says nothing.
+            // Added in 0.5.0; omitted if it has no effect.
             host_path: node.host_path.clone().filter(|host_path| *host_path != node.path),
             kind: node.kind.map(|kind| kind_letter(kind).to_owned()),
             major: node.major.map(i64::from),
@@ -216,7 +216,7 @@ impl From<&nodedock_model::DeviceNode> for DeviceNode {
     }
 }
 
-/// To CDI an empty text means `rwm`; to us it means none of them.
+/// In CDI an empty text means `rwm`; in the contract it means no permission.
 fn permissions(subset: &str) -> String {
     if subset.is_empty() { "none".to_owned() } else { subset.to_owned() }
 }
@@ -263,7 +263,7 @@ impl From<&nodedock_model::IntelRdt> for IntelRdt {
         Self {
             clos_id: rdt.clos_id.clone(),
             schemata: (!rdt.schemata.is_empty()).then(|| rdt.schemata.clone()),
-            // False is what a runtime does anyway, and would need 1.1.0.
+            // False is a runtime's default, and would need 1.1.0.
             enable_monitoring: rdt.enable_monitoring.then_some(true),
             ..Self::default()
         }

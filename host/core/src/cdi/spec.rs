@@ -1,4 +1,4 @@
-//! CDI specs as they stand in files (tags.cncf.io/container-device-interface, 0.3.0 to 1.1.0), and which version a spec needs.
+//! CDI specs as in files (tags.cncf.io/container-device-interface, 0.3.0 to 1.1.0), and the version that a spec needs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -60,7 +60,7 @@ impl ContainerEdits {
 pub struct DeviceNode {
     /// In the container.
     pub path: String,
-    /// On the node; none: the same path.
+    /// Path on the node; `None`: the same path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
     /// `b`, `c`, `u` or `p`.
@@ -72,7 +72,7 @@ pub struct DeviceNode {
     pub minor: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
-    /// Subset of `rwm`; none or empty: all of them; `none`: none of them.
+    /// Subset of `rwm`; absent or empty: all of them; `none`: none of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -129,7 +129,7 @@ pub struct IntelRdt {
     pub schemata: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_monitoring: Option<bool>,
-    /// Gone since 1.1.0, like the next.
+    /// Removed in 1.1.0, like the next.
     #[serde(rename = "enableCMT", skip_serializing_if = "Option::is_none")]
     pub enable_cmt: Option<bool>,
     #[serde(rename = "enableMBM", skip_serializing_if = "Option::is_none")]
@@ -174,7 +174,7 @@ impl Version {
         }
     }
 
-    /// None: no version that we know.
+    /// Parses a version; `None` if it is unknown.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|version| version.as_str() == text)
     }
@@ -187,14 +187,14 @@ impl fmt::Display for Version {
 }
 
 impl Spec {
-    /// The spec's edits and each device's.
+    /// Returns the spec's edits and each device's.
     pub(super) fn all_edits(&self) -> impl Iterator<Item = &ContainerEdits> {
         std::iter::once(&self.container_edits)
             .chain(self.devices.iter().map(|device| &device.container_edits))
     }
 
-    /// The lowest version that has all that the spec uses. Runtimes refuse versions that they do not know (podman 4.3 has
-    /// 0.5.0 and none above), so the lowest is understood by most.
+    /// Returns the lowest version that has every feature of the spec. Runtimes refuse unknown versions (podman 4.3 supports
+    /// up to 0.5.0), so the lowest works with most of them.
     pub fn required_version(&self) -> Version {
         let edits = self.all_edits().map(ContainerEdits::required_version).max();
         let names = self.devices.iter().map(|device| name_version(&device.name)).max();

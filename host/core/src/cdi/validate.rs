@@ -1,5 +1,5 @@
-//! The rules by which CDI libraries refuse a spec (the Go module tags.cncf.io/container-device-interface 1.1 and the crate of
-//! the same name). A spec that passes here is not refused by them.
+//! The rules of the CDI libraries for specs (the Go module tags.cncf.io/container-device-interface 1.1 and the crate of
+//! the same name). They accept a spec that passes here.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use nodedock_model::{is_cdi_device_name, is_cdi_vendor_or_class};
 /// Hooks that a runtime knows (OCI runtime specification).
 const HOOK_NAMES: [&str; 6] =
     ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
-/// Bytes of a `closID`: a folder's name under resctrl, held in a page by the libraries.
+/// Bytes of a `closID`: a directory's name in resctrl, which the libraries limit to a page.
 const CLOS_ID_BYTES_MAX: usize = 4095;
 /// Keys and values of a map of annotations together (Kubernetes' bound).
 const ANNOTATIONS_BYTES_MAX: usize = 256 << 10;
@@ -41,7 +41,7 @@ pub enum SpecError {
     Edits { place: String, rule: EditsError },
 }
 
-/// What is wrong with edits.
+/// Why edits are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EditsError {
     #[error("the environment entry {0:?} is not NAME=VALUE")]
@@ -70,7 +70,7 @@ pub enum EditsError {
     Annotations,
 }
 
-/// Refuses what a CDI library would refuse.
+/// Refuses a spec that a CDI library would refuse.
 pub fn validate(spec: &Spec) -> Result<(), SpecError> {
     check_version(spec)?;
     check_kind(&spec.kind)?;
@@ -112,7 +112,7 @@ fn check_kind(kind: &str) -> Result<(), SpecError> {
     }
 }
 
-/// Kubernetes' rule for annotations, which CDI took over.
+/// Kubernetes' rule for annotations, which CDI adopted.
 fn check_annotations(annotations: &std::collections::BTreeMap<String, String>) -> Result<(), EditsError> {
     let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
     let keys_fit = annotations.keys().all(|key| is_qualified_name(&key.to_ascii_lowercase()));

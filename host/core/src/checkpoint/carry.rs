@@ -1,9 +1,9 @@
-//! Fields of a newer release, in whatever depth of a record: found by what is missing when the record is written again, and
-//! carried over from the value that a write replaces.
+//! Preserves fields of a newer release, at any depth of a record: finds them as the difference from the same record written again, and
+//! carries them over from the value that a write replaces.
 
 use serde_json::Value;
 
-/// Whether `stored` says more than `known`, which is the same record as this release writes it.
+/// Returns whether `stored` has more fields than `known`, which is the same record as this release writes it.
 pub(super) fn says_more(stored: &Value, known: &Value) -> bool {
     match (stored, known) {
         (Value::Object(stored), Value::Object(known)) => {
@@ -16,8 +16,8 @@ pub(super) fn says_more(stored: &Value, known: &Value) -> bool {
     }
 }
 
-/// Adds to `new` what `stored` says more than `known`: to an object what was in the object of the same place, to an entry of a
-/// list what was in the entry that was otherwise the same.
+/// Adds to `new` the fields that `stored` has and `known` lacks: to an object those of the object in the same place, to an entry of a
+/// list those of the otherwise equal entry.
 pub(super) fn carry_over(stored: &Value, known: &Value, new: &mut Value) {
     match (stored, known, new) {
         (Value::Object(stored), Value::Object(known), Value::Object(new)) => {
@@ -25,7 +25,7 @@ pub(super) fn carry_over(stored: &Value, known: &Value, new: &mut Value) {
                 match (known.get(name), new.get_mut(name)) {
                     (None, None) => drop(new.insert(name.clone(), value.clone())),
                     (Some(known), Some(new)) => carry_over(value, known, new),
-                    // This release has written the field anew, or taken it away.
+                    // This release has written or removed the field.
                     _ => {}
                 }
             }

@@ -1,4 +1,4 @@
-//! A disk for tests: remembers every write and sync, so that power can be cut anywhere afterwards; refuses what it is told to.
+//! A disk for tests: records every write and sync, so that a test can cut the power at any point; fails operations on request.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,9 +16,9 @@ pub(super) enum Op {
 struct State {
     bytes: Vec<u8>,
     ops: Vec<Op>,
-    /// What writes and syncs answer.
+    /// Failure of writes and syncs.
     refusal: Option<io::ErrorKind>,
-    /// Successful operations until the refusal begins.
+    /// Number of successful operations before the failure.
     credit: usize,
 }
 
@@ -35,13 +35,13 @@ impl Disk {
         self.0.lock().unwrap()
     }
 
-    /// Refuses writes and syncs after `credit` more of them.
+    /// Fails writes and syncs after `credit` more of them.
     pub(super) fn refuse(&self, kind: io::ErrorKind, credit: usize) {
         let mut state = self.state();
         (state.refusal, state.credit) = (Some(kind), credit);
     }
 
-    /// Keeps every operation waiting until what this gives is dropped.
+    /// Blocks every operation until the returned guard is dropped.
     pub(super) fn hold(&self) -> impl Sized + '_ {
         self.state()
     }
@@ -62,7 +62,7 @@ impl Disk {
         self.state().ops.len()
     }
 
-    /// Forgets what was not synced, except for what `survives`.
+    /// Drops unsynced bytes, except for those that `survives` selects.
     pub(super) fn lose_unsynced(&self, survives: impl FnMut() -> bool) {
         let mut state = self.state();
         let bytes = cut(&state.ops, survives);
@@ -84,7 +84,7 @@ impl Disk {
     }
 }
 
-/// What an operation does to the bytes of a disk.
+/// Applies an operation to the bytes of a disk.
 fn apply(bytes: &mut Vec<u8>, op: &Op) {
     match op {
         Op::Write { offset, data } => {
@@ -97,7 +97,7 @@ fn apply(bytes: &mut Vec<u8>, op: &Op) {
     }
 }
 
-/// A disk as it may be after a power loss: what was synced, and of the rest whatever `survives` says, by sectors of 512 bytes.
+/// Returns a disk after a power loss: the synced bytes, and of the rest what `survives` selects, by sectors of 512 bytes.
 pub(super) fn cut(ops: &[Op], mut survives: impl FnMut() -> bool) -> Vec<u8> {
     let synced = ops.iter().rposition(|op| matches!(op, Op::Sync)).map_or(0, |at| at + 1);
     let mut bytes = Vec::new();
@@ -114,7 +114,7 @@ pub(super) fn cut(ops: &[Op], mut survives: impl FnMut() -> bool) -> Vec<u8> {
                     }
                 }
             }
-            // The file's length is metadata: it comes with the writes or without them.
+            // The file's length is metadata: it survives with the writes or without them.
             Op::Length(_) if survives() => apply(&mut bytes, op),
             _ => {}
         }
@@ -122,7 +122,7 @@ pub(super) fn cut(ops: &[Op], mut survives: impl FnMut() -> bool) -> Vec<u8> {
     bytes
 }
 
-/// Numbers that are the same in every run (xorshift).
+/// Deterministic random numbers (xorshift).
 pub(super) fn coin(seed: u64) -> impl FnMut() -> bool {
     let mut seed = seed | 1;
     move || {

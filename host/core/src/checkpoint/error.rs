@@ -1,4 +1,4 @@
-//! What goes wrong with a checkpoint, and whom to blame.
+//! Errors of the checkpoint, with their problem codes.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use nodedock_base::error::chain;
 use nodedock_model::{Problem, Uid};
 
-/// When a refused request makes sense again: the disk is tried about as often.
+/// Retry delay of a refused request: about the interval of testing the disk.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Why a checkpoint was not opened. The file is as it was.
+/// Why a checkpoint was not opened. The file is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("another daemon holds the checkpoint {}", .0.display())]
@@ -28,7 +28,7 @@ pub enum OpenError {
     Older { path: PathBuf, found: u32, known: u32, written_by: String },
     #[error("{doing} the checkpoint {}", .path.display())]
     Io { path: PathBuf, doing: &'static str, source: io::Error },
-    /// Damaged, and in the way: it could not be set aside.
+    /// Damaged, and could not be set aside.
     #[error("set aside the checkpoint {} ({reason})", .path.display())]
     SetAside { path: PathBuf, reason: String, source: io::Error },
     #[error("write the checkpoint {}", .path.display())]
@@ -44,13 +44,13 @@ pub enum CommitError {
     Encode { uid: Uid, source: Arc<serde_json::Error> },
     #[error("{doing} the checkpoint")]
     Storage { doing: &'static str, source: Arc<redb::Error> },
-    /// A defect of the storage engine or a file that was damaged while it was open.
+    /// A defect of the storage engine, or a file that was damaged while it was open.
     #[error("the checkpoint's storage engine failed: {0}")]
     Engine(String),
 }
 
 impl CommitError {
-    /// The words that `code` gives.
+    /// The values of `code`.
     pub const CODES: [&'static str; 3] =
         ["checkpoint-disk-full", "checkpoint-read-only", "checkpoint-unavailable"];
 
@@ -59,12 +59,12 @@ impl CommitError {
         matches!(self.io_kind(), Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
     }
 
-    /// The file system, or the file, does not take writes.
+    /// The file system, or the file, does not accept writes.
     pub fn is_read_only(&self) -> bool {
         matches!(self.io_kind(), Some(io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied))
     }
 
-    /// A stable word for it.
+    /// Returns its stable code.
     pub fn code(&self) -> &'static str {
         let [full, read_only, other] = Self::CODES;
         if self.is_full() {
@@ -76,7 +76,7 @@ impl CommitError {
         }
     }
 
-    /// The same as a refusal of what had to be written.
+    /// Converts the error to the problem of the request that had to be written.
     pub fn problem(&self) -> Problem {
         Problem::unavailable(self.code(), format!("nothing new is taken on: {}", chain(self)))
             .retry_after(RETRY)
@@ -93,7 +93,7 @@ impl CommitError {
     }
 }
 
-/// Why a checkpoint could not be read without touching it.
+/// Why a checkpoint could not be read without changing it.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("read the checkpoint {}", .path.display())]

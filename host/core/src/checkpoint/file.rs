@@ -1,5 +1,5 @@
-//! The file: makes it, opens it, and sets aside what is not ours to read. Two daemons that start at once take turns by a
-//! lock on the folder, so that neither sets aside what the other has just made.
+//! The file: creates it, opens it, and sets aside a file that cannot be read. Two daemons that start concurrently exclude each other by
+//! a lock on the directory, so that neither sets aside a file that the other has just created.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -16,10 +16,10 @@ use super::upgrade::{UPGRADES, Upgrades};
 use super::writer::{self, Opener};
 use super::{OpenError, SetAside};
 
-/// Memory for pages. The daemon reads the file once, at the start; afterwards only the pages on the way to a record, which
-/// the kernel keeps as well.
+/// Memory for pages. The daemon reads the whole file only at start; afterwards only the pages on the way to a record, which
+/// the kernel caches as well.
 const CACHE_BYTES: usize = 4 << 20;
-/// Names that are tried for a file that is set aside: more than one only within the same second.
+/// Attempts to name a file that is set aside: more than one only within the same second.
 const NAMES_MAX: u32 = 1000;
 
 pub(super) struct Found {
@@ -40,7 +40,7 @@ enum Refusal {
         written_by: String,
     },
     Io(io::Error),
-    /// Not ours, or not whole.
+    /// Of another program, or damaged.
     Damaged(String),
 }
 
@@ -65,13 +65,13 @@ impl From<LoadError> for Refusal {
     }
 }
 
-/// Errors of reading that another attempt would meet again: the bytes are missing or the medium does not give them.
+/// Returns whether a read error is permanent: the bytes are missing or the medium fails.
 fn is_damage(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
         || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
 }
 
-/// Opens the file, makes it where there is none, sets it aside and makes a new one where it is damaged.
+/// Opens the file, creates it if it does not exist, or sets a damaged one aside and creates a new one.
 pub(super) fn open(path: &Path, upgrades: &Upgrades) -> Result<Found, OpenError> {
     let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
     let folder = folder_of(path);
@@ -120,8 +120,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Opens a file that is there. A panic of the storage engine over its bytes counts as damage. A file that is refused is as
-/// it was.
+/// Opens an existing file. A panic of the storage engine over its bytes counts as damage. A refused file is unchanged.
 fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<(Database, Contents), Refusal> {
     catch_unwind(AssertUnwindSafe(|| {
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(Refusal::Io)?;
@@ -133,7 +132,7 @@ fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<(Database, Contents
     .unwrap_or_else(|panic| Err(Refusal::Damaged(writer::panic_text(&*panic))))
 }
 
-/// Opens a file, signs it where there are upgrades to do so with, and reads it; writes to it only when all of that went well.
+/// Opens a file, upgrades it, and reads it; writes to it only if all of that succeeded.
 fn open_file(file: File, upgrades: Option<&Upgrades>) -> Result<(Database, Option<Contents>), LoadError> {
     let held = Held::new(file)?;
     let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(held.clone())?;
@@ -145,7 +144,7 @@ fn open_file(file: File, upgrades: Option<&Upgrades>) -> Result<(Database, Optio
     Ok((database, contents))
 }
 
-/// Makes a file under another name and renames it when it is whole: a crash leaves no half-made checkpoint.
+/// Creates a file under another name and renames it when it is complete: a crash leaves no partial checkpoint.
 fn make(path: &Path, folder: &File) -> Result<(), OpenError> {
     let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
     let new = sibling(path, ".new");
@@ -165,20 +164,20 @@ fn initialise(file: File) -> Result<(), LoadError> {
     format::sign(&database, None, &UPGRADES)
 }
 
-/// Renames a file to a name that must be free.
+/// Renames a file to an unused name.
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     let here = rustix::fs::CWD;
     Ok(rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE)?)
 }
 
-/// The path with more text at its end.
+/// Appends a text to a path.
 fn sibling(path: &Path, more: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(more);
     name.into()
 }
 
-/// Moves the file to `NAME.damaged-DATE`, or `NAME.damaged-DATE-N` where that name is taken.
+/// Renames the file to `NAME.damaged-DATE`, or `NAME.damaged-DATE-N` if that name exists.
 fn set_aside(path: &Path, folder: &File, reason: String) -> Result<SetAside, OpenError> {
     let date = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
     let failed = |reason, source| OpenError::SetAside { path: path.to_owned(), reason, source };
@@ -197,7 +196,7 @@ fn set_aside(path: &Path, folder: &File, reason: String) -> Result<SetAside, Ope
     Err(failed(reason, io::ErrorKind::AlreadyExists.into()))
 }
 
-/// What opens the same file again after a failed commit, and refuses another that stands in its place.
+/// Returns a function that opens the same file again after a failed commit, and refuses another file in its place.
 pub(super) fn reopener(path: &Path) -> Result<Opener, OpenError> {
     let metadata = std::fs::metadata(path).map_err(|source| OpenError::Io {
         path: path.to_owned(),
@@ -214,8 +213,8 @@ fn reopen(path: &Path, inode: (u64, u64)) -> Result<Database, redb::Error> {
     if (metadata.dev(), metadata.ino()) != inode || metadata.len() == 0 {
         return Err(io::Error::other("the file was replaced while the daemon ran: restart the daemon").into());
     }
-    // After a failed sync Linux counts the lost pages as clean (lwn.net/Articles/752063): without this the repair would
-    // read from memory what the disk does not have.
+    // After a failed sync Linux marks the lost pages as clean (lwn.net/Articles/752063): without this the repair would
+    // read cached pages that the disk does not have.
     file.sync_data()?;
     rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).map_err(io::Error::from)?;
     match open_file(file, None) {
@@ -229,7 +228,7 @@ fn reopen(path: &Path, inode: (u64, u64)) -> Result<Database, redb::Error> {
     }
 }
 
-/// Opens bytes in memory; nothing is written anywhere else.
+/// Opens bytes in memory, and writes only there.
 pub(super) fn open_bytes(bytes: Vec<u8>) -> Result<Database, DatabaseError> {
     use redb::StorageBackend;
     let memory = redb::backends::InMemoryBackend::new();

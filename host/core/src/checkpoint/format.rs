@@ -1,4 +1,4 @@
-//! Tables, keys and values. The page is `docs/checkpoint-format.md`; what is written here and there is the same.
+//! Tables, keys and values, as in `docs/checkpoint-format.md`.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,7 +15,7 @@ use super::{Change, CommitError, carry};
 use nodedock_base::clock;
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
-/// Version of the tables and of what their keys mean.
+/// Version of the tables and of the meaning of their keys.
 pub const FORMAT_VERSION: u32 = 1;
 /// First byte of each value: version of its JSON.
 pub(super) const VALUE_VERSION: u8 = 1;
@@ -23,10 +23,10 @@ pub(super) const VALUE_VERSION: u8 = 1;
 pub(super) const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
 const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
 const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
-/// Made when it is first written: a release that does not know it lets it be.
+/// Created at the first write; a release that does not know it leaves it unchanged.
 const RELEASED: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("released");
 const ALLOCATIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("allocations");
-/// The same.
+/// Created at the first write, like the table before it.
 const VALUES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("values");
 pub(super) const UNREADABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("unreadable");
 
@@ -77,28 +77,28 @@ impl fmt::Display for Table {
     }
 }
 
-/// A record that could not be read.
+/// An unreadable record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Skipped {
     pub table: Table,
-    /// As it stands in the file.
+    /// Key in the file.
     pub key: String,
     pub reason: String,
     /// Bytes of its value.
     pub bytes: usize,
 }
 
-/// What a file says of itself.
+/// Metadata of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Meta {
     pub format: u32,
-    /// Program and release that wrote last.
+    /// Program and release of the last write.
     pub written_by: String,
     /// RFC 3339.
     pub created: String,
 }
 
-/// All that a file holds.
+/// The content of a file.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) meta: Meta,
@@ -108,18 +108,18 @@ pub(super) struct Contents {
     pub(super) allocations: Vec<PodAllocation>,
     pub(super) values: Vec<ClaimValues>,
     pub(super) skipped: Vec<Skipped>,
-    /// Records that say more than this release reads.
+    /// Records with fields that this release does not know.
     pub(super) partly: HashSet<(Table, String)>,
-    /// Values that were moved to the table `unreadable`.
+    /// Values in the table `unreadable`.
     pub(super) unreadable: u64,
 }
 
-/// Keys whose values a write must not simply replace.
+/// Keys whose values a write must preserve.
 #[derive(Debug, Default)]
 pub(super) struct Precious {
-    /// This release cannot read them: kept in the table `unreadable`.
+    /// Unreadable to this release: preserved in the table `unreadable`.
     pub(super) unreadable: HashSet<(Table, String)>,
-    /// It reads a part of them: the rest is carried over.
+    /// Readable in part: the rest is carried over.
     pub(super) partly: HashSet<(Table, String)>,
 }
 
@@ -130,14 +130,14 @@ impl Contents {
     }
 }
 
-/// Why a file's contents are not ours to read.
+/// Why the content of a file cannot be read.
 #[derive(Debug)]
 pub(super) enum LoadError {
     Newer {
         found: u32,
         written_by: String,
     },
-    /// Of a format that no step leads away from.
+    /// Of a format without an upgrade.
     Older {
         found: u32,
         written_by: String,
@@ -152,12 +152,12 @@ impl<E: Into<redb::Error>> From<E> for LoadError {
     }
 }
 
-/// This program and release, for `written-by`.
+/// Returns this program and release, for `written-by`.
 pub(super) fn writer_name() -> &'static str {
     concat!("nodedock ", env!("CARGO_PKG_VERSION"))
 }
 
-/// Serialises a change; done by the caller, so that the writer thread only moves bytes.
+/// Serializes a change, on the caller's thread, so that the writer thread only copies bytes.
 pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
     match change {
         Change::PutClaim(record) => put(Table::Claims, &record.id.uid, &*record),
@@ -186,8 +186,8 @@ pub(super) fn value_of(record: &impl Serialize) -> Result<Vec<u8>, serde_json::E
     Ok(value)
 }
 
-/// Reads a value, or says in words why not. One with a field whose name is no text is not JSON, although a reader that skips the field does
-/// not notice: the field may be one of ours, damaged.
+/// Parses a value, or returns the reason as text. A field whose name is not a text is invalid JSON, although a reader that skips the
+/// field does not notice: it may be a damaged known field.
 pub(super) fn decode<R: DeserializeOwned>(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<R, String> {
     let read = match value.split_first() {
         Some((&VALUE_VERSION, json)) => {
@@ -198,7 +198,7 @@ pub(super) fn decode<R: DeserializeOwned>(value: &[u8], steps: &[(u8, RecordStep
     read.map_err(|error| error.to_string())
 }
 
-/// A value's JSON in this release's version.
+/// Returns a value's JSON in this release's version.
 fn json_of(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<Value, String> {
     let (version, json) = value.split_first().ok_or("the record is empty")?;
     let path = upgrade::path(steps, *version, VALUE_VERSION).filter(|_| *version <= VALUE_VERSION);
@@ -208,7 +208,7 @@ fn json_of(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<Value, String> {
     path.into_iter().try_fold(json, |json, step| step(json))
 }
 
-/// Whether a value has fields that its record does not keep.
+/// Returns whether a value has fields that its record lacks.
 fn says_more(value: &[u8], record: &impl Serialize, steps: &[(u8, RecordStep)]) -> bool {
     let says_more = || -> Option<bool> {
         if value_of(record).ok()? == value {
@@ -219,7 +219,7 @@ fn says_more(value: &[u8], record: &impl Serialize, steps: &[(u8, RecordStep)]) 
     says_more().unwrap_or(false)
 }
 
-/// A new value with the fields of the one before that this release does not know.
+/// Returns a new value with the unknown fields of the previous one.
 pub(super) fn carry_over(table: Table, before: &[u8], new: &[u8]) -> Result<Vec<u8>, String> {
     let words = |error: serde_json::Error| error.to_string();
     let stored = json_of(before, UPGRADES.records)?;
@@ -235,12 +235,12 @@ pub(super) fn carry_over(table: Table, before: &[u8], new: &[u8]) -> Result<Vec<
     value_of(&new).map_err(words)
 }
 
-/// A record as this release writes what it reads of it.
+/// Returns a record as this release writes it after reading it.
 fn as_known<R: DeserializeOwned + Serialize>(stored: &Value) -> serde_json::Result<Value> {
     serde_json::to_value(R::deserialize(stored)?)
 }
 
-/// A record that knows its own key.
+/// A record with its own key.
 trait Keyed {
     fn key(&self) -> &Uid;
 }
@@ -287,7 +287,7 @@ fn decode_under<R: DeserializeOwned + Keyed>(
     Err(format!("the record calls itself {}", record.key()))
 }
 
-/// Reads everything. None: the file is new, without a table.
+/// Reads everything. `None`: the file is new, without a table.
 pub(super) fn load(
     database: &impl ReadableDatabase,
     steps: &[(u8, RecordStep)],
@@ -304,7 +304,7 @@ pub(super) fn load(
     Ok(Some(contents))
 }
 
-/// What a file says of itself. None: it is new, without a table.
+/// Reads the metadata of a file. `None`: it is new, without a table.
 pub(super) fn load_meta(database: &impl ReadableDatabase) -> Result<Option<Meta>, LoadError> {
     let read = database.begin_read()?;
     let names: Vec<String> = read.list_tables()?.map(|table| table.name().to_owned()).collect();
@@ -366,7 +366,7 @@ fn count(read: &ReadTransaction) -> Result<u64, LoadError> {
     }
 }
 
-/// Makes the tables of a new file, or brings those of an older one to this release's format. Durable when it returns.
+/// Creates the tables of a new file, or upgrades those of an older one to this release's format. Durable when it returns.
 pub(super) fn sign(
     database: &redb::Database,
     found: Option<&Meta>,

@@ -1,4 +1,4 @@
-//! For the fuzz targets: records through the format, without a file.
+//! Properties for the fuzz targets: records through the format, without a file.
 
 use std::fmt::Debug;
 
@@ -10,16 +10,16 @@ use super::format::{self, Table, VALUE_VERSION};
 use super::upgrade::UPGRADES;
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
 
-/// A record that a file gives back as it was put there.
+/// Checks that a record round-trips.
 pub fn check_kept<R: Serialize + DeserializeOwned + PartialEq + Debug>(record: &R) {
     let value = format::value_of(record).expect("a record of ours can be written");
     let read: R = format::decode(&value, UPGRADES.records).expect("what was written can be read");
     assert!(read == *record, "another record came back: {read:#?} instead of {record:#?}");
 }
 
-/// A value of a file: what is read of it is kept when it is written again, and so is what is not known of it. Whether it could be read.
+/// Checks a value of a file: known and unknown fields are preserved when it is written again. Returns whether it could be read.
 ///
-/// The first byte names the table by its first letter; JSON follows, or after a capital letter a whole value with its version.
+/// The first byte is the first letter of the table; JSON follows, or after a capital letter a whole value with its version.
 pub fn record(data: &[u8]) -> bool {
     let Some((letter, rest)) = data.split_first() else { return false };
     let value =
@@ -67,7 +67,7 @@ fn check_same(when: &str, one: &Value, other: &Value) {
     assert!(same(one, other), "the record is another, {when}: {other} instead of {one}");
 }
 
-/// Equal but for the last digits of numbers with a fraction, which JSON's readers need not keep, and which no field of ours is.
+/// Compares except for the last digits of fractions, which JSON parsers need not preserve, and which no known field has.
 pub fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Array(one), Value::Array(other)) => {

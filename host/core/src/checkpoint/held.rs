@@ -1,5 +1,5 @@
-//! A file whose writes are held back until it is known to be ours. redb writes to a file by opening it (marks, a repair); one
-//! that is then refused or set aside must be as it was, byte for byte.
+//! A file whose writes are buffered until it is accepted. redb writes to a file when it opens it (marks, a repair); a file
+//! that is then refused or set aside must be unchanged.
 
 use std::fs::File;
 use std::io;
@@ -21,11 +21,11 @@ struct Inner {
     pending: Mutex<Pending>,
 }
 
-/// What was asked for and not done yet.
+/// Buffered operations.
 #[derive(Debug)]
 struct Pending {
     length: u64,
-    /// Bytes of the file that no shortening has cut off.
+    /// Bytes of the file that no truncation has removed.
     kept: u64,
     ops: Vec<Op>,
 }
@@ -45,7 +45,7 @@ impl Held {
         Ok(Self(Arc::new(Inner { file, holding: AtomicBool::new(true), pending })))
     }
 
-    /// Does what was held back, with its syncs, and holds nothing back from now on.
+    /// Executes the buffered operations, with their syncs, and buffers nothing from now on.
     pub(super) fn release(&self) -> io::Result<()> {
         let mut pending = self.0.pending.lock().unwrap_or_else(PoisonError::into_inner);
         for op in pending.ops.drain(..) {
@@ -59,7 +59,7 @@ impl Held {
         Ok(())
     }
 
-    /// Runs on what is pending. None: nothing is held back any more.
+    /// Runs on the buffered operations. `None`: nothing is buffered any more.
     fn held<T>(&self, act: impl FnOnce(&mut Pending) -> T) -> Option<T> {
         if !self.0.holding.load(Ordering::Acquire) {
             return None;
@@ -79,7 +79,7 @@ impl Pending {
         self.ops.push(Op::Write { offset, data: data.to_vec() });
     }
 
-    /// The file's bytes with what is pending over them.
+    /// Returns the file's bytes with the buffered operations applied.
     fn read(&self, file: &FileBackend, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.length);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -100,7 +100,7 @@ impl Pending {
     }
 }
 
-/// Copies the part of `data`, which begins at `at`, that falls into `out`, which begins at `offset`.
+/// Copies the overlap of `data`, which begins at `at`, into `out`, which begins at `offset`.
 fn overlay(offset: u64, out: &mut [u8], at: u64, data: &[u8]) {
     let start = offset.max(at);
     let end = (offset + out.len() as u64).min(at + data.len() as u64);
@@ -111,7 +111,7 @@ fn overlay(offset: u64, out: &mut [u8], at: u64, data: &[u8]) {
     }
 }
 
-/// Zeroes what a shortening to `length` cuts off.
+/// Zeroes the bytes that a truncation to `length` removes.
 fn cut(offset: u64, out: &mut [u8], length: u64) {
     let keep = usize::try_from(length.saturating_sub(offset)).map_or(out.len(), |keep| keep.min(out.len()));
     out[keep..].fill(0);

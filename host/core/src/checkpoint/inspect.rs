@@ -1,6 +1,6 @@
-//! Looks at a checkpoint without touching it, for `checkpoint dump` and `checkpoint verify`: reads the bytes into memory and
-//! opens those. Works beside a running daemon: each commit leaves the pages of the one before it in place, so that a copy is
-//! whole if its checksums agree; if not, it is taken again.
+//! Inspects a checkpoint without changing it, for `checkpoint dump` and `checkpoint verify`: reads the bytes into memory and
+//! opens those. Works beside a running daemon: each commit leaves the pages of the previous one in place, so that a copy is
+//! complete if its checksums match; otherwise it is copied again.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -15,41 +15,41 @@ use super::upgrade::UPGRADES;
 use super::{ReadError, file, writer};
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
 
-/// Copies of a file that changes meanwhile; each takes a few milliseconds.
+/// Attempts to copy a file that changes meanwhile; each takes a few milliseconds.
 const ATTEMPTS: u32 = 8;
 /// Bytes that are read into memory: room for more than 100,000 claims.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// What a checkpoint holds.
+/// The content of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Dump {
     pub meta: Meta,
     /// By UID, ascending.
     pub claims: Vec<ClaimRecord>,
     pub pods: Vec<PodRecord>,
-    /// Claims that were given up by hand.
+    /// Claims that an operator released.
     pub released: Vec<ReleaseRecord>,
     pub allocations: Vec<PodAllocation>,
-    /// What drivers changed below `/sys` for claims.
+    /// Values below `/sys` that drivers changed for claims.
     pub values: Vec<ClaimValues>,
     pub skipped: Vec<Skipped>,
-    /// Values that were unreadable and then written anew.
+    /// Unreadable values whose key was written again.
     pub unreadable: u64,
 }
 
-/// Whether a file's pages are what was written.
+/// Integrity of a file's pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Integrity {
-    /// Closed properly, and every checksum agrees.
+    /// Closed properly, and every checksum matches.
     Clean,
-    /// Open in a daemon or left by a crash; every checksum agrees, and the next opening brings the rest in order.
+    /// Open in a daemon or left by a crash; every checksum matches, and the next open repairs the rest.
     NotClosed,
-    /// What could be read is less than what was written.
+    /// Some written data cannot be read.
     Damaged(String),
 }
 
-/// What `checkpoint verify` says.
+/// Result of `checkpoint verify`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     pub integrity: Integrity,
@@ -57,7 +57,7 @@ pub struct Report {
     pub bytes: u64,
     pub claims: usize,
     pub pods: usize,
-    /// Claims that were given up by hand.
+    /// Claims that an operator released.
     pub released: usize,
     /// Pods with devices of extended resources.
     pub allocations: usize,
@@ -65,12 +65,12 @@ pub struct Report {
     pub values: usize,
     pub skipped: Vec<Skipped>,
     pub unreadable: u64,
-    /// What does not agree between the records, one sentence each.
+    /// Inconsistencies between the records, one sentence each.
     pub findings: Vec<String>,
 }
 
 impl Report {
-    /// Whether there is nothing to say against the file.
+    /// Returns whether the file has no defect.
     pub fn is_good(&self) -> bool {
         !matches!(self.integrity, Integrity::Damaged(_))
             && self.skipped.is_empty()
@@ -78,14 +78,14 @@ impl Report {
     }
 }
 
-/// Reads a checkpoint; the file is not changed, and a daemon may have it open.
+/// Reads a checkpoint without changing it; a daemon may have it open.
 pub fn read(path: &Path) -> Result<Dump, ReadError> {
     let Copy { contents, .. } = copy(path)?;
     let Contents { meta, claims, pods, released, allocations, values, skipped, unreadable, .. } = contents;
     Ok(Dump { meta, claims, pods, released, allocations, values, skipped, unreadable })
 }
 
-/// Checks a checkpoint; the file is not changed, and a daemon may have it open.
+/// Checks a checkpoint without changing it; a daemon may have it open.
 pub fn verify(path: &Path) -> Result<Report, ReadError> {
     let Copy { integrity, contents, bytes } = copy(path)?;
     let mut findings = disagreements(&contents.claims, &contents.pods);
@@ -130,7 +130,7 @@ fn copy(path: &Path) -> Result<Copy, ReadError> {
             Err(LoadError::Foreign(why)) => reason = why,
             Err(LoadError::Storage(error)) => reason = error.to_string(),
         }
-        // Unchanged bytes do not become better by a second look.
+        // Unchanged bytes need no second attempt.
         if hasher.hash_one(bytes_of(path)?) == before {
             return Err(ReadError::Damaged { path: path.to_owned(), reason });
         }
@@ -166,7 +166,7 @@ fn open_copy(bytes: Vec<u8>) -> Result<(Integrity, Contents), LoadError> {
         };
         let nothing = || LoadError::Foreign("it has no tables".to_owned());
         let meta = format::load_meta(&database)?.ok_or_else(nothing)?;
-        // An older file is brought up to date in memory, and told as it is.
+        // An older file is upgraded in memory, and reported with its own format.
         format::sign(&database, Some(&meta), &UPGRADES)?;
         let contents = format::load(&database, UPGRADES.records)?.ok_or_else(nothing)?;
         Ok((integrity, Contents { meta, ..contents }))
@@ -174,12 +174,12 @@ fn open_copy(bytes: Vec<u8>) -> Result<(Integrity, Contents), LoadError> {
     .unwrap_or_else(|panic| Err(LoadError::Foreign(writer::panic_text(&*panic))))
 }
 
-/// Whether redb's header says that the file was closed properly: byte 9, bit 1 is "recovery required" (redb, docs/design.md).
+/// Returns whether redb's header says that the file was closed properly: byte 9, bit 1 is "recovery required" (redb, docs/design.md).
 fn was_closed(bytes: &[u8]) -> bool {
     bytes.get(9).is_some_and(|flags| flags & 2 == 0)
 }
 
-/// What the records say of each other and should not.
+/// Returns inconsistent references between records.
 fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
     let claim_uids: HashSet<_> = claims.iter().map(|claim| &claim.id.uid).collect();
     let pod_uids: HashSet<_> = pods.iter().map(|pod| &pod.pod.uid).collect();
@@ -203,7 +203,7 @@ fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
     findings
 }
 
-/// Values that are kept for claims that have no record.
+/// Returns stored values of claims without a record.
 fn without_claim(claims: &[ClaimRecord], values: &[ClaimValues]) -> Vec<String> {
     let known: HashSet<_> = claims.iter().map(|claim| &claim.id.uid).collect();
     let lost = values.iter().map(|kept| &kept.id).filter(|id| !known.contains(&id.uid));
@@ -211,7 +211,7 @@ fn without_claim(claims: &[ClaimRecord], values: &[ClaimValues]) -> Vec<String> 
         .collect()
 }
 
-/// Devices of an extended resource that more than one pod has.
+/// Returns devices of an extended resource that are allocated to more than one pod.
 fn given_twice(allocations: &[PodAllocation]) -> Vec<String> {
     let mut owners = HashMap::new();
     let mut findings = Vec::new();

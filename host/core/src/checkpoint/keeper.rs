@@ -1,5 +1,5 @@
-//! Watches over the writer: what is wrong with it becomes a condition of the node, and while commits fail it is tried again and
-//! again whether the disk takes writes, so that the return of space is noticed without a request.
+//! Monitors the writer: sets conditions of the node for its errors, and while commits fail tests repeatedly whether the disk accepts
+//! writes, so that free space is detected without a request.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Problem, limit};
 
-/// The condition of a commit that does not end.
+/// The condition of a commit that takes too long.
 const SLOW: &str = "checkpoint-slow";
 
 pub(super) struct Keeper {
     pub(super) status: Arc<Status>,
     pub(super) inbox: mpsc::Sender<Message>,
     pub(super) conditions: Conditions,
-    /// The file's path, as the conditions name it.
+    /// The file's path, the subject of the conditions.
     pub(super) subject: String,
 }
 
-/// When the writer is tried next, while commits fail.
+/// Time of the next test, while commits fail.
 struct Probes {
     backoff: Backoff,
     next: Option<Instant>,
@@ -49,9 +49,9 @@ impl Keeper {
             }
             let wake = not_yet.into_iter().chain(probes.next).min();
             tokio::select! {
-                // What stands as a condition then is for nobody any more.
+                // Safe to drop: the conditions end with the process.
                 () = tasks.stopped() => return,
-                // News that come now are seen at the next turn.
+                // Safe to drop: the next iteration sees later changes.
                 () = self.status.news() => {}
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
@@ -76,7 +76,7 @@ impl Keeper {
         self.conditions.set(&self.subject, Problem::unavailable(SLOW, words));
     }
 
-    /// Asks for a commit of nothing. Its outcome is seen in the status; where requests fill the queue it is not needed.
+    /// Requests an empty commit, whose outcome is in the status; with a full queue it is not needed.
     fn probe(&self) {
         let (done, _) = oneshot::channel();
         if let Err(error) = self.inbox.try_send(Message::Commit { writes: Vec::new(), done }) {
@@ -86,7 +86,7 @@ impl Keeper {
 }
 
 impl Probes {
-    /// Whether it is time for one; the next is then later.
+    /// Returns whether a test is due, and schedules the next one.
     fn is_due(&mut self, failing: bool) -> bool {
         if !failing {
             self.backoff.reset();
@@ -110,7 +110,7 @@ mod tests {
     use nodedock_base::changes::Changes;
     use nodedock_model::Changed;
 
-    /// A keeper on a writer that is played by the test.
+    /// A monitor of a writer that the test controls.
     struct Scene {
         status: Arc<Status>,
         probes: mpsc::Receiver<Message>,
@@ -186,7 +186,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_commit_that_does_not_end_is_a_condition_until_it_does() {
         let mut scene = Scene::new();
-        // The keeper waits for the first beginning, and does not look at those that are quick.
+        // The monitor waits for the first begin, and ignores fast commits.
         for _ in 0..3 {
             scene.status.begin();
             tokio::time::sleep(limit::CHECKPOINT_SLOW / 2).await;

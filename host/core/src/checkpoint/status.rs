@@ -1,4 +1,4 @@
-//! What the writer tells of itself: counters, and whether the last commit succeeded.
+//! Status of the writer: counters, and whether the last commit succeeded.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,12 +12,12 @@ use nodedock_base::metrics::{Histogram, HistogramView};
 use nodedock_base::{clock, error};
 use nodedock_model::limit;
 
-/// Whether the checkpoint takes writes.
+/// Whether the checkpoint accepts writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Why the last commit failed; none: it succeeded.
+    /// Error of the last commit; `None`: it succeeded.
     pub degraded: Option<String>,
-    /// When the first of the failed commits was, in milliseconds since the Unix epoch.
+    /// Time of the first of the failed commits, in milliseconds since the Unix epoch.
     pub since_ms: u64,
 }
 
@@ -27,7 +27,7 @@ pub struct Stats {
     /// Durable commits: one sync each.
     pub commits: u64,
     pub failed_commits: u64,
-    /// Requests that the durable commits answered.
+    /// Requests in the durable commits.
     pub requests: u64,
     /// Records put or deleted.
     pub changes: u64,
@@ -41,16 +41,16 @@ pub struct Stats {
     pub commit_time_last: Duration,
 }
 
-/// How the durable commits were.
+/// Histograms of the durable commits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Distributions {
-    /// Records put or deleted by one commit.
+    /// Records put or deleted by a commit.
     pub changes: HistogramView,
-    /// Seconds that one commit took, nearly all of them in its sync.
+    /// Seconds of a commit, mostly its sync.
     pub seconds: HistogramView,
 }
 
-/// Bounds of a commit's changes, and of its seconds: a good disk syncs within a millisecond, a bad one is told of after five seconds.
+/// Buckets of a commit's changes, and of its seconds: a good disk syncs within a millisecond, a slow one is reported after five seconds.
 const CHANGES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 const SECONDS: &[f64] =
     &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
@@ -59,7 +59,7 @@ pub(super) struct Status {
     now: Mutex<Now>,
     sizes: Histogram,
     times: Histogram,
-    /// Wakes the keeper.
+    /// Wakes the monitor.
     news: Notify,
     takes_writes: watch::Sender<bool>,
     commits: AtomicU64,
@@ -73,14 +73,14 @@ pub(super) struct Status {
     nanos_last: AtomicU64,
 }
 
-/// What the writer is at.
+/// Activity of the writer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Now {
-    /// Why the last commit failed, and when the first of the failed ones was.
+    /// Error of the last commit, and time of the first failed one.
     pub(super) failure: Option<(CommitError, u64)>,
-    /// When the commit under way began.
+    /// Start of the current commit.
     pub(super) under_way: Option<Instant>,
-    /// The keeper wants to know when one begins.
+    /// Whether the monitor waits for the next begin.
     wants_beginning: bool,
 }
 
@@ -124,7 +124,7 @@ impl Status {
         self.takes_writes.subscribe()
     }
 
-    /// What the writer is at, for the keeper, who is woken by `news` when it is another.
+    /// Returns the activity for the monitor, which `news` wakes after a change.
     pub(super) fn look(&self) -> Now {
         let mut now = self.now();
         now.wants_beginning = now.under_way.is_none();
@@ -139,7 +139,7 @@ impl Status {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A commit begins. The keeper is woken by the first only: it looks again when that one would be slow.
+    /// Records the begin of a commit. Only the first one wakes the monitor, which checks again when that commit would be slow.
     pub(super) fn begin(&self) {
         let mut now = self.now();
         now.under_way = Some(Instant::now());
@@ -148,7 +148,7 @@ impl Status {
         }
     }
 
-    /// The commit under way ended.
+    /// Records the end of the current commit.
     fn end(&self, failure: Option<&CommitError>) {
         let mut now = self.now();
         let was_slow = now.under_way.take().is_some_and(|began| began.elapsed() >= limit::CHECKPOINT_SLOW);

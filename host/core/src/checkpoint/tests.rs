@@ -60,7 +60,7 @@ fn pod(n: usize) -> PodRecord {
     }
 }
 
-/// One entry that a plugin answered, one that was asked for, and one of a pool.
+/// One entry with a plugin's response, one intent, and one of a pool.
 fn allocation(n: usize) -> PodAllocation {
     let entry = |container: &str, kind, device: &str| AllocationEntry {
         container: container.to_owned(),
@@ -272,7 +272,7 @@ async fn a_commit_that_nobody_waits_for_is_durable_all_the_same() {
     assert_eq!(home.open().claims.len(), 1);
 }
 
-/// Story: the file of format 1 is kept, so that a later release proves that it reads what the first one wrote.
+/// The file of format 1 is stored, so that a later release proves that it reads the files of the first one.
 #[tokio::test]
 async fn a_file_of_format_1_is_read() {
     let home = Home::new();

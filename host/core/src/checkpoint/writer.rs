@@ -1,6 +1,6 @@
-//! The one thread that writes. Takes requests in order, commits what waits together, and answers each. After a failed
+//! The writer thread. Takes requests in order, commits waiting ones together, and responds to each. After a failed
 //! commit it closes the file and opens it again for the next one: redb refuses writes after an IO error until then.
-//! What the failed one may have left in the file all the same is taken back by the next that succeeds.
+//! The next successful commit undoes what the failed one may have left in the file.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -30,27 +30,27 @@ pub(super) struct Write {
 }
 
 pub(super) enum Message {
-    /// Without writes: a probe.
+    /// Commit of changes; without changes, a test.
     Commit {
         writes: Vec<Write>,
         done: oneshot::Sender<Result<(), CommitError>>,
     },
-    /// Nothing but an answer.
+    /// Only a response.
     Ask(oneshot::Sender<()>),
     Close(oneshot::Sender<()>),
 }
 
 pub(super) struct Writer {
-    /// None: the last commit failed.
+    /// `None`: the last commit failed.
     database: Option<Database>,
     opener: Opener,
     precious: Precious,
-    /// Keys that failed commits wrote, with the values that their callers believe in: those before the first failure.
+    /// Keys that failed commits wrote, with their values before the first failure, from which the callers continued.
     doubtful: Values,
     status: Arc<Status>,
 }
 
-/// Values by key; none where there is none.
+/// Values by key; `None` for a missing key.
 type Values = HashMap<(Table, Uid), Option<Vec<u8>>>;
 
 /// Requests that are committed together.
@@ -93,7 +93,7 @@ impl Writer {
         Self { database: Some(database), opener, precious, doubtful: Values::new(), status }
     }
 
-    /// Runs until it is told to close or every handle is gone.
+    /// Runs until it is closed or every handle is dropped.
     pub(super) fn run(mut self, mut inbox: mpsc::Receiver<Message>) {
         while let Some(first) = inbox.blocking_recv() {
             let mut batch = Batch::default();
@@ -106,13 +106,13 @@ impl Writer {
                 self.serve(&batch.writes, batch.size(), std::mem::take(&mut batch.waiting));
             }
             for done in batch.asking {
-                // Who asked may have gone away.
+                // The caller may have been cancelled.
                 done.send(()).ok();
             }
             if let Some(done) = batch.close {
                 self.settle();
                 self.abandon();
-                // Nobody waits where the caller has given up.
+                // The caller may have been cancelled.
                 done.send(()).ok();
                 refuse_the_rest(inbox);
                 return;
@@ -122,7 +122,7 @@ impl Writer {
         self.abandon();
     }
 
-    /// The last attempt to take back what failed commits may have left in the file.
+    /// Makes the last attempt to undo what failed commits may have left in the file.
     fn settle(&mut self) {
         if !self.doubtful.is_empty()
             && let Err(failure) = self.commit(&[])
@@ -149,7 +149,7 @@ impl Writer {
             }
         }
         for done in waiting {
-            // A caller that has given up does not hear it; its changes stand.
+            // A cancelled caller gets no response; its changes stay.
             done.send(outcome.clone()).ok();
         }
     }
@@ -180,7 +180,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Closes the file. What redb cannot write any more it leaves to the repair at the next opening.
+    /// Closes the file. Data that redb cannot write any more is left to the repair at the next open.
     fn abandon(&mut self) {
         let database = self.database.take();
         if catch_unwind(AssertUnwindSafe(|| drop(database))).is_err() {
@@ -189,14 +189,14 @@ impl Writer {
     }
 }
 
-/// Drops what comes too late, so that those who wait for an answer hear that there is none. A caller that has its place in the queue
-/// and has not filled it yet is waited for: what it sends to a receiver that is gone would lie there as long as any handle lives.
+/// Drops late requests, so that their callers get an error. Waits for callers that have reserved a slot in the queue: a request that is
+/// sent to a dropped receiver would stay there as long as any handle lives.
 fn refuse_the_rest(mut inbox: mpsc::Receiver<Message>) {
     inbox.close();
     while inbox.blocking_recv().is_some() {}
 }
 
-/// Runs a step of the storage engine; a panic inside becomes an error. Sound: what it leaves behind is dropped and opened anew.
+/// Runs a step of the storage engine and converts a panic to an error. Sound: the database is dropped and opened again.
 pub(super) fn guarded<T>(
     doing: &'static str,
     step: impl FnOnce() -> Result<T, redb::Error>,
@@ -207,28 +207,28 @@ pub(super) fn guarded<T>(
     }
 }
 
-/// The words of a panic.
+/// Returns the text of a panic.
 pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "panic without words".to_owned())
 }
 
-/// What a transaction does to the records.
+/// Changes of a transaction to the records.
 struct Changed<'a> {
     precious: &'a Precious,
-    /// The values before the transaction, of keys that it has written.
+    /// Values before the transaction, of keys that it has written.
     before: Values,
 }
 
-/// One transaction that takes back what is doubtful and does the writes; a table is opened only if it is written.
+/// Executes one transaction that restores the keys in doubt and does the writes; opens only tables that it writes.
 fn apply(
     database: &Database,
     doubtful: &Values,
     writes: &[Write],
     changed: &mut Changed<'_>,
 ) -> Result<(), redb::Error> {
-    // One-phase commits with checksums, redb's default: one sync. After a crash the file is read through once.
+    // One-phase commits with checksums, redb's default: one sync. After a crash redb reads the whole file once.
     let transaction = database.begin_write()?;
     for table in Table::ALL {
         let is_doubtful = doubtful.keys().any(|(of, _)| *of == table);
@@ -250,7 +250,7 @@ fn apply(
 
 type Records<'a> = OpenTable<'a, &'static str, &'static [u8]>;
 
-/// Gives doubtful keys the values that are believed in.
+/// Restores the keys in doubt to their values before the failures.
 fn take_back(open: &mut Records<'_>, table: Table, doubtful: &Values) -> Result<(), redb::Error> {
     for ((_, key), value) in doubtful.iter().filter(|((of, _), _)| *of == table) {
         set(open, key, value.as_deref())?;
@@ -267,7 +267,7 @@ fn apply_to<'a>(
     for write in writes {
         let whole = whole_value(open, write, &changed.precious.partly)?;
         let before = set(open, &write.key, whole.as_deref().or(write.value.as_deref()))?;
-        // A value that an earlier write of the transaction has set was not there before it.
+        // A value that an earlier write of this transaction has set did not exist before it.
         let Entry::Vacant(first) = changed.before.entry((write.table, write.key.clone())) else { continue };
         let before = first.insert(before);
         if let Some(value) = before
@@ -283,7 +283,7 @@ fn has(keys: &HashSet<(Table, String)>, write: &Write) -> bool {
     !keys.is_empty() && keys.contains(&(write.table, write.key.as_str().to_owned()))
 }
 
-/// The value of a write with what this release does not know of the one that it replaces. None: there is no such thing.
+/// Returns the value of a write with the unknown fields of the one that it replaces. `None`: there are none.
 fn whole_value(
     open: &Records<'_>,
     write: &Write,
@@ -299,7 +299,7 @@ fn whole_value(
         .ok())
 }
 
-/// Sets or removes a value, and gives the one before.
+/// Sets or removes a value, and returns the previous one.
 fn set(open: &mut Records<'_>, key: &Uid, value: Option<&[u8]>) -> Result<Option<Vec<u8>>, redb::Error> {
     let before = match value {
         Some(value) => open.insert(key.as_str(), value)?,
@@ -308,7 +308,7 @@ fn set(open: &mut Records<'_>, key: &Uid, value: Option<&[u8]>) -> Result<Option
     Ok(before.map(|value| value.value().to_vec()))
 }
 
-/// Copies a value that nobody could read to a place where it is not overwritten.
+/// Copies an unreadable value to the table `unreadable`.
 fn keep_unreadable(
     transaction: &WriteTransaction,
     table: Table,
@@ -316,7 +316,7 @@ fn keep_unreadable(
     value: &[u8],
 ) -> Result<(), redb::Error> {
     let mut kept = transaction.open_table(UNREADABLE)?;
-    // A commit that was taken back for its failure may have kept it.
+    // A failed commit that was undone may have copied it.
     let (from, to) = (format!("{table}/{key}/"), format!("{table}/{key}0"));
     for entry in kept.range(from.as_str()..to.as_str())? {
         if entry?.1.value() == value {

@@ -1,4 +1,4 @@
-//! The limits of a driver's calls: what it asks for, what the operator grants, and what applies.
+//! The limits of a driver's calls: requested, granted, and effective.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_saphyr::Spanned;
 use super::{GrantError, at};
 use crate::limit;
 
-/// Limits that a driver asks for; none is the default.
+/// Limits that a driver requests; `None` is the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LimitRequest {
     pub memory_mib: Option<u32>,
@@ -16,7 +16,7 @@ pub struct LimitRequest {
     pub cpu_ms: Option<u32>,
 }
 
-/// Limits that the operator sets; none is the default. Those that a driver cannot ask for apply as they are.
+/// Limits that the operator sets; `None` is the default. Limits that a driver cannot request apply unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LimitGrant {
     pub memory_mib: Option<u32>,
@@ -33,36 +33,36 @@ pub struct LimitGrant {
 /// The limits of a driver's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes over all linear memories.
+    /// Bytes of all linear memories.
     pub memory: usize,
-    /// Of a call that prepares or unprepares; one that looks has half of it.
+    /// Elapsed time of a prepare or unprepare; a discovery or health check has half of it.
     pub wall: Duration,
     pub cpu: Duration,
-    /// Bytes that one answer, or one question to the host, may have as the host holds it.
+    /// Bytes of one result, or of the arguments of one host operation, in the host's memory.
     pub hostcall_bytes: usize,
-    /// Questions to the host in one call.
+    /// Host operations in one call.
     pub host_operations: usize,
-    /// Bytes that the host gives in one call.
+    /// Bytes that the host returns in one call.
     pub host_bytes: usize,
     pub log: LogRates,
-    /// Calls at once; more wait.
+    /// Concurrent calls; further ones wait.
     pub concurrent_calls: usize,
 }
 
-/// What a driver may write into the log in a second.
+/// Rate of a driver's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogRates {
     pub lines: u32,
     pub bytes: u32,
 }
 
-/// A limit as a grant file has it: the least is 1.
+/// A limit in a grant file; the minimum is 1.
 #[derive(Clone, Copy)]
 pub(super) struct Knob {
     pub(super) key: &'static str,
     pub(super) default: u32,
     pub(super) max: u32,
-    /// For the person who reads a grant file.
+    /// Comment for readers of a grant file.
     pub(super) what: &'static str,
 }
 
@@ -121,7 +121,7 @@ pub(super) const CONCURRENT_CALLS: Knob = Knob {
     what: "calls at once; more wait",
 };
 
-/// Of constants only: one that does not fit does not compile.
+/// For constants only: a value that does not fit does not compile.
 const fn small(number: usize) -> u32 {
     assert!(number <= u32::MAX as usize);
     number as u32
@@ -180,12 +180,12 @@ impl Knob {
         }
     }
 
-    /// What is granted; the default where nothing is said.
+    /// Returns the granted value, or the default.
     fn granted(&self, granted: Option<u32>) -> u32 {
         granted.unwrap_or(self.default).clamp(1, self.max)
     }
 
-    /// The driver's wish within what is granted.
+    /// Returns the requested value within the grant.
     fn within(&self, asked: Option<u32>, granted: Option<u32>) -> u32 {
         let most = self.granted(granted);
         asked.map_or(most, |asked| asked.clamp(1, most))
@@ -193,7 +193,7 @@ impl Knob {
 }
 
 impl LimitRequest {
-    /// What it asks for beyond the grant, a readable line each.
+    /// Returns the requested limits beyond the grant, one readable line each.
     pub(super) fn beyond(&self, grant: &LimitGrant) -> Vec<String> {
         let asked = [
             (MEMORY, self.memory_mib, grant.memory_mib),
@@ -209,7 +209,7 @@ impl LimitRequest {
 }
 
 impl Limits {
-    /// What applies: the driver's wish within the grant; where it has none, the grant; else the default.
+    /// Returns the effective limits: the request within the grant; without a request, the grant; else the default.
     pub fn new(request: &LimitRequest, grant: &LimitGrant) -> Self {
         let bytes = |mib: u32| (mib as usize) << 20;
         let time = |ms: u32| Duration::from_millis(ms.into());
@@ -228,7 +228,7 @@ impl Limits {
         }
     }
 
-    /// Wall clock of a call that only looks.
+    /// Returns the elapsed-time limit of a discovery or health check.
     pub fn look_wall(&self) -> Duration {
         self.wall / 2
     }

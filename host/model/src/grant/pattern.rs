@@ -1,4 +1,4 @@
-//! Globs over paths and names, and when one is certainly as wide as another.
+//! Globs over paths and names, and whether one covers another.
 //!
 //! `*` and `?` stay inside a path segment, `**` stands for whole segments, `[…]` and `{a,b}` are as in a shell. There are no
 //! escapes: nothing below `/sys` or `/dev` needs them.
@@ -7,7 +7,7 @@ use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
 use crate::limit::GRANT_ENTRY_BYTES_MAX;
 
-/// Alternatives that the cover check spells out; beyond that it only knows equal texts.
+/// Alternatives that the cover check expands; beyond that it only compares texts.
 const ALTERNATIVES_MAX: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,7 +28,7 @@ pub enum PatternError {
     Syntax(String),
 }
 
-/// Whether the text has anything but literal characters.
+/// Returns whether the text has wildcards.
 pub fn is_literal(text: &str) -> bool {
     !text.contains(['*', '?', '[', ']', '{', '}'])
 }
@@ -74,7 +74,7 @@ fn check_classes(text: &str) -> Result<(), PatternError> {
     Ok(())
 }
 
-/// Globs of which any may match.
+/// A set of globs that matches if any glob matches.
 #[derive(Debug, Clone, Default)]
 pub struct PatternSet(Option<GlobSet>);
 
@@ -98,7 +98,7 @@ impl PatternSet {
     }
 }
 
-/// Whether everything that `requested` matches is matched by `granted`. Sound, not complete: in doubt the answer is no.
+/// Returns whether `granted` matches everything that `requested` matches. Sound, not complete: in doubt it returns false.
 pub fn covers(granted: &str, requested: &str) -> bool {
     if granted == requested {
         return true;
@@ -109,19 +109,19 @@ pub fn covers(granted: &str, requested: &str) -> bool {
     let (Some(granted), Some(requested)) = (alternatives(granted), alternatives(requested)) else {
         return false;
     };
-    // Each of one is held against each of the other.
+    // Compares each alternative of one with each of the other.
     if granted.len() * requested.len() > ALTERNATIVES_MAX {
         return false;
     }
     requested.iter().all(|r| granted.iter().any(|g| path_covers(g, r)))
 }
 
-/// Spells out `{a,b}`; None where they are nested, unbalanced or too many.
+/// Expands `{a,b}`; returns `None` if braces are nested, unbalanced or too many.
 fn alternatives(text: &str) -> Option<Vec<String>> {
     let Some(open) = text.find('{') else { return Some(vec![text.to_owned()]) };
     let close = open + text[open..].find('}')?;
     let inside = &text[open + 1..close];
-    // A brace inside a class is a literal: not worth telling apart.
+    // A brace inside a class is a literal; this does not distinguish it.
     if inside.contains(['{', '[', ']', '/']) || text[..open].contains('[') {
         return None;
     }
@@ -152,7 +152,7 @@ fn segments_cover(granted: &[&str], requested: &[&str]) -> bool {
     covers_sequence(granted, requested, any, takes)
 }
 
-/// Wildcards of the request are opaque: only a star, or the very same wildcard, takes them in.
+/// Wildcards of the request are opaque: only a star, or the same wildcard, covers them.
 fn segment_covers(granted: &str, requested: &str) -> bool {
     let any = |_: usize, token: &Token<'_>| (*token == Token::Star).then_some(0);
     match (tokens(granted), tokens(requested)) {
@@ -161,15 +161,15 @@ fn segment_covers(granted: &str, requested: &str) -> bool {
     }
 }
 
-/// Whether a sequence with gaps takes in another. `any` tells of an entry by its place: how many of the other it stands for at least,
-/// if it is a gap. Takes as many steps as the product of the lengths: the request is a driver's, who may have chosen it to be slow.
+/// Returns whether a sequence with gaps covers another. `any` returns, for the index of a gap, the minimum number of entries that it
+/// covers. The number of steps is the product of the lengths, since a hostile driver may choose a request that is slow to match.
 fn covers_sequence<G, R>(
     granted: &[G],
     requested: &[R],
     any: impl Fn(usize, &G) -> Option<usize>,
     takes: impl Fn(&G, &R) -> bool,
 ) -> bool {
-    // Of each tail of the request, whether the tail of the grant takes it in.
+    // For each tail of the request, whether the tail of the grant covers it.
     let mut tails = vec![false; requested.len() + 1];
     tails[requested.len()] = true;
     for (place, entry) in granted.iter().enumerate().rev() {
@@ -207,7 +207,7 @@ impl Token<'_> {
     }
 }
 
-/// None where a class does not end.
+/// Returns `None` if a class does not end.
 fn tokens(segment: &str) -> Option<Vec<Token<'_>>> {
     let mut all = Vec::new();
     let mut rest = segment;
@@ -312,7 +312,7 @@ mod tests {
         #[test]
         fn what_is_covered_is_matched(granted in "[ab*?]{1,4}(/[ab*?]{1,3}){0,2}", requested in "[ab]{1,3}(/[ab]{1,3}){0,2}",
                                       stars in proptest::collection::vec(0usize..12, 0..3)) {
-            // Widen a literal path by stars: if the widened one is covered, the literal one must be matched.
+            // Replaces parts of a literal path by stars: if the result is covered, the literal path must match.
             let mut wide: Vec<char> = requested.chars().collect();
             for star in stars {
                 if let Some(c) = wide.get_mut(star).filter(|c| **c != '/') {

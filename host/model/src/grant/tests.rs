@@ -147,7 +147,7 @@ fn allowed_is_what_is_asked_for_and_granted() {
     assert!(!Effective::none().allows_env("A"));
 }
 
-/// All limits of a printed grant, the proposed ones as well, are those that apply without a word.
+/// All limits of a printed grant, including the proposed ones, are the effective defaults.
 #[test]
 fn a_printed_grant_proposes_the_limits_that_apply_anyway() {
     for asked in [LimitRequest::default(), LimitRequest { cpu_ms: Some(500), ..LimitRequest::default() }] {

@@ -1,11 +1,11 @@
-//! A grant file from a driver's request.
+//! Prints a grant file from a driver's request.
 
 use std::fmt::Write as _;
 
 use super::limits::{self, Knob};
 use super::{Capabilities, GRANT_API_VERSION, GRANT_KIND, LimitRequest};
 
-/// A grant file with all that a driver asks for. `driver` and `summary` go into its head.
+/// Returns a grant file with all capabilities that a driver requests. `driver` and `summary` are in its header.
 pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &LimitRequest) -> String {
     let mut text = String::new();
     line(&mut text, format_args!("# What {driver} asks for: {}", summary.replace(char::is_control, " ")));
@@ -62,7 +62,7 @@ pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &Lim
     text
 }
 
-/// The limits that the driver asks for, and as comments all that may be set.
+/// Prints the limits that the driver requests, and all others as comments.
 fn push_limits(text: &mut String, asked: &LimitRequest) {
     line(text, format_args!("# Limits. What is commented out applies as it stands here."));
     let none = *asked == LimitRequest::default();

@@ -1,7 +1,7 @@
 //! Huffman strings (RFC 7541, appendix B).
 //!
 //! The code is canonical: codes of one length are consecutive, in the order of their symbols, and follow those that are shorter.
-//! So the lengths say everything.
+//! The lengths therefore determine the codes.
 
 use super::Malformed;
 
@@ -38,7 +38,7 @@ const LENGTHS: [u8; SYMBOLS] = [
 struct Codes {
     first: u64,
     count: u64,
-    /// Where in `BY_CODE` the symbol of the first one is.
+    /// Index of the first symbol in `BY_CODE`.
     position: usize,
 }
 
@@ -79,9 +79,9 @@ const fn symbols_by_code() -> [u16; SYMBOLS] {
     symbols
 }
 
-/// Appends what `encoded` says to `decoded`.
+/// Decodes `encoded` and appends the result to `decoded`.
 pub(super) fn decode(encoded: &[u8], decoded: &mut Vec<u8>) -> Result<(), Malformed> {
-    // The lowest `count` bits are those that no symbol has taken yet: a byte, and less than the longest code before it.
+    // The lowest `count` bits are not decoded yet: a byte, and less than the longest code before it.
     let (mut bits, mut count) = (0_u64, 0);
     for &byte in encoded {
         bits = bits << 8 | u64::from(byte);

@@ -26,7 +26,7 @@ fn failure(block: &[u8]) -> Malformed {
     decode(&mut Decoder::default(), block).unwrap_err()
 }
 
-/// A field that the decoder is to remember.
+/// A field that the decoder must add to its table.
 fn remembered(name: &str, value: &str) -> Vec<u8> {
     let mut block = Vec::new();
     literal(name.as_bytes(), value.as_bytes(), &mut block);
@@ -87,7 +87,7 @@ fn a_client_may_shrink_the_table_and_let_it_grow_again() {
     let mut decoder = Decoder::default();
     decode(&mut decoder, &remembered("a", "1")).unwrap();
     assert_eq!(decode(&mut decoder, &[0xbe]).unwrap(), fields(&[("a", "1")]));
-    // To nothing and back (0x20, then 4096): what was remembered is gone.
+    // To zero and back (0x20, then 4096): the table is empty.
     assert_eq!(decode(&mut decoder, &hex("20 3fe11f")), Ok(vec![]));
     assert_eq!(decode(&mut decoder, &[0xbe]), Err(Malformed::Index(62)));
     assert_eq!(failure(&hex("3fe21f")), Malformed::TableSize(4097));

@@ -1,5 +1,5 @@
-//! The thread that changes the folder: takes what waits, writes all temporary files, then moves and removes in the order of
-//! the requests, then answers.
+//! The thread that changes the directory: takes the waiting requests, writes all temporary files, then renames and removes in the order
+//! of the requests, then responds.
 
 use std::fs::{File, OpenOptions};
 use std::hash::BuildHasher;
@@ -16,7 +16,7 @@ use super::{
 use crate::cdi::render::SpecFile;
 use nodedock_base::failpoint::{self, Point};
 
-/// Files of one turn: bounds how long the first of them waits for the others.
+/// Files of one batch: bounds the time that the first one waits for the others.
 const TURN_FILES_MAX: usize = 256;
 
 pub(super) enum Job {
@@ -33,17 +33,17 @@ impl Job {
     }
 }
 
-/// A job whose temporary files are written.
+/// A job with written temporary files.
 enum Staged {
     Write { files: Vec<(String, u64, PathBuf)>, done: oneshot::Sender<Result<(), CdiError>> },
     Remove { names: Vec<String>, done: oneshot::Sender<Result<(), CdiError>> },
     Failed { error: CdiError, done: oneshot::Sender<Result<(), CdiError>> },
 }
 
-/// A job that is done but for the sync of the folder.
+/// A job that lacks only the sync of the directory.
 struct Finished {
     outcome: Result<(), CdiError>,
-    /// It wanted files to be there, not to be gone.
+    /// The job writes files, it does not remove them.
     wrote: bool,
     done: oneshot::Sender<Result<(), CdiError>>,
 }
@@ -59,7 +59,7 @@ impl Writer {
         Self { folder, durability, temporaries: 0 }
     }
 
-    /// Runs until every handle is gone.
+    /// Runs until every handle is dropped.
     pub(super) fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
         while let Some(first) = jobs.blocking_recv() {
             let mut files = first.len();
@@ -78,13 +78,13 @@ impl Writer {
         let staged: Vec<_> = turn.into_iter().map(|job| self.stage(job)).collect();
         let finished: Vec<_> = staged.into_iter().map(|staged| self.finish(staged)).collect();
         let synced = self.sync_folder();
-        // Of a folder that somebody removed every file is gone.
+        // If the directory was removed, every file is gone.
         let emptied = if synced.as_ref().is_err_and(CdiError::is_gone) { Ok(()) } else { synced.clone() };
         failpoint::pass(Point::CdiSynced);
         self.folder.with_ours(|ours| self.folder.catalog.end_turn(ours));
         for Finished { outcome, wrote, done } in finished {
             let durable = if wrote { &synced } else { &emptied };
-            // A caller that has given up does not hear it; its files stand.
+            // A cancelled caller gets no response; its files stay.
             done.send(outcome.and_then(|()| durable.clone())).ok();
         }
     }
@@ -108,7 +108,7 @@ impl Writer {
         }
     }
 
-    /// Writes a temporary file. None: the folder has these bytes already.
+    /// Writes a temporary file. `None`: the directory has these bytes already.
     fn stage_file(&mut self, file: &SpecFile) -> Result<Option<(String, u64, PathBuf)>, CdiError> {
         check_name(&file.name)?;
         if self.folder.is_current(file) {
@@ -120,7 +120,7 @@ impl Writer {
         let name = format!("{}{pid}-{}{TEMPORARY_SUFFIX}", self.folder.temporary_prefix, self.temporaries);
         let path = self.folder.path.join(name);
         let written = match write_file(&path, &file.bytes, self.durability) {
-            // Somebody removed the folder while we ran.
+            // The directory was removed while the daemon was running.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 make_folder(&self.folder.path)?;
                 write_file(&path, &file.bytes, self.durability)
@@ -135,7 +135,7 @@ impl Writer {
         Ok(Some((file.name.clone(), self.folder.hasher.hash_one(&file.bytes), path)))
     }
 
-    /// Refuses to touch a file that is not ours. A file that we know needs no look at its bytes.
+    /// Refuses to change a file of another program. A known file needs no read.
     fn refuse_foreign(&self, name: &str) -> Result<(), CdiError> {
         let path = self.folder.path.join(name);
         let metadata = match std::fs::symlink_metadata(&path) {
@@ -152,7 +152,7 @@ impl Writer {
         Err(CdiError::Foreign(path.display().to_string()))
     }
 
-    /// Whether the file begins with our mark. An empty one is ours as well: a power loss may have left that of it.
+    /// Returns whether the file begins with this daemon's mark. An empty file counts as well: a power loss may have emptied it.
     fn is_ours_or_empty(&self, path: &Path) -> io::Result<bool> {
         let Some(file) = open_plain(path)? else { return Ok(false) };
         Ok(file.metadata()?.len() == 0 || self.folder.read_ours(path)?.is_some())
@@ -182,14 +182,14 @@ impl Writer {
                         .known()
                         .insert(name, Known { hash, stamp: Stamp::of(&metadata), settled: false });
                 }
-                // Then the next look reads the file.
+                // Then the next check reads the file.
                 Err(_) => drop(self.folder.known().remove(&name)),
             }
         }
         Ok(())
     }
 
-    /// One that cannot be removed does not keep the others. That a file is somebody else's is said last.
+    /// A file that cannot be removed does not prevent the removal of others. A file of another program is reported last.
     fn remove_all(&self, names: &[String]) -> Result<(), CdiError> {
         let mut failed: Vec<_> = names.iter().filter_map(|name| self.remove(name).err()).collect();
         failed.sort_by_key(|error| matches!(error, CdiError::Foreign(_)));
@@ -220,10 +220,10 @@ impl Writer {
     }
 }
 
-/// Removes temporary files that nobody will move.
+/// Removes temporary files of failed jobs.
 fn discard(files: impl IntoIterator<Item = (String, u64, PathBuf)>) {
     for (_, _, path) in files {
-        // What is left is swept at the next start.
+        // The next start removes the rest.
         std::fs::remove_file(path).ok();
     }
 }
@@ -234,7 +234,7 @@ fn write_file(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<(
     if durability == Durability::Synced { file.sync_data() } else { Ok(()) }
 }
 
-/// A plain name of a spec, inside the folder.
+/// Returns the plain name of a spec in the directory.
 fn check_name(name: &str) -> Result<(), CdiError> {
     if is_spec_name(name) && !name.starts_with('.') && !name.contains(['/', '\0']) {
         return Ok(());

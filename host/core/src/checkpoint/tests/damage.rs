@@ -1,8 +1,8 @@
-//! Files that are not whole, not ours, or of another release.
+//! Files that are damaged, of another program, or of another release.
 
 use super::*;
 
-/// Runs something on the raw database, as another release would have left it.
+/// Changes the raw database, as another release would.
 fn edit(home: &Home, edit: impl FnOnce(&redb::WriteTransaction)) {
     let database = Builder::new().create(home.path()).unwrap();
     let write = database.begin_write().unwrap();
@@ -21,7 +21,7 @@ async fn filled(home: &Home) {
     checkpoint.close().await;
 }
 
-/// The file is set aside as it was, and a new one takes commits.
+/// Checks that the file is set aside unchanged, and that a new one accepts commits.
 async fn is_set_aside(home: &Home) -> String {
     let before = std::fs::read(home.path()).unwrap();
     let opened = home.open();
@@ -85,7 +85,7 @@ async fn an_empty_file_is_a_new_one() {
     assert!(home.open().set_aside.is_none());
 }
 
-/// Flips bytes all over the file: whatever breaks, opening ends in a checkpoint, and what is set aside is as it was.
+/// Flips bytes all over the file: opening always returns a checkpoint, and a file that is set aside is unchanged.
 #[tokio::test]
 async fn no_damaged_byte_prevents_the_start() {
     let home = Home::new();
@@ -150,7 +150,7 @@ async fn an_unreadable_record_is_reported_and_kept_and_the_rest_is_served() {
         assert_eq!((skipped.key.as_str(), skipped.bytes), (uid(n).as_str(), value.len()));
         assert!(skipped.reason.contains(reason), "{skipped:?}");
     }
-    // Written anew, twice: the old value is kept once. Deleted: kept as well.
+    // Written again, twice: the old value is stored once. Deleted: stored as well.
     opened.checkpoint.commit(vec![put(2), put(2)]).await.unwrap();
     opened.checkpoint.commit(vec![put(2), Change::DeleteClaim(uid(3))]).await.unwrap();
     opened.checkpoint.close().await;

@@ -1,4 +1,4 @@
-//! Commits that were reported failed and may be on the disk all the same.
+//! Commits that were reported as failed and may be on the disk all the same.
 //!
 //! Story: a pod's exclusive claim was refused for a failed sync, its device went to another pod, and the file then had two
 //! exclusive claims on one device, of which one was never answered.
@@ -8,10 +8,10 @@ use proptest::prelude::*;
 use super::power::{State, model, open_on, put_claim, put_pod, records_on, start_on, start_with};
 use super::*;
 
-/// How many operations of a commit may succeed before one is refused: more than a commit has.
+/// Number of operations that may succeed before one fails: more than a commit has.
 const CREDITS: usize = 24;
 
-/// A checkpoint on a disk that, when it is opened again, has lost what was not synced, except for what a coin spares.
+/// A checkpoint on a disk that loses random unsynced bytes when it is opened again.
 fn start_forgetful(disk: &Disk, seed: u64) -> Checkpoint {
     let forgetful = disk.clone();
     let opener = move || {
@@ -24,7 +24,7 @@ fn start_forgetful(disk: &Disk, seed: u64) -> Checkpoint {
 #[tokio::test]
 async fn the_next_commit_takes_back_what_a_failed_one_left() {
     let first = [put_claim(1, "old"), put_claim(2, "old"), put_pod(1, "old")];
-    // A key twice, a replacement, deletes, a new key, and a delete of what is not there.
+    // A key twice, a replacement, deletes, a new key, and a delete of a missing key.
     let refused = vec![
         put_claim(1, "refused"),
         put_claim(1, "refused again"),
@@ -86,7 +86,7 @@ async fn a_probe_and_a_close_take_back_as_well() {
     }
 }
 
-/// Two commits that are refused after so many operations each. After each the power goes. False: the first left no trace.
+/// Two commits that fail after a number of operations each, with a power loss after each. Returns false if the first left no trace.
 async fn lose_power_after_failures(credits: [usize; 2]) -> bool {
     let disk = Disk::default();
     let checkpoint = start_on(&disk);
@@ -126,7 +126,7 @@ async fn power_loss_after_failures_leaves_what_was_acknowledged_or_one_of_the_re
         for second in 0..CREDITS {
             match lose_power_after_failures([first, second]).await {
                 true => traces += 1,
-                // The second does not matter, then.
+                // Then the second is irrelevant.
                 false if second == 0 => break,
                 false => {}
             }
@@ -154,7 +154,7 @@ async fn an_unreadable_value_is_kept_once_whatever_became_of_the_commit_that_kep
         let reopened = disk.clone();
         let checkpoint = start(database, Box::new(move || open_on(&reopened)), precious).unwrap();
         disk.refuse(io::ErrorKind::StorageFull, credit);
-        // It fails, or all of it fits: the second write is good in either case.
+        // It fails, or all of it succeeds: the second write is correct in either case.
         let _ = checkpoint.commit(vec![put_claim(1, "first")]).await;
         disk.accept();
         checkpoint.commit(vec![put_claim(1, "second")]).await.unwrap();
@@ -165,7 +165,7 @@ async fn an_unreadable_value_is_kept_once_whatever_became_of_the_commit_that_kep
     }
 }
 
-/// Requests that are asked for at once, and after how many operations the disk refuses.
+/// Concurrent requests, and the number of operations before the disk fails.
 #[derive(Debug, Clone)]
 struct Step {
     requests: Vec<Vec<(u8, usize)>>,

@@ -1,11 +1,11 @@
-//! Disks that fail and power that goes: a file is then as it was before a commit or after it, and never without one that
+//! Disk failures and power losses: a file is then in the state before a commit or after it, and never without one that
 //! was acknowledged.
 
 use futures::FutureExt as _;
 
 use super::*;
 
-/// A checkpoint on a disk of ours.
+/// A checkpoint on a test disk.
 pub(super) fn start_on(disk: &Disk) -> Checkpoint {
     let disk = disk.clone();
     start_with(&disk.clone(), Box::new(move || open_on(&disk)))
@@ -21,7 +21,7 @@ pub(super) fn open_on(disk: &Disk) -> Result<redb::Database, redb::Error> {
     Ok(Builder::new().set_cache_size(1 << 20).create_with_backend(disk.clone())?)
 }
 
-/// Records by key: of a claim the cause of its last transition, of a pod the names of its containers.
+/// Records by key: for a claim the cause of its last transition, for a pod the names of its containers.
 pub(super) type State = BTreeMap<(Table, Uid), String>;
 
 fn claim_entry(claim: &ClaimRecord) -> ((Table, Uid), String) {
@@ -33,7 +33,7 @@ fn pod_entry(pod: &PodRecord) -> ((Table, Uid), String) {
     ((Table::Pods, pod.pod.uid.clone()), names.join(","))
 }
 
-/// Which records a disk holds.
+/// Returns the records on a disk.
 pub(super) fn records_on(bytes: Vec<u8>) -> State {
     let database = open_on(&Disk::with(bytes)).expect("opens after a power loss");
     let Some(contents) = format::load(&database, &[]).expect("is readable") else { return State::new() };
@@ -78,7 +78,7 @@ fn scenario() -> Vec<Vec<Change>> {
     commits
 }
 
-/// The states of a disk after each of the commits, beginning with none.
+/// Returns the states of a disk after each of the commits, beginning with the empty one.
 fn states_after(commits: &[Vec<Change>]) -> Vec<State> {
     let mut states = vec![State::new()];
     for changes in commits {
@@ -89,8 +89,8 @@ fn states_after(commits: &[Vec<Change>]) -> Vec<State> {
     states
 }
 
-/// Disks as they may be when power goes after `at` operations. A cut is of interest where something was written since the last
-/// sync; in between three fates are enough.
+/// Returns possible disks after a power loss after `at` operations. A power loss is of interest after unsynced writes; three random
+/// outcomes suffice.
 fn images(ops: &[Op], at: usize) -> Vec<Vec<u8>> {
     let at_sync = ops.get(at).is_none_or(|op| matches!(op, Op::Sync));
     let seeds = if at_sync { 1..8 } else { 1..2 };
@@ -106,7 +106,7 @@ async fn power_loss_at_any_point_leaves_the_state_before_or_after_a_commit() {
     let checkpoint = start_on(&disk);
     let born = disk.ops_count();
     let (commits, mut acknowledged) = (scenario(), vec![born]);
-    // How many operations had been done when each commit was acknowledged.
+    // Number of operations when each commit was acknowledged.
     for changes in &commits {
         checkpoint.commit(changes.clone()).await.unwrap();
         acknowledged.push(disk.ops_count());
@@ -128,7 +128,7 @@ async fn power_loss_at_any_point_leaves_the_state_before_or_after_a_commit() {
     }
 }
 
-/// The writer commits several requests at once here; each of them is whole, and they stand in the order of asking.
+/// The writer commits several requests together; each of them is complete, and they are in the order of the calls.
 #[tokio::test]
 async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowledged() {
     let disk = Disk::default();
@@ -141,7 +141,7 @@ async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowle
     });
     let mut requests = futures::future::join_all(requests);
     {
-        // The first commit waits for the disk until all have asked.
+        // The first commit waits for the disk until all requests are queued.
         let _held = disk.hold();
         assert_eq!((&mut requests).now_or_never(), None);
     }
@@ -169,7 +169,7 @@ async fn a_full_disk_refuses_and_the_writer_goes_on_when_there_is_room() {
         assert_eq!(checkpoint.health(), Health::default());
 
         disk.refuse(io::ErrorKind::StorageFull, credit);
-        // With credit the first commits may still fit.
+        // With credit the first commits may still succeed.
         let mut error = None;
         for n in 2..20 {
             error = checkpoint.commit(vec![put(n)]).await.err().or(error);
@@ -202,7 +202,7 @@ async fn a_read_only_disk_is_told_from_a_full_one() {
     assert!(nodedock_base::error::chain(&error).contains("read-only"), "{error:?}");
 }
 
-/// The first commit after a failure opens the file again; on a real file that means its lock as well.
+/// The first commit after a failure opens the file again; on a real file it also takes its lock again.
 #[tokio::test]
 async fn a_real_file_is_opened_again_by_the_same_daemon_and_not_by_another() {
     let home = Home::new();

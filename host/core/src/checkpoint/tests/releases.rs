@@ -1,4 +1,4 @@
-//! Files of other releases: what is older is brought up to date, and what is newer is not lost.
+//! Files of other releases: older ones are upgraded, and newer fields are not lost.
 
 use redb::{ReadableDatabase, ReadableTable};
 use serde_json::{Value, json};
@@ -7,10 +7,10 @@ use super::*;
 use nodedock_model::{Hold, PreparedClaim, PreparedDevice};
 
 const CLAIMS: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("claims");
-/// The name of the claims' table in a made-up format 0.
+/// The name of the claims' table in a fictional format 0.
 const CLAIMS_OF_FORMAT_0: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("allocations");
 
-/// A claim with something in every object that is stored.
+/// A claim with a value in every stored object.
 fn full_claim() -> ClaimRecord {
     let mut record = claim(1, "prepare");
     let device: nodedock_model::AllocatedDevice = serde_json::from_value(
@@ -41,10 +41,10 @@ fn full_pod() -> PodRecord {
     }
 }
 
-/// Objects whose names are no fields: of drivers, pods and claims, and of a variant.
+/// Objects with names that are not fields: of drivers, pods and claims, and of a variant.
 const NOT_FIELDS: [&str; 4] = ["drivers", "pods", "claims", "access"];
 
-/// Adds a field that no release knows to every object.
+/// Adds an unknown field to every object.
 fn from_the_future(name: &str, value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -82,7 +82,7 @@ fn read_raw(home: &Home, table: Table, key: &Uid) -> Value {
     serde_json::from_slice(&value.value()[1..]).unwrap()
 }
 
-/// A file with a claim and a pod of a newer release, as this release finds it.
+/// A file with a claim and a pod of a newer release.
 async fn with_records_of_the_future() -> Home {
     let home = Home::new();
     home.open().checkpoint.close().await;
@@ -104,7 +104,7 @@ async fn what_is_written_unchanged_is_in_the_file_as_a_newer_release_left_it() {
     assert!(skipped.is_empty(), "{skipped:?}");
     let changes =
         vec![Change::PutClaim(Arc::new(claims.remove(0))), Change::PutPod(Arc::new(pods.remove(0)))];
-    // Twice in one commit, and once more: it is not added twice.
+    // Twice in one commit, and again: it is not added twice.
     checkpoint.commit([changes.clone(), changes.clone()].concat()).await.unwrap();
     checkpoint.commit(changes).await.unwrap();
     checkpoint.close().await;
@@ -170,7 +170,7 @@ fn take_the_state_apart(mut record: Value) -> Result<Value, String> {
 const FROM_0: Upgrades =
     Upgrades { formats: &[(0, rename_the_table)], records: &[(0, take_the_state_apart)] };
 
-/// A file of a made-up format 0, in which the claims' table had another name and a claim no state but a boolean.
+/// A file of a fictional format 0, in which the claims' table had another name and a claim a boolean instead of a state.
 async fn of_format_0() -> Home {
     let home = Home::new();
     commit(&home, vec![put(1), put(2), put(3)]).await;
@@ -205,7 +205,7 @@ async fn an_older_file_and_its_records_are_brought_up_to_date() {
     opened.checkpoint.commit(vec![put(2)]).await.unwrap();
     opened.checkpoint.close().await;
 
-    // Only what was written has the new version; the tables have it at once.
+    // Only written values have the new version; the tables have it at once.
     assert_eq!(read(&home.path()).unwrap().meta.format, FORMAT_VERSION);
     let versions: Vec<u8> = {
         let database = Builder::new().open(home.path()).unwrap();
@@ -251,7 +251,7 @@ fn steps_lead_from_version_to_version_or_not_at_all() {
     assert_eq!(upgrade::path(&steps, 0, 3), None);
 }
 
-/// Writes the file of a newer format that the daemon is tested with.
+/// Writes the file of a newer format for the tests of the daemon.
 #[tokio::test]
 #[ignore = "writes the fixture"]
 async fn write_the_newer_fixture() {
