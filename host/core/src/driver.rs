@@ -1,7 +1,7 @@
-//! The waist: what a driver is to the rest of the host, whatever way it came.
+//! The driver traits: the interface of drivers to the rest of the host, for every kind of driver.
 //!
-//! Owns the two traits and the values of a call. Is given requests by the managers; gives back one outcome for each claim
-//! asked for, neither more nor fewer. Never touches the checkpoint, CDI or the registry.
+//! Owns the two traits and the values of a call. Given requests by the managers, a driver returns exactly one outcome for each
+//! claim. Never uses the checkpoint, CDI or the registry.
 
 pub mod containment;
 pub mod moved;
@@ -21,7 +21,7 @@ use nodedock_model::{
     PluginDevice, PreparedClaim, Problem, Uid,
 };
 
-/// Who a driver is: constant over its life.
+/// Identity of a driver, constant over its life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverIdentity {
     pub name: DriverName,
@@ -34,17 +34,17 @@ pub struct DriverIdentity {
     pub summary: String,
 }
 
-/// A driver: an identity and what it does of claims. A device plugin has no driver's name, but that of its resource: it is known by
-/// its `DeviceDriver` alone.
+/// A driver: an identity and its `ClaimDriver`. A device plugin has no driver name, only that of its resource: it has only a
+/// `DeviceDriver`.
 #[derive(Clone)]
 pub struct Driver {
     pub identity: Arc<DriverIdentity>,
     pub claims: Option<Arc<dyn ClaimDriver>>,
-    /// What it has on this node, where it tells: a native DRA plugin publishes by itself.
+    /// Its inventory on this node, if it reports one: a native DRA plugin publishes its own.
     pub inventory: Option<watch::Receiver<Arc<Published>>>,
 }
 
-/// What a driver last said of its devices.
+/// Last inventory and health of a driver.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Published {
     pub inventory: Inventory,
@@ -52,7 +52,7 @@ pub struct Published {
 }
 
 nodedock_base::worded! {
-    /// What a driver is called for.
+    /// Operation of a driver call.
     Operation {
         Describe = "describe",
         Discover = "discover",
@@ -64,22 +64,22 @@ nodedock_base::worded! {
 }
 
 impl Operation {
-    /// Whether it may change the node; the others look.
+    /// Returns whether it may change the node; the others only read.
     pub fn acts(self) -> bool {
         matches!(self, Self::Prepare | Self::Unprepare)
     }
 }
 
-/// How the connection to a native plugin is.
+/// State of the connection to a native plugin.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Link {
-    /// Not made yet.
+    /// Not connected yet.
     #[default]
     Connecting,
     Connected,
-    /// It was there, or could not be made; the reason.
+    /// Lost or failed, with the reason.
     Lost(String),
-    /// Given up by us.
+    /// Closed by this side.
     Closed,
 }
 
@@ -97,22 +97,22 @@ impl Link {
 /// What every call carries.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// Runs through all logs of the operation, here and in the driver.
+    /// Identifies the operation in all log lines, of the host and of the driver.
     pub request_id: Arc<str>,
     pub deadline: Duration,
 }
 
-/// Facts about the node that every request to a driver repeats.
+/// Facts about the node that every call contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {
     pub name: String,
     pub boot_id: String,
 }
 
-/// An outcome for each claim asked for.
+/// An outcome for each claim of a call.
 pub type Outcomes<T> = BTreeMap<Uid, Result<T, Problem>>;
 
-/// What the calls of a driver came to, as its face measures them.
+/// Statistics of a driver's calls.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DriverStats {
     /// Since it was loaded.
@@ -121,63 +121,63 @@ pub enum DriverStats {
     Grpc(Vec<stats::RpcSeconds>),
 }
 
-/// Claims made ready and given back, in batches.
+/// Prepares and unprepares claims, in batches.
 #[async_trait]
 pub trait ClaimDriver: Send + Sync {
-    /// None: it does not measure.
+    /// Returns statistics; `None` if the driver has none.
     fn stats(&self) -> Option<DriverStats> {
         None
     }
 
-    /// Makes claims ready. May be repeated for a claim at any time and comes to the same end.
+    /// Prepares claims. May be repeated for a claim at any time with the same result.
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim>;
 
-    /// Gives claims back. A claim that the driver does not know is success.
+    /// Unprepares claims. An unknown claim is a success.
     async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()>;
 }
 
-/// The code of WASM drivers that served before, for the claims that it prepared.
+/// Previous versions of WASM drivers, for the claims that they prepared.
 #[async_trait]
 pub trait Predecessors: Send + Sync {
-    /// The driver of a name as the file of a digest has it, within what its name is granted now. Loading it may take as long as a
-    /// compiler takes, and goes on when this is dropped.
+    /// Returns the driver of a name from the file with a digest, within the current grant of the name. Loading may take as long as a
+    /// compilation, and continues when the future is dropped.
     async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem>;
 
-    /// Notes an identity under which the file of its digest serves from now on: as long as somebody holds it, the file is kept.
+    /// Records an identity whose file serves from now on: the file is stored while a reference to the identity exists.
     fn serves_as(&self, identity: &Arc<DriverIdentity>);
 
-    /// Digests that are kept although nobody serves or works with them.
+    /// Returns the stored digests that no driver uses.
     fn idle(&self) -> Vec<String>;
 
-    /// Forgets a digest, unless somebody serves with it again.
+    /// Deletes a digest's file, unless a driver uses it again.
     fn forget(&self, digest: &str);
 }
 
-/// What a device plugin wants of its callers.
+/// Options of a device plugin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// `pre_start` is to be called before each start of a container.
+    /// `pre_start` must be called before each start of a container.
     pub pre_start_required: bool,
     /// `preferred_allocation` may be called.
     pub preferred_allocation_available: bool,
 }
 
-/// The newest list of a device plugin. None: it has not listed yet. The channel ends with the plugin's stream.
+/// The newest list of a device plugin. `None`: it has not listed yet. The channel ends with the plugin's stream.
 pub type DeviceLists = watch::Receiver<Option<Arc<[PluginDevice]>>>;
 
-/// An extended resource, as the kubelet's device plugin API has it. Every call ends within its deadline.
+/// An extended resource, as in the kubelet's device plugin API. Every call ends within its deadline.
 #[async_trait]
 pub trait DeviceDriver: Send + Sync {
     fn options(&self) -> DeviceOptions;
 
-    /// Follows the plugin's lists; each replaces the one before, also one that nobody has looked at yet.
+    /// Watches the plugin's lists; each replaces the previous one, even if that was not read.
     async fn list_and_watch(&self, call: &Call) -> Result<DeviceLists, Problem>;
 
-    /// Makes the devices ready for one container.
+    /// Allocates the devices for one container.
     async fn allocate(&self, call: &Call, device_ids: &[String]) -> Result<ContainerAllocation, Problem>;
 
-    /// Which of `available` are best for `size` devices that contain `must_include`. What it answers is advice: the caller keeps
-    /// what is available.
+    /// Returns the plugin's preferred `size` devices of `available`, including `must_include`. The result is advice: the caller ignores
+    /// devices that are not available.
     async fn preferred_allocation(
         &self,
         call: &Call,
@@ -186,7 +186,7 @@ pub trait DeviceDriver: Send + Sync {
         size: u32,
     ) -> Result<Vec<String>, Problem>;
 
-    /// Called before each start of a container, if the plugin asked for that.
+    /// Must be called before each start of a container, if the plugin requests that.
     async fn pre_start(&self, call: &Call, device_ids: &[String]) -> Result<(), Problem>;
 }
 
@@ -194,11 +194,11 @@ pub trait DeviceDriver: Send + Sync {
 pub trait Ledger: Send + Sync {
     fn claims(&self, driver: &DriverName) -> Vec<LiveClaim>;
     fn claim(&self, driver: &DriverName, uid: &str) -> Option<LiveClaim>;
-    /// Those that hold this device, by UID.
+    /// Returns the claims that use this device, sorted by UID.
     fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim>;
 }
 
-/// Of a driver that is only looked at, or measured: it holds nothing.
+/// An empty view, for a driver that is only inspected or measured.
 #[derive(Debug, Clone, Copy)]
 pub struct NoClaims;
 
@@ -216,8 +216,8 @@ impl Ledger for NoClaims {
     }
 }
 
-/// Completes what a driver answered to one outcome per asked claim: a missing claim is a defect of the driver, and what it
-/// said of claims that nobody asked for is named and dropped.
+/// Completes a driver's result to one outcome per claim of the call: a missing claim is a defect of the driver, and outcomes of other
+/// claims are logged and dropped.
 pub fn settle<'a, T>(
     asked: impl IntoIterator<Item = &'a Uid>,
     answered: impl IntoIterator<Item = (String, Result<T, Problem>)>,
@@ -240,7 +240,7 @@ pub fn settle<'a, T>(
     (outcomes, strangers)
 }
 
-/// The same problem for every claim of a call that failed as a whole.
+/// Returns the same problem for every claim of a failed call.
 pub fn all_failed<'a, T>(asked: impl IntoIterator<Item = &'a Uid>, problem: &Problem) -> Outcomes<T> {
     asked.into_iter().map(|uid| (uid.clone(), Err(problem.clone()))).collect()
 }

@@ -1,4 +1,4 @@
-//! The core of the host: what a driver is, what is durable, and the managers of claims, devices and pods.
+//! The core of the host: the driver traits, the checkpoint, CDI, the registry, and the managers of claims, devices and pods.
 //!
 //! Knows no kind of driver and no caller: `nodedock-wasm` and `nodedock-native` bring drivers, `nodedock-kube` and the daemon bring requests.
 

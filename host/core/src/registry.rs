@@ -1,7 +1,7 @@
-//! Which drivers there are, in which state, and who serves under which name.
+//! The registry: drivers with their states, and the serving instance of each driver name.
 //!
-//! Owns the list of sources (a file or a socket each) and the map from driver name to the serving instance. Is given facts by
-//! discovery; gives the managers a driver to call and the north a view. Never prepares anything.
+//! Owns the list of sources (each a file or a socket) and the map from driver name to the serving instance. Given the states of
+//! drivers, it returns the driver to call to the managers, and views to the APIs. Never prepares anything.
 
 mod instances;
 mod quarantine;
@@ -27,21 +27,21 @@ use nodedock_model::{
     limit,
 };
 
-/// Where a driver is in its life.
+/// State of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DriverState {
     Seen,
     Verified,
     Compiled,
     Described,
-    /// It asks for more than it was granted.
+    /// It requests more than its grant.
     Blocked,
     Serving,
-    /// A native plugin whose connection is gone; its registration stands.
+    /// A native plugin without a connection; its registration stays.
     Lost,
     Draining,
     Failed,
-    /// A WASM driver whose calls failed again and again: it is called no more until a probe succeeds.
+    /// A WASM driver whose calls failed repeatedly: it is not called until a probe succeeds.
     Quarantined,
 }
 
@@ -63,7 +63,7 @@ impl DriverState {
 }
 
 impl DriverState {
-    /// Whether something is still to come of itself: it is on its way to serve or to fail.
+    /// Returns whether the state is transient: the driver is about to serve or to fail.
     pub fn is_under_way(self) -> bool {
         match self {
             Self::Seen | Self::Verified | Self::Compiled | Self::Described => true,
@@ -77,41 +77,41 @@ impl DriverState {
     }
 }
 
-/// A source of a driver and what became of it.
+/// A source of a driver and its state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DriverView {
-    /// None while it is not known.
+    /// `None` while it is unknown.
     pub name: Option<DriverName>,
     pub kind: DriverKind,
     /// Name of the file, or path of the socket.
     pub source: String,
     pub version: String,
     pub state: DriverState,
-    /// Why it does not serve, or what is wrong although it does.
+    /// Why it does not serve, or a defect although it serves.
     pub reason: String,
     pub digest: String,
     pub summary: String,
     pub devices: usize,
     pub missing_grants: Vec<String>,
-    /// When its devices were last looked at; Unix milliseconds.
+    /// Time of the last discovery; Unix milliseconds.
     pub discovered_ms: Option<u64>,
     pub problem: Option<Problem>,
     /// The newest last.
     pub timeline: VecDeque<Transition>,
     /// Of a registered native plugin.
     pub native: Option<NativeView>,
-    /// Of a file: whether it is trusted.
+    /// For a file: whether it is trusted.
     pub trust: Option<TrustView>,
 }
 
-/// What the trust policy says of a driver's file.
+/// Verdict of the trust policy on a driver's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrustView {
     /// off, warn or enforce.
     pub mode: &'static str,
-    /// trusted, distrusted, or unchecked where the policy asks nothing of files.
+    /// trusted, distrusted, or unchecked if the policy is off.
     pub verdict: &'static str,
-    /// Name of the key that signed the file, as the config calls it.
+    /// Name of the key that signed the file, in the config.
     pub key: Option<String>,
     /// The driver name or file stem under which the file's digest is pinned.
     pub pin: Option<String>,
@@ -119,15 +119,15 @@ pub struct TrustView {
     pub reason: Option<String>,
 }
 
-/// What is known of a native plugin beside what every driver has.
+/// Data of a native plugin that other drivers do not have.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NativeView {
     pub endpoint: String,
-    /// As the plugin listed them.
+    /// Services in the plugin's registration.
     pub services: Vec<String>,
     /// connecting, connected, lost or closed.
     pub connection: &'static str,
-    /// Health as it counts now.
+    /// Current health.
     pub health: HealthReport,
 }
 
@@ -171,35 +171,35 @@ impl DriverView {
 /// Names of drivers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DriverNames {
-    /// Those that are called for claims, connected or not.
+    /// Drivers that are called for claims, connected or not.
     pub serving: BTreeSet<DriverName>,
-    /// Those of every source that has told its name, whatever became of it.
+    /// Names of all sources with a known name, whatever their state.
     pub known: BTreeSet<DriverName>,
 }
 
-/// An operator's wish to have a driver's files read again.
+/// An operator's request to read a driver's files again.
 pub struct ReloadRequest {
     pub source: String,
     pub done: oneshot::Sender<Reloaded>,
 }
 
-/// An error: it was not carried out.
+/// Outcome; an error if it was not executed.
 pub type Reloaded = Result<(), Problem>;
 
 impl ReloadRequest {
-    /// Gives it to its worker as an order. Where too many wait for that already, the operator is told to come again.
+    /// Passes it to its worker as an order. With a full queue the operator gets an error to retry.
     pub fn hand_to<T>(self, worker: &mpsc::Sender<T>, order: impl FnOnce(oneshot::Sender<Reloaded>) -> T) {
         if let Some(place) = spare_place(worker) {
             place.send(order(self.done));
         } else if !worker.is_closed() {
-            // The operator may have gone away.
+            // The caller may have been cancelled.
             let _ = self.done.send(Err(too_many_reloads()));
         }
     }
 }
 
-/// A place in a worker's inbox for an order that it can do without. Half of the places stay free for what changed, because whoever
-/// brings that waits for a place and brings it to all: one that is slow is not to keep the others.
+/// Reserves a slot in a worker's queue for an optional order. Half of the slots stay free for changes, because the sender of changes
+/// waits for slots of all workers in turn: a slow worker must not delay the others.
 pub fn spare_place<T>(worker: &mpsc::Sender<T>) -> Option<mpsc::Permit<'_, T>> {
     let has_spare = worker.capacity() > worker.max_capacity() / 2;
     has_spare.then(|| worker.try_reserve().ok()).flatten()
@@ -209,7 +209,7 @@ fn too_many_reloads() -> Problem {
     Problem::unavailable("too-many-reloads", "too many reloads wait already")
 }
 
-/// Reloads that may wait; more are told to come again.
+/// Queue of reloads; further ones get an error to retry.
 const RELOADS_WAITING_MAX: usize = 64;
 
 /// Handle to the registry.
@@ -220,16 +220,16 @@ struct Inner {
     state: RwLock<State>,
     changes: Changes,
     conditions: Conditions,
-    /// Counts the times that a driver began to serve, or serves again after a quarantine.
+    /// Incremented when a driver begins to serve, or serves again after a quarantine.
     serving: watch::Sender<u64>,
-    /// Counts the times that a name or an endpoint became free.
+    /// Incremented when a name or an endpoint becomes free.
     freed: watch::Sender<u64>,
     wasm_reloads: Reloads,
     grpc_reloads: Reloads,
     predecessors: OnceLock<Arc<dyn Predecessors>>,
 }
 
-/// Reload requests on their way to the task that carries them out.
+/// Queue of reload requests for the task that executes them.
 struct Reloads {
     sender: mpsc::Sender<ReloadRequest>,
     inbox: std::sync::Mutex<Option<mpsc::Receiver<ReloadRequest>>>,
@@ -246,7 +246,7 @@ impl Reloads {
 struct State {
     sources: BTreeMap<String, DriverView>,
     serving: BTreeMap<DriverName, Instances>,
-    /// Of serving WASM drivers, by source.
+    /// Conduct of serving WASM drivers, by source.
     conducts: BTreeMap<String, Conduct>,
 }
 
@@ -255,7 +255,7 @@ impl Registry {
         Self::with_conditions(changes, Conditions::default())
     }
 
-    /// The same, that tells what is wrong with the node.
+    /// Creates a registry that sets conditions of the node.
     pub fn with_conditions(changes: Changes, conditions: Conditions) -> Self {
         Self(Arc::new(Inner {
             state: RwLock::default(),
@@ -269,12 +269,12 @@ impl Registry {
         }))
     }
 
-    /// The channel on which changes of drivers are published.
+    /// Returns the channel that publishes changes of drivers.
     pub fn changes(&self) -> &Changes {
         &self.0.changes
     }
 
-    /// The driver that serves under a name; the problem says what is known of it otherwise.
+    /// Returns the serving driver of a name; otherwise a problem with its state.
     pub fn serving(&self, name: &DriverName) -> Result<Driver, Problem> {
         let state = self.read();
         if let Some(instances) = state.serving.get(name) {
@@ -291,7 +291,7 @@ impl Registry {
         })
     }
 
-    /// Says where the code of versions that served before is to be had. The first word counts.
+    /// Sets the source of previous driver versions. Only the first call has an effect.
     pub fn keep_predecessors(&self, predecessors: Arc<dyn Predecessors>) {
         let _ = self.0.predecessors.set(predecessors);
     }
@@ -300,19 +300,19 @@ impl Registry {
         self.0.predecessors.get()
     }
 
-    /// A device as its driver last described it.
+    /// Returns a device from its driver's last inventory.
     pub fn device(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Device> {
         let inventory = self.read().serving.get(driver)?.picked().driver.inventory.clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
         inventory.borrow().inventory.device(&pool, &device).cloned()
     }
 
-    /// Every driver that serves, by name.
+    /// Returns every serving driver, by name.
     pub fn all_serving(&self) -> Vec<Driver> {
         self.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
     }
 
-    /// Of which kind the driver of a name is. None: nothing of it is here.
+    /// Returns the kind of a driver; `None` if it has no source.
     pub fn kind(&self, name: &DriverName) -> Option<DriverKind> {
         let state = self.read();
         let serving = state.serving.get(name).map(|instances| instances.picked().driver.identity.kind);
@@ -320,7 +320,7 @@ impl Registry {
         serving.or_else(|| known().map(|view| view.kind))
     }
 
-    /// The names of the drivers of which anything is here.
+    /// Returns the names of drivers with a source.
     pub fn names(&self) -> DriverNames {
         let state = self.read();
         let serving =
@@ -331,7 +331,7 @@ impl Registry {
         }
     }
 
-    /// Whether a source is on its way that has this name, or may turn out to have it.
+    /// Returns whether a source in a transient state has this name, or may have it.
     pub fn is_under_way(&self, name: &DriverName) -> bool {
         let state = self.read();
         let of_name = |view: &&DriverView| view.name.as_ref() == Some(name);
@@ -342,23 +342,23 @@ impl Registry {
         }
     }
 
-    /// What the calls of the drivers that serve came to.
+    /// Returns call statistics of the serving drivers.
     pub fn stats(&self) -> Vec<(DriverName, DriverStats)> {
         let of = |driver: Driver| Some((driver.identity.name.clone(), driver.claims?.stats()?));
         self.all_serving().into_iter().filter_map(of).collect()
     }
 
-    /// Changes whenever a driver begins to serve.
+    /// Returns a watch that changes whenever a driver begins to serve.
     pub fn serving_changes(&self) -> watch::Receiver<u64> {
         self.0.serving.subscribe()
     }
 
-    /// Changes whenever a name or an endpoint becomes free.
+    /// Returns a watch that changes whenever a name or an endpoint becomes free.
     pub fn freed_changes(&self) -> watch::Receiver<u64> {
         self.0.freed.subscribe()
     }
 
-    /// Every source, by its name.
+    /// Returns every source, sorted by name.
     pub fn list(&self) -> Vec<DriverView> {
         let state = self.read();
         let mut natives = state.natives();
@@ -366,7 +366,7 @@ impl Registry {
         state.sources.values().map(view).collect()
     }
 
-    /// Reads a driver's files again, by driver name or file name, and asks it for its devices.
+    /// Reads a driver's files again, by driver name or file name, and calls it for its devices.
     pub async fn reload(&self, name: &str) -> Result<DriverView, Problem> {
         let source = self.known_source(name)?;
         let (done, finished) = oneshot::channel();
@@ -374,7 +374,7 @@ impl Registry {
         let reloads = self.reloads(kind.unwrap_or(DriverKind::Wasm));
         let request = ReloadRequest { source: source.clone(), done };
         reloads.sender.try_send(request).map_err(|_| too_many_reloads())?;
-        // Dropped, the source went away meanwhile; the look below tells.
+        // Dropped: the source was removed meanwhile; the lookup below reports that.
         finished.await.unwrap_or(Ok(()))?;
         self.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
     }
@@ -385,18 +385,17 @@ impl Registry {
         })
     }
 
-    /// Returns when the task that carries out what discovery and operators ask of drivers of a kind has taken a request. False: it
-    /// ended.
+    /// Waits until the task that executes requests for drivers of a kind has received one. Returns false if the task has ended.
     pub async fn answers(&self, kind: DriverKind) -> bool {
         let (done, taken) = oneshot::channel();
-        // No source has this name, so the request is dropped as soon as it is received.
+        // No source has this name, so the task drops the request as soon as it receives it.
         let request = ReloadRequest { source: String::new(), done };
         let sender = &self.reloads(kind).sender;
         if sender.send(request).await.is_err() {
             return false;
         }
         taken.await.ok();
-        // A task that ends drops what waits for it as well.
+        // A task that ends also drops waiting requests.
         !sender.is_closed()
     }
 
@@ -410,7 +409,7 @@ impl Registry {
         serving.or_else(|| state.sources.values().find(of_name).map(|view| view.source.clone()))
     }
 
-    /// Reload requests, for the one task that carries them out. None when it was taken already.
+    /// Returns the reload requests, for the one task that executes them. `None` after the first call.
     pub fn take_reloads(&self, kind: DriverKind) -> Option<mpsc::Receiver<ReloadRequest>> {
         self.reloads(kind).inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -422,7 +421,7 @@ impl Registry {
         }
     }
 
-    /// Changes what is shown of a source, making it if it is new.
+    /// Changes the state of a source, and adds a new one.
     pub fn update(&self, kind: DriverKind, source: &str, change: impl FnOnce(&mut DriverView)) {
         let mut state = self.write();
         let view = state.sources.entry(source.to_owned()).or_insert_with(|| DriverView::new(kind, source));
@@ -436,13 +435,12 @@ impl Registry {
         }
     }
 
-    /// Another source that has a name already.
+    /// Returns another source with this name.
     pub fn taken_by_other(&self, name: &DriverName, source: &str) -> Option<String> {
         self.read().serving.get(name)?.other_than(source).map(str::to_owned)
     }
 
-    /// Makes `driver` the one that serves under its name, with what it published. The error names the source that has the name
-    /// already.
+    /// Makes `driver` the serving driver of its name, with its inventory. The error names another source with that name.
     pub fn serve(&self, source: &str, driver: Driver) -> Result<(), String> {
         let name = driver.identity.name.clone();
         let left = {
@@ -450,7 +448,7 @@ impl Registry {
             if let Some(other) = state.serving.get(&name).and_then(|known| known.other_than(source)) {
                 return Err(other.to_owned());
             }
-            // A file that named itself otherwise before gives its old name up.
+            // A file with another name before releases its old name.
             let left = state.drop_source(source).filter(|left| *left != name);
             state.serving.insert(name, Instances::one(source, driver));
             left
@@ -462,7 +460,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes a source's driver from the managers. Calls in flight go on.
+    /// Removes a source's driver from the managers. Calls in flight continue.
     pub fn retire(&self, source: &str) {
         let left = {
             let mut state = self.write();
@@ -475,7 +473,7 @@ impl Registry {
         }
     }
 
-    /// Forgets a source, and its driver where it still serves.
+    /// Removes a source, and its driver if it still serves.
     pub fn remove(&self, source: &str) {
         self.retire(source);
         let view = self.write().sources.remove(source);

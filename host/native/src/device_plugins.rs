@@ -1,4 +1,4 @@
-//! Device plugins that registered on a registration socket: where the device manager finds them.
+//! Accepted device plugins with a registration socket, for the device manager.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,16 +12,16 @@ use nodedock_model::ExtendedResource;
 pub struct DevicePluginEndpoint {
     pub resource: ExtendedResource,
     pub endpoint: PathBuf,
-    /// As the plugin listed them; `v1beta1` is among them.
+    /// Versions that the plugin listed, including `v1beta1`.
     pub versions: Vec<String>,
 }
 
-/// Accepted device plugins by registration socket. Clones see the same.
+/// Accepted device plugins by registration socket. Clones share the state.
 #[derive(Clone, Default)]
 pub struct DevicePlugins(watch::Sender<BTreeMap<String, DevicePluginEndpoint>>);
 
 impl DevicePlugins {
-    /// What is accepted now, and every change of it.
+    /// Returns a watch of the accepted plugins.
     pub fn follow(&self) -> watch::Receiver<BTreeMap<String, DevicePluginEndpoint>> {
         self.0.subscribe()
     }

@@ -1,8 +1,21 @@
-//! Endpoints of device plugins: who registered for a resource, and the connection to it from there on.
+//! Endpoints of device plugins: the registered plugin of each resource, and the connection to it.
 //!
-//! Is given registrations, from the socket on which plugins call and from the folder of registration sockets; tells a `PluginSink`
-//! who arrived, what it lists and why it left. Of two registrations of a resource the later counts. A lost plugin is dialled again,
-//! which a kubelet leaves to the plugin. Never allocates anything, and deletes no socket.
+//! Given registrations, from the socket that plugins call and from the directory of registration sockets, it reports to a `PluginSink`
+//! which plugin arrived, what it lists and why it left. Of two registrations of a resource the later one counts. It dials a lost plugin
+//! again, which a kubelet leaves to the plugin. Never allocates anything, and deletes no socket.
+//!
+//! # Life of a device plugin
+//!
+//! `registering → serving ⇄ lost`. It is gone when a newer registration replaces it, when its registration socket is removed, or when its
+//! own socket has been missing for five minutes.
+//!
+//! Both ways of registration, a call on `kubelet.sock` and a registration socket, take the same steps: check the socket, dial it, call
+//! it for its options, and pass the plugin to the controller of its resource, which reports it to the device manager and watches its
+//! lists. Of two registrations the later one counts, even while the earlier one is in progress.
+//!
+//! Differences from a kubelet: every call has a deadline; a lost plugin is dialled again (20 ms, doubled, at most 2 s); an endpoint must
+//! be a socket in its directory; a response to Allocate is checked and its paths are normalized; of more than twenty lists per second
+//! the newest is used; a device listed twice is healthy only if every entry says so.
 
 mod keeper;
 mod place;
@@ -26,17 +39,17 @@ use nodedock_core::driver::DeviceDriver;
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, limit};
 pub use place::Place;
 
-/// Orders that may wait for a keeper: it carries them out at once, without waiting for a plugin.
+/// Queue of orders for a resource's controller, which executes them without waiting for a plugin.
 const ORDERS_WAITING_MAX: usize = 16;
 
-/// Who is told of plugins. Nothing is told of one that was replaced but the arrival of the next.
+/// Receives reports about plugins. A replaced plugin causes no report but the arrival of the next one.
 pub trait PluginSink: Clone + Send + Sync + 'static {
     type Id: Send + Sync;
 
-    /// A plugin called to register; what becomes of it comes later.
+    /// A plugin called to register; the outcome follows.
     fn plugin_called(&self, _resource: &ExtendedResource) {}
 
-    /// A plugin was connected to. It replaces the one of the same resource.
+    /// A plugin is connected. It replaces the previous one of the resource.
     fn plugin_arrived(
         &self,
         resource: ExtendedResource,
@@ -44,10 +57,10 @@ pub trait PluginSink: Clone + Send + Sync + 'static {
         driver: Arc<dyn DeviceDriver>,
     ) -> Self::Id;
 
-    /// Its newest list, which replaces the one before.
+    /// Its newest list, which replaces the previous one.
     fn plugin_listed(&self, id: &Self::Id, devices: &[PluginDevice]);
 
-    /// It is gone, or its registration is. The same plugin may arrive again.
+    /// The plugin or its registration is gone. The same plugin may arrive again.
     fn plugin_left(&self, id: &Self::Id, why: &Problem);
 }
 
@@ -76,16 +89,16 @@ impl PluginSink for Devices {
     }
 }
 
-/// By which way a plugin registered.
+/// How a plugin registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// It called.
+    /// By a call on `kubelet.sock`.
     KubeletSocket,
-    /// It has a registration socket, with whose end its registration ends.
+    /// By a registration socket, whose removal ends the registration.
     RegistrationSocket(String),
 }
 
-/// Handle to the endpoints; a clone is the same.
+/// Handle to the endpoints. Clones share the state.
 #[derive(Clone)]
 pub struct Endpoints<S: PluginSink>(Arc<Shared<S>>);
 
@@ -93,20 +106,20 @@ struct Shared<S> {
     sink: S,
     tasks: Tasks,
     steps: PluginSteps,
-    /// Taken for the steps of a registration.
+    /// Permits for the steps of a registration.
     at_once: Semaphore,
     slots: Mutex<BTreeMap<ExtendedResource, Slot>>,
 }
 
-/// What goes on for a resource: a registration under way, a keeper, or both. Without either there is no slot.
+/// State of a resource: a registration in progress, a controller, or both. Without either there is no slot.
 #[derive(Default)]
 struct Slot {
-    /// So many began; the last of them counts.
+    /// Number of registrations; the last one counts.
     registrations: u64,
     /// Cancelled when a newer registration begins.
     turn: Option<CancellationToken>,
     keeper: Option<mpsc::Sender<Order>>,
-    /// How the plugin registered that the keeper has.
+    /// How the controller's plugin registered.
     origin: Option<Origin>,
 }
 
@@ -116,13 +129,13 @@ impl<S: PluginSink> Endpoints<S> {
         Self(Arc::new(Shared { sink, tasks, steps, at_once, slots: Mutex::default() }))
     }
 
-    /// Tells of a plugin's call to register, before it is looked at.
+    /// Reports a plugin's call to register, before it is checked.
     pub fn called(&self, resource: &ExtendedResource) {
         self.0.sink.plugin_called(resource);
     }
 
-    /// Connects to a plugin, asks it what it wants of its callers, and puts it in the place of the one before. Returns when the sink
-    /// knows of it, which is before its first list. If a step fails the one before stays.
+    /// Connects to a plugin, calls it for its options, and replaces the previous plugin. Returns when the sink has the report of its
+    /// arrival, which is before its first list. If a step fails the previous plugin stays.
     pub async fn register(
         &self,
         resource: &ExtendedResource,
@@ -136,7 +149,7 @@ impl<S: PluginSink> Endpoints<S> {
     async fn attempt(&self, turn: &Turn<S>, place: &Place, origin: &Origin) -> Result<(), Problem> {
         let plugin = tokio::select! {
             biased;
-            // The connection is closed again, here and below.
+            // Dropping the future closes the connection, here and below.
             () = turn.superseded.cancelled() => return Err(turn.given_up()),
             () = self.0.tasks.stopped() => return Err(stopping()),
             plugin = self.shake_hands(&turn.resource, place) => plugin?,
@@ -176,14 +189,14 @@ impl<S: PluginSink> Endpoints<S> {
         orders
     }
 
-    /// A registration socket is gone, and the plugin with it that registered there. False: another plugin has its place.
+    /// Removes the plugin of a removed registration socket. Returns false if another plugin has replaced it.
     fn end(&self, resource: &ExtendedResource, socket: &str) -> bool {
         let mut slots = self.0.slots();
         let Some(slot) = slots.get_mut(resource) else { return false };
         let is_its = |origin: &mut Origin| matches!(origin, Origin::RegistrationSocket(of) if of == socket);
         let is_ended = slot.origin.take_if(is_its).is_some();
         if let Some(keeper) = slot.keeper.as_ref().filter(|_| is_ended) {
-            // A keeper that is stopping needs no telling.
+            // A controller that is stopping needs no order.
             let _ = keeper.try_send(Order::End);
         }
         is_ended
@@ -200,9 +213,9 @@ impl<S: PluginSink> Shared<S> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the slot of a keeper without a plugin, unless it is about to get one. True: the keeper ends as well.
+    /// Ends the slot of a controller without a plugin, unless a registration is in progress. Returns true if the controller must end.
     fn let_go(&self, resource: &ExtendedResource, inbox: &mpsc::Receiver<Order>) -> bool {
-        // Orders are sent under this lock only.
+        // Orders are sent only under this lock.
         let mut slots = self.slots();
         let is_free = inbox.is_empty() && slots.get(resource).is_none_or(|slot| slot.turn.is_none());
         if is_free {
@@ -212,10 +225,10 @@ impl<S: PluginSink> Shared<S> {
     }
 }
 
-/// The code of a registration that gave way to a newer one.
+/// The code of a registration that a newer one replaced.
 const SUPERSEDED: &str = "registration-superseded";
 
-/// A registration under way: the newest of its resource, until `superseded`.
+/// A registration in progress: the newest of its resource, until `superseded`.
 struct Turn<S: PluginSink> {
     shared: Arc<Shared<S>>,
     resource: ExtendedResource,
@@ -254,7 +267,7 @@ impl<S: PluginSink> Drop for Turn<S> {
         };
         slot.turn = None;
         match &slot.keeper {
-            // It waited for this one, perhaps. A full channel leads to a look as well.
+            // The controller may have waited for this registration. A full channel triggers a check as well.
             Some(keeper) => drop(keeper.try_send(Order::Look)),
             None => drop(slots.remove(&self.resource)),
         }

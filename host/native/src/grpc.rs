@@ -1,8 +1,8 @@
-//! Native plugins: programs that speak the kubelet's protocols on Unix sockets of their own.
+//! Native plugins: programs that implement the kubelet's protocols on Unix sockets.
 //!
-//! Owns the connections to them, the steps of a registration, and the calls. Is given sockets by the registry and the device
-//! manager; gives back a `ClaimDriver` or a `DeviceDriver`. What a plugin answers is checked like anything from outside. Never
-//! decides who serves.
+//! Owns the connections to them, the steps of a registration, and the calls. Given sockets by the registry and the device
+//! manager, it returns a `ClaimDriver` or a `DeviceDriver`. It checks a plugin's responses like any external input. Never
+//! decides which instance serves.
 
 mod connection;
 mod convert;
@@ -27,12 +27,12 @@ pub use stats::{RpcSeconds, Rpcs};
 
 use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
 
-/// A plugin's text for a log, an event or a terminal: one line, bounded.
+/// Converts a plugin's text to one bounded line for a log, an event or a terminal.
 fn clean(text: &str) -> String {
     cut(text, PROBLEM_MESSAGE_BYTES_MAX).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// At most `max` bytes; what is longer ends in dots.
+/// Truncates to at most `max` bytes, with dots at the end.
 fn cut(text: &str, max: usize) -> String {
     if text.len() <= max {
         return text.to_owned();

@@ -1,7 +1,23 @@
-//! Native plugins: a worker for each registration socket, which registers the plugin as a kubelet does, and takes the
-//! registration back when the socket goes.
+//! Native plugins: a worker for each registration socket, which registers the plugin as a kubelet does, and removes the registration when
+//! the socket is removed.
 //!
-//! Is given sockets by discovery. One operation at a time for a socket, sockets side by side. Never deletes a socket.
+//! Given sockets by the watcher. One operation at a time for a socket, sockets concurrently. Never deletes a socket.
+//!
+//! # Life of a plugin's socket
+//!
+//! `seen → described → serving ⇄ lost`; `draining` while a newer instance serves; `failed` with the reason and a retry (0.5 s, doubled,
+//! at most 2 min).
+//!
+//! - One worker for each registration socket takes the steps of a kubelet, one at a time: dial, GetInfo, checks, add the instance,
+//! NotifyRegistrationStatus.
+//! - A socket that is created again is registered again, and the previous registration stays until then, so that a plugin that is
+//! replaced under the same names stays available. A removed socket removes its own instance and no other.
+//! - Calls go to the newest connected instance of a driver. Without a connected one they go to the newest, and wait two seconds for its
+//! reconnect.
+//!
+//! Differences from a kubelet: `v1` is preferred to `v1beta1` whatever the plugin's order; renames and lost events are detected; a
+//! registration that waits for a name or an endpoint is retried as soon as that is free; a device listed twice in a response is one
+//! device.
 
 mod offer;
 mod worker;
@@ -23,10 +39,10 @@ use nodedock_core::registry::Registry;
 use nodedock_model::{DriverKind, limit};
 use worker::{Order, Worker};
 
-/// Orders that may wait for a worker: it carries out the last, and each takes some bytes.
+/// Queue of orders for a worker, which executes only the last one.
 const ORDERS_WAITING_MAX: usize = 64;
 
-/// When a registration is given up, and tried again.
+/// Deadlines and backoff of a registration.
 #[derive(Debug, Clone, Copy)]
 pub struct PluginTimes {
     pub steps: StepTimes,
@@ -44,18 +60,18 @@ impl Default for PluginTimes {
     }
 }
 
-/// What the workers stand on.
+/// State that the workers share.
 #[derive(Clone)]
 pub struct Plugins {
     pub registry: Registry,
-    /// Where device plugins wait for the device manager.
+    /// Accepted device plugins, for the device manager.
     pub device_plugins: DevicePlugins,
     pub times: PluginTimes,
     pub tasks: Tasks,
 }
 
 impl Plugins {
-    /// Carries out what discovery and operators ask, until the tasks stop.
+    /// Executes the requests of the watcher and of operators, until the tasks stop.
     pub async fn run(self, mut events: mpsc::Receiver<SocketEvent>) {
         let Some(mut reloads) = self.registry.take_reloads(DriverKind::Grpc) else { return };
         let mut workers: HashMap<PathBuf, mpsc::Sender<Order>> = HashMap::new();
@@ -63,14 +79,14 @@ impl Plugins {
         tokio::pin!(stopped);
         loop {
             tokio::select! {
-                // The sockets are there at the next start.
+                // Safe to drop: the sockets exist at the next start.
                 () = &mut stopped => return,
-                // What is not received stays in its channel, for both.
+                // Safe to drop, for both: unreceived requests stay in their channels.
                 event = events.recv() => match event {
                     None => return,
                     Some(SocketEvent::Appeared(socket)) => {
                         let worker = workers.entry(socket.clone()).or_insert_with(|| self.worker(socket));
-                        // An error means that the worker stopped with the tasks.
+                        // An error means that the worker has stopped with the tasks.
                         worker.send(Order::Register).await.ok();
                     }
                     Some(SocketEvent::Gone(socket)) => {

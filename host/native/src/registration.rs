@@ -1,7 +1,7 @@
-//! The socket on which device plugins register, as a kubelet has it (device plugin API, `v1beta1.Registration`).
+//! The registration service for device plugins, as in a kubelet (device plugin API, `v1beta1.Registration`).
 //!
-//! Owns the folder's `kubelet.sock`. Is given requests of plugins; hands on to the endpoints what is well-formed, and answers when the
-//! plugin was connected to and asked for its options. What a plugin says of its options in the request is ignored, as by a kubelet.
+//! Owns the directory's `kubelet.sock`. Passes valid requests of plugins to the endpoints, and responds when the plugin is connected and
+//! was called for its options. Ignores the options in the request, as a kubelet does.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
@@ -19,10 +19,10 @@ use nodedock_base::socket::{self, BindError};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{ExtendedResource, Problem, ProblemKind, limit};
 
-/// The name that plugins know (device plugin API).
+/// The socket's name (device plugin API).
 const SOCKET: &str = "kubelet.sock";
 const VERSION: &str = "v1beta1";
-/// As a kubelet makes it.
+/// The mode that a kubelet uses.
 const FOLDER_MODE: u32 = 0o750;
 
 #[derive(Debug, thiserror::Error)]
@@ -35,12 +35,12 @@ pub enum ListenError {
     Bind(#[from] BindError),
 }
 
-/// Makes the socket, and the folder if need be. Every socket that lies there is removed first, as by a kubelet: plugins whose own are
-/// gone, and that see the new one, make theirs again and register.
+/// Creates the socket, and the directory if necessary. Removes every socket in the directory first, as a kubelet does: plugins that
+/// lost their socket and see the new one create theirs again and register.
 pub async fn listen(folder: &Path) -> Result<UnixListener, ListenError> {
     make(folder).map_err(|source| ListenError::Folder { folder: folder.to_owned(), source })?;
     let path = folder.join(SOCKET);
-    // Before anything is removed: its plugins are somebody else's.
+    // Before anything is removed: the plugins belong to another process.
     socket::refuse_occupied(&path).await?;
     sweep(folder).map_err(|source| ListenError::Sweep { folder: folder.to_owned(), source })?;
     Ok(socket::bind(&path).await?)
@@ -51,7 +51,7 @@ fn make(folder: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
 }
 
-/// Removes sockets; files and folders stay.
+/// Removes sockets; files and directories stay.
 fn sweep(folder: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -62,7 +62,7 @@ fn sweep(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers plugins on the socket of `listen` until the tasks stop.
+/// Serves plugins on the socket of `listen` until the tasks stop.
 pub async fn serve<S: PluginSink>(
     listener: UnixListener,
     folder: PathBuf,
@@ -144,7 +144,7 @@ fn status(problem: &Problem) -> Status {
     }
 }
 
-/// A plugin's text in the log: short.
+/// Shortens a plugin's text for the log.
 fn shown(text: &str) -> String {
     text.chars().take(128).collect()
 }

@@ -1,7 +1,7 @@
-//! The folder of registration sockets, at any depth: sockets that come, go and are made anew.
+//! Watches the directory of registration sockets, at any depth, for sockets that are created, removed and replaced.
 //!
-//! A link to a socket counts as one; names that begin with a dot, of files and of folders, do not count; links to folders are
-//! not followed. Never connects to anything and never deletes anything: whether somebody listens is for the registry to find out.
+//! A link to a socket counts as a socket. Files and directories whose names begin with a dot do not count, and links to directories are
+//! not followed. Never connects to a socket and never deletes one: the worker finds out whether a process listens.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -18,20 +18,20 @@ use nodedock_base::tasks::Tasks;
 use nodedock_base::watched::{self, Folder};
 use nodedock_model::limit;
 
-/// Something happened to a registration socket.
+/// A change of a registration socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SocketEvent {
-    /// It is new, or another one than before under the same path.
+    /// It is new, or was replaced under the same path.
     Appeared(PathBuf),
     Gone(PathBuf),
 }
 
-/// Watches `folder` until the tasks stop. The first list is reported like everything later.
+/// Watches `folder` until the tasks stop. The first list is reported like later changes.
 pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<SocketEvent>) {
     watched::follow(SocketFolder::new(folder), tasks, events).await;
 }
 
-/// Registration sockets that are there now. A folder that is missing has none.
+/// Returns the current registration sockets. A missing directory has none.
 pub fn present(folder: &Path) -> io::Result<Vec<PathBuf>> {
     match SocketFolder::new(folder.to_owned()).list() {
         Ok(listing) => Ok(listing.into_keys().collect()),
@@ -40,7 +40,7 @@ pub fn present(folder: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// What tells one socket from another of the same path. A change of mode or owner leaves it as it is.
+/// Distinguishes sockets of the same path. A change of mode or owner does not change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -53,7 +53,7 @@ type Listing = BTreeMap<PathBuf, Stamp>;
 struct SocketFolder {
     folder: PathBuf,
     reported: Listing,
-    /// Removed since the last look: what stands there now is another socket, though its stamp may be the same.
+    /// Removed since the last check: an existing socket is another one, although its stamp may be equal.
     removed: HashSet<PathBuf>,
     complained: bool,
     too_many: bool,
@@ -99,7 +99,7 @@ impl Folder for SocketFolder {
     fn note(&mut self, event: &notify::Event) {
         let left = match event.kind {
             EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => &event.paths[..],
-            // The first of the two paths is where it was.
+            // The first of the two paths is the old one.
             EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => event.paths.get(..1).unwrap_or_default(),
             _ => return,
         };
@@ -118,7 +118,7 @@ impl Folder for SocketFolder {
         };
         self.complained = false;
         let removed = std::mem::take(&mut self.removed);
-        // What left makes room for what came: it is told first.
+        // Removed sockets are reported first, since they free names.
         let gone = self.reported.keys().filter(|path| !listing.contains_key(*path));
         let mut events: Vec<_> = gone.cloned().map(SocketEvent::Gone).collect();
         let is_new = |(path, stamp): &(&PathBuf, &Stamp)| {
@@ -130,7 +130,7 @@ impl Folder for SocketFolder {
     }
 }
 
-/// One walk through the folder.
+/// One walk through the directory.
 struct Walk {
     entries_left: usize,
     found: Listing,
@@ -138,7 +138,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Only the uppermost folder's error counts: one below may go away while we look.
+    /// Only an error of the top directory counts: a subdirectory may be removed during the walk.
     fn folder(&mut self, folder: &Path, depth: usize) -> io::Result<()> {
         let mut below = Vec::new();
         for entry in std::fs::read_dir(folder)? {
@@ -178,7 +178,7 @@ impl Walk {
     }
 }
 
-/// Follows links. None: it is no socket.
+/// Follows links. `None`: it is not a socket.
 fn stamp(path: &Path) -> Option<Stamp> {
     let found = std::fs::metadata(path).ok().filter(|found| found.file_type().is_socket())?;
     Some(Stamp { device: found.dev(), inode: found.ino(), born: found.created().ok() })
@@ -215,7 +215,7 @@ mod tests {
             UnixListener::bind(self.path(name)).unwrap()
         }
 
-        /// So many events, in the order of their paths.
+        /// Waits for a number of events, sorted by path.
         async fn next(&mut self, count: usize) -> Vec<SocketEvent> {
             let mut events = Vec::new();
             while events.len() < count {
@@ -307,7 +307,7 @@ mod tests {
         folder.appeared("b.sock").await;
         std::fs::remove_file(folder.path("a.sock")).unwrap();
         let _a = folder.bind("a.sock");
-        // Seen between the two steps or after both.
+        // Detected between the two steps or after both.
         match folder.events.recv().await.unwrap() {
             SocketEvent::Gone(path) => {
                 assert_eq!(path, folder.path("a.sock"));

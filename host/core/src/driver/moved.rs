@@ -1,29 +1,29 @@
-//! Whether device nodes are still what they were when a claim was prepared: a device that was plugged in again has other numbers,
-//! and the old ones may be another device's.
+//! Checks whether device nodes are unchanged since a claim was prepared: a device that was plugged in again has other numbers,
+//! and the old ones may belong to another device.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use nodedock_model::{DeviceAccess, DeviceNode, NodeKind, PreparedClaim};
 
-/// A node that is no longer what it was.
+/// A node that has changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moved {
     /// Its path on the node.
     pub path: String,
-    /// What it was, in words.
+    /// Text of the previous type and number.
     pub then: String,
-    /// What it is.
+    /// Text of the current type and number.
     pub now: String,
 }
 
-/// Whether a node is gone, or of another kind or number.
+/// Returns whether a node is gone, or has another type or number.
 pub fn have_moved(prepared: &PreparedClaim) -> bool {
     first_moved(prepared).is_some()
 }
 
-/// The first node that is gone, or of another kind or number. One `stat` for each node of the edits; nothing is opened, and no
-/// link is followed.
+/// Returns the first node that is gone, or has another type or number. Needs one `stat` for each node of the edits; opens nothing, and
+/// follows no link.
 pub fn first_moved(prepared: &PreparedClaim) -> Option<Moved> {
     let of_devices = prepared.devices.iter().filter_map(|device| match &device.access {
         DeviceAccess::Edits(edits) => Some(edits),
@@ -33,7 +33,7 @@ pub fn first_moved(prepared: &PreparedClaim) -> Option<Moved> {
     nodes.find_map(moved)
 }
 
-/// A node of which nothing is known is what it is.
+/// A node without recorded numbers counts as unchanged.
 fn moved(node: &DeviceNode) -> Option<Moved> {
     let kind = node.kind?;
     let found = std::fs::symlink_metadata(node.node_path());
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(words(node("/", Some(NodeKind::Fifo), None)), told("/", "a pipe", "no device node"));
         let gone = first_moved(&node("/dev/there-is-none", character, Some((1, 3)))).unwrap().now;
         assert!(gone.starts_with("not to be had") && gone.contains("No such file"), "{gone}");
-        // A link to a node is none.
+        // A link to a node is not a node.
         let folder = tempfile::tempdir().unwrap();
         let link = folder.path().join("link");
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();

@@ -1,4 +1,4 @@
-//! What the calls of a driver came to, as its side measures them.
+//! Statistics of a driver's calls.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,75 +8,75 @@ use nodedock_base::metrics::HistogramView;
 use nodedock_base::worded;
 
 worded! {
-    /// A limit of the sandbox. Every refusal for one is counted under it.
+    /// A limit of the sandbox; refusals are counted by limit.
     Limit {
-        /// Time of a call by the clock on the wall.
+        /// Elapsed time of a call.
         Wall = "wall",
         Cpu = "cpu",
-        /// Bytes over all linear memories of a call.
+        /// Bytes of all linear memories of a call.
         Memory = "memory",
         Memories = "memories",
         Tables = "tables",
-        /// Entries over all tables of a call.
+        /// Entries of all tables of a call.
         TableElements = "table-elements",
         Instances = "instances",
-        /// Bytes that one call across the border carries to the host.
+        /// Bytes that one call passes to the host.
         HostcallData = "hostcall-data",
         Handles = "handles",
-        /// Questions to the host in one call.
+        /// Host operations in one call.
         HostOperations = "host-operations",
-        /// Bytes that the host gave in one call.
+        /// Bytes that the host returned in one call.
         HostBytes = "host-bytes",
-        /// Time of a look at the node.
+        /// Time of a host operation on the node.
         HostLook = "host-look",
         SysfsWrites = "sysfs-writes",
-        /// Entries of a list in an answer: pools, devices, attributes, edits.
+        /// Entries of a list in a result: pools, devices, attributes, edits.
         AnswerEntries = "answer-entries",
-        /// Bytes of a text in an answer.
+        /// Bytes of a text in a result.
         AnswerBytes = "answer-bytes",
         Memo = "memo",
-        /// A problem's texts are cut.
+        /// Truncated texts of a problem.
         ProblemBytes = "problem-bytes",
         LogLines = "log-lines",
         LogBytes = "log-bytes",
-        /// Calls of the driver at once.
+        /// Concurrent calls of the driver.
         DriverCalls = "driver-calls",
-        /// Calls of all drivers at once.
+        /// Concurrent calls of all drivers.
         NodeCalls = "node-calls",
     }
 }
 
 worded! {
-    /// How a call ended.
+    /// Outcome of a call.
     Outcome {
-        /// With an answer, which may be a refusal.
+        /// A result, which may be a refusal.
         Answered = "answered",
-        /// It did not begin: the driver is in quarantine.
+        /// Not started: the driver is in quarantine.
         Quarantined = "quarantined",
-        /// It got no place in time.
+        /// No permit before the deadline.
         Busy = "busy",
         Deadline = "deadline",
-        /// At another limit.
+        /// Another limit.
         Limit = "limit",
-        /// Traps, and exits by the driver's own will.
+        /// A trap, or an exit by the driver.
         Trap = "trap",
     }
 }
 
-/// What a driver's calls came to, since it was loaded.
+/// Statistics of a WASM driver's calls, since it was loaded.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stats {
-    /// Each operation is there, and in it each outcome.
+    /// By operation and outcome; all entries are present.
     pub operations: BTreeMap<Operation, OperationStats>,
-    /// Refusals by limit; each limit is there. One for each call that reached it, and one for each line of the log.
+    /// Refusals by limit; all entries are present. One for each call that reached the limit, and one for each line of the log.
     pub limits: BTreeMap<Limit, u64>,
-    /// Answers beyond the bounds, not valid, or against the grant.
+    /// Results that exceed the bounds, are invalid, or violate the grant.
     pub answers_refused: u64,
-    /// Of the threads that ran the driver.
+    /// CPU time of the threads that ran the driver.
     pub cpu: Duration,
     pub host_operations: u64,
     pub host_bytes: u64,
-    /// Lines that went into the log; those that did not are counted by limit.
+    /// Lines written to the log; dropped lines are counted by limit.
     pub log_lines: u64,
     pub peak: Peak,
 }
@@ -84,15 +84,15 @@ pub struct Stats {
 #[derive(Debug, Clone, PartialEq)]
 pub struct OperationStats {
     pub outcomes: BTreeMap<Outcome, u64>,
-    /// Seconds, the wait for a place included.
+    /// Seconds, including the wait for a permit.
     pub latency: HistogramView,
 }
 
-/// The most that one call used.
+/// Peak usage of one call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Peak {
     pub cpu: Duration,
-    /// Bytes over all memories.
+    /// Bytes of all memories.
     pub memory: u64,
     pub table_elements: u64,
     pub host_operations: u64,
@@ -100,18 +100,18 @@ pub struct Peak {
 }
 
 impl Stats {
-    /// Calls that began.
+    /// Number of started calls.
     pub fn calls(&self) -> u64 {
         let outcomes = self.operations.values().flat_map(|operation| &operation.outcomes);
         outcomes.filter(|(outcome, _)| **outcome != Outcome::Quarantined).map(|(_, count)| count).sum()
     }
 
-    /// Calls that ended so, of all operations.
+    /// Returns the calls with this outcome, of all operations.
     pub fn ended(&self, outcome: Outcome) -> u64 {
         self.operations.values().filter_map(|operation| operation.outcomes.get(&outcome)).sum()
     }
 
-    /// Refusals for a limit.
+    /// Returns the refusals for a limit.
     pub fn refused_for(&self, limit: Limit) -> u64 {
         self.limits.get(&limit).copied().unwrap_or(0)
     }
@@ -121,7 +121,7 @@ impl Stats {
     }
 }
 
-/// Calls of one method that ended with one code.
+/// Calls of one method with one code.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RpcSeconds {
     pub method: &'static str,

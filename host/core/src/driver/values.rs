@@ -1,4 +1,4 @@
-//! Values that drivers change on the node: who keeps what was there before, and what is logged of each change.
+//! Values that drivers change on the node: the recorder of previous values, and the audit log.
 
 use async_trait::async_trait;
 
@@ -6,39 +6,39 @@ use nodedock_base::locks::Held;
 use nodedock_base::printable::printable;
 use nodedock_model::{DriverName, ObjectRef, Problem};
 
-/// Target of the lines in the log that an auditor looks for: every value below `/sys` that is written, put back or refused.
+/// Log target of the audit: every value below `/sys` that is written, restored or refused.
 pub const AUDIT: &str = "audit";
-/// Bytes of a path or a value in such a line.
+/// Bytes of a path or a value in an audit line.
 const SHOWN_BYTES_MAX: usize = 512;
 
-/// A write that a driver is about to make.
+/// A write that a driver requests.
 #[derive(Debug)]
 pub struct Write<'a> {
     pub driver: &'a DriverName,
-    /// Claims of the call: nobody knows for which of them it is.
+    /// Claims of the call; the host does not know for which of them the write is.
     pub claims: &'a [ObjectRef],
     /// Relative to `/sys`, without links.
     pub path: &'a str,
     pub inode: u64,
-    /// What it reads as now; none: it cannot be read, or is nothing that could be written.
+    /// Current value; `None`: it cannot be read, or cannot be written back.
     pub before: Option<&'a str>,
     pub value: &'a str,
 }
 
-/// Keeps with the claims of a call what a driver changes.
+/// Records the changes of a driver with the claims of its call.
 #[async_trait]
 pub trait Journal: Send + Sync {
-    /// One write of a path at a time, whoever wants it: from the look at what is there to the end of the write.
+    /// Locks a path for a write, from the read of the current value to the end of the write.
     async fn turn(&self, path: &str) -> Vec<Held<String>>;
 
-    /// Makes it durable that the write may happen, and what was there before. Without it nothing is written.
+    /// Makes the intent of the write durable, with the previous value. Without it nothing is written.
     async fn intend(&self, write: &Write<'_>) -> Result<(), Problem>;
 
-    /// Notes what came of it: what it reads as now, or (none) that nothing was changed. Durable with the claim's next commit.
+    /// Records the outcome: the current value, or (`None`) that nothing was changed. Durable with the claim's next commit.
     fn settle(&self, write: &Write<'_>, stands: Option<String>);
 }
 
-/// Where nothing is kept, nothing is written: for looking at drivers.
+/// A recorder that refuses every write, for inspecting drivers.
 pub struct NoJournal;
 
 #[async_trait]
@@ -69,13 +69,13 @@ pub struct Audited<'a> {
 }
 
 impl Audited<'_> {
-    /// Bytes of the line, about.
+    /// Returns the approximate bytes of the line.
     pub fn bytes(&self) -> usize {
         let texts = [Some(self.path), self.before, self.after, self.problem.map(|p| p.message.as_str())];
         texts.into_iter().flatten().map(|text| text.len().min(SHOWN_BYTES_MAX)).sum::<usize>() + 128
     }
 
-    /// Writes it. `suppressed`: lines of the kind that were not written before it.
+    /// Writes the line. `suppressed`: number of suppressed lines of the kind before it.
     pub fn tell(&self, suppressed: u64) {
         let shown = |text: Option<&str>| text.map(|text| printable(text, SHOWN_BYTES_MAX));
         let claims: Vec<_> = self.claims.iter().map(|claim| claim.uid.as_str()).collect();

@@ -1,7 +1,7 @@
-//! The instances of one driver: which of them serves, and what is shown of each.
+//! The instances of one driver: which one serves, and the state of each.
 //!
-//! A WASM driver has one. Of a native driver that is replaced while it runs there are two for a while: the newest that is connected
-//! serves, and the older ones finish what they were asked.
+//! A WASM driver has one instance. A native driver that is replaced while it runs has two for a while: the newest connected one
+//! serves, and the older ones finish their calls.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,24 +11,24 @@ use super::{DriverState, DriverView, NativeView, Registry, State};
 use crate::driver::{Driver, Link, Predecessors};
 use nodedock_model::{ChangedKind, DriverName, HealthReport};
 
-/// The instances of one name, in the order of their registration; never none.
+/// The instances of one name, in the order of their registration; never empty.
 pub(super) struct Instances(Vec<Instance>);
 
 pub(super) struct Instance {
     pub(super) source: String,
     pub(super) driver: Driver,
-    /// None: a WASM driver.
+    /// `None`: a WASM driver.
     native: Option<Native>,
 }
 
-/// What a native instance stands on.
+/// State of a native instance.
 pub struct Native {
-    /// With every link in it resolved.
+    /// Endpoint, with all links resolved.
     pub endpoint: PathBuf,
     pub services: Vec<String>,
-    /// Reads how its connection is now.
+    /// Returns the state of its connection.
     pub link: Box<dyn Fn() -> Link + Send + Sync>,
-    /// Reads its devices' health as it counts now. None: the plugin has no health service.
+    /// Returns the current health of its devices. `None`: the plugin has no health service.
     pub health: Option<Box<dyn Fn() -> HealthReport + Send + Sync>>,
 }
 
@@ -46,12 +46,12 @@ impl Instances {
         Self(vec![Instance { source: source.to_owned(), driver, native: None }])
     }
 
-    /// The one that is called: the newest that is connected, or the newest.
+    /// Returns the instance for calls: the newest connected one, or the newest.
     pub(super) fn picked(&self) -> &Instance {
         &self.0[pick(self.0.iter().map(Instance::is_connected)).expect("a name without instances is removed")]
     }
 
-    /// A source that has the name, when it is not `source`.
+    /// Returns a source with the name, other than `source`.
     pub(super) fn other_than(&self, source: &str) -> Option<&str> {
         self.0.iter().map(|instance| instance.source.as_str()).find(|other| *other != source)
     }
@@ -67,7 +67,7 @@ impl Instance {
     }
 }
 
-/// The last that is connected, or the last.
+/// Returns the last connected instance, or the last.
 fn pick(connected: impl Iterator<Item = bool>) -> Option<usize> {
     let mut picked = None;
     let mut last = None;
@@ -79,7 +79,7 @@ fn pick(connected: impl Iterator<Item = bool>) -> Option<usize> {
 }
 
 impl State {
-    /// Takes a source's instance out. The name it had, if it had one.
+    /// Removes a source's instance. Returns its name, if it had one.
     pub(super) fn drop_source(&mut self, source: &str) -> Option<DriverName> {
         let has = |instances: &Instances| instances.0.iter().any(|instance| instance.source == source);
         let name = self.serving.iter().find(|(_, instances)| has(instances)).map(|(name, _)| name.clone())?;
@@ -91,12 +91,12 @@ impl State {
         Some(name)
     }
 
-    /// Makes a source's instance another one for those who remember what it refused.
+    /// Gives a source's instance a new identity, so that recorded refusals no longer apply.
     pub(super) fn renew(&mut self, source: &str, predecessors: Option<&Arc<dyn Predecessors>>) {
         let instances = self.serving.values_mut().flat_map(|instances| &mut instances.0);
         for instance in instances.filter(|instance| instance.source == source) {
             let renewed = Arc::new((*instance.driver.identity).clone());
-            // Before the other is given up, so that its file is always somebody's.
+            // Before the other is dropped, so that its file always has an owner.
             if let Some(predecessors) = predecessors {
                 predecessors.serves_as(&renewed);
             }
@@ -133,7 +133,7 @@ impl State {
         Ok(())
     }
 
-    /// Shows what each instance of a name is now. What changed: source and state.
+    /// Updates the state of each instance of a name. Returns the changes: source and state.
     fn settle(&mut self, name: &DriverName) -> Vec<(String, DriverState)> {
         let Some(instances) = self.serving.get(name).filter(|instances| instances.is_native()) else {
             return Vec::new();
@@ -152,7 +152,7 @@ impl State {
     }
 }
 
-/// What an instance is, and why.
+/// Returns the state of an instance, with the reason.
 fn standing(instance: &Instance, serving: &str) -> (DriverState, String) {
     match instance.native.as_ref().map(|native| (native.link)()) {
         Some(Link::Lost(why)) => (DriverState::Lost, why),
@@ -165,7 +165,7 @@ fn standing(instance: &Instance, serving: &str) -> (DriverState, String) {
     }
 }
 
-/// True: it is another state than before.
+/// Returns whether the state changed.
 fn note(view: &mut DriverView, state: DriverState, reason: &str) -> bool {
     let is_new = view.state != state;
     if is_new {
@@ -176,7 +176,7 @@ fn note(view: &mut DriverView, state: DriverState, reason: &str) -> bool {
 }
 
 impl Registry {
-    /// Adds a native driver's instance. Its source must be shown already.
+    /// Adds a native driver's instance. Its source must exist.
     pub fn serve_instance(&self, source: &str, driver: Driver, native: Native) -> Result<(), Taken> {
         let name = driver.identity.name.clone();
         {
@@ -190,14 +190,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Health of a native driver's devices as it counts now. None: it does not serve, or has no health service.
+    /// Returns the current health of a native driver's devices. `None`: it does not serve, or has no health service.
     pub fn native_health(&self, name: &DriverName) -> Option<HealthReport> {
         let state = self.read();
         let native = state.serving.get(name)?.picked().native.as_ref()?;
         native.health.as_ref().map(|health| health())
     }
 
-    /// Shows what each instance of a driver is now, and tells who waits for it.
+    /// Updates the state of each instance of a driver, and notifies waiting callers.
     pub fn settle(&self, name: &DriverName) {
         let changed = self.write().settle(name);
         for (source, state) in &changed {

@@ -1,7 +1,7 @@
-//! Drivers in quarantine: what is shown of them, who is told of the end, and the operator's word.
+//! Drivers in quarantine: their state and conditions, the notification of the end, and the operator's resume.
 //!
-//! The sandbox decides; a task of each serving WASM driver follows it. When a quarantine is over, what the driver refused before
-//! counts no more, and those who wait for a driver to serve ask it again.
+//! The sandbox decides; a task for each serving WASM driver watches it. The end of a quarantine drops the driver's recorded refusals,
+//! and callers that wait for the driver retry.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use crate::driver::containment::{Containment, QUARANTINED, Quarantined};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{ChangedKind, DriverKind, DriverName, Problem};
 
-/// A serving WASM driver, and what its calls tell of it.
+/// A serving WASM driver, and its conduct.
 pub(super) struct Conduct {
     driver: DriverName,
     containment: Arc<Containment>,
 }
 
-/// What became of a driver's quarantine.
+/// Change of a driver's quarantine.
 enum Change {
     Stands(Quarantined),
     Over,
 }
 
 impl State {
-    /// Shows a source's quarantine as it stands. None: there is nothing new.
+    /// Updates the state of a source's quarantine. `None`: no change.
     fn settle_conduct(
         &mut self,
         source: &str,
@@ -56,7 +56,7 @@ impl State {
 }
 
 impl Registry {
-    /// Shows a serving driver's quarantines until `tasks` stop. What stood of the source before is over.
+    /// Publishes a serving driver's quarantines until `tasks` stop. Clears earlier ones of the source.
     pub fn follow_conduct(
         &self,
         source: &str,
@@ -76,9 +76,9 @@ impl Registry {
             tokio::pin!(stopped);
             loop {
                 tokio::select! {
-                    // Who replaces the driver follows the new one.
+                    // Safe to drop: the replacement of the driver has its own task.
                     () = &mut stopped => return,
-                    // A change that is not seen here is seen at the next turn.
+                    // Safe to drop: the next iteration sees the change.
                     changed = changes.changed() => if changed.is_err() { return },
                 }
                 registry.settle_conduct(&source);
@@ -86,7 +86,7 @@ impl Registry {
         });
     }
 
-    /// Forgets what was known of a source's conduct, if anything was. Called with the state held, as the condition is part of it.
+    /// Drops the recorded conduct of a source, if any. Called with the state locked, since the condition is part of it.
     pub(super) fn forget_conduct(&self, before: Option<Conduct>) {
         if let Some(before) = before {
             self.0.conditions.clear(QUARANTINED, before.driver.as_str());
@@ -96,7 +96,7 @@ impl Registry {
     fn settle_conduct(&self, source: &str) {
         let mut state = self.write();
         let Some((driver, change)) = state.settle_conduct(source, self.predecessors()) else { return };
-        // With the state held: else a quarantine that is over, or whose driver is gone, could be told last.
+        // With the state locked: otherwise an outdated quarantine could be published last.
         let now = match change {
             Change::Stands(quarantined) => {
                 self.0.conditions.set(driver.as_str(), quarantined.problem());
@@ -114,7 +114,7 @@ impl Registry {
         self.0.changes.tell(ChangedKind::Driver, driver, now.as_str());
     }
 
-    /// Ends a driver's quarantine now, by driver name or file name.
+    /// Ends a driver's quarantine, by driver name or file name.
     pub fn resume(&self, name: &str) -> Result<DriverView, Problem> {
         let source = self.known_source(name)?;
         let (view, containment) = {

@@ -26,12 +26,12 @@ fn registry() -> Registry {
     Registry::new(Changes::default())
 }
 
-/// Who serves under a name, by version.
+/// Returns the version of the serving driver of a name.
 fn version(registry: &Registry, short: &str) -> Option<String> {
     registry.serving(&name(short)).ok().map(|driver| driver.identity.version.clone())
 }
 
-/// What is shown of a source, as its worker keeps it.
+/// Sets the state of a source, as its worker does.
 fn show(registry: &Registry, source: &str, short: &str, state: DriverState, reason: &str) {
     registry.update(DriverKind::Wasm, source, |view| {
         (view.name, view.state, view.reason) = (Some(name(short)), state, reason.to_owned());
@@ -74,7 +74,7 @@ fn a_source_that_names_itself_otherwise_gives_its_old_name_up() {
     assert_eq!(registry.taken_by_other(&name("nic"), "a.wasm"), None);
 }
 
-/// A source that was removed while its driver served kept the driver callable, and nobody saw it any more.
+/// A source that was removed while its driver served left the driver callable and invisible.
 #[test]
 fn a_source_that_is_removed_serves_no_more() {
     let registry = registry();

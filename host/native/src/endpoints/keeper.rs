@@ -1,4 +1,4 @@
-//! One resource: the plugin that is registered for it, connected to again whenever it is lost.
+//! The controller of one resource: its registered plugin, which is connected again whenever it is lost.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) enum Order {
     Take { place: Place, origin: Origin, plugin: Arc<DevicePlugin>, number: u64, taken: oneshot::Sender<()> },
     /// The registration socket is gone.
     End,
-    /// See whether there is anything left to do.
+    /// Check whether there is still work.
     Look,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Keeper<S: PluginSink> {
     serving: Option<Serving<S::Id>>,
     backoff: Backoff,
     next_try: Instant,
-    /// Since when the socket is not there.
+    /// Time since when the socket is missing.
     missing_since: Option<Instant>,
     complained: bool,
 }
@@ -44,7 +44,7 @@ struct Serving<Id> {
     following: Following,
     since: Instant,
     has_listed: bool,
-    /// It was said that it has not.
+    /// Whether a missing list was logged.
     complained: bool,
 }
 
@@ -67,18 +67,18 @@ impl<S: PluginSink> Keeper<S> {
         }
     }
 
-    /// Until there is nothing left to keep, or the tasks stop.
+    /// Runs until there is no plugin left, or the tasks stop.
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
         let stopped = self.shared.tasks.stopped();
         tokio::pin!(stopped);
         loop {
             let next = tokio::select! {
                 biased;
-                // Plugins register with the next daemon.
+                // Safe to drop: plugins register with the next daemon.
                 () = &mut stopped => return,
-                // An order that is not received stays in the channel.
+                // Safe to drop: an order that is not received stays in the channel.
                 order = inbox.recv() => Next::Order(order),
-                // Where it is dropped it goes on from `serving` and `next_try`; a dial is begun anew.
+                // Safe to drop: the next call continues from `serving` and `next_try`; a dial starts again.
                 () = self.keep() => Next::Kept,
             };
             match next {
@@ -100,7 +100,7 @@ impl<S: PluginSink> Keeper<S> {
                 self.registered = Some(Registered { place, origin });
                 self.backoff.reset();
                 self.serve(plugin);
-                // Whoever registered may have gone away.
+                // The caller may have been cancelled.
                 let _ = taken.send(());
             }
             Order::End => {
@@ -112,7 +112,7 @@ impl<S: PluginSink> Keeper<S> {
         }
     }
 
-    /// Tells of a plugin, and begins to follow it. What served before is replaced by that.
+    /// Reports a plugin and starts to watch it. It replaces the previous one.
     fn serve(&mut self, plugin: Arc<DevicePlugin>) {
         let Some(registered) = &self.registered else { return };
         let following = plugin.follow(request::new_id());
@@ -129,7 +129,7 @@ impl<S: PluginSink> Keeper<S> {
         }
     }
 
-    /// The next step: follows the plugin to its end, or connects again.
+    /// Takes the next step: watches the plugin to its end, or connects again.
     async fn keep(&mut self) {
         let Some(place) = self.registered.as_ref().map(|registered| registered.place.clone()) else {
             return std::future::pending().await;
@@ -154,7 +154,7 @@ impl<S: PluginSink> Keeper<S> {
         self.next_try = Instant::now() + self.backoff.delay();
     }
 
-    /// A try failed. A plugin whose socket is gone for long is given up, unless a registration socket still stands for it.
+    /// Handles a failed attempt. Removes a plugin whose socket has been missing for long, unless it has a registration socket.
     fn failed(&mut self, problem: &Problem) {
         self.next_try = Instant::now() + self.backoff.delay();
         let resource = &self.resource;
@@ -173,7 +173,7 @@ impl<S: PluginSink> Keeper<S> {
     }
 }
 
-/// Tells of the plugin's lists until they end, and gives the reason of that.
+/// Reports the plugin's lists until they end, and returns the reason.
 async fn follow<S: PluginSink>(
     sink: &S,
     resource: &ExtendedResource,
@@ -182,7 +182,7 @@ async fn follow<S: PluginSink>(
     loop {
         tokio::select! {
             biased;
-            // A list that is not taken now is the newest at the next call.
+            // Safe to drop: a list that is not received is the newest at the next call.
             changed = serving.following.lists.changed() => {
                 if changed.is_err() {
                     return (&mut serving.following.end).await.unwrap_or_else(|_| stopping());

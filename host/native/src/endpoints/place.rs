@@ -1,4 +1,4 @@
-//! Where a device plugin's socket is, and whether it may be dialled there.
+//! Checks the path of a device plugin's socket.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use nodedock_model::{Problem, limit};
 
-/// Bytes of an endpoint that are repeated to the plugin.
+/// Bytes of an endpoint in an error to the plugin.
 const SHOWN_CHARS_MAX: usize = 128;
 
-/// Where a plugin's socket is.
+/// Location of a plugin's socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// A file of the folder in which plugins register, and of no other.
+    /// A file in the directory of device plugins.
     Beside { folder: PathBuf, name: String },
-    /// Anywhere: an absolute path, checked where it was registered.
+    /// An absolute path, checked at its registration.
     At(PathBuf),
 }
 
@@ -43,11 +43,11 @@ impl From<PlaceError> for Problem {
     }
 }
 
-/// The code of a socket that is not there.
+/// The code of a missing socket.
 pub(super) const MISSING: &str = "endpoint-missing";
 
 impl Place {
-    /// The endpoint of a request to register: the name of a file in `folder`, and not that of the socket that is registered on.
+    /// Returns the endpoint of a request to register: a file in `folder`, other than the registration socket itself.
     pub fn beside(folder: &Path, endpoint: &str, reserved: &str) -> Result<Self, Problem> {
         let shown = || {
             let cut: String = endpoint.chars().take(SHOWN_CHARS_MAX).collect();
@@ -75,7 +75,7 @@ impl Place {
         }
     }
 
-    /// The socket as it is now, with its links resolved.
+    /// Returns the current socket, with its links resolved.
     pub(super) async fn resolve(&self) -> Result<PathBuf, PlaceError> {
         let path = self.path();
         let failed = |source: io::Error| match source.kind() {

@@ -1,4 +1,4 @@
-//! Device plugins with a registration socket, as the registry accepts them and lets them go.
+//! Registers device plugins with a registration socket, as the registry accepts and removes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,11 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::limit;
 
-/// What is accepted, by registration socket, with the task that takes it up.
+/// Accepted plugins by registration socket, with the task that registers each.
 type Known = BTreeMap<String, (DevicePluginEndpoint, Tasks)>;
 
 impl<S: PluginSink> Endpoints<S> {
-    /// Takes up what is accepted on registration sockets, until the tasks stop.
+    /// Registers plugins that are accepted on registration sockets, until the tasks stop.
     pub async fn follow(self, registered: DevicePlugins) {
         let mut accepted = registered.follow();
         let mut known = Known::new();
@@ -22,20 +22,20 @@ impl<S: PluginSink> Endpoints<S> {
             let now = accepted.borrow_and_update().clone();
             let freed = self.let_go(&now, &mut known);
             for (socket, endpoint) in now {
-                // Where somebody else is registered for a resource that became free, it falls in.
+                // Another plugin that is accepted for a free resource takes over.
                 if !known.contains_key(&socket) || freed.contains(endpoint.resource.as_str()) {
                     self.begin(socket, endpoint, &mut known);
                 }
             }
             tokio::select! {
-                // The sockets are there at the next start.
+                // Safe to drop: the sockets exist at the next start.
                 () = &mut stopped => return,
                 changed = accepted.changed() => if changed.is_err() { return },
             }
         }
     }
 
-    /// Ends what is not accepted any more. Returns the resources that have no plugin for that.
+    /// Ends plugins that are no longer accepted. Returns the resources that lost their plugin.
     fn let_go(&self, now: &BTreeMap<String, DevicePluginEndpoint>, known: &mut Known) -> BTreeSet<String> {
         let is_gone = |socket: &String, (endpoint, _): &mut (_, _)| now.get(socket) != Some(endpoint);
         let mut freed = BTreeSet::new();
@@ -57,21 +57,21 @@ impl<S: PluginSink> Endpoints<S> {
         let (endpoints, stopped) = (self.clone(), tasks.stopped());
         self.0.tasks.spawn("device-plugin-socket", async move {
             tokio::select! {
-                // What is under way is given up with the registration socket.
+                // A registration in progress ends with its socket.
                 () = stopped => {}
                 () = endpoints.take_up(socket, endpoint) => {}
             }
         });
     }
 
-    /// Registers a plugin that was told already that it is accepted, trying until it works or somebody else is newer.
+    /// Registers a plugin that was notified of its acceptance, with retries until it succeeds or a newer registration exists.
     async fn take_up(&self, socket: String, endpoint: DevicePluginEndpoint) {
         let DevicePluginEndpoint { resource, endpoint, .. } = endpoint;
         let (place, origin) = (Place::At(endpoint), Origin::RegistrationSocket(socket.clone()));
         let mut backoff = Backoff::new(limit::RECONNECT_MIN, limit::RECONNECT_MAX);
         let (mut turn, mut complained) = (None, false);
         loop {
-            // One turn for all tries: a later try is no newer registration.
+            // One registration for all attempts: a later attempt is no newer registration.
             let begun = turn.take().map_or_else(|| Turn::begin(&self.0, &resource), Ok);
             let problem = match begun {
                 Err(problem) => problem,

@@ -1,4 +1,4 @@
-//! Scripted plugins that register, break and come back, and what is told of them.
+//! Tests with scripted plugins that register, break and return.
 
 use std::time::Duration;
 
@@ -17,21 +17,21 @@ use nodedock_core::registry::Registry;
 use nodedock_model::ProblemKind;
 
 pub(crate) const RESOURCE: &str = "null.example.com/device";
-/// Longer than any of it takes, and shorter than a person waits.
+/// Longer than any step takes, and shorter than a person waits.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn resource(name: &str) -> ExtendedResource {
     ExtendedResource::new(name).unwrap()
 }
 
-/// What a sink was told, with the number of the plugin.
+/// A report to a sink, with the number of the plugin.
 pub(crate) enum Told {
     Arrived(u64, Arc<dyn DeviceDriver>),
     Listed(u64, Vec<String>),
     Left(u64, Problem),
 }
 
-/// Keeps what it is told.
+/// Records the reports.
 #[derive(Clone)]
 pub(crate) struct Sink {
     told: mpsc::UnboundedSender<Told>,
@@ -63,7 +63,7 @@ impl PluginSink for Sink {
     }
 }
 
-/// Endpoints on a folder of their own.
+/// Endpoints with a separate directory.
 pub(crate) struct Bench {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) endpoints: Endpoints<Sink>,
@@ -97,7 +97,7 @@ impl Bench {
         self.endpoints.register(&resource(RESOURCE), place, Origin::KubeletSocket).await
     }
 
-    /// Resources whose plugins called to register.
+    /// Returns the resources whose plugins called to register.
     pub(crate) fn calls(&self) -> Vec<String> {
         self.endpoints.0.sink.calls.lock().unwrap().clone()
     }
@@ -133,7 +133,7 @@ impl Bench {
         }
     }
 
-    /// Nothing more was told up to now.
+    /// Checks that there was no further report.
     fn is_quiet(&mut self) -> bool {
         self.told.try_recv().is_err()
     }
@@ -169,11 +169,11 @@ async fn a_plugin_that_registers_again_replaces_itself_and_nothing_is_told_of_it
     bench.register(&first).await.unwrap();
     let (one, _) = bench.arrived().await;
     bench.listed(one, &["a", "b"]).await;
-    // The same once more, as a plugin does that sees a new socket.
+    // The same again, as a plugin does when it sees a new socket.
     bench.register(&first).await.unwrap();
     let (two, _) = bench.arrived().await;
     bench.listed(two, &["a", "b"]).await;
-    // Another process with another list. The one before ends only then.
+    // Another process with another list. The previous one ends only then.
     let second = bench.plugin(Script::ok(), &["c"]);
     bench.register(&second).await.unwrap();
     let (three, _) = bench.arrived().await;
@@ -318,7 +318,7 @@ async fn five_hundred_resources_are_taken_up_to_the_bound_and_the_others_are_tol
     for _ in 0..limit::PLUGIN_RESOURCES_MAX * 2 {
         assert!(!matches!(bench.told().await, Told::Left(..)));
     }
-    // A resource that is known may register again although there are as many as there may be.
+    // A known resource may register again although the maximum of resources is reached.
     bench.endpoints.register(&names[0], here(), Origin::KubeletSocket).await.unwrap();
 }
 
@@ -368,7 +368,7 @@ async fn a_plugin_whose_socket_is_gone_for_the_grace_period_is_given_up() {
     let lost = Instant::now();
     plugin.die();
     bench.left(one).await;
-    // From here on there is no IO but looks at the folder, so that the clock may turn by itself.
+    // From here on there is no IO but checks of the directory, so that the paused clock advances by itself.
     tokio::time::pause();
     bench.tasks.finished().await;
     assert!(lost.elapsed() >= limit::RESOURCE_GRACE, "{:?}", lost.elapsed());
@@ -376,7 +376,7 @@ async fn a_plugin_whose_socket_is_gone_for_the_grace_period_is_given_up() {
     assert!(bench.is_quiet());
 }
 
-/// Native plugins of a folder, from the registration socket to the endpoints.
+/// Native plugins of a directory, from the registration socket to the endpoints.
 struct Dock {
     bench: Bench,
     registered: PathBuf,
@@ -460,7 +460,7 @@ async fn of_two_registration_sockets_the_older_goes_without_a_word() {
     dock.bench.listed(two, &["b"]).await;
     until_registered(&old).await;
     unregister(&old);
-    // What is told of this one comes after whatever the older one's end leads to.
+    // Reports of this one follow all effects of the older one's end.
     let other = dock.start_as("other.example.com/device", "other", "c").await;
     let (three, _) = dock.bench.arrived().await;
     dock.bench.listed(three, &["c"]).await;
@@ -501,7 +501,7 @@ async fn a_plugin_that_registers_by_call_is_not_taken_away_with_somebody_elses_r
     let (two, _) = dock.bench.arrived().await;
     dock.bench.listed(two, &["b"]).await;
     unregister(&first);
-    // It is seen before this one, which is registered after it.
+    // It is detected before this one, which is registered after it.
     let third = dock.start("third", "c").await;
     let (three, _) = dock.bench.arrived().await;
     dock.bench.listed(three, &["c"]).await;

@@ -1,4 +1,4 @@
-//! One connection to a plugin's socket, made at once and made again when it is lost.
+//! One connection to a plugin's socket, opened at once and opened again when it is lost.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,11 +32,11 @@ pub enum DialError {
 #[derive(Debug, Clone, Default)]
 struct State {
     link: Link,
-    /// There while the link is connected.
+    /// The channel while the link is connected.
     channel: Option<Channel>,
 }
 
-/// Handle to a connection; a clone is the same one. It is kept until the tasks stop that it was opened with.
+/// Handle to a connection, shared by clones. It stays until the tasks stop with which it was opened.
 #[derive(Debug, Clone)]
 pub struct Connection {
     state: watch::Receiver<State>,
@@ -44,7 +44,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Begins to connect.
+    /// Starts to connect.
     pub fn open(socket: PathBuf, tasks: &Tasks) -> Self {
         let (sender, state) = watch::channel(State::default());
         let redial = Arc::new(Notify::new());
@@ -53,7 +53,7 @@ impl Connection {
         Self { state, redial }
     }
 
-    /// Connects anew, because another process may stand behind the socket. Who waits for a channel waits on for the new one.
+    /// Connects again, because another process may own the socket. Callers that wait for a channel wait for the new one.
     pub fn redial(&self) {
         self.redial.notify_one();
     }
@@ -66,14 +66,14 @@ impl Connection {
         self.state.borrow().link == Link::Connected
     }
 
-    /// Resolves when the link is another one than when this handle last looked; never again when it is closed.
+    /// Resolves when the link has changed since this handle's last check; never again after a close.
     pub async fn changed(&mut self) {
         if self.state.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// A channel to call on, waiting for one at most `wait`. The error is the link as it is then.
+    /// Returns a channel, after waiting at most `wait` for one. The error is the current link.
     pub(super) async fn channel(&self, wait: Duration) -> Result<Channel, Link> {
         let mut receiver = self.state.clone();
         let settled = receiver.wait_for(|state| state.channel.is_some() || state.link == Link::Closed);
@@ -86,7 +86,7 @@ impl Connection {
     }
 }
 
-/// Keeps the connection.
+/// Maintains the connection.
 struct Keeper {
     socket: PathBuf,
     state: watch::Sender<State>,
@@ -94,14 +94,14 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Until the tasks stop.
+    /// Runs until the tasks stop.
     async fn run(self, tasks: Tasks) {
         let stopped = tasks.stopped();
         tokio::pin!(stopped);
         let mut backoff = Backoff::new(limit::RECONNECT_MIN, limit::RECONNECT_MAX);
         loop {
             tokio::select! {
-                // Calls in flight have handles of their own and end by themselves, here and below.
+                // Safe to drop: calls in flight have their own handles and end by themselves, here and below.
                 () = &mut stopped => break,
                 () = self.redial.notified() => {
                     self.state.send_replace(State::default());
@@ -118,13 +118,13 @@ impl Keeper {
         self.state.send_replace(State { link: Link::Closed, channel: None });
     }
 
-    /// Connects, and returns when the connection is lost or could not be made.
+    /// Connects, and returns when the connection is lost or failed.
     async fn connect_once(&self, backoff: &mut Backoff) {
         let lost = match dial(&self.socket, limit::PLUGIN_DIAL).await {
             Ok((channel, ended)) => {
                 backoff.reset();
                 self.state.send_replace(State { link: Link::Connected, channel: Some(channel) });
-                // Either way the stream is gone.
+                // In both cases the stream has ended.
                 ended.await.ok();
                 "the plugin closed the connection".to_owned()
             }
@@ -153,8 +153,8 @@ pub(super) async fn dial(
         let stream = stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
         std::future::ready(stream)
     });
-    // Plugins get `localhost` as the authority, as from a kubelet. The connector gives its one stream, so that a channel whose
-    // connection is gone says so at once.
+    // Plugins get `localhost` as the authority, as from a kubelet. The connector has only one stream, so that calls on a lost
+    // connection fail at once.
     let endpoint = Endpoint::from_static("http://localhost");
     let endpoint = endpoint.http2_max_header_list_size(limit::PLUGIN_HEADERS_BYTES_MAX);
     let begun =
@@ -163,7 +163,7 @@ pub(super) async fn dial(
     Ok((channel, ended))
 }
 
-/// A stream that tells when it is dropped, which is when the HTTP/2 connection on it has ended.
+/// A stream that signals its drop, which is the end of the HTTP/2 connection.
 struct Plugged {
     stream: UnixStream,
     _open: oneshot::Sender<()>,

@@ -1,4 +1,4 @@
-//! From and to the kubelet's plugin protocols. What a plugin says is checked here.
+//! Conversions from and to the kubelet's plugin protocols. Checks a plugin's responses.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ macro_rules! dra_version {
                     devices: answer.devices.into_iter().map(device).collect(),
                     error: answer.error,
                 };
-                // A missing value is success without devices.
+                // A missing value is a success without devices.
                 answer
                     .claims
                     .into_iter()
@@ -116,7 +116,7 @@ macro_rules! dra_version {
 dra_version!(v1, |device| device.share_id);
 dra_version!(v1beta1, |device| None);
 
-/// Checks what a plugin answered to a prepare of one claim.
+/// Checks a plugin's result of a prepare of one claim.
 pub(super) fn prepared_claim(driver: &DriverName, answer: ClaimAnswer) -> Result<PreparedClaim, Problem> {
     if !answer.error.is_empty() {
         return Err(problem::of_claim(driver, &answer.error));
@@ -125,7 +125,7 @@ pub(super) fn prepared_claim(driver: &DriverName, answer: ClaimAnswer) -> Result
     Ok(PreparedClaim { devices, ..PreparedClaim::default() })
 }
 
-/// What a plugin answered to an unprepare of one claim.
+/// Checks a plugin's result of an unprepare of one claim.
 pub(super) fn unprepared(driver: &DriverName, answer: &ClaimAnswer) -> Result<(), Problem> {
     if answer.error.is_empty() { Ok(()) } else { Err(problem::of_claim(driver, &answer.error)) }
 }
@@ -169,7 +169,7 @@ fn prepared_device(answer: DeviceAnswer) -> Result<PreparedDevice, String> {
     })
 }
 
-/// Containers use base names, so a subrequest that a plugin left in is taken off.
+/// Containers use base names, so a subrequest from a plugin is removed.
 fn base_requests(requests: Vec<String>) -> Result<Vec<String>, String> {
     let base = |request: String| {
         let base = request.split('/').next().unwrap_or_default();
@@ -182,7 +182,7 @@ fn base_requests(requests: Vec<String>) -> Result<Vec<String>, String> {
     requests.into_iter().map(base).collect::<Result<_, _>>().map(unique)
 }
 
-/// A plugin that is asked again may append to what it said before.
+/// A plugin may append to its earlier result in a repeated call.
 fn merge(known: &mut DeviceAccess, more: DeviceAccess) -> Result<(), String> {
     if let (DeviceAccess::CdiDevices(known), DeviceAccess::CdiDevices(more)) = (known, more) {
         let all = unique(known.drain(..).chain(more).collect());
@@ -192,7 +192,7 @@ fn merge(known: &mut DeviceAccess, more: DeviceAccess) -> Result<(), String> {
     Ok(())
 }
 
-/// Each once, in the order of their first places.
+/// Removes duplicates, in the order of first occurrence.
 fn unique(names: Vec<String>) -> Vec<String> {
     let mut seen = std::collections::HashSet::new();
     names.into_iter().filter(|name| seen.insert(name.clone())).collect()

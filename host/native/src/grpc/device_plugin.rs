@@ -1,5 +1,5 @@
-//! A device plugin as a `DeviceDriver`: one connection, from its beginning to its end. Whether there is another after it is for the
-//! device manager to say.
+//! A device plugin as a `DeviceDriver`: one connection, from its start to its end. The device manager decides whether there is
+//! another.
 
 use std::future::Future;
 use std::path::Path;
@@ -23,7 +23,7 @@ use nodedock_model::{ContainerAllocation, ExtendedResource, PluginDevice, Proble
 
 type Client = wire::device_plugin_client::DevicePluginClient<Channel>;
 
-/// How long the steps to a plugin may take.
+/// Deadlines of the steps.
 #[derive(Debug, Clone, Copy)]
 pub struct PluginSteps {
     pub dial: Duration,
@@ -39,11 +39,11 @@ impl Default for PluginSteps {
 /// A plugin's stream of lists.
 pub struct Following {
     pub lists: DeviceLists,
-    /// Why the stream ended; comes after the last list. An error means that the tasks stopped.
+    /// Why the stream ended, after the last list. An error means that the tasks stopped.
     pub end: oneshot::Receiver<Problem>,
 }
 
-/// A device plugin behind one connection. Its calls fail when that is lost.
+/// A device plugin on one connection. Its calls fail when the connection is lost.
 pub struct DevicePlugin {
     resource: ExtendedResource,
     client: Client,
@@ -52,7 +52,7 @@ pub struct DevicePlugin {
 }
 
 impl DevicePlugin {
-    /// Connects, and asks what the plugin wants of its callers. Streams end with the tasks.
+    /// Connects, and calls the plugin for its options. Streams end with the tasks.
     pub async fn connect(
         resource: ExtendedResource,
         socket: &Path,
@@ -70,19 +70,19 @@ impl DevicePlugin {
         Ok(plugin)
     }
 
-    /// Begins a stream of lists.
+    /// Opens a stream of lists.
     pub fn follow(&self, request_id: Arc<str>) -> Following {
         let (sender, lists) = watch::channel(None);
         let (told, end) = oneshot::channel();
         let (client, resource, stopped) = (self.client.clone(), self.resource.clone(), self.tasks.stopped());
         self.tasks.spawn("device-lists", async move {
             tokio::select! {
-                // The next start asks for the list anew.
+                // Safe to drop: the next start opens the list again.
                 () = stopped => {}
-                // Nobody listens any more.
+                // The receiver is gone.
                 () = sender.closed() => {}
                 problem = read(client, &resource, &request_id, &sender) => {
-                    // Whoever follows may look at the lists only.
+                    // A watcher may use only the lists.
                     let _ = told.send(problem);
                 }
             }
@@ -97,7 +97,7 @@ impl DevicePlugin {
     ) -> Result<T, Problem> {
         match tokio::time::timeout(call.deadline, work).await {
             Err(_) => Err(problem::no_answer(&self.resource, call.deadline)),
-            // The deadline goes with the call, and either clock may be first.
+            // The call has the deadline, and either side may end it first.
             Ok(Err(status)) if problem::is_late(&status) => {
                 Err(problem::no_answer(&self.resource, call.deadline))
             }
@@ -117,7 +117,7 @@ impl DeviceDriver for DevicePlugin {
         self.options
     }
 
-    /// Returns at once: plugins in Go say nothing at all before their first list.
+    /// Returns at once: plugins in Go send no headers before their first list.
     async fn list_and_watch(&self, call: &Call) -> Result<DeviceLists, Problem> {
         Ok(self.follow(call.request_id.clone()).lists)
     }
@@ -151,7 +151,7 @@ impl DeviceDriver for DevicePlugin {
     }
 }
 
-/// The deadline goes with the call, so that the plugin can give up in time.
+/// Passes the deadline in the call, so that the plugin can stop in time.
 fn request<T>(call: &Call, message: T) -> Request<T> {
     let mut request = named(&call.request_id, message);
     request.set_timeout(call.deadline);
@@ -160,14 +160,14 @@ fn request<T>(call: &Call, message: T) -> Request<T> {
 
 fn named<T>(request_id: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
-    // A request's id comes from the node API, which lets plain characters in only.
+    // The request id comes from the node API, which accepts only plain characters.
     if let Ok(id) = request_id.parse() {
         request.metadata_mut().insert("x-request-id", id);
     }
     request
 }
 
-/// Reads a stream to its end and says why it ended.
+/// Reads a stream to its end and returns the reason.
 async fn read(
     mut client: Client,
     resource: &ExtendedResource,
@@ -194,13 +194,13 @@ async fn read(
     }
 }
 
-/// Waits for a list and passes over those that are there already before the newest. Also whether the stream is at its end.
+/// Waits for a list and skips received lists before the newest. Also returns whether the stream has ended.
 async fn newest(
     stream: &mut Streaming<wire::ListAndWatchResponse>,
 ) -> (Option<wire::ListAndWatchResponse>, Option<Result<(), Status>>) {
     let mut newest = None;
     let mut next = stream.next().await;
-    // A plugin that lists faster than it is read would otherwise never be heard.
+    // Otherwise a plugin that lists faster than it is read would never be reported.
     let until = Instant::now() + limit::LIST_PACE;
     loop {
         match next {

@@ -22,7 +22,7 @@ pub struct DraPlugin {
 }
 
 impl DraPlugin {
-    /// Calls on the connection as it is, or as it is again within a short time.
+    /// Calls on the current connection, or after a short wait on the next one.
     async fn call<F>(
         &self,
         call: &Call,
@@ -49,7 +49,7 @@ impl DraPlugin {
         }
     }
 
-    /// One outcome for each claim; the rest of the answer is named and dropped.
+    /// Returns one outcome for each claim; logs and drops the rest of the response.
     fn settle<'a, T>(
         &self,
         call: &Call,
@@ -65,7 +65,7 @@ impl DraPlugin {
         outcomes
     }
 
-    /// A kubelet does not compare a plugin's devices with the allocation, and there are plugins that name others.
+    /// A kubelet does not compare a plugin's devices with the allocation, and some plugins return other devices.
     fn note_strangers(&self, call: &Call, asked: &DriverClaim, prepared: &PreparedClaim) {
         for device in &prepared.devices {
             let allocated =

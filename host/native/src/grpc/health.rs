@@ -1,4 +1,4 @@
-//! What a plugin says of its devices' health, and for how long that counts.
+//! The health that a plugin reports for its devices, and its validity.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,19 +30,19 @@ pub(super) struct DeviceReport {
     pub(super) timeout: Duration,
 }
 
-/// What a plugin last said of each device. Clones see the same.
+/// Last report for each device. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Health(Arc<Mutex<BTreeMap<(PoolName, DeviceName), Said>>>);
 
 #[derive(Debug)]
 struct Said {
     health: DeviceHealth,
-    /// Our time of receipt counts, as in a kubelet: a plugin's clock is not asked.
+    /// The time of receipt counts, as in a kubelet, not the plugin's clock.
     until: Instant,
 }
 
 impl Health {
-    /// Follows the plugin's stream until the tasks stop.
+    /// Reads the plugin's stream until the tasks stop.
     pub fn follow(driver: DriverName, service: HealthService, connection: Connection, tasks: &Tasks) -> Self {
         let health = Self::default();
         let watch = Watch { driver, service, connection, health: health.clone() };
@@ -50,7 +50,7 @@ impl Health {
         health
     }
 
-    /// Health now. A device of which nothing was heard for its time reads as unknown.
+    /// Returns the current health. A device without a report within its timeout is unknown.
     pub fn now(&self) -> HealthReport {
         self.at(Instant::now())
     }
@@ -61,7 +61,7 @@ impl Health {
         self.lock().iter().map(|(key, said)| (key.clone(), fresh(said))).collect()
     }
 
-    /// Takes a message. Devices that it leaves out keep what was said of them, until their time is over. False: some did not fit.
+    /// Applies a message. Devices that it omits keep their report until its timeout. Returns false if some did not fit.
     fn take(&self, report: Report, now: Instant) -> bool {
         let mut known = self.lock();
         known.retain(|_, said| now < said.until);
@@ -95,14 +95,14 @@ impl Watch {
         let mut complained = false;
         loop {
             let end = tokio::select! {
-                // A message that is lost is sent again by the next stream.
+                // Safe to drop: the next stream sends the health again.
                 () = &mut stopped => return,
                 end = self.stream() => end,
             };
             let driver = &self.driver;
             match end {
                 Err(status) if status.code() == Code::Unimplemented => {
-                    // The Go helper lists it for every driver.
+                    // The Go helper registers the service for every driver.
                     tracing::info!(%driver, "the driver lists a health service and does not have it");
                     return;
                 }
@@ -119,7 +119,7 @@ impl Watch {
         }
     }
 
-    /// One stream, from the connection to its end.
+    /// Reads one stream, from the connection to its end.
     async fn stream(&self) -> Result<(), Status> {
         let connected = self.connection.channel(limit::PLUGIN_DIAL).await;
         let channel = connected.map_err(|link| Status::unavailable(link.as_str()))?;

@@ -1,4 +1,4 @@
-//! What a plugin's refusals mean to whoever asked.
+//! Converts a plugin's errors to problems.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use super::{Link, clean};
 use nodedock_model::{DriverName, ExtendedResource, Problem, ProblemKind};
 
-/// Whom a problem names.
+/// The subject of a problem.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Peer<'a> {
     Driver(&'a DriverName),
@@ -36,7 +36,7 @@ impl fmt::Display for Peer<'_> {
     }
 }
 
-/// A call that failed as a whole.
+/// Converts the error of a whole call.
 pub(super) fn of_status<'a>(peer: impl Into<Peer<'a>>, status: &Status) -> Problem {
     let (kind, code) = meaning(status);
     Problem::new(kind, code, clean(&format!("{}: {}", peer.into(), text(status))))
@@ -50,7 +50,7 @@ fn meaning(status: &Status) -> (ProblemKind, &'static str) {
         }
         Code::DeadlineExceeded | Code::Cancelled => (ProblemKind::Unavailable, "driver-deadline"),
         Code::Unavailable => (ProblemKind::Unavailable, "driver-unavailable"),
-        // Our own decoder's word for a message above the bound.
+        // The local decoder's error for a message above the bound.
         Code::OutOfRange => (ProblemKind::Internal, "driver-answer-too-large"),
         Code::InvalidArgument => (ProblemKind::Invalid, "driver-refused"),
         Code::NotFound => (ProblemKind::NotFound, "driver-refused"),
@@ -58,17 +58,18 @@ fn meaning(status: &Status) -> (ProblemKind, &'static str) {
         Code::AlreadyExists | Code::Aborted => (ProblemKind::Conflict, "driver-refused"),
         Code::Unimplemented => (ProblemKind::Internal, "driver-without-service"),
         Code::Internal | Code::DataLoss => (ProblemKind::Internal, "driver-failed"),
-        // The Go helper turns every plain error into Unknown: most of them pass.
+        // The Go helper converts every plain error to Unknown; most of them are temporary.
         _ => (ProblemKind::Unavailable, "driver-refused"),
     }
 }
 
-/// Whether the connection broke under the call: what a plugin sends has no source, and of ours only a deadline is its fault.
+/// Returns whether the connection broke during the call: a plugin's status has no source, and of local errors only a deadline is the
+/// plugin's fault.
 fn is_broken(status: &Status) -> bool {
     std::error::Error::source(status).is_some() && !is_late(status)
 }
 
-/// Whether the call ended at our own deadline.
+/// Returns whether the call ended at the local deadline.
 pub(super) fn is_late(status: &Status) -> bool {
     let first = std::error::Error::source(status);
     std::iter::successors(first, |error| error.source()).any(|error| error.is::<tonic::TimeoutExpired>())
@@ -81,12 +82,12 @@ fn text(status: &Status) -> String {
     }
 }
 
-/// A claim that a plugin refuses by its `error`. The API has no kinds, and whoever asked comes again, as under a kubelet.
+/// A claim that a plugin refuses by its `error`. The API has no kinds of errors, and the caller retries, as a kubelet does.
 pub(super) fn of_claim(driver: &DriverName, error: &str) -> Problem {
     Problem::unavailable("driver-refused", clean(&format!("driver {driver}: {error}")))
 }
 
-/// An answer that breaks a rule.
+/// A response that violates the API.
 pub(super) fn not_valid<'a>(peer: impl Into<Peer<'a>>, why: &str) -> Problem {
     let message = format!("{} answered what is not valid: {why}", peer.into());
     Problem::internal("driver-answer-not-valid", clean(&message))

@@ -1,5 +1,5 @@
-//! The steps of a registration, as a kubelet takes them: dial, ask who it is, tell it what became of it. The connection is not
-//! kept: whether a plugin lives is seen on the socket of its service.
+//! The steps of a registration, as in a kubelet: dial, GetInfo, NotifyRegistrationStatus. The connection is closed afterwards: the
+//! connection to the service's socket shows whether the plugin is alive.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,12 +12,12 @@ use super::connection::{DialError, dial};
 use super::{clean, convert};
 use nodedock_model::limit;
 
-/// Who a plugin says it is. Nothing of it is checked yet but its size.
+/// A plugin's GetInfo response, unchecked except for its size.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PluginInfo {
     pub kind: String,
     pub name: String,
-    /// Empty: the registration socket itself.
+    /// Endpoint; empty: the registration socket itself.
     pub endpoint: PathBuf,
     pub services: Vec<String>,
 }
@@ -32,7 +32,7 @@ pub enum RegistrarError {
     Refused { step: &'static str, text: String },
 }
 
-/// How long each step may take.
+/// Deadline of each step.
 #[derive(Debug, Clone, Copy)]
 pub struct StepTimes {
     pub dial: Duration,
@@ -59,19 +59,19 @@ impl Registrar {
         Ok(Self { client, times })
     }
 
-    /// Asks the plugin who it is.
+    /// Calls GetInfo.
     pub async fn info(&mut self) -> Result<PluginInfo, RegistrarError> {
         let request = convert::info_request(self.times.info);
         let answer = within("GetInfo", self.times.info, self.client.get_info(request)).await?;
         Ok(convert::plugin_info(answer))
     }
 
-    /// Tells the plugin that it is registered. An error of it takes the registration back.
+    /// Notifies the plugin that it is registered. An error of the plugin reverts the registration.
     pub async fn accept(&mut self) -> Result<(), RegistrarError> {
         self.notify(true, "").await
     }
 
-    /// Tells the plugin why it is not registered.
+    /// Notifies the plugin why it is not registered.
     pub async fn refuse(&mut self, why: &str) -> Result<(), RegistrarError> {
         self.notify(false, why).await
     }

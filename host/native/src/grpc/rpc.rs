@@ -1,4 +1,4 @@
-//! The calls of the DRA API, in the version that a plugin serves. One form inside, whatever the version.
+//! The calls of the DRA API, in the version of the plugin, with one internal form for all versions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use super::{DraService, convert};
 use nodedock_model::ObjectRef;
 use nodedock_model::limit::PLUGIN_ANSWER_BYTES_MAX;
 
-/// What a plugin answered for one claim, unchecked.
+/// A plugin's result for one claim, unchecked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ClaimAnswer {
     pub(super) devices: Vec<DeviceAnswer>,
-    /// Empty: it went well.
+    /// Empty: success.
     pub(super) error: String,
 }
 
@@ -29,10 +29,10 @@ pub(super) struct DeviceAnswer {
     pub(super) share_id: Option<String>,
 }
 
-/// Every entry of the answer, by claim UID; one UID may occur twice.
+/// Every entry of the response, by claim UID; a UID may occur twice.
 pub(super) type Answers = Vec<(String, ClaimAnswer)>;
 
-/// What goes with a call beside its claims.
+/// Metadata of a call.
 pub(super) struct Envelope {
     pub(super) request_id: Arc<str>,
     pub(super) deadline: Duration,
@@ -82,11 +82,11 @@ pub(super) async fn unprepare(
 }
 
 impl Envelope {
-    /// The deadline goes with the call, so that the plugin can give up in time.
+    /// Passes the deadline in the call, so that the plugin can stop in time.
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.deadline);
-        // A request's id comes from the node API, which lets plain characters in only.
+        // The request id comes from the node API, which accepts only plain characters.
         if let Ok(id) = self.request_id.parse() {
             request.metadata_mut().insert("x-request-id", id);
         }

@@ -1,4 +1,4 @@
-//! How long the calls of a native plugin take, by method and the code that they end with, as a kubelet counts them.
+//! Durations of the calls of a native plugin, by method and gRPC code, as a kubelet counts them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +18,7 @@ pub(super) enum Method {
 }
 
 impl Method {
-    /// Its path in gRPC.
+    /// Returns its gRPC path.
     fn path(self, service: DraService) -> &'static str {
         match (service, self) {
             (DraService::V1, Self::Prepare) => {
@@ -37,7 +37,7 @@ impl Method {
     }
 }
 
-/// The calls of one plugin, since it registered. Bounded by the methods and codes that there are.
+/// The calls of one plugin, since it registered. Bounded by the number of methods and codes.
 #[derive(Debug, Default)]
 pub struct Rpcs(Mutex<BTreeMap<Ended, Histogram>>);
 
@@ -69,7 +69,7 @@ impl Rpcs {
     }
 }
 
-/// As grpc-go calls it.
+/// Returns the name of a code in grpc-go.
 fn name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

@@ -1,4 +1,4 @@
-//! A plugin that is scripted, and our side of the calls.
+//! Tests with a scripted plugin.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Bench {
         Self::new(script).prepare("c1").await.unwrap_err()
     }
 
-    /// Waits until the link is as wanted.
+    /// Waits until the link satisfies a condition.
     async fn link(&self, wanted: &str) {
         let mut connection = self.connection.clone();
         while connection.link().as_str() != wanted {
@@ -275,7 +275,7 @@ async fn a_plugin_that_dies_in_a_call_fails_it_and_the_connection_comes_back_wit
     let mut options = Options::new(DRIVER, &PathBuf::from("/nowhere"), &PathBuf::from("/nowhere"));
     options.endpoint = bench.plugin.endpoint().to_owned();
     let _again = Plugin::unregistered(options, Script::ok(DRIVER)).unwrap();
-    // Waits for the connection by itself.
+    // The call waits for the connection.
     assert!(bench.prepare("c1").await.is_ok());
 }
 
@@ -340,7 +340,7 @@ async fn a_health_stream_that_breaks_is_begun_again_and_ends_with_its_tasks() {
     bench.link("lost").await;
     bench.plugin.serve().unwrap();
     bench.link("connected").await;
-    // From here the clock runs to the next stream by itself.
+    // From here the paused clock advances to the next stream by itself.
     tokio::time::pause();
     assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
     tasks.stop();
@@ -353,6 +353,6 @@ async fn a_health_service_that_is_not_there_is_asked_once() {
     bench.link("connected").await;
     let tasks = Tasks::new();
     Health::follow(bench.driver.name.clone(), HealthService::V1, bench.connection.clone(), &tasks);
-    // It ends by itself: nobody tells it to stop.
+    // It ends without a stop signal.
     tasks.finished().await;
 }

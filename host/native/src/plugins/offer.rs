@@ -1,4 +1,4 @@
-//! What a plugin offers, read from what it says of itself. Pure.
+//! Parses a plugin's GetInfo response. Pure.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,7 +7,7 @@ use crate::grpc::{DraService, HealthService, PluginInfo};
 use nodedock_model::{DriverName, ExtendedResource, NameError, limit};
 
 const DEVICE_PLUGIN_VERSION: &str = "v1beta1";
-/// Bytes of a plugin's text that are repeated to it and shown.
+/// Bytes of a plugin's text in errors to the plugin and in states.
 const SHOWN_BYTES_MAX: usize = 300;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) struct DraOffer {
     pub(super) services: Vec<String>,
 }
 
-/// Why an offer is not taken. The texts hold a kubelet's, for those who search for them.
+/// Why an offer is refused. The texts contain a kubelet's texts, so that a search finds them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum OfferError {
     #[error("no handler registered for plugin type: {0} (DRAPlugin and DevicePlugin are served)")]
@@ -62,7 +62,7 @@ pub(super) enum Invalid {
     EndpointFile { endpoint: String, why: String },
 }
 
-/// Reads what a plugin says on its registration socket.
+/// Parses a plugin's GetInfo response.
 pub(super) fn read(info: PluginInfo, socket: &Path) -> Result<Offer, OfferError> {
     match info.kind.as_str() {
         "DRAPlugin" => Ok(Offer::Dra(dra(info, socket)?)),
@@ -97,7 +97,7 @@ fn no_common(offered: &[String], served: &'static str) -> Invalid {
     Invalid::NoCommonService { offered: shown(&offered.join(", ")), served }
 }
 
-/// Empty: the registration socket itself. Double slashes and single dots are taken out, as a kubelet does.
+/// Parses the endpoint; empty: the registration socket itself. Removes double slashes and single dots, as a kubelet does.
 fn endpoint(endpoint: &Path, socket: &Path) -> Result<PathBuf, Invalid> {
     if endpoint.as_os_str().is_empty() {
         return Ok(socket.to_owned());

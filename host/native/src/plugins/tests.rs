@@ -1,4 +1,4 @@
-//! Scripted plugins in a folder that is watched, from the socket to the registry.
+//! Tests with scripted plugins in a watched directory, from the socket to the registry.
 
 mod many;
 
@@ -17,7 +17,7 @@ use nodedock_core::registry::{DriverState, DriverView};
 use nodedock_model::{Changed, DriverClaim, DriverName, ObjectRef, Problem};
 
 const DRIVER: &str = "null.example.com";
-/// Longer than any of it takes, and shorter than a person waits.
+/// Longer than any step takes, and shorter than a person waits.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Dock {
@@ -74,11 +74,11 @@ impl Dock {
         self.registry.list().into_iter().find(|view| Path::new(&view.source) == source)
     }
 
-    /// Waits until the registry shows what is wanted.
+    /// Waits until the registry satisfies a condition.
     async fn until(&mut self, what: &str, wanted: impl Fn(&Self) -> bool) {
         let arrived = async {
             while !wanted(self) {
-                // Falling behind is no harm: the registry is looked at, not the change.
+                // A lag is harmless: the test checks the registry, not the change.
                 let _ = self.changes.recv().await;
             }
         };
@@ -98,12 +98,12 @@ impl Dock {
         self.until("gone", move |dock| dock.view(&source).is_none()).await;
     }
 
-    /// Who is called under the name.
+    /// Returns the serving source of a name.
     fn served_by(&self, driver: &str) -> Result<String, Problem> {
         self.registry.serving(&DriverName::new(driver).unwrap()).map(|driver| driver.identity.source.clone())
     }
 
-    /// The refusal that a plugin is told and that is shown.
+    /// Checks the refusal that the plugin is notified of and that the state shows.
     async fn refusal(&mut self, options: Options) -> String {
         let plugin = self.start(options).await;
         let (registered, told) = plugin.notified().await;
@@ -154,7 +154,7 @@ async fn a_plugin_may_serve_both_on_its_registration_socket_or_in_a_folder_below
     let socket = plugin.registration_socket();
     dock.state(&socket, DriverState::Serving).await;
     assert_eq!(dock.view(&socket).unwrap().version, "v1beta1");
-    // The endpoint is the registration socket when none is said; the driver is not served there, and a call says so.
+    // Without an endpoint the registration socket is used; it does not serve the driver, and a call fails with that.
     let mut options = dock.options("other.example.com");
     options.said_endpoint = Some(String::new());
     let plugin = dock.start(options).await;
@@ -273,7 +273,7 @@ async fn of_two_instances_the_newest_serves_and_the_other_takes_over_when_it_is_
     dock.state(&new.registration_socket(), DriverState::Serving).await;
     dock.state(&old.registration_socket(), DriverState::Draining).await;
     assert_eq!(dock.served_by(DRIVER).unwrap(), new.registration_socket().display().to_string());
-    // A claim of the one is given back through the other: drivers are called by name.
+    // The other instance unprepares a claim of the first: drivers are called by name.
     new.disconnect();
     dock.state(&new.registration_socket(), DriverState::Lost).await;
     dock.state(&old.registration_socket(), DriverState::Serving).await;
@@ -319,7 +319,7 @@ async fn an_endpoint_serves_one_registration_and_is_free_when_that_is_gone() {
     second.said_endpoint = Some(first.endpoint().display().to_string());
     let second = dock.start(second).await;
     assert!(!second.notified().await.0);
-    // Long before its retry: what it waits for is free.
+    // Long before its retry: the name that it waits for is free.
     first.unregister().unwrap();
     dock.state(&second.registration_socket(), DriverState::Serving).await;
 }

@@ -1,4 +1,4 @@
-//! One registration socket.
+//! The worker of one registration socket.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ use nodedock_core::registry::{Native, Taken};
 use nodedock_model::{DriverKind, DriverName, Problem};
 
 pub(super) enum Order {
-    /// The socket is new, or another one than before.
+    /// The socket is new or was replaced.
     Register,
-    /// An operator wants it registered anew; tells when done.
+    /// An operator requests a new registration; completes the sender when done.
     Again(oneshot::Sender<Reloaded>),
     Gone,
 }
@@ -30,17 +30,17 @@ pub(super) enum Order {
 pub(super) struct Worker {
     shared: Plugins,
     socket: PathBuf,
-    /// The socket's path as it is shown.
+    /// The socket's path in the state.
     source: String,
     backoff: Backoff,
     registered: Option<Registered>,
-    /// Why the last try failed, and when the next is.
+    /// Why the last attempt failed, and when the next one is.
     waiting: Option<Waiting>,
 }
 
-/// What goes on for a registered plugin.
+/// State of a registered plugin.
 struct Registered {
-    /// None: a device plugin, to which nobody is connected here.
+    /// `None`: a device plugin, which this module does not connect to.
     dra: Option<DraInstance>,
 }
 
@@ -48,7 +48,7 @@ struct DraInstance {
     name: DriverName,
     endpoint: PathBuf,
     connection: Connection,
-    /// The connection ends with these.
+    /// Tasks of the connection.
     tasks: Tasks,
     health_tasks: Tasks,
 }
@@ -65,7 +65,7 @@ impl Registered {
 struct Waiting {
     until: Instant,
     reason: String,
-    /// It can be tried as soon as something is free.
+    /// Whether a freed name or endpoint triggers the retry.
     for_somebody: bool,
 }
 
@@ -79,7 +79,7 @@ enum Refusal {
     Taken(#[from] Taken),
 }
 
-/// What a worker does next.
+/// Next step of a worker.
 enum Next {
     Order(Option<Order>),
     Retry,
@@ -99,15 +99,15 @@ impl Worker {
         let mut freed = self.shared.registry.freed_changes();
         loop {
             let next = tokio::select! {
-                // The plugin sees the daemon go and registers with the next.
+                // Safe to drop: the plugin detects the daemon's end and registers with the next one.
                 () = &mut stopped => return,
-                // An order that is not received stays in the channel.
+                // Safe to drop: an order that is not received stays in the channel.
                 order = inbox.recv() => Next::Order(order),
                 () = retry(self.waiting.as_ref(), &mut freed) => Next::Retry,
                 () = link_changed(self.registered.as_mut()) => Next::LinkChanged,
             };
             tokio::select! {
-                // A registration that is under way is begun anew at the next start.
+                // Safe to drop: a registration in progress starts again at the next start.
                 () = &mut stopped => return,
                 goes_on = self.step(next, inbox.is_empty(), &mut freed) => if !goes_on { return },
             }
@@ -118,14 +118,14 @@ impl Worker {
         match next {
             Next::Order(Some(Order::Register)) => {
                 self.backoff.reset();
-                // A later order says what became of the socket since.
+                // A later order has the newer state of the socket.
                 if is_last {
                     self.register("socket", freed).await;
                 }
             }
             Next::Order(Some(Order::Again(done))) => {
                 self.register("reload", freed).await;
-                // The operator may have gone away.
+                // The caller may have been cancelled.
                 let _ = done.send(Ok(()));
             }
             Next::Order(Some(Order::Gone)) => {
@@ -151,13 +151,13 @@ impl Worker {
         self.shared.registry.update(DriverKind::Grpc, &self.source, change);
     }
 
-    /// From the beginning. What was registered on the socket before stands until the new registration does, so that a plugin
-    /// that is replaced under the same names is not missed; a kubelet takes it back first. If a step fails it is taken back.
+    /// Registers from the first step. The previous registration of the socket stays until the new one succeeds, so that a plugin
+    /// that is replaced under the same names stays available; a kubelet removes it first. If a step fails it is removed.
     async fn register(&mut self, cause: &str, freed: &mut watch::Receiver<u64>) {
         if self.registered.is_none() && self.waiting.is_none() {
             self.show(|view| view.state = DriverState::Seen);
         }
-        // What becomes free from here on is worth another try.
+        // A name or endpoint that becomes free from here on triggers a retry.
         freed.mark_unchanged();
         let started = std::time::Instant::now();
         match self.shake_hands().await {
@@ -178,7 +178,7 @@ impl Worker {
         }
     }
 
-    /// Returns the plugin's name. If it fails, `registered` is what has to be taken back.
+    /// Returns the plugin's name. After a failure the caller must remove `registered`.
     async fn shake_hands(&mut self) -> Result<String, Refusal> {
         let mut registrar = Registrar::dial(&self.socket, self.shared.times.steps).await?;
         let info = registrar.info().await?;
@@ -261,7 +261,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The connection to an endpoint: the one that stands, dialled anew, where the endpoint is the same as before.
+    /// Returns the connection to an endpoint: the existing one, dialled again, if the endpoint is unchanged.
     fn connect(&self, endpoint: &Path) -> (Connection, Tasks) {
         match self.instance() {
             Some(before) if before.endpoint == endpoint => {
@@ -275,7 +275,7 @@ impl Worker {
         }
     }
 
-    /// Stops what is not used any more of what was registered before.
+    /// Stops unused parts of the previous registration.
     fn replace(&mut self, now: Registered) {
         let endpoint = |registered: &Registered| registered.dra.as_ref().map(|dra| dra.endpoint.clone());
         let is_kept = |before: &Registered| endpoint(before) == endpoint(&now);
@@ -308,7 +308,7 @@ impl Worker {
         self.waiting = Some(Waiting { until: Instant::now() + delay, reason, for_somebody });
     }
 
-    /// Takes the registration back. The plugin is not told, as by a kubelet; calls in flight go on.
+    /// Removes the registration without notifying the plugin, as a kubelet does; calls in flight continue.
     fn dismiss(&mut self) {
         let Some(registered) = self.registered.take() else { return };
         self.shared.registry.retire(&self.source);
@@ -316,7 +316,7 @@ impl Worker {
         registered.stop();
     }
 
-    /// The socket is gone: its claims stay.
+    /// Handles the removal of the socket; claims stay.
     fn leave(&mut self) {
         if self.registered.is_some() {
             tracing::info!(socket = self.source, "registration socket gone, the plugin's claims are kept");
@@ -326,7 +326,7 @@ impl Worker {
     }
 }
 
-/// Resolves when the next try is due, or something became free that it waits for.
+/// Resolves when the next attempt is due, or when the name or endpoint that it waits for is free.
 async fn retry(waiting: Option<&Waiting>, freed: &mut watch::Receiver<u64>) {
     let Some(waiting) = waiting else { return std::future::pending().await };
     let due = tokio::time::sleep_until(waiting.until);
@@ -335,7 +335,7 @@ async fn retry(waiting: Option<&Waiting>, freed: &mut watch::Receiver<u64>) {
     }
     tokio::select! {
         () = due => {}
-        // A change that is not seen here is seen at the next call.
+        // Safe to drop: the next call sees the change.
         _ = freed.changed() => {}
     }
 }
@@ -347,7 +347,7 @@ async fn link_changed(registered: Option<&mut Registered>) {
     }
 }
 
-/// The endpoint with its links resolved. It must be a socket: a file would be opened for ever in vain.
+/// Returns the endpoint with its links resolved. It must be a socket: connecting to a file would be retried forever.
 async fn resolve(endpoint: &Path) -> Result<PathBuf, Invalid> {
     let invalid = |why: String| Invalid::EndpointFile { endpoint: endpoint.display().to_string(), why };
     let io = |error: std::io::Error| invalid(error.to_string());

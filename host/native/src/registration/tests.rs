@@ -1,4 +1,4 @@
-//! Plugins that call the socket, well and badly.
+//! Tests with valid and invalid calls of plugins.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
@@ -14,7 +14,7 @@ use wire::registration_client::RegistrationClient;
 use super::*;
 use crate::endpoints::tests::{Bench, RESOURCE};
 
-/// A bench whose folder has the socket, answering.
+/// A bench with a serving socket.
 async fn serving() -> Bench {
     let bench = Bench::new();
     start(&bench, &bench.tasks).await;
@@ -147,7 +147,7 @@ async fn bad_requests_are_refused_with_the_rule() {
         assert!(status.code() == code && status.message().contains(rule), "{rule}: {status}");
         assert!(status.message().len() <= 1024, "{rule}");
     }
-    // Nothing of it was taken for a registration.
+    // No call counted as a registration.
     register(&bench, request(endpoint)).await.unwrap();
     assert_eq!(bench.arrived().await.0, 1);
 }
@@ -192,7 +192,7 @@ async fn a_plugin_that_watches_for_the_socket_is_back_after_a_restart() {
     for round in 1..=3 {
         let tasks = bench.tasks.child();
         start(&bench, &tasks).await;
-        // The plugin before the restart may be told to have left first.
+        // The end of the plugin before the restart may be reported first.
         let id = loop {
             use crate::endpoints::tests::Told;
             match bench.told().await {

@@ -7,7 +7,7 @@ use crate::driver::ClaimDriver;
 use crate::driver::containment::{Containment, QUARANTINED};
 use nodedock_base::tasks::Tasks;
 
-/// Notes under which identity a file is in use.
+/// Records the identity under which a file is in use.
 #[derive(Default)]
 struct Notes(Mutex<Vec<Arc<DriverIdentity>>>);
 
@@ -28,7 +28,7 @@ impl Predecessors for Notes {
     fn forget(&self, _: &str) {}
 }
 
-/// A driver that serves, with its conduct.
+/// A serving driver, with its conduct.
 struct Scene {
     registry: Registry,
     conditions: Conditions,
@@ -133,13 +133,13 @@ async fn a_driver_that_is_replaced_or_gone_leaves_no_quarantine() {
     assert_eq!(scene.registry.resume("a.wasm").unwrap_err().code, "driver-unknown");
 }
 
-/// The condition was set after the state was let go: of a driver that was taken out in between it stood for ever.
+/// The condition was set after the state was unlocked: for a driver that was removed in between it stayed forever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quarantine_and_its_condition_are_seen_together() {
     let scene = Scene::new();
     scene.conditions.set("/var", Problem::unavailable("disk-full", "no space"));
     let state = || scene.registry.0.state.try_read().ok().map(|state| state.sources["a.wasm"].state);
-    // Asked of while nobody else can set a condition.
+    // Read while no other task can set a condition.
     scene.conditions.retain("disk-full", |_| {
         scene.containment.fail();
         let mut held = 0;

@@ -1,4 +1,4 @@
-//! The device plugin API, `v1beta1`: what a plugin lists and what it answers, checked.
+//! The device plugin API, `v1beta1`: checks a plugin's lists and responses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use nodedock_model::{
     AllocationMount, AllocationNode, ContainerAllocation, PluginDevice, is_cdi_qualified_name, is_label_key,
 };
 
-/// The one word for a device that can be used (device plugin API).
+/// The text for a healthy device (device plugin API).
 const HEALTHY: &str = "Healthy";
 
 pub(in crate::grpc) fn options(options: wire::DevicePluginOptions) -> DeviceOptions {
@@ -25,7 +25,7 @@ pub(in crate::grpc) fn options(options: wire::DevicePluginOptions) -> DeviceOpti
     }
 }
 
-/// As the plugin has it: what of it is used is for the device manager to say, which shows what is wrong with it.
+/// Converts a list unchecked: the device manager selects the valid devices and reports the others.
 pub(in crate::grpc) fn listed(list: wire::ListAndWatchResponse) -> Result<Arc<[PluginDevice]>, String> {
     at_most("devices", list.devices.len(), LISTED_DEVICES_MAX)?;
     Ok(list.devices.into_iter().map(listed_device).collect())
@@ -33,7 +33,7 @@ pub(in crate::grpc) fn listed(list: wire::ListAndWatchResponse) -> Result<Arc<[P
 
 fn listed_device(device: wire::Device) -> PluginDevice {
     let nodes = device.topology.unwrap_or_default().nodes;
-    // What is below zero becomes a node that no machine has.
+    // A negative number becomes a node that no machine has.
     let mut numa_nodes: Vec<_> =
         nodes.iter().map(|node| u32::try_from(node.id).unwrap_or(u32::MAX)).collect();
     numa_nodes.sort_unstable();
@@ -46,7 +46,7 @@ pub(in crate::grpc) fn allocate_request(device_ids: &[String]) -> wire::Allocate
     wire::AllocateRequest { container_requests: vec![container] }
 }
 
-/// One container was asked for, so the first response is its own.
+/// The request had one container, so the first response is for it.
 pub(in crate::grpc) fn allocation(answer: wire::AllocateResponse) -> Result<ContainerAllocation, String> {
     let response = answer.container_responses.into_iter().next().ok_or("no container response")?;
     Ok(ContainerAllocation {
@@ -71,7 +71,7 @@ pub(in crate::grpc) fn preferred_request(
     wire::PreferredAllocationRequest { container_requests: vec![container] }
 }
 
-/// No response is no preference.
+/// An empty response is no preference.
 pub(in crate::grpc) fn preferred(answer: wire::PreferredAllocationResponse) -> Result<Vec<String>, String> {
     let first = answer.container_responses.into_iter().next();
     let ids = first.map(|response| response.device_ids).unwrap_or_default();
@@ -85,7 +85,7 @@ fn each<A, B>(field: &str, entries: Vec<A>, convert: fn(A) -> Result<B, String>)
     entries.into_iter().enumerate().map(convert).collect()
 }
 
-/// Names as Kubernetes takes them for a container: printable ASCII but `=`. A value may have several lines.
+/// Names that Kubernetes accepts for a container: printable ASCII except `=`. A value may have several lines.
 fn env(envs: BTreeMap<String, String>) -> Result<BTreeMap<String, String>, String> {
     at_most("envs", envs.len(), ALLOCATION_ENTRIES_MAX)?;
     for (name, value) in &envs {
@@ -141,7 +141,7 @@ fn cdi_device(device: wire::CdiDevice) -> Result<String, String> {
     Err(format!("name {} is not VENDOR/CLASS=NAME", shown(&device.name)))
 }
 
-/// Absolute and without `..`. Double slashes, single dots and a slash at the end are in use, and taken out.
+/// Absolute and without `..`. Removes double slashes, single dots and a trailing slash, which plugins use.
 fn path(field: &str, path: &str) -> Result<String, String> {
     bytes(field, path, PATH_BYTES_MAX)?;
     let is_plain = path.starts_with('/') && !path.contains(char::is_control);
@@ -155,7 +155,7 @@ fn path(field: &str, path: &str) -> Result<String, String> {
     })
 }
 
-/// A text of at most `max` bytes that the kernel takes as one.
+/// A text of at most `max` bytes without NUL.
 fn bytes(what: &str, text: &str, max: usize) -> Result<(), String> {
     if text.len() > max {
         return Err(format!("{what} has {} bytes, at most {max} are allowed", text.len()));

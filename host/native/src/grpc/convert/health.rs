@@ -34,7 +34,7 @@ macro_rules! health_version {
 health_version!(v1);
 health_version!(v1alpha1);
 
-/// None: its names are not valid, so nothing can be said of it.
+/// `None`: its names are invalid.
 fn device(
     pool: &str,
     device: &str,
@@ -48,7 +48,7 @@ fn device(
     Some(DeviceReport { key, health: DeviceHealth { state, message }, timeout: timeout(timeout_seconds) })
 }
 
-/// Nothing, and what makes no sense, is the default.
+/// A missing or invalid value is the default.
 fn timeout(seconds: i64) -> Duration {
     match u64::try_from(seconds) {
         Err(_) | Ok(0) => HEALTH_TIMEOUT,

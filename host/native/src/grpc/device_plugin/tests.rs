@@ -1,4 +1,4 @@
-//! A device plugin that is scripted, and our side of the calls.
+//! Tests with a scripted device plugin.
 
 use std::sync::Arc;
 

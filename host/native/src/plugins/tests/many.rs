@@ -1,4 +1,4 @@
-//! Sockets that come in numbers, and one that comes again while it is still being registered.
+//! Tests with many sockets, and with one that is created again during its registration.
 
 use native_null::{DeviceHealth, HealthState as Said};
 use tokio::io::AsyncReadExt;
@@ -36,12 +36,12 @@ async fn a_socket_made_anew_under_other_names_is_one_plugin_with_the_last_name()
         let plugin = dock.start(options).await;
         dock.until("the new name serves", |dock| dock.served_by(&driver).is_ok()).await;
         assert_eq!((dock.registry.list().len(), dock.registry.all_serving().len()), (1, 1), "{n}");
-        // The process before it ends only now.
+        // The previous process ends only now.
         drop(before.replace(plugin));
     }
 }
 
-/// A listener that is mute, in place of what stood there.
+/// Replaces a socket by a listener that does not respond.
 fn mute(path: &Path) -> UnixListener {
     let _ = std::fs::remove_file(path);
     UnixListener::bind(path).unwrap()
