@@ -1,0 +1,26 @@
+//! A checkpoint of the release that the fixtures were first recorded with: `fixtures/README.md` says what is in it.
+
+use nodedock_tests::{Daemon, Root};
+
+use crate::commands::{assert_transcript, cdi_files};
+use crate::scene::options;
+use crate::{assert_frozen, fixture};
+
+/// A root with the recorded checkpoint.
+fn root() -> Root {
+    let root = Root::new();
+    std::fs::copy(fixture("checkpoint.redb"), root.checkpoint()).expect("copy the recorded checkpoint");
+    root
+}
+
+#[tokio::test]
+async fn a_recorded_checkpoint_is_printed_and_checked_as_recorded() {
+    assert_transcript("checkpoint-read.txt", &root()).await;
+}
+
+#[tokio::test]
+async fn a_daemon_serves_what_a_recorded_checkpoint_has_and_renders_its_cdi_files() {
+    let daemon = Daemon::start_on(root(), options()).await;
+    assert_transcript("checkpoint-served.txt", &daemon).await;
+    assert_frozen("checkpoint-cdi.txt", &cdi_files(&daemon));
+}
