@@ -1,7 +1,7 @@
-//! Reading below `/sys`, beneath it and nowhere else: blocking functions, called off the async threads.
+//! Reading below `/sys` and nowhere else. Blocking functions, not for async threads.
 //!
-//! Is given paths that a grant allows. Every path is resolved by the kernel beneath the root, without magic links and without
-//! other mounts, and what it came to is held against the lists of what no driver may touch.
+//! Is given paths that a grant allows. The kernel resolves every path beneath the root, without magic links and without other mounts, and
+//! the resolved path is checked against the lists of what no driver may touch.
 
 pub mod attribute;
 pub mod blocking;
@@ -18,14 +18,20 @@ use std::time::Instant;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use crate::sysfs::blocking::LOOK_WALL;
 use nodedock_model::Problem;
 use nodedock_model::grant::pattern::{self, PatternSet};
-use nodedock_model::limit::{HOST_LOOK_WALL, PATH_BYTES_MAX, SYSFS_ENTRIES_MAX, SYSFS_READ_BYTES_MAX};
+use nodedock_model::limit::PATH_BYTES_MAX;
 
-/// Bytes of a value that is written: a kernel attribute takes at most a page.
+/// Bytes of one read: sysfs files have at most a page, `config` spaces 4 KiB; binary attributes may be larger.
+const READ_BYTES_MAX: usize = 64 << 10;
+/// Entries that `read-dir` or a glob returns.
+pub const ENTRIES_MAX: usize = 4096;
+
+/// Bytes of a written value: a kernel attribute takes at most a page.
 pub const VALUE_BYTES_MAX: usize = 4096;
-/// Folders that one glob may look into, and how deep `**` goes.
-const GLOB_FOLDERS_MAX: usize = 16_384;
+/// Directories that one glob may read, and how deep `**` goes.
+const GLOB_DIRECTORIES_MAX: usize = 16_384;
 const GLOB_DEPTH_MAX: usize = 12;
 
 /// Never read, whatever is granted: other mounts' contents, secrets and addresses of the kernel, and files whose reading acts on
@@ -53,16 +59,13 @@ pub fn patterns(texts: &[&str]) -> PatternSet {
     PatternSet::new(texts.iter().copied()).expect("the patterns above are globs")
 }
 
-/// The problem of a read below `/sys` that takes longer than `HOST_LOOK_WALL`.
+/// The problem of a read below `/sys` that takes longer than `LOOK_WALL`.
 pub fn read_stuck() -> Problem {
-    let millis = HOST_LOOK_WALL.as_millis();
-    Problem::unavailable(
-        "sysfs-stuck",
-        format!("the driver looked at what did not answer within {millis} ms"),
-    )
+    let millis = LOOK_WALL.as_millis();
+    Problem::unavailable("sysfs-stuck", format!("the driver read what did not answer within {millis} ms"))
 }
 
-/// The root below which all is: `/sys`, or a tree of a test.
+/// `/sys`, or a tree of a test.
 pub struct SysfsRoot {
     root: OwnedFd,
     path: PathBuf,
@@ -93,23 +96,23 @@ impl SysfsRoot {
     pub fn read(&self, path: &str) -> Result<Vec<u8>, Problem> {
         let (resolved, _) = self.regular_file(path)?;
         let content = self.content(path, &resolved)?;
-        if content.len() > SYSFS_READ_BYTES_MAX {
-            let message = format!("/sys/{path} has more than {SYSFS_READ_BYTES_MAX} bytes");
+        if content.len() > READ_BYTES_MAX {
+            let message = format!("/sys/{path} has more than {READ_BYTES_MAX} bytes");
             return Err(Problem::invalid("file-too-large", message));
         }
         Ok(content)
     }
 
-    /// Names in a folder, sorted.
+    /// Names in a directory, sorted.
     pub fn read_dir(&self, path: &str) -> Result<Vec<String>, Problem> {
         let names = self.names(path)?;
-        if names.len() > SYSFS_ENTRIES_MAX {
-            return Err(too_many(path));
+        match names.len() <= ENTRIES_MAX {
+            true => Ok(names.into_iter().map(|(name, _)| name).collect()),
+            false => Err(too_many(path)),
         }
-        Ok(names.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Where a link comes to, relative to the root.
+    /// The target of a link, relative to the root.
     pub fn read_link(&self, path: &str) -> Result<String, Problem> {
         check_path(path)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -126,23 +129,23 @@ impl SysfsRoot {
         self.resolved(path, &end)
     }
 
-    /// Whether there is such a folder: a network interface, a device.
+    /// Whether there is such a file or directory: a network interface, a device.
     pub fn exists(&self, path: &str) -> bool {
         check_path(path).is_ok() && self.resolve(path).is_ok()
     }
 
-    /// Paths that match, as a walk from the root sees them, sorted.
+    /// Paths that match, as seen by a walk from the root, sorted.
     pub fn glob(&self, glob: &str) -> Result<Vec<String>, Problem> {
         let segments: Vec<&str> = glob.split('/').collect();
-        let until = Instant::now() + HOST_LOOK_WALL;
-        let mut walk = Walk { root: self, until, folders: 0, found: Vec::new() };
+        let until = Instant::now() + LOOK_WALL;
+        let mut walk = Walk { root: self, until, directories: 0, found: Vec::new() };
         walk.descend(String::new(), &segments, 0)?;
         walk.found.sort();
         walk.found.dedup();
         Ok(walk.found)
     }
 
-    /// Resolves to a regular file that may be touched.
+    /// Resolves a path to a regular file that drivers may touch.
     pub fn regular_file(&self, path: &str) -> Result<(String, Stat), Problem> {
         check_path(path)?;
         let end = self.open_beneath(path, OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty())?;
@@ -154,36 +157,31 @@ impl SysfsRoot {
         Ok((resolved, stat))
     }
 
-    /// At most one byte more than a driver is given.
+    /// Reads at most one byte more than a driver may have.
     pub fn content(&self, path: &str, resolved: &str) -> Result<Vec<u8>, Problem> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = std::fs::File::from(self.open_beneath(resolved, flags, ResolveFlags::NO_SYMLINKS)?);
         let mut content = Vec::new();
-        let read = file.take(SYSFS_READ_BYTES_MAX as u64 + 1).read_to_end(&mut content);
+        let read = file.take(READ_BYTES_MAX as u64 + 1).read_to_end(&mut content);
         read.map_err(|error| io_problem(path, &error))?;
         Ok(content)
     }
 
-    /// Names in a folder and whether each is a folder itself, sorted.
+    /// Names in a directory and whether each is a directory itself, sorted.
     fn names(&self, path: &str) -> Result<Vec<(String, bool)>, Problem> {
-        let folder = if path.is_empty() { "." } else { path };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = match self.open_beneath(folder, flags, ResolveFlags::empty()) {
-            Err(problem) if problem.code == "not-a-folder" => {
-                return Err(Problem::invalid("not-a-folder", format!("/sys/{path} is no folder")));
-            }
-            folder => folder?,
-        };
-        self.resolved(path, &folder)?;
+        let name = if path.is_empty() { "." } else { path };
+        let directory = self.open_beneath(name, flags, ResolveFlags::empty())?;
+        self.resolved(path, &directory)?;
         let error = |errno: Errno| io_problem(path, &errno.into());
         let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&folder).map_err(error)? {
+        for entry in rustix::fs::Dir::read_from(&directory).map_err(error)? {
             let entry = entry.map_err(error)?;
             let Ok(name) = entry.file_name().to_str() else { continue };
             if !matches!(name, "." | "..") {
                 names.push((name.to_owned(), entry.file_type() == FileType::Directory));
             }
-            if names.len() > GLOB_FOLDERS_MAX {
+            if names.len() > GLOB_DIRECTORIES_MAX {
                 return Err(too_many(path));
             }
         }
@@ -196,7 +194,7 @@ impl SysfsRoot {
         rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
             Errno::NOENT => Problem::not_found("no-such-path", format!("/sys/{path} does not exist")),
             Errno::NOTDIR if flags.contains(OFlags::DIRECTORY) => {
-                Problem::invalid("not-a-folder", format!("/sys/{path} is no folder"))
+                Problem::invalid("not-a-folder", format!("/sys/{path} is not a directory"))
             }
             Errno::NOTDIR => Problem::not_found("no-such-path", format!("/sys/{path} does not exist")),
             Errno::XDEV | Errno::LOOP => {
@@ -206,7 +204,7 @@ impl SysfsRoot {
         })
     }
 
-    /// Where an open file is, relative to the root; refused where nobody may look.
+    /// The path of an open file, relative to the root; refused where no driver may read.
     fn resolved(&self, path: &str, fd: &OwnedFd) -> Result<String, Problem> {
         use std::os::fd::AsRawFd;
         let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
@@ -232,32 +230,32 @@ pub fn denied(path: &str) -> Problem {
 }
 
 fn too_many(path: &str) -> Problem {
-    Problem::invalid("too-many-entries", format!("/sys/{path} has more than {SYSFS_ENTRIES_MAX} entries"))
+    Problem::invalid("too-many-entries", format!("/sys/{path} has more than {ENTRIES_MAX} entries"))
 }
 
 pub fn io_problem(path: &str, error: &std::io::Error) -> Problem {
     Problem::unavailable("io-error", format!("/sys/{path}: {error}"))
 }
 
-/// A glob on its way down.
+/// The walk of a glob.
 struct Walk<'a> {
     root: &'a SysfsRoot,
-    /// Nobody waits for it longer.
+    /// Its caller does not wait longer.
     until: Instant,
-    folders: usize,
+    directories: usize,
     found: Vec<String>,
 }
 
 impl Walk<'_> {
-    fn descend(&mut self, folder: String, segments: &[&str], depth: usize) -> Result<(), Problem> {
+    fn descend(&mut self, directory: String, segments: &[&str], depth: usize) -> Result<(), Problem> {
         let Some((first, rest)) = segments.split_first() else {
-            return self.find(folder);
+            return self.find(directory);
         };
         if *first == "**" {
-            return self.descend_all(folder, segments, depth);
+            return self.descend_all(directory, segments, depth);
         }
         if pattern::is_literal(first) {
-            let path = join(&folder, first);
+            let path = join(&directory, first);
             return if rest.is_empty() && !self.exists(&path) {
                 Ok(())
             } else {
@@ -265,31 +263,31 @@ impl Walk<'_> {
             };
         }
         let matcher = pattern::compile(first).map_err(|e| bad_glob(first, &e))?.compile_matcher();
-        for (name, _) in self.names(&folder)? {
+        for (name, _) in self.names(&directory)? {
             if matcher.is_match(&name) {
-                let path = join(&folder, &name);
+                let path = join(&directory, &name);
                 self.descend(path, rest, depth + 1)?;
             }
         }
         Ok(())
     }
 
-    /// `**`: here, and in every folder below that is not behind a link.
-    fn descend_all(&mut self, folder: String, segments: &[&str], depth: usize) -> Result<(), Problem> {
+    /// `**`: here, and in every directory below that is not behind a link.
+    fn descend_all(&mut self, directory: String, segments: &[&str], depth: usize) -> Result<(), Problem> {
         let rest = &segments[1..];
         let last = rest.is_empty();
         if !last {
-            self.descend(folder.clone(), rest, depth)?;
+            self.descend(directory.clone(), rest, depth)?;
         }
         if depth >= GLOB_DEPTH_MAX {
             return Ok(());
         }
-        for (name, is_folder) in self.names(&folder)? {
-            let path = join(&folder, &name);
+        for (name, is_directory) in self.names(&directory)? {
+            let path = join(&directory, &name);
             if last {
                 self.find(path.clone())?;
             }
-            if is_folder {
+            if is_directory {
                 self.descend_all(path, segments, depth + 1)?;
             }
         }
@@ -301,27 +299,27 @@ impl Walk<'_> {
         self.root.open_beneath(path, flags, ResolveFlags::empty()).is_ok()
     }
 
-    /// What is no folder, gone meanwhile, or out of bounds has no names.
-    fn names(&mut self, folder: &str) -> Result<Vec<(String, bool)>, Problem> {
-        self.folders += 1;
+    /// A path that is not a directory, was removed meanwhile or is denied has no names.
+    fn names(&mut self, directory: &str) -> Result<Vec<(String, bool)>, Problem> {
+        self.directories += 1;
         if Instant::now() >= self.until {
             return Err(read_stuck());
         }
-        if self.folders > GLOB_FOLDERS_MAX {
+        if self.directories > GLOB_DIRECTORIES_MAX {
             return Err(Problem::invalid(
                 "glob-too-wide",
-                format!("the glob looks into more than {GLOB_FOLDERS_MAX} folders"),
+                format!("the glob reads more than {GLOB_DIRECTORIES_MAX} directories"),
             ));
         }
-        Ok(self.root.names(folder).unwrap_or_default())
+        Ok(self.root.names(directory).unwrap_or_default())
     }
 
     fn find(&mut self, path: String) -> Result<(), Problem> {
-        // `**` can come to a path in several ways; duplicates are dropped at the end.
-        if self.found.len() >= SYSFS_ENTRIES_MAX {
+        // `**` can reach a path in several ways; duplicates are dropped at the end.
+        if self.found.len() >= ENTRIES_MAX {
             return Err(Problem::invalid(
                 "glob-too-wide",
-                format!("the glob matches more than {SYSFS_ENTRIES_MAX} paths"),
+                format!("the glob matches more than {ENTRIES_MAX} paths"),
             ));
         }
         self.found.push(path);
@@ -329,8 +327,8 @@ impl Walk<'_> {
     }
 }
 
-fn join(folder: &str, name: &str) -> String {
-    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
+pub fn join(directory: &str, name: &str) -> String {
+    if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") }
 }
 
 pub fn bad_glob(glob: &str, error: &pattern::PatternError) -> Problem {

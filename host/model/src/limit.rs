@@ -60,8 +60,6 @@ pub const LABEL_VALUE_BYTES_MAX: usize = 1024;
 /// Bytes of a problem's code and message: they appear in Events and terminals.
 pub const PROBLEM_CODE_BYTES_MAX: usize = 63;
 pub const PROBLEM_MESSAGE_BYTES_MAX: usize = 1024;
-/// Versions of one driver whose files are stored for the claims that they prepared: more indicates a loop of replacements.
-pub const KEPT_VERSIONS_MAX: usize = 16;
 /// Failed attempts after which the version that prepared a claim is called to unprepare it, even if the serving version is only unavailable.
 pub const PREDECESSOR_PATIENCE: u32 = 2;
 /// Interval of the collection of stored files without claims, unless another event triggers it.
@@ -176,24 +174,6 @@ pub const DRIVER_FILE_BYTES_MAX: u64 = 64 << 20;
 pub const LOADED_FILES_BYTES_MAX: u64 = 256 << 20;
 /// The same while files are only verified, which takes a second for the largest.
 pub const JUDGED_FILES_BYTES_MAX: u64 = 128 << 20;
-/// What a driver's file may hold. Compilers of other languages make one with 38 modules, 14,000 functions, the longest of 430 kB, and
-/// 400 kB of types, imports, exports and the like, which are held in memory for as long as the driver is loaded.
-pub const DRIVER_MODULES_MAX: usize = 256;
-pub const DRIVER_FUNCTIONS_MAX: usize = 100_000;
-pub const DRIVER_FUNCTION_BYTES_MAX: usize = 2 << 20;
-pub const DRIVER_DECLARATION_BYTES_MAX: usize = 4 << 20;
-/// Names of what a driver imports and exports, as they are told to people: real ones have 2 kB.
-pub const DRIVER_REPORT_BYTES_MAX: usize = 256 << 10;
-/// What compiling a driver may take. A Python driver of 18 MB takes 5 s and some 450 MB; addresses are counted, of which there are more.
-pub const COMPILE_MEMORY: u64 = 1536 << 20;
-pub const COMPILE_CPU: Duration = Duration::from_secs(120);
-/// More than the CPU: a compiler gives way to everything else.
-pub const COMPILE_WALL: Duration = Duration::from_secs(180);
-/// Compiled code: two to three times its source.
-pub const COMPILED_BYTES_MAX: u64 = 256 << 20;
-/// Cached compiled drivers: enough for a full drivers directory with previous versions; fifty Python drivers fit.
-pub const CACHE_FILES_MAX: usize = 2 * DRIVER_FILES_MAX;
-pub const CACHE_BYTES_MAX: u64 = 2 << 30;
 /// Grant and config files: written by people.
 pub const SIDE_FILE_BYTES_MAX: u64 = 256 << 10;
 /// A signature beside a driver: the longest in use, a bundle with an entry of a log, have some 10 kB.
@@ -213,79 +193,28 @@ pub const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 /// Elapsed time of a prepare or unprepare, and of a discovery or health check.
 pub const CALL_WALL: Duration = Duration::from_secs(10);
 pub const LOOK_WALL: Duration = Duration::from_secs(5);
-/// Wait of a discovery or health check for its permit, in addition to its own time.
-pub const PLACE_WAIT: Duration = Duration::from_secs(5);
 /// CPU of a call.
 pub const CALL_CPU: Duration = Duration::from_secs(2);
-/// Epoch tick: the longest time that a driver blocks a thread.
-pub const EPOCH_TICK: Duration = Duration::from_millis(10);
 /// Memory of a call over all linear memories, and the maximum of a grant.
 pub const CALL_MEMORY: usize = 64 << 20;
 pub const CALL_MEMORY_MAX: usize = 512 << 20;
 pub const CALL_WALL_MAX: Duration = Duration::from_secs(40);
 pub const CALL_CPU_MAX: Duration = Duration::from_secs(20);
-/// Core instances, memories and tables of a call. Python components have some ten instances.
-pub const CALL_INSTANCES: usize = 64;
-pub const CALL_MEMORIES: usize = 16;
-pub const CALL_TABLES: usize = 64;
-/// Entries over all tables of a call: functions of the driver that are called by reference.
-pub const CALL_TABLE_ELEMENTS: usize = 100_000;
 /// Bytes that one call may pass from a guest: 4,096 devices of 4 KiB in the host's memory; and the maximum of a grant.
 pub const HOSTCALL_BYTES: usize = 16 << 20;
 pub const HOSTCALL_BYTES_MAX: usize = 64 << 20;
-/// Component-model handles of a store.
-pub const HANDLES_MAX: usize = 256;
 /// Concurrent calls of one driver; further calls wait. A grant may raise it to half of all permits.
 pub const CALLS_PER_DRIVER: usize = 16;
 pub const CALLS_PER_DRIVER_MAX: usize = 32;
-/// Concurrent calls of all WASM drivers, counted by linear memory: each reserves some GiB of address space, and small machines have only
-/// 512 GiB.
-pub const CALLS_MAX: usize = 64;
-/// Memory that all concurrent calls may reserve together, each with its limit. A driver with the default limit can use all of its
-/// `CALLS_PER_DRIVER`, and two drivers leave some for a third.
-pub const CALLS_MEMORY_MAX: usize = 2 << 30;
-/// CPU time that a call may use on the shared threads; a longer call continues at lower priority. Small drivers need a hundredth of it.
-pub const FAST_LANE_CPU: Duration = Duration::from_millis(5);
-/// Elapsed time after which a call counts as slow although it uses no CPU: others wait for its permit.
-pub const LONG_CALL: Duration = Duration::from_secs(1);
-/// Time for which a slow function of a driver starts at lower priority.
-pub const SLOW_FOR: Duration = Duration::from_secs(60);
-/// Calls and memory of slow and failing drivers: of one of them, and of all together. The rest is for healthy drivers.
-pub const SLOW_CALLS_PER_DRIVER: usize = 4;
-pub const SLOW_CALLS_MAX: usize = 16;
-pub const SLOW_CALLS_MEMORY_MAX: usize = 1 << 30;
-/// Threads of lower priority: half the cores, so that the other half is free for new calls, and only a few.
-pub const SLOW_THREADS_MAX: usize = 4;
-/// Their nice value: the serving threads take precedence, and on a busy node a slow driver still completes.
-pub const SLOW_THREADS_NICE: i32 = 5;
-/// Consecutive failures until quarantine: one or two may be bad luck or one bad claim.
-pub const QUARANTINE_FAILURES: u32 = 5;
-/// Duration of the quarantine: doubled from the first to the second while probes fail. Long enough that a spinning driver costs little,
-/// short enough that a recovered driver returns soon.
-pub const QUARANTINE_MIN: Duration = Duration::from_secs(5);
-pub const QUARANTINE_MAX: Duration = Duration::from_secs(300);
 /// Retry delay during a probe: most calls have ended by then.
 pub const QUARANTINE_PROBE_WAIT: Duration = Duration::from_secs(1);
-/// Threads of one driver that read below `/sys` or hang there.
-pub const SYSFS_THREADS_PER_DRIVER: usize = 8;
-/// Bytes of a JSON schema of a driver.
-pub const SCHEMA_BYTES_MAX: usize = 256 << 10;
-/// Bytes of one sysfs read (sysfs files have at most a page, `config` spaces 4 KiB; binary attributes may be larger).
-pub const SYSFS_READ_BYTES_MAX: usize = 64 << 10;
-/// Entries in a result of `read-dir` or a glob.
-pub const SYSFS_ENTRIES_MAX: usize = 4096;
 /// Bytes and operations of all host calls of one driver call: a driver that walks all of `/sys` is defective.
 pub const HOST_BYTES_PER_CALL: usize = 16 << 20;
 pub const HOST_OPERATIONS_PER_CALL: usize = 100_000;
 /// Their maximum in a grant.
 pub const HOST_BYTES_PER_CALL_MAX: usize = 128 << 20;
 pub const HOST_OPERATIONS_PER_CALL_MAX: usize = 1_000_000;
-/// Deadline of a host operation on the node: a longer one hangs in the kernel.
-pub const HOST_LOOK_WALL: Duration = Duration::from_secs(2);
-/// Values that one call may write below `/sys`: a driver that writes more is defective.
-pub const SYSFS_WRITES_PER_CALL: usize = 256;
-/// A driver's log: bytes of a line, lines and bytes per second, and the burst.
-pub const LOG_LINE_BYTES_MAX: usize = 4096;
+/// A driver's log: lines and bytes per second.
 pub const LOG_LINES_PER_SECOND: u32 = 50;
 pub const LOG_BYTES_PER_SECOND: u32 = 64 << 10;
 /// Their maximum in a grant: a log that a person can still read.

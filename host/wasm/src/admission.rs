@@ -1,7 +1,7 @@
-//! What a dropped file is, and whether it can be a driver: everything that can be said before a compiler sees it.
+//! Checks whether a file can be a driver, before it is compiled.
 //!
-//! Is given bytes; gives back a component that speaks our contract, or an error that says whose fault it is and what to do. The
-//! daemon itself looks at the first bytes only (`form`); all else runs in the compiler's process.
+//! Is given bytes; returns a component of our contract, or an error that says whose fault it is and what to do. The daemon itself reads the
+//! first bytes only (`form`); everything else runs in the compiler's process.
 
 mod bulk;
 
@@ -14,11 +14,12 @@ use serde::{Deserialize, Serialize};
 use wasmparser::{Encoding, Parser, Payload, Validator, WasmFeatures};
 use wit_component::ComponentEncoder;
 
-use super::sandbox::CallFailure;
+use super::artifact::CODE_BYTES_MAX;
+use super::call_failure::CallFailure;
 use super::wasi;
 use super::wit_packages::WitPackages;
 use nodedock_base::printable::one_line;
-use nodedock_model::limit::{COMPILED_BYTES_MAX, DRIVER_FILE_BYTES_MAX};
+use nodedock_model::limit::DRIVER_FILE_BYTES_MAX;
 
 /// The package of the contract, and the version that this host was built with.
 pub const CONTRACT: &str = "nodedock:driver";
@@ -30,15 +31,15 @@ const FACETS: &[&str] = &["configuration", "health"];
 const NAMES_SHOWN: usize = 8;
 /// Imports and exports of a component: drivers of Python have some thirty.
 const NAMES_MAX: usize = 1000;
-/// Bytes of what a tool says of a file: names out of the file are in it.
-const WORDS_BYTES_MAX: usize = 512;
+/// Bytes of a tool's message about a file: it contains names from the file.
+const LINE_BYTES_MAX: usize = 512;
 
-/// In which of the two forms a driver comes.
+/// The two forms of driver files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Form {
-    /// As `--target wasm32-unknown-unknown` makes it.
+    /// Made by `--target wasm32-unknown-unknown`.
     CoreModule,
-    /// As `--target wasm32-wasip2` and the tools of other languages make it.
+    /// Made by `--target wasm32-wasip2` and the tools of other languages.
     Component,
 }
 
@@ -51,7 +52,7 @@ impl Form {
     }
 }
 
-/// What a driver imports beside the contract.
+/// Imports other than the contract's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
     /// Nothing.
@@ -69,7 +70,7 @@ impl Profile {
     }
 }
 
-/// Why a file is not a driver that this host can run. It travels from the compiler's process.
+/// Why a file is not a driver that this host can run. The compiler's process sends it to the daemon.
 #[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum LoadError {
     #[error("the file is empty")]
@@ -99,7 +100,7 @@ pub enum LoadError {
     #[error("the driver imports what this host does not have: {names}{hint}")]
     UnknownImports { names: String, hint: Cow<'static, str> },
     #[error(
-        "the driver was built against {found}, and this host speaks {CONTRACT}@0.1.x: build it with a matching SDK"
+        "the driver was built against {found}, and this host supports {CONTRACT}@0.1.x: build it with a matching SDK"
     )]
     ContractVersion { found: String },
     #[error(
@@ -130,10 +131,10 @@ pub enum LoadError {
         "compiling the driver did not end within {0:?}: the node was busy, or the file is made to be slow; `nodedock driver reload` tries again"
     )]
     CompileTime(Duration),
-    #[error("the compiled driver has more than {} MiB: build it for size", COMPILED_BYTES_MAX >> 20)]
+    #[error("the compiled driver has more than {} MiB: build it for size", CODE_BYTES_MAX >> 20)]
     CompiledTooLarge,
     #[error(
-        "the compiler was killed twice by signal {0}: the node is short of memory, or somebody ended it; `nodedock driver reload` tries again"
+        "the compiler was killed twice by signal {0}: the node is short of memory, or it was killed by hand; `nodedock driver reload` tries again"
     )]
     CompilerKilled(i32),
     #[error("describe failed: {0}")]
@@ -146,14 +147,14 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Whether the file is at fault, rather than the node or the moment.
+    /// Whether the file is at fault: a retry cannot succeed.
     pub fn is_permanent(&self) -> bool {
-        let of_the_moment = matches!(self, Self::Host(_) | Self::CompileTime(_) | Self::CompilerKilled(_));
-        let busy = matches!(self, Self::Describe(CallFailure::Busy(_) | CallFailure::Timeout(_)));
-        !(of_the_moment || busy)
+        let may_pass = matches!(self, Self::Host(_) | Self::CompileTime(_) | Self::CompilerKilled(_));
+        let busy = matches!(self, Self::Describe(CallFailure::Busy { .. } | CallFailure::Timeout(_)));
+        !(may_pass || busy)
     }
 
-    /// Stable, lower-case words with dashes.
+    /// A stable code.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Empty => "file-empty",
@@ -185,7 +186,7 @@ impl LoadError {
     }
 }
 
-/// What can be read from a file without running it.
+/// A file's imports and exports, read without running it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Surface {
     pub form: Option<Form>,
@@ -203,7 +204,7 @@ impl Surface {
         versions.next().map(|version| format!("{CONTRACT}@{version}"))
     }
 
-    /// None: it speaks no contract, so that its imports may not all be known.
+    /// None: the file does not import or export the contract, and its imports may not all be known.
     pub fn profile(&self) -> Option<Profile> {
         self.contract()?;
         let is_wasi = self.imports.iter().any(|name| name.starts_with("wasi"));
@@ -220,7 +221,7 @@ impl Surface {
     }
 }
 
-/// Admits a file: form, size, validity, contract. Fills `surface` as far as it comes.
+/// Checks a file's form, size, validity and contract. Fills `surface` as far as it gets.
 pub(super) fn admit<'a>(bytes: &'a [u8], surface: &mut Surface) -> Result<Cow<'a, [u8]>, LoadError> {
     let form = form(bytes)?;
     surface.form = Some(form);
@@ -244,7 +245,7 @@ pub(super) fn admit<'a>(bytes: &'a [u8], surface: &mut Surface) -> Result<Cow<'a
     Ok(component)
 }
 
-/// Which of the two forms a file has, by its first bytes and its size.
+/// The form of a file, by its first bytes and its size.
 pub(super) fn form(bytes: &[u8]) -> Result<Form, LoadError> {
     if bytes.is_empty() {
         return Err(LoadError::Empty);
@@ -290,7 +291,7 @@ fn validate(bytes: &[u8]) -> Result<(), LoadError> {
         if error.message().contains("unexpected end") {
             return LoadError::Truncated { size };
         }
-        LoadError::Invalid { message: words(error.message()), offset: error.offset(), size }
+        LoadError::Invalid { message: bounded_line(error.message()), offset: error.offset(), size }
     })
 }
 
@@ -324,10 +325,10 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
     if wit.is_empty() {
         return Err(LoadError::NoContract);
     }
-    // `wit-parser` takes for granted what a damaged WIT need not keep: its panic is about the file, and not the host's failure.
+    // `wit-parser` panics on some damaged WIT: that is the file's fault, and not the host's.
     let encoded = catch_unwind(|| encode(bytes, &wit));
     encoded
-        .unwrap_or_else(|_| Err("its WIT is damaged: the tool that reads it gave up".to_owned()))
+        .unwrap_or_else(|_| Err("its WIT is damaged: the parser panicked".to_owned()))
         .map_err(LoadError::Encode)
 }
 
@@ -336,12 +337,12 @@ fn encode(bytes: &[u8], wit: &[&[u8]]) -> Result<Vec<u8>, String> {
     wit.iter().for_each(|section| packages.add(section));
     packages.check()?;
     let encode = || ComponentEncoder::default().validate(true).module(bytes)?.encode();
-    encode().map_err(|error: anyhow::Error| words(&format!("{error:#}")))
+    encode().map_err(|error: anyhow::Error| bounded_line(&format!("{error:#}")))
 }
 
-/// What a library or a process says of a file, fit for a line of a table.
-pub(super) fn words(text: &str) -> String {
-    one_line(text, WORDS_BYTES_MAX)
+/// A library's or a process' message about a file, as one short line.
+pub(super) fn bounded_line(text: &str) -> String {
+    one_line(text, LINE_BYTES_MAX)
 }
 
 struct Outline {
@@ -350,8 +351,8 @@ struct Outline {
     composed: bool,
 }
 
-/// Names at the component's own border, and whether there are components with code inside it. Those without are what
-/// wit-component puts around exported interfaces.
+/// The component's own imports and exports, and whether it contains components with code. Those without code are made by wit-component
+/// around exported interfaces.
 fn outline(component: &[u8]) -> Outline {
     let mut outline = Outline { imports: BTreeSet::new(), exports: BTreeSet::new(), composed: false };
     let mut open: Vec<Encoding> = Vec::new();
@@ -379,7 +380,7 @@ fn outline(component: &[u8]) -> Outline {
     outline
 }
 
-/// An interface of the contract, and whether it is of the track that we speak.
+/// An interface of the contract, and whether its version is one of ours.
 fn our_interface(name: &str) -> Option<(&str, bool)> {
     let (interface, version) = name.strip_prefix(CONTRACT)?.strip_prefix('/')?.split_once('@')?;
     let ours =
@@ -391,7 +392,7 @@ fn check_contract(surface: &Surface) -> Result<(), LoadError> {
     let names = || surface.exports.iter().chain(&surface.imports);
     if let Some(other) = names().find(|name| our_interface(name).is_some_and(|(_, ours)| !ours)) {
         let version = other.split_once('@').map_or("", |(_, version)| version);
-        return Err(LoadError::ContractVersion { found: words(&format!("{CONTRACT}@{version}")) });
+        return Err(LoadError::ContractVersion { found: bounded_line(&format!("{CONTRACT}@{version}")) });
     }
     let unknown: Vec<&str> =
         surface.imports.iter().filter(|name| !is_linked(name)).map(String::as_str).collect();
@@ -418,7 +419,7 @@ fn is_linked(name: &str) -> bool {
 fn unknown_imports(names: &[&str]) -> LoadError {
     let any = |test: fn(&str) -> bool| names.iter().any(|name| test(name));
     let hint = if any(|name| name.starts_with("wasi:") && name.contains("@0.3")) {
-        ": it was built for WASI 0.3, and this host speaks 0.2"
+        ": it was built for WASI 0.3, and this host supports 0.2"
     } else if any(|name| name.starts_with("wasi:sockets") || name.starts_with("wasi:http")) {
         ": a driver has no network; componentize-py leaves it out with --stub-wasi"
     } else if any(|name| name.starts_with("wasi:")) {
@@ -428,7 +429,7 @@ fn unknown_imports(names: &[&str]) -> LoadError {
     } else if any(|name| name.starts_with("__wbindgen") || name == "wbg") {
         ": a dependency takes the target for a browser (wasm-bindgen); turn that feature of it off (getrandom, uuid, chrono)"
     } else if any(|name| name == "env") {
-        ": functions of C that nobody defined"
+        ": functions of C that are not defined"
     } else if any(|name| name.starts_with(CONTRACT)) {
         ": it was built against a newer version of the contract"
     } else {
@@ -438,5 +439,5 @@ fn unknown_imports(names: &[&str]) -> LoadError {
     if names.len() > NAMES_SHOWN {
         shown.push_str(", …");
     }
-    LoadError::UnknownImports { names: words(&shown), hint: hint.into() }
+    LoadError::UnknownImports { names: bounded_line(&shown), hint: hint.into() }
 }

@@ -1,4 +1,4 @@
-//! What `bindgen!` makes of the contract. Only `convert` and the host functions see these types.
+//! The code that `bindgen!` generates for the contract. Only `convert` and the host functions see these types.
 
 #![allow(unreachable_pub, unused_variables, clippy::all)]
 

@@ -1,217 +1,214 @@
-//! Compiled drivers on disk. What is in this folder is run as native code in this process: it is ours alone, each file is held
-//! against its own seal before it is mapped, and only the daemon writes here.
+//! Compiled drivers on disk. They run as native code in this process: the directory belongs to the daemon alone, and each file's seal
+//! is verified before it is mapped.
 //!
-//! Nothing is synced: what a crash leaves half written is found by its seal and made anew.
+//! Nothing is synced: the seal finds what a crash left half written, and the driver is compiled again.
 
-mod upkeep;
-
-use std::collections::HashMap;
-use std::fs::{DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
 
-use rustix::fs::{AtFlags, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags};
 use wasmtime::Engine;
 
-use super::artifact::{Artifact, Flaw, Key, settings};
+use super::artifact::{Artifact, ArtifactError, Key, settings};
 use nodedock_base::error::chain;
+use nodedock_model::limit::DRIVER_FILES_MAX;
 
-/// What only its owner enters, and files that only he reads.
-const FOLDER_MODE: u32 = 0o700;
+/// Compiled drivers: those of a full directory of drivers and of their previous versions. Fifty of Python fit.
+const FILES_MAX: usize = 2 * DRIVER_FILES_MAX;
+const BYTES_MAX: u64 = 2 << 30;
+
+const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
-/// Rights to write for others than the owner.
+/// Permission to write for others than the owner.
 const OTHERS_WRITE: u32 = 0o022;
-
-#[derive(Debug, thiserror::Error)]
-pub enum CacheError {
-    #[error("create the cache {path}")]
-    Create { path: PathBuf, source: io::Error },
-    #[error("look at the cache {path}")]
-    Look { path: PathBuf, source: io::Error },
-    #[error(
-        "the cache {path} belongs to user {owner}, and only this daemon's user ({us}) may write what it runs: remove it, or chown it"
-    )]
-    Foreign { path: PathBuf, owner: u32, us: u32 },
-    #[error("the cache {path} is open to others, and cannot be closed: chmod 0700")]
-    Close { path: PathBuf, source: io::Error },
-    #[error("the cache {0} is not a folder")]
-    NotAFolder(PathBuf),
-}
-
-/// Keeps a file in the cache while the driver is loaded.
-pub(super) type Kept = Arc<()>;
+/// Hex digits of the source's digest, with which all our names begin.
+const NAME_DIGITS: usize = 64;
+/// Endings of files that this version and former ones wrote.
+const ENDINGS: &[&str] = &[".cwasm", ".cwasm.new", ".sha256", ".sha256.new"];
 
 pub(super) struct Cache {
     path: PathBuf,
     /// End of the names of files that this daemon can use.
     suffix: String,
-    in_use: Mutex<HashMap<String, Weak<()>>>,
 }
 
 impl Cache {
-    /// Creates the folder, or checks that nobody else can write to it. Removes what no daemon of this version can use.
-    pub(super) fn open(path: &Path, engine: &Engine) -> Result<Self, CacheError> {
+    /// Creates the directory, or checks that only this user can write to it. Removes files that no daemon of this version can use.
+    pub(super) fn open(path: &Path, engine: &Engine) -> io::Result<Self> {
         let suffix = format!("-{}.cwasm", &hex::encode(settings(engine))[..16]);
-        let cache = Self { path: path.to_owned(), suffix, in_use: Mutex::default() };
-        let folder = cache.folder()?;
-        cache.sweep(&folder);
-        cache.trim(&folder);
+        let cache = Self { path: path.to_owned(), suffix };
+        let directory = cache.directory()?;
+        directory.remove_all(|name| !name.ends_with(&cache.suffix));
+        directory.trim(FILES_MAX, BYTES_MAX);
         Ok(cache)
     }
 
-    /// A compiled driver, if there is one that is whole. A damaged one is removed.
-    pub(super) fn take(&self, key: &Key) -> Option<(Artifact, Kept)> {
-        let folder = self.folder_or_warn()?;
-        let name = self.name(key);
-        match open_whole(&folder, &name, key) {
-            Ok(found) => found.map(|artifact| (artifact, self.keep(name))),
-            Err(flaw) => {
-                self.discard(key, &flaw);
-                None
-            }
-        }
+    /// Returns a compiled driver, if there is one that is whole. A damaged one is removed.
+    pub(super) fn take(&self, key: &Key) -> Option<Artifact> {
+        let path = self.directory_or_warn()?.path(&self.name(key));
+        open(&path, key).unwrap_or_else(|error| {
+            self.discard(key, &error);
+            None
+        })
     }
 
-    /// Puts a compiled driver where it is found again, and gives it back as it lies there; if that cannot be, as it was.
-    pub(super) fn put(&self, key: &Key, artifact: Artifact) -> (Artifact, Option<Kept>) {
-        let Some(folder) = self.folder_or_warn() else { return (artifact, None) };
-        let name = self.name(key);
-        match write(&folder, &name, &artifact) {
+    /// Stores a compiled driver and returns it in its stored file; if it cannot be stored, as it was.
+    pub(super) fn put(&self, key: &Key, artifact: Artifact) -> Artifact {
+        let Some(directory) = self.directory_or_warn() else { return artifact };
+        match directory.write(&self.name(key), &artifact) {
             Ok(file) => {
-                let kept = self.keep(name);
-                self.trim(&folder);
-                (artifact.in_file(file), Some(kept))
+                directory.trim(FILES_MAX, BYTES_MAX);
+                artifact.in_file(file)
             }
             Err(error) => {
-                let folder = self.path.display();
-                tracing::warn!(%folder, name, %error, "compiled driver cannot be kept, and will be compiled again");
-                (artifact, None)
+                let directory = self.path.display();
+                tracing::warn!(%directory, %error, "compiled driver cannot be stored, and will be compiled again");
+                artifact
             }
         }
     }
 
-    /// Removes what turned out to be of no use.
-    pub(super) fn discard(&self, key: &Key, flaw: &Flaw) {
-        let (folder, name, why) = (self.path.display(), self.name(key), chain(flaw));
-        tracing::warn!(%folder, name, why, "compiled driver is damaged and made anew");
-        if let Some(folder) = self.folder_or_warn() {
-            self.remove(&folder, &name);
+    /// Removes a file that cannot be used.
+    pub(super) fn discard(&self, key: &Key, error: &ArtifactError) {
+        let (directory, name, error) = (self.path.display(), self.name(key), chain(error));
+        tracing::warn!(%directory, name, error, "compiled driver is damaged and made anew");
+        if let Some(directory) = self.directory_or_warn() {
+            directory.remove(&name);
         }
     }
 
-    /// Opens the folder itself, so that whatever is put at its path meanwhile is not written to. One that is ours and open to
-    /// others is closed; if they could write to it, nothing in it is trusted.
-    fn folder(&self) -> Result<OwnedFd, CacheError> {
-        let path = || self.path.clone();
-        let look = |error: Errno| match error {
-            Errno::LOOP | Errno::NOTDIR => CacheError::NotAFolder(path()),
-            error => CacheError::Look { path: path(), source: error.into() },
-        };
-        // One that is there is for `open` to judge.
-        let created = DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(&self.path);
-        if let Err(source) = created
-            && source.kind() != io::ErrorKind::AlreadyExists
-        {
-            return Err(CacheError::Create { path: path(), source });
-        }
+    /// Opens the directory, which may have been removed meanwhile. One that others can read is closed to them; if they could write to
+    /// it, its files are removed.
+    fn directory(&self) -> io::Result<Directory> {
+        DirBuilder::new().mode(DIRECTORY_MODE).recursive(true).create(&self.path)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let folder = rustix::fs::open(&self.path, flags, Mode::empty()).map_err(look)?;
-        let found = rustix::fs::fstat(&folder).map_err(look)?;
-        let us = rustix::process::geteuid().as_raw();
-        if found.st_uid != us {
-            return Err(CacheError::Foreign { path: path(), owner: found.st_uid, us });
+        let directory = Directory(rustix::fs::open(&self.path, flags, Mode::empty())?);
+        let (found, us) = (fs::metadata(directory.path("."))?, rustix::process::geteuid().as_raw());
+        if found.uid() != us {
+            let why = format!(
+                "it belongs to user {}, not to this daemon's ({us}): remove it, or chown it",
+                found.uid()
+            );
+            return Err(io::Error::other(why));
         }
-        if found.st_mode & 0o7777 != FOLDER_MODE {
-            self.close(&folder, found.st_mode & 0o7777)?;
+        let mode = found.mode() & 0o7777;
+        if mode != DIRECTORY_MODE {
+            fs::set_permissions(directory.path("."), Permissions::from_mode(DIRECTORY_MODE))?;
         }
-        Ok(folder)
-    }
-
-    fn close(&self, folder: &OwnedFd, mode: u32) -> Result<(), CacheError> {
-        let close = |error: Errno| CacheError::Close { path: self.path.clone(), source: error.into() };
-        rustix::fs::fchmod(folder, Mode::from_raw_mode(FOLDER_MODE)).map_err(close)?;
         if mode & OTHERS_WRITE != 0 {
-            let (folder_path, mode) = (self.path.display(), format!("{mode:o}"));
-            tracing::warn!(folder = %folder_path, mode, "others could write to the cache of compiled drivers: it is closed and emptied");
-            self.empty(folder);
+            let (path, mode) = (self.path.display(), format!("{mode:o}"));
+            tracing::warn!(directory = %path, mode, "others could write to the cache of compiled drivers: it is closed and emptied");
+            directory.remove_all(|_| true);
         }
-        Ok(())
+        Ok(directory)
     }
 
-    fn folder_or_warn(&self) -> Option<OwnedFd> {
-        let warn = |error: &CacheError| tracing::warn!(error = chain(error), "no cache of compiled drivers");
-        self.folder().inspect_err(warn).ok()
+    fn directory_or_warn(&self) -> Option<Directory> {
+        let (path, opened) = (self.path.display(), self.directory());
+        opened
+            .inspect_err(|error| tracing::warn!(directory = %path, %error, "no cache of compiled drivers"))
+            .ok()
     }
 
-    fn keep(&self, name: String) -> Kept {
-        let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
-        in_use.retain(|_, used| used.strong_count() > 0);
-        if let Some(kept) = in_use.get(&name).and_then(Weak::upgrade) {
-            return kept;
-        }
-        let kept = Kept::default();
-        in_use.insert(name, Arc::downgrade(&kept));
-        kept
-    }
-
-    fn is_in_use(&self, name: &str) -> bool {
-        let in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
-        in_use.get(name).is_some_and(|used| used.strong_count() > 0)
-    }
-
-    /// Named by the source, the engine's settings and our version: another of any is another file.
+    /// Named by the source, the engine's settings and our version.
     fn name(&self, key: &Key) -> String {
         format!("{}{}", hex::encode(key.source), self.suffix)
     }
 }
 
 /// None: there is no such file.
-fn open_whole(folder: &OwnedFd, name: &str, key: &Key) -> Result<Option<Artifact>, Flaw> {
-    // A pipe must not be waited for, nor a link be followed.
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file: File = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
-        Ok(file) => file.into(),
-        Err(Errno::NOENT) => return Ok(None),
-        Err(Errno::LOOP) => return Err(Flaw::NotAFile),
-        Err(error) => return Err(Flaw::Read(error.into())),
+fn open(path: &Path, key: &Key) -> Result<Option<Artifact>, ArtifactError> {
+    // Neither follows a link nor waits for a pipe.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = match File::options().read(true).custom_flags(flags).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
     };
     let found = file.metadata()?;
-    let us = rustix::process::geteuid().as_raw();
-    if !found.is_file() {
-        return Err(Flaw::NotAFile);
+    let is_ours = found.is_file() && found.uid() == rustix::process::geteuid().as_raw();
+    if !is_ours || found.mode() & OTHERS_WRITE != 0 || found.nlink() != 1 {
+        return Err(ArtifactError::NotPrivate);
     }
-    if found.uid() != us {
-        return Err(Flaw::Foreign { owner: found.uid(), us });
-    }
-    if found.mode() & OTHERS_WRITE != 0 || found.nlink() != 1 {
-        return Err(Flaw::Open(found.mode() & 0o7777));
-    }
-    // Tells which was used last. A disk that takes no writes keeps what it has.
+    // The least recently used file is removed first. A disk that takes no writes keeps the time that it has.
     let _ = file.set_modified(SystemTime::now());
-    let artifact = Artifact::check(file, key)?;
-    if artifact.report.refusal.is_some() {
-        return Err(Flaw::NoCode);
+    let artifact = Artifact::verify(file, key)?;
+    match artifact.report.refusal {
+        Some(_) => Err(ArtifactError::NoCode),
+        None => Ok(Some(artifact)),
     }
-    Ok(Some(artifact))
 }
 
-/// Writes beside, then renames: whole or not at all under its name.
-fn write(folder: &OwnedFd, name: &str, artifact: &Artifact) -> io::Result<File> {
-    let temporary = format!("{name}.new");
-    let _ = rustix::fs::unlinkat(folder, &temporary, AtFlags::empty());
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file: File = rustix::fs::openat(folder, &temporary, flags, Mode::from_raw_mode(FILE_MODE))?.into();
-    let written =
-        artifact.copy_to(&file).and_then(|()| Ok(rustix::fs::renameat(folder, &temporary, folder, name)?));
-    if written.is_err() {
-        let _ = rustix::fs::unlinkat(folder, &temporary, AtFlags::empty());
+/// The open directory, so that nothing else that is put at its path is written to.
+struct Directory(OwnedFd);
+
+impl Directory {
+    fn path(&self, name: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()).into()
     }
-    written.map(|()| file)
+
+    /// Writes to a temporary name, then renames: whole or not at all.
+    fn write(&self, name: &str, artifact: &Artifact) -> io::Result<File> {
+        let temporary = self.path(&format!("{name}.new"));
+        let _ = fs::remove_file(&temporary);
+        let file =
+            File::options().read(true).write(true).create_new(true).mode(FILE_MODE).open(&temporary)?;
+        let written = artifact.copy_to(&file).and_then(|()| fs::rename(&temporary, self.path(name)));
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written.map(|()| file)
+    }
+
+    /// Names that a daemon gave. A directory that cannot be listed has none.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.path(".")).into_iter().flatten().filter_map(Result::ok);
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| is_ours(name))
+            .collect()
+    }
+
+    fn remove_all(&self, which: impl Fn(&str) -> bool) {
+        self.names().iter().filter(|name| which(name)).for_each(|name| self.remove(name));
+    }
+
+    /// Removes the least recently used files until the rest is within the bounds. Code that is mapped stays mapped.
+    fn trim(&self, files_max: usize, bytes_max: u64) {
+        let entry = |name: String| {
+            let found = fs::symlink_metadata(self.path(&name)).ok()?;
+            Some((found.modified().ok()?, found.len(), name))
+        };
+        let mut entries: Vec<_> = self.names().into_iter().filter_map(entry).collect();
+        entries.sort();
+        let (mut files, mut bytes) = (entries.len(), entries.iter().map(|(_, bytes, _)| bytes).sum::<u64>());
+        for (_, size, name) in entries {
+            if files <= files_max && bytes <= bytes_max {
+                return;
+            }
+            self.remove(&name);
+            files -= 1;
+            bytes -= size;
+        }
+    }
+
+    fn remove(&self, name: &str) {
+        let path = self.path(name);
+        let removed = fs::remove_file(&path).or_else(|error| fs::remove_dir(&path).map_err(|_| error));
+        if let Err(error) = removed
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(name, %error, "file stays in the cache of compiled drivers");
+        }
+    }
+}
+
+fn is_ours(name: &str) -> bool {
+    let digest = name.get(..NAME_DIGITS).is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
+    digest && ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
 #[cfg(test)]

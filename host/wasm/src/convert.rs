@@ -1,5 +1,5 @@
-//! Between the contract's types and the model. Everything from a driver is checked here, once: names, bounds, duplicates. An
-//! answer beyond a bound is refused as a whole, and the refusal says where it is.
+//! Converts between the contract's types and the model. Everything from a driver is checked here, once: names, bounds, duplicates. An answer
+//! beyond a bound is refused as a whole, and the refusal says where it is.
 
 mod identity;
 mod inventory;
@@ -22,12 +22,12 @@ pub(super) use identity::driver_info;
 pub(super) use inventory::{health_report, inventory};
 pub(super) use prepared::prepared_claim;
 
-/// What is wrong with an answer, and where.
+/// Why an answer is refused, and where the error is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Refusal {
     text: String,
-    /// The limit that it is beyond; none: it is wrong in another way.
+    /// The limit that it exceeds. None: the error is another one.
     limit: Option<Limit>,
 }
 
@@ -40,12 +40,12 @@ impl Refusal {
         Self { text: text.into(), limit: Some(limit) }
     }
 
-    /// The limit that the answer is beyond, if that is what is wrong with it.
+    /// The limit that the answer exceeds, if that is the error.
     pub(super) fn limit(&self) -> Option<Limit> {
         self.limit
     }
 
-    /// The same, in a larger place.
+    /// The same, with the place that contains it.
     fn at(self, place: impl std::fmt::Display) -> Self {
         Self { text: format!("{place}: {}", self.text), ..self }
     }
@@ -79,7 +79,7 @@ fn name<T, E: std::fmt::Display>(parsed: Result<T, E>) -> Checked<T> {
     parsed.map_err(|error| Refusal::new(error.to_string()))
 }
 
-/// Text that goes into one line: bounded, no control characters.
+/// Text for one line: bounded, without control characters.
 fn line(what: &str, text: String, max: usize) -> Checked<String> {
     if text.len() > max {
         let text = format!("{what} has {} bytes, at most {max} are allowed", text.len());
@@ -165,7 +165,7 @@ pub(super) fn is_cut(problem: &types::Problem) -> bool {
         || problem.details.iter().any(long)
 }
 
-/// A driver's refusal. What is beyond the bounds is cut rather than refused: a refusal of a refusal helps nobody.
+/// A problem that a driver reports. Texts beyond the bounds are cut rather than refused.
 pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     let kind = match problem.kind {
         types::ProblemKind::Invalid => ProblemKind::Invalid,
@@ -176,8 +176,8 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
         types::ProblemKind::Internal => ProblemKind::Internal,
     };
     let code = problem.code;
-    // A quarantine is the host's word: who hears it waits for the end of one.
-    let worded = !code.is_empty()
+    // Callers wait for the end of a quarantine: only the host may report one.
+    let is_code = !code.is_empty()
         && code != QUARANTINED
         && code.len() <= PROBLEM_CODE_BYTES_MAX
         && code.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
@@ -188,7 +188,7 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     }
     Problem {
         kind,
-        code: if worded { code } else { "no-code".to_owned() },
+        code: if is_code { code } else { "no-code".to_owned() },
         message,
         retry_after_ms: problem.retry_after_ms,
         details: (problem.details.iter().take(LABELS_MAX))

@@ -1,4 +1,4 @@
-//! A loaded driver: its functions as the rest of the host calls them.
+//! A loaded WASM driver: its functions as the rest of the host calls them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,21 +7,21 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::bindings::nodedock::driver::types;
-use super::cache::Kept;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
-use super::sandbox::{CallSpec, Done, GuestCall, Sandbox};
-use super::{Compiled, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema};
+use super::sandbox::{GuestCall, Sandbox};
+use super::{CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema};
 use nodedock_base::clock::now_ms;
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
 use nodedock_core::sysfs::blocking::blocking;
 use nodedock_model::grant::Limits;
-use nodedock_model::limit::PLACE_WAIT;
 use nodedock_model::{
-    DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem,
+    DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem, Uid,
 };
 
-/// Time to look at the files that edits name: a network file system may hang.
+/// How long a call that only looks waits for its permits, in addition to its own time.
+pub(super) const PERMIT_WAIT: Duration = Duration::from_secs(5);
+/// For looking at the files that container edits name: a network file system may hang.
 const VERIFY_WALL: Duration = Duration::from_secs(2);
 
 /// A loaded WASM driver. Clones are the same driver.
@@ -32,19 +32,7 @@ struct Loaded {
     sandbox: Sandbox,
     info: Arc<DriverInfo>,
     missing: Vec<String>,
-    surface: Surface,
-    digest: String,
     config: Option<String>,
-    from_cache: bool,
-    compile_duration: Duration,
-    /// Keeps its code in the cache.
-    _kept: Option<Kept>,
-}
-
-/// What a call is for: how long it may take, and for which claims it may write below `/sys`.
-enum Purpose {
-    Look(Operation),
-    Act(Operation, Arc<[ObjectRef]>),
 }
 
 impl WasmDriver {
@@ -52,20 +40,9 @@ impl WasmDriver {
         sandbox: Sandbox,
         info: DriverInfo,
         missing: Vec<String>,
-        compiled: Compiled,
         config: Option<String>,
     ) -> Self {
-        Self(Arc::new(Loaded {
-            sandbox,
-            info: Arc::new(info),
-            missing,
-            surface: compiled.surface,
-            digest: compiled.digest,
-            config,
-            from_cache: compiled.from_cache,
-            compile_duration: compiled.took,
-            _kept: compiled.kept,
-        }))
+        Self(Arc::new(Loaded { sandbox, info: Arc::new(info), missing, config }))
     }
 
     pub fn info(&self) -> &DriverInfo {
@@ -76,42 +53,41 @@ impl WasmDriver {
         &self.0.info
     }
 
-    /// `sha256:` and hex.
+    /// Of the file: `sha256:` and hex.
     pub fn digest(&self) -> &str {
-        &self.0.digest
+        &self.0.sandbox.compiled.digest
     }
 
-    /// What it asks for beyond its grant, a readable line each; empty: nothing.
+    /// What the driver requests beyond its grant, one readable line each.
     pub fn missing_grants(&self) -> &[String] {
         &self.0.missing
     }
 
-    /// Takes its grant back, from calls that are under way as well: the host does nothing more for it, and what it answers is held
-    /// against an empty grant.
+    /// Revokes its grant, also for running calls: host functions refuse, and answers are checked against an empty grant.
     pub fn revoke(&self) {
         self.0.sandbox.scope.effective.revoke();
     }
 
-    /// Of a call that only looks, its wait for a place included.
+    /// Of a call that only looks, including its wait for permits.
     pub fn look_deadline(&self) -> Duration {
-        self.limits().look_wall() + PLACE_WAIT
+        self.limits().look_wall() + PERMIT_WAIT
     }
 
-    /// What its calls may take.
+    /// The limits of its calls.
     pub fn limits(&self) -> Limits {
         self.0.sandbox.scope.limits
     }
 
     pub fn surface(&self) -> &Surface {
-        &self.0.surface
+        &self.0.sandbox.compiled.surface
     }
 
     pub fn has_health(&self) -> bool {
-        self.0.sandbox.exports.health.is_some()
+        self.0.sandbox.compiled.exports.health.is_some()
     }
 
     pub fn has_configuration(&self) -> bool {
-        self.0.sandbox.exports.configuration.is_some()
+        self.0.sandbox.compiled.exports.configuration.is_some()
     }
 
     #[cfg(test)]
@@ -119,41 +95,41 @@ impl WasmDriver {
         &self.0.sandbox
     }
 
-    /// What its calls came to since it was loaded.
+    /// Statistics of its calls since it was loaded.
     pub fn stats(&self) -> Stats {
-        self.0.sandbox.counters.snapshot()
+        self.0.sandbox.scope.counters.snapshot()
     }
 
-    /// Its quarantine, for those who show it and end it.
+    /// Its quarantine.
     pub fn containment(&self) -> &Arc<Containment> {
         &self.0.sandbox.containment
     }
 
-    /// Whether it was compiled before.
+    /// Whether its code comes from the cache.
     pub fn from_cache(&self) -> bool {
-        self.0.from_cache
+        self.0.sandbox.compiled.from_cache
     }
 
     /// Time that admission and compilation, or the cache, took.
     pub fn compile_duration(&self) -> Duration {
-        self.0.compile_duration
+        self.0.sandbox.compiled.took
     }
 
-    /// What it has on this node now.
+    /// Discovers its devices on this node.
     pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
         let context = self.context(call);
         let trigger = convert::trigger_to_guest(trigger);
-        let done = self.call(call, Purpose::Look(Operation::Discover), move |store, instance, exports| {
+        let answer = self.call(call, Operation::Discover, None, move |store, instance, exports| {
             Box::pin(async move {
                 let discovery = exports.discovery.load(&mut *store, instance)?;
                 discovery.call_discover(store, &context, &trigger).await
             })
         });
-        let inventory = done.await?.answer.map_err(|problem| self.said(problem))?;
+        let inventory = answer.await?.map_err(|problem| self.problem(problem))?;
         convert::inventory(&self.info().name, inventory).map_err(|why| self.refused(why))
     }
 
-    /// How its devices are; None: it does not tell.
+    /// Checks the health of its devices. None: the driver does not report it.
     pub async fn check_health(&self, call: &Call) -> Option<Result<HealthReport, Problem>> {
         if !self.has_health() {
             return None;
@@ -163,23 +139,23 @@ impl WasmDriver {
 
     async fn health(&self, call: &Call) -> Result<HealthReport, Problem> {
         let context = self.context(call);
-        let done = self.call(call, Purpose::Look(Operation::Health), move |store, instance, exports| {
+        let answer = self.call(call, Operation::Health, None, move |store, instance, exports| {
             Box::pin(async move {
                 let Some(health) = &exports.health else { return Ok(Ok(Vec::new())) };
                 health.load(&mut *store, instance)?.call_check(store, &context).await
             })
         });
-        let report = done.await?.answer.map_err(|problem| self.said(problem))?;
+        let report = answer.await?.map_err(|problem| self.problem(problem))?;
         convert::health_report(report).map_err(|why| self.refused(why))
     }
 
-    /// Whether the operator's config is one that the driver can work with: JSON, of its schema, and to its liking.
+    /// Checks the operator's config: it has to be JSON, match the driver's schema, and be accepted by the driver.
     pub async fn validate_config(&self, call: &Call) -> Result<(), Problem> {
         let text = self.config_text().to_owned();
         self.validate(call, "config", text, false).await
     }
 
-    /// The same for the parameters of a claim or class.
+    /// Checks the parameters of a claim or class in the same way.
     pub async fn validate_parameters(&self, call: &Call, parameters: String) -> Result<(), Problem> {
         self.validate(call, "parameters", parameters, true).await
     }
@@ -190,71 +166,69 @@ impl WasmDriver {
         if !self.has_configuration() {
             return Ok(());
         }
-        let done = self.call(call, Purpose::Look(Operation::Validate), move |store, instance, exports| {
+        let answer = self.call(call, Operation::Validate, None, move |store, instance, exports| {
             Box::pin(async move {
                 let Some(configuration) = &exports.configuration else { return Ok((None, Ok(()))) };
                 let configuration = configuration.load(&mut *store, instance)?;
-                let schema = match parameters {
-                    true => configuration.call_parameters_schema(&mut *store).await?,
-                    false => configuration.call_config_schema(&mut *store).await?,
-                };
-                let verdict = match parameters {
-                    true => configuration.call_validate_parameters(store, &text).await?,
-                    false => configuration.call_validate_config(store, &text).await?,
-                };
-                Ok((schema, verdict))
+                Ok(if parameters {
+                    let schema = configuration.call_parameters_schema(&mut *store).await?;
+                    (schema, configuration.call_validate_parameters(store, &text).await?)
+                } else {
+                    let schema = configuration.call_config_schema(&mut *store).await?;
+                    (schema, configuration.call_validate_config(store, &text).await?)
+                })
             })
         });
-        let (schema, verdict) = done.await?.answer;
-        // The schema's words come first: they name the place.
+        let (schema, verdict) = answer.await?;
+        // The schema's error comes first: it names the place.
         if let Some(schema) = schema {
             schema::check(what, &schema, &value)?;
         }
-        verdict.map_err(|problem| self.said(problem))
+        verdict.map_err(|problem| self.problem(problem))
     }
 
-    async fn prepare_all(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
+    async fn prepare_all(
+        &self,
+        call: &Call,
+        claims: &[DriverClaim],
+    ) -> Result<Outcomes<PreparedClaim>, Problem> {
         let context = self.context(call);
-        let asked: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
-        let uids = || claims.iter().map(|claim| &claim.id.uid);
-        let act = Purpose::Act(Operation::Prepare, claims.iter().map(|claim| claim.id.clone()).collect());
-        let done = self.call(call, act, move |store, instance, exports| {
-            Box::pin(async move {
-                let preparation = exports.preparation.load(&mut *store, instance)?;
-                preparation.call_prepare(store, &context, &asked).await
-            })
-        });
-        let Done { answer } = match done.await {
-            Ok(done) => done,
-            Err(problem) => return all_failed(uids(), &problem),
-        };
-        let answered = answer.into_iter().map(|entry| {
+        let requested: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
+        let writes_for = claims.iter().map(|claim| claim.id.clone()).collect();
+        let answer =
+            self.call(call, Operation::Prepare, Some(writes_for), move |store, instance, exports| {
+                Box::pin(async move {
+                    let preparation = exports.preparation.load(&mut *store, instance)?;
+                    preparation.call_prepare(store, &context, &requested).await
+                })
+            });
+        let outcomes = answer.await?.into_iter().map(|entry| {
             let outcome = match entry.outcome {
-                Ok(prepared) => self.checked(claims, &entry.uid, prepared),
-                Err(problem) => Err(self.said(problem)),
+                Ok(prepared) => self.converted(claims, &entry.uid, prepared),
+                Err(problem) => Err(self.problem(problem)),
             };
             (entry.uid, outcome)
         });
-        let outcomes = self.settled(call, uids(), answered);
-        self.verified(outcomes).await
+        let outcomes = self.settled(call, claims.iter().map(|claim| &claim.id.uid), outcomes);
+        Ok(self.verified(outcomes).await)
     }
 
-    fn checked(
+    fn converted(
         &self,
         claims: &[DriverClaim],
         uid: &str,
         prepared: types::PreparedClaim,
     ) -> Result<PreparedClaim, Problem> {
-        // `settle` drops the answer for a claim that nobody asked for.
+        // `settle` drops the answer for a claim that was not requested.
         let Some(claim) = claims.iter().find(|claim| claim.id.uid.as_str() == uid) else {
             return Ok(PreparedClaim::default());
         };
         convert::prepared_claim(claim, prepared).map_err(|why| self.refused(why))
     }
 
-    /// Holds the edits against grant and node; off the async threads where that looks at file systems that may hang.
+    /// Checks container edits against grant and node; in a thread of its own where that looks at file systems that may hang.
     async fn verified(&self, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {
-        if !outcomes.values().flatten().any(needs_files) {
+        if !outcomes.values().flatten().any(names_files) {
             return self.verify(outcomes);
         }
         let uids: Vec<_> = outcomes.keys().cloned().collect();
@@ -272,48 +246,43 @@ impl WasmDriver {
         let verifier =
             Verifier { effective: &scope.effective, dev: &scope.node.dev, sysfs: &scope.node.sysfs };
         let verify = |outcome: Result<PreparedClaim, Problem>| {
-            verifier.claim(outcome?).inspect_err(|_| self.0.sandbox.counters.record_refusal())
+            verifier.claim(outcome?).inspect_err(|_| scope.counters.record_refusal())
         };
         outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
     }
 
-    async fn unprepare_all(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+    async fn unprepare_all(&self, call: &Call, claims: &[LiveClaim]) -> Result<Outcomes<()>, Problem> {
         let context = self.context(call);
-        let asked: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
-        let uids = || claims.iter().map(|live| &live.claim.id.uid);
-        let act =
-            Purpose::Act(Operation::Unprepare, claims.iter().map(|live| live.claim.id.clone()).collect());
-        let done = self.call(call, act, move |store, instance, exports| {
-            Box::pin(async move {
-                let preparation = exports.preparation.load(&mut *store, instance)?;
-                preparation.call_unprepare(store, &context, &asked).await
-            })
-        });
-        match done.await {
-            Ok(Done { answer }) => {
-                let outcome = |entry: types::UnprepareOutcome| {
-                    (entry.uid, entry.outcome.map_err(|problem| self.said(problem)))
-                };
-                self.settled(call, uids(), answer.into_iter().map(outcome))
-            }
-            Err(problem) => all_failed(uids(), &problem),
-        }
+        let requested: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
+        let writes_for = claims.iter().map(|live| live.claim.id.clone()).collect();
+        let answer =
+            self.call(call, Operation::Unprepare, Some(writes_for), move |store, instance, exports| {
+                Box::pin(async move {
+                    let preparation = exports.preparation.load(&mut *store, instance)?;
+                    preparation.call_unprepare(store, &context, &requested).await
+                })
+            });
+        let outcome = |entry: types::UnprepareOutcome| {
+            (entry.uid, entry.outcome.map_err(|problem| self.problem(problem)))
+        };
+        let outcomes = answer.await?.into_iter().map(outcome);
+        Ok(self.settled(call, claims.iter().map(|live| &live.claim.id.uid), outcomes))
     }
 
     fn settled<'a, T>(
         &self,
         call: &Call,
-        asked: impl IntoIterator<Item = &'a nodedock_model::Uid>,
-        answered: impl IntoIterator<Item = (String, Result<T, Problem>)>,
+        requested: impl IntoIterator<Item = &'a Uid>,
+        outcomes: impl IntoIterator<Item = (String, Result<T, Problem>)>,
     ) -> Outcomes<T> {
-        let (outcomes, strangers) = settle(asked, answered);
-        if !strangers.is_empty() {
-            let driver = self.info().name.as_str();
+        let (outcomes, others) = settle(requested, outcomes);
+        if !others.is_empty() {
+            let (driver, request) = (self.info().name.as_str(), &*call.request_id);
             tracing::warn!(
                 driver,
-                request = &*call.request_id,
-                count = strangers.len(),
-                "driver answered for claims that nobody asked for"
+                request,
+                count = others.len(),
+                "driver answered for claims that were not requested"
             );
         }
         outcomes
@@ -322,30 +291,25 @@ impl WasmDriver {
     async fn call<R: Send + 'static>(
         &self,
         call: &Call,
-        purpose: Purpose,
+        operation: Operation,
+        writes_for: Option<Arc<[ObjectRef]>>,
         guest: impl GuestCall<R>,
-    ) -> Result<Done<R>, Problem> {
-        let limits = &self.0.sandbox.scope.limits;
-        let (operation, wall, writes_for) = match purpose {
-            Purpose::Look(operation) => (operation, limits.look_wall(), None),
-            Purpose::Act(operation, claims) => (operation, limits.wall, Some(claims)),
-        };
-        let (request, deadline) = (Arc::clone(&call.request_id), call.deadline);
-        let spec = CallSpec { operation, request, deadline, wall, writes_for };
-        self.0.sandbox.call(spec, guest).await.map_err(super::CallFailure::into_problem)
+    ) -> Result<R, Problem> {
+        let answer = self.0.sandbox.call(call, operation, writes_for, guest);
+        answer.await.map_err(CallFailure::into_problem)
     }
 
     fn refused(&self, why: Refusal) -> Problem {
-        let counters = &self.0.sandbox.counters;
+        let counters = &self.0.sandbox.scope.counters;
         counters.record_refusal();
         why.limit().into_iter().for_each(|limit| counters.refuse(limit));
         why.into_problem()
     }
 
-    /// A problem in the driver's words, within its bounds.
-    fn said(&self, problem: types::Problem) -> Problem {
+    /// A problem that the driver reports, within its bounds.
+    fn problem(&self, problem: types::Problem) -> Problem {
         if convert::is_cut(&problem) {
-            self.0.sandbox.counters.refuse(Limit::ProblemBytes);
+            self.0.sandbox.scope.counters.refuse(Limit::ProblemBytes);
         }
         convert::problem_to_model(problem)
     }
@@ -368,7 +332,7 @@ impl WasmDriver {
 }
 
 /// Whether an edit names a file outside the kernel's own file systems.
-fn needs_files(claim: &PreparedClaim) -> bool {
+fn names_files(claim: &PreparedClaim) -> bool {
     let of_devices = claim.devices.iter().filter_map(|device| match &device.access {
         DeviceAccess::Edits(edits) => Some(edits),
         DeviceAccess::CdiDevices(_) => None,
@@ -379,14 +343,16 @@ fn needs_files(claim: &PreparedClaim) -> bool {
 #[async_trait]
 impl ClaimDriver for WasmDriver {
     fn stats(&self) -> Option<DriverStats> {
-        Some(DriverStats::Wasm(Box::new(self.0.sandbox.counters.snapshot())))
+        Some(DriverStats::Wasm(Box::new(self.stats())))
     }
 
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
-        self.prepare_all(call, claims).await
+        let failed = |problem| all_failed(claims.iter().map(|claim| &claim.id.uid), &problem);
+        self.prepare_all(call, claims).await.unwrap_or_else(failed)
     }
 
     async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
-        self.unprepare_all(call, claims).await
+        let failed = |problem| all_failed(claims.iter().map(|live| &live.claim.id.uid), &problem);
+        self.unprepare_all(call, claims).await.unwrap_or_else(failed)
     }
 }

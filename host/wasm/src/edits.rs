@@ -1,6 +1,6 @@
-//! Edits are claims: each entry is held against the grant and against the node before anybody acts on it.
+//! Verifies container edits: each entry is checked against the grant and against the node before it is used.
 //!
-//! Mounts and hooks make it look at files, which may hang; the caller sees to that. Gives back the edits with what the node has filled in.
+//! Mounts and hooks are files, and reading them may hang; the caller takes care of that. Returns the edits completed with the node's facts.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use nodedock_model::{
     DeviceAccess, DeviceNode, Edits, Hook, Mount, NodeKind, PreparedClaim, Problem, ProblemKind,
 };
 
-/// Never mounted, nor anything below: the node's own state, secrets, and the sockets through which one becomes the node.
+/// Never mounted, nor anything below: the node's own state, secrets, and sockets that give control of the node.
 const NEVER_MOUNTED: &[&str] = &[
     "/boot",
     "/dev",
@@ -38,13 +38,13 @@ const NEVER_MOUNTED: &[&str] = &[
     "/var/tmp",
 ];
 
-/// Where nothing is put in a container: the kernel's own file systems, and what has the dynamic loader run code in every program, as
-/// the variables of the environment do that need a grant by their very name.
+/// Never covered in a container: the kernel's own file systems, and files by which the dynamic loader runs code in every program, as
+/// some environment variables do that have to be granted by name.
 const NEVER_COVERED: &[&str] =
     &["/proc", "/sys", "/etc/ld.so.preload", "/etc/ld.so.conf", "/etc/ld.so.conf.d"];
 
-/// Options of a bind mount that take rights away or say how it is made. None that gives any back (`suid`, `dev`), and none that
-/// lets mounts travel to the node (`shared`).
+/// Options of a bind mount that remove permissions or say how it is made. None that adds permissions (`suid`, `dev`), and none that
+/// propagates mounts to the node (`shared`).
 const MOUNT_OPTIONS: &[&str] = &[
     "bind",
     "noatime",
@@ -62,7 +62,7 @@ const MOUNT_OPTIONS: &[&str] = &[
     "slave",
 ];
 
-/// What edits are held against.
+/// Checks edits against a grant and the node.
 pub(super) struct Verifier<'a> {
     pub(super) effective: &'a Effective,
     pub(super) dev: &'a DevRoot,
@@ -78,7 +78,7 @@ fn wrong(what: &str, why: impl std::fmt::Display) -> Problem {
 }
 
 impl Verifier<'_> {
-    /// A prepared claim whose edits are granted and true.
+    /// Returns a prepared claim whose edits are granted and true.
     pub(super) fn claim(&self, mut claim: PreparedClaim) -> Result<PreparedClaim, Problem> {
         claim.edits = self.edits(claim.edits)?;
         for device in &mut claim.devices {
@@ -142,7 +142,7 @@ impl Verifier<'_> {
     fn mount(&self, mount: &mut Mount) -> Result<(), Problem> {
         let what = format!("mount {}", mount.host_path);
         let source = Path::new(&mount.host_path);
-        // Said first: what is guarded is not even looked for.
+        // Checked first: a guarded path is not even read.
         if let Some(guarded) = guarded(&mount.host_path) {
             return Err(refused(&what, format!("it is never mounted, because of {guarded}")));
         }
@@ -160,7 +160,7 @@ impl Verifier<'_> {
         let kind =
             std::fs::symlink_metadata(real).map_err(|error| wrong(&what, format!("its source: {error}")))?;
         if !(kind.is_dir() || kind.is_file()) {
-            return Err(refused(&what, "its source is neither a folder nor a regular file"));
+            return Err(refused(&what, "its source is neither a directory nor a regular file"));
         }
         if mount.fs_type.as_deref().is_some_and(|kind| !matches!(kind, "" | "bind" | "none")) {
             return Err(refused(&what, "only bind mounts are made"));
@@ -168,11 +168,11 @@ impl Verifier<'_> {
         if let Some(option) = mount.options.iter().find(|option| !MOUNT_OPTIONS.contains(&option.as_str())) {
             return Err(refused(&what, format!("the option {option:?} is not allowed")));
         }
-        // Runtimes take a mount without either for one of a file system.
+        // Without one of these, runtimes mount a file system.
         if !mount.options.iter().any(|option| matches!(option.as_str(), "bind" | "rbind")) {
             mount.options.push("bind".to_owned());
         }
-        // What was looked at is what is mounted: a link may point elsewhere tomorrow.
+        // The checked path is the one that is mounted: a link may change.
         real.clone_into(&mut mount.host_path);
         Ok(())
     }
@@ -183,7 +183,7 @@ impl Verifier<'_> {
         if !self.effective.allows_hook(&hook.path) {
             return Err(refused(&what, "the operator has not granted this very path (hooks)"));
         }
-        // It runs as root on the node, where such a variable does more harm than in a container.
+        // It runs as root on the node, where such a variable does even more harm than in a container.
         self.env(&hook.env)
             .map_err(|problem| Problem { message: format!("{what}: {}", problem.message), ..problem })?;
         let program = std::fs::metadata(&hook.path).map_err(|error| wrong(&what, error))?;
@@ -210,7 +210,7 @@ fn in_container(what: &str, path: &str) -> Result<(), Problem> {
     }
 }
 
-/// A node that is not there may come, or come back, without a change of the driver's devices: that it is refused does not last.
+/// A missing node may appear without a change of the driver's devices: the refusal is not permanent.
 fn unseen(what: &str, problem: Problem) -> Problem {
     let kind = if problem.kind == ProblemKind::NotFound { ProblemKind::Unavailable } else { problem.kind };
     Problem { kind, message: format!("{what}: {}", problem.message), ..problem }
@@ -231,7 +231,7 @@ fn as_claimed(what: &str, node: &DeviceNode, found: &FoundNode) -> Result<(), Pr
     Ok(())
 }
 
-/// The guarded folder that a path is in or that is in the path.
+/// The guarded directory that contains the path, or that the path contains.
 fn guarded(path: &str) -> Option<&'static str> {
     if path == "/" {
         return Some("/");

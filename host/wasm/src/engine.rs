@@ -1,7 +1,10 @@
 //! The engine: one for all WASM drivers. Its settings, its epoch clock, and the linker with every capability.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::thread::Thread;
+use std::time::Duration;
 
 use wasmtime::component::{HasSelf, Linker};
 use wasmtime::{
@@ -9,32 +12,35 @@ use wasmtime::{
 };
 
 use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
-use super::lane::Lane;
+use super::concurrency::CALLS_MAX;
+use super::executor::SlowRuntime;
+use super::limiter::{CALL_INSTANCES, CALL_MEMORIES, CALL_TABLE_ELEMENTS, CALL_TABLES};
 use super::sandbox::State;
 use super::wasi;
-use nodedock_model::limit::{
-    CALL_INSTANCES, CALL_MEMORIES, CALL_MEMORY_MAX, CALL_TABLE_ELEMENTS, CALL_TABLES, CALLS_MAX, EPOCH_TICK,
-};
+use nodedock_model::limit::CALL_MEMORY_MAX;
 
-/// Stack of a guest, and of a fiber: what a guest does not use is for host functions.
+/// Epoch tick: the longest time that a driver keeps a thread from other work.
+const EPOCH_TICK: Duration = Duration::from_millis(10);
+
+/// Stack of a guest, and of a fiber: host functions use the rest of it.
 const GUEST_STACK: usize = 256 << 10;
 const FIBER_STACK: usize = 1 << 20;
 /// Frames of a backtrace: enough to find the place, few enough to read.
 const BACKTRACE_FRAMES: NonZeroUsize = NonZeroUsize::new(20).unwrap();
 
-/// Bytes of a slot that are put back by hand rather than given back to the kernel: what a small driver touches. Giving back costs
-/// an interruption of every core, and page faults in the next call.
+/// Bytes of a slot that are zeroed by hand rather than returned to the kernel: as many as a small driver touches. Returning them
+/// interrupts every core, and costs page faults in the next call.
 const KEEP_RESIDENT: usize = 256 << 10;
 const STACK_KEEP_RESIDENT: usize = 32 << 10;
-/// Slots that keep a driver's memory image while no call uses them: bounds what an idle daemon holds.
+/// Unused slots that keep a driver's memory image: bounds the memory of an idle daemon.
 const WARM_SLOTS: u32 = 16;
 
-/// Engine, linker, clock and slow lane.
+/// What runs all drivers.
 pub(super) struct Runtime {
     pub(super) engine: Engine,
     pub(super) linker: Linker<State>,
     pub(super) clock: EpochClock,
-    pub(super) lane: Lane,
+    pub(super) slow: SlowRuntime,
 }
 
 impl Runtime {
@@ -42,33 +48,33 @@ impl Runtime {
         let engine = engine()?;
         let linker = linker(&engine)?;
         let clock = EpochClock::start(engine.clone())?;
-        Ok(Self { engine, linker, clock, lane: Lane::start()? })
+        Ok(Self { engine, linker, clock, slow: SlowRuntime::start()? })
     }
 }
 
-/// Slots for all calls that may run at once, made when the daemon starts: an instance costs half as much as one whose memory
-/// is mapped for it. They are addresses, some 260 GiB, and nearly no memory; a machine that has not so many gets them per call.
+/// Slots for all calls that may run at once: instances from a pool cost half as much as those whose memory is mapped for them. The
+/// slots take some 260 GiB of addresses, and nearly no memory; a machine with fewer addresses maps memory for each call.
 fn engine() -> wasmtime::Result<Engine> {
     let mut pooled = config();
     pooled.allocation_strategy(InstanceAllocationStrategy::Pooling(pool()));
     Engine::new(&pooled).or_else(|error| {
         tracing::info!(
             error = format!("{error:#}"),
-            "no room for a pool of instances: they are made per call"
+            "not enough addresses for a pool of instances: memory is mapped for each call"
         );
         Engine::new(&config())
     })
 }
 
-/// An engine that compiles for the other, and runs nothing.
+/// An engine that only compiles, for the engine above.
 pub(super) fn for_compiling() -> wasmtime::Result<Engine> {
     Engine::new(&config())
 }
 
 fn pool() -> PoolingAllocationConfig {
     let slots = u32::try_from(CALLS_MAX).unwrap_or(u32::MAX);
-    // These are counts, or addresses by the megabyte: there are enough for the most that each component may have, so that no
-    // driver can use up what is for others. Memories are dearer; calls are let in by their number.
+    // These are counts, or addresses by the megabyte: there are enough for the most that each component may have, so that no driver
+    // can use up those of others. Memories are more expensive: calls are limited by their number.
     let all = |of_each: usize| slots.saturating_mul(of_each as u32);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(slots)
@@ -79,7 +85,7 @@ fn pool() -> PoolingAllocationConfig {
         .max_core_instances_per_component(CALL_INSTANCES as u32)
         .max_memories_per_component(CALL_MEMORIES as u32)
         .max_tables_per_component(CALL_TABLES as u32)
-        // Of one module of it, as well: the default is one of each.
+        // Also for one module: the default is one of each.
         .max_memories_per_module(CALL_MEMORIES as u32)
         .max_tables_per_module(CALL_TABLES as u32)
         .max_memory_size(CALL_MEMORY_MAX)
@@ -92,7 +98,7 @@ fn pool() -> PoolingAllocationConfig {
     pool
 }
 
-/// Proposals that no toolchain for drivers needs are off: most of wasmtime's advisories were about them.
+/// Switches off proposals that no toolchain for drivers needs: most of wasmtime's advisories were about them.
 fn config() -> Config {
     let mut config = Config::new();
     config.concurrency_support(false);
@@ -121,66 +127,58 @@ fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
     Ok(linker)
 }
 
-/// One thread that advances the engine's epoch while calls run, and sleeps while none does. It ends after the last call.
-pub(super) struct EpochClock(Arc<ClockShared>);
-
-#[derive(Default)]
-struct ClockShared {
-    state: Mutex<ClockState>,
-    changed: Condvar,
+/// A thread that advances the engine's epoch while calls run, and parks while none does. It ends with the last call after this is dropped.
+pub(super) struct EpochClock {
+    calls: Arc<Calls>,
+    thread: Thread,
 }
 
 #[derive(Default)]
-struct ClockState {
-    calls: usize,
-    stopped: bool,
+struct Calls {
+    /// Also those that were cancelled and still run: the next tick ends them.
+    running: AtomicUsize,
+    closed: AtomicBool,
 }
 
-/// Keeps the clock ticking.
-pub(super) struct Ticking(Arc<ClockShared>);
+/// Keeps the clock ticking for one call.
+pub(super) struct Ticking(Arc<Calls>);
 
 impl EpochClock {
     fn start(engine: Engine) -> std::io::Result<Self> {
-        let shared = Arc::new(ClockShared::default());
-        let of_thread = Arc::clone(&shared);
-        std::thread::Builder::new().name("epoch".into()).spawn(move || {
-            while of_thread.wait_for_a_call() {
-                std::thread::sleep(EPOCH_TICK);
-                engine.increment_epoch();
+        let calls = Arc::<Calls>::default();
+        let of_thread = Arc::clone(&calls);
+        let thread = std::thread::Builder::new().name("epoch".into()).spawn(move || {
+            loop {
+                if of_thread.running.load(SeqCst) > 0 {
+                    std::thread::sleep(EPOCH_TICK);
+                    engine.increment_epoch();
+                } else if of_thread.closed.load(SeqCst) {
+                    return;
+                } else {
+                    std::thread::park();
+                }
             }
         })?;
-        Ok(Self(shared))
+        Ok(Self { calls, thread: thread.thread().clone() })
     }
 
     pub(super) fn tick(&self) -> Ticking {
-        self.0.change(|state| state.calls += 1);
-        Ticking(Arc::clone(&self.0))
-    }
-}
-
-impl ClockShared {
-    /// False when there will be none. Calls that were given up may run still: the next tick ends them.
-    fn wait_for_a_call(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = |state: &mut ClockState| state.calls == 0 && !state.stopped;
-        let state = self.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
-        !state.stopped || state.calls > 0
-    }
-
-    fn change(&self, change: impl FnOnce(&mut ClockState)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
-        self.changed.notify_one();
+        if self.calls.running.fetch_add(1, SeqCst) == 0 {
+            self.thread.unpark();
+        }
+        Ticking(Arc::clone(&self.calls))
     }
 }
 
 impl Drop for Ticking {
     fn drop(&mut self) {
-        self.0.change(|state| state.calls -= 1);
+        self.0.running.fetch_sub(1, SeqCst);
     }
 }
 
 impl Drop for EpochClock {
     fn drop(&mut self) {
-        self.0.change(|state| state.stopped = true);
+        self.calls.closed.store(true, SeqCst);
+        self.thread.unpark();
     }
 }

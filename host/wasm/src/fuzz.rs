@@ -1,4 +1,4 @@
-//! For the fuzz targets: guests' answers and files, made of bytes and led through the checks of this module.
+//! For the fuzz targets: guests' answers and files, made of bytes and passed through the checks of this module.
 
 mod answers;
 mod bytes;
@@ -20,7 +20,7 @@ use nodedock_model::{
 
 use self::bytes::Bytes;
 
-/// What the host took of a guest.
+/// An answer that the host accepted.
 pub enum Answer {
     Description(Box<DriverInfo>),
     Inventory(Inventory),
@@ -32,7 +32,7 @@ pub enum Answer {
 pub struct Prepared {
     pub asked: DriverClaim,
     pub claim: PreparedClaim,
-    /// The same held against the node, and a grant of almost everything.
+    /// The same, verified against the node and a grant of almost everything.
     pub verified: Result<PreparedClaim, Problem>,
 }
 

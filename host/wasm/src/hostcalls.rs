@@ -1,4 +1,4 @@
-//! What a driver may call: the capabilities of the contract, each checked against its grant and counted.
+//! The functions that a driver may call: the capabilities of the contract, each checked against the grant and counted.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -7,18 +7,17 @@ use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_
 use super::convert;
 use super::limiter::{Reached, stuck};
 use super::log::{Level, Line};
-use super::meter::Meter;
-use super::nodes::{DevRoot, below_dev};
+use super::nodes::{DevRoot, FoundNode, below_dev};
 use super::sandbox::{Scope, State};
 use super::stats::{Limit, Usage};
-use nodedock_core::sysfs::blocking::blocking;
+use nodedock_core::sysfs::blocking::{LOOK_WALL, blocking};
 use nodedock_core::sysfs::{SysfsRoot, bad_glob, check_path};
 use nodedock_model::grant::{Limits, pattern};
-use nodedock_model::limit::HOST_LOOK_WALL;
 use nodedock_model::{LiveClaim, Problem};
 
-/// What one call has seen and done.
+/// What one call has read, and how much it asked of the host.
 pub(super) struct CallView {
+    /// A driver sees one state of the node within a call.
     seen: HashMap<(Kind, String), Result<Seen, Problem>>,
     operations: usize,
     operations_max: usize,
@@ -36,12 +35,27 @@ enum Kind {
     Glob,
 }
 
-/// Something read, kept so that a driver sees one state of the node within a call.
+impl Kind {
+    fn read(self, sysfs: &SysfsRoot, path: &str) -> Result<Seen, Problem> {
+        Ok(match self {
+            Self::Read => Seen::Bytes(sysfs.read(path)?.into()),
+            Self::Dir => Seen::Names(sysfs.read_dir(path)?.into()),
+            Self::Link => Seen::Names([sysfs.read_link(path)?].into()),
+            Self::Glob => Seen::Names(sysfs.glob(path)?.into()),
+        })
+    }
+
+    /// Names and links are the kernel's own tables. The content of an attribute comes from the driver of its device, which may hang; a
+    /// glob may read many directories.
+    fn may_hang(self) -> bool {
+        matches!(self, Self::Read | Self::Glob)
+    }
+}
+
 #[derive(Clone)]
 enum Seen {
     Bytes(Arc<[u8]>),
     Names(Arc<[String]>),
-    Path(String),
 }
 
 impl Seen {
@@ -49,7 +63,6 @@ impl Seen {
         match self {
             Self::Bytes(bytes) => bytes.len(),
             Self::Names(names) => names.iter().map(|name| name.len() + size_of::<String>()).sum(),
-            Self::Path(path) => path.len(),
         }
     }
 }
@@ -67,8 +80,8 @@ impl CallView {
         }
     }
 
-    /// What the call asked of the host, and at which limits it was refused something.
-    pub(super) fn tell(&self, usage: &mut Usage) {
+    /// Adds the call's host operations, and the limits at which it was refused something.
+    pub(super) fn report(&self, usage: &mut Usage) {
         (usage.host_operations, usage.host_bytes) = (self.operations, self.bytes);
         usage.reached.clone_from(&self.reached);
     }
@@ -93,11 +106,15 @@ impl CallView {
         Err(self.refuse(Limit::HostBytes, self.bytes_max))
     }
 
-    /// Notes a limit that the call reached: it counts once.
+    /// Records a limit that the call reached: it counts once.
     pub(super) fn refuse(&mut self, limit: Limit, max: usize) -> Reached {
         self.reached.insert(limit);
         Reached { limit, max }
     }
+}
+
+fn granted(is_granted: bool, list: &str, what: &str) -> Result<(), Problem> {
+    if is_granted { Ok(()) } else { Err(not_granted(list, what)) }
 }
 
 pub(super) fn not_granted(list: &str, what: &str) -> Problem {
@@ -105,7 +122,7 @@ pub(super) fn not_granted(list: &str, what: &str) -> Problem {
 }
 
 impl Scope {
-    /// Runs what only looks off the async threads, with its time limit.
+    /// Reads from the node in a thread of its own, with a time limit.
     pub(super) async fn look<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
@@ -114,45 +131,38 @@ impl Scope {
             self.counters.refuse(Limit::HostLook);
             Problem::from(stuck())
         };
-        blocking(&self.blocking, HOST_LOOK_WALL, stuck, work).await
-    }
-
-    /// Looks off the async threads, with a time limit. A thread that hangs in the kernel keeps its place among those of this driver;
-    /// what one computes is the call's.
-    async fn blocking<T: Send + 'static>(
-        self: Arc<Self>,
-        meter: Arc<Meter>,
-        work: impl FnOnce(&SysfsRoot, &DevRoot) -> Result<T, Problem> + Send + 'static,
-    ) -> Result<T, Problem> {
-        let (sysfs, dev) = (Arc::clone(&self.node.sysfs), Arc::clone(&self.node.dev));
-        self.look(move || meter.charge(|| work(&sysfs, &dev))).await
+        blocking(&self.blocking, LOOK_WALL, stuck, work).await
     }
 }
 
 impl State {
+    /// Reads from the node in a thread of its own, whose CPU time is the call's.
+    fn look<T, W>(&self, work: W) -> impl Future<Output = Result<T, Problem>> + Send + use<T, W>
+    where
+        T: Send + 'static,
+        W: FnOnce(&SysfsRoot, &DevRoot) -> Result<T, Problem> + Send + 'static,
+    {
+        let (scope, meter) = (Arc::clone(&self.scope), Arc::clone(&self.meter));
+        async move {
+            let node = Arc::clone(&scope.node);
+            scope.look(move || meter.charge(|| work(&node.sysfs, &node.dev))).await
+        }
+    }
+
     /// Reads below `/sys` once per call.
-    async fn look(
-        &mut self,
-        kind: Kind,
-        path: String,
-        read: fn(&SysfsRoot, &str) -> Result<Seen, Problem>,
-    ) -> Result<Seen, Problem> {
+    async fn seen(&mut self, kind: Kind, path: String) -> Result<Seen, Problem> {
         self.view.count_operation()?;
         let key = (kind, path);
         let seen = match self.view.seen.get(&key) {
             Some(seen) => seen.clone()?,
             None => {
-                let seen = match kind {
-                    // Names and links are the kernel's own tables. An attribute's content comes from the driver of its
-                    // device, which may hang; a glob may look into many folders.
-                    Kind::Dir | Kind::Link => read(&self.scope.node.sysfs, &key.1),
-                    Kind::Read | Kind::Glob => {
-                        let path = key.1.clone();
-                        let (scope, meter) = (Arc::clone(&self.scope), Arc::clone(&self.meter));
-                        scope.blocking(meter, move |sysfs, _| read(sysfs, &path)).await
-                    }
+                let path = key.1.clone();
+                let seen = if kind.may_hang() {
+                    self.look(move |sysfs, _| kind.read(sysfs, &path)).await
+                } else {
+                    kind.read(&self.scope.node.sysfs, &path)
                 };
-                // What is kept counts as well: else the cache would grow beyond what the driver reads.
+                // Cached results count as well: else the cache would grow beyond what the driver reads.
                 self.view.count_bytes(key.1.len() + seen.as_ref().map_or(0, Seen::size))?;
                 self.view.seen.insert(key, seen.clone());
                 seen?
@@ -164,32 +174,66 @@ impl State {
 
     fn admit_read(&self, path: &str) -> Result<(), Problem> {
         check_path(path)?;
-        if self.scope.effective.allows_sysfs_read(path) {
-            Ok(())
-        } else {
-            Err(not_granted("sysfsRead", path))
-        }
+        granted(self.scope.effective.allows_sysfs_read(path), "sysfsRead", path)
     }
 
     async fn content(&mut self, path: String) -> Result<Arc<[u8]>, Problem> {
         self.admit_read(&path)?;
-        let read = |sysfs: &SysfsRoot, path: &str| sysfs.read(path).map(|bytes| Seen::Bytes(bytes.into()));
-        match self.look(Kind::Read, path, read).await? {
+        match self.seen(Kind::Read, path).await? {
             Seen::Bytes(bytes) => Ok(bytes),
-            _ => unreachable!("a read gives bytes"),
+            Seen::Names(_) => unreachable!("a read returns bytes"),
         }
     }
 
-    async fn names(
-        &mut self,
-        kind: Kind,
-        path: String,
-        read: fn(&SysfsRoot, &str) -> Result<Seen, Problem>,
-    ) -> Result<Vec<String>, Problem> {
-        match self.look(kind, path, read).await? {
+    async fn text(&mut self, path: String) -> Result<String, Problem> {
+        let not_text = Problem::invalid("not-text", format!("/sys/{path} is not UTF-8"));
+        let bytes = self.content(path).await?;
+        let text = str::from_utf8(&bytes).map_err(|_| not_text)?;
+        Ok(text.strip_suffix('\n').unwrap_or(text).to_owned())
+    }
+
+    async fn names(&mut self, kind: Kind, path: String) -> Result<Vec<String>, Problem> {
+        match self.seen(kind, path).await? {
             Seen::Names(names) => Ok(names.to_vec()),
-            _ => unreachable!("a list gives names"),
+            Seen::Bytes(_) => unreachable!("a list returns names"),
         }
+    }
+
+    async fn directory(&mut self, path: String) -> Result<Vec<String>, Problem> {
+        self.admit_read(&path)?;
+        self.names(Kind::Dir, path).await
+    }
+
+    async fn link(&mut self, path: String) -> Result<String, Problem> {
+        self.admit_read(&path)?;
+        Ok(self.names(Kind::Link, path).await?.swap_remove(0))
+    }
+
+    async fn paths(&mut self, glob: String) -> Result<Vec<String>, Problem> {
+        check_path(&glob)?;
+        pattern::compile(&glob).map_err(|error| bad_glob(&glob, &error))?;
+        granted(self.scope.effective.allows_sysfs_glob(&glob), "sysfsRead", &glob)?;
+        let mut paths = self.names(Kind::Glob, glob).await?;
+        paths.retain(|path| self.scope.effective.allows_sysfs_read(path));
+        Ok(paths)
+    }
+
+    async fn device_nodes(&mut self, glob: String) -> Result<Vec<device_nodes::NodeInfo>, Problem> {
+        self.view.count_operation()?;
+        below_dev(&glob)?;
+        granted(self.scope.effective.allows_device_nodes_glob(&glob), "deviceNodes", &glob)?;
+        let mut nodes = self.look(move |sysfs, dev| dev.glob(&glob, sysfs)).await?;
+        nodes.retain(|node| self.scope.effective.allows_device_node(&node.path));
+        let size = |node: &FoundNode| node.path.len() + size_of::<device_nodes::NodeInfo>();
+        self.view.count_bytes(nodes.iter().map(size).sum())?;
+        Ok(nodes.into_iter().map(convert::node_to_guest).collect())
+    }
+
+    fn device_node(&mut self, path: &str) -> Result<device_nodes::NodeInfo, Problem> {
+        self.view.count_operation()?;
+        below_dev(path)?;
+        granted(self.scope.effective.allows_device_node(path), "deviceNodes", path)?;
+        self.scope.node.dev.stat(path, &self.scope.node.sysfs).map(convert::node_to_guest)
     }
 
     fn live_claims(&mut self, claims: Vec<LiveClaim>) -> wasmtime::Result<Vec<types::LiveClaim>> {
@@ -201,6 +245,7 @@ impl State {
     }
 }
 
+/// A refusal is an answer; an error would be a trap.
 fn answer<T>(result: Result<T, Problem>) -> wasmtime::Result<Result<T, types::Problem>> {
     Ok(result.map_err(|problem| convert::problem_to_guest(&problem)))
 }
@@ -229,12 +274,7 @@ impl log::Host for State {
 
 impl sysfs::Host for State {
     async fn read(&mut self, path: String) -> wasmtime::Result<Result<String, types::Problem>> {
-        let not_text = Problem::invalid("not-text", format!("/sys/{path} is not UTF-8"));
-        let text = self.content(path).await.and_then(|bytes| {
-            let text = str::from_utf8(&bytes).map_err(|_| not_text)?;
-            Ok(text.strip_suffix('\n').unwrap_or(text).to_owned())
-        });
-        answer(text)
+        answer(self.text(path).await)
     }
 
     async fn read_bytes(&mut self, path: String) -> wasmtime::Result<Result<Vec<u8>, types::Problem>> {
@@ -242,43 +282,15 @@ impl sysfs::Host for State {
     }
 
     async fn read_dir(&mut self, path: String) -> wasmtime::Result<Result<Vec<String>, types::Problem>> {
-        let read =
-            |sysfs: &SysfsRoot, path: &str| sysfs.read_dir(path).map(|names| Seen::Names(names.into()));
-        let names = match self.admit_read(&path) {
-            Ok(()) => self.names(Kind::Dir, path, read).await,
-            Err(problem) => Err(problem),
-        };
-        answer(names)
+        answer(self.directory(path).await)
     }
 
     async fn read_link(&mut self, path: String) -> wasmtime::Result<Result<String, types::Problem>> {
-        let read = |sysfs: &SysfsRoot, path: &str| sysfs.read_link(path).map(Seen::Path);
-        let seen = match self.admit_read(&path) {
-            Ok(()) => self.look(Kind::Link, path, read).await,
-            Err(problem) => Err(problem),
-        };
-        answer(seen.map(|seen| match seen {
-            Seen::Path(path) => path,
-            _ => unreachable!("a link gives a path"),
-        }))
+        answer(self.link(path).await)
     }
 
     async fn glob(&mut self, pattern: String) -> wasmtime::Result<Result<Vec<String>, types::Problem>> {
-        let read = |sysfs: &SysfsRoot, glob: &str| sysfs.glob(glob).map(|paths| Seen::Names(paths.into()));
-        let admitted = check_path(&pattern).and_then(|()| {
-            pattern::compile(&pattern).map_err(|error| bad_glob(&pattern, &error))?;
-            let allowed = self.scope.effective.allows_sysfs_glob(&pattern);
-            if allowed { Ok(()) } else { Err(not_granted("sysfsRead", &pattern)) }
-        });
-        let paths = match admitted {
-            Ok(()) => self.names(Kind::Glob, pattern, read).await,
-            Err(problem) => Err(problem),
-        };
-        let scope = &self.scope;
-        answer(paths.map(|mut paths| {
-            paths.retain(|path| scope.effective.allows_sysfs_read(path));
-            paths
-        }))
+        answer(self.paths(pattern).await)
     }
 }
 
@@ -293,45 +305,14 @@ impl device_nodes::Host for State {
         &mut self,
         pattern: String,
     ) -> wasmtime::Result<Result<Vec<device_nodes::NodeInfo>, types::Problem>> {
-        let counted = self.view.count_operation().map_err(Problem::from);
-        let admitted = counted.and_then(|()| below_dev(&pattern).map(drop)).and_then(|()| {
-            let allowed = self.scope.effective.allows_device_nodes_glob(&pattern);
-            if allowed { Ok(()) } else { Err(not_granted("deviceNodes", &pattern)) }
-        });
-        let nodes = match admitted {
-            Ok(()) => {
-                let (scope, meter) = (Arc::clone(&self.scope), Arc::clone(&self.meter));
-                scope.blocking(meter, move |sysfs, dev| dev.glob(&pattern, sysfs)).await
-            }
-            Err(problem) => Err(problem),
-        };
-        let effective = &self.scope.effective;
-        let nodes = nodes.map(|mut nodes| {
-            nodes.retain(|node| effective.allows_device_node(&node.path));
-            nodes
-        });
-        let nodes = nodes.and_then(|nodes| {
-            let size = |node: &super::nodes::FoundNode| node.path.len() + size_of::<device_nodes::NodeInfo>();
-            self.view.count_bytes(nodes.iter().map(size).sum())?;
-            Ok(nodes.into_iter().map(convert::node_to_guest).collect())
-        });
-        answer(nodes)
+        answer(self.device_nodes(pattern).await)
     }
 
     async fn stat(
         &mut self,
         path: String,
     ) -> wasmtime::Result<Result<device_nodes::NodeInfo, types::Problem>> {
-        let counted = self.view.count_operation().map_err(Problem::from);
-        let admitted = counted.and_then(|()| below_dev(&path).map(drop)).and_then(|()| {
-            let allowed = self.scope.effective.allows_device_node(&path);
-            if allowed { Ok(()) } else { Err(not_granted("deviceNodes", &path)) }
-        });
-        let node = match admitted {
-            Ok(()) => self.scope.node.dev.stat(&path, &self.scope.node.sysfs),
-            Err(problem) => Err(problem),
-        };
-        answer(node.map(convert::node_to_guest))
+        answer(self.device_node(&path))
     }
 }
 
@@ -345,8 +326,7 @@ impl ledger::Host for State {
     async fn get(&mut self, uid: String) -> wasmtime::Result<Option<types::LiveClaim>> {
         self.view.count_operation()?;
         let claim = self.scope.driver.as_ref().and_then(|driver| self.scope.node.ledger.claim(driver, &uid));
-        let mut claims = self.live_claims(claim.into_iter().collect())?;
-        Ok(claims.pop())
+        Ok(self.live_claims(claim.into_iter().collect())?.pop())
     }
 
     async fn holders(&mut self, pool: String, device: String) -> wasmtime::Result<Vec<types::LiveClaim>> {

@@ -1,8 +1,8 @@
-//! Files of drivers, kept by digest: a version that took over may not know what its predecessor did with a claim, so the
-//! predecessor's code has to be there when it refuses.
+//! Stored drivers: the files of versions that served before, by digest. A new version may not know what its previous version did with a
+//! claim, so the previous version's code has to be there when the new one refuses.
 //!
-//! Owns the folder. Is given the bytes that serve, with their signature and config; gives them back whole, or says why not. Never
-//! decides which are needed, nor which are trusted: `HEX.wasm.sig` is the signature as it was last seen, or as an operator put it there.
+//! Owns the directory. Is given the bytes that serve, with their signature and config; returns them whole, or says why not. Never decides
+//! which are needed, nor which are trusted: `HEX.wasm.sig` is the signature as it was last read, or as an operator stored it there.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -18,19 +18,22 @@ use crate::trust::open::{self, OpenError};
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{DriverName, limit};
 
-/// What a kept file was when it served.
+/// Versions of one driver whose files are stored for the claims that they prepared: more is a loop of replacements.
+const VERSIONS_MAX: usize = 16;
+
+/// Facts about a stored file, from when it served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptFacts {
     pub driver: DriverName,
     pub version: String,
     /// Name of the file without `.wasm`.
     pub stem: String,
-    /// JSON text, of the last time that it served.
+    /// The last active config, as JSON text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
 }
 
-/// A driver's file, with what is beside it as its signature.
+/// A driver's file and its signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SignedFile {
     pub code: Bytes,
@@ -39,60 +42,59 @@ pub struct SignedFile {
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeptError {
-    #[error("{digest:?} is not a digest of a file")]
-    NoDigest { digest: String },
-    #[error("the file of digest {digest} is not kept in {}", folder.display())]
-    Missing { digest: String, folder: PathBuf },
+    #[error("no file of digest {digest:?} is stored in {}", directory.display())]
+    Missing { digest: String, directory: PathBuf },
     #[error("{} is damaged: {why}", path.display())]
     Damaged { path: PathBuf, why: String },
     #[error("read {}", path.display())]
     Read { path: PathBuf, source: OpenError },
-    #[error("read {}", path.display())]
-    Folder { path: PathBuf, source: io::Error },
-    #[error("write {}", path.display())]
-    Write { path: PathBuf, source: io::Error },
-    #[error("the work on the kept files was interrupted")]
+    #[error("{action} {}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("the work on the stored files was interrupted")]
     Interrupted(#[from] tokio::task::JoinError),
-    #[error("{kept} other versions of {driver} are kept for the claims that they prepared, and more are not")]
-    TooMany { driver: DriverName, kept: usize },
+    #[error(
+        "{stored} other versions of {driver} are stored for the claims that they prepared, and more are not"
+    )]
+    TooMany { driver: DriverName, stored: usize },
 }
 
-/// The folder.
+/// The directory.
 #[derive(Debug, Clone)]
 pub struct KeptFiles {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl KeptFiles {
-    /// What an interrupted write or removal left is removed.
-    pub fn open(folder: &Path) -> Result<Self, KeptError> {
-        let files = Self { folder: folder.to_owned() };
+    /// Removes what an interrupted write or removal left.
+    pub fn open(directory: &Path) -> Result<Self, KeptError> {
+        let files = Self { directory: directory.to_owned() };
         let whole = files.digests()?;
         for name in files.names()? {
             let stem = name.split('.').next().unwrap_or_default();
             let is_beside = name.ends_with(".json") || name.ends_with(".sig");
             let is_left = name.ends_with(".new") || is_beside && !whole.contains(&with_prefix(stem));
             if is_hex(stem) && is_left {
-                remove(&files.folder.join(name));
+                remove(&files.directory.join(name));
             }
         }
         Ok(files)
     }
 
-    /// Every digest of which there is a file.
+    /// The digests of all stored files.
     pub fn digests(&self) -> Result<BTreeSet<String>, KeptError> {
         let names = self.names()?;
         let stems = names.iter().filter_map(|name| name.strip_suffix(".wasm"));
         Ok(stems.filter(|stem| is_hex(stem)).map(with_prefix).collect())
     }
 
-    /// Keeps a file, durably. One that is there and whole is not written again.
+    /// Stores a file durably. A whole stored file is not written again.
     pub fn put(&self, digest: &str, facts: &KeptFacts, file: &SignedFile) -> Result<(), KeptError> {
-        let Paths { code, facts: beside, signature } = self.paths(digest)?;
+        let [code, beside, signature] = self.paths(digest)?;
         self.make_room(digest, &facts.driver)?;
         let text = serde_json::to_vec(facts).expect("names and texts make JSON");
         let write = |path: &Path, content: &[u8]| {
-            replace(path, content).map_err(|source| KeptError::Write { path: path.to_owned(), source })
+            let io = |source| KeptError::Io { action: "write", path: path.to_owned(), source };
+            replace(path, content).map_err(io)
         };
         let renew = |path: &Path, content: &[u8]| match std::fs::read(path) {
             Ok(known) if known == content => Ok(()),
@@ -113,28 +115,25 @@ impl KeptFiles {
         let others = self.digests()?.into_iter().filter(|other| other != digest);
         let of_driver = others.filter(|other| self.facts(other).is_ok_and(|facts| facts.driver == *driver));
         match of_driver.count() {
-            kept if kept >= limit::KEPT_VERSIONS_MAX => {
-                Err(KeptError::TooMany { driver: driver.clone(), kept })
-            }
+            stored if stored >= VERSIONS_MAX => Err(KeptError::TooMany { driver: driver.clone(), stored }),
             _ => Ok(()),
         }
     }
 
-    /// Gives a file back, held against its digest.
+    /// Reads a stored file and verifies its digest.
     pub fn take(&self, digest: &str) -> Result<(KeptFacts, SignedFile), KeptError> {
-        let Paths { code, signature, .. } = self.paths(digest)?;
+        let [code, _, signature] = self.paths(digest)?;
         let code = self.code(digest, &code)?;
         let signature = match self.read(digest, &signature, limit::SIGNATURE_FILE_BYTES_MAX) {
-            Ok(signature) => Some(signature),
             Err(KeptError::Missing { .. }) => None,
-            Err(error) => return Err(error),
+            signature => Some(signature?),
         };
         Ok((self.facts(digest)?, SignedFile { code, signature }))
     }
 
-    /// Where the signature of a kept file is looked for.
+    /// Where the signature of a stored file is read from.
     pub fn signature_path(&self, digest: &str) -> Result<PathBuf, KeptError> {
-        Ok(self.paths(digest)?.signature)
+        self.paths(digest).map(|[.., signature]| signature)
     }
 
     fn code(&self, digest: &str, path: &Path) -> Result<Bytes, KeptError> {
@@ -150,7 +149,7 @@ impl KeptFiles {
     }
 
     fn facts(&self, digest: &str) -> Result<KeptFacts, KeptError> {
-        let path = self.paths(digest)?.facts;
+        let [_, path, _] = self.paths(digest)?;
         let text = self.read(digest, &path, limit::DRIVER_FILE_BYTES_MAX)?;
         serde_json::from_slice(&text)
             .map_err(|error| KeptError::Damaged { path: path.clone(), why: error.to_string() })
@@ -158,46 +157,41 @@ impl KeptFiles {
 
     fn read(&self, digest: &str, path: &Path, max: u64) -> Result<Bytes, KeptError> {
         let failed = |source: OpenError| match source {
-            OpenError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
-                KeptError::Missing { digest: digest.to_owned(), folder: self.folder.clone() }
-            }
+            OpenError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.missing(digest),
             source => KeptError::Read { path: path.to_owned(), source },
         };
         open::open(path, max).map(|opened| opened.bytes.into()).map_err(failed)
     }
 
-    /// Removes a file. One that cannot be removed stays until the next start.
+    /// Removes a stored file. One that cannot be removed stays until the next start.
     pub fn remove(&self, digest: &str) {
-        let Ok(Paths { code, facts, signature }) = self.paths(digest) else { return };
+        let Ok([code, facts, signature]) = self.paths(digest) else { return };
         remove(&code);
         failpoint::pass(Point::KeptForgotten);
         remove(&signature);
         remove(&facts);
     }
 
-    fn paths(&self, digest: &str) -> Result<Paths, KeptError> {
-        let no_digest = || KeptError::NoDigest { digest: digest.to_owned() };
-        let stem = digest.strip_prefix("sha256:").filter(|stem| is_hex(stem)).ok_or_else(no_digest)?;
-        let path = |end: &str| self.folder.join(format!("{stem}.{end}"));
-        Ok(Paths { code: path("wasm"), facts: path("json"), signature: path("wasm.sig") })
+    /// Of the code, its facts and its signature.
+    fn paths(&self, digest: &str) -> Result<[PathBuf; 3], KeptError> {
+        let stem = digest.strip_prefix("sha256:").filter(|stem| is_hex(stem));
+        let stem = stem.ok_or_else(|| self.missing(digest))?;
+        Ok(["wasm", "json", "wasm.sig"].map(|end| self.directory.join(format!("{stem}.{end}"))))
+    }
+
+    fn missing(&self, digest: &str) -> KeptError {
+        KeptError::Missing { digest: digest.to_owned(), directory: self.directory.clone() }
     }
 
     fn names(&self) -> Result<Vec<String>, KeptError> {
-        let failed = |source| KeptError::Folder { path: self.folder.clone(), source };
+        let failed = |source| KeptError::Io { action: "read", path: self.directory.clone(), source };
         let mut names = Vec::new();
-        for entry in std::fs::read_dir(&self.folder).map_err(failed)? {
-            // A name that is no text is none of ours.
+        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
+            // A name that is not UTF-8 is not one of ours.
             names.extend(entry.map_err(failed)?.file_name().into_string());
         }
         Ok(names)
     }
-}
-
-/// The files of a version.
-struct Paths {
-    code: PathBuf,
-    facts: PathBuf,
-    signature: PathBuf,
 }
 
 fn with_prefix(stem: &str) -> String {
@@ -208,7 +202,7 @@ fn is_hex(stem: &str) -> bool {
     stem.len() == 64 && stem.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Whole or not at all, also when the power goes.
+/// Replaces a file as a whole or not at all, also when the power fails.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
@@ -217,7 +211,7 @@ fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_all()?;
     std::fs::rename(&temporary, path)?;
     match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
+        Some(directory) => File::open(directory)?.sync_all(),
         None => Ok(()),
     }
 }
@@ -226,7 +220,7 @@ fn remove(path: &Path) {
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(path = %path.display(), %error, "a driver's file that is needed no more stays");
+        tracing::warn!(path = %path.display(), %error, "a stored driver's file that is no longer needed cannot be removed");
     }
 }
 
@@ -253,9 +247,9 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_file_comes_back_whole_with_its_last_config_and_signature() {
-        let folder = tempfile::tempdir().unwrap();
-        let (files, (digest, mut bytes)) = (KeptFiles::open(folder.path()).unwrap(), file("code"));
+    fn a_stored_file_comes_back_whole_with_its_last_config_and_signature() {
+        let directory = tempfile::tempdir().unwrap();
+        let (files, (digest, mut bytes)) = (KeptFiles::open(directory.path()).unwrap(), file("code"));
         files.put(&digest, &facts("a.example", None), &bytes).unwrap();
         let last = facts("a.example", Some("{\"n\":1}"));
         for signature in [b"first" as &[u8], b"second"] {
@@ -265,20 +259,20 @@ mod tests {
         let unsigned = SignedFile { signature: None, ..bytes.clone() };
         files.put(&digest, &last, &unsigned).unwrap();
         assert_eq!(files.take(&digest).unwrap(), (last, bytes));
-        for entry in std::fs::read_dir(folder.path()).unwrap() {
+        for entry in std::fs::read_dir(directory.path()).unwrap() {
             assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o7777, 0o600);
         }
         files.remove(&digest);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         assert!(matches!(files.take(&digest), Err(KeptError::Missing { .. })));
     }
 
     #[test]
-    fn a_damaged_file_is_told_and_mended_by_the_next_that_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let (files, (digest, bytes)) = (KeptFiles::open(folder.path()).unwrap(), file("code"));
+    fn a_damaged_file_is_an_error_and_is_replaced_by_the_next_that_is_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let (files, (digest, bytes)) = (KeptFiles::open(directory.path()).unwrap(), file("code"));
         files.put(&digest, &facts("a.example", None), &bytes).unwrap();
-        let Paths { code, facts: beside, .. } = files.paths(&digest).unwrap();
+        let [code, beside, _] = files.paths(&digest).unwrap();
         for path in [&code, &beside] {
             std::fs::write(path, "cod").unwrap();
             let error = files.take(&digest).unwrap_err();
@@ -289,34 +283,34 @@ mod tests {
         }
         std::fs::remove_file(&beside).unwrap();
         assert!(matches!(files.take(&digest), Err(KeptError::Missing { .. })));
-        assert!(matches!(files.take("sha256:../../passwd"), Err(KeptError::NoDigest { .. })));
+        assert!(matches!(files.take("sha256:../../passwd"), Err(KeptError::Missing { .. })));
     }
 
     #[test]
     fn what_an_interruption_left_is_removed_and_what_others_put_there_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let (files, (digest, bytes)) = (KeptFiles::open(folder.path()).unwrap(), file("code"));
+        let directory = tempfile::tempdir().unwrap();
+        let (files, (digest, bytes)) = (KeptFiles::open(directory.path()).unwrap(), file("code"));
         files.put(&digest, &facts("a.example", None), &bytes).unwrap();
         let (other, _) = file("other");
-        let Paths { code, facts: beside, signature } = files.paths(&other).unwrap();
+        let [code, beside, signature] = files.paths(&other).unwrap();
         std::fs::write(&beside, "{}").unwrap();
         std::fs::write(&signature, "x").unwrap();
         std::fs::write(format!("{}.new", code.display()), "half").unwrap();
-        std::fs::write(folder.path().join("README"), "mine").unwrap();
-        let files = KeptFiles::open(folder.path()).unwrap();
+        std::fs::write(directory.path().join("README"), "mine").unwrap();
+        let files = KeptFiles::open(directory.path()).unwrap();
         assert_eq!(files.digests().unwrap(), BTreeSet::from([digest]));
         assert_eq!(files.names().unwrap().len(), 3);
     }
 
     #[test]
     fn versions_of_one_driver_are_bounded_and_other_drivers_do_not_notice() {
-        let folder = tempfile::tempdir().unwrap();
-        let files = KeptFiles::open(folder.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let files = KeptFiles::open(directory.path()).unwrap();
         let put = |driver: &str, content: &str| {
             let (digest, bytes) = file(content);
             files.put(&digest, &facts(driver, None), &bytes)
         };
-        for n in 0..limit::KEPT_VERSIONS_MAX {
+        for n in 0..VERSIONS_MAX {
             put("a.example", &format!("a {n}")).unwrap();
         }
         assert!(matches!(put("a.example", "one more"), Err(KeptError::TooMany { .. })));
@@ -327,13 +321,13 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_takes_no_file_is_an_error_that_names_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let files = KeptFiles::open(folder.path()).unwrap();
-        drop(folder);
+    fn a_directory_that_takes_no_file_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = KeptFiles::open(directory.path()).unwrap();
+        drop(directory);
         let (digest, bytes) = file("code");
         let error = files.put(&digest, &facts("a.example", None), &bytes).unwrap_err();
-        assert!(matches!(error, KeptError::Folder { .. }), "{error:?}");
-        assert!(KeptFiles::open(&files.folder).is_err());
+        assert!(matches!(error, KeptError::Io { .. }), "{error:?}");
+        assert!(KeptFiles::open(&files.directory).is_err());
     }
 }

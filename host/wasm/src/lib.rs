@@ -1,31 +1,50 @@
-//! WASM drivers: from a file's bytes to a driver that can be called, and every call in a sandbox of its own.
+//! WASM drivers: loads a file's bytes as a driver, and runs each of its calls in a sandbox of its own.
 //!
-//! Owns the engine, the compiler and its cache, and the node's files as drivers see them. Is given files, grants and configs; gives back
-//! drivers, or errors that say what is wrong with the file. Never watches files and never decides what becomes of a driver that
-//! fails: the registry does.
+//! Owns the engine, the compiler and its cache, and the node's files as drivers see them. Is given files, grants and configs; returns
+//! drivers, or errors that say what is wrong with a file. Never watches files, and never decides what happens to a driver that fails:
+//! the registry does.
+//!
+//! # Containment of a misbehaving driver
+//!
+//! No driver affects another driver's calls.
+//!
+//! - `concurrency`: permits bound the concurrent calls and the memory of one driver and of all. One driver has at most half of them, and a
+//!   quarter is reserved for the first call of each driver. Slow and failing drivers share a quarter of the calls and half of the memory; a
+//!   call that sleeps for a second is slow as well. The maximum memory of a call is reserved before it begins, and the wait for a permit
+//!   does not count as the driver's time.
+//! - `executor`: a call begins on the caller's thread. After 5 ms of CPU it continues on a runtime of a few threads of lower priority, which
+//!   switch between calls at each epoch tick; for a minute later calls of the same function of that driver begin there. CPU is measured by
+//!   the thread's clock, so that a busy node does not look like a busy guest. Host work for the guest on another thread (a wide glob) counts
+//!   as the call's. When the caller is cancelled or its time is over, the store is dropped at the next tick.
+//! - `quarantine`: after five consecutive failures (traps, limits, time; not `driver-busy`, not refusals) every call fails with
+//!   `driver-quarantined`, for 5 s, doubled up to 5 min while probes fail. After that time one call at a time probes the driver, and the
+//!   inventory poller does so by itself. A success counts for its own function only, so that good discoveries do not hide failing prepares.
+//!   A successful probe, `driver resume`, a new file, grant or config, or `driver reload` ends the quarantine; then claims that wait for the
+//!   driver are retried at once. All of this is in memory.
 
 mod admission;
 mod artifact;
 mod bindings;
 mod cache;
+mod call_failure;
 mod compile;
+mod compiled;
+mod concurrency;
 mod convert;
 mod driver;
 pub mod driver_config;
 mod edits;
 mod engine;
+mod executor;
 pub mod file_watch;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod hostcalls;
 mod kept;
 pub mod kernel;
-mod lane;
 mod limiter;
 mod log;
-mod meter;
 mod nodes;
-mod places;
 pub mod registry;
 mod sandbox;
 mod schema;
@@ -39,49 +58,47 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
-use wasmtime::component::{Component, InstancePre};
+use wasmtime::component::Component;
 
 pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Profile, Surface};
-
-pub use self::cache::CacheError;
+pub use self::call_failure::CallFailure;
 pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
 pub use self::kept::{KeptError, KeptFacts, KeptFiles, SignedFile};
 pub use self::limiter::Reached;
+pub use self::stats::{Limit, Operation, OperationStats, Outcome, Peak, Stats};
 pub use nodedock_core::driver::containment::{Containment, QUARANTINED, Quarantined};
 
-pub use self::sandbox::{CallFailure, Crowd};
-pub use self::stats::{Limit, Operation, OperationStats, Outcome, Peak, Stats};
-
-use self::artifact::{Artifact, Flaw, Key};
-use self::bindings::exports::nodedock::driver as exports;
-use self::cache::{Cache, Kept};
+use self::admission::bounded_line;
+use self::artifact::{Artifact, ArtifactError, Key};
+use self::cache::Cache;
 use self::compile::blocking;
+use self::compiled::{Compiled, Exports};
+use self::concurrency::{DriverPermits, NodePermits};
+use self::driver::PERMIT_WAIT;
 use self::engine::Runtime;
 use self::log::DriverLog;
 use self::nodes::DevRoot;
-use self::places::Places;
-use self::sandbox::{CallSpec, Node, Sandbox, Scope, State};
+use self::sandbox::{Node, Sandbox, Scope};
 use self::stats::Counters;
 use nodedock_base::memory;
 use nodedock_core::driver::values::Journal;
-use nodedock_core::driver::{Ledger, NodeFacts};
+use nodedock_core::driver::{Call, Ledger, NodeFacts};
 use nodedock_core::sysfs::SysfsRoot;
+use nodedock_core::sysfs::blocking::SYSFS_THREADS_PER_DRIVER;
 use nodedock_model::DriverName;
 use nodedock_model::grant::{self, Capabilities, Effective, Grant, LimitRequest, Limits};
-use nodedock_model::limit::{CALL_MEMORIES, PLACE_WAIT, SYSFS_THREADS_PER_DRIVER};
 
-/// Where drivers look and what they are told of the node.
+/// The node's files, and the facts about the node that drivers are given.
 #[derive(Debug, Clone)]
 pub struct WasmSettings {
-    /// Folder for compiled drivers; none compiles at each start.
+    /// Directory of compiled drivers. Without one, drivers are compiled at each start.
     pub cache_dir: Option<PathBuf>,
     pub compiler: Compiler,
     /// `/sys`.
@@ -98,11 +115,11 @@ pub enum HostError {
     Engine(String),
     #[error("open {path}")]
     Root { path: PathBuf, source: io::Error },
-    #[error(transparent)]
-    Cache(#[from] CacheError),
+    #[error("open the cache of compiled drivers {path}")]
+    Cache { path: PathBuf, source: io::Error },
 }
 
-/// A file as it was read: the same bytes are hashed, checked and compiled.
+/// A driver's file, read once: the same bytes are hashed, verified and compiled.
 #[derive(Debug, Clone)]
 pub struct DriverFile {
     /// For messages.
@@ -117,17 +134,17 @@ impl DriverFile {
     }
 }
 
-/// Why a driver is asked what it has.
+/// Why a driver's devices are discovered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trigger {
     Load,
     Timer,
-    /// Folders below `/sys` of the devices that changed.
+    /// Directories below `/sys` of the devices that changed.
     Events(Vec<String>),
     Request,
 }
 
-/// What a driver says of itself.
+/// A driver's description of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverInfo {
     pub name: DriverName,
@@ -136,19 +153,19 @@ pub struct DriverInfo {
     pub summary: String,
     pub capabilities: Capabilities,
     pub limits: LimitRequest,
-    /// Kernel subsystems whose events call for a discovery.
+    /// Kernel subsystems whose events trigger a discovery.
     pub event_subsystems: Vec<String>,
     pub discovery_period: Duration,
     pub annotations: BTreeMap<String, String>,
 }
 
-/// All that can be said of a file.
+/// What is known of a file.
 #[derive(Debug)]
 pub struct Inspection {
     pub size: usize,
     pub digest: String,
     pub surface: Surface,
-    /// None: it did not come so far.
+    /// None: the file was refused before.
     pub info: Option<Arc<DriverInfo>>,
     pub missing_grants: Vec<String>,
     pub limits: Option<Limits>,
@@ -156,67 +173,14 @@ pub struct Inspection {
     pub error: Option<LoadError>,
 }
 
-/// Where the driver's functions are.
-#[derive(Clone)]
-struct Exports {
-    identity: exports::identity::GuestIndices,
-    discovery: exports::discovery::GuestIndices,
-    preparation: exports::preparation::GuestIndices,
-    configuration: Option<exports::configuration::GuestIndices>,
-    health: Option<exports::health::GuestIndices>,
-}
-
-impl Exports {
-    fn new(pre: &InstancePre<State>, surface: &Surface) -> wasmtime::Result<Self> {
-        let facets = surface.facets();
-        let has = |facet: &str| facets.contains(&facet);
-        Ok(Self {
-            identity: exports::identity::GuestIndices::new(pre)?,
-            discovery: exports::discovery::GuestIndices::new(pre)?,
-            preparation: exports::preparation::GuestIndices::new(pre)?,
-            configuration: match has("configuration") {
-                true => Some(exports::configuration::GuestIndices::new(pre)?),
-                false => None,
-            },
-            health: match has("health") {
-                true => Some(exports::health::GuestIndices::new(pre)?),
-                false => None,
-            },
-        })
-    }
-}
-
-/// A compiled driver and how it came about.
-struct Compiled {
-    pre: InstancePre<State>,
-    exports: Arc<Exports>,
-    /// Linear memories of an instance.
-    memories: usize,
-    surface: Surface,
-    digest: String,
-    from_cache: bool,
-    kept: Option<Kept>,
-    took: Duration,
-}
-
-/// A driver's code, mapped.
-struct Code {
-    component: Component,
-    surface: Surface,
-    from_cache: bool,
-    kept: Option<Kept>,
-}
-
 /// One per daemon: the engine, the cache, and what all drivers share.
 pub struct WasmHost {
     runtime: Arc<Runtime>,
     cache: Option<Cache>,
     node: Arc<Node>,
-    places: Places,
-    /// Counts the sandboxes.
-    owners: AtomicU64,
+    permits: NodePermits,
     compiler: Compiler,
-    /// One compilation at a time, in the order in which they are asked for: each takes a core and up to some hundred MB.
+    /// One compilation at a time, in order: each takes a core and up to some hundred MB.
     compiling: Semaphore,
 }
 
@@ -235,19 +199,20 @@ impl WasmHost {
         let dev = DevRoot::open(&settings.dev_root).map_err(root(&settings.dev_root))?;
         let (sysfs, dev) = (Arc::new(sysfs), Arc::new(dev));
         let node = Node { facts: settings.node, sysfs, dev, ledger, journal };
-        let open = |folder: &PathBuf| Cache::open(folder, &runtime.engine);
+        let open = |path: PathBuf| {
+            Cache::open(&path, &runtime.engine).map_err(|source| HostError::Cache { path, source })
+        };
         Ok(Arc::new(Self {
-            cache: settings.cache_dir.as_ref().map(open).transpose()?,
+            cache: settings.cache_dir.map(open).transpose()?,
             runtime: Arc::new(runtime),
             node: Arc::new(node),
-            places: Places::default(),
-            owners: AtomicU64::default(),
+            permits: NodePermits::default(),
             compiler: settings.compiler,
             compiling: Semaphore::new(1),
         }))
     }
 
-    /// Admits a file, compiles it or takes it from the cache, and asks it who it is, with nothing granted. `config` is JSON text.
+    /// Admits a file, compiles it or takes it from the cache, and calls its `describe` with nothing granted. `config` is JSON text.
     pub async fn load(
         self: &Arc<Self>,
         file: DriverFile,
@@ -259,7 +224,7 @@ impl WasmHost {
         self.describe(&label, compiled, &grant, config).await
     }
 
-    /// The same for a person: as much as can be said, also of a file that cannot be loaded.
+    /// Reports as much as possible about a file, also about one that cannot be loaded.
     pub async fn inspect(self: &Arc<Self>, file: DriverFile, grant: &Grant) -> Inspection {
         let (mut surface, label) = (Surface::default(), file.name.clone());
         let (size, digest) = (file.bytes.len(), file.digest());
@@ -267,210 +232,180 @@ impl WasmHost {
             Ok(compiled) => self.describe(&label, compiled, grant, None).await,
             Err(error) => Err(error),
         };
-        let blank = Inspection {
+        let (driver, error) = driver.map_or_else(|error| (None, Some(error)), |driver| (Some(driver), None));
+        Inspection {
             size,
             digest,
             surface,
-            info: None,
-            missing_grants: Vec::new(),
-            limits: None,
-            error: None,
-        };
-        match driver {
-            Ok(driver) => Inspection {
-                info: Some(Arc::clone(driver.shared_info())),
-                missing_grants: driver.missing_grants().to_vec(),
-                limits: Some(driver.limits()),
-                ..blank
-            },
-            Err(error) => Inspection { error: Some(error), ..blank },
+            info: driver.as_ref().map(|driver| Arc::clone(driver.shared_info())),
+            missing_grants: driver
+                .as_ref()
+                .map(|driver| driver.missing_grants().to_vec())
+                .unwrap_or_default(),
+            limits: driver.as_ref().map(WasmDriver::limits),
+            error,
         }
     }
 
-    /// Takes a file's code from the cache, or has it compiled. Whoever drops this ends the compilation.
+    /// Takes a file's code from the cache, or compiles it. When the future is dropped, the compilation ends.
     async fn compile(
         self: &Arc<Self>,
         file: DriverFile,
         surface: &mut Surface,
-    ) -> Result<Compiled, LoadError> {
-        let begin = Instant::now();
+    ) -> Result<Arc<Compiled>, LoadError> {
+        let start = Instant::now();
         surface.form = Some(admission::form(&file.bytes)?);
-        let (host, bytes) = (Arc::clone(self), file.bytes);
-        let source = bytes.clone();
+        let (host, source) = (Arc::clone(self), file.bytes.clone());
         let key = blocking(move || Ok(Key::new(&host.runtime.engine, &source))).await?;
-        let code = match self.cached(key).await? {
-            Some(code) => code,
-            None => self.compile_anew(key, bytes, surface).await?,
+        let (component, from_cache) = match self.cached(key, surface).await? {
+            Some(component) => (component, true),
+            None => self.compile_anew(key, file.bytes, surface).await?,
         };
-        *surface = code.surface.clone();
-        let host = Arc::clone(self);
-        blocking(move || host.link(key, code, begin)).await
+        let (host, surface) = (Arc::clone(self), surface.clone());
+        blocking(move || host.link(key, &component, surface, from_cache, start)).await
     }
 
+    /// The second: whether the same file was compiled under another name meanwhile.
     async fn compile_anew(
         self: &Arc<Self>,
         key: Key,
         bytes: Bytes,
         surface: &mut Surface,
-    ) -> Result<Code, LoadError> {
+    ) -> Result<(Component, bool), LoadError> {
         let closed = |_| LoadError::Host("compile: the host ends".to_owned());
         let _turn = self.compiling.acquire().await.map_err(closed)?;
-        // The same file under another name may just have been compiled.
-        if let Some(code) = self.cached(key).await? {
-            return Ok(code);
+        if let Some(component) = self.cached(key, surface).await? {
+            return Ok((component, true));
         }
-        let begin = Instant::now();
+        let start = Instant::now();
         let artifact = self.compiler.compile(&self.runtime.engine, key, bytes).await?;
         let report = &artifact.report;
-        let (elapsed, code_bytes, digest) = (begin.elapsed(), artifact.code_bytes, key.digest());
+        let (elapsed, code_bytes, digest) = (start.elapsed(), artifact.code_bytes, key.digest());
         tracing::info!(digest, ?elapsed, code_bytes, spent = ?report.spent, refused = report.refusal.is_some(), "compiled");
         *surface = report.surface.clone();
         let host = Arc::clone(self);
-        blocking(move || {
-            let code = host.keep(&key, artifact);
+        let stored = blocking(move || {
+            let component = host.store(&key, artifact);
             memory::give_back();
-            code
-        })
-        .await
+            component
+        });
+        Ok((stored.await?, false))
     }
 
-    async fn cached(self: &Arc<Self>, key: Key) -> Result<Option<Code>, LoadError> {
+    async fn cached(
+        self: &Arc<Self>,
+        key: Key,
+        surface: &mut Surface,
+    ) -> Result<Option<Component>, LoadError> {
         let host = Arc::clone(self);
-        blocking(move || Ok(host.take(&key))).await
+        let Some((component, found)) = blocking(move || Ok(host.take(&key))).await? else { return Ok(None) };
+        *surface = found;
+        Ok(Some(component))
     }
 
-    fn take(&self, key: &Key) -> Option<Code> {
+    fn take(&self, key: &Key) -> Option<(Component, Surface)> {
         let cache = self.cache.as_ref()?;
-        let (artifact, kept) = cache.take(key)?;
-        match artifact.map(&self.runtime.engine) {
-            Ok(component) => {
-                let surface = artifact.report.surface;
-                Some(Code { component, surface, from_cache: true, kept: Some(kept) })
-            }
-            Err(flaw) => {
-                cache.discard(key, &flaw);
-                None
-            }
-        }
+        let artifact = cache.take(key)?;
+        let mapped = artifact.map(&self.runtime.engine).inspect_err(|error| cache.discard(key, error));
+        Some((mapped.ok()?, artifact.report.surface))
     }
 
-    /// Keeps what was compiled and maps it from there. A full disk must not keep a driver from its work: then it stays in memory.
-    fn keep(&self, key: &Key, mut artifact: Artifact) -> Result<Code, LoadError> {
+    /// Stores compiled code and maps it from there. If it cannot be stored, on a full disk for example, it stays in memory.
+    fn store(&self, key: &Key, mut artifact: Artifact) -> Result<Component, LoadError> {
         if let Some(refusal) = artifact.report.refusal.take() {
             return Err(refusal);
         }
-        let (artifact, kept) = match &self.cache {
+        let artifact = match &self.cache {
             Some(cache) => cache.put(key, artifact),
-            None => (artifact, None),
+            None => artifact,
         };
-        // It has just been compiled, and by us: what the engine does not take of it is more than any driver may have.
-        let failed = |flaw| match flaw {
-            Flaw::Engine(why) => LoadError::Compile(admission::words(&why)),
-            flaw => LoadError::Host(format!("map the compiled driver: {flaw}")),
-        };
-        let component = artifact.map(&self.runtime.engine).map_err(failed)?;
-        Ok(Code { component, surface: artifact.report.surface, from_cache: false, kept })
+        // We have just compiled it: the engine refuses only what is beyond the limits of every driver.
+        artifact.map(&self.runtime.engine).map_err(|error| match error {
+            ArtifactError::Engine(why) => LoadError::Compile(bounded_line(&why)),
+            error => LoadError::Host(format!("map the compiled driver: {error}")),
+        })
     }
 
-    /// Holds what a driver imports and exports against what there is.
-    fn link(&self, key: Key, code: Code, begin: Instant) -> Result<Compiled, LoadError> {
-        let types = |error: wasmtime::Error| LoadError::Types(admission::words(&format!("{error:#}")));
-        let pre = self.runtime.linker.instantiate_pre(&code.component).map_err(types)?;
-        let exports = Arc::new(Exports::new(&pre, &code.surface).map_err(types)?);
-        let memories = memories(&code.component);
-        let Code { surface, from_cache, kept, .. } = code;
-        let (digest, took) = (key.digest(), begin.elapsed());
-        Ok(Compiled { pre, exports, memories, surface, digest, from_cache, kept, took })
+    /// Checks the driver's imports and exports against the contract.
+    fn link(
+        &self,
+        key: Key,
+        component: &Component,
+        surface: Surface,
+        from_cache: bool,
+        start: Instant,
+    ) -> Result<Arc<Compiled>, LoadError> {
+        let types = |error: wasmtime::Error| LoadError::Types(bounded_line(&format!("{error:#}")));
+        let pre = self.runtime.linker.instantiate_pre(component).map_err(types)?;
+        let exports = Exports::new(&pre, &surface).map_err(types)?;
+        let (memories, digest) = (compiled::memories(component), key.digest());
+        Ok(Arc::new(Compiled { pre, exports, memories, surface, digest, from_cache, took: start.elapsed() }))
     }
 
-    /// Asks a driver who it is. All its functions are looked up: types that differ show here and not at the first claim.
+    /// Calls a driver's `describe`. All functions are looked up before it, so that wrong types show here and not at the first claim.
     async fn describe(
         self: &Arc<Self>,
         label: &str,
-        compiled: Compiled,
+        compiled: Arc<Compiled>,
         grant: &Grant,
         config: Option<String>,
     ) -> Result<WasmDriver, LoadError> {
         let counters = Arc::new(Counters::default());
         let limits = Limits::new(&LimitRequest::default(), &grant.limits);
-        let log = Arc::new(DriverLog::new(label, limits.log, Arc::clone(&counters)));
-        let wall = limits.look_wall();
-        let scope = self.scope(None, Effective::none(), limits, log, Arc::clone(&counters));
-        let sandbox = self.sandbox(&compiled, scope, Arc::clone(&counters));
-        let (operation, request) = (Operation::Describe, "describe".into());
-        let spec = CallSpec { operation, request, deadline: wall + PLACE_WAIT, wall, writes_for: None };
-        let done = sandbox.call(spec, |store, instance, exports| {
+        let sandbox = self.sandbox(&compiled, None, label, Effective::none(), limits, &counters);
+        let call = Call { request_id: "describe".into(), deadline: limits.look_wall() + PERMIT_WAIT };
+        let described = sandbox.call(&call, Operation::Describe, None, |store, instance, exports| {
             Box::pin(async move {
-                if let Err(error) = load_all(&mut *store, instance, exports) {
-                    return Ok(Err(admission::words(&format!("{error:#}"))));
+                if let Err(error) = exports.check(&mut *store, instance) {
+                    return Ok(Err(bounded_line(&format!("{error:#}"))));
                 }
                 let identity = exports.identity.load(&mut *store, instance)?;
                 Ok(Ok(identity.call_describe(store).await?))
             })
         });
-        let answer = done.await.map_err(LoadError::Describe)?.answer.map_err(LoadError::Types)?;
+        let answer = described.await.map_err(LoadError::Describe)?.map_err(LoadError::Types)?;
         let info = convert::driver_info(answer)
-            .map_err(|why| LoadError::Description(admission::words(&why.to_string())))?;
+            .map_err(|why| LoadError::Description(bounded_line(&why.to_string())))?;
         let missing = grant::missing(&info.capabilities, &info.limits, grant);
         let effective = Effective::new(&info.capabilities, grant);
         let effective = effective.map_err(|error| LoadError::Description(error.to_string()))?;
         let limits = Limits::new(&info.limits, &grant.limits);
-        let log = Arc::new(DriverLog::new(info.name.as_str(), limits.log, Arc::clone(&counters)));
-        let scope = self.scope(Some(info.name.clone()), effective, limits, log, Arc::clone(&counters));
-        let sandbox = self.sandbox(&compiled, scope, counters);
-        Ok(WasmDriver::new(sandbox, info, missing, compiled, config))
+        let name = info.name.clone();
+        let sandbox = self.sandbox(&compiled, Some(&name), name.as_str(), effective, limits, &counters);
+        Ok(WasmDriver::new(sandbox, info, missing, config))
     }
 
-    fn scope(
+    fn sandbox(
         &self,
-        driver: Option<DriverName>,
+        compiled: &Arc<Compiled>,
+        driver: Option<&DriverName>,
+        label: &str,
         effective: Effective,
         limits: Limits,
-        log: Arc<DriverLog>,
-        counters: Arc<Counters>,
-    ) -> Scope {
-        let blocking = Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER));
-        Scope { driver, effective, limits, log, counters, node: Arc::clone(&self.node), blocking }
-    }
-
-    fn sandbox(&self, compiled: &Compiled, scope: Scope, counters: Arc<Counters>) -> Sandbox {
+        counters: &Arc<Counters>,
+    ) -> Sandbox {
+        let scope = Scope {
+            driver: driver.cloned(),
+            effective,
+            limits,
+            log: Arc::new(DriverLog::new(label, limits.log, Arc::clone(counters))),
+            counters: Arc::clone(counters),
+            node: Arc::clone(&self.node),
+            blocking: Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER)),
+        };
         Sandbox {
             runtime: Arc::clone(&self.runtime),
-            pre: compiled.pre.clone(),
-            exports: Arc::clone(&compiled.exports),
-            owner: self.owners.fetch_add(1, Ordering::Relaxed),
-            memories: compiled.memories,
-            places: self.places.clone(),
-            containment: Arc::new(Containment::new(scope.driver.clone())),
+            compiled: Arc::clone(compiled),
             scope: Arc::new(scope),
-            counters,
+            permits: DriverPermits::new(
+                &self.permits,
+                compiled.memories,
+                limits.memory,
+                limits.concurrent_calls,
+            ),
+            containment: Arc::new(Containment::new(driver.cloned())),
         }
     }
-}
-
-/// Linear memories of an instance; the most that there can be where the component does not tell.
-fn memories(component: &Component) -> usize {
-    let known =
-        component.resources_required().and_then(|required| usize::try_from(required.num_memories).ok());
-    known.unwrap_or(CALL_MEMORIES).clamp(1, CALL_MEMORIES)
-}
-
-/// Checks the types of all exported functions.
-fn load_all(
-    store: &mut wasmtime::Store<State>,
-    instance: &wasmtime::component::Instance,
-    exports: &Exports,
-) -> wasmtime::Result<()> {
-    exports.identity.load(&mut *store, instance)?;
-    exports.discovery.load(&mut *store, instance)?;
-    exports.preparation.load(&mut *store, instance)?;
-    if let Some(configuration) = &exports.configuration {
-        configuration.load(&mut *store, instance)?;
-    }
-    if let Some(health) = &exports.health {
-        health.load(&mut *store, instance)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

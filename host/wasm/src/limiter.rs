@@ -6,65 +6,63 @@ use wasmtime::ResourceLimiter;
 use wasmtime::component::ResourceTableError;
 
 use super::stats::Limit;
-use nodedock_model::limit::{CALL_INSTANCES, CALL_MEMORIES, CALL_TABLE_ELEMENTS, CALL_TABLES, HANDLES_MAX};
-use nodedock_model::{Problem, limit};
+use nodedock_core::sysfs::blocking::LOOK_WALL;
+use nodedock_model::Problem;
+
+/// Core instances, memories and tables of a call. Python components have some ten instances.
+pub(super) const CALL_INSTANCES: usize = 64;
+pub(super) const CALL_MEMORIES: usize = 16;
+pub(super) const CALL_TABLES: usize = 64;
+/// Entries over all tables of a call: a driver's functions that are called by reference.
+pub(super) const CALL_TABLE_ELEMENTS: usize = 100_000;
+/// Component-model handles of a store.
+pub(super) const HANDLES_MAX: usize = 256;
 
 /// A limit at which something was refused, and its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the driver {}", self.what())]
+#[error("the driver {}", self.code_and_text().1)]
 pub struct Reached {
     pub limit: Limit,
     pub max: usize,
 }
 
 impl Reached {
-    /// What the driver did: with the limit's value, for a message.
-    fn what(&self) -> String {
-        let max = self.max;
-        match self.limit {
-            Limit::Wall => format!("did not answer within {max} ms"),
-            Limit::Cpu => format!("used more than {max} ms of CPU"),
-            Limit::Memory => format!("wanted more than {} MiB of memory", max >> 20),
-            Limit::Memories => format!("wanted more than {max} memories"),
-            Limit::Tables => format!("wanted more than {max} tables"),
-            Limit::TableElements => format!("wanted more than {max} entries over all its tables"),
-            Limit::Instances => format!("wanted more than {max} core instances"),
-            Limit::HostcallData => format!("passed more than {max} bytes at once"),
-            Limit::Handles => format!("wanted more than {max} handles at once"),
-            Limit::HostOperations => format!("asked the host more than {max} times in one call"),
-            Limit::HostBytes => format!("read more than {max} bytes from the host in one call"),
-            Limit::HostLook => format!("looked at what did not answer within {max} ms"),
-            Limit::SysfsWrites => format!("wanted to write more than {max} values in one call"),
-            Limit::AnswerEntries => format!("answered a list of more than {max} entries"),
-            Limit::AnswerBytes => format!("answered a text of more than {max} bytes"),
-            Limit::Memo => format!("gave a memo of more than {max} bytes"),
-            Limit::ProblemBytes => format!("gave a problem of more than {max} bytes"),
-            Limit::LogLines => format!("logs more than {max} lines a second"),
-            Limit::LogBytes => format!("logs more than {max} bytes a second"),
-            Limit::DriverCalls => format!("has more than {max} calls at once"),
-            Limit::NodeCalls => format!("is one of those that have more than {max} calls at once"),
-        }
+    /// The code of the problem that reports it.
+    pub(super) fn code(&self) -> &'static str {
+        self.code_and_text().0
     }
 
-    /// Of the problem that tells it.
-    pub(super) fn code(&self) -> &'static str {
+    fn code_and_text(&self) -> (&'static str, String) {
+        const HOST: &str = "host-call-limit";
+        const ANSWER: &str = "driver-answer-not-valid";
+        const LOG: &str = "driver-log-limit";
+        let max = self.max;
         match self.limit {
-            Limit::Wall => "driver-deadline",
-            Limit::Cpu => "driver-cpu-limit",
-            Limit::Memory => "driver-memory-limit",
-            Limit::Memories => "driver-memories-limit",
-            Limit::Tables => "driver-tables-limit",
-            Limit::TableElements => "driver-table-elements-limit",
-            Limit::Instances => "driver-instances-limit",
-            Limit::Handles => "driver-handles-limit",
-            Limit::HostcallData => "driver-answer-too-large",
-            Limit::HostOperations | Limit::HostBytes | Limit::SysfsWrites => "host-call-limit",
-            Limit::HostLook => "sysfs-stuck",
-            Limit::AnswerEntries | Limit::AnswerBytes | Limit::Memo | Limit::ProblemBytes => {
-                "driver-answer-not-valid"
+            Limit::Wall => ("driver-deadline", format!("did not answer within {max} ms")),
+            Limit::Cpu => ("driver-cpu-limit", format!("used more than {max} ms of CPU")),
+            Limit::Memory => ("driver-memory-limit", format!("wanted more than {} MiB of memory", max >> 20)),
+            Limit::Memories => ("driver-memories-limit", format!("wanted more than {max} memories")),
+            Limit::Tables => ("driver-tables-limit", format!("wanted more than {max} tables")),
+            Limit::TableElements => {
+                ("driver-table-elements-limit", format!("wanted more than {max} entries over all its tables"))
             }
-            Limit::LogLines | Limit::LogBytes => "driver-log-limit",
-            Limit::DriverCalls | Limit::NodeCalls => "driver-busy",
+            Limit::Instances => ("driver-instances-limit", format!("wanted more than {max} core instances")),
+            Limit::HostcallData => {
+                ("driver-answer-too-large", format!("passed more than {max} bytes at once"))
+            }
+            Limit::Handles => ("driver-handles-limit", format!("wanted more than {max} handles at once")),
+            Limit::HostOperations => (HOST, format!("called the host more than {max} times in one call")),
+            Limit::HostBytes => (HOST, format!("read more than {max} bytes from the host in one call")),
+            Limit::HostLook => ("sysfs-stuck", format!("read what did not answer within {max} ms")),
+            Limit::SysfsWrites => (HOST, format!("wanted to write more than {max} values in one call")),
+            Limit::AnswerEntries => (ANSWER, format!("answered a list of more than {max} entries")),
+            Limit::AnswerBytes => (ANSWER, format!("answered a text of more than {max} bytes")),
+            Limit::Memo => (ANSWER, format!("returned a memo of more than {max} bytes")),
+            Limit::ProblemBytes => (ANSWER, format!("returned a problem of more than {max} bytes")),
+            Limit::LogLines => (LOG, format!("logs more than {max} lines a second")),
+            Limit::LogBytes => (LOG, format!("logs more than {max} bytes a second")),
+            Limit::DriverCalls => ("driver-busy", format!("has more than {max} calls at once")),
+            Limit::NodeCalls => ("driver-busy", format!("shares a node with more than {max} calls at once")),
         }
     }
 }
@@ -82,7 +80,7 @@ pub(super) struct Limiter {
     refused: Option<Reached>,
 }
 
-/// What is used of something, at most and at once.
+/// The use of a resource, and its limit.
 struct Sum {
     limit: Limit,
     used: usize,
@@ -95,7 +93,7 @@ impl Sum {
         if wanted > self.max {
             return Err(Reached { limit: self.limit, max: self.max });
         }
-        // Neither memories nor tables shrink: what is used is the peak.
+        // Neither memories nor tables shrink: the current use is the peak.
         self.used = wanted;
         Ok(())
     }
@@ -118,7 +116,7 @@ impl Limiter {
         self.elements.used
     }
 
-    /// The limit for which a call ended with this error. None: another reason.
+    /// The limit that a call's error is about. None: it is about something else.
     pub(super) fn reached(&self, error: &wasmtime::Error, hostcall_bytes: usize) -> Option<Reached> {
         let named = || error.downcast_ref::<Reached>().copied();
         self.refused.or_else(named).or_else(|| of_engine(error, hostcall_bytes))
@@ -132,12 +130,12 @@ impl Limiter {
     }
 }
 
-/// Where the engine keeps to a limit of ours by itself it has no type for the error, only words.
+/// For limits that the engine itself enforces it has no error types, only texts.
 fn of_engine(error: &wasmtime::Error, hostcall_bytes: usize) -> Option<Reached> {
     if matches!(error.downcast_ref(), Some(ResourceTableError::Full)) {
         return Some(Reached { limit: Limit::Handles, max: HANDLES_MAX });
     }
-    let words = [
+    let texts = [
         ("hostcalls has been exhausted", Limit::HostcallData, hostcall_bytes),
         ("handle limit exceeded", Limit::Handles, HANDLES_MAX),
         ("instance count too high", Limit::Instances, CALL_INSTANCES),
@@ -145,7 +143,7 @@ fn of_engine(error: &wasmtime::Error, hostcall_bytes: usize) -> Option<Reached> 
         ("table count too high", Limit::Tables, CALL_TABLES),
     ];
     let root = error.root_cause().to_string();
-    let found = words.into_iter().find(|(words, ..)| root.contains(words));
+    let found = texts.into_iter().find(|(text, ..)| root.contains(text));
     found.map(|(_, limit, max)| Reached { limit, max })
 }
 
@@ -188,9 +186,9 @@ pub(super) fn millis(time: Duration) -> usize {
     usize::try_from(time.as_millis()).unwrap_or(usize::MAX)
 }
 
-/// A look at the node that hangs.
+/// A read from the node that hangs.
 pub(super) fn stuck() -> Reached {
-    Reached { limit: Limit::HostLook, max: millis(limit::HOST_LOOK_WALL) }
+    Reached { limit: Limit::HostLook, max: millis(LOOK_WALL) }
 }
 
 #[cfg(test)]

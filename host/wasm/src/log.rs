@@ -1,4 +1,4 @@
-//! A driver's lines in the host's log: bounded, without control characters, under the driver's name.
+//! A driver's lines in the host's log: limited in number and length, without control characters, under the driver's name.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -6,11 +6,13 @@ use std::time::Instant;
 use super::stats::{Counters, Limit};
 use nodedock_base::printable;
 use nodedock_model::grant::LogRates;
-use nodedock_model::limit::LOG_LINE_BYTES_MAX;
 
-/// Seconds' worth of lines that may come at once.
+/// Bytes of a line.
+const LOG_LINE_BYTES_MAX: usize = 4096;
+
+/// A burst has the lines of so many seconds.
 const BURST: f64 = 4.0;
-/// Fields of a line; more are left out.
+/// Fields of a line; more are omitted.
 const FIELDS_MAX: usize = 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,17 +30,12 @@ pub(super) struct Line<'a> {
     pub(super) fields: &'a [(String, String)],
 }
 
-/// Lines that did not go into the log, and what may.
-struct Suppressed {
-    lines: u64,
-    rates: LogRates,
-}
-
 /// One driver's share of the log.
 pub(super) struct DriverLog {
     driver: Arc<str>,
+    rates: LogRates,
     bucket: Mutex<Bucket>,
-    /// For lines of ours about what it was refused: apart, so that neither pushes out the other.
+    /// For our own lines about refusals: apart, so that neither suppresses the other.
     refusals: Mutex<Bucket>,
     counters: Arc<Counters>,
 }
@@ -46,36 +43,31 @@ pub(super) struct DriverLog {
 impl DriverLog {
     pub(super) fn new(driver: &str, rates: LogRates, counters: Arc<Counters>) -> Self {
         let full = || Mutex::new(Bucket::full(rates, Instant::now()));
-        Self { driver: driver.into(), bucket: full(), refusals: full(), counters }
+        Self { driver: driver.into(), rates, bucket: full(), refusals: full(), counters }
     }
 
-    /// How many lines were suppressed before this one. None: it is.
-    fn take(&self, bytes: usize) -> Option<Suppressed> {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        match bucket.take(bytes, Instant::now()) {
-            Ok(suppressed) => {
-                self.counters.record_log_line();
-                Some(Suppressed { lines: suppressed, rates: bucket.rates })
-            }
-            Err(limit) => {
-                self.counters.refuse(limit);
-                None
-            }
+    /// Admits a line: how many were suppressed before it. None: it is suppressed.
+    fn admit(&self, bytes: usize) -> Option<u64> {
+        let admitted = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now());
+        match admitted {
+            Ok(_) => self.counters.record_log_line(),
+            Err(limit) => self.counters.refuse(limit),
         }
+        admitted.ok()
     }
 
-    /// Whether one more refusal is worth a line of so many bytes: then how many before it were not told.
+    /// Admits a line about a refusal: how many were suppressed before it. None: it is suppressed.
     pub(super) fn admit_refusal(&self, bytes: usize) -> Option<u64> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now()).ok()
     }
 }
 
-/// Where the lines of one call go.
+/// Writes the lines of one call.
 #[derive(Clone)]
 pub(super) struct LogSink {
     log: Arc<DriverLog>,
     request: Arc<str>,
-    /// The last error of this call, for the message of a trap that follows it.
+    /// The last error line of this call, for the message of a trap after it.
     last_error: Arc<Mutex<Option<String>>>,
 }
 
@@ -93,10 +85,10 @@ impl LogSink {
         if line.level == Level::Error {
             *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.clone());
         }
-        let Some(suppressed) = self.log.take(text.len()) else { return };
+        let Some(suppressed) = self.log.admit(text.len()) else { return };
         let (driver, request) = (&*self.log.driver, &*self.request);
-        if let Suppressed { lines: suppressed @ 1.., rates } = suppressed {
-            let (lines_per_second, bytes_per_second) = (rates.lines, rates.bytes);
+        if suppressed > 0 {
+            let LogRates { lines: lines_per_second, bytes: bytes_per_second } = self.log.rates;
             tracing::warn!(
                 driver,
                 request,
@@ -133,7 +125,7 @@ fn push_clean(text: &mut String, part: &str) {
     printable::push(text, part, LOG_LINE_BYTES_MAX);
 }
 
-/// A bucket of lines and one of bytes.
+/// A token bucket of lines, and one of bytes.
 struct Bucket {
     rates: LogRates,
     lines: f64,
@@ -148,7 +140,7 @@ impl Bucket {
         Self { rates, lines, bytes, filled: now, suppressed: 0 }
     }
 
-    /// Takes a line: how many were suppressed before it, or the limit for which this one is.
+    /// Takes a line: how many were suppressed before it, or the limit for which this one is suppressed.
     fn take(&mut self, bytes: usize, now: Instant) -> Result<u64, Limit> {
         let passed = now.saturating_duration_since(self.filled).as_secs_f64();
         self.filled = now;
@@ -167,7 +159,7 @@ impl Bucket {
     }
 }
 
-/// Lines and bytes that may come at once: a line of any length passes when it was quiet before.
+/// Lines and bytes of a burst: a line of any length passes after a pause.
 fn room(rates: LogRates) -> (f64, f64) {
     let bytes = f64::from(rates.bytes) * BURST;
     (f64::from(rates.lines) * BURST, bytes.max(LOG_LINE_BYTES_MAX as f64))

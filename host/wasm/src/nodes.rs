@@ -9,12 +9,13 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::limiter::stuck;
-use nodedock_core::sysfs::{SysfsRoot, bad_glob};
+use nodedock_core::sysfs::blocking::LOOK_WALL;
+use nodedock_core::sysfs::{ENTRIES_MAX, SysfsRoot, bad_glob, join};
 use nodedock_model::grant::pattern::{self, PatternSet};
-use nodedock_model::limit::{HOST_LOOK_WALL, PATH_BYTES_MAX, SYSFS_ENTRIES_MAX};
+use nodedock_model::limit::PATH_BYTES_MAX;
 use nodedock_model::{NodeKind, Problem};
 
-/// Never shown nor handed out, whatever is granted: the machine's memory and log, raw disks, and timers that reboot it.
+/// Never shown nor given to containers, whatever is granted: the machine's memory and log, raw disks, and watchdogs.
 static DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
     let never = [
         "/dev/{mem,kmem,port,kmsg,oldmem,nvram,snapshot}",
@@ -33,7 +34,10 @@ static DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
 const MEMORY_MAJOR: u32 = 1;
 const MEMORY_MINORS: &[u32] = &[1, 2, 4, 11, 12];
 
-/// A device node of the node.
+/// How deep `**` goes.
+const DEPTH_MAX: usize = 8;
+
+/// A device node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundNode {
     pub(super) path: String,
@@ -47,7 +51,7 @@ pub(super) struct FoundNode {
     pub(super) sysfs_path: Option<String>,
 }
 
-/// `/dev`, or a folder of a test that stands for it.
+/// `/dev`, or a directory of a test.
 pub(super) struct DevRoot(OwnedFd);
 
 /// A plain path below `/dev`, without the `/dev/`.
@@ -66,7 +70,7 @@ impl DevRoot {
         Ok(Self(rustix::fs::open(path, flags, Mode::empty())?))
     }
 
-    /// One node. A link, a folder or a file is none.
+    /// One node. A link, a directory or a file is not a node.
     pub(super) fn stat(&self, path: &str, sysfs: &SysfsRoot) -> Result<FoundNode, Problem> {
         let inside = below_dev(path)?;
         if DENIED.matches(path) {
@@ -89,7 +93,7 @@ impl DevRoot {
         if kind == NodeKind::Character && major == MEMORY_MAJOR && MEMORY_MINORS.contains(&minor) {
             return Err(denied(path));
         }
-        let sysfs_path = if numbered { sysfs_folder(sysfs, kind, major, minor) } else { None };
+        let sysfs_path = if numbered { sysfs_directory(sysfs, kind, major, minor) } else { None };
         if kind == NodeKind::Block && is_disk(sysfs_path.as_deref()) {
             return Err(denied(path));
         }
@@ -105,12 +109,12 @@ impl DevRoot {
         })
     }
 
-    /// Nodes that match; what is no node, or denied, is left out.
+    /// Nodes that match; other files and denied nodes are left out.
     pub(super) fn glob(&self, glob: &str, sysfs: &SysfsRoot) -> Result<Vec<FoundNode>, Problem> {
         let inside = below_dev(glob)?;
         let matcher = pattern::compile(glob).map_err(|error| bad_glob(glob, &error))?.compile_matcher();
         let mut found = Vec::new();
-        // The literal folders before the first wildcard are where the walk begins.
+        // The walk begins in the literal directory before the first wildcard.
         let start: Vec<&str> = inside.split('/').take_while(|segment| pattern::is_literal(segment)).collect();
         let deep = inside.split('/').count();
         if start.len() == deep {
@@ -122,23 +126,23 @@ impl DevRoot {
         }
         let deepest = if inside.contains("**") { DEPTH_MAX } else { deep };
         let mut open = vec![start.join("/")];
-        // Nobody waits for it longer.
-        let until = Instant::now() + HOST_LOOK_WALL;
-        while let Some(folder) = open.pop() {
+        // Its caller does not wait longer.
+        let until = Instant::now() + LOOK_WALL;
+        while let Some(directory) = open.pop() {
             if Instant::now() >= until {
                 return Err(stuck().into());
             }
-            let depth = if folder.is_empty() { 0 } else { folder.split('/').count() };
-            for (name, is_folder) in self.names(&folder) {
-                let inner = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+            let depth = if directory.is_empty() { 0 } else { directory.split('/').count() };
+            for (name, is_directory) in self.names(&directory) {
+                let inner = join(&directory, &name);
                 let path = format!("/dev/{inner}");
-                if is_folder && depth + 1 < deepest {
+                if is_directory && depth + 1 < deepest {
                     open.push(inner);
-                } else if !is_folder && matcher.is_match(&path) {
+                } else if !is_directory && matcher.is_match(&path) {
                     found.extend(self.stat(&path, sysfs));
                 }
-                if found.len() > SYSFS_ENTRIES_MAX || open.len() > SYSFS_ENTRIES_MAX {
-                    let message = format!("{glob} matches more than {SYSFS_ENTRIES_MAX} nodes");
+                if found.len() > ENTRIES_MAX || open.len() > ENTRIES_MAX {
+                    let message = format!("{glob} matches more than {ENTRIES_MAX} nodes");
                     return Err(Problem::invalid("glob-too-wide", message));
                 }
             }
@@ -161,12 +165,12 @@ impl DevRoot {
         })
     }
 
-    fn names(&self, folder: &str) -> Vec<(String, bool)> {
-        let path = if folder.is_empty() { "." } else { folder };
+    fn names(&self, directory: &str) -> Vec<(String, bool)> {
+        let path = if directory.is_empty() { "." } else { directory };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let Ok(opened) = self.open_beneath(path, flags) else { return Vec::new() };
         let Ok(entries) = rustix::fs::Dir::read_from(&opened) else { return Vec::new() };
-        let entries = entries.filter_map(Result::ok).take(4 * SYSFS_ENTRIES_MAX);
+        let entries = entries.filter_map(Result::ok).take(4 * ENTRIES_MAX);
         let names = entries.filter_map(|entry| {
             let name = entry.file_name().to_str().ok()?.to_owned();
             let real = !matches!(name.as_str(), "." | "..") && entry.file_type() != FileType::Symlink;
@@ -176,14 +180,12 @@ impl DevRoot {
     }
 }
 
-const DEPTH_MAX: usize = 8;
-
-fn sysfs_folder(sysfs: &SysfsRoot, kind: NodeKind, major: u32, minor: u32) -> Option<String> {
+fn sysfs_directory(sysfs: &SysfsRoot, kind: NodeKind, major: u32, minor: u32) -> Option<String> {
     let class = if kind == NodeKind::Block { "block" } else { "char" };
     sysfs.resolve(&format!("dev/{class}/{major}:{minor}")).ok()
 }
 
-/// The kernel's own name of a block device decides, not that of its node.
+/// Decided by the kernel's name of a block device, not by that of its node.
 fn is_disk(sysfs_path: Option<&str>) -> bool {
     let name = sysfs_path.and_then(|path| path.rsplit('/').next());
     name.is_some_and(|name| DENIED.matches(&format!("/dev/{name}")))

@@ -1,7 +1,7 @@
-//! JSON held against a schema that a driver gave.
+//! Validates JSON against a driver's schema.
 //!
-//! The schema is hostile: before anything is compiled it is measured as it would be with every reference replaced by what it refers
-//! to, which bounds both the compiler's work and that of each check.
+//! The schema is hostile: before it is compiled, its size is computed as if every reference were replaced by its target, which bounds both
+//! the compiler's work and that of each validation.
 
 use std::collections::HashMap;
 
@@ -9,22 +9,24 @@ use serde_json::Value;
 
 use nodedock_base::printable::one_line;
 use nodedock_model::Problem;
-use nodedock_model::limit::SCHEMA_BYTES_MAX;
 
-/// Values of a schema with its references followed: real ones have some hundreds.
+/// Bytes of a schema.
+const SCHEMA_BYTES_MAX: usize = 256 << 10;
+
+/// Values of a schema with its references replaced: real ones have some hundreds.
 const VALUES_MAX: u64 = 10_000;
-/// What a pattern counts for: compiled it may take `PATTERN_BYTES_MAX`.
+/// Weight of a pattern: compiled it may take `PATTERN_BYTES_MAX`.
 const PATTERN_WEIGHT: u64 = 100;
 const PATTERN_BYTES_MAX: usize = 256 << 10;
-/// Problems that a message names, and bytes of each.
+/// Findings that a message names, and bytes of each.
 const FINDINGS_SHOWN: usize = 4;
 const FINDING_BYTES_MAX: usize = 200;
 
-/// Keywords by which a reference would mean something else than the place that it names.
+/// Keywords that change the target of a reference.
 const MOVING: &[&str] =
     &["$id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"];
 
-/// Whether `value` fits the schema. A schema that is refused is the driver's fault.
+/// Validates `value`. A refused schema is the driver's fault.
 pub(super) fn check(what: &str, schema: &str, value: &Value) -> Result<(), Problem> {
     let broken = |why: String| {
         let why = one_line(&why, 2 * FINDING_BYTES_MAX);
@@ -63,14 +65,14 @@ fn measure(schema: &Value) -> Result<(), String> {
     }
     let size = Measure { root: schema, known: HashMap::new() }.size(schema, true)?;
     if size > VALUES_MAX {
-        return Err(format!("with its references followed it is too large (more than {VALUES_MAX} values)"));
+        return Err(format!("with its references replaced it is too large (more than {VALUES_MAX} values)"));
     }
     Ok(())
 }
 
 struct Measure<'a> {
     root: &'a Value,
-    /// By reference; None while it is measured.
+    /// By reference; None while it is computed.
     known: HashMap<&'a str, Option<u64>>,
 }
 
@@ -92,7 +94,7 @@ impl<'a> Measure<'a> {
             }
             _ => {}
         }
-        // What is in place is evaluated again to know what is left over.
+        // `unevaluated…` keywords evaluate their siblings again.
         Ok(if looks_twice { size.saturating_mul(2) } else { size })
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::sandbox::CallFailure;
+use super::call_failure::CallFailure;
 use nodedock_base::metrics::Histogram;
 pub use nodedock_core::driver::Operation;
 pub use nodedock_core::driver::stats::{Limit, OperationStats, Outcome, Peak, Stats};

@@ -14,7 +14,7 @@ use nodedock_model::ObjectRef;
 
 /// A node of a test: an empty `/sys` and `/dev`, and a cache.
 pub(crate) struct Stage {
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) directory: tempfile::TempDir,
     pub(crate) host: Arc<WasmHost>,
 }
 
@@ -23,22 +23,22 @@ impl Stage {
         Self::on(tempfile::tempdir().unwrap(), false)
     }
 
-    fn on(folder: tempfile::TempDir, cached: bool) -> Self {
-        Self::keeping(folder, cached, Arc::new(NoJournal))
+    fn on(directory: tempfile::TempDir, cached: bool) -> Self {
+        Self::keeping(directory, cached, Arc::new(NoJournal))
     }
 
-    fn keeping(folder: tempfile::TempDir, cached: bool, journal: Arc<dyn Journal>) -> Self {
+    fn keeping(directory: tempfile::TempDir, cached: bool, journal: Arc<dyn Journal>) -> Self {
         for part in ["sys", "dev"] {
-            std::fs::create_dir_all(folder.path().join(part)).unwrap();
+            std::fs::create_dir_all(directory.path().join(part)).unwrap();
         }
         let settings = WasmSettings {
-            cache_dir: cached.then(|| folder.path().join("cache")),
+            cache_dir: cached.then(|| directory.path().join("cache")),
             compiler: Compiler::InProcess,
-            sysfs_root: folder.path().join("sys"),
-            dev_root: folder.path().join("dev"),
+            sysfs_root: directory.path().join("sys"),
+            dev_root: directory.path().join("dev"),
             node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
         };
-        Self { folder, host: WasmHost::new(settings, Arc::new(NoClaims), journal).unwrap() }
+        Self { directory, host: WasmHost::new(settings, Arc::new(NoClaims), journal).unwrap() }
     }
 
     async fn try_load(&self, bytes: impl Into<Bytes>, grant: &str) -> Result<WasmDriver, LoadError> {

@@ -1,5 +1,5 @@
-//! WASI 0.2 for drivers that other toolchains make: interface by interface, with nothing behind it. No arguments, no
-//! environment, no folders, no network; clocks and random numbers; standard output and error go to the driver's log.
+//! WASI 0.2 for drivers of other toolchains: interface by interface, with nothing behind it. No arguments, no environment, no
+//! directories, no network; clocks and random numbers; standard output and error go to the driver's log.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -52,9 +52,9 @@ impl HasData for HasIo {
 
 pub(super) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     use wasmtime_wasi::p2::bindings::io;
-    io::error::add_to_linker::<State, HasIo>(linker, |state| state.table())?;
-    io::poll::add_to_linker::<State, HasIo>(linker, |state| state.table())?;
-    io::streams::add_to_linker::<State, HasIo>(linker, |state| state.table())?;
+    io::error::add_to_linker::<State, HasIo>(linker, |state| &mut state.table)?;
+    io::poll::add_to_linker::<State, HasIo>(linker, |state| &mut state.table)?;
+    io::streams::add_to_linker::<State, HasIo>(linker, |state| &mut state.table)?;
     cli::environment::add_to_linker::<State, WasiCli>(linker, State::cli)?;
     cli::exit::add_to_linker::<State, WasiCli>(linker, State::cli)?;
     cli::stdin::add_to_linker::<State, WasiCli>(linker, State::cli)?;
@@ -73,8 +73,8 @@ pub(super) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
     add_empty_filesystem(linker)
 }
 
-/// Where a C library's start looks for folders. There are none, so that no descriptor can ever exist, and every function that
-/// takes one is out of reach: wasmtime-wasi's code for files, the part of it with the most advisories, is not linked.
+/// The C library's start code looks for directories here. There are none, so no descriptor can ever exist, and every function that takes
+/// one is out of reach: wasmtime-wasi's code for files, the part of it with the most advisories, is not linked.
 fn add_empty_filesystem(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     /// Never made.
     struct Descriptor;
@@ -138,8 +138,8 @@ impl WasiView for State {
     }
 }
 
-/// A context that gives nothing but clocks, random numbers and the log. Made when a driver first uses WASI: the generators of
-/// random numbers are seeded by system calls.
+/// A context with clocks, random numbers and the log only. Made when a driver first uses WASI: random number generators are seeded by
+/// system calls.
 pub(super) fn context(log: &LogSink) -> WasiCtx {
     let mut builder = WasiCtx::builder();
     builder.stdout(Lines { log: log.clone(), level: Level::Info });
@@ -195,7 +195,7 @@ impl Pollable for LineStream {
 #[async_trait]
 impl OutputStream for LineStream {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
-        // Whoever binds the streams leaves it to them to hold a guest to what `check_write` said.
+        // wasmtime-wasi leaves it to streams to enforce the permit of `check_write`.
         if bytes.len() > STREAM_PERMIT {
             return Err(StreamError::trap("wrote more at once than check-write allows"));
         }

@@ -1,7 +1,7 @@
-//! The packages of the WIT that a core module carries, and what each needs of the others.
+//! The WIT packages in a core module, and their dependencies.
 //!
-//! `wit-component` puts them in order by following the needs, without looking where it has been (0.254): packages that need each other
-//! in a circle, which no WIT text can say and a damaged or hostile file can, end the process. So they are looked at before.
+//! `wit-component` (0.254) sorts them by their dependencies without checking for cycles: packages that depend on each other in a circle, which
+//! no WIT text can declare and a damaged or hostile file can, overflow its stack. So they are checked first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,15 +12,15 @@ use wit_parser::decoding;
 
 /// The contract's and those of WASI are about ten.
 const PACKAGES_MAX: usize = 64;
-/// First byte of a section in the format of before 2023, which the encoder still reads; others are a component.
+/// First byte of a section in the format before 2023, which the encoder still reads; others are a component.
 const OLD_FORMAT: u8 = 3;
 
-/// Of all sections of a module: the encoder makes one of them.
+/// The packages of all sections of a module, which the encoder merges.
 #[derive(Default)]
 pub(super) struct WitPackages(BTreeMap<String, BTreeSet<String>>);
 
 impl WitPackages {
-    /// Adds those of a section. One that cannot be read is the encoder's to refuse.
+    /// Adds the packages of a section. The encoder refuses sections that cannot be read.
     pub(super) fn add(&mut self, section: &[u8]) {
         let Some(resolve) = decoded(section) else { return };
         for (id, package) in resolve.packages.iter() {
@@ -29,7 +29,7 @@ impl WitPackages {
         }
     }
 
-    /// Refuses what cannot be put in order.
+    /// Refuses packages that cannot be sorted.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.0.len() > PACKAGES_MAX {
             return Err(format!("its WIT has {} packages, at most {PACKAGES_MAX} are allowed", self.0.len()));

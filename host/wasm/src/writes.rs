@@ -1,4 +1,4 @@
-//! Writes below `/sys`: each within the grant and the ceiling, each durable as an intent before it happens, each in the audit.
+//! Writes below `/sys`: each within the grant and the ceiling, each durable as an intent before it happens, each in the audit log.
 
 use std::sync::Arc;
 
@@ -12,13 +12,16 @@ use nodedock_core::driver::values::{Audited, Write};
 use nodedock_core::sysfs::attribute::{Attribute, Written, replaced};
 use nodedock_core::sysfs::blocking::{blocking, write_stuck};
 use nodedock_core::sysfs::{VALUE_BYTES_MAX, check_path};
-use nodedock_model::limit::{SYSFS_WRITE_WALL, SYSFS_WRITES_PER_CALL};
+use nodedock_model::limit::SYSFS_WRITE_WALL;
 use nodedock_model::{DriverName, ObjectRef, Problem};
+
+/// Values that one call may write below `/sys`: a driver that writes more is at fault.
+pub(super) const WRITES_PER_CALL: usize = 256;
 
 impl State {
     pub(super) async fn write_value(&mut self, path: String, value: String) -> Result<(), Problem> {
         let admitted = self.admit_write(&path, &value);
-        let wish = Wish {
+        let write = ValueWrite {
             scope: Arc::clone(&self.scope),
             request: Arc::clone(&self.request),
             claims: self.writes_for.clone().unwrap_or_default(),
@@ -26,13 +29,13 @@ impl State {
             value,
         };
         let mut found = None;
-        let end = match admitted {
-            Ok(driver) => wish.write(&driver, &mut found).await,
-            Err(problem) => End::Known(Err(problem)),
+        let result = match admitted {
+            Ok(driver) => write.run(&driver, &mut found).await,
+            Err(problem) => Err(Failure::Refused(problem)),
         };
-        // What was read before may have changed with it, also by a write that failed.
+        // A write may change other attributes, also one that failed.
         self.view.forget_what_was_seen();
-        wish.audit(found.as_ref(), end)
+        write.audit(found.as_ref(), result)
     }
 
     fn admit_write(&mut self, path: &str, value: &str) -> Result<DriverName, Problem> {
@@ -60,15 +63,15 @@ impl State {
 impl CallView {
     fn count_write(&mut self) -> Result<(), Reached> {
         self.writes += 1;
-        if self.writes <= SYSFS_WRITES_PER_CALL {
+        if self.writes <= WRITES_PER_CALL {
             return Ok(());
         }
-        Err(self.refuse(Limit::SysfsWrites, SYSFS_WRITES_PER_CALL))
+        Err(self.refuse(Limit::SysfsWrites, WRITES_PER_CALL))
     }
 }
 
-/// What a driver wants written.
-struct Wish {
+/// A write that a driver requested.
+struct ValueWrite {
     scope: Arc<Scope>,
     request: Arc<str>,
     claims: Arc<[ObjectRef]>,
@@ -76,74 +79,60 @@ struct Wish {
     value: String,
 }
 
-enum Stored {
-    Ended(Written),
-    NotBegun(Problem),
-    /// It may have been written, or be written yet.
+enum Failure {
+    Refused(Problem),
+    /// The value may have been written, or may be written yet. Its line is in the audit log.
     Unknown(Problem),
 }
 
-/// What a write came to.
-enum End {
-    Known(Result<(), Problem>),
-    /// The audit has its line already.
-    Unknown(Problem),
-}
-
-/// The right to write to a path.
-type Turn = Vec<Held<String>>;
-
-impl Wish {
-    async fn write(&self, driver: &DriverName, at: &mut Option<Attribute>) -> End {
-        match self.begin(driver, at).await {
-            Ok(end) => end,
-            Err(problem) => End::Known(Err(problem)),
-        }
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        Self::Refused(problem)
     }
+}
 
-    async fn begin(&self, driver: &DriverName, at: &mut Option<Attribute>) -> Result<End, Problem> {
+/// The lock of a path, as the journal gives it.
+type PathLock = Vec<Held<String>>;
+
+impl ValueWrite {
+    async fn run(&self, driver: &DriverName, found: &mut Option<Attribute>) -> Result<(), Failure> {
         let first = self.look().await?;
         let journal = &self.scope.node.journal;
-        let turn = journal.turn(&first.path).await;
-        // A link may lead elsewhere by the time that it is this write's turn, and a device may be another.
-        let found = self.look().await?;
-        if (&found.path, found.inode) != (&first.path, first.inode) {
-            return Err(replaced(&self.path));
+        let lock = journal.turn(&first.path).await;
+        // While this waited for the lock, a link may have changed, and a device may have been replaced.
+        let current = self.look().await?;
+        if (&current.path, current.inode) != (&first.path, first.inode) {
+            return Err(replaced(&self.path).into());
         }
-        let found = at.insert(found);
-        let (claims, path, inode) = (&*self.claims, &*found.path, found.inode);
-        let write = Write { driver, claims, path, inode, before: found.value.as_deref(), value: &self.value };
+        let current = found.insert(current);
+        let (claims, path, inode) = (&*self.claims, &*current.path, current.inode);
+        let write =
+            Write { driver, claims, path, inode, before: current.value.as_deref(), value: &self.value };
         journal.intend(&write).await?;
-        // It may have waited long for its turn, and an operator may have taken the right back.
-        if let Err(problem) = self.check_granted() {
+        // Meanwhile an operator may have revoked the grant.
+        if !self.scope.effective.allows_sysfs_write(&self.path, &self.value) {
             journal.settle(&write, None);
-            return Err(problem);
+            return Err(not_granted("sysfsWrite", &self.path).into());
         }
         failpoint::pass(Point::SysfsWriteIntended);
-        // Whoever drops this here leaves the intent, which says that the value may have been written, and a line that says so too.
-        let mut open = Unfinished(Some(self.line(Some(found))));
-        let (stored, _turn) = self.store(found, turn).await;
+        // When this future is dropped here, the intent stays, which says that the value may have been written; so does this line.
+        let mut unfinished = Unfinished(Some(self.line(Some(current))));
+        let (stored, _lock) = self.store(current, lock).await;
         failpoint::pass(Point::SysfsWritten);
-        let outcome = match stored {
-            Stored::Ended(written) => {
-                let untouched = written.outcome.is_err() && written.stands == found.value;
-                let stands = written.stands.unwrap_or_else(|| self.value.trim_end().to_owned());
-                journal.settle(&write, (!untouched).then_some(stands));
+        let outcome = match stored? {
+            Ok(written) => {
+                let untouched = written.outcome.is_err() && written.value == current.value;
+                let value = written.value.unwrap_or_else(|| self.value.trim_end().to_owned());
+                journal.settle(&write, (!untouched).then_some(value));
                 written.outcome
             }
-            Stored::NotBegun(problem) => {
+            Err(problem) => {
                 journal.settle(&write, None);
                 Err(problem)
             }
-            Stored::Unknown(problem) => return Ok(End::Unknown(problem)),
         };
-        open.0 = None;
-        Ok(End::Known(outcome))
-    }
-
-    fn check_granted(&self) -> Result<(), Problem> {
-        let granted = self.scope.effective.allows_sysfs_write(&self.path, &self.value);
-        if granted { Ok(()) } else { Err(not_granted("sysfsWrite", &self.path)) }
+        unfinished.0 = None;
+        Ok(outcome?)
     }
 
     async fn look(&self) -> Result<Attribute, Problem> {
@@ -151,16 +140,18 @@ impl Wish {
         self.scope.look(move || sysfs.attribute(&path)).await
     }
 
-    /// The path's turn lasts to the end of the write: a thread that hangs in it keeps it.
-    async fn store(&self, found: &Attribute, turn: Turn) -> (Stored, Option<Turn>) {
+    /// Writes the value. The path stays locked until the write ends, also in a thread that hangs. The inner error: nothing was written.
+    async fn store(
+        &self,
+        found: &Attribute,
+        lock: PathLock,
+    ) -> (Result<Result<Written, Problem>, Failure>, Option<PathLock>) {
         let sysfs = Arc::clone(&self.scope.node.sysfs);
         let (found, value) = (found.clone(), self.value.clone());
-        // Two kinds of failure are told apart: a refusal before the write, and a thread that did not come back.
-        let work = move || Ok((sysfs.store(&found, &value), turn));
+        let work = move || Ok((sysfs.store(&found, &value), lock));
         match blocking(&self.scope.blocking, SYSFS_WRITE_WALL, write_stuck, work).await {
-            Ok((Ok(written), turn)) => (Stored::Ended(written), Some(turn)),
-            Ok((Err(problem), turn)) => (Stored::NotBegun(problem), Some(turn)),
-            Err(problem) => (Stored::Unknown(problem), None),
+            Ok((written, lock)) => (Ok(written), Some(lock)),
+            Err(problem) => (Err(Failure::Unknown(problem)), None),
         }
     }
 
@@ -177,25 +168,26 @@ impl Wish {
         }
     }
 
-    fn audit(&self, found: Option<&Attribute>, end: End) -> Result<(), Problem> {
-        let outcome = match end {
-            End::Known(outcome) => outcome,
-            End::Unknown(problem) => return Err(problem),
-        };
+    fn audit(&self, found: Option<&Attribute>, result: Result<(), Failure>) -> Result<(), Problem> {
         let line = self.line(found);
-        let Err(problem) = &outcome else {
-            Audited { outcome: "written", ..line }.tell(0);
-            return outcome;
-        };
-        let line = Audited { outcome: "refused", problem: Some(problem), ..line };
-        if let Some(suppressed) = self.scope.log.admit_refusal(line.bytes()) {
-            line.tell(suppressed);
+        match result {
+            Ok(()) => {
+                Audited { outcome: "written", ..line }.tell(0);
+                Ok(())
+            }
+            Err(Failure::Unknown(problem)) => Err(problem),
+            Err(Failure::Refused(problem)) => {
+                let line = Audited { outcome: "refused", problem: Some(&problem), ..line };
+                if let Some(suppressed) = self.scope.log.admit_refusal(line.bytes()) {
+                    line.tell(suppressed);
+                }
+                Err(problem)
+            }
         }
-        outcome
     }
 }
 
-/// The line of a write of which nobody knows what came of it, unless it is taken out.
+/// The audit line of a write with an unknown result, written when this is dropped.
 struct Unfinished<'a>(Option<Audited<'a>>);
 
 impl Drop for Unfinished<'_> {

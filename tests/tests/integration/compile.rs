@@ -159,7 +159,7 @@ async fn an_answer_that_is_no_artifact_is_not_taken() {
         ("cat", "cut off"),
         ("cat >/dev/null; head -c 400000000 /dev/zero", "without an end"),
         ("echo nobody is called that >&2; exit 1", "nobody is called that"),
-        ("exec /nowhere/at/all", "could not begin"),
+        ("exec /nowhere/at/all", "could not start"),
     ] {
         let host = host(script(&root, text), CompileBounds::default());
         let error = load(&host, wasm(MOCK_GPU, Form::Core)).await.map(|driver| driver.info().clone());
@@ -302,7 +302,7 @@ async fn a_compiler_is_no_command_for_people() {
     let help = root.cli(&["--help"]).await.done();
     assert!(help.contains("prepare") && !help.contains(COMPILE_COMMAND), "{help}");
     let said = root.cli(&[COMPILE_COMMAND, "1", "536870912", "7"]).await.failed(1);
-    assert!(said.contains("the process that wanted the code is gone"), "{said}");
+    assert!(said.contains("the parent process is gone"), "{said}");
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! What is known of a driver's conduct: its quarantine, and which of its functions are slow. Every call asks here before it begins
-//! and says how it ended.
+//! The history of a driver's calls: its quarantine, and which of its functions are slow. Every call is admitted here, and reports how it
+//! ended.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,12 +9,15 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::driver::Operation;
-use crate::driver::quarantine::{Entry, Hold, Quarantine};
+use crate::driver::quarantine::{Admitted, Quarantine, QuarantinePeriod};
 use nodedock_base::clock::{now_ms, rfc3339};
-use nodedock_model::{DriverName, Problem, limit};
+use nodedock_model::limit::QUARANTINE_PROBE_WAIT;
+use nodedock_model::{DriverName, Problem};
 
-/// The code of a call that a quarantine held back, and of the node's condition.
+/// The code of a call that a quarantine refused, and of the node's condition.
 pub const QUARANTINED: &str = "driver-quarantined";
+/// Calls of a function that was slow start on the slow runtime for so long.
+const SLOW_FOR: Duration = Duration::from_secs(60);
 
 /// A driver's quarantine, as it is shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,31 +26,31 @@ pub struct Quarantined {
     /// Milliseconds since the Unix epoch.
     pub since_ms: u64,
     pub until_ms: u64,
-    /// From then on one call at a time may try it.
+    /// From then on one call at a time may probe the driver.
     pub until: Instant,
     pub failures: u32,
-    /// What became of the last call.
+    /// The last failure.
     pub why: String,
-    /// A call tries it now.
+    /// A call probes it now.
     pub is_probed: bool,
 }
 
 impl Quarantined {
-    fn new(driver: &DriverName, hold: &Hold) -> Self {
+    fn new(driver: &DriverName, period: &QuarantinePeriod) -> Self {
         let (now, now_ms) = (Instant::now(), now_ms());
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Self {
             driver: driver.clone(),
-            since_ms: now_ms.saturating_sub(ms(now.saturating_duration_since(hold.since))),
-            until_ms: now_ms.saturating_add(ms(hold.until.saturating_duration_since(now))),
-            until: hold.until,
-            failures: hold.failures,
-            why: hold.why.clone(),
-            is_probed: hold.is_probed(),
+            since_ms: now_ms.saturating_sub(ms(now.saturating_duration_since(period.since))),
+            until_ms: now_ms.saturating_add(ms(period.until.saturating_duration_since(now))),
+            until: period.until,
+            failures: period.failures,
+            why: period.why.clone(),
+            is_probed: period.is_probed(),
         }
     }
 
-    /// In a sentence without its subject.
+    /// A sentence without its subject.
     pub fn reason(&self) -> String {
         format!(
             "in quarantine since {} after {} failures, until a call succeeds, the next try not before {}; the last failure: {}; \
@@ -60,28 +63,28 @@ impl Quarantined {
         )
     }
 
-    /// What a call is told, with the time that is left.
+    /// The problem of a refused call, with the time that is left.
     pub fn problem(&self) -> Problem {
         let left = self.until.saturating_duration_since(Instant::now());
-        let wait = if left.is_zero() { limit::QUARANTINE_PROBE_WAIT } else { left };
-        // Whole milliseconds, so that who waits for them does not come too early.
+        let wait = if left.is_zero() { QUARANTINE_PROBE_WAIT } else { left };
+        // Rounded up, so that a caller that waits for it does not retry too early.
         let wait = wait + Duration::from_millis(1);
         Problem::unavailable(QUARANTINED, format!("driver {} is {}", self.driver, self.reason()))
             .retry_after(wait)
     }
 }
 
-/// One driver's conduct.
+/// One driver's call history.
 pub struct Containment {
-    /// None until it has said who it is: such a driver is asked once.
+    /// None until the driver has described itself: such a driver is called once.
     driver: Option<DriverName>,
-    conduct: Mutex<Conduct>,
+    history: Mutex<History>,
     shown: watch::Sender<Option<Quarantined>>,
     chance: RandomState,
 }
 
 #[derive(Default)]
-struct Conduct {
+struct History {
     quarantine: Quarantine,
     /// Until when a function counts as slow.
     slow_until: [Option<Instant>; Operation::ALL.len()],
@@ -92,13 +95,13 @@ impl Containment {
     pub fn new(driver: Option<DriverName>) -> Self {
         Self {
             driver,
-            conduct: Mutex::default(),
+            history: Mutex::default(),
             shown: watch::Sender::new(None),
             chance: RandomState::new(),
         }
     }
 
-    /// The quarantine as it stands, and each change of it.
+    /// The current quarantine, and each change of it.
     pub fn follow(&self) -> watch::Receiver<Option<Quarantined>> {
         self.shown.subscribe()
     }
@@ -107,121 +110,121 @@ impl Containment {
         self.shown.borrow().clone()
     }
 
-    /// Ends the quarantine, and forgets what failed. False: there is none.
+    /// Ends the quarantine, and forgets all failures. False: there is none.
     pub fn resume(&self) -> bool {
-        let mut conduct = self.conduct();
-        let was_held = conduct.quarantine.resume();
-        self.show(&conduct);
-        was_held
+        let mut history = self.history();
+        let was_quarantined = history.quarantine.resume();
+        self.show(&history);
+        was_quarantined
     }
 
-    /// Lets a call begin, or says why not.
-    pub fn admit(self: &Arc<Self>, operation: Operation) -> Result<Pass, Problem> {
-        let mut conduct = self.conduct();
-        match conduct.quarantine.admit(Instant::now()) {
-            Ok(entry) => {
-                if entry != Entry::Ordinary {
-                    self.show(&conduct);
+    /// Admits a call, or says why not.
+    pub fn admit(self: &Arc<Self>, operation: Operation) -> Result<AdmittedCall, Problem> {
+        let mut history = self.history();
+        match history.quarantine.admit(Instant::now()) {
+            Ok(admission) => {
+                if admission != Admitted::Ordinary {
+                    self.show(&history);
                 }
-                Ok(Pass { containment: Arc::clone(self), entry, operation, ended: false })
+                Ok(AdmittedCall { containment: Arc::clone(self), admission, operation, ended: false })
             }
-            Err(hold) => match &self.driver {
-                Some(driver) => Err(Quarantined::new(driver, hold).problem()),
-                None => Err(Problem::unavailable(QUARANTINED, hold.why.clone())),
+            Err(period) => match &self.driver {
+                Some(driver) => Err(Quarantined::new(driver, period).problem()),
+                None => Err(Problem::unavailable(QUARANTINED, period.why.clone())),
             },
         }
     }
 
-    /// Whether a call of the function has to be content with the share of those that are slow or fail.
+    /// Whether a call of the function is limited to the permits of slow and failing drivers.
     pub fn is_slow(&self, operation: Operation) -> bool {
-        let conduct = self.conduct();
+        let history = self.history();
         let is_slow = |until: Instant| Instant::now() < until;
-        conduct.quarantine.failures() > 0 || conduct.slow_until[operation as usize].is_some_and(is_slow)
+        history.quarantine.failures() > 0 || history.slow_until[operation as usize].is_some_and(is_slow)
     }
 
-    /// A call of the function used more than is meant for the fast lane.
+    /// A call of the function was slow.
     pub fn was_slow(&self, operation: Operation) {
-        self.conduct().slow_until[operation as usize] = Some(Instant::now() + limit::SLOW_FOR);
+        self.history().slow_until[operation as usize] = Some(Instant::now() + SLOW_FOR);
     }
 
-    fn conduct(&self) -> MutexGuard<'_, Conduct> {
-        self.conduct.lock().unwrap_or_else(PoisonError::into_inner)
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Called with the lock held, so that what is shown last is what is true.
-    fn show(&self, conduct: &Conduct) {
+    /// Publishes the quarantine. Called with the lock held, so that the last published value is the current one.
+    fn show(&self, history: &History) {
         let Some(driver) = &self.driver else { return };
         self.shown.send_if_modified(|shown| {
             let before = shown.as_ref().map(|known| (known.until, known.is_probed));
-            let hold = conduct.quarantine.hold();
-            if before == hold.map(|hold| (hold.until, hold.is_probed())) {
+            let period = history.quarantine.period();
+            if before == period.map(|period| (period.until, period.is_probed())) {
                 return false;
             }
-            *shown = hold.map(|hold| Quarantined::new(driver, hold));
+            *shown = period.map(|period| Quarantined::new(driver, period));
             true
         });
     }
 }
 
-/// How a call ended, as far as it tells of the driver.
-pub enum Ending {
-    Well,
+/// How a call ended, as far as it says something about the driver.
+pub enum CallResult {
+    Succeeded,
     Failed(String),
-    /// Nothing of the driver: it had no turn.
-    Untold,
+    /// It says nothing about the driver: the call did not run.
+    Unknown,
 }
 
-/// A call that was let in. Dropped without an ending, it was given up.
-pub struct Pass {
+/// A running call. One that is dropped without a result was cancelled.
+pub struct AdmittedCall {
     containment: Arc<Containment>,
-    entry: Entry,
+    admission: Admitted,
     operation: Operation,
     ended: bool,
 }
 
-impl Pass {
-    pub fn ended(mut self, ending: Ending) {
+impl AdmittedCall {
+    pub fn ended(mut self, result: CallResult) {
         self.ended = true;
-        self.tell(ending);
+        self.record(result);
     }
 
-    fn tell(&self, ending: Ending) {
-        let mut conduct = self.containment.conduct();
-        conduct.calls += 1;
-        let (entry, operation) = (self.entry, self.operation);
-        match ending {
-            Ending::Well => conduct.quarantine.succeeded(entry, operation),
-            Ending::Untold => conduct.quarantine.left(entry),
-            Ending::Failed(why) => {
-                let chance = self.containment.chance.hash_one(conduct.calls);
+    fn record(&self, result: CallResult) {
+        let mut history = self.containment.history();
+        history.calls += 1;
+        let (admission, operation) = (self.admission, self.operation);
+        match result {
+            CallResult::Succeeded => history.quarantine.succeeded(admission, operation),
+            CallResult::Unknown => history.quarantine.cancelled(admission),
+            CallResult::Failed(why) => {
+                let chance = self.containment.chance.hash_one(history.calls);
                 let why = || format!("{}: {why}", operation.as_str());
-                conduct.quarantine.failed(entry, operation, why, Instant::now(), chance);
+                history.quarantine.failed(admission, operation, why, Instant::now(), chance);
             }
         }
-        self.containment.show(&conduct);
+        self.containment.show(&history);
     }
 }
 
-impl Drop for Pass {
+impl Drop for AdmittedCall {
     fn drop(&mut self) {
         if !self.ended {
-            self.tell(Ending::Untold);
+            self.record(CallResult::Unknown);
         }
     }
 }
 
 #[cfg(any(test, feature = "testing"))]
 impl Containment {
-    /// Of a driver whose calls a test plays.
+    /// Of a driver whose calls are simulated.
     pub fn played(driver: DriverName) -> Arc<Self> {
         Arc::new(Self::new(Some(driver)))
     }
 
-    /// As many calls fail as it takes.
+    /// Fails as many calls as lead to quarantine.
     pub fn fail(self: &Arc<Self>) {
-        for _ in 0..limit::QUARANTINE_FAILURES {
-            let pass = self.admit(Operation::Prepare).map_err(|problem| problem.message).unwrap();
-            pass.ended(Ending::Failed("it trapped".to_owned()));
+        for _ in 0..crate::driver::quarantine::FAILURES_MAX {
+            let call = self.admit(Operation::Prepare).map_err(|problem| problem.message).unwrap();
+            call.ended(CallResult::Failed("it trapped".to_owned()));
         }
     }
 }

@@ -1,8 +1,8 @@
-//! When a driver that fails again and again is left alone, for how long, and who may try it.
+//! When a driver that fails repeatedly is no longer called, for how long, and which call may probe it.
 //!
-//! Is told how calls begin and end; says whether the next one may begin. Streaks of failures are kept by function and counted
-//! together: a success speaks for its own function only, so that a driver that answers every look cannot trap in every prepare
-//! for ever. No clock, no lock, no task.
+//! Is given how calls begin and end; says whether the next one may begin. Failures in a row are counted by function and added up: a success
+//! counts for its own function only, so that a driver that answers every look cannot trap in every prepare for ever. No clock, no lock,
+//! no task.
 
 use std::time::Duration;
 
@@ -10,30 +10,36 @@ use tokio::time::Instant;
 
 use crate::driver::Operation;
 use nodedock_base::backoff::{Backoff, spread};
-use nodedock_model::limit;
 
-/// How a call came to be allowed.
+/// Failures in a row that lead to quarantine: one or two may be bad luck or one bad claim.
+pub const FAILURES_MAX: u32 = 5;
+/// The shortest and the longest quarantine; doubled while probes fail. Long enough that a driver that spins costs next to nothing, short
+/// enough that a repaired one is soon called again.
+pub const PERIOD_MIN: Duration = Duration::from_secs(5);
+pub const PERIOD_MAX: Duration = Duration::from_secs(300);
+
+/// Why a call may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
+pub enum Admitted {
     Ordinary,
-    /// The one try of a driver in quarantine, by its number.
+    /// The only call of a driver in quarantine, by its number.
     Probe(u64),
 }
 
-/// A driver's time in quarantine.
+/// A period of quarantine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hold {
+pub struct QuarantinePeriod {
     pub since: Instant,
-    /// From then on one call at a time may try it.
+    /// From then on one call at a time may probe the driver.
     pub until: Instant,
-    /// How many calls have failed.
+    /// Calls that failed.
     pub failures: u32,
-    /// What became of the last one.
+    /// The last failure.
     pub why: String,
     probing: Option<u64>,
 }
 
-impl Hold {
+impl QuarantinePeriod {
     pub fn is_probed(&self) -> bool {
         self.probing.is_some()
     }
@@ -43,7 +49,7 @@ pub struct Quarantine {
     /// Failures in a row, by function.
     streaks: [u32; Operation::ALL.len()],
     backoff: Backoff,
-    hold: Option<Hold>,
+    period: Option<QuarantinePeriod>,
     /// Counts the probes.
     probes: u64,
 }
@@ -52,49 +58,49 @@ impl Default for Quarantine {
     fn default() -> Self {
         Self {
             streaks: [0; Operation::ALL.len()],
-            backoff: Backoff::new(limit::QUARANTINE_MIN, limit::QUARANTINE_MAX),
-            hold: None,
+            backoff: Backoff::new(PERIOD_MIN, PERIOD_MAX),
+            period: None,
             probes: 0,
         }
     }
 }
 
 impl Quarantine {
-    pub fn hold(&self) -> Option<&Hold> {
-        self.hold.as_ref()
+    pub fn period(&self) -> Option<&QuarantinePeriod> {
+        self.period.as_ref()
     }
 
-    /// Failures that no success of the same function has followed.
+    /// Failures since the last success of the same function.
     pub fn failures(&self) -> u32 {
         self.streaks.iter().fold(0, |sum, streak| sum.saturating_add(*streak))
     }
 
-    /// Whether a call may begin. Whoever gets an entry says how it ended by one of the three functions below.
-    pub fn admit(&mut self, now: Instant) -> Result<Entry, &Hold> {
-        let Some(hold) = &mut self.hold else { return Ok(Entry::Ordinary) };
-        if now < hold.until || hold.is_probed() {
-            return Err(hold);
+    /// Whether a call may begin. Its end has to be reported by one of the three functions below.
+    pub fn admit(&mut self, now: Instant) -> Result<Admitted, &QuarantinePeriod> {
+        let Some(period) = &mut self.period else { return Ok(Admitted::Ordinary) };
+        if now < period.until || period.is_probed() {
+            return Err(period);
         }
         self.probes += 1;
-        hold.probing = Some(self.probes);
-        Ok(Entry::Probe(self.probes))
+        period.probing = Some(self.probes);
+        Ok(Admitted::Probe(self.probes))
     }
 
-    /// The call ended well. After a probe the quarantine is over; the delays begin anew when every function that failed works.
-    pub fn succeeded(&mut self, entry: Entry, operation: Operation) {
+    /// The call succeeded. After a probe the quarantine is over; the delays begin anew when every function that failed works.
+    pub fn succeeded(&mut self, admission: Admitted, operation: Operation) {
         self.streaks[operation as usize] = 0;
-        if self.is_the_probe(entry) {
-            self.hold = None;
+        if self.is_the_probe(admission) {
+            self.period = None;
         }
-        if self.hold.is_none() && self.failures() == 0 {
+        if self.period.is_none() && self.failures() == 0 {
             self.backoff.reset();
         }
     }
 
-    /// The call failed. Of those that began before the quarantine none makes it longer. `chance` is any number.
+    /// The call failed. Calls that began before the quarantine do not make it longer. `chance` is any number.
     pub fn failed(
         &mut self,
-        entry: Entry,
+        admission: Admitted,
         operation: Operation,
         why: impl FnOnce() -> String,
         now: Instant,
@@ -103,22 +109,22 @@ impl Quarantine {
         let streak = &mut self.streaks[operation as usize];
         *streak = streak.saturating_add(1);
         let failures = self.failures();
-        let since = match &self.hold {
-            Some(hold) if self.is_the_probe(entry) => hold.since,
+        let since = match &self.period {
+            Some(period) if self.is_the_probe(admission) => period.since,
             Some(_) => return,
-            None if failures >= limit::QUARANTINE_FAILURES => now,
+            None if failures >= FAILURES_MAX => now,
             None => return,
         };
         let until = now + self.delay(chance);
-        self.hold = Some(Hold { since, until, failures, why: why(), probing: None });
+        self.period = Some(QuarantinePeriod { since, until, failures, why: why(), probing: None });
     }
 
-    /// The call was given up, or said nothing of the driver: another may be the probe.
-    pub fn left(&mut self, entry: Entry) {
-        if self.is_the_probe(entry)
-            && let Some(hold) = &mut self.hold
+    /// The call was cancelled, or says nothing about the driver: another may be the probe.
+    pub fn cancelled(&mut self, admission: Admitted) {
+        if self.is_the_probe(admission)
+            && let Some(period) = &mut self.period
         {
-            hold.probing = None;
+            period.probing = None;
         }
     }
 
@@ -126,12 +132,12 @@ impl Quarantine {
     pub fn resume(&mut self) -> bool {
         self.streaks = [0; Operation::ALL.len()];
         self.backoff.reset();
-        self.hold.take().is_some()
+        self.period.take().is_some()
     }
 
     /// False also for a probe of a quarantine that is over.
-    fn is_the_probe(&self, entry: Entry) -> bool {
-        matches!((entry, &self.hold), (Entry::Probe(number), Some(hold)) if hold.probing == Some(number))
+    fn is_the_probe(&self, admission: Admitted) -> bool {
+        matches!((admission, &self.period), (Admitted::Probe(number), Some(period)) if period.probing == Some(number))
     }
 
     fn delay(&mut self, chance: u64) -> Duration {

@@ -1,5 +1,4 @@
-//! One file below `/sys` that is written: looked at first, then written if it is still the same. Blocking functions, called off the
-//! async threads.
+//! Writing one file below `/sys`: it is read first, and written if it is still the same file. Blocking functions, not for async threads.
 
 use std::io::Write;
 use std::sync::LazyLock;
@@ -10,8 +9,8 @@ use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, patterns, sta
 use nodedock_model::Problem;
 use nodedock_model::grant::pattern::PatternSet;
 
-/// Never written, beside what is never read: the machine's power and hotplug, CPUs and memory, block devices, the kernel itself, and
-/// what makes up events, loads firmware or another driver.
+/// Never written, in addition to what is never read: the machine's power and hotplug, CPUs and memory, block devices, the kernel itself,
+/// and files that fake events, load firmware or bind drivers.
 static WRITE_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
     patterns(&[
         "{block,dev,firmware,fs,hypervisor,kernel,power}/**",
@@ -24,27 +23,27 @@ static WRITE_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
     ])
 });
 
-/// A file that may be written, as it stands.
+/// A file that may be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attribute {
     /// Without links.
     pub path: String,
     pub inode: u64,
-    /// Without the end of its line. None: it cannot be read, is no text or longer than what can be written.
+    /// Without its line ending. None: it cannot be read, is not text, or is longer than what can be written.
     pub value: Option<String>,
 }
 
-/// What a write came to.
+/// The result of a write.
 #[derive(Debug)]
 pub struct Written {
     /// The kernel's refusal.
     pub outcome: Result<(), Problem>,
-    /// What it reads as afterwards.
-    pub stands: Option<String>,
+    /// What the file reads as afterwards.
+    pub value: Option<String>,
 }
 
 impl SysfsRoot {
-    /// What is at a path, if it may be written.
+    /// Reads a file that may be written.
     pub fn attribute(&self, path: &str) -> Result<Attribute, Problem> {
         let (resolved, stat) = self.regular_file(path)?;
         if WRITE_DENIED.matches(path) || WRITE_DENIED.matches(&resolved) {
@@ -53,7 +52,7 @@ impl SysfsRoot {
         Ok(Attribute { value: self.value(&resolved), inode: stat.st_ino, path: resolved })
     }
 
-    /// Writes to the file that was looked at. An error: it is another, or is not to be had, and nothing was written.
+    /// Writes to the file that was read before. An error: it is another file, or cannot be opened, and nothing was written.
     pub fn store(&self, attribute: &Attribute, value: &str) -> Result<Written, Problem> {
         let path = &attribute.path;
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -71,7 +70,7 @@ impl SysfsRoot {
             }
             Err(error) => Err(io_problem(path, &error)),
         };
-        Ok(Written { outcome, stands: self.value(path) })
+        Ok(Written { outcome, value: self.value(path) })
     }
 
     fn value(&self, resolved: &str) -> Option<String> {
@@ -80,7 +79,7 @@ impl SysfsRoot {
     }
 }
 
-/// Another file stands at a path.
+/// The path names another file than before.
 pub fn replaced(path: &str) -> Problem {
     Problem::conflict("path-replaced", format!("/sys/{path} is another device's than before"))
 }

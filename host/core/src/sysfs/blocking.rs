@@ -1,4 +1,4 @@
-//! Work on the node's files that may hang in the kernel: off the async threads, bounded in time and in number.
+//! Work on the node's files that may hang in the kernel: in threads of its own, bounded in time and in number.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,29 +9,33 @@ use tokio::time::Instant;
 use nodedock_model::Problem;
 use nodedock_model::limit::SYSFS_WRITE_WALL;
 
-/// Runs `work` in a thread. One that hangs keeps its place, so that nobody uses up all threads; `stuck` is the
-/// problem of who waited for it.
+/// Threads of one driver that read below `/sys` or hang in it.
+pub const SYSFS_THREADS_PER_DRIVER: usize = 8;
+/// A read from the node that takes longer hangs in the kernel.
+pub const LOOK_WALL: Duration = Duration::from_secs(2);
+
+/// Runs `work` in a thread. A thread that hangs keeps its permit, so that a driver cannot use up all threads; its caller gets `stuck`.
 pub async fn blocking<T: Send + 'static>(
-    places: &Arc<Semaphore>,
+    permits: &Arc<Semaphore>,
     wall: Duration,
     stuck: impl Fn() -> Problem,
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
     let deadline = Instant::now() + wall;
-    let place = tokio::time::timeout_at(deadline, Arc::clone(places).acquire_owned()).await;
-    let Ok(Ok(place)) = place else { return Err(stuck()) };
-    // What nobody waits for any more is not begun.
-    let waited_for = Arc::new(());
-    let wanted = Arc::downgrade(&waited_for);
+    let permit = tokio::time::timeout_at(deadline, Arc::clone(permits).acquire_owned()).await;
+    let Ok(Ok(permit)) = permit else { return Err(stuck()) };
+    // Work is not started when its caller no longer waits.
+    let caller = Arc::new(());
+    let waiting = Arc::downgrade(&caller);
     let thread = tokio::task::spawn_blocking(move || {
-        let _place = place;
-        if wanted.strong_count() == 0 {
-            return Err(Problem::unavailable("given-up", "nobody waits for it any more"));
+        let _permit = permit;
+        match waiting.strong_count() {
+            0 => Err(Problem::unavailable("given-up", "the caller no longer waits for it")),
+            _ => work(),
         }
-        work()
     });
     let ended = tokio::time::timeout_at(deadline, thread).await;
-    drop(waited_for);
+    drop(caller);
     match ended {
         Ok(Ok(result)) => result,
         Ok(Err(_)) => Err(Problem::unavailable("io-error", "the host could not look")),

@@ -1,5 +1,5 @@
-//! Putting values below `/sys` back without the driver that wrote them: beneath `/sys`, within what may be written at all, and only
-//! where they still stand as the driver left them.
+//! Restores values below `/sys` without the driver that wrote them: beneath `/sys`, within what may be written at all, and only where they
+//! are still as the driver left them.
 
 use std::io;
 use std::path::Path;
@@ -9,23 +9,23 @@ use tokio::sync::Semaphore;
 
 use crate::sysfs::SysfsRoot;
 use crate::sysfs::attribute::{Attribute, replaced};
-use crate::sysfs::blocking::{blocking, write_stuck};
+use crate::sysfs::blocking::{SYSFS_THREADS_PER_DRIVER, blocking, write_stuck};
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::limit::{SYSFS_THREADS_PER_DRIVER, SYSFS_WRITE_WALL};
+use nodedock_model::limit::SYSFS_WRITE_WALL;
 use nodedock_model::{KeptValue, Problem, ProblemKind, PutBackEnd};
 
-/// `/sys`, or a tree of a test, as the host itself writes to it. Clones are the same.
+/// `/sys`, or a tree of a test, for the host's own writes. Clones are the same.
 #[derive(Clone)]
 pub struct SysfsTree {
     root: Arc<SysfsRoot>,
     threads: Arc<Semaphore>,
 }
 
-/// What became of one value.
+/// The result of restoring one value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fate {
     pub end: PutBackEnd,
-    /// What stood there.
+    /// The value before.
     pub found: Option<String>,
     pub problem: Option<Problem>,
 }
@@ -42,7 +42,7 @@ impl SysfsTree {
         Ok(Self { root: Arc::new(SysfsRoot::open(path)?), threads })
     }
 
-    /// Puts a value back, unless something is in the way; `dry`: only says whether it would.
+    /// Restores a value where that is possible; `dry`: only reports whether it is.
     pub async fn put_back(&self, kept: &KeptValue, dry: bool) -> Fate {
         let (root, kept) = (Arc::clone(&self.root), kept.clone());
         let work = move || Ok(root.put_back(&kept, dry));
@@ -64,7 +64,7 @@ impl SysfsRoot {
             return Fate::left(stood, Problem::unavailable("value-unknown", message));
         };
         let Some(now) = found.value.as_deref() else {
-            let message = format!("/sys/{path} cannot be read, so nobody knows whose value it is");
+            let message = format!("/sys/{path} cannot be read, so it is unknown whose value it is");
             return Fate::left(None, Problem::unavailable("value-unreadable", message));
         };
         if now == before {
@@ -73,7 +73,7 @@ impl SysfsRoot {
         if !kept.may_have_left(now) {
             let left = kept.left().unwrap_or_default();
             let message =
-                format!("/sys/{path} is {now:?}, and the driver left {left:?}: somebody else changed it");
+                format!("/sys/{path} is {now:?}, and the driver left {left:?}: another program changed it");
             return Fate::left(stood, Problem::conflict("value-changed", message));
         }
         if dry {
@@ -85,7 +85,7 @@ impl SysfsRoot {
         fate
     }
 
-    /// The file of a kept value, if that is what stands at its path.
+    /// The file of a stored value, if its path still names that file.
     fn same(&self, kept: &KeptValue) -> Result<Attribute, Problem> {
         let found = self.attribute(&kept.path).map_err(|problem| match problem.kind {
             ProblemKind::NotFound => {
@@ -108,16 +108,16 @@ impl SysfsRoot {
         if let Err(problem) = written.outcome {
             return Fate::left(stood, problem);
         }
-        let odd = written.stands.filter(|stands| stands != before).map(|stands| {
-            let message = format!("/sys/{} took {before:?} and reads as {stands:?}", found.path);
+        let odd = written.value.filter(|value| value != before).map(|value| {
+            let message = format!("/sys/{} took {before:?} and reads as {value:?}", found.path);
             Problem::unavailable("value-reads-otherwise", message)
         });
         Fate { end: PutBackEnd::PutBack, found: stood, problem: odd }
     }
 }
 
-/// What has to be written for an attribute to read as it did. Of a list of choices (`none [timer] heartbeat`) the chosen one is
-/// written, and nothing at all is an empty line: the kernel does not hear of a write of no bytes.
+/// What has to be written for an attribute to read as before. Of a list of choices (`none [timer] heartbeat`) the chosen one is written,
+/// and for an empty value an empty line: the kernel ignores a write of no bytes.
 fn to_write(before: &str) -> String {
     let chosen = |word: &&str| word.len() > 2 && word.starts_with('[') && word.ends_with(']');
     let mut choices = before.split_whitespace().filter(chosen);

@@ -5,8 +5,8 @@ use nodedock_model::ProblemKind;
 
 /// A tree like sysfs, with what is not in sysfs beside it.
 fn tree() -> (tempfile::TempDir, SysfsRoot) {
-    let folder = tempfile::tempdir().unwrap();
-    let sys = folder.path().join("sys");
+    let directory = tempfile::tempdir().unwrap();
+    let sys = directory.path().join("sys");
     let card = sys.join("devices/pci0/card");
     std::fs::create_dir_all(card.join("power")).unwrap();
     std::fs::create_dir_all(sys.join("class/net")).unwrap();
@@ -17,18 +17,18 @@ fn tree() -> (tempfile::TempDir, SysfsRoot) {
     std::fs::write(card.join("resource0"), "bar").unwrap();
     std::fs::write(card.join("numvfs"), "0\n").unwrap();
     std::fs::write(card.join("power/control"), "auto\n").unwrap();
-    std::fs::write(card.join("large"), vec![b'x'; SYSFS_READ_BYTES_MAX + 1]).unwrap();
+    std::fs::write(card.join("large"), vec![b'x'; READ_BYTES_MAX + 1]).unwrap();
     std::fs::write(sys.join("firmware/efi/efivars/key"), "secret").unwrap();
-    std::fs::write(folder.path().join("outside"), "secret").unwrap();
+    std::fs::write(directory.path().join("outside"), "secret").unwrap();
     symlink("../../devices/pci0/card", sys.join("class/net/eth0")).unwrap();
     symlink("../outside", sys.join("escape")).unwrap();
-    symlink(folder.path().join("outside"), sys.join("absolute")).unwrap();
+    symlink(directory.path().join("outside"), sys.join("absolute")).unwrap();
     symlink("/proc/self/root", sys.join("magic")).unwrap();
     symlink("config", card.join("harmless")).unwrap();
     symlink("loop", sys.join("loop")).unwrap();
     rustix::fs::mknodat(CWD, sys.join("fifo"), FileType::Fifo, Mode::from(0o600), 0).unwrap();
     let root = SysfsRoot::open(&sys).unwrap();
-    (folder, root)
+    (directory, root)
 }
 
 fn code(result: Result<impl std::fmt::Debug, Problem>) -> String {
@@ -37,7 +37,7 @@ fn code(result: Result<impl std::fmt::Debug, Problem>) -> String {
 
 #[test]
 fn files_are_read_through_links_that_stay_inside() {
-    let (_folder, sys) = tree();
+    let (_directory, sys) = tree();
     assert_eq!(sys.read("devices/pci0/card/vendor").unwrap(), b"0x1af4\n");
     assert_eq!(sys.read("class/net/eth0/vendor").unwrap(), b"0x1af4\n");
     assert_eq!(sys.read_link("class/net/eth0").unwrap(), "devices/pci0/card");
@@ -47,7 +47,7 @@ fn files_are_read_through_links_that_stay_inside() {
 
 #[test]
 fn nothing_outside_is_reached() {
-    let (_folder, sys) = tree();
+    let (_directory, sys) = tree();
     for path in [
         "",
         "/class/net",
@@ -70,7 +70,7 @@ fn nothing_outside_is_reached() {
 
 #[test]
 fn only_regular_files_of_some_size_are_read() {
-    let (_folder, sys) = tree();
+    let (_directory, sys) = tree();
     assert_eq!(code(sys.read("fifo")), "not-a-file");
     assert_eq!(code(sys.read("class/net")), "not-a-file");
     assert_eq!(code(sys.read("class/net/eth0/large")), "file-too-large");
@@ -82,7 +82,7 @@ fn only_regular_files_of_some_size_are_read() {
 
 #[test]
 fn some_files_are_out_of_reach_by_any_name() {
-    let (_folder, sys) = tree();
+    let (_directory, sys) = tree();
     let card = "class/net/eth0";
     for path in [
         format!("{card}/config"),
@@ -98,7 +98,7 @@ fn some_files_are_out_of_reach_by_any_name() {
 
 #[test]
 fn globs_see_links_and_keep_them() {
-    let (_folder, sys) = tree();
+    let (_directory, sys) = tree();
     assert_eq!(sys.glob("class/net/*/vendor").unwrap(), ["class/net/eth0/vendor"]);
     assert_eq!(sys.glob("class/net/*").unwrap(), ["class/net/eth0"]);
     assert_eq!(
@@ -113,7 +113,7 @@ fn globs_see_links_and_keep_them() {
 
 #[test]
 fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
-    let (folder, sys) = tree();
+    let (directory, sys) = tree();
     let numvfs = sys.attribute("class/net/eth0/numvfs").unwrap();
     assert_eq!((numvfs.path.as_str(), numvfs.value.as_deref()), ("devices/pci0/card/numvfs", Some("0")));
     assert_eq!(sys.attribute("class/net/eth0/binary").unwrap().value, None, "it is no text");
@@ -125,14 +125,14 @@ fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
     assert_eq!(code(sys.attribute("class/net/eth0/none")), "no-such-path");
 
     let written = sys.store(&numvfs, "4").unwrap();
-    assert_eq!((written.outcome, written.stands.as_deref()), (Ok(()), Some("4")));
-    let file = folder.path().join("sys/devices/pci0/card/numvfs");
+    assert_eq!((written.outcome, written.value.as_deref()), (Ok(()), Some("4")));
+    let file = directory.path().join("sys/devices/pci0/card/numvfs");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "4\n");
     // What was looked at and what is written are the same, or nothing is.
-    std::fs::rename(folder.path().join("sys/devices/pci0/card/vendor"), &file).unwrap();
+    std::fs::rename(directory.path().join("sys/devices/pci0/card/vendor"), &file).unwrap();
     assert_eq!(code(sys.store(&numvfs, "5")), "path-replaced");
     std::fs::remove_file(&file).unwrap();
     symlink("binary", &file).unwrap();
     assert_eq!(code(sys.store(&numvfs, "5")), "outside-sysfs");
-    assert_eq!(std::fs::read_to_string(folder.path().join("outside")).unwrap(), "secret");
+    assert_eq!(std::fs::read_to_string(directory.path().join("outside")).unwrap(), "secret");
 }

@@ -1,14 +1,18 @@
-//! How much a file holds, in one pass that builds nothing: what makes a compiler, or this host, work out of proportion is refused
-//! before anything is made of it.
+//! Counts what a file contains, in one pass that builds nothing: a file that would make the compiler, or this host, work out of proportion
+//! is refused before it is validated.
 
 use wasmparser::{Encoding, Parser, Payload};
 
 use super::LoadError;
-use nodedock_model::limit::{
-    DRIVER_DECLARATION_BYTES_MAX, DRIVER_FUNCTION_BYTES_MAX, DRIVER_FUNCTIONS_MAX, DRIVER_MODULES_MAX,
-};
 
-/// What is counted, over all modules and components of a file.
+/// What a driver's file may contain. Other languages' compilers make one with 38 modules, 14,000 functions, the longest of 430 kB, and
+/// 400 kB of types, imports, exports and the like, which stay in memory for as long as the driver is loaded.
+const MODULES_MAX: usize = 256;
+const FUNCTIONS_MAX: usize = 100_000;
+const FUNCTION_BYTES_MAX: usize = 2 << 20;
+const DECLARATION_BYTES_MAX: usize = 4 << 20;
+
+/// Counts over all modules and components of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Bulk {
     modules: usize,
@@ -19,22 +23,22 @@ struct Bulk {
     declarations: usize,
 }
 
-/// Refuses a file that holds too much. One that is not valid is for the validator.
+/// Refuses a file that contains too much. An invalid file is refused by the validator.
 pub(super) fn check(bytes: &[u8]) -> Result<(), LoadError> {
     let bulk = Bulk::of(bytes);
     let too_complex = |what: String, max| Err(LoadError::TooComplex { what, max });
-    if bulk.modules > DRIVER_MODULES_MAX {
-        return too_complex(format!("has {} modules and components", bulk.modules), DRIVER_MODULES_MAX);
+    if bulk.modules > MODULES_MAX {
+        return too_complex(format!("has {} modules and components", bulk.modules), MODULES_MAX);
     }
-    if bulk.functions > DRIVER_FUNCTIONS_MAX {
-        return too_complex(format!("has {} functions", bulk.functions), DRIVER_FUNCTIONS_MAX);
+    if bulk.functions > FUNCTIONS_MAX {
+        return too_complex(format!("has {} functions", bulk.functions), FUNCTIONS_MAX);
     }
-    if bulk.function > DRIVER_FUNCTION_BYTES_MAX {
-        return too_complex(format!("has a function of {} bytes", bulk.function), DRIVER_FUNCTION_BYTES_MAX);
+    if bulk.function > FUNCTION_BYTES_MAX {
+        return too_complex(format!("has a function of {} bytes", bulk.function), FUNCTION_BYTES_MAX);
     }
-    if bulk.declarations > DRIVER_DECLARATION_BYTES_MAX {
+    if bulk.declarations > DECLARATION_BYTES_MAX {
         let what = format!("has {} bytes of types, imports, exports and tables", bulk.declarations);
-        return too_complex(what, DRIVER_DECLARATION_BYTES_MAX);
+        return too_complex(what, DECLARATION_BYTES_MAX);
     }
     Ok(())
 }
@@ -48,7 +52,7 @@ impl Bulk {
                     module = encoding == Encoding::Module;
                     bulk.modules += 1;
                 }
-                // What follows a part inside a component is the component's.
+                // Sections after a nested part belong to the component around it.
                 Payload::End(_) => module = false,
                 Payload::CodeSectionStart { count, .. } => bulk.functions += count as usize,
                 Payload::CodeSectionEntry(body) => bulk.function = bulk.function.max(body.range().len()),
@@ -79,14 +83,14 @@ mod tests {
     #[test]
     fn what_is_too_much_is_named() {
         let says = |text: String| check(&wat::parse_str(text).unwrap()).unwrap_err().to_string();
-        let modules = says(format!("(component {})", "(core module)".repeat(DRIVER_MODULES_MAX)));
+        let modules = says(format!("(component {})", "(core module)".repeat(MODULES_MAX)));
         assert!(
             modules.starts_with("the file has 257 modules and components, at most 256 are taken"),
             "{modules}"
         );
-        let functions = says(format!("(module {})", "(func)".repeat(DRIVER_FUNCTIONS_MAX + 1)));
+        let functions = says(format!("(module {})", "(func)".repeat(FUNCTIONS_MAX + 1)));
         assert!(functions.starts_with("the file has 100001 functions"), "{functions}");
-        let function = says(format!("(module (func {}))", "nop ".repeat(DRIVER_FUNCTION_BYTES_MAX)));
+        let function = says(format!("(module (func {}))", "nop ".repeat(FUNCTION_BYTES_MAX)));
         assert!(function.starts_with("the file has a function of 2097154 bytes"), "{function}");
         let long = "x".repeat(90_000);
         let imports: String = (0..50).map(|n| format!("(import \"{n}{long}\" \"\" (func))")).collect();

@@ -1,5 +1,5 @@
-//! What a compiler's process gives up before it reads the first byte of a driver: nothing of the node is left to it but three
-//! pipes, a core for some time, and some memory.
+//! Drops the compiler process' privileges before it reads the first byte of a driver: it keeps three pipes, some CPU time and some
+//! memory.
 
 use std::io;
 
@@ -12,11 +12,11 @@ use super::CompileBounds;
 const NOBODY: u32 = 65534;
 /// Standard input, output and error.
 const PIPES: u64 = 3;
-/// Of the main thread: parsers and the compiler follow what is nested by recursion.
+/// Of the main thread: parsers and the compiler recurse into nested items.
 const STACK_BYTES: u64 = 16 << 20;
-/// From the signal that ends a process which has used its CPU to the one that nothing withstands.
+/// From SIGXCPU, which ends a process that has used its CPU time, to SIGKILL.
 const CPU_GRACE_SECONDS: u64 = 5;
-/// Everything else on the node comes first.
+/// Lower priority than anything else on the node.
 const NICENESS: i32 = 10;
 
 /// Confines this process, which is expected to be a child of `parent` and to have one thread.
@@ -24,7 +24,7 @@ pub(super) fn confine(parent: u32, bounds: &CompileBounds) -> io::Result<()> {
     close_inherited()?;
     rustix::process::chdir("/")?;
     rustix::process::nice(NICENESS)?;
-    // Where memory runs out this process goes first. A system without the file has no such choice.
+    // When memory runs out, this process is killed first. Some kernels do not have the file.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     limit(Resource::Core, 0, 0)?;
     limit(Resource::Fsize, 0, 0)?;
@@ -33,20 +33,20 @@ pub(super) fn confine(parent: u32, bounds: &CompileBounds) -> io::Result<()> {
     let seconds = bounds.cpu.as_secs().max(1);
     limit(Resource::Cpu, seconds, seconds + CPU_GRACE_SECONDS)?;
     drop_privileges()?;
-    // Neither a process nor a thread, neither a file nor a socket.
+    // No more processes, threads, files or sockets.
     limit(Resource::Nproc, 0, 0)?;
     limit(Resource::Nofile, PIPES, PIPES)?;
     die_with(parent)
 }
 
 fn limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
-    // One that is lower already stays.
+    // A lower limit stays.
     let hard = rustix::process::getrlimit(resource).maximum.map_or(hard, |now| now.min(hard));
     let limit = Rlimit { current: Some(soft.min(hard)), maximum: Some(hard) };
     Ok(rustix::process::setrlimit(resource, limit)?)
 }
 
-/// Files that somebody let us inherit.
+/// Closes inherited files.
 fn close_inherited() -> io::Result<()> {
     // SAFETY: nothing in this process owns a file yet but the three pipes (close_range(2)).
     let outcome = unsafe { libc::syscall(libc::SYS_close_range, PIPES, u64::from(u32::MAX), 0) };
@@ -55,11 +55,11 @@ fn close_inherited() -> io::Result<()> {
     if outcome == 0 || error.raw_os_error() == Some(libc::ENOSYS) { Ok(()) } else { Err(error) }
 }
 
-/// Another user where there is one, and no capabilities in any case.
+/// Changes the user where that is possible, and drops all capabilities in any case.
 fn drop_privileges() -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
         let (user, group) = (rustix::process::Uid::from_raw(NOBODY), rustix::process::Gid::from_raw(NOBODY));
-        // A container may know no other user, or not be allowed to change: the user stays then, without its powers.
+        // A container may have no other user, or may not change it: the user stays then, without capabilities.
         let _ = rustix::thread::set_thread_groups(&[])
             .and_then(|()| rustix::thread::set_thread_res_gid(group, group, group))
             .and_then(|()| rustix::thread::set_thread_res_uid(user, user, user));
@@ -70,12 +70,12 @@ fn drop_privileges() -> io::Result<()> {
     Ok(rustix::thread::set_no_new_privs(true)?)
 }
 
-/// Comes after the change of user, which takes such a wish back (prctl(2)).
+/// Has to follow the change of user, which clears this setting (prctl(2)).
 fn die_with(parent: u32) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let is_parent = |pid: Pid| u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| pid == parent);
     match rustix::process::getppid().is_some_and(is_parent) {
         true => Ok(()),
-        false => Err(io::Error::other("the process that wanted the code is gone")),
+        false => Err(io::Error::other("the parent process is gone")),
     }
 }

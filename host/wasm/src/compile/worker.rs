@@ -1,18 +1,18 @@
-//! The work itself: admits a file and compiles it. In a process of its own, or for tests in the caller's.
+//! Admits a file and compiles it: in the compiler's process, or in tests in the caller's.
 
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 
 use wasmtime::Engine;
 
-use super::super::admission::{self, LoadError, Surface, words};
-use super::super::artifact::{self, Key, Report, Spent};
+use super::super::admission::{self, LoadError, Surface, bounded_line};
+use super::super::artifact::{self, CODE_BYTES_MAX, Key, Report, Spent};
 use super::super::engine;
 use super::{CompileBounds, confine};
-use nodedock_model::limit::{COMPILED_BYTES_MAX, DRIVER_FILE_BYTES_MAX};
+use nodedock_model::limit::DRIVER_FILE_BYTES_MAX;
 
-/// The whole life of a compiler's process: gives up what it does not need, reads a driver from standard input, and writes what
-/// it made of it to standard output. A driver that is refused is an answer; an error says that there is none.
+/// Runs the compiler's process: drops its privileges, reads a driver from standard input, and writes the artifact to standard output. A
+/// refused driver makes an artifact as well; an error says that there is none.
 pub fn serve(parent: u32, bounds: &CompileBounds) -> io::Result<()> {
     confine::confine(parent, bounds)?;
     let mut source = Vec::new();
@@ -22,7 +22,7 @@ pub fn serve(parent: u32, bounds: &CompileBounds) -> io::Result<()> {
     produce(&engine, &source, io::stdout().lock())
 }
 
-/// Writes an artifact of a file: its code, or why there is none.
+/// Writes the artifact of a file: its code, or why there is none.
 pub(super) fn produce(engine: &Engine, source: &[u8], out: impl Write) -> io::Result<()> {
     let mut surface = Surface::default();
     let compiled = admission::admit(source, &mut surface).and_then(|component| compile(engine, &component));
@@ -42,10 +42,10 @@ fn compile(engine: &Engine, component: &[u8]) -> Result<Vec<u8>, LoadError> {
         };
         match error.chain().any(out_of_memory) {
             true => LoadError::CompileMemory(memory_bound() >> 20),
-            false => LoadError::Compile(words(&format!("{error:#}"))),
+            false => LoadError::Compile(bounded_line(&format!("{error:#}"))),
         }
     })?;
-    match code.len() as u64 <= COMPILED_BYTES_MAX {
+    match code.len() as u64 <= CODE_BYTES_MAX {
         true => Ok(code),
         false => Err(LoadError::CompiledTooLarge),
     }

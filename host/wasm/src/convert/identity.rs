@@ -1,4 +1,4 @@
-//! What a driver says of itself.
+//! A driver's description of itself.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use nodedock_model::limit::{
 };
 use nodedock_model::{DriverName, is_cdi_vendor_or_class};
 
-/// Bytes of a version: it goes into tables.
+/// Bytes of a version, which is shown in tables.
 const VERSION_BYTES_MAX: usize = 64;
 /// Bytes of a kernel subsystem's name.
 const SUBSYSTEM_BYTES_MAX: usize = 64;
@@ -41,7 +41,7 @@ pub(in super::super) fn driver_info(info: guest::DriverInfo) -> Checked<DriverIn
     })
 }
 
-/// A driver's name is the vendor of its CDI devices, which begins with a letter. The name of a claim's driver need not.
+/// A driver's name is the vendor of its CDI devices, which has to begin with a letter. Kubernetes allows other names.
 fn driver_name(text: &str) -> Checked<DriverName> {
     let driver = name(DriverName::new(text))?;
     if is_cdi_vendor_or_class(driver.as_str()) {
@@ -77,7 +77,7 @@ fn subsystems(names: Vec<String>) -> Checked<Vec<String>> {
     Ok(names)
 }
 
-/// A period out of bounds is brought within them: the driver's wish is only that.
+/// A period beyond the bounds is clamped.
 fn period(seconds: Option<u32>) -> Duration {
     let asked = seconds.map(|seconds| Duration::from_secs(seconds.into()));
     asked.map_or(DISCOVERY_PERIOD, |asked| asked.clamp(DISCOVERY_PERIOD_MIN, DISCOVERY_PERIOD_MAX))

@@ -236,15 +236,15 @@ fn counter_sets(what: &str, sets: Vec<guest::CounterSet>, max: usize) -> Checked
     sets.into_iter().map(convert).collect()
 }
 
-/// What a device takes must be there to be taken.
+/// Checks that the pool has the counters that a device consumes.
 fn drawn_from(consumed: &[CounterSet], shared: &[CounterSet]) -> Checked<()> {
     for set in consumed {
         let Some(source) = shared.iter().find(|source| source.name == set.name) else {
-            return refuse(format!("it consumes counter set {}, which the pool has not", set.name));
+            return refuse(format!("it consumes counter set {}, which the pool does not have", set.name));
         };
         if let Some(counter) = set.counters.keys().find(|counter| !source.counters.contains_key(*counter)) {
             return refuse(format!(
-                "it consumes counter {counter}, which the pool's set {} has not",
+                "it consumes counter {counter}, which the pool's set {} does not have",
                 set.name
             ));
         }

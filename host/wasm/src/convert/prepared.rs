@@ -1,4 +1,4 @@
-//! What a driver made of a claim. Whether the edits are granted, and true on this node, is for `edits` to say.
+//! A claim as a driver prepared it. Whether its edits are granted, and true on this node, is checked by `edits`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ const CONDITION_KIND_BYTES_MAX: usize = 316;
 /// Bytes of an interface's name and hardware address in a status (`resource.k8s.io/v1`).
 const INTERFACE_BYTES_MAX: usize = 256;
 const HARDWARE_ADDRESS_BYTES_MAX: usize = 128;
-/// Bytes of a word: a mount option, a stage, a file system.
+/// Bytes of a mount option or a file system's name.
 const WORD_BYTES_MAX: usize = 256;
 
 pub(in super::super) fn prepared_claim(
@@ -49,8 +49,7 @@ pub(in super::super) fn prepared_claim(
     })
 }
 
-/// Whoever starts the container hands them on: a runtime would take one of CDI's for an order to inject devices, of whatever
-/// driver.
+/// Annotations reach the container runtime, which would inject devices of any driver for those of CDI.
 fn annotations(entries: Vec<guest::Label>) -> Checked<BTreeMap<String, String>> {
     let annotations = labels("annotations", entries)?;
     if let Some(key) = annotations.keys().find(|key| !is_label_key(key)) {
@@ -171,7 +170,7 @@ fn mount(mount: guest::Mount) -> Checked<Mount> {
     })
 }
 
-/// An interface is moved once, and two cannot have one name: CDI libraries refuse a file that says so.
+/// An interface is moved once, and two cannot have one name: CDI libraries refuse such files.
 fn net_devices(devices: Vec<guest::NetDevice>) -> Checked<Vec<NetDevice>> {
     let devices = each("net devices", devices, net_device)?;
     let on_node = twice(devices.iter().map(|device| device.host_interface.as_str()));

@@ -134,7 +134,7 @@ fn devices_beyond_the_bounds_are_refused() {
         (Box::new(|gpu| gpu.identity = vec![String::new()]), "an identity is empty"),
         (Box::new(|gpu| gpu.identity = vec!["a".into(); 17]), "17 identities"),
         (Box::new(|gpu| gpu.numa_nodes = vec![0; 65]), "65 NUMA nodes"),
-        (Box::new(|gpu| gpu.consumes = vec![set("none", &[])]), "which the pool has not"),
+        (Box::new(|gpu| gpu.consumes = vec![set("none", &[])]), "which the pool does not have"),
         (Box::new(|gpu| gpu.annotations = vec![("a".into(), "x".repeat(1025))]), "1025 bytes"),
         (
             Box::new(|gpu| gpu.annotations = vec![("a".into(), "1".into()), ("a".into(), "2".into())]),

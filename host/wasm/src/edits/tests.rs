@@ -40,7 +40,7 @@ fn mount(path: &Path) -> Mount {
 
 #[test]
 fn device_nodes_are_filled_in_from_the_node() {
-    let Some((_folder, dev, sysfs)) = dev() else { return };
+    let Some((_directory, dev, sysfs)) = dev() else { return };
     let effective =
         effective(Capabilities { device_nodes: strings(&["/dev/**"]), ..Capabilities::default() });
     let verifier = Verifier { effective: &effective, dev: &dev, sysfs: &sysfs };
@@ -80,9 +80,9 @@ fn device_nodes_are_filled_in_from_the_node() {
 #[test]
 fn mounts_are_made_of_what_the_path_really_is() {
     // Not below /tmp, which is never mounted.
-    let Ok(folder) = tempfile::Builder::new().prefix("nodedock-test-").tempdir_in("/opt") else { return };
-    let Some((_dev_folder, dev, sysfs)) = dev() else { return };
-    let base = folder.path();
+    let Ok(directory) = tempfile::Builder::new().prefix("nodedock-test-").tempdir_in("/opt") else { return };
+    let Some((_dev_directory, dev, sysfs)) = dev() else { return };
+    let base = directory.path();
     std::fs::create_dir(base.join("lib-1")).unwrap();
     symlink("lib-1", base.join("lib")).unwrap();
     symlink("/etc", base.join("sly")).unwrap();
@@ -119,7 +119,7 @@ fn mounts_are_made_of_what_the_path_really_is() {
 }
 
 #[test]
-fn the_nodes_own_folders_are_guarded_from_above_and_below() {
+fn the_nodes_own_directorys_are_guarded_from_above_and_below() {
     for path in [
         "/",
         "/etc",
@@ -138,7 +138,7 @@ fn the_nodes_own_folders_are_guarded_from_above_and_below() {
 
 #[test]
 fn what_the_kernel_and_the_loader_rely_on_is_not_covered_in_a_container() {
-    let Some((_folder, dev, sysfs)) = dev() else { return };
+    let Some((_directory, dev, sysfs)) = dev() else { return };
     let asked = Capabilities {
         mounts: strings(&["/opt/**"]),
         device_nodes: strings(&["/dev/**"]),
@@ -174,8 +174,8 @@ fn what_the_kernel_and_the_loader_rely_on_is_not_covered_in_a_container() {
 
 #[test]
 fn a_hooks_environment_needs_the_grants_of_a_containers() {
-    let Some((folder, dev, sysfs)) = dev() else { return };
-    let program = folder.path().join("hook");
+    let Some((directory, dev, sysfs)) = dev() else { return };
+    let program = directory.path().join("hook");
     std::fs::write(&program, "#!/bin/sh\n").unwrap();
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
     let path = program.to_str().unwrap();
@@ -200,8 +200,8 @@ fn a_hooks_environment_needs_the_grants_of_a_containers() {
 
 #[test]
 fn hooks_are_programs_that_only_root_can_change() {
-    let Some((folder, dev, sysfs)) = dev() else { return };
-    let program = folder.path().join("hook");
+    let Some((directory, dev, sysfs)) = dev() else { return };
+    let program = directory.path().join("hook");
     std::fs::write(&program, "#!/bin/sh\n").unwrap();
     let path = program.to_str().unwrap();
     let effective = effective(Capabilities { hooks: strings(&[path]), ..Capabilities::default() });
@@ -225,7 +225,7 @@ fn hooks_are_programs_that_only_root_can_change() {
 
 #[test]
 fn interfaces_groups_and_names_are_held_against_grant_and_node() {
-    let Some((_folder, dev, sysfs)) = dev() else { return };
+    let Some((_directory, dev, sysfs)) = dev() else { return };
     let asked =
         Capabilities { env: strings(&["*"]), net_devices: strings(&["eth*"]), ..Capabilities::default() };
     let effective = effective(asked);

@@ -10,7 +10,7 @@ const LENGTHS: &[usize] = &[
 /// Counts of entries, likewise.
 const COUNTS: &[usize] = &[8, 9, 10, 11, 16, 17, 32, 33, 48, 49, 64, 65, 256, 4097];
 
-/// What does not belong into a name or a line.
+/// Characters that are not allowed in a name or a line.
 const ODD: &[&str] = &[
     "\0",
     "\n",

@@ -6,16 +6,16 @@ use super::*;
 
 /// A `/dev` of a test, or None where nobody may make device nodes.
 pub(crate) fn dev() -> Option<(tempfile::TempDir, DevRoot, SysfsRoot)> {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().join("dev");
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("dev");
     std::fs::create_dir_all(root.join("dri")).unwrap();
-    std::fs::create_dir_all(folder.path().join("sys/dev/char")).unwrap();
-    std::fs::create_dir_all(folder.path().join("sys/dev/block")).unwrap();
-    std::fs::create_dir_all(folder.path().join("sys/devices/card0")).unwrap();
-    std::fs::create_dir_all(folder.path().join("sys/devices/block/sda")).unwrap();
-    std::fs::create_dir_all(folder.path().join("sys/class/net/eth0")).unwrap();
-    symlink("../../devices/card0", folder.path().join("sys/dev/char/226:0")).unwrap();
-    symlink("../../devices/block/sda", folder.path().join("sys/dev/block/8:0")).unwrap();
+    std::fs::create_dir_all(directory.path().join("sys/dev/char")).unwrap();
+    std::fs::create_dir_all(directory.path().join("sys/dev/block")).unwrap();
+    std::fs::create_dir_all(directory.path().join("sys/devices/card0")).unwrap();
+    std::fs::create_dir_all(directory.path().join("sys/devices/block/sda")).unwrap();
+    std::fs::create_dir_all(directory.path().join("sys/class/net/eth0")).unwrap();
+    symlink("../../devices/card0", directory.path().join("sys/dev/char/226:0")).unwrap();
+    symlink("../../devices/block/sda", directory.path().join("sys/dev/block/8:0")).unwrap();
     let make = |name: &str, kind, major, minor| {
         rustix::fs::mknodat(CWD, root.join(name), kind, Mode::from(0o640), makedev(major, minor))
     };
@@ -36,14 +36,14 @@ pub(crate) fn dev() -> Option<(tempfile::TempDir, DevRoot, SysfsRoot)> {
     std::fs::write(root.join("file"), "").unwrap();
     symlink("fuse", root.join("link")).unwrap();
     symlink("dri", root.join("links")).unwrap();
-    let sysfs = SysfsRoot::open(&folder.path().join("sys")).unwrap();
+    let sysfs = SysfsRoot::open(&directory.path().join("sys")).unwrap();
     let root = DevRoot::open(&root).unwrap();
-    Some((folder, root, sysfs))
+    Some((directory, root, sysfs))
 }
 
 #[test]
 fn a_node_is_looked_at_and_not_opened() {
-    let Some((_folder, dev, sysfs)) = dev() else { return };
+    let Some((_directory, dev, sysfs)) = dev() else { return };
     let card = dev.stat("/dev/dri/card0", &sysfs).unwrap();
     assert_eq!((card.kind, card.major, card.minor), (NodeKind::Character, 226, 0));
     assert_eq!(card.sysfs_path.as_deref(), Some("devices/card0"));
@@ -54,7 +54,7 @@ fn a_node_is_looked_at_and_not_opened() {
 
 #[test]
 fn what_is_no_node_or_nobodys_is_refused() {
-    let Some((_folder, dev, sysfs)) = dev() else { return };
+    let Some((_directory, dev, sysfs)) = dev() else { return };
     for (path, code) in [
         ("/dev/link", "not-a-node"),
         ("/dev/links/card0", "not-a-node"),
@@ -78,7 +78,7 @@ fn what_is_no_node_or_nobodys_is_refused() {
 
 #[test]
 fn a_glob_finds_nodes_only() {
-    let Some((_folder, dev, sysfs)) = dev() else { return };
+    let Some((_directory, dev, sysfs)) = dev() else { return };
     let paths =
         |glob: &str| -> Vec<String> { dev.glob(glob, &sysfs).unwrap().into_iter().map(|n| n.path).collect() };
     assert_eq!(paths("/dev/*"), ["/dev/fuse", "/dev/pipe", "/dev/ram7"]);

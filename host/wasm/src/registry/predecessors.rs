@@ -287,7 +287,7 @@ fn not_loaded(why: &str) -> Problem {
 
 fn not_kept(error: &KeptError) -> Problem {
     let code = match error {
-        KeptError::Missing { .. } | KeptError::NoDigest { .. } => "predecessor-missing",
+        KeptError::Missing { .. } => "predecessor-missing",
         KeptError::Damaged { .. } => "predecessor-damaged",
         _ => "predecessor-not-read",
     };

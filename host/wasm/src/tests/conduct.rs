@@ -2,10 +2,9 @@
 
 use super::guest::PREPARE_ONE;
 use super::*;
+use crate::concurrency::SLOW_CALLS_PER_DRIVER;
+use nodedock_core::driver::quarantine::{FAILURES_MAX, PERIOD_MIN};
 use nodedock_core::driver::{Call, ClaimDriver};
-use nodedock_model::limit::{
-    CALLS_PER_DRIVER, QUARANTINE_FAILURES, QUARANTINE_MIN, SLOW_CALLS_MAX, SLOW_CALLS_PER_DRIVER,
-};
 use nodedock_model::{Problem, ProblemKind};
 
 /// Misbehaves when it is asked for two claims, and prepares one.
@@ -30,7 +29,7 @@ async fn badly(driver: &WasmDriver) -> Problem {
 }
 
 async fn into_quarantine(driver: &WasmDriver, code: &str) {
-    for _ in 0..QUARANTINE_FAILURES {
+    for _ in 0..FAILURES_MAX {
         assert!(driver.containment().quarantined().is_none());
         let problem = badly(driver).await;
         assert_eq!(problem.code, code, "{problem}");
@@ -40,7 +39,7 @@ async fn into_quarantine(driver: &WasmDriver, code: &str) {
 /// Turns the clock to the end of the quarantine.
 async fn after_it() {
     tokio::time::pause();
-    tokio::time::advance(QUARANTINE_MIN).await;
+    tokio::time::advance(PERIOD_MIN).await;
     tokio::time::resume();
 }
 
@@ -93,7 +92,7 @@ async fn whatever_a_driver_does_it_is_left_alone_and_comes_back_by_a_probe() {
 async fn a_call_that_is_late_counts_as_a_failure_and_a_refusal_does_not() {
     let spin = Stage::new().load(&two_faced(SPIN)).await;
     let call = Call { deadline: Duration::from_millis(500), ..a_call() };
-    for _ in 0..QUARANTINE_FAILURES {
+    for _ in 0..FAILURES_MAX {
         let outcomes = spin.prepare(&call, &[a_claim("u-1"), a_claim("u-2")]).await;
         assert_eq!(outcomes["u-1"].as_ref().unwrap_err().code, "driver-deadline");
     }
@@ -102,7 +101,7 @@ async fn a_call_that_is_late_counts_as_a_failure_and_a_refusal_does_not() {
     // An inventory at the place of a problem: kind invalid, and no code.
     let refuses = "(i32.store8 (i32.const 8192) (i32.const 1)) i32.const 8192";
     let driver = Stage::new().load(&Guest { discover: refuses.into(), ..Guest::default() }).await;
-    for _ in 0..=QUARANTINE_FAILURES {
+    for _ in 0..=FAILURES_MAX {
         let problem = driver.discover(&a_call(), Trigger::Timer).await.unwrap_err();
         assert_ne!(problem.code, QUARANTINED);
     }
@@ -142,7 +141,7 @@ async fn an_operator_ends_a_quarantine_and_so_does_loading_the_file_again() {
 }
 
 #[tokio::test]
-async fn a_slow_call_ends_well_in_the_slow_lane_and_only_its_function_is_slow() {
+async fn a_slow_call_succeeds_on_the_slow_runtime_and_only_its_function_is_slow() {
     let driver = Stage::new()
         .load(&Guest { discover: TOIL.into(), prepare: PREPARE_ONE.into(), ..Guest::default() })
         .await;
@@ -150,7 +149,7 @@ async fn a_slow_call_ends_well_in_the_slow_lane_and_only_its_function_is_slow() 
     assert!(driver.containment().is_slow(Operation::Discover));
     well(&driver).await.unwrap();
     assert!(!driver.containment().is_slow(Operation::Prepare));
-    // From the start in the lane, this time.
+    // From the start on the slow runtime, this time.
     assert_eq!(driver.discover(&a_call(), Trigger::Load).await.unwrap().device_count(), 0);
 }
 
@@ -174,21 +173,18 @@ async fn calls_that_spin_leave_the_thread_to_others() {
 }
 
 #[tokio::test]
-async fn the_store_of_a_call_that_is_given_up_in_the_slow_lane_is_dropped() {
+async fn the_store_of_a_call_that_is_cancelled_on_the_slow_runtime_is_dropped() {
     let stage = Stage::new();
     let spinning =
         stage.load(&Guest { discover: SPIN.to_owned() + " unreachable", ..Guest::default() }).await;
     let call = Call { deadline: Duration::from_millis(20), ..a_call() };
-    // Each leaves its place: else the fifth would find none.
+    // Each returns its permits: else the fifth would find none.
     for _ in 0..=SLOW_CALLS_PER_DRIVER {
         spinning.containment().resume();
         let problem = spinning.discover(&call, Trigger::Load).await.unwrap_err();
-        // On a busy machine it may have had no turn.
+        // On a busy machine it may have had no thread.
         assert!(["driver-deadline", "driver-busy"].contains(&problem.code.as_str()), "{problem:?}");
     }
-    // All that slow calls may have at once.
-    let all =
-        places::Ask { owner: 99, slow: true, memories: SLOW_CALLS_MAX, bytes: 1, own_max: CALLS_PER_DRIVER };
-    let all = tokio::time::timeout(Duration::from_secs(10), stage.host.places.take(all)).await;
-    drop(all.expect("the places are given back"));
+    let all = tokio::time::timeout(Duration::from_secs(10), stage.host.permits.take_all(true)).await;
+    drop(all.expect("the permits are returned"));
 }

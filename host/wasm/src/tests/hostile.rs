@@ -1,16 +1,11 @@
-//! Drivers that mean harm: each with its attack and the answer that it gets, and after each of them the host is as before.
+//! Drivers that mean harm: each with its attack and the host's answer, and after each of them the host is as before.
 //!
-//! A case is data; one list has all of them, one function plays them, and `docs/hostile-drivers.md` is made of the list.
+//! One list has all cases, one function runs them, and `docs/hostile-drivers.md` is generated from the list.
 
-mod abi;
-mod answers;
 mod craft;
-mod edits;
 mod files;
-mod hostcalls;
-mod names;
-mod resources;
-mod schemas;
+mod others;
+mod table;
 
 use std::os::unix::fs::symlink;
 
@@ -38,8 +33,27 @@ enum Stop {
     Health,
     Prepare,
     Unprepare,
-    /// Nowhere: what it tries comes to nothing.
+    /// Nowhere: the attack has no effect.
     Harmless,
+}
+
+impl Stop {
+    const ALL: &[Self] = &[
+        Self::Admission,
+        Self::Compile,
+        Self::Describe,
+        Self::Grant,
+        Self::Config,
+        Self::Discover,
+        Self::Health,
+        Self::Prepare,
+        Self::Unprepare,
+        Self::Harmless,
+    ];
+
+    fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
 }
 
 /// A driver that means no harm, to begin with: no devices, and every claim goes well.
@@ -52,7 +66,7 @@ struct Case {
     name: &'static str,
     attack: &'static str,
     grant: &'static str,
-    file: fn() -> Vec<u8>,
+    file: Box<dyn Fn() -> Vec<u8>>,
     stop: Stop,
     code: &'static str,
     /// A part of the message.
@@ -63,10 +77,10 @@ struct Case {
 fn case(
     name: &'static str,
     attack: &'static str,
-    file: fn() -> Vec<u8>,
+    file: impl Fn() -> Vec<u8> + 'static,
     (stop, code, says): (Stop, &'static str, &'static str),
 ) -> Case {
-    Case { name, attack, grant: "", file, stop, code, says }
+    Case { name, attack, grant: "", file: Box::new(file), stop, code, says }
 }
 
 impl Case {
@@ -77,19 +91,7 @@ impl Case {
 
 /// All of them.
 fn corpus() -> Vec<Case> {
-    [
-        files::cases(),
-        resources::cases(),
-        abi::cases(),
-        answers::cases(),
-        names::cases(),
-        edits::cases(),
-        hostcalls::cases(),
-        schemas::cases(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    [files::cases(), table::cases(), others::cases()].into_iter().flatten().collect()
 }
 
 /// Where a driver was stopped, with which code and words.
@@ -163,33 +165,33 @@ async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
 
 /// A node with what a driver may try its paths on.
 fn node() -> Stage {
-    let folder = tempfile::tempdir().unwrap();
-    let sys = folder.path().join("sys");
+    let directory = tempfile::tempdir().unwrap();
+    let sys = directory.path().join("sys");
     let card = sys.join("devices/card0");
     std::fs::create_dir_all(&card).unwrap();
     std::fs::create_dir_all(sys.join("class/net/eth0")).unwrap();
-    // Few folders, which `**/**` comes to in many ways: what is tested is the bound, not the disk.
+    // Few directories, which `**/**` comes to in many ways: what is tested is the bound, not the disk.
     std::fs::create_dir_all(sys.join("deep").join("a/".repeat(8))).unwrap();
     for (name, content) in [("vendor", "0x1af4\n"), ("config", "secret"), ("remove", ""), ("numvfs", "0\n")] {
         std::fs::write(card.join(name), content).unwrap();
     }
     std::fs::write(card.join("binary"), [0xff, 0xfe]).unwrap();
     std::fs::File::create(card.join("endless")).unwrap().set_len(1 << 40).unwrap();
-    std::fs::write(folder.path().join("outside"), "secret").unwrap();
+    std::fs::write(directory.path().join("outside"), "secret").unwrap();
     for (link, target) in
         [("up", "../outside"), ("root", "/"), ("descriptors", "/proc/self/fd"), ("loop", "loop")]
     {
         symlink(target, sys.join(link)).unwrap();
     }
     let fifo = rustix::fs::FileType::Fifo;
-    let dev = folder.path().join("dev");
+    let dev = directory.path().join("dev");
     std::fs::create_dir_all(&dev).unwrap();
     for path in [sys.join("fifo"), dev.join("pipe"), dev.join("mem")] {
         rustix::fs::mknodat(rustix::fs::CWD, path, fifo, 0o600.into(), 0).unwrap();
     }
     symlink("pipe", dev.join("link")).unwrap();
     symlink("/proc/self/fd", dev.join("fd")).unwrap();
-    Stage::on(folder, false)
+    Stage::on(directory, false)
 }
 
 async fn verdict(stage: Arc<Stage>, bytes: Bytes, grant: &'static str) -> Verdict {
@@ -241,8 +243,8 @@ async fn unharmed(stage: &Stage, good: &WasmDriver) -> Result<(), String> {
     if outcomes[UID] != Ok(Default::default()) {
         return Err(format!("a good driver does not work afterwards: {outcomes:?}"));
     }
-    if !stage.host.places.are_all_free() {
-        return Err("a call keeps its place".into());
+    if !stage.host.permits.are_all_free() {
+        return Err("a call keeps its permits".into());
     }
     let Some(pool) = stage.host.runtime.engine.pooling_allocator_metrics() else { return Ok(()) };
     let left =
@@ -275,13 +277,13 @@ fn names_are_told_apart() {
 /// The page for people, made of the list.
 fn page() -> String {
     let mut text = "# Hostile drivers\n\n\
-        Drivers that mean harm, and what becomes of each. The table is made of the list in `host/wasm/src/tests/hostile`, whose \
-        test takes\neach of them through the life of a driver, and looks afterwards whether the host is as before: a good driver \
-        answers, and nothing is left\nof any call. `NODEDOCK_WRITE_DOCS=1 cargo test -p nodedock --lib hostile` writes it anew.\n\n\
+        Drivers that mean harm, and how each is stopped. The table is generated from the cases in `host/wasm/src/tests/hostile`, whose test \
+        takes\neach of them through the life of a driver and checks afterwards that the host is as before: a good driver answers, and \
+        nothing is left\nof any call. `NODEDOCK_WRITE_DOCS=1 cargo test -p nodedock-wasm --lib hostile` writes it anew.\n\n\
         | name | what it tries | stopped at | code | says |\n| --- | --- | --- | --- | --- |\n"
         .to_owned();
     for case in corpus() {
-        let stage = format!("{:?}", case.stop).to_lowercase();
+        let stage = case.stop.name();
         let code = if case.code.is_empty() { String::new() } else { format!("`{}`", case.code) };
         let says = case.says.replace('|', "\\|");
         text += &format!("| {} | {} | {stage} | {code} | {says} |\n", case.name, case.attack);

@@ -2,11 +2,12 @@
 
 use super::guest::{PREPARE_ONE, WASI_CLOCK};
 use super::*;
+use crate::concurrency::{SLOW_CALLS_MAX, SLOW_CALLS_PER_DRIVER};
+use crate::limiter::{CALL_TABLE_ELEMENTS, CALL_TABLES, HANDLES_MAX};
+use crate::writes::WRITES_PER_CALL;
 use nodedock_core::driver::ClaimDriver;
+use nodedock_core::driver::quarantine::FAILURES_MAX;
 use nodedock_model::Problem;
-use nodedock_model::limit::{
-    CALL_TABLE_ELEMENTS, CALL_TABLES, CALLS_MAX, HANDLES_MAX, SYSFS_WRITES_PER_CALL,
-};
 
 const SPIN: &str = "(loop $l (br $l)) unreachable";
 const LOG: &str = "(import \"nodedock:driver/log@0.1.0\" \"write\" (func $log (param i32 i32 i32 i32 i32)))";
@@ -76,7 +77,7 @@ async fn wall_clock_and_cpu_are_those_of_the_grant() {
     assert_limit(wall, "driver-deadline", "30ms", Limit::Wall);
     let cpu = refused(discovering(SPIN), "limits: {cpuMs: 50}").await;
     assert_eq!(cpu.1.ended(Outcome::Limit), 1);
-    assert_limit(cpu, "driver-cpu-limit", "50ms", Limit::Cpu);
+    assert_limit(cpu, "driver-cpu-limit", "50 ms", Limit::Cpu);
 }
 
 #[tokio::test]
@@ -142,7 +143,7 @@ async fn handles_are_bounded() {
 #[tokio::test]
 async fn questions_to_the_host_are_bounded_by_the_grant_and_the_driver_hears_of_it() {
     let stage = Stage::new();
-    std::fs::write(stage.folder.path().join("sys/a"), "7\n").unwrap();
+    std::fs::write(stage.directory.path().join("sys/a"), "7\n").unwrap();
     let driver = loaded(&stage, &reading(5), "sysfsRead: [a]\nlimits: {hostOperations: 3}").await;
     let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
     assert_eq!(driver.stats().host_operations, 3);
@@ -165,7 +166,7 @@ async fn a_host_call_that_cannot_refuse_ends_the_call_at_its_limit_and_not_with_
 #[tokio::test]
 async fn bytes_from_the_host_are_bounded_by_the_grant() {
     let stage = Stage::new();
-    std::fs::write(stage.folder.path().join("sys/a"), [b'x'; 60_000]).unwrap();
+    std::fs::write(stage.directory.path().join("sys/a"), [b'x'; 60_000]).unwrap();
     let driver = loaded(&stage, &reading(30), "sysfsRead: [a]\nlimits: {hostMiB: 1}").await;
     let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
     assert_limit((problem, driver.stats()), "host-call-limit", "1048576 bytes", Limit::HostBytes);
@@ -177,11 +178,11 @@ async fn a_look_at_the_node_that_hangs_is_given_up() {
     let stage = Stage::new();
     let driver = loaded(&stage, &reading(1), "sysfsRead: [a]").await;
     let scope = &driver.sandbox().scope;
-    // Threads that hang keep their places.
+    // Threads that hang keep their permits.
     let _hanging = scope.blocking.acquire_many(SYSFS_THREADS_PER_DRIVER as u32).await.unwrap();
     let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
     assert_limit((problem, driver.stats()), "sysfs-stuck", "2000 ms", Limit::HostLook);
-    assert!(driver.containment().is_slow(Operation::Discover), "others want the place that it held");
+    assert!(driver.containment().is_slow(Operation::Discover), "others wait for its permits");
 }
 
 #[tokio::test]
@@ -193,7 +194,7 @@ async fn values_written_below_sysfs_are_bounded() {
            (local.set $n (i32.add (local.get $n) (i32.const 1)))
            (br_if $l (i32.lt_u (local.get $n) (i32.const {}))))
          {PREPARE_ONE}",
-        SYSFS_WRITES_PER_CALL + 2
+        WRITES_PER_CALL + 2
     );
     let write =
         "(import \"nodedock:driver/sysfs-write@0.1.0\" \"write\" (func $write (param i32 i32 i32 i32 i32)))";
@@ -205,7 +206,7 @@ async fn values_written_below_sysfs_are_bounded() {
         ..Guest::default()
     };
     let stage = Stage::new();
-    std::fs::write(stage.folder.path().join("sys/a"), "0").unwrap();
+    std::fs::write(stage.directory.path().join("sys/a"), "0").unwrap();
     let driver = loaded(&stage, &guest, "sysfsWrite: [{glob: a, pattern: \"1\"}]").await;
     let outcomes = driver.prepare(&a_call(), &[a_claim("u-1")]).await;
     assert!(outcomes["u-1"].is_ok(), "{outcomes:?}");
@@ -248,11 +249,18 @@ async fn calls_at_once_are_those_of_the_grant_and_of_the_node() {
     );
 
     let idle = stage.load(&Guest::default()).await;
-    let others = places::Ask { owner: 99, slow: false, memories: CALLS_MAX, bytes: 1, own_max: 1 };
-    let _others = stage.host.places.take(others).await;
+    let _others = stage.host.permits.take_all(false).await;
     let problem = idle.discover(&call, Trigger::Load).await.unwrap_err();
     assert_eq!(idle.stats().ended(Outcome::Busy), 1);
     assert_limit((problem, idle.stats()), "driver-busy", "the node was busy with 64 other", Limit::NodeCalls);
+}
+
+#[test]
+fn the_documentation_has_these_limits() {
+    let page = include_str!("../../../../docs/security.md");
+    assert!(page.contains(&format!("| {SLOW_CALLS_PER_DRIVER}, {SLOW_CALLS_MAX} (1 GiB),")));
+    assert!(page.contains(&format!("| {FAILURES_MAX}; 5 s doubled up to 5 min")));
+    assert!(page.contains(&format!("| values written below `/sys` in a call | {WRITES_PER_CALL} |")));
 }
 
 #[tokio::test]

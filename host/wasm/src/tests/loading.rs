@@ -172,10 +172,10 @@ async fn a_compiled_driver_is_kept_and_a_damaged_one_is_made_anew() {
     assert!(!stage.load(&guest).await.from_cache());
     assert!(stage.load(&guest).await.from_cache());
 
-    let stage = Stage::on(stage.folder, true);
+    let stage = Stage::on(stage.directory, true);
     assert!(stage.load(&guest).await.from_cache(), "by the next daemon too");
     let kept: Vec<_> =
-        std::fs::read_dir(stage.folder.path().join("cache")).unwrap().map(|e| e.unwrap().path()).collect();
+        std::fs::read_dir(stage.directory.path().join("cache")).unwrap().map(|e| e.unwrap().path()).collect();
     let compiled = kept.iter().find(|path| path.extension().is_some_and(|e| e == "cwasm")).unwrap();
     let mut bytes = std::fs::read(compiled).unwrap();
     let middle = bytes.len() / 2;

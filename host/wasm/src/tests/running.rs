@@ -153,11 +153,11 @@ async fn sysfs_is_read_within_the_grant_and_the_same_within_a_call() {
         sysfs_read: Some("a"),
         ..Guest::default()
     };
-    std::fs::write(stage.folder.path().join("sys/a"), "7\n").unwrap();
+    std::fs::write(stage.directory.path().join("sys/a"), "7\n").unwrap();
     let denied = stage.load(&guest).await.discover(&a_call(), Trigger::Load).await.unwrap_err();
     assert_eq!((denied.kind, denied.code.as_str()), (ProblemKind::Denied, "not-granted"));
     let granted = stage.try_load(guest.module(), "sysfsRead: [a]").await.unwrap();
     assert_eq!(granted.discover(&a_call(), Trigger::Load).await.unwrap().device_count(), 0);
-    std::fs::remove_file(stage.folder.path().join("sys/a")).unwrap();
+    std::fs::remove_file(stage.directory.path().join("sys/a")).unwrap();
     assert_eq!(granted.discover(&a_call(), Trigger::Load).await.unwrap_err().code, "no-such-path");
 }

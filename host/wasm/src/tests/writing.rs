@@ -8,6 +8,7 @@ use async_trait::async_trait;
 
 use super::guest::{PREPARE_ONE, WRITE_IMPORT, write_call, write_data};
 use super::*;
+use crate::writes::WRITES_PER_CALL;
 use nodedock_base::locks::Held;
 use nodedock_core::driver::ClaimDriver;
 use nodedock_core::driver::values::Write;
@@ -66,24 +67,24 @@ impl Journal for Notes {
     }
 }
 
-fn node(folder: &Path) {
-    let led = folder.join("sys/devices/led");
+fn node(directory: &Path) {
+    let led = directory.join("sys/devices/led");
     std::fs::create_dir_all(&led).unwrap();
-    std::fs::create_dir_all(folder.join("sys/class")).unwrap();
+    std::fs::create_dir_all(directory.join("sys/class")).unwrap();
     std::fs::write(led.join("brightness"), "0\n").unwrap();
-    std::os::unix::fs::symlink("../devices/led", folder.join("sys/class/led")).unwrap();
+    std::os::unix::fs::symlink("../devices/led", directory.join("sys/class/led")).unwrap();
 }
 
 fn stage(refuses: bool) -> (Stage, Arc<Notes>) {
-    let folder = tempfile::tempdir().unwrap();
-    node(folder.path());
-    let file = folder.path().join("sys/devices/led/brightness");
+    let directory = tempfile::tempdir().unwrap();
+    node(directory.path());
+    let file = directory.path().join("sys/devices/led/brightness");
     let notes = Arc::new(Notes { file: Mutex::new(Some(file)), refuses, ..Notes::default() });
-    (Stage::keeping(folder, false, notes.clone()), notes)
+    (Stage::keeping(directory, false, notes.clone()), notes)
 }
 
 fn led(stage: &Stage) -> String {
-    std::fs::read_to_string(stage.folder.path().join("sys/devices/led/brightness")).unwrap()
+    std::fs::read_to_string(stage.directory.path().join("sys/devices/led/brightness")).unwrap()
 }
 
 /// A driver that writes when it prepares, and does with the claims what follows.
@@ -155,10 +156,10 @@ async fn nothing_is_written_beyond_grant_ceiling_and_bounds() {
         ("class/none", "5", GRANT),
     ] {
         let (stage, notes) = stage(false);
-        std::fs::create_dir(stage.folder.path().join("sys/devices/led/power")).unwrap();
-        std::fs::write(stage.folder.path().join("sys/devices/led/power/control"), "0\n").unwrap();
+        std::fs::create_dir(stage.directory.path().join("sys/devices/led/power")).unwrap();
+        std::fs::write(stage.directory.path().join("sys/devices/led/power/control"), "0\n").unwrap();
         assert!(prepare(&stage, &writer(path, value, 1, PREPARE_ONE), grant).await);
-        let control = stage.folder.path().join("sys/devices/led/power/control");
+        let control = stage.directory.path().join("sys/devices/led/power/control");
         assert_eq!(std::fs::read_to_string(control).unwrap(), "0\n");
         assert_eq!((notes.lines().len(), led(&stage).as_str()), (0, "0\n"), "{path} {value} {grant}");
     }
@@ -174,15 +175,8 @@ async fn nothing_is_written_beyond_grant_ceiling_and_bounds() {
 #[tokio::test]
 async fn a_call_has_a_number_of_writes() {
     let (stage, notes) = stage(false);
-    assert!(
-        prepare(
-            &stage,
-            &writer(LED, "5", nodedock_model::limit::SYSFS_WRITES_PER_CALL + 4, PREPARE_ONE),
-            GRANT
-        )
-        .await
-    );
-    assert_eq!(notes.lines().len(), 2 * nodedock_model::limit::SYSFS_WRITES_PER_CALL);
+    assert!(prepare(&stage, &writer(LED, "5", WRITES_PER_CALL + 4, PREPARE_ONE), GRANT).await);
+    assert_eq!(notes.lines().len(), 2 * WRITES_PER_CALL);
 }
 
 #[derive(Clone, Default)]

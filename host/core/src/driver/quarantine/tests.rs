@@ -1,7 +1,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use nodedock_model::limit::{QUARANTINE_FAILURES, QUARANTINE_MAX, QUARANTINE_MIN};
 
 /// A quarantine and the time.
 struct Story {
@@ -14,11 +13,11 @@ impl Story {
         Self { quarantine: Quarantine::default(), now: Instant::now() }
     }
 
-    fn enter(&mut self) -> Option<Entry> {
+    fn enter(&mut self) -> Option<Admitted> {
         self.quarantine.admit(self.now).ok()
     }
 
-    fn fail(&mut self, entry: Entry, function: Operation) {
+    fn fail(&mut self, entry: Admitted, function: Operation) {
         self.quarantine.failed(entry, function, || "it trapped".to_owned(), self.now, 0);
     }
 
@@ -31,12 +30,12 @@ impl Story {
 
     fn quarantined() -> Self {
         let mut story = Self::new();
-        story.fail_times(Operation::Prepare, QUARANTINE_FAILURES);
+        story.fail_times(Operation::Prepare, FAILURES_MAX);
         story
     }
 
     fn left(&self) -> Option<Duration> {
-        self.quarantine.hold().map(|hold| hold.until - self.now)
+        self.quarantine.period().map(|period| period.until - self.now)
     }
 
     fn pass(&mut self, time: Duration) {
@@ -44,7 +43,7 @@ impl Story {
     }
 
     /// The probe, as soon as there may be one.
-    fn probe(&mut self) -> Entry {
+    fn probe(&mut self) -> Admitted {
         self.pass(self.left().expect("it is held"));
         self.enter().expect("the time is over")
     }
@@ -53,14 +52,14 @@ impl Story {
 #[test]
 fn failures_in_a_row_hold_the_driver_and_fewer_do_not() {
     let mut story = Story::new();
-    story.fail_times(Operation::Prepare, QUARANTINE_FAILURES - 1);
+    story.fail_times(Operation::Prepare, FAILURES_MAX - 1);
     assert_eq!(story.left(), None);
     story.fail_times(Operation::Prepare, 1);
-    assert_eq!(story.left(), Some(QUARANTINE_MIN));
-    let hold = story.quarantine.hold().unwrap();
-    assert_eq!((hold.failures, hold.why.as_str()), (QUARANTINE_FAILURES, "it trapped"));
+    assert_eq!(story.left(), Some(PERIOD_MIN));
+    let period = story.quarantine.period().unwrap();
+    assert_eq!((period.failures, period.why.as_str()), (FAILURES_MAX, "it trapped"));
     assert_eq!(story.enter(), None);
-    story.pass(QUARANTINE_MIN - Duration::from_millis(1));
+    story.pass(PERIOD_MIN - Duration::from_millis(1));
     assert_eq!(story.enter(), None);
 }
 
@@ -68,7 +67,7 @@ fn failures_in_a_row_hold_the_driver_and_fewer_do_not() {
 fn a_success_between_failures_of_a_function_breaks_their_row() {
     let mut story = Story::new();
     for _ in 0..10 {
-        story.fail_times(Operation::Prepare, QUARANTINE_FAILURES - 1);
+        story.fail_times(Operation::Prepare, FAILURES_MAX - 1);
         let entry = story.enter().unwrap();
         story.quarantine.succeeded(entry, Operation::Prepare);
     }
@@ -79,29 +78,29 @@ fn a_success_between_failures_of_a_function_breaks_their_row() {
 #[test]
 fn a_success_does_not_speak_for_other_functions() {
     let mut story = Story::new();
-    for _ in 0..QUARANTINE_FAILURES {
+    for _ in 0..FAILURES_MAX {
         assert_eq!(story.left(), None);
         story.fail_times(Operation::Prepare, 1);
-        story.quarantine.succeeded(Entry::Ordinary, Operation::Discover);
+        story.quarantine.succeeded(Admitted::Ordinary, Operation::Discover);
     }
-    assert_eq!(story.left(), Some(QUARANTINE_MIN));
+    assert_eq!(story.left(), Some(PERIOD_MIN));
     let look = story.probe();
     story.quarantine.succeeded(look, Operation::Discover);
     assert_eq!(story.left(), None, "a success ends it");
     story.fail_times(Operation::Prepare, 1);
-    assert_eq!(story.left(), Some(QUARANTINE_MIN * 2), "and one more failure of the other is enough");
+    assert_eq!(story.left(), Some(PERIOD_MIN * 2), "and one more failure of the other is enough");
 }
 
 #[test]
 fn each_probe_that_fails_doubles_the_time_up_to_the_longest() {
     let mut story = Story::quarantined();
-    let since = story.quarantine.hold().unwrap().since;
+    let since = story.quarantine.period().unwrap().since;
     for doubled in [10, 20, 40, 80, 160, 300, 300] {
         let probe = story.probe();
         story.fail(probe, Operation::Prepare);
         assert_eq!(story.left(), Some(Duration::from_secs(doubled)));
     }
-    assert_eq!(story.quarantine.hold().unwrap().since, since);
+    assert_eq!(story.quarantine.period().unwrap().since, since);
 }
 
 #[test]
@@ -112,20 +111,20 @@ fn a_probe_that_succeeds_ends_it_and_the_next_begins_with_the_shortest_time() {
     let probe = story.probe();
     assert_eq!(story.enter(), None, "one probe at a time");
     story.quarantine.succeeded(probe, Operation::Prepare);
-    assert_eq!((story.left(), story.enter()), (None, Some(Entry::Ordinary)));
-    story.fail_times(Operation::Prepare, QUARANTINE_FAILURES);
-    assert_eq!(story.left(), Some(QUARANTINE_MIN));
+    assert_eq!((story.left(), story.enter()), (None, Some(Admitted::Ordinary)));
+    story.fail_times(Operation::Prepare, FAILURES_MAX);
+    assert_eq!(story.left(), Some(PERIOD_MIN));
 }
 
 #[test]
 fn a_probe_that_is_given_up_gives_its_place_back() {
     let mut story = Story::quarantined();
     let first = story.probe();
-    story.quarantine.left(first);
+    story.quarantine.cancelled(first);
     let second = story.enter().expect("the place is free");
     assert_ne!(first, second);
     // What the first one says now means nothing.
-    story.quarantine.left(first);
+    story.quarantine.cancelled(first);
     story.quarantine.succeeded(first, Operation::Prepare);
     assert_eq!(story.enter(), None);
 }
@@ -133,9 +132,9 @@ fn a_probe_that_is_given_up_gives_its_place_back() {
 #[test]
 fn calls_that_began_before_neither_end_nor_lengthen_it() {
     let mut story = Story::quarantined();
-    story.fail(Entry::Ordinary, Operation::Prepare);
-    story.quarantine.succeeded(Entry::Ordinary, Operation::Unprepare);
-    assert_eq!(story.left(), Some(QUARANTINE_MIN));
+    story.fail(Admitted::Ordinary, Operation::Prepare);
+    story.quarantine.succeeded(Admitted::Ordinary, Operation::Unprepare);
+    assert_eq!(story.left(), Some(PERIOD_MIN));
 }
 
 #[test]
@@ -177,7 +176,7 @@ fn function(number: u8) -> Operation {
 }
 
 /// Carries a step out. `open` are the calls under way.
-fn take(story: &mut Story, open: &mut Vec<Entry>, step: &Step) {
+fn take(story: &mut Story, open: &mut Vec<Admitted>, step: &Step) {
     let mut end = |of: &prop::sample::Index| match open.is_empty() {
         true => None,
         false => Some(open.swap_remove(of.index(open.len()))),
@@ -188,7 +187,7 @@ fn take(story: &mut Story, open: &mut Vec<Entry>, step: &Step) {
         Step::Resume => {
             story.quarantine.resume();
         }
-        Step::Leave(of) => end(of).into_iter().for_each(|entry| story.quarantine.left(entry)),
+        Step::Leave(of) => end(of).into_iter().for_each(|entry| story.quarantine.cancelled(entry)),
         Step::Succeed(of, number) => {
             let succeed = |entry| story.quarantine.succeeded(entry, function(*number));
             end(of).into_iter().for_each(succeed);
@@ -208,20 +207,20 @@ proptest! {
     fn whatever_happens_there_is_one_probe_at_most_and_every_hold_is_bounded(steps in steps()) {
         let (mut story, mut open) = (Story::new(), Vec::new());
         for step in &steps {
-            let before = story.quarantine.hold().cloned();
+            let before = story.quarantine.period().cloned();
             take(&mut story, &mut open, step);
             let probes = open.iter().filter(|entry| story.quarantine.is_the_probe(**entry)).count();
-            let hold = story.quarantine.hold();
-            prop_assert_eq!(probes, usize::from(hold.is_some_and(Hold::is_probed)), "a probe is lost, or one too many");
-            match (&before, hold) {
-                (Some(known), Some(hold)) if known.until == hold.until => {
-                    let entered = matches!(step, Step::Enter) && open.last().is_some_and(|e| *e != Entry::Ordinary) && !known.is_probed() && hold.is_probed();
-                    prop_assert!(!entered || story.now >= hold.until, "it was tried too early");
+            let period = story.quarantine.period();
+            prop_assert_eq!(probes, usize::from(period.is_some_and(QuarantinePeriod::is_probed)), "a probe is lost, or one too many");
+            match (&before, period) {
+                (Some(known), Some(period)) if known.until == period.until => {
+                    let entered = matches!(step, Step::Enter) && open.last().is_some_and(|e| *e != Admitted::Ordinary) && !known.is_probed() && period.is_probed();
+                    prop_assert!(!entered || story.now >= period.until, "it was tried too early");
                 }
-                (_, Some(hold)) => {
-                    let left = hold.until - story.now;
-                    prop_assert!(left >= QUARANTINE_MIN * 3 / 4 && left <= QUARANTINE_MAX, "{left:?}");
-                    prop_assert!(before.is_some() || story.quarantine.failures() >= QUARANTINE_FAILURES);
+                (_, Some(period)) => {
+                    let left = period.until - story.now;
+                    prop_assert!(left >= PERIOD_MIN * 3 / 4 && left <= PERIOD_MAX, "{left:?}");
+                    prop_assert!(before.is_some() || story.quarantine.failures() >= FAILURES_MAX);
                 }
                 (_, None) => prop_assert!(story.enter().is_some(), "what is not held may be called"),
             }

@@ -5,28 +5,28 @@ use super::*;
 
 /// A tree of two attributes, with what drivers may not write beside them.
 struct Tree {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     tree: SysfsTree,
 }
 
 impl Tree {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for (path, value) in
             [("devices/led/brightness", "0\n"), ("devices/led/trigger", "none [timer] disk\n")]
         {
-            let path = folder.path().join(path);
+            let path = directory.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, value).unwrap();
         }
-        std::fs::create_dir_all(folder.path().join("devices/led/power")).unwrap();
-        std::fs::write(folder.path().join("devices/led/power/control"), "1\n").unwrap();
-        let tree = SysfsTree::open(folder.path()).unwrap();
-        Self { folder, tree }
+        std::fs::create_dir_all(directory.path().join("devices/led/power")).unwrap();
+        std::fs::write(directory.path().join("devices/led/power/control"), "1\n").unwrap();
+        let tree = SysfsTree::open(directory.path()).unwrap();
+        Self { directory, tree }
     }
 
     fn path(&self, path: &str) -> PathBuf {
-        self.folder.path().join(path)
+        self.directory.path().join(path)
     }
 
     fn is(&self, path: &str) -> String {

@@ -16,7 +16,8 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let (stage, tasks) = (Stage::new(), Tasks::new());
-        let (files, trust) = (KeptFiles::open(stage.folder.path()).unwrap(), Trust::new(Policy::default()));
+        let (files, trust) =
+            (KeptFiles::open(stage.directory.path()).unwrap(), Trust::new(Policy::default()));
         let kept = KeptDrivers::open(files, stage.host.clone(), trust, tasks.clone()).unwrap();
         Self { _stage: stage, kept, tasks, name: DriverName::new(NAME).unwrap() }
     }

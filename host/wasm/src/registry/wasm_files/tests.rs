@@ -24,11 +24,11 @@ impl Scene {
     fn new() -> Self {
         let stage = Stage::new();
         for part in ["drivers", "kept"] {
-            std::fs::create_dir(stage.folder.path().join(part)).unwrap();
+            std::fs::create_dir(stage.directory.path().join(part)).unwrap();
         }
         let (changes, trust) = (Changes::default(), Trust::new(Policy::default()));
         let conditions = Conditions::new(changes.clone());
-        let kept = KeptFiles::open(&stage.folder.path().join("kept")).unwrap();
+        let kept = KeptFiles::open(&stage.directory.path().join("kept")).unwrap();
         let tasks = Tasks::new();
         let kept = KeptDrivers::open(kept, stage.host.clone(), trust.clone(), tasks.clone()).unwrap();
         let files = WasmFiles {
@@ -46,7 +46,7 @@ impl Scene {
 
     /// Puts a file of the driver into the folder, by what its name ends with.
     fn put(&self, suffix: &str, content: impl AsRef<[u8]>) {
-        let path = self.stage.folder.path().join(format!("drivers/{STEM}{suffix}"));
+        let path = self.stage.directory.path().join(format!("drivers/{STEM}{suffix}"));
         std::fs::write(path, content).unwrap();
     }
 
@@ -56,7 +56,7 @@ impl Scene {
 
     /// The driver's files, as discovery tells them.
     fn driver_files(&self) -> DriverFiles {
-        let path = |suffix: &str| self.stage.folder.path().join(format!("drivers/{STEM}{suffix}"));
+        let path = |suffix: &str| self.stage.directory.path().join(format!("drivers/{STEM}{suffix}"));
         let beside = |suffix: &str| Some(path(suffix)).filter(|path| path.exists());
         DriverFiles {
             stem: STEM.to_owned(),

@@ -1,0 +1,70 @@
+//! A compiled driver, linked: its code can be instantiated, and its exported functions are known.
+
+use std::time::Duration;
+
+use wasmtime::component::{Component, Instance, InstancePre};
+use wasmtime::{Result, Store};
+
+use super::admission::Surface;
+use super::bindings::exports::nodedock::driver as exports;
+use super::limiter::CALL_MEMORIES;
+use super::sandbox::State;
+
+/// A compiled driver and where it comes from.
+pub(super) struct Compiled {
+    pub(super) pre: InstancePre<State>,
+    pub(super) exports: Exports,
+    /// Linear memories of an instance.
+    pub(super) memories: usize,
+    pub(super) surface: Surface,
+    /// Of the file: `sha256:` and hex.
+    pub(super) digest: String,
+    pub(super) from_cache: bool,
+    /// Time that admission and compilation, or the cache, took.
+    pub(super) took: Duration,
+}
+
+/// Linear memories of an instance; the highest possible number where the component does not say.
+pub(super) fn memories(component: &Component) -> usize {
+    let required = component.resources_required().map(|required| required.num_memories as usize);
+    required.unwrap_or(CALL_MEMORIES).clamp(1, CALL_MEMORIES)
+}
+
+/// Where the driver's functions are.
+pub(super) struct Exports {
+    pub(super) identity: exports::identity::GuestIndices,
+    pub(super) discovery: exports::discovery::GuestIndices,
+    pub(super) preparation: exports::preparation::GuestIndices,
+    pub(super) configuration: Option<exports::configuration::GuestIndices>,
+    pub(super) health: Option<exports::health::GuestIndices>,
+}
+
+impl Exports {
+    pub(super) fn new(pre: &InstancePre<State>, surface: &Surface) -> Result<Self> {
+        let facets = surface.facets();
+        let has = |facet: &str| facets.contains(&facet);
+        let configuration = has("configuration").then(|| exports::configuration::GuestIndices::new(pre));
+        let health = has("health").then(|| exports::health::GuestIndices::new(pre));
+        Ok(Self {
+            identity: exports::identity::GuestIndices::new(pre)?,
+            discovery: exports::discovery::GuestIndices::new(pre)?,
+            preparation: exports::preparation::GuestIndices::new(pre)?,
+            configuration: configuration.transpose()?,
+            health: health.transpose()?,
+        })
+    }
+
+    /// Checks the types of all exported functions.
+    pub(super) fn check(&self, store: &mut Store<State>, instance: &Instance) -> Result<()> {
+        self.identity.load(&mut *store, instance)?;
+        self.discovery.load(&mut *store, instance)?;
+        self.preparation.load(&mut *store, instance)?;
+        if let Some(configuration) = &self.configuration {
+            configuration.load(&mut *store, instance)?;
+        }
+        if let Some(health) = &self.health {
+            health.load(&mut *store, instance)?;
+        }
+        Ok(())
+    }
+}
