@@ -1,4 +1,4 @@
-//! The drivers folder: watch, then list, then events; list again on overflow, on a timer, and when told to.
+//! The drivers directory: watch, then list, then events; relist on overflow, on a timer, and on request.
 //!
 //! A file is reported when it is whole: closed or renamed into place, or unchanged for a while. Side files
 //! (`NAME.grant.yaml`, `NAME.config.yaml`, `NAME.wasm.sig`) belong to the driver `NAME.wasm`; a change of any of them is a change of the driver.
@@ -20,14 +20,14 @@ use nodedock_base::tasks::Tasks;
 use nodedock_base::watched::{self, Folder};
 use nodedock_model::limit;
 
-/// Something happened to a driver's files.
+/// A change of a driver's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileEvent {
     /// It is new, or one of its files changed.
     Changed(DriverFiles),
     /// `NAME.wasm` is gone.
     Gone(String),
-    /// Others than root and the daemon may put files into the folder, or put another folder in its place; none: they may no more.
+    /// Users other than root and the daemon's may put files into the directory, or replace it; none: they no longer may.
     Place(Vec<Fault>),
 }
 
@@ -42,7 +42,7 @@ pub struct DriverFiles {
     pub signature: Option<PathBuf>,
 }
 
-/// What tells that a file's content may have changed.
+/// A change of it means that a file's content may have changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -58,12 +58,12 @@ type Listing = BTreeMap<String, Stamps>;
 
 const SUFFIXES: [&str; 4] = [".wasm", ".grant.yaml", ".config.yaml", ".wasm.sig"];
 
-/// Watches `folder` until the tasks stop. The first list is reported like everything later.
+/// Watches `folder` until the tasks stop. The first list is reported like later changes.
 pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<FileEvent>) {
     watched::follow(FolderState::new(folder), tasks, events).await;
 }
 
-/// Names of the drivers' files that are there now. A folder that is missing has none.
+/// Names of the drivers' files that exist now. A missing directory has none.
 pub fn present(folder: &Path) -> io::Result<Vec<String>> {
     match list(folder, &Listing::new()) {
         Ok(listing) => Ok(listing.into_keys().map(|stem| format!("{stem}{}", SUFFIXES[0])).collect()),
@@ -72,15 +72,15 @@ pub fn present(folder: &Path) -> io::Result<Vec<String>> {
     }
 }
 
-/// What is known of the folder.
+/// The known state of the directory.
 struct FolderState {
     folder: PathBuf,
     reported: Listing,
-    /// Files being written: when they are to be taken all the same.
+    /// Files that are being written, and when they are reported all the same.
     unsettled: HashMap<String, Instant>,
     /// Files known to be whole since they were last seen.
     whole: HashMap<String, ()>,
-    /// As they were told.
+    /// As they were reported.
     faults: Vec<Fault>,
     complained: bool,
 }
@@ -199,7 +199,7 @@ impl FolderState {
     }
 }
 
-/// How long until a file that nothing was heard of counts as whole.
+/// How long until a file without events counts as whole.
 fn settles_in(stamp: &Stamp) -> Option<Duration> {
     let seconds = u64::try_from(stamp.modified.0).ok()?;
     let nanos = u32::try_from(stamp.modified.1).ok()?;
@@ -208,8 +208,7 @@ fn settles_in(stamp: &Stamp) -> Option<Duration> {
     limit::FILE_SETTLE.checked_sub(age)
 }
 
-/// The drivers of a folder: those that are known before others, and the others by their names, so that a new file never pushes out one
-/// that serves.
+/// The drivers of a directory: known ones first, and the others by name, so that a new file never displaces one that serves.
 fn list(folder: &Path, known: &Listing) -> io::Result<Listing> {
     let mut names = Names::default();
     for entry in std::fs::read_dir(folder)? {
@@ -231,7 +230,7 @@ fn list(folder: &Path, known: &Listing) -> io::Result<Listing> {
     Ok(names.first.into_iter().filter_map(stamped).collect())
 }
 
-/// As many names as are looked at, however many there are.
+/// A bounded number of names.
 #[derive(Default)]
 struct Names {
     /// Whether a name is new, and the name.
@@ -249,7 +248,7 @@ impl Names {
     }
 }
 
-/// Follows links: a mounted ConfigMap is a folder of them. None: there is no such file.
+/// Follows links: a mounted ConfigMap is a directory of them. None: there is no such file.
 fn stamp(path: &Path) -> Option<Stamp> {
     let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some(Stamp {

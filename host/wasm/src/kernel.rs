@@ -1,4 +1,4 @@
-//! The kernel's word on devices: uevents from netlink, and nodes that come and go in `/dev`.
+//! The kernel's device events: uevents from netlink, and nodes that come and go in `/dev`.
 //!
 //! In a network namespace of its own a process gets no uevents; `/dev` and the drivers' timers remain.
 
@@ -15,9 +15,9 @@ use tokio::sync::broadcast;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 
-/// How far a driver's keeper may fall behind; then it looks at everything.
+/// How far an inventory poller may lag; then it looks at everything.
 const EVENTS_BEHIND_MAX: usize = 1024;
-/// The kernel's own group; udev's is another.
+/// The kernel's own multicast group; udev has another.
 const KERNEL_GROUP: u32 = 1;
 /// Bursts come when a bus is scanned: a buffer for some thousand events.
 const RECEIVE_BUFFER: i32 = 1 << 20;
@@ -28,7 +28,7 @@ pub enum KernelEvent {
     Device {
         /// Such as `pci`, `net`, `block`.
         subsystem: String,
-        /// Its folder, relative to `/sys`.
+        /// Its directory, relative to `/sys`.
         path: String,
     },
     /// A node came or went in `/dev`; which subsystem it belongs to is not known.
@@ -37,7 +37,7 @@ pub enum KernelEvent {
     Lost,
 }
 
-/// The channel on which kernel events are told.
+/// The channel of kernel events.
 #[derive(Clone)]
 pub struct KernelEvents(broadcast::Sender<KernelEvent>);
 
@@ -58,7 +58,7 @@ impl KernelEvents {
     }
 }
 
-/// Reads uevents until the tasks stop. Without permission for the socket it says so once and ends.
+/// Reads uevents until the tasks stop. Without permission for the socket it logs that once and ends.
 pub async fn read_uevents(tasks: Tasks, events: KernelEvents) {
     let socket = match open() {
         Ok(socket) => socket,
@@ -98,7 +98,7 @@ fn open() -> io::Result<TokioSocket> {
     Ok(socket)
 }
 
-/// Only the kernel (port 0) is believed: any process may send to the group's address.
+/// Only the kernel (port 0) is trusted: any process may send to the group's address.
 fn take(datagram: &[u8], sender: &SocketAddr, events: &KernelEvents) {
     if sender.port_number() != 0 {
         return;
@@ -114,7 +114,7 @@ fn parse(datagram: &[u8]) -> Option<KernelEvent> {
     Some(KernelEvent::Device { subsystem: event.subsystem, path })
 }
 
-/// Tells of nodes that come and go in `/dev` until the tasks stop.
+/// Publishes events of nodes that come and go in `/dev` until the tasks stop.
 pub async fn watch_nodes(dev: PathBuf, tasks: Tasks, events: KernelEvents) {
     match watch_folder(&dev, events) {
         // The watch ends when it is dropped.

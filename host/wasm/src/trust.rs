@@ -1,10 +1,10 @@
 //! Which driver files are trusted: whose signatures count, which digests are pinned, and who else could have put them there.
 //!
-//! Is given the `trust` section of the daemon's config, a file's bytes and what is beside it; gives back a verdict in words. Pure but
-//! for reading keys and files. Never decides what becomes of a driver: the registry does.
+//! Is given the `trust` section of the daemon's config, a file's bytes and its signature; returns a verdict. Pure but for reading keys and
+//! files. Never decides what happens to a driver: the registry does.
 //!
-//! A file is trusted if everything that the config asks of it holds, and something is asked: where there are keys, a signature by
-//! one that may sign drivers of its name; where there are pins for it, one of those digests.
+//! A file is trusted if it meets all that the config requires, and the config requires something: where there are keys, a signature by one that
+//! may sign drivers of its name; where there are pins for it, one of those digests.
 
 mod key;
 pub mod open;
@@ -32,16 +32,16 @@ pub use self::signature::SignatureError;
 
 use self::key::{Content, PublicKey};
 
-/// What follows from a file that is not trusted.
+/// What happens to a file that is not trusted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Nothing.
     #[default]
     Off,
-    /// It is said.
+    /// A warning.
     Warn,
-    /// It is not loaded.
+    /// It is refused.
     Enforce,
 }
 
@@ -64,7 +64,7 @@ struct Key {
     drivers: Option<Names>,
 }
 
-/// Globs of driver names; `*` stands for anything, dots too.
+/// Globs of driver names; `*` matches anything, also dots.
 #[derive(Clone)]
 struct Names {
     texts: Vec<String>,
@@ -81,7 +81,7 @@ impl Names {
         self.globs.iter().any(|glob| glob.is_match(name))
     }
 
-    /// Whether a file of this stem may be a driver of one of the names: it is called like one, or like its first label.
+    /// Whether a file of this stem may be a driver of one of the names: its stem is a name, or the first label of one.
     fn may_have(&self, stem: &str) -> bool {
         let by_label = |text: &String| match Glob::new(text.split('.').next().unwrap_or(text)) {
             Ok(glob) => glob.compile_matcher().is_match(stem),
@@ -115,7 +115,7 @@ pub struct Policy {
     pins: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// What is looked at of a file.
+/// The facts about a file that a policy judges.
 #[derive(Debug, Clone, Copy)]
 pub struct Evidence<'a> {
     /// File name without `.wasm`.
@@ -125,7 +125,7 @@ pub struct Evidence<'a> {
     pub signature: Option<&'a [u8]>,
 }
 
-/// What was found of a file: enough to judge it again without its bytes.
+/// Findings about a file: enough to judge it again without its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     stem: String,
@@ -138,7 +138,7 @@ enum Signer {
     Nobody,
     /// The signature cannot be read.
     Unreadable(SignatureError),
-    /// No key of those that were known has made the signature over these bytes.
+    /// None of the known keys has made the signature over these bytes.
     Unknown,
     Key(KeyId),
 }
@@ -172,11 +172,11 @@ pub enum Distrust {
     NotPinned { pin: String, digest: String },
 }
 
-/// What a policy says of a file.
+/// A policy's verdict on a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     pub mode: Mode,
-    /// Of the key that signed it, as the config calls it.
+    /// The name of the key that signed it, from the config.
     pub key: Option<String>,
     /// The driver name or file stem under which its digest is pinned.
     pub pin: Option<String>,
@@ -191,7 +191,7 @@ impl Verdict {
         self.mode == Mode::Enforce && self.distrust.is_some()
     }
 
-    /// Whether an operator is to be told.
+    /// Whether to warn an operator.
     pub fn warns(&self) -> bool {
         self.mode == Mode::Warn && self.distrust.is_some()
     }
@@ -201,7 +201,7 @@ impl Verdict {
         &self.seen.digest
     }
 
-    /// What is shown of it.
+    /// The verdict as it is shown.
     pub fn view(&self) -> TrustView {
         TrustView {
             mode: self.mode.as_str(),
@@ -212,7 +212,7 @@ impl Verdict {
         }
     }
 
-    /// The verdict in a word: trusted, distrusted, or unchecked where nothing is asked of files.
+    /// The verdict in a word: trusted, distrusted, or unchecked where nothing is required of files.
     pub fn word(&self) -> &'static str {
         match (self.mode, &self.distrust) {
             (_, None) => "trusted",
@@ -227,15 +227,15 @@ impl Policy {
         self.mode
     }
 
-    /// A policy of one key: for a person who has a file and a key.
+    /// A policy of one key, for checking a file by hand.
     pub fn of_key_file(path: &Path) -> Result<Self, KeyError> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let key = Key { name, public: PublicKey::read(path)?, drivers: None };
         Ok(Self { mode: Mode::Enforce, keys: vec![key], pins: BTreeMap::new() })
     }
 
-    /// What can be said of a file before anything is done with its content, and before its driver's name is known. Whoever is
-    /// not refused is asked for the name, and judged by that again. Blocking: it hashes and verifies.
+    /// Judges a file before its content is used, and before its driver's name is known. A file that is not refused is judged again by its
+    /// driver's name. Blocking: it hashes and verifies.
     pub fn judge(&self, evidence: &Evidence<'_>) -> Verdict {
         let content = Content::new(evidence.bytes);
         let signer = match evidence.signature.map(signature::decode) {
@@ -250,7 +250,7 @@ impl Policy {
         self.decide(Arc::new(seen), None)
     }
 
-    /// What can be said of a file that was judged before, by this policy or another, now that its driver's name is known.
+    /// Judges a file again, now that its driver's name is known. It was judged before by this policy or another.
     pub fn judge_named(&self, verdict: &Verdict, name: &str) -> Verdict {
         self.decide(Arc::clone(&verdict.seen), Some(name))
     }
@@ -301,8 +301,8 @@ impl Policy {
         }
     }
 
-    /// What it is pinned under. Where both its stem and its driver's name have pins, both are to have its digest. While the name is
-    /// not known, a file whose stem has none may be any driver's whose pins have its digest: `judge_named` tells whether it is.
+    /// The name under which it is pinned. Where both its stem and its driver's name have pins, both have to contain its digest. While the name is
+    /// unknown, a file whose stem has no pins may belong to any driver whose pins contain its digest: `judge_named` decides.
     fn pinned<'a>(&'a self, seen: &Seen, name: Option<&str>) -> Result<Option<&'a str>, Distrust> {
         let mut under = None;
         for wanted in [Some(seen.stem.as_str()), name].into_iter().flatten() {
@@ -320,7 +320,7 @@ impl Policy {
     }
 }
 
-/// The policy that counts now. Clones share it.
+/// The current policy. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Trust(Arc<watch::Sender<Arc<Policy>>>);
 
@@ -333,7 +333,7 @@ impl Trust {
         self.0.borrow().clone()
     }
 
-    /// Puts another policy in the place of the one before. False: it is the same.
+    /// Replaces the policy. False: it is the same.
     pub fn replace(&self, policy: Policy) -> bool {
         self.0.send_if_modified(|known| {
             let other = **known != policy;

@@ -167,7 +167,7 @@ async fn a_link_that_leads_out_of_the_folder_is_refused() {
     daemon.copy_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
     std::os::unix::fs::symlink(&outside, daemon.driver_path(MOCK_GPU_FILE)).unwrap();
     let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
-    assert!(failed.reason.contains("leads out of its folder"), "{failed:?}");
+    assert!(failed.reason.contains("leads out of its directory"), "{failed:?}");
     std::fs::remove_file(daemon.driver_path(MOCK_GPU_FILE)).unwrap();
     daemon.copy_in(MOCK_GPU_FILE, std::fs::read(outside).unwrap());
     daemon.until_serving(MOCK_GPU_FILE).await;

@@ -137,7 +137,7 @@ async fn the_old_version_goes_on_serving_when_the_new_one_is_broken() {
     for (broken, expected) in [
         (&whole[..whole.len() / 2], "cut off"),
         (&b"hello, I am a text"[..], "not WebAssembly"),
-        (&greedy[..], "asks for more than it is granted"),
+        (&greedy[..], "requests more than it is granted"),
     ] {
         daemon.copy_in(MOCK_GPU_FILE, broken);
         let kept = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains(expected)).await;

@@ -36,7 +36,7 @@ fn never_loaded() -> Vec<Hostile> {
         ("painted", guest(|guest| guest.extra = export.repeat(2)), "duplicate export name"),
         ("threads", guest(|guest| guest.extra = "(memory 1 1 shared)".into()), "threads"),
         ("whole", guest(|guest| guest.pages = 65536), "cannot be compiled"),
-        ("greedy", guest(|guest| guest.env = Some("LD_PRELOAD")), "asks for more than it is granted"),
+        ("greedy", guest(|guest| guest.env = Some("LD_PRELOAD")), "requests more than it is granted"),
     ]
 }
 

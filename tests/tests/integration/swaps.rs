@@ -77,7 +77,7 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
     let cases = [
         (whole[..whole.len() / 2].to_vec(), "cut off"),
         (wasm(MOCK_GPU, Form::Component), "is taken by mock-gpu.wasm"),
-        (wasm("device-nodes", Form::Core), "asks for more than it is granted"),
+        (wasm("device-nodes", Form::Core), "requests more than it is granted"),
     ];
     for (number, (broken, expected)) in cases.into_iter().enumerate() {
         daemon.drop_in(FILE, &broken);
@@ -94,7 +94,7 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
     daemon.until_driver(FILE, |driver| driver.digest == new && driver.reason.is_empty()).await;
     daemon.drop_in("scripted.config.yaml", "devices: many\n");
     let kept = daemon.until_driver(FILE, |driver| driver.reason.contains("first look")).await;
-    assert!(kept.reason.contains("the same file with what stands beside it now"), "{kept:?}");
+    assert!(kept.reason.contains("the same file with its current side files"), "{kept:?}");
     assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &new));
     daemon.prepared(request(&pod("last"), &[&claim("device-9")])).await;
     let explained = daemon.cli(&["explain", "driver", FILE]).await.done();

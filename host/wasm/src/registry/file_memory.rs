@@ -1,7 +1,7 @@
-//! Memory for drivers' files: a folder full of the largest ones must not cost the node 32 GiB while they wait for the compiler.
+//! Memory for drivers' files: a directory full of the largest ones must not take 32 GiB while they wait for the compiler.
 //!
-//! Gives room for a file before it is read; the room is had until the bytes are dropped. Files that are only judged have room of their
-//! own: a driver that is trusted no more does not wait for the compiler.
+//! Memory is reserved before a file is read, until its bytes are dropped. Files that are only judged have memory of their own: a driver that is
+//! no longer trusted does not wait for the compiler.
 
 use std::sync::Arc;
 
@@ -30,37 +30,37 @@ impl Default for FileMemory {
 }
 
 impl FileMemory {
-    /// Room for a file that is to be loaded, and for what is beside it. First come, first served; nothing is lost if this is dropped.
+    /// Reserves memory for a file that is loaded, and for its side files, in order of request.
     pub(super) async fn to_load(&self, size: u64) -> Room {
         Room::within(&self.loading, size).await
     }
 
-    /// The same for a file of which only the verdict is kept.
+    /// Reserves memory for a file that is only judged.
     pub(super) async fn to_judge(&self, size: u64) -> Room {
         Room::within(&self.judging, size).await
     }
 }
 
-/// Room for the bytes of a file.
+/// Reserved memory for the bytes of a file.
 pub(super) struct Room {
     permit: OwnedSemaphorePermit,
 }
 
 impl Room {
     async fn within(all: &Arc<Semaphore>, size: u64) -> Self {
-        // Begun units, and so at least one: for what is beside the file.
+        // Rounded up, at least one unit: for the side files.
         let units = size.min(limit::DRIVER_FILE_BYTES_MAX) / UNIT + 1;
         let units = u32::try_from(units).expect("a file's bound is some units");
         let permit = Arc::clone(all).acquire_many_owned(units).await.expect("it is never closed");
         Self { permit }
     }
 
-    /// Bytes of the largest file that has room.
+    /// Bytes of the largest file that fits.
     pub(super) fn bytes_max(&self) -> u64 {
         (self.permit.num_permits() as u64 * UNIT).min(limit::DRIVER_FILE_BYTES_MAX)
     }
 
-    /// Bytes that have the room for as long as anybody holds a part of them.
+    /// Bytes that keep the reservation until the last part of them is dropped.
     pub(super) fn hold(self, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(Held { bytes, _room: self })
     }
@@ -79,7 +79,7 @@ impl AsRef<[u8]> for Held {
 
 #[cfg(test)]
 impl FileMemory {
-    /// Leaves no room for files to be loaded.
+    /// Reserves all memory for files that are loaded.
     pub(super) async fn fill(&self) -> OwnedSemaphorePermit {
         let units = u32::try_from(self.loading.available_permits()).unwrap();
         Arc::clone(&self.loading).acquire_many_owned(units).await.unwrap()

@@ -1,6 +1,6 @@
-//! Keeps a serving WASM driver's devices true: asks it on kernel events, on its timer and on request, and publishes what changed.
-//! A driver in quarantine is asked once when its time is over, unless somebody else tries it then, and asked for what was missed
-//! when the quarantine ends.
+//! The inventory poller of a serving WASM driver: discovers its devices on kernel events, on its timer and on request, and publishes changes.
+//! When a driver's quarantine may be probed, the poller probes it, unless another call does; when the quarantine ends, it catches up on a
+//! missed discovery.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,39 +16,39 @@ use nodedock_core::driver::{Call, Published};
 use nodedock_core::registry::{DriverView, Registry};
 use nodedock_model::{DriverKind, HealthReport, Problem, limit};
 
-/// Requests for a look that may wait; one look answers them all.
+/// Requests that wait for a discovery; one discovery answers them all.
 const LOOKS_WAITING_MAX: usize = 16;
-/// Paths of changed devices that a driver is told of; beyond that it is told to look at everything.
+/// Paths of changed devices in one trigger; with more the driver has to look at everything.
 const EVENT_PATHS_MAX: usize = 256;
 
-/// Asks a keeper to look now.
+/// Requests a discovery now.
 #[derive(Clone)]
 pub(super) struct Looker(mpsc::Sender<oneshot::Sender<()>>);
 
 impl Looker {
-    /// Returns when the driver was asked for its devices.
+    /// Returns when the devices were discovered.
     pub(super) async fn look(&self) {
         let (done, looked) = oneshot::channel();
         if self.0.send(done).await.is_ok() {
-            // An error means that the driver went away meanwhile.
+            // An error means that the driver was removed meanwhile.
             looked.await.ok();
         }
     }
 }
 
-pub(super) struct Keeper {
+pub(super) struct InventoryPoller {
     pub(super) registry: Registry,
     pub(super) source: String,
     pub(super) driver: Arc<WasmDriver>,
     pub(super) published: watch::Sender<Arc<Published>>,
 }
 
-impl Keeper {
-    /// Starts the keeper; it ends with `tasks`.
+impl InventoryPoller {
+    /// Starts the poller; it ends with `tasks`.
     pub(super) fn start(self, tasks: &Tasks, events: &KernelEvents) -> Looker {
         let (sender, looks) = mpsc::channel(LOOKS_WAITING_MAX);
         let (kernel, stop) = (events.listen(), tasks.clone());
-        tasks.spawn("driver-keeper", async move { self.run(stop, kernel, looks).await });
+        tasks.spawn("inventory-poller", async move { self.run(stop, kernel, looks).await });
         Looker(sender)
     }
 
@@ -63,7 +63,7 @@ impl Keeper {
         let mut inbox = Inbox::new(&self.driver, kernel, looks);
         loop {
             let next = tokio::select! {
-                // A look that does not begin is lost with the driver.
+                // A discovery that did not begin is dropped with the driver.
                 () = &mut stopped => return,
                 next = self.next(&mut inbox) => next,
             };
@@ -71,9 +71,9 @@ impl Keeper {
                 Next::End => return,
                 Next::Nothing => {}
                 Next::Look(trigger, waiting) => {
-                    // A quarantine may have begun since it was asked whether there is one.
+                    // A quarantine may have begun since the check.
                     inbox.probes.missed |= self.look(&tasks, trigger).await == Look::HeldBack;
-                    // Whoever asked may have gone away.
+                    // The caller may no longer wait.
                     for done in waiting {
                         let _ = done.send(());
                     }
@@ -99,11 +99,11 @@ impl Keeper {
                 Some(trigger) => trigger,
                 None => return Next::Nothing,
             },
-            // A change that is not seen here is seen at the next turn.
+            // A change that is not seen here is seen in the next iteration.
             changed = inbox.quarantine.changed() => {
                 return if changed.is_ok() { Next::Nothing } else { Next::End };
             }
-            // Time that has passed here has passed at the next turn as well.
+            // Time that has passed here has passed in the next iteration as well.
             () = inbox.probes.due(held.as_ref()) => {
                 inbox.probes.next = Some(tokio::time::Instant::now() + limit::QUARANTINE_PROBE_WAIT);
                 return Next::Look(Trigger::Timer, inbox.waiting());
@@ -117,7 +117,7 @@ impl Keeper {
         Next::Look(trigger, inbox.waiting())
     }
 
-    /// Takes the events of a burst together. None: none of them is for this driver.
+    /// Merges the events of a burst. None: none of them is for this driver.
     async fn gather(
         &self,
         first: Result<KernelEvent, broadcast::error::RecvError>,
@@ -163,9 +163,9 @@ impl Keeper {
             // Another version serves by now, or none.
             _ if tasks.is_stopping() => {}
             Ok(found) => self.publish(tasks, found, duration_us),
-            // It was not asked, and that is shown.
+            // The call was refused, and the quarantine is shown.
             Err(problem) if problem.code == QUARANTINED => return Look::HeldBack,
-            Err(problem) => self.complain(tasks, &call, problem, duration_us),
+            Err(problem) => self.report_failure(tasks, &call, problem, duration_us),
         }
         Look::Done
     }
@@ -202,8 +202,8 @@ impl Keeper {
         }
     }
 
-    /// What was published stays: devices do not go away because their driver has a bad moment.
-    fn complain(&self, tasks: &Tasks, call: &Call, problem: Problem, duration_us: u64) {
+    /// Published devices stay: they do not disappear because a discovery failed.
+    fn report_failure(&self, tasks: &Tasks, call: &Call, problem: Problem, duration_us: u64) {
         let mut first = false;
         self.show(tasks, |view| {
             first = view.problem.as_ref().is_none_or(|known| known.code != problem.code);
@@ -219,7 +219,7 @@ impl Keeper {
     }
 }
 
-/// What a keeper waits for.
+/// What the poller waits for.
 struct Inbox {
     kernel: broadcast::Receiver<KernelEvent>,
     looks: mpsc::Receiver<oneshot::Sender<()>>,
@@ -240,39 +240,39 @@ impl Inbox {
         Self { kernel, looks, timer, quarantine: driver.containment().follow(), probes: Probes::default() }
     }
 
-    /// Those who asked for a look: one answers them all.
+    /// All waiting requests: one discovery answers them all.
     fn waiting(&mut self) -> Vec<oneshot::Sender<()>> {
         std::iter::from_fn(|| self.looks.try_recv().ok()).collect()
     }
 }
 
-/// What a keeper does next.
+/// What the poller does next.
 enum Next {
-    /// Looks, for those who asked.
+    /// Discovers, and answers the requests.
     Look(Trigger, Vec<oneshot::Sender<()>>),
     Nothing,
     End,
 }
 
-/// What became of a look.
+/// The result of a discovery.
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
     Done,
-    /// By a quarantine: it is to be done when that is over.
+    /// Refused by a quarantine: it is repeated when that is over.
     HeldBack,
 }
 
-/// The keeper's part in a quarantine.
+/// The poller's part in a quarantine.
 #[derive(Default)]
 struct Probes {
-    /// A look was held back.
+    /// A discovery was refused.
     missed: bool,
-    /// Not before it the keeper tries once more: its last try may have found no turn.
+    /// Not before it the poller probes again: its last probe may have been refused.
     next: Option<tokio::time::Instant>,
 }
 
 impl Probes {
-    /// Ends when the driver may be tried; never while somebody tries it, or there is no quarantine.
+    /// Returns when the driver may be probed; never while a call probes it, or without a quarantine.
     async fn due(&self, held: Option<&Quarantined>) {
         match held {
             Some(held) if !held.is_probed => {
@@ -283,7 +283,7 @@ impl Probes {
     }
 }
 
-/// One look: the inventory, then the devices' health where the driver tells it.
+/// Discovers the inventory, then the devices' health where the driver reports it.
 pub(super) async fn look(driver: &WasmDriver, call: &Call, trigger: Trigger) -> Result<Published, Problem> {
     let inventory = driver.discover(call, trigger).await?;
     let health = match driver.check_health(call).await {

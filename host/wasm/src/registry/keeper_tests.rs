@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::keeper::Keeper;
+use super::keeper::InventoryPoller;
 use crate::kernel::KernelEvents;
 use crate::tests::Stage;
 use crate::tests::guest::Guest;
@@ -27,7 +27,8 @@ async fn a_look_that_a_quarantine_held_back_is_made_up_for_when_it_is_over() {
     let before = Published { inventory: Inventory { pools }, ..Published::default() };
     let (published, mut found) = watch::channel(Arc::new(before));
     let (registry, source) = (Registry::new(Changes::default()), "tiny.wasm".to_owned());
-    let looker = Keeper { registry, source, driver: driver.clone(), published }.start(&tasks, &kernel);
+    let looker =
+        InventoryPoller { registry, source, driver: driver.clone(), published }.start(&tasks, &kernel);
 
     driver.containment().fail();
     // Who asks is not asked whether there is a quarantine.

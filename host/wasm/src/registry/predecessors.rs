@@ -1,8 +1,8 @@
-//! The code of versions that served before: kept as each begins to serve, loaded again when a claim that it prepared needs it.
+//! Previous versions of drivers: each version's code is stored as it begins to serve, and loaded again when a claim that it prepared needs it.
 //!
-//! A predecessor runs with the config of its own last day, and within what its name's file is granted now: it asked for no more than
-//! it was granted then, so what it has is what it had, less what was taken back since. Its file is judged by the policy that counts
-//! now, each time that it is needed, before the compiler sees it.
+//! A previous version runs with its last active config, and within the current grant of its name's file: it requested no more than it was
+//! granted then, so it has what it had, less what was revoked since. Its file is judged by the current policy each time that it is needed,
+//! before it is compiled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -20,14 +20,14 @@ use nodedock_core::driver::{ClaimDriver, DriverIdentity, Predecessors};
 use nodedock_model::grant::Grant;
 use nodedock_model::{DriverName, Problem};
 
-/// The files, and what was loaded from them.
+/// The stored files, and the versions that were loaded from them.
 pub struct KeptDrivers {
     loader: Loader,
     tasks: Tasks,
     state: Mutex<State>,
 }
 
-/// What it takes to load a kept file.
+/// Loads stored files.
 #[derive(Clone)]
 struct Loader {
     host: Arc<WasmHost>,
@@ -38,21 +38,20 @@ struct Loader {
 #[derive(Default)]
 struct State {
     kept: BTreeSet<String>,
-    /// Versions that serve, or served and are at work still: whoever waits for an answer of one holds its identity until what came of
-    /// it is durable.
+    /// Versions that serve, or served and still run calls: each call holds its version's identity until its result is durable.
     users: Vec<Weak<DriverIdentity>>,
-    /// What the files that serve are granted now.
+    /// The current grants of the serving files.
     grants: BTreeMap<DriverName, Granted>,
     loaded: BTreeMap<(DriverName, String), Loading>,
 }
 
-/// A grant, and whose it is.
+/// A grant, and the file that it belongs to.
 struct Granted {
     source: String,
     grant: Arc<Grant>,
 }
 
-/// What comes of loading a version, for all who wait for it.
+/// The result of loading a version, for all that wait for it.
 #[derive(Clone)]
 struct Loading(watch::Receiver<Option<Outcome>>);
 
@@ -61,7 +60,7 @@ type Outcome = Result<Version, Problem>;
 #[derive(Clone)]
 struct Version {
     driver: Arc<WasmDriver>,
-    /// What was said of its file.
+    /// The verdict on its file.
     verdict: Verdict,
 }
 
@@ -72,7 +71,7 @@ impl Loading {
         }
     }
 
-    /// Whether it is on its way, or loaded and not refused by the policy that counts now.
+    /// Whether it is being loaded, or is loaded and not refused by the current policy.
     fn is_of_use(&self, name: &DriverName, policy: &Policy) -> bool {
         match &*self.0.borrow() {
             None => self.0.has_changed().is_ok(),
@@ -94,7 +93,7 @@ impl State {
         self.users.iter().filter_map(Weak::upgrade).any(|identity| identity.digest == digest)
     }
 
-    /// Predecessors of a name are loaded anew, within its new grant.
+    /// Previous versions of a name are loaded again, within its new grant.
     fn unload(&mut self, name: &DriverName) {
         let gone = self.loaded.extract_if(.., |(known, _), _| known == name);
         gone.for_each(|(_, loaded)| loaded.revoke());
@@ -112,14 +111,14 @@ impl KeptDrivers {
         Ok(Self { loader: Loader { host, files, trust }, tasks, state: Mutex::new(state) })
     }
 
-    /// Keeps the code of a version that is about to serve. The identity is the one that it will serve with.
+    /// Stores the code of a version that is about to serve under this identity.
     pub(super) async fn keep(
         &self,
         identity: &Arc<DriverIdentity>,
         file: SignedFile,
         config: Option<String>,
     ) -> Result<(), KeptError> {
-        // First, so that nobody takes the file for one that is not needed.
+        // First, so that the file is not removed as one that is not needed.
         self.serves_as(identity);
         let (driver, version) = (identity.name.clone(), identity.version.clone());
         let stem = identity.source.strip_suffix(".wasm").unwrap_or(&identity.source).to_owned();
@@ -131,7 +130,7 @@ impl KeptDrivers {
         Ok(())
     }
 
-    /// Notes what the file that serves under a name is granted from now on.
+    /// Notes the new grant of the file that serves under a name.
     pub(super) fn granted(&self, name: &DriverName, source: &str, grant: &Grant) {
         let mut state = self.state();
         if let Some(known) = state.grants.get_mut(name)
@@ -145,7 +144,7 @@ impl KeptDrivers {
         state.grants.insert(name.clone(), granted);
     }
 
-    /// Notes that a file does not serve under a name any more. Another may have the name by now.
+    /// Notes that a file no longer serves under a name. Another file may have the name by now.
     pub(super) fn left(&self, name: &DriverName, source: &str) {
         let mut state = self.state();
         if state.grants.get(name).is_some_and(|known| known.source == source) {
@@ -154,12 +153,12 @@ impl KeptDrivers {
         }
     }
 
-    /// A version that is loaded or on its way, and the grant that it has.
+    /// A version that is loaded or being loaded, and its grant.
     fn loading(&self, name: &DriverName, digest: &str) -> Result<(Loading, Arc<Grant>), Problem> {
         let mut state = self.state();
         let known = state.grants.get(name).ok_or_else(|| no_file(name))?;
         let (grant, key) = (known.grant.clone(), (name.clone(), digest.to_owned()));
-        // What failed is tried again. So is what is trusted no more: it may have been signed again.
+        // A failed load is retried, and so is a version that is no longer trusted: it may have been signed again.
         let policy = self.loader.trust.policy();
         let known = state.loaded.get(&key).filter(|known| known.is_of_use(name, &policy)).cloned();
         let loading = known.unwrap_or_else(|| self.start(name, digest, grant.clone()));
@@ -167,16 +166,16 @@ impl KeptDrivers {
         Ok((loading, grant))
     }
 
-    /// Loads a version in a task of its own, which goes on when those who asked have no more time.
+    /// Loads a version in a task of its own, which is not cancelled with its callers.
     fn start(&self, name: &DriverName, digest: &str, grant: Arc<Grant>) -> Loading {
         let (told, outcome) = watch::channel(None);
         let (loader, stopped) = (self.loader.clone(), self.tasks.stopped());
         let (name, digest) = (name.clone(), digest.to_owned());
         self.tasks.spawn("predecessor", async move {
             tokio::select! {
-                // Its claims are asked for again after the next start.
+                // Its claims are retried after the next start.
                 () = stopped => {}
-                // It was unloaded or forgotten, and nobody waits.
+                // It was unloaded or removed, and no caller waits.
                 () = told.closed() => {}
                 loaded = loader.load(&name, &digest, &grant) => {
                     told.send_replace(Some(loaded));
@@ -209,7 +208,7 @@ impl Loader {
         Ok(Version { driver: Arc::new(driver), verdict })
     }
 
-    /// The kept file, with what the policy says of it.
+    /// The stored file, with the policy's verdict.
     async fn take(&self, digest: &str) -> Result<(KeptFacts, Bytes, Verdict), Problem> {
         let (files, policy, wanted) = (self.files.clone(), self.trust.policy(), digest.to_owned());
         let taken = tokio::task::spawn_blocking(move || {
@@ -221,7 +220,7 @@ impl Loader {
         taken.await.expect("reading a file does not panic").map_err(|error| not_kept(&error))
     }
 
-    /// Holds a kept file against the policy that counts now.
+    /// Judges a stored file by the current policy.
     fn check(&self, verdict: &Verdict, name: &DriverName, facts: &KeptFacts) -> Result<(), Problem> {
         let verdict = self.trust.policy().judge_named(verdict, name.as_str());
         let (reason, digest) = (vetting::reason(&verdict), verdict.digest());
@@ -265,7 +264,7 @@ impl Predecessors for KeptDrivers {
     }
 
     fn forget(&self, digest: &str) {
-        // The file goes while nobody can begin to keep it.
+        // Under the lock, so that the file is not stored again meanwhile.
         let mut state = self.state();
         if state.is_used(digest) {
             return;

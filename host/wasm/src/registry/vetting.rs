@@ -1,4 +1,4 @@
-//! A driver's files, read once and judged: the same bytes are hashed, verified and compiled.
+//! Reads a driver's files once and judges them: the same bytes are hashed, verified and compiled.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,15 +16,15 @@ use crate::trust::{Evidence, Mode, Policy, Verdict};
 use nodedock_model::grant::{Grant, GrantError};
 use nodedock_model::limit;
 
-/// What was found of files.
+/// The result of reading and judging files.
 pub(super) struct Looked {
     pub(super) faults: FileFaults,
-    /// Of the driver's file, where it was read.
+    /// Of the driver's file, if it was read.
     pub(super) digest: Option<String>,
     pub(super) vetted: Result<Vetted, VetError>,
 }
 
-/// What was read and may be loaded.
+/// Files that may be loaded.
 pub(super) struct Vetted {
     pub(super) file: SignedFile,
     pub(super) grant: Grant,
@@ -32,7 +32,7 @@ pub(super) struct Vetted {
     pub(super) verdict: Verdict,
 }
 
-/// Why files are not given to the compiler.
+/// Why files are not compiled.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum VetError {
     #[error("read {}", path.display())]
@@ -47,12 +47,12 @@ pub(super) enum VetError {
     Place(Fault),
     #[error("not trusted: {}", reason(.0))]
     Distrusted(Box<Verdict>),
-    #[error("it was not looked at to the end")]
+    #[error("reading it was interrupted")]
     Interrupted,
 }
 
 impl VetError {
-    /// What was said of the file, where it came to that.
+    /// The verdict on the file, if there is one.
     pub(super) fn verdict(&self) -> Option<&Verdict> {
         match self {
             Self::Distrusted(verdict) => Some(verdict),
@@ -61,15 +61,15 @@ impl VetError {
     }
 }
 
-/// Why a file is not trusted, in words.
+/// Why a file is not trusted, as a text.
 pub(super) fn reason(verdict: &Verdict) -> String {
     verdict.distrust.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
-/// Faults of the files themselves, by the file that was opened; those of the folder are told by discovery.
+/// Faults of the files themselves, by the opened file; discovery reports those of the directory.
 pub(super) type FileFaults = Vec<(PathBuf, Fault)>;
 
-/// Files that are looked at: their grant is read, and nothing else yet.
+/// Files of which only the grant is read yet.
 pub(super) struct Vetting {
     reading: Reading,
     grant: Result<Grant, VetError>,
@@ -78,14 +78,14 @@ pub(super) struct Vetting {
 }
 
 impl Vetting {
-    /// Reads the grant, off the async threads.
+    /// Reads the grant in a blocking thread.
     pub(super) async fn begin(files: &DriverFiles) -> Self {
         let reading = || Reading { files: files.clone(), faults: Vec::new(), digest: None };
         let mut begun = reading();
         let begun = tokio::task::spawn_blocking(move || {
             let grant = begun.files.grant.clone();
             let grant = begun.read_text(grant.as_deref()).and_then(parse_grant);
-            // What is no file has no size, and is told when it is read.
+            // A path that is not a file has no size, and fails when it is read.
             let size = std::fs::metadata(&begun.files.wasm).map_or(0, |found| found.len());
             Self { reading: begun, grant, size }
         });
@@ -93,17 +93,17 @@ impl Vetting {
         begun.await.unwrap_or_else(nothing)
     }
 
-    /// As it is now, where it can be read: what was taken back counts whatever is said of the driver's file.
+    /// The current grant, if it can be read: a revocation counts whatever happens to the driver's file.
     pub(super) fn grant(&self) -> Option<&Grant> {
         self.grant.as_ref().ok()
     }
 
-    /// Bytes of the driver's file, for which there has to be room.
+    /// Bytes of the driver's file, for which memory is reserved.
     pub(super) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Reads and judges the rest, off the async threads.
+    /// Reads and judges the rest in a blocking thread.
     pub(super) async fn end(self, policy: Arc<Policy>, room: Room) -> Looked {
         let Self { mut reading, grant, .. } = self;
         let looked = tokio::task::spawn_blocking(move || {
@@ -148,7 +148,7 @@ impl Reading {
         let max = room.bytes_max();
         match self.read(path, max) {
             Ok(code) => Ok(room.hold(code)),
-            // There was room for the file as it was before.
+            // Memory was reserved for the size that the file had before.
             Err(VetError::TooLarge { path, .. }) if max < limit::DRIVER_FILE_BYTES_MAX => {
                 Err(VetError::Read { path, source: OpenError::Changed })
             }
@@ -165,9 +165,9 @@ impl Reading {
     }
 
     fn open(&mut self, path: &Path, max: u64) -> Result<Opened, OpenError> {
-        let (folder, name) = path.parent().zip(path.file_name()).ok_or(OpenError::NotRegular)?;
-        let opened = open::open_in(folder, name, max)?;
-        let found = place::of_file(&opened, folder);
+        let (directory, name) = path.parent().zip(path.file_name()).ok_or(OpenError::NotRegular)?;
+        let opened = open::open_in(directory, name, max)?;
+        let found = place::of_file(&opened, directory);
         self.faults.extend(found.into_iter().map(|fault| (path.to_owned(), fault)));
         Ok(opened)
     }
@@ -183,13 +183,13 @@ impl Reading {
         Ok(Some((name, String::from_utf8(bytes).map_err(not_text)?)))
     }
 
-    /// In a folder that others may write, a name and its side files mean nothing.
+    /// In a directory that others may write, a name and its side files prove nothing.
     fn check_place(&self, policy: &Policy, wasm: &Path) -> Result<(), VetError> {
         if policy.mode() != Mode::Enforce {
             return Ok(());
         }
-        let of_folder = || place::of_folder(wasm.parent()?).into_iter().next();
-        let fault = self.faults.first().map(|(_, fault)| fault.clone()).or_else(of_folder);
+        let of_directory = || place::of_folder(wasm.parent()?).into_iter().next();
+        let fault = self.faults.first().map(|(_, fault)| fault.clone()).or_else(of_directory);
         fault.map_or(Ok(()), |fault| Err(VetError::Place(fault)))
     }
 }
@@ -217,13 +217,13 @@ mod tests {
         vetting.end(Arc::default(), room).await
     }
 
-    fn files(folder: &Path, code: &[u8]) -> DriverFiles {
-        let wasm = folder.join("a.wasm");
+    fn files(directory: &Path, code: &[u8]) -> DriverFiles {
+        let wasm = directory.join("a.wasm");
         std::fs::write(&wasm, code).unwrap();
         DriverFiles { stem: "a".to_owned(), wasm, grant: None, config: None, signature: None }
     }
 
-    /// A folder full of large files that wait for the compiler was in memory as a whole.
+    /// A directory full of large files that wait for the compiler was in memory as a whole.
     #[tokio::test]
     async fn a_file_has_its_room_until_its_bytes_are_dropped() {
         let (folder, memory) = (tempfile::tempdir().unwrap(), FileMemory::default());

@@ -1,7 +1,17 @@
-//! WASM drivers from the drivers folder: each file has a worker that loads it, swaps it and takes it away.
+//! WASM drivers from the drivers directory: each file has a worker that loads it, replaces it and removes it.
 //!
-//! A new version is loaded, described and asked for its devices beside the old one, which goes on serving until the switch, and
-//! after it if any step fails. Only a grant that is taken back ends it (`standing`).
+//! # Life of a driver file
+//!
+//! `seen → verified → compiled → described → (blocked) → serving ⇄ quarantined → draining → gone`, with `failed` beside it. A worker per file
+//! does one thing at a time, and the worker of a file that comes back begins when the one before it has ended. A new version is loaded,
+//! described and its devices are discovered beside the old one, which serves until the switch, and after it if a step fails. A file that
+//! changes or goes while it is loaded ends that load, and its compilation. A revoked grant ends a serving version, also its running calls.
+//! Each version is stored before it serves, for as long as claims name its digest (`docs/decisions/0007-replaced-drivers-and-their-claims.md`).
+//!
+//! A file is read once, beneath its directory; those bytes are hashed, verified and compiled, and other files wait while 256 MiB are in
+//! memory. Its grant is read before: a revocation waits for nothing. In mode `enforce` an untrusted file fails before its content is
+//! parsed. When the policy changes, every file is judged again: a serving driver that is no longer trusted is drained as if its file were
+//! gone, and its claims are kept (`docs/decisions/0006-trust-in-driver-files.md`).
 
 mod inbox;
 mod standing;
@@ -20,7 +30,7 @@ use self::standing::{Drained, Serving};
 use self::workers::{Ended, Handle, Workers};
 use crate::file_watch::{DriverFiles, FileEvent};
 use crate::kernel::KernelEvents;
-use crate::registry::keeper::{Keeper, look};
+use crate::registry::keeper::{InventoryPoller, look};
 use crate::registry::predecessors::KeptDrivers;
 use crate::registry::vetting::{Looked, VetError, Vetted, Vetting};
 use crate::trust::{Trust, Verdict};
@@ -34,10 +44,10 @@ use nodedock_core::registry::{DriverState, DriverView, Registry, Reloaded};
 use nodedock_model::grant::Grant;
 use nodedock_model::{DriverKind, DriverName, Problem};
 
-/// Orders that may wait for a worker: the newest files count, older ones are skipped.
+/// Orders that wait for a worker: only the newest files are loaded.
 const ORDERS_WAITING_MAX: usize = 64;
 
-/// What the workers stand on.
+/// What all workers use.
 #[derive(Clone)]
 pub struct WasmFiles {
     pub registry: Registry,
@@ -53,15 +63,15 @@ pub struct WasmFiles {
 
 enum Order {
     Load(DriverFiles),
-    /// Load again what is there, because something outside the files changed; tells when done.
+    /// Loads the same files again, because something outside the files changed, and reports the end.
     Again(Option<oneshot::Sender<Reloaded>>),
-    /// Judge what serves and what does not by the policy that counts now.
+    /// Judges the file by the current policy.
     Judge,
     Gone,
 }
 
 impl WasmFiles {
-    /// Carries out what discovery and operators ask, until the tasks stop.
+    /// Handles changes of files, and reloads by operators, until the tasks stop.
     pub async fn run(self, mut events: mpsc::Receiver<FileEvent>) {
         let Some(mut reloads) = self.registry.take_reloads(DriverKind::Wasm) else { return };
         let mut names_freed = self.registry.freed_changes();
@@ -73,7 +83,7 @@ impl WasmFiles {
             tokio::select! {
                 // The files are there at the next start.
                 () = &mut stopped => return,
-                // What is not received stays in its channel, for each of the four.
+                // An item that is not received stays in its channel, for each of the four.
                 event = events.recv() => match event {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
@@ -96,7 +106,7 @@ impl WasmFiles {
         }
     }
 
-    /// Starts a file's worker. It begins when the one `before` it has ended.
+    /// Starts a file's worker. It begins when the worker `before` it has ended.
     fn worker(&self, stem: &str, before: Option<Ended>) -> Handle {
         let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
         let (end, ended) = oneshot::channel::<()>();
@@ -136,14 +146,14 @@ struct Worker {
     name_taken: bool,
     /// The last load failed because the file is not trusted, or others may change it.
     reason_is_of_trust: bool,
-    /// The last load was not carried to its end.
+    /// The last load did not end.
     overtaken: bool,
-    /// Files that others may change, as it was said.
+    /// Files that others may change, as reported.
     open_files: Vec<String>,
     /// Digest of the file that was read last.
     read: Option<String>,
     serving: Option<Serving>,
-    /// Versions before it whose calls may be under way.
+    /// Earlier versions with calls that may still run.
     drained: Drained,
 }
 
@@ -155,7 +165,7 @@ enum Refusal {
     Load(#[from] LoadError),
     #[error("the config was refused: {0}")]
     ConfigRefused(Problem),
-    #[error("the first look at its devices failed: {0}")]
+    #[error("the first discovery of its devices failed: {0}")]
     Discovery(Problem),
     #[error("driver name {name} is taken by {other}, which came first")]
     NameTaken { name: String, other: String },
@@ -184,7 +194,7 @@ impl Worker {
         tokio::pin!(stopped);
         loop {
             let order = tokio::select! {
-                // A load that does not begin is begun at the next start.
+                // A load that did not begin begins at the next start.
                 () = &mut stopped => return,
                 order = inbox.next() => order,
             };
@@ -201,13 +211,13 @@ impl Worker {
                 Some(Order::Again(Some(done))) => {
                     self.load("reload", &mut inbox).await;
                     if self.overtaken {
-                        inbox.put_back(Order::Again(Some(done)));
+                        inbox.return_order(Order::Again(Some(done)));
                         continue;
                     }
                     if let Some(serving) = &self.serving {
                         serving.looker.look().await;
                     }
-                    // The operator may have gone away.
+                    // The operator may no longer wait.
                     let _ = done.send(Ok(()));
                 }
                 Some(Order::Judge) => self.judge_again(&mut inbox).await,
@@ -223,7 +233,7 @@ impl Worker {
         self.shared.registry.update(DriverKind::Wasm, &self.source, change);
     }
 
-    /// Loads the files, unless newer ones come meanwhile or they go.
+    /// Loads the files, unless they change or go meanwhile.
     async fn load(&mut self, cause: &str, inbox: &mut Inbox) {
         let Some(files) = self.files.clone() else { return };
         if self.serving.is_none() {
@@ -232,12 +242,12 @@ impl Worker {
         let started = Instant::now();
         let vetting = Vetting::begin(&files).await;
         if let Some(grant) = vetting.grant() {
-            self.take_back(grant, cause);
+            self.revoke(grant, cause);
         }
         let tasks = self.shared.tasks.clone();
         self.overtaken = true;
         let room = tokio::select! {
-            // As below: it is begun at the next start, or by the next order.
+            // As below: it begins at the next start, or by the next order.
             () = tasks.stopped() => return,
             () = inbox.overtaken() => return,
             room = self.shared.memory.to_load(vetting.size()) => room,
@@ -245,9 +255,9 @@ impl Worker {
         let Looked { digest, vetted, .. } = self.vet(vetting, room).await;
         self.read = digest;
         let loaded = tokio::select! {
-            // A load that is not finished is begun at the next start.
+            // A load that did not end begins again at the next start.
             () = tasks.stopped() => return,
-            // What overtook it is the next order, and a compilation ends with the load.
+            // The newer files are the next order, and the compilation ends with this load.
             () = inbox.overtaken() => return,
             loaded = self.try_load(vetted) => loaded,
         };
@@ -309,7 +319,7 @@ impl Worker {
         let taken = |other| Refusal::NameTaken { name: name.to_string(), other };
         self.shared.registry.serve(&self.source, serving).map_err(taken)?;
         failpoint::pass(Point::DriverSwitched);
-        // Before the new one is shown: what the old one still finds out is not shown any more.
+        // Before the new version is shown: the old one reports nothing after this.
         let old = self.serving.take();
         if let Some(old) = &old {
             old.keeper.stop();
@@ -318,7 +328,7 @@ impl Worker {
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.show(|view| {
             describe(view, &driver);
-            // At once with the state: else somebody would see a driver serve that was refused before.
+            // Together with the state: else a serving driver would be shown with the old refusal.
             view.trust = Some(verdict.view());
             view.state = DriverState::Serving;
             view.reason = String::new();
@@ -330,7 +340,7 @@ impl Worker {
         self.show_verdict(&verdict);
         let keeper = self.shared.tasks.child();
         self.shared.registry.follow_conduct(&self.source, &name, driver.containment(), &keeper);
-        let looker = Keeper {
+        let looker = InventoryPoller {
             registry: self.shared.registry.clone(),
             source: self.source.clone(),
             driver: driver.clone(),
@@ -351,7 +361,7 @@ impl Worker {
     fn blocked(&mut self, driver: &WasmDriver, started: Instant, cause: &str) {
         self.name_taken = false;
         let missing = driver.missing_grants().to_vec();
-        let reason = format!("asks for more than it is granted: {}", missing.join("; "));
+        let reason = format!("requests more than it is granted: {}", missing.join("; "));
         self.refused(DriverState::Blocked, Some(driver), &reason, missing, started, cause);
     }
 
@@ -363,7 +373,7 @@ impl Worker {
         self.refused(DriverState::Failed, None, &chain(refusal), Vec::new(), started, cause);
     }
 
-    /// The old version goes on serving, if there is one, and the reason says what became of the new one.
+    /// The old version goes on serving, if there is one, and the reason explains why the new one does not.
     fn refused(
         &self,
         state: DriverState,
@@ -375,7 +385,7 @@ impl Worker {
     ) {
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let file = &self.source;
-        tracing::error!(file, state = state.as_str(), reason, "driver file not taken");
+        tracing::error!(file, state = state.as_str(), reason, "driver file refused");
         let goes_on = self.serving.as_ref().map(|serving| serving.goes_on(self.read.as_deref(), state));
         self.show(|view| {
             view.missing_grants = missing;
@@ -394,7 +404,7 @@ impl Worker {
         });
     }
 
-    /// The file is gone: its claims stay, and calls in flight finish.
+    /// The file is gone: its claims stay, and running calls end.
     fn leave(&mut self) {
         self.forget_trust();
         self.show(|view| view.state = DriverState::Draining);

@@ -1,4 +1,4 @@
-//! A public key: which kinds are taken, and whether a signature is of it.
+//! Public keys: the supported kinds, and the verification of signatures.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ const EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 const P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
 const ED25519: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.101.112");
 const RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
-/// What a PEM block of a `SubjectPublicKeyInfo` is called.
+/// The label of a PEM block with a `SubjectPublicKeyInfo`.
 const PUBLIC_KEY: &str = "PUBLIC KEY";
 
-/// Why something is no key that is taken.
+/// Why a key is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error("the key's file {} cannot be read", path.display())]
@@ -38,11 +38,11 @@ pub enum KeyError {
     Weak,
 }
 
-/// The SHA-256 of a key as the DER encoding has it.
+/// The SHA-256 of a key's DER encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyId([u8; 32]);
 
-/// Something to verify with.
+/// A public key.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct PublicKey {
     id: KeyId,
@@ -86,7 +86,7 @@ impl PublicKey {
         Self::parse(&text.map_err(|_| KeyError::NotText { path: path.to_owned() })?)
     }
 
-    /// Takes a PEM block; blanks around it do no harm.
+    /// Parses a PEM block; blanks around it are ignored.
     pub(super) fn parse(pem: &str) -> Result<Self, KeyError> {
         let (label, document) =
             Document::from_pem(pem.trim()).map_err(|error| KeyError::Pem(error.to_string()))?;
@@ -132,8 +132,8 @@ impl PublicKey {
         }
     }
 
-    /// Whether a signature is of this key over this content. For Ed25519 both ways in which cosign signs count: over the content
-    /// itself, and over its SHA-512 (Ed25519ph); a signature of one kind never fits the other.
+    /// Whether this key made the signature over this content. For Ed25519 both ways in which cosign signs are accepted: over the content itself,
+    /// and over its SHA-512 (Ed25519ph); a signature of one kind is never valid as the other.
     pub(super) fn signed(&self, content: &Content<'_>, signature: &[u8]) -> bool {
         match &self.material {
             Material::P256(key) => p256::ecdsa::Signature::from_der(signature)
@@ -150,7 +150,7 @@ impl PublicKey {
     }
 }
 
-/// What a key is of those that are not taken, for the operator who gave it.
+/// The kind of a refused key, for the operator.
 fn kind_of(info: &SubjectPublicKeyInfoRef<'_>) -> String {
     match info.algorithm.oid {
         RSA => "RSA".to_owned(),

@@ -1,6 +1,6 @@
-//! Reading a file that may be anything: once, whole, and nothing but a regular file.
+//! Reads a file that may be anything: once, whole, and only if it is a regular file.
 //!
-//! Blocking functions, called off the async threads. What is read is what counts: nobody opens the file a second time.
+//! Blocking functions, not for async threads. A file is opened once: the bytes that were read are the bytes that are used.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -17,9 +17,9 @@ use rustix::io::Errno;
 pub enum OpenError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("it is a link that leads out of its folder; links are followed inside it only")]
+    #[error("it is a link that leads out of its directory; links are followed inside it only")]
     LeadsOut,
-    #[error("it is no regular file")]
+    #[error("it is not a regular file")]
     NotRegular,
     #[error("it is larger than {0} bytes")]
     TooLarge(u64),
@@ -27,11 +27,11 @@ pub enum OpenError {
     Changed,
 }
 
-/// A file's content, and the file that it is of.
+/// A file's content, and facts about the file.
 #[derive(Debug)]
 pub struct Opened {
     pub bytes: Vec<u8>,
-    /// Where it is, without links.
+    /// Its path, without links.
     pub path: PathBuf,
     pub uid: u32,
     /// The bits of access.
@@ -44,12 +44,12 @@ pub fn open(path: &Path, max: u64) -> Result<Opened, OpenError> {
     read(file, max)
 }
 
-/// Reads a file of a folder. Links are followed as long as they stay in the folder: a mounted ConfigMap or Secret is made of them.
-pub fn open_in(folder: &Path, name: &OsStr, max: u64) -> Result<Opened, OpenError> {
+/// Reads a file of a directory. Links are followed as long as they stay in the directory: a mounted ConfigMap or Secret consists of them.
+pub fn open_in(directory: &Path, name: &OsStr, max: u64) -> Result<Opened, OpenError> {
     let at = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder, at, Mode::empty()).map_err(io::Error::from)?;
+    let directory = rustix::fs::open(directory, at, Mode::empty()).map_err(io::Error::from)?;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let file = rustix::fs::openat2(&folder, name, flags(), Mode::empty(), resolve);
+    let file = rustix::fs::openat2(&directory, name, flags(), Mode::empty(), resolve);
     let file = file.map_err(|errno| match errno {
         Errno::XDEV | Errno::LOOP => OpenError::LeadsOut,
         errno => OpenError::Io(errno.into()),
@@ -57,7 +57,7 @@ pub fn open_in(folder: &Path, name: &OsStr, max: u64) -> Result<Opened, OpenErro
     read(file, max)
 }
 
-/// A FIFO without a writer, or a terminal, must not keep the thread.
+/// A FIFO without a writer, or a terminal, must not block the thread.
 fn flags() -> OFlags {
     OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC
 }

@@ -1,7 +1,7 @@
-//! Who else may change a file: its owner and mode, and those of the folders that lead to it.
+//! Checks who else may change a file: its owner and mode, and those of the directories above it.
 //!
-//! Whoever may write a folder may put any file into it, and whoever may write the folder above may put another in its place. So
-//! all of them are to belong to root or to the daemon's user, and nobody else may write them.
+//! A user who may write a directory may put any file into it, and a user who may write its parent may replace it. So all of them have to
+//! belong to root or to the daemon's user, and no other user may write them.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -13,7 +13,7 @@ use super::open::Opened;
 const WRITE_OF_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// A file or folder that somebody else may change.
+/// A file or directory that another user may change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     pub path: PathBuf,
@@ -30,7 +30,7 @@ enum Kind {
     Writable,
 }
 
-/// What is wrong, and the command that mends it.
+/// The fault, and the command that repairs it.
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (path, shown) = (self.path.display(), quoted(&self.path));
@@ -45,7 +45,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A path as a shell takes it.
+/// A path, quoted for a shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     if text.chars().all(|c| c.is_alphanumeric() || "/._-+:@".contains(c)) {
@@ -54,7 +54,7 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// The faults of a folder and of those above it. One that is not there has none.
+/// The faults of a directory and of those above it. A missing one has none.
 pub fn of_folder(folder: &Path) -> Vec<Fault> {
     let Ok(folder) = folder.canonicalize() else { return Vec::new() };
     let me = rustix::process::geteuid().as_raw();
@@ -72,7 +72,7 @@ pub fn of_folder(folder: &Path) -> Vec<Fault> {
     faults
 }
 
-/// The faults of a file in a folder, and of those between them where the file is reached by a link.
+/// The faults of a file in a directory, and of the directories between them if the file is behind a link.
 pub fn of_file(opened: &Opened, folder: &Path) -> Vec<Fault> {
     let me = rustix::process::geteuid().as_raw();
     let own = Seen { uid: opened.uid, mode: opened.mode };

@@ -1,4 +1,4 @@
-//! The `trust` section of the daemon's config, as people write it.
+//! The `trust` section of the daemon's config, as it is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::key::{KeyError, PublicKey};
 use super::{Key, Mode, Names, Policy};
 use nodedock_model::limit;
 
-/// As it is written. `Policy` is what it comes to.
+/// The section as it is written. `Policy` is made of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Section {
@@ -28,7 +28,7 @@ struct KeyEntry {
     drivers: Option<Spanned<Vec<Spanned<String>>>>,
 }
 
-/// A section that cannot be taken.
+/// Why a section is refused.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}, column {column}: {message}")]
 pub struct SectionError {
@@ -44,7 +44,7 @@ fn at<T>(entry: &Spanned<T>, message: impl Into<String>) -> SectionError {
 }
 
 impl Section {
-    /// Checks everything and reads the keys; `folder` is where the config file is, and paths of keys are relative to it.
+    /// Checks everything and reads the keys; `folder` is the config file's directory, to which paths of keys are relative.
     pub fn check(&self, folder: &Path) -> Result<Policy, SectionError> {
         let mut keys: Vec<Key> = Vec::new();
         for entry in &self.keys {

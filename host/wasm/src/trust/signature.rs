@@ -1,13 +1,13 @@
-//! `NAME.wasm.sig`: what is in it, in each of the forms that tools write.
+//! Reads `NAME.wasm.sig` in each of the formats that tools write.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
-/// Bytes of the longest signature that is taken: an ECDSA one of P-256 in DER has 72.
+/// Bytes of the longest supported signature: one of ECDSA P-256 in DER has 72.
 const SIGNATURE_BYTES_MAX: usize = 128;
 
-/// Why a file holds no signature.
+/// Why a file is not a signature.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SignatureError {
     #[error("it is empty")]
@@ -22,8 +22,7 @@ pub enum SignatureError {
     Unknown(usize),
 }
 
-/// A bundle of cosign, of the format of Sigstore or of cosign's own before it. Whatever else it has, a certificate or an entry of a
-/// log, says nothing here: keys are the operator's.
+/// A bundle of cosign, in Sigstore's format or cosign's former one. Certificates and log entries in it are ignored: keys are the operator's.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Bundle {
@@ -46,7 +45,7 @@ pub(super) fn decode(content: &[u8]) -> Result<Vec<u8>, SignatureError> {
     }
 }
 
-/// `base64` breaks long lines, so blanks anywhere do no harm.
+/// `base64` breaks long lines, so blanks are ignored anywhere.
 fn of_base64(text: &[u8]) -> Option<Vec<u8>> {
     let text: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
     let decoded = STANDARD.decode(text).ok()?;

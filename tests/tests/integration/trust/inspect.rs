@@ -43,7 +43,7 @@ async fn inspect_tells_of_the_signature_by_a_key_and_by_a_config() {
     let pipe = root.path().join("pipe.wasm");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let text = root.cli(&["driver", "inspect", pipe.to_str().unwrap()]).await.failed(1);
-    assert!(text.contains("no regular file"), "{text}");
+    assert!(text.contains("not a regular file"), "{text}");
 }
 
 /// Runs a script where openssl is; its folder is the root.

@@ -1,4 +1,4 @@
-//! Orders of a file's worker, which it can look through while it works on one.
+//! The order queue of a file's worker, which the worker can inspect while it handles an order.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use super::{ORDERS_WAITING_MAX, Order};
 
 pub(super) struct Inbox {
     orders: mpsc::Receiver<Order>,
-    /// Received and not carried out, in order.
+    /// Received and not handled, in order.
     seen: VecDeque<Order>,
 }
 
@@ -17,7 +17,7 @@ impl Inbox {
         Self { orders, seen: VecDeque::new() }
     }
 
-    /// The next order. Nothing is lost if this is dropped.
+    /// The next order. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Order> {
         match self.seen.pop_front() {
             Some(order) => Some(order),
@@ -25,7 +25,7 @@ impl Inbox {
         }
     }
 
-    /// Whether newer files wait, or their end: the older ones are of no use any more.
+    /// Whether newer files wait, or their removal: the older ones are obsolete.
     pub(super) fn has_newer(&mut self) -> bool {
         while self.seen.len() < ORDERS_WAITING_MAX
             && let Ok(order) = self.orders.try_recv()
@@ -35,13 +35,13 @@ impl Inbox {
         self.seen.iter().any(|order| matches!(order, Order::Load(_) | Order::Gone))
     }
 
-    /// Has an order come once more, after those that wait.
-    pub(super) fn put_back(&mut self, order: Order) {
+    /// Returns an order to the queue, after those that wait.
+    pub(super) fn return_order(&mut self, order: Order) {
         self.seen.push_back(order);
     }
 
-    /// Resolves when the file is another or is gone, or another policy counts: what is under way with it may be of no use any more. The
-    /// order stays for `next`; nothing is lost if this is dropped.
+    /// Resolves when the file changes or goes, or the policy changes: the current work may be obsolete. The order stays for `next`. Cancel
+    /// safe.
     pub(super) async fn overtaken(&mut self) {
         while self.seen.len() < ORDERS_WAITING_MAX {
             let Some(order) = self.orders.recv().await else { break };
@@ -51,7 +51,7 @@ impl Inbox {
                 return;
             }
         }
-        // Nothing more is received: the work goes on to its end.
+        // The queue is closed: the work goes on to its end.
         std::future::pending().await
     }
 }
@@ -75,7 +75,7 @@ mod tests {
         orders.send(Order::Gone).await.unwrap();
         assert!(inbox.overtaken().now_or_never().is_some());
         assert!(inbox.has_newer());
-        inbox.put_back(Order::Again(None));
+        inbox.return_order(Order::Again(None));
         drop(orders);
         assert!(inbox.overtaken().now_or_never().is_none(), "nobody is left to overtake it");
         assert!(matches!(inbox.next().await, Some(Order::Again(None))));

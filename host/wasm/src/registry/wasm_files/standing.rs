@@ -1,5 +1,4 @@
-//! The version that serves: what is kept of it, what is said of it while a newer file is not taken, and its end when its grant is
-//! taken back.
+//! The serving version: how it is stored, how it is shown while a newer file is refused, and its end when its grant is revoked.
 
 use std::sync::{Arc, Weak};
 
@@ -14,7 +13,7 @@ use nodedock_core::registry::DriverState;
 use nodedock_model::Problem;
 use nodedock_model::grant::{self, Grant};
 
-/// Code of the condition that a version serves and could not be kept for its claims.
+/// Code of the condition that a serving version could not be stored for its claims.
 pub(super) const NOT_KEPT: &str = "driver-not-kept";
 
 pub(super) struct Serving {
@@ -25,19 +24,19 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// That it goes on although the file, whose digest is `read`, is not taken.
+    /// Says that it goes on although the file, whose digest is `read`, was refused.
     pub(super) fn goes_on(&self, read: Option<&str>, state: DriverState) -> String {
         let (version, digest, state) = (&self.driver.info().version, self.driver.digest(), state.as_str());
         let file = match read {
             None => "the new file".to_owned(),
-            Some(same) if same == digest => "the same file with what stands beside it now".to_owned(),
+            Some(same) if same == digest => "the same file with its current side files".to_owned(),
             Some(other) => format!("the new file ({other})"),
         };
         format!("version {version} ({digest}) goes on serving; {file} is {state}")
     }
 }
 
-/// Versions that were replaced and may have calls under way.
+/// Replaced versions with calls that may still run.
 #[derive(Default)]
 pub(super) struct Drained(Vec<Weak<WasmDriver>>);
 
@@ -47,20 +46,20 @@ impl Drained {
         self.0.push(Arc::downgrade(driver));
     }
 
-    fn take_back(&self, grant: &Grant) {
-        let standing = self.0.iter().filter_map(Weak::upgrade);
-        standing.filter(|driver| !beyond(driver, grant).is_empty()).for_each(|driver| driver.revoke());
+    fn revoke(&self, grant: &Grant) {
+        let running = self.0.iter().filter_map(Weak::upgrade);
+        running.filter(|driver| !beyond(driver, grant).is_empty()).for_each(|driver| driver.revoke());
     }
 }
 
-/// What a driver asks for beyond a grant.
+/// What a driver requests beyond a grant.
 fn beyond(driver: &WasmDriver, grant: &Grant) -> Vec<String> {
     let info = driver.info();
     grant::missing(&info.capabilities, &info.limits, grant)
 }
 
 impl Worker {
-    /// Keeps the code of a version for the claims that it will prepare. That it cannot be kept is no reason not to serve.
+    /// Stores the code of a version for the claims that it will prepare. A version that cannot be stored serves all the same.
     pub(super) async fn keep(
         &self,
         identity: &Arc<DriverIdentity>,
@@ -72,7 +71,7 @@ impl Worker {
             Ok(()) => shared.conditions.clear(NOT_KEPT, &self.source),
             Err(error) => {
                 let message = format!(
-                    "version {} serves, and is not kept for what it prepares: {}; `nodedock driver reload {}` tries again",
+                    "version {} serves, and is not stored for the claims that it prepares: {}; `nodedock driver reload {}` tries again",
                     identity.version,
                     chain(&error),
                     self.source
@@ -82,10 +81,10 @@ impl Worker {
         }
     }
 
-    /// Ends a version that asks for what is granted no more, before anything else is done: also where no other can take over. Those
-    /// that served before it may ask for more than it does.
-    pub(super) fn take_back(&mut self, grant: &Grant, cause: &str) {
-        self.drained.take_back(grant);
+    /// Ends a version that requests more than is granted now, before anything else, also when no other version can take over. Earlier versions
+    /// may request more than it does.
+    pub(super) fn revoke(&mut self, grant: &Grant, cause: &str) {
+        self.drained.revoke(grant);
         if let Some(serving) = &self.serving {
             self.shared.predecessors.granted(&serving.driver.info().name, &self.source, grant);
         }
@@ -93,7 +92,7 @@ impl Worker {
         let Some(serving) = self.serving.as_ref().filter(|_| !missing.is_empty()) else { return };
         serving.driver.revoke();
         let info = serving.driver.info();
-        let reason = format!("what it asks for was taken from its grant: {}", missing.join("; "));
+        let reason = format!("its grant no longer has what it requests: {}", missing.join("; "));
         let (name, version) = (info.name.clone(), info.version.clone());
         tracing::error!(driver = %name, version, reason, file = self.source, "driver stopped, its claims are kept");
         self.retire();
@@ -107,7 +106,7 @@ impl Worker {
         self.shared.registry.tell_devices(&name);
     }
 
-    /// Takes the version that serves out of service. Its calls in flight go on.
+    /// Takes the serving version out of service. Its running calls go on.
     pub(super) fn retire(&mut self) -> bool {
         self.shared.registry.retire(&self.source);
         let Some(serving) = self.serving.take() else { return false };
@@ -117,7 +116,7 @@ impl Worker {
         true
     }
 
-    /// Notes a version that serves no more.
+    /// Notes a version that no longer serves.
     pub(super) fn drained(&mut self, old: Serving) {
         let name = &old.driver.info().name;
         let now = self.serving.as_ref().map(|serving| &serving.driver.info().name);

@@ -1,4 +1,4 @@
-//! What trust has to do with a driver's files: what is said of them, and what happens when another policy counts.
+//! Trust in a driver's files: conditions about them, and judging them again when the policy changes.
 
 use std::path::Path;
 use std::time::Instant;
@@ -12,15 +12,15 @@ use crate::trust::Verdict;
 use crate::trust::place::Fault;
 use nodedock_model::Problem;
 
-/// Others may put files into the drivers folder.
+/// Other users may put files into the drivers directory.
 const FOLDER_OPEN: &str = "drivers-folder-open";
-/// Others may change a file of the drivers folder.
+/// Other users may change a file of the drivers directory.
 const FILE_OPEN: &str = "driver-file-open";
-/// A driver that is not trusted is loaded all the same, because trust is only warned of.
+/// A driver that is not trusted is loaded, because the mode is `warn`.
 const DISTRUSTED: &str = "driver-distrusted";
 
 impl WasmFiles {
-    /// Says what is wrong with the folder, and no more what was.
+    /// Sets conditions for the directory's faults, and clears those of former faults.
     pub(super) fn tell_place(&self, faults: &[Fault]) {
         let subject = |fault: &Fault| fault.path.display().to_string();
         let standing: Vec<_> = faults.iter().map(subject).collect();
@@ -32,7 +32,7 @@ impl WasmFiles {
 }
 
 impl Worker {
-    /// Reads the files to the end and judges them by the policy that counts now.
+    /// Reads all files and judges them by the current policy.
     pub(super) async fn vet(&mut self, vetting: Vetting, room: Room) -> Looked {
         let looked = vetting.end(self.shared.trust.policy(), room).await;
         self.tell_faults(&looked.faults);
@@ -51,13 +51,13 @@ impl Worker {
         }
     }
 
-    /// The verdict now that the driver's name is known. The policy may have changed while the driver was compiled.
+    /// Judges again, now that the driver's name is known. The policy may have changed while the driver was compiled.
     pub(super) fn judge_named(&self, verdict: &Verdict, name: &str) -> Result<Verdict, VetError> {
         let verdict = self.shared.trust.policy().judge_named(verdict, name);
         if verdict.refuses() { Err(VetError::Distrusted(Box::new(verdict))) } else { Ok(verdict) }
     }
 
-    /// Shows the verdict on what serves, or on the file where nothing does.
+    /// Shows the verdict on the serving version, or on the file where none serves.
     pub(super) fn show_verdict(&self, verdict: &Verdict) {
         self.show(|view| view.trust = Some(verdict.view()));
         if verdict.warns() {
@@ -68,14 +68,14 @@ impl Worker {
         }
     }
 
-    /// Nothing is said any more of a file that is gone.
+    /// Clears the conditions of a file that is gone.
     pub(super) fn forget_trust(&mut self) {
         self.tell_faults(&Vec::new());
         self.shared.conditions.clear(DISTRUSTED, &self.source);
     }
 
-    /// Another policy counts, or the folder is another's: what serves is judged by what was seen of it, then by its file if that is
-    /// the same still. What is trusted no more is drained as if its file were gone. What does not serve is tried again.
+    /// The policy, or the directory's owner or mode, has changed: the serving version is judged by the findings about it, then by its file if
+    /// that is unchanged. A version that is no longer trusted is drained as if its file were gone. A file that does not serve is loaded again.
     pub(super) async fn judge_again(&mut self, inbox: &mut Inbox) {
         let Some(files) = self.files.clone() else { return };
         let Some(serving) = &self.serving else {
@@ -103,7 +103,7 @@ impl Worker {
         }
     }
 
-    /// Whether the files may be loaded, and what is said of the driver's. Nothing of them stays in memory.
+    /// Whether the files may be loaded, and the verdict on the driver's. Their bytes do not stay in memory.
     async fn look_again(&mut self, files: &DriverFiles) -> (bool, Option<Verdict>) {
         let vetting = Vetting::begin(files).await;
         let room = self.shared.memory.to_judge(vetting.size()).await;
@@ -113,7 +113,7 @@ impl Worker {
         }
     }
 
-    /// Takes what serves from the managers. Its claims are kept, and calls in flight finish.
+    /// Takes the serving version out of service. Its claims are kept, and running calls end.
     fn distrust(&mut self, verdict: Verdict) {
         let started = Instant::now();
         self.show(|view| view.state = DriverState::Draining);

@@ -1,7 +1,7 @@
-//! The workers of the drivers folder, by the names of their files without `.wasm`.
+//! The workers of the drivers directory, by the names of their files without `.wasm`.
 //!
-//! A file that is gone may come back while its worker is still at something. The worker of the new file begins when that one has ended:
-//! what a worker takes out of service at its end is to be its own.
+//! A file that is gone may come back while its worker still runs. The worker of the new file begins when that one has ended, because a
+//! worker takes its driver out of service at its end.
 
 use std::collections::HashMap;
 
@@ -23,12 +23,12 @@ pub(super) struct Handle {
 #[derive(Default)]
 pub(super) struct Workers {
     at_work: HashMap<String, Handle>,
-    /// Those that were told that their file is gone.
+    /// Workers whose file is gone.
     leaving: HashMap<String, Ended>,
 }
 
 impl Workers {
-    /// Tells a file's worker to load it; `start` makes one where there is none, that begins when another has ended.
+    /// Has a file's worker load it; `start` makes a worker where there is none, which begins when the one before has ended.
     pub(super) async fn load(
         &mut self,
         files: DriverFiles,
@@ -41,7 +41,7 @@ impl Workers {
         tell(worker, Order::Load(files)).await;
     }
 
-    /// Tells a file's worker that it is gone.
+    /// Reports to a file's worker that the file is gone.
     pub(super) async fn leave(&mut self, stem: String) {
         self.leaving.retain(|_, ended| ended.try_recv() == Err(TryRecvError::Empty));
         if let Some(worker) = self.at_work.remove(&stem) {
@@ -50,14 +50,14 @@ impl Workers {
         }
     }
 
-    /// Tells one worker to load its file again, if it is there.
+    /// Has one worker load its file again, if there is one.
     pub(super) fn reload(&self, stem: &str, request: ReloadRequest) {
         if let Some(worker) = self.at_work.get(stem) {
             request.hand_to(&worker.orders, |done| Order::Again(Some(done)));
         }
     }
 
-    /// Tells all to look at their files again, but those who have no place left for it: they are about to.
+    /// Has all workers check their files again, but those whose queue is full: they will.
     pub(super) fn look_again(&self) {
         for place in self.at_work.values().filter_map(|worker| spare_place(&worker.orders)) {
             place.send(Order::Again(None));
@@ -85,7 +85,7 @@ mod tests {
         DriverFiles { stem: stem.to_owned(), wasm, grant: None, config: None, signature: None }
     }
 
-    /// A worker that a test plays.
+    /// A simulated worker.
     struct Played {
         orders: mpsc::Receiver<Order>,
         end: oneshot::Sender<()>,
