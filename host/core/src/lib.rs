@@ -1,13 +1,11 @@
-//! The core of the host: the driver traits, the checkpoint, CDI, the registry, and the managers of claims, devices and pods.
+//! The core of the host: the driver traits, the checkpoint, CDI, the registry, and the manager of claims, extended resources and pods.
 //!
 //! Knows no kind of driver and no caller: `nodedock-wasm` and `nodedock-native` bring drivers, `nodedock-kube` and the daemon bring requests.
 
 pub mod cdi;
 pub mod cdi_watch;
 pub mod checkpoint;
-pub mod claims;
-pub mod devices;
 pub mod driver;
-pub mod pods;
+pub mod manager;
 pub mod registry;
 pub mod sysfs;

@@ -23,9 +23,7 @@ use crate::pod_resources;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::checkpoint::Checkpoint;
-use nodedock_core::claims::Claims;
-use nodedock_core::devices::Devices;
-use nodedock_core::pods::Pods;
+use nodedock_core::manager::Manager;
 use nodedock_core::registry::Registry;
 
 pub use cluster::Cluster;
@@ -36,9 +34,7 @@ pub use probes::AtStart;
 #[derive(Clone)]
 pub struct Admin {
     pub registry: Registry,
-    pub claims: Claims,
-    pub devices: Devices,
-    pub pods: Pods,
+    pub manager: Arc<Manager>,
     pub checkpoint: Checkpoint,
     pub conditions: Conditions,
     pub pod_resources: Arc<pod_resources::Counters>,

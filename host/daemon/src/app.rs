@@ -7,7 +7,7 @@ mod turns;
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
 use tokio::net::TcpListener;
@@ -29,14 +29,15 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::cdi::{CdiDir, Durability};
 use nodedock_core::cdi_watch::{self, SpecEvent};
 use nodedock_core::checkpoint::Checkpoint;
-use nodedock_core::claims::source::{ClaimFolder, ClaimSource};
-use nodedock_core::claims::{ClaimParts, ClaimSettings, Claims, SharedTable, Values};
-use nodedock_core::devices::{self, DeviceHolders, DeviceParts, DeviceSettings, Devices};
 use nodedock_core::driver::NodeFacts;
-use nodedock_core::pods::{self, Pods};
+use nodedock_core::manager::claims::RecordedValues;
+use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
+use nodedock_core::manager::claims::table::ClaimTable;
+use nodedock_core::manager::devices;
+use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
 use nodedock_core::registry::Registry;
 use nodedock_core::sysfs::SysfsTree;
-use nodedock_model::{DriverName, ObjectRef, limit};
+use nodedock_model::limit;
 use nodedock_native::device_plugins::DevicePlugins;
 use nodedock_native::endpoints::Endpoints;
 use nodedock_native::grpc::PluginSteps;
@@ -148,9 +149,9 @@ impl Daemon {
         let pod_resources_listener = socket::bind(&config.paths.pod_resources).await?;
         let admin_listener = socket::bind(&config.paths.admin).await?;
         let admin_address = listen(config.admin_address).await?;
-        let left = pods::resources(&opened.pods);
         let unreadable = opened.unreadable_claims();
-        let table = SharedTable::new(opened.claims, opened.pods).with_unreadable(unreadable);
+        let table = ClaimTable::new(opened.claims, opened.pods).with_unreadable(unreadable);
+        let table = Arc::new(Mutex::new(table.with_released(opened.released)));
         let settings = WasmSettings {
             cache_dir: Some(config.paths.cache.clone()),
             compiler: Compiler::this_program(),
@@ -159,8 +160,9 @@ impl Daemon {
             node: node.clone(),
         };
         let sysfs = SysfsTree::open(&settings.sysfs_root).context("open /sys")?;
-        let values = Values::new(opened.values, &node.boot_id, opened.checkpoint.clone(), sysfs);
-        let host = WasmHost::new(settings, Arc::new(table.clone()), Arc::new(values.clone()))
+        let values = RecordedValues::new(opened.values, &node.boot_id, opened.checkpoint.clone(), sysfs);
+        let values = Arc::new(values);
+        let host = WasmHost::new(settings, table.clone(), values.clone())
             .context("set up the sandbox for drivers")?;
         let registry = Registry::with_conditions(changes.clone(), conditions.clone());
         let trust = Trust::new(config.file.policy.clone());
@@ -173,37 +175,20 @@ impl Daemon {
             Some(kubernetes) => Some(cluster::connect(kubernetes, &registry, &conditions, &intake).await?),
             None => None,
         };
-        let claims = Claims::new(ClaimParts {
-            table,
-            released: opened.released,
+        let manager = Manager::new(ManagerParts {
+            claims: table,
+            allocations: opened.allocations,
+            checkpoint: opened.checkpoint.clone(),
             values,
             cdi,
             registry: registry.clone(),
             source: claim_source(&config, connected.as_ref()),
-            settings: ClaimSettings {
-                node: node.clone(),
-                exclusive_wait: config.exclusive_wait,
-                call_deadline: config.call_deadline,
-            },
+            settings: manager_settings(&config, node.clone()),
             changes: changes.clone(),
             conditions: conditions.clone(),
             tasks: work.clone(),
         });
-        claims.start(watch_specs(&config, &intake));
-        let holders = Arc::new(ClaimHolders { claims: claims.clone(), registry: registry.clone() });
-        let devices = Devices::new(DeviceParts {
-            records: opened.allocations,
-            left,
-            checkpoint: opened.checkpoint.clone(),
-            registry: registry.clone(),
-            holders: holders.clone(),
-            settings: device_settings(&config),
-            changes: changes.clone(),
-            conditions: conditions.clone(),
-            tasks: work.clone(),
-        });
-        devices.start();
-        let pods = Pods::new(claims.clone(), devices.clone(), work.clone());
+        manager.start(watch_specs(&config, &intake));
         let at_start = Arc::new(AtStart::look(&config.paths.drivers, &config.paths.plugins_registry));
         watch_config(&config, &drivers, trust.clone(), conditions.clone());
         let wasm = WasmFiles {
@@ -219,20 +204,14 @@ impl Daemon {
         watch_drivers(&config, &drivers, wasm);
         let device_plugins = DevicePlugins::default();
         watch_plugins(&config, &drivers, registry.clone(), device_plugins.clone());
-        serve_device_plugins(&config, &drivers, devices.clone(), device_plugins).await?;
+        serve_device_plugins(&config, &drivers, manager.clone(), device_plugins).await?;
         let counters = Arc::new(pod_resources::Counters::default());
-        let pod_resources = PodResources {
-            pods: pods.clone(),
-            devices: devices.clone(),
-            counters: counters.clone(),
-            tasks: intake.clone(),
-        };
+        let pod_resources =
+            PodResources { manager: manager.clone(), counters: counters.clone(), tasks: intake.clone() };
         let faces = match connected {
             Some(connected) => connected.start(&cluster::Parts {
                 config: &config,
-                claims: claims.clone(),
-                devices: devices.clone(),
-                holders,
+                manager: manager.clone(),
                 registry: registry.clone(),
                 changes: changes.clone(),
                 conditions: conditions.clone(),
@@ -243,9 +222,7 @@ impl Daemon {
         };
         let admin = Admin {
             registry: registry.clone(),
-            claims: claims.clone(),
-            devices: devices.clone(),
-            pods: pods.clone(),
+            manager: manager.clone(),
             checkpoint: opened.checkpoint.clone(),
             conditions: conditions.clone(),
             pod_resources: counters,
@@ -254,9 +231,7 @@ impl Daemon {
             tasks: intake.clone(),
         };
         let api = NodeApi {
-            claims,
-            devices,
-            pods,
+            manager,
             registry,
             changes,
             conditions,
@@ -297,29 +272,18 @@ impl Daemon {
 fn claim_source(config: &Config, connected: Option<&Connected>) -> Arc<dyn ClaimSource> {
     match connected {
         Some(connected) => connected.source(),
-        None => Arc::new(ClaimFolder::new(config.paths.claims.clone())),
+        None => Arc::new(ClaimDirectory::new(config.paths.claims.clone())),
     }
 }
 
-/// What the device manager asks the claim manager: the two do not know each other.
-struct ClaimHolders {
-    claims: Claims,
-    registry: Registry,
-}
-
-impl DeviceHolders for ClaimHolders {
-    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
-        let identity = self.registry.device(driver, pool, device).map(|device| device.identity);
-        self.claims.keepers_of(driver, pool, device, &identity.unwrap_or_default())
-    }
-}
-
-fn device_settings(config: &Config) -> DeviceSettings {
+fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
     let nodes = std::fs::read_to_string("/sys/devices/system/node/online").ok();
-    DeviceSettings {
+    ManagerSettings {
+        node,
+        exclusive_wait: config.exclusive_wait,
         call_deadline: config.call_deadline,
         pre_start_deadline: limit::PRE_START,
-        grace: limit::RESOURCE_GRACE,
+        resource_grace: limit::RESOURCE_GRACE,
         // A kernel without NUMA has no such file, and one node.
         numa_nodes: nodes.and_then(|text| devices::parse_nodes(&text)).unwrap_or_else(|| vec![0]),
         host_root: "/".into(),
@@ -368,12 +332,12 @@ fn watch_specs(config: &Config, tasks: &Tasks) -> mpsc::Receiver<SpecEvent> {
 async fn serve_device_plugins(
     config: &Config,
     tasks: &Tasks,
-    devices: Devices,
+    manager: Arc<Manager>,
     registered: DevicePlugins,
 ) -> Result<()> {
     let folder = config.paths.device_plugins.clone();
     let listener = registration::listen(&folder).await?;
-    let endpoints = Endpoints::new(devices, PluginSteps::default(), tasks.clone());
+    let endpoints = Endpoints::new(manager, PluginSteps::default(), tasks.clone());
     tasks.spawn("device-plugin-sockets", endpoints.clone().follow(registered));
     tasks.spawn("device-plugin-api", registration::serve(listener, folder, endpoints, tasks.clone()));
     Ok(())

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use nodedock_proto::node::v1;
 
 use nodedock_base::conditions::Condition;
-use nodedock_core::claims::{ClaimOutcome, PodSelector};
-use nodedock_core::pods::{ContainerAnswer, PodOutcome, PodView};
+use nodedock_core::manager::claims::{ClaimOutcome, PodSelector};
+use nodedock_core::manager::{ContainerAnswer, PodOutcome, PodView};
 use nodedock_core::registry::{DriverView, NativeView, TrustView};
 use nodedock_model::{
     AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim, ClaimRecord,

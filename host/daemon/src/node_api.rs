@@ -1,6 +1,7 @@
 //! The node API on its Unix socket.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use nodedock_proto::node::v1;
 use nodedock_proto::node::v1::node_server::{Node, NodeServer};
@@ -19,19 +20,16 @@ use nodedock_base::grpc::{begin, status};
 use nodedock_base::tasks::Tasks;
 use nodedock_base::users;
 use nodedock_core::checkpoint::Checkpoint;
-use nodedock_core::claims::Claims;
-use nodedock_core::devices::{Capacity, Devices, ResourceSource, ResourceView};
 use nodedock_core::driver::{Driver, NodeFacts};
-use nodedock_core::pods::{PodView, Pods};
+use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
+use nodedock_core::manager::{Manager, PodView};
 use nodedock_core::registry::Registry;
 use nodedock_model::{Caller, DriverName, ExtendedResource, ObjectRef, Problem, limit};
 
 /// What the API translates to.
 #[derive(Clone)]
 pub struct NodeApi {
-    pub claims: Claims,
-    pub devices: Devices,
-    pub pods: Pods,
+    pub manager: Arc<Manager>,
     pub registry: Registry,
     pub changes: Changes,
     pub conditions: Conditions,
@@ -75,7 +73,7 @@ impl Node for NodeApi {
     async fn prepare_pod(&self, request: Request<v1::PreparePodRequest>) -> Answer<v1::PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
-        let outcome = self.pods.prepare_pod(pod, inline, request_id).await;
+        let outcome = self.manager.prepare_pod(pod, inline, request_id).await;
         Ok(Response::new(convert::prepared(&outcome)))
     }
 
@@ -86,7 +84,7 @@ impl Node for NodeApi {
         let request_id = begin("UnpreparePod", &request);
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
-        let outcomes = self.pods.unprepare_pod(selector, request_id).await.map_err(refuse)?;
+        let outcomes = self.manager.unprepare_pod(selector, request_id).await.map_err(refuse)?;
         Ok(Response::new(convert::unprepared(&pod.unwrap_or_default(), &outcomes)))
     }
 
@@ -98,9 +96,9 @@ impl Node for NodeApi {
         let wanted = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
         let wanted = wanted.map_err(refuse)?;
         let outcome = if request.get_ref().dry_run {
-            self.claims.look_at_release(&wanted).await
+            self.manager.look_at_release(&wanted).await
         } else {
-            self.claims.release_claim(wanted, request_id).await
+            self.manager.release_claim(wanted, request_id).await
         };
         Ok(Response::new(convert::release_outcome(&outcome.map_err(refuse)?)))
     }
@@ -111,12 +109,12 @@ impl Node for NodeApi {
     ) -> Answer<v1::PreparePodResponse> {
         begin("GetPodDevices", &request);
         let pod = request.into_inner().pod.unwrap_or_default();
-        let view = self.pods.pod(&pod.uid).ok_or_else(|| {
+        let view = self.manager.pod(&pod.uid).ok_or_else(|| {
             let message =
                 format!("pod {}/{} (UID {:?}) holds nothing here", pod.namespace, pod.name, pod.uid);
             refuse(Problem::not_found("no-such-pod", message))
         })?;
-        self.pods.check_files_of(&pod.uid).await.map_err(refuse)?;
+        self.manager.check_files_of(&pod.uid).await.map_err(refuse)?;
         Ok(Response::new(convert::known_pod(&view)))
     }
 
@@ -125,7 +123,7 @@ impl Node for NodeApi {
         request: Request<v1::PodMightNeedUnprepareRequest>,
     ) -> Answer<v1::PodMightNeedUnprepareResponse> {
         begin("PodMightNeedUnprepare", &request);
-        let might = self.pods.might_need_unprepare(&request.get_ref().pod_uid);
+        let might = self.manager.might_need_unprepare(&request.get_ref().pod_uid);
         Ok(Response::new(v1::PodMightNeedUnprepareResponse { might }))
     }
 
@@ -136,7 +134,7 @@ impl Node for NodeApi {
         let request_id = begin("StartContainer", &request);
         let request = request.into_inner();
         let (pod, container) = convert::start_request(request).map_err(refuse)?;
-        let answer = self.pods.start_container(pod, container, request_id).await.map_err(refuse)?;
+        let answer = self.manager.start_container(pod, container, request_id).await.map_err(refuse)?;
         Ok(Response::new(convert::container_devices(&answer)))
     }
 
@@ -145,7 +143,7 @@ impl Node for NodeApi {
         request: Request<v1::GetCapacityRequest>,
     ) -> Answer<v1::GetCapacityResponse> {
         begin("GetCapacity", &request);
-        Ok(Response::new(convert::capacity(&self.devices.capacity(), &self.pods.pods())))
+        Ok(Response::new(convert::capacity(&self.manager.capacity(), &self.manager.pods())))
     }
 
     async fn get_topology_hints(
@@ -155,7 +153,7 @@ impl Node for NodeApi {
         begin("GetTopologyHints", &request);
         let pod = convert::resources_request(request.get_ref()).map_err(refuse)?;
         let scope = convert::hint_scope(&request.get_ref().scope).map_err(refuse)?;
-        Ok(Response::new(convert::hints(&self.devices.hints(&pod, scope))))
+        Ok(Response::new(convert::hints(&self.manager.hints(&pod, scope))))
     }
 
     async fn cover_allocated(
@@ -165,7 +163,7 @@ impl Node for NodeApi {
         begin("CoverAllocated", &request);
         let request = request.into_inner();
         let (pod, mut allocatable) = convert::cover_request(&request).map_err(refuse)?;
-        self.devices.cover_allocated(&pod, &mut allocatable);
+        self.manager.cover_allocated(&pod, &mut allocatable);
         Ok(Response::new(convert::covered(request, allocatable)))
     }
 
@@ -191,7 +189,7 @@ impl Node for NodeApi {
         let wanted = &request.get_ref().driver;
         let drivers = self.registry.all_serving().into_iter();
         let drivers = drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
-        let (capacity, pods) = (self.devices.capacity(), self.pods.pods());
+        let (capacity, pods) = (self.manager.capacity(), self.manager.pods());
         let mut devices: Vec<_> = drivers.flat_map(|driver| self.devices(&driver, &pods)).collect();
         let of_plugins = plugin_devices(&capacity);
         devices.extend(of_plugins.filter(|device| wanted.is_empty() || device.driver == *wanted));
@@ -207,15 +205,15 @@ impl Node for NodeApi {
                     || id.name.as_str() == request.name
                     || id.uid.as_str() == request.name)
         };
-        let (boot_id, with_timeline) = (self.claims.boot_id(), request.with_timeline);
-        let claims = self.claims.list().into_iter().filter(|claim| wanted(&claim.id));
-        let status = |claim| convert::claim_status(&self.claims.view(claim), boot_id, with_timeline);
+        let (boot_id, with_timeline) = (self.manager.boot_id(), request.with_timeline);
+        let claims = self.manager.claims().into_iter().filter(|claim| wanted(&claim.id));
+        let status = |claim| convert::claim_status(&self.manager.claim_view(claim), boot_id, with_timeline);
         let mut answer =
             v1::ListClaimsResponse { claims: claims.map(status).collect(), ..Default::default() };
         if with_timeline {
-            let released = self.claims.released().into_iter().filter(|released| wanted(&released.id));
+            let released = self.manager.released_claims().into_iter().filter(|released| wanted(&released.id));
             answer.released = released.map(|released| convert::released_claim(&released)).collect();
-            let refused = self.claims.refused().into_iter().filter(|refused| wanted(&refused.claim));
+            let refused = self.manager.refused_claims().into_iter().filter(|refused| wanted(&refused.claim));
             answer.refused = refused.map(|refused| convert::refused_claim(&refused)).collect();
         }
         Ok(Response::new(answer))
@@ -223,14 +221,14 @@ impl Node for NodeApi {
 
     async fn list_pods(&self, request: Request<v1::ListPodsRequest>) -> Answer<v1::ListPodsResponse> {
         begin("ListPods", &request);
-        let pods = self.pods.pods().iter().map(convert::pod_status).collect();
+        let pods = self.manager.pods().iter().map(convert::pod_status).collect();
         Ok(Response::new(v1::ListPodsResponse { pods }))
     }
 
     async fn get_node(&self, request: Request<v1::GetNodeRequest>) -> Answer<v1::NodeStatus> {
         begin("GetNode", &request);
         let mut claims = BTreeMap::new();
-        for claim in self.claims.list() {
+        for claim in self.manager.claims() {
             *claims.entry(claim.state.as_str().to_owned()).or_insert(0) += 1;
         }
         Ok(Response::new(v1::NodeStatus {
@@ -240,7 +238,7 @@ impl Node for NodeApi {
             started_ms: self.started_ms,
             drivers_serving: convert::count(self.registry.all_serving().len()),
             claims,
-            pods: convert::count(self.pods.pods_count()),
+            pods: convert::count(self.manager.pods_count()),
             conditions: self.conditions.list().iter().map(convert::condition).collect(),
         }))
     }
@@ -293,7 +291,7 @@ impl NodeApi {
             for (device_name, device) in &pool.devices {
                 let health = published.health.get(&(pool_name.clone(), device_name.clone()));
                 let health = health.cloned().unwrap_or_default();
-                let claims = self.claims.holders_of(name, pool_name.as_str(), device_name.as_str());
+                let claims = self.manager.users_of_device(name, pool_name.as_str(), device_name.as_str());
                 let resource = pool.extended_resource.as_ref();
                 let users = resource
                     .and_then(|resource| users.get(&(resource, format!("{pool_name}/{device_name}"))));

@@ -21,8 +21,7 @@ use tonic::{Request, Response, Status};
 use nodedock_base::error::chain;
 use nodedock_base::grpc::begin;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::devices::Devices;
-use nodedock_core::pods::Pods;
+use nodedock_core::manager::Manager;
 use nodedock_model::{ObjectName, limit};
 
 use rate::Bucket;
@@ -30,8 +29,7 @@ use rate::Bucket;
 /// What the API answers from.
 #[derive(Clone)]
 pub struct PodResources {
-    pub pods: Pods,
-    pub devices: Devices,
+    pub manager: Arc<Manager>,
     pub counters: Arc<Counters>,
     pub tasks: Tasks,
 }
@@ -99,7 +97,7 @@ impl server::PodResourcesLister for Face {
     ) -> Answer<v1::ListPodResourcesResponse> {
         begin("PodResources.v1.List", &request);
         count(&self.counters.list, "list");
-        let pod_resources = self.api.pods.pods().iter().map(assemble::pod).collect();
+        let pod_resources = self.api.manager.pods().iter().map(assemble::pod).collect();
         Ok(Response::new(v1::ListPodResourcesResponse { pod_resources }))
     }
 
@@ -109,7 +107,7 @@ impl server::PodResourcesLister for Face {
     ) -> Answer<v1::AllocatableResourcesResponse> {
         begin("PodResources.v1.GetAllocatableResources", &request);
         count(&self.counters.get_allocatable, "get allocatable");
-        Ok(Response::new(assemble::allocatable(&self.api.devices.capacity())))
+        Ok(Response::new(assemble::allocatable(&self.api.manager.capacity())))
     }
 
     async fn get(&self, request: Request<v1::GetPodResourcesRequest>) -> Answer<v1::GetPodResourcesResponse> {
@@ -117,7 +115,8 @@ impl server::PodResourcesLister for Face {
         count(&self.counters.get, "get");
         let v1::GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
         let names = ObjectName::new(&pod_namespace).ok().zip(ObjectName::new(&pod_name).ok());
-        let pods = names.map(|(namespace, name)| self.api.pods.named(namespace, name)).unwrap_or_default();
+        let pods =
+            names.map(|(namespace, name)| self.api.manager.pods_named(namespace, name)).unwrap_or_default();
         let found = assemble::staying(&pods).ok_or_else(|| {
             count(&self.counters.get_errors, "get error");
             Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found"))
@@ -134,7 +133,7 @@ impl server_v1alpha1::PodResourcesLister for Face {
     ) -> Answer<v1alpha1::ListPodResourcesResponse> {
         begin("PodResources.v1alpha1.List", &request);
         count(&self.counters.list_v1alpha1, "list");
-        let pod_resources = self.api.pods.pods().iter().map(assemble::pod_v1alpha1).collect();
+        let pod_resources = self.api.manager.pods().iter().map(assemble::pod_v1alpha1).collect();
         Ok(Response::new(v1alpha1::ListPodResourcesResponse { pod_resources }))
     }
 }

@@ -23,7 +23,7 @@ use known::{Key, Known, Word};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::claims::source::ClaimSource;
+use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_model::{Claim, ObjectName, ObjectRef, Problem, Uid, limit};
 
 /// How far one who is told of lost claims may fall behind: more than there are claims that are known.

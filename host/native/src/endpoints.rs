@@ -34,8 +34,9 @@ use tokio_util::sync::CancellationToken;
 use crate::grpc::{DevicePlugin, PluginSteps};
 use keeper::{Keeper, Order};
 use nodedock_base::tasks::Tasks;
-use nodedock_core::devices::{Devices, PluginId};
 use nodedock_core::driver::DeviceDriver;
+use nodedock_core::manager::Manager;
+use nodedock_core::manager::devices::PluginId;
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, limit};
 pub use place::Place;
 
@@ -64,11 +65,11 @@ pub trait PluginSink: Clone + Send + Sync + 'static {
     fn plugin_left(&self, id: &Self::Id, why: &Problem);
 }
 
-impl PluginSink for Devices {
+impl PluginSink for Arc<Manager> {
     type Id = PluginId;
 
     fn plugin_called(&self, resource: &ExtendedResource) {
-        Self::plugin_called(self, resource);
+        Manager::plugin_called(self, resource);
     }
 
     fn plugin_arrived(
@@ -77,15 +78,15 @@ impl PluginSink for Devices {
         source: PathBuf,
         driver: Arc<dyn DeviceDriver>,
     ) -> PluginId {
-        Self::plugin_arrived(self, resource, source, driver)
+        Manager::plugin_arrived(self, resource, source, driver)
     }
 
     fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
-        Self::plugin_listed(self, id, devices);
+        Manager::plugin_listed(self, id, devices);
     }
 
     fn plugin_left(&self, id: &PluginId, why: &Problem) {
-        Self::plugin_left(self, id, why);
+        Manager::plugin_left(self, id, why);
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) async fn a_claim_of_a_driver_that_is_gone_is_released_and_does_not_co
     assert!(done.contains("not told") && done.contains("script/ok"), "{done}");
     scene.see(&[]).await;
     assert_eq!((scene.daemon.pods().await, scene.daemon.cdi_files()), (vec![], vec![]));
-    assert!(scene.daemon.log().contains("claim released by hand"));
+    assert!(scene.daemon.log().contains("claim released by force"));
 
     scene.daemon.crash().await;
     let entry = released(&scene).await;

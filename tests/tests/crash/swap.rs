@@ -145,7 +145,7 @@ async fn play(daemon: &mut Daemon, point: Point, pass: u32) -> bool {
 }
 
 fn given_up(daemon: &Daemon) -> usize {
-    daemon.log().matches("claim given up by the version that prepared it").count()
+    daemon.log().matches("claim unprepared by the version that prepared it").count()
 }
 
 async fn again(daemon: &mut Daemon) {

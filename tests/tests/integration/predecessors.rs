@@ -6,7 +6,7 @@ use nodedock_tests::versions::{FILE, claim, script, with_unprepare};
 
 /// Failures after which a driver is left alone.
 const FAILURES: usize = 5;
-const GIVEN_UP: &str = "claim given up by the version that prepared it";
+const GIVEN_UP: &str = "claim unprepared by the version that prepared it";
 
 /// A daemon on which version `v1` has prepared a claim for a pod of the same name.
 async fn with_claim(name: &str) -> (Daemon, String) {

@@ -198,17 +198,17 @@ fn tell_node(admin: &Admin, told: &mut Told<'_>) -> Result<(), Error> {
     let mut claims: BTreeMap<_, u64> = [ClaimState::Preparing, ClaimState::Prepared, ClaimState::Unpreparing]
         .map(|s| ([s.as_str()], 0))
         .into();
-    for claim in admin.claims.list() {
+    for claim in admin.manager.claims() {
         *claims.entry([claim.state.as_str()]).or_default() += 1;
     }
     told.gauges(families::CLAIMS, claims)?;
-    told.gauges(families::PODS, [(NO_LABELS, admin.pods.pods_count())])?;
+    told.gauges(families::PODS, [(NO_LABELS, admin.manager.pods_count())])?;
     let mut conditions: BTreeMap<[String; 1], u64> = BTreeMap::new();
     for condition in admin.conditions.list() {
         *conditions.entry([condition.problem.code]).or_default() += 1;
     }
     told.gauges(families::CONDITIONS, conditions)?;
-    told.counters(families::CDI_AGAIN, [(NO_LABELS, admin.claims.stats().files_rendered_again)])
+    told.counters(families::CDI_AGAIN, [(NO_LABELS, admin.manager.claim_stats().files_rendered_again)])
 }
 
 fn tell_checkpoint(admin: &Admin, told: &mut Told<'_>) -> Result<(), Error> {
@@ -220,7 +220,7 @@ fn tell_checkpoint(admin: &Admin, told: &mut Told<'_>) -> Result<(), Error> {
 }
 
 fn tell_claims(admin: &Admin, drivers: &Drivers, told: &mut Told<'_>) -> Result<(), Error> {
-    let stats = admin.claims.stats();
+    let stats = admin.manager.claim_stats();
     let operations = [("PrepareResources", stats.prepares), ("UnprepareResources", stats.unprepares)];
     let operations = operations
         .into_iter()
@@ -231,7 +231,7 @@ fn tell_claims(admin: &Admin, drivers: &Drivers, told: &mut Told<'_>) -> Result<
     });
     told.histograms(families::DRA_RPCS, rpcs)?;
     let mut in_use: BTreeMap<[String; 1], u64> = BTreeMap::from([(["<any>".to_owned()], 0)]);
-    for claim in admin.claims.list().iter().filter(|claim| claim.state == ClaimState::Prepared) {
+    for claim in admin.manager.claims().iter().filter(|claim| claim.state == ClaimState::Prepared) {
         let drivers = claim.drivers.keys().map(ToString::to_string).chain(["<any>".to_owned()]);
         drivers.for_each(|driver| *in_use.entry([driver]).or_default() += 1);
     }
@@ -239,7 +239,7 @@ fn tell_claims(admin: &Admin, drivers: &Drivers, told: &mut Told<'_>) -> Result<
 }
 
 fn tell_devices(admin: &Admin, told: &mut Told<'_>) -> Result<(), Error> {
-    let stats = admin.devices.stats();
+    let stats = admin.manager.device_stats();
     let registrations = stats.registrations.into_iter().map(|(resource, count)| ([resource], count));
     told.counters(families::REGISTRATIONS, registrations)?;
     let allocations = stats.allocations.into_iter().map(|(resource, seconds)| ([resource], seconds));

@@ -82,11 +82,11 @@ impl Held {
 }
 
 async fn look_at(admin: Admin, held: Held) -> Wrong {
-    let (pods, devices) = (admin.pods.clone(), admin.devices.clone());
+    let manager = admin.manager.clone();
     // The pods' count takes the lock of their claims too.
     let pods = held.answers(move || {
-        pods.pods_count();
-        devices.capacity();
+        manager.pods_count();
+        manager.capacity();
     });
     let drivers = async {
         match &admin.cluster {

@@ -24,9 +24,8 @@ use crate::config::{Config, KubernetesConfig};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::claims::Claims;
-use nodedock_core::claims::source::ClaimSource;
-use nodedock_core::devices::{DeviceHolders, Devices};
+use nodedock_core::manager::Manager;
+use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
 use nodedock_kube::api::{Api, ApiConfig, ApiExchange, Pace};
 use nodedock_kube::bridge::plugins::{OwnPod, Plugins, PluginsParts, PoolsOfDrivers};
@@ -53,9 +52,7 @@ pub(super) struct Connected {
 /// What the faces stand on.
 pub(super) struct Parts<'a> {
     pub(super) config: &'a Config,
-    pub(super) claims: Claims,
-    pub(super) devices: Devices,
-    pub(super) holders: Arc<dyn DeviceHolders>,
+    pub(super) manager: Arc<Manager>,
     pub(super) registry: Registry,
     pub(super) changes: Changes,
     pub(super) conditions: Conditions,
@@ -135,13 +132,13 @@ impl Connected {
         events::follow(&parts.tasks, events.clone(), conditions.clone(), &parts.changes);
         let statuses = Statuses::start(&parts.tasks, exchange.clone(), conditions.clone());
         let feed = StatusFeed {
-            claims: parts.claims.clone(),
+            claims: parts.manager.clone(),
             pools: self.pools.clone(),
             statuses: statuses.clone(),
         };
         parts.tasks.spawn("status-feed", feed.run(parts.tasks.clone()));
         let kubelet = Arc::new(KubeletClaims {
-            claims: parts.claims.clone(),
+            claims: parts.manager.clone(),
             pools: self.pools.clone(),
             gate: gate.clone(),
             events: events.clone(),
@@ -154,7 +151,7 @@ impl Connected {
         let plugins = self.plugins(parts, kubelet.clone(), &tasks)?;
         let reconcile = Reconcile::start(&parts.tasks, exchange, node, kubelet);
         let held = HeldFeed {
-            claims: parts.claims.clone(),
+            claims: parts.manager.clone(),
             api_claims: self.claims.clone(),
             reconcile: reconcile.clone(),
             changes: parts.changes.clone(),
@@ -201,7 +198,7 @@ impl Connected {
     }
 
     fn bridge(&self, parts: &Parts<'_>, claims: Arc<KubeletClaims>, tasks: &Tasks) -> Result<Bridge> {
-        let held = parts.claims.held_for_kubelet().into_iter().flat_map(|held| held.drivers);
+        let held = parts.manager.held_for_kubelet().into_iter().flat_map(|held| held.drivers);
         let bridge = Bridge::new(BridgeParts {
             root: self.config.kubelet_root.clone(),
             instance: parts.config.instance.clone(),
@@ -225,11 +222,11 @@ impl Connected {
             instance: parts.config.instance.clone(),
             own_pod: own_pod.map(|pod| OwnPod { namespace: pod.namespace, name: pod.name }),
             pools: Arc::new(PoolsOfDrivers {
-                devices: parts.devices.clone(),
+                devices: parts.manager.clone(),
                 registry: parts.registry.clone(),
             }),
             claims,
-            holders: parts.holders.clone(),
+            holders: parts.manager.clone(),
             changes: parts.changes.clone(),
             conditions: parts.conditions.clone(),
             tasks: tasks.clone(),

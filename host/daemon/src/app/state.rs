@@ -11,7 +11,7 @@ use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_core::cdi::{self, CdiDir, Rebuilt};
 use nodedock_core::checkpoint::{self, Change, Opened, Skipped};
-use nodedock_core::claims::machine;
+use nodedock_core::manager::claims::machine;
 use nodedock_model::Problem;
 
 /// Keys of unreadable records that a condition names; the log has all of them.

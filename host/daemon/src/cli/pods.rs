@@ -15,7 +15,7 @@ use super::get::split;
 use super::output::Format;
 use super::{CliError, Outcome, Place};
 use crate::convert;
-use nodedock_core::claims::manifest::{self, Objects};
+use nodedock_core::manager::claims::manifest::{self, Objects};
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, ClaimReference, Consumer, ContainerClaim, DeviceName, DriverName,
     ObjectName, ObjectRef, PodContainer, PodRequest, PoolName, Uid,

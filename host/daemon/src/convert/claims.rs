@@ -3,7 +3,7 @@
 use nodedock_proto::node::v1;
 
 use super::{consumer_message, missing, object_message, problem, values, wrong};
-use nodedock_core::claims::{ClaimView, RefusedClaim, ReleaseOutcome, ReleaseRequest, Retry};
+use nodedock_core::manager::claims::{ClaimView, RefusedClaim, ReleaseOutcome, ReleaseRequest, Retry};
 use nodedock_model::{
     Caller, ClaimRecord, DriverName, DriverPart, ObjectName, Problem, ReleaseRecord, Transition, Uid, Untold,
 };
@@ -39,7 +39,7 @@ fn kubelet_hold(claim: &ClaimRecord) -> Option<v1::KubeletHold> {
 
 fn claim_driver(view: &ClaimView, name: &DriverName, part: &DriverPart) -> v1::ClaimDriver {
     let claim = &view.record;
-    let outlook = view.outlook.iter().find(|outlook| outlook.driver == *name);
+    let status = view.retries.iter().find(|status| status.driver == *name);
     let state = match part.current() {
         _ if claim.is_part_leaving(name) => "unpreparing",
         Some(_) => "prepared",
@@ -55,8 +55,8 @@ fn claim_driver(view: &ClaimView, name: &DriverName, part: &DriverPart) -> v1::C
         version: by.map(|by| by.version.clone()).unwrap_or_default(),
         digest: by.map(|by| by.digest.clone()).unwrap_or_default(),
         problem: part.problem.as_ref().map(problem),
-        attempts: outlook.map_or(0, |outlook| outlook.attempts),
-        retry: outlook.map(|outlook| retry(outlook.retry)),
+        attempts: status.map_or(0, |status| status.attempts),
+        retry: status.map(|status| retry(status.retry)),
     }
 }
 
@@ -67,11 +67,11 @@ fn retry(retry: Retry) -> v1::Retry {
 pub fn refused_claim(refused: &RefusedClaim) -> v1::RefusedClaim {
     v1::RefusedClaim {
         id: Some(object_message(&refused.claim)),
-        driver: refused.outlook.driver.to_string(),
+        driver: refused.retry.driver.to_string(),
         problem: Some(problem(&refused.problem)),
-        attempts: refused.outlook.attempts,
+        attempts: refused.retry.attempts,
         at_ms: refused.at_ms,
-        retry: Some(retry(refused.outlook.retry)),
+        retry: Some(retry(refused.retry.retry)),
     }
 }
 

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use nodedock_proto::node::v1;
 
 use super::{SHOWN_CHARS_MAX, count, problem, wrong};
-use nodedock_core::devices::{
+use nodedock_core::manager::devices::{
     Capacity, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
     TopologyHint,
 };
-use nodedock_core::pods::{PodResource, PodView};
+use nodedock_core::manager::{PodResource, PodView};
 use nodedock_model::{ExtendedResource, Problem, Uid, limit};
 
 /// How many devices of each resource a container is limited to.

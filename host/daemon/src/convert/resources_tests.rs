@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use super::*;
+use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_model::{AllocationEntry, ContainerKind, ObjectRef, PluginDevice, PodAllocation};
 
 fn name(text: &str) -> ExtendedResource {
@@ -37,7 +38,8 @@ fn pod(pod: &str, entries: &[(&str, &str, &[&str])]) -> PodView {
         since_ms: 0,
         unknown: BTreeMap::new(),
     };
-    PodView::new(None, Some(allocation.into())).unwrap()
+    let uid = allocation.pod.uid.clone();
+    PodView::new(&ClaimTable::default(), uid.as_str(), Some(allocation.into())).unwrap()
 }
 
 #[test]

@@ -205,7 +205,7 @@ fn an_answer_says_of_each_claim_what_became_of_it() {
     let outcome = PodOutcome {
         pod: id("pod"),
         claims: vec![
-            outcome("one", Ok(nodedock_core::claims::ClaimEnd::Prepared)),
+            outcome("one", Ok(nodedock_core::manager::claims::ClaimEnd::Prepared)),
             outcome("two", Err(refused.retry_after(std::time::Duration::from_secs(1)))),
         ],
         resources: vec![],
@@ -229,7 +229,7 @@ fn a_container_without_a_kind_is_an_ordinary_one_and_nodes_come_in_order() {
 
 #[test]
 fn an_answer_says_of_each_resource_what_became_of_it_and_what_a_runtime_needs() {
-    use nodedock_core::devices::ResourceOutcome;
+    use nodedock_core::manager::devices::ResourceOutcome;
     use nodedock_model::{AllocationMount, AllocationNode, ContainerAllocation};
     let outcome =
         |name: &str, end| ResourceOutcome { container: "main".to_owned(), resource: resource(name), end };

@@ -2,7 +2,7 @@
 
 use nodedock_proto::node::v1;
 
-use nodedock_core::claims::ClaimView;
+use nodedock_core::manager::claims::ClaimView;
 use nodedock_model::{DriverName, KeptValue, PutBack};
 
 /// What a claim's drivers changed, in the order in which the host would put it back.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use nodedock_proto::kubelet::pod_resources::{v1, v1alpha1};
 
 use nodedock_core::cdi;
-use nodedock_core::devices::Capacity;
-use nodedock_core::pods::{PodResource, PodView, ResourceState};
+use nodedock_core::manager::devices::Capacity;
+use nodedock_core::manager::{PodResource, PodView, ResourceState};
 use nodedock_model::{ClaimRecord, ClaimState, ContainerKind, PreparedDevice};
 
 /// A pod with its containers and sidecars; ordinary init containers have ended, or will before the others start.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::*;
-use nodedock_core::claims;
-use nodedock_core::devices::{DeviceView, ResourceSource, ResourceView};
+use nodedock_core::manager::claims::table::ClaimTable;
+use nodedock_core::manager::devices::{DeviceView, ResourceSource, ResourceView};
 use nodedock_model::{
     AllocationEntry, ContainerAllocation, ContainerClaim, DriverName, Edits, ExtendedResource, ObjectRef,
     PluginDevice, PodAllocation, PodContainer, PodRecord, PooledClaim,
@@ -55,19 +55,19 @@ fn container(name: &str, kind: ContainerKind, claims: &[(&str, Option<&str>)]) -
     }
 }
 
+/// A pod with claims, by the pod's names for them.
 fn of_claims(
-    pod: &str,
+    pod: ObjectRef,
     containers: Vec<PodContainer>,
     named: &[(&str, Arc<ClaimRecord>)],
-) -> claims::PodView {
+) -> ClaimTable {
+    let held = |(_, record): &(&str, Arc<ClaimRecord>)| {
+        let pods = BTreeMap::from([(pod.uid.clone(), pod.clone())]);
+        ClaimRecord { pods, ..ClaimRecord::clone(record) }
+    };
+    let records = named.iter().map(held).collect();
     let claims = named.iter().map(|(name, record)| ((*name).to_owned(), record.id.clone())).collect();
-    let answers =
-        containers.iter().map(|c| claims::ContainerAnswer { name: c.name.clone(), ..Default::default() });
-    claims::PodView {
-        containers: answers.collect(),
-        pod: Arc::new(PodRecord { pod: object(pod), claims, containers, unknown: BTreeMap::new() }),
-        claims: named.iter().map(|(_, record)| record.clone()).collect(),
-    }
+    ClaimTable::new(records, vec![PodRecord { pod, claims, containers, unknown: BTreeMap::new() }])
 }
 
 fn entry(
@@ -92,8 +92,11 @@ fn allocation(pod: &str, entries: Vec<AllocationEntry>) -> Arc<PodAllocation> {
     Arc::new(PodAllocation { pod: object(pod), entries, since_ms: 0, unknown: BTreeMap::new() })
 }
 
-fn view(claims: Option<claims::PodView>, allocation: Option<Arc<PodAllocation>>) -> PodView {
-    PodView::new(claims, allocation).unwrap()
+fn view(claims: Option<ClaimTable>, allocation: Option<Arc<PodAllocation>>) -> PodView {
+    let claims = claims.unwrap_or_default();
+    let pod =
+        claims.pods().map(|record| record.pod.clone()).chain(allocation.iter().map(|a| a.pod.clone())).next();
+    PodView::new(&claims, pod.unwrap().uid.as_str(), allocation).unwrap()
 }
 
 /// Resource, device and NUMA nodes of each.
@@ -129,7 +132,8 @@ fn a_claim_is_told_whole_whatever_request_a_container_names() {
         container("one", ContainerKind::App, &[("own", Some("gpu-0")), ("own", Some("gpu-1"))]),
         container("none", ContainerKind::App, &[]),
     ];
-    let view = view(Some(of_claims("a", containers, &[("own", claim_record("c", "prepared"))])), None);
+    let view =
+        view(Some(of_claims(object("a"), containers, &[("own", claim_record("c", "prepared"))])), None);
     let pod = pod(&view);
     assert_eq!(names(&pod), ["one", "none"], "a container without devices is there");
     let [claim] = pod.containers[0].dynamic_resources.as_slice() else { panic!("{pod:#?}") };
@@ -154,7 +158,7 @@ fn ordinary_init_containers_are_left_out_and_sidecars_are_not() {
         [("init", ContainerKind::Init), ("side", ContainerKind::Sidecar), ("main", ContainerKind::App)];
     let containers = kinds.map(|(name, kind)| container(name, kind, &[("own", None)]));
     let entries = kinds.map(|(name, kind)| entry(name, kind, "example.com/nic", &devices)).to_vec();
-    let claims = of_claims("a", containers.to_vec(), &[("own", claim_record("c", "prepared"))]);
+    let claims = of_claims(object("a"), containers.to_vec(), &[("own", claim_record("c", "prepared"))]);
     for view in [
         view(None, Some(allocation("a", entries.clone()))),
         view(Some(claims), Some(allocation("a", entries))),
@@ -177,7 +181,7 @@ fn devices_of_a_pool_are_devices_and_their_claim_is_no_dynamic_resource() {
     gpu.response = None;
     gpu.claim = Some(PooledClaim { driver: DriverName::new(DRIVER).unwrap(), id: record.id.clone() });
     let containers = vec![container("main", ContainerKind::App, &[("example.com/gpu/p", None)])];
-    let claims = of_claims("a", containers, &[("example.com/gpu/p", record)]);
+    let claims = of_claims(object("a"), containers, &[("example.com/gpu/p", record)]);
     let pod = pod(&view(Some(claims), Some(allocation("a", vec![gpu]))));
     assert_eq!(told(&pod.containers[0].devices), [("example.com/gpu", "pool/gpu-0", vec![1])]);
     assert!(pod.containers[0].dynamic_resources.is_empty(), "{pod:#?}");
@@ -225,9 +229,8 @@ fn healthy_devices_can_be_allocated_whether_or_not_they_are() {
 #[test]
 fn of_two_pods_with_one_name_the_one_that_stays_is_meant() {
     let pod = |state: &str, uid: &str| {
-        let mut claims = of_claims("a", vec![], &[("own", claim_record("c", state))]);
-        Arc::make_mut(&mut claims.pod).pod.uid = uid.parse().unwrap();
-        view(Some(claims), None)
+        let pod = ObjectRef { uid: uid.parse().unwrap(), ..object("a") };
+        view(Some(of_claims(pod, vec![], &[("own", claim_record("c", state))])), None)
     };
     let pods = [pod("unpreparing", "uid-1"), pod("prepared", "uid-2")];
     assert_eq!(staying(&pods).unwrap().pod.uid.as_str(), "uid-2");

@@ -40,7 +40,7 @@ use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::device_plugin_sockets;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::devices::DeviceHolders;
+use nodedock_core::manager::devices::DeviceHolders;
 use nodedock_model::{Claim, DriverName, ExtendedResource, KubeletDevice, ObjectRef, Problem, Uid};
 
 pub use claim::{device_id, is_plugin_claim};

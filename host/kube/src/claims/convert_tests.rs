@@ -144,7 +144,7 @@ fn a_claim_of_the_largest_size_is_read() {
     let read = claim(&object).unwrap();
     let allocation = read.allocation.clone().unwrap();
     assert_eq!((allocation.devices.len(), allocation.configs.len()), (32, 64));
-    assert_eq!(nodedock_core::claims::source::check_bounds(&read), Ok(()));
+    assert_eq!(nodedock_core::manager::claims::source::check_bounds(&read), Ok(()));
 }
 
 fn anything() -> impl Strategy<Value = Value> {

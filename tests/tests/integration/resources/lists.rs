@@ -33,7 +33,7 @@ async fn devices_without_an_id_or_twice_in_a_list_are_said_and_the_others_are_gi
     ]);
     let [condition] = daemon.until_conditions(&[FAULTY]).await.try_into().expect("one condition");
     let problem = condition.problem.expect("a condition has a problem");
-    for words in [NIC, "1 without an id", "2 are there again", "1 with an id of more"] {
+    for words in [NIC, "1 without an id", "2 are listed again", "1 with an id of more"] {
         assert!(problem.message.contains(words), "{words} in {problem:?}");
     }
     until_resource(&daemon, NIC, |nic| (nic.capacity, nic.allocatable) == (3, 1)).await;

@@ -1,18 +1,19 @@
 //! Tells the memory of the API server's claims which of them this node holds, and the reconcile when one was lost.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use tokio::sync::broadcast::error::RecvError;
 
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::claims::Claims;
+use nodedock_core::manager::Manager;
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::reconcile::Reconcile;
 use nodedock_model::{ChangedKind, ObjectRef};
 
 pub(super) struct HeldFeed {
-    pub(super) claims: Claims,
+    pub(super) claims: Arc<Manager>,
     pub(super) api_claims: ApiClaims,
     pub(super) reconcile: Reconcile,
     pub(super) changes: Changes,

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 
 use super::gate::{Gate, HANDING_OVER};
 use super::pools::Pools;
-use nodedock_core::claims::Claims;
-use nodedock_core::claims::source::ClaimSource;
+use nodedock_core::manager::Manager;
+use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_kube::bridge::plugins::{
     HeldDevices, PluginClaims, PreparedDevices, device_id, is_plugin_claim,
 };
@@ -23,7 +23,7 @@ const CONSUMERS_WAIT: Duration = Duration::from_secs(2);
 
 /// Given to the bridge, the device plugins and the reconcile.
 pub(super) struct KubeletClaims {
-    pub(super) claims: Claims,
+    pub(super) claims: Arc<Manager>,
     pub(super) pools: Pools,
     pub(super) gate: Gate,
     pub(super) events: Events,
@@ -67,7 +67,7 @@ impl BridgeClaims for KubeletClaims {
         self.gate.pass()?;
         let devices = self.claims.prepare_for_kubelet(driver, claim, request_id).await?;
         let prepared_by = || {
-            let record = self.claims.list().into_iter().find(|record| record.id.uid == claim.uid)?;
+            let record = self.claims.claims().into_iter().find(|record| record.id.uid == claim.uid)?;
             record.drivers.get(driver)?.by.as_ref().map(|by| by.kind)
         };
         Ok(self.pools.answered(driver, devices, prepared_by))
@@ -116,7 +116,7 @@ impl PluginClaims for KubeletClaims {
     }
 
     fn held(&self) -> Vec<HeldDevices> {
-        let records = self.claims.list().into_iter().filter(|record| is_plugin_claim(&record.id));
+        let records = self.claims.claims().into_iter().filter(|record| is_plugin_claim(&record.id));
         let held = records.filter_map(|record| {
             let devices = &record.allocation.devices;
             let driver = devices.first()?.driver.clone();
@@ -144,6 +144,6 @@ impl HeldClaims for KubeletClaims {
 
     async fn give_up(&self, claim: &Uid, why: &str) -> Result<(), Problem> {
         self.gate.pass()?;
-        self.claims.give_up_for_kubelet(claim, why).await
+        self.claims.unprepare_all_for_kubelet(claim, why).await
     }
 }

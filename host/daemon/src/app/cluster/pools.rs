@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use nodedock_core::claims::source::ClaimSource;
+use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
 use nodedock_kube::slices::PoolNames;
 use nodedock_model::{Claim, DriverKind, DriverName, KubeletDevice, ObjectName, PoolName, Problem, Uid};

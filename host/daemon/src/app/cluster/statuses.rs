@@ -1,15 +1,16 @@
 //! Brings what drivers tell of claims' devices to the writer of their statuses, each change once.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::pools::Pools;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::claims::Claims;
+use nodedock_core::manager::Manager;
 use nodedock_kube::status::{ClaimStatus, DeviceReport, Statuses};
 use nodedock_model::{ClaimStatuses, DriverName, Uid, limit};
 
 pub(super) struct StatusFeed {
-    pub(super) claims: Claims,
+    pub(super) claims: Arc<Manager>,
     pub(super) pools: Pools,
     pub(super) statuses: Statuses,
 }

@@ -6,7 +6,7 @@ use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
 use nodedock_proto::kubelet::pod_resources::v1 as pods;
 
 use super::claim::Ids;
-use nodedock_core::devices::closest;
+use nodedock_core::manager::devices::closest;
 use nodedock_model::{ContainerAllocation, ExtendedResource, PluginDevice, Problem, limit};
 
 /// The version of the API.

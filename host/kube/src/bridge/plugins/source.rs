@@ -1,18 +1,20 @@
 //! Pools of drivers that carry a resource's name, as the device manager and the registry know them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use super::offer::{PoolOffer, Pooled};
 use super::{DriverNow, PooledResources};
-use nodedock_core::devices::{Devices, ResourceSource};
+use nodedock_core::manager::Manager;
+use nodedock_core::manager::devices::ResourceSource;
 use nodedock_core::registry::Registry;
 use nodedock_model::DriverName;
 
 /// The daemon's own.
 pub struct PoolsOfDrivers {
-    pub devices: Devices,
+    pub devices: Arc<Manager>,
     pub registry: Registry,
 }
 
@@ -53,6 +55,6 @@ impl PooledResources for PoolsOfDrivers {
     }
 
     fn follow(&self) -> Vec<watch::Receiver<u64>> {
-        vec![self.devices.follow(), self.registry.serving_changes()]
+        vec![self.devices.device_changes(), self.registry.serving_changes()]
     }
 }

@@ -1,0 +1,273 @@
+//! Claims: the manager's requests about them, and the commits of their records.
+//!
+//! # Life of a claim
+//!
+//! ```text
+//! absent ──prepare──► preparing ──results durable──► prepared ──last pod gone──► unpreparing ──► absent
+//!                        │ ▲                            │  ▲                          │
+//!                        │ └── crash: completed         │  └─ new boot: prepare again │ crash: completed
+//!                        └── refused: rolled back       └─ CDI file gone: rendered again
+//! ```
+//!
+//! - `preparing`: the intent is durable; drivers may or may not have acted. A retry calls only the drivers without a result; an unprepare calls
+//!   all of them. A claim that every driver refused permanently is rolled back at once.
+//! - `prepared`: every driver's result is durable. Another pod joins without a driver call. A claim whose device nodes have other numbers than at
+//!   its prepare is prepared again, as after a boot.
+//! - `unpreparing`: the last pod is gone; the record stays until every driver has unprepared the claim.
+//!
+//! Retries. A permanent refusal of a WASM driver stands until the request or the driver changes: version, grant, config, devices. A temporary
+//! refusal, and every refusal of a native plugin, is retried at the driver's own time (`retry-after-ms`), or once at once and then with delays that
+//! double. The request itself waits up to half a second; for a longer delay it returns the same problem with the remaining time. An unprepare is
+//! retried for each claim in the same way, and at once when a driver begins to serve. All retry state is in memory. The manager ends a call
+//! itself shortly after the deadline that it passed.
+
+pub(crate) mod calls;
+mod driver_changes;
+pub(crate) mod files;
+mod kubelet;
+pub mod machine;
+pub mod manifest;
+pub(crate) mod metrics;
+mod prepare;
+pub(crate) mod prepare_retry;
+mod previous_versions;
+mod release;
+mod restore;
+mod retry_status;
+pub mod source;
+pub mod table;
+mod unprepare;
+pub(crate) mod unprepare_retry;
+pub(crate) mod upkeep;
+pub mod values;
+
+#[cfg(test)]
+pub(crate) mod fixtures;
+#[cfg(test)]
+mod machine_tests;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::checkpoint::Change;
+use crate::driver::Ledger;
+use crate::manager::Manager;
+use nodedock_base::error::chain;
+use nodedock_model::{
+    ChangedKind, ClaimRecord, DriverName, LiveClaim, ObjectName, ObjectRef, Problem, ReleaseRecord, Uid,
+};
+
+pub use metrics::ClaimStats;
+use prepare_retry::PrepareRetries;
+pub use release::{ReleaseOutcome, ReleaseRequest};
+pub use retry_status::{ClaimView, RefusedClaim, Retry, RetryStatus};
+use table::{ClaimTable, Undo};
+use unprepare_retry::UnprepareRetries;
+pub use values::RecordedValues;
+
+/// The outcome of a request for one claim.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClaimOutcome {
+    pub namespace: ObjectName,
+    pub name: ObjectName,
+    /// None: the claim was not found.
+    pub uid: Option<Uid>,
+    pub end: Result<ClaimEnd, Problem>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimEnd {
+    Prepared,
+    Unprepared,
+    /// Other pods, or a kubelet, hold it.
+    Kept,
+}
+
+impl ClaimEnd {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Prepared => "prepared",
+            Self::Unprepared => "unprepared",
+            Self::Kept => "kept",
+        }
+    }
+}
+
+/// Which pod an unprepare is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodSelector {
+    Uid(Uid),
+    /// Every pod of that namespace and name that holds something.
+    Name(ObjectName, ObjectName),
+}
+
+impl PodSelector {
+    pub(crate) fn is(&self, pod: &ObjectRef) -> bool {
+        match self {
+            Self::Uid(uid) => pod.uid == *uid,
+            Self::Name(namespace, name) => pod.namespace == *namespace && pod.name == *name,
+        }
+    }
+}
+
+/// The first few names of a list, and the number of the others: a message is one line.
+fn name_few<T: ToString>(names: impl ExactSizeIterator<Item = T>, max: usize) -> String {
+    let others = names.len().saturating_sub(max);
+    let mut named: Vec<_> = names.take(max).map(|name| name.to_string()).collect();
+    if others > 0 {
+        named.push(format!("and {others} more"));
+    }
+    named.join(", ")
+}
+
+/// Locks a value that is changed in short steps and never left half changed.
+pub(crate) fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Ledger for Mutex<ClaimTable> {
+    fn claims(&self, driver: &DriverName) -> Vec<LiveClaim> {
+        lock(self).claims_of_driver(driver).filter_map(|record| live(record, driver)).collect()
+    }
+
+    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim> {
+        lock(self).users_of(driver, pool, device).filter_map(|record| live(record, driver)).collect()
+    }
+
+    fn claim(&self, driver: &DriverName, uid: &str) -> Option<LiveClaim> {
+        lock(self).claim(uid).and_then(|record| live(record, driver))
+    }
+}
+
+/// A claim that the driver has prepared.
+fn live(record: &ClaimRecord, driver: &DriverName) -> Option<LiveClaim> {
+    record.drivers.get(driver)?.prepared.as_ref()?;
+    record.live_claim(driver)
+}
+
+impl Manager {
+    pub(crate) fn table(&self) -> MutexGuard<'_, ClaimTable> {
+        lock(&self.claims)
+    }
+
+    pub(crate) fn prepare_retries(&self) -> MutexGuard<'_, PrepareRetries> {
+        lock(&self.prepare_retries)
+    }
+
+    pub(crate) fn unprepare_retries(&self) -> MutexGuard<'_, UnprepareRetries> {
+        lock(&self.unprepare_retries)
+    }
+
+    /// Every claim, by namespace and name.
+    pub fn claims(&self) -> Vec<Arc<ClaimRecord>> {
+        let mut claims: Vec<_> = self.table().claims().cloned().collect();
+        claims.sort_by(|a, b| (&a.id.namespace, &a.id.name).cmp(&(&b.id.namespace, &b.id.name)));
+        claims
+    }
+
+    /// Claims that operators released by force, the oldest first.
+    pub fn released_claims(&self) -> Vec<Arc<ReleaseRecord>> {
+        self.table().released()
+    }
+
+    /// Claims that have a device.
+    pub fn users_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
+        self.table().users_of(driver, pool, device).map(|record| record.id.clone()).collect()
+    }
+
+    /// Claims that keep a device, or the hardware behind it, from an exclusive claim. Pool claims are among them.
+    pub fn holders_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
+        let known = self.registry.device(driver, pool, device);
+        let identity = known.map(|device| device.identity).unwrap_or_default();
+        self.table().holders(driver, pool, device, &identity)
+    }
+
+    /// Repairs the CDI files of a pod's claims before they are reported; returns the problem of the first that cannot be repaired.
+    /// Claims with an operation under way are left to it.
+    pub async fn check_files_of(&self, pod: &str) -> Result<(), Problem> {
+        let claims = self.table().claims_of_pod(pod);
+        let refused = self.check_idle_claims(claims.iter().map(|claim| &claim.id.uid)).await;
+        refused.into_values().next().map_or(Ok(()), Err)
+    }
+
+    /// Counts since the start.
+    pub fn claim_stats(&self) -> ClaimStats {
+        self.claim_metrics.stats()
+    }
+
+    /// ID of the boot in which the manager runs.
+    pub fn boot_id(&self) -> &str {
+        &self.settings.node.boot_id
+    }
+
+    /// Puts records into the table, then makes them durable; restores the table if that fails.
+    pub(crate) async fn commit_claims(&self, records: Vec<Arc<ClaimRecord>>) -> Result<(), Problem> {
+        let mut undo = Undo::default();
+        {
+            let mut table = self.table();
+            records.iter().for_each(|record| undo.put(&mut table, record));
+        }
+        self.commit(records.iter().cloned().map(Change::PutClaim).collect(), undo).await?;
+        self.report_claims(&records);
+        Ok(())
+    }
+
+    /// Makes changes durable that are in the table already, and with them what they mean for recorded sysfs values; restores the
+    /// table if that fails.
+    async fn commit(&self, changes: Vec<Change>, undo: Undo) -> Result<(), Problem> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let (written, ended) = values::affected_claims(&changes);
+        let mut removed = Vec::new();
+        let more = || self.values.follow(written, ended, &mut removed);
+        let Err(error) = self.checkpoint.commit_in_order(changes, more).await else { return Ok(()) };
+        self.values.restore_records(removed);
+        undo.restore(&mut self.table());
+        // A request that was refused because of the restored claims decides again.
+        self.claims_freed.send_modify(|count| *count += 1);
+        tracing::error!(error = chain(&error), "commit to the checkpoint failed");
+        Err(error.problem())
+    }
+
+    fn report_claims(&self, records: &[Arc<ClaimRecord>]) {
+        for record in records {
+            self.changes.tell(ChangedKind::Claim, &record.id, record.state.as_str());
+        }
+        self.report_statuses(records.iter());
+    }
+
+    /// Removes claims, and those of `pods` that hold nothing else, durably and with more changes in the same commit. They leave the
+    /// table after the commit: if it failed, a device that another claim took before would be in two claims. The caller has the
+    /// pods' locks.
+    async fn forget(
+        &self,
+        uids: &[Uid],
+        pods: &BTreeSet<Uid>,
+        mut changes: Vec<Change>,
+    ) -> Result<(), Problem> {
+        let pods = self.table().pods_with_nothing_but(pods, uids);
+        changes.extend(uids.iter().cloned().map(Change::DeleteClaim));
+        changes.extend(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
+        self.commit(changes, Undo::default()).await?;
+        let gone: Vec<_> = {
+            let mut table = self.table();
+            pods.iter().for_each(|pod| drop(table.remove_pod(pod.as_str())));
+            uids.iter().filter_map(|uid| table.remove(uid)).collect()
+        };
+        for record in &gone {
+            self.clear_file_conditions(record);
+            self.changes.tell(ChangedKind::Claim, &record.id, "gone");
+        }
+        self.report_statuses(gone.iter());
+        self.claims_freed.send_modify(|count| *count += 1);
+        Ok(())
+    }
+}
+
+fn unrendered(record: &ClaimRecord, error: &crate::cdi::RenderError) -> Problem {
+    let message = format!("claim {} makes no valid CDI file: {}", record.id, chain(error));
+    Problem::internal("cdi-not-valid", message)
+}

@@ -1,0 +1,196 @@
+//! The calls of drivers: one batched call for each driver, drivers in parallel. Each call has a deadline of the manager's own, beyond the
+//! driver's: a driver whose call never ends must not lock a claim for ever.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::machine::{DriverResult, UnprepareResult};
+use super::prepare::Work;
+use super::prepare_retry::DriverRevision;
+use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, all_failed};
+use crate::manager::Manager;
+use nodedock_base::failpoint::{self, Point};
+use nodedock_model::{ClaimRecord, DriverName, LiveClaim, PreparedBy, Problem, ProblemKind, Uid, limit};
+
+/// The drivers that were called, as they served. Holding the identity keeps the driver's file until the results are durable, though
+/// no claim names it yet.
+pub(super) type CalledDrivers = BTreeMap<DriverName, CalledDriver>;
+type CalledDriver = (DriverRevision, Arc<DriverIdentity>);
+
+/// The work by driver, as indexes into it.
+fn by_driver(work: &[Work]) -> BTreeMap<&DriverName, Vec<usize>> {
+    let mut batches: BTreeMap<&DriverName, Vec<usize>> = BTreeMap::new();
+    for (index, (_, drivers)) in work.iter().enumerate() {
+        drivers.iter().for_each(|driver| batches.entry(driver).or_default().push(index));
+    }
+    batches
+}
+
+impl Manager {
+    /// Prepares; returns the results in the order of `work`, and the drivers that were called.
+    pub(super) async fn call_prepare(
+        &self,
+        work: &[Work],
+        call: &Call,
+    ) -> (Vec<Vec<DriverResult>>, CalledDrivers) {
+        let calls = by_driver(work).into_iter().map(|(driver, indexes)| async move {
+            let records: Vec<_> = indexes.iter().map(|index| &*work[*index].0).collect();
+            (driver, indexes, self.prepare_with(driver, &records, call).await)
+        });
+        let mut results: Vec<Vec<DriverResult>> = work.iter().map(|_| Vec::new()).collect();
+        let mut called = CalledDrivers::new();
+        for (driver, indexes, (answers, by)) in futures::future::join_all(calls).await {
+            indexes.into_iter().zip(answers).for_each(|(index, answer)| results[index].push(answer));
+            called.extend(by.map(|by| (driver.clone(), by)));
+        }
+        (results, called)
+    }
+
+    async fn prepare_with(
+        &self,
+        name: &DriverName,
+        records: &[&ClaimRecord],
+        call: &Call,
+    ) -> (Vec<DriverResult>, Option<CalledDriver>) {
+        failpoint::pass(Point::PrepareCall);
+        let started = Instant::now();
+        let claims: Vec<_> = records.iter().map(|record| record.driver_claim(name)).collect();
+        let uids = || claims.iter().map(|claim| &claim.id.uid);
+        let (by, called, mut outcomes) = match self.claim_driver(name) {
+            Err(problem) => (None, None, all_failed(uids(), &problem)),
+            Ok((driver, claim_driver)) => {
+                let called = (DriverRevision::of(&driver), driver.identity.clone());
+                let outcomes = in_time(name, call, uids(), claim_driver.prepare(call, &claims)).await;
+                (Some(prepared_by(&driver)), Some(called), outcomes)
+            }
+        };
+        failpoint::pass(Point::PrepareAnswered);
+        let duration_us = micros(started);
+        let result = |record: &&ClaimRecord| {
+            let outcome = outcomes.remove(&record.id.uid).unwrap_or_else(|| Err(no_outcome(name)));
+            if let Err(problem) = &outcome {
+                let (claim, request, code) = (&record.id, &call.request_id, &problem.code);
+                tracing::warn!(driver = %name, %claim, %request, code, %problem, "claim refused");
+            }
+            DriverResult { driver: name.clone(), by: by.clone(), outcome, duration_us }
+        };
+        (records.iter().map(result).collect(), called)
+    }
+
+    /// The driver that serves under a name, and its service for claims.
+    fn claim_driver(&self, name: &DriverName) -> Result<(Driver, Arc<dyn ClaimDriver>), Problem> {
+        let driver = self.registry.serving(name)?;
+        let claims = driver.claims.clone().ok_or_else(|| no_claims(name))?;
+        Ok((driver, claims))
+    }
+
+    /// Unprepares; returns the results in the order of `work`.
+    pub(super) async fn call_unprepare(&self, work: &[Work], call: &Call) -> Vec<Vec<UnprepareResult>> {
+        let calls = by_driver(work).into_iter().map(|(driver, indexes)| async move {
+            let live = |index: usize| Some((index, work[index].0.live_claim(driver)?));
+            let (indexes, claims): (Vec<_>, Vec<_>) = indexes.into_iter().filter_map(live).unzip();
+            let records: Vec<_> = indexes.iter().map(|index| &*work[*index].0).collect();
+            let started = Instant::now();
+            let ends = self.unprepare_with(driver, &records, &claims, call).await;
+            (driver, indexes, ends, micros(started))
+        });
+        let mut results: Vec<Vec<UnprepareResult>> = work.iter().map(|_| Vec::new()).collect();
+        for (driver, indexes, ends, duration_us) in futures::future::join_all(calls).await {
+            for (index, end) in indexes.into_iter().zip(ends) {
+                if let Err(problem) = &end {
+                    let claim = &work[index].0.id;
+                    tracing::warn!(%driver, %claim, request = %call.request_id, code = problem.code, %problem, "claim not unprepared");
+                }
+                results[index].push((driver.clone(), end, duration_us));
+            }
+        }
+        results
+    }
+
+    /// Unprepares one driver's parts: with the version that serves, and if that refuses, with the one that prepared the claim.
+    async fn unprepare_with(
+        &self,
+        name: &DriverName,
+        records: &[&ClaimRecord],
+        claims: &[LiveClaim],
+        call: &Call,
+    ) -> Vec<Result<(), Problem>> {
+        if claims.is_empty() {
+            return Vec::new();
+        }
+        failpoint::pass(Point::UnprepareCall);
+        let driver = match self.registry.serving(name) {
+            Ok(driver) => driver,
+            Err(problem) => return vec![Err(absent_driver(&problem)); claims.len()],
+        };
+        let Some(claim_driver) = &driver.claims else { return vec![Err(no_claims(name)); claims.len()] };
+        let mut ends = unprepare(name, claim_driver.as_ref(), claims, call).await;
+        failpoint::pass(Point::UnprepareAnswered);
+        self.unprepare_with_previous_versions(&driver, records, claims, &mut ends, call).await;
+        ends
+    }
+}
+
+/// Calls a driver to unprepare claims; returns the outcomes in the order of the claims.
+pub(super) async fn unprepare(
+    name: &DriverName,
+    driver: &dyn ClaimDriver,
+    claims: &[LiveClaim],
+    call: &Call,
+) -> Vec<Result<(), Problem>> {
+    let uids = claims.iter().map(|live| &live.claim.id.uid);
+    let mut outcomes = in_time(name, call, uids, driver.unprepare(call, claims)).await;
+    let outcome =
+        |live: &LiveClaim| outcomes.remove(&live.claim.id.uid).unwrap_or_else(|| Err(no_outcome(name)));
+    claims.iter().map(outcome).collect()
+}
+
+/// The outcomes of a call, or a problem if it does not end. A call that did not end may have been carried out.
+async fn in_time<'a, T>(
+    driver: &DriverName,
+    call: &Call,
+    claims: impl Iterator<Item = &'a Uid>,
+    outcomes: impl Future<Output = Outcomes<T>>,
+) -> Outcomes<T> {
+    match tokio::time::timeout(call.deadline + limit::CALL_MARGIN, outcomes).await {
+        Ok(outcomes) => outcomes,
+        Err(_) => {
+            let (request, deadline_ms) = (&call.request_id, call.deadline.as_millis());
+            tracing::error!(%driver, %request, deadline_ms, "a driver call did not end at its deadline and is dropped");
+            all_failed(claims, &no_end(driver, call))
+        }
+    }
+}
+
+fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn prepared_by(driver: &Driver) -> PreparedBy {
+    let identity = &driver.identity;
+    PreparedBy { kind: identity.kind, version: identity.version.clone(), digest: identity.digest.clone() }
+}
+
+fn no_claims(driver: &DriverName) -> Problem {
+    Problem::invalid("driver-without-claims", format!("driver {driver} takes no claims"))
+}
+
+fn no_outcome(driver: &DriverName) -> Problem {
+    Problem::internal("claim-skipped", format!("driver {driver} returned no outcome for the claim"))
+}
+
+fn no_end(driver: &DriverName, call: &Call) -> Problem {
+    let deadline_ms = call.deadline.as_millis();
+    let message = format!("the call of driver {driver} did not end at its deadline of {deadline_ms} ms");
+    Problem::internal("driver-call-stuck", message)
+}
+
+/// A claim is kept while its driver is absent, and unprepared when the driver serves again.
+fn absent_driver(problem: &Problem) -> Problem {
+    let mut problem = problem.clone();
+    problem.kind = ProblemKind::Unavailable;
+    problem.message = format!("the claim is kept until its driver is back: {}", problem.message);
+    problem
+}

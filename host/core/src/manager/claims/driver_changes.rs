@@ -1,0 +1,139 @@
+//! What driver changes leave behind: stored code that no claim needs any more, and claims with devices that their driver does not have
+//! any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+
+use super::name_few;
+use crate::manager::Manager;
+use nodedock_model::{Changed, ChangedKind, ClaimRecord, DriverName, Inventory, Problem, limit};
+
+/// The condition of a driver whose claims hold devices that it does not have.
+const DEVICES_GONE: &str = "claim-devices-gone";
+/// Devices that a condition names; the message is one line.
+const DEVICES_NAMED_MAX: usize = 8;
+
+/// The checks that changes call for.
+#[derive(Debug, Default)]
+struct Checks {
+    /// Drivers whose devices changed.
+    drivers: BTreeSet<String>,
+    /// A claim is gone, or a driver changed.
+    code: bool,
+    /// Changes were missed.
+    everything: bool,
+}
+
+impl Checks {
+    fn add(&mut self, changed: Changed) {
+        match changed.kind {
+            ChangedKind::Device => drop(self.drivers.insert(changed.name)),
+            ChangedKind::Claim => self.code |= changed.state == "gone",
+            ChangedKind::Driver => self.code = true,
+            ChangedKind::Node => {}
+        }
+    }
+}
+
+impl Manager {
+    /// Follows changes of drivers until the tasks stop.
+    pub(crate) async fn follow_drivers(&self) {
+        let mut changes = self.changes.listen();
+        let mut sweep = tokio::time::interval(limit::KEPT_SWEEP);
+        sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut with_condition = BTreeSet::new();
+        loop {
+            let checks = tokio::select! {
+                // What is left behind is found at the next start.
+                () = self.tasks.stopped() => return,
+                // A change that is not received stays in the channel.
+                first = changes.recv() => match gather(first, &mut changes) {
+                    Some(checks) => checks,
+                    None => return,
+                },
+                // The first tick is at once: the start.
+                _ = sweep.tick() => Checks { everything: true, ..Checks::default() },
+            };
+            self.check_drivers_changed(checks, &mut with_condition);
+        }
+    }
+
+    /// `with_condition` are the drivers whose claims hold devices that they do not have.
+    fn check_drivers_changed(&self, checks: Checks, with_condition: &mut BTreeSet<DriverName>) {
+        if checks.code || checks.everything || !checks.drivers.is_empty() {
+            self.forget_code();
+        }
+        let serving = self.registry.all_serving();
+        for driver in &serving {
+            let (name, Some(inventory)) = (&driver.identity.name, &driver.inventory) else { continue };
+            let is_due = checks.everything || checks.drivers.contains(name.as_str());
+            if is_due || checks.code && with_condition.contains(name) {
+                let lost = self.lost_devices(name, &inventory.borrow().inventory);
+                if !lost.is_empty() {
+                    with_condition.insert(name.clone());
+                    let problem = Problem::unavailable(DEVICES_GONE, describe(name, &lost));
+                    self.conditions.set(name.as_str(), problem);
+                } else if with_condition.remove(name) {
+                    self.conditions.clear(DEVICES_GONE, name.as_str());
+                }
+            }
+        }
+        // The devices of a driver that does not serve are not known.
+        let is_absent = |name: &DriverName| !serving.iter().any(|driver| driver.identity.name == *name);
+        for name in with_condition.extract_if(.., |name| is_absent(name)) {
+            self.conditions.clear(DEVICES_GONE, name.as_str());
+        }
+    }
+
+    /// Removes the code of drivers that do not serve and that prepared no claim that still exists.
+    pub(super) fn forget_code(&self) {
+        let Some(stored) = self.registry.predecessors() else { return };
+        for digest in stored.idle() {
+            if !self.table().needs_code(&digest) {
+                stored.forget(&digest);
+            }
+        }
+    }
+
+    /// Devices of a driver's claims that it does not have, each with a claim that holds it.
+    fn lost_devices(&self, driver: &DriverName, inventory: &Inventory) -> BTreeMap<String, String> {
+        let table = self.table();
+        let is_prepared = |record: &&Arc<ClaimRecord>| {
+            record.drivers.get(driver).is_some_and(|part| part.prepared.is_some())
+        };
+        let mut lost = BTreeMap::new();
+        for record in table.claims_of_driver(driver).filter(is_prepared) {
+            let devices = record.allocation.devices.iter().filter(|device| device.driver == *driver);
+            for device in devices.filter(|device| inventory.device(&device.pool, &device.device).is_none()) {
+                lost.insert(format!("{}/{}", device.pool, device.device), record.id.to_string());
+            }
+        }
+        lost
+    }
+}
+
+fn describe(driver: &DriverName, lost: &BTreeMap<String, String>) -> String {
+    let named = lost.iter().map(|(device, claim)| format!("{device} (claim {claim})"));
+    let named = name_few(named, DEVICES_NAMED_MAX);
+    format!("claims hold devices that driver {driver} does not have any more: {named}")
+}
+
+/// Combines all changes that are waiting. None: the channel is closed.
+fn gather(first: Result<Changed, RecvError>, changes: &mut Receiver<Changed>) -> Option<Checks> {
+    let mut checks = Checks::default();
+    match first {
+        Ok(changed) => checks.add(changed),
+        Err(RecvError::Lagged(_)) => checks.everything = true,
+        Err(RecvError::Closed) => return None,
+    }
+    loop {
+        match changes.try_recv() {
+            Ok(changed) => checks.add(changed),
+            Err(TryRecvError::Lagged(_)) => checks.everything = true,
+            Err(TryRecvError::Empty | TryRecvError::Closed) => return Some(checks),
+        }
+    }
+}

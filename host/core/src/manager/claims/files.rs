@@ -1,0 +1,487 @@
+//! CDI files of claims: repaired before an answer, when a file in the directory changes, and periodically.
+//!
+//! Owns the conditions about claims' files. A wrong file is rendered again from the record. A file of another program, and one that a
+//! plugin has to write, is only reported.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+
+use super::{lock, machine, name_few, unrendered};
+use crate::cdi::{self, CdiDir, CdiError, SpecFile};
+use crate::cdi_watch::SpecEvent;
+use crate::driver::moved::{Moved, first_moved};
+use crate::manager::Manager;
+use nodedock_base::backoff::Backoff;
+use nodedock_base::clock::now_ms;
+use nodedock_base::error::chain;
+use nodedock_base::failpoint::{self, Point};
+use nodedock_model::{ClaimRecord, ClaimState, DeviceAccess, DriverName, DriverPart, Problem, Uid, limit};
+
+const NOT_WRITTEN: &str = "cdi-not-written";
+const NOT_VALID: &str = "cdi-not-valid";
+const FOREIGN: &str = "cdi-file-foreign";
+const CLAIMED_TWICE: &str = "cdi-device-claimed-twice";
+const MISSING: &str = "cdi-device-missing";
+const MOVED: &str = "device-node-moved";
+/// Every condition about a claim's files.
+const CODES: [&str; 6] = [NOT_WRITTEN, NOT_VALID, FOREIGN, CLAIMED_TWICE, MISSING, MOVED];
+/// The condition about the directories, and its subject.
+const NOT_READ: &str = "cdi-not-read";
+const DIRECTORIES: &str = "CDI directories";
+
+/// Devices that a problem names: its message is one line.
+const DEVICES_NAMED_MAX: usize = 3;
+/// After this time a claim that was locked is checked again.
+const LOCKED_WAIT: Duration = Duration::from_millis(100);
+/// Without a watch everything is checked again and again: after so many times the duration of a check.
+const SWEEP_REST: u32 = 10;
+
+/// Claims with a condition about their files.
+#[derive(Default)]
+pub(crate) struct FileConditions {
+    claims: Mutex<BTreeSet<Uid>>,
+    /// Wakes the task that repairs files when there is one more.
+    more: Notify,
+}
+
+impl FileConditions {
+    fn claims(&self) -> MutexGuard<'_, BTreeSet<Uid>> {
+        lock(&self.claims)
+    }
+}
+
+/// Whether the device nodes in claims' files have to be checked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Nodes {
+    /// A prepare has just checked them.
+    Checked,
+    Unchecked,
+}
+
+/// When claims with conditions are checked again.
+struct Recheck {
+    at: Option<Instant>,
+    backoff: Backoff,
+}
+
+impl Recheck {
+    fn new() -> Self {
+        Self { at: None, backoff: Backoff::new(limit::CDI_RETRY_MIN, limit::CDI_SWEEP_PERIOD) }
+    }
+
+    /// Whether it is time; `plan` sets the next time.
+    fn is_due(&mut self, now: Instant) -> bool {
+        self.at.take_if(|at| *at <= now).is_some()
+    }
+
+    /// Restarts the backoff for a new condition; the others are not checked later than planned.
+    fn restart(&mut self) {
+        let mut restarted = Self::new();
+        let soon = Instant::now() + restarted.backoff.delay();
+        restarted.at = Some(self.at.map_or(soon, |at| at.min(soon)));
+        *self = restarted;
+    }
+
+    fn plan(&mut self, has_conditions: bool) {
+        if has_conditions {
+            self.at = self.at.or_else(|| Some(Instant::now() + self.backoff.delay()));
+        } else {
+            *self = Self::new();
+        }
+    }
+}
+
+impl Manager {
+    /// Repairs the files of claims and sets their conditions. Returns the claims that must not be answered: without a file, or with a
+    /// device that another program's file has too.
+    pub(super) async fn check_files(
+        &self,
+        records: &[Arc<ClaimRecord>],
+        nodes: Nodes,
+    ) -> BTreeMap<Uid, Problem> {
+        let (_, refused) = self.write_files(records).await;
+        self.check_written(records, nodes, refused).await
+    }
+
+    /// Checks everything but the contents of our files.
+    async fn check_written(
+        &self,
+        records: &[Arc<ClaimRecord>],
+        nodes: Nodes,
+        mut refused: BTreeMap<Uid, Problem>,
+    ) -> BTreeMap<Uid, Problem> {
+        self.survey().await;
+        for record in records {
+            let (uid, collision) = (&record.id.uid, collision(&self.cdi, record));
+            let moved = if nodes == Nodes::Unchecked { moved(record) } else { None };
+            let problems = [refused.get(uid).cloned(), collision.clone(), missing(&self.cdi, record), moved];
+            self.set_file_conditions(record, problems.into_iter().flatten().collect());
+            if let Some(collision) = collision {
+                refused.entry(uid.clone()).or_insert(collision);
+            }
+        }
+        refused
+    }
+
+    /// The same for claims that are prepared already; notes in their history when files of plugins go missing or come back.
+    pub(super) async fn check_prepared_files(
+        &self,
+        records: &[Arc<ClaimRecord>],
+        nodes: Nodes,
+    ) -> BTreeMap<Uid, Problem> {
+        let (rendered, refused) = self.write_files(records).await;
+        self.claim_metrics.files_rendered_again.fetch_add(rendered, Relaxed);
+        let refused = self.check_written(records, nodes, refused).await;
+        let noted = records.iter().filter_map(|record| self.with_file_note(record)).collect::<Vec<_>>();
+        if !noted.is_empty()
+            && let Err(problem) = self.commit_claims(noted).await
+        {
+            tracing::warn!(%problem, "the state of plugins' CDI files is not in the checkpoint");
+        }
+        refused
+    }
+
+    /// The records, with a note in the history of those whose plugin has not written the files that it named.
+    pub(super) async fn with_file_notes(&self, records: Vec<Arc<ClaimRecord>>) -> Vec<Arc<ClaimRecord>> {
+        if records.iter().any(|record| !cdi_names(record, false).is_empty()) {
+            self.survey().await;
+        }
+        records.into_iter().map(|record| self.with_file_note(&record).unwrap_or(record)).collect()
+    }
+
+    fn with_file_note(&self, record: &Arc<ClaimRecord>) -> Option<Arc<ClaimRecord>> {
+        machine::note_files(record, missing(&self.cdi, record), now_ms())
+    }
+
+    /// Reads the directories. A directory that cannot be read counts as it was read last.
+    async fn survey(&self) {
+        self.report_survey(self.cdi.survey().await);
+    }
+
+    fn report_survey(&self, read: Result<(), CdiError>) {
+        match read {
+            Ok(()) => self.conditions.clear(NOT_READ, DIRECTORIES),
+            Err(error) => self.conditions.set(DIRECTORIES, Problem::unavailable(NOT_READ, chain(&error))),
+        }
+    }
+
+    /// Sets the conditions about a claim's files, and clears all others.
+    fn set_file_conditions(&self, record: &ClaimRecord, problems: Vec<Problem>) {
+        let mut claims = self.file_conditions.claims();
+        if problems.is_empty() && !claims.remove(&record.id.uid) {
+            return;
+        }
+        let subject = format!("claim {}", record.id);
+        let cleared = CODES.iter().filter(|code| problems.iter().all(|problem| problem.code != **code));
+        cleared.for_each(|code| self.conditions.clear(code, &subject));
+        if !problems.is_empty() && claims.insert(record.id.uid.clone()) {
+            self.file_conditions.more.notify_one();
+        }
+        problems.into_iter().for_each(|problem| self.conditions.set(&subject, problem));
+    }
+
+    /// Clears the conditions about a claim's files.
+    pub(super) fn clear_file_conditions(&self, record: &ClaimRecord) {
+        self.set_file_conditions(record, Vec::new());
+    }
+
+    fn claims_with_conditions(&self) -> BTreeSet<Uid> {
+        self.file_conditions.claims().clone()
+    }
+
+    /// Writes the CDI files of claims that are missing or differ from the checkpoint. Returns their number, and the claims for which
+    /// that failed.
+    async fn write_files(&self, records: &[Arc<ClaimRecord>]) -> (u64, BTreeMap<Uid, Problem>) {
+        let mut failed = BTreeMap::new();
+        let mut stale: Vec<(&Uid, Vec<SpecFile>)> = Vec::new();
+        for record in records {
+            match cdi::render(record) {
+                Ok(mut files) => {
+                    files.retain(|file| !self.cdi.is_current(file));
+                    stale.extend((!files.is_empty()).then_some((&record.id.uid, files)));
+                }
+                Err(error) => drop(failed.insert(record.id.uid.clone(), unrendered(record, &error))),
+            }
+        }
+        let all: Vec<_> = stale.iter().flat_map(|(_, files)| files.clone()).collect();
+        let mut written = all.len() as u64;
+        if self.cdi.write(all).await.is_ok() {
+            return (written, failed);
+        }
+        // One that cannot be written must not fail the others.
+        let each = stale.into_iter().map(|(uid, files)| async move {
+            let count = files.len() as u64;
+            (uid, self.cdi.write(files).await.map_err(|error| (count, error)))
+        });
+        for (uid, outcome) in futures::future::join_all(each).await {
+            if let Err((count, error)) = outcome {
+                written -= count;
+                failed.insert(uid.clone(), not_written(&error));
+            }
+        }
+        (written, failed)
+    }
+
+    /// Removes files of stale parts: a container that is started again must not get a device that is gone.
+    pub(super) async fn remove_stale_files(&self, records: &[Arc<ClaimRecord>]) {
+        let names: Vec<_> = records.iter().flat_map(|record| stale_files(record)).collect();
+        if let Err(error) = self.cdi.remove(names).await {
+            tracing::warn!(error = chain(&error), "a stale cdi file stays");
+        }
+    }
+
+    /// Repairs files until the tasks stop: changed ones, and all of them periodically and when a change may have been missed.
+    pub(crate) async fn keep_files(&self, mut events: mpsc::Receiver<SpecEvent>) {
+        let (mut sweep, mut rested) = (Instant::now() + limit::CDI_SWEEP_PERIOD, Instant::now());
+        let (mut open, mut locked, mut recheck) = (true, BTreeSet::new(), Recheck::new());
+        loop {
+            let wake = if locked.is_empty() { sweep } else { sweep.min(Instant::now() + LOCKED_WAIT) };
+            let wake = recheck.at.map_or(wake, |at| wake.min(at));
+            tokio::select! {
+                biased;
+                // Nothing is lost by stopping: the next start checks every file.
+                () = self.tasks.stopped() => return,
+                // An event that is not received now stays in the channel.
+                event = events.recv(), if open => match event {
+                    None => open = false,
+                    Some(SpecEvent::Touched(names)) => locked.extend(self.claims_of_files(names).await),
+                    Some(SpecEvent::Unsure) => sweep = sweep.min(rested),
+                },
+                // The permit stays until it is consumed.
+                () = self.file_conditions.more.notified() => recheck.restart(),
+                () = tokio::time::sleep_until(wake) => {}
+            }
+            let started = Instant::now();
+            if started >= sweep {
+                locked.extend(self.sweep_files().await);
+                sweep = Instant::now() + limit::CDI_SWEEP_PERIOD;
+                rested = Instant::now() + started.elapsed() * SWEEP_REST;
+            }
+            if recheck.is_due(started) {
+                locked.extend(self.claims_with_conditions());
+            }
+            locked = self.repair_files(locked).await;
+            recheck.plan(!self.file_conditions.claims().is_empty());
+        }
+    }
+
+    /// Finds the claims that changed files are about. Our own writes cost one `stat`.
+    pub(crate) async fn claims_of_files(&self, names: BTreeSet<String>) -> BTreeSet<Uid> {
+        let names: Vec<_> = names.into_iter().filter(|name| !self.cdi.is_as_left(name)).collect();
+        if names.is_empty() {
+            return BTreeSet::new();
+        }
+        let touched = self.cdi.touched(names.clone()).await;
+        self.remove_orphans(touched.ours).await;
+        let mut uids = self.claims_with_conditions();
+        uids.extend(names.iter().filter_map(|name| cdi::file_of(name)).map(|(_, uid)| uid));
+        uids.extend(touched.devices.iter().flat_map(|device| self.claims_of_device(device)));
+        uids
+    }
+
+    /// Claims that the name of a device of ours may contain, `DRIVER/claim=UID-DEVICE`: a UID may have dashes as well.
+    fn claims_of_device(&self, qualified: &str) -> Vec<Uid> {
+        let Some((_, device)) = qualified.split_once('=') else { return Vec::new() };
+        let table = self.table();
+        let prefixes = device.match_indices('-').map(|(at, _)| &device[..at]);
+        prefixes.filter_map(|prefix| table.claim(prefix)).map(|record| record.id.uid.clone()).collect()
+    }
+
+    /// Repairs the files of claims. Returns the claims that were locked, to be repaired later.
+    pub(crate) async fn repair_files(&self, uids: BTreeSet<Uid>) -> BTreeSet<Uid> {
+        let mut locked = BTreeSet::new();
+        let uids: Vec<_> = uids.into_iter().collect();
+        for some in uids.chunks(limit::CDI_CLAIMS_AT_ONCE) {
+            if self.tasks.is_stopping() {
+                break;
+            }
+            let taken: Vec<_> = some.iter().map(|uid| (uid, self.claim_locks.try_take(uid))).collect();
+            let (free, others): (Vec<_>, Vec<_>) = taken.iter().partition(|(_, lock)| lock.is_some());
+            locked.extend(others.into_iter().map(|(uid, _)| (*uid).clone()));
+            let records: Vec<_> = free.iter().filter_map(|(uid, _)| self.claim_with_files(uid)).collect();
+            failpoint::pass(Point::ReconcileClaim);
+            self.check_prepared_files(&records, Nodes::Unchecked).await;
+            self.remove_stale_files(&records).await;
+        }
+        locked
+    }
+
+    /// Repairs the files of those claims that are not locked. Returns the claims that must not be answered.
+    pub(super) async fn check_idle_claims(&self, uids: impl Iterator<Item = &Uid>) -> BTreeMap<Uid, Problem> {
+        let locks: Vec<_> = uids.filter_map(|uid| Some((uid, self.claim_locks.try_take(uid)?))).collect();
+        let records: Vec<_> = locks.iter().filter_map(|(uid, _)| self.claim_with_files(uid)).collect();
+        self.check_prepared_files(&records, Nodes::Unchecked).await
+    }
+
+    /// A claim whose files have to be right. The conditions of any other are cleared.
+    fn claim_with_files(&self, uid: &Uid) -> Option<Arc<ClaimRecord>> {
+        let record = self.table().claim(uid.as_str()).cloned()?;
+        if self.needs_files(&record) {
+            return Some(record);
+        }
+        self.clear_file_conditions(&record);
+        None
+    }
+
+    /// Checks all files of all claims. Returns the claims that have to be repaired.
+    pub(crate) async fn sweep_files(&self) -> BTreeSet<Uid> {
+        let records: Vec<_> = {
+            let table = self.table();
+            table.claims().filter(|record| self.needs_files(record)).cloned().collect()
+        };
+        let cdi = self.cdi.clone();
+        // Renders every claim and reads every file: not for a thread that serves requests.
+        match tokio::task::spawn_blocking(move || find_wrong(&cdi, &records)).await {
+            Ok((wrong, surveyed)) => {
+                self.report_survey(surveyed);
+                self.remove_orphans(self.cdi.strays()).await;
+                wrong.into_iter().chain(self.claims_with_conditions()).collect()
+            }
+            Err(error) => {
+                tracing::error!(error = chain(&error), "cdi files not checked");
+                BTreeSet::new()
+            }
+        }
+    }
+
+    /// Removes files of ours that belong to no claim: those of unknown claims, and copies under other names.
+    async fn remove_orphans(&self, names: Vec<String>) {
+        for name in names {
+            if cdi::file_of(&name).is_some_and(|(driver, uid)| self.has_part(&uid, &driver)) {
+                continue;
+            }
+            // A file whose identity was written by a newer release is kept.
+            let Some(identity) = self.cdi.read(&name).await.and_then(|file| file.identity) else { continue };
+            let uid = identity.claim.uid;
+            // Under its claim's lock: a pod may just be requesting it.
+            let Some(_claim) = self.claim_locks.try_take(&uid) else { continue };
+            let known = self.table().is_known(uid.as_str());
+            if known && name == cdi::file_name(&identity.driver, &uid) {
+                continue;
+            }
+            tracing::info!(file = name, claim = %uid, "removing a cdi file that no claim owns");
+            failpoint::pass(Point::OrphanFound);
+            if let Err(error) = self.cdi.remove(vec![name]).await {
+                tracing::warn!(error = chain(&error), "a cdi file without an owner stays");
+            }
+            failpoint::pass(Point::OrphanRemoved);
+        }
+    }
+
+    fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
+        let table = self.table();
+        let claim = table.claim(uid.as_str());
+        claim.is_some_and(|claim| claim.allocation.devices.iter().any(|device| device.driver == *driver))
+    }
+
+    fn needs_files(&self, record: &ClaimRecord) -> bool {
+        record.boot_id == self.settings.node.boot_id && record.state != ClaimState::Unpreparing
+    }
+}
+
+/// The claims whose files are not right. Blocks.
+fn find_wrong(cdi: &CdiDir, records: &[Arc<ClaimRecord>]) -> (Vec<Uid>, Result<(), CdiError>) {
+    let surveyed = cdi.survey_anew();
+    let is_current = |record: &ClaimRecord| {
+        cdi::render(record).is_ok_and(|files| files.iter().all(|file| cdi.is_current(file)))
+    };
+    let is_wrong = |record: &&Arc<ClaimRecord>| {
+        !is_current(record)
+            || collision(cdi, record).is_some()
+            || missing(cdi, record).is_some()
+            || moved(record).is_some()
+            || !stale_files(record).is_empty()
+    };
+    (records.iter().filter(is_wrong).map(|record| record.id.uid.clone()).collect(), surveyed)
+}
+
+/// Files of drivers that prepared the claim in this boot, and whose result is stale.
+fn stale_files(record: &ClaimRecord) -> Vec<String> {
+    let stale = record.drivers.iter().filter(|(_, part)| part.stale && part.prepared_in == record.boot_id);
+    stale.map(|(driver, _)| cdi::file_name(driver, &record.id.uid)).collect()
+}
+
+/// The CDI names of a claim's devices: of those in our files, or of those in files that plugins write.
+fn cdi_names(record: &ClaimRecord, ours: bool) -> Vec<String> {
+    let of_driver = |driver: &DriverName| {
+        let prepared = record.drivers.get(driver).and_then(|part| part.current());
+        let devices = prepared.map(|prepared| prepared.devices.as_slice()).unwrap_or_default();
+        let is_ours = |at: usize| matches!(devices.get(at).map(|d| &d.access), Some(DeviceAccess::Edits(_)));
+        let names = cdi::cdi_devices(record, driver).into_iter().filter(move |(at, _)| is_ours(*at) == ours);
+        names.flat_map(|(_, names)| names).collect::<Vec<_>>()
+    };
+    record.drivers.keys().flat_map(of_driver).collect()
+}
+
+/// A file of another program that has a device of the claim as well: a runtime would refuse the device, or use that file.
+fn collision(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
+    let found = cdi.collisions(&cdi_names(record, true)).into_iter().next()?;
+    let (file, device) = (found.file.display(), &found.device);
+    let message = format!(
+        "{file} has the CDI device {device} of claim {} as well: container runtimes refuse a device that two files have; remove the other file",
+        record.id
+    );
+    Some(Problem::conflict(CLAIMED_TWICE, message).with("file", file).with("device", device))
+}
+
+/// Devices of a native plugin that are in no file. The plugin may write it a moment later, so the claim is answered.
+fn missing(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
+    let names = cdi_names(record, false);
+    let missing = if names.is_empty() { Vec::new() } else { cdi.missing(&names) };
+    let first = missing.first()?;
+    let message = format!(
+        "no CDI file has {}, which the plugin of claim {} named: it writes these files itself",
+        name_few(missing.iter(), DEVICES_NAMED_MAX),
+        record.id
+    );
+    Some(Problem::unavailable(MISSING, message).with("device", first))
+}
+
+/// A device node that differs from the claim's file. The file stays: runtimes that start a container again may need it, and the next prepare
+/// calls the driver.
+fn moved(record: &ClaimRecord) -> Option<Problem> {
+    let current = |(driver, part): (_, &DriverPart)| Some((driver, first_moved(part.current()?)?));
+    let (driver, Moved { path, then, now }) = record.drivers.iter().find_map(current)?;
+    let message = format!(
+        "the device node {path} of claim {} was {then} when driver {driver} prepared it, and is {now}: a container that is started again may get a wrong device; the claim is prepared again when a pod requests it",
+        record.id
+    );
+    let problem = Problem::unavailable(MOVED, message).with("node", path);
+    Some(problem.with("driver", driver).with("then", then).with("now", now))
+}
+
+fn not_written(error: &CdiError) -> Problem {
+    let message = format!("write CDI files: {}", chain(error));
+    match error {
+        CdiError::Foreign(file) => Problem::conflict(FOREIGN, message).with("file", file),
+        _ => Problem::unavailable(NOT_WRITTEN, message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Claims that got conditions one after the other, each within a second of the one before, postponed the check of all of them until the
+    /// periodic sweep.
+    #[tokio::test(start_paused = true)]
+    async fn new_conditions_do_not_postpone_the_check_of_older_ones() {
+        let mut recheck = Recheck::new();
+        recheck.plan(true);
+        let (step, mut due) = (limit::CDI_RETRY_MIN * 3 / 4, Vec::new());
+        for _ in 0..6 {
+            tokio::time::advance(step).await;
+            recheck.restart();
+            due.push(recheck.is_due(Instant::now()));
+            recheck.plan(true);
+        }
+        assert_eq!(due, [false, true, false, false, true, false]);
+        recheck.plan(false);
+        assert_eq!(recheck.at, None, "no condition is left");
+    }
+}

@@ -1,0 +1,263 @@
+//! Requests of a kubelet: each driver's part of a claim by itself, at any time. The rest of the way is that of pods.
+//!
+//! # Claims of a kubelet
+//!
+//! A kubelet names no pods and calls each driver separately, so it uses a claim part by part, beside pods or without them.
+//!
+//! - The kubelet gets a part when that part is prepared, independently of the others.
+//! - An unprepared part is passed to its driver at once and its CDI file is removed. The claim is removed with the last part that has a user.
+//! - A prepare of a part that is leaving waits for it, as a prepare of a whole claim does.
+//! - The claim is read from its source for each prepare. If the source is unreachable, the cached claim is used, since an allocation is final. If the
+//!   source says that the claim is gone or another one, that is final. An unprepare needs no source.
+//! - The reconciler reports claims whose pods or objects are gone; the manager then unprepares them for the kubelet.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::watch;
+
+use super::machine;
+use super::prepare::Requester;
+use super::source::check_bounds;
+use super::unprepare::Leaving;
+use crate::cdi;
+use crate::manager::{Manager, interrupted};
+use nodedock_model::{
+    Claim, ClaimRecord, ClaimStatuses, DriverName, KubeletClaim, KubeletDevice, ObjectRef,
+    PreparedForKubelet, Problem, ReportedDevice, Uid, limit,
+};
+
+impl Manager {
+    /// Prepares one driver's part of a claim for a kubelet. Returns no devices if the claim has none of the driver. Not cancelled when
+    /// the future is dropped.
+    pub async fn prepare_for_kubelet(
+        self: &Arc<Self>,
+        driver: &DriverName,
+        claim: &ObjectRef,
+        request_id: Arc<str>,
+    ) -> Result<Vec<KubeletDevice>, Problem> {
+        let prepared = self.prepare_part(driver, claim.clone(), None, request_id).await;
+        prepared.map(|prepared| prepared.devices)
+    }
+
+    /// The same for a claim that no API server knows, such as one for devices that a kubelet allocates through a device plugin.
+    /// `held_for_kubelet` leaves it out; `given_to_kubelet` lists it.
+    pub async fn prepare_given_for_kubelet(
+        self: &Arc<Self>,
+        driver: &DriverName,
+        claim: Claim,
+        request_id: Arc<str>,
+    ) -> Result<PreparedForKubelet, Problem> {
+        self.prepare_part(driver, claim.id.clone(), Some(claim), request_id).await
+    }
+
+    /// `given`: the claim, if it came with the request.
+    async fn prepare_part(
+        self: &Arc<Self>,
+        driver: &DriverName,
+        id: ObjectRef,
+        given: Option<Claim>,
+        request_id: Arc<str>,
+    ) -> Result<PreparedForKubelet, Problem> {
+        let driver = driver.clone();
+        let work = |manager: Arc<Self>| async move {
+            let started = Instant::now();
+            let outcome = manager.prepare_locked_part(&driver, &id, given, request_id).await;
+            manager.claim_metrics.prepared(started.elapsed(), outcome.is_err());
+            outcome
+        };
+        self.complete("kubelet", work).await
+    }
+
+    async fn prepare_locked_part(
+        &self,
+        driver: &DriverName,
+        id: &ObjectRef,
+        given: Option<Claim>,
+        request_id: Arc<str>,
+    ) -> Result<PreparedForKubelet, Problem> {
+        // Also while it waits for a device: an unprepare that comes meanwhile has to find what this request takes.
+        let _part = self.part_locks.take([(id.uid.clone(), driver.clone())]).await;
+        let requester = Requester::Kubelet { driver, given: given.is_some() };
+        let claim = match given {
+            Some(claim) => claim,
+            None => self.claim_for_kubelet(driver, id).await?,
+        };
+        check_bounds(&claim)?;
+        let allocation = machine::admit_for_kubelet(&claim, &self.settings.node.name)?;
+        if !allocation.devices.iter().any(|device| device.driver == *driver) {
+            return Ok(PreparedForKubelet::default());
+        }
+        let uid = claim.id.uid.clone();
+        let (locks, plan) = self.plan(requester, &BTreeMap::from([(uid.clone(), claim)])).await;
+        let end = self.carry_out(requester, plan, &self.driver_call(request_id)).await.remove(&uid);
+        end.unwrap_or_else(|| Err(interrupted()))?;
+        let record = self.table().claim(uid.as_str()).cloned();
+        drop(locks);
+        record.and_then(|record| answer(&record, driver)).ok_or_else(interrupted)
+    }
+
+    /// The claim as its source has it, or as its record has it if the source cannot be read.
+    async fn claim_for_kubelet(&self, driver: &DriverName, wanted: &ObjectRef) -> Result<Claim, Problem> {
+        let reading = self.source.claim_with_uid(&wanted.namespace, &wanted.name, &wanted.uid);
+        let read = tokio::time::timeout(limit::CLAIM_SOURCE_WAIT, reading).await;
+        let problem = match read.unwrap_or_else(|_| Err(source_slow(wanted))) {
+            Ok(Some(claim)) if claim.id.uid == wanted.uid => return Ok(claim),
+            Ok(Some(claim)) => return Err(machine::other_uid(wanted, &claim.id.uid, &wanted.uid)),
+            Ok(None) => return Err(no_claim(wanted)),
+            Err(problem) => problem,
+        };
+        let known = self.table().claim(wanted.uid.as_str()).cloned();
+        // A record that was rebuilt from CDI files names the devices of some drivers only: it does not say that this one has none.
+        let names_driver = |record: &Arc<ClaimRecord>| {
+            record.allocation.devices.iter().any(|device| device.driver == *driver)
+        };
+        let known = known.filter(names_driver);
+        let claim = machine::known_claim(known.as_deref(), wanted, problem.clone())?;
+        tracing::warn!(claim = %wanted, %problem, "a claim that cannot be read is taken from its record");
+        Ok(claim)
+    }
+
+    /// Unprepares one driver's part of a claim, by the claim's UID and from the checkpoint alone; an unknown claim is success. An
+    /// unprepare that fails is retried, by the kubelet and by the manager. Not cancelled when the future is dropped.
+    pub async fn unprepare_for_kubelet(
+        self: &Arc<Self>,
+        driver: &DriverName,
+        claim: &ObjectRef,
+        request_id: Arc<str>,
+    ) -> Result<(), Problem> {
+        let (driver, uid) = (driver.clone(), claim.uid.clone());
+        let work = |manager: Arc<Self>| async move {
+            let started = Instant::now();
+            let outcome = manager.unprepare_part(&driver, &uid, request_id).await;
+            manager.claim_metrics.unprepared(started.elapsed(), outcome.is_err());
+            outcome
+        };
+        self.complete("kubelet", work).await
+    }
+
+    async fn unprepare_part(
+        &self,
+        driver: &DriverName,
+        uid: &Uid,
+        request_id: Arc<str>,
+    ) -> Result<(), Problem> {
+        let _part = self.part_locks.take([(uid.clone(), driver.clone())]).await;
+        let leaving = Leaving::Kubelet { driver: Some(driver), cause: "unprepare kubelet" };
+        let end = self.unprepare_one_claim(uid, leaving, request_id).await;
+        // The next prepare calls the driver again.
+        self.prepare_retries().clear(uid, driver);
+        end
+    }
+
+    /// Unprepares every part of a claim that a kubelet holds and will not unprepare itself: the claim's object or its pods are gone.
+    /// `why` goes into the claim's history. Fails if some driver did; that is retried. Not cancelled when the future is dropped.
+    pub async fn unprepare_all_for_kubelet(self: &Arc<Self>, claim: &Uid, why: &str) -> Result<(), Problem> {
+        let (claim, why) = (claim.clone(), why.to_owned());
+        self.complete("kubelet", |manager| async move { manager.unprepare_parts(&claim, &why).await }).await
+    }
+
+    async fn unprepare_parts(&self, uid: &Uid, why: &str) -> Result<(), Problem> {
+        let record = self.table().claim(uid.as_str()).cloned();
+        let drivers: Vec<_> = record.iter().flat_map(|record| record.drivers.keys()).cloned().collect();
+        let parts = drivers.iter().map(|driver| (uid.clone(), driver.clone()));
+        let _parts = self.part_locks.take(parts).await;
+        let leaving = Leaving::Kubelet { driver: None, cause: why };
+        let end = self.unprepare_one_claim(uid, leaving, format!("give-up-{uid}").into()).await;
+        drivers.iter().for_each(|driver| self.prepare_retries().clear(uid, driver));
+        end
+    }
+
+    /// Claims of the API server of which a kubelet holds parts, by UID.
+    pub fn held_for_kubelet(&self) -> Vec<KubeletClaim> {
+        self.kubelet_claims(false)
+    }
+
+    /// Claims that a kubelet holds and gave with its requests, by UID.
+    pub fn given_to_kubelet(&self) -> Vec<KubeletClaim> {
+        self.kubelet_claims(true)
+    }
+
+    fn kubelet_claims(&self, given: bool) -> Vec<KubeletClaim> {
+        self.table().claims().filter_map(|record| kubelet_claim(record, given)).collect()
+    }
+
+    /// The statuses that drivers reported for the devices of a kubelet's claims, by UID; claims without any are left out.
+    pub fn device_statuses(&self) -> Vec<ClaimStatuses> {
+        self.table().claims().filter_map(|record| statuses(record)).collect()
+    }
+
+    /// The same of one claim.
+    pub fn device_statuses_of(&self, claim: &Uid) -> Option<ClaimStatuses> {
+        statuses(self.table().claim(claim.as_str())?)
+    }
+
+    /// Changes whenever `device_statuses` may have changed.
+    pub fn device_status_changes(&self) -> watch::Receiver<u64> {
+        self.statuses_changed.subscribe()
+    }
+
+    /// Reports that statuses may have changed, if these records have any.
+    pub(super) fn report_statuses<'a>(&self, mut records: impl Iterator<Item = &'a Arc<ClaimRecord>>) {
+        if records.any(|record| record.kubelet.is_some() && has_status(record)) {
+            self.statuses_changed.send_modify(|count| *count += 1);
+        }
+    }
+}
+
+/// What a kubelet is answered for a driver's part.
+fn answer(record: &ClaimRecord, driver: &DriverName) -> Option<PreparedForKubelet> {
+    let prepared = record.drivers.get(driver)?.current()?;
+    let names = cdi::cdi_devices(record, driver).into_iter().map(|(_, names)| names);
+    let devices = prepared.devices.iter().zip(names).map(|(device, cdi)| KubeletDevice {
+        requests: device.requests.clone(),
+        pool: device.pool.clone(),
+        device: device.device.clone(),
+        cdi,
+        share_id: device.share_id.clone(),
+    });
+    Some(PreparedForKubelet { devices: devices.collect(), annotations: prepared.annotations.clone() })
+}
+
+/// The parts of a claim that a kubelet holds, if there are any and the claim is `given` or not.
+fn kubelet_claim(record: &ClaimRecord, given: bool) -> Option<KubeletClaim> {
+    let drivers: Vec<_> = record.kubelet_drivers().cloned().collect();
+    let hold = record.kubelet.as_ref().filter(|hold| hold.given == given && !drivers.is_empty())?;
+    let (claim, consumers) = (record.id.clone(), hold.consumers.clone());
+    Some(KubeletClaim { claim, drivers, consumers, since_ms: hold.since_ms })
+}
+
+fn has_status(record: &ClaimRecord) -> bool {
+    let prepared = record.drivers.values().filter_map(|part| part.prepared.as_ref());
+    prepared.flat_map(|prepared| &prepared.devices).any(|device| device.status.is_some())
+}
+
+fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
+    let is_object = record.kubelet.as_ref().is_some_and(|hold| !hold.given);
+    let held = record.drivers.iter().filter(|(_, part)| is_object && part.kubelet);
+    let current = held.filter_map(|(driver, part)| Some((driver, part.current()?)));
+    let devices = current.flat_map(|(driver, prepared)| {
+        let reported = prepared.devices.iter().filter_map(|device| {
+            Some(ReportedDevice {
+                driver: driver.clone(),
+                pool: device.pool.clone(),
+                device: device.device.clone(),
+                share_id: device.share_id.clone(),
+                status: device.status.clone()?,
+            })
+        });
+        reported.collect::<Vec<_>>()
+    });
+    let devices: Vec<_> = devices.collect();
+    (!devices.is_empty()).then(|| ClaimStatuses { claim: record.id.clone(), devices })
+}
+
+fn no_claim(wanted: &ObjectRef) -> Problem {
+    Problem::not_found("no-such-claim", format!("claim {wanted} (UID {}) does not exist", wanted.uid))
+}
+
+fn source_slow(wanted: &ObjectRef) -> Problem {
+    let seconds = limit::CLAIM_SOURCE_WAIT.as_secs();
+    Problem::unavailable("claim-not-read", format!("claim {wanted} was not read within {seconds} s"))
+}

@@ -1,0 +1,559 @@
+//! The state machine of claims: a state and a request in, the next state and the steps to take out. Pure: no clock, no IO, no task.
+
+mod kubelet;
+mod release;
+mod unprepare;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use super::name_few;
+use super::table::{ClaimTable, device_key};
+use nodedock_model::{
+    AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
+    KubeletHold, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemKind,
+    Transition, Uid,
+};
+
+pub use kubelet::{
+    admit_for_kubelet, end_of_part, finish_prepare_part, known_claim, roll_back_part, unprepare_by_kubelet,
+};
+pub use release::{check_release, release, released};
+pub use unprepare::{UnprepareEnd, UnprepareResult, UnprepareStep, finish_unprepare, roll_back, unprepare};
+
+/// The facts of a device that decide whether several claims may have it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceFacts {
+    pub allow_multiple_allocations: bool,
+    pub identity: Vec<String>,
+}
+
+/// The devices and identity strings that a claim keeps from others. Devices with admin access are kept from no claim; shares and devices
+/// that allow several allocations are kept from exclusive claims.
+pub fn holds(allocation: &Allocation, facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts) -> Vec<Hold> {
+    holds_of(allocation, |_| true, facts)
+}
+
+/// The same for some of its drivers.
+fn holds_of(
+    allocation: &Allocation,
+    wanted: impl Fn(&DriverName) -> bool,
+    facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts,
+) -> Vec<Hold> {
+    let mut holds: BTreeMap<(String, Option<DriverName>), bool> = BTreeMap::new();
+    let devices = allocation.devices.iter().filter(|device| wanted(&device.driver));
+    for device in devices.filter(|device| !device.admin_access) {
+        let facts = facts(&device.driver, device.pool.as_str(), device.device.as_str());
+        let shared = device.share_id.is_some() || facts.allow_multiple_allocations;
+        let key = device_key(&device.driver, device.pool.as_str(), device.device.as_str());
+        let identity = facts.identity.into_iter().map(|key| (key, Some(device.driver.clone())));
+        for key in std::iter::once((key, None)).chain(identity) {
+            holds.entry(key).and_modify(|known| *known &= shared).or_insert(shared);
+        }
+    }
+    holds.into_iter().map(|((key, driver), shared)| Hold { key, shared, driver }).collect()
+}
+
+/// Who requests a claim.
+#[derive(Debug, Clone, Copy)]
+pub enum Holder<'a> {
+    /// All of it.
+    Pod(&'a ObjectRef),
+    /// The part of one driver. `given`: the claim is no object of the API server.
+    Kubelet { driver: &'a DriverName, given: bool },
+}
+
+impl fmt::Display for Holder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(pod) => write!(f, "pod {pod}"),
+            Self::Kubelet { driver, .. } => write!(f, "kubelet, driver {driver}"),
+        }
+    }
+}
+
+/// A request for a claim, and its time.
+#[derive(Clone)]
+pub struct PrepareRequest<'a> {
+    pub claim: &'a Claim,
+    pub allocation: &'a Allocation,
+    pub holder: Holder<'a>,
+    /// The facts of a device now.
+    pub facts: &'a dyn Fn(&DriverName, &str, &str) -> DeviceFacts,
+    /// Drivers whose device nodes are no longer those of the time when the claim was prepared.
+    pub moved: &'a [DriverName],
+    pub boot_id: &'a str,
+    pub now_ms: u64,
+    pub cause: &'a str,
+}
+
+impl PrepareRequest<'_> {
+    /// Drivers whose parts are requested.
+    fn drivers(&self) -> BTreeSet<&DriverName> {
+        match self.holder {
+            Holder::Pod(_) => self.allocation.devices.iter().map(|device| &device.driver).collect(),
+            Holder::Kubelet { driver, .. } => BTreeSet::from([driver]),
+        }
+    }
+
+    fn transition(&self, what: &str) -> Transition {
+        transition(self.now_ms, what, &format!("{} {}", self.cause, self.holder))
+    }
+}
+
+/// The decision about a prepare.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PrepareStep {
+    /// Prepared in this boot. `changed`: the holder is new, so the record must be committed.
+    Known {
+        record: Arc<ClaimRecord>,
+        changed: bool,
+    },
+    /// The intent to commit, and the drivers to call then.
+    Call {
+        record: Arc<ClaimRecord>,
+        drivers: Vec<DriverName>,
+    },
+    /// Another claim is in the way: decide again when one was unprepared.
+    Wait(Problem),
+    Refuse(Problem),
+}
+
+/// Checks of a claim that need nothing but the claim, the pod and the node.
+pub fn admit<'a>(claim: &'a Claim, pod: &ObjectRef, node_name: &str) -> Result<&'a Allocation, Problem> {
+    let name = &claim.id;
+    if let Some(owner) = claim.owner_pod.as_ref().filter(|owner| **owner != pod.uid) {
+        let message = format!("claim {name} was made for another pod than {pod} (its owner has UID {owner})");
+        return Err(Problem::denied("claim-of-another-pod", message));
+    }
+    let allocation = allocated(claim)?;
+    let admin_only = !allocation.devices.is_empty() && allocation.devices.iter().all(|d| d.admin_access);
+    if !claim.is_reserved_for(&pod.uid) && !admin_only {
+        let message = format!("claim {name} is not reserved for pod {pod} (UID {})", pod.uid);
+        return Err(Problem::denied("claim-not-reserved", message));
+    }
+    check_node(claim, allocation, node_name)?;
+    Ok(allocation)
+}
+
+fn allocated(claim: &Claim) -> Result<&Allocation, Problem> {
+    claim.allocation.as_ref().ok_or_else(|| {
+        Problem::unavailable("claim-not-allocated", format!("claim {} is not allocated", claim.id))
+    })
+}
+
+fn check_node(claim: &Claim, allocation: &Allocation, node_name: &str) -> Result<(), Problem> {
+    let other = allocation.node_name.as_ref().filter(|other| *other != node_name);
+    other.map_or(Ok(()), |other| {
+        let message = format!("claim {} is allocated on node {other}, and this is {node_name}", claim.id);
+        Err(Problem::denied("claim-on-another-node", message))
+    })
+}
+
+/// Decides a prepare. The table is not changed.
+pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep {
+    let id = &request.claim.id;
+    if let Some(old) = table.claim_named(&id.namespace, &id.name).filter(|old| old.id.uid != id.uid) {
+        return PrepareStep::Wait(replaced(id, old));
+    }
+    match table.claim(id.uid.as_str()) {
+        None => begin(table, request, None),
+        Some(known) if is_leaving(known, request) => PrepareStep::Wait(being_unprepared(id)),
+        Some(known) if !is_same(&known.allocation, request.allocation) => {
+            PrepareStep::Refuse(changed_allocation(id))
+        }
+        Some(known) if is_good(known, request) => join(known, request),
+        Some(known) => begin(table, request, Some(known)),
+    }
+}
+
+/// Whether the allocation is unchanged. A record that was rebuilt from CDI files has only the devices of the drivers that had files.
+fn is_same(known: &Allocation, wanted: &Allocation) -> bool {
+    let of = |allocation: &Allocation, driver: &DriverName| -> Vec<AllocatedDevice> {
+        allocation.devices.iter().filter(|device| device.driver == *driver).cloned().collect()
+    };
+    let is_rest = || {
+        let mut drivers = known.devices.iter().map(|device| &device.driver);
+        known.configs.is_empty()
+            && known.node_name.is_none()
+            && drivers.all(|driver| of(known, driver) == of(wanted, driver))
+    };
+    known == wanted || is_rest()
+}
+
+/// Completes a record that was rebuilt, from the claim's source.
+fn complete(record: &mut ClaimRecord, request: &PrepareRequest<'_>) {
+    if record.allocation != *request.allocation {
+        record.allocation = request.allocation.clone();
+        record.annotations = request.claim.annotations.clone();
+    }
+}
+
+/// Whether a requested part is being unprepared.
+fn is_leaving(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
+    let wanted = request.drivers();
+    known.state == ClaimState::Unpreparing || known.leaving().any(|(driver, _)| wanted.contains(driver))
+}
+
+/// Whether all requested parts were prepared in this boot, and their device nodes are unchanged.
+fn is_good(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
+    let is_current = |driver: &DriverName| known.drivers.get(driver).is_some_and(|p| p.current().is_some());
+    let is_whole = match request.holder {
+        Holder::Pod(_) => known.state == ClaimState::Prepared,
+        Holder::Kubelet { .. } => true,
+    };
+    let mut wanted = request.drivers().into_iter();
+    is_whole
+        && known.boot_id == request.boot_id
+        && wanted.all(|driver| is_current(driver) && !request.moved.contains(driver))
+}
+
+fn join(known: &Arc<ClaimRecord>, request: &PrepareRequest<'_>) -> PrepareStep {
+    if is_held(known, request) {
+        return PrepareStep::Known { record: known.clone(), changed: false };
+    }
+    let mut record = ClaimRecord::clone(known);
+    complete(&mut record, request);
+    if hold(&mut record, request) {
+        record.note(request.transition("joined"));
+    }
+    PrepareStep::Known { record: Arc::new(record), changed: true }
+}
+
+/// Whether the record names this holder already, with all that its request says.
+fn is_held(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
+    let by_holder = match request.holder {
+        Holder::Pod(pod) => known.pods.contains_key(&pod.uid),
+        Holder::Kubelet { driver, .. } => {
+            let consumers = known.kubelet.as_ref().map(|held| &held.consumers);
+            known.drivers.get(driver).is_some_and(|part| part.kubelet)
+                && consumers == Some(&request.claim.reserved_for)
+        }
+    };
+    by_holder && known.allocation == *request.allocation
+}
+
+/// Notes the holder. True: it is new.
+fn hold(record: &mut ClaimRecord, request: &PrepareRequest<'_>) -> bool {
+    match request.holder {
+        Holder::Pod(pod) => record.pods.insert(pod.uid.clone(), pod.clone()).is_none(),
+        Holder::Kubelet { driver, given } => {
+            let first = || KubeletHold { since_ms: request.now_ms, ..KubeletHold::default() };
+            let held = record.kubelet.get_or_insert_with(first);
+            held.consumers.clone_from(&request.claim.reserved_for);
+            held.given = given;
+            let part = record.drivers.entry(driver.clone()).or_default();
+            !std::mem::replace(&mut part.kubelet, true)
+        }
+    }
+}
+
+fn begin(table: &ClaimTable, request: &PrepareRequest<'_>, known: Option<&Arc<ClaimRecord>>) -> PrepareStep {
+    let id = &request.claim.id;
+    // In one boot a claim keeps its holds: the facts of a device are not known while its driver is absent.
+    let holds = holds_for(known, request);
+    if let Some((holder, key)) = table.conflict(&id.uid, &holds) {
+        return PrepareStep::Wait(held(id, holder, key));
+    }
+    let mut record = known.map_or_else(|| new_record(request), |known| ClaimRecord::clone(known));
+    complete(&mut record, request);
+    let wanted = request.drivers();
+    for driver in &wanted {
+        record.drivers.entry(DriverName::clone(driver)).or_default();
+    }
+    let new_boot = record.boot_id != request.boot_id;
+    if new_boot {
+        // The kernel's state is gone: every driver is called again. Its memo stays, for the unprepare.
+        let old_boot = std::mem::replace(&mut record.boot_id, request.boot_id.to_owned());
+        for (driver, part) in &mut record.drivers {
+            make_stale(part, &old_boot);
+            // Its driver is called later, and its holds are those of the earlier boot.
+            if part.prepared.is_none() && !wanted.contains(driver) {
+                (part.stale, part.prepared_in) = (true, old_boot.clone());
+            }
+        }
+    }
+    let called_again = record.drivers.iter_mut().filter(|(driver, _)| wanted.contains(driver));
+    for (_, part) in called_again.filter(|(_, part)| part.prepared.is_none()) {
+        (part.stale, part.prepared_in) = (false, String::new());
+    }
+    let is_moved = |driver: &DriverName| wanted.contains(driver) && request.moved.contains(driver);
+    let moved = record.drivers.iter_mut().filter(|(driver, _)| is_moved(driver));
+    let any_moved = moved.map(|(_, part)| make_stale(part, request.boot_id)).count() > 0;
+    record.state = ClaimState::Preparing;
+    record.holds = holds;
+    hold(&mut record, request);
+    let open = record.drivers.iter().filter(|(name, part)| wanted.contains(name) && part.current().is_none());
+    let drivers: Vec<_> = open.map(|(name, _)| name.clone()).collect();
+    let what = match known {
+        Some(_) if new_boot => "preparing after a new boot",
+        Some(_) if any_moved => "preparing after device nodes changed",
+        _ => "preparing",
+    };
+    record.note(request.transition(what));
+    PrepareStep::Call { record: Arc::new(record), drivers }
+}
+
+/// The holds of a claim with the requested parts. Holds of this boot stay, as do those of drivers that are not requested; the others are
+/// computed again.
+fn holds_for(known: Option<&Arc<ClaimRecord>>, request: &PrepareRequest<'_>) -> Vec<Hold> {
+    let wanted = request.drivers();
+    let standing = known.filter(|known| !known.holds.is_empty());
+    let Some(standing) = standing else {
+        let has_part = |driver: &DriverName| known.is_some_and(|known| known.drivers.contains_key(driver));
+        let is_held = |driver: &DriverName| wanted.contains(driver) || has_part(driver);
+        return holds_of(request.allocation, is_held, request.facts);
+    };
+    let is_of_this_boot = |part: &DriverPart| {
+        standing.boot_id == request.boot_id && !(part.stale && part.prepared_in != request.boot_id)
+    };
+    let is_new = |driver: &DriverName| {
+        wanted.contains(driver) && !standing.drivers.get(driver).is_some_and(is_of_this_boot)
+    };
+    // Holds of no driver were written by an older release, for all drivers at once.
+    let all_new = standing.drivers.keys().all(is_new);
+    let is_known = |hold: &Hold| standing.drivers.keys().any(|driver| hold.is_of(driver));
+    // A part that was unprepared leaves its holds while the claim exists: requested again, it must not get them twice.
+    let stays = |hold: &&Hold| match wanted.iter().find(|driver| hold.is_of(driver)) {
+        Some(driver) => !is_new(driver),
+        None => is_known(hold) || !all_new,
+    };
+    let mut holds: Vec<_> = standing.holds.iter().filter(stays).cloned().collect();
+    holds.extend(holds_of(request.allocation, is_new, request.facts));
+    holds
+}
+
+/// Notes the problems of drivers that are not called now.
+pub fn postpone(record: Arc<ClaimRecord>, postponed: Vec<(DriverName, Problem)>) -> Arc<ClaimRecord> {
+    if postponed.is_empty() {
+        return record;
+    }
+    let mut record = Arc::unwrap_or_clone(record);
+    for (driver, problem) in postponed {
+        record.drivers.entry(driver).or_default().problem = Some(problem);
+    }
+    Arc::new(record)
+}
+
+/// Notes in an intent which versions are about to be called: after a crash they may have begun.
+pub fn note_called(
+    record: Arc<ClaimRecord>,
+    drivers: &[DriverName],
+    by: impl Fn(&DriverName) -> Option<PreparedBy>,
+) -> Arc<ClaimRecord> {
+    let mut record = Arc::unwrap_or_clone(record);
+    for driver in drivers {
+        let part = record.drivers.entry(driver.clone()).or_default();
+        if part.prepared.is_none() {
+            part.by = by(driver).or(part.by.take());
+        }
+    }
+    Arc::new(record)
+}
+
+/// Marks a part as stale that was prepared in the boot of that ID: the boot has ended, or the part's device nodes changed.
+fn make_stale(part: &mut DriverPart, old_boot: &str) {
+    if part.prepared.is_some() && !part.stale {
+        part.stale = true;
+        part.prepared_in = old_boot.to_owned();
+    }
+}
+
+fn new_record(request: &PrepareRequest<'_>) -> ClaimRecord {
+    ClaimRecord {
+        id: request.claim.id.clone(),
+        state: ClaimState::Preparing,
+        boot_id: request.boot_id.to_owned(),
+        pods: BTreeMap::new(),
+        allocation: request.allocation.clone(),
+        annotations: request.claim.annotations.clone(),
+        drivers: BTreeMap::new(),
+        kubelet: None,
+        holds: Vec::new(),
+        releasing: None,
+        timeline: Default::default(),
+        unknown: BTreeMap::new(),
+    }
+}
+
+/// The result of one driver for one claim.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DriverResult {
+    pub driver: DriverName,
+    pub by: Option<PreparedBy>,
+    pub outcome: Result<PreparedClaim, Problem>,
+    pub duration_us: u64,
+}
+
+/// The decision about a prepare after its drivers answered.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PrepareEnd {
+    Prepared(Arc<ClaimRecord>),
+    /// Kept: some driver has done something, or may have. A retry calls only the missing drivers.
+    Open(Arc<ClaimRecord>, Problem),
+    /// Refused for good by every driver that was called: to be unprepared at once.
+    RolledBack(Arc<ClaimRecord>, Problem),
+}
+
+/// Notes the drivers' results in the record of a claim that a pod requested.
+pub fn finish_prepare(record: &ClaimRecord, results: Vec<DriverResult>, now_ms: u64) -> PrepareEnd {
+    let mut record = record.clone();
+    let Some(problem) = take_results(&mut record, results, now_ms) else {
+        return PrepareEnd::Prepared(Arc::new(record));
+    };
+    let nothing_done = record.drivers.values().all(is_refused_for_good);
+    if nothing_done && record.pods.len() <= 1 && !record.is_held_by_kubelet() {
+        return PrepareEnd::RolledBack(Arc::new(record), problem);
+    }
+    PrepareEnd::Open(Arc::new(record), problem)
+}
+
+/// Whether the driver has done nothing, and will not.
+fn is_refused_for_good(part: &DriverPart) -> bool {
+    part.prepared.is_none() && part.problem.as_ref().is_some_and(|problem| problem.kind.is_permanent())
+}
+
+/// Notes drivers' results in a claim's record. Returns the problem that keeps it from being prepared as a whole.
+fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u64) -> Option<Problem> {
+    for result in results {
+        let part = record.drivers.entry(result.driver.clone()).or_default();
+        let what = if result.outcome.is_ok() { "prepared by driver" } else { "refused by driver" };
+        let mut entry = transition(now_ms, what, result.driver.as_str());
+        entry.duration_us = result.duration_us;
+        match result.outcome {
+            Ok(prepared) => {
+                part.prepared = Some(prepared);
+                part.stale = false;
+                part.prepared_in = String::new();
+                part.by = result.by;
+                part.problem = None;
+            }
+            Err(problem) => {
+                entry.problem = Some(problem.clone());
+                part.problem = Some(problem);
+            }
+        }
+        record.note(entry);
+    }
+    let open = settle(record);
+    if open.is_none() {
+        record.note(transition(now_ms, "prepared", ""));
+    }
+    open
+}
+
+/// Sets the state of a claim that is held, by its parts that are not being unprepared. Returns the problem that keeps it from being prepared.
+fn settle(record: &mut ClaimRecord) -> Option<Problem> {
+    let open = worst(record.drivers.values().filter(|part| !part.leaving && part.current().is_none()));
+    record.state = if open.is_some() { ClaimState::Preparing } else { ClaimState::Prepared };
+    open
+}
+
+/// The problem that a person should see first: a permanent one before one that passes.
+fn worst<'a>(open: impl Iterator<Item = &'a DriverPart>) -> Option<Problem> {
+    let problems: Vec<_> = open.map(|part| part.problem.clone().unwrap_or_else(not_called)).collect();
+    problems.iter().find(|p| p.kind.is_permanent()).or(problems.first()).cloned()
+}
+
+/// The entries of a claim's history when files of a plugin are missing, and when they are back.
+const FILES_MISSING: &str = "without CDI files of its plugin";
+const FILES_THERE: &str = "with CDI files of its plugin";
+
+/// Notes in a claim's history that files which its plugins have to write are missing, or are back. None: its history says so already.
+pub fn note_files(record: &ClaimRecord, missing: Option<Problem>, now_ms: u64) -> Option<Arc<ClaimRecord>> {
+    let about_files = |entry: &&Transition| entry.what == FILES_MISSING || entry.what == FILES_THERE;
+    let noted = record.timeline.iter().rev().find(about_files).and_then(|entry| entry.problem.as_ref());
+    if noted == missing.as_ref() {
+        return None;
+    }
+    let what = if missing.is_some() { FILES_MISSING } else { FILES_THERE };
+    let mut record = record.clone();
+    record.note(Transition { problem: missing, ..transition(now_ms, what, "") });
+    Some(Arc::new(record))
+}
+
+fn not_called() -> Problem {
+    Problem::unavailable("driver-not-asked", "the driver was not called yet")
+}
+
+/// A pod's record after a request whose `accepted` claims are given by the pod's own names for them. Claims that it still holds stay, also
+/// if they are refused now.
+pub fn pod_record(
+    table: &ClaimTable,
+    pod: &ObjectRef,
+    containers: &[PodContainer],
+    accepted: BTreeMap<String, ObjectRef>,
+) -> PodRecord {
+    let known = table.pod(pod.uid.as_str());
+    let held = |id: &ObjectRef| table.claim(id.uid.as_str()).is_some_and(|c| c.pods.contains_key(&pod.uid));
+    let before = known.iter().flat_map(|known| &known.claims).filter(|(_, id)| held(id));
+    let mut claims: BTreeMap<_, _> = before.map(|(name, id)| (name.clone(), id.clone())).collect();
+    claims.extend(accepted);
+    let unknown = known.map(|known| known.unknown.clone()).unwrap_or_default();
+    PodRecord { pod: pod.clone(), claims, containers: containers.to_vec(), unknown }
+}
+
+/// Refuses devices that the driver does not have.
+pub fn check_devices(
+    allocation: &Allocation,
+    driver: &DriverName,
+    inventory: &Inventory,
+) -> Result<(), Problem> {
+    for device in allocation.devices.iter().filter(|device| device.driver == *driver) {
+        let Some(pool) = inventory.pools.get(&device.pool) else {
+            let message = format!("driver {driver} has no pool {}", device.pool);
+            return Err(Problem::not_found("no-such-pool", message));
+        };
+        if !pool.devices.contains_key(&device.device) {
+            let message = format!("pool {} of driver {driver} has no device {}", device.pool, device.device);
+            return Err(Problem::not_found("no-such-device", message));
+        }
+    }
+    Ok(())
+}
+
+fn transition(at_ms: u64, what: &str, cause: &str) -> Transition {
+    let (what, cause) = (what.to_owned(), cause.to_owned());
+    Transition { at_ms, what, cause, duration_us: 0, problem: None, again: None }
+}
+
+/// The problem of a claim that has another UID than the one that is wanted.
+pub fn other_uid(claim: &ObjectRef, uid: &Uid, wanted: &Uid) -> Problem {
+    let message = format!("claim {claim} has UID {uid}, and {wanted} is wanted: it was replaced");
+    Problem::conflict("claim-replaced", message)
+}
+
+fn replaced(id: &ObjectRef, old: &ClaimRecord) -> Problem {
+    let message = format!(
+        "an older claim {id} with UID {} is still {} here, and this one has UID {}: unprepare the pods of the older one first",
+        old.id.uid,
+        old.state.as_str(),
+        id.uid
+    );
+    Problem::conflict("claim-replaced", message).with("old-uid", &old.id.uid)
+}
+
+fn being_unprepared(id: &ObjectRef) -> Problem {
+    Problem::conflict("claim-unpreparing", format!("claim {id} is being unprepared"))
+}
+
+fn changed_allocation(id: &ObjectRef) -> Problem {
+    let message = format!(
+        "claim {id} is known here with another allocation: an allocation is final until the claim is unprepared"
+    );
+    Problem::new(ProblemKind::Invalid, "allocation-changed", message)
+}
+
+/// Pods that a problem names: its message is one line.
+const PODS_NAMED_MAX: usize = 3;
+
+fn pods_named(claim: &ClaimRecord) -> String {
+    name_few(claim.pods.values(), PODS_NAMED_MAX)
+}
+
+fn held(id: &ObjectRef, holder: &ClaimRecord, key: &str) -> Problem {
+    let (of, by) = (&holder.id, kubelet::holders_named(holder));
+    let message = format!("claim {id} wants {key}, which claim {of} (UID {}, {by}) holds", of.uid);
+    Problem::conflict("device-held", message).with("holder", &holder.id).with("device", key)
+}

@@ -1,0 +1,193 @@
+//! Decisions about claims that a kubelet holds. It names no pods, and prepares and unprepares each driver's part by itself.
+
+use std::sync::Arc;
+
+use super::unprepare::UnprepareStep;
+use super::{
+    DriverResult, PODS_NAMED_MAX, PrepareEnd, allocated, check_node, is_refused_for_good, not_called,
+    pods_named, settle, take_results, transition,
+};
+use crate::manager::claims::name_few;
+use crate::manager::claims::table::ClaimTable;
+use nodedock_model::{
+    Allocation, Claim, ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemKind, Uid,
+};
+
+/// Checks of a claim that need nothing but the claim and the node. The kubelet has checked which pods it is reserved for; without the pod it
+/// can be checked that a claim made from a template goes to its own pod.
+pub fn admit_for_kubelet<'a>(claim: &'a Claim, node_name: &str) -> Result<&'a Allocation, Problem> {
+    let allocation = allocated(claim)?;
+    check_node(claim, allocation, node_name)?;
+    let mut pods = claim.reserved_for.iter().filter(|consumer| consumer.is_pod()).peekable();
+    if let Some(owner) = claim.owner_pod.as_ref().filter(|_| pods.peek().is_some())
+        && !pods.any(|pod| pod.uid == *owner)
+    {
+        let message = format!(
+            "claim {} was made for the pod with UID {owner}, and is reserved for others only",
+            claim.id
+        );
+        return Err(Problem::denied("claim-of-another-pod", message));
+    }
+    Ok(allocation)
+}
+
+/// The claim of the last request, if its source cannot be read: an allocation is final. Fails with the source's problem if the claim has no
+/// record here, or if the source could be read.
+pub fn known_claim(
+    known: Option<&ClaimRecord>,
+    wanted: &ObjectRef,
+    source: Problem,
+) -> Result<Claim, Problem> {
+    let is_unreachable =
+        matches!(source.kind, ProblemKind::Unavailable | ProblemKind::Internal | ProblemKind::Denied);
+    let is_known = |record: &&ClaimRecord| record.id == *wanted && record.state != ClaimState::Unpreparing;
+    let Some(record) = known.filter(is_known).filter(|_| is_unreachable) else { return Err(source) };
+    Ok(Claim {
+        id: record.id.clone(),
+        allocation: Some(record.allocation.clone()),
+        reserved_for: record.kubelet.as_ref().map(|held| held.consumers.clone()).unwrap_or_default(),
+        annotations: record.annotations.clone(),
+        owner_pod: None,
+    })
+}
+
+/// Notes the result of the one driver that was called in a claim's record. Other open parts do not matter for the answer.
+pub fn finish_prepare_part(
+    record: &ClaimRecord,
+    driver: &DriverName,
+    results: Vec<DriverResult>,
+    now_ms: u64,
+) -> PrepareEnd {
+    let mut record = record.clone();
+    take_results(&mut record, results, now_ms);
+    let Some(part) = record.drivers.get(driver).filter(|part| part.current().is_none()) else {
+        return PrepareEnd::Prepared(Arc::new(record));
+    };
+    let problem = part.problem.clone().unwrap_or_else(not_called);
+    if is_refused_for_good(part) && record.pods.is_empty() {
+        return PrepareEnd::RolledBack(Arc::new(record), problem);
+    }
+    PrepareEnd::Open(Arc::new(record), problem)
+}
+
+/// The intent to unprepare the part of a driver that refused it for good. The driver is called all the same: it may have begun.
+pub fn roll_back_part(
+    record: &ClaimRecord,
+    driver: &DriverName,
+    now_ms: u64,
+) -> (Arc<ClaimRecord>, Vec<DriverName>) {
+    let mut record = record.clone();
+    record.note(transition(now_ms, "rolled back", &format!("refused by driver {driver}")));
+    release_parts(&mut record, std::slice::from_ref(driver));
+    (Arc::new(record), vec![driver.clone()])
+}
+
+/// Decides an unprepare by a kubelet: of one driver's part, or (`driver` none) of every part that it holds.
+pub fn unprepare_by_kubelet(
+    table: &ClaimTable,
+    uid: &Uid,
+    driver: Option<&DriverName>,
+    now_ms: u64,
+    cause: &str,
+) -> UnprepareStep {
+    let Some(known) = table.claim(uid.as_str()) else { return UnprepareStep::Nothing };
+    let drivers: Vec<DriverName> = match driver {
+        Some(driver) => known.drivers.keys().filter(|of| *of == driver).cloned().collect(),
+        None => known.kubelet_drivers().cloned().collect(),
+    };
+    let (again, drivers): (Vec<_>, Vec<_>) =
+        drivers.into_iter().partition(|driver| known.is_part_leaving(driver));
+    if !again.is_empty() {
+        return UnprepareStep::Call { record: known.clone(), drivers: again };
+    }
+    let mut record = ClaimRecord::clone(known);
+    if !record.pods.is_empty() {
+        // The pods hold every part.
+        let mut was_held = false;
+        for driver in &drivers {
+            let part = record.drivers.get_mut(driver);
+            was_held |= part.is_some_and(|part| std::mem::take(&mut part.kubelet));
+        }
+        if !was_held {
+            return UnprepareStep::Nothing;
+        }
+        forget_kubelet(&mut record);
+        record.note(transition(now_ms, "left", cause));
+        return UnprepareStep::Left(Arc::new(record));
+    }
+    if drivers.is_empty() {
+        return UnprepareStep::Nothing;
+    }
+    let named: Vec<_> = drivers.iter().map(DriverName::as_str).collect();
+    record.note(transition(now_ms, "unpreparing", &format!("{cause}, {}", named.join(", "))));
+    release_parts(&mut record, &drivers);
+    UnprepareStep::Call { record: Arc::new(record), drivers }
+}
+
+/// The last pod leaves, and the kubelet holds some parts: the others are unprepared.
+pub(super) fn leave_to_kubelet(
+    mut record: ClaimRecord,
+    pod: &Uid,
+    now_ms: u64,
+    cause: &str,
+) -> UnprepareStep {
+    record.pods.remove(pod);
+    record.note(transition(now_ms, "left", &format!("{cause} pod {pod}")));
+    let unheld = record.drivers.iter().filter(|(_, part)| !part.kubelet).map(|(driver, _)| driver.clone());
+    let drivers: Vec<_> = unheld.collect();
+    release_parts(&mut record, &drivers);
+    let record = Arc::new(record);
+    if drivers.is_empty() { UnprepareStep::Left(record) } else { UnprepareStep::Call { record, drivers } }
+}
+
+/// Marks parts that have no holder any more, and the claim if none has.
+fn release_parts(record: &mut ClaimRecord, drivers: &[DriverName]) {
+    for driver in drivers {
+        if let Some(part) = record.drivers.get_mut(driver) {
+            (part.kubelet, part.leaving) = (false, true);
+        }
+    }
+    if record.pods.is_empty() && !record.is_held_by_kubelet() {
+        record.state = ClaimState::Unpreparing;
+    } else {
+        settle(record);
+    }
+}
+
+/// Removes the kubelet's data if it holds no part.
+fn forget_kubelet(record: &mut ClaimRecord) {
+    if !record.is_held_by_kubelet() {
+        record.kubelet = None;
+    }
+}
+
+/// The answer to a kubelet that unprepared a driver's part, if some of the claim is left.
+pub fn end_of_part(record: &ClaimRecord, driver: &DriverName) -> Result<(), Problem> {
+    let left = record.drivers.get(driver);
+    left.map_or(Ok(()), |part| Err(part.problem.clone().unwrap_or_else(not_called)))
+}
+
+pub(super) fn in_use(record: &ClaimRecord) -> Problem {
+    let message = format!(
+        "claim {} (UID {}) is {} and held by {}: a kubelet unprepares it when those pods are gone",
+        record.id,
+        record.id.uid,
+        record.state.as_str(),
+        holders_named(record)
+    );
+    Problem::conflict("claim-in-use", message)
+}
+
+/// Who holds a claim, for a problem's one line.
+pub(super) fn holders_named(record: &ClaimRecord) -> String {
+    let pods = pods_named(record);
+    if !record.is_held_by_kubelet() {
+        return format!("pods {pods}");
+    }
+    let consumers = record.kubelet.as_ref().map(|held| held.consumers.as_slice()).unwrap_or_default();
+    let kubelet = match name_few(consumers.iter().map(|one| &one.name), PODS_NAMED_MAX) {
+        named if named.is_empty() => "the kubelet".to_owned(),
+        named => format!("the kubelet for {named}"),
+    };
+    if record.pods.is_empty() { kubelet } else { format!("{kubelet}, and pods {pods}") }
+}

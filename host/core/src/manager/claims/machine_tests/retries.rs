@@ -1,0 +1,367 @@
+//! What drivers may be asked again, and when: retries that stand, and claims that are unprepared bit by bit.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::super::fixtures::{allocation, claim, driver, permanent, pod, transient, uid};
+use crate::driver::{Driver, DriverIdentity, Published};
+use crate::manager::claims::prepare_retry::{
+    Admission, DriverRevision, FailedPrepare, PrepareRetries, Verdict, admission,
+};
+use crate::manager::claims::unprepare_retry::{Serving, UnprepareRetries};
+use nodedock_model::{
+    AllocatedDevice, ClaimRecord, ClaimState, ConfigSource, DriverClaim, DriverKind, DriverPart, ObjectRef,
+    OpaqueConfig, Problem, limit,
+};
+
+/// A driver as it is loaded or registered: each time another one.
+fn loaded(short: &str, kind: DriverKind) -> Driver {
+    let identity = DriverIdentity {
+        name: driver(short),
+        kind,
+        version: "1.0.0".to_owned(),
+        digest: String::new(),
+        source: short.to_owned(),
+        summary: String::new(),
+    };
+    Driver { identity: Arc::new(identity), claims: None, inventory: None }
+}
+
+fn request(name: &str, devices: &[&str]) -> DriverClaim {
+    let devices: Vec<AllocatedDevice> = allocation(devices).devices;
+    DriverClaim { id: claim(name, &[], &[]).id, devices, configs: Vec::new(), annotations: BTreeMap::new() }
+}
+
+/// PrepareRetries of one driver, with a clock that is turned.
+struct Story {
+    retries: PrepareRetries,
+    driver: Driver,
+    now: Instant,
+}
+
+impl Story {
+    fn new(kind: DriverKind) -> Self {
+        Self { retries: PrepareRetries::default(), driver: loaded("gpu", kind), now: Instant::now() }
+    }
+
+    fn refuse(&mut self, request: &DriverClaim, problem: &Problem) {
+        self.refuse_to(&pod("a"), request, problem);
+    }
+
+    fn refuse_to(&mut self, pod: &ObjectRef, request: &DriverClaim, problem: &Problem) {
+        let (driver, revision) = (&self.driver.identity.name, &DriverRevision::of(&self.driver));
+        self.retries.note(&FailedPrepare { pod: Some(pod), request, driver, revision, problem }, self.now, 1);
+    }
+
+    fn verdict(&self, request: &DriverClaim) -> Verdict {
+        let (driver, revision) = (&self.driver.identity.name, DriverRevision::of(&self.driver));
+        self.retries.verdict(&request.id.uid, driver, &revision, || request.clone(), self.now)
+    }
+
+    /// What is left to wait.
+    #[track_caller]
+    fn waits_for(&self, request: &DriverClaim) -> Duration {
+        match self.verdict(request) {
+            Verdict::Later { at, problem } => {
+                let told = Duration::from_millis(problem.retry_after_ms.expect("a time").into());
+                assert!(told >= at - self.now && told < at - self.now + Duration::from_millis(1), "{told:?}");
+                at - self.now
+            }
+            other => panic!("it was to wait: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_is_refused_for_good_is_refused_until_the_request_changes() {
+    let mut story = Story::new(DriverKind::Wasm);
+    let asked = request("one", &["gpu/0"]);
+    story.refuse(&asked, &permanent());
+    story.now += Duration::from_secs(1_000_000);
+    assert_eq!(story.verdict(&asked), Verdict::Never(permanent()));
+
+    let mut others = [request("one", &["gpu/1"]), asked.clone(), asked.clone(), request("two", &["gpu/0"])];
+    let parameters = "{}".to_owned();
+    let config =
+        OpaqueConfig { source: ConfigSource::Claim, requests: vec![], driver: driver("gpu"), parameters };
+    others[1].configs.push(config);
+    others[2].annotations.insert("mode".to_owned(), "fast".to_owned());
+    for other in others {
+        assert_eq!(story.verdict(&other), Verdict::Call, "{other:?}");
+    }
+    let nic = loaded("nic", DriverKind::Wasm);
+    let of_another = story.retries.verdict(
+        &asked.id.uid,
+        &nic.identity.name,
+        &DriverRevision::of(&nic),
+        || asked.clone(),
+        story.now,
+    );
+    assert_eq!(of_another, Verdict::Call);
+}
+
+#[test]
+fn another_instance_or_inventory_of_a_driver_is_another_driver() {
+    let mut story = Story::new(DriverKind::Wasm);
+    let (published, inventory) = watch::channel(Arc::new(Published::default()));
+    story.driver.inventory = Some(inventory);
+    let asked = request("one", &["gpu/0"]);
+    story.refuse(&asked, &permanent());
+    assert_eq!(story.verdict(&asked), Verdict::Never(permanent()));
+    published.send_replace(Arc::new(Published::default()));
+    assert_eq!(story.verdict(&asked), Verdict::Call, "another inventory");
+
+    story.refuse(&asked, &permanent());
+    assert_eq!(story.verdict(&asked), Verdict::Never(permanent()));
+    story.driver = Driver { inventory: story.driver.inventory.take(), ..loaded("gpu", DriverKind::Wasm) };
+    assert_eq!(story.verdict(&asked), Verdict::Call, "loaded again");
+}
+
+/// A kubelet comes again whatever a plugin says, and plugins say "not found" while they wait for the API server.
+#[test]
+fn what_a_plugin_refuses_for_good_may_be_called_again() {
+    let mut story = Story::new(DriverKind::Grpc);
+    let asked = request("one", &["gpu/0"]);
+    story.refuse(&asked, &permanent());
+    assert_eq!(story.verdict(&asked), Verdict::Call);
+    story.refuse(&asked, &permanent());
+    assert_eq!(story.waits_for(&asked), limit::PREPARE_RETRY_MIN);
+}
+
+#[test]
+fn the_first_retry_is_free_and_then_the_delays_double_up_to_the_longest() {
+    let mut story = Story::new(DriverKind::Wasm);
+    let asked = request("one", &["gpu/0"]);
+    story.refuse(&asked, &transient());
+    assert_eq!(story.verdict(&asked), Verdict::Call);
+    let mut delays = Vec::new();
+    for _ in 0..10 {
+        story.refuse(&asked, &transient());
+        let delay = story.waits_for(&asked);
+        story.now += delay;
+        assert_eq!(story.verdict(&asked), Verdict::Call);
+        delays.push(delay.as_millis());
+    }
+    assert_eq!(delays, [250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]);
+    assert_eq!(story.retries.get(&asked.id.uid, &driver("gpu")).map(|refusal| refusal.attempts), Some(11));
+}
+
+#[test]
+fn a_drivers_own_time_is_honoured_and_bounded() {
+    let mut story = Story::new(DriverKind::Wasm);
+    let asked = request("one", &["gpu/0"]);
+    story.refuse(&asked, &transient().retry_after(Duration::from_secs(90)));
+    assert_eq!(story.waits_for(&asked), Duration::from_secs(90), "of the first refusal too");
+    story.now += Duration::from_secs(30);
+    assert_eq!(story.waits_for(&asked), Duration::from_secs(60));
+    story.refuse(&asked, &transient().retry_after(Duration::from_secs(u64::from(u32::MAX))));
+    assert_eq!(story.waits_for(&asked), limit::RETRY_AFTER_MAX);
+}
+
+#[test]
+fn refusals_are_forgotten_with_their_pod_their_claim_and_their_end() {
+    let mut story = Story::new(DriverKind::Wasm);
+    let (one, two) = (request("one", &["gpu/0"]), request("two", &["gpu/1"]));
+    story.refuse_to(&pod("a"), &one, &permanent());
+    story.refuse_to(&pod("b"), &two, &permanent());
+    story.retries.forget(|of, _| of == Some(&pod("a")));
+    assert_eq!((story.verdict(&one), story.verdict(&two)), (Verdict::Call, Verdict::Never(permanent())));
+    story.retries.clear(&two.id.uid, &driver("gpu"));
+    assert!(story.retries.is_empty());
+}
+
+#[test]
+fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
+    let mut story = Story { retries: PrepareRetries::bounded(2), ..Story::new(DriverKind::Wasm) };
+    let asked = ["one", "two", "three"].map(|name| request(name, &["gpu/0"]));
+    for index in [0, 1, 0, 2] {
+        story.refuse(&asked[index], &permanent());
+    }
+    let asks = asked.each_ref().map(|asked| story.verdict(asked) == Verdict::Call);
+    assert_eq!(asks, [false, true, false], "the first was refused again meanwhile");
+}
+
+#[test]
+fn the_drivers_of_a_claim_decide_together() {
+    let now = Instant::now();
+    let later = |ms| {
+        let at = now + Duration::from_millis(ms);
+        Verdict::Later { at, problem: Problem::unavailable(&format!("in-{ms}"), "not now") }
+    };
+    let decide = |gpu, nic| admission(vec![(driver("gpu"), gpu), (driver("nic"), nic)], now);
+    let both = Admission::Call { drivers: vec![driver("gpu"), driver("nic")], postponed: vec![] };
+    assert_eq!(decide(Verdict::Call, Verdict::Call), both);
+    assert_eq!(decide(Verdict::Call, Verdict::Never(permanent())), Admission::Refuse(permanent()));
+    assert_eq!(decide(later(9000), Verdict::Never(permanent())), Admission::Refuse(permanent()));
+    let Admission::Call { drivers, postponed } = decide(Verdict::Call, later(9000)) else {
+        panic!("the gpu may be asked")
+    };
+    assert_eq!((drivers, postponed[0].1.code.as_str()), (vec![driver("gpu")], "in-9000"));
+    let Admission::Refuse(problem) = decide(later(9000), later(3000)) else { panic!("none may be asked") };
+    assert_eq!(problem.code, "in-3000", "that is when asking makes sense");
+    let Admission::Wait { at, .. } = decide(Verdict::Call, later(200)) else { panic!("it is waited out") };
+    assert_eq!(at, now + Duration::from_millis(200));
+}
+
+/// A claim that is being unprepared, with these drivers left.
+fn leaving(drivers: &[&str]) -> ClaimRecord {
+    ClaimRecord {
+        id: claim("one", &[], &[]).id,
+        state: ClaimState::Unpreparing,
+        boot_id: "boot".to_owned(),
+        pods: BTreeMap::new(),
+        allocation: allocation(&[]),
+        annotations: BTreeMap::new(),
+        drivers: drivers
+            .iter()
+            .map(|name| (driver(name), DriverPart { problem: Some(transient()), ..DriverPart::default() }))
+            .collect(),
+        kubelet: None,
+        holds: Vec::new(),
+        releasing: None,
+        timeline: Default::default(),
+        unknown: BTreeMap::new(),
+    }
+}
+
+fn serving(drivers: &[&Driver]) -> Serving {
+    drivers.iter().map(|driver| (driver.identity.name.clone(), DriverRevision::of(driver))).collect()
+}
+
+#[test]
+fn a_claim_is_unprepared_at_its_own_time_and_at_once_when_a_driver_comes() {
+    let (gpu, nic) = (loaded("gpu", DriverKind::Wasm), loaded("nic", DriverKind::Wasm));
+    let (record, mut retries, mut now) =
+        (leaving(&["gpu", "nic"]), UnprepareRetries::default(), Instant::now());
+    assert_eq!(retries.next(&record, &serving(&[]), now), None, "no driver serves");
+    assert_eq!(retries.next(&record, &serving(&[&gpu]), now), Some(now));
+    let wanted = transient().retry_after(Duration::from_secs(20));
+    retries.failed(&uid("uid-one"), serving(&[&gpu]), &BTreeMap::from([(driver("gpu"), wanted)]), now);
+    assert_eq!(retries.next(&record, &serving(&[&gpu]), now), Some(now + Duration::from_secs(20)));
+    assert_eq!(retries.next(&record, &serving(&[&gpu, &nic]), now), Some(now), "the nic just came");
+    assert_eq!(retries.drivers(&record, &serving(&[&gpu, &nic]), now), [driver("nic")]);
+    assert_eq!(
+        retries.drivers(&record, &serving(&[&nic]), now),
+        [driver("nic")],
+        "the gpu is known to be gone"
+    );
+
+    now += Duration::from_secs(1);
+    retries.failed(
+        &uid("uid-one"),
+        serving(&[&gpu, &nic]),
+        &BTreeMap::from([(driver("nic"), transient())]),
+        now,
+    );
+    let both = serving(&[&gpu, &nic]);
+    assert_eq!(retries.next(&record, &both, now), Some(now + 2 * limit::UNPREPARE_RETRY_MIN));
+    assert_eq!(
+        retries.due(&uid("uid-one"), &driver("gpu"), &both[&driver("gpu")]),
+        Some(now + Duration::from_secs(19))
+    );
+    assert_eq!(retries.attempts(&uid("uid-one")), 2);
+    let anew = loaded("gpu", DriverKind::Wasm);
+    assert_eq!(
+        retries.drivers(&record, &serving(&[&anew, &nic]), now),
+        [driver("gpu")],
+        "it may be better now"
+    );
+    retries.clear(&uid("uid-one"));
+    assert_eq!(retries.attempts(&uid("uid-one")), 0);
+}
+
+#[test]
+fn failed_tries_of_a_version_count_for_it_alone() {
+    let (gpu, nic) = (loaded("gpu", DriverKind::Wasm), loaded("nic", DriverKind::Wasm));
+    let (one, mut retries, now) = (uid("uid-one"), UnprepareRetries::default(), Instant::now());
+    let tries = |retries: &UnprepareRetries, of: &Driver| {
+        retries.tries(&one, &of.identity.name, &DriverRevision::of(of))
+    };
+    let refused = |name: &str| BTreeMap::from([(driver(name), transient())]);
+    retries.failed(&one, serving(&[&gpu]), &refused("nic"), now);
+    assert_eq!((tries(&retries, &gpu), tries(&retries, &nic)), (0, 0), "the nic was not there");
+    for expected in 1..=2 {
+        retries.failed(&one, serving(&[&gpu, &nic]), &refused("nic"), now);
+        assert_eq!((tries(&retries, &gpu), tries(&retries, &nic)), (0, expected));
+    }
+    let anew = loaded("nic", DriverKind::Wasm);
+    assert_eq!((tries(&retries, &anew), retries.attempts(&one)), (0, 3));
+    retries.failed(&one, serving(&[&gpu, &anew]), &refused("gpu"), now);
+    assert_eq!((tries(&retries, &gpu), tries(&retries, &anew), tries(&retries, &nic)), (1, 0, 0));
+}
+
+#[test]
+fn what_needs_no_driver_any_more_is_tried_with_delays_too() {
+    let (record, mut retries, now) = (leaving(&[]), UnprepareRetries::default(), Instant::now());
+    assert_eq!(retries.next(&record, &Serving::new(), now), Some(now));
+    retries.failed(&uid("uid-one"), Serving::new(), &BTreeMap::new(), now);
+    assert_eq!(retries.next(&record, &Serving::new(), now), Some(now + limit::UNPREPARE_RETRY_MIN));
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Asked { permanent: bool, after_ms: Option<u32> },
+    Later { ms: u64 },
+    LoadedAgain,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        6 => (prop::bool::weighted(0.1), prop::option::weighted(0.3, 0..20_000u32))
+            .prop_map(|(permanent, after_ms)| Event::Asked { permanent, after_ms }),
+        3 => (0..90_000u64).prop_map(|ms| Event::Later { ms }),
+        1 => Just(Event::LoadedAgain),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Who asks whenever it may: the calls of one driver come as seldom as they should, and never seldomer than the bound.
+    #[test]
+    fn no_driver_is_called_before_its_time_or_after_the_longest(
+        events in prop::collection::vec(event(), 1..60),
+        kind in prop_oneof![Just(DriverKind::Wasm), Just(DriverKind::Grpc)],
+    ) {
+        let mut story = Story::new(kind);
+        let asked = request("one", &["gpu/0"]);
+        // Since the driver was loaded: when it was asked, and what it wanted.
+        let mut calls: Vec<(Instant, Option<Duration>, bool)> = Vec::new();
+        for event in events {
+            match event {
+                Event::Later { ms } => story.now += Duration::from_millis(ms),
+                Event::LoadedAgain => {
+                    story.driver = loaded("gpu", kind);
+                    calls.clear();
+                }
+                Event::Asked { permanent: for_good, after_ms } => {
+                    let verdict = story.verdict(&asked);
+                    let last = calls.last().copied();
+                    let may = verdict == Verdict::Call;
+                    if let Some((at, wanted, lasts)) = last {
+                        let passed = story.now - at;
+                        prop_assert_eq!(lasts, matches!(verdict, Verdict::Never(_)));
+                        prop_assert!(!may || wanted.is_none_or(|wanted| passed >= wanted));
+                        prop_assert!(may || lasts || passed < wanted.unwrap_or(limit::PREPARE_RETRY_MAX));
+                    } else {
+                        prop_assert!(may, "no driver was called yet");
+                    }
+                    if may {
+                        let mut problem = if for_good { permanent() } else { transient() };
+                        problem.retry_after_ms = after_ms;
+                        story.refuse(&asked, &problem);
+                        let wanted = after_ms.map(|ms| Duration::from_millis(ms.into()));
+                        calls.push((story.now, wanted, for_good && kind == DriverKind::Wasm));
+                    }
+                }
+            }
+            let free = calls.windows(2).filter(|two| two[0].0 == two[1].0 && two[0].1 != Some(Duration::ZERO));
+            prop_assert!(free.count() <= 1, "one retry at once");
+        }
+    }
+}

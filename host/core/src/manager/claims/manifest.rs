@@ -1,0 +1,379 @@
+//! Claims and pods out of ordinary Kubernetes YAML or JSON.
+//!
+//! Reads `resource.k8s.io/v1` ResourceClaims and `v1` Pods, and Lists of them; other kinds are skipped, because people keep
+//! several objects in one file.
+
+mod limits;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::resource::v1 as resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use nodedock_model::{
+    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, Consumer, ContainerClaim,
+    ContainerKind, DeviceName, DriverName, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer,
+    PodRequest, PoolName, Uid, limit,
+};
+
+/// The name, among the pod's own names for claims, of the one that stands for its extended resources.
+const EXTENDED_RESOURCES: &str = "extended-resources";
+
+/// The claims and pods of a file.
+#[derive(Debug, Default)]
+pub struct Objects {
+    pub claims: Vec<Claim>,
+    pub pods: Vec<PodRequest>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    #[error("read {path}")]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{0} is larger than {max} bytes", max = limit::MANIFEST_BYTES_MAX)]
+    TooLarge(PathBuf),
+    #[error("{0} is not YAML or JSON")]
+    Syntax(String, #[source] Box<serde_saphyr::Error>),
+    #[error("document {document}: {what}")]
+    Shape { document: usize, what: String, source: Option<serde_json::Error> },
+    #[error("document {document}: {what}: {field}")]
+    Name { document: usize, what: String, field: &'static str, source: NameError },
+    #[error(
+        "{pod}: claim {claim:?} is made from a template, and the pod's status does not say yet which claim it became"
+    )]
+    NotCreatedYet { pod: String, claim: String },
+    #[error("{pod}: claim {claim:?} has neither resourceClaimName nor resourceClaimTemplateName")]
+    NoClaimName { pod: String, claim: String },
+    #[error("{pod}: container {container:?} uses claim {claim:?}, which spec.resourceClaims does not have")]
+    UnknownClaim { pod: String, container: String, claim: String },
+}
+
+/// Reads a file.
+pub fn read(path: &Path) -> Result<Objects, ManifestError> {
+    let io = |source| ManifestError::Io { path: path.to_owned(), source };
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(io)?;
+    file.take(limit::MANIFEST_BYTES_MAX + 1).read_to_string(&mut text).map_err(io)?;
+    if text.len() as u64 > limit::MANIFEST_BYTES_MAX {
+        return Err(ManifestError::TooLarge(path.to_owned()));
+    }
+    parse(&text, &path.display().to_string())
+}
+
+/// Parses a text with one or several documents. `name` is for errors.
+pub fn parse(text: &str, name: &str) -> Result<Objects, ManifestError> {
+    let syntax = |error| ManifestError::Syntax(name.to_owned(), Box::new(error));
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(syntax)?;
+    let mut objects = Objects::default();
+    for (index, document) in documents.into_iter().enumerate() {
+        take(document, index + 1, &mut objects)?;
+    }
+    Ok(objects)
+}
+
+/// The claim that an object of `resource.k8s.io/v1` is.
+pub fn claim_of(object: Value) -> Result<Claim, ManifestError> {
+    claim(&typed(object, 1, "ResourceClaim")?, 1)
+}
+
+fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), ManifestError> {
+    if document.is_null() {
+        return Ok(());
+    }
+    let text = |key: &str| document.get(key).and_then(Value::as_str).unwrap_or_default();
+    match (text("apiVersion"), text("kind")) {
+        ("", _) | (_, "") => {
+            let what = "apiVersion and kind are wanted, as in every Kubernetes object".to_owned();
+            Err(ManifestError::Shape { document: index, what, source: None })
+        }
+        ("resource.k8s.io/v1", "ResourceClaim") => {
+            objects.claims.push(claim(&typed(document, index, "ResourceClaim")?, index)?);
+            Ok(())
+        }
+        ("v1", "Pod") => {
+            objects.pods.push(pod(&typed(document, index, "Pod")?, index)?);
+            Ok(())
+        }
+        (version, "ResourceClaim") => {
+            let what = format!("ResourceClaim of {version} is not read here; resource.k8s.io/v1 is");
+            Err(ManifestError::Shape { document: index, what, source: None })
+        }
+        (version, kind) if kind.ends_with("List") => {
+            let items = document.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
+            let of_list = |item| of_list(item, version, kind.trim_end_matches("List"));
+            items.into_iter().map(of_list).try_for_each(|item| take(item, index, objects))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Adds the version and kind of a typed list to an item, which does not have them.
+fn of_list(mut item: Value, version: &str, kind: &str) -> Value {
+    if let (Some(fields), false) = (item.as_object_mut(), kind.is_empty()) {
+        fields.entry("apiVersion").or_insert_with(|| version.into());
+        fields.entry("kind").or_insert_with(|| kind.into());
+    }
+    item
+}
+
+fn typed<T: DeserializeOwned>(document: Value, index: usize, kind: &str) -> Result<T, ManifestError> {
+    serde_json::from_value(document).map_err(|error| ManifestError::Shape {
+        document: index,
+        what: format!("not a valid {kind}"),
+        source: Some(error),
+    })
+}
+
+struct Context {
+    document: usize,
+    what: String,
+}
+
+impl Context {
+    fn name<T>(&self, field: &'static str, parsed: Result<T, NameError>) -> Result<T, ManifestError> {
+        let at =
+            |source| ManifestError::Name { document: self.document, what: self.what.clone(), field, source };
+        parsed.map_err(at)
+    }
+
+    fn shape(&self, what: &str) -> ManifestError {
+        ManifestError::Shape { document: self.document, what: format!("{}: {what}", self.what), source: None }
+    }
+}
+
+fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, ManifestError> {
+    let meta = &object.metadata;
+    let what = format!("ResourceClaim {}", meta.name.as_deref().unwrap_or("without a name"));
+    let context = Context { document, what };
+    let id = object_ref(meta, &context)?;
+    let status = object.status.clone().unwrap_or_default();
+    let consumers = status.reserved_for.unwrap_or_default();
+    let reserved_for = consumers.iter().map(|found| consumer(found, &context)).collect::<Result<_, _>>()?;
+    let allocation = status.allocation.as_ref().map(|found| allocation(found, &context)).transpose()?;
+    let owners = meta.owner_references.iter().flatten();
+    let owner = owners.into_iter().find(|owner| owner.controller == Some(true) && owner.kind == "Pod");
+    let owner_pod = owner
+        .map(|owner| context.name("metadata.ownerReferences[].uid", Uid::new(&owner.uid)))
+        .transpose()?;
+    let annotations = meta.annotations.clone().unwrap_or_default().into_iter().collect();
+    Ok(Claim { id, allocation, reserved_for, annotations, owner_pod })
+}
+
+fn object_ref(meta: &ObjectMeta, context: &Context) -> Result<ObjectRef, ManifestError> {
+    let missing = || context.shape("metadata.uid is missing: objects are identified by it");
+    let uid = meta.uid.as_deref().ok_or_else(missing)?;
+    let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+    let namespace = ObjectName::new(namespace.unwrap_or("default"));
+    Ok(ObjectRef {
+        namespace: context.name("metadata.namespace", namespace)?,
+        name: context.name("metadata.name", ObjectName::new(name.unwrap_or_default()))?,
+        uid: context.name("metadata.uid", Uid::new(uid))?,
+    })
+}
+
+fn consumer(
+    found: &resource::ResourceClaimConsumerReference,
+    context: &Context,
+) -> Result<Consumer, ManifestError> {
+    Ok(Consumer {
+        api_group: found.api_group.clone().unwrap_or_default(),
+        resource: found.resource.clone(),
+        name: context.name("status.reservedFor[].name", ObjectName::new(&found.name))?,
+        uid: context.name("status.reservedFor[].uid", Uid::new(&found.uid))?,
+    })
+}
+
+fn allocation(found: &resource::AllocationResult, context: &Context) -> Result<Allocation, ManifestError> {
+    let devices = found.devices.clone().unwrap_or_default();
+    let results = devices.results.iter().flatten();
+    let configs = devices.config.iter().flatten();
+    Ok(Allocation {
+        devices: results.map(|result| allocated(result, context)).collect::<Result<_, _>>()?,
+        configs: configs
+            .filter_map(|config| opaque(config, context).transpose())
+            .collect::<Result<_, _>>()?,
+        node_name: found.node_selector.as_ref().and_then(single_node),
+    })
+}
+
+fn allocated(
+    result: &resource::DeviceRequestAllocationResult,
+    context: &Context,
+) -> Result<AllocatedDevice, ManifestError> {
+    let consumed = result.consumed_capacity.clone().unwrap_or_default();
+    Ok(AllocatedDevice {
+        request: result.request.clone(),
+        driver: context
+            .name("status.allocation.devices.results[].driver", DriverName::new(&result.driver))?,
+        pool: context.name("status.allocation.devices.results[].pool", PoolName::new(&result.pool))?,
+        device: context
+            .name("status.allocation.devices.results[].device", DeviceName::new(&result.device))?,
+        share_id: result.share_id.clone(),
+        consumed: consumed.into_iter().map(|(name, quantity)| (name, quantity.0)).collect(),
+        admin_access: result.admin_access.unwrap_or(false),
+    })
+}
+
+/// None: a config that is not opaque, of which Kubernetes has no kind yet.
+fn opaque(
+    config: &resource::DeviceAllocationConfiguration,
+    context: &Context,
+) -> Result<Option<OpaqueConfig>, ManifestError> {
+    let Some(opaque) = &config.opaque else { return Ok(None) };
+    let source = match config.source.as_str() {
+        "FromClass" => ConfigSource::DeviceClass,
+        "FromClaim" => ConfigSource::Claim,
+        other => {
+            return Err(context.shape(&format!("config source {other:?} is neither FromClass nor FromClaim")));
+        }
+    };
+    Ok(Some(OpaqueConfig {
+        source,
+        requests: config.requests.clone().unwrap_or_default(),
+        driver: context
+            .name("status.allocation.devices.config[].opaque.driver", DriverName::new(&opaque.driver))?,
+        parameters: opaque.parameters.0.to_string(),
+    }))
+}
+
+/// The node's name in the selector that the scheduler writes for devices of one node.
+fn single_node(selector: &k8s_openapi::api::core::v1::NodeSelector) -> Option<String> {
+    let [term] = selector.node_selector_terms.as_slice() else { return None };
+    let field = term.match_fields.as_ref()?.iter().find(|field| field.key == "metadata.name")?;
+    match (field.operator.as_str(), field.values.as_deref()) {
+        ("In", Some([name])) => Some(name.clone()),
+        _ => None,
+    }
+}
+
+fn pod(object: &Pod, document: usize) -> Result<PodRequest, ManifestError> {
+    let meta = &object.metadata;
+    let name = meta.name.as_deref().unwrap_or_default();
+    let context = Context { document, what: format!("Pod {name}") };
+    let pod = object_ref(meta, &context)?;
+    let claims = references(object, &context)?;
+    let spec = object.spec.clone().unwrap_or_default();
+    let init = spec.init_containers.unwrap_or_default().into_iter().map(|c| (init_kind(&c), c));
+    let app = spec.containers.into_iter().map(|c| (ContainerKind::App, c));
+    let containers: Vec<_> =
+        init.chain(app).map(|(kind, c)| container(kind, c, &context)).collect::<Result<_, _>>()?;
+    check_containers(object, &containers, &context)?;
+    let mut request = PodRequest { pod, claims, containers };
+    add_extended_resources(object, &mut request, &context)?;
+    Ok(request)
+}
+
+/// Extended resources that the scheduler took from DRA drivers (KEP-5004): a claim that is in the pod's status only, with the
+/// request of each container.
+fn add_extended_resources(
+    object: &Pod,
+    request: &mut PodRequest,
+    context: &Context,
+) -> Result<(), ManifestError> {
+    let status = object.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    let Some(status) = status else { return Ok(()) };
+    let claim_name = ObjectName::new(&status.resource_claim_name);
+    request.claims.push(ClaimReference {
+        pod_claim_name: EXTENDED_RESOURCES.to_owned(),
+        claim_name: context.name("status.extendedResourceClaimStatus.resourceClaimName", claim_name)?,
+        claim_uid: None,
+    });
+    for mapping in &status.request_mappings {
+        let containers =
+            request.containers.iter_mut().filter(|container| container.name == mapping.container_name);
+        containers.for_each(|container| {
+            // The claim holds them: they must not be allocated again.
+            container.resources.retain(|resource, _| resource.as_str() != mapping.resource_name);
+            let request = Some(mapping.request_name.clone());
+            container.claims.push(ContainerClaim { pod_claim_name: EXTENDED_RESOURCES.to_owned(), request });
+        });
+    }
+    Ok(())
+}
+
+fn references(object: &Pod, context: &Context) -> Result<Vec<ClaimReference>, ManifestError> {
+    let statuses = object.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let created: BTreeMap<_, _> =
+        statuses.map(|status| (status.name.as_str(), status.resource_claim_name.as_deref())).collect();
+    let mut references = Vec::new();
+    for entry in object.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten()) {
+        let Some(claim_name) = claim_name(entry, &created, context)? else { continue };
+        references.push(ClaimReference {
+            pod_claim_name: entry.name.clone(),
+            claim_name: context.name("spec.resourceClaims[]", ObjectName::new(claim_name))?,
+            claim_uid: None,
+        });
+    }
+    Ok(references)
+}
+
+/// None: the template made no claim because none is needed (`resourceClaimName` absent in the status).
+fn claim_name<'a>(
+    entry: &'a k8s_openapi::api::core::v1::PodResourceClaim,
+    created: &BTreeMap<&str, Option<&'a str>>,
+    context: &Context,
+) -> Result<Option<&'a str>, ManifestError> {
+    let at = || (context.what.clone(), entry.name.clone());
+    match (&entry.resource_claim_name, &entry.resource_claim_template_name) {
+        (Some(name), _) => Ok(Some(name)),
+        (None, Some(_)) => created.get(entry.name.as_str()).copied().ok_or_else(|| {
+            let (pod, claim) = at();
+            ManifestError::NotCreatedYet { pod, claim }
+        }),
+        (None, None) => {
+            let (pod, claim) = at();
+            Err(ManifestError::NoClaimName { pod, claim })
+        }
+    }
+}
+
+/// An init container that is restarted runs beside the others.
+fn init_kind(container: &Container) -> ContainerKind {
+    match container.restart_policy.as_deref() {
+        Some("Always") => ContainerKind::Sidecar,
+        _ => ContainerKind::Init,
+    }
+}
+
+fn container(
+    kind: ContainerKind,
+    container: Container,
+    context: &Context,
+) -> Result<PodContainer, ManifestError> {
+    let resources = container.resources.unwrap_or_default();
+    let claims = resources.claims.iter().flatten();
+    let claims = claims
+        .map(|claim| ContainerClaim { pod_claim_name: claim.name.clone(), request: claim.request.clone() })
+        .collect();
+    let resources = limits::extended(&container.name, &resources, context)?;
+    Ok(PodContainer { name: container.name, claims, kind, resources, numa_affinity: Vec::new() })
+}
+
+fn check_containers(
+    object: &Pod,
+    containers: &[PodContainer],
+    context: &Context,
+) -> Result<(), ManifestError> {
+    let entries = object.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let known: Vec<_> = entries.map(|entry| entry.name.as_str()).collect();
+    for container in containers {
+        let unknown = |claim: &&ContainerClaim| !known.contains(&claim.pod_claim_name.as_str());
+        if let Some(claim) = container.claims.iter().find(unknown) {
+            return Err(ManifestError::UnknownClaim {
+                pod: context.what.clone(),
+                container: container.name.clone(),
+                claim: claim.pod_claim_name.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "manifest_tests.rs"]
+mod tests;

@@ -1,0 +1,446 @@
+//! Prepare: resolve, decide, commit the intents, call the drivers, commit the results.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use tokio::time::Instant;
+
+use super::calls::{CalledDrivers, prepared_by};
+use super::files::Nodes;
+use super::machine::{self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
+use super::prepare_retry::{self, Admission, DriverRevision, FailedPrepare, Verdict};
+use super::source::check_bounds;
+use super::table::Undo;
+use super::{ClaimEnd, ClaimOutcome, unrendered};
+use crate::cdi;
+use crate::checkpoint::Change;
+use crate::driver::Call;
+use crate::driver::moved::have_moved;
+use crate::manager::{Manager, interrupted};
+use nodedock_base::clock::now_ms;
+use nodedock_base::failpoint::{self, Point};
+use nodedock_base::locks::Held;
+use nodedock_model::{
+    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, ObjectRef, PodRequest, Problem, Uid,
+};
+
+/// A claim of a request, as its source has it.
+pub(super) struct ResolvedClaim {
+    reference: ClaimReference,
+    claim: Result<Claim, Problem>,
+}
+
+/// A claim whose drivers have to be called, with the drivers.
+pub(super) type Work = (Arc<ClaimRecord>, Vec<DriverName>);
+pub(super) type Outcomes = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
+
+/// Who requests a prepare.
+#[derive(Clone, Copy)]
+pub(super) enum Requester<'a> {
+    Pod { request: &'a PodRequest, claims: &'a [ResolvedClaim] },
+    Kubelet { driver: &'a DriverName, given: bool },
+}
+
+impl<'a> Requester<'a> {
+    fn pod(self) -> Option<&'a ObjectRef> {
+        if let Self::Pod { request, .. } = self { Some(&request.pod) } else { None }
+    }
+
+    /// The driver whose part is requested. None: all parts.
+    fn part(self) -> Option<&'a DriverName> {
+        if let Self::Kubelet { driver, .. } = self { Some(driver) } else { None }
+    }
+
+    fn holder(self) -> Holder<'a> {
+        match self {
+            Self::Pod { request, .. } => Holder::Pod(&request.pod),
+            Self::Kubelet { driver, given } => Holder::Kubelet { driver, given },
+        }
+    }
+}
+
+/// The decisions about every claim of a request. Intents are in the table already, so that no other request takes the same devices;
+/// `undo` removes them again.
+#[derive(Default)]
+pub(super) struct Plan {
+    /// Prepared already, and unchanged.
+    known: Vec<Arc<ClaimRecord>>,
+    /// Prepared already, and joined by a new holder.
+    joined: Vec<Arc<ClaimRecord>>,
+    work: Vec<Work>,
+    refused: BTreeMap<Uid, Problem>,
+    waiting: BTreeMap<Uid, Problem>,
+    /// The earliest time at which a driver of a waiting claim may be called.
+    wake: Option<Instant>,
+    undo: Undo,
+}
+
+impl Plan {
+    /// The records that change by the request.
+    fn intents(&self) -> Vec<Arc<ClaimRecord>> {
+        self.joined.iter().chain(self.work.iter().map(|(record, _)| record)).cloned().collect()
+    }
+}
+
+/// Whether the drivers of an intent may be called.
+enum Decision {
+    Call(Arc<ClaimRecord>, Vec<DriverName>),
+    /// Until a claim is unprepared, or until a time.
+    Wait(Option<Instant>, Problem),
+    Refuse(Problem),
+}
+
+impl Manager {
+    /// Prepares the claims of a pod whose lock the caller has; the outcomes in the order of the request.
+    pub(crate) async fn prepare_claims(
+        &self,
+        request: &PodRequest,
+        inline: &[Claim],
+        request_id: Arc<str>,
+    ) -> Vec<ClaimOutcome> {
+        let started = std::time::Instant::now();
+        let resolved = self.resolve(request, inline).await;
+        let claims = resolved.iter().filter_map(|resolved| resolved.claim.as_ref().ok());
+        let claims: BTreeMap<Uid, Claim> =
+            claims.map(|claim| (claim.id.uid.clone(), claim.clone())).collect();
+        let requester = Requester::Pod { request, claims: &resolved };
+        let (locks, plan) = self.plan(requester, &claims).await;
+        let ends = self.carry_out(requester, plan, &self.driver_call(request_id)).await;
+        drop(locks);
+        let outcomes: Vec<_> =
+            resolved.into_iter().map(|resolved| outcome(request, resolved, &ends)).collect();
+        let failed = outcomes.iter().any(|outcome| outcome.end.is_err());
+        self.claim_metrics.prepared(started.elapsed(), failed);
+        outcomes
+    }
+
+    async fn resolve(&self, request: &PodRequest, inline: &[Claim]) -> Vec<ResolvedClaim> {
+        let mut resolved = Vec::with_capacity(request.claims.len());
+        for reference in &request.claims {
+            let claim = self.resolve_one(inline, &request.pod, reference).await;
+            resolved.push(ResolvedClaim { reference: reference.clone(), claim });
+        }
+        resolved
+    }
+
+    async fn resolve_one(
+        &self,
+        inline: &[Claim],
+        pod: &ObjectRef,
+        reference: &ClaimReference,
+    ) -> Result<Claim, Problem> {
+        let name = &reference.claim_name;
+        let is_named = |claim: &&Claim| claim.id.namespace == pod.namespace && claim.id.name == *name;
+        // Claims of the request come first; of two with one name the later counts.
+        let claim = match inline.iter().rev().find(is_named) {
+            Some(claim) => Some(claim.clone()),
+            None => self.source.claim(&pod.namespace, name).await?,
+        };
+        let claim = claim.ok_or_else(|| {
+            let message = format!("claim {}/{name} does not exist", pod.namespace);
+            Problem::not_found("no-such-claim", message)
+        })?;
+        if let Some(uid) = reference.claim_uid.as_ref().filter(|uid| **uid != claim.id.uid) {
+            return Err(machine::other_uid(&claim.id, &claim.id.uid, uid));
+        }
+        check_bounds(&claim)?;
+        machine::admit(&claim, pod, &self.settings.node.name)?;
+        Ok(claim)
+    }
+
+    /// Decides about every claim, and waits a bounded time for what is in the way. Returns the locks of the claims.
+    pub(super) async fn plan(
+        &self,
+        requester: Requester<'_>,
+        claims: &BTreeMap<Uid, Claim>,
+    ) -> (Vec<Held<Uid>>, Plan) {
+        let deadline = Instant::now() + self.settings.exclusive_wait;
+        let mut freed = self.claims_freed.subscribe();
+        let mut may_wait = true;
+        loop {
+            let locks = self.claim_locks.take(claims.keys().cloned()).await;
+            freed.mark_unchanged();
+            let mut plan = self.decide(requester, claims, may_wait);
+            if !may_wait {
+                plan.refused.append(&mut plan.waiting);
+            }
+            if plan.waiting.is_empty() {
+                return (locks, plan);
+            }
+            drop(locks);
+            let wake = plan.wake.filter(|wake| *wake < deadline);
+            tokio::select! {
+                // The intents are not in the table meanwhile: there is nothing to undo.
+                () = self.tasks.stopped() => may_wait = false,
+                // A claim that is unprepared meanwhile is seen by the next decision.
+                () = tokio::time::sleep_until(wake.unwrap_or(deadline)) => may_wait = wake.is_some(),
+                woken = freed.changed() => may_wait = woken.is_ok(),
+            }
+        }
+    }
+
+    /// Decides. If a claim has to wait, and may, the table is left as it was.
+    fn decide(&self, requester: Requester<'_>, claims: &BTreeMap<Uid, Claim>, may_wait: bool) -> Plan {
+        let mut plan = Plan::default();
+        let moved = self.moved(claims.keys());
+        let facts = |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
+        let mut table = self.table();
+        for (uid, claim) in claims {
+            let Some(allocation) = &claim.allocation else { continue };
+            let request = PrepareRequest {
+                claim,
+                allocation,
+                holder: requester.holder(),
+                facts: &facts,
+                moved: moved.get(uid).map_or(&[], Vec::as_slice),
+                boot_id: &self.settings.node.boot_id,
+                now_ms: now_ms(),
+                cause: "prepare",
+            };
+            let decision = match machine::prepare(&table, &request) {
+                PrepareStep::Known { record, changed: false } => {
+                    plan.known.push(record);
+                    continue;
+                }
+                PrepareStep::Known { record, changed: true } => {
+                    plan.undo.put(&mut table, &record);
+                    plan.joined.push(record);
+                    continue;
+                }
+                PrepareStep::Call { record, drivers } => self.admit_calls(record, drivers),
+                PrepareStep::Wait(problem) => Decision::Wait(None, problem),
+                PrepareStep::Refuse(problem) => Decision::Refuse(problem),
+            };
+            match decision {
+                Decision::Call(record, drivers) => {
+                    let by = |driver: &DriverName| Some(prepared_by(&self.registry.serving(driver).ok()?));
+                    let record = machine::note_called(record, &drivers, by);
+                    plan.undo.put(&mut table, &record);
+                    plan.work.push((record, drivers));
+                }
+                Decision::Wait(at, problem) => {
+                    plan.wake = plan.wake.into_iter().chain(at).min();
+                    plan.waiting.insert(uid.clone(), problem);
+                }
+                Decision::Refuse(problem) => drop(plan.refused.insert(uid.clone(), problem)),
+            }
+        }
+        if may_wait && !plan.waiting.is_empty() {
+            std::mem::take(&mut plan.undo).restore(&mut table);
+        }
+        plan
+    }
+
+    /// Drivers whose device nodes are no longer those of the time when the claim was prepared.
+    fn moved<'a>(&self, uids: impl Iterator<Item = &'a Uid>) -> BTreeMap<Uid, Vec<DriverName>> {
+        let known: Vec<_> = {
+            let table = self.table();
+            uids.filter_map(|uid| table.claim(uid.as_str()).cloned()).collect()
+        };
+        let moved = |record: &Arc<ClaimRecord>| {
+            let parts = record.drivers.iter();
+            let parts = parts.filter(|(_, part)| part.current().is_some_and(have_moved));
+            (record.id.uid.clone(), parts.map(|(driver, _)| driver.clone()).collect::<Vec<_>>())
+        };
+        known.iter().map(moved).filter(|(_, drivers)| !drivers.is_empty()).collect()
+    }
+
+    fn facts(&self, driver: &DriverName, pool: &str, device: &str) -> DeviceFacts {
+        let facts = self.registry.device(driver, pool, device).map(|device| DeviceFacts {
+            allow_multiple_allocations: device.allow_multiple_allocations,
+            identity: device.identity,
+        });
+        facts.unwrap_or_default()
+    }
+
+    /// Whether the drivers serve, have the devices, and need not back off.
+    fn admit_calls(&self, record: Arc<ClaimRecord>, drivers: Vec<DriverName>) -> Decision {
+        if let Err(problem) = self.check_drivers(&record, &drivers) {
+            return Decision::Refuse(problem);
+        }
+        let retries = self.prepare_retries();
+        if retries.is_empty() {
+            return Decision::Call(record, drivers);
+        }
+        let now = Instant::now();
+        let verdict = |name: DriverName| {
+            let Ok(driver) = self.registry.serving(&name) else { return (name, Verdict::Call) };
+            let revision = DriverRevision::of(&driver);
+            let request = || record.driver_claim(&name);
+            let verdict = retries.verdict(&record.id.uid, &name, &revision, request, now);
+            (name, verdict)
+        };
+        match prepare_retry::admission(drivers.into_iter().map(verdict).collect(), now) {
+            Admission::Call { drivers, postponed } => {
+                Decision::Call(machine::postpone(record, postponed), drivers)
+            }
+            Admission::Wait { at, problem } => Decision::Wait(Some(at), problem),
+            Admission::Refuse(problem) => Decision::Refuse(problem),
+        }
+    }
+
+    fn check_drivers(&self, record: &ClaimRecord, drivers: &[DriverName]) -> Result<(), Problem> {
+        for name in drivers {
+            let driver = self.registry.serving(name)?;
+            if let Some(inventory) = &driver.inventory {
+                machine::check_devices(&record.allocation, name, &inventory.borrow().inventory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits the intents, calls the drivers and commits the results.
+    pub(super) async fn carry_out(&self, requester: Requester<'_>, mut plan: Plan, call: &Call) -> Outcomes {
+        let refused = std::mem::take(&mut plan.refused).into_iter();
+        let mut ends: Outcomes = refused.map(|(uid, problem)| (uid, Err(problem))).collect();
+        let intents = plan.intents();
+        let accepted: Vec<_> =
+            plan.known.iter().chain(&intents).map(|record| record.id.uid.clone()).collect();
+        if accepted.is_empty() {
+            return ends;
+        }
+        let undo = std::mem::take(&mut plan.undo);
+        failpoint::pass(Point::PrepareDecided);
+        if let Err(problem) = self.commit_intents(intents, requester, &accepted, undo).await {
+            ends.extend(accepted.into_iter().map(|uid| (uid, Err(problem.clone()))));
+            return ends;
+        }
+        failpoint::pass(Point::PrepareIntended);
+        plan.known.append(&mut plan.joined);
+        let mut failed = self.check_prepared_files(&plan.known, Nodes::Checked).await;
+        let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
+        ends.extend(plan.known.iter().map(|record| (record.id.uid.clone(), end(&record.id.uid))));
+        if !plan.work.is_empty() {
+            self.call_and_finish(requester, plan.work, call, &mut ends).await;
+        }
+        ends
+    }
+
+    /// Makes the intents durable, with the pod's record if that changes.
+    async fn commit_intents(
+        &self,
+        intents: Vec<Arc<ClaimRecord>>,
+        requester: Requester<'_>,
+        accepted: &[Uid],
+        mut undo: Undo,
+    ) -> Result<(), Problem> {
+        let mut changes: Vec<_> = intents.iter().cloned().map(Change::PutClaim).collect();
+        if let Requester::Pod { request, claims } = requester {
+            let accepted = names_of(claims, accepted);
+            let mut table = self.table();
+            let pod = machine::pod_record(&table, &request.pod, &request.containers, accepted);
+            if table.pod(pod.pod.uid.as_str()).is_none_or(|known| **known != pod) {
+                let pod = Arc::new(pod);
+                undo.put_pod(&mut table, &pod);
+                changes.push(Change::PutPod(pod));
+            }
+        }
+        self.commit(changes, undo).await?;
+        self.report_claims(&intents);
+        Ok(())
+    }
+
+    async fn call_and_finish(
+        &self,
+        requester: Requester<'_>,
+        work: Vec<Work>,
+        call: &Call,
+        ends: &mut Outcomes,
+    ) {
+        let (results, called) = self.call_prepare(&work, call).await;
+        let (mut open, mut prepared, mut rolled_back) = (Vec::new(), Vec::new(), Vec::new());
+        for ((record, _), results) in work.iter().zip(results) {
+            let uid = record.id.uid.clone();
+            let results = renderable(record, results);
+            self.note_results(requester.pod(), record, &results, &called);
+            let end = match requester.part() {
+                Some(driver) => machine::finish_prepare_part(record, driver, results, now_ms()),
+                None => machine::finish_prepare(record, results, now_ms()),
+            };
+            let (records, record, end) = match end {
+                PrepareEnd::Prepared(record) => (&mut prepared, record, Ok(ClaimEnd::Prepared)),
+                PrepareEnd::Open(record, problem) => (&mut open, record, Err(problem)),
+                PrepareEnd::RolledBack(record, problem) => (&mut rolled_back, record, Err(problem)),
+            };
+            ends.insert(uid, end);
+            records.push(record);
+        }
+        let prepared = self.with_file_notes(prepared).await;
+        // Files are derived from the records, so the order of the two does not matter: both are there before the answer.
+        let files = self
+            .check_files(&prepared, Nodes::Checked)
+            .inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
+        let records = self
+            .commit_claims(prepared.iter().chain(&open).cloned().collect())
+            .inspect(|_| failpoint::pass(Point::PrepareCommitted));
+        let (files, committed) = tokio::join!(files, records);
+        failpoint::pass(Point::PrepareDone);
+        ends.extend(files.into_iter().map(|(uid, problem)| (uid, Err(problem))));
+        if let Err(problem) = committed {
+            ends.extend(prepared.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
+        }
+        self.remove_stale_files(&open).await;
+        if !rolled_back.is_empty() {
+            self.roll_back(rolled_back, requester.part(), call).await;
+        }
+    }
+
+    /// Notes which drivers failed, for the next request of the same claim.
+    fn note_results(
+        &self,
+        pod: Option<&ObjectRef>,
+        record: &ClaimRecord,
+        results: &[DriverResult],
+        called: &CalledDrivers,
+    ) {
+        let mut retries = self.prepare_retries();
+        for DriverResult { driver, outcome, .. } in results {
+            match (outcome, called.get(driver)) {
+                (Ok(_), _) => retries.clear(&record.id.uid, driver),
+                (Err(problem), Some((revision, _))) => {
+                    let request = &record.driver_claim(driver);
+                    let failed = FailedPrepare { pod, request, driver, revision, problem };
+                    retries.note(&failed, Instant::now(), now_ms());
+                }
+                // The driver was not there to be called.
+                (Err(_), None) => {}
+            }
+        }
+    }
+}
+
+fn outcome(request: &PodRequest, resolved: ResolvedClaim, ends: &Outcomes) -> ClaimOutcome {
+    let (uid, end) = match resolved.claim {
+        Err(problem) => (resolved.reference.claim_uid, Err(problem)),
+        Ok(claim) => {
+            let end = ends.get(&claim.id.uid).cloned().unwrap_or_else(|| Err(interrupted()));
+            (Some(claim.id.uid), end)
+        }
+    };
+    let namespace = request.pod.namespace.clone();
+    ClaimOutcome { namespace, name: resolved.reference.claim_name, uid, end }
+}
+
+/// The accepted claims, by the pod's own names for them.
+fn names_of(claims: &[ResolvedClaim], accepted: &[Uid]) -> BTreeMap<String, ObjectRef> {
+    let claims = claims.iter().filter_map(|resolved| {
+        let id = &resolved.claim.as_ref().ok()?.id;
+        accepted.contains(&id.uid).then(|| (resolved.reference.pod_claim_name.clone(), id.clone()))
+    });
+    claims.collect()
+}
+
+/// A result that makes no valid CDI file is a refusal of that claim, not of the others of the request.
+fn renderable(record: &ClaimRecord, mut results: Vec<DriverResult>) -> Vec<DriverResult> {
+    for result in &mut results {
+        let Ok(prepared) = &result.outcome else { continue };
+        let part =
+            DriverPart { prepared: Some(prepared.clone()), by: result.by.clone(), ..Default::default() };
+        let drivers = BTreeMap::from([(result.driver.clone(), part)]);
+        if let Err(error) = cdi::render(&ClaimRecord { drivers, ..record.clone() }) {
+            result.outcome = Err(unrendered(record, &error));
+        }
+    }
+    results
+}

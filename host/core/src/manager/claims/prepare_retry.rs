@@ -1,0 +1,259 @@
+//! When a driver that failed to prepare a claim may be called for it again.
+//!
+//! Records failed prepares, and decides whether the next request is the same one and has to wait. In memory: after a restart each driver
+//! may be called once more. Pure: no clock, no IO, no task.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::driver::{Driver, DriverIdentity, Published};
+use nodedock_base::backoff::Backoff;
+use nodedock_model::{DriverClaim, DriverKind, DriverName, ObjectRef, Problem, Uid, limit};
+
+/// A driver as it serves: another version, grant, config, instance or inventory is another revision.
+#[derive(Debug, Clone)]
+pub(crate) struct DriverRevision {
+    kind: DriverKind,
+    /// Of this loading or registration. A weak pointer keeps its address from being used again.
+    instance: Weak<DriverIdentity>,
+    published: Option<Weak<Published>>,
+}
+
+impl DriverRevision {
+    pub(super) fn of(driver: &Driver) -> Self {
+        let published = driver.inventory.as_ref().map(|inventory| Arc::downgrade(&inventory.borrow()));
+        Self { kind: driver.identity.kind, instance: Arc::downgrade(&driver.identity), published }
+    }
+
+    /// Whether it is the same loading or registration, whatever devices it has.
+    pub(super) fn is_of_instance(&self, other: &Self) -> bool {
+        self.instance.ptr_eq(&other.instance)
+    }
+}
+
+impl PartialEq for DriverRevision {
+    fn eq(&self, other: &Self) -> bool {
+        let published = match (&self.published, &other.published) {
+            (Some(one), Some(other)) => one.ptr_eq(other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        self.is_of_instance(other) && published
+    }
+}
+
+/// Whether a driver may be called for a claim now.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Verdict {
+    Call,
+    /// The driver named a delay, or failed several times.
+    Later {
+        at: Instant,
+        problem: Problem,
+    },
+    /// The driver would answer the same until the request or the driver changes.
+    Never(Problem),
+}
+
+/// Whether the drivers of a claim may be called, some of which failed before.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Admission {
+    /// These may be called; the others keep their problem.
+    Call {
+        drivers: Vec<DriverName>,
+        postponed: Vec<(DriverName, Problem)>,
+    },
+    /// The delay is so short that the request waits for it.
+    Wait {
+        at: Instant,
+        problem: Problem,
+    },
+    Refuse(Problem),
+}
+
+/// Combines the verdicts of a claim's drivers. If one of them never prepares the claim, the others are not called.
+pub(super) fn admission(verdicts: Vec<(DriverName, Verdict)>, now: Instant) -> Admission {
+    let (mut drivers, mut postponed, mut soonest) = (Vec::new(), Vec::new(), None::<(Instant, Problem)>);
+    for (driver, verdict) in verdicts {
+        match verdict {
+            Verdict::Never(problem) => return Admission::Refuse(problem),
+            Verdict::Call => drivers.push(driver),
+            Verdict::Later { at, problem } => {
+                if soonest.as_ref().is_none_or(|(known, _)| at < *known) {
+                    soonest = Some((at, problem.clone()));
+                }
+                postponed.push((driver, problem));
+            }
+        }
+    }
+    match soonest {
+        Some((at, problem)) if at - now <= limit::PREPARE_RETRY_PATIENCE => Admission::Wait { at, problem },
+        Some((_, problem)) if drivers.is_empty() => Admission::Refuse(problem),
+        _ => Admission::Call { drivers, postponed },
+    }
+}
+
+/// A prepare that failed, and when it may be repeated.
+#[derive(Debug, Clone)]
+pub(super) struct PrepareRetry {
+    pub(super) claim: ObjectRef,
+    pub(super) driver: DriverName,
+    pub(super) problem: Problem,
+    /// How often the driver failed this request.
+    pub(super) attempts: u32,
+    /// When it failed last; milliseconds since the Unix epoch.
+    pub(super) at_ms: u64,
+    /// The driver is not called before. None: the request or the driver must change.
+    pub(super) again: Option<Instant>,
+    /// None: a kubelet requested the claim.
+    pod: Option<ObjectRef>,
+    request: u64,
+    revision: DriverRevision,
+    backoff: Backoff,
+    /// Its place among all failures, by age.
+    noted: u64,
+}
+
+impl PrepareRetry {
+    /// Whether the driver is still the one that failed.
+    pub(super) fn is_of(&self, revision: &DriverRevision) -> bool {
+        self.revision == *revision
+    }
+}
+
+/// What is noted of a failed prepare.
+pub(super) struct FailedPrepare<'a> {
+    /// None: a kubelet requested the claim.
+    pub(super) pod: Option<&'a ObjectRef>,
+    pub(super) request: &'a DriverClaim,
+    pub(super) driver: &'a DriverName,
+    pub(super) revision: &'a DriverRevision,
+    pub(super) problem: &'a Problem,
+}
+
+impl FailedPrepare<'_> {
+    /// Whether only a change of the driver or the request helps. A native plugin reports such errors for whole calls, also while it waits
+    /// for the API server, and kubelets retry them all.
+    fn is_final(&self) -> bool {
+        self.revision.kind == DriverKind::Wasm && self.problem.kind.is_permanent()
+    }
+}
+
+/// Failed prepares, by claim and driver.
+pub(crate) struct PrepareRetries {
+    known: BTreeMap<(Uid, DriverName), PrepareRetry>,
+    hasher: RandomState,
+    notes: u64,
+    max: usize,
+}
+
+impl Default for PrepareRetries {
+    fn default() -> Self {
+        Self::bounded(limit::REFUSALS_MAX)
+    }
+}
+
+impl PrepareRetries {
+    /// With room for `max` failures.
+    pub(super) fn bounded(max: usize) -> Self {
+        Self { known: BTreeMap::new(), hasher: RandomState::new(), notes: 0, max }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    pub(super) fn get(&self, claim: &Uid, driver: &DriverName) -> Option<&PrepareRetry> {
+        self.known.get(&(claim.clone(), driver.clone()))
+    }
+
+    /// By claim and driver.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &PrepareRetry> {
+        self.known.values()
+    }
+
+    /// Whether a driver may be called. `request` is computed only if there is something to compare it with.
+    pub(super) fn verdict(
+        &self,
+        claim: &Uid,
+        driver: &DriverName,
+        revision: &DriverRevision,
+        request: impl FnOnce() -> DriverClaim,
+        now: Instant,
+    ) -> Verdict {
+        let Some(retry) = self.get(claim, driver).filter(|retry| retry.is_of(revision)) else {
+            return Verdict::Call;
+        };
+        if retry.request != self.hasher.hash_one(request()) {
+            return Verdict::Call;
+        }
+        match retry.again {
+            None => Verdict::Never(retry.problem.clone()),
+            Some(at) if at <= now => Verdict::Call,
+            Some(at) => {
+                let problem = retry.problem.clone().retry_after(round_up(at - now));
+                Verdict::Later { at, problem }
+            }
+        }
+    }
+
+    pub(super) fn note(&mut self, failed: &FailedPrepare<'_>, now: Instant, at_ms: u64) {
+        let request = self.hasher.hash_one(failed.request);
+        let key = (failed.request.id.uid.clone(), failed.driver.clone());
+        let before = self.known.remove(&key);
+        let same = before.filter(|known| known.revision == *failed.revision && known.request == request);
+        let first = Backoff::new(limit::PREPARE_RETRY_MIN, limit::PREPARE_RETRY_MAX);
+        let (attempts, mut backoff) =
+            same.map_or_else(|| (0, first), |known| (known.attempts, known.backoff));
+        let again = match failed.problem.retry_after_ms {
+            _ if failed.is_final() => None,
+            Some(ms) => Some(now + Duration::from_millis(ms.into()).min(limit::RETRY_AFTER_MAX)),
+            // The first retry often succeeds at once.
+            None if attempts == 0 => Some(now),
+            None => Some(now + backoff.delay()),
+        };
+        self.make_room();
+        self.notes += 1;
+        let retry = PrepareRetry {
+            claim: failed.request.id.clone(),
+            driver: failed.driver.clone(),
+            problem: failed.problem.clone(),
+            attempts: attempts.saturating_add(1),
+            at_ms,
+            again,
+            pod: failed.pod.cloned(),
+            request,
+            revision: failed.revision.clone(),
+            backoff,
+            noted: self.notes,
+        };
+        self.known.insert(key, retry);
+    }
+
+    /// Removes the oldest if there is no room for one more.
+    fn make_room(&mut self) {
+        while self.known.len() >= self.max {
+            let oldest = self.known.iter().min_by_key(|(_, retry)| retry.noted);
+            let Some(key) = oldest.map(|(key, _)| key.clone()) else { return };
+            self.known.remove(&key);
+        }
+    }
+
+    /// Forgets the failures of a driver for a claim: it prepared the claim, or the kubelet does not want its part any more.
+    pub(super) fn clear(&mut self, claim: &Uid, driver: &DriverName) {
+        self.known.remove(&(claim.clone(), driver.clone()));
+    }
+
+    /// Forgets failures by their pod and claim.
+    pub(crate) fn forget(&mut self, is_gone: impl Fn(Option<&ObjectRef>, &ObjectRef) -> bool) {
+        self.known.retain(|_, retry| !is_gone(retry.pod.as_ref(), &retry.claim));
+    }
+}
+
+/// Rounds up to whole milliseconds, so that a client that waits for them is not too early.
+fn round_up(delay: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(delay.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,155 @@
+//! Unprepare by previous versions: if the version that serves refuses what an earlier one prepared, the code that prepared the claim is
+//! called.
+//!
+//! It is called as soon as the serving version refuses for good or breaks down over the claim; if that version only asks for time and
+//! names no end, after some tries. While no version serves none is called: the operator removed the driver.
+
+use std::collections::BTreeMap;
+
+use super::calls::unprepare;
+use super::prepare_retry::DriverRevision;
+use crate::driver::containment::QUARANTINED;
+use crate::driver::{Call, Driver, Predecessors};
+use crate::manager::Manager;
+use nodedock_base::failpoint::{self, Point};
+use nodedock_model::{ClaimRecord, DriverKind, LiveClaim, PreparedBy, Problem, ProblemKind, limit};
+
+impl Manager {
+    /// Calls the code that prepared those claims that the serving version did not unprepare. `ends` are the outcomes of that version, in
+    /// the order of the claims, and become the outcomes of both.
+    pub(super) async fn unprepare_with_previous_versions(
+        &self,
+        serving: &Driver,
+        records: &[&ClaimRecord],
+        claims: &[LiveClaim],
+        ends: &mut [Result<(), Problem>],
+        call: &Call,
+    ) {
+        let Some(previous) = self.registry.predecessors() else { return };
+        let revision = DriverRevision::of(serving);
+        let mut batches: BTreeMap<&str, (&PreparedBy, Vec<usize>)> = BTreeMap::new();
+        for (index, (record, end)) in records.iter().zip(ends.iter()).enumerate() {
+            let Err(problem) = end else { continue };
+            let Some(by) = previous_version(record, serving) else { continue };
+            let tries = self.unprepare_retries().tries(&record.id.uid, &serving.identity.name, &revision);
+            if is_final(problem, tries) {
+                batches.entry(&by.digest).or_insert_with(|| (by, Vec::new())).1.push(index);
+            }
+        }
+        let calls = batches.into_values().map(|(by, indexes)| async move {
+            let claims: Vec<_> = indexes.iter().map(|index| claims[*index].clone()).collect();
+            let answers = call_version(previous.as_ref(), serving, by, &claims, call).await;
+            indexes.into_iter().zip(answers).map(move |(index, answer)| (index, by, answer))
+        });
+        for (index, by, answer) in futures::future::join_all(calls).await.into_iter().flatten() {
+            let (driver, claim, request) = (&serving.identity.name, &records[index].id, &call.request_id);
+            let PreparedBy { version, digest, .. } = by;
+            let Err(problem) = &mut ends[index] else { continue };
+            match answer {
+                Ok(()) => {
+                    tracing::info!(%driver, %claim, %request, version, digest, %problem, "claim unprepared by the version that prepared it");
+                    ends[index] = Ok(());
+                }
+                Err(also) => {
+                    tracing::warn!(%driver, %claim, %request, version, digest, code = also.code, problem = %also, "the version that prepared a claim did not unprepare it");
+                    *problem = both(problem, by, &also);
+                }
+            }
+        }
+    }
+}
+
+/// The version that prepared a claim, if it has another file than the one that serves.
+fn previous_version<'a>(record: &'a ClaimRecord, serving: &Driver) -> Option<&'a PreparedBy> {
+    let (identity, by) = (&serving.identity, record.drivers.get(&serving.identity.name)?.by.as_ref()?);
+    let both_wasm = by.kind == DriverKind::Wasm && identity.kind == DriverKind::Wasm;
+    (both_wasm && !by.digest.is_empty() && by.digest != identity.digest).then_some(by)
+}
+
+/// Whether the serving version will not answer otherwise. A quarantine's delay is not the driver's own, and a driver that only breaks down
+/// may never recover, so those get some tries. `tries`: earlier failed tries of this version.
+fn is_final(problem: &Problem, tries: u32) -> bool {
+    let is_broken = problem.kind.is_permanent() || problem.kind == ProblemKind::Internal;
+    let names_time = problem.retry_after_ms.is_some() && problem.code != QUARANTINED;
+    is_broken || tries >= limit::PREDECESSOR_PATIENCE && !names_time
+}
+
+async fn call_version(
+    previous: &dyn Predecessors,
+    serving: &Driver,
+    by: &PreparedBy,
+    claims: &[LiveClaim],
+    call: &Call,
+) -> Vec<Result<(), Problem>> {
+    let name = &serving.identity.name;
+    failpoint::pass(Point::PredecessorCall);
+    let answers = match tokio::time::timeout(call.deadline, previous.driver(name, &by.digest)).await {
+        Ok(Ok(driver)) => unprepare(name, driver.as_ref(), claims, call).await,
+        Ok(Err(problem)) => vec![Err(problem); claims.len()],
+        Err(_) => vec![Err(not_loaded_in_time(call)); claims.len()],
+    };
+    failpoint::pass(Point::PredecessorAnswered);
+    answers
+}
+
+fn not_loaded_in_time(call: &Call) -> Problem {
+    let deadline_ms = call.deadline.as_millis();
+    let message =
+        format!("it was not loaded within {deadline_ms} ms; loading goes on, and the claim is retried");
+    Problem::unavailable("predecessor-not-loaded", message)
+}
+
+/// The problem of the serving version, with that of the previous one in its details.
+fn both(serving: &Problem, by: &PreparedBy, also: &Problem) -> Problem {
+    let mut problem = serving.clone();
+    let mut add = |key: &str, value: &str| {
+        if problem.details.len() < limit::LABELS_MAX {
+            problem.details.push((key.to_owned(), value.to_owned()));
+        }
+    };
+    add("predecessor", &format!("version {} ({})", by.version, by.digest));
+    add("predecessor-code", &also.code);
+    add("predecessor-problem", &also.message);
+    problem
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permanent_error_is_final_and_a_named_delay_is_not() {
+        let quarantined = || {
+            Problem::unavailable(QUARANTINED, "quarantined").retry_after(std::time::Duration::from_secs(5))
+        };
+        let transient = || Problem::unavailable("device-busy", "not now");
+        for (problem, tries, wanted) in [
+            (Problem::invalid("a", "never"), 0, true),
+            (Problem::internal("driver-trapped", "it broke"), 0, true),
+            (transient(), 0, false),
+            (transient(), limit::PREDECESSOR_PATIENCE, true),
+            (transient().retry_after(std::time::Duration::from_secs(60)), 99, false),
+            (quarantined(), 0, false),
+            (quarantined(), limit::PREDECESSOR_PATIENCE, true),
+            (Problem::conflict("a", "held"), 0, false),
+        ] {
+            assert_eq!(is_final(&problem, tries), wanted, "{problem:?} after {tries}");
+        }
+    }
+
+    #[test]
+    fn the_problem_of_the_serving_version_stays_and_the_other_is_in_its_details() {
+        let by = PreparedBy {
+            kind: DriverKind::Wasm,
+            version: "1.0.0".to_owned(),
+            digest: "sha256:00".to_owned(),
+        };
+        let mut first = Problem::invalid("unknown-memo", "what is this");
+        let told = both(&first, &by, &Problem::internal("predecessor-missing", "it is not kept"));
+        assert_eq!((told.kind, told.code.as_str()), (ProblemKind::Invalid, "unknown-memo"));
+        let keys: Vec<_> = told.details.iter().map(|(key, _)| key.as_str()).collect();
+        assert_eq!(keys, ["predecessor", "predecessor-code", "predecessor-problem"]);
+        first.details = vec![("k".to_owned(), "v".to_owned()); limit::LABELS_MAX - 1];
+        assert_eq!(both(&first, &by, &told).details.len(), limit::LABELS_MAX);
+    }
+}

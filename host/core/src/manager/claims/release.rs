@@ -1,0 +1,179 @@
+//! Release by force: an operator removes a claim that its driver cannot unprepare. Drivers that serve are called once more; a durable
+//! record says which drivers were not told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::machine;
+use super::values::{RestoreDeadline, Restored};
+use crate::checkpoint::Change;
+use crate::driver::Call;
+use crate::manager::Manager;
+use nodedock_base::clock::now_ms;
+use nodedock_base::failpoint::{self, Point};
+use nodedock_model::{
+    Caller, ClaimRecord, DriverName, ObjectName, ObjectRef, Problem, PutBack, ReleaseRecord, Uid,
+};
+
+/// Which claim to release, and who requests it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReleaseRequest {
+    pub namespace: ObjectName,
+    pub name: ObjectName,
+    /// None: the only claim of that name.
+    pub uid: Option<Uid>,
+    pub by: Caller,
+}
+
+/// The effect that a release would have, or had.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ReleaseOutcome {
+    /// Nothing was done: the claim, and whether each of its drivers serves.
+    Looked {
+        record: Arc<ClaimRecord>,
+        drivers: BTreeMap<DriverName, Result<(), Problem>>,
+        /// What would happen to the sysfs values that drivers changed, unless they restore them.
+        values: Vec<PutBack>,
+    },
+    Released(Arc<ReleaseRecord>),
+}
+
+impl Manager {
+    /// The effect that a release would have.
+    pub async fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome, Problem> {
+        let record = self.find_claim(request)?;
+        machine::check_release(&record)?;
+        let serves = |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
+        let drivers = record.drivers.keys().map(serves).collect();
+        let call = self.driver_call("look".into());
+        let values = self.values.preview(&record.id, &RestoreDeadline::of(&call)).await;
+        Ok(ReleaseOutcome::Looked { record, drivers, values })
+    }
+
+    /// Releases a claim by force. Not cancelled when the future is dropped.
+    pub async fn release_claim(
+        self: &Arc<Self>,
+        request: ReleaseRequest,
+        request_id: Arc<str>,
+    ) -> Result<ReleaseOutcome, Problem> {
+        let work = |manager: Arc<Self>| async move { manager.release(request, request_id).await };
+        self.complete("release", work).await
+    }
+
+    async fn release(
+        &self,
+        request: ReleaseRequest,
+        request_id: Arc<str>,
+    ) -> Result<ReleaseOutcome, Problem> {
+        let found = self.find_claim(&request)?;
+        let uid = &found.id.uid;
+        // Pods are locked before claims. If another pod comes meanwhile, the check below fails.
+        let _pods = self.pod_locks.take(found.pods.keys().cloned()).await;
+        let _claim = self.claim_locks.take([uid.clone()]).await;
+        let record = self.table().claim(uid.as_str()).cloned().ok_or_else(|| no_claim(&request))?;
+        machine::check_release(&record)?;
+        if record.pods.keys().any(|pod| !found.pods.contains_key(pod)) {
+            let message = format!("claim {} was just prepared for another pod", record.id);
+            return Err(Problem::conflict("claim-in-use", message));
+        }
+        let released = self.release_locked(&record, &request.by, &self.driver_call(request_id)).await;
+        // The intent may be durable: then the release is finished without a request.
+        released.inspect_err(|_| self.unprepare_failed.notify_one()).map(ReleaseOutcome::Released)
+    }
+
+    /// Finishes a release that was begun, in the name of its caller.
+    pub(super) async fn finish_release(&self, claim: &ObjectRef, by: Caller) {
+        let (namespace, name, uid) = (claim.namespace.clone(), claim.name.clone(), claim.uid.clone());
+        let request_id = format!("resume-{uid}").into();
+        let request = ReleaseRequest { namespace, name, uid: Some(uid), by };
+        let Err(problem) = self.release(request, request_id).await else {
+            tracing::info!(%claim, "finished an interrupted release");
+            return;
+        };
+        // Another request may have finished it meanwhile.
+        let record = self.table().claim(claim.uid.as_str()).cloned();
+        if let Some(record) = record {
+            tracing::warn!(%claim, %problem, "an interrupted release is still open");
+            self.retry_unprepare(&record, &[]);
+        }
+    }
+
+    /// Commits the intent, calls the drivers, removes the CDI files, and replaces the claim's record by a release record in one commit.
+    async fn release_locked(
+        &self,
+        record: &ClaimRecord,
+        by: &Caller,
+        call: &Call,
+    ) -> Result<Arc<ReleaseRecord>, Problem> {
+        let (record, drivers) = machine::release(record, now_ms(), by);
+        self.commit_claims(vec![record.clone()]).await?;
+        let work = [(record.clone(), drivers)];
+        let results = self.call_unprepare(&work, call).await.pop().unwrap_or_default();
+        // The locks of the values' paths are kept until the end is durable.
+        let Restored { values: put_back, locks: _locks } =
+            self.restore_released(&record, &results, &RestoreDeadline::of(call)).await;
+        failpoint::pass(Point::ReleasePutBack);
+        self.remove_files(std::slice::from_ref(&record)).await?;
+        let released = machine::released(&record, results, now_ms(), by);
+        let released = Arc::new(ReleaseRecord { put_back, ..released });
+        self.forget_released(&record, &released).await?;
+        audit(&released, call);
+        Ok(released)
+    }
+
+    async fn forget_released(
+        &self,
+        record: &ClaimRecord,
+        released: &Arc<ReleaseRecord>,
+    ) -> Result<(), Problem> {
+        let uid = &record.id.uid;
+        let outdated = self.table().outdated_releases(uid);
+        let mut changes = vec![Change::PutReleased(released.clone())];
+        changes.extend(outdated.iter().cloned().map(Change::DeleteReleased));
+        let pods: BTreeSet<_> = record.pods.keys().cloned().collect();
+        self.forget(std::slice::from_ref(uid), &pods, changes).await?;
+        self.table().put_released(released.clone(), &outdated);
+        self.unprepare_retries().clear(uid);
+        self.prepare_retries().forget(|_, claim| claim.uid == *uid);
+        Ok(())
+    }
+
+    fn find_claim(&self, request: &ReleaseRequest) -> Result<Arc<ClaimRecord>, Problem> {
+        let table = self.table();
+        let is_named = |record: &&Arc<ClaimRecord>| {
+            record.id.namespace == request.namespace && record.id.name == request.name
+        };
+        if let Some(uid) = &request.uid {
+            return table.claim(uid.as_str()).filter(is_named).cloned().ok_or_else(|| no_claim(request));
+        }
+        let found: Vec<_> = table.claims().filter(is_named).collect();
+        match found.as_slice() {
+            [] => Err(no_claim(request)),
+            [one] => Ok(Arc::clone(one)),
+            several => Err(ambiguous(several)),
+        }
+    }
+}
+
+/// Writes the line that an auditor looks for in the log.
+fn audit(released: &ReleaseRecord, call: &Call) {
+    let untold =
+        released.untold.iter().map(|(driver, left)| format!("{driver}: {}", left.devices.join(", ")));
+    let not_told = untold.collect::<Vec<_>>().join("; ");
+    let (claim, claim_uid, by, request) = (&released.id, &released.id.uid, &released.by, &call.request_id);
+    tracing::warn!(%claim, %claim_uid, %by, %request, not_told, "claim released by force");
+}
+
+fn no_claim(request: &ReleaseRequest) -> Problem {
+    let uid = request.uid.as_ref().map(|uid| format!(" with UID {uid}")).unwrap_or_default();
+    let message = format!("there is no claim {}/{}{uid} here", request.namespace, request.name);
+    Problem::not_found("no-such-claim", message)
+}
+
+fn ambiguous(claims: &[&Arc<ClaimRecord>]) -> Problem {
+    let uids: Vec<_> =
+        claims.iter().map(|claim| format!("{} ({})", claim.id.uid, claim.state.as_str())).collect();
+    let (name, uids) = (&claims[0].id, uids.join(", "));
+    let message = format!("several claims are called {name}; name one by its UID: {uids}");
+    Problem::conflict("claim-ambiguous", message)
+}

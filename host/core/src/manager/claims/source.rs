@@ -1,0 +1,146 @@
+//! Sources of claims: here a directory of YAML files. The API server is another (`kube`).
+
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+
+use crate::manager::claims::manifest;
+use nodedock_base::error::chain;
+use nodedock_model::{Claim, ObjectName, Problem, Uid, limit};
+
+/// The source from which the manager reads claims.
+#[async_trait]
+pub trait ClaimSource: Send + Sync {
+    /// Returns the claim of that name; None if there is none.
+    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem>;
+
+    /// Returns the claim of that name for a caller that knows its UID: a source with a cache reads again before it returns none, or one
+    /// with another UID.
+    async fn claim_with_uid(
+        &self,
+        namespace: &ObjectName,
+        name: &ObjectName,
+        _uid: &Uid,
+    ) -> Result<Option<Claim>, Problem> {
+        self.claim(namespace, name).await
+    }
+}
+
+/// A directory of YAML or JSON files with ResourceClaims, for use without Kubernetes. It is small, and read for each request.
+pub struct ClaimDirectory {
+    path: PathBuf,
+}
+
+impl ClaimDirectory {
+    pub fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    fn find(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+        let entries = match std::fs::read_dir(&self.path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(self.unreadable(&self.path, &chain(&error))),
+        };
+        let mut paths: Vec<_> =
+            entries.flatten().map(|entry| entry.path()).filter(|p| is_manifest(p)).collect();
+        paths.sort();
+        let mut broken = None;
+        for path in paths {
+            match manifest::read(&path) {
+                Ok(objects) => {
+                    let is_wanted = |c: &Claim| c.id.namespace == *namespace && c.id.name == *name;
+                    if let Some(claim) = objects.claims.into_iter().find(is_wanted) {
+                        return Ok(Some(claim));
+                    }
+                }
+                // The claim may be in another file; a broken one is reported only if it is not.
+                Err(error) => broken = broken.or(Some(self.unreadable(&path, &chain(&error)))),
+            }
+        }
+        broken.map_or(Ok(None), Err)
+    }
+
+    fn unreadable(&self, path: &std::path::Path, why: &str) -> Problem {
+        Problem::unavailable(UNREADABLE, format!("read claims from {}: {why}", path.display()))
+    }
+}
+
+const UNREADABLE: &str = "claims-folder-unreadable";
+
+fn is_manifest(path: &std::path::Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    !name.starts_with('.') && matches!(extension, "yaml" | "yml" | "json")
+}
+
+#[async_trait]
+impl ClaimSource for ClaimDirectory {
+    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+        let (path, namespace, name) = (self.path.clone(), namespace.clone(), name.clone());
+        let look = move || ClaimDirectory::new(path).find(&namespace, &name);
+        tokio::task::spawn_blocking(look).await.unwrap_or_else(|error| {
+            Err(Problem::internal(UNREADABLE, format!("read the directory of claims: {error}")))
+        })
+    }
+}
+
+/// Checks the bounds of a claim.
+pub fn check_bounds(claim: &Claim) -> Result<(), Problem> {
+    let too_many = |what: &str, count: usize, max: usize| {
+        let message = format!("claim {} has {count} {what}, and {max} are the most", claim.id);
+        Err(Problem::invalid("claim-too-large", message))
+    };
+    if claim.reserved_for.len() > limit::RESERVED_FOR_MAX {
+        return too_many("consumers", claim.reserved_for.len(), limit::RESERVED_FOR_MAX);
+    }
+    let Some(allocation) = &claim.allocation else { return Ok(()) };
+    if allocation.devices.len() > limit::ALLOCATED_DEVICES_MAX {
+        return too_many("allocated devices", allocation.devices.len(), limit::ALLOCATED_DEVICES_MAX);
+    }
+    if allocation.configs.len() > limit::CONFIGS_MAX {
+        return too_many("configs", allocation.configs.len(), limit::CONFIGS_MAX);
+    }
+    let parameters = allocation.configs.iter().map(|config| config.parameters.len()).max().unwrap_or(0);
+    if parameters > limit::PARAMETERS_BYTES_MAX {
+        return too_many("bytes of parameters", parameters, limit::PARAMETERS_BYTES_MAX);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLAIM: &str = "
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: one, namespace: default, uid: u-1}
+spec: {}
+";
+
+    fn names() -> (ObjectName, ObjectName) {
+        (ObjectName::new("default").unwrap(), ObjectName::new("one").unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_claim_is_found_beside_a_broken_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = ClaimDirectory::new(dir.path().to_owned());
+        let (namespace, name) = names();
+        assert_eq!(source.claim(&namespace, &name).await, Ok(None));
+        std::fs::write(dir.path().join("a.yaml"), "{").unwrap();
+        std::fs::write(dir.path().join("b.yaml"), CLAIM).unwrap();
+        let found = source.claim(&namespace, &name).await.unwrap().unwrap();
+        assert_eq!(found.id.uid.as_str(), "u-1");
+    }
+
+    #[tokio::test]
+    async fn a_broken_file_is_named_if_the_claim_is_in_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a.yaml"), "{").unwrap();
+        let (namespace, name) = names();
+        let problem = ClaimDirectory::new(dir.path().to_owned()).claim(&namespace, &name).await.unwrap_err();
+        assert!(problem.message.contains("a.yaml"), "{problem}");
+    }
+}

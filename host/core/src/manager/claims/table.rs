@@ -1,0 +1,302 @@
+//! The claims and pods that this node knows, with the indexes that decisions need.
+//!
+//! A claim takes devices here before that is durable, so that two requests cannot both take them; a failed commit restores what was
+//! before. A claim that is unprepared leaves the table after the commit only: until then no other claim can have its devices. No
+//! answer is made from the table before it is durable. Pure: decides only which claim is in another's way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::manager::index::Index;
+use nodedock_model::{
+    ClaimRecord, DriverName, Hold, ObjectName, ObjectRef, PodRecord, ReleaseRecord, Uid, limit,
+};
+
+/// Every claim and pod that this node knows. No query looks at every claim.
+#[derive(Debug, Default)]
+pub struct ClaimTable {
+    claims: BTreeMap<Uid, Arc<ClaimRecord>>,
+    pods: BTreeMap<Uid, Arc<PodRecord>>,
+    by_name: BTreeMap<(ObjectName, ObjectName), Uid>,
+    /// By device or identity string, claims that exclude every other claim.
+    exclusive: Index<String>,
+    /// By device or identity string, claims that exclude only exclusive claims.
+    shared: Index<String>,
+    /// By `driver/pool/device`; claims with admin access, which exclude no claim, are among them.
+    users: Index<String>,
+    claims_of_pods: Index<Uid>,
+    /// Every pod that has a record or a claim, by namespace and name.
+    known_pods: BTreeSet<ObjectRef>,
+    /// By digest of a driver's file, the number of claims' parts that it prepared, or was asked to prepare.
+    prepared_by: BTreeMap<String, usize>,
+    /// UIDs of claims whose records this release cannot read. Another may, so their files, values and code stay.
+    unreadable: BTreeSet<String>,
+    /// The newest claims that operators released by force.
+    released: BTreeMap<Uid, Arc<ReleaseRecord>>,
+}
+
+impl ClaimTable {
+    pub fn new(claims: Vec<ClaimRecord>, pods: Vec<PodRecord>) -> Self {
+        let mut table = Self::default();
+        claims.into_iter().for_each(|claim| drop(table.put(Arc::new(claim))));
+        pods.into_iter().for_each(|pod| drop(table.put_pod(Arc::new(pod))));
+        table
+    }
+
+    /// Adds claims of which the checkpoint has records that cannot be read.
+    pub fn with_unreadable(self, claims: BTreeSet<String>) -> Self {
+        Self { unreadable: claims, ..self }
+    }
+
+    /// Adds claims that operators released by force.
+    pub fn with_released(self, records: Vec<ReleaseRecord>) -> Self {
+        let released = records.into_iter().map(|record| (record.id.uid.clone(), Arc::new(record)));
+        Self { released: released.collect(), ..self }
+    }
+
+    /// Whether there is a record of a claim, readable or not.
+    pub fn is_known(&self, uid: &str) -> bool {
+        self.claims.contains_key(uid) || self.unreadable.contains(uid)
+    }
+
+    pub fn claim(&self, uid: &str) -> Option<&Arc<ClaimRecord>> {
+        self.claims.get(uid)
+    }
+
+    pub fn claims(&self) -> impl Iterator<Item = &Arc<ClaimRecord>> {
+        self.claims.values()
+    }
+
+    pub fn claim_named(&self, namespace: &ObjectName, name: &ObjectName) -> Option<&Arc<ClaimRecord>> {
+        self.claims.get(self.by_name.get(&(namespace.clone(), name.clone()))?)
+    }
+
+    pub fn pod(&self, uid: &str) -> Option<&Arc<PodRecord>> {
+        self.pods.get(uid)
+    }
+
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<PodRecord>> {
+        self.pods.values()
+    }
+
+    /// Pods of a name that have a record or a claim: several, if one replaced another.
+    pub fn pods_named(&self, namespace: &ObjectName, name: &ObjectName) -> Vec<ObjectRef> {
+        let Ok(first) = Uid::new("0") else { return Vec::new() };
+        let from = ObjectRef { namespace: namespace.clone(), name: name.clone(), uid: first };
+        let named = |pod: &&ObjectRef| pod.namespace == *namespace && pod.name == *name;
+        // No UID sorts before "0".
+        self.known_pods.range(from..).take_while(named).cloned().collect()
+    }
+
+    /// The pod of a UID, if it has a record or a claim.
+    pub fn pod_ref(&self, uid: &Uid) -> Option<ObjectRef> {
+        let of_record = self.pods.get(uid).map(|record| &record.pod);
+        let of_claim = || self.found(self.claims_of_pods.get(uid)).next()?.pods.get(uid);
+        of_record.or_else(of_claim).cloned()
+    }
+
+    /// Claims that a pod holds, in the order in which operations lock them.
+    pub fn claims_of_pod(&self, pod: &str) -> Vec<Arc<ClaimRecord>> {
+        self.found(self.claims_of_pods.get(pod)).cloned().collect()
+    }
+
+    /// Claims that have a device of a driver, each once.
+    pub fn claims_of_driver(&self, driver: &DriverName) -> impl Iterator<Item = &Arc<ClaimRecord>> {
+        let (from, to) = (format!("{driver}/"), format!("{driver}0"));
+        self.found(self.users.range(from..to).into_iter())
+    }
+
+    /// Whether a claim was prepared by the driver file of a digest, or may have been, as any that cannot be read.
+    pub fn needs_code(&self, digest: &str) -> bool {
+        self.prepared_by.contains_key(digest) || !self.unreadable.is_empty()
+    }
+
+    /// Claims that have a device, by UID.
+    pub fn users_of(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+    ) -> impl Iterator<Item = &Arc<ClaimRecord>> {
+        self.found(self.users.get(&device_key(driver, pool, device)))
+    }
+
+    /// Claims that keep a device from an exclusive claim, by the device or by an identity string of it, each once.
+    pub fn holders(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+        identity: &[String],
+    ) -> Vec<ObjectRef> {
+        let own = device_key(driver, pool, device);
+        let keys = std::iter::once(&own).chain(identity);
+        let uids: BTreeSet<_> =
+            keys.flat_map(|key| self.exclusive.get(key).chain(self.shared.get(key))).collect();
+        self.found(uids.into_iter()).map(|record| record.id.clone()).collect()
+    }
+
+    fn found<'a>(
+        &'a self,
+        uids: impl Iterator<Item = &'a Uid>,
+    ) -> impl Iterator<Item = &'a Arc<ClaimRecord>> {
+        uids.filter_map(|uid| self.claims.get(uid))
+    }
+
+    fn holds(&mut self, hold: &Hold) -> &mut Index<String> {
+        if hold.shared { &mut self.shared } else { &mut self.exclusive }
+    }
+
+    /// Sets a claim's record and returns the one before.
+    pub fn put(&mut self, record: Arc<ClaimRecord>) -> Option<Arc<ClaimRecord>> {
+        let uid = &record.id.uid;
+        let before = self.remove(uid);
+        self.by_name.insert(full_name(&record), uid.clone());
+        record.holds.iter().for_each(|hold| self.holds(hold).add(hold.key.clone(), uid));
+        device_keys(&record).for_each(|key| self.users.add(key, uid));
+        for pod in record.pods.values() {
+            self.claims_of_pods.add(pod.uid.clone(), uid);
+            self.known_pods.insert(pod.clone());
+        }
+        for digest in digests(&record) {
+            *self.prepared_by.entry(digest.to_owned()).or_default() += 1;
+        }
+        self.claims.insert(uid.clone(), record);
+        before
+    }
+
+    pub fn remove(&mut self, uid: &Uid) -> Option<Arc<ClaimRecord>> {
+        let record = self.claims.remove(uid)?;
+        let name = full_name(&record);
+        if self.by_name.get(&name) == Some(uid) {
+            self.by_name.remove(&name);
+        }
+        record.holds.iter().for_each(|hold| self.holds(hold).remove(&hold.key, uid));
+        device_keys(&record).for_each(|key| self.users.remove(&key, uid));
+        for digest in digests(&record) {
+            let parts = self.prepared_by.get_mut(digest).map(|parts| {
+                *parts -= 1;
+                *parts
+            });
+            if parts == Some(0) {
+                self.prepared_by.remove(digest);
+            }
+        }
+        for pod in record.pods.values() {
+            self.claims_of_pods.remove(&pod.uid, uid);
+            self.forget_pod(pod);
+        }
+        Some(record)
+    }
+
+    /// Restores a claim's record after a change that did not become durable.
+    pub fn restore(&mut self, uid: &Uid, before: Option<Arc<ClaimRecord>>) {
+        match before {
+            Some(record) => drop(self.put(record)),
+            None => drop(self.remove(uid)),
+        }
+    }
+
+    pub fn put_pod(&mut self, record: Arc<PodRecord>) -> Option<Arc<PodRecord>> {
+        self.known_pods.insert(record.pod.clone());
+        self.pods.insert(record.pod.uid.clone(), record)
+    }
+
+    pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodRecord>> {
+        let record = self.pods.remove(uid)?;
+        self.forget_pod(&record.pod);
+        Some(record)
+    }
+
+    fn forget_pod(&mut self, pod: &ObjectRef) {
+        if !self.pods.contains_key(&pod.uid) && !self.claims_of_pods.contains(&pod.uid) {
+            self.known_pods.remove(pod);
+        }
+    }
+
+    pub fn restore_pod(&mut self, uid: &Uid, before: Option<Arc<PodRecord>>) {
+        match before {
+            Some(record) => drop(self.put_pod(record)),
+            None => drop(self.remove_pod(uid.as_str())),
+        }
+    }
+
+    /// Those of `pods` that hold no claims but `except`.
+    pub fn pods_with_nothing_but<'a>(&self, pods: &'a BTreeSet<Uid>, except: &[Uid]) -> Vec<&'a Uid> {
+        let only = |pod: &&Uid| self.claims_of_pods.get(*pod).all(|claim| except.contains(claim));
+        pods.iter().filter(only).collect()
+    }
+
+    /// The claim that keeps one of `holds` from the claim `uid`, and which hold that is.
+    pub(super) fn conflict<'a>(&self, uid: &Uid, holds: &'a [Hold]) -> Option<(&Arc<ClaimRecord>, &'a str)> {
+        holds.iter().find_map(|hold| {
+            let sharers = (!hold.shared).then(|| self.shared.get(&hold.key));
+            let others = self.exclusive.get(&hold.key).chain(sharers.into_iter().flatten());
+            let holder = others.into_iter().find(|other| *other != uid)?;
+            Some((self.claims.get(holder)?, hold.key.as_str()))
+        })
+    }
+
+    /// Claims that operators released by force, the oldest first.
+    pub fn released(&self) -> Vec<Arc<ReleaseRecord>> {
+        let mut records: Vec<_> = self.released.values().cloned().collect();
+        records.sort_by_key(|record| record.at_ms);
+        records
+    }
+
+    /// The oldest released claims, beyond the bound, if `new` is released now.
+    pub(super) fn outdated_releases(&self, new: &Uid) -> Vec<Uid> {
+        let others = self.released().into_iter().rev().filter(|record| record.id.uid != *new);
+        others.skip(limit::RELEASED_MAX - 1).map(|record| record.id.uid.clone()).collect()
+    }
+
+    pub(super) fn put_released(&mut self, record: Arc<ReleaseRecord>, outdated: &[Uid]) {
+        outdated.iter().for_each(|uid| drop(self.released.remove(uid)));
+        self.released.insert(record.id.uid.clone(), record);
+    }
+}
+
+/// The table's state before changes that are not durable yet.
+#[derive(Default)]
+pub(super) struct Undo {
+    claims: Vec<(Uid, Option<Arc<ClaimRecord>>)>,
+    pods: Vec<(Uid, Option<Arc<PodRecord>>)>,
+}
+
+impl Undo {
+    pub(super) fn put(&mut self, table: &mut ClaimTable, record: &Arc<ClaimRecord>) {
+        self.claims.push((record.id.uid.clone(), table.put(record.clone())));
+    }
+
+    pub(super) fn put_pod(&mut self, table: &mut ClaimTable, record: &Arc<PodRecord>) {
+        self.pods.push((record.pod.uid.clone(), table.put_pod(record.clone())));
+    }
+
+    pub(super) fn remove_pod(&mut self, table: &mut ClaimTable, uid: &Uid) {
+        self.pods.push((uid.clone(), table.remove_pod(uid.as_str())));
+    }
+
+    /// Undoes the newest change first.
+    pub(super) fn restore(self, table: &mut ClaimTable) {
+        self.claims.into_iter().rev().for_each(|(uid, before)| table.restore(&uid, before));
+        self.pods.into_iter().rev().for_each(|(uid, before)| table.restore_pod(&uid, before));
+    }
+}
+
+fn full_name(record: &ClaimRecord) -> (ObjectName, ObjectName) {
+    (record.id.namespace.clone(), record.id.name.clone())
+}
+
+fn device_keys(record: &ClaimRecord) -> impl Iterator<Item = String> {
+    let devices = record.allocation.devices.iter();
+    devices.map(|device| device_key(&device.driver, device.pool.as_str(), device.device.as_str()))
+}
+
+fn digests(record: &ClaimRecord) -> impl Iterator<Item = &str> {
+    let by = record.drivers.values().filter_map(|part| part.by.as_ref());
+    by.map(|by| by.digest.as_str()).filter(|digest| !digest.is_empty())
+}
+
+pub(super) fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {
+    format!("{driver}/{pool}/{device}")
+}

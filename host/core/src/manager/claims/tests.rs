@@ -1,0 +1,263 @@
+//! Requests for claims, with fake drivers on a real checkpoint and a real CDI directory.
+
+mod contention;
+mod files;
+mod histories;
+mod interrupted;
+mod kubelet;
+mod releases;
+mod replaced;
+mod retries;
+mod swapped;
+mod unreadable;
+mod values;
+
+use std::collections::BTreeMap;
+
+use super::fixtures::{claim, driver, permanent, pod, transient, uid};
+use super::{ClaimEnd, PodSelector};
+use crate::driver::Ledger;
+use nodedock_model::{ClaimState, ContainerClaim, Device, DeviceName, Pool};
+
+use crate::manager::tests::scene::{
+    FakeDriver, Home, Reply, cdi_devices, ends, request, with_claim, with_gpu, with_prepared,
+    with_two_drivers,
+};
+
+const PREPARED: Option<ClaimState> = Some(ClaimState::Prepared);
+
+#[tokio::test]
+async fn a_repeated_prepare_calls_no_driver_and_answers_the_same() {
+    let (home, daemon, a, gpu) = with_gpu();
+    daemon.source.put(claim("one", &["gpu/0", "gpu/1"], &[&a]));
+    let first = daemon.prepare(&a, &["one"]).await;
+    assert_eq!(ends(&first), ["prepared"]);
+    assert_eq!(cdi_devices(&first), ["gpu.example.com/claim=uid-one-0", "gpu.example.com/claim=uid-one-1"]);
+    assert_eq!(daemon.prepare(&a, &["one"]).await, first);
+    assert_eq!(gpu.counts(), (1, 0));
+    assert_eq!(daemon.cdi_files().len(), 1);
+
+    daemon.stop().await;
+    let daemon = home.start();
+    assert_eq!(daemon.manager.pod("uid-a").unwrap().containers, first.containers, "from the checkpoint");
+    assert_eq!(daemon.unprepare(&a).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_container_is_given_the_devices_of_the_requests_that_it_names() {
+    let (_home, daemon, a, _gpu) = with_gpu();
+    daemon.source.put(claim("one", &["gpu/0", "gpu/1", "gpu/2"], &[&a]));
+    let mut two = request(&a, &["one"]);
+    let of = |name: &str| ContainerClaim { pod_claim_name: "one".to_owned(), request: Some(name.to_owned()) };
+    two.containers[0].claims = vec![of("0"), of("2"), of("none")];
+    let outcome = daemon.prepare_request(two, vec![]).await;
+    assert_eq!(cdi_devices(&outcome), ["gpu.example.com/claim=uid-one-0", "gpu.example.com/claim=uid-one-2"]);
+}
+
+#[tokio::test]
+async fn a_claim_that_no_container_uses_is_prepared_all_the_same() {
+    let (_home, daemon, a, gpu) = with_claim();
+    let mut unused = request(&a, &["one"]);
+    unused.containers[0].claims.clear();
+    let outcome = daemon.prepare_request(unused, vec![]).await;
+    assert_eq!((ends(&outcome), cdi_devices(&outcome).len()), (vec!["prepared"], 0));
+    assert_eq!((daemon.state("uid-one"), gpu.counts()), (PREPARED, (1, 0)));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+}
+
+#[tokio::test]
+async fn an_unprepare_calls_the_driver_and_removes_the_file_and_the_record() {
+    let (home, daemon, a, gpu) = with_prepared().await;
+    assert!(daemon.manager.might_need_unprepare("uid-a"));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!(gpu.calls().unprepare[0][0].memo, b"call 1");
+    assert!(daemon.cdi_files().is_empty() && daemon.is_empty());
+    assert!(!daemon.manager.might_need_unprepare("uid-a"));
+    assert_eq!(daemon.unprepare(&a).await, [], "what is unknown is done");
+    assert_eq!(gpu.counts(), (1, 1));
+
+    daemon.stop().await;
+    assert!(home.start().is_empty());
+}
+
+#[tokio::test]
+async fn a_retry_calls_the_driver_that_is_missing_and_an_unprepare_all_of_them() {
+    let (_home, daemon, a, gpu, nic) = with_two_drivers();
+    nic.reply("uid-both", Reply::Refuse(transient()));
+    let refused = daemon.prepare(&a, &["both"]).await;
+    assert_eq!((ends(&refused), refused.containers.len()), (vec!["device-busy"], 0));
+    assert_eq!(daemon.state("uid-both"), Some(ClaimState::Preparing));
+
+    let outcome = daemon.prepare(&a, &["both"]).await;
+    assert_eq!((ends(&outcome), cdi_devices(&outcome).len()), (vec!["prepared"], 2));
+    assert_eq!((gpu.counts(), nic.counts()), ((1, 0), (2, 0)));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (2, 1)));
+}
+
+#[tokio::test]
+async fn a_claim_that_is_refused_for_good_is_rolled_back_and_its_driver_called() {
+    let (_home, daemon, a, gpu) = with_gpu();
+    gpu.reply("uid-bad", Reply::Refuse(permanent()));
+    daemon.source.put(claim("bad", &["gpu/0"], &[&a]));
+    daemon.source.put(claim("good", &["gpu/1"], &[&a]));
+    let outcome = daemon.prepare(&a, &["bad", "good"]).await;
+    assert_eq!(ends(&outcome), ["bad-parameters", "prepared"]);
+    assert_eq!((daemon.state("uid-bad"), daemon.state("uid-good")), (None, PREPARED));
+    assert_eq!(gpu.calls().unprepare[0][0].claim.id.uid, uid("uid-bad"));
+    assert_eq!(daemon.cdi_files().len(), 1);
+}
+
+#[tokio::test]
+async fn the_claims_of_a_pod_are_one_call_of_each_driver() {
+    let (home, a) = (Home::new(), pod("a"));
+    let (gpu, nic) = (FakeDriver::new(driver("gpu")), FakeDriver::new(driver("nic")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.serve(&nic);
+    for (name, devices) in
+        [("one", ["gpu/0", "nic/0"]), ("two", ["gpu/1", "gpu/2"]), ("three", ["gpu/3", "nic/1"])]
+    {
+        daemon.source.put(claim(name, &devices, &[&a]));
+    }
+    let before = daemon.commits();
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "two", "three"]).await), ["prepared"; 3]);
+    assert_eq!(daemon.commits() - before, 2, "the intents, and the results");
+    assert_eq!(gpu.calls().prepare, [[uid("uid-one"), uid("uid-three"), uid("uid-two")]]);
+    assert_eq!(nic.calls().prepare, [[uid("uid-one"), uid("uid-three")]]);
+    daemon.unprepare(&a).await;
+    assert_eq!((gpu.calls().unprepare[0].len(), nic.calls().unprepare[0].len()), (3, 2));
+}
+
+#[tokio::test]
+async fn another_pod_joins_and_the_last_one_takes_it_away() {
+    let ((_home, daemon, a, gpu), b) = (with_gpu(), pod("b"));
+    daemon.source.put(claim("one", &["gpu/0"], &[&a, &b]));
+    let first = daemon.prepare(&a, &["one"]).await;
+    assert_eq!(daemon.prepare(&b, &["one"]).await.containers, first.containers);
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Kept)]);
+    assert!(daemon.manager.pod("uid-a").is_none());
+    assert_eq!(gpu.counts(), (1, 0));
+    assert_eq!(daemon.unprepare(&b).await, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!(gpu.counts(), (1, 1));
+}
+
+/// Claims that came with one that makes no CDI file were refused with it, and the bad one stayed `prepared` for good.
+#[tokio::test]
+async fn a_claim_that_makes_no_cdi_file_is_refused_alone() {
+    let (_home, daemon, a, gpu) = with_gpu();
+    gpu.reply("uid-bad", Reply::Unrenderable);
+    daemon.source.put(claim("bad", &["gpu/0"], &[&a]));
+    daemon.source.put(claim("good", &["gpu/1"], &[&a]));
+    assert_eq!(ends(&daemon.prepare(&a, &["bad", "good"]).await), ["cdi-not-valid", "prepared"]);
+    assert_eq!(daemon.state("uid-bad"), Some(ClaimState::Preparing));
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["bad", "good"]).await),
+        ["prepared", "prepared"],
+        "it is asked again"
+    );
+}
+
+#[tokio::test]
+async fn a_driver_that_says_nothing_of_a_claim_has_not_done_it() {
+    let (_home, daemon, a, gpu) = with_claim();
+    gpu.reply("uid-one", Reply::Silence);
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["claim-skipped"]);
+    daemon.prepare(&a, &["one"]).await;
+    gpu.reply_unprepare(Reply::Silence);
+    assert_eq!(daemon.unprepare(&a).await[0].as_ref().unwrap_err().code, "claim-skipped");
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+}
+
+#[tokio::test]
+async fn a_claim_of_no_driver_no_device_or_no_name_is_refused_before_anything_is_written() {
+    let (home, a) = (Home::new(), pod("a"));
+    let devices = BTreeMap::from([(DeviceName::new("0").unwrap(), Device::default())]);
+    let gpu = FakeDriver::with_pool(driver("gpu"), Pool { devices, ..Pool::default() });
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("absent", &["nic/0"], &[&a]));
+    daemon.source.put(claim("beyond", &["gpu/1"], &[&a]));
+    let before = daemon.commits();
+    let outcome = daemon.prepare(&a, &["absent", "beyond", "none"]).await;
+    assert_eq!(ends(&outcome), ["driver-unknown", "no-such-device", "no-such-claim"]);
+    assert_eq!(daemon.commits(), before);
+    assert!(daemon.manager.pods().is_empty());
+}
+
+#[tokio::test]
+async fn a_claim_keeps_its_device_and_the_hardware_behind_it_from_being_held_alone() {
+    let (home, a) = (Home::new(), pod("a"));
+    let hardware = vec!["pci:0000:3b:00.0".to_owned()];
+    let device = Device { identity: hardware.clone(), ..Device::default() };
+    let devices = BTreeMap::from([(DeviceName::new("0").unwrap(), device)]);
+    let gpu = FakeDriver::with_pool(driver("gpu"), Pool { devices, ..Pool::default() });
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.source.put(claim("monitor", &["!gpu/0"], &[&a]));
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "monitor"]).await), ["prepared"; 2]);
+    let holders = |short: &str, device: &str, identity: &[String]| {
+        let holders = daemon.manager.table().holders(&driver(short), "pool", device, identity);
+        holders.into_iter().map(|claim| claim.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(holders("gpu", "0", &[]), ["one"], "one with admin access keeps it from no claim");
+    assert_eq!(holders("gpu", "0", &hardware), ["one"]);
+    assert_eq!(holders("nic", "7", &hardware), ["one"], "the same hardware by another name");
+    assert!(holders("nic", "0", &[]).is_empty() && holders("gpu", "1", &[]).is_empty());
+}
+
+#[tokio::test]
+async fn a_reference_to_another_uid_or_to_another_pods_claim_is_refused() {
+    let (_home, daemon, a, gpu) = with_gpu();
+    let mut made = claim("made", &["gpu/0"], &[&a]);
+    made.owner_pod = Some(uid("uid-b"));
+    daemon.source.put(made);
+    daemon.source.put(claim("one", &["gpu/1"], &[&a]));
+    let mut asked = request(&a, &["made", "one"]);
+    asked.claims[1].claim_uid = Some(uid("uid-older"));
+    let outcome = daemon.prepare_request(asked, vec![]).await;
+    assert_eq!(ends(&outcome), ["claim-of-another-pod", "claim-replaced"]);
+    assert_eq!(gpu.counts(), (0, 0));
+}
+
+#[tokio::test]
+async fn a_claim_of_the_request_goes_before_one_of_the_source() {
+    let (_home, daemon, a, _gpu) = with_gpu();
+    daemon.source.put(claim("one@uid-source", &["gpu/0"], &[&a]));
+    let inline = vec![claim("one@uid-inline", &["gpu/1"], &[&a])];
+    let outcome = daemon.prepare_request(request(&a, &["one"]), inline).await;
+    assert_eq!(cdi_devices(&outcome), ["gpu.example.com/claim=uid-inline-1"]);
+}
+
+#[tokio::test]
+async fn a_known_claim_with_another_allocation_is_refused_and_stays_as_it_is() {
+    let (_home, daemon, a, _gpu) = with_claim();
+    let first = daemon.prepare(&a, &["one"]).await;
+    daemon.source.put(claim("one", &["gpu/1"], &[&a]));
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["allocation-changed"]);
+    assert_eq!(daemon.manager.pod("uid-a").unwrap().containers, first.containers);
+}
+
+#[tokio::test]
+async fn pods_are_unprepared_by_name_where_the_uid_is_not_known() {
+    let (_home, daemon, a, _gpu) = with_prepared().await;
+    let of = |name: &nodedock_model::ObjectName| PodSelector::Name(a.namespace.clone(), name.clone());
+    assert_eq!(daemon.manager.unprepare_pod(of(&pod("b").name), "test".into()).await, Ok(vec![]));
+    let outcomes = daemon.manager.unprepare_pod(of(&a.name), "test".into()).await.unwrap();
+    assert_eq!((outcomes.len(), &outcomes[0].pod), (1, &a));
+    assert!(daemon.manager.claims().is_empty());
+}
+
+#[tokio::test]
+async fn a_driver_sees_its_own_prepared_claims_in_the_ledger() {
+    let (_home, daemon, a, _gpu, nic) = with_two_drivers();
+    nic.reply("uid-both", Reply::Refuse(transient()));
+    daemon.prepare(&a, &["both"]).await;
+    let ledger = &daemon.manager.claims;
+    assert_eq!(ledger.claims(&driver("gpu"))[0].claim.devices.len(), 1);
+    assert_eq!(ledger.claim(&driver("gpu"), "uid-both").unwrap().memo, b"call 1");
+    assert!(ledger.claims(&driver("nic")).is_empty(), "it was only asked");
+    assert_eq!(daemon.manager.users_of_device(&driver("nic"), "pool", "0").len(), 1);
+}

@@ -1,0 +1,323 @@
+//! CDI files as derived state: whatever becomes of them, they are what the claims say, or it is said why not.
+
+use std::path::Path;
+
+use super::super::ClaimEnd;
+use super::PREPARED;
+use crate::manager::claims::fixtures::{claim, permanent, pod, uid};
+use crate::manager::tests::scene::{Daemon, Reply, cdi_devices, ends, with_claim, with_gpu, with_prepared};
+use nodedock_model::{ClaimState, DeviceAccess, DeviceNode, Edits, NodeKind};
+
+const NAME: &str = "gpu.example.com_uid-one.yaml";
+const SUBJECT: &str = "claim default/one";
+
+/// A file of another program with devices, as `KIND` and names.
+fn put(daemon: &Daemon, file: &str, kind: &str, devices: &[&str]) -> std::path::PathBuf {
+    let devices: Vec<_> = devices.iter().map(|name| format!("{{name: {name}}}")).collect();
+    let path = daemon.cdi.join(file);
+    let text = format!("cdiVersion: 0.5.0\nkind: {kind}\ndevices: [{}]\n", devices.join(", "));
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn condition(code: &str) -> Vec<(String, String)> {
+    vec![(code.to_owned(), SUBJECT.to_owned())]
+}
+
+fn notes(daemon: &Daemon) -> Vec<String> {
+    let claims = daemon.manager.claims();
+    let entries = claims[0].timeline.iter().filter(|entry| entry.what.contains("CDI files"));
+    entries.map(|entry| entry.what.clone()).collect()
+}
+
+fn native(name: &str) -> Reply {
+    Reply::Access(DeviceAccess::CdiDevices(vec![name.to_owned()]))
+}
+
+fn null_node(minor: u32) -> Reply {
+    let node = DeviceNode {
+        path: "/dev/null".to_owned(),
+        host_path: None,
+        kind: Some(NodeKind::Character),
+        major: Some(1),
+        minor: Some(minor),
+        permissions: "rw".to_owned(),
+        file_mode: None,
+        uid: None,
+        gid: None,
+    };
+    Reply::Access(DeviceAccess::Edits(Edits { device_nodes: vec![node], ..Edits::default() }))
+}
+
+#[tokio::test]
+async fn whatever_becomes_of_a_file_it_is_rendered_again() {
+    let (_home, daemon, a, gpu) = with_prepared().await;
+    let path = daemon.cdi.join(NAME);
+    let whole = std::fs::read(&path).unwrap();
+    let damage: [fn(&Path); 4] = [
+        |path| std::fs::remove_file(path).unwrap(),
+        |path| std::fs::write(path, "").unwrap(),
+        |path| {
+            let bytes = std::fs::read(path).unwrap();
+            std::fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
+        },
+        |path| {
+            let text = std::fs::read_to_string(path).unwrap().replace("MEMO", "EVIL");
+            std::fs::write(path.with_extension("new"), text).unwrap();
+            std::fs::rename(path.with_extension("new"), path).unwrap();
+        },
+    ];
+    for damage in damage {
+        damage(&path);
+        daemon.touched(&[NAME]).await;
+        assert_eq!(std::fs::read(&path).unwrap(), whole);
+        damage(&path);
+        daemon.sweep().await;
+        assert_eq!(std::fs::read(&path).unwrap(), whole);
+        damage(&path);
+        assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
+        assert_eq!(std::fs::read(&path).unwrap(), whole, "before the answer");
+    }
+    std::fs::remove_dir_all(&daemon.cdi).unwrap();
+    daemon.sweep().await;
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+    assert_eq!((daemon.conditions(), gpu.counts()), (vec![], (1, 0)));
+}
+
+#[tokio::test]
+async fn a_file_under_our_name_that_is_not_ours_is_left_and_reported_until_it_goes() {
+    let (_home, daemon, a, gpu) = with_prepared().await;
+    let path = daemon.cdi.join(NAME);
+    let whole = std::fs::read(&path).unwrap();
+    let put: [fn(&Path); 3] = [
+        |path| std::fs::write(path, "# by hand\n").unwrap(),
+        |path| std::fs::create_dir(path).unwrap(),
+        |path| std::os::unix::fs::symlink("/dev/null", path).unwrap(),
+    ];
+    for put in put {
+        std::fs::remove_file(&path).unwrap();
+        put(&path);
+        daemon.touched(&[NAME]).await;
+        assert_eq!(daemon.conditions(), condition("cdi-file-foreign"));
+        assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["cdi-file-foreign"]);
+        daemon.sweep().await;
+        assert_eq!(daemon.conditions(), condition("cdi-file-foreign"));
+        if path.is_dir() { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) }.unwrap();
+        daemon.touched(&[NAME]).await;
+        assert_eq!(std::fs::read(&path).unwrap(), whole);
+        assert_eq!(daemon.conditions(), []);
+    }
+    assert_eq!(gpu.counts(), (1, 0));
+}
+
+/// One claim's foreign file kept the claims that came with it from being answered.
+#[tokio::test]
+async fn a_file_in_the_way_refuses_its_own_claim_only_and_prevents_no_unprepare() {
+    let (_home, daemon, a, _gpu) = with_claim();
+    daemon.source.put(claim("two", &["gpu/1"], &[&a]));
+    std::fs::write(daemon.cdi.join(NAME), "# by hand\n").unwrap();
+    let outcome = daemon.prepare(&a, &["one", "two"]).await;
+    assert_eq!(ends(&outcome), ["cdi-file-foreign", "prepared"]);
+    assert_eq!(daemon.conditions(), condition("cdi-file-foreign"));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared), Ok(ClaimEnd::Unprepared)]);
+    assert_eq!(daemon.conditions(), [], "a claim that is gone has no troubles");
+    assert_eq!(daemon.cdi_files(), [daemon.cdi.join(NAME)]);
+}
+
+#[tokio::test]
+async fn a_device_that_another_file_has_is_refused_until_that_file_goes() {
+    let (_home, daemon, a, gpu) = with_claim();
+    daemon.source.put(claim("two", &["gpu/1"], &[&a]));
+    let theirs = put(&daemon, "theirs.yaml", "gpu.example.com/claim", &["uid-one-0"]);
+    let outcome = daemon.prepare(&a, &["one", "two"]).await;
+    assert_eq!(ends(&outcome), ["cdi-device-claimed-twice", "prepared"]);
+    let problem = outcome.claims[0].end.as_ref().unwrap_err();
+    let details = [("file", theirs.to_str().unwrap()), ("device", "gpu.example.com/claim=uid-one-0")];
+    assert_eq!(problem.details, details.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    assert_eq!((daemon.state("uid-one"), outcome.containers.len()), (PREPARED, 0));
+    assert_eq!(daemon.conditions(), condition("cdi-device-claimed-twice"));
+
+    std::fs::remove_file(&theirs).unwrap();
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared", "prepared"]);
+    assert_eq!((daemon.conditions(), gpu.counts()), (vec![], (1, 0)));
+
+    put(&daemon, "theirs.yaml", "gpu.example.com/claim", &["uid-one-0", "uid-gone-0"]);
+    daemon.touched(&["theirs.yaml"]).await;
+    assert_eq!(daemon.conditions(), condition("cdi-device-claimed-twice"), "found by the name of the device");
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["cdi-device-claimed-twice", "prepared"]);
+    // In its place, which leaves the directory as it is.
+    put(&daemon, "theirs.yaml", "gpu.example.com/claim", &["uid-other-0"]);
+    daemon.touched(&["theirs.yaml"]).await;
+    assert_eq!(daemon.conditions(), []);
+    put(&daemon, "theirs.yaml", "gpu.example.com/claim", &["uid-one-0", "x"]);
+    daemon.sweep().await;
+    assert_eq!(daemon.conditions(), condition("cdi-device-claimed-twice"));
+    assert_eq!(daemon.unprepare(&a).await.len(), 2);
+    assert_eq!(daemon.conditions(), []);
+}
+
+#[tokio::test]
+async fn old_files_and_copies_of_ours_are_removed() {
+    let (_home, daemon, a, _gpu) = with_prepared().await;
+    let (path, copy) = (daemon.cdi.join(NAME), daemon.cdi.join("copy.yaml"));
+    let bytes = std::fs::read(&path).unwrap();
+    for sweeps in [false, true] {
+        std::fs::write(&copy, &bytes).unwrap();
+        if sweeps {
+            daemon.sweep().await
+        } else {
+            daemon.touched(&["copy.yaml"]).await
+        };
+        assert_eq!(daemon.cdi_files(), std::slice::from_ref(&path));
+    }
+    daemon.unprepare(&a).await;
+    for sweeps in [false, true] {
+        std::fs::write(&path, &bytes).unwrap();
+        if sweeps {
+            daemon.sweep().await
+        } else {
+            daemon.touched(&[NAME]).await
+        };
+        assert_eq!(daemon.cdi_files(), [] as [&Path; 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_locked_claim_keeps_no_other_waiting() {
+    let ((_home, daemon, a, gpu), b) = (with_claim(), pod("b"));
+    daemon.source.put(claim("two", &["gpu/1"], &[&b]));
+    daemon.prepare(&a, &["one"]).await;
+    daemon.prepare(&b, &["two"]).await;
+    let files = daemon.cdi_files();
+    gpu.shut(true);
+    let others = async {
+        gpu.called(|calls| calls.unprepare.len() == 1).await;
+        files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+        let busy = daemon.manager.sweep_files().await;
+        let busy = daemon.manager.repair_files(busy.into_iter().chain([uid("uid-one")]).collect()).await;
+        assert_eq!(busy.into_iter().collect::<Vec<_>>(), [uid("uid-one")]);
+        assert_eq!(daemon.cdi_files(), files[1..]);
+        gpu.shut(false);
+    };
+    let (ends, ()) = tokio::join!(daemon.unprepare(&a), others);
+    assert_eq!(ends, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!(daemon.cdi_files(), files[1..]);
+}
+
+#[tokio::test]
+async fn a_plugins_missing_file_is_reported_and_noted_and_the_claim_is_answered() {
+    let (_home, daemon, a, gpu) = with_claim();
+    gpu.reply("uid-one", native("vendor.com/gpu=x"));
+    let before = daemon.commits();
+    let outcome = daemon.prepare(&a, &["one"]).await;
+    assert_eq!(
+        (ends(&outcome), cdi_devices(&outcome)),
+        (vec!["prepared"], vec!["vendor.com/gpu=x".to_owned()])
+    );
+    assert_eq!(daemon.commits() - before, 2, "the note is in the commit of the results");
+    assert_eq!(daemon.conditions(), condition("cdi-device-missing"));
+    daemon.sweep().await;
+    daemon.prepare(&a, &["one"]).await;
+    assert_eq!(notes(&daemon).len(), 1, "it is noted once");
+
+    let theirs = put(&daemon, "vendor.yaml", "vendor.com/gpu", &["x", "y"]);
+    daemon.touched(&["vendor.yaml"]).await;
+    assert_eq!((daemon.conditions(), notes(&daemon).len()), (vec![], 2));
+    std::fs::remove_file(&theirs).unwrap();
+    daemon.sweep().await;
+    assert_eq!((daemon.conditions(), notes(&daemon).len()), (condition("cdi-device-missing"), 3));
+    put(&daemon, "vendor.yaml", "vendor.com/gpu", &["x"]);
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
+    assert_eq!((daemon.conditions(), notes(&daemon).len()), (vec![], 4));
+    assert_eq!(gpu.counts(), (1, 0));
+    assert_eq!(daemon.cdi_files().len(), 1, "a plugin's file is never written nor removed");
+}
+
+/// After the loss of the checkpoint a pod that had left held its claim again.
+#[tokio::test]
+async fn a_file_names_the_pods_that_hold_its_claim_now() {
+    let ((_home, daemon, a, _gpu), b) = (with_gpu(), pod("b"));
+    daemon.source.put(claim("one", &["gpu/0"], &[&a, &b]));
+    daemon.prepare(&a, &["one"]).await;
+    daemon.prepare(&b, &["one"]).await;
+    let names = |uid: &str| std::fs::read_to_string(daemon.cdi.join(NAME)).unwrap().contains(uid);
+    assert!(names("uid-a") && names("uid-b"));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Kept)]);
+    assert!(!names("uid-a") && names("uid-b"));
+}
+
+#[tokio::test]
+async fn lost_files_are_repaired_before_a_pods_claims_are_reported() {
+    let (_home, daemon, a, _gpu) = with_prepared().await;
+    std::fs::remove_file(daemon.cdi.join(NAME)).unwrap();
+    daemon.manager.check_files_of(a.uid.as_str()).await.unwrap();
+    std::fs::write(daemon.cdi.join(NAME), "kind: vendor.com/gpu").unwrap();
+    assert_eq!(daemon.manager.check_files_of(a.uid.as_str()).await.unwrap_err().code, "cdi-file-foreign");
+    assert_eq!(daemon.manager.check_files_of("uid-unknown").await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_device_node_with_another_number_is_called_for_again() {
+    let (_home, daemon, a, gpu) = with_claim();
+    gpu.reply("uid-one", null_node(3));
+    daemon.prepare(&a, &["one"]).await;
+    daemon.prepare(&a, &["one"]).await;
+    assert_eq!(gpu.counts(), (1, 0), "the node is what it was");
+    daemon.unprepare(&a).await;
+
+    gpu.reply("uid-one", null_node(99));
+    daemon.prepare(&a, &["one"]).await;
+    gpu.reply("uid-one", Reply::Refuse(permanent()));
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["bad-parameters"]);
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Preparing));
+    assert_eq!(daemon.cdi_files(), [] as [&Path; 0], "the old numbers are not given any more");
+    gpu.reply("uid-one", null_node(3));
+    daemon.serve(&gpu);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one"]).await),
+        ["prepared"],
+        "a driver that serves anew is asked again"
+    );
+    let text = std::fs::read_to_string(daemon.cdi.join(NAME)).unwrap();
+    assert!(text.contains(r#""major":1,"minor":3"#), "{text}");
+    assert_eq!(gpu.counts(), (4, 1));
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+}
+
+#[tokio::test]
+async fn a_changed_device_node_is_reported_until_the_claim_is_prepared_again() {
+    let (_home, daemon, a, gpu) = with_claim();
+    gpu.reply("uid-one", null_node(99));
+    daemon.source.put(claim("two", &["gpu/1"], &[&a]));
+    daemon.prepare(&a, &["one", "two"]).await;
+    assert_eq!(daemon.conditions(), [], "a prepare has looked itself");
+    let files = daemon.cdi_files();
+    daemon.sweep().await;
+    assert_eq!(daemon.conditions(), condition("device-node-moved"));
+    let problem = daemon.manager.conditions.list().remove(0).problem;
+    for part in
+        ["/dev/null", "default/one", "character device 1:99", "character device 1:3", "gpu.example.com"]
+    {
+        assert!(problem.message.contains(part), "{problem}");
+    }
+    daemon.touched(&[NAME]).await;
+    assert_eq!((daemon.conditions(), daemon.cdi_files()), (condition("device-node-moved"), files));
+    assert_eq!((daemon.state("uid-one"), gpu.counts()), (PREPARED, (1, 0)), "it is said, and nothing more");
+
+    gpu.reply("uid-one", null_node(3));
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared"; 2]);
+    assert_eq!(daemon.conditions(), []);
+    daemon.sweep().await;
+    assert_eq!(daemon.conditions(), []);
+}
+
+#[tokio::test]
+async fn an_unprepared_claim_has_no_condition_about_its_device_nodes() {
+    let (_home, daemon, a, gpu) = with_claim();
+    gpu.reply("uid-one", null_node(99));
+    daemon.prepare(&a, &["one"]).await;
+    daemon.sweep().await;
+    assert_eq!(daemon.conditions(), condition("device-node-moved"));
+    daemon.unprepare(&a).await;
+    assert_eq!(daemon.conditions(), []);
+}

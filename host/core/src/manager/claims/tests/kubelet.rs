@@ -1,0 +1,544 @@
+//! A kubelet that prepares and unprepares claims driver by driver, and goes away in the middle of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient, uid};
+use crate::manager::claims::{ClaimEnd, ReleaseRequest};
+use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
+use nodedock_model::{Caller, Claim, ClaimState, DeviceStatus, KubeletDevice, Problem};
+
+const PREPARED: Option<ClaimState> = Some(ClaimState::Prepared);
+
+fn home() -> (Home, Arc<FakeDriver>, Arc<FakeDriver>) {
+    (Home::new(), FakeDriver::new(driver("gpu")), FakeDriver::new(driver("nic")))
+}
+
+/// A daemon with drivers, and claims in its source.
+fn start(home: &Home, drivers: &[&Arc<FakeDriver>], claims: &[&Claim]) -> Daemon {
+    start_in("boot-1", home, drivers, claims)
+}
+
+fn start_in(boot: &str, home: &Home, drivers: &[&Arc<FakeDriver>], claims: &[&Claim]) -> Daemon {
+    let daemon = home.start_with(boot, Duration::ZERO);
+    drivers.iter().for_each(|driver| daemon.serve(driver));
+    claims.iter().for_each(|claim| daemon.source.put((*claim).clone()));
+    daemon
+}
+
+/// The drivers `gpu` and `nic`, and a claim `both` of a device of each.
+struct Both {
+    home: Home,
+    daemon: Daemon,
+    gpu: Arc<FakeDriver>,
+    nic: Arc<FakeDriver>,
+    both: Claim,
+}
+
+impl Both {
+    fn start() -> Self {
+        let (home, gpu, nic) = home();
+        let both = claim("both", &["gpu/0", "nic/0"], &[&pod("a")]);
+        let daemon = start(&home, &[&gpu, &nic], &[&both]);
+        Self { home, daemon, gpu, nic, both }
+    }
+
+    /// The same with both parts prepared.
+    async fn prepared() -> Self {
+        let scene = Self::start();
+        for name in [&scene.gpu.name, &scene.nic.name] {
+            scene.daemon.kubelet_prepare(name, &scene.both).await.unwrap();
+        }
+        scene
+    }
+}
+
+/// The driver `gpu`, and a claim `one` of its device.
+fn one() -> (Home, Daemon, Arc<FakeDriver>, Claim) {
+    let (home, gpu, _) = home();
+    let one = claim("one", &["gpu/0"], &[&pod("a")]);
+    let daemon = start(&home, &[&gpu], &[&one]);
+    (home, daemon, gpu, one)
+}
+
+fn cdi(devices: &[KubeletDevice]) -> Vec<&str> {
+    devices.iter().flat_map(|device| &device.cdi).map(String::as_str).collect()
+}
+
+fn code<T>(outcome: Result<T, Problem>) -> String {
+    outcome.map_or_else(|problem| problem.code, |_| "done".to_owned())
+}
+
+/// Drivers of the claims that the kubelet holds.
+fn held(daemon: &Daemon) -> Vec<(String, Vec<String>)> {
+    let names = |claim: nodedock_model::KubeletClaim| {
+        (claim.claim.uid.to_string(), claim.drivers.iter().map(ToString::to_string).collect())
+    };
+    daemon.manager.held_for_kubelet().into_iter().map(names).collect()
+}
+
+#[tokio::test]
+async fn the_drivers_of_a_claim_are_called_one_by_one() {
+    let ((home, gpu, nic), a) = (home(), pod("a"));
+    let both = claim("both", &["gpu/0", "gpu/1#share", "nic/0", "other/0"], &[&a]);
+    let daemon = start(&home, &[&gpu, &nic], &[&both]);
+    let first = daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
+    assert_eq!(cdi(&first), ["gpu.example.com/claim=uid-both-0", "gpu.example.com/claim=uid-both-1"]);
+    assert_eq!(first[1].share_id.as_deref(), Some("share"));
+    assert_eq!(first[0].requests, ["0"]);
+    assert_eq!((gpu.counts(), nic.counts(), daemon.cdi_files().len()), ((1, 0), (0, 0), 1));
+    daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
+    assert_eq!(daemon.state("uid-both"), PREPARED, "whose driver the third is is not ours to know");
+    assert_eq!((gpu.counts(), nic.counts(), daemon.cdi_files().len()), ((1, 0), (1, 0), 2));
+    assert_eq!(held(&daemon).len(), 1);
+    let known = &daemon.manager.held_for_kubelet()[0];
+    assert_eq!((known.consumers.as_slice(), known.drivers.len()), (both.reserved_for.as_slice(), 2));
+
+    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &both).await, Ok(()));
+    assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (1, 0)));
+    assert_eq!(gpu.calls().unprepare[0][0].memo, b"call 1");
+    let files = daemon.cdi_files();
+    assert!(files.len() == 1 && files[0].ends_with("nic.example.com_uid-both.yaml"), "{files:?}");
+    daemon.stop().await;
+
+    let daemon = start(&home, &[&gpu, &nic], &[&both]);
+    daemon.sweep().await;
+    assert_eq!(held(&daemon), [("uid-both".to_owned(), vec!["nic.example.com".to_owned()])]);
+    assert_eq!(daemon.kubelet_prepare(&nic.name, &both).await.unwrap().len(), 1);
+    assert_eq!(nic.counts(), (1, 0), "it is known");
+    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &both).await, Ok(()), "what is gone is done");
+    assert_eq!(daemon.kubelet_unprepare(&nic.name, &both).await, Ok(()));
+    assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty() && held(&daemon).is_empty());
+    assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (1, 1)));
+}
+
+#[tokio::test]
+async fn a_claim_that_is_not_ours_to_prepare_is_refused_before_anything_is_written() {
+    let ((home, gpu, _), a) = (home(), pod("a"));
+    let good = claim("one", &["gpu/0"], &[&a]);
+    let with = |change: fn(&mut Claim)| {
+        let mut claim = good.clone();
+        change(&mut claim);
+        claim
+    };
+    let elsewhere = with(|c| c.allocation.as_mut().unwrap().node_name = Some("node-2".to_owned()));
+    let many = with(|c| c.reserved_for = vec![c.reserved_for[0].clone(); 257]);
+    for (expected, claim) in [
+        ("claim-replaced", claim("one@uid-newer", &["gpu/0"], &[&a])),
+        ("claim-not-allocated", with(|c| c.allocation = None)),
+        ("claim-on-another-node", elsewhere),
+        ("claim-of-another-pod", with(|c| c.owner_pod = Some(uid("uid-b")))),
+        ("claim-too-large", many),
+    ] {
+        let daemon = start(&home, &[&gpu], &[&claim]);
+        let before = daemon.commits();
+        assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &good).await), expected);
+        assert_eq!((daemon.commits(), gpu.counts()), (before, (0, 0)));
+        daemon.stop().await;
+    }
+    let daemon = start(&home, &[&gpu], &[]);
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &good).await), "no-such-claim");
+    daemon.source.put(good.clone());
+    assert_eq!(code(daemon.kubelet_prepare(&driver("nic"), &good).await), "done");
+    assert!(daemon.manager.claims().is_empty(), "without a device of the driver there is nothing to do");
+    let absent = claim("absent", &["nic/0"], &[&a]);
+    daemon.source.put(absent.clone());
+    assert_eq!(code(daemon.kubelet_prepare(&driver("nic"), &absent).await), "driver-unknown");
+    assert!(daemon.manager.claims().is_empty());
+}
+
+#[tokio::test]
+async fn while_its_source_is_away_a_known_claim_is_answered_and_one_that_is_gone_is_not() {
+    let ((home, gpu, nic), a) = (home(), pod("a"));
+    let both = claim("both", &["gpu/0", "nic/0"], &[&a]);
+    let other = claim("other", &["gpu/1"], &[&a]);
+    let daemon = start(&home, &[&gpu, &nic], &[&both, &other]);
+    let first = daemon.kubelet_prepare(&gpu.name, &both).await;
+    daemon.source.fail(Some(Problem::unavailable("api-away", "no route")));
+    let commits = daemon.commits();
+    assert_eq!(daemon.kubelet_prepare(&gpu.name, &both).await, first);
+    assert_eq!((gpu.counts(), daemon.commits()), ((1, 0), commits));
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &other).await), "api-away", "nothing is known of it");
+    assert_eq!(code(daemon.kubelet_prepare(&nic.name, &both).await), "done", "an allocation is final");
+    daemon.source.fail(None);
+    daemon.source.remove(&both);
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "no-such-claim");
+    daemon.source.put(claim("both@uid-newer", &["gpu/0"], &[&a]));
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "claim-replaced");
+    daemon.stop().await;
+
+    let daemon = start_in("boot-2", &home, &[&gpu, &nic], &[]);
+    daemon.source.fail(Some(Problem::unavailable("api-away", "no route")));
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "done");
+    assert_eq!(gpu.counts(), (2, 0), "after a boot its driver is asked again");
+    for name in [&gpu.name, &nic.name] {
+        assert_eq!(daemon.kubelet_unprepare(name, &both).await, Ok(()), "which needs no source");
+    }
+    assert!(daemon.manager.claims().is_empty());
+}
+
+#[tokio::test]
+async fn a_known_claim_does_not_say_of_a_driver_that_it_has_nothing_while_its_source_is_away() {
+    let ((home, gpu, nic), a) = (home(), pod("a"));
+    let alone = claim("alone", &["gpu/0"], &[&a]);
+    let daemon = start(&home, &[&gpu, &nic], &[&alone]);
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &alone).await), "done");
+    assert_eq!(daemon.kubelet_prepare(&nic.name, &alone).await, Ok(Vec::new()));
+    daemon.source.fail(Some(Problem::unavailable("api-away", "no route")));
+    assert_eq!(code(daemon.kubelet_prepare(&nic.name, &alone).await), "api-away");
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &alone).await), "done");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_source_that_does_not_answer_is_not_waited_for_longer_than_a_while() {
+    let (_home, daemon, gpu, one) = one();
+    daemon.source.shut(true);
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &one).await), "claim-not-read");
+    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &one).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_part_of_a_driver_that_is_gone_is_kept_until_it_is_back_and_the_others_go() {
+    for by_itself in [true, false] {
+        let Both { home: _home, daemon, gpu, nic, both } = Both::prepared().await;
+        daemon.retire(&gpu);
+        let problem = daemon.kubelet_unprepare(&gpu.name, &both).await.unwrap_err();
+        assert!(!problem.kind.is_permanent() && problem.message.contains("kept until its driver is back"));
+        assert_eq!(held(&daemon), [("uid-both".to_owned(), vec!["nic.example.com".to_owned()])]);
+        assert_eq!(daemon.state("uid-both"), PREPARED, "the nic stands");
+        assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "claim-unpreparing");
+        assert_eq!(code(daemon.kubelet_prepare(&nic.name, &both).await), "done");
+        assert_eq!(daemon.kubelet_unprepare(&nic.name, &both).await, Ok(()), "it is told of its own part");
+        assert_eq!(daemon.state("uid-both"), Some(ClaimState::Unpreparing));
+        assert!(daemon.kubelet_unprepare(&gpu.name, &both).await.is_err());
+        if by_itself {
+            daemon.start_unprepares();
+        }
+        daemon.serve(&gpu);
+        if !by_itself {
+            assert_eq!(daemon.kubelet_unprepare(&gpu.name, &both).await, Ok(()));
+        }
+        daemon.gone("uid-both").await;
+        assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (1, 1)));
+        assert!(daemon.cdi_files().is_empty());
+    }
+}
+
+/// The rest of the claim stands meanwhile: only the part is tried again.
+#[tokio::test(start_paused = true)]
+async fn a_part_that_its_driver_does_not_unprepare_is_tried_again_while_the_rest_stands() {
+    let Both { home: _home, daemon, gpu, nic, both } = Both::prepared().await;
+    daemon.start_unprepares();
+    (0..3).for_each(|_| gpu.reply_unprepare(Reply::Refuse(transient())));
+    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &both).await, Err(transient()));
+    let mut changes = daemon.manager.changes.listen();
+    while daemon.manager.claims()[0].is_leaving() {
+        changes.recv().await.unwrap();
+    }
+    assert_eq!((gpu.counts(), nic.counts()), ((1, 4), (1, 0)));
+    assert_eq!((daemon.state("uid-both"), daemon.cdi_files().len()), (PREPARED, 1));
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "done", "it may come again");
+}
+
+#[tokio::test]
+async fn a_prepare_that_meets_a_part_on_its_way_out_gets_it_when_it_is_out() {
+    let ((home, gpu, nic), a) = (home(), pod("a"));
+    let both = claim("both", &["gpu/0", "nic/0"], &[&a]);
+    let daemon = home.start();
+    [&gpu, &nic].into_iter().for_each(|driver| daemon.serve(driver));
+    daemon.source.put(both.clone());
+    for name in [&gpu.name, &nic.name] {
+        daemon.kubelet_prepare(name, &both).await.unwrap();
+    }
+    gpu.reply_unprepare(Reply::Refuse(transient()));
+    assert!(daemon.kubelet_unprepare(&gpu.name, &both).await.is_err());
+    let again = async {
+        daemon.source.asked(3).await;
+        daemon.serve(&gpu);
+        daemon.manager.finish_unprepares([uid("uid-both")].into_iter()).await;
+    };
+    let (outcome, ()) = tokio::join!(daemon.kubelet_prepare(&gpu.name, &both), again);
+    assert_eq!(code(outcome), "done");
+    assert_eq!((gpu.counts(), nic.counts()), ((2, 2), (1, 0)));
+    assert_eq!(held(&daemon)[0].1.len(), 2);
+}
+
+#[tokio::test]
+async fn a_crash_during_a_prepare_leaves_an_intent_that_the_kubelet_takes_up() {
+    for retry in [true, false] {
+        let Both { home, daemon, gpu, nic, both } = Both::start();
+        daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
+        gpu.shut(true);
+        let crash = async {
+            gpu.called(|calls| calls.prepare.len() == 1).await;
+            daemon.crash().await;
+            gpu.shut(false);
+        };
+        let (lost, ()) = tokio::join!(daemon.kubelet_prepare(&gpu.name, &both), crash);
+        assert_eq!(code(lost), "checkpoint-unavailable", "nothing is answered that is not durable");
+
+        let daemon = start(&home, &[&gpu, &nic], &[&both]);
+        assert_eq!(daemon.state("uid-both"), Some(ClaimState::Preparing));
+        assert_eq!(held(&daemon)[0].1.len(), 2, "what was asked for is known");
+        assert_eq!(code(daemon.kubelet_prepare(&nic.name, &both).await), "done");
+        assert_eq!(nic.counts(), (1, 0), "the other part stood all the time");
+        if retry {
+            assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "done");
+            assert_eq!((gpu.counts(), daemon.state("uid-both")), ((2, 0), PREPARED));
+        }
+        for name in [&gpu.name, &nic.name] {
+            assert_eq!(daemon.kubelet_unprepare(name, &both).await, Ok(()));
+        }
+        assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
+        assert_eq!(gpu.counts().1, 1, "it may have begun");
+    }
+}
+
+#[tokio::test]
+async fn an_unprepare_that_a_crash_interrupts_is_finished_at_the_next_start() {
+    for whole in [true, false] {
+        let Both { home, daemon, gpu, nic, both } = Both::start();
+        daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
+        if !whole {
+            daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
+        }
+        gpu.shut(true);
+        let crash = async {
+            gpu.called(|calls| calls.unprepare.len() == 1).await;
+            daemon.crash().await;
+            gpu.shut(false);
+        };
+        let (lost, ()) = tokio::join!(daemon.kubelet_unprepare(&gpu.name, &both), crash);
+        assert_eq!(code(lost), "checkpoint-unavailable");
+
+        let daemon = start(&home, &[&gpu, &nic], &[]);
+        assert!(daemon.manager.claims()[0].is_part_leaving(&gpu.name), "the intent is durable");
+        let mut changes = daemon.manager.changes.listen();
+        daemon.start_unprepares();
+        while daemon.manager.claims().iter().any(|record| record.is_leaving()) {
+            changes.recv().await.unwrap();
+        }
+        assert_eq!((gpu.counts().1, nic.counts().1), (2, 0));
+        assert_eq!(daemon.state("uid-both"), if whole { None } else { PREPARED });
+        assert_eq!(daemon.cdi_files().len(), usize::from(!whole));
+    }
+}
+
+#[tokio::test]
+async fn a_pod_and_a_kubelet_hold_a_claim_together() {
+    let (Both { home: _home, daemon, gpu, nic, both }, a) = (Both::start(), pod("a"));
+    daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
+    assert_eq!(ends(&daemon.prepare(&a, &["both"]).await), ["prepared"]);
+    assert_eq!((gpu.counts(), nic.counts()), ((1, 0), (1, 0)), "the pod asked for what was missing");
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!((gpu.counts(), nic.counts()), ((1, 0), (1, 1)), "the kubelet has the gpu still");
+    assert_eq!((daemon.manager.pods_count(), daemon.cdi_files().len()), (0, 1));
+
+    assert_eq!(ends(&daemon.prepare(&a, &["both"]).await), ["prepared"]);
+    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &both).await, Ok(()));
+    assert!(held(&daemon).is_empty());
+    assert_eq!(gpu.counts(), (1, 0), "the pod has it still");
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (2, 2)));
+    assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
+}
+
+#[tokio::test]
+async fn a_device_is_in_one_claim_and_the_next_waits_for_it() {
+    let ((home, gpu, _), a) = (home(), pod("a"));
+    let (one, two) = (claim("one", &["gpu/0"], &[&a]), claim("two", &["gpu/0"], &[&a]));
+    let monitor = claim("monitor", &["!gpu/0"], &[&a]);
+    {
+        let daemon = start(&home, &[&gpu], &[&one, &two, &monitor]);
+        daemon.kubelet_prepare(&gpu.name, &one).await.unwrap();
+        let problem = daemon.kubelet_prepare(&gpu.name, &two).await.unwrap_err();
+        assert_eq!(problem.code, "device-held");
+        assert!(problem.message.contains("the kubelet for a"), "{problem}");
+        assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &monitor).await), "done");
+        daemon.stop().await;
+    }
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    [&one, &two].into_iter().for_each(|claim| daemon.source.put(claim.clone()));
+    let leave = async {
+        daemon.source.asked(1).await;
+        daemon.kubelet_unprepare(&gpu.name, &one).await
+    };
+    let (taken, left) = tokio::join!(daemon.kubelet_prepare(&gpu.name, &two), leave);
+    assert_eq!((code(taken), left), ("done".to_owned(), Ok(())));
+    assert_eq!(held(&daemon).len(), 2);
+}
+
+/// The kubelet cancels its calls, and its next call may come before the first has ended.
+#[tokio::test]
+async fn a_prepare_whose_caller_goes_away_is_finished_and_found_by_what_comes_after_it() {
+    for unprepare in [true, false] {
+        let (_home, daemon, gpu, one) = one();
+        // The claim is not even read yet.
+        daemon.source.shut(true);
+        tokio::select! {
+            _ = daemon.kubelet_prepare(&gpu.name, &one) => panic!("the source does not answer yet"),
+            () = daemon.source.asked(1) => {}
+        }
+        let open = async {
+            tokio::task::yield_now().await;
+            daemon.source.shut(false);
+        };
+        if unprepare {
+            let (left, ()) = tokio::join!(daemon.kubelet_unprepare(&gpu.name, &one), open);
+            assert_eq!((left, gpu.counts()), (Ok(()), (1, 1)), "it waits for what was begun");
+            assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
+        } else {
+            let (again, ()) = tokio::join!(daemon.kubelet_prepare(&gpu.name, &one), open);
+            assert_eq!((code(again).as_str(), gpu.counts()), ("done", (1, 0)));
+        }
+    }
+}
+
+#[tokio::test]
+async fn two_calls_at_once_are_one_call_of_the_driver() {
+    let (_home, daemon, gpu, one) = one();
+    let ask = || daemon.kubelet_prepare(&gpu.name, &one);
+    let (first, second) = tokio::join!(ask(), ask());
+    assert!(first.is_ok() && first == second);
+    assert_eq!(gpu.counts(), (1, 0));
+    let leave = || daemon.kubelet_unprepare(&gpu.name, &one);
+    assert_eq!(tokio::join!(leave(), leave()), (Ok(()), Ok(())));
+    assert_eq!(gpu.counts(), (1, 1));
+}
+
+#[tokio::test]
+async fn after_a_reboot_the_driver_is_called_once_more() {
+    let ((home, gpu, _), a) = (home(), pod("a"));
+    let one = claim("one", &["gpu/0"], &[&a]);
+    for (boot, calls) in [("boot-1", 1), ("boot-1", 1), ("boot-2", 2), ("boot-2", 2)] {
+        let daemon = start_in(boot, &home, &[&gpu], &[&one]);
+        assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &one).await), "done");
+        assert_eq!(gpu.counts(), (calls, 0), "in {boot}");
+        daemon.stop().await;
+    }
+    let daemon = start_in("boot-3", &home, &[&gpu], &[]);
+    daemon.kubelet_unprepare(&gpu.name, &one).await.unwrap();
+    let told = gpu.calls().unprepare.remove(0).remove(0);
+    assert_eq!((told.memo.as_slice(), told.boot_id.as_str()), (b"call 2".as_slice(), "boot-2"));
+}
+
+#[tokio::test]
+async fn a_part_that_is_refused_for_good_is_rolled_back_and_the_rest_stays() {
+    let Both { home: _home, daemon, gpu, nic, both } = Both::start();
+    daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
+    nic.reply("uid-both", Reply::Refuse(permanent()));
+    assert_eq!(daemon.kubelet_prepare(&nic.name, &both).await, Err(permanent()));
+    assert_eq!((nic.counts(), gpu.counts()), ((1, 1), (1, 0)));
+    assert_eq!(held(&daemon), [("uid-both".to_owned(), vec!["gpu.example.com".to_owned()])]);
+    assert_eq!(daemon.kubelet_prepare(&nic.name, &both).await, Err(permanent()), "by heart");
+    assert_eq!(nic.counts(), (1, 1));
+    assert_eq!(daemon.kubelet_unprepare(&nic.name, &both).await, Ok(()));
+    assert_eq!(
+        code(daemon.kubelet_prepare(&nic.name, &both).await),
+        "done",
+        "a new request calls the driver again"
+    );
+}
+
+#[tokio::test]
+async fn a_claim_whose_pods_are_gone_is_unprepared_for_the_kubelet() {
+    let Both { home: _home, daemon, gpu, nic, both } = Both::prepared().await;
+    nic.reply_unprepare(Reply::Refuse(transient()));
+    let give_up = || daemon.manager.unprepare_all_for_kubelet(&both.id.uid, "its pods are gone");
+    assert_eq!(give_up().await, Err(transient()));
+    let record = daemon.manager.claims().remove(0);
+    assert!(record.timeline.iter().any(|entry| entry.cause.starts_with("its pods are gone")), "{record:?}");
+    assert_eq!((held(&daemon), daemon.state("uid-both")), (vec![], Some(ClaimState::Unpreparing)));
+    assert_eq!(give_up().await, Ok(()), "which goes on by itself");
+    daemon.serve(&nic);
+    daemon.start_unprepares();
+    daemon.gone("uid-both").await;
+    assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (1, 2)));
+    assert_eq!(give_up().await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_claim_given_with_the_request_is_listed_apart() {
+    let ((home, gpu, _), a) = (home(), pod("a"));
+    let daemon = start(&home, &[&gpu], &[]);
+    let given = claim("given", &["gpu/0", "gpu/1"], &[]);
+    let ask = || daemon.manager.prepare_given_for_kubelet(&gpu.name, given.clone(), "test".into());
+    let first = ask().await.unwrap();
+    assert_eq!(first.cdi_names(), ["gpu.example.com/claim=uid-given-0", "gpu.example.com/claim=uid-given-1"]);
+    assert_eq!(ask().await, Ok(first));
+    assert_eq!(gpu.counts(), (1, 0));
+    let one = claim("one", &["gpu/2"], &[&a]);
+    daemon.source.put(one.clone());
+    daemon.kubelet_prepare(&gpu.name, &one).await.unwrap();
+    let given_to = |daemon: &Daemon| daemon.manager.given_to_kubelet();
+    assert_eq!((held(&daemon)[0].0.as_str(), held(&daemon).len()), ("uid-one", 1));
+    assert_eq!((given_to(&daemon)[0].claim.clone(), given_to(&daemon).len()), (given.id.clone(), 1));
+    daemon.stop().await;
+    let daemon = start(&home, &[&gpu], &[]);
+    assert_eq!(given_to(&daemon).len(), 1, "also after a start");
+    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &given).await, Ok(()));
+    assert!(given_to(&daemon).is_empty());
+}
+
+#[tokio::test]
+async fn statuses_of_devices_are_reported_while_the_kubelet_holds_them() {
+    let ((home, gpu, nic), a) = (home(), pod("a"));
+    let (both, quiet) = (claim("both", &["gpu/0#s", "nic/0"], &[&a]), claim("quiet", &["gpu/1"], &[&a]));
+    let daemon = start(&home, &[&gpu, &nic], &[&both, &quiet]);
+    let mut changes = daemon.manager.device_status_changes();
+    daemon.kubelet_prepare(&gpu.name, &quiet).await.unwrap();
+    assert!(!changes.has_changed().unwrap() && daemon.manager.device_statuses().is_empty());
+    let status = DeviceStatus { data: Some("{\"mtu\":9000}".to_owned()), ..DeviceStatus::default() };
+    gpu.reply("uid-both", Reply::Status(status.clone()));
+    daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
+    daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
+    assert!(changes.has_changed().unwrap());
+    let told = daemon.manager.device_statuses();
+    assert_eq!((told.len(), &told[0].claim, told[0].devices.len()), (1, &both.id, 1));
+    let device = &told[0].devices[0];
+    assert_eq!((&device.driver, device.share_id.as_deref(), &device.status), (&gpu.name, Some("s"), &status));
+    assert_eq!(daemon.manager.device_statuses_of(&both.id.uid).as_ref(), Some(&told[0]));
+    changes.mark_unchanged();
+    daemon.kubelet_unprepare(&gpu.name, &both).await.unwrap();
+    assert!(changes.has_changed().unwrap() && daemon.manager.device_statuses().is_empty());
+}
+
+#[tokio::test]
+async fn an_operator_does_not_take_from_a_kubelet_what_it_holds() {
+    let (_home, daemon, gpu, one) = one();
+    daemon.kubelet_prepare(&gpu.name, &one).await.unwrap();
+    let release = || {
+        let (namespace, name) = (one.id.namespace.clone(), one.id.name.clone());
+        let request = ReleaseRequest { namespace, name, uid: None, by: Caller::default() };
+        daemon.manager.release_claim(request, "test".into())
+    };
+    assert_eq!(code(release().await), "claim-in-use");
+    daemon.retire(&gpu);
+    assert!(daemon.kubelet_unprepare(&gpu.name, &one).await.is_err());
+    assert_eq!(code(release().await), "done");
+    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &one).await, Ok(()));
+}
+
+#[tokio::test]
+async fn no_driver_is_called_while_the_checkpoint_accepts_nothing() {
+    let (_home, daemon, gpu, one) = one();
+    daemon.crash().await;
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &one).await), "checkpoint-unavailable");
+    assert_eq!(gpu.counts(), (0, 0));
+    assert!(daemon.manager.claims().is_empty() && held(&daemon).is_empty());
+}
+
+#[tokio::test]
+async fn a_claim_that_was_replaced_leaves_the_old_one_to_its_own_unprepare() {
+    let ((home, gpu, _), a) = (home(), pod("a"));
+    let (old, new) = (claim("one", &["gpu/0"], &[&a]), claim("one@uid-newer", &["gpu/0"], &[&a]));
+    let daemon = start(&home, &[&gpu], &[&old]);
+    daemon.kubelet_prepare(&gpu.name, &old).await.unwrap();
+    daemon.source.put(new.clone());
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &new).await), "claim-replaced");
+    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &new).await, Ok(()), "it is unknown");
+    assert_eq!(daemon.state("uid-one"), PREPARED);
+    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &old).await, Ok(()));
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &new).await), "done");
+}

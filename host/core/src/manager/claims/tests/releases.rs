@@ -1,0 +1,205 @@
+//! Claims that an operator unprepares by hand.
+
+use crate::manager::claims::fixtures::{claim, driver, name, pod, transient, uid};
+use crate::manager::claims::{ReleaseOutcome, ReleaseRequest};
+use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_gpu, with_prepared};
+use nodedock_model::{Caller, ClaimRecord, ClaimState, ObjectRef, Problem, ReleaseRecord, limit};
+
+fn by_root() -> Caller {
+    Caller { uid: Some(0), user: Some("root".to_owned()), pid: Some(7) }
+}
+
+fn request(claim: &str) -> ReleaseRequest {
+    ReleaseRequest { namespace: name("default"), name: name(claim), uid: None, by: by_root() }
+}
+
+async fn release(daemon: &Daemon, claim: &str) -> Result<ReleaseRecord, Problem> {
+    match daemon.manager.release_claim(request(claim), "test".into()).await? {
+        ReleaseOutcome::Released(record) => Ok(ReleaseRecord::clone(&record)),
+        looked => panic!("it was to be released: {looked:?}"),
+    }
+}
+
+/// A claim of a driver that is gone, whose pod is gone too.
+async fn stuck(daemon: &Daemon, gpu: &std::sync::Arc<FakeDriver>, a: &ObjectRef) {
+    daemon.serve(gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[a]));
+    assert_eq!(ends(&daemon.prepare(a, &["one"]).await), ["prepared"]);
+    daemon.retire(gpu);
+    assert!(daemon.unprepare(a).await[0].is_err());
+}
+
+#[tokio::test]
+async fn a_claim_of_a_driver_that_is_gone_is_released_and_stays_so_when_it_is_back() {
+    let (home, a, b, gpu) = (Home::new(), pod("a"), pod("b"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.start_tasks();
+    stuck(&daemon, &gpu, &a).await;
+    let looked = daemon.manager.look_at_release(&request("one")).await.unwrap();
+    let ReleaseOutcome::Looked { record, drivers, .. } = looked else { panic!("it is not released yet") };
+    assert_eq!(record.id.uid, uid("uid-one"));
+    assert!(drivers[&driver("gpu")].is_err());
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing), "looking changes nothing");
+
+    let released = release(&daemon, "one").await.unwrap();
+    assert_eq!(released.by, by_root());
+    assert_eq!(released.untold[&driver("gpu")].devices, ["pool/0"]);
+    assert_eq!(released.untold[&driver("gpu")].problem.code, "driver-unknown");
+    assert!(released.timeline.iter().any(|entry| entry.what == "prepared"), "its history is kept");
+    assert!(daemon.is_empty());
+    assert!(daemon.cdi_files().is_empty());
+
+    daemon.serve(&gpu);
+    daemon.source.put(claim("two", &["gpu/0"], &[&b]));
+    assert_eq!(ends(&daemon.prepare(&b, &["two"]).await), ["prepared"], "the device is free");
+    assert_eq!(gpu.counts(), (2, 0), "an unknown claim is not unprepared");
+    daemon.stop().await;
+    let daemon = home.start();
+    assert_eq!(daemon.manager.claims().len(), 1);
+    assert_eq!(*daemon.manager.released_claims()[0], released, "durable");
+}
+
+#[tokio::test]
+async fn a_driver_that_serves_is_called_once_more_and_unprepared_if_it_refuses() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    for (refuses, untold) in [(true, 1), (false, 0)] {
+        daemon.serve(&gpu);
+        daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+        daemon.prepare(&a, &["one"]).await;
+        gpu.reply_unprepare(Reply::Refuse(transient()));
+        assert!(daemon.unprepare(&a).await[0].is_err());
+        if refuses {
+            gpu.reply_unprepare(Reply::Refuse(transient()));
+        }
+        let before = gpu.counts().1;
+        assert_eq!(release(&daemon, "one").await.unwrap().untold.len(), untold);
+        assert_eq!(gpu.counts().1, before + 1);
+        assert!(daemon.manager.claims().is_empty());
+    }
+    assert_eq!(daemon.manager.released_claims().len(), 1, "the same claim once");
+}
+
+#[tokio::test]
+async fn a_claim_that_pods_hold_is_not_released_and_they_are_named() {
+    let (_home, daemon, _a, gpu) = with_prepared().await;
+    let problem = release(&daemon, "one").await.unwrap_err();
+    assert_eq!(problem.code, "claim-in-use");
+    for part in ["default/a", "nodedock unprepare"] {
+        assert!(problem.message.contains(part), "{problem}");
+    }
+    assert_eq!(daemon.manager.look_at_release(&request("one")).await, Err(problem));
+    assert_eq!((daemon.state("uid-one"), gpu.counts()), (Some(ClaimState::Prepared), (1, 0)));
+    assert_eq!(release(&daemon, "two").await.unwrap_err().code, "no-such-claim");
+    let other = ReleaseRequest { uid: Some(uid("uid-other")), ..request("one") };
+    assert_eq!(daemon.manager.look_at_release(&other).await.unwrap_err().code, "no-such-claim");
+}
+
+/// Two can only have come of a lost checkpoint: the older was never unprepared.
+#[tokio::test]
+async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    stuck(&daemon, &gpu, &a).await;
+    let mut newer = ClaimRecord::clone(&daemon.manager.claims()[0]);
+    newer.id.uid = uid("uid-newer");
+    daemon.manager.commit_claims(vec![newer.into()]).await.unwrap();
+    let problem = release(&daemon, "one").await.unwrap_err();
+    assert_eq!(problem.code, "claim-ambiguous");
+    for part in ["default/one", "uid-one (unpreparing)", "uid-newer (unpreparing)"] {
+        assert!(problem.message.contains(part), "{problem}");
+    }
+    assert_eq!((daemon.manager.claims().len(), daemon.manager.released_claims().len()), (2, 0));
+    for (wanted, left) in [("uid-one", Some(uid("uid-newer"))), ("uid-newer", None)] {
+        let of = |uid| ReleaseRequest { uid: Some(uid), ..request("one") };
+        let outcome = daemon.manager.release_claim(of(uid(wanted)), "test".into()).await.unwrap();
+        assert!(
+            matches!(outcome, ReleaseOutcome::Released(ref record) if record.id.uid == uid(wanted)),
+            "{outcome:?}"
+        );
+        let known: Vec<_> = daemon.manager.claims().iter().map(|record| record.id.uid.clone()).collect();
+        assert_eq!(known, left.into_iter().collect::<Vec<_>>());
+        let again = daemon.manager.release_claim(of(uid(wanted)), "test".into()).await.unwrap_err();
+        assert_eq!(again.code, "no-such-claim");
+    }
+    assert!(daemon.manager.pods().is_empty(), "it goes with the last of its claims");
+}
+
+#[tokio::test]
+async fn a_prepare_that_waits_for_a_device_goes_on_when_its_holder_is_released() {
+    let (home, a, b, gpu) = (Home::new(), pod("a"), pod("b"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    stuck(&daemon, &gpu, &a).await;
+    daemon.serve(&gpu);
+    daemon.source.put(claim("two", &["gpu/0"], &[&b]));
+    let free = async {
+        for _ in 0..64 {
+            tokio::task::yield_now().await;
+        }
+        release(&daemon, "one").await.unwrap()
+    };
+    let (outcome, _) = tokio::join!(daemon.prepare(&b, &["two"]), free);
+    assert_eq!(ends(&outcome), ["prepared"]);
+}
+
+#[tokio::test]
+async fn a_crash_in_the_middle_of_a_release_leaves_the_claim_as_it_was() {
+    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    stuck(&daemon, &gpu, &a).await;
+    daemon.serve(&gpu);
+    gpu.shut(true);
+    let crash = async {
+        gpu.called(|calls| calls.unprepare.len() == 1).await;
+        daemon.crash().await;
+        gpu.shut(false);
+    };
+    let (lost, ()) = tokio::join!(release(&daemon, "one"), crash);
+    assert_eq!(lost.unwrap_err().code, "checkpoint-unavailable");
+    let daemon = home.start();
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    assert!(daemon.manager.released_claims().is_empty(), "it is not said before it is done");
+    assert!(release(&daemon, "one").await.is_ok());
+}
+
+/// A claim whose release failed halfway was not retried: it blocked others until the next start.
+#[tokio::test]
+async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
+    let (_home, daemon, _a, _gpu) = with_prepared().await;
+    let record = daemon.manager.claims().remove(0);
+    let orphan = ClaimRecord { pods: Default::default(), ..ClaimRecord::clone(&record) };
+    daemon.manager.commit_claims(vec![orphan.into()]).await.unwrap();
+    daemon.start_unprepares();
+    // It has looked, and found nothing to do.
+    tokio::task::yield_now().await;
+    let (cdi, aside) = (daemon.cdi.clone(), daemon.cdi.with_extension("aside"));
+    std::fs::rename(&cdi, &aside).unwrap();
+    std::fs::write(&cdi, "").unwrap();
+    assert_eq!(release(&daemon, "one").await.unwrap_err().code, "cdi-not-removed");
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    std::fs::remove_file(&cdi).unwrap();
+    std::fs::rename(&aside, &cdi).unwrap();
+    daemon.gone("uid-one").await;
+}
+
+#[tokio::test]
+async fn the_newest_released_claims_are_kept() {
+    let (home, daemon, a, gpu) = with_gpu();
+    let several = limit::RELEASED_MAX + 3;
+    for n in 0..several {
+        let one = format!("one@uid-{n:04}");
+        daemon.source.put(claim(&one, &["gpu/0"], &[&a]));
+        daemon.prepare(&a, &["one"]).await;
+        gpu.reply_unprepare(Reply::Refuse(transient()));
+        daemon.unprepare(&a).await;
+        release(&daemon, "one").await.unwrap();
+    }
+    let uids = |daemon: &Daemon| {
+        daemon.manager.released_claims().iter().map(|r| r.id.uid.clone()).collect::<Vec<_>>()
+    };
+    let kept = uids(&daemon);
+    assert_eq!(kept.len(), limit::RELEASED_MAX);
+    assert!(kept.contains(&uid(&format!("uid-{:04}", several - 1))) && !kept.contains(&uid("uid-0000")));
+    daemon.stop().await;
+    assert_eq!(uids(&home.start()).len(), limit::RELEASED_MAX);
+}

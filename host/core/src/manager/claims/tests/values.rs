@@ -1,0 +1,495 @@
+//! Values below `/sys` that drivers change for claims: durable before they are written, and restored where the driver does not.
+
+mod turns;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+
+use crate::checkpoint::Change;
+use crate::driver::values::{Journal, Write};
+use crate::driver::{Call, ClaimDriver, Outcomes};
+use crate::manager::claims::fixtures::{claim, driver, name, permanent, pod, prepared, transient, uid};
+use crate::manager::claims::{RecordedValues, ReleaseOutcome, ReleaseRequest, machine};
+use crate::manager::tests::scene::{Daemon, Home, ends};
+use nodedock_model::{
+    Caller, ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem,
+    PutBack, PutBackEnd, ReleaseRecord, limit,
+};
+
+const LED: &str = "devices/led/brightness";
+const FAN: &str = "devices/fan/speed";
+
+fn plugged(home: &Home) {
+    for path in [LED, FAN] {
+        let path = home.sys().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "0").unwrap();
+    }
+}
+
+fn is(home: &Home, path: &str) -> String {
+    std::fs::read_to_string(home.sys().join(path)).unwrap()
+}
+
+/// Writes as the sandbox does for a driver.
+struct Writer {
+    name: DriverName,
+    values: Arc<RecordedValues>,
+    sys: PathBuf,
+    /// By claim name, what a prepare and an unprepare of it write.
+    prepares: Mutex<BTreeMap<String, Vec<(&'static str, &'static str)>>>,
+    unprepares: Mutex<BTreeMap<String, Vec<(&'static str, &'static str)>>>,
+    /// What every claim is refused with after its writes.
+    refusal: Mutex<Option<Problem>>,
+    /// The claims of one call are written for together.
+    together: bool,
+}
+
+impl Writer {
+    fn new(home: &Home, daemon: &Daemon) -> Arc<Self> {
+        Self::with(home, daemon, false)
+    }
+
+    fn with(home: &Home, daemon: &Daemon, together: bool) -> Arc<Self> {
+        Arc::new(Self {
+            name: driver("led"),
+            values: daemon.manager.values.clone(),
+            sys: home.sys(),
+            prepares: Mutex::default(),
+            unprepares: Mutex::default(),
+            refusal: Mutex::default(),
+            together,
+        })
+    }
+
+    fn serve(self: &Arc<Self>, daemon: &Daemon) {
+        daemon.serve_any(&self.name, DriverKind::Wasm, Some(self.clone()), None, "sha256:00");
+    }
+
+    fn writes(&self, claim: &str, writes: &[(&'static str, &'static str)]) {
+        self.prepares.lock().unwrap().insert(claim.to_owned(), writes.to_vec());
+    }
+
+    fn clears(&self, claim: &str, writes: &[(&'static str, &'static str)]) {
+        self.unprepares.lock().unwrap().insert(claim.to_owned(), writes.to_vec());
+    }
+
+    fn read(&self, path: &str) -> (u64, String) {
+        let file = self.sys.join(path);
+        (std::fs::metadata(&file).unwrap().ino(), std::fs::read_to_string(file).unwrap())
+    }
+
+    async fn write(&self, claims: &[ObjectRef], path: &str, value: &str) -> Result<(), Problem> {
+        let _turn = self.values.turn(path).await;
+        let (inode, before) = self.read(path);
+        let (driver, before) = (&self.name, Some(before.as_str()));
+        let write = Write { driver, claims, path, inode, before, value };
+        self.values.intend(&write).await?;
+        std::fs::write(self.sys.join(path), value).unwrap();
+        self.values.settle(&write, Some(value.to_owned()));
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl ClaimDriver for Writer {
+    async fn prepare(&self, _: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
+        let mut outcomes = Outcomes::new();
+        let all: Vec<_> = claims.iter().map(|claim| claim.id.clone()).collect();
+        for claim in claims {
+            let writes = self.prepares.lock().unwrap().get(claim.id.name.as_str()).cloned();
+            let mut outcome = Ok(prepared(&claim.devices, ""));
+            for (path, value) in writes.unwrap_or_default() {
+                let of = if self.together { &all } else { std::slice::from_ref(&claim.id) };
+                outcome =
+                    outcome.and(self.write(of, path, value).await.map(|()| prepared(&claim.devices, "")));
+            }
+            let refusal = self.refusal.lock().unwrap().clone();
+            outcomes.insert(claim.id.uid.clone(), refusal.map_or(outcome, Err));
+        }
+        outcomes
+    }
+
+    async fn unprepare(&self, _: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+        let mut outcomes = Outcomes::new();
+        for live in claims {
+            let id = &live.claim.id;
+            let writes = self.unprepares.lock().unwrap().get(id.name.as_str()).cloned();
+            let mut outcome = Ok(());
+            for (path, value) in writes.unwrap_or_default() {
+                outcome = outcome.and(self.write(std::slice::from_ref(id), path, value).await);
+            }
+            outcomes.insert(id.uid.clone(), outcome);
+        }
+        outcomes
+    }
+}
+
+fn request(claim: &str) -> ReleaseRequest {
+    let by = Caller { uid: Some(0), user: Some("root".to_owned()), pid: Some(7) };
+    ReleaseRequest { namespace: name("default"), name: name(claim), uid: None, by }
+}
+
+async fn release(daemon: &Daemon, claim: &str) -> ReleaseRecord {
+    match daemon.manager.release_claim(request(claim), "test".into()).await.unwrap() {
+        ReleaseOutcome::Released(record) => ReleaseRecord::clone(&record),
+        looked => panic!("it was to be released: {looked:?}"),
+    }
+}
+
+/// Path, what stood there and what became of it, or why nothing did.
+fn told(record: &ReleaseRecord) -> Vec<(&str, Option<&str>, &str)> {
+    record.put_back.iter().map(one).collect()
+}
+
+fn one(end: &PutBack) -> (&str, Option<&str>, &str) {
+    let word = end.problem.as_ref().map_or(end.end.as_str(), |problem| &problem.code);
+    (&end.path, end.found.as_deref(), word)
+}
+
+/// A daemon with the files of `/sys`, the pod `a`, and a driver that does not serve yet.
+fn with_writer() -> (Home, Daemon, ObjectRef, Arc<Writer>) {
+    let home = Home::new();
+    plugged(&home);
+    let daemon = home.start();
+    let led = Writer::new(&home, &daemon);
+    (home, daemon, pod("a"), led)
+}
+
+/// A claim whose driver is gone, and whose pod is.
+async fn stuck(daemon: &Daemon, led: &Arc<Writer>, short: &str, device: &str) {
+    let a = pod(&format!("pod-{short}"));
+    led.serve(daemon);
+    daemon.source.put(claim(short, &[device], &[&a]));
+    assert_eq!(ends(&daemon.prepare(&a, &[short]).await), ["prepared"]);
+    daemon.manager.registry.retire(led.name.as_str());
+    assert!(daemon.unprepare(&a).await[0].is_err());
+}
+
+/// A daemon with a claim `one` for which a driver that is gone has made these writes.
+async fn one_stuck(home: &Home, writes: &[(&'static str, &'static str)]) -> (Daemon, Arc<Writer>) {
+    plugged(home);
+    let daemon = home.start();
+    let led = Writer::new(home, &daemon);
+    led.writes("one", writes);
+    stuck(&daemon, &led, "one", "led/0").await;
+    (daemon, led)
+}
+
+/// The same, with a claim `two` that changed the same value after it.
+async fn two_stuck(home: &Home) -> (Daemon, Arc<Writer>) {
+    let (daemon, led) = one_stuck(home, &[(LED, "1")]).await;
+    led.writes("two", &[(LED, "2")]);
+    stuck(&daemon, &led, "two", "led/1").await;
+    (daemon, led)
+}
+
+#[tokio::test]
+async fn a_released_claims_values_are_restored_the_newest_first_also_after_a_restart() {
+    let home = Home::new();
+    let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2"), (LED, "3")]).await;
+    daemon.stop().await;
+
+    let daemon = home.start();
+    let looked = daemon.manager.look_at_release(&request("one")).await.unwrap();
+    let ReleaseOutcome::Looked { values, .. } = looked else { panic!("it is not released") };
+    assert!(values.iter().all(|value| value.end == PutBackEnd::Possible), "{values:?}");
+    assert_eq!((is(&home, LED), is(&home, FAN)), ("3".into(), "2".into()), "looking changes nothing");
+    let view = daemon.manager.claim_view(daemon.manager.claims().remove(0));
+    assert_eq!(view.values.unwrap().newest_first().len(), 2);
+
+    let released = release(&daemon, "one").await;
+    assert_eq!(told(&released), [(FAN, Some("2"), "put-back"), (LED, Some("3"), "put-back")]);
+    assert_eq!((is(&home, LED), is(&home, FAN)), ("0".into(), "0".into()));
+    daemon.stop().await;
+    let daemon = home.start();
+    assert_eq!(*daemon.manager.released_claims()[0], released, "durable");
+    assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
+}
+
+#[tokio::test]
+async fn nothing_is_written_that_is_not_durable_before() {
+    let (home, daemon, _, led) = with_writer();
+    let one = [claim("one", &[], &[]).id];
+    daemon.crash().await;
+    let problem = led.write(&one, LED, "1").await.unwrap_err();
+    assert_eq!(problem.code, "checkpoint-unavailable");
+    assert_eq!(is(&home, LED), "0");
+    assert!(daemon.manager.values.of(&uid("uid-one")).is_none_or(|values| values.newest_first().is_empty()));
+}
+
+/// The daemon dies between a write and its result: what was there is known all the same.
+#[tokio::test]
+async fn a_crash_in_the_middle_of_a_call_loses_no_value() {
+    for written in [false, true] {
+        let (home, daemon, a, led) = with_writer();
+        *led.refusal.lock().unwrap() = Some(transient());
+        led.serve(&daemon);
+        daemon.source.put(claim("one", &["led/0"], &[&a]));
+        // Leaves the claim in `preparing`, as a call that was interrupted does.
+        daemon.prepare(&a, &["one"]).await;
+        let one = [claim("one", &[], &[]).id];
+        let (inode, _) = led.read(LED);
+        let (driver, claims, path, before) = (&led.name, &one[..], LED, Some("0"));
+        led.values.intend(&Write { driver, claims, path, inode, before, value: "1" }).await.unwrap();
+        if written {
+            std::fs::write(home.sys().join(LED), "1").unwrap();
+        }
+        daemon.crash().await;
+        drop((daemon, led));
+
+        let daemon = home.start();
+        assert!(daemon.unprepare(&a).await[0].is_err(), "its driver is not there");
+        let released = release(&daemon, "one").await;
+        let expected = if written { (LED, Some("1"), "put-back") } else { (LED, Some("0"), "as-before") };
+        assert_eq!(told(&released), [expected]);
+        assert_eq!(is(&home, LED), "0");
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_unprepares_has_decided_what_is_left() {
+    let (home, daemon, a, led) = with_writer();
+    led.writes("one", &[(LED, "1"), (FAN, "2")]);
+    led.clears("one", &[(LED, "0")]);
+    led.serve(&daemon);
+    daemon.source.put(claim("one", &["led/0"], &[&a]));
+    daemon.prepare(&a, &["one"]).await;
+    assert_eq!(daemon.manager.values.of(&uid("uid-one")).unwrap().newest_first().len(), 2);
+    assert!(daemon.unprepare(&a).await[0].is_ok());
+    assert_eq!((is(&home, LED), is(&home, FAN)), ("0".into(), "2".into()), "it left the fan on");
+    assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
+    daemon.stop().await;
+    assert_eq!(home.start().manager.values.of(&uid("uid-one")), None);
+}
+
+#[tokio::test]
+async fn a_prepare_that_is_refused_for_good_leaves_no_value_behind() {
+    for clears_up in [false, true] {
+        let (home, daemon, a, led) = with_writer();
+        led.writes("one", &[(LED, "1"), (FAN, "2")]);
+        if clears_up {
+            led.clears("one", &[(LED, "0"), (FAN, "5")]);
+        }
+        *led.refusal.lock().unwrap() = Some(permanent());
+        led.serve(&daemon);
+        daemon.source.put(claim("one", &["led/0"], &[&a]));
+        assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["bad-parameters"]);
+        assert_eq!(daemon.state("uid-one"), None);
+        // A driver that is asked to clear up writes for the claim as well, so that is undone with the rest.
+        assert_eq!((is(&home, LED), is(&home, FAN)), ("0".into(), "0".into()), "clears up: {clears_up}");
+        assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_for_now_keeps_what_was_there_first() {
+    let (home, daemon, a, led) = with_writer();
+    led.writes("one", &[(LED, "1")]);
+    *led.refusal.lock().unwrap() = Some(transient());
+    led.serve(&daemon);
+    daemon.source.put(claim("one", &["led/0"], &[&a]));
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["device-busy"]);
+    assert_eq!(is(&home, LED), "1");
+    *led.refusal.lock().unwrap() = None;
+    led.writes("one", &[(LED, "2")]);
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
+    let values = daemon.manager.values.of(&uid("uid-one")).unwrap();
+    let [(_, kept)] = values.newest_first()[..] else { panic!("{values:?}") };
+    assert_eq!((kept.before.as_deref(), kept.after.as_deref()), (Some("0"), Some("2")));
+}
+
+/// A release whose intent is durable, and nothing else of it.
+async fn begin_release(daemon: &Daemon, claim: &str) {
+    let (intent, _) = machine::release(&daemon.manager.claims()[0], 1, &request(claim).by);
+    daemon.manager.commit_claims(vec![intent]).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
+    let home = Home::new();
+    let (daemon, led) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
+    // One of the two values is restored, and the daemon dies.
+    begin_release(&daemon, "one").await;
+    std::fs::write(home.sys().join(FAN), "0").unwrap();
+    daemon.crash().await;
+    drop((daemon, led));
+
+    tokio::time::pause();
+    let (daemon, started) = (home.start(), tokio::time::Instant::now());
+    daemon.start_unprepares();
+    daemon.gone("uid-one").await;
+    assert!(started.elapsed() >= limit::RELEASE_GRACE, "its driver may have come");
+    let released = daemon.manager.released_claims().remove(0);
+    assert_eq!(released.by, request("one").by);
+    assert_eq!(told(&released), [(FAN, Some("0"), "as-before"), (LED, Some("1"), "put-back")]);
+    assert_eq!(is(&home, LED), "0");
+}
+
+/// The host restored what the driver had decided to leave, and said of a driver that came a moment later that it was not told.
+#[tokio::test]
+async fn the_driver_of_an_interrupted_release_is_called_when_it_comes_after_the_start() {
+    let home = Home::new();
+    let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
+    begin_release(&daemon, "one").await;
+    daemon.crash().await;
+    drop((daemon, led));
+
+    let daemon = home.start();
+    daemon.start_unprepares();
+    // As long as it takes to ask drivers, and to write down what came of it.
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+        daemon.checkpoint().probe().await.unwrap();
+    }
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    Writer::new(&home, &daemon).serve(&daemon);
+    daemon.gone("uid-one").await;
+    let released = daemon.manager.released_claims().remove(0);
+    assert_eq!((released.untold.len(), told(&released)), (0, vec![]));
+    assert_eq!(is(&home, LED), "1", "it was asked, and left it so");
+}
+
+#[tokio::test]
+async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() {
+    let home = Home::new();
+    plugged(&home);
+    let daemon = home.start_in("boot-1");
+    stuck(&daemon, &Writer::new(&home, &daemon), "one", "led/0").await;
+    begin_release(&daemon, "one").await;
+    daemon.stop().await;
+    tokio::time::pause();
+    let daemon = home.start_in("boot-2");
+    daemon.start_unprepares();
+    daemon.gone("uid-one").await;
+    let released = daemon.manager.released_claims().remove(0);
+    assert_eq!((&released.by, released.untold.len()), (&request("one").by, 1));
+}
+
+/// Such a mark is the last release's; it ended with the boot, and the release was never finished.
+#[tokio::test]
+async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() {
+    for boot in ["boot-1", "boot-2"] {
+        let home = Home::new();
+        let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
+        let mut values = daemon.manager.values.of(&uid("uid-one")).unwrap();
+        values.releasing = Some(request("one").by);
+        daemon.checkpoint().commit(vec![Change::PutValues(Arc::new(values))]).await.unwrap();
+        daemon.stop().await;
+        tokio::time::pause();
+        let daemon = home.start_in(boot);
+        daemon.start_unprepares();
+        daemon.gone("uid-one").await;
+        assert_eq!(daemon.manager.released_claims()[0].by, request("one").by);
+        tokio::time::resume();
+    }
+}
+
+#[tokio::test]
+async fn values_of_another_boot_are_never_restored() {
+    let home = Home::new();
+    let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
+    daemon.stop().await;
+    let daemon = home.start_in("boot-2");
+    assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
+    assert_eq!(told(&release(&daemon, "one").await), []);
+    assert_eq!(is(&home, LED), "1");
+    daemon.manager.resume_values().await;
+    daemon.stop().await;
+    let daemon = home.start_in("boot-1");
+    assert_eq!(daemon.manager.values.of(&uid("uid-one")), None, "they are gone from the checkpoint");
+}
+
+#[tokio::test]
+async fn a_value_that_another_program_changed_is_left_and_reported() {
+    let home = Home::new();
+    let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
+    std::fs::write(home.sys().join(LED), "9").unwrap();
+    std::fs::remove_file(home.sys().join(FAN)).unwrap();
+    let released = release(&daemon, "one").await;
+    assert_eq!(told(&released), [(FAN, None, "path-gone"), (LED, Some("9"), "value-changed")]);
+    assert_eq!(is(&home, LED), "9");
+}
+
+/// The rule of docs/decisions/0005: as if the earlier claim had never been, also across a restart.
+#[tokio::test]
+async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_found() {
+    let home = Home::new();
+    let (daemon, _) = two_stuck(&home).await;
+    assert_eq!(told(&release(&daemon, "one").await), [(LED, None, "value-of-another-claim")]);
+    assert_eq!(is(&home, LED), "2");
+    daemon.stop().await;
+    let daemon = home.start();
+    assert_eq!(told(&release(&daemon, "two").await), [(LED, Some("2"), "put-back")]);
+    assert_eq!(is(&home, LED), "0");
+}
+
+/// What was inherited at a start was in memory only, and lost at the next.
+#[tokio::test]
+async fn what_is_inherited_of_an_unknown_claim_is_durable() {
+    let (home, daemon, _, led) = with_writer();
+    led.write(&[claim("one", &[], &[]).id], LED, "1").await.unwrap();
+    led.write(&[claim("two", &[], &[]).id], LED, "2").await.unwrap();
+    daemon.manager.values.tidy(|known| *known == uid("uid-two")).await.unwrap();
+    drop(led);
+    daemon.stop().await;
+    let daemon = home.start();
+    assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
+    let values = daemon.manager.values.of(&uid("uid-two")).unwrap();
+    assert_eq!(values.newest_first()[0].1.before.as_deref(), Some("0"));
+}
+
+/// A driver that writes once for the claims `one` and `two` together.
+fn writer_for_both(home: &Home, daemon: &Daemon, a: &ObjectRef) -> Arc<Writer> {
+    let led = Writer::with(home, daemon, true);
+    led.writes("one", &[(LED, "1")]);
+    led.serve(daemon);
+    daemon.source.put(claim("one", &["led/0"], &[a]));
+    daemon.source.put(claim("two", &["led/1"], &[a]));
+    led
+}
+
+#[tokio::test]
+async fn claims_of_one_call_keep_a_value_until_the_last_of_them_is_gone() {
+    let home = Home::new();
+    plugged(&home);
+    let (daemon, a) = (home.start(), pod("a"));
+    let led = writer_for_both(&home, &daemon, &a);
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared"; 2]);
+    daemon.manager.registry.retire(led.name.as_str());
+    assert!(daemon.unprepare(&a).await.iter().all(Result::is_err));
+    assert_eq!(told(&release(&daemon, "two").await), [(LED, None, "value-of-another-claim")]);
+    assert_eq!(is(&home, LED), "1");
+    assert_eq!(told(&release(&daemon, "one").await), [(LED, Some("1"), "put-back")]);
+    assert_eq!(is(&home, LED), "0");
+}
+
+/// Each was left because of the other, and the value stayed for good.
+#[tokio::test]
+async fn claims_of_one_call_that_are_rolled_back_together_restore_the_value() {
+    let home = Home::new();
+    plugged(&home);
+    let (daemon, a) = (home.start(), pod("a"));
+    let led = writer_for_both(&home, &daemon, &a);
+    *led.refusal.lock().unwrap() = Some(permanent());
+    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["bad-parameters"; 2]);
+    assert_eq!(is(&home, LED), "0");
+    assert_eq!(
+        (daemon.manager.values.of(&uid("uid-one")), daemon.manager.values.of(&uid("uid-two"))),
+        (None, None)
+    );
+}
+
+#[tokio::test]
+async fn a_driver_that_serves_decides_and_the_host_puts_back_for_the_others() {
+    let home = Home::new();
+    let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
+    led.serve(&daemon);
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    assert_eq!(told(&release(&daemon, "one").await), []);
+    assert_eq!(is(&home, LED), "1", "it was asked, and left it so");
+}

@@ -1,0 +1,310 @@
+//! Unprepare, from the checkpoint alone: commit the intent, call the drivers, remove the CDI files, then remove the record.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::files::Nodes;
+use super::machine::{self, UnprepareEnd, UnprepareResult, UnprepareStep};
+use super::prepare::{Outcomes, Work};
+use super::table::{ClaimTable, Undo};
+use super::values::RestoreDeadline;
+use super::{ClaimEnd, ClaimOutcome};
+use crate::cdi::{self, CdiError};
+use crate::checkpoint::Change;
+use crate::driver::Call;
+use crate::manager::Manager;
+use nodedock_base::clock::now_ms;
+use nodedock_base::error::chain;
+use nodedock_base::failpoint::{self, Point};
+use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, Uid};
+
+/// Who unprepares claims.
+#[derive(Clone, Copy)]
+pub(super) enum Leaving<'a> {
+    /// A pod whose lock the caller has.
+    Pod(&'a Uid),
+    /// A kubelet: one driver's part, or (`driver` none) every part that it holds.
+    Kubelet { driver: Option<&'a DriverName>, cause: &'a str },
+    /// A retry of an unprepare that was begun.
+    Retry,
+}
+
+impl<'a> Leaving<'a> {
+    fn step(self, table: &ClaimTable, uid: &Uid) -> UnprepareStep {
+        match self {
+            Self::Pod(pod) => machine::unprepare(table, uid, Some(pod), now_ms(), "unprepare"),
+            Self::Kubelet { driver, cause } => {
+                machine::unprepare_by_kubelet(table, uid, driver, now_ms(), cause)
+            }
+            Self::Retry => machine::unprepare(table, uid, None, now_ms(), "unprepare"),
+        }
+    }
+
+    fn pod(self) -> Option<&'a Uid> {
+        if let Self::Pod(pod) = self { Some(pod) } else { None }
+    }
+
+    /// The driver whose part the answer is about.
+    fn part(self) -> Option<&'a DriverName> {
+        if let Self::Kubelet { driver, .. } = self { driver } else { None }
+    }
+}
+
+impl Manager {
+    /// Unprepares the claims of a pod whose lock the caller has.
+    pub(crate) async fn unprepare_claims_of(&self, pod: &ObjectRef, call: &Call) -> Vec<ClaimOutcome> {
+        let claims = self.table().claims_of_pod(pod.uid.as_str());
+        let uids: Vec<_> = claims.iter().map(|claim| claim.id.uid.clone()).collect();
+        let _claims = self.claim_locks.take(uids.iter().cloned()).await;
+        let mut ends = self.unprepare_claims(&uids, Leaving::Pod(&pod.uid), call).await;
+        if claims.is_empty()
+            && let Err(problem) = self.forget(&[], &BTreeSet::from([pod.uid.clone()]), Vec::new()).await
+        {
+            tracing::warn!(%pod, %problem, "a pod without claims stays in the checkpoint");
+        }
+        let outcome = |claim: Arc<ClaimRecord>| ClaimOutcome {
+            namespace: claim.id.namespace.clone(),
+            name: claim.id.name.clone(),
+            uid: Some(claim.id.uid.clone()),
+            // A claim that is gone since the list was made was unprepared by another request.
+            end: ends.remove(&claim.id.uid).unwrap_or(Ok(ClaimEnd::Unprepared)),
+        };
+        claims.into_iter().map(outcome).collect()
+    }
+
+    /// Unprepares a pool claim of a pod whose lock the caller has.
+    pub(crate) async fn unprepare_pool_claim(
+        &self,
+        pod: &Uid,
+        claim: &Uid,
+        request_id: Arc<str>,
+    ) -> Result<(), Problem> {
+        self.unprepare_one_claim(claim, Leaving::Pod(pod), request_id).await
+    }
+
+    pub(super) async fn unprepare_one_claim(
+        &self,
+        uid: &Uid,
+        leaving: Leaving<'_>,
+        request_id: Arc<str>,
+    ) -> Result<(), Problem> {
+        let _claim = self.claim_locks.take([uid.clone()]).await;
+        self.unprepare_locked_claim(uid, leaving, request_id).await
+    }
+
+    pub(super) async fn unprepare_locked_claim(
+        &self,
+        uid: &Uid,
+        leaving: Leaving<'_>,
+        request_id: Arc<str>,
+    ) -> Result<(), Problem> {
+        let call = self.driver_call(request_id);
+        let end = self.unprepare_claims(std::slice::from_ref(uid), leaving, &call).await.remove(uid);
+        end.map_or(Ok(()), |end| end.map(drop))
+    }
+
+    /// Rolls back claims that every driver refused for good, or (`part`) that one driver refused.
+    pub(super) async fn roll_back(
+        &self,
+        records: Vec<Arc<ClaimRecord>>,
+        part: Option<&DriverName>,
+        call: &Call,
+    ) {
+        let roll_back = |record: Arc<ClaimRecord>| match part {
+            Some(driver) => machine::roll_back_part(&record, driver, now_ms()),
+            None => machine::roll_back(&record, now_ms()),
+        };
+        let work: Vec<Work> = records.into_iter().map(roll_back).collect();
+        let mut undo = Undo::default();
+        {
+            let mut table = self.table();
+            work.iter().for_each(|(record, _)| undo.put(&mut table, record));
+        }
+        let changes = work.iter().map(|(record, _)| Change::PutClaim(Arc::clone(record))).collect();
+        if self.commit(changes, undo).await.is_ok() {
+            failpoint::pass(Point::RollbackIntended);
+            self.call_and_remove(work, part.is_none(), part, call, &mut Outcomes::new()).await;
+            failpoint::pass(Point::RollbackDone);
+        }
+    }
+
+    /// Unprepares claims whose locks the caller has.
+    async fn unprepare_claims(&self, uids: &[Uid], leaving: Leaving<'_>, call: &Call) -> Outcomes {
+        let pod = leaving.pod();
+        let (mut ends, mut undo) = (Outcomes::new(), Undo::default());
+        let (mut work, mut left): (Vec<Work>, Vec<Arc<ClaimRecord>>) = Default::default();
+        let removed_pod = {
+            let mut table = self.table();
+            for uid in uids {
+                match leaving.step(&table, uid) {
+                    UnprepareStep::Nothing => drop(ends.insert(uid.clone(), Ok(ClaimEnd::Unprepared))),
+                    UnprepareStep::Left(record) => {
+                        undo.put(&mut table, &record);
+                        left.push(record);
+                    }
+                    UnprepareStep::Call { record, drivers } => {
+                        undo.put(&mut table, &record);
+                        // A request calls all drivers; a retry calls those whose backoff has ended.
+                        let is_retry = matches!(leaving, Leaving::Retry);
+                        let drivers = if is_retry { self.due_drivers(&record) } else { drivers };
+                        work.push((record, drivers));
+                    }
+                }
+            }
+            let without_claims = pod.filter(|pod| table.claims_of_pod(pod.as_str()).is_empty());
+            without_claims.inspect(|pod| undo.remove_pod(&mut table, pod))
+        };
+        let records: Vec<_> = left.iter().chain(work.iter().map(|(record, _)| record)).cloned().collect();
+        let mut changes: Vec<_> = records.iter().cloned().map(Change::PutClaim).collect();
+        changes.extend(removed_pod.map(|pod| Change::DeletePod(pod.clone())));
+        if let Err(problem) = self.commit(changes, undo).await {
+            ends.extend(records.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
+            work.iter().for_each(|(record, _)| self.retry_unprepare(record, &[]));
+            return ends;
+        }
+        failpoint::pass(Point::UnprepareIntended);
+        self.report_claims(&records);
+        // A file names the pods of its claim: one that left must not come back with a claim that is rebuilt from it.
+        self.check_files(&left, Nodes::Checked).await;
+        ends.extend(left.into_iter().map(|record| (record.id.uid.clone(), Ok(ClaimEnd::Kept))));
+        self.call_and_remove(work, pod.is_some(), leaving.part(), call, &mut ends).await;
+        ends
+    }
+
+    /// Calls the drivers, and removes what they unprepared. `pods_locked`: the caller has the locks of the claims' pods. `part`: the
+    /// driver whose outcome is reported; none: that of the whole claim.
+    async fn call_and_remove(
+        &self,
+        work: Vec<Work>,
+        pods_locked: bool,
+        part: Option<&DriverName>,
+        call: &Call,
+        ends: &mut Outcomes,
+    ) {
+        if work.is_empty() {
+            return;
+        }
+        let mut results = self.call_unprepare(&work, call).await;
+        let (mut gone, mut kept) = (Vec::new(), Vec::new());
+        let deadline = RestoreDeadline::of(call);
+        for ((record, _), results) in work.iter().zip(&mut results) {
+            let restored = self.restore_unfinished(record, results, &deadline).await;
+            // Before the next claim: the last of the claims that share a value restores it.
+            self.end_values(record, results).await;
+            drop(restored);
+            self.remove_files_of_parts(record, results).await;
+            let uid = record.id.uid.clone();
+            match machine::finish_unprepare(record, results.clone(), now_ms()) {
+                UnprepareEnd::Gone => gone.push(record.clone()),
+                UnprepareEnd::Kept(record, problem) => {
+                    let end = part.map_or(Err(problem), |driver| machine::end_of_part(&record, driver));
+                    ends.insert(uid, end.map(|()| ClaimEnd::Unprepared));
+                    kept.push(record);
+                }
+                UnprepareEnd::Stays(record) => {
+                    ends.insert(uid, Ok(ClaimEnd::Unprepared));
+                    kept.push(record);
+                }
+            }
+        }
+        let mut open: BTreeSet<Uid> =
+            kept.iter().filter(|record| record.is_leaving()).map(|record| record.id.uid.clone()).collect();
+        open.extend(self.commit_kept(kept, ends).await);
+        let end = self.remove(&gone, pods_locked).await.map(|()| ClaimEnd::Unprepared);
+        ends.extend(gone.iter().map(|record| (record.id.uid.clone(), end.clone())));
+        for ((record, _), results) in work.iter().zip(&results) {
+            let uid = &record.id.uid;
+            if open.contains(uid) || matches!(ends.get(uid), Some(Err(_))) {
+                self.retry_unprepare(record, results);
+            } else {
+                self.unprepare_retries().clear(uid);
+            }
+        }
+    }
+
+    /// Makes durable what is left of claims. Returns those for which that failed: their drivers have to unprepare them again.
+    async fn commit_kept(&self, kept: Vec<Arc<ClaimRecord>>, ends: &mut Outcomes) -> Vec<Uid> {
+        if kept.is_empty() {
+            return Vec::new();
+        }
+        let uids: Vec<_> = kept.iter().map(|record| record.id.uid.clone()).collect();
+        let Err(problem) = self.commit_claims(kept).await else {
+            // A prepare that waits for a part that was unprepared decides again.
+            self.claims_freed.send_modify(|count| *count += 1);
+            return Vec::new();
+        };
+        tracing::warn!(%problem, "the outcome of an unprepare is not in the checkpoint");
+        for uid in &uids {
+            if let Some(end) = ends.get_mut(uid).filter(|end| end.is_ok()) {
+                *end = Err(problem.clone());
+            }
+        }
+        uids
+    }
+
+    /// Removes the CDI files of parts that were unprepared while the rest of their claim is held. If that fails, the parts are kept.
+    async fn remove_files_of_parts(&self, record: &ClaimRecord, results: &mut [UnprepareResult]) {
+        if record.state == ClaimState::Unpreparing {
+            return;
+        }
+        let unprepared = || results.iter().filter(|(_, outcome, _)| outcome.is_ok());
+        let names = unprepared().map(|(driver, _, _)| cdi::file_name(driver, &record.id.uid)).collect();
+        if let Err(problem) = self.remove_files_named(names).await {
+            let outcomes = results.iter_mut().map(|(_, outcome, _)| outcome);
+            outcomes.filter(|outcome| outcome.is_ok()).for_each(|outcome| *outcome = Err(problem.clone()));
+        }
+    }
+
+    /// Schedules a retry of an unprepare.
+    pub(super) fn retry_unprepare(&self, record: &ClaimRecord, results: &[UnprepareResult]) {
+        let problems =
+            results.iter().filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));
+        let serving = self.serving_of(record);
+        self.unprepare_retries().failed(&record.id.uid, serving, &problems.collect(), Instant::now());
+        self.unprepare_failed.notify_one();
+    }
+
+    /// Removes the CDI files of claims, then their records, with those of pods that hold nothing else.
+    async fn remove(&self, gone: &[Arc<ClaimRecord>], pods_locked: bool) -> Result<(), Problem> {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        self.remove_files(gone).await?;
+        let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
+        let mut pods: BTreeSet<_> = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();
+        let mut locks = Vec::new();
+        if !pods_locked {
+            // Pods are locked before claims, so none is waited for here: one with a request under way is removed later.
+            let mut try_lock =
+                |pod: &Uid| self.pod_locks.try_take(pod).map(|lock| locks.push(lock)).is_some();
+            pods.retain(|pod| try_lock(pod));
+        }
+        self.forget(&uids, &pods, Vec::new()).await?;
+        failpoint::pass(Point::UnprepareForgotten);
+        Ok(())
+    }
+
+    pub(super) async fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
+        let names = |record: &Arc<ClaimRecord>| {
+            let drivers = record.allocation.devices.iter().map(|device| &device.driver);
+            let drivers: BTreeSet<_> = drivers.collect();
+            drivers.into_iter().map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
+        };
+        self.remove_files_named(gone.iter().flat_map(names).collect()).await
+    }
+
+    async fn remove_files_named(&self, names: Vec<String>) -> Result<(), Problem> {
+        match self.cdi.remove(names).await {
+            // A file of another program under our name: ours is gone.
+            Ok(()) | Err(CdiError::Foreign(_)) => {}
+            Err(error) => {
+                let message = format!("remove CDI files: {}", chain(&error));
+                return Err(Problem::unavailable("cdi-not-removed", message));
+            }
+        }
+        failpoint::pass(Point::UnprepareFilesRemoved);
+        Ok(())
+    }
+}

@@ -1,0 +1,256 @@
+use super::*;
+
+fn claim(short: &str) -> ObjectRef {
+    ObjectRef::new("default", short, &format!("uid-{short}")).unwrap()
+}
+
+fn driver() -> DriverName {
+    DriverName::new("led.example.com").unwrap()
+}
+
+/// A `/sys` of one file, and drivers that write to it.
+struct Scene {
+    records: Records,
+    value: String,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { records: Records::new(Vec::new(), "boot-1"), value: "0".to_owned() }
+    }
+
+    fn intend(&mut self, claims: &[&str], value: &str) -> Result<(), Problem> {
+        let before = self.value.clone();
+        with_write(claims, Some(&before), value, |write| self.records.intend(write))
+    }
+
+    /// A write that is made.
+    fn write(&mut self, claims: &[&str], value: &str) {
+        self.intend(claims, value).unwrap();
+        value.clone_into(&mut self.value);
+        with_write(claims, None, value, |write| self.records.settle(write, Some(value)));
+    }
+
+    fn kept(&self, claim: &str) -> Option<(Option<&str>, Option<&str>)> {
+        let record = self.records.claims.values().find(|record| record.id.name.as_str() == claim)?;
+        let kept = record.drivers.get(&driver())?.first()?;
+        Some((kept.before.as_deref(), kept.left()))
+    }
+
+    /// Releases a claim as the host does: the name of the claim that it leaves the value to, or none and the value is restored.
+    fn release(&mut self, short: &str) -> Option<String> {
+        let uid = claim(short).uid;
+        let (_, kept) = self.records.newest_first(&uid, |_| true).remove(0);
+        let other = self.records.successor(&uid, &kept, &|_| false).map(|(other, _)| other.name.to_string());
+        if other.is_none() && kept.may_have_left(&self.value) {
+            self.value = kept.before.unwrap();
+        }
+        self.records.end(&uid, None);
+        other
+    }
+}
+
+fn with_write<T>(claims: &[&str], before: Option<&str>, value: &str, act: impl FnOnce(&Write<'_>) -> T) -> T {
+    let claims: Vec<_> = claims.iter().map(|short| claim(short)).collect();
+    let driver = driver();
+    act(&Write { driver: &driver, claims: &claims, path: "led", inode: 1, before, value })
+}
+
+#[test]
+fn the_first_value_stays_and_the_last_write_is_what_was_left() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.write(&["a"], "2");
+    assert_eq!(scene.kept("a"), Some((Some("0"), Some("2"))));
+    scene.intend(&["a"], "3").unwrap();
+    let record = scene.records.get(&claim("a").uid).unwrap();
+    let kept = &record.drivers[&driver()][0];
+    assert!(kept.may_have_left("2") && kept.may_have_left("3") && !kept.may_have_left("1"));
+}
+
+#[test]
+fn a_write_that_was_not_made_leaves_nothing_behind() {
+    let mut scene = Scene::new();
+    scene.intend(&["a"], "1").unwrap();
+    with_write(&["a"], None, "1", |write| scene.records.settle(write, None));
+    assert_eq!(scene.kept("a"), None);
+    scene.write(&["a"], "1");
+    scene.intend(&["a"], "2").unwrap();
+    with_write(&["a"], None, "2", |write| scene.records.settle(write, None));
+    assert_eq!(scene.kept("a"), Some((Some("0"), Some("1"))));
+}
+
+#[test]
+fn after_a_crash_the_value_now_is_taken_for_the_last_write() {
+    let mut scene = Scene::new();
+    scene.intend(&["a"], "on").unwrap();
+    // It was made, the kernel shows it in its own way, and the daemon died.
+    scene.value = "Y".to_owned();
+    scene.intend(&["a"], "on").unwrap();
+    let kept = &scene.records.get(&claim("a").uid).unwrap().drivers[&driver()][0];
+    assert_eq!((kept.before.as_deref(), kept.after.as_deref()), (Some("0"), Some("Y")));
+}
+
+#[test]
+fn the_later_of_two_claims_is_restored_to_the_earlier_ones_value() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.write(&["b"], "2");
+    assert_eq!(scene.release("b"), None);
+    assert_eq!(scene.value, "1", "that of a, which stands");
+    assert_eq!(scene.release("a"), None);
+    assert_eq!(scene.value, "0");
+}
+
+#[test]
+fn the_earlier_of_two_claims_leaves_the_value_and_hands_down_the_value_that_it_found() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.write(&["b"], "2");
+    scene.write(&["c"], "3");
+    assert_eq!(scene.release("b").as_deref(), Some("c"));
+    assert_eq!((scene.value.as_str(), scene.kept("c")), ("3", Some((Some("1"), Some("3")))));
+    assert_eq!(scene.release("a").as_deref(), Some("c"));
+    assert_eq!(scene.kept("c"), Some((Some("0"), Some("3"))));
+    assert_eq!(scene.release("c"), None);
+    assert_eq!(scene.value, "0", "as if none had been");
+}
+
+/// What the heir has been restored to before it inherits is its own doing; before that it would be another program's.
+#[test]
+fn an_heir_that_may_have_been_restored_already_knows_that_value_too() {
+    for putting_back in [false, true] {
+        let mut scene = Scene::new();
+        scene.write(&["a"], "1");
+        scene.write(&["b"], "2");
+        let (a, b) = (claim("a").uid, claim("b").uid);
+        if putting_back {
+            assert!(scene.records.intend_restore(&b, |_| true));
+            assert!(!scene.records.intend_restore(&b, |_| true), "that is known");
+        }
+        scene.records.end(&a, None);
+        assert_eq!(scene.records.newest_first(&b, |_| true)[0].1.may_have_left("1"), putting_back);
+        assert_eq!(scene.kept("b"), Some((Some("0"), Some("2"))));
+        scene.value = "0".to_owned();
+        scene.write(&["b"], "4");
+        assert!(!scene.records.newest_first(&b, |_| true)[0].1.may_have_left("1"), "it was written anew");
+    }
+}
+
+#[test]
+fn a_value_that_another_program_set_in_between_is_not_handed_down() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.value = "5".to_owned();
+    scene.write(&["b"], "6");
+    assert_eq!(scene.release("a").as_deref(), Some("b"));
+    assert_eq!(scene.release("b"), None);
+    assert_eq!(scene.value, "5");
+}
+
+#[test]
+fn claims_of_one_call_share_a_value_and_the_last_of_them_restores_it() {
+    for (first, last) in [("a", "b"), ("b", "a")] {
+        let mut scene = Scene::new();
+        scene.write(&["a", "b"], "1");
+        assert_eq!(scene.release(first).as_deref(), Some(last));
+        assert_eq!(scene.value, "1");
+        assert_eq!(scene.release(last), None);
+        assert_eq!(scene.value, "0");
+    }
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.write(&["a", "b"], "2");
+    assert_eq!(scene.release("a").as_deref(), Some("b"), "a joins what the call of both has written");
+    assert_eq!(scene.release("b"), None);
+    assert_eq!(scene.value, "0");
+}
+
+#[test]
+fn the_same_value_written_twice_stays_until_both_are_gone() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    scene.write(&["b"], "1");
+    assert_eq!(scene.release("a").as_deref(), Some("b"));
+    assert_eq!(scene.value, "1");
+    assert_eq!(scene.release("b"), None);
+    assert_eq!(scene.value, "0");
+}
+
+#[test]
+fn a_device_that_was_plugged_in_again_starts_again() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    let claims = [claim("a")];
+    let driver = driver();
+    let before = Some("7");
+    let write = Write { driver: &driver, claims: &claims, path: "led", inode: 2, before, value: "8" };
+    scene.records.intend(&write).unwrap();
+    assert_eq!(scene.kept("a"), Some((Some("7"), Some("8"))));
+}
+
+#[test]
+fn values_of_another_boot_are_void() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    let claims: Vec<_> = scene.records.claims().cloned().collect();
+    let mut same = Records::new(claims.clone(), "boot-1");
+    assert_eq!((same.claims().count(), same.last_order, same.take_outlived().len()), (1, 1, 0));
+    let mut later = Records::new(claims, "boot-2");
+    assert_eq!((later.claims().count(), later.last_order), (0, 0));
+    assert_eq!(later.take_outlived(), [claim("a").uid]);
+}
+
+#[test]
+fn values_of_a_claim_are_bounded_in_number_and_bytes() {
+    let claims = [claim("a")];
+    let driver = driver();
+    let intend = |records: &mut Records, path: &str, value: &str| {
+        records.intend(&Write { driver: &driver, claims: &claims, path, inode: 1, before: Some("0"), value })
+    };
+    let mut records = Records::new(Vec::new(), "boot-1");
+    (0..VALUES_PER_CLAIM_MAX).for_each(|n| intend(&mut records, &format!("led{n}"), "1").unwrap());
+    let problem = intend(&mut records, "one-more", "1").unwrap_err();
+    assert_eq!((problem.code.as_str(), problem.kind.is_permanent()), ("too-many-values", true));
+    intend(&mut records, "led0", "2").unwrap();
+
+    let mut records = Records::new(Vec::new(), "boot-1");
+    let large = "x".repeat(4096);
+    let taken =
+        (0..VALUES_PER_CLAIM_MAX).take_while(|n| intend(&mut records, &format!("led{n}"), &large).is_ok());
+    assert!(taken.count() <= VALUES_BYTES_PER_CLAIM_MAX / large.len() + 1);
+}
+
+#[test]
+fn of_two_drivers_of_a_claim_the_later_inherits_what_the_earlier_found() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    let (uid, later) = (claim("a").uid, DriverName::new("fan.example.com").unwrap());
+    let write =
+        Write { driver: &later, claims: &[claim("a")], path: "led", inode: 1, before: Some("1"), value: "2" };
+    scene.records.intend(&write).unwrap();
+    let first = scene.records.get(&uid).unwrap().drivers[&driver()][0].clone();
+    let stays = |name: &DriverName| *name == later;
+    assert_eq!(scene.records.successor(&uid, &first, &stays), Some((&claim("a"), &later)));
+    assert_eq!(scene.records.successor(&uid, &first, &|_| false), None, "both give the claim up");
+    scene.records.end(&uid, Some(&driver()));
+    let left = scene.records.newest_first(&uid, |_| true);
+    assert_eq!((left.len(), left[0].1.before.as_deref()), (1, Some("0")));
+}
+
+#[test]
+fn what_one_driver_unprepared_ends_and_the_rest_of_the_claim_stays() {
+    let mut scene = Scene::new();
+    scene.write(&["a"], "1");
+    let other = DriverName::new("fan.example.com").unwrap();
+    let claims = [claim("a")];
+    let write =
+        Write { driver: &other, claims: &claims, path: "fan", inode: 3, before: Some("0"), value: "9" };
+    scene.records.intend(&write).unwrap();
+    let ended = scene.records.end(&claim("a").uid, Some(&driver()));
+    assert!(ended.before.is_some() && ended.heirs.is_empty());
+    let left = scene.records.newest_first(&claim("a").uid, |_| true);
+    assert_eq!(left.iter().map(|(driver, _)| driver).collect::<Vec<_>>(), [&other]);
+    scene.records.restore(ended.before.unwrap());
+    assert_eq!(scene.records.newest_first(&claim("a").uid, |_| true).len(), 2);
+}

@@ -1,0 +1,167 @@
+//! Restores values: with the locks of all their paths, within a deadline, and with a line in the audit log for each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::time::{Instant, timeout_at};
+
+use super::RecordedValues;
+use super::records::Records;
+use crate::driver::Call;
+use crate::driver::values::Audited;
+use crate::sysfs::Fate;
+use crate::sysfs::blocking::write_stuck;
+use nodedock_base::error::chain;
+use nodedock_base::locks::Held;
+use nodedock_model::limit::SYSFS_WRITE_WALL;
+use nodedock_model::{DriverName, KeptValue, ObjectRef, Problem, PutBack, Uid};
+
+/// The outcome for values, with the locks of their paths. Keep the locks until the end of the claim is durable: another claim that ends
+/// meanwhile would hand its value down to one that has been restored already.
+#[derive(Default)]
+pub(in crate::manager::claims) struct Restored {
+    pub(in crate::manager::claims) values: Vec<PutBack>,
+    pub(in crate::manager::claims) locks: PathLocks,
+}
+
+/// By path.
+pub(in crate::manager::claims) type PathLocks = BTreeMap<String, Vec<Held<String>>>;
+
+/// The deadline of a request for restoring the values of all its claims.
+pub(in crate::manager::claims) struct RestoreDeadline<'a> {
+    request: &'a str,
+    at: Instant,
+}
+
+impl<'a> RestoreDeadline<'a> {
+    /// The time that a call of a driver may take.
+    pub(in crate::manager::claims) fn of(call: &'a Call) -> Self {
+        Self { request: &call.request_id, at: Instant::now() + call.deadline }
+    }
+}
+
+impl RecordedValues {
+    /// What `restore` would do with the values of all drivers of a claim.
+    pub(in crate::manager::claims) async fn preview(
+        &self,
+        claim: &ObjectRef,
+        deadline: &RestoreDeadline<'_>,
+    ) -> Vec<PutBack> {
+        self.restore_or_preview(claim, |_| true, |_| false, deadline, true).await.values
+    }
+
+    /// Restores the values that `drivers` changed for a claim, the newest first. Values that are not reached before the deadline, and
+    /// those that other drivers which stay with the claim changed since, are left.
+    pub(in crate::manager::claims) async fn restore(
+        &self,
+        claim: &ObjectRef,
+        drivers: impl Fn(&DriverName) -> bool,
+        stays: impl Fn(&DriverName) -> bool,
+        deadline: &RestoreDeadline<'_>,
+    ) -> Restored {
+        self.restore_or_preview(claim, drivers, stays, deadline, false).await
+    }
+
+    async fn restore_or_preview(
+        &self,
+        claim: &ObjectRef,
+        drivers: impl Fn(&DriverName) -> bool,
+        stays: impl Fn(&DriverName) -> bool,
+        deadline: &RestoreDeadline<'_>,
+        preview: bool,
+    ) -> Restored {
+        let (locks, kept) = self.lock_paths(&claim.uid, &drivers, deadline.at).await;
+        if kept.is_empty() {
+            return Restored::default();
+        }
+        if !preview {
+            self.intend_restore(&claim.uid, &drivers).await;
+        }
+        let mut values = Vec::with_capacity(kept.len());
+        for (driver, kept) in kept {
+            let obstacle = if locks.contains_key(&kept.path) {
+                let is_late = Instant::now() >= deadline.at;
+                self.other_owner(claim, &kept, &stays).or_else(|| is_late.then(|| out_of_time(&kept)))
+            } else {
+                Some(write_stuck())
+            };
+            let Fate { end, found, problem } = match obstacle {
+                Some(problem) => Fate::left(None, problem),
+                None => self.tree.put_back(&kept, preview).await,
+            };
+            let value = PutBack { driver, path: kept.path, before: kept.before, found, end, problem };
+            if !preview {
+                audit(&value, claim, deadline.request);
+            }
+            values.push(value);
+        }
+        Restored { values, locks }
+    }
+
+    /// Locks all paths in ascending order, which keeps two claims from waiting for each other, and returns the values as they are
+    /// then. A path that stays locked, such as by a write that hangs in the kernel, is skipped after some time.
+    async fn lock_paths(
+        &self,
+        uid: &Uid,
+        drivers: impl Fn(&DriverName) -> bool,
+        until: Instant,
+    ) -> (PathLocks, Vec<(DriverName, KeptValue)>) {
+        let values = || self.records().newest_first(uid, &drivers);
+        let paths: BTreeSet<_> = values().into_iter().map(|(_, kept)| kept.path).collect();
+        let until = until.min(Instant::now() + SYSFS_WRITE_WALL);
+        let mut locks = PathLocks::new();
+        for path in paths {
+            // A free path is locked even after the deadline.
+            if let Ok(lock) = timeout_at(until, self.path_locks.take([path.clone()])).await {
+                locks.insert(path, lock);
+            }
+        }
+        (locks, values())
+    }
+
+    /// Makes it durable that values are about to be restored: after a crash they may be restored or not.
+    async fn intend_restore(&self, uid: &Uid, drivers: impl Fn(&DriverName) -> bool) {
+        let intend = |records: &mut Records| {
+            let changed = records.intend_restore(uid, drivers);
+            changed.then(|| uid.clone()).into_iter().collect()
+        };
+        // The values are restored all the same: to lose one, a crash would have to follow at this moment.
+        if let Err(error) = self.commit(intend).await {
+            tracing::warn!(claim_uid = %uid, error = chain(&error), "the intent to restore values is not in the checkpoint");
+        }
+    }
+
+    fn other_owner(
+        &self,
+        claim: &ObjectRef,
+        kept: &KeptValue,
+        stays: &dyn Fn(&DriverName) -> bool,
+    ) -> Option<Problem> {
+        let (path, records) = (&kept.path, self.records());
+        let (other, driver) = records.successor(&claim.uid, kept, stays)?;
+        if other.uid == claim.uid {
+            let message = format!("/sys/{path} was also written by driver {driver}, which keeps the claim");
+            return Some(Problem::conflict("value-of-another-driver", message).with("driver", driver));
+        }
+        let message = format!("/sys/{path} was also written for claim {other}, which still exists");
+        Some(Problem::conflict("value-of-another-claim", message).with("claim", other))
+    }
+}
+
+fn out_of_time(kept: &KeptValue) -> Problem {
+    let message = format!("/sys/{} was not reached in time: other values took too long", kept.path);
+    Problem::unavailable("put-back-out-of-time", message)
+}
+
+fn audit(value: &PutBack, claim: &ObjectRef, request: &str) {
+    let line = Audited {
+        driver: value.driver.as_str(),
+        claims: std::slice::from_ref(claim),
+        request,
+        path: &value.path,
+        before: value.found.as_deref(),
+        after: value.before.as_deref(),
+        outcome: value.end.as_str(),
+        problem: value.problem.as_ref(),
+    };
+    line.tell(0);
+}

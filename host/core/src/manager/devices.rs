@@ -1,0 +1,184 @@
+//! Extended resources: what device plugins and pools of drivers offer, and what pods have of them.
+//!
+//! The plugin, or the driver's inventory, is the only truth for devices and their health. Devices of a pool are chosen here and held by a
+//! pool claim.
+//!
+//! # Life of an extended resource
+//!
+//! `active` (a registered plugin, or pools of a driver) ⇄ `left` (no device is healthy) → `removed` after five minutes. After a start a resource
+//! in records, or in claims that a driver has not unprepared, is `remembered` for the same five minutes. The first source of a name keeps it; another
+//! source waits, with a condition. A plugin that registers again replaces its previous instance at once, whose end is then ignored. Allocations of pods
+//! do not depend on any of this.
+//!
+//! An allocation is one record of a pod: an entry for each container and resource, which is an intent until its plugin has answered. One pod at a
+//! time chooses devices of a resource, including the call for the plugin's preference. All waiting and calling ends at one deadline; other resources
+//! are not affected. Entries of pools have a claim instead of a response: the caller prepares it, and chooses again (`reallocate`) if the claim
+//! manager reports that another claim took the device first.
+//!
+//! Differences from a kubelet: choices are deterministic; a refusal leaves no device marked; a later container does not reuse an unhealthy device; a
+//! later container reuses devices of init containers that belong to a pool as a whole claim or not at all.
+
+mod affinity;
+mod allocate;
+mod check;
+mod choose;
+mod free;
+mod hints;
+mod list;
+pub(crate) mod metrics;
+mod pools;
+mod pre_start;
+mod record;
+mod resources;
+mod reuse;
+mod snapshot;
+mod table;
+mod upkeep;
+mod view;
+
+#[cfg(test)]
+mod choose_tests;
+#[cfg(test)]
+pub(crate) mod fixtures;
+#[cfg(test)]
+mod hints_tests;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, MutexGuard};
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::driver::DeviceDriver;
+use crate::manager::Manager;
+use crate::manager::claims::lock;
+use nodedock_model::{ExtendedResource, PluginDevice, PodAllocation, PodRequest, Problem, Uid};
+
+pub use affinity::{closest, parse_nodes};
+pub use metrics::DeviceStats;
+pub use resources::PluginId;
+pub use view::{
+    Capacity, DeviceHolders, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource,
+    ResourceView, TopologyHint,
+};
+
+use resources::{Listed, Resources};
+use table::AllocationTable;
+
+/// Devices, with the NUMA nodes of each.
+pub type DeviceNodes = BTreeMap<String, Vec<u32>>;
+
+/// Resources and allocations. Not locked over an await.
+pub(crate) struct DeviceState {
+    resources: Resources,
+    table: AllocationTable,
+    /// Resources whose change is not reported yet.
+    unreported: BTreeSet<ExtendedResource>,
+}
+
+impl DeviceState {
+    /// `pooled`: resources of the pool claims that exist.
+    pub(crate) fn new(records: Vec<PodAllocation>, mut pooled: BTreeSet<ExtendedResource>) -> Self {
+        let entries = records.iter().flat_map(|record| &record.entries);
+        pooled.extend(entries.map(|entry| entry.resource.clone()));
+        let resources = Resources::remembered(pooled, Instant::now());
+        Self { resources, table: AllocationTable::new(records), unreported: BTreeSet::new() }
+    }
+}
+
+/// The outcomes of a request that did not end.
+pub(super) fn interrupted(request: &PodRequest) -> Vec<ResourceOutcome> {
+    let outcome =
+        |(container, resource)| ResourceOutcome { container, resource, end: Err(super::interrupted()) };
+    record::keys(request).map(outcome).collect()
+}
+
+impl Manager {
+    pub(crate) fn devices(&self) -> MutexGuard<'_, DeviceState> {
+        lock(&self.devices)
+    }
+
+    /// The devices of a pod. Until its request is answered, entries may be there that are not durable or not complete yet.
+    pub fn allocation(&self, pod: &str) -> Option<Arc<PodAllocation>> {
+        self.devices().table.pod(pod).cloned()
+    }
+
+    /// The devices of all pods, by UID.
+    pub(crate) fn allocations(&self) -> BTreeMap<Uid, Arc<PodAllocation>> {
+        self.devices().table.pods().map(|record| (record.uid().clone(), record.clone())).collect()
+    }
+
+    /// A plugin called to register, whatever the outcome.
+    pub fn plugin_called(&self, resource: &ExtendedResource) {
+        self.device_metrics.called(resource);
+    }
+
+    /// A resource's plugin registered. It replaces the one before, whose end does not matter any more; allocations stay.
+    pub fn plugin_arrived(
+        &self,
+        resource: ExtendedResource,
+        source: PathBuf,
+        driver: Arc<dyn DeviceDriver>,
+    ) -> PluginId {
+        tracing::info!(%resource, socket = %source.display(), "device plugin arrived");
+        let id = self.devices().resources.arrive(&resource, source, driver);
+        self.report_resources([resource]);
+        id
+    }
+
+    /// Sets a plugin's list. Its faults are dropped, and reported in a condition.
+    pub fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
+        let (devices, faults) = list::screen(devices);
+        let changed = {
+            let mut state = self.devices();
+            if !state.resources.is_current(id) {
+                return;
+            }
+            state.resources.list(id, Listed::new(devices))
+        };
+        let subject = id.resource().as_str();
+        match faults.problem(id.resource()) {
+            Some(problem) => self.conditions.set(subject, problem),
+            None => self.conditions.clear(list::FAULTY_LIST, subject),
+        }
+        if changed {
+            self.report_resources([id.resource().clone()]);
+        }
+    }
+
+    /// A plugin's stream or registration ended. Has no effect if the registration was replaced.
+    pub fn plugin_left(&self, id: &PluginId, why: &Problem) {
+        if !self.devices().resources.leave(id, Instant::now()) {
+            return;
+        }
+        tracing::warn!(resource = %id.resource(), code = why.code, problem = %why, "device plugin left");
+        self.source_gone.notify_one();
+        self.report_resources([id.resource().clone()]);
+    }
+
+    /// Counts since the start, by resource.
+    pub fn device_stats(&self) -> DeviceStats {
+        self.device_metrics.stats()
+    }
+
+    /// Changes whenever `capacity` may have changed.
+    pub fn device_changes(&self) -> watch::Receiver<u64> {
+        self.devices_changed.subscribe()
+    }
+
+    /// Raises a node's allocatable to what pods have, if the pod is one of those, so that it passes a check of its resources although their
+    /// plugin is gone. Never lowers it.
+    pub fn cover_allocated(&self, pod: &Uid, allocatable: &mut BTreeMap<ExtendedResource, u64>) {
+        let state = self.devices();
+        if state.table.pod(pod.as_str()).is_none() {
+            return;
+        }
+        for (resource, count) in state.table.counts() {
+            let known = allocatable.entry(resource.clone()).or_default();
+            *known = (*known).max(count as u64);
+        }
+    }
+}

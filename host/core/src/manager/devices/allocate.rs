@@ -1,0 +1,423 @@
+//! Allocate: choose devices, commit the intents, call the plugins, commit the results.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use tokio::time::{Instant, timeout_at};
+
+use super::choose::{self, Question, Step};
+use super::record::{self, Answer, Key, Want};
+use super::resources::Origin;
+use super::reuse::Reuse;
+use super::snapshot::Snapshot;
+use super::{DeviceNodes, ResourceOutcome, affinity, check};
+use crate::checkpoint::Change;
+use crate::driver::{Call, DeviceDriver};
+use crate::manager::{Manager, interrupted, pool_claims};
+use nodedock_base::clock::now_ms;
+use nodedock_base::error::chain;
+use nodedock_base::failpoint::{self, Point};
+use nodedock_model::{
+    AllocationEntry, DriverName, ExtendedResource, ObjectRef, PluginDevice, PodAllocation, PodRequest,
+    PooledClaim, Problem, limit,
+};
+
+/// The choice for a want. None: no devices are wanted, and none are held.
+type Chosen = Result<Option<AllocationEntry>, Problem>;
+type Choices = BTreeMap<Key, Chosen>;
+
+/// A request that is being carried out.
+struct Job<'a> {
+    request: &'a PodRequest,
+    /// What the pod had before it.
+    before: Option<Arc<PodAllocation>>,
+    request_id: Arc<str>,
+}
+
+impl Job<'_> {
+    fn pod(&self) -> &ObjectRef {
+        &self.request.pod
+    }
+
+    fn held(&self, want: &Want) -> Option<&AllocationEntry> {
+        self.before.as_ref()?.entry(&want.container, &want.resource)
+    }
+
+    /// The outcome of a want for which nothing has to be chosen.
+    fn known(&self, want: &Want) -> Option<Chosen> {
+        match self.held(want) {
+            Some(held) if held.devices.len() != want.count => {
+                Some(choose::check_count(want, Some(&held.devices)).map(|()| None))
+            }
+            Some(entry) if entry.is_complete() => Some(Ok(Some(entry.clone()))),
+            None if want.count == 0 => Some(Ok(None)),
+            _ => None,
+        }
+    }
+}
+
+impl Manager {
+    /// Allocates the devices of a pod whose lock the caller has: one outcome for each container and resource, in the pod's order. A
+    /// repeated request is answered from the record.
+    ///
+    /// Devices of a pool are the container's when the pool claim of its entry is prepared, which the caller sees to.
+    pub(crate) async fn allocate(&self, request: &PodRequest, request_id: &Arc<str>) -> Vec<ResourceOutcome> {
+        let uid = request.pod.uid.as_str();
+        let job = Job { request, before: self.allocation(uid), request_id: request_id.clone() };
+        let wants = record::wants(request);
+        if wants.is_empty() {
+            return Vec::new();
+        }
+        let mut choices = self.choose_all(&job, &wants).await;
+        match self.commit_allocation_intents(&job, &choices).await {
+            Ok(None) => {}
+            Ok(Some(intents)) => {
+                failpoint::pass(Point::AllocateIntended);
+                let answers = self.call_plugins(&job, &intents, &choices).await;
+                self.commit_answers(&intents, answers, &mut choices).await;
+            }
+            Err(problem) => self.refuse_incomplete(&job, &problem, &mut choices),
+        }
+        if job.before != self.allocation(uid) {
+            self.report_resources(wants.iter().map(|want| want.resource.clone()));
+        }
+        record::keys(request).map(|key| outcome(&job, key, &choices)).collect()
+    }
+
+    /// Refuses what was chosen and is not durable.
+    fn refuse_incomplete(&self, job: &Job<'_>, problem: &Problem, choices: &mut Choices) {
+        let known = self.allocation(job.pod().uid.as_str());
+        let is_complete = |(container, resource): &Key| {
+            let entry = known.as_ref().and_then(|record| record.entry(container, resource));
+            entry.is_some_and(AllocationEntry::is_complete)
+        };
+        for (key, choice) in choices.iter_mut() {
+            if matches!(choice, Ok(Some(_))) && !is_complete(key) {
+                *choice = Err(problem.clone());
+            }
+        }
+    }
+
+    /// Chooses for each resource by itself, so that a plugin that hangs does not delay other resources. The table has what is chosen.
+    async fn choose_all(&self, job: &Job<'_>, wants: &[Want]) -> Choices {
+        let mut by_resource: BTreeMap<&ExtendedResource, Vec<&Want>> = BTreeMap::new();
+        for want in wants {
+            by_resource.entry(&want.resource).or_default().push(want);
+        }
+        let choices = by_resource.into_iter().map(|(resource, wants)| self.choose_of(job, resource, wants));
+        join_all(choices).await.into_iter().flatten().collect()
+    }
+
+    async fn choose_of(
+        &self,
+        job: &Job<'_>,
+        resource: &ExtendedResource,
+        wants: Vec<&Want>,
+    ) -> Vec<(Key, Chosen)> {
+        let known: Option<Vec<_>> = wants.iter().map(|want| Some((want.key(), job.known(want)?))).collect();
+        if let Some(known) = known {
+            return known;
+        }
+        // One deadline for all containers, and for the wait as well: pods that queue behind a plugin that hangs end with the first.
+        let deadline = Instant::now() + self.settings.call_deadline;
+        let Ok(_lock) = timeout_at(deadline, self.resource_locks.take([resource.clone()])).await else {
+            let busy = |want: &&Want| (want.key(), job.known(want).unwrap_or_else(|| Err(busy(resource))));
+            return wants.iter().map(busy).collect();
+        };
+        let (mut reuse, mut choices) = (Reuse::default(), Vec::new());
+        for want in wants {
+            let choice = match job.known(want) {
+                Some(choice) => choice,
+                None => self.choose_one(job, want, &reuse, deadline).await.map(Some),
+            };
+            if let Ok(Some(entry)) = &choice {
+                reuse.settle(entry);
+                self.reserve(job.pod(), entry);
+            }
+            choices.push((want.key(), choice));
+        }
+        choices
+    }
+
+    /// Puts an entry into the table, so that no other pod takes its devices.
+    fn reserve(&self, pod: &ObjectRef, entry: &AllocationEntry) {
+        let mut state = self.devices();
+        let known = state.table.pod(pod.uid.as_str());
+        let mut record =
+            known.map_or_else(|| record::empty(pod, now_ms()), |known| PodAllocation::clone(known));
+        if record.entry(&entry.container, &entry.resource).is_none() {
+            record.entries.push(entry.clone());
+            state.table.put(Arc::new(record));
+        }
+    }
+
+    async fn choose_one(
+        &self,
+        job: &Job<'_>,
+        want: &Want,
+        reuse: &Reuse,
+        deadline: Instant,
+    ) -> Result<AllocationEntry, Problem> {
+        let snapshot = self.snapshot(&want.resource, None)?;
+        if let Origin::Pools(driver) = &snapshot.origin {
+            return self.choose_pooled(job, want, reuse, driver);
+        }
+        let held = job.held(want).map(|entry| &entry.devices);
+        let (ids, devices) = match choose::choose(&snapshot.stock(), want, held, reuse.devices())? {
+            Step::Chosen(ids) => (ids, snapshot.devices.clone()),
+            Step::Open(open) => {
+                let preferred =
+                    self.preferred(job, want, &snapshot.origin, open.question(), deadline).await?;
+                // The call took some time: the choice is made from the newest list.
+                let now = self.snapshot(&want.resource, None)?;
+                match choose::choose(&now.stock(), want, held, reuse.devices())? {
+                    Step::Chosen(ids) => (ids, now.devices),
+                    Step::Open(open) => (open.finish(&preferred), now.devices),
+                }
+            }
+        };
+        Ok(entry(want, with_nodes(ids, &devices), None))
+    }
+
+    /// Chooses devices of a pool: those of an init container's claim if it fits as it is, or those of the fewest NUMA nodes.
+    fn choose_pooled(
+        &self,
+        job: &Job<'_>,
+        want: &Want,
+        reuse: &Reuse,
+        driver: &DriverName,
+    ) -> Result<AllocationEntry, Problem> {
+        if job.held(want).is_some() {
+            return Err(choose::lost(want.resource.as_str(), &want.container));
+        }
+        if want.count > limit::ALLOCATED_DEVICES_MAX {
+            return Err(too_many(want));
+        }
+        let (pod, resource) = (job.pod(), &want.resource);
+        let claim = pool_claims::name_claim(pod, &want.container, resource, driver)?;
+        let snapshot = self.snapshot(resource, Some((&pod.uid, &claim.id.uid)))?;
+        if let Some((claim, devices)) = reuse.claim(driver, want.count, |id| snapshot.is_healthy(id)) {
+            return Ok(entry(want, devices.clone(), Some(claim.clone())));
+        }
+        Ok(entry(want, choose_from_pool(want, &snapshot)?, Some(claim)))
+    }
+
+    async fn preferred(
+        &self,
+        job: &Job<'_>,
+        want: &Want,
+        origin: &Origin,
+        question: Question,
+        deadline: Instant,
+    ) -> Result<Vec<String>, Problem> {
+        let Origin::Plugin { driver, .. } = origin else { return Ok(Vec::new()) };
+        if !driver.options().preferred_allocation_available {
+            return Ok(Vec::new());
+        }
+        let Question { available, must_include, size } = question;
+        let size = u32::try_from(size).unwrap_or(u32::MAX);
+        let call = plugin_call(&job.request_id, deadline);
+        let answer = driver.preferred_allocation(&call, &available, &must_include, size);
+        within(deadline, &want.resource, "preferred allocation", answer).await
+    }
+
+    /// Makes the choices durable. None: no plugin has to be called.
+    async fn commit_allocation_intents(
+        &self,
+        job: &Job<'_>,
+        choices: &Choices,
+    ) -> Result<Option<Arc<PodAllocation>>, Problem> {
+        let pod = &job.pod().uid;
+        let Some(reserved) = self.allocation(pod.as_str()) else { return Ok(None) };
+        // A device that is not healthy any more is dropped: the next try chooses another.
+        let is_lost = |choice: &Chosen| matches!(choice, Err(p) if p.code == choose::HELD_UNHEALTHY);
+        let lost: BTreeSet<_> =
+            choices.iter().filter(|(_, choice)| is_lost(choice)).map(|(key, _)| key.clone()).collect();
+        if lost.is_empty() && job.before.as_ref() == Some(&reserved) {
+            return Ok(Some(reserved));
+        }
+        let intents = Arc::new(record::ordered(&reserved, job.request, &lost));
+        if let Err(problem) = self.commit_allocation(&intents).await {
+            self.devices().table.restore(pod, job.before.clone());
+            return Err(problem);
+        }
+        Ok(Some(intents))
+    }
+
+    /// Makes a pod's record durable, then current: devices that it frees cannot be taken before.
+    pub(super) async fn commit_allocation(&self, record: &Arc<PodAllocation>) -> Result<(), Problem> {
+        let after = (!record.entries.is_empty()).then(|| record.clone());
+        let change = after
+            .clone()
+            .map_or_else(|| Change::DeleteAllocation(record.uid().clone()), Change::PutAllocation);
+        if let Err(error) = self.checkpoint.commit(vec![change]).await {
+            tracing::error!(error = chain(&error), pod = %record.pod, "commit to the checkpoint failed");
+            return Err(error.problem());
+        }
+        self.devices().table.restore(record.uid(), after);
+        Ok(())
+    }
+
+    /// Calls plugins for entries without an answer: resources in parallel, the containers of one in their order.
+    async fn call_plugins(
+        &self,
+        job: &Job<'_>,
+        intents: &PodAllocation,
+        choices: &Choices,
+    ) -> BTreeMap<Key, Result<Answer, Problem>> {
+        let mut open: BTreeMap<&ExtendedResource, Vec<&AllocationEntry>> = BTreeMap::new();
+        let is_chosen =
+            |entry: &&AllocationEntry| matches!(choices.get(&record::key(entry)), Some(Ok(Some(_))));
+        for entry in intents.entries.iter().filter(|entry| !entry.is_complete()).filter(is_chosen) {
+            open.entry(&entry.resource).or_default().push(entry);
+        }
+        let calls = open.into_iter().map(|(resource, entries)| async move {
+            let deadline = Instant::now() + self.settings.call_deadline;
+            let mut answers = Vec::new();
+            for entry in entries {
+                let answer = self.call_plugin(job, entry, deadline).await;
+                if let Err(problem) = &answer {
+                    let (pod, container) = (job.pod(), &entry.container);
+                    tracing::warn!(%resource, %pod, container, request = %job.request_id, code = problem.code, %problem, "devices not allocated");
+                }
+                answers.push((record::key(entry), answer));
+            }
+            answers
+        });
+        join_all(calls).await.into_iter().flatten().collect()
+    }
+
+    async fn call_plugin(
+        &self,
+        job: &Job<'_>,
+        entry: &AllocationEntry,
+        deadline: Instant,
+    ) -> Result<Answer, Problem> {
+        let resource = &entry.resource;
+        let driver = self.plugin(resource).ok_or_else(|| no_plugin(resource))?;
+        let ids: Vec<_> = entry.devices.keys().cloned().collect();
+        let call = plugin_call(&job.request_id, deadline);
+        failpoint::pass(Point::AllocateCall);
+        let started = Instant::now();
+        let answered = within(deadline, resource, "allocation", driver.allocate(&call, &ids)).await;
+        self.device_metrics.allocated(resource, started.elapsed());
+        let response = answered?;
+        failpoint::pass(Point::AllocateAnswered);
+        let (root, answer, of) = (self.settings.host_root.clone(), response.clone(), resource.clone());
+        // A path may be on a file system that hangs: not for a thread that serves requests.
+        let checked = tokio::task::spawn_blocking(move || check::paths_exist(&of, &answer, &root));
+        let checked = async { checked.await.unwrap_or_else(|_| Err(interrupted())) };
+        within(deadline, resource, "check of the paths that the allocation names", checked).await?;
+        Ok(Answer { response, pre_start: driver.options().pre_start_required })
+    }
+
+    async fn commit_answers(
+        &self,
+        intents: &PodAllocation,
+        answers: BTreeMap<Key, Result<Answer, Problem>>,
+        choices: &mut Choices,
+    ) {
+        if answers.is_empty() {
+            return;
+        }
+        let record = Arc::new(record::answered(intents, &answers));
+        let committed = self.commit_allocation(&record).await;
+        failpoint::pass(Point::AllocateCommitted);
+        for (key, answer) in answers {
+            // A refusal keeps its own problem, whether it is durable or not.
+            if let Some(problem) = answer.err().or_else(|| committed.as_ref().err().cloned()) {
+                choices.insert(key, Err(problem));
+            }
+        }
+    }
+
+    /// The plugin of a resource, if it is connected.
+    pub(super) fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
+        let state = self.devices();
+        match state.resources.source(resource).filter(|offer| offer.is_active()).map(|offer| &offer.origin) {
+            Some(Origin::Plugin { driver, .. }) => Some(driver.clone()),
+            _ => None,
+        }
+    }
+}
+
+pub(super) fn plugin_call(request_id: &Arc<str>, deadline: Instant) -> Call {
+    Call { request_id: request_id.clone(), deadline: deadline.saturating_duration_since(Instant::now()) }
+}
+
+pub(super) fn choose_from_pool(want: &Want, snapshot: &Snapshot) -> Result<DeviceNodes, Problem> {
+    let ids = match choose::choose(&snapshot.stock(), want, None, &BTreeSet::new())? {
+        Step::Chosen(ids) => ids,
+        Step::Open(open) => {
+            let question = open.question();
+            let available: Vec<_> =
+                question.available.iter().filter_map(|id| snapshot.devices.get(id)).collect();
+            let closest = affinity::closest(&available, &question.must_include, question.size);
+            open.finish(&closest)
+        }
+    };
+    Ok(with_nodes(ids, &snapshot.devices))
+}
+
+fn entry(want: &Want, devices: DeviceNodes, claim: Option<PooledClaim>) -> AllocationEntry {
+    AllocationEntry {
+        container: want.container.clone(),
+        kind: want.kind,
+        resource: want.resource.clone(),
+        devices,
+        claim,
+        response: None,
+        pre_start: false,
+        unknown: BTreeMap::new(),
+    }
+}
+
+fn with_nodes(ids: BTreeSet<String>, devices: &BTreeMap<String, PluginDevice>) -> DeviceNodes {
+    let nodes = |id: &String| devices.get(id).map(|device| device.numa_nodes.clone()).unwrap_or_default();
+    ids.into_iter().map(|id| (id.clone(), nodes(&id))).collect()
+}
+
+fn outcome(job: &Job<'_>, key: Key, choices: &Choices) -> ResourceOutcome {
+    let end = choices.get(&key).cloned().unwrap_or_else(|| Err(interrupted()));
+    let (container, resource) = key;
+    if let Err(problem) = &end {
+        let pod = job.pod();
+        tracing::info!(%pod, container, %resource, request = %job.request_id, code = problem.code, %problem, "no devices");
+    }
+    let end = end.map(|entry| entry.map(|entry| entry.devices).unwrap_or_default());
+    ResourceOutcome { container, resource, end }
+}
+
+fn too_many(want: &Want) -> Problem {
+    let Want { container, resource, count, .. } = want;
+    let max = limit::ALLOCATED_DEVICES_MAX;
+    let message =
+        format!("container {container} wants {count} devices of {resource}, and a claim has {max} at most");
+    Problem::invalid("too-many-devices", message)
+}
+
+/// Ends a plugin's call at the deadline, whatever the plugin does.
+pub(super) async fn within<T>(
+    deadline: Instant,
+    resource: &ExtendedResource,
+    what: &str,
+    call: impl Future<Output = Result<T, Problem>>,
+) -> Result<T, Problem> {
+    let timed_out = |_| {
+        let message = format!("the plugin of {resource} did not answer in time ({what})");
+        Err(Problem::unavailable("driver-deadline", message).retry_after(Duration::from_secs(5)))
+    };
+    timeout_at(deadline, call).await.unwrap_or_else(timed_out)
+}
+
+pub(super) fn busy(resource: &ExtendedResource) -> Problem {
+    let message = format!("another pod waits for the plugin of {resource}, which does not answer");
+    Problem::unavailable("resource-busy", message).retry_after(Duration::from_secs(5))
+}
+
+pub(super) fn no_plugin(resource: &ExtendedResource) -> Problem {
+    Problem::unavailable("plugin-gone", format!("the plugin of {resource} is not connected"))
+}

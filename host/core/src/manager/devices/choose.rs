@@ -1,0 +1,201 @@
+//! Chooses the devices of a container, as a kubelet's device manager does, but the same ones each time. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::DeviceNodes;
+use super::affinity::{self, Split};
+use super::record::Want;
+use nodedock_model::{ExtendedResource, PluginDevice, Problem};
+
+/// The code of a refusal because chosen devices are not healthy any more.
+pub(super) const HELD_UNHEALTHY: &str = "devices-unhealthy";
+/// The code of a refusal because a container has another number of devices than it asks for.
+pub(super) const REQUEST_CHANGED: &str = "request-changed";
+
+/// The devices of a resource, and which of them are taken.
+pub(super) struct Stock<'a> {
+    pub(super) devices: &'a BTreeMap<String, PluginDevice>,
+    pub(super) taken: &'a BTreeSet<String>,
+}
+
+impl<'a> Stock<'a> {
+    /// Healthy devices that are not taken.
+    pub(super) fn available(&self) -> impl Iterator<Item = &'a PluginDevice> + use<'a> {
+        let Self { devices, taken } = *self;
+        devices.values().filter(|device| device.healthy && !taken.contains(&device.id))
+    }
+}
+
+/// The result of a choice.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Chosen(BTreeSet<String>),
+    /// The source of the devices may prefer some of them.
+    Open(Open),
+}
+
+/// Arguments of a preferred allocation.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Question {
+    /// Ascending.
+    pub(super) available: Vec<String>,
+    /// Ascending; among the available.
+    pub(super) must_include: Vec<String>,
+    pub(super) size: usize,
+}
+
+/// A choice of which a part is left to preference.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Open {
+    taken: Taken,
+    /// Devices that may be preferred.
+    choice: BTreeSet<String>,
+    /// Devices that are taken without a preference, in this order.
+    rest: Vec<String>,
+}
+
+impl Open {
+    pub(super) fn question(&self) -> Question {
+        let available: BTreeSet<_> = self.choice.union(&self.taken.ids).cloned().collect();
+        let must_include = self.taken.ids.iter().cloned().collect();
+        Question { available: available.into_iter().collect(), must_include, size: self.taken.count }
+    }
+
+    /// Takes preferred devices first; those that are not available, or too many, are ignored.
+    pub(super) fn finish(mut self, preferred: &[String]) -> BTreeSet<String> {
+        let preferred = preferred.iter().filter(|id| self.choice.contains(*id)).cloned();
+        if !self.taken.take(preferred) {
+            self.taken.take(self.rest);
+        }
+        self.taken.ids
+    }
+}
+
+/// Chooses devices. `held`: devices that were chosen for the container before. `reusable`: devices of the pod's init containers that are
+/// free again.
+pub(super) fn choose(
+    stock: &Stock<'_>,
+    want: &Want,
+    held: Option<&DeviceNodes>,
+    reusable: &BTreeSet<String>,
+) -> Result<Step, Problem> {
+    check_count(want, held)?;
+    if !stock.devices.values().any(|device| device.healthy) {
+        return Err(no_healthy(&want.resource));
+    }
+    if let Some(held) = held {
+        return keep(stock, want, held);
+    }
+    let mut taken = Taken::new(want.count);
+    if taken.take(healthy_of(stock, want, reusable)) {
+        return Ok(Step::Chosen(taken.ids));
+    }
+    let available: Vec<_> = stock.available().collect();
+    if available.len() < taken.needed() {
+        return Err(too_few(want, taken.needed(), available.len()));
+    }
+    let split = affinity::split(&available, &want.affinity, affinity::has_topology(stock.devices.values()));
+    Ok(from_available(taken, split))
+}
+
+/// A container's limits do not change while its pod lives.
+pub(super) fn check_count(want: &Want, held: Option<&DeviceNodes>) -> Result<(), Problem> {
+    let Want { container, resource, count, .. } = want;
+    let held = held.map_or(*count, BTreeMap::len);
+    if held == *count {
+        return Ok(());
+    }
+    let message = format!(
+        "container {container} changed its request for {resource} from {held} to {count}: a pod's devices are final"
+    );
+    Err(Problem::invalid(REQUEST_CHANGED, message))
+}
+
+fn keep(stock: &Stock<'_>, want: &Want, held: &DeviceNodes) -> Result<Step, Problem> {
+    let is_healthy = |id: &&String| stock.devices.get(*id).is_some_and(|device| device.healthy);
+    match held.keys().find(|id| !is_healthy(id)) {
+        None => Ok(Step::Chosen(held.keys().cloned().collect())),
+        Some(id) => Err(lost(&format!("{id:?} of {}", want.resource), &want.container)),
+    }
+}
+
+/// The problem of devices that were chosen for a container and became unhealthy before they were allocated.
+pub(super) fn lost(what: &str, container: &str) -> Problem {
+    let message = format!("{what} was chosen for container {container} before, and is not healthy any more");
+    Problem::unavailable(HELD_UNHEALTHY, message)
+}
+
+/// The healthy ones of reusable devices, aligned ones first.
+fn healthy_of(stock: &Stock<'_>, want: &Want, reusable: &BTreeSet<String>) -> Vec<String> {
+    let devices = reusable.iter().filter_map(|id| stock.devices.get(id));
+    let devices: Vec<_> = devices.filter(|device| device.healthy).collect();
+    let Split { aligned, unaligned, indifferent } =
+        affinity::split(&devices, &want.affinity, affinity::has_topology(stock.devices.values()));
+    [aligned, unaligned, indifferent].concat()
+}
+
+fn from_available(mut taken: Taken, split: Split) -> Step {
+    let Split { aligned, unaligned, indifferent } = split;
+    // If the aligned devices are more than enough, the others are not offered.
+    if taken.needed() < aligned.len() {
+        return Step::Open(Open { taken, choice: aligned.iter().cloned().collect(), rest: aligned });
+    }
+    let rest = [unaligned, indifferent].concat();
+    let choice = aligned.iter().chain(&rest).cloned().collect();
+    if taken.take(aligned) {
+        return Step::Chosen(taken.ids);
+    }
+    Step::Open(Open { taken, choice, rest })
+}
+
+/// Devices that are chosen, up to a number.
+#[derive(Debug, PartialEq, Eq)]
+struct Taken {
+    ids: BTreeSet<String>,
+    count: usize,
+}
+
+impl Taken {
+    fn new(count: usize) -> Self {
+        Self { ids: BTreeSet::new(), count }
+    }
+
+    fn needed(&self) -> usize {
+        self.count - self.ids.len()
+    }
+
+    /// True: there are enough now.
+    fn take(&mut self, ids: impl IntoIterator<Item = String>) -> bool {
+        for id in ids {
+            if self.needed() == 0 {
+                return true;
+            }
+            self.ids.insert(id);
+        }
+        self.needed() == 0
+    }
+}
+
+pub(super) fn unregistered(resource: &ExtendedResource) -> Problem {
+    Problem::unavailable(
+        "resource-unknown",
+        format!("cannot allocate {resource}: no plugin or driver has registered it"),
+    )
+}
+
+fn no_healthy(resource: &ExtendedResource) -> Problem {
+    Problem::unavailable(
+        "no-healthy-device",
+        format!("cannot allocate {resource}: no device of it is healthy"),
+    )
+}
+
+fn too_few(want: &Want, needed: usize, available: usize) -> Problem {
+    let message = format!(
+        "container {} needs {needed} more devices of {}, and {available} are available",
+        want.container, want.resource
+    );
+    Problem::unavailable("too-few-devices", message)
+        .with("requested", want.count)
+        .with("available", available)
+}

@@ -1,0 +1,61 @@
+//! Short words for devices, entries and pods of tests.
+
+use std::collections::BTreeMap;
+
+use crate::manager::pool_claims;
+use nodedock_model::{
+    AllocationEntry, ContainerKind, DriverName, ExtendedResource, ObjectRef, PluginDevice, Uid,
+};
+
+pub(crate) fn device(id: &str, numa_nodes: &[u32]) -> PluginDevice {
+    PluginDevice { id: id.to_owned(), healthy: true, numa_nodes: numa_nodes.to_vec() }
+}
+
+pub(crate) fn sick(id: &str) -> PluginDevice {
+    PluginDevice { healthy: false, ..device(id, &[]) }
+}
+
+pub(crate) fn devices(devices: impl IntoIterator<Item = PluginDevice>) -> BTreeMap<String, PluginDevice> {
+    devices.into_iter().map(|device| (device.id.clone(), device)).collect()
+}
+
+pub(crate) fn ids(ids: &[&str]) -> Vec<String> {
+    ids.iter().map(|id| (*id).to_owned()).collect()
+}
+
+/// The resource `gpu` is `example.com/gpu`.
+pub(crate) fn resource(short: &str) -> ExtendedResource {
+    ExtendedResource::new(format!("example.com/{short}")).unwrap()
+}
+
+pub(crate) fn driver(short: &str) -> DriverName {
+    DriverName::new(format!("{short}.example.com")).unwrap()
+}
+
+pub(crate) fn pod(short: &str) -> ObjectRef {
+    ObjectRef::new("default", short, &format!("uid-{short}")).unwrap()
+}
+
+pub(crate) fn uid(short: &str) -> Uid {
+    pod(short).uid
+}
+
+/// What a container has of `example.com/gpu`.
+pub(crate) fn entry(container: &str, kind: ContainerKind, devices: &[&str]) -> AllocationEntry {
+    AllocationEntry {
+        container: container.to_owned(),
+        kind,
+        resource: resource("gpu"),
+        devices: devices.iter().map(|id| ((*id).to_owned(), Vec::new())).collect(),
+        claim: None,
+        response: None,
+        pre_start: false,
+        unknown: BTreeMap::new(),
+    }
+}
+
+/// The same of a pool of `gpu.example.com`, for the pod `a`.
+pub(crate) fn pooled_entry(container: &str, kind: ContainerKind, devices: &[&str]) -> AllocationEntry {
+    let claim = pool_claims::name_claim(&pod("a"), container, &resource("gpu"), &driver("gpu")).unwrap();
+    AllocationEntry { claim: Some(claim), ..entry(container, kind, devices) }
+}

@@ -1,0 +1,316 @@
+//! The resources of the node, their sources and their devices. Pure.
+//!
+//! A resource has one source, the first of its name; others wait behind it. A source that is gone stays for a grace period, with no healthy
+//! device, so that a restarted plugin loses nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::ResourceSource;
+use crate::driver::DeviceDriver;
+use nodedock_model::{DriverName, ExtendedResource, PluginDevice};
+
+/// The devices of a resource, by id.
+pub(super) type Listed = Arc<BTreeMap<String, PluginDevice>>;
+
+/// A registration of a plugin: if the plugin registers again, that is another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PluginId {
+    resource: ExtendedResource,
+    generation: u64,
+}
+
+impl PluginId {
+    pub fn resource(&self) -> &ExtendedResource {
+        &self.resource
+    }
+}
+
+/// The source of a resource.
+#[derive(Clone)]
+pub(super) enum Origin {
+    Plugin { generation: u64, path: PathBuf, driver: Arc<dyn DeviceDriver> },
+    Pools(DriverName),
+    Remembered,
+}
+
+impl Origin {
+    pub(super) fn source(&self) -> ResourceSource {
+        match self {
+            Self::Plugin { path, .. } => ResourceSource::Plugin(path.clone()),
+            Self::Pools(driver) => ResourceSource::Pools(driver.clone()),
+            Self::Remembered => ResourceSource::Remembered,
+        }
+    }
+
+    /// Describes the source for a person.
+    fn describe(&self) -> String {
+        match self {
+            Self::Plugin { path, .. } => format!("the device plugin {}", path.display()),
+            Self::Pools(driver) => format!("pools of the driver {driver}"),
+            Self::Remembered => "the checkpoint".to_owned(),
+        }
+    }
+
+    fn is_generation(&self, wanted: u64) -> bool {
+        matches!(self, Self::Plugin { generation, .. } if *generation == wanted)
+    }
+}
+
+/// The devices of one source under a resource's name.
+#[derive(Clone)]
+pub(super) struct Offer {
+    pub(super) origin: Origin,
+    pub(super) devices: Listed,
+    /// Since when the source is gone.
+    left: Option<Instant>,
+}
+
+impl Offer {
+    fn new(origin: Origin, devices: Listed) -> Self {
+        Self { origin, devices, left: None }
+    }
+
+    pub(super) fn is_active(&self) -> bool {
+        self.left.is_none()
+    }
+
+    /// Replaces the list. Returns whether anything changed.
+    fn replace(&mut self, devices: Listed) -> bool {
+        let changed = self.left.take().is_some() || self.devices != devices;
+        self.devices = devices;
+        changed
+    }
+
+    fn leave(&mut self, now: Instant) {
+        self.left = Some(now);
+        if self.devices.values().any(|device| device.healthy) {
+            let unhealthy = |device: &PluginDevice| PluginDevice { healthy: false, ..device.clone() };
+            self.devices = Arc::new(self.devices.iter().map(|(id, d)| (id.clone(), unhealthy(d))).collect());
+        }
+    }
+}
+
+/// Two sources under one name: the one that waits, and the one that has the name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Contender {
+    pub(super) resource: ExtendedResource,
+    pub(super) waits: String,
+    pub(super) keeps: String,
+}
+
+/// Pools of drivers, by the resource's name and the driver's.
+pub(super) type PoolOffers = BTreeMap<(ExtendedResource, DriverName), Listed>;
+
+/// Every resource, with its sources in the order of their arrival; each has at least one.
+#[derive(Default)]
+pub(super) struct Resources {
+    offers: BTreeMap<ExtendedResource, Vec<Offer>>,
+    removed: BTreeSet<ExtendedResource>,
+    generations: u64,
+}
+
+impl Resources {
+    /// Resources that are known from the checkpoint alone.
+    pub(super) fn remembered(names: BTreeSet<ExtendedResource>, now: Instant) -> Self {
+        let offer = Offer { origin: Origin::Remembered, devices: Listed::default(), left: Some(now) };
+        let offers = names.into_iter().map(|name| (name, vec![offer.clone()])).collect();
+        Self { offers, ..Self::default() }
+    }
+
+    /// The source that has the name.
+    pub(super) fn source(&self, resource: &ExtendedResource) -> Option<&Offer> {
+        self.offers.get(resource)?.first()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&ExtendedResource, &Offer)> {
+        self.offers.iter().filter_map(|(name, offers)| Some((name, offers.first()?)))
+    }
+
+    pub(super) fn removed(&self) -> impl Iterator<Item = &ExtendedResource> {
+        self.removed.iter()
+    }
+
+    /// Adds a plugin. It replaces the one of the same resource, whose list stays until the new one lists.
+    pub(super) fn arrive(
+        &mut self,
+        resource: &ExtendedResource,
+        path: PathBuf,
+        driver: Arc<dyn DeviceDriver>,
+    ) -> PluginId {
+        self.generations += 1;
+        let generation = self.generations;
+        let origin = Origin::Plugin { generation, path, driver };
+        let is_plugin = |offer: &&mut Offer| matches!(offer.origin, Origin::Plugin { .. });
+        match self.offers.get_mut(resource).and_then(|offers| offers.iter_mut().find(is_plugin)) {
+            Some(offer) => (offer.origin, offer.left) = (origin, None),
+            None => self.add(resource, Offer::new(origin, Listed::default())),
+        }
+        PluginId { resource: resource.clone(), generation }
+    }
+
+    fn add(&mut self, resource: &ExtendedResource, offer: Offer) {
+        self.removed.remove(resource);
+        let offers = self.offers.entry(resource.clone()).or_default();
+        offers.retain(|offer| !matches!(offer.origin, Origin::Remembered));
+        offers.push(offer);
+    }
+
+    /// Sets a plugin's list. False: nothing changed, or the registration was replaced.
+    pub(super) fn list(&mut self, id: &PluginId, devices: Listed) -> bool {
+        self.offer_of(id).is_some_and(|offer| offer.replace(devices))
+    }
+
+    pub(super) fn is_current(&self, id: &PluginId) -> bool {
+        let offers = self.offers.get(&id.resource).into_iter().flatten();
+        offers.into_iter().any(|offer| offer.origin.is_generation(id.generation))
+    }
+
+    fn offer_of(&mut self, id: &PluginId) -> Option<&mut Offer> {
+        let offers = self.offers.get_mut(&id.resource)?;
+        offers.iter_mut().find(|offer| offer.origin.is_generation(id.generation))
+    }
+
+    /// Marks a plugin as gone. False: it was gone before, or its registration was replaced.
+    pub(super) fn leave(&mut self, id: &PluginId, now: Instant) -> bool {
+        let Some(offers) = self.offers.get_mut(&id.resource) else { return false };
+        let Some(at) = offers.iter().position(|offer| offer.origin.is_generation(id.generation)) else {
+            return false;
+        };
+        leave_at(offers, at, now)
+    }
+
+    /// Sets all pools that have a resource's name. Returns the resources that changed.
+    pub(super) fn set_pools(&mut self, mut pools: PoolOffers, now: Instant) -> BTreeSet<ExtendedResource> {
+        let mut changed = BTreeSet::new();
+        for (resource, offers) in &mut self.offers {
+            // From the end: those that wait leave the list.
+            for at in (0..offers.len()).rev() {
+                let Origin::Pools(driver) = offers[at].origin.clone() else { continue };
+                let differs = match pools.remove(&(resource.clone(), driver)) {
+                    Some(devices) => offers[at].replace(devices),
+                    None => leave_at(offers, at, now),
+                };
+                changed.extend(differs.then(|| resource.clone()));
+            }
+        }
+        for ((resource, driver), devices) in pools {
+            self.add(&resource, Offer::new(Origin::Pools(driver), devices));
+            changed.insert(resource);
+        }
+        changed
+    }
+
+    /// Removes sources that have been gone for `grace`. Returns the resources that changed.
+    pub(super) fn expire(&mut self, now: Instant, grace: Duration) -> BTreeSet<ExtendedResource> {
+        let mut changed = BTreeSet::new();
+        let gone = |offer: &Offer| offer.left.is_some_and(|left| left + grace <= now);
+        for (name, offers) in &mut self.offers {
+            let before = offers.len();
+            offers.retain(|offer| !gone(offer));
+            if offers.len() < before {
+                changed.insert(name.clone());
+            }
+        }
+        let empty = self.offers.extract_if(.., |_, offers| offers.is_empty());
+        self.removed.extend(empty.map(|(name, _)| name));
+        changed
+    }
+
+    /// When `expire` has something to do.
+    pub(super) fn next_expiry(&self, grace: Duration) -> Option<Instant> {
+        let left = self.offers.values().flatten().filter_map(|offer| offer.left);
+        left.min().map(|left| left + grace)
+    }
+
+    /// Sources that wait behind another.
+    pub(super) fn contenders(&self) -> Vec<Contender> {
+        let mut found = Vec::new();
+        for (resource, offers) in &self.offers {
+            let Some((first, rest)) = offers.split_first() else { continue };
+            found.extend(rest.iter().map(|offer| Contender {
+                resource: resource.clone(),
+                waits: offer.origin.describe(),
+                keeps: first.origin.describe(),
+            }));
+        }
+        found
+    }
+}
+
+/// Marks the source at an index as gone, if it is the first; any other is removed.
+fn leave_at(offers: &mut Vec<Offer>, at: usize, now: Instant) -> bool {
+    if at > 0 {
+        offers.remove(at);
+        return true;
+    }
+    let was_there = offers[at].is_active();
+    if was_there {
+        offers[at].leave(now);
+    }
+    was_there
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manager::devices::fixtures::{device, devices, driver, resource};
+
+    const GRACE: Duration = Duration::from_secs(300);
+
+    fn pools(drivers: &[&str]) -> PoolOffers {
+        let listed = |short: &str| Listed::new(devices([device(&format!("{short}/0"), &[])]));
+        drivers.iter().map(|short| ((resource("gpu"), driver(short)), listed(short))).collect()
+    }
+
+    /// The source of `example.com/gpu`, and whether it is there.
+    fn source(resources: &Resources) -> Option<(ResourceSource, bool)> {
+        resources.source(&resource("gpu")).map(|offer| (offer.origin.source(), offer.is_active()))
+    }
+
+    #[test]
+    fn of_pools_of_two_drivers_the_first_is_the_source_until_it_is_gone_for_good() {
+        let (mut resources, start) = (Resources::default(), Instant::now());
+        let of = |short: &str| ResourceSource::Pools(driver(short));
+        let gpu = BTreeSet::from([resource("gpu")]);
+        assert_eq!(resources.set_pools(pools(&["b"]), start), gpu);
+        assert_eq!(resources.set_pools(pools(&["a", "b"]), start), gpu);
+        assert!(resources.set_pools(pools(&["a", "b"]), start).is_empty());
+        let contenders = resources.contenders();
+        assert_eq!(contenders.len(), 1);
+        assert!(
+            contenders[0].waits.ends_with("a.example.com") && contenders[0].keeps.ends_with("b.example.com")
+        );
+
+        resources.set_pools(pools(&["a"]), start);
+        assert_eq!(source(&resources), Some((of("b"), false)));
+        resources.set_pools(pools(&["a", "b"]), start + GRACE / 2);
+        assert_eq!((source(&resources), resources.next_expiry(GRACE)), (Some((of("b"), true)), None));
+
+        resources.set_pools(pools(&["a"]), start);
+        assert_eq!(resources.next_expiry(GRACE), Some(start + GRACE));
+        assert!(resources.expire(start + GRACE / 2, GRACE).is_empty());
+        assert_eq!(resources.expire(start + GRACE, GRACE), gpu);
+        assert_eq!(source(&resources), Some((of("a"), true)));
+        resources.set_pools(pools(&[]), start);
+        resources.expire(start + GRACE, GRACE);
+        assert_eq!(
+            (source(&resources), resources.removed().collect::<Vec<_>>()),
+            (None, vec![&resource("gpu")])
+        );
+    }
+
+    #[test]
+    fn a_source_replaces_what_only_the_checkpoint_knows() {
+        let now = Instant::now();
+        let mut resources = Resources::remembered(BTreeSet::from([resource("gpu")]), now);
+        assert_eq!(source(&resources), Some((ResourceSource::Remembered, false)));
+        resources.set_pools(pools(&["a"]), now);
+        assert_eq!(source(&resources), Some((ResourceSource::Pools(driver("a")), true)));
+        assert!(resources.contenders().is_empty());
+    }
+}

@@ -1,0 +1,315 @@
+//! Allocations, with fake plugins on a real checkpoint.
+
+mod history;
+mod interrupted;
+mod life;
+mod pools;
+
+use std::collections::BTreeMap;
+
+use super::HintScope;
+use super::fixtures::{device, ids, pod, resource, sick, uid};
+use nodedock_model::{AllocationMount, ContainerAllocation, ContainerKind, PluginDevice, Problem};
+
+use crate::manager::tests::scene::{Daemon, FakePlugin, Home, app, container, device_ends, device_request};
+
+fn numbered(count: usize) -> Vec<PluginDevice> {
+    (0..count).map(|n| device(&format!("dev{n}"), &[u32::from(n % 2 == 1)])).collect()
+}
+
+fn env(name: &str) -> ContainerAllocation {
+    ContainerAllocation { env: BTreeMap::from([(name.to_owned(), "1".to_owned())]), ..Default::default() }
+}
+
+#[tokio::test]
+async fn containers_are_given_devices_until_there_are_too_few() {
+    let (home, gpu, nic) = (Home::new(), FakePlugin::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(2));
+    daemon.plug("nic", &nic, &numbered(2));
+    gpu.answer(env("GPU"));
+    let first = daemon.allocate("a", &app(&[("gpu", 2), ("nic", 1)])).await;
+    assert_eq!(device_ends(&first), ["dev0,dev1", "dev0"]);
+    assert_eq!(first[0].end.as_ref().unwrap()["dev1"], [1], "with its NUMA nodes");
+    let second = daemon.allocate("b", &app(&[("gpu", 1), ("nic", 1)])).await;
+    assert_eq!(device_ends(&second), ["too-few-devices", "dev1"], "what there is is given all the same");
+    assert_eq!(gpu.calls().allocate, [ids(&["dev0", "dev1"])]);
+    assert_eq!(nic.calls().allocate, [ids(&["dev0"]), ids(&["dev1"])]);
+
+    let held = daemon.manager.allocation("uid-a").unwrap();
+    assert_eq!(
+        held.entry("main", &resource("gpu")).unwrap().response,
+        Some(env("GPU")),
+        "as the plugin said it"
+    );
+    let view = daemon.view("gpu").unwrap();
+    assert_eq!(view.devices[1].pods, [pod("a")]);
+    assert_eq!((view.capacity(), view.allocatable()), (2, 2), "allocated or not");
+    assert_eq!(daemon.manager.allocations().len(), 2);
+}
+
+#[tokio::test]
+async fn a_resource_without_a_source_or_a_healthy_device_is_refused() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &[sick("a")]);
+    let refused = daemon.allocate("a", &app(&[("gpu", 1), ("nic", 1)])).await;
+    assert_eq!(device_ends(&refused), ["no-healthy-device", "resource-unknown"]);
+    assert!(daemon.manager.allocations().is_empty());
+    assert_eq!(daemon.commits(), 0);
+}
+
+#[tokio::test]
+async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    let id = daemon.plug("gpu", &gpu, &numbered(4));
+    gpu.answer(env("GPU"));
+    let first = daemon.allocate("a", &app(&[("gpu", 2)])).await;
+    let commits = daemon.commits();
+    assert_eq!(commits, 2, "the intent, and the result");
+    assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
+    daemon.manager.plugin_left(&id, &Problem::unavailable("eof", "its stream ended"));
+    assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
+    for changed in [0, 1, 3] {
+        assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", changed)])).await), ["request-changed"]);
+    }
+    assert_eq!((gpu.calls().allocate.len(), daemon.commits()), (1, commits));
+    let record = daemon.manager.allocation("uid-a").unwrap();
+    daemon.stop().await;
+
+    let daemon = home.start();
+    assert_eq!(daemon.manager.allocation("uid-a").unwrap(), record);
+    assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
+    daemon.plug("gpu", &gpu, &numbered(3));
+    let other = daemon.allocate("b", &app(&[("gpu", 1)])).await;
+    assert_eq!(device_ends(&other), ["dev2"], "the others are taken since before the start");
+    assert_eq!(gpu.calls().allocate.len(), 2);
+}
+
+#[tokio::test]
+async fn devices_of_init_containers_are_used_again_and_those_of_sidecars_are_not() {
+    use ContainerKind::{App, Init, Sidecar};
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    let flat: Vec<_> = (0..4).map(|n| device(&format!("dev{n}"), &[])).collect();
+    daemon.plug("gpu", &gpu, &flat);
+    let pod = [
+        container("app-1", App, &[("gpu", 1)]),
+        container("app-2", App, &[("gpu", 2)]),
+        container("init-1", Init, &[("gpu", 1)]),
+        container("sidecar", Sidecar, &[("gpu", 1)]),
+        container("init-2", Init, &[("gpu", 3)]),
+    ];
+    let outcomes = daemon.allocate("a", &pod).await;
+    let names: Vec<_> = outcomes.iter().map(|outcome| outcome.container.as_str()).collect();
+    assert_eq!(names, ["app-1", "app-2", "init-1", "sidecar", "init-2"], "in the pod's order");
+    assert_eq!(device_ends(&outcomes), ["dev1", "dev2,dev3", "dev0", "dev0", "dev1,dev2,dev3"]);
+    assert_eq!(gpu.calls().allocate.len(), 5, "once for each container");
+    daemon.stop().await;
+    let daemon = home.start();
+    assert_eq!(daemon.allocate("a", &pod).await, outcomes);
+}
+
+#[tokio::test]
+async fn the_plugin_is_called_for_a_preference_whose_unavailable_devices_are_ignored() {
+    let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev3", "dev9", "dev0", "dev2"]));
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(4));
+    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["dev3"]);
+    let mut near = app(&[("gpu", 1)]);
+    near[0].numa_affinity = vec![0];
+    assert_eq!(device_ends(&daemon.allocate("b", &near).await), ["dev0"]);
+    let asked = gpu.calls().preferred;
+    assert_eq!(asked[0], (ids(&["dev0", "dev1", "dev2", "dev3"]), vec![], 1));
+    assert_eq!(asked[1], (ids(&["dev0", "dev2"]), vec![], 1), "only those that are where it should be");
+}
+
+#[tokio::test]
+async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
+    let (home, gpu, nic) = (Home::new(), FakePlugin::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(1));
+    daemon.plug("nic", &nic, &numbered(1));
+    gpu.refuse(Problem::internal("broken", "the plugin cannot"));
+    let refused = daemon.allocate("a", &app(&[("gpu", 1), ("nic", 1)])).await;
+    assert_eq!(device_ends(&refused), ["broken", "dev0"]);
+    assert_eq!(daemon.manager.allocation("uid-a").unwrap().entries.len(), 1);
+    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["dev0"], "its device is free");
+    assert_eq!(
+        device_ends(&daemon.allocate("a", &app(&[("gpu", 1), ("nic", 1)])).await),
+        ["too-few-devices", "dev0"]
+    );
+    gpu.refuse(Problem::internal("broken", "the plugin cannot"));
+    daemon.free("b").await.unwrap();
+    daemon.free("a").await.unwrap();
+    daemon.allocate("c", &app(&[("gpu", 1)])).await;
+    daemon.stop().await;
+    assert!(home.start().manager.allocations().is_empty(), "a pod that was given nothing has no record");
+}
+
+#[tokio::test]
+async fn an_answer_that_names_a_path_that_is_not_there_is_refused() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(1));
+    let mount = |host: &str| AllocationMount {
+        host_path: host.to_owned(),
+        container_path: "/lib/gpu".to_owned(),
+        read_only: true,
+    };
+    gpu.answer(ContainerAllocation { mounts: vec![mount("/no/lib")], ..Default::default() });
+    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["allocation-path-missing"]);
+    gpu.answer(ContainerAllocation { mounts: vec![mount("/checkpoint.redb")], ..Default::default() });
+    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["dev0"]);
+}
+
+#[tokio::test]
+async fn a_plugin_that_wants_it_is_called_before_each_start() {
+    let (home, gpu, nic) = (Home::new(), FakePlugin::wanting_pre_start(), FakePlugin::new());
+    let daemon = home.start();
+    let id = daemon.plug("gpu", &gpu, &numbered(2));
+    daemon.plug("nic", &nic, &numbered(2));
+    let two = [
+        container("main", ContainerKind::App, &[("gpu", 2), ("nic", 1)]),
+        container("none", ContainerKind::App, &[("gpu", 0)]),
+    ];
+    assert_eq!(device_ends(&daemon.allocate("a", &two).await), ["dev0,dev1", "dev0", ""]);
+    let start = async |daemon: &Daemon, container| {
+        daemon.manager.pre_start(&uid("a"), container, &"test".into()).await.map_err(|problem| problem.code)
+    };
+    for _ in 0..2 {
+        assert_eq!(start(&daemon, "main").await, Ok(()));
+    }
+    assert_eq!((start(&daemon, "none").await, start(&daemon, "other").await), (Ok(()), Ok(())));
+    assert_eq!(gpu.calls().pre_start, [ids(&["dev0", "dev1"]), ids(&["dev0", "dev1"])]);
+    assert!(nic.calls().pre_start.is_empty());
+    daemon.manager.plugin_left(&id, &Problem::unavailable("eof", "its stream ended"));
+    assert_eq!(start(&daemon, "main").await, Err("plugin-gone".to_owned()));
+    daemon.stop().await;
+    let daemon = home.start();
+    assert_eq!(start(&daemon, "main").await, Err("plugin-gone".to_owned()), "known from the record");
+    daemon.plug("gpu", &gpu, &numbered(2));
+    assert_eq!(start(&daemon, "main").await, Ok(()), "a plugin that wanted nothing is not missed");
+}
+
+#[tokio::test]
+async fn what_pods_have_covers_what_a_node_shows_and_lowers_nothing() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(4));
+    daemon.allocate("a", &app(&[("gpu", 2)])).await;
+    daemon.allocate("b", &app(&[("gpu", 1)])).await;
+    let covered = |pod: &str, shown: &[(&str, u64)]| {
+        let mut shown: BTreeMap<_, _> =
+            shown.iter().map(|(short, count)| (resource(short), *count)).collect();
+        daemon.manager.cover_allocated(&uid(pod), &mut shown);
+        shown
+            .into_iter()
+            .map(|(name, count)| (name.as_str()["example.com/".len()..].to_owned(), count))
+            .collect::<Vec<_>>()
+    };
+    let of =
+        |pairs: &[(&str, u64)]| pairs.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<Vec<_>>();
+    assert_eq!(covered("a", &[("gpu", 1), ("nic", 1)]), of(&[("gpu", 3), ("nic", 1)]));
+    assert_eq!(covered("a", &[("gpu", 7)]), of(&[("gpu", 7)]));
+    assert_eq!(covered("b", &[]), of(&[("gpu", 3)]));
+    assert_eq!(covered("stranger", &[("gpu", 1)]), of(&[("gpu", 1)]));
+}
+
+#[tokio::test]
+async fn freed_devices_are_available_for_others_and_durably_so() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(1));
+    daemon.allocate("a", &app(&[("gpu", 1)])).await;
+    assert_eq!(daemon.free("a").await, Ok(()));
+    assert_eq!(daemon.free("a").await, Ok(()), "what is unknown is done");
+    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["dev0"]);
+    daemon.stop().await;
+    let daemon = home.start();
+    let pods: Vec<_> = daemon.manager.allocations().values().map(|record| record.pod.clone()).collect();
+    assert_eq!(pods, [pod("b")]);
+}
+
+#[tokio::test]
+async fn of_pods_that_race_for_the_last_device_one_gets_it() {
+    let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev0"]));
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(1));
+    gpu.shut(true);
+    let names: Vec<_> = (0..10).map(|n| format!("pod-{n}")).collect();
+    let wanted = app(&[("gpu", 1)]);
+    let race = futures::future::join_all(names.iter().map(|name| daemon.allocate(name, &wanted)));
+    let open = async {
+        gpu.called(|calls| calls.allocate.len() == 1 || calls.preferred.len() == 1).await;
+        gpu.shut(false);
+    };
+    let (outcomes, ()) = tokio::join!(race, open);
+    let given: Vec<_> = outcomes.iter().flat_map(|outcome| device_ends(outcome)).collect();
+    assert_eq!(given.iter().filter(|end| *end == "dev0").count(), 1, "{given:?}");
+    assert_eq!(given.iter().filter(|end| *end == "too-few-devices").count(), 9, "{given:?}");
+    assert_eq!(gpu.calls().allocate.len(), 1);
+}
+
+#[tokio::test]
+async fn hints_look_at_what_a_pod_has_and_what_its_containers_leave() {
+    use ContainerKind::{App, Init};
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(4));
+    let hints = |short: &str, containers: &[_], scope| {
+        let hints = daemon.manager.hints(&device_request(short, containers), scope);
+        let words = |hint: &super::TopologyHint| (hint.numa_nodes.clone(), hint.preferred);
+        hints
+            .iter()
+            .map(|h| {
+                (h.container.clone(), h.hints.as_ref().map(|list| list.iter().map(words).collect::<Vec<_>>()))
+            })
+            .collect::<Vec<_>>()
+    };
+    let (either, both) =
+        (vec![(vec![0], true), (vec![1], true), (vec![0, 1], false)], vec![(vec![0, 1], true)]);
+    let two = [container("one", App, &[("gpu", 2), ("unknown", 1)]), container("two", App, &[("gpu", 2)])];
+    let of = |name: &str, list: &Vec<_>| (name.to_owned(), Some(list.clone()));
+    assert_eq!(hints("a", &two, HintScope::Container), [of("one", &either), of("two", &either)]);
+    assert_eq!(hints("a", &two, HintScope::Pod), [of("", &both)]);
+
+    let mut near = [container("init", Init, &[("gpu", 2)])];
+    near[0].numa_affinity = vec![1];
+    assert_eq!(device_ends(&daemon.allocate("a", &near).await), ["dev1,dev3"]);
+    let again = [container("init", Init, &[("gpu", 2)]), container("one", App, &[("gpu", 3)])];
+    let held = vec![(vec![1], true), (vec![0, 1], false)];
+    assert_eq!(hints("a", &again, HintScope::Container), [of("init", &held), of("one", &both)]);
+    assert_eq!(
+        hints("b", &two[..1], HintScope::Container),
+        [of("one", &vec![(vec![0], true), (vec![0, 1], false)])]
+    );
+    assert_eq!(hints("b", &app(&[("gpu", 3)]), HintScope::Pod), [of("", &vec![])]);
+    assert_eq!(hints("b", &app(&[("gpu", 0)]), HintScope::Container), []);
+}
+
+#[tokio::test]
+async fn hints_are_computed_while_lists_change() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    let id = daemon.plug("gpu", &gpu, &numbered(8));
+    let (devices, few, many) = (daemon.manager.clone(), numbered(2), numbered(8));
+    let lists = std::thread::spawn(move || {
+        for n in 0..500 {
+            devices.plugin_listed(&id, if n % 2 == 0 { &few } else { &many });
+        }
+    });
+    let request = device_request("a", &app(&[("gpu", 4)]));
+    loop {
+        let is_last = lists.is_finished();
+        for scope in [HintScope::Container, HintScope::Pod] {
+            let hints = daemon.manager.hints(&request, scope).remove(0).hints.unwrap();
+            assert!(matches!(hints.len(), 0 | 3), "of one list or the other: {hints:?}");
+        }
+        if is_last {
+            break;
+        }
+    }
+    lists.join().unwrap();
+}

@@ -1,0 +1,202 @@
+//! Crashes, commits that fail, callers that go away, plugins that hang.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, pause};
+
+use super::numbered;
+use crate::checkpoint;
+use crate::manager::devices::fixtures::{device, ids, resource, sick};
+use crate::manager::tests::scene::{DEADLINE, FakePlugin, Home, app, container, device_ends};
+use nodedock_model::ContainerKind;
+
+#[tokio::test]
+async fn a_crash_before_the_answer_leaves_an_intent_that_is_called_again_with_the_same_devices() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(2));
+    gpu.shut(true);
+    let crash = async {
+        gpu.called(|calls| calls.allocate.len() == 1).await;
+        daemon.crash().await;
+        gpu.shut(false);
+    };
+    let wanted = app(&[("gpu", 1)]);
+    let (lost, ()) = tokio::join!(daemon.allocate("a", &wanted), crash);
+    assert_eq!(device_ends(&lost), ["checkpoint-unavailable"], "nothing is answered that is not durable");
+
+    let daemon = home.start();
+    let found = daemon.manager.allocation("uid-a").unwrap();
+    assert!(!found.entries[0].is_complete());
+    assert_eq!(
+        device_ends(&daemon.allocate("a", &wanted).await),
+        ["no-healthy-device"],
+        "its plugin is not back yet"
+    );
+    assert_eq!(daemon.manager.allocation("uid-a").unwrap(), found);
+    let better = FakePlugin::preferring(&["dev1"]);
+    daemon.plug("gpu", &better, &numbered(2));
+    assert_eq!(device_ends(&daemon.allocate("b", &wanted).await), ["dev1"]);
+    assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["dev0"]);
+    assert_eq!(better.calls().allocate, [ids(&["dev1"]), ids(&["dev0"])]);
+    assert!(daemon.manager.allocation("uid-a").unwrap().entries[0].is_complete());
+}
+
+#[tokio::test]
+async fn an_intent_whose_device_is_not_healthy_any_more_is_unprepared_for_another() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(2));
+    gpu.shut(true);
+    let crash = async {
+        gpu.called(|calls| calls.allocate.len() == 1).await;
+        daemon.crash().await;
+        gpu.shut(false);
+    };
+    let wanted = app(&[("gpu", 1)]);
+    tokio::join!(daemon.allocate("a", &wanted), crash);
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &[sick("dev0"), device("dev1", &[])]);
+    assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["devices-unhealthy"]);
+    assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["dev1"]);
+}
+
+#[tokio::test]
+async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(2));
+    daemon.allocate("a", &app(&[("gpu", 1)])).await;
+    daemon.crash().await;
+    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["checkpoint-unavailable"]);
+    assert_eq!(gpu.calls().allocate.len(), 1);
+    let devices = daemon.view("gpu").unwrap().devices;
+    assert!(devices[1].pods.is_empty(), "what was taken is given back");
+    assert_eq!(
+        device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await),
+        ["dev0"],
+        "what is durable is answered"
+    );
+    assert_eq!(daemon.free("a").await.unwrap_err().code, "checkpoint-unavailable");
+    assert_eq!(daemon.view("gpu").unwrap().devices[0].pods.len(), 1, "it is free after the commit only");
+    assert_eq!(home.start().manager.allocations().len(), 1);
+}
+
+#[tokio::test]
+async fn an_allocation_goes_on_when_its_caller_goes_away() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(1));
+    gpu.shut(true);
+    let wanted = app(&[("gpu", 1)]);
+    tokio::select! {
+        _ = daemon.allocate("a", &wanted) => panic!("the plugin does not answer yet"),
+        () = gpu.called(|calls| calls.allocate.len() == 1) => {}
+    }
+    gpu.shut(false);
+    assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["dev0"]);
+    assert_eq!(gpu.calls().allocate.len(), 1);
+}
+
+#[tokio::test]
+async fn a_plugin_that_hangs_holds_up_its_own_resource_and_only_until_the_deadline() {
+    let (home, gpu, nic) = (Home::new(), FakePlugin::preferring(&[]), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(4));
+    daemon.plug("nic", &nic, &numbered(4));
+    gpu.shut(true);
+    let (both, one, other) = (app(&[("gpu", 1), ("nic", 1)]), app(&[("gpu", 1)]), app(&[("nic", 1)]));
+    let began = Instant::now();
+    let others = async {
+        gpu.called(|calls| calls.preferred.len() == 1).await;
+        let given = daemon.allocate("c", &other).await;
+        let meanwhile = (device_ends(&given), nic.calls().allocate.len(), gpu.calls().preferred.len());
+        // From here the clock runs to the deadline by itself.
+        pause();
+        meanwhile
+    };
+    let (first, second, others) =
+        tokio::join!(daemon.allocate("a", &both), daemon.allocate("b", &one), others);
+    assert_eq!(others, (vec!["dev1".to_owned()], 1, 1), "while the first still waits");
+    assert_eq!(device_ends(&first), ["driver-deadline", "dev0"]);
+    assert!(matches!(device_ends(&second)[0].as_str(), "resource-busy" | "driver-deadline"), "{second:?}");
+    assert!(began.elapsed() < DEADLINE + Duration::from_secs(5), "{:?}", began.elapsed());
+    gpu.shut(false);
+    assert_eq!(device_ends(&daemon.allocate("b", &one).await), ["dev0"], "nothing of what failed is kept");
+}
+
+#[tokio::test]
+async fn an_allocate_that_hangs_ends_at_the_deadline_for_all_containers_together() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(3));
+    gpu.shut(true);
+    pause();
+    let wanted: Vec<_> =
+        ["a", "b", "c"].iter().map(|name| container(name, ContainerKind::App, &[("gpu", 1)])).collect();
+    let began = Instant::now();
+    assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["driver-deadline"; 3]);
+    assert!(began.elapsed() < DEADLINE + Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(daemon.manager.allocation("uid-a").is_none());
+}
+
+/// A kubelet loses a reservation that is made while a plugin thinks and another pod is cleaned up.
+#[tokio::test]
+async fn a_pod_that_leaves_during_a_plugin_call_takes_nothing_from_the_pod_that_waits() {
+    let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev1"]));
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(2));
+    gpu.shut(false);
+    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["dev1"]);
+    gpu.shut(true);
+    let wanted = app(&[("gpu", 1)]);
+    let leave = async {
+        gpu.called(|calls| calls.preferred.len() == 2).await;
+        daemon.free("a").await.unwrap();
+        gpu.shut(false);
+    };
+    let (outcome, ()) = tokio::join!(daemon.allocate("b", &wanted), leave);
+    assert_eq!(device_ends(&outcome), ["dev1"], "what became free meanwhile may be preferred");
+    assert_eq!(daemon.view("gpu").unwrap().devices[1].pods.len(), 1);
+    assert_eq!(device_ends(&daemon.allocate("c", &wanted).await), ["dev0"]);
+}
+
+#[tokio::test]
+async fn devices_that_become_unhealthy_during_a_plugin_call_are_not_allocated() {
+    let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev0"]));
+    let daemon = home.start();
+    let id = daemon.plug("gpu", &gpu, &numbered(2));
+    gpu.shut(true);
+    let wanted = app(&[("gpu", 1)]);
+    let fall_ill = async {
+        gpu.called(|calls| calls.preferred.len() == 1).await;
+        daemon.manager.plugin_listed(&id, &[sick("dev0"), device("dev1", &[])]);
+        gpu.shut(false);
+    };
+    let (outcome, ()) = tokio::join!(daemon.allocate("a", &wanted), fall_ill);
+    assert_eq!(device_ends(&outcome), ["dev1"]);
+}
+
+#[tokio::test]
+async fn the_checkpoint_shows_what_pods_have_and_finds_a_device_in_two_pods() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(2));
+    daemon.allocate("a", &app(&[("gpu", 2)])).await;
+    let good = checkpoint::verify(&home.checkpoint_path()).unwrap();
+    assert_eq!((good.allocations, good.findings.len()), (1, 0));
+    let mut twin = (*daemon.manager.allocation("uid-a").unwrap()).clone();
+    twin.pod = crate::manager::devices::fixtures::pod("b");
+    let put = checkpoint::Change::PutAllocation(twin.into());
+    daemon.checkpoint().commit(vec![put]).await.unwrap();
+    let report = checkpoint::verify(&home.checkpoint_path()).unwrap();
+    assert!(!report.is_good());
+    assert_eq!(report.findings.len(), 2, "{:?}", report.findings);
+    assert!(
+        report.findings[0].contains("\"dev0\" of example.com/gpu is given to the pod default/a"),
+        "{:?}",
+        report.findings
+    );
+    let dump = checkpoint::read(&home.checkpoint_path()).unwrap();
+    assert_eq!(dump.allocations[1].entries[0].resource, resource("gpu"));
+}

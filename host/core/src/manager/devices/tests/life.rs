@@ -1,0 +1,182 @@
+//! Resources come, change, go, and come back.
+
+use tokio::time::{advance, pause};
+
+use super::numbered;
+use crate::manager::devices::fixtures::{device, driver, ids, resource, sick};
+use crate::manager::devices::{PluginId, ResourceSource};
+use crate::manager::tests::scene::{Daemon, FakePlugin, GRACE, Home, app, device_ends};
+use nodedock_model::{ChangedKind, DriverKind, Problem};
+
+fn gone(daemon: &Daemon, id: &PluginId) {
+    daemon.manager.plugin_left(id, &Problem::unavailable("eof", "its stream ended"));
+}
+
+#[tokio::test]
+async fn a_plugin_that_registers_again_has_the_devices_that_it_lists_then() {
+    let (home, first, second) = (Home::new(), FakePlugin::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &first, &numbered(2));
+    assert_eq!(daemon.counts("gpu"), Some((2, 2)));
+    daemon.allocate("a", &app(&[("gpu", 1)])).await;
+    let again = daemon.manager.plugin_arrived(resource("gpu"), "/again.sock".into(), second.clone());
+    assert_eq!(daemon.counts("gpu"), Some((2, 2)), "what was listed stands until the new list");
+    assert_eq!(daemon.view("gpu").unwrap().source, ResourceSource::Plugin("/again.sock".into()));
+    daemon.manager.plugin_listed(&again, &numbered(2));
+    assert_eq!(daemon.counts("gpu"), Some((2, 2)));
+    daemon.plug("gpu", &second, &[device("other", &[])]);
+    assert_eq!(daemon.counts("gpu"), Some((1, 1)), "nothing of the old list is left");
+    assert_eq!(
+        device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await),
+        ["dev0"],
+        "what was allocated stays"
+    );
+    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["other"]);
+    assert_eq!((first.calls().allocate.len(), second.calls().allocate), (1, vec![ids(&["other"])]));
+}
+
+#[tokio::test]
+async fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    let id = daemon.plug("gpu", &gpu, &[device("a", &[]), device("b", &[]), sick("c")]);
+    daemon.plug("nic", &FakePlugin::new(), &[device("a", &[])]);
+    assert_eq!((daemon.counts("gpu"), daemon.counts("nic")), (Some((3, 2)), Some((1, 1))));
+    daemon.manager.plugin_listed(&id, &[device("a", &[]), sick("b")]);
+    assert_eq!(daemon.counts("gpu"), Some((2, 1)));
+    assert_eq!(device_ends(&daemon.allocate("p", &app(&[("gpu", 2)])).await), ["too-few-devices"]);
+    daemon.manager.plugin_listed(&id, &[device("a", &[]), device("b", &[])]);
+    assert_eq!(device_ends(&daemon.allocate("p", &app(&[("gpu", 2)])).await), ["a,b"], "healthy again");
+    daemon.manager.plugin_listed(&id, &[]);
+    assert_eq!(daemon.counts("gpu"), Some((0, 0)), "known, and without devices");
+}
+
+#[tokio::test]
+async fn a_resource_without_its_plugin_has_no_healthy_device_and_goes_after_a_time() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.start_devices();
+    let id = daemon.plug("gpu", &gpu, &numbered(2));
+    pause();
+    gone(&daemon, &id);
+    assert_eq!(daemon.counts("gpu"), Some((2, 0)));
+    assert!(!daemon.view("gpu").unwrap().active);
+    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["no-healthy-device"]);
+    assert!(gpu.calls().allocate.is_empty());
+
+    advance(GRACE / 2).await;
+    let id = daemon.plug("gpu", &gpu, &numbered(2));
+    advance(GRACE * 2).await;
+    assert_eq!(daemon.counts("gpu"), Some((2, 2)), "it came back in time");
+
+    gone(&daemon, &id);
+    daemon.until(|daemon| daemon.counts("gpu").is_none()).await;
+    assert_eq!(daemon.manager.capacity().removed, [resource("gpu")]);
+    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["resource-unknown"]);
+    daemon.plug("gpu", &gpu, &numbered(1));
+    assert_eq!((daemon.counts("gpu"), daemon.manager.capacity().removed.len()), (Some((1, 1)), 0));
+}
+
+#[tokio::test]
+async fn a_resource_of_records_is_remembered_for_a_time() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(2));
+    daemon.allocate("a", &app(&[("gpu", 1)])).await;
+    daemon.stop().await;
+
+    let daemon = home.start();
+    daemon.start_devices();
+    let view = daemon.view("gpu").unwrap();
+    assert_eq!((view.source, view.active, view.devices.len()), (ResourceSource::Remembered, false, 0));
+    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["no-healthy-device"]);
+    pause();
+    daemon.until(|daemon| daemon.counts("gpu").is_none()).await;
+    assert_eq!(daemon.manager.capacity().removed, [resource("gpu")]);
+    assert_eq!(
+        device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await),
+        ["dev0"],
+        "its pod keeps what it has"
+    );
+}
+
+/// The end of an old stream took the plugin that had replaced it out of service.
+#[tokio::test]
+async fn a_plugin_that_was_replaced_does_the_newer_one_no_harm() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    let old = daemon.plug("gpu", &gpu, &numbered(1));
+    let new = daemon.plug("gpu", &gpu, &numbered(2));
+    gone(&daemon, &old);
+    daemon.manager.plugin_listed(&old, &numbered(7));
+    assert_eq!(daemon.counts("gpu"), Some((2, 2)));
+    gone(&daemon, &new);
+    gone(&daemon, &new);
+    assert_eq!(daemon.counts("gpu"), Some((2, 0)));
+}
+
+#[tokio::test]
+async fn a_faulty_list_is_a_condition_until_a_good_one_comes() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    let id = daemon.plug("gpu", &gpu, &[device("a", &[]), device("a", &[]), device("", &[])]);
+    assert_eq!(
+        (daemon.counts("gpu"), daemon.condition_codes()),
+        (Some((1, 1)), vec!["device-list-faulty".to_owned()])
+    );
+    daemon.manager.plugin_listed(&id, &numbered(1));
+    assert!(daemon.condition_codes().is_empty());
+}
+
+#[tokio::test]
+async fn health_that_flaps_is_reported_once_per_period() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    pause();
+    daemon.start_devices();
+    let (mut told, mut followed) = (daemon.manager.changes.listen(), daemon.manager.device_changes());
+    let id = daemon.plug("gpu", &gpu, &[device("a", &[])]);
+    for n in 0..1000 {
+        daemon.manager.plugin_listed(&id, &[if n % 2 == 0 { sick("a") } else { device("a", &[]) }]);
+        tokio::task::yield_now().await;
+    }
+    assert!(followed.has_changed().unwrap(), "who follows sees the newest state, and no queue of them");
+    followed.mark_unchanged();
+    daemon.manager.plugin_listed(&id, &[device("a", &[])]);
+    assert!(!followed.has_changed().unwrap(), "a list that is as before changes nothing");
+    let first = told.recv().await.unwrap();
+    assert_eq!((first.kind, first.name.as_str()), (ChangedKind::Device, "example.com/gpu"));
+    told.recv().await.unwrap();
+    advance(GRACE).await;
+    assert!(told.try_recv().is_err(), "a thousand changes at once are told twice: at once, and after a time");
+}
+
+#[tokio::test]
+async fn of_two_sources_of_one_name_the_first_keeps_it_until_it_is_gone() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    daemon.start_devices();
+    let id = daemon.plug("gpu", &gpu, &numbered(1));
+    let pools = super::pools::published("gpu", &[("0", &[]), ("1", &[])]);
+    daemon.serve_any(&driver("gpu"), DriverKind::Wasm, None, Some(pools.subscribe()), "");
+    daemon.until(|daemon| daemon.condition_codes() == ["resource-taken"]).await;
+    assert_eq!(daemon.counts("gpu"), Some((1, 1)));
+    let condition = daemon.manager.conditions.list().remove(0);
+    assert!(
+        condition.problem.message.contains("/gpu.sock") && condition.subject.contains("gpu.example.com"),
+        "{condition:?}"
+    );
+    pause();
+    gone(&daemon, &id);
+    daemon.until(|daemon| daemon.counts("gpu") == Some((2, 2))).await;
+    assert!(daemon.condition_codes().is_empty());
+    assert_eq!(daemon.view("gpu").unwrap().source, ResourceSource::Pools(driver("gpu")));
+
+    let waiting = daemon.plug("gpu", &gpu, &numbered(1));
+    assert_eq!(
+        (daemon.condition_codes(), daemon.counts("gpu")),
+        (vec!["resource-taken".to_owned()], Some((2, 2)))
+    );
+    gone(&daemon, &waiting);
+    assert!(daemon.condition_codes().is_empty(), "one that waited leaves at once");
+}

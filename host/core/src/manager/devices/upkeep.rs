@@ -1,0 +1,152 @@
+//! Tasks that need no request: follow drivers' pools, end grace periods, report changes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, select_all};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::resources::Contender;
+use super::{list, pools};
+use crate::driver::Published;
+use crate::manager::Manager;
+use crate::manager::claims::upkeep::until;
+use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, limit};
+
+/// The code of the condition of a source that waits for a resource's name.
+const TAKEN: &str = "resource-taken";
+
+type Followed = Vec<(DriverName, watch::Receiver<Arc<Published>>)>;
+
+impl Manager {
+    /// Reports a change of resources, or of what pods have of them.
+    pub(super) fn report_resources(&self, resources: impl IntoIterator<Item = ExtendedResource>) {
+        let contenders = {
+            let mut state = self.devices();
+            state.unreported.extend(resources);
+            state.resources.contenders()
+        };
+        self.set_contender_conditions(&contenders);
+        self.devices_changed.send_modify(|count| *count += 1);
+        self.changes_unreported.notify_one();
+    }
+
+    fn set_contender_conditions(&self, contenders: &[Contender]) {
+        let subject = |contender: &Contender| format!("{} of {}", contender.resource, contender.waits);
+        for contender in contenders {
+            let Contender { resource, waits, keeps } = contender;
+            let message = format!("{waits} offers {resource}, which {keeps} had first: it is not used");
+            self.conditions.set(&subject(contender), Problem::conflict(TAKEN, message));
+        }
+        let subjects: Vec<_> = contenders.iter().map(subject).collect();
+        self.conditions.retain(TAKEN, |known| subjects.iter().any(|subject| subject == known));
+    }
+
+    /// Sends changes to the subscribers of `changes`, each resource at most once per period.
+    pub(crate) async fn report_changes(&self) {
+        loop {
+            tokio::select! {
+                // At a stop no subscriber is left.
+                () = self.tasks.stopped() => return,
+                () = self.changes_unreported.notified() => {}
+            }
+            let unreported = std::mem::take(&mut self.devices().unreported);
+            for resource in unreported {
+                self.changes.tell(ChangedKind::Device, resource, "changed");
+            }
+            tokio::select! {
+                () = self.tasks.stopped() => return,
+                // Changes meanwhile wait in `unreported`.
+                () = tokio::time::sleep(limit::DEVICE_CHANGES_PERIOD) => {}
+            }
+        }
+    }
+
+    /// Removes sources after their grace period.
+    pub(crate) async fn end_grace(&self) {
+        loop {
+            let next = self.devices().resources.next_expiry(self.settings.resource_grace);
+            tokio::select! {
+                // Nothing is lost: after a restart the grace period begins again.
+                () = self.tasks.stopped() => return,
+                // The next round checks all sources.
+                () = self.source_gone.notified() => {}
+                () = until(next) => self.expire(self.settings.resource_grace),
+            }
+        }
+    }
+
+    fn expire(&self, grace: Duration) {
+        let gone = self.devices().resources.expire(Instant::now(), grace);
+        for resource in &gone {
+            tracing::warn!(%resource, "a source of the resource did not come back");
+            self.conditions.clear(list::FAULTY_LIST, resource.as_str());
+        }
+        if !gone.is_empty() {
+            self.report_resources(gone);
+        }
+    }
+
+    /// Keeps resources in step with the pools of drivers that serve.
+    pub(crate) async fn follow_pools(&self) {
+        let (mut serving, mut freed) = (self.registry.serving_changes(), self.registry.freed_changes());
+        loop {
+            serving.mark_unchanged();
+            freed.mark_unchanged();
+            let mut followed = self.drivers_with_pools();
+            self.take_pools(&mut followed);
+            // Bounds the work for a driver whose health flaps.
+            tokio::select! {
+                () = self.tasks.stopped() => return,
+                () = tokio::time::sleep(limit::EVENT_DEBOUNCE) => {}
+            }
+            let inventory = inventory_changed(&mut followed);
+            tokio::select! {
+                // Pools are read again after a restart.
+                () = self.tasks.stopped() => return,
+                // The next round reads everything, whichever it was.
+                changed = serving.changed() => if changed.is_err() { return },
+                changed = freed.changed() => if changed.is_err() { return },
+                () = inventory => {}
+            }
+        }
+    }
+
+    fn drivers_with_pools(&self) -> Followed {
+        let drivers = self.registry.all_serving().into_iter();
+        drivers.filter_map(|driver| Some((driver.identity.name.clone(), driver.inventory?))).collect()
+    }
+
+    fn take_pools(&self, followed: &mut Followed) {
+        let now: Vec<_> = followed
+            .iter_mut()
+            .map(|(name, seen)| (name.clone(), seen.borrow_and_update().clone()))
+            .collect();
+        let offers = pools::offers(&now);
+        let changed = self.devices().resources.set_pools(offers, Instant::now());
+        if !changed.is_empty() {
+            self.source_gone.notify_one();
+            self.report_resources(changed);
+        }
+    }
+}
+
+/// Waits until a driver has another inventory than the one that was read. The end of an inventory is reported by the registry.
+fn inventory_changed(followed: &mut Followed) -> BoxFuture<'_, ()> {
+    let one = |seen: &mut watch::Receiver<Arc<Published>>| {
+        let mut seen = seen.clone();
+        async move {
+            if seen.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+        .boxed()
+    };
+    let all: Vec<_> = followed.iter_mut().map(|(_, seen)| one(seen)).collect();
+    if all.is_empty() {
+        return std::future::pending().boxed();
+    }
+    select_all(all).map(drop).boxed()
+}

@@ -1,0 +1,790 @@
+//! A manager on a real checkpoint and a real CDI directory, with fake drivers, device plugins and claim sources.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, watch};
+
+use crate::cdi::{CdiDir, Durability};
+use crate::cdi_watch;
+use crate::checkpoint::{self, Checkpoint};
+use crate::driver::{
+    Call, ClaimDriver, DeviceDriver, DeviceLists, DeviceOptions, Driver, DriverIdentity, NodeFacts, Outcomes,
+    Published,
+};
+use crate::manager::claims::fixtures::{claim, driver, pod, prepared};
+use crate::manager::claims::source::ClaimSource;
+use crate::manager::claims::table::ClaimTable;
+use crate::manager::claims::{ClaimEnd, PodSelector, RecordedValues};
+use crate::manager::devices::fixtures::resource;
+use crate::manager::devices::{PluginId, ResourceOutcome, ResourceView};
+use crate::manager::{Manager, ManagerParts, ManagerSettings, PodOutcome, pool_claims};
+use crate::registry::Registry;
+use crate::sysfs::SysfsTree;
+use nodedock_base::changes::Changes;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
+use nodedock_model::{
+    Claim, ClaimRecord, ClaimReference, ClaimState, ContainerAllocation, ContainerClaim, ContainerKind,
+    DeviceAccess, DeviceStatus, DriverClaim, DriverKind, DriverName, Edits, Hold, Inventory, KubeletDevice,
+    LiveClaim, ObjectName, ObjectRef, PluginDevice, PodContainer, PodRequest, Pool, PoolName, PreparedClaim,
+    Problem, Uid,
+};
+
+pub(crate) const GRACE: Duration = Duration::from_secs(300);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(45);
+
+/// The directory of a daemon, which outlives it.
+pub(crate) struct Home(tempfile::TempDir);
+
+pub(crate) struct Daemon {
+    pub(crate) manager: Arc<Manager>,
+    pub(crate) source: Arc<FakeSource>,
+    pub(crate) cdi: PathBuf,
+}
+
+/// A daemon that serves the driver `gpu`, and the pod `a`.
+pub(crate) fn with_gpu() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>) {
+    let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    (home, daemon, pod("a"), gpu)
+}
+
+/// The same with the claim `one` of the device 0 for the pod.
+pub(crate) fn with_claim() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>) {
+    let (home, daemon, a, gpu) = with_gpu();
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    (home, daemon, a, gpu)
+}
+
+/// The same with the claim prepared.
+pub(crate) async fn with_prepared() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>) {
+    let (home, daemon, a, gpu) = with_claim();
+    daemon.prepare(&a, &["one"]).await;
+    (home, daemon, a, gpu)
+}
+
+/// A daemon that serves the drivers `gpu` and `nic`, and the claim `both` of a device of each for the pod `a`.
+pub(crate) fn with_two_drivers() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>, Arc<FakeDriver>) {
+    let (home, daemon, a, gpu) = with_gpu();
+    let nic = FakeDriver::new(driver("nic"));
+    daemon.serve(&nic);
+    daemon.source.put(claim("both", &["gpu/0", "nic/0"], &[&a]));
+    (home, daemon, a, gpu, nic)
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        let home = Self(tempfile::tempdir().unwrap());
+        std::fs::create_dir(home.sys()).unwrap();
+        home
+    }
+
+    pub(crate) fn checkpoint_path(&self) -> PathBuf {
+        self.0.path().join("checkpoint.redb")
+    }
+
+    /// Makes a claim's record unreadable for this release, while no daemon runs.
+    pub(crate) fn make_unreadable(&self, uid: &str) {
+        let claims = redb::TableDefinition::<&str, &[u8]>::new("claims");
+        let database = redb::Database::open(self.checkpoint_path()).unwrap();
+        let write = database.begin_write().unwrap();
+        write.open_table(claims).unwrap().insert(uid, [u8::MAX].as_slice()).unwrap();
+        write.commit().unwrap();
+    }
+
+    /// The directory used as `/sys`.
+    pub(crate) fn sys(&self) -> PathBuf {
+        self.0.path().join("sys")
+    }
+
+    pub(crate) fn start(&self) -> Daemon {
+        self.start_in("boot-1")
+    }
+
+    /// Starts without the tasks that need no request; see `Daemon::start_tasks`.
+    pub(crate) fn start_in(&self, boot_id: &str) -> Daemon {
+        self.start_with(boot_id, Duration::from_secs(3600))
+    }
+
+    /// The same, with a bound for the wait of a prepare for a device.
+    pub(crate) fn start_with(&self, boot_id: &str, exclusive_wait: Duration) -> Daemon {
+        let opened = checkpoint::open(&self.checkpoint_path()).unwrap();
+        let unreadable = opened.unreadable_claims();
+        let claims = ClaimTable::new(opened.claims, opened.pods).with_unreadable(unreadable);
+        let claims = claims.with_released(opened.released);
+        let (source, changes, tasks) = (Arc::new(FakeSource::new()), Changes::default(), Tasks::new());
+        let sys = SysfsTree::open(&self.sys()).unwrap();
+        let values = RecordedValues::new(opened.values, boot_id, opened.checkpoint.clone(), sys);
+        let cdi = self.0.path().join("cdi");
+        let manager = Manager::new(ManagerParts {
+            claims: Arc::new(Mutex::new(claims)),
+            allocations: opened.allocations,
+            checkpoint: opened.checkpoint,
+            values: Arc::new(values),
+            cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),
+            registry: Registry::new(changes.clone()),
+            source: source.clone(),
+            settings: ManagerSettings {
+                node: NodeFacts { name: "node-1".to_owned(), boot_id: boot_id.to_owned() },
+                exclusive_wait,
+                call_deadline: DEADLINE,
+                pre_start_deadline: Duration::from_secs(30),
+                resource_grace: GRACE,
+                numa_nodes: vec![0, 1],
+                host_root: self.0.path().to_owned(),
+            },
+            conditions: Conditions::new(changes.clone()),
+            changes,
+            tasks,
+        });
+        Daemon { manager, source, cdi }
+    }
+}
+
+/// Names and lifecycle.
+impl Daemon {
+    pub(crate) fn checkpoint(&self) -> &Checkpoint {
+        &self.manager.checkpoint
+    }
+
+    pub(crate) fn commits(&self) -> u64 {
+        self.checkpoint().stats().commits
+    }
+
+    pub(crate) fn tasks(&self) -> &Tasks {
+        &self.manager.tasks
+    }
+
+    /// Starts all tasks that need no request.
+    pub(crate) fn start_tasks(&self) {
+        let (sender, events) = mpsc::channel(16);
+        self.tasks().spawn("cdi-watch", cdi_watch::watch(self.cdi.clone(), self.tasks().clone(), sender));
+        self.manager.start(events);
+    }
+
+    /// Starts the task that finishes unprepares, and none that checks files periodically: with a paused clock those fire while the
+    /// checkpoint's thread writes.
+    pub(crate) fn start_unprepares(&self) {
+        self.manager.spawn("resume-unprepare", |manager| async move { manager.resume_unprepares().await });
+    }
+
+    /// Starts the task that follows changes of drivers.
+    pub(crate) fn start_driver_changes(&self) {
+        self.manager.spawn("driver-changes", |manager| async move { manager.follow_drivers().await });
+    }
+
+    /// Starts the tasks of extended resources.
+    pub(crate) fn start_devices(&self) {
+        self.manager.spawn("device-pools", |manager| async move { manager.follow_pools().await });
+        self.manager.spawn("device-grace", |manager| async move { manager.end_grace().await });
+        self.manager.spawn("device-changes", |manager| async move { manager.report_changes().await });
+    }
+
+    /// Waits for requests under way, then closes the checkpoint.
+    pub(crate) async fn stop(self) {
+        assert!(self.tasks().drain(Duration::from_secs(3600)).await);
+        self.checkpoint().close().await;
+    }
+
+    /// Closes the checkpoint: it accepts no commit any more, while calls of drivers and plugins go on.
+    pub(crate) async fn crash(&self) {
+        self.checkpoint().close().await;
+    }
+
+    /// Code and subject of each condition.
+    pub(crate) fn conditions(&self) -> Vec<(String, String)> {
+        self.manager.conditions.list().into_iter().map(|c| (c.problem.code, c.subject)).collect()
+    }
+
+    pub(crate) fn condition_codes(&self) -> Vec<String> {
+        self.conditions().into_iter().map(|(code, _)| code).collect()
+    }
+
+    /// Waits until exactly these conditions are set, by code and subject.
+    pub(crate) async fn until_conditions(&self, wanted: &[(&str, &str)]) {
+        let mut changes = self.manager.changes.listen();
+        let is_wanted = || {
+            let conditions = self.conditions();
+            let conditions = conditions.iter().map(|(code, subject)| (code.as_str(), subject.as_str()));
+            conditions.eq(wanted.iter().copied())
+        };
+        while !is_wanted() {
+            changes.recv().await.unwrap();
+        }
+    }
+}
+
+/// Drivers and plugins.
+impl Daemon {
+    /// Serves a driver.
+    pub(crate) fn serve(&self, driver: &Arc<FakeDriver>) {
+        self.serve_as(driver, DriverKind::Wasm);
+    }
+
+    pub(crate) fn serve_as(&self, driver: &Arc<FakeDriver>, kind: DriverKind) {
+        self.serve_any(&driver.name, kind, Some(driver.clone()), driver.inventory(), "sha256:00");
+    }
+
+    /// Serves a version of a driver, by the digest of its file.
+    pub(crate) fn serve_version(&self, driver: &Arc<FakeDriver>, digest: &str) {
+        let (claims, inventory) = (Some(driver.clone() as Arc<dyn ClaimDriver>), driver.inventory());
+        self.serve_any(&driver.name, DriverKind::Wasm, claims, inventory, digest);
+        self.manager.registry.tell_devices(&driver.name);
+    }
+
+    pub(crate) fn serve_any(
+        &self,
+        name: &DriverName,
+        kind: DriverKind,
+        claims: Option<Arc<dyn ClaimDriver>>,
+        inventory: Option<watch::Receiver<Arc<Published>>>,
+        digest: &str,
+    ) {
+        let identity = DriverIdentity {
+            name: name.clone(),
+            kind,
+            version: "1.0.0".to_owned(),
+            digest: digest.to_owned(),
+            source: name.to_string(),
+            summary: String::new(),
+        };
+        let driver = Driver { identity: Arc::new(identity), claims, inventory };
+        self.manager.registry.serve(name.as_str(), driver).unwrap();
+    }
+
+    pub(crate) fn retire(&self, driver: &FakeDriver) {
+        self.manager.registry.retire(driver.name.as_str());
+    }
+
+    /// Registers a plugin of `example.com/SHORT`, which lists these devices.
+    pub(crate) fn plug(&self, short: &str, plugin: &Arc<FakePlugin>, listed: &[PluginDevice]) -> PluginId {
+        let socket = format!("/{short}.sock").into();
+        let id = self.manager.plugin_arrived(resource(short), socket, plugin.clone());
+        self.manager.plugin_listed(&id, listed);
+        id
+    }
+}
+
+/// Requests.
+impl Daemon {
+    pub(crate) async fn prepare(&self, pod: &ObjectRef, claims: &[&str]) -> PodOutcome {
+        self.prepare_request(request(pod, claims), vec![]).await
+    }
+
+    pub(crate) async fn prepare_request(&self, request: PodRequest, inline: Vec<Claim>) -> PodOutcome {
+        self.manager.prepare_pod(request, inline, "test".into()).await
+    }
+
+    pub(crate) async fn unprepare_outcomes(&self, pod: &ObjectRef) -> Vec<PodOutcome> {
+        let selector = PodSelector::Uid(pod.uid.clone());
+        self.manager.unprepare_pod(selector, "test".into()).await.unwrap()
+    }
+
+    pub(crate) async fn unprepare(&self, pod: &ObjectRef) -> Vec<Result<ClaimEnd, Problem>> {
+        let outcomes = self.unprepare_outcomes(pod).await;
+        outcomes.into_iter().flat_map(|outcome| outcome.claims).map(|claim| claim.end).collect()
+    }
+
+    /// A kubelet prepares a driver's part.
+    pub(crate) async fn kubelet_prepare(
+        &self,
+        driver: &DriverName,
+        claim: &Claim,
+    ) -> Result<Vec<KubeletDevice>, Problem> {
+        self.manager.prepare_for_kubelet(driver, &claim.id, "test".into()).await
+    }
+
+    pub(crate) async fn kubelet_unprepare(&self, driver: &DriverName, claim: &Claim) -> Result<(), Problem> {
+        self.manager.unprepare_for_kubelet(driver, &claim.id, "test".into()).await
+    }
+
+    /// Allocates a pod's devices and prepares no claim for them.
+    pub(crate) async fn allocate(&self, short: &str, containers: &[PodContainer]) -> Vec<ResourceOutcome> {
+        self.allocate_request(device_request(short, containers)).await
+    }
+
+    pub(crate) async fn allocate_request(&self, request: PodRequest) -> Vec<ResourceOutcome> {
+        let work = |manager: Arc<Manager>| async move {
+            let _pod = manager.pod_locks.take([request.pod.uid.clone()]).await;
+            Ok(manager.allocate(&request, &"test".into()).await)
+        };
+        self.manager.complete("test", work).await.unwrap()
+    }
+
+    pub(crate) async fn free(&self, short: &str) -> Result<(), Problem> {
+        self.manager.free(&pod(short).uid).await
+    }
+}
+
+/// State.
+impl Daemon {
+    pub(crate) fn state(&self, uid: &str) -> Option<ClaimState> {
+        let claims = self.manager.claims();
+        claims.into_iter().find(|record| record.id.uid.as_str() == uid).map(|record| record.state)
+    }
+
+    /// Whether no claim and no pod is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.manager.claims().is_empty() && self.manager.pods().is_empty()
+    }
+
+    /// Waits until a claim is gone.
+    pub(crate) async fn gone(&self, uid: &str) {
+        let mut changes = self.manager.changes.listen();
+        while self.state(uid).is_some() {
+            changes.recv().await.unwrap();
+        }
+    }
+
+    /// Paths of the CDI files, by name.
+    pub(crate) fn cdi_files(&self) -> Vec<PathBuf> {
+        let mut paths: Vec<_> =
+            std::fs::read_dir(&self.cdi).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        paths
+    }
+
+    /// Does what the manager does when files of the CDI directory changed, without waiting for events.
+    pub(crate) async fn touched(&self, names: &[&str]) {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        let found = self.manager.claims_of_files(names).await;
+        self.manager.repair_files(found).await;
+    }
+
+    /// Does what the manager does periodically for files.
+    pub(crate) async fn sweep(&self) {
+        let found = self.manager.sweep_files().await;
+        self.manager.repair_files(found).await;
+    }
+
+    pub(crate) fn view(&self, short: &str) -> Option<ResourceView> {
+        self.manager.capacity().resources.into_iter().find(|view| view.name == resource(short))
+    }
+
+    /// Devices and healthy devices of a resource. None: the resource is unknown.
+    pub(crate) fn counts(&self, short: &str) -> Option<(usize, usize)> {
+        self.view(short).map(|view| (view.capacity(), view.allocatable()))
+    }
+
+    /// Waits until the resources are as wanted.
+    pub(crate) async fn until(&self, wanted: impl Fn(&Self) -> bool) {
+        let mut changes = self.manager.device_changes();
+        while !wanted(self) {
+            changes.changed().await.unwrap();
+        }
+    }
+
+    /// Lets another claim hold a device `POOL/DEVICE` of the driver `gpu`.
+    pub(crate) fn hold(&self, device: &str, by: &ObjectRef) {
+        let (pool, name) = pool_claims::split_id(device).unwrap();
+        let mut table = self.manager.table();
+        let mut holding = claim("x", &["gpu/0"], &[]).allocation.unwrap();
+        (holding.devices[0].pool, holding.devices[0].device) = (pool, name);
+        let known = table.claim(by.uid.as_str()).cloned();
+        let mut record = known.map_or_else(
+            || ClaimRecord {
+                id: by.clone(),
+                state: ClaimState::Prepared,
+                boot_id: "boot-1".to_owned(),
+                pods: BTreeMap::new(),
+                allocation: holding.clone(),
+                annotations: BTreeMap::new(),
+                drivers: BTreeMap::new(),
+                kubelet: None,
+                holds: Vec::new(),
+                releasing: None,
+                timeline: VecDeque::new(),
+                unknown: BTreeMap::new(),
+            },
+            |known| ClaimRecord::clone(&known),
+        );
+        record.holds.push(Hold { key: format!("{}/{device}", driver("gpu")), shared: false, driver: None });
+        table.put(Arc::new(record));
+    }
+}
+
+/// A request of a pod whose container `main` uses all of the claims.
+pub(crate) fn request(pod: &ObjectRef, claims: &[&str]) -> PodRequest {
+    let reference = |name: &&str| ClaimReference {
+        pod_claim_name: (*name).to_owned(),
+        claim_name: ObjectName::new(name).unwrap(),
+        claim_uid: None,
+    };
+    let uses = |name: &&str| ContainerClaim { pod_claim_name: (*name).to_owned(), request: None };
+    let container = PodContainer {
+        claims: claims.iter().map(uses).collect(),
+        ..container("main", ContainerKind::App, &[])
+    };
+    let claims = claims.iter().map(reference).collect();
+    PodRequest { pod: pod.clone(), claims, containers: vec![container] }
+}
+
+/// A request of a pod without claims.
+pub(crate) fn device_request(short: &str, containers: &[PodContainer]) -> PodRequest {
+    PodRequest { pod: pod(short), claims: Vec::new(), containers: containers.to_vec() }
+}
+
+/// A container that wants so many of each `example.com/SHORT`.
+pub(crate) fn container(name: &str, kind: ContainerKind, wants: &[(&str, u32)]) -> PodContainer {
+    let resources = wants.iter().map(|(short, count)| (resource(short), *count)).collect();
+    PodContainer { name: name.to_owned(), kind, resources, ..PodContainer::default() }
+}
+
+pub(crate) fn app(wants: &[(&str, u32)]) -> Vec<PodContainer> {
+    vec![container("main", ContainerKind::App, wants)]
+}
+
+/// The outcome of each claim, or the code of its problem.
+pub(crate) fn ends(outcome: &PodOutcome) -> Vec<&str> {
+    outcome
+        .claims
+        .iter()
+        .map(|claim| claim.end.as_ref().map_or_else(|p| p.code.as_str(), |end| end.as_str()))
+        .collect()
+}
+
+/// The devices of each container's resource, or the code of the problem.
+pub(crate) fn device_ends(outcomes: &[ResourceOutcome]) -> Vec<String> {
+    let end = |outcome: &ResourceOutcome| match &outcome.end {
+        Ok(devices) => devices.keys().cloned().collect::<Vec<_>>().join(","),
+        Err(problem) => problem.code.clone(),
+    };
+    outcomes.iter().map(end).collect()
+}
+
+pub(crate) fn cdi_devices(outcome: &PodOutcome) -> Vec<String> {
+    outcome.containers.iter().flat_map(|container| container.allocation.cdi_devices.clone()).collect()
+}
+
+/// Lets other tasks run as long as they can.
+pub(crate) async fn settle() {
+    for _ in 0..64 {
+        tokio::task::yield_now().await;
+    }
+}
+
+pub(crate) struct FakeSource {
+    claims: Mutex<BTreeMap<(ObjectName, ObjectName), Claim>>,
+    problem: Mutex<Option<Problem>>,
+    /// So many reads may pass.
+    passes: watch::Sender<usize>,
+    reads: watch::Sender<usize>,
+}
+
+impl FakeSource {
+    fn new() -> Self {
+        Self {
+            claims: Mutex::default(),
+            problem: Mutex::default(),
+            passes: watch::Sender::new(usize::MAX),
+            reads: watch::Sender::default(),
+        }
+    }
+
+    pub(crate) fn put(&self, claim: Claim) {
+        self.claims.lock().unwrap().insert((claim.id.namespace.clone(), claim.id.name.clone()), claim);
+    }
+
+    pub(crate) fn remove(&self, claim: &Claim) {
+        self.claims.lock().unwrap().remove(&(claim.id.namespace.clone(), claim.id.name.clone()));
+    }
+
+    /// Fails from now on, or returns its claims.
+    pub(crate) fn fail(&self, problem: Option<Problem>) {
+        *self.problem.lock().unwrap() = problem;
+    }
+
+    /// Later reads wait while it is shut.
+    pub(crate) fn shut(&self, shut: bool) {
+        self.passes.send_replace(if shut { *self.reads.borrow() } else { usize::MAX });
+    }
+
+    /// Lets so many reads pass in all.
+    pub(crate) fn pass(&self, reads: usize) {
+        self.passes.send_replace(reads);
+    }
+
+    /// Waits for so many reads.
+    pub(crate) async fn asked(&self, times: usize) {
+        self.reads.subscribe().wait_for(|reads| *reads >= times).await.unwrap();
+    }
+}
+
+#[async_trait]
+impl ClaimSource for FakeSource {
+    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+        self.reads.send_modify(|reads| *reads += 1);
+        let number = *self.reads.borrow();
+        self.passes.subscribe().wait_for(|passes| *passes >= number).await.unwrap();
+        if let Some(problem) = self.problem.lock().unwrap().clone() {
+            return Err(problem);
+        }
+        Ok(self.claims.lock().unwrap().get(&(namespace.clone(), name.clone())).cloned())
+    }
+}
+
+/// What a driver does at its next call.
+pub(crate) enum Reply {
+    Refuse(Problem),
+    /// Edits for all containers, and no device with edits: a result that makes no CDI file.
+    Unrenderable,
+    /// The access of every device.
+    Access(DeviceAccess),
+    /// The status of every device.
+    Status(DeviceStatus),
+    /// An annotation for containers.
+    Annotation(&'static str, &'static str),
+    /// No outcome for the claims.
+    Silence,
+}
+
+pub(crate) struct FakeDriver {
+    pub(crate) name: DriverName,
+    /// Keeps the inventory, and publishes another.
+    published: Option<watch::Sender<Arc<Published>>>,
+    replies: Mutex<VecDeque<(Uid, Reply)>>,
+    unprepare_replies: Mutex<VecDeque<Reply>>,
+    calls: watch::Sender<Calls>,
+    /// Calls wait while it is shut.
+    shut: watch::Sender<bool>,
+}
+
+/// Claims of each call.
+#[derive(Default, Clone)]
+pub(crate) struct Calls {
+    pub(crate) prepare: Vec<Vec<Uid>>,
+    pub(crate) unprepare: Vec<Vec<LiveClaim>>,
+}
+
+impl FakeDriver {
+    pub(crate) fn new(name: DriverName) -> Arc<Self> {
+        Self::with(name, None)
+    }
+
+    /// A driver that publishes the pool `pool`.
+    pub(crate) fn with_pool(name: DriverName, pool: Pool) -> Arc<Self> {
+        let pools = BTreeMap::from([(PoolName::new("pool").unwrap(), pool)]);
+        let published = Published { inventory: Inventory { pools }, ..Published::default() };
+        Self::with(name, Some(watch::Sender::new(Arc::new(published))))
+    }
+
+    /// Publishes the same devices again.
+    pub(crate) fn publish(&self) {
+        let published = self.published.as_ref().expect("a driver that publishes");
+        published.send_modify(|known| *known = Arc::new(Published::clone(known)));
+    }
+
+    fn inventory(&self) -> Option<watch::Receiver<Arc<Published>>> {
+        self.published.as_ref().map(watch::Sender::subscribe)
+    }
+
+    fn with(name: DriverName, published: Option<watch::Sender<Arc<Published>>>) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            published,
+            replies: Mutex::default(),
+            unprepare_replies: Mutex::default(),
+            calls: watch::Sender::default(),
+            shut: watch::Sender::default(),
+        })
+    }
+
+    /// The answer for a claim the next time that it is prepared.
+    pub(crate) fn reply(&self, claim: &str, reply: Reply) {
+        self.replies.lock().unwrap().push_back((Uid::new(claim).unwrap(), reply));
+    }
+
+    pub(crate) fn reply_unprepare(&self, reply: Reply) {
+        self.unprepare_replies.lock().unwrap().push_back(reply);
+    }
+
+    pub(crate) fn shut(&self, shut: bool) {
+        self.shut.send_replace(shut);
+    }
+
+    pub(crate) fn calls(&self) -> Calls {
+        self.calls.borrow().clone()
+    }
+
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let calls = self.calls.borrow();
+        (calls.prepare.len(), calls.unprepare.len())
+    }
+
+    /// Waits for calls.
+    pub(crate) async fn called(&self, wanted: impl Fn(&Calls) -> bool) {
+        self.calls.subscribe().wait_for(wanted).await.unwrap();
+    }
+
+    fn next_reply(&self, claim: &Uid) -> Option<Reply> {
+        let mut replies = self.replies.lock().unwrap();
+        let at = replies.iter().position(|(uid, _)| uid == claim)?;
+        replies.remove(at).map(|(_, reply)| reply)
+    }
+
+    async fn pass(&self) {
+        self.shut.subscribe().wait_for(|shut| !*shut).await.unwrap();
+    }
+}
+
+#[async_trait]
+impl ClaimDriver for FakeDriver {
+    async fn prepare(&self, _: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
+        let uids: Vec<_> = claims.iter().map(|claim| claim.id.uid.clone()).collect();
+        self.calls.send_modify(|calls| calls.prepare.push(uids));
+        self.pass().await;
+        let memo = format!("call {}", self.calls.borrow().prepare.len());
+        let mut outcomes = Outcomes::new();
+        for claim in claims {
+            let mut result = prepared(&claim.devices, &memo);
+            let mut outcome = Ok(());
+            match self.next_reply(&claim.id.uid) {
+                None => {}
+                Some(Reply::Access(access)) => {
+                    result.devices.iter_mut().for_each(|device| device.access = access.clone());
+                }
+                Some(Reply::Status(status)) => {
+                    result.devices.iter_mut().for_each(|device| device.status = Some(status.clone()));
+                }
+                Some(Reply::Annotation(key, value)) => {
+                    result.annotations.insert(key.to_owned(), value.to_owned());
+                }
+                Some(Reply::Refuse(problem)) => outcome = Err(problem),
+                Some(Reply::Unrenderable) => {
+                    let edits = Edits { env: vec![("A".to_owned(), "b".to_owned())], ..Edits::default() };
+                    result = PreparedClaim { edits, ..PreparedClaim::default() };
+                }
+                Some(Reply::Silence) => continue,
+            }
+            outcomes.insert(claim.id.uid.clone(), outcome.map(|()| result));
+        }
+        outcomes
+    }
+
+    async fn unprepare(&self, _: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+        self.calls.send_modify(|calls| calls.unprepare.push(claims.to_vec()));
+        self.pass().await;
+        let uids = claims.iter().map(|live| live.claim.id.uid.clone());
+        match self.unprepare_replies.lock().unwrap().pop_front() {
+            Some(Reply::Refuse(problem)) => uids.map(|uid| (uid, Err(problem.clone()))).collect(),
+            Some(Reply::Silence) => Outcomes::new(),
+            _ => uids.map(|uid| (uid, Ok(()))).collect(),
+        }
+    }
+}
+
+/// The arguments of a preferred allocation.
+pub(crate) type Preferred = (Vec<String>, Vec<String>, u32);
+
+/// The calls of a plugin.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct PluginCalls {
+    pub(crate) allocate: Vec<Vec<String>>,
+    pub(crate) preferred: Vec<Preferred>,
+    pub(crate) pre_start: Vec<Vec<String>>,
+}
+
+#[derive(Default)]
+pub(crate) struct FakePlugin {
+    options: Mutex<DeviceOptions>,
+    /// The problems of the next calls of Allocate; a call that is to panic has none.
+    refusals: Mutex<Vec<Option<Problem>>>,
+    answer: Mutex<ContainerAllocation>,
+    prefers: Mutex<Vec<String>>,
+    calls: watch::Sender<PluginCalls>,
+    /// Calls wait while it is shut.
+    shut: watch::Sender<bool>,
+}
+
+impl FakePlugin {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    pub(crate) fn preferring(ids: &[&str]) -> Arc<Self> {
+        let plugin = Self::new();
+        plugin.options.lock().unwrap().preferred_allocation_available = true;
+        *plugin.prefers.lock().unwrap() = crate::manager::devices::fixtures::ids(ids);
+        plugin
+    }
+
+    pub(crate) fn wanting_pre_start() -> Arc<Self> {
+        let plugin = Self::new();
+        plugin.options.lock().unwrap().pre_start_required = true;
+        plugin
+    }
+
+    pub(crate) fn refuse(&self, problem: Problem) {
+        self.refusals.lock().unwrap().push(Some(problem));
+    }
+
+    pub(crate) fn panic(&self) {
+        self.refusals.lock().unwrap().push(None);
+    }
+
+    pub(crate) fn answer(&self, answer: ContainerAllocation) {
+        *self.answer.lock().unwrap() = answer;
+    }
+
+    pub(crate) fn shut(&self, shut: bool) {
+        self.shut.send_replace(shut);
+    }
+
+    pub(crate) fn calls(&self) -> PluginCalls {
+        self.calls.borrow().clone()
+    }
+
+    /// Waits for calls.
+    pub(crate) async fn called(&self, wanted: impl Fn(&PluginCalls) -> bool) {
+        self.calls.subscribe().wait_for(wanted).await.unwrap();
+    }
+
+    async fn pass(&self) {
+        self.shut.subscribe().wait_for(|shut| !*shut).await.unwrap();
+    }
+}
+
+#[async_trait]
+impl DeviceDriver for FakePlugin {
+    fn options(&self) -> DeviceOptions {
+        *self.options.lock().unwrap()
+    }
+
+    async fn list_and_watch(&self, _: &Call) -> Result<DeviceLists, Problem> {
+        Err(Problem::internal("not-followed", "tests set lists themselves"))
+    }
+
+    async fn allocate(&self, _: &Call, device_ids: &[String]) -> Result<ContainerAllocation, Problem> {
+        self.calls.send_modify(|calls| calls.allocate.push(device_ids.to_vec()));
+        self.pass().await;
+        let refusal = self.refusals.lock().unwrap().pop();
+        match refusal {
+            Some(refusal) => Err(refusal.expect("a panic that the test wants")),
+            None => Ok(self.answer.lock().unwrap().clone()),
+        }
+    }
+
+    async fn preferred_allocation(
+        &self,
+        _: &Call,
+        available: &[String],
+        must_include: &[String],
+        size: u32,
+    ) -> Result<Vec<String>, Problem> {
+        self.calls
+            .send_modify(|calls| calls.preferred.push((available.to_vec(), must_include.to_vec(), size)));
+        self.pass().await;
+        Ok(self.prefers.lock().unwrap().clone())
+    }
+
+    async fn pre_start(&self, _: &Call, device_ids: &[String]) -> Result<(), Problem> {
+        self.calls.send_modify(|calls| calls.pre_start.push(device_ids.to_vec()));
+        self.pass().await;
+        Ok(())
+    }
+}
