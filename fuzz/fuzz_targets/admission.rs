@@ -4,8 +4,7 @@ use std::panic::{catch_unwind, set_hook};
 use std::process::abort;
 use std::sync::Once;
 
-/// The host catches panics of the tool that reads a driver's WIT, and libFuzzer's hook would end the process before that. What is not
-/// caught still does.
+/// The host catches panics of the WIT parser, and libFuzzer's hook would end the process before that. Uncaught panics still end it.
 static QUIET: Once = Once::new();
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

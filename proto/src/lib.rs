@@ -1,5 +1,8 @@
 //! Nodedock's protocols and the Rust that is generated from them.
 
+mod json;
+
+pub use json::rfc3339;
 pub use prost;
 
 /// The node API, `nodedock.node.v1`.

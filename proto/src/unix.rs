@@ -20,6 +20,7 @@
 //! # }
 //! ```
 
+use std::any::Any;
 use std::convert::Infallible;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -107,6 +108,8 @@ pub struct Connection<S = UnixStream> {
     /// Parsed and not yet read by the server.
     ready: BytesMut,
     refused: Option<Violation>,
+    /// Dropped with the connection.
+    guard: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl From<UnixStream> for Connection {
@@ -128,7 +131,13 @@ impl<S> Connection<S> {
     /// Wraps a connection of any type, before its first byte is read.
     pub fn new(stream: S) -> Self {
         let (held, ready) = (BytesMut::new(), BytesMut::new());
-        Self { stream, peer: None, inbound: Inbound::default(), held, ready, refused: None }
+        Self { stream, peer: None, inbound: Inbound::default(), held, ready, refused: None, guard: None }
+    }
+
+    /// Keeps a value until the connection is dropped: the permit of a limit, or what counts open connections.
+    pub fn guarded_by(mut self, guard: impl Any + Send + Sync) -> Self {
+        self.guard = Some(Box::new(guard));
+        self
     }
 
     fn deliver(&mut self, buf: &mut ReadBuf<'_>) {

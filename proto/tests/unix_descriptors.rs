@@ -10,8 +10,8 @@ use tokio_stream::StreamExt;
 /// `UnixListenerStream` in its place makes tonic's accept loop run hot for as long as no file descriptor is left.
 #[tokio::test(start_paused = true)]
 async fn accepting_waits_for_file_descriptors() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.sock");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.sock");
     let mut incoming = unix::incoming(UnixListener::bind(&path).unwrap());
     let client = UnixStream::connect(&path).await.unwrap();
     let before = getrlimit(Resource::Nofile);

@@ -57,8 +57,8 @@ async fn connect(path: &Path) -> RegistrationClient<Channel> {
 
 #[tokio::test]
 async fn tonic_talks_to_tonic_and_knows_the_peer() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.sock");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.sock");
     let listener = UnixListener::bind(&path).unwrap();
     tokio::spawn(router().serve_with_incoming(unix::incoming(listener)));
     let mut client = connect(&path).await;
@@ -73,8 +73,8 @@ async fn tonic_talks_to_tonic_and_knows_the_peer() {
 #[tokio::test]
 #[ignore = "measures, and asserts nothing"]
 async fn what_it_costs() {
-    let folder = tempfile::tempdir().unwrap();
-    let (stock, ours) = (folder.path().join("stock.sock"), folder.path().join("ours.sock"));
+    let directory = tempfile::tempdir().unwrap();
+    let (stock, ours) = (directory.path().join("stock.sock"), directory.path().join("ours.sock"));
     let listener = UnixListener::bind(&stock).unwrap();
     tokio::spawn(router().serve_with_incoming(UnixListenerStream::new(listener)));
     let listener = UnixListener::bind(&ours).unwrap();

@@ -155,7 +155,8 @@ impl Claim {
         self
     }
 
-    /// Returns the configs for a request in ascending precedence: those of the class, then those of the claim, each in their original order.
+    /// Returns the configs for a request in ascending precedence: those of the class, then those of the claim, each in their original
+    /// order.
     pub fn configs_for(&self, request: &str) -> Vec<&OpaqueConfig> {
         let mut configs: Vec<_> = self.configs.iter().filter(|config| config.applies_to(request)).collect();
         configs.sort_by_key(|config| config.source);

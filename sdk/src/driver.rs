@@ -15,7 +15,8 @@ pub trait Driver {
     /// Returns the driver's identity and the capabilities that it requests. The host calls it without any grant; it must not need one.
     fn describe() -> DriverInfo;
 
-    /// Returns the driver's devices on the node. The host calls it at load, on kernel events, on a timer and on request, and publishes changes.
+    /// Returns the driver's devices on the node. The host calls it at load, on kernel events, on a timer and on request, and
+    /// publishes changes.
     ///
     /// # Errors
     ///

@@ -41,15 +41,15 @@
 //!     }
 //!
 //!     fn unprepare(host: &Host, _: &Context, live: &LiveClaim) -> Result<(), Problem> {
-//!         let held = |name: &str| live.claim.devices.iter().any(|device| device.device == name);
-//!         for (_, path) in leds(host)?.into_iter().filter(|(name, _)| held(name)) {
+//!         let uses = |name: &str| live.claim.devices.iter().any(|device| device.device == name);
+//!         for (_, path) in leds(host)?.into_iter().filter(|(name, _)| uses(name)) {
 //!             host.sysfs().write(&format!("{path}/brightness"), "0")?;
 //!         }
 //!         Ok(())
 //!     }
 //! }
 //!
-//! /// Names of devices and folders below `/sys`. An LED may be called `input3::capslock`, a device may not.
+//! /// Names of devices and directories below `/sys`. An LED may be called `input3::capslock`, a device may not.
 //! fn leds(host: &Host) -> Result<Vec<(String, String)>, Problem> {
 //!     let paths = host.sysfs().glob("class/leds/*")?;
 //!     Ok(paths.into_iter().map(|path| (dns_label(path.trim_start_matches("class/leds/")), path)).collect())

@@ -39,21 +39,21 @@ pub(crate) fn run(workspace: &Workspace, with_tests: bool) -> Result<()> {
 
     let podman = machine::podman();
     let mut dock = Dock::new(workspace.target.join("debug/nodedock"), podman.is_ok(), interrupt)?;
-    let told = tell(workspace, &mut dock, podman.as_ref());
-    if told.is_err() {
+    let outcome = demonstrate(workspace, &mut dock, podman.as_ref());
+    if outcome.is_err() {
         dock.show_log();
     }
-    told.and(dock.remove())?;
+    outcome.and(dock.remove())?;
     let (total, building) = (started.elapsed().as_secs_f64(), built.as_secs_f64());
-    step(&format!("Done in {total:.1} s, of which building took {building:.1} s; nothing is left behind"));
+    step(&format!("Done in {total:.1} s, of which building took {building:.1} s; everything is removed"));
     Ok(())
 }
 
-fn tell(workspace: &Workspace, dock: &mut Dock, podman: Result<&Podman, &String>) -> Result<()> {
-    step("Start the daemon on a root of its own");
+fn demonstrate(workspace: &Workspace, dock: &mut Dock, podman: Result<&Podman, &String>) -> Result<()> {
+    step("Start the daemon on a temporary root");
     dock.start()?;
 
-    step("Drop a driver into its folder");
+    step("Copy a driver into the drivers directory");
     load(workspace, dock, NODES_DRIVER)?;
     let choice = choose(workspace, dock)?;
     dock.show(&["get", "drivers"])?;
@@ -62,14 +62,14 @@ fn tell(workspace: &Workspace, dock: &mut Dock, podman: Result<&Podman, &String>
     step(&format!("Prepare {} for a pod", choice.what));
     let prepared = prepare(dock, &choice)?;
     let spec = dock.cdi_spec(&prepared.cdi_devices())?;
-    note(&format!("{} is what a container runtime reads:", spec.path.display()));
+    note(&format!("{} is the CDI spec that a container runtime reads:", spec.path.display()));
     quote(&spec.text);
 
     step("Kill the daemon and start it again");
     dock.crash()?;
     dock.start()?;
     let claims = claims(dock)?;
-    ensure!(claims == 1, "one claim was prepared before the crash, {claims} are known after it");
+    ensure!(claims == 1, "one claim was prepared before the crash, the daemon has {claims} after it");
     dock.show(&["get", "claims"])?;
     serving(dock, &choice.file)?;
 
@@ -78,13 +78,13 @@ fn tell(workspace: &Workspace, dock: &mut Dock, podman: Result<&Podman, &String>
             step("Start a container with the device");
             Sandbox::new(podman, dock.root())?.look_at(dock.interrupt(), &prepared.cdi_devices(), &spec)?;
         }
-        Err(why) => step(&format!("No container is started: {why}")),
+        Err(why) => step(&format!("Skip the container: {why}")),
     }
 
     step("Unprepare the pod");
     dock.show(&["unprepare", POD_PATH])?;
     let claims = self::claims(dock)?;
-    ensure!(claims == 0, "{claims} claims are still held after unprepare");
+    ensure!(claims == 0, "{claims} claims are left after unprepare");
     dock.show(&["get", "claims"])?;
     ensure!(!spec.path.exists(), "{} outlived its claim", spec.path.display());
 
@@ -109,14 +109,14 @@ fn serving(dock: &Dock, file: &str) -> Result<()> {
     let began = Instant::now();
     let mut last = String::from("not seen yet");
     let served = dock.interrupt().wait_for(SERVING_LIMIT, || {
-        let rows: Vec<DriverRow> = ask(dock, &["get", "drivers", "-o", "json"])?;
+        let rows: Vec<DriverRow> = query(dock, &["get", "drivers", "-o", "json"])?;
         let Some(row) = rows.iter().find(|row| row.is_from(file)) else { return Ok(None) };
         ensure!(row.state != "failed", "{file} failed: {}", row.reason);
         last = format!("{} {}", row.state, row.reason);
         Ok((row.state == "serving").then_some(()))
     })?;
     if served.is_none() {
-        bail!("{file} does not serve after {} s: {last}", SERVING_LIMIT.as_secs());
+        bail!("{file} is not serving after {} s: {last}", SERVING_LIMIT.as_secs());
     }
     note(&format!("{file} is serving after {:.1} s", began.elapsed().as_secs_f64()));
     Ok(())
@@ -124,31 +124,31 @@ fn serving(dock: &Dock, file: &str) -> Result<()> {
 
 /// Chooses a device that most machines have, else a simulated one.
 fn choose(workspace: &Workspace, dock: &Dock) -> Result<Choice> {
-    let devices: Vec<DeviceRow> = ask(dock, &["get", "devices", "-o", "json"])?;
+    let devices: Vec<DeviceRow> = query(dock, &["get", "devices", "-o", "json"])?;
     if let Some(choice) = answers::real_device(&devices) {
         return Ok(Choice { file: format!("{NODES_DRIVER}.wasm"), ..choice });
     }
-    note("this machine has no fuse, kvm, tun or loop device: the mock GPU stands in");
+    note("this machine has no fuse, kvm, tun or loop device: using the mock GPU");
     load(workspace, dock, MOCK_DRIVER)?;
-    let devices: Vec<DeviceRow> = ask(dock, &["get", "devices", "-o", "json"])?;
+    let devices: Vec<DeviceRow> = query(dock, &["get", "devices", "-o", "json"])?;
     let choice = answers::any_device(&devices).context("the mock GPU driver offers no device")?;
     Ok(Choice { file: format!("{MOCK_DRIVER}.wasm"), ..choice })
 }
 
 fn prepare(dock: &Dock, choice: &Choice) -> Result<Prepared> {
     let text = dock.show(&["prepare", "--pod", POD, "--device", &choice.device, "-o", "json"])?;
-    let prepared: Prepared = serde_json::from_str(&text).context("reading the answer of prepare")?;
+    let prepared: Prepared = serde_json::from_str(&text).context("reading the output of prepare")?;
     prepared.check()?;
     Ok(prepared)
 }
 
 fn claims(dock: &Dock) -> Result<usize> {
-    ask::<Vec<serde_json::Value>>(dock, &["get", "claims", "-o", "json"]).map(|claims| claims.len())
+    query::<Vec<serde_json::Value>>(dock, &["get", "claims", "-o", "json"]).map(|claims| claims.len())
 }
 
-fn ask<T: DeserializeOwned>(dock: &Dock, args: &[&str]) -> Result<T> {
-    let text = dock.ask(args)?;
-    serde_json::from_str(&text).with_context(|| format!("reading the answer of nodedock {}", args.join(" ")))
+fn query<T: DeserializeOwned>(dock: &Dock, args: &[&str]) -> Result<T> {
+    let text = dock.query(args)?;
+    serde_json::from_str(&text).with_context(|| format!("reading the output of nodedock {}", args.join(" ")))
 }
 
 fn step(text: &str) {

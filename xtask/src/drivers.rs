@@ -25,10 +25,10 @@ pub(crate) fn run(workspace: &Workspace, release_dir: Option<&Path>) -> Result<(
 pub(crate) fn build(workspace: &Workspace) -> Result<()> {
     ensure_targets(&[CORE_TARGET, WASI_TARGET])?;
     let modules = workspace.drivers_dir();
-    for (target, folder) in [(CORE_TARGET, modules.clone()), (WASI_TARGET, modules.join("wasip2"))] {
+    for (target, directory) in [(CORE_TARGET, modules.clone()), (WASI_TARGET, modules.join("wasip2"))] {
         compile(workspace, target)?;
         for driver in &workspace.drivers {
-            collect(workspace, driver, target, &folder)?;
+            collect(workspace, driver, target, &directory)?;
         }
     }
     Ok(())
@@ -37,7 +37,7 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
 /// Adds missing targets to the toolchain. Without rustup the build itself reports a missing target.
 pub(crate) fn ensure_targets(wanted: &[&str]) -> Result<()> {
     let Some(installed) = installed_targets() else {
-        eprintln!("rustup is not there; taking it that {} are installed", wanted.join(" and "));
+        eprintln!("rustup is not installed; assuming that {} are installed", wanted.join(" and "));
         return Ok(());
     };
     let missing = missing(&installed, wanted);
@@ -47,7 +47,7 @@ pub(crate) fn ensure_targets(wanted: &[&str]) -> Result<()> {
     let mut command = Command::new("rustup");
     command.args(["target", "add"]).args(&missing);
     shell::run(&mut command).with_context(|| {
-        format!("adding targets needs the network once; run `{}` when there is one", shell::line(&command))
+        format!("adding targets needs the network once; run `{}` once it is available", shell::line(&command))
     })
 }
 
@@ -70,9 +70,9 @@ fn compile(workspace: &Workspace, target: &str) -> Result<()> {
     })
 }
 
-fn collect(workspace: &Workspace, driver: &DriverPackage, target: &str, folder: &Path) -> Result<()> {
+fn collect(workspace: &Workspace, driver: &DriverPackage, target: &str, directory: &Path) -> Result<()> {
     let built = workspace.target.join(target).join(PROFILE).join(&driver.artifact);
-    let kept = folder.join(format!("{}.wasm", driver.name));
+    let kept = directory.join(format!("{}.wasm", driver.name));
     let size = place(&built, &kept)?;
     eprintln!("{:>7} KiB  {}", size.div_ceil(1024), kept.display());
     Ok(())
@@ -85,8 +85,8 @@ pub(crate) fn place(from: &Path, to: &Path) -> Result<usize> {
     if fs::read(to).is_ok_and(|present| present == bytes) {
         return Ok(bytes.len());
     }
-    let folder = to.parent().context("a file to write has no folder")?;
-    fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    let directory = to.parent().context("a file to write has no directory")?;
+    fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
     let partial = partial_name(to);
     fs::write(&partial, &bytes)
         .and_then(|()| fs::rename(&partial, to))
@@ -124,7 +124,8 @@ pub(crate) fn files(workspace: &Workspace, driver: &DriverPackage) -> Result<Vec
     if !module.is_file() {
         bail!("{} is not built; run `cargo xtask drivers`", module.display());
     }
-    let beside = ["grant", "config"].map(|what| driver.folder.join(format!("{}.{what}.yaml", driver.name)));
+    let beside =
+        ["grant", "config"].map(|what| driver.directory.join(format!("{}.{what}.yaml", driver.name)));
     Ok(beside.into_iter().filter(|file| file.is_file()).chain([module]).collect())
 }
 
@@ -159,15 +160,15 @@ mod tests {
     fn a_driver_comes_with_the_files_it_has() {
         let dir = tempfile::tempdir().unwrap();
         let (root, target) = (dir.path().to_owned(), dir.path().join("target"));
-        let folder = root.join("pci");
+        let directory = root.join("pci");
         let workspace = Workspace { root, target, drivers: Vec::new() };
-        let driver = DriverPackage { name: "pci".into(), folder, artifact: "pci.wasm".into() };
+        let driver = DriverPackage { name: "pci".into(), directory, artifact: "pci.wasm".into() };
         assert!(files(&workspace, &driver).unwrap_err().to_string().contains("cargo xtask drivers"));
 
         fs::create_dir_all(workspace.drivers_dir()).unwrap();
-        fs::create_dir_all(&driver.folder).unwrap();
+        fs::create_dir_all(&driver.directory).unwrap();
         fs::write(workspace.drivers_dir().join("pci.wasm"), b"m").unwrap();
-        fs::write(driver.folder.join("pci.grant.yaml"), b"g").unwrap();
+        fs::write(driver.directory.join("pci.grant.yaml"), b"g").unwrap();
         install(&workspace, &driver, &dir.path().join("out")).unwrap();
         assert!(dir.path().join("out/pci.grant.yaml").is_file());
         assert!(dir.path().join("out/pci.wasm").is_file());

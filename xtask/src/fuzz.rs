@@ -21,7 +21,7 @@ const KEPT: &str = "Test unit written to ";
 
 struct Fuzzer<'a> {
     workspace: &'a Workspace,
-    folder: PathBuf,
+    directory: PathBuf,
     /// Builds, and the corpus for the next run.
     target: PathBuf,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Bounds {
 
 pub(crate) fn run(workspace: &Workspace, bounds: &Bounds, report: bool, chosen: &[String]) -> Result<()> {
     let fuzzer =
-        Fuzzer { workspace, folder: workspace.root.join("fuzz"), target: workspace.target.join("fuzz") };
+        Fuzzer { workspace, directory: workspace.root.join("fuzz"), target: workspace.target.join("fuzz") };
     let targets = chosen_of(fuzzer.targets()?, chosen)?;
     for (what, finding) in [("cargo-fuzz", machine::cargo_fuzz()), ("libFuzzer", machine::cplusplus())] {
         if let Finding::Missing(why) = finding {
@@ -52,7 +52,7 @@ pub(crate) fn run(workspace: &Workspace, bounds: &Bounds, report: bool, chosen: 
     if found.is_empty() {
         eprintln!("{} targets, {} s each, found nothing", targets.len(), bounds.seconds);
     } else {
-        let found = format!("fuzzing found something:\n{}", found.join("\n"));
+        let found = format!("the fuzzer found:\n{}", found.join("\n"));
         ensure!(report, found);
         eprintln!("{found}");
     }
@@ -70,11 +70,12 @@ fn chosen_of(targets: Vec<String>, chosen: &[String]) -> Result<Vec<String>> {
 impl Fuzzer<'_> {
     /// Returns all targets, by the names of their files.
     fn targets(&self) -> Result<Vec<String>> {
-        let folder = self.folder.join("fuzz_targets");
-        let entries = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
+        let directory = self.directory.join("fuzz_targets");
+        let entries =
+            std::fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))?;
         let mut names = Vec::new();
         for entry in entries {
-            let path = entry.with_context(|| format!("reading {}", folder.display()))?.path();
+            let path = entry.with_context(|| format!("reading {}", directory.display()))?.path();
             names.extend(path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned));
         }
         names.sort();
@@ -85,16 +86,16 @@ impl Fuzzer<'_> {
     fn command(&self, task: &str, args: &[&str]) -> Command {
         let mut command = self.workspace.cargo();
         command.args(["fuzz", task, "--sanitizer", "none", "--no-cfg-fuzzing", "--codegen-units", "16"]);
-        command.arg("--fuzz-dir").arg(&self.folder).arg("--target-dir").arg(&self.target).args(args);
+        command.arg("--fuzz-dir").arg(&self.directory).arg("--target-dir").arg(&self.target).args(args);
         command
     }
 
     /// Prints a finding.
     fn fuzz(&self, target: &str, bounds: &Bounds) -> Result<Option<String>> {
         let corpus = self.target.join("corpus").join(target);
-        std::fs::create_dir_all(&corpus).with_context(|| format!("making {}", corpus.display()))?;
+        std::fs::create_dir_all(&corpus).with_context(|| format!("creating {}", corpus.display()))?;
         let mut command = self.command("run", &[target]);
-        command.arg(corpus).arg(self.folder.join("seeds").join(target)).arg("--").args(limits());
+        command.arg(corpus).arg(self.directory.join("seeds").join(target)).arg("--").args(limits());
         command.arg(format!("-max_total_time={}", bounds.seconds));
         command.args(bounds.seed.map(|seed| format!("-seed={seed}")));
         let mut kept = None;
@@ -102,7 +103,7 @@ impl Fuzzer<'_> {
         let Some(input) = finding(target, status, kept)? else { return Ok(None) };
         let mut again = self.command("run", &[target, &input]);
         let again = shell::line(again.arg("--").args(limits()));
-        Ok(Some(format!("{target}: {input}\n  once more: {again}")))
+        Ok(Some(format!("{target}: {input}\n  reproduce: {again}")))
     }
 }
 
@@ -168,24 +169,25 @@ mod tests {
     fn the_page_says_how_to_show_a_finding_again() {
         let workspace = Workspace::load().unwrap();
         let page = std::fs::read_to_string(workspace.root.join("docs/fuzzing.md")).unwrap();
-        let (folder, target) = (PathBuf::from("fuzz"), PathBuf::from("target/fuzz"));
-        let fuzzer = Fuzzer { workspace: &workspace, folder, target };
+        let (directory, target) = (PathBuf::from("fuzz"), PathBuf::from("target/fuzz"));
+        let fuzzer = Fuzzer { workspace: &workspace, directory, target };
         let mut command = fuzzer.command("run", &["TARGET", "fuzz/artifacts/TARGET/FILE"]);
         let line = shell::line(command.arg("--").args(limits()));
-        assert!(page.contains(&line), "docs/fuzzing.md is to have: {line}");
+        assert!(page.contains(&line), "docs/fuzzing.md must have: {line}");
     }
 
     #[test]
     fn every_target_is_built_and_has_seeds() {
         let workspace = Workspace::load().unwrap();
-        let folder = workspace.root.join("fuzz");
-        let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        let directory = workspace.root.join("fuzz");
+        let manifest = std::fs::read_to_string(directory.join("Cargo.toml")).unwrap();
         let target = workspace.target.join("fuzz");
-        let targets = Fuzzer { workspace: &workspace, folder: folder.clone(), target }.targets().unwrap();
+        let targets =
+            Fuzzer { workspace: &workspace, directory: directory.clone(), target }.targets().unwrap();
         assert!(targets.len() >= 7, "{targets:?}");
         for target in targets {
             assert!(manifest.contains(&format!("path = \"fuzz_targets/{target}.rs\"")), "{target}");
-            let seeds = std::fs::read_dir(folder.join("seeds").join(&target));
+            let seeds = std::fs::read_dir(directory.join("seeds").join(&target));
             assert!(seeds.is_ok_and(|mut seeds| seeds.next().is_some()), "{target}");
         }
     }

@@ -96,17 +96,18 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 
 /// Builds each language whose tools are installed. Removes outdated files of the others.
 pub(crate) fn build(workspace: &Workspace) -> Result<()> {
-    let folder = workspace.target.join(GOLDEN);
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    let directory = workspace.target.join(GOLDEN);
+    fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
     for (form, name) in [("", "rust"), ("wasip2", "rust-wasip2")] {
         let built = workspace.drivers_dir().join(form).join(format!("{GOLDEN}.wasm"));
-        place(&built, &folder.join(format!("{name}.wasm")))?;
+        place(&built, &directory.join(format!("{name}.wasm")))?;
     }
-    LANGUAGES.iter().try_for_each(|language| bring_up_to_date(workspace, *language, &folder))
+    LANGUAGES.iter().try_for_each(|language| bring_up_to_date(workspace, *language, &directory))
 }
 
-fn bring_up_to_date(workspace: &Workspace, language: Language, folder: &Path) -> Result<()> {
-    let (file, stamp) = (folder.join(language.name()), folder.join(format!("{}.stamp", language.name())));
+fn bring_up_to_date(workspace: &Workspace, language: Language, directory: &Path) -> Result<()> {
+    let (file, stamp) =
+        (directory.join(language.name()), directory.join(format!("{}.stamp", language.name())));
     let file = file.with_extension("wasm");
     let tool = language.tool(workspace);
     let inputs = inputs(workspace, language, tool.as_ref().ok())?;
@@ -120,7 +121,7 @@ fn bring_up_to_date(workspace: &Workspace, language: Language, folder: &Path) ->
     let size = fs::metadata(&file).with_context(|| format!("{} was not built", file.display()))?.len();
     eprintln!("{:>7} KiB  {}", size.div_ceil(1024), file.display());
     // Removes the tests' compile cache, which would keep entries of deleted files forever.
-    let _ = fs::remove_dir_all(folder.join("cache"));
+    let _ = fs::remove_dir_all(directory.join("cache"));
     fs::write(&stamp, inputs).with_context(|| format!("writing {}", stamp.display()))
 }
 
@@ -145,9 +146,9 @@ fn inputs(workspace: &Workspace, language: Language, tool: Option<&Tool>) -> Res
 }
 
 /// Returns the files below a directory in the order of their names, without artifacts of tools.
-fn collect(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
-    let context = || format!("reading {}", folder.display());
-    let entries: std::io::Result<Vec<_>> = fs::read_dir(folder).with_context(context)?.collect();
+fn collect(directory: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
+    let context = || format!("reading {}", directory.display());
+    let entries: std::io::Result<Vec<_>> = fs::read_dir(directory).with_context(context)?.collect();
     let mut found: Vec<_> = entries.with_context(context)?.into_iter().map(|entry| entry.path()).collect();
     found.sort();
     for path in found {
@@ -235,20 +236,20 @@ mod tests {
     fn what_is_made_of_other_sources_does_not_outlive_its_tools() {
         let dir = tempfile::tempdir().unwrap();
         let workspace = workspace(dir.path());
-        let folder = dir.path().join("target/golden");
-        fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("javascript.wasm");
+        let directory = dir.path().join("target/golden");
+        fs::create_dir_all(&directory).unwrap();
+        let file = directory.join("javascript.wasm");
         let sources = dir.path().join("example-drivers/golden/javascript");
         fs::create_dir_all(&sources).unwrap();
         fs::write(&file, "old").unwrap();
-        fs::write(folder.join("javascript.stamp"), "1.0\nother sources").unwrap();
+        fs::write(directory.join("javascript.stamp"), "1.0\nother sources").unwrap();
         // npm has not run in this target directory.
-        bring_up_to_date(&workspace, Language::JavaScript, &folder).unwrap();
+        bring_up_to_date(&workspace, Language::JavaScript, &directory).unwrap();
         assert!(!file.exists());
         fs::write(&file, "built").unwrap();
         let stamp = inputs(&workspace, Language::JavaScript, None).unwrap();
-        fs::write(folder.join("javascript.stamp"), [b"node 1".as_slice(), &stamp].concat()).unwrap();
-        bring_up_to_date(&workspace, Language::JavaScript, &folder).unwrap();
+        fs::write(directory.join("javascript.stamp"), [b"node 1".as_slice(), &stamp].concat()).unwrap();
+        bring_up_to_date(&workspace, Language::JavaScript, &directory).unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"built");
     }
 }

@@ -1,17 +1,23 @@
-//! What a change must satisfy before anyone reads it.
+//! Checks the format, the lints and the words of the workspace.
 
-use anyhow::Result;
+mod words;
+
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::drivers::{self, CORE_TARGET};
 use crate::shell;
 use crate::workspace::Workspace;
+use words::{Report, Rules};
 
 const CLIPPY_RULES: [&str; 3] = ["--", "-D", "warnings"];
+/// The refused terms and where they are allowed.
+const WORDS: &str = "xtask/words.txt";
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    check_words(workspace)?;
     shell::run(workspace.cargo().args(["fmt", "--all", "--", "--check"]))?;
     shell::run(workspace.cargo().args(["clippy", "--workspace", "--all-targets"]).args(CLIPPY_RULES))?;
-    // Together with the tests it has fail points, and what stands for them in a program that is shipped is not looked at.
+    // The tests enable fail points; this checks the code that replaces them in a shipped program.
     shell::run(workspace.cargo().args(["clippy", "-p", "nodedock"]).args(CLIPPY_RULES))?;
     drivers::ensure_targets(&[CORE_TARGET])?;
     shell::run(
@@ -21,4 +27,41 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             .args(workspace.driver_selection())
             .args(CLIPPY_RULES),
     )
+}
+
+/// Checks the words only, and prints the number of refused terms in each directory that may still have them.
+pub(crate) fn words(workspace: &Workspace) -> Result<()> {
+    let report = check_words(workspace)?;
+    for (directory, count) in &report.allowed {
+        println!("{count:>6}  {directory}");
+    }
+    println!("{:>6}  in all", report.allowed.values().sum::<usize>());
+    Ok(())
+}
+
+fn check_words(workspace: &Workspace) -> Result<Report> {
+    let text =
+        std::fs::read_to_string(workspace.root.join(WORDS)).with_context(|| format!("reading {WORDS}"))?;
+    let rules = Rules::parse(&text).map_err(|invalid| anyhow!("{WORDS}:\n{invalid}"))?;
+    let mut report = Report::default();
+    for path in tracked_files(workspace)? {
+        // Files that are binary, or deleted and not committed yet, have no words.
+        if let Ok(text) = std::fs::read_to_string(workspace.root.join(&path)) {
+            report.file(&rules, &path, &text);
+        }
+    }
+    let findings: Vec<_> = report.findings.iter().map(ToString::to_string).collect();
+    ensure!(findings.is_empty(), "terms that {WORDS} refuses:\n{}", findings.join("\n"));
+    let unused = report.unused(&rules);
+    ensure!(unused.is_empty(), "rules of {WORDS} that allow nothing and can be removed: lines {unused:?}");
+    Ok(report)
+}
+
+/// Returns the files of the repository, new ones included, without the rules themselves and lock files.
+fn tracked_files(workspace: &Workspace) -> Result<Vec<String>> {
+    let mut git = std::process::Command::new("git");
+    git.current_dir(&workspace.root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
+    let paths = shell::read(&mut git)?;
+    let is_ours = |path: &&str| !path.is_empty() && *path != WORDS && !path.ends_with(".lock");
+    Ok(paths.split('\0').filter(is_ours).map(str::to_owned).collect())
 }

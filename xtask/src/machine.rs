@@ -94,11 +94,11 @@ pub(crate) fn componentize_py(environment: &Path) -> Result<Tool, String> {
 }
 
 /// Finds Node with `componentize-js` among the modules of a directory.
-pub(crate) fn componentize_js(folder: &Path) -> Result<Tool, String> {
+pub(crate) fn componentize_js(directory: &Path) -> Result<Tool, String> {
     let program = find("node").ok_or("Node.js is not installed")?;
-    let package = folder.join("node_modules/@bytecodealliance/componentize-js/package.json");
+    let package = directory.join("node_modules/@bytecodealliance/componentize-js/package.json");
     let module = std::fs::read_to_string(&package).map_err(|_| {
-        format!("componentize-js is not installed in {} (npm install there)", folder.display())
+        format!("componentize-js is not installed in {} (npm install there)", directory.display())
     })?;
     Ok(Tool { version: format!("{}, {module}", said(&program, &["--version"])?), program })
 }
@@ -136,8 +136,8 @@ pub(crate) fn deploy_tool(workspace: &Workspace, name: &str) -> Result<PathBuf, 
 
 fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let folders = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    folders.map(|folder| folder.join(program)).find(|file| is_program(file))
+    let directories = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    directories.map(|directory| directory.join(program)).find(|file| is_program(file))
 }
 
 fn is_program(file: &Path) -> bool {

@@ -20,7 +20,7 @@ use clap::{Parser, Subcommand};
 use crate::workspace::Workspace;
 
 #[derive(Parser)]
-#[command(name = "xtask", bin_name = "cargo xtask", about = "The chores of this repository")]
+#[command(name = "xtask", bin_name = "cargo xtask", about = "The tasks of this repository")]
 struct Cli {
     #[command(subcommand)]
     task: Task,
@@ -77,8 +77,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Check format and lints, of the drivers for WebAssembly too
-    Lint,
+    /// Check format, lints and words, of the drivers for WebAssembly too
+    Lint {
+        /// Check only the words, and print how many terms each directory still has to replace
+        #[arg(long)]
+        words: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -104,6 +108,7 @@ fn run(task: Task) -> anyhow::Result<()> {
             fuzz::run(&workspace, &fuzz::Bounds { seconds, seed }, report, &targets)
         }
         Task::Deploy { check } => deploy::run(&workspace, check),
-        Task::Lint => lint::run(&workspace),
+        Task::Lint { words: true } => lint::words(&workspace),
+        Task::Lint { words: false } => lint::run(&workspace),
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
     let output =
         command.stderr(Stdio::inherit()).output().with_context(|| format!("starting `{}`", line(command)))?;
     ensure!(output.status.success(), "`{}` failed: {}", line(command), output.status);
-    String::from_utf8(output.stdout).with_context(|| format!("reading the answer of `{}`", line(command)))
+    String::from_utf8(output.stdout).with_context(|| format!("reading the output of `{}`", line(command)))
 }
 
 /// Formats the command as in a shell: the program by its bare name, arguments quoted where necessary.

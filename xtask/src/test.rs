@@ -26,7 +26,7 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
         return with_parity(workspace, args);
     }
     tests(workspace, args)?;
-    eprintln!("{PARITY} was not held against this run, which is not of all tests");
+    eprintln!("{PARITY} was not compared with this run, which does not run all tests");
     Ok(())
 }
 
@@ -159,7 +159,7 @@ mod tests {
         let linked: BTreeSet<_> = linked.lines().filter_map(|line| line.split(' ').next()).collect();
         assert!(linked.contains("wasmtime") && named.iter().any(|(name, _)| *name == "syn"), "{named:?}");
         for (name, _) in named {
-            assert!(!linked.contains(name), "{name} is run, so it is to be as fast as in a release");
+            assert!(!linked.contains(name), "{name} runs, so it must be as fast as in a release");
         }
     }
 

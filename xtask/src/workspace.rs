@@ -19,7 +19,7 @@ pub(crate) struct Workspace {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct DriverPackage {
     pub(crate) name: String,
-    pub(crate) folder: PathBuf,
+    pub(crate) directory: PathBuf,
     /// File name of cargo's output: dashes become underscores.
     pub(crate) artifact: String,
 }
@@ -34,7 +34,7 @@ impl Workspace {
 
     fn from_metadata(json: &str) -> Result<Self> {
         let metadata: Metadata =
-            serde_json::from_str(json).context("reading the answer of cargo metadata")?;
+            serde_json::from_str(json).context("reading the output of cargo metadata")?;
         let examples = metadata.workspace_root.join("example-drivers");
         let mut drivers: Vec<_> =
             metadata.packages.into_iter().filter_map(|package| package.driver(&examples)).collect();
@@ -85,11 +85,12 @@ struct Target {
 
 impl Package {
     fn driver(self, examples: &Path) -> Option<DriverPackage> {
-        let folder = self.manifest_path.parent().filter(|folder| folder.parent() == Some(examples))?;
+        let directory =
+            self.manifest_path.parent().filter(|directory| directory.parent() == Some(examples))?;
         let library =
             self.targets.iter().find(|target| target.crate_types.iter().any(|kind| kind == "cdylib"))?;
         let artifact = format!("{}.wasm", library.name.replace('-', "_"));
-        Some(DriverPackage { folder: folder.to_owned(), artifact, name: self.name })
+        Some(DriverPackage { directory: directory.to_owned(), artifact, name: self.name })
     }
 }
 
@@ -117,7 +118,7 @@ mod tests {
         let names: Vec<_> = workspace.drivers.iter().map(|driver| driver.name.as_str()).collect();
         assert_eq!(names, ["device-nodes", "pci"]);
         assert_eq!(workspace.drivers[0].artifact, "device_nodes.wasm");
-        assert_eq!(workspace.drivers[0].folder, Path::new("/w/example-drivers/device-nodes"));
+        assert_eq!(workspace.drivers[0].directory, Path::new("/w/example-drivers/device-nodes"));
         assert_eq!(workspace.drivers_dir(), Path::new("/t/drivers"));
     }
 

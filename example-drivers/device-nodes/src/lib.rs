@@ -153,13 +153,13 @@ fn describe_node(host: &Host, config: &PoolConfig, name: String, node: &NodeInfo
     })
 }
 
-fn sysfs_folder(node: &NodeInfo) -> String {
+fn sysfs_directory(node: &NodeInfo) -> String {
     let kind = if node.kind == NodeKind::Block { "block" } else { "char" };
     format!("dev/{kind}/{}:{}", node.major, node.minor)
 }
 
 fn subsystem(host: &Host, node: &NodeInfo) -> Result<Option<String>, Problem> {
-    let link = host.sysfs().find_link(&format!("{}/subsystem", sysfs_folder(node)))?;
+    let link = host.sysfs().find_link(&format!("{}/subsystem", sysfs_directory(node)))?;
     Ok(link.and_then(|target| target.rsplit('/').next().map(str::to_owned)))
 }
 
@@ -167,7 +167,7 @@ fn size_bytes(host: &Host, node: &NodeInfo) -> Result<Option<u64>, Problem> {
     if node.kind != NodeKind::Block {
         return Ok(None);
     }
-    let sectors = host.sysfs().find_parsed::<u64>(&format!("{}/size", sysfs_folder(node)))?;
+    let sectors = host.sysfs().find_parsed::<u64>(&format!("{}/size", sysfs_directory(node)))?;
     Ok(sectors.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES)))
 }
 

@@ -85,7 +85,7 @@ fn a_block_device_has_a_size_where_the_kernel_tells_it() {
 }
 
 #[test]
-fn a_node_without_a_folder_in_sysfs_is_published_all_the_same() {
+fn a_node_without_a_directory_in_sysfs_is_published_all_the_same() {
     let node = Harness::<DeviceNodesDriver>::new();
     node.fake().character_node("/dev/ttyUSB0", 188, 0);
     node.config(json!({"pools": [{"name": "serial", "paths": ["/dev/ttyUSB*"]}]}));

@@ -60,7 +60,7 @@ impl Driver for Golden {
         if !String::from_utf8_lossy(&live.memo).lines().all(is_ours) {
             return Err(Problem::internal("bad-memo", "the memo is not one that this driver writes"));
         }
-        host.log().info("given back", &[("claim", live.claim.id.name.as_str())]);
+        host.log().info("unprepared", &[("claim", live.claim.id.name.as_str())]);
         Ok(())
     }
 }

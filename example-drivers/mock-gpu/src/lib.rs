@@ -45,7 +45,7 @@ impl Driver for MockGpu {
     }
 
     fn prepare(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem> {
-        prepare(&Config::read(&ctx.config)?, ctx, claim, &holdings_of_others(host, claim)?)
+        prepare(&Config::read(&ctx.config)?, ctx, claim, &uses_of_others(host, claim)?)
     }
 
     fn unprepare(host: &Host, _: &Context, live: &LiveClaim) -> Result<(), Problem> {
@@ -63,11 +63,11 @@ impl Driver for MockGpu {
         let mut outcomes = Vec::new();
         for claim in claims {
             let outcome = Config::read(&ctx.config).and_then(|config| {
-                let mut held = holdings_of_others(host, claim)?;
-                held.extend(
-                    batch.iter().filter(|(uid, _)| *uid != claim.id.uid).flat_map(|(_, held)| held.clone()),
+                let mut used = uses_of_others(host, claim)?;
+                used.extend(
+                    batch.iter().filter(|(uid, _)| *uid != claim.id.uid).flat_map(|(_, used)| used.clone()),
                 );
-                prepare(&config, ctx, claim, &held)
+                prepare(&config, ctx, claim, &used)
             });
             if let Ok(prepared) = &outcome {
                 let live = LiveClaim { memo: prepared.memo.clone(), ..LiveClaim::default() };
@@ -146,19 +146,19 @@ fn whole_gibibytes(most: String) -> CapacityPolicy {
 }
 
 /// Returns the settings of devices that other claims use.
-fn holdings_of_others(host: &Host, claim: &Claim) -> Result<Vec<Holding>, Problem> {
-    let mut held = Vec::new();
+fn uses_of_others(host: &Host, claim: &Claim) -> Result<Vec<Holding>, Problem> {
+    let mut used = Vec::new();
     for AllocatedDevice { pool, device, .. } in &claim.devices {
         for live in host.ledger().holders(pool, device) {
             if live.claim.id.uid != claim.id.uid {
-                held.extend(live.memo::<Memo>()?.unwrap_or_default().devices);
+                used.extend(live.memo::<Memo>()?.unwrap_or_default().devices);
             }
         }
     }
-    Ok(held)
+    Ok(used)
 }
 
-fn prepare(config: &Config, ctx: &Context, claim: &Claim, held: &[Holding]) -> Result<Prepared, Problem> {
+fn prepare(config: &Config, ctx: &Context, claim: &Claim, used: &[Holding]) -> Result<Prepared, Problem> {
     let mut memo = Memo::default();
     let prepared = Prepared::each(claim, |allocated| {
         let (pool, gpu) = config.find(&allocated.pool, &allocated.device)?;
@@ -167,7 +167,7 @@ fn prepare(config: &Config, ctx: &Context, claim: &Claim, held: &[Holding]) -> R
             None => Sharing::default_of(pool.shared),
         };
         if !allocated.admin_access {
-            refuse_mismatch(allocated, &sharing, held)?;
+            refuse_mismatch(allocated, &sharing, used)?;
             let AllocatedDevice { pool, device, .. } = allocated.clone();
             memo.devices.push(Holding { pool, device, sharing: sharing.clone() });
         }
@@ -183,10 +183,10 @@ fn log_reset(host: &Host, memo: &Memo) {
 }
 
 /// Claims that share a device must have equal settings, and an exclusive claim must be the only one.
-fn refuse_mismatch(allocated: &AllocatedDevice, sharing: &Sharing, held: &[Holding]) -> Result<(), Problem> {
+fn refuse_mismatch(allocated: &AllocatedDevice, sharing: &Sharing, used: &[Holding]) -> Result<(), Problem> {
     let AllocatedDevice { pool, device, .. } = allocated;
     let same_device = |holding: &&Holding| holding.pool == *pool && holding.device == *device;
-    let Some(other) = held.iter().filter(same_device).find(|other| !sharing.goes_with(&other.sharing)) else {
+    let Some(other) = used.iter().filter(same_device).find(|other| !sharing.goes_with(&other.sharing)) else {
         return Ok(());
     };
     let message = format!(

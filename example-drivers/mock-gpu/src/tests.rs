@@ -123,7 +123,7 @@ fn the_claims_parameters_win_over_those_of_the_class() {
 }
 
 #[test]
-fn a_share_of_the_memory_is_told_to_the_container() {
+fn a_container_gets_its_share_of_the_memory() {
     let mut device = AllocatedDevice::new("gpu", "gpus", "gpu-0");
     device.share_id = Some("3f".into());
     device.consumed.push(Counter { name: "memory".into(), value: "8Gi".into() });
@@ -266,7 +266,7 @@ fn what_is_not_simulated_is_not_found() {
 }
 
 #[test]
-fn a_memo_of_another_driver_version_is_told_and_does_not_pass_silently() {
+fn a_memo_of_another_driver_version_is_a_problem() {
     let node = shared_node();
     node.fake().claim(LiveClaim { claim: claim("old"), memo: b"v0".to_vec(), ..LiveClaim::default() });
     let problem = node.prepare(&claim("new")).unwrap_err();

@@ -153,8 +153,9 @@ async fn follow(plugin: &Plugin, file: Option<&Path>, mut last: Vec<Device>) -> 
         }
     })?;
     // Watches the directory, because editors replace the file.
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    watcher.watch(folder, RecursiveMode::NonRecursive).context("watch the devices' file")?;
+    let directory =
+        file.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    watcher.watch(directory, RecursiveMode::NonRecursive).context("watch the devices' file")?;
     loop {
         match devices(Some(file)) {
             Ok(now) if now == last => {}

@@ -59,8 +59,8 @@ impl Options {
     pub fn registration_socket(&self) -> Option<PathBuf> {
         match &self.register {
             Register::KubeletSocket => None,
-            Register::PluginsRegistry(folder) => {
-                Some(folder.join(format!("{}-reg.sock", self.resource.replace('/', "_"))))
+            Register::PluginsRegistry(directory) => {
+                Some(directory.join(format!("{}-reg.sock", self.resource.replace('/', "_"))))
             }
         }
     }

@@ -74,10 +74,10 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
     ) -> Result<Response<api::PreferredAllocationResponse>, Status> {
         let script = self.0.script();
         let choose = script.choose.ok_or_else(|| Status::unimplemented("nothing is preferred"))?;
-        let choice = |asked: api::ContainerPreferredAllocationRequest| Choice {
-            available: asked.available_device_ids,
-            must_include: asked.must_include_device_ids,
-            size: asked.allocation_size,
+        let choice = |request: api::ContainerPreferredAllocationRequest| Choice {
+            available: request.available_device_ids,
+            must_include: request.must_include_device_ids,
+            size: request.allocation_size,
         };
         let mut container_responses = Vec::new();
         for choice in request.into_inner().container_requests.into_iter().map(choice) {

@@ -20,8 +20,8 @@ pub fn listen(path: &Path, stop: &CancellationToken) -> io::Result<Incoming> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
     }
     let stop = stop.clone();
     // A kubelet's registration client sends the socket's path as the authority, which the `h2` crate refuses.

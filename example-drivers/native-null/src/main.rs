@@ -53,7 +53,7 @@ async fn main() -> Result<()> {
 
 fn say(event: &Event) {
     match event {
-        Event::Asked => eprintln!("native-null: asked who it is"),
+        Event::Asked => eprintln!("native-null: GetInfo was called"),
         Event::Notified(true, _) => eprintln!("native-null: registered"),
         Event::Notified(false, why) => eprintln!("native-null: not registered: {why}"),
         Event::Called { operation, claims, .. } => {

@@ -83,13 +83,13 @@ impl Function {
     /// Returns `None` if the function does not exist, or disappears during the read.
     pub(crate) fn read(host: &Host, address: Address) -> Result<Option<Self>, Problem> {
         let sysfs = host.sysfs();
-        let folder = format!("{DEVICES}/{}", address.as_str());
-        let file = |name: &str| sysfs.find(&format!("{folder}/{name}"));
-        let number = |name: &str| sysfs.find_parsed::<u32>(&format!("{folder}/{name}"));
+        let directory = format!("{DEVICES}/{}", address.as_str());
+        let file = |name: &str| sysfs.find(&format!("{directory}/{name}"));
+        let number = |name: &str| sysfs.find_parsed::<u32>(&format!("{directory}/{name}"));
         let link =
-            |name: &str| Ok(sysfs.find_link(&format!("{folder}/{name}"))?.as_deref().map(last_segment));
+            |name: &str| Ok(sysfs.find_link(&format!("{directory}/{name}"))?.as_deref().map(last_segment));
         let (Some(path), Some(vendor), Some(device), Some(class)) =
-            (sysfs.find_link(&folder)?, file("vendor")?, file("device")?, file("class")?)
+            (sysfs.find_link(&directory)?, file("vendor")?, file("device")?, file("class")?)
         else {
             return Ok(None);
         };

@@ -7,20 +7,20 @@ use crate::Pci;
 const GPU: &str = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0";
 const NIC: &str = "devices/pci0000:00/0000:00:02.0";
 
-fn add_function(fake: &FakeHost, folder: &str, vendor: &str, class: &str, driver: &str) {
-    let address = folder.rsplit('/').next().unwrap();
-    let up = "../".repeat(folder.split('/').count());
-    fake.link(&format!("bus/pci/devices/{address}"), &format!("../../../{folder}"))
-        .file(&format!("{folder}/vendor"), format!("{vendor}\n"))
-        .file(&format!("{folder}/device"), "0x1234\n")
-        .file(&format!("{folder}/class"), format!("{class}\n"))
-        .file(&format!("{folder}/numa_node"), "-1\n")
+fn add_function(fake: &FakeHost, directory: &str, vendor: &str, class: &str, driver: &str) {
+    let address = directory.rsplit('/').next().unwrap();
+    let up = "../".repeat(directory.split('/').count());
+    fake.link(&format!("bus/pci/devices/{address}"), &format!("../../../{directory}"))
+        .file(&format!("{directory}/vendor"), format!("{vendor}\n"))
+        .file(&format!("{directory}/device"), "0x1234\n")
+        .file(&format!("{directory}/class"), format!("{class}\n"))
+        .file(&format!("{directory}/numa_node"), "-1\n")
         .dir(&format!("bus/pci/drivers/{driver}"))
-        .link(&format!("{folder}/driver"), &format!("{up}bus/pci/drivers/{driver}"));
+        .link(&format!("{directory}/driver"), &format!("{up}bus/pci/drivers/{driver}"));
 }
 
-fn add_node(fake: &FakeHost, folder: &str, name: &str, minor: u32) {
-    fake.file(&format!("{folder}/uevent"), format!("MAJOR=226\nMINOR={minor}\nDEVNAME={name}\n"))
+fn add_node(fake: &FakeHost, directory: &str, name: &str, minor: u32) {
+    fake.file(&format!("{directory}/uevent"), format!("MAJOR=226\nMINOR={minor}\nDEVNAME={name}\n"))
         .character_node(&format!("/dev/{name}"), 226, minor);
 }
 

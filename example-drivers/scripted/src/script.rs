@@ -46,7 +46,7 @@ pub enum Word {
 pub const RELEASE_UID: &str = "claim-release";
 
 /// The claim that is in no call.
-pub const STRANGER_UID: &str = "claim-of-somebody-else";
+pub const STRANGER_UID: &str = "claim-of-another";
 
 impl Word {
     /// Every word with the name of the claims that it applies to.

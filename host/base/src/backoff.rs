@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_up_to_the_longest_and_begin_anew_after_a_success() {
+    fn delays_double_up_to_the_longest_and_restart_after_a_success() {
         let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(120));
         let delays: Vec<_> = (0..10).map(|_| backoff.delay().as_millis()).collect();
         assert_eq!(delays, [500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 120_000, 120_000]);

@@ -30,4 +30,15 @@ impl Changes {
     pub fn listen(&self) -> broadcast::Receiver<Changed> {
         self.0.subscribe()
     }
+
+    /// Resolves with the next change of a kind, or when some changes were missed; never once all senders are gone.
+    pub async fn next_of(changes: &mut broadcast::Receiver<Changed>, kind: ChangedKind) {
+        loop {
+            match changes.recv().await {
+                Ok(changed) if changed.kind != kind => {}
+                Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => return,
+                Err(broadcast::error::RecvError::Closed) => return std::future::pending().await,
+            }
+        }
+    }
 }

@@ -2,17 +2,13 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+pub use nodedock_proto::rfc3339;
+
 /// Returns milliseconds since the Unix epoch; 0 if the clock is before it.
 pub fn now_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// Formats RFC 3339 in UTC with milliseconds.
-pub fn rfc3339(at_ms: u64) -> String {
-    let ms = i64::try_from(at_ms).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_millisecond(ms).map_or_else(|_| at_ms.to_string(), |t| format!("{t:.3}"))
 }
 
 /// Returns the CPU time of the calling thread. Only the difference of two values is meaningful.

@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn a_condition_is_said_once_and_until_it_is_over() {
         let changes = Changes::default();
-        let mut told = changes.listen();
+        let mut listener = changes.listen();
         let conditions = Conditions::new(changes);
         conditions.set("/var", full("no space"));
         let since = conditions.list()[0].since_ms;
@@ -93,8 +93,9 @@ mod tests {
         conditions.clear("disk-full", "/var");
         conditions.clear("disk-full", "/var");
         assert_eq!(conditions.list(), []);
-        let told: Vec<_> = std::iter::from_fn(|| told.try_recv().ok()).map(|change| change.state).collect();
-        assert_eq!(told, ["disk-full", "over"]);
+        let states: Vec<_> =
+            std::iter::from_fn(|| listener.try_recv().ok()).map(|change| change.state).collect();
+        assert_eq!(states, ["disk-full", "over"]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::error::chain;
 use crate::tasks::Tasks;
-use crate::watched::{self, Folder};
+use crate::watched::{self, Directory};
 use nodedock_model::limit;
 
 /// The kubelet's socket in this directory (device plugin API).
@@ -36,10 +36,11 @@ pub struct SocketId {
 pub type Sockets = BTreeMap<String, SocketId>;
 
 /// Watches `directory` until the tasks stop. A missing directory has no sockets.
-pub async fn follow(folder: PathBuf, tasks: Tasks, seen: watch::Sender<Arc<Sockets>>) {
+pub async fn follow(directory: PathBuf, tasks: Tasks, seen: watch::Sender<Arc<Sockets>>) {
     // Reports go through `seen` only.
-    let (events, _nobody) = mpsc::channel::<()>(1);
-    watched::follow(PluginFolder { folder, seen, missing: false, complained: false }, tasks, events).await;
+    let (events, _sender) = mpsc::channel::<()>(1);
+    watched::follow(PluginDirectory { directory, seen, missing: false, complained: false }, tasks, events)
+        .await;
 }
 
 /// Returns the current socket at a path, without following links; `None` if there is none.
@@ -48,33 +49,33 @@ pub fn socket_id(path: &Path) -> Option<SocketId> {
     Some(SocketId { device: found.dev(), inode: found.ino(), made: found.modified().ok()? })
 }
 
-struct PluginFolder {
-    folder: PathBuf,
+struct PluginDirectory {
+    directory: PathBuf,
     seen: watch::Sender<Arc<Sockets>>,
     missing: bool,
     complained: bool,
 }
 
-impl PluginFolder {
+impl PluginDirectory {
     fn list(&self) -> io::Result<Sockets> {
         let mut found = Sockets::new();
-        for entry in std::fs::read_dir(&self.folder)?.take(limit::REGISTRY_ENTRIES_MAX) {
+        for entry in std::fs::read_dir(&self.directory)?.take(limit::REGISTRY_ENTRIES_MAX) {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
             found.extend(socket_id(&entry.path()).map(|id| (name, id)));
         }
         // Other entries do not matter.
-        let kubelet = socket_id(&self.folder.join(KUBELET_SOCKET));
+        let kubelet = socket_id(&self.directory.join(KUBELET_SOCKET));
         found.extend(kubelet.map(|id| (KUBELET_SOCKET.to_owned(), id)));
         Ok(found)
     }
 }
 
-impl Folder for PluginFolder {
+impl Directory for PluginDirectory {
     type Event = ();
 
     fn path(&self) -> &Path {
-        &self.folder
+        &self.directory
     }
 
     fn depth(&self) -> RecursiveMode {
@@ -90,11 +91,11 @@ impl Folder for PluginFolder {
         let found = match listed {
             Err(error) if !self.missing => {
                 if !std::mem::replace(&mut self.complained, true) {
-                    let folder = self.folder.display().to_string();
+                    let directory = self.directory.display().to_string();
                     tracing::warn!(
-                        folder,
+                        directory,
                         error = chain(&error),
-                        "the folder of device plugins cannot be listed"
+                        "cannot list the directory of device plugins"
                     );
                 }
                 return Vec::new();
@@ -124,25 +125,25 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn sockets_are_told_as_they_come_go_and_are_made_anew() {
+    async fn sockets_are_reported_when_they_are_created_removed_and_replaced() {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("device-plugins");
+        let directory = root.path().join("device-plugins");
         let (sender, mut seen) = watch::channel(Arc::default());
         let tasks = Tasks::new();
-        tasks.spawn("follow", follow(folder.clone(), tasks.clone(), sender));
-        std::fs::create_dir(&folder).unwrap();
-        std::fs::write(folder.join("DEPRECATION"), "").unwrap();
-        let path = folder.join(KUBELET_SOCKET);
+        tasks.spawn("follow", follow(directory.clone(), tasks.clone(), sender));
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("DEPRECATION"), "").unwrap();
+        let path = directory.join(KUBELET_SOCKET);
         let one = UnixListener::bind(&path).unwrap();
         seen.wait_for(|sockets| sockets.len() == 1).await.unwrap();
         let first = seen.borrow()[KUBELET_SOCKET];
         assert_eq!(Some(first), socket_id(&path));
-        std::os::unix::fs::symlink(KUBELET_SOCKET, folder.join("link.sock")).unwrap();
+        std::os::unix::fs::symlink(KUBELET_SOCKET, directory.join("link.sock")).unwrap();
         std::fs::remove_file(&path).unwrap();
         let _two = UnixListener::bind(&path).unwrap();
         seen.wait_for(|sockets| sockets.get(KUBELET_SOCKET).is_some_and(|id| *id != first)).await.unwrap();
         assert_eq!(seen.borrow().len(), 1, "a link is no socket");
-        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
         seen.wait_for(|sockets| sockets.is_empty()).await.unwrap();
         drop(one);
         assert!(tasks.drain(Duration::from_secs(5)).await);

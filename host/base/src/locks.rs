@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wait_that_is_given_up_after_the_key_is_free_leaves_nothing() {
+    async fn a_wait_that_is_cancelled_after_the_key_is_free_leaves_nothing() {
         let locks = Locks::default();
         let held = locks.take(["a"]).await;
         let mut waiting = Box::pin(locks.take(["a"]));

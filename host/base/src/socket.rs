@@ -1,12 +1,14 @@
-//! Listening Unix sockets: one owner, mode 0600, visible only when they accept.
+//! Unix sockets: listening ones with one owner, mode 0600, visible only when they accept; and connections to gRPC servers on them.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use hyper_util::rt::TokioIo;
 use tokio::net::{UnixListener, UnixStream};
+use tonic::transport::{Channel, Endpoint, Uri};
 
-use nodedock_model::limit::SOCKET_PATH_BYTES_MAX;
+use nodedock_model::limit::{PLUGIN_HEADERS_BYTES_MAX, SOCKET_PATH_BYTES_MAX};
 
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
@@ -25,20 +27,24 @@ pub enum BindError {
 /// Listens on `path`; replaces a stale socket, and fails on a live one. The socket is created under a temporary name, gets its mode,
 /// and is renamed into place, so that a client never finds it with another mode or before it accepts.
 pub async fn bind(path: &Path) -> Result<UnixListener, BindError> {
-    let temporary = path.with_extension("sock.new");
-    let length = temporary.as_os_str().len();
+    bind_by(path, &path.with_extension("sock.new")).await
+}
+
+/// Listens on `path`, as `bind` does, with a temporary name of the caller's choice in the same directory.
+pub async fn bind_by(path: &Path, temporary: &Path) -> Result<UnixListener, BindError> {
+    let length = temporary.as_os_str().len().max(path.as_os_str().len());
     if length > SOCKET_PATH_BYTES_MAX {
         return Err(BindError::TooLong { path: path.display().to_string(), length: path.as_os_str().len() });
     }
     refuse_occupied(path).await?;
     let io = |source| BindError::Io { path: path.to_owned(), source };
-    match std::fs::remove_file(&temporary) {
+    match std::fs::remove_file(temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
         _ => {}
     }
-    let listener = UnixListener::bind(&temporary).map_err(io)?;
-    std::fs::set_permissions(&temporary, PermissionsExt::from_mode(0o600)).map_err(io)?;
-    std::fs::rename(&temporary, path).map_err(io)?;
+    let listener = UnixListener::bind(temporary).map_err(io)?;
+    std::fs::set_permissions(temporary, PermissionsExt::from_mode(0o600)).map_err(io)?;
+    std::fs::rename(temporary, path).map_err(io)?;
     Ok(listener)
 }
 
@@ -49,9 +55,36 @@ pub async fn refuse_occupied(path: &Path) -> Result<(), BindError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => Err(BindError::Io { path: path.to_owned(), source }),
         Ok(found) if !found.file_type().is_socket() => Err(BindError::NotASocket(path.to_owned())),
-        Ok(_) if UnixStream::connect(path).await.is_ok() => Err(BindError::InUse(path.to_owned())),
-        Ok(_) => Ok(()),
+        Ok(_) => match UnixStream::connect(path).await.map_err(|error| error.kind()) {
+            Err(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => Ok(()),
+            // A process whose backlog is full owns the socket as well.
+            _ => Err(BindError::InUse(path.to_owned())),
+        },
     }
+}
+
+/// Why a socket cannot be called.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("connect to {}", socket.display())]
+    Connect { socket: PathBuf, source: io::Error },
+    #[error("begin HTTP/2 on {}", socket.display())]
+    Http2 { socket: PathBuf, source: tonic::transport::Error },
+}
+
+/// Connects to the gRPC server on a socket, once: a channel whose connection has ended does not connect again. The caller sets a
+/// deadline.
+pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
+    let stream = UnixStream::connect(socket).await;
+    let stream = stream.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
+    let mut stream = Some(TokioIo::new(stream));
+    let connector = tower::service_fn(move |_: Uri| {
+        std::future::ready(stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
+    });
+    let endpoint =
+        Endpoint::from_static("http://localhost").http2_max_header_list_size(PLUGIN_HEADERS_BYTES_MAX);
+    let connected = endpoint.connect_with_connector(connector).await;
+    connected.map_err(|source| ConnectError::Http2 { socket: socket.to_owned(), source })
 }
 
 #[cfg(test)]

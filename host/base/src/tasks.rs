@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn drain_waits_for_tasks_that_end_and_gives_up_on_those_that_do_not() {
+    async fn drain_waits_for_tasks_that_end_until_the_deadline() {
         let tasks = Tasks::new();
         let stopped = tasks.stopped();
         tasks.spawn("good", stopped);

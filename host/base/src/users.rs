@@ -22,8 +22,8 @@ mod tests {
 
     #[test]
     fn a_user_has_the_name_of_its_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let passwd = folder.path().join("passwd");
+        let directory = tempfile::tempdir().unwrap();
+        let passwd = directory.path().join("passwd");
         std::fs::write(
             &passwd,
             "# users\nroot:x:0:0::/root:/bin/sh\n:x:7:7\nop:x:1000:1000:An operator:/:/bin/sh\nop",
@@ -32,6 +32,6 @@ mod tests {
         assert_eq!(name_in(&passwd, 0).as_deref(), Some("root"));
         assert_eq!(name_in(&passwd, 1000).as_deref(), Some("op"));
         assert_eq!((name_in(&passwd, 7), name_in(&passwd, 8)), (None, None));
-        assert_eq!(name_in(&folder.path().join("none"), 0), None);
+        assert_eq!(name_in(&directory.path().join("none"), 0), None);
     }
 }

@@ -25,7 +25,7 @@ const GATHER: Duration = Duration::from_millis(10);
 const POLL_PERIOD: Duration = Duration::from_secs(2);
 
 /// The state of a directory, and the interpretation of its entries.
-pub trait Folder {
+pub trait Directory {
     type Event;
 
     fn path(&self) -> &Path;
@@ -43,32 +43,32 @@ pub trait Folder {
 }
 
 /// Watches a directory until the tasks stop. The first list is reported like later changes.
-pub async fn follow<F: Folder>(mut folder: F, tasks: Tasks, events: mpsc::Sender<F::Event>) {
+pub async fn follow<F: Directory>(mut directory: F, tasks: Tasks, events: mpsc::Sender<F::Event>) {
     let (raw, mut arrivals) = mpsc::channel(EVENTS_WAITING_MAX);
-    let mut watched = Watched::new(folder.path().to_owned(), folder.depth(), raw);
+    let mut watched = Watched::new(directory.path().to_owned(), directory.depth(), raw);
     let stopped = tasks.stopped();
     tokio::pin!(stopped);
     loop {
         if watched.renew() || watched.has_lost() {
-            folder.note_gap();
+            directory.note_gap();
         }
-        for event in folder.look() {
+        for event in directory.look() {
             if events.send(event).await.is_err() {
                 return;
             }
         }
         let relist = Instant::now() + watched.period();
-        let wake = folder.next_look().map_or(relist, |look| look.min(relist));
+        let wake = directory.next_look().map_or(relist, |look| look.min(relist));
         tokio::select! {
             // Safe to drop: the next start lists the directory.
             () = &mut stopped => return,
             // Safe to drop: an event that is not received stays in the channel.
             event = arrivals.recv() => {
                 let Some(event) = event else { return };
-                note(&mut folder, &event);
+                note(&mut directory, &event);
                 tokio::time::sleep(GATHER).await;
                 while let Ok(event) = arrivals.try_recv() {
-                    note(&mut folder, &event);
+                    note(&mut directory, &event);
                 }
             }
             () = tokio::time::sleep_until(wake) => {}
@@ -77,15 +77,15 @@ pub async fn follow<F: Folder>(mut folder: F, tasks: Tasks, events: mpsc::Sender
 }
 
 /// An error needs no handling: it triggers a list, as every event does.
-fn note<F: Folder>(folder: &mut F, event: &notify::Result<notify::Event>) {
+fn note<F: Directory>(directory: &mut F, event: &notify::Result<notify::Event>) {
     if let Ok(event) = event {
-        folder.note(event);
+        directory.note(event);
     }
 }
 
 /// The system's watch on the directory; created again when the directory was replaced.
 struct Watched {
-    folder: PathBuf,
+    directory: PathBuf,
     depth: RecursiveMode,
     raw: mpsc::Sender<notify::Result<notify::Event>>,
     watcher: Option<RecommendedWatcher>,
@@ -96,13 +96,17 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(folder: PathBuf, depth: RecursiveMode, raw: mpsc::Sender<notify::Result<notify::Event>>) -> Self {
-        Self { folder, depth, raw, watcher: None, inode: None, complained: false, lost: Arc::default() }
+    fn new(
+        directory: PathBuf,
+        depth: RecursiveMode,
+        raw: mpsc::Sender<notify::Result<notify::Event>>,
+    ) -> Self {
+        Self { directory, depth, raw, watcher: None, inode: None, complained: false, lost: Arc::default() }
     }
 
     /// Returns whether earlier events may be lost.
     fn renew(&mut self) -> bool {
-        let inode = std::fs::metadata(&self.folder).ok().map(|found| (found.dev(), found.ino()));
+        let inode = std::fs::metadata(&self.directory).ok().map(|found| (found.dev(), found.ino()));
         if self.watcher.is_some() && self.inode == inode {
             return false;
         }
@@ -116,11 +120,11 @@ impl Watched {
             Err(error) => {
                 self.watcher = None;
                 if !std::mem::replace(&mut self.complained, true) {
-                    let folder = self.folder.display().to_string();
+                    let directory = self.directory.display().to_string();
                     tracing::warn!(
-                        folder,
+                        directory,
                         error = chain(&error),
-                        "no watch on the folder, listing it instead"
+                        "cannot watch the directory, listing it instead"
                     );
                 }
             }
@@ -143,7 +147,7 @@ impl Watched {
             }
         };
         let mut watcher = RecommendedWatcher::new(handle, Config::default().with_follow_symlinks(false))?;
-        watcher.watch(&self.folder, self.depth)?;
+        watcher.watch(&self.directory, self.depth)?;
         Ok(watcher)
     }
 
@@ -164,26 +168,26 @@ mod tests {
 
     #[tokio::test]
     async fn a_new_watch_and_events_without_room_are_gaps() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (raw, mut arrivals) = mpsc::channel(1);
-        let mut watched = Watched::new(folder.path().to_owned(), RecursiveMode::NonRecursive, raw);
+        let mut watched = Watched::new(directory.path().to_owned(), RecursiveMode::NonRecursive, raw);
         assert!(watched.renew() && !watched.renew() && !watched.has_lost());
         // Create, write and close are three events.
-        std::fs::write(folder.path().join("a"), "x").unwrap();
+        std::fs::write(directory.path().join("a"), "x").unwrap();
         while !watched.has_lost() {
             arrivals.recv().await.unwrap().unwrap();
-            std::fs::write(folder.path().join("a"), "x").unwrap();
+            std::fs::write(directory.path().join("a"), "x").unwrap();
         }
-        std::fs::remove_dir_all(folder.path()).unwrap();
+        std::fs::remove_dir_all(directory.path()).unwrap();
         assert!(watched.renew() && watched.renew(), "without a watch everything may be missed");
     }
 
     #[test]
-    fn reading_a_folder_is_no_change_of_it() {
-        let told = |kind| tells_of_change(&notify::Event::new(kind));
-        assert!(!told(EventKind::Access(AccessKind::Open(AccessMode::Any))));
-        assert!(told(EventKind::Access(AccessKind::Close(AccessMode::Write))));
-        assert!(told(EventKind::Create(notify::event::CreateKind::Any)));
+    fn listing_a_directory_is_no_change() {
+        let is_change = |kind| tells_of_change(&notify::Event::new(kind));
+        assert!(!is_change(EventKind::Access(AccessKind::Open(AccessMode::Any))));
+        assert!(is_change(EventKind::Access(AccessKind::Close(AccessMode::Write))));
+        assert!(is_change(EventKind::Create(notify::event::CreateKind::Any)));
         let overflow = notify::Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
         assert!(tells_of_change(&overflow));
     }

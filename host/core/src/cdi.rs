@@ -6,7 +6,7 @@
 //! its file.
 
 mod catalog;
-mod folder;
+mod directory;
 mod identity;
 mod rebuild;
 mod render;
@@ -17,7 +17,7 @@ mod validate;
 mod tests;
 
 pub use catalog::{Collision, Touched};
-pub use folder::{CdiDir, CdiError, Durability, OurFile};
+pub use directory::{CdiDir, CdiError, Durability, OurFile};
 pub use identity::{Identity, IdentityDevice};
 pub use rebuild::{RebuildError, Rebuilt, rebuild};
 pub use render::{RenderError, SpecFile, cdi_devices, file_name, file_of, render, render_driver};

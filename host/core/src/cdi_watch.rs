@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use nodedock_base::tasks::Tasks;
-use nodedock_base::watched::{self, Folder};
+use nodedock_base::watched::{self, Directory};
 use nodedock_model::limit;
 
 /// Names in one event; with more, the whole directory must be checked.
@@ -25,20 +25,20 @@ pub enum SpecEvent {
 }
 
 /// Watches `directory` until the tasks stop. The first event is `Unsure`, when the watch exists.
-pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<SpecEvent>) {
-    watched::follow(SpecFolder::new(folder), tasks, events).await;
+pub async fn watch(directory: PathBuf, tasks: Tasks, events: mpsc::Sender<SpecEvent>) {
+    watched::follow(SpecDirectory::new(directory), tasks, events).await;
 }
 
-struct SpecFolder {
-    folder: PathBuf,
+struct SpecDirectory {
+    directory: PathBuf,
     touched: BTreeSet<String>,
     unsure: bool,
     looked: Instant,
 }
 
-impl SpecFolder {
-    fn new(folder: PathBuf) -> Self {
-        Self { folder, touched: BTreeSet::new(), unsure: false, looked: Instant::now() }
+impl SpecDirectory {
+    fn new(directory: PathBuf) -> Self {
+        Self { directory, touched: BTreeSet::new(), unsure: false, looked: Instant::now() }
     }
 
     fn touch(&mut self, path: &Path) {
@@ -52,11 +52,11 @@ fn is_spec(name: &str) -> bool {
     (name.ends_with(".yaml") || name.ends_with(".json")) && !name.starts_with('.')
 }
 
-impl Folder for SpecFolder {
+impl Directory for SpecDirectory {
     type Event = SpecEvent;
 
     fn path(&self) -> &Path {
-        &self.folder
+        &self.directory
     }
 
     fn depth(&self) -> RecursiveMode {
@@ -64,12 +64,12 @@ impl Folder for SpecFolder {
     }
 
     fn note(&mut self, event: &notify::Event) {
-        let of_itself = event.paths.contains(&self.folder);
+        let of_itself = event.paths.contains(&self.directory);
         // The directory's own times change with each entry.
         let moved = matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
         self.unsure |= event.need_rescan() || (of_itself && moved);
         for path in &event.paths {
-            if *path != self.folder {
+            if *path != self.directory {
                 self.touch(path);
             }
         }
@@ -91,7 +91,7 @@ impl Folder for SpecFolder {
 
     /// The watch does not report that the directory was replaced.
     fn next_look(&self) -> Option<Instant> {
-        Some(self.looked + limit::CDI_FOLDER_LOOK)
+        Some(self.looked + limit::CDI_DIRECTORY_LOOK)
     }
 }
 
@@ -100,22 +100,22 @@ mod tests {
     use super::*;
 
     struct Watching {
-        folder: tempfile::TempDir,
+        directory: tempfile::TempDir,
         tasks: Tasks,
         events: mpsc::Receiver<SpecEvent>,
     }
 
     impl Watching {
         fn start() -> Self {
-            let (folder, tasks) = (tempfile::tempdir().unwrap(), Tasks::new());
-            std::fs::create_dir(folder.path().join("cdi")).unwrap();
+            let (directory, tasks) = (tempfile::tempdir().unwrap(), Tasks::new());
+            std::fs::create_dir(directory.path().join("cdi")).unwrap();
             let (sender, events) = mpsc::channel(16);
-            tasks.spawn("specs", watch(folder.path().join("cdi"), tasks.clone(), sender));
-            Self { folder, tasks, events }
+            tasks.spawn("specs", watch(directory.path().join("cdi"), tasks.clone(), sender));
+            Self { directory, tasks, events }
         }
 
         fn path(&self) -> PathBuf {
-            self.folder.path().join("cdi")
+            self.directory.path().join("cdi")
         }
 
         async fn next(&mut self) -> SpecEvent {
@@ -123,37 +123,37 @@ mod tests {
         }
 
         /// Collects the names of events until all of them were reported.
-        async fn told(&mut self, wanted: &[&str]) {
-            let mut told = BTreeSet::new();
-            while !wanted.iter().all(|name| told.contains(*name)) {
+        async fn reported(&mut self, wanted: &[&str]) {
+            let mut names_seen = BTreeSet::new();
+            while !wanted.iter().all(|name| names_seen.contains(*name)) {
                 match self.next().await {
-                    SpecEvent::Touched(names) => told.extend(names),
+                    SpecEvent::Touched(names) => names_seen.extend(names),
                     SpecEvent::Unsure => panic!("nothing is lost"),
                 }
             }
             let of_runtimes = ["a.yaml", "b.json", "c.yaml"];
-            assert!(told.iter().all(|name| of_runtimes.contains(&name.as_str())), "{told:?}");
+            assert!(names_seen.iter().all(|name| of_runtimes.contains(&name.as_str())), "{names_seen:?}");
         }
     }
 
     #[tokio::test]
-    async fn files_that_are_touched_are_told_by_name_and_others_not() {
+    async fn changed_spec_files_are_reported_by_name_and_others_are_not() {
         let mut watching = Watching::start();
         assert_eq!(watching.next().await, SpecEvent::Unsure, "the watch is new");
         let path = watching.path();
         for name in [".x.yaml", ".x.tmp", "notes.txt", "a.yaml", "b.json"] {
             std::fs::write(path.join(name), "x").unwrap();
         }
-        watching.told(&["a.yaml", "b.json"]).await;
+        watching.reported(&["a.yaml", "b.json"]).await;
         std::fs::rename(path.join("a.yaml"), path.join("c.yaml")).unwrap();
-        watching.told(&["a.yaml", "c.yaml"]).await;
+        watching.reported(&["a.yaml", "c.yaml"]).await;
         std::fs::remove_file(path.join("b.json")).unwrap();
-        watching.told(&["b.json"]).await;
+        watching.reported(&["b.json"]).await;
         assert!(watching.tasks.drain(limit::DRAIN).await);
     }
 
     #[tokio::test]
-    async fn a_folder_that_is_made_again_is_watched_again() {
+    async fn a_directory_that_is_made_again_is_watched_again() {
         let mut watching = Watching::start();
         assert_eq!(watching.next().await, SpecEvent::Unsure);
         let path = watching.path();
@@ -169,10 +169,10 @@ mod tests {
 
     #[test]
     fn what_overflowed_is_looked_through() {
-        let mut folder = SpecFolder::new("/nowhere".into());
+        let mut directory = SpecDirectory::new("/nowhere".into());
         let overflow = notify::Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
-        folder.note(&overflow);
-        assert_eq!(folder.look(), [SpecEvent::Unsure]);
-        assert_eq!(folder.look(), []);
+        directory.note(&overflow);
+        assert_eq!(directory.look(), [SpecEvent::Unsure]);
+        assert_eq!(directory.look(), []);
     }
 }

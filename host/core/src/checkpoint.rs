@@ -4,15 +4,15 @@
 //! wait during a commit are committed together, with one sync. Never decides the next state of a claim,
 //! and never deletes or overwrites a file that it cannot read. `docs/checkpoint-format.md` describes the format.
 
+mod buffered;
 mod carry;
 mod error;
 mod file;
 mod format;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
-mod held;
 mod inspect;
-mod keeper;
+mod monitor;
 mod status;
 mod upgrade;
 mod writer;
@@ -38,7 +38,7 @@ pub use inspect::{Dump, Integrity, Report, read, verify};
 pub use status::{Distributions, Health, Stats};
 
 use format::{Contents, Precious};
-use keeper::Keeper;
+use monitor::WriterMonitor;
 use status::Status;
 use upgrade::{UPGRADES, Upgrades};
 use writer::{Message, Write, Writer};
@@ -187,7 +187,7 @@ impl Checkpoint {
 
     /// Sets conditions of the writer under `subject`, and retries while commits fail, until the tasks stop.
     pub async fn keep(self, subject: String, conditions: Conditions, tasks: Tasks) {
-        Keeper { status: self.status, inbox: self.inbox, conditions, subject }.run(tasks).await;
+        WriterMonitor { status: self.status, inbox: self.inbox, conditions, subject }.run(tasks).await;
     }
 
     pub fn stats(&self) -> Stats {

@@ -22,7 +22,6 @@ use crate::pod_resources::{self, PodResources};
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
-use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
@@ -51,7 +50,7 @@ use nodedock_wasm::registry::wasm_files::{FileMemory, WasmFiles};
 use nodedock_wasm::trust::Trust;
 use nodedock_wasm::{Compiler, KeptFiles, WasmHost, WasmSettings};
 
-use self::cluster::{Connected, Faces};
+use self::cluster::{Connected, KubeletSockets};
 use self::reload::Reload;
 
 /// File events that may wait for the registry.
@@ -120,7 +119,7 @@ struct Daemon {
     /// What metrics and probes read.
     admin: Admin,
     /// The sockets that a kubelet knows.
-    faces: Faces,
+    kubelet_sockets: KubeletSockets,
     /// What brings new work: the API.
     intake: Tasks,
     /// Requests under way.
@@ -208,7 +207,7 @@ impl Daemon {
         let counters = Arc::new(pod_resources::Counters::default());
         let pod_resources =
             PodResources { manager: manager.clone(), counters: counters.clone(), tasks: intake.clone() };
-        let faces = match connected {
+        let kubelet_sockets = match connected {
             Some(connected) => connected.start(&cluster::Parts {
                 config: &config,
                 manager: manager.clone(),
@@ -218,7 +217,7 @@ impl Daemon {
                 at_start: at_start.clone(),
                 tasks: intake.clone(),
             })?,
-            None => Faces::default(),
+            None => KubeletSockets::default(),
         };
         let admin = Admin {
             registry: registry.clone(),
@@ -227,7 +226,7 @@ impl Daemon {
             conditions: conditions.clone(),
             pod_resources: counters,
             at_start,
-            cluster: faces.cluster(),
+            cluster: kubelet_sockets.cluster(),
             tasks: intake.clone(),
         };
         let api = NodeApi {
@@ -243,17 +242,17 @@ impl Daemon {
         intake.spawn("node-api", node_api::serve(api, listener));
         intake.spawn("admin", admin::serve(admin.clone(), admin_listener, admin_address));
         intake.spawn("pod-resources", pod_resources::serve(pod_resources, pod_resources_listener));
-        Ok(Self { admin, faces, intake, work, drivers, checkpoint: opened.checkpoint })
+        Ok(Self { admin, kubelet_sockets, intake, work, drivers, checkpoint: opened.checkpoint })
     }
 
     async fn drain(self) {
-        self.faces.close();
+        self.kubelet_sockets.close();
         self.hand_over().await.drain().await;
     }
 
     /// Ends all but the sockets that a kubelet knows. The checkpoint is closed then.
-    async fn hand_over(self) -> Faces {
-        self.faces.hold();
+    async fn hand_over(self) -> KubeletSockets {
+        self.kubelet_sockets.hold();
         // Requests that wait for a device are answered now: the intake ends when its last call does.
         self.work.stop();
         let intake = self.intake.drain(limit::DRAIN).await;
@@ -263,7 +262,7 @@ impl Daemon {
             tracing::warn!("some tasks did not end in time; what they began is finished at the next start");
         }
         self.checkpoint.close().await;
-        self.faces
+        self.kubelet_sockets
     }
 }
 
@@ -280,8 +279,8 @@ fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
     let nodes = std::fs::read_to_string("/sys/devices/system/node/online").ok();
     ManagerSettings {
         node,
-        exclusive_wait: config.exclusive_wait,
-        call_deadline: config.call_deadline,
+        exclusive_wait: config.claims.exclusive_wait,
+        call_deadline: config.claims.call_deadline,
         pre_start_deadline: limit::PRE_START,
         resource_grace: limit::RESOURCE_GRACE,
         // A kernel without NUMA has no such file, and one node.
@@ -361,9 +360,4 @@ fn make_private(folder: &Path) -> Result<()> {
     let parents = folder.parent().map_or(Ok(()), std::fs::create_dir_all);
     let made = parents.and_then(|()| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder));
     made.with_context(|| format!("make the folder {}: choose a --root that can be written", folder.display()))
-}
-
-/// The error of a start in one line.
-pub fn explain(error: &anyhow::Error) -> String {
-    chain(error.as_ref())
 }

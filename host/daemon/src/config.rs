@@ -3,6 +3,7 @@
 //! Only values: paths are derived here, and nothing is created or opened but the file that is read, and the keys that it names.
 
 mod kubernetes;
+mod values;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,12 +24,13 @@ pub struct ConfigFile {
     pub node_name: Option<String>,
     /// Where CDI specs are written.
     pub cdi_dir: Option<PathBuf>,
-    /// Folders in which container runtimes look for CDI specs, by priority, as in their own configs.
+    /// Directories in which container runtimes look for CDI specs, by priority, as in their own configs.
+    #[serde(deserialize_with = "values::directories")]
     pub cdi_spec_dirs: Option<Vec<PathBuf>>,
     pub claims: ClaimsSection,
     pub admin: AdminSection,
     pub kubernetes: KubernetesSection,
-    /// As it is written; `policy` is what counts.
+    /// As it is written; `policy` is checked.
     trust: trust::Section,
     /// The checked `trust` section with its keys.
     #[serde(skip)]
@@ -38,37 +40,20 @@ pub struct ConfigFile {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AdminSection {
-    /// IP address and port on which metrics and probes are answered besides the admin socket; none unless set. Whoever reaches it is
-    /// answered.
-    pub listen: Option<String>,
-}
-
-impl AdminSection {
-    fn address(&self) -> Option<Result<SocketAddr, AddressError>> {
-        self.listen.as_ref().map(|text| parse_address(text))
-    }
-}
-
-/// Why a text is no address to listen on.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AddressError {
-    #[error("an IP address and a port are wanted, such as 127.0.0.1:9400 or [::1]:9400")]
-    NotAnAddress,
-    #[error("port 0 is none: nobody would know where to ask")]
-    NoPort,
-}
-
-fn parse_address(text: &str) -> Result<SocketAddr, AddressError> {
-    let address: SocketAddr = text.parse().map_err(|_| AddressError::NotAnAddress)?;
-    if address.port() == 0 { Err(AddressError::NoPort) } else { Ok(address) }
+    /// IP address and port on which metrics and probes are answered besides the admin socket; none unless set. There is no
+    /// authentication.
+    #[serde(deserialize_with = "values::address")]
+    pub listen: Option<SocketAddr>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ClaimsSection {
-    /// Milliseconds that a prepare waits for the holder of a device.
+    /// Milliseconds that a prepare waits for another claim to be released from a device.
+    #[serde(deserialize_with = "values::within::<_, _, 0, 60_000>")]
     pub exclusive_wait_ms: Option<u64>,
     /// Milliseconds that a driver has for a prepare or an unprepare.
+    #[serde(deserialize_with = "values::within::<_, _, 100, 300_000>")]
     pub call_deadline_ms: Option<u64>,
 }
 
@@ -78,22 +63,12 @@ pub enum ConfigError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("the config {} is not valid", path.display())]
     Parse { path: PathBuf, source: Box<serde_saphyr::Error> },
-    #[error("the config {}: {key} is {value}, and {min} to {max} are allowed", path.display())]
-    Range { path: PathBuf, key: &'static str, value: u64, min: u64, max: u64 },
-    #[error("the config {}: cdiSpecDirs has {} folders, and at most {} are allowed", path.display(), folders, limit::CDI_FOLDERS_MAX)]
-    SpecFolders { path: PathBuf, folders: usize },
-    #[error("the config {}: cdiSpecDirs has {:?}, and absolute paths are wanted", path.display(), folder)]
-    SpecFolder { path: PathBuf, folder: PathBuf },
-    #[error("the config {}: admin.listen is {value:?}", path.display())]
-    Address { path: PathBuf, value: String, source: AddressError },
-    #[error("the config {}: {key} is {value:?}, and an absolute path is wanted", path.display())]
-    RelativePath { path: PathBuf, key: &'static str, value: PathBuf },
     #[error("the config {}", path.display())]
     Trust { path: PathBuf, source: Box<trust::SectionError> },
 }
 
 impl ConfigFile {
-    /// Reads and checks a file. Unknown keys and wrong types are errors with line and column.
+    /// Reads and checks a file. Unknown keys, wrong types and values out of range are errors with line and column.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -103,32 +78,12 @@ impl ConfigFile {
     pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let invalid = |error| ConfigError::Parse { path: path.to_owned(), source: Box::new(error) };
         let mut config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
-        let check = |key, value: Option<u64>, min, max| match value {
-            Some(value) if !(min..=max).contains(&value) => {
-                Err(ConfigError::Range { path: path.to_owned(), key, value, min, max })
-            }
-            _ => Ok(()),
-        };
-        check("claims.exclusiveWaitMs", config.claims.exclusive_wait_ms, 0, 60_000)?;
-        check("claims.callDeadlineMs", config.claims.call_deadline_ms, 100, 300_000)?;
-        if let Some((key, value, min, max)) = config.kubernetes.out_of_range() {
-            return Err(ConfigError::Range { path: path.to_owned(), key, value, min, max });
-        }
-        if let Some((key, value)) = config.kubernetes.relative_path() {
-            return Err(ConfigError::RelativePath { path: path.to_owned(), key, value: value.to_owned() });
-        }
-        if let Some(Err(source)) = config.admin.address() {
-            let value = config.admin.listen.unwrap_or_default();
-            return Err(ConfigError::Address { path: path.to_owned(), value, source });
-        }
-        check_spec_dirs(config.cdi_spec_dirs.as_deref().unwrap_or_default(), path)?;
-        let policy = config.trust.check(path.parent().unwrap_or(path));
-        let wrong = |source| ConfigError::Trust { path: path.to_owned(), source: Box::new(source) };
-        config.policy = policy.map_err(wrong)?;
+        let untrusted = |source| ConfigError::Trust { path: path.to_owned(), source: Box::new(source) };
+        config.policy = config.trust.check(path.parent().unwrap_or(path)).map_err(untrusted)?;
         Ok(config)
     }
 
-    /// The keys of the file that differ from another's and are looked at when the daemon starts only.
+    /// Returns the keys whose values differ from another file's and are read only when the daemon starts.
     pub fn needs_restart(&self, started: &Self) -> Vec<&'static str> {
         let differs = [
             ("nodeName", self.node_name != started.node_name),
@@ -142,14 +97,23 @@ impl ConfigFile {
     }
 }
 
-fn check_spec_dirs(folders: &[PathBuf], path: &Path) -> Result<(), ConfigError> {
-    if folders.len() > limit::CDI_FOLDERS_MAX {
-        return Err(ConfigError::SpecFolders { path: path.to_owned(), folders: folders.len() });
-    }
-    match folders.iter().find(|folder| !folder.is_absolute()) {
-        Some(folder) => Err(ConfigError::SpecFolder { path: path.to_owned(), folder: folder.clone() }),
-        None => Ok(()),
-    }
+/// The flags of `nodedock run` that are configuration. A flag wins over the file.
+#[derive(Debug, Default, clap::Args)]
+pub struct Flags {
+    /// Config file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Name of this node [default: the host name; with --kubernetes there is none]
+    #[arg(long, value_name = "NAME", env = "NODEDOCK_NODE_NAME")]
+    pub node_name: Option<String>,
+    #[command(flatten)]
+    pub kubernetes: KubernetesFlags,
+    /// Identity of this instance where several share one root, such as a pod's UID: the newest serves, and the others hand over to it
+    #[arg(long, value_name = "UID", env = "NODEDOCK_INSTANCE_UID")]
+    pub instance_uid: Option<Uid>,
+    /// Where CDI specs are written; runtimes read /etc/cdi and /var/run/cdi only [default: ROOT/var/run/cdi]
+    #[arg(long, value_name = "DIR")]
+    pub cdi_dir: Option<PathBuf>,
 }
 
 /// What the daemon runs with.
@@ -157,8 +121,7 @@ fn check_spec_dirs(folders: &[PathBuf], path: &Path) -> Result<(), ConfigError> 
 pub struct Config {
     pub paths: Paths,
     pub node_name: String,
-    pub exclusive_wait: Duration,
-    pub call_deadline: Duration,
+    pub claims: ClaimsConfig,
     /// Where metrics and probes are answered besides the admin socket.
     pub admin_address: Option<SocketAddr>,
     /// None: this is no Kubernetes node.
@@ -167,50 +130,51 @@ pub struct Config {
     pub instance: Option<Uid>,
     /// The config file as it was at the start.
     pub file: ConfigFile,
-    /// Where it is; it is read again when it changes.
+    /// Path of the config file, which is read again when it changes.
     pub file_path: Option<PathBuf>,
 }
 
+/// Times of the claim manager.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimsConfig {
+    /// How long a prepare waits for another claim to be released from a device.
+    pub exclusive_wait: Duration,
+    /// How long a driver has for a prepare or an unprepare.
+    pub call_deadline: Duration,
+}
+
 impl Config {
-    /// Puts the file's values and the defaults together. `cdi_dir` and `node_name` are flags, and win over the file.
+    /// Puts flags, file and defaults together.
     pub fn new(
         root: &Path,
         socket: Option<PathBuf>,
-        cdi_dir: Option<PathBuf>,
-        node_name: String,
-        file: &ConfigFile,
-    ) -> Self {
+        flags: Flags,
+        file: ConfigFile,
+    ) -> Result<Self, KubernetesError> {
         let mut paths = Paths::below(root);
         paths.socket = socket.unwrap_or(paths.socket);
-        paths.cdi = cdi_dir.or_else(|| file.cdi_dir.clone()).unwrap_or(paths.cdi);
+        paths.cdi = flags.cdi_dir.or_else(|| file.cdi_dir.clone()).unwrap_or(paths.cdi);
         paths.cdi_spec_dirs = file.cdi_spec_dirs.clone().unwrap_or(paths.cdi_spec_dirs);
+        let node_name = flags.node_name.or_else(|| file.node_name.clone());
+        let host_name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
         let milliseconds = |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
-        Self {
+        Ok(Self {
             paths,
-            node_name,
-            exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
-            call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
-            admin_address: file.admin.address().and_then(Result::ok),
-            kubernetes: None,
-            instance: None,
-            file: file.clone(),
-            file_path: None,
-        }
-    }
-
-    /// Makes it one of a Kubernetes node if flags or file say so. `node_name`: as it was given, not the host's.
-    pub fn join_cluster(
-        &mut self,
-        flags: KubernetesFlags,
-        root: &Path,
-        node_name: Option<&str>,
-    ) -> Result<(), KubernetesError> {
-        self.kubernetes = kubernetes::resolve(flags, &self.file.kubernetes, root, node_name)?;
-        Ok(())
+            kubernetes: kubernetes::resolve(flags.kubernetes, &file.kubernetes, root, node_name.as_deref())?,
+            node_name: node_name.unwrap_or_else(host_name),
+            claims: ClaimsConfig {
+                exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
+                call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
+            },
+            admin_address: file.admin.listen,
+            instance: flags.instance_uid,
+            file,
+            file_path: flags.config,
+        })
     }
 }
 
-/// Where everything is.
+/// Where the daemon's files and sockets are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     pub drivers: PathBuf,
@@ -224,17 +188,17 @@ pub struct Paths {
     pub claims: PathBuf,
     pub cache: PathBuf,
     pub socket: PathBuf,
-    /// Socket of the pod-resources API, under the name that its clients know.
+    /// Socket of the pod-resources API, with the name that its clients expect.
     pub pod_resources: PathBuf,
     /// Socket of metrics and probes, beside that of the node API.
     pub admin: PathBuf,
-    /// Held by the instance that serves, where there may be several.
+    /// Locked by the instance that serves, where there may be several.
     pub instance_lock: PathBuf,
-    /// The instances that were here, the newest last.
+    /// The instances that were started on this root, the newest last.
     pub instances: PathBuf,
-    /// Where the instance that serves is asked to hand over.
+    /// Where a newer instance requests the handover from the one that serves.
     pub handover: PathBuf,
-    /// Names of drivers, and devices under names of resources, as they were offered to the kubelet last.
+    /// Names of drivers, and devices under names of resources, as they were last offered to the kubelet.
     pub offered_drivers: PathBuf,
     pub offered_devices: PathBuf,
     pub cdi: PathBuf,
@@ -243,7 +207,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// The default places below a root.
+    /// Returns the default paths below a root.
     pub fn below(root: &Path) -> Self {
         Self {
             drivers: root.join("var/lib/nodedock/drivers"),
@@ -266,13 +230,13 @@ impl Paths {
         }
     }
 
-    /// Where an instance answers probes about itself, whichever serves.
+    /// Returns the socket on which an instance answers probes about itself, whichever instance serves.
     pub fn probes_of(&self, instance: &Uid) -> PathBuf {
         self.admin.with_file_name(format!("{INSTANCE_PROBES}{instance}.sock"))
     }
 }
 
-/// How the names of the instances' own sockets for probes begin.
+/// Prefix of the names of the instances' own sockets for probes.
 pub const INSTANCE_PROBES: &str = "admin-";
 
 #[cfg(test)]
@@ -280,64 +244,50 @@ mod tests {
     use super::*;
     use nodedock_base::error::chain;
 
-    #[test]
-    fn unknown_keys_wrong_types_and_values_out_of_range_are_named() {
-        let parse = |text| ConfigFile::parse(text, Path::new("nodedock.yaml"));
-        assert_eq!(parse("nodeName: n1\n").unwrap().node_name.as_deref(), Some("n1"));
-        let error = chain(&parse("nodeName: n1\nnodName: n1\n").unwrap_err());
-        assert!(error.contains("nodName") && error.contains("line 2"), "{error}");
-        let error = chain(&parse("claims: {exclusiveWaitMs: soon}\n").unwrap_err());
-        assert!(error.contains("line 1"), "{error}");
-        let error = chain(&parse("claims: {callDeadlineMs: 1}\n").unwrap_err());
-        assert!(error.contains("claims.callDeadlineMs is 1"), "{error}");
-        assert_eq!(
-            parse("admin: {listen: \"[::1]:9400\"}\n").unwrap().admin.listen.as_deref(),
-            Some("[::1]:9400")
-        );
-        for (text, wanted) in [
-            ("localhost:9400", "an IP address and a port are wanted"),
-            ("127.0.0.1", "an IP address and a port are wanted"),
-            ("127.0.0.1:0", "port 0 is none"),
-            ("", "an IP address and a port are wanted"),
-        ] {
-            let yaml = format!("admin: {{listen: \"{text}\"}}\n");
-            let error = chain(&ConfigFile::parse(&yaml, Path::new("nodedock.yaml")).unwrap_err());
-            assert!(
-                error.contains(&format!("admin.listen is {text:?}")) && error.contains(wanted),
-                "{error}"
-            );
-        }
-        let error = chain(&parse("admin: {port: 9400}\n").unwrap_err());
-        assert!(error.contains("port") && error.contains("line 1"), "{error}");
-        let error = chain(&parse("cdiSpecDirs: [/etc/cdi, run/cdi]\n").unwrap_err());
-        assert!(error.contains("\"run/cdi\""), "{error}");
-        let error = chain(&parse("trust:\n  keys:\n  - {name: a, pem: x}\n").unwrap_err());
-        assert!(error.contains("the config nodedock.yaml: line 3") && error.contains("key a"), "{error}");
-        let error = chain(&parse(&format!("cdiSpecDirs: [{}]\n", "/x, ".repeat(17))).unwrap_err());
-        assert!(error.contains("has 17 folders"), "{error}");
+    fn parse(text: &str) -> Result<ConfigFile, ConfigError> {
+        ConfigFile::parse(text, Path::new("nodedock.yaml"))
     }
 
     #[test]
-    fn the_section_of_kubernetes_is_checked_with_the_file() {
-        let parse = |text| ConfigFile::parse(text, Path::new("nodedock.yaml"));
+    fn a_key_or_value_that_is_not_allowed_is_an_error_with_its_line() {
+        assert_eq!(parse("nodeName: n1\n").unwrap().node_name.as_deref(), Some("n1"));
+        let address = "[::1]:9400".parse().unwrap();
+        assert_eq!(parse("admin: {listen: \"[::1]:9400\"}\n").unwrap().admin.listen, Some(address));
         let read = parse("kubernetes: {enabled: true, kubeletRoot: /k, requestsPerSecond: 5}\n").unwrap();
         assert_eq!(read.kubernetes.requests_per_second, Some(5));
-        for (text, wanted) in [
-            ("{requestsPerSecond: 0}", "kubernetes.requestsPerSecond is 0"),
-            ("{requestBurst: 100000}", "kubernetes.requestBurst is 100000"),
-            ("{kubeletRoot: var/lib}", "kubernetes.kubeletRoot is \"var/lib\""),
-            ("{kubeconfig: admin.conf}", "kubernetes.kubeconfig is \"admin.conf\""),
-            ("{kubeletroot: /k}", "kubeletroot"),
+        let many = format!("cdiSpecDirs: [{}]\n", "/x, ".repeat(17));
+        for (yaml, parts) in [
+            ("nodeName: n1\nnodName: n1\n", ["nodName", "line 2"]),
+            ("claims: {exclusiveWaitMs: soon}\n", ["is not valid", "line 1"]),
+            ("claims:\n  callDeadlineMs: 1\n", ["1 is out of range: 100 to 300000", "line 2"]),
+            (
+                "admin: {listen: \"localhost:9400\"}\n",
+                ["\"localhost:9400\" is not an IP address and a port", "line 1"],
+            ),
+            ("admin: {listen: \"127.0.0.1\"}\n", ["is not an IP address and a port", "line 1"]),
+            ("admin: {listen: \"\"}\n", ["is not an IP address and a port", "line 1"]),
+            ("admin: {listen: \"127.0.0.1:0\"}\n", ["port 0", "line 1"]),
+            ("admin: {port: 9400}\n", ["port", "line 1"]),
+            ("cdiSpecDirs: [/etc/cdi, run/cdi]\n", ["\"run/cdi\" is not an absolute path", "line 1"]),
+            (&many, ["17 directories", "line 1"]),
+            ("trust:\n  keys:\n  - {name: a, pem: x}\n", ["the config nodedock.yaml: line 3", "key a"]),
+            ("kubernetes: {requestsPerSecond: 0}\n", ["0 is out of range", "line 1"]),
+            ("kubernetes: {requestBurst: 100000}\n", ["100000 is out of range", "line 1"]),
+            ("kubernetes: {kubeletRoot: var/lib}\n", ["\"var/lib\" is not an absolute path", "line 1"]),
+            ("kubernetes: {kubeconfig: admin.conf}\n", ["\"admin.conf\" is not an absolute path", "line 1"]),
+            ("kubernetes: {kubeletroot: /k}\n", ["kubeletroot", "line 1"]),
         ] {
-            let yaml = format!("kubernetes: {text}\n");
-            let error = chain(&ConfigFile::parse(&yaml, Path::new("nodedock.yaml")).unwrap_err());
-            assert!(error.contains(wanted) && error.contains("nodedock.yaml"), "{error}");
+            let error = chain(&parse(yaml).unwrap_err());
+            assert!(
+                error.contains("nodedock.yaml") && parts.iter().all(|part| error.contains(part)),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn what_needs_a_restart_is_known_by_its_keys_and_trust_is_not_among_them() {
-        let parse = |text| ConfigFile::parse(text, Path::new("nodedock.yaml")).unwrap();
+        let parse = |text| parse(text).unwrap();
         let started = parse("nodeName: n1\n");
         assert_eq!(parse("nodeName: n1\ntrust: {mode: warn}\n").needs_restart(&started), [""; 0]);
         let other = parse("claims: {exclusiveWaitMs: 5}\ncdiDir: /x\nadmin: {listen: \"127.0.0.1:9400\"}\n");
@@ -346,20 +296,16 @@ mod tests {
 
     #[test]
     fn flags_win_over_the_file_and_the_file_over_defaults() {
-        let file = ConfigFile { cdi_dir: Some("/from/file".into()), ..Default::default() };
-        let config = |flag| Config::new(Path::new("/r"), None, flag, "n".to_owned(), &file).paths.cdi;
-        assert_eq!(config(None), Path::new("/from/file"));
-        assert_eq!(config(Some("/from/flag".into())), Path::new("/from/flag"));
-        assert_eq!(Config::new(Path::new("/r"), None, None, "n".to_owned(), &file).admin_address, None);
-        let admin = AdminSection { listen: Some("127.0.0.1:9400".to_owned()) };
-        let listening = ConfigFile { admin, ..ConfigFile::default() };
-        let listening = Config::new(Path::new("/r"), None, None, "n".to_owned(), &listening);
-        assert_eq!(listening.admin_address, Some(([127, 0, 0, 1], 9400).into()));
-        let plain = Config::new(Path::new("/r"), None, None, "n".to_owned(), &ConfigFile::default());
-        assert_eq!(plain.paths.cdi, Path::new("/r/var/run/cdi"));
+        let config = |flags, yaml| Config::new(Path::new("/r"), None, flags, parse(yaml).unwrap()).unwrap();
+        let flags = || Flags { cdi_dir: Some("/from/flag".into()), ..Flags::default() };
+        let plain = config(Flags::default(), "");
+        assert_eq!((plain.paths.cdi, plain.admin_address), ("/r/var/run/cdi".into(), None));
         assert_eq!(plain.paths.cdi_spec_dirs, ["/r/etc/cdi", "/r/var/run/cdi"].map(PathBuf::from));
-        let file = ConfigFile { cdi_spec_dirs: Some(vec!["/x".into()]), ..Default::default() };
-        let config = Config::new(Path::new("/r"), None, None, "n".to_owned(), &file);
-        assert_eq!(config.paths.cdi_spec_dirs, [PathBuf::from("/x")]);
+        let file = "{cdiDir: /from/file, cdiSpecDirs: [/x], admin: {listen: \"127.0.0.1:9400\"}}";
+        let from_file = config(Flags::default(), file);
+        assert_eq!(from_file.paths.cdi, Path::new("/from/file"));
+        assert_eq!(from_file.paths.cdi_spec_dirs, [PathBuf::from("/x")]);
+        assert_eq!(from_file.admin_address, Some(([127, 0, 0, 1], 9400).into()));
+        assert_eq!(config(flags(), file).paths.cdi, Path::new("/from/flag"));
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use nodedock_base::tasks::Tasks;
-use nodedock_base::watched::{self, Folder};
+use nodedock_base::watched::{self, Directory};
 use nodedock_model::limit;
 
 /// Watches until the tasks stop. The first word comes at once, and one every while whatever the watch says: keys are in files
@@ -47,7 +47,7 @@ enum Events {
     Of,
 }
 
-impl Folder for ConfigFolder {
+impl Directory for ConfigFolder {
     type Event = ();
 
     fn path(&self) -> &Path {

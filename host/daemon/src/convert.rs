@@ -1,6 +1,7 @@
-//! Between the node API's messages and the vocabulary. What comes in is checked here and nowhere behind.
+//! Converts between the node API's messages and the model. Requests are checked here and nowhere behind.
 
 use std::collections::BTreeSet;
+use std::str::FromStr;
 
 use nodedock_proto::node::v1;
 
@@ -10,69 +11,83 @@ use nodedock_core::manager::{ContainerAnswer, PodOutcome, PodView};
 use nodedock_core::registry::{DriverView, NativeView, TrustView};
 use nodedock_model::{
     AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim, ClaimRecord,
-    ClaimReference, ConfigSource, Consumer, ContainerClaim, ContainerKind, DeviceName, DriverName, NameError,
-    ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, Uid, is_dns_label,
-    limit,
+    ClaimReference, ConfigSource, Consumer, ContainerClaim, ContainerKind, NameError, ObjectRef,
+    OpaqueConfig, PodContainer, PodRequest, Problem, is_dns_label, limit,
 };
 
 mod claims;
 mod resources;
-mod values;
 
 pub use claims::{claim_status, refused_claim, release_outcome, release_request, released_claim};
 use claims::{transition, worst_problem};
 pub use resources::{capacity, cover_request, covered, hint_scope, hints, plugin_device, start_request};
 
-fn wrong(field: &str, error: &NameError) -> Problem {
-    Problem::invalid("bad-request", format!("{field}: {error}"))
+/// Characters of a bad name that an error repeats.
+const SHOWN_CHARS_MAX: usize = 64;
+/// Name of a consumer of which the caller gives only the UID.
+const UNNAMED: &str = "unnamed";
+
+fn invalid(message: impl Into<String>) -> Problem {
+    Problem::invalid("bad-request", message)
 }
 
 fn missing(field: &str) -> Problem {
-    Problem::invalid("bad-request", format!("{field} is missing"))
+    invalid(format!("{field} is missing"))
 }
 
 fn bounded<T>(field: &str, list: &[T], max: usize) -> Result<(), Problem> {
     if list.len() <= max {
         return Ok(());
     }
-    Err(Problem::invalid(
-        "bad-request",
-        format!("{field} has {} entries, and {max} are the most", list.len()),
-    ))
+    Err(invalid(format!("{field} has {} entries, at most {max} are allowed", list.len())))
 }
 
-pub fn object(field: &str, object: Option<&v1::ObjectRef>) -> Result<ObjectRef, Problem> {
+/// Parses a name, UID or resource.
+fn name<T: FromStr<Err = NameError>>(field: &str, text: &str) -> Result<T, Problem> {
+    text.parse().map_err(|error| invalid(format!("{field}: {error}")))
+}
+
+/// Parses a name that may be empty for none.
+fn optional<T: FromStr<Err = NameError>>(field: &str, text: &str) -> Result<Option<T>, Problem> {
+    if text.is_empty() { Ok(None) } else { name(field, text).map(Some) }
+}
+
+fn not_empty(text: &str) -> Option<String> {
+    Some(text.to_owned()).filter(|text| !text.is_empty())
+}
+
+/// The start of a text for an error, without control characters.
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(SHOWN_CHARS_MAX).collect()
+}
+
+fn object(field: &str, object: Option<&v1::ObjectRef>) -> Result<ObjectRef, Problem> {
     let object = object.ok_or_else(|| missing(field))?;
-    let part = |name: &str, error| wrong(&format!("{field}.{name}"), &error);
     Ok(ObjectRef {
-        namespace: ObjectName::new(&object.namespace).map_err(|e| part("namespace", e))?,
-        name: ObjectName::new(&object.name).map_err(|e| part("name", e))?,
-        uid: Uid::new(&object.uid).map_err(|e| part("uid", e))?,
+        namespace: name(&format!("{field}.namespace"), &object.namespace)?,
+        name: name(&format!("{field}.name"), &object.name)?,
+        uid: name(&format!("{field}.uid"), &object.uid)?,
     })
 }
 
-/// Kubernetes' rule for the names of containers and of a pod's claims.
+/// Checks the name of a container or of a pod's claim.
 fn label(field: &str, name: &str) -> Result<String, Problem> {
     if is_dns_label(name) {
         return Ok(name.to_owned());
     }
-    let shown: String = name.chars().take(SHOWN_CHARS_MAX).collect();
-    Err(Problem::invalid("bad-request", format!("{field}: {shown:?} is no DNS label of at most 63 bytes")))
+    let start: String = name.chars().take(SHOWN_CHARS_MAX).collect();
+    Err(invalid(format!("{field}: {start:?} is no DNS label of at most 63 bytes")))
 }
-
-/// Characters of a bad name that an error repeats.
-const SHOWN_CHARS_MAX: usize = 64;
-/// A consumer of which a caller says the UID only.
-const UNNAMED: &str = "unnamed";
 
 fn unique<'a>(field: &str, names: impl IntoIterator<Item = &'a str>) -> Result<(), Problem> {
     let mut seen = BTreeSet::new();
     match names.into_iter().find(|name| !seen.insert(*name)) {
         None => Ok(()),
-        Some(twice) => Err(Problem::invalid("bad-request", format!("{field}: {twice:?} is there twice"))),
+        Some(twice) => Err(invalid(format!("{field}: {twice:?} is there twice"))),
     }
 }
 
+/// Checks a request for a pod, and returns it with the claims that it carries.
 pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<Claim>), Problem> {
     bounded("claims", &request.claims, limit::POD_CLAIMS_MAX)?;
     bounded("inline_claims", &request.inline_claims, limit::POD_CLAIMS_MAX)?;
@@ -84,18 +99,16 @@ pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<C
     for container in &containers {
         let known = |claim: &ContainerClaim| names.contains(claim.pod_claim_name.as_str());
         if let Some(unknown) = container.claims.iter().find(|claim| !known(claim)) {
-            let message = format!(
-                "container {:?} uses claim {:?}, which the pod does not have",
-                container.name, unknown.pod_claim_name
-            );
-            return Err(Problem::invalid("bad-request", message));
+            let (name, claim) = (&container.name, &unknown.pod_claim_name);
+            let message = format!("container {name:?} uses claim {claim:?}, which the pod does not have");
+            return Err(invalid(message));
         }
     }
     let inline = request.inline_claims.iter().map(claim).collect::<Result<_, _>>()?;
     Ok((PodRequest { pod, claims, containers }, inline))
 }
 
-/// A pod of which nothing but its extended resources matters.
+/// Checks a request about the extended resources of a pod; the claims of its containers are left out.
 pub fn resources_request(request: &v1::GetTopologyHintsRequest) -> Result<PodRequest, Problem> {
     let pod = object("pod", request.pod.as_ref())?;
     let mut containers = containers(&request.containers)?;
@@ -111,11 +124,10 @@ fn containers(containers: &[v1::Container]) -> Result<Vec<PodContainer>, Problem
 }
 
 fn reference(reference: &v1::ClaimReference) -> Result<ClaimReference, Problem> {
-    let uid = Some(&reference.claim_uid).filter(|uid| !uid.is_empty());
     Ok(ClaimReference {
         pod_claim_name: label("claims[].pod_claim_name", &reference.pod_claim_name)?,
-        claim_name: ObjectName::new(&reference.claim_name).map_err(|e| wrong("claims[].claim_name", &e))?,
-        claim_uid: uid.map(Uid::new).transpose().map_err(|e| wrong("claims[].claim_uid", &e))?,
+        claim_name: name("claims[].claim_name", &reference.claim_name)?,
+        claim_uid: optional("claims[].claim_uid", &reference.claim_uid)?,
     })
 }
 
@@ -123,7 +135,7 @@ fn container(container: &v1::Container) -> Result<PodContainer, Problem> {
     bounded("containers[].claims", &container.claims, limit::CONTAINER_CLAIMS_MAX)?;
     let claim = |claim: &v1::ContainerClaim| ContainerClaim {
         pod_claim_name: claim.pod_claim_name.clone(),
-        request: Some(claim.request.clone()).filter(|request| !request.is_empty()),
+        request: not_empty(&claim.request),
     };
     Ok(PodContainer {
         name: label("containers[].name", &container.name)?,
@@ -139,34 +151,30 @@ fn container_kind(kind: &str) -> Result<ContainerKind, Problem> {
     match kind {
         "" => Ok(ContainerKind::App),
         _ => kinds.into_iter().find(|known| known.as_str() == kind).ok_or_else(|| {
-            let shown: String = kind.chars().take(SHOWN_CHARS_MAX).collect();
-            let message = format!("containers[].kind: {shown:?} is none of app, init and sidecar");
-            Problem::invalid("bad-request", message)
+            invalid(format!("containers[].kind: {:?} is none of app, init and sidecar", shown(kind)))
         }),
     }
 }
 
-/// The UID says who it is; callers may leave out the rest.
+/// A consumer is identified by its UID; callers may leave out the rest.
 fn consumer(consumer: &v1::Consumer) -> Result<Consumer, Problem> {
-    let name = if consumer.name.is_empty() { UNNAMED } else { &consumer.name };
+    let called = if consumer.name.is_empty() { UNNAMED } else { &consumer.name };
     Ok(Consumer {
         api_group: consumer.api_group.clone(),
         resource: consumer.resource.clone(),
-        name: ObjectName::new(name).map_err(|e| wrong("reserved_for[].name", &e))?,
-        uid: Uid::new(&consumer.uid).map_err(|e| wrong("reserved_for[].uid", &e))?,
+        name: name("reserved_for[].name", called)?,
+        uid: name("reserved_for[].uid", &consumer.uid)?,
     })
 }
 
 fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
-    let id = object("inline_claims[].id", claim.id.as_ref())?;
-    let owner = Some(&claim.owner_pod_uid).filter(|uid| !uid.is_empty());
     bounded("reserved_for", &claim.reserved_for, limit::RESERVED_FOR_MAX)?;
     Ok(Claim {
-        id,
+        id: object("inline_claims[].id", claim.id.as_ref())?,
         allocation: claim.allocation.as_ref().map(allocation).transpose()?,
         reserved_for: claim.reserved_for.iter().map(consumer).collect::<Result<_, _>>()?,
         annotations: claim.annotations.clone(),
-        owner_pod: owner.map(Uid::new).transpose().map_err(|e| wrong("owner_pod_uid", &e))?,
+        owner_pod: optional("owner_pod_uid", &claim.owner_pod_uid)?,
     })
 }
 
@@ -174,16 +182,16 @@ fn allocation(allocation: &v1::Allocation) -> Result<Allocation, Problem> {
     Ok(Allocation {
         devices: allocation.devices.iter().map(allocated).collect::<Result<_, _>>()?,
         configs: allocation.configs.iter().map(config).collect::<Result<_, _>>()?,
-        node_name: Some(allocation.node_name.clone()).filter(|name| !name.is_empty()),
+        node_name: not_empty(&allocation.node_name),
     })
 }
 
 fn allocated(device: &v1::AllocatedDevice) -> Result<AllocatedDevice, Problem> {
     Ok(AllocatedDevice {
         request: device.request.clone(),
-        driver: DriverName::new(&device.driver).map_err(|e| wrong("devices[].driver", &e))?,
-        pool: PoolName::new(&device.pool).map_err(|e| wrong("devices[].pool", &e))?,
-        device: DeviceName::new(&device.device).map_err(|e| wrong("devices[].device", &e))?,
+        driver: name("devices[].driver", &device.driver)?,
+        pool: name("devices[].pool", &device.pool)?,
+        device: name("devices[].device", &device.device)?,
         share_id: device.share_id.clone(),
         consumed: device.consumed_capacity.clone(),
         admin_access: device.admin_access,
@@ -195,31 +203,27 @@ fn config(config: &v1::OpaqueConfig) -> Result<OpaqueConfig, Problem> {
         "FromClass" => ConfigSource::DeviceClass,
         "FromClaim" => ConfigSource::Claim,
         other => {
-            let message = format!("configs[].source: {other:?} is neither FromClass nor FromClaim");
-            return Err(Problem::invalid("bad-request", message));
+            return Err(invalid(format!("configs[].source: {other:?} is neither FromClass nor FromClaim")));
         }
     };
     Ok(OpaqueConfig {
         source,
         requests: config.requests.clone(),
-        driver: DriverName::new(&config.driver).map_err(|e| wrong("configs[].driver", &e))?,
+        driver: name("configs[].driver", &config.driver)?,
         parameters: config.parameters.clone(),
     })
 }
 
-/// By UID where there is one, else by namespace and name.
+/// Selects a pod by UID, or by namespace and name if the UID is empty.
 pub fn selector(pod: Option<&v1::ObjectRef>) -> Result<PodSelector, Problem> {
     let pod = pod.ok_or_else(|| missing("pod"))?;
     if !pod.uid.is_empty() {
-        return Uid::new(&pod.uid).map(PodSelector::Uid).map_err(|e| wrong("pod.uid", &e));
+        return name("pod.uid", &pod.uid).map(PodSelector::Uid);
     }
-    let namespace = ObjectName::new(&pod.namespace).map_err(|e| wrong("pod.namespace", &e))?;
-    let name = ObjectName::new(&pod.name).map_err(|e| wrong("pod.name", &e))?;
-    Ok(PodSelector::Name(namespace, name))
+    Ok(PodSelector::Name(name("pod.namespace", &pod.namespace)?, name("pod.name", &pod.name)?))
 }
 
-/// A claim for a request: what the command line sends of a manifest.
-pub fn claim_message(claim: &Claim) -> v1::Claim {
+fn claim_message(claim: &Claim) -> v1::Claim {
     v1::Claim {
         id: Some(object_message(&claim.id)),
         allocation: claim.allocation.as_ref().map(allocation_message),
@@ -264,7 +268,7 @@ fn allocation_message(allocation: &Allocation) -> v1::Allocation {
     }
 }
 
-/// A pod's request as a message.
+/// Returns the message of a pod's request, as the command line sends it.
 pub fn pod_message(request: &PodRequest, inline: &[Claim]) -> v1::PreparePodRequest {
     let reference = |claim: &ClaimReference| v1::ClaimReference {
         pod_claim_name: claim.pod_claim_name.clone(),
@@ -365,15 +369,16 @@ pub fn container_devices(container: &ContainerAnswer) -> v1::ContainerDevices {
     }
 }
 
-/// One answer for however many pods of the name there were; none is success.
-pub fn unprepared(asked: &v1::ObjectRef, outcomes: &[PodOutcome]) -> v1::UnpreparePodResponse {
-    let pod = outcomes.first().map_or_else(|| asked.clone(), |outcome| object_message(&outcome.pod));
+/// Merges the outcomes of all pods of the name into one answer; no pod is success.
+pub fn unprepared(requested: &v1::ObjectRef, outcomes: &[PodOutcome]) -> v1::UnpreparePodResponse {
+    let pod = outcomes.first().map_or_else(|| requested.clone(), |outcome| object_message(&outcome.pod));
     let claims = outcomes.iter().flat_map(|outcome| &outcome.claims).map(claim_outcome).collect();
     let resources = outcomes.iter().flat_map(|outcome| &outcome.resources);
     let resources = resources.map(|resource| resources::outcome(resource, "freed")).collect();
     v1::UnpreparePodResponse { pod: Some(pod), claims, resources }
 }
 
+/// Answers from the records of a pod that was prepared before.
 pub fn known_pod(view: &PodView) -> v1::PreparePodResponse {
     let outcome = |claim: &ClaimRecord| v1::ClaimOutcome {
         id: Some(object_message(&claim.id)),
@@ -418,7 +423,7 @@ pub fn driver(view: &DriverView) -> v1::Driver {
     }
 }
 
-fn trust(trust: &TrustView) -> v1::DriverTrust {
+pub fn trust(trust: &TrustView) -> v1::DriverTrust {
     v1::DriverTrust {
         mode: trust.mode.to_owned(),
         verdict: trust.verdict.to_owned(),
@@ -443,7 +448,7 @@ fn native(native: &NativeView) -> v1::NativePlugin {
     }
 }
 
-/// Attributes as a JSON object of plain values.
+/// Returns attributes as a JSON object of plain values.
 pub fn attributes_json<'a>(
     attributes: impl IntoIterator<Item = (&'a nodedock_model::QualifiedName, &'a AttributeValue)>,
 ) -> String {

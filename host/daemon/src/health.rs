@@ -1,5 +1,5 @@
-//! `grpc.health.v1.Health` on the node API's socket. The service "" serves as soon as the API answers; the node API does not
-//! while the checkpoint takes no writes: nothing can be prepared or given up then.
+//! `grpc.health.v1.Health` on the node API's socket. The service "" serves as soon as the API answers; the node API is not serving
+//! while the checkpoint takes no writes, because no claim can be prepared or unprepared then.
 
 use tokio::sync::watch;
 use tonic::server::NamedService;
@@ -8,8 +8,8 @@ use tonic_health::server::HealthReporter;
 
 use nodedock_base::tasks::Tasks;
 
-/// Tells the health of the service `S` until the tasks stop, and then ends what watches it.
-pub(super) async fn follow<S: NamedService>(
+/// Reports the health of the service `S` until the tasks stop, and then ends the watches of it.
+pub(super) async fn report<S: NamedService>(
     mut reporter: HealthReporter,
     mut takes_writes: watch::Receiver<bool>,
     tasks: Tasks,
@@ -20,7 +20,7 @@ pub(super) async fn follow<S: NamedService>(
         reporter.set_service_status(S::NAME, status).await;
         tokio::select! {
             () = tasks.stopped() => break,
-            // A change that is not seen here is seen at the next turn.
+            // A change that is missed here is seen in the next turn of the loop.
             changed = takes_writes.changed() => if changed.is_err() { break },
         }
     }

@@ -3,8 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use nodedock_proto::node::v1;
 use nodedock_proto::node::v1::node_server::{Node, NodeServer};
+use nodedock_proto::node::v1::{
+    self, ContainerDevices, CoverAllocatedRequest, CoverAllocatedResponse, GetCapacityRequest,
+    GetCapacityResponse, GetNodeRequest, GetPodDevicesRequest, GetTopologyHintsRequest,
+    GetTopologyHintsResponse, ListClaimsRequest, ListClaimsResponse, ListDevicesRequest, ListDevicesResponse,
+    ListDriversRequest, ListDriversResponse, ListPodsRequest, ListPodsResponse, NodeStatus,
+    PodMightNeedUnprepareRequest, PodMightNeedUnprepareResponse, PreparePodRequest, PreparePodResponse,
+    ReleaseClaimRequest, ReleaseClaimResponse, ReloadDriverRequest, ReloadDriverResponse,
+    ResumeDriverRequest, ResumeDriverResponse, StartContainerRequest, UnpreparePodRequest,
+    UnpreparePodResponse, WatchRequest,
+};
 use nodedock_proto::unix;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::BroadcastStream;
@@ -26,7 +35,7 @@ use nodedock_core::manager::{Manager, PodView};
 use nodedock_core::registry::Registry;
 use nodedock_model::{Caller, DriverName, ExtendedResource, ObjectRef, Problem, limit};
 
-/// What the API translates to.
+/// The service, with the managers that it calls.
 #[derive(Clone)]
 pub struct NodeApi {
     pub manager: Arc<Manager>,
@@ -49,13 +58,13 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
         .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
     let server = tonic::transport::Server::builder().add_service(service).add_service(health);
-    tasks.spawn("health", health::follow::<NodeServer<NodeApi>>(reporter, takes_writes, tasks.clone()));
+    tasks.spawn("health", health::report::<NodeServer<NodeApi>>(reporter, takes_writes, tasks.clone()));
     if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), stopped).await {
         tracing::error!(error = chain(&error), "the node api ended");
     }
 }
 
-/// Who called, as the kernel says it.
+/// The process that called, by the credentials of its socket.
 fn caller<T>(request: &Request<T>) -> Caller {
     let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
     let uid = peer.map(|peer| peer.uid());
@@ -70,17 +79,14 @@ fn refuse(problem: Problem) -> Status {
 
 #[tonic::async_trait]
 impl Node for NodeApi {
-    async fn prepare_pod(&self, request: Request<v1::PreparePodRequest>) -> Answer<v1::PreparePodResponse> {
+    async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Answer<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
         let outcome = self.manager.prepare_pod(pod, inline, request_id).await;
         Ok(Response::new(convert::prepared(&outcome)))
     }
 
-    async fn unprepare_pod(
-        &self,
-        request: Request<v1::UnpreparePodRequest>,
-    ) -> Answer<v1::UnpreparePodResponse> {
+    async fn unprepare_pod(&self, request: Request<UnpreparePodRequest>) -> Answer<UnpreparePodResponse> {
         let request_id = begin("UnpreparePod", &request);
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
@@ -88,30 +94,26 @@ impl Node for NodeApi {
         Ok(Response::new(convert::unprepared(&pod.unwrap_or_default(), &outcomes)))
     }
 
-    async fn release_claim(
-        &self,
-        request: Request<v1::ReleaseClaimRequest>,
-    ) -> Answer<v1::ReleaseClaimResponse> {
+    async fn release_claim(&self, request: Request<ReleaseClaimRequest>) -> Answer<ReleaseClaimResponse> {
         let request_id = begin("ReleaseClaim", &request);
-        let wanted = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
-        let wanted = wanted.map_err(refuse)?;
+        let release = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
+        let release = release.map_err(refuse)?;
         let outcome = if request.get_ref().dry_run {
-            self.manager.look_at_release(&wanted).await
+            self.manager.look_at_release(&release).await
         } else {
-            self.manager.release_claim(wanted, request_id).await
+            self.manager.release_claim(release, request_id).await
         };
         Ok(Response::new(convert::release_outcome(&outcome.map_err(refuse)?)))
     }
 
-    async fn get_pod_devices(
-        &self,
-        request: Request<v1::GetPodDevicesRequest>,
-    ) -> Answer<v1::PreparePodResponse> {
+    async fn get_pod_devices(&self, request: Request<GetPodDevicesRequest>) -> Answer<PreparePodResponse> {
         begin("GetPodDevices", &request);
         let pod = request.into_inner().pod.unwrap_or_default();
         let view = self.manager.pod(&pod.uid).ok_or_else(|| {
-            let message =
-                format!("pod {}/{} (UID {:?}) holds nothing here", pod.namespace, pod.name, pod.uid);
+            let message = format!(
+                "pod {}/{} (UID {:?}) has no claims or resources here",
+                pod.namespace, pod.name, pod.uid
+            );
             refuse(Problem::not_found("no-such-pod", message))
         })?;
         self.manager.check_files_of(&pod.uid).await.map_err(refuse)?;
@@ -120,17 +122,14 @@ impl Node for NodeApi {
 
     async fn pod_might_need_unprepare(
         &self,
-        request: Request<v1::PodMightNeedUnprepareRequest>,
-    ) -> Answer<v1::PodMightNeedUnprepareResponse> {
+        request: Request<PodMightNeedUnprepareRequest>,
+    ) -> Answer<PodMightNeedUnprepareResponse> {
         begin("PodMightNeedUnprepare", &request);
         let might = self.manager.might_need_unprepare(&request.get_ref().pod_uid);
-        Ok(Response::new(v1::PodMightNeedUnprepareResponse { might }))
+        Ok(Response::new(PodMightNeedUnprepareResponse { might }))
     }
 
-    async fn start_container(
-        &self,
-        request: Request<v1::StartContainerRequest>,
-    ) -> Answer<v1::ContainerDevices> {
+    async fn start_container(&self, request: Request<StartContainerRequest>) -> Answer<ContainerDevices> {
         let request_id = begin("StartContainer", &request);
         let request = request.into_inner();
         let (pod, container) = convert::start_request(request).map_err(refuse)?;
@@ -138,18 +137,15 @@ impl Node for NodeApi {
         Ok(Response::new(convert::container_devices(&answer)))
     }
 
-    async fn get_capacity(
-        &self,
-        request: Request<v1::GetCapacityRequest>,
-    ) -> Answer<v1::GetCapacityResponse> {
+    async fn get_capacity(&self, request: Request<GetCapacityRequest>) -> Answer<GetCapacityResponse> {
         begin("GetCapacity", &request);
         Ok(Response::new(convert::capacity(&self.manager.capacity(), &self.manager.pods())))
     }
 
     async fn get_topology_hints(
         &self,
-        request: Request<v1::GetTopologyHintsRequest>,
-    ) -> Answer<v1::GetTopologyHintsResponse> {
+        request: Request<GetTopologyHintsRequest>,
+    ) -> Answer<GetTopologyHintsResponse> {
         begin("GetTopologyHints", &request);
         let pod = convert::resources_request(request.get_ref()).map_err(refuse)?;
         let scope = convert::hint_scope(&request.get_ref().scope).map_err(refuse)?;
@@ -158,8 +154,8 @@ impl Node for NodeApi {
 
     async fn cover_allocated(
         &self,
-        request: Request<v1::CoverAllocatedRequest>,
-    ) -> Answer<v1::CoverAllocatedResponse> {
+        request: Request<CoverAllocatedRequest>,
+    ) -> Answer<CoverAllocatedResponse> {
         begin("CoverAllocated", &request);
         let request = request.into_inner();
         let (pod, mut allocatable) = convert::cover_request(&request).map_err(refuse)?;
@@ -167,24 +163,18 @@ impl Node for NodeApi {
         Ok(Response::new(convert::covered(request, allocatable)))
     }
 
-    async fn list_drivers(
-        &self,
-        request: Request<v1::ListDriversRequest>,
-    ) -> Answer<v1::ListDriversResponse> {
+    async fn list_drivers(&self, request: Request<ListDriversRequest>) -> Answer<ListDriversResponse> {
         begin("ListDrivers", &request);
         let name = &request.get_ref().name;
         let drivers = self.registry.list().into_iter().filter(|view| {
             name.is_empty() || view.source == *name || view.name.as_ref().is_some_and(|n| n.as_str() == name)
         });
-        Ok(Response::new(v1::ListDriversResponse {
+        Ok(Response::new(ListDriversResponse {
             drivers: drivers.map(|view| convert::driver(&view)).collect(),
         }))
     }
 
-    async fn list_devices(
-        &self,
-        request: Request<v1::ListDevicesRequest>,
-    ) -> Answer<v1::ListDevicesResponse> {
+    async fn list_devices(&self, request: Request<ListDevicesRequest>) -> Answer<ListDevicesResponse> {
         begin("ListDevices", &request);
         let wanted = &request.get_ref().driver;
         let drivers = self.registry.all_serving().into_iter();
@@ -193,10 +183,10 @@ impl Node for NodeApi {
         let mut devices: Vec<_> = drivers.flat_map(|driver| self.devices(&driver, &pods)).collect();
         let of_plugins = plugin_devices(&capacity);
         devices.extend(of_plugins.filter(|device| wanted.is_empty() || device.driver == *wanted));
-        Ok(Response::new(v1::ListDevicesResponse { devices }))
+        Ok(Response::new(ListDevicesResponse { devices }))
     }
 
-    async fn list_claims(&self, request: Request<v1::ListClaimsRequest>) -> Answer<v1::ListClaimsResponse> {
+    async fn list_claims(&self, request: Request<ListClaimsRequest>) -> Answer<ListClaimsResponse> {
         begin("ListClaims", &request);
         let request = request.get_ref();
         let wanted = |id: &ObjectRef| {
@@ -208,8 +198,7 @@ impl Node for NodeApi {
         let (boot_id, with_timeline) = (self.manager.boot_id(), request.with_timeline);
         let claims = self.manager.claims().into_iter().filter(|claim| wanted(&claim.id));
         let status = |claim| convert::claim_status(&self.manager.claim_view(claim), boot_id, with_timeline);
-        let mut answer =
-            v1::ListClaimsResponse { claims: claims.map(status).collect(), ..Default::default() };
+        let mut answer = ListClaimsResponse { claims: claims.map(status).collect(), ..Default::default() };
         if with_timeline {
             let released = self.manager.released_claims().into_iter().filter(|released| wanted(&released.id));
             answer.released = released.map(|released| convert::released_claim(&released)).collect();
@@ -219,19 +208,19 @@ impl Node for NodeApi {
         Ok(Response::new(answer))
     }
 
-    async fn list_pods(&self, request: Request<v1::ListPodsRequest>) -> Answer<v1::ListPodsResponse> {
+    async fn list_pods(&self, request: Request<ListPodsRequest>) -> Answer<ListPodsResponse> {
         begin("ListPods", &request);
         let pods = self.manager.pods().iter().map(convert::pod_status).collect();
-        Ok(Response::new(v1::ListPodsResponse { pods }))
+        Ok(Response::new(ListPodsResponse { pods }))
     }
 
-    async fn get_node(&self, request: Request<v1::GetNodeRequest>) -> Answer<v1::NodeStatus> {
+    async fn get_node(&self, request: Request<GetNodeRequest>) -> Answer<NodeStatus> {
         begin("GetNode", &request);
         let mut claims = BTreeMap::new();
         for claim in self.manager.claims() {
             *claims.entry(claim.state.as_str().to_owned()).or_insert(0) += 1;
         }
-        Ok(Response::new(v1::NodeStatus {
+        Ok(Response::new(NodeStatus {
             name: self.node.name.clone(),
             boot_id: self.node.boot_id.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -243,27 +232,21 @@ impl Node for NodeApi {
         }))
     }
 
-    async fn reload_driver(
-        &self,
-        request: Request<v1::ReloadDriverRequest>,
-    ) -> Answer<v1::ReloadDriverResponse> {
+    async fn reload_driver(&self, request: Request<ReloadDriverRequest>) -> Answer<ReloadDriverResponse> {
         begin("ReloadDriver", &request);
         let view = self.registry.reload(&request.get_ref().name).await.map_err(refuse)?;
-        Ok(Response::new(v1::ReloadDriverResponse { driver: Some(convert::driver(&view)) }))
+        Ok(Response::new(ReloadDriverResponse { driver: Some(convert::driver(&view)) }))
     }
 
-    async fn resume_driver(
-        &self,
-        request: Request<v1::ResumeDriverRequest>,
-    ) -> Answer<v1::ResumeDriverResponse> {
+    async fn resume_driver(&self, request: Request<ResumeDriverRequest>) -> Answer<ResumeDriverResponse> {
         begin("ResumeDriver", &request);
         let view = self.registry.resume(&request.get_ref().name).map_err(refuse)?;
-        Ok(Response::new(v1::ResumeDriverResponse { driver: Some(convert::driver(&view)) }))
+        Ok(Response::new(ResumeDriverResponse { driver: Some(convert::driver(&view)) }))
     }
 
     type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
 
-    async fn watch(&self, request: Request<v1::WatchRequest>) -> Answer<Self::WatchStream> {
+    async fn watch(&self, request: Request<WatchRequest>) -> Answer<Self::WatchStream> {
         begin("Watch", &request);
         let events = BroadcastStream::new(self.changes.listen()).map(|event| match event {
             Ok(changed) => Ok(v1::WatchEvent {
@@ -315,8 +298,8 @@ impl NodeApi {
     }
 }
 
-/// Pods that have a device of a driver's pool under a resource's name, by it and `POOL/DEVICE`. A pod that left has it until the
-/// driver gave it up.
+/// Pods that have a device of a driver's pool under a resource's name, by the resource and `POOL/DEVICE`. A removed pod has it until
+/// the driver has unprepared it.
 fn users<'a>(
     pods: &'a [PodView],
     driver: &DriverName,

@@ -1,7 +1,7 @@
 //! The kubelet's pod-resources API on a socket of its own: which pod has which devices, for monitoring agents and network plugins.
 //!
-//! Answers from what the managers hold, which is the checkpoint's, so it is true after a restart. Knows nothing of CPUs and memory,
-//! and of pods only those that hold something.
+//! Answers from the managers, whose records are those of the checkpoint, so the answers survive a restart. CPUs and memory are left out, and
+//! so are pods without claims and resources.
 
 mod assemble;
 mod rate;
@@ -26,7 +26,7 @@ use nodedock_model::{ObjectName, limit};
 
 use rate::Bucket;
 
-/// What the API answers from.
+/// The service, in both versions of the API.
 #[derive(Clone)]
 pub struct PodResources {
     pub manager: Arc<Manager>,
@@ -48,10 +48,9 @@ pub struct Counters {
 /// Serves until the tasks stop; calls in flight are answered first.
 pub async fn serve(api: PodResources, listener: UnixListener) {
     let (counters, stopped) = (api.counters.clone(), api.tasks.stopped());
-    let face = Face { api, counters: counters.clone() };
-    let v1 = server::PodResourcesListerServer::new(face.clone())
+    let v1 = server::PodResourcesListerServer::new(api.clone())
         .max_encoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
-    let v1alpha1 = server_v1alpha1::PodResourcesListerServer::new(face)
+    let v1alpha1 = server_v1alpha1::PodResourcesListerServer::new(api)
         .max_encoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
     let server = tonic::transport::Server::builder()
         .layer(InterceptorLayer::new(limiter(counters.clone())))
@@ -63,7 +62,7 @@ pub async fn serve(api: PodResources, listener: UnixListener) {
     tracing::info!(?counters, "pod resources served");
 }
 
-/// One bucket for all methods, as in a kubelet.
+/// Limits the rate of all methods together, as a kubelet does.
 fn limiter(counters: Arc<Counters>) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone {
     let bucket =
         Arc::new(Bucket::full(limit::POD_RESOURCES_PER_SECOND, limit::POD_RESOURCES_BURST, Instant::now()));
@@ -81,23 +80,17 @@ fn count(counter: &AtomicU64, what: &'static str) {
     tracing::debug!(what, count, "pod resources");
 }
 
-#[derive(Clone)]
-struct Face {
-    api: PodResources,
-    counters: Arc<Counters>,
-}
-
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
-impl server::PodResourcesLister for Face {
+impl server::PodResourcesLister for PodResources {
     async fn list(
         &self,
         request: Request<v1::ListPodResourcesRequest>,
     ) -> Answer<v1::ListPodResourcesResponse> {
         begin("PodResources.v1.List", &request);
         count(&self.counters.list, "list");
-        let pod_resources = self.api.manager.pods().iter().map(assemble::pod).collect();
+        let pod_resources = self.manager.pods().iter().map(assemble::pod).collect();
         Ok(Response::new(v1::ListPodResourcesResponse { pod_resources }))
     }
 
@@ -107,7 +100,7 @@ impl server::PodResourcesLister for Face {
     ) -> Answer<v1::AllocatableResourcesResponse> {
         begin("PodResources.v1.GetAllocatableResources", &request);
         count(&self.counters.get_allocatable, "get allocatable");
-        Ok(Response::new(assemble::allocatable(&self.api.manager.capacity())))
+        Ok(Response::new(assemble::allocatable(&self.manager.capacity())))
     }
 
     async fn get(&self, request: Request<v1::GetPodResourcesRequest>) -> Answer<v1::GetPodResourcesResponse> {
@@ -116,7 +109,7 @@ impl server::PodResourcesLister for Face {
         let v1::GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
         let names = ObjectName::new(&pod_namespace).ok().zip(ObjectName::new(&pod_name).ok());
         let pods =
-            names.map(|(namespace, name)| self.api.manager.pods_named(namespace, name)).unwrap_or_default();
+            names.map(|(namespace, name)| self.manager.pods_named(namespace, name)).unwrap_or_default();
         let found = assemble::staying(&pods).ok_or_else(|| {
             count(&self.counters.get_errors, "get error");
             Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found"))
@@ -126,14 +119,14 @@ impl server::PodResourcesLister for Face {
 }
 
 #[tonic::async_trait]
-impl server_v1alpha1::PodResourcesLister for Face {
+impl server_v1alpha1::PodResourcesLister for PodResources {
     async fn list(
         &self,
         request: Request<v1alpha1::ListPodResourcesRequest>,
     ) -> Answer<v1alpha1::ListPodResourcesResponse> {
         begin("PodResources.v1alpha1.List", &request);
         count(&self.counters.list_v1alpha1, "list");
-        let pod_resources = self.api.manager.pods().iter().map(assemble::pod_v1alpha1).collect();
+        let pod_resources = self.manager.pods().iter().map(assemble::pod_v1alpha1).collect();
         Ok(Response::new(v1alpha1::ListPodResourcesResponse { pod_resources }))
     }
 }

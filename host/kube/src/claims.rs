@@ -1,95 +1,104 @@
-//! Claims from the API server: a live get for what is new to this node, and a watch of each claim that it has to do with.
+//! Claims from the API server: a live get for what is new to this node, and a watch of each claim that the node deals with.
 //!
-//! Nothing selects the claims of a node, so each is followed by its name, within a bound (`docs/decisions/0008`). A claim that is
-//! followed and has the wanted UID is answered from memory. While the API server is away so is the last word on a claim that the node
-//! holds or was asked for lately: an allocation does not change while somebody uses it. Decides nothing about claims: whether one may
-//! be prepared is for the claim manager.
+//! No selector gives the claims of a node, so each is watched by its name, within a bound (`docs/decisions/0008`). A claim that is
+//! watched and has the wanted UID is answered from the cache. While the API server is unreachable, so is the last state of a claim that
+//! the node holds or asked for lately: an allocation does not change while the claim is in use. Whether a claim may be prepared is
+//! decided by the claim manager.
 
+mod cache;
 mod convert;
-mod known;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
-use serde_json::Value;
+use futures::{Stream, StreamExt};
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject};
+use kube::runtime::watcher::Event;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::api::{Api, ApiError, Follower, Following, Path, Selection, Target};
-use known::{Key, Known, Word};
+use self::cache::{CachedClaim, ClaimCache, Key};
+use super::client::{ApiError, DraResource, ErrorKind, KubeClient};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_model::{Claim, ObjectName, ObjectRef, Problem, Uid, limit};
 
-/// How far one who is told of lost claims may fall behind: more than there are claims that are known.
+/// How far a receiver of lost claims may fall behind: more than there are claims in the cache.
 const LOST_BEHIND_MAX: usize = limit::KNOWN_CLAIMS_MAX * 2;
 
 /// Handle to the claims of the API server.
 #[derive(Clone)]
-pub struct ApiClaims(Arc<Inner>);
+pub struct ApiClaims(Arc<Shared>);
 
-struct Inner {
-    api: Api,
+struct Shared {
+    client: KubeClient,
     node_name: String,
     tasks: Tasks,
-    known: Mutex<Known<Following>>,
+    cache: Mutex<ClaimCache<ClaimWatch>>,
     /// One live get of a claim at a time.
-    asking: Locks<Key>,
+    getting: Locks<Key>,
     lost: broadcast::Sender<ObjectRef>,
     counts: Counts,
 }
 
+/// Keeps a claim watched until it is dropped.
+struct ClaimWatch {
+    live: Arc<AtomicBool>,
+    _end: DropGuard,
+}
+
 #[derive(Debug, Default)]
 struct Counts {
-    from_memory: AtomicU64,
-    asked: AtomicU64,
-    while_away: AtomicU64,
+    from_cache: AtomicU64,
+    from_server: AtomicU64,
+    while_unreachable: AtomicU64,
 }
 
 /// How claims were answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ApiClaimCounts {
-    pub from_memory: u64,
+    pub from_cache: u64,
     /// By a live get.
-    pub asked: u64,
-    /// From memory, because the API server could not be asked.
-    pub while_away: u64,
-    /// That are known and watched now.
-    pub known: u64,
-    pub followed: u64,
+    pub from_server: u64,
+    /// From the cache, because the API server was unreachable.
+    pub while_unreachable: u64,
+    /// In the cache, and watched, now.
+    pub cached: u64,
+    pub watched: u64,
 }
 
 impl ApiClaims {
-    /// Says as a condition of the node when the API server is away.
-    pub fn new(api: Api, node_name: String, conditions: Conditions, tasks: Tasks) -> Self {
-        api.tell_reach(conditions, &tasks);
-        let inner = Arc::new(Inner {
-            api: api.urgent(),
+    /// Sets a condition of the node while the API server is unreachable.
+    pub fn new(client: KubeClient, node_name: String, conditions: Conditions, tasks: Tasks) -> Self {
+        client.report_reachability(conditions, &tasks);
+        let shared = Arc::new(Shared {
+            client,
             node_name,
             tasks: tasks.clone(),
-            known: Mutex::default(),
-            asking: Locks::default(),
+            cache: Mutex::default(),
+            getting: Locks::default(),
             lost: broadcast::Sender::new(LOST_BEHIND_MAX),
             counts: Counts::default(),
         });
-        let stopped = tasks.stopped();
-        let idle = Arc::downgrade(&inner);
+        let (stopped, idle) = (tasks.stopped(), Arc::downgrade(&shared));
         tasks.spawn("api-claims", async move {
             tokio::select! {
-                // Nothing is kept that outlives the process.
+                // The cache does not outlive the process.
                 () = stopped => {}
                 () = forget_idle(idle) => {}
             }
         });
-        Self(inner)
+        Self(shared)
     }
 
-    /// The claim of that name and UID, or the one that has the name now. A known one is answered without asking.
+    /// Returns the claim of that name and UID, or the one that has the name now. A watched one is answered without a request.
     pub async fn claim_with_uid(
         &self,
         namespace: &ObjectName,
@@ -97,101 +106,97 @@ impl ApiClaims {
         uid: &Uid,
     ) -> Result<Option<Claim>, Problem> {
         let key = (namespace.clone(), name.clone());
-        let known = self.0.lock().fresh(&key, uid, Instant::now(), Following::is_live);
-        if let Some(claim) = known {
-            self.0.counts.from_memory.fetch_add(1, Relaxed);
+        let fresh = self.0.cache().fresh(&key, uid, Instant::now(), ClaimWatch::is_live);
+        if let Some(claim) = fresh {
+            self.0.counts.from_cache.fetch_add(1, Relaxed);
             return Ok(Some(claim));
         }
-        let words = self.0.lock().words();
-        // Who waited for another's get takes its answer, if the claim is in it.
-        let _asking = self.0.asking.take([key.clone()]).await;
-        let learned = self.0.lock().learned_after(words, &key, uid);
-        match learned {
+        let before = self.0.cache().updates();
+        // A request that waited for another's get takes its answer, if the claim is in it.
+        let _getting = self.0.getting.take([key.clone()]).await;
+        let updated = self.0.cache().updated_after(before, &key, uid);
+        match updated {
             Some(claim) => return Ok(Some(claim)),
-            // A pod that uses it is not to wait for a server that was not there a moment ago.
-            None if self.0.api.is_away() => {
-                if let Some(claim) = self.last_word(&key, uid) {
+            // A pod that uses the claim does not wait for a server that was unreachable a moment ago.
+            None if self.0.client.is_unreachable() => {
+                if let Some(claim) = self.last_state(&key, uid) {
                     return Ok(Some(claim));
                 }
             }
             None => {}
         }
-        self.ask(&key, Some(uid)).await
+        self.get(&key, Some(uid)).await
     }
 
-    /// The claims that this node holds, all of them: they stay known, and those that were held and are not any more are forgotten,
-    /// since they may be allocated anew.
+    /// Takes all claims that this node holds: they stay in the cache, and those that were held and are not any more leave it, since they
+    /// may be allocated anew.
     pub fn hold(&self, held: &[ObjectRef]) {
-        let mut known = self.0.lock();
-        known.hold(held, Instant::now());
-        drop(known);
-        self.0.follow_more();
+        self.0.cache().hold(held, Instant::now());
+        self.0.watch_more();
     }
 
-    /// The claim was given up: what is known of it does not count any more.
+    /// The claim was unprepared: its cached state does not count any more.
     pub fn forget(&self, claim: &ObjectRef) {
-        self.0.lock().forget(claim);
-        self.0.follow_more();
+        self.0.cache().forget(claim);
+        self.0.watch_more();
     }
 
-    /// Claims that were followed and are gone, are others of the same name, or are allocated no more. Who falls behind looks at all
-    /// of its claims.
+    /// Watched claims that are deleted, replaced under their name, or not allocated any more. A receiver that falls behind has to look at
+    /// all of its claims.
     pub fn lost(&self) -> broadcast::Receiver<ObjectRef> {
         self.0.lost.subscribe()
     }
 
     pub fn counts(&self) -> ApiClaimCounts {
-        let known = self.0.lock();
-        let counts = &self.0.counts;
+        let (cache, counts) = (self.0.cache(), &self.0.counts);
         ApiClaimCounts {
-            from_memory: counts.from_memory.load(Relaxed),
-            asked: counts.asked.load(Relaxed),
-            while_away: counts.while_away.load(Relaxed),
-            known: known.len() as u64,
-            followed: known.followed() as u64,
+            from_cache: counts.from_cache.load(Relaxed),
+            from_server: counts.from_server.load(Relaxed),
+            while_unreachable: counts.while_unreachable.load(Relaxed),
+            cached: cache.len() as u64,
+            watched: cache.watched() as u64,
         }
     }
 
-    /// A live get.
-    async fn ask(&self, key: &Key, uid: Option<&Uid>) -> Result<Option<Claim>, Problem> {
-        self.0.counts.asked.fetch_add(1, Relaxed);
-        let (namespace, name) = (&key.0, &key.1);
-        let got = self.0.api.versioned(|version| {
-            let path = version.claim(namespace, name);
-            async move { self.0.api.get(&path).await }
+    async fn get(&self, key: &Key, uid: Option<&Uid>) -> Result<Option<Claim>, Problem> {
+        self.0.counts.from_server.fetch_add(1, Relaxed);
+        let got = self.0.client.versioned(|version| {
+            let (client, resource) = (self.0.client.urgent(), version.resource(DraResource::Claims));
+            let api: Api<DynamicObject> = Api::namespaced_with(client, key.0.as_str(), &resource);
+            async move { Ok(api.get(key.1.as_str()).await?) }
         });
         match got.await {
             Ok(object) => {
-                let claim = convert::claim(&object).map_err(|problem| about(key, problem))?;
-                self.0.learn(key, word(claim.clone(), &object));
-                Ok(Some(claim))
+                let read = read(&object).map_err(|problem| about(key, problem))?;
+                self.0.update(key, read.clone());
+                Ok(Some(read.claim))
             }
-            Err(ApiError::NotFound(_)) => {
-                self.0.tell_lost(self.0.lock().gone(key));
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                let lost = self.0.cache().remove(key);
+                self.0.report_lost(lost);
                 Ok(None)
             }
             Err(error) => {
-                let busy = matches!(error, ApiError::TooManyRequests { .. });
-                let known = uid.filter(|_| busy || error.is_away()).and_then(|uid| self.last_word(key, uid));
-                known.ok_or_else(|| about(key, error.problem())).map(Some)
+                let cached = uid.filter(|_| is_cache_valid(&error)).and_then(|uid| self.last_state(key, uid));
+                cached.ok_or_else(|| about(key, error.problem())).map(Some)
             }
         }
     }
 
-    /// What was known last, where the API server cannot be asked.
-    fn last_word(&self, key: &Key, uid: &Uid) -> Option<Claim> {
-        let claim = self.0.lock().last(key, uid, Instant::now())?;
-        tracing::debug!(claim = %claim.id, "answered with what is known of the claim");
-        self.0.counts.while_away.fetch_add(1, Relaxed);
+    /// The cached claim, where the API server does not answer.
+    fn last_state(&self, key: &Key, uid: &Uid) -> Option<Claim> {
+        let claim = self.0.cache().last(key, uid, Instant::now())?;
+        tracing::debug!(claim = %claim.id, "answered a claim from the cache");
+        self.0.counts.while_unreachable.fetch_add(1, Relaxed);
         Some(claim)
     }
 }
 
 #[async_trait]
 impl ClaimSource for ApiClaims {
-    /// Always asked: whom a claim is reserved for may have changed a moment ago.
+    /// Always a live get: for whom a claim is reserved may have changed a moment ago.
     async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
-        self.ask(&(namespace.clone(), name.clone()), None).await
+        self.get(&(namespace.clone(), name.clone()), None).await
     }
 
     async fn claim_with_uid(
@@ -204,111 +209,127 @@ impl ClaimSource for ApiClaims {
     }
 }
 
-impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Known<Following>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+impl Shared {
+    fn cache(&self) -> MutexGuard<'_, ClaimCache<ClaimWatch>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what a get or a watch says of a claim.
-    fn learn(self: &Arc<Self>, key: &Key, word: Word) {
-        let lost = self.lock().learn(key, word, &self.node_name, Instant::now());
-        self.tell_lost(lost);
-        self.follow_more();
+    /// Takes the state of a claim from a get or a watch.
+    fn update(self: &Arc<Self>, key: &Key, state: CachedClaim) {
+        let lost = self.cache().update(key, state, &self.node_name, Instant::now());
+        self.report_lost(lost);
+        self.watch_more();
     }
 
-    /// Watches what is to be watched and is not yet, as far as the bound lets it.
-    fn follow_more(self: &Arc<Self>) {
-        let mut known = self.lock();
-        while let Some(key) = known.to_follow() {
-            let following = self.follow(&key);
-            known.followed_by(&key, following);
+    /// Opens watches, as far as the bound allows.
+    fn watch_more(self: &Arc<Self>) {
+        let mut cache = self.cache();
+        while let Some(key) = cache.to_watch() {
+            let watch = self.watch(&key);
+            cache.watched_by(&key, watch);
         }
     }
 
-    fn follow(self: &Arc<Self>, key: &Key) -> Following {
-        let (namespace, of) = (key.0.clone(), One { claims: Arc::downgrade(self), key: key.clone() });
-        let target = Target {
-            what: "a claim",
-            path: Path::versioned(move |version| version.claims(&namespace)),
-            selection: Selection::fields(format!("metadata.name={}", key.1)),
-            resync: None,
-        };
-        // A watch is not what a pod waits for.
-        self.api.usual().follow(&self.tasks, target, Arc::new(of))
+    fn watch(self: &Arc<Self>, key: &Key) -> ClaimWatch {
+        let fields = format!("metadata.name={}", key.1);
+        let events = self.client.watch("a claim", DraResource::Claims, Some(key.0.clone()), fields);
+        let (live, end) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
+        let follow = follow(Arc::downgrade(self), key.clone(), events, Arc::clone(&live));
+        let (stopped, ended) = (self.tasks.stopped(), end.clone());
+        self.tasks.spawn("claim-watch", async move {
+            tokio::select! {
+                // The next watch of the claim begins with its state.
+                () = stopped => {}
+                () = ended.cancelled() => {}
+                () = follow => {}
+            }
+        });
+        ClaimWatch { live, _end: end.drop_guard() }
     }
 
-    fn tell_lost(&self, lost: Option<ObjectRef>) {
+    fn report_lost(&self, lost: Option<ObjectRef>) {
         if let Some(lost) = lost {
-            // Nobody need listen.
+            // Without receivers there is nothing to do.
             let _ = self.lost.send(lost);
         }
     }
-}
 
-/// What follows one claim.
-struct One {
-    /// What is known owns this.
-    claims: Weak<Inner>,
-    key: Key,
-}
-
-impl One {
-    fn is_it(&self, object: &Value) -> bool {
-        let meta = |field: &str| object.get("metadata").and_then(|meta| meta.get(field)?.as_str());
-        meta("name") == Some(self.key.1.as_str())
-            && meta("namespace").is_none_or(|namespace| namespace == self.key.0.as_str())
-    }
-
-    fn learn(&self, object: Option<&Value>) {
-        let Some(claims) = self.claims.upgrade() else { return };
-        let found = object.map(|object| (object, convert::claim(object)));
-        match found {
-            Some((object, Ok(claim))) => claims.learn(&self.key, word(claim, object)),
-            // One that cannot be read is not answered from memory: the get says what is wrong with it.
-            Some((_, Err(_))) => claims.lock().doubt(&self.key),
+    /// Takes what a watch says of a claim; None: it does not exist.
+    fn observe(self: &Arc<Self>, key: &Key, object: Option<&DynamicObject>) {
+        match object.map(read) {
+            Some(Ok(state)) => self.update(key, state),
+            // A claim that cannot be read is not answered from the cache: the get reports what is wrong with it.
+            Some(Err(_)) => self.cache().invalidate(key),
             None => {
-                let lost = claims.lock().gone(&self.key);
-                claims.tell_lost(lost);
+                let lost = self.cache().remove(key);
+                self.report_lost(lost);
             }
         }
     }
 }
 
-#[async_trait]
-impl Follower for One {
-    /// A server that does not know the selector would list others too.
-    async fn listed(&self, objects: Vec<Value>) {
-        self.learn(objects.iter().find(|object| self.is_it(object)));
+impl ClaimWatch {
+    fn is_live(&self) -> bool {
+        self.live.load(Relaxed)
     }
+}
 
-    async fn applied(&self, object: Value) {
-        if self.is_it(&object) {
-            self.learn(Some(&object));
-        }
-    }
-
-    async fn deleted(&self, object: Value) {
-        if self.is_it(&object) {
-            let Some(claims) = self.claims.upgrade() else { return };
-            let uid = object.get("metadata").and_then(|meta| meta.get("uid")?.as_str());
-            let lost = claims.lock().deleted(&self.key, uid);
-            claims.tell_lost(lost);
+/// Brings what a watch of one claim reports into the cache, which owns the watch.
+async fn follow(
+    shared: Weak<Shared>,
+    key: Key,
+    events: impl Stream<Item = Result<Event<DynamicObject>, ApiError>>,
+    live: Arc<AtomicBool>,
+) {
+    tokio::pin!(events);
+    let mut listed = None;
+    while let Some(event) = events.next().await {
+        let Some(shared) = shared.upgrade() else { return };
+        match event {
+            Err(_) => live.store(false, Relaxed),
+            Ok(Event::Init) => listed = None,
+            // A server that does not know the selector gives others too.
+            Ok(Event::InitApply(object)) => {
+                listed = listed.or(Some(object).filter(|object| is_of(object, &key)))
+            }
+            Ok(Event::InitDone) => {
+                shared.observe(&key, listed.take().as_ref());
+                live.store(true, Relaxed);
+            }
+            Ok(Event::Apply(object)) if is_of(&object, &key) => shared.observe(&key, Some(&object)),
+            Ok(Event::Delete(object)) if is_of(&object, &key) => {
+                let lost = shared.cache().deleted(&key, object.metadata.uid.as_deref());
+                shared.report_lost(lost);
+            }
+            Ok(Event::Apply(_) | Event::Delete(_)) => {}
         }
     }
 }
 
-async fn forget_idle(claims: Weak<Inner>) {
+async fn forget_idle(shared: Weak<Shared>) {
     loop {
         tokio::time::sleep(limit::CLAIM_FOLLOW_IDLE / 4).await;
-        let Some(claims) = claims.upgrade() else { return };
-        claims.lock().forget_idle(Instant::now());
-        claims.follow_more();
+        let Some(shared) = shared.upgrade() else { return };
+        shared.cache().forget_idle(Instant::now());
+        shared.watch_more();
     }
 }
 
-fn word(claim: Claim, object: &Value) -> Word {
-    let version = object.get("metadata").and_then(|meta| meta.get("resourceVersion")?.as_str());
-    Word { claim, version: version.and_then(|version| version.parse().ok()) }
+fn is_of(object: &DynamicObject, key: &Key) -> bool {
+    let (namespace, name) = (object.metadata.namespace.as_deref(), object.metadata.name.as_deref());
+    name == Some(key.1.as_str()) && namespace.is_none_or(|namespace| namespace == key.0.as_str())
+}
+
+/// Whether an answer leaves the last state of a claim as good as before.
+fn is_cache_valid(error: &ApiError) -> bool {
+    error.kind == ErrorKind::Throttled || error.is_unreachable()
+}
+
+fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
+    let malformed = |error: serde_json::Error| Problem::invalid("claim-malformed", error.to_string());
+    let claim = convert::claim(&serde_json::to_value(object).map_err(malformed)?)?;
+    let version = object.resource_version().and_then(|version| version.parse().ok());
+    Ok(CachedClaim { claim, version })
 }
 
 /// The problem with the claim's name in front, once.

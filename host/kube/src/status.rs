@@ -1,12 +1,12 @@
-//! The status of devices in claims: what drivers report, written into `status.devices` of their claims.
+//! The status of devices in claims: what drivers report, applied to `status.devices` of their claims.
 //!
-//! Given what drivers report (`Statuses::report`), claim by claim; of each claim the newest counts. Emits an update of the claim's status
-//! where it has other entries of these drivers: read, changed in place (`splice`), put with the version that was read. Never touches the
-//! entries of other drivers, nor takes back its own when a claim is given up: they go with its allocation.
+//! Given what drivers report (`Statuses::report`), claim by claim; of each claim and driver the newest report counts. Emits a
+//! server-side apply of the driver's entries, under a field manager of the driver, where the claim has others. Never touches the entries
+//! of other drivers, nor removes entries when a claim is unprepared: they go with its allocation. A claim whose stored parameters
+//! differ from what any JSON client can send refuses every apply (`docs/decisions/0010`): that is a condition.
 
 mod entry;
 mod plan;
-mod splice;
 #[cfg(test)]
 mod tests;
 
@@ -14,21 +14,33 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use serde_json::json;
 use tokio::sync::Notify;
-use tokio::time::{Duration, Instant, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 pub use self::entry::DeviceReport;
-pub use self::plan::ClaimStatus;
-use self::plan::{Plan, plan};
-use super::exchange::{Exchange, Media, Refusal, Request, Subject, Verb};
+use self::plan::{DriverStatus, Plan, plan};
+use super::client::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
-use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{DriverName, Problem, Uid, limit};
+use nodedock_model::{DriverName, ObjectRef, Problem, Uid, limit};
 
 const FORBIDDEN: &str = "claim-status-forbidden";
+const UNWRITABLE: &str = "claim-status-unwritable";
+
+/// What drivers report of a claim: of each driver that serves it, all that it reports. The entries of a driver without reports are
+/// removed; those of a driver that is not named stay.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClaimStatus {
+    pub claim: ObjectRef,
+    pub drivers: BTreeMap<DriverName, Vec<DeviceReport>>,
+}
+
+/// A driver's part of a claim.
+type Key = (Uid, DriverName);
 
 /// Handle to the writer of statuses.
 #[derive(Clone)]
@@ -41,73 +53,72 @@ pub struct Statuses {
 pub struct StatusCounts {
     pub written: AtomicU64,
     /// The claim had them.
-    pub standing: AtomicU64,
+    pub unchanged: AtomicU64,
     /// The API server refuses them for good.
     pub refused: AtomicU64,
-    /// There was no room to wait in.
+    /// The queue was full.
     pub dropped: AtomicU64,
 }
 
 #[derive(Default)]
 struct Queue {
     waiting: Mutex<Waiting>,
-    news: Notify,
+    reported: Notify,
     counts: StatusCounts,
+    conditions: Conditions,
 }
 
 #[derive(Default)]
 struct Waiting {
-    claims: BTreeMap<Uid, ClaimStatus>,
+    statuses: BTreeMap<Key, DriverStatus>,
     /// In the order in which they came.
-    order: VecDeque<Uid>,
-    /// The claim that is being written; None also where it was given up meanwhile.
-    under_way: Option<Uid>,
-    /// Until when claims of these drivers wait, since a status of theirs was forbidden: rights are given by driver. Claims of others do
-    /// not wait for it.
-    held_back: BTreeMap<BTreeSet<DriverName>, Instant>,
+    order: VecDeque<Key>,
+    /// The status that is being written; None also where its claim was forgotten meanwhile.
+    under_way: Option<Key>,
+    /// Until when statuses of these drivers wait, since one was forbidden: rights are given by driver.
+    held_back: BTreeMap<DriverName, Instant>,
 }
 
 /// What is written next.
 enum Next {
-    Write(ClaimStatus),
+    Write(DriverStatus),
     /// Nothing until then, or until something is reported.
     Idle(Option<Instant>),
 }
 
-/// What became of a status.
+/// The result of a write.
 enum Outcome {
     /// There is nothing more to do.
     Done,
     Written,
-    /// To be tried again after a while.
-    Later(String, Option<Duration>),
-    Forbidden(String),
+    Retry(ApiError),
+    Forbidden(ApiError),
 }
 
 impl Statuses {
     /// Starts the task that writes.
-    pub fn start(tasks: &Tasks, api: Arc<dyn Exchange>, conditions: Conditions) -> Self {
-        let queue = Arc::new(Queue::default());
-        let writer = Writer { api, queue: Arc::clone(&queue), conditions };
+    pub fn start(tasks: &Tasks, client: &KubeClient, conditions: Conditions) -> Self {
+        let queue = Arc::new(Queue { conditions, ..Queue::default() });
+        let writer = Writer { client: client.clone(), queue: Arc::clone(&queue) };
         let stop = tasks.clone();
         tasks.spawn("claim-statuses", async move { writer.run(&stop).await });
         Self { queue }
     }
 
-    /// Takes what drivers report of a claim, in place of what waits for it. False: so many claims wait that it has no room.
+    /// Takes what drivers report of a claim, in place of what waits for it. False: the queue has no room for all of it.
     pub fn report(&self, status: ClaimStatus) -> bool {
-        let taken = self.queue.waiting().push(status, true);
-        if taken {
-            self.queue.news.notify_one();
-        } else {
-            self.queue.counts.dropped.fetch_add(1, Relaxed);
+        let mut all = true;
+        for (driver, devices) in status.drivers {
+            all &= self.queue.push(DriverStatus { claim: status.claim.clone(), driver, devices }, true);
         }
-        taken
+        self.queue.reported.notify_one();
+        all
     }
 
-    /// The claim was given up: what waits for it is written no more.
-    pub fn forget(&self, claim: &Uid) {
-        self.queue.waiting().forget(claim);
+    /// The claim was unprepared: what waits for it is not written any more.
+    pub fn forget(&self, claim: &ObjectRef) {
+        self.queue.waiting().forget(&claim.uid);
+        self.queue.conditions.clear(UNWRITABLE, &claim.to_string());
     }
 
     pub fn counts(&self) -> &StatusCounts {
@@ -119,230 +130,209 @@ impl Queue {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn push(&self, status: DriverStatus, newer: bool) -> bool {
+        let taken = self.waiting().push(status, newer);
+        if !taken {
+            self.counts.dropped.fetch_add(1, Relaxed);
+        }
+        taken
+    }
+
+    /// Takes back what could not be written, unless its claim was forgotten meanwhile.
+    fn requeue(&self, status: DriverStatus) {
+        let is_wanted = self.waiting().under_way.take().is_some();
+        if is_wanted {
+            self.push(status, false);
+        }
+    }
+
+    fn hold_back(&self, status: DriverStatus, error: &ApiError) {
+        let driver = status.driver.clone();
+        let words = format!("the status of devices of {driver} cannot be written into claims: {error}");
+        self.conditions.set(driver.as_str(), Problem::denied(FORBIDDEN, words));
+        self.waiting().held_back.insert(driver, Instant::now() + limit::KUBE_FORBIDDEN_PAUSE);
+        self.requeue(status);
+    }
+
+    /// Where nothing waits any more, or something was written, nothing is known to be forbidden.
+    fn clear_conditions(&self) {
+        let held_back: BTreeSet<String> = self.waiting().held_back.keys().map(ToString::to_string).collect();
+        self.conditions.retain(FORBIDDEN, |driver| held_back.contains(driver));
+    }
 }
 
 impl Waiting {
-    fn push(&mut self, status: ClaimStatus, newer: bool) -> bool {
-        let uid = status.claim.uid.clone();
-        if let Some(known) = self.claims.get_mut(&uid) {
+    fn push(&mut self, status: DriverStatus, newer: bool) -> bool {
+        let key = status.key();
+        if let Some(known) = self.statuses.get_mut(&key) {
             if newer {
                 *known = status;
             }
             return true;
         }
-        if self.claims.len() >= limit::STATUSES_WAITING_MAX {
+        if self.statuses.len() >= limit::STATUSES_WAITING_MAX {
             return false;
         }
-        self.claims.insert(uid.clone(), status);
-        self.order.push_back(uid);
+        self.statuses.insert(key.clone(), status);
+        self.order.push_back(key);
         true
     }
 
     /// The status that waits longest of those that may be written.
     fn next(&mut self, now: Instant) -> Next {
-        let claims = &self.claims;
-        self.held_back.retain(|drivers, _| claims.values().any(|status| drivers_of(status) == *drivers));
-        let mut soonest: Option<Instant> = None;
-        for (place, uid) in self.order.iter().enumerate() {
-            let Some(status) = self.claims.get(uid) else { continue };
-            match self.held_back.get(&drivers_of(status)) {
-                Some(until) if *until > now => {
-                    soonest = Some(soonest.map_or(*until, |soonest| soonest.min(*until)));
-                }
-                _ => {
-                    let Some(uid) = self.order.remove(place) else { break };
-                    let Some(status) = self.claims.remove(&uid) else { break };
-                    self.under_way = Some(uid);
-                    return Next::Write(status);
-                }
-            }
+        let order = &self.order;
+        self.held_back.retain(|driver, _| order.iter().any(|(_, waiting)| waiting == driver));
+        let held_until = |driver| self.held_back.get(driver).filter(|until| **until > now);
+        let Some(place) = self.order.iter().position(|(_, driver)| held_until(driver).is_none()) else {
+            return Next::Idle(self.held_back.values().min().copied());
+        };
+        self.under_way = self.order.remove(place);
+        match self.under_way.as_ref().and_then(|key| self.statuses.remove(key)) {
+            Some(status) => Next::Write(status),
+            None => Next::Idle(None),
         }
-        Next::Idle(soonest)
-    }
-
-    /// Takes back what could not be written. False: there is no room for it.
-    fn put_back(&mut self, status: ClaimStatus) -> bool {
-        // It was given up meanwhile.
-        self.under_way.take().is_none() || self.push(status, false)
     }
 
     fn forget(&mut self, claim: &Uid) {
-        self.under_way.take_if(|under_way| under_way == claim);
-        if self.claims.remove(claim).is_some() {
-            self.order.retain(|uid| uid != claim);
-        }
+        self.under_way.take_if(|(uid, _)| uid == claim);
+        self.statuses.retain(|(uid, _), _| uid != claim);
+        self.order.retain(|(uid, _)| uid != claim);
     }
 }
 
 struct Writer {
-    api: Arc<dyn Exchange>,
+    client: KubeClient,
     queue: Arc<Queue>,
-    conditions: Conditions,
 }
 
 impl Writer {
     async fn run(&self, tasks: &Tasks) {
         let mut backoff = Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX);
-        let mut said = false;
+        let mut logged = false;
         loop {
             let next = self.queue.waiting().next(Instant::now());
             let status = match next {
                 Next::Write(status) => status,
                 Next::Idle(until) => {
-                    self.tell_what_is_over();
+                    self.queue.clear_conditions();
                     tokio::select! {
                         () = tasks.stopped() => return,
                         // A report that comes between is kept as a permit.
-                        () = self.queue.news.notified() => {}
+                        () = self.queue.reported.notified() => {}
                         () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {}
                     }
                     continue;
                 }
             };
             let outcome = tokio::select! {
-                // A status that is half written is written at the next start, when drivers report again.
+                // After the next start drivers report again.
                 () = tasks.stopped() => return,
                 outcome = self.write(&status) => outcome,
             };
-            let delay = match outcome {
+            let error = match outcome {
+                Outcome::Retry(error) => error,
+                Outcome::Forbidden(error) => {
+                    self.queue.hold_back(status, &error);
+                    continue;
+                }
                 Outcome::Done | Outcome::Written => {
                     backoff.reset();
-                    said = false;
+                    logged = false;
                     if matches!(outcome, Outcome::Written) {
-                        self.queue.waiting().held_back.remove(&drivers_of(&status));
+                        self.queue.waiting().held_back.remove(&status.driver);
                     }
                     continue;
-                }
-                Outcome::Forbidden(words) => {
-                    self.hold_back(status, &words);
-                    continue;
-                }
-                Outcome::Later(why, wanted) => {
-                    if !std::mem::replace(&mut said, true) {
-                        tracing::warn!(claim = %status.claim, why, "a claim's status is not written yet");
-                    }
-                    backoff.delay().max(wanted.unwrap_or_default().min(limit::KUBE_RETRY_MAX))
                 }
             };
-            if !self.queue.waiting().put_back(status) {
-                self.queue.counts.dropped.fetch_add(1, Relaxed);
+            if !std::mem::replace(&mut logged, true) {
+                tracing::warn!(claim = %status.claim, driver = %status.driver, %error, "a claim's status is not written yet");
             }
-            let until = Instant::now() + delay;
+            let delay = backoff.delay().max(error.retry_after.unwrap_or_default().min(limit::KUBE_RETRY_MAX));
+            self.queue.requeue(status);
             tokio::select! {
                 () = tasks.stopped() => return,
-                () = sleep_until(until) => {}
+                () = tokio::time::sleep(delay) => {}
             }
         }
     }
 
-    fn hold_back(&self, status: ClaimStatus, words: &str) {
-        let drivers = drivers_of(&status);
-        let named = named(&drivers);
-        let words = format!("the status of devices of {named} cannot be written into claims: {words}");
-        self.conditions.set(&named, Problem::denied(FORBIDDEN, words));
-        let mut waiting = self.queue.waiting();
-        waiting.held_back.insert(drivers, Instant::now() + limit::KUBE_FORBIDDEN_PAUSE);
-        if !waiting.put_back(status) {
-            self.queue.counts.dropped.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Where nothing waits any more, or something was written, nothing is known to be forbidden.
-    fn tell_what_is_over(&self) {
-        let held_back: BTreeSet<String> = self.queue.waiting().held_back.keys().map(named).collect();
-        self.conditions.retain(FORBIDDEN, |drivers| held_back.contains(drivers));
-    }
-
-    async fn write(&self, status: &ClaimStatus) -> Outcome {
-        for _ in 0..limit::KUBE_CONFLICTS_MAX {
-            match self.write_once(status).await {
-                Err(Refusal::Conflict) => {}
-                Err(Refusal::Forbidden(words)) => return Outcome::Forbidden(words),
-                Err(Refusal::Away(away)) => return Outcome::Later(away.why, away.retry_after),
+    async fn write(&self, status: &DriverStatus) -> Outcome {
+        let mut conflicts = 0;
+        loop {
+            let error = match self.client.versioned(|version| self.write_once(status, version)).await {
                 Ok(outcome) => return outcome,
+                Err(error) => error,
+            };
+            match error.kind {
+                ErrorKind::Conflict if conflicts < limit::KUBE_CONFLICTS_MAX => conflicts += 1,
+                ErrorKind::Forbidden => return Outcome::Forbidden(error),
                 // The claim is gone, and its status with it.
-                Err(Refusal::Missing) => return Outcome::Done,
-                Err(refused) => {
-                    self.queue.counts.refused.fetch_add(1, Relaxed);
-                    tracing::warn!(claim = %status.claim, error = chain(&refused), "a claim's status is not taken");
+                ErrorKind::NotFound => return Outcome::Done,
+                ErrorKind::Conflict | ErrorKind::NotServed => return Outcome::Retry(error),
+                _ if error.is_retryable() => return Outcome::Retry(error),
+                _ => {
+                    self.refused(status, &error);
                     return Outcome::Done;
                 }
             }
         }
-        Outcome::Later("the claim changed each time between reading and writing".to_owned(), None)
     }
 
-    async fn write_once(&self, status: &ClaimStatus) -> Result<Outcome, Refusal> {
-        let subject = subject(status);
-        let claim = self.api.exchange(Request::get(self.path(status, ""))).await?.object(subject)?;
-        let read = splice::read(&claim).map_err(malformed)?;
+    async fn write_once(&self, status: &DriverStatus, version: DraVersion) -> Result<Outcome, ApiError> {
+        let (claim, resource) = (&status.claim, version.resource(DraResource::Claims));
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.client(), claim.namespace.as_str(), &resource);
+        let object = api.get(claim.name.as_str()).await?;
         let mut left_out = Vec::new();
-        let entries = match plan(status, &read, &now(), &mut left_out) {
+        let entries = match plan(status, &object, &now(), &mut left_out) {
             Plan::Past => return Ok(Outcome::Done),
-            Plan::Standing => {
-                self.queue.counts.standing.fetch_add(1, Relaxed);
+            Plan::Unchanged => {
+                self.queue.counts.unchanged.fetch_add(1, Relaxed);
                 return Ok(Outcome::Done);
             }
-            Plan::Write(entries) => entries,
+            Plan::Apply(entries) => entries,
         };
         if !left_out.is_empty() {
             let left_out = left_out.join("; ");
-            tracing::warn!(claim = %status.claim, left_out, "part of a device's status does not fit into the claim");
+            tracing::warn!(%claim, left_out, "part of a device's status does not fit into the claim");
         }
-        let body = splice::json(&claim, &entries).map_err(malformed)?;
-        let put = Request::with(Verb::Put, self.path(status, "/status"), body);
-        match self.api.exchange(put).await?.object(subject) {
-            // The parameters that it has are not those that it shows: only their bytes will do.
-            Err(Refusal::Refused { status: 422, fields, .. }) if is_of_allocation(&fields) => {
-                self.write_bytes(status, &read, &entries).await?;
-            }
-            other => drop(other?),
-        }
+        let applied = json!({
+            "apiVersion": version.api_version(),
+            "kind": "ResourceClaim",
+            // Another claim of this name is a conflict.
+            "metadata": { "name": claim.name, "namespace": claim.namespace, "uid": claim.uid },
+            "status": if entries.is_empty() { json!({}) } else { json!({ "devices": entries }) },
+        });
+        let parameters = PatchParams::apply(&field_manager(&status.driver)).force();
+        api.patch_status(claim.name.as_str(), &parameters, &Patch::Apply(applied)).await?;
         self.queue.counts.written.fetch_add(1, Relaxed);
+        self.queue.conditions.clear(UNWRITABLE, &claim.to_string());
         Ok(Outcome::Written)
     }
 
-    /// The same by the wire format of protobuf.
-    async fn write_bytes(
-        &self,
-        status: &ClaimStatus,
-        read: &splice::Read,
-        entries: &[serde_json::Value],
-    ) -> Result<(), Refusal> {
-        let subject = subject(status);
-        let get = Request { wants: Media::Protobuf, ..Request::get(self.path(status, "")) };
-        let claim = self.api.exchange(get).await?.success(subject)?;
-        let body = splice::protobuf(&claim, read, |driver| status.has_driver(driver), entries);
-        let Some(body) = body.map_err(malformed)? else { return Err(Refusal::Conflict) };
-        let put = Request::with(Verb::Put, self.path(status, "/status"), body);
-        let put = Request { sends: Media::Protobuf, ..put };
-        self.api.exchange(put).await?.object(subject).map(drop)
-    }
-
-    fn path(&self, status: &ClaimStatus, rest: &str) -> String {
-        super::claim_path(&self.api.resource_api(), &status.claim) + rest
+    fn refused(&self, status: &DriverStatus, error: &ApiError) {
+        self.queue.counts.refused.fetch_add(1, Relaxed);
+        let (claim, driver) = (&status.claim, &status.driver);
+        tracing::warn!(%claim, %driver, %error, "a claim's status is refused");
+        if is_of_allocation(error) {
+            let words = format!(
+                "the API server refuses every status of devices of claim {claim}: its parameters were stored in a form that no                  client can send again, such as with spaces between them; create the claim without them"
+            );
+            self.queue.conditions.set(&claim.to_string(), Problem::invalid(UNWRITABLE, words));
+        }
     }
 }
 
-fn drivers_of(status: &ClaimStatus) -> BTreeSet<DriverName> {
-    status.drivers.keys().cloned().collect()
+/// One for each driver, so that an apply removes the entries of no other one.
+fn field_manager(driver: &DriverName) -> String {
+    format!("nodedock/{driver}")
 }
 
-fn named(drivers: &BTreeSet<DriverName>) -> String {
-    drivers.iter().map(DriverName::as_str).collect::<Vec<_>>().join(", ")
-}
-
-fn subject(status: &ClaimStatus) -> Subject<'_> {
-    super::claim_subject(&status.claim)
-}
-
-fn is_of_allocation(fields: &[String]) -> bool {
-    !fields.is_empty() && fields.iter().all(|field| field == "status.allocation")
-}
-
-fn malformed(error: splice::Malformed) -> Refusal {
-    let words = chain(&error);
-    Refusal::Refused { status: 200, words, fields: Vec::new() }
+fn is_of_allocation(error: &ApiError) -> bool {
+    error.kind == ErrorKind::Invalid
+        && !error.causes.is_empty()
+        && error.causes.iter().all(|cause| cause.field == "status.allocation")
 }
 
 /// Kubernetes' times have seconds.

@@ -112,30 +112,23 @@ pub const KUBE_RETRY_MIN: Duration = Duration::from_secs(1);
 pub const KUBE_RETRY_MAX: Duration = Duration::from_secs(60);
 /// Delay of a retry after 403: an operator must change a role first.
 pub const KUBE_FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
-/// Events that wait or may be repeated.
+/// Events that wait to be published.
 pub const EVENTS_MAX: usize = 512;
-/// Time within which a repetition counts as the same event, and time after which an event is dropped.
-pub const EVENT_SERIES: Duration = Duration::from_secs(600);
-/// Minimum interval between two updates of an event's count.
-pub const EVENT_COUNT_PACE: Duration = Duration::from_secs(30);
-/// Burst of events of one object and of all, and the interval of further ones: refusals come with each retry of a kubelet, for each pod of
-/// the node.
-pub const OBJECT_EVENTS_BURST: u32 = 10;
-pub const OBJECT_EVENTS_EVERY: Duration = Duration::from_secs(30);
+/// An event that waits for longer is dropped.
+pub const EVENT_AGE_MAX: Duration = Duration::from_secs(600);
+/// Burst of events, and the interval of further ones: a kubelet retries the claims of all pods of the node in the same steps.
 pub const EVENTS_BURST: u32 = 50;
 pub const EVENTS_EVERY: Duration = Duration::from_secs(2);
 /// Pods of a refused claim that get an event.
 pub const EVENT_PODS_MAX: usize = 8;
-/// Bytes of an event's reason and message (`events.k8s.io/v1`, which the core API stores), and of the object's name in the event's name.
+/// Reason and note of an event (`events.k8s.io/v1`).
 pub const EVENT_REASON_BYTES_MAX: usize = 128;
 pub const EVENT_MESSAGE_BYTES_MAX: usize = 1024;
-pub const EVENT_NAME_PREFIX_BYTES_MAX: usize = 200;
 /// Interval of reads of the Node object; the backoff after a failure is from the second to the third.
 pub const NODE_READ_PERIOD: Duration = Duration::from_secs(600);
 pub const NODE_READ_MIN: Duration = Duration::from_secs(1);
 pub const NODE_READ_MAX: Duration = Duration::from_secs(60);
-/// Pods of a page of the node's list, and of the whole list: a kubelet usually has 110.
-pub const NODE_PODS_PAGE: usize = 250;
+/// Pods of the node's list: a kubelet usually has 110.
 pub const NODE_PODS_MAX: usize = 10_000;
 /// Interval of reconciliation of prepared claims: normally, while one seems unneeded, and the minimum.
 pub const RECONCILE_PERIOD: Duration = Duration::from_secs(180);
@@ -255,9 +248,9 @@ pub const CDI_SWEEP_PERIOD: Duration = Duration::from_secs(60);
 /// Backoff of repairs of a claim's CDI files; doubled up to the interval above.
 pub const CDI_RETRY_MIN: Duration = Duration::from_secs(1);
 /// Interval of checking by one `stat` that the watched directory is still the CDI directory.
-pub const CDI_FOLDER_LOOK: Duration = Duration::from_millis(500);
+pub const CDI_DIRECTORY_LOOK: Duration = Duration::from_millis(500);
 /// Directories of CDI specs that runtimes read: two are usual.
-pub const CDI_FOLDERS_MAX: usize = 16;
+pub const CDI_DIRECTORIES_MAX: usize = 16;
 /// Claims whose files are repaired together: bounds the time for which each is locked.
 pub const CDI_CLAIMS_AT_ONCE: usize = 64;
 /// Entries of the directory of registration sockets that are read, and the depth: far more than a node's plugins need.
@@ -435,15 +428,10 @@ pub const API_TURN_WAIT: Duration = Duration::from_secs(20);
 /// Deadline of connecting to the API server, and of a whole request.
 pub const API_CONNECT: Duration = Duration::from_secs(5);
 pub const API_REQUEST: Duration = Duration::from_secs(10);
-/// Time after which an idle connection is closed, and interval of TCP keepalive probes.
-pub const API_IDLE: Duration = Duration::from_secs(90);
-pub const API_KEEPALIVE: Duration = Duration::from_secs(30);
 /// Bytes of an object: etcd takes 1.5 MiB in a denser form.
 pub const API_OBJECT_BYTES_MAX: usize = 4 << 20;
-/// Objects and bytes of a page of a list, and objects of a whole list: a node has some hundred pods and slices.
-pub const API_PAGE_ITEMS: usize = 250;
+/// Bytes of a page of a list: a node has some hundred pods and slices.
 pub const API_PAGE_BYTES_MAX: usize = 16 << 20;
-pub const API_LIST_ITEMS_MAX: usize = 10_000;
 /// Bytes of an API server's message that are passed on.
 pub const API_WORDS_BYTES_MAX: usize = 512;
 /// Causes of a refusal that are kept.
@@ -462,10 +450,6 @@ pub const API_VERSIONS_PERIOD: Duration = Duration::from_secs(600);
 /// Interval of reading tokens and certificates again (client-go does so every minute), and the minimum interval after a refusal.
 pub const API_CREDENTIALS_PERIOD: Duration = Duration::from_secs(60);
 pub const API_CREDENTIALS_REST: Duration = Duration::from_secs(2);
-/// Bytes of a kubeconfig, a token, a certificate or a key.
-pub const API_CREDENTIALS_BYTES_MAX: u64 = 1 << 20;
-/// Requested duration of a watch; API servers choose 5 to 10 minutes themselves.
-pub const WATCH_WALL: Duration = Duration::from_secs(290);
 /// Time without an event after which a watch is dead: bookmarks arrive every minute.
 pub const WATCH_SILENCE: Duration = Duration::from_secs(150);
 /// Age after which a watch does not count as flapping.

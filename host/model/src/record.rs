@@ -324,7 +324,7 @@ impl fmt::Display for Caller {
         match (&self.user, self.uid) {
             (Some(user), Some(uid)) => write!(f, "{user} (uid {uid})")?,
             (_, Some(uid)) => write!(f, "uid {uid}")?,
-            _ => write!(f, "somebody unknown")?,
+            _ => write!(f, "an unknown caller")?,
         }
         self.pid.map_or(Ok(()), |pid| write!(f, ", pid {pid}"))
     }

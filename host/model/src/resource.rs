@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::{ContainerKind, DriverName, ExtendedResource, ObjectRef, Uid};
 
 /// A device as the device plugin API lists it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct PluginDevice {
     /// Any text from a plugin; `POOL/DEVICE` for a device of a pool.
     pub id: String,
     pub healthy: bool,
     /// Ascending, each once; empty: it has no topology.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numa_nodes: Vec<u32>,
 }
 

@@ -17,8 +17,8 @@
 //! be a socket in its directory; a response to Allocate is checked and its paths are normalized; of more than twenty lists per second
 //! the newest is used; a device listed twice is healthy only if every entry says so.
 
-mod keeper;
-mod place;
+mod controller;
+mod location;
 mod sockets;
 
 #[cfg(test)]
@@ -32,13 +32,13 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::grpc::{DevicePlugin, PluginSteps};
-use keeper::{Keeper, Order};
+use controller::{Order, ResourceController};
+pub use location::Location;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::DeviceDriver;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::devices::PluginId;
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, limit};
-pub use place::Place;
 
 /// Queue of orders for a resource's controller, which executes them without waiting for a plugin.
 const ORDERS_WAITING_MAX: usize = 16;
@@ -119,7 +119,7 @@ struct Slot {
     registrations: u64,
     /// Cancelled when a newer registration begins.
     turn: Option<CancellationToken>,
-    keeper: Option<mpsc::Sender<Order>>,
+    controller: Option<mpsc::Sender<Order>>,
     /// How the controller's plugin registered.
     origin: Option<Origin>,
 }
@@ -140,53 +140,57 @@ impl<S: PluginSink> Endpoints<S> {
     pub async fn register(
         &self,
         resource: &ExtendedResource,
-        place: Place,
+        location: Location,
         origin: Origin,
     ) -> Result<(), Problem> {
         let turn = Turn::begin(&self.0, resource)?;
-        self.attempt(&turn, &place, &origin).await
+        self.attempt(&turn, &location, &origin).await
     }
 
-    async fn attempt(&self, turn: &Turn<S>, place: &Place, origin: &Origin) -> Result<(), Problem> {
+    async fn attempt(&self, turn: &Turn<S>, location: &Location, origin: &Origin) -> Result<(), Problem> {
         let plugin = tokio::select! {
             biased;
             // Dropping the future closes the connection, here and below.
-            () = turn.superseded.cancelled() => return Err(turn.given_up()),
+            () = turn.superseded.cancelled() => return Err(turn.superseded_problem()),
             () = self.0.tasks.stopped() => return Err(stopping()),
-            plugin = self.shake_hands(&turn.resource, place) => plugin?,
+            plugin = self.shake_hands(&turn.resource, location) => plugin?,
         };
-        let taken = self.hand_over(turn, place.clone(), origin.clone(), plugin)?;
+        let taken = self.hand_over(turn, location.clone(), origin.clone(), plugin)?;
         taken.await.map_err(|_| stopping())
     }
 
-    async fn shake_hands(&self, resource: &ExtendedResource, place: &Place) -> Result<DevicePlugin, Problem> {
+    async fn shake_hands(
+        &self,
+        resource: &ExtendedResource,
+        location: &Location,
+    ) -> Result<DevicePlugin, Problem> {
         let _permit = self.0.at_once.acquire().await;
-        self.0.connect(resource, place).await
+        self.0.connect(resource, location).await
     }
 
     fn hand_over(
         &self,
         turn: &Turn<S>,
-        place: Place,
+        location: Location,
         origin: Origin,
         plugin: DevicePlugin,
     ) -> Result<oneshot::Receiver<()>, Problem> {
         let mut slots = self.0.slots();
         let current = slots.get_mut(&turn.resource).filter(|slot| slot.registrations == turn.number);
-        let slot = current.ok_or_else(|| turn.given_up())?;
-        let keeper = slot.keeper.get_or_insert_with(|| self.spawn_keeper(&turn.resource));
+        let slot = current.ok_or_else(|| turn.superseded_problem())?;
+        let controller = slot.controller.get_or_insert_with(|| self.spawn_controller(&turn.resource));
         let (taken, is_taken) = oneshot::channel();
         let (plugin, number) = (Arc::new(plugin), turn.number);
-        let order = Order::Take { place, origin: origin.clone(), plugin, number, taken };
-        keeper.try_send(order).map_err(|_| turn.given_up())?;
+        let order = Order::Take { location, origin: origin.clone(), plugin, number, taken };
+        controller.try_send(order).map_err(|_| turn.superseded_problem())?;
         slot.origin = Some(origin);
         Ok(is_taken)
     }
 
-    fn spawn_keeper(&self, resource: &ExtendedResource) -> mpsc::Sender<Order> {
+    fn spawn_controller(&self, resource: &ExtendedResource) -> mpsc::Sender<Order> {
         let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
-        let keeper = Keeper::new(self.0.clone(), resource.clone());
-        self.0.tasks.spawn("device-plugin", keeper.run(inbox));
+        let controller = ResourceController::new(self.0.clone(), resource.clone());
+        self.0.tasks.spawn("device-plugin", controller.run(inbox));
         orders
     }
 
@@ -196,17 +200,21 @@ impl<S: PluginSink> Endpoints<S> {
         let Some(slot) = slots.get_mut(resource) else { return false };
         let is_its = |origin: &mut Origin| matches!(origin, Origin::RegistrationSocket(of) if of == socket);
         let is_ended = slot.origin.take_if(is_its).is_some();
-        if let Some(keeper) = slot.keeper.as_ref().filter(|_| is_ended) {
+        if let Some(controller) = slot.controller.as_ref().filter(|_| is_ended) {
             // A controller that is stopping needs no order.
-            let _ = keeper.try_send(Order::End);
+            let _ = controller.try_send(Order::End);
         }
         is_ended
     }
 }
 
 impl<S: PluginSink> Shared<S> {
-    async fn connect(&self, resource: &ExtendedResource, place: &Place) -> Result<DevicePlugin, Problem> {
-        let socket = place.resolve().await?;
+    async fn connect(
+        &self,
+        resource: &ExtendedResource,
+        location: &Location,
+    ) -> Result<DevicePlugin, Problem> {
+        let socket = location.resolve().await?;
         DevicePlugin::connect(resource.clone(), &socket, self.steps, &self.tasks).await
     }
 
@@ -253,7 +261,7 @@ impl<S: PluginSink> Turn<S> {
         Ok(Self { shared: shared.clone(), resource: resource.clone(), number, superseded })
     }
 
-    fn given_up(&self) -> Problem {
+    fn superseded_problem(&self) -> Problem {
         let message = format!("a newer registration of {} came before this one was done", self.resource);
         Problem::conflict(SUPERSEDED, message)
     }
@@ -267,9 +275,9 @@ impl<S: PluginSink> Drop for Turn<S> {
             return;
         };
         slot.turn = None;
-        match &slot.keeper {
+        match &slot.controller {
             // The controller may have waited for this registration. A full channel triggers a check as well.
-            Some(keeper) => drop(keeper.try_send(Order::Look)),
+            Some(controller) => drop(controller.try_send(Order::Look)),
             None => drop(slots.remove(&self.resource)),
         }
     }

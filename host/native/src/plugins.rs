@@ -9,11 +9,11 @@
 //! at most 2 min).
 //!
 //! - One worker for each registration socket takes the steps of a kubelet, one at a time: dial, GetInfo, checks, add the instance,
-//! NotifyRegistrationStatus.
+//!   NotifyRegistrationStatus.
 //! - A socket that is created again is registered again, and the previous registration stays until then, so that a plugin that is
-//! replaced under the same names stays available. A removed socket removes its own instance and no other.
+//!   replaced under the same names stays available. A removed socket removes its own instance and no other.
 //! - Calls go to the newest connected instance of a driver. Without a connected one they go to the newest, and wait two seconds for its
-//! reconnect.
+//!   reconnect.
 //!
 //! Differences from a kubelet: `v1` is preferred to `v1beta1` whatever the plugin's order; renames and lost events are detected; a
 //! registration that waits for a name or an endpoint is retried as soon as that is free; a device listed twice in a response is one

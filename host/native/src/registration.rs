@@ -13,7 +13,7 @@ use tokio::net::UnixListener;
 use tonic::{Request, Response, Status};
 use wire::registration_server::{Registration, RegistrationServer};
 
-use crate::endpoints::{Endpoints, Origin, Place, PluginSink};
+use crate::endpoints::{Endpoints, Location, Origin, PluginSink};
 use nodedock_base::error::chain;
 use nodedock_base::socket::{self, BindError};
 use nodedock_base::tasks::Tasks;
@@ -23,37 +23,37 @@ use nodedock_model::{ExtendedResource, Problem, ProblemKind, limit};
 const SOCKET: &str = "kubelet.sock";
 const VERSION: &str = "v1beta1";
 /// The mode that a kubelet uses.
-const FOLDER_MODE: u32 = 0o750;
+const DIRECTORY_MODE: u32 = 0o750;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    #[error("make the folder of device plugins {}", folder.display())]
-    Folder { folder: PathBuf, source: io::Error },
-    #[error("remove the old sockets in {}", folder.display())]
-    Sweep { folder: PathBuf, source: io::Error },
+    #[error("create the directory of device plugins {}", directory.display())]
+    Directory { directory: PathBuf, source: io::Error },
+    #[error("remove the old sockets in {}", directory.display())]
+    Sweep { directory: PathBuf, source: io::Error },
     #[error(transparent)]
     Bind(#[from] BindError),
 }
 
 /// Creates the socket, and the directory if necessary. Removes every socket in the directory first, as a kubelet does: plugins that
 /// lost their socket and see the new one create theirs again and register.
-pub async fn listen(folder: &Path) -> Result<UnixListener, ListenError> {
-    make(folder).map_err(|source| ListenError::Folder { folder: folder.to_owned(), source })?;
-    let path = folder.join(SOCKET);
+pub async fn listen(directory: &Path) -> Result<UnixListener, ListenError> {
+    make(directory).map_err(|source| ListenError::Directory { directory: directory.to_owned(), source })?;
+    let path = directory.join(SOCKET);
     // Before anything is removed: the plugins belong to another process.
     socket::refuse_occupied(&path).await?;
-    sweep(folder).map_err(|source| ListenError::Sweep { folder: folder.to_owned(), source })?;
+    sweep(directory).map_err(|source| ListenError::Sweep { directory: directory.to_owned(), source })?;
     Ok(socket::bind(&path).await?)
 }
 
-fn make(folder: &Path) -> io::Result<()> {
-    folder.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-    std::fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
+fn make(directory: &Path) -> io::Result<()> {
+    directory.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)
 }
 
 /// Removes sockets; files and directories stay.
-fn sweep(folder: &Path) -> io::Result<()> {
-    for entry in std::fs::read_dir(folder)? {
+fn sweep(directory: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         if entry.file_type()?.is_socket() {
             std::fs::remove_file(entry.path())?;
@@ -65,11 +65,11 @@ fn sweep(folder: &Path) -> io::Result<()> {
 /// Serves plugins on the socket of `listen` until the tasks stop.
 pub async fn serve<S: PluginSink>(
     listener: UnixListener,
-    folder: PathBuf,
+    directory: PathBuf,
     endpoints: Endpoints<S>,
     tasks: Tasks,
 ) {
-    let service = RegistrationServer::new(Registrations { folder, endpoints });
+    let service = RegistrationServer::new(Registrations { directory, endpoints });
     let service = service.max_decoding_message_size(limit::REGISTER_BYTES_MAX);
     let server = tonic::transport::Server::builder().add_service(service);
     if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), tasks.stopped()).await {
@@ -78,7 +78,7 @@ pub async fn serve<S: PluginSink>(
 }
 
 struct Registrations<S: PluginSink> {
-    folder: PathBuf,
+    directory: PathBuf,
     endpoints: Endpoints<S>,
 }
 
@@ -91,8 +91,8 @@ impl<S: PluginSink> Registrations<S> {
         }
         check_version(&request.version)?;
         let resource = resource?;
-        let place = Place::beside(&self.folder, &request.endpoint, SOCKET)?;
-        self.endpoints.register(&resource, place, Origin::KubeletSocket).await
+        let location = Location::beside(&self.directory, &request.endpoint, SOCKET)?;
+        self.endpoints.register(&resource, location, Origin::KubeletSocket).await
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_base::watched::{self, Folder};
+use nodedock_base::watched::{self, Directory};
 use nodedock_model::limit;
 
 /// A change of a registration socket.
@@ -26,14 +26,14 @@ pub enum SocketEvent {
     Gone(PathBuf),
 }
 
-/// Watches `folder` until the tasks stop. The first list is reported like later changes.
-pub async fn watch(folder: PathBuf, tasks: Tasks, events: mpsc::Sender<SocketEvent>) {
-    watched::follow(SocketFolder::new(folder), tasks, events).await;
+/// Watches `directory` until the tasks stop. The first list is reported like later changes.
+pub async fn watch(directory: PathBuf, tasks: Tasks, events: mpsc::Sender<SocketEvent>) {
+    watched::follow(SocketDirectory::new(directory), tasks, events).await;
 }
 
 /// Returns the current registration sockets. A missing directory has none.
-pub fn present(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    match SocketFolder::new(folder.to_owned()).list() {
+pub fn present(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match SocketDirectory::new(directory.to_owned()).list() {
         Ok(listing) => Ok(listing.into_keys().collect()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
@@ -50,8 +50,8 @@ struct Stamp {
 
 type Listing = BTreeMap<PathBuf, Stamp>;
 
-struct SocketFolder {
-    folder: PathBuf,
+struct SocketDirectory {
+    directory: PathBuf,
     reported: Listing,
     /// Removed since the last check: an existing socket is another one, although its stamp may be equal.
     removed: HashSet<PathBuf>,
@@ -59,19 +59,25 @@ struct SocketFolder {
     too_many: bool,
 }
 
-impl SocketFolder {
-    fn new(folder: PathBuf) -> Self {
-        Self { folder, reported: Listing::new(), removed: HashSet::new(), complained: false, too_many: false }
+impl SocketDirectory {
+    fn new(directory: PathBuf) -> Self {
+        Self {
+            directory,
+            reported: Listing::new(),
+            removed: HashSet::new(),
+            complained: false,
+            too_many: false,
+        }
     }
 
     fn list(&mut self) -> io::Result<Listing> {
         let mut walk =
             Walk { entries_left: limit::REGISTRY_ENTRIES_MAX, found: Listing::new(), too_many: false };
-        walk.folder(&self.folder, 0)?;
+        walk.directory(&self.directory, 0)?;
         if walk.too_many && !self.too_many {
             let (entries, sockets) = (limit::REGISTRY_ENTRIES_MAX, limit::PLUGIN_SOCKETS_MAX);
-            let folder = self.folder.display();
-            tracing::warn!(%folder, entries, sockets, "more in the folder of registration sockets than is looked at");
+            let directory = self.directory.display();
+            tracing::warn!(%directory, entries, sockets, "the directory of registration sockets has too many entries");
         }
         self.too_many = walk.too_many;
         Ok(walk.found)
@@ -79,17 +85,17 @@ impl SocketFolder {
 
     fn complain(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.complained, true) {
-            let folder = self.folder.display().to_string();
-            tracing::warn!(folder, error = chain(error), "the folder cannot be listed, its plugins stay");
+            let directory = self.directory.display().to_string();
+            tracing::warn!(directory, error = chain(error), "cannot list the directory, its plugins stay");
         }
     }
 }
 
-impl Folder for SocketFolder {
+impl Directory for SocketDirectory {
     type Event = SocketEvent;
 
     fn path(&self) -> &Path {
-        &self.folder
+        &self.directory
     }
 
     fn depth(&self) -> RecursiveMode {
@@ -139,9 +145,9 @@ struct Walk {
 
 impl Walk {
     /// Only an error of the top directory counts: a subdirectory may be removed during the walk.
-    fn folder(&mut self, folder: &Path, depth: usize) -> io::Result<()> {
+    fn directory(&mut self, directory: &Path, depth: usize) -> io::Result<()> {
         let mut below = Vec::new();
-        for entry in std::fs::read_dir(folder)? {
+        for entry in std::fs::read_dir(directory)? {
             let entry = entry?;
             if entry.file_name().as_encoded_bytes().starts_with(b".") {
                 continue;
@@ -158,11 +164,11 @@ impl Walk {
                 self.socket(entry.path());
             }
         }
-        for folder in below {
+        for directory in below {
             if depth >= limit::REGISTRY_DEPTH_MAX {
                 self.too_many = true;
-            } else if let Err(error) = self.folder(&folder, depth + 1) {
-                tracing::debug!(folder = %folder.display(), error = chain(&error), "a folder below is not listed");
+            } else if let Err(error) = self.directory(&directory, depth + 1) {
+                tracing::debug!(directory = %directory.display(), error = chain(&error), "a directory below is not listed");
             }
         }
         Ok(())
@@ -244,89 +250,89 @@ mod tests {
 
     #[tokio::test]
     async fn sockets_of_before_and_of_later_are_reported_and_nothing_else_is() {
-        let mut folder = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
-        folder.appeared("a.sock").await;
-        std::fs::write(folder.path("file.sock"), "no socket").unwrap();
-        let _hidden = folder.bind(".hidden.sock");
-        let _b = folder.bind("b.sock");
-        folder.appeared("b.sock").await;
-        std::fs::remove_file(folder.path("a.sock")).unwrap();
-        folder.gone("a.sock").await;
-        assert!(folder.tasks.drain(Duration::from_secs(5)).await);
+        let mut directory = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
+        directory.appeared("a.sock").await;
+        std::fs::write(directory.path("file.sock"), "no socket").unwrap();
+        let _hidden = directory.bind(".hidden.sock");
+        let _b = directory.bind("b.sock");
+        directory.appeared("b.sock").await;
+        std::fs::remove_file(directory.path("a.sock")).unwrap();
+        directory.gone("a.sock").await;
+        assert!(directory.tasks.drain(Duration::from_secs(5)).await);
     }
 
     #[tokio::test]
-    async fn each_of_many_sockets_is_told_when_it_comes_and_when_it_goes() {
+    async fn each_of_many_sockets_is_reported_when_it_is_created_and_removed() {
         let names = |when: &str| (0..10).map(|n| format!("{when}-{n}.sock")).collect::<Vec<_>>();
         let before = names("before");
-        let mut folder = Watching::new(|dir| {
+        let mut directory = Watching::new(|dir| {
             before.iter().for_each(|name| drop(UnixListener::bind(dir.join(name)).unwrap()));
         });
-        assert_eq!(folder.next(10).await, folder.each(&before, SocketEvent::Appeared));
+        assert_eq!(directory.next(10).await, directory.each(&before, SocketEvent::Appeared));
         let later = names("later");
-        let _later: Vec<_> = later.iter().map(|name| folder.bind(name)).collect();
-        assert_eq!(folder.next(10).await, folder.each(&later, SocketEvent::Appeared));
+        let _later: Vec<_> = later.iter().map(|name| directory.bind(name)).collect();
+        assert_eq!(directory.next(10).await, directory.each(&later, SocketEvent::Appeared));
         let all = [before, later].concat();
-        all.iter().for_each(|name| std::fs::remove_file(folder.path(name)).unwrap());
-        assert_eq!(folder.next(20).await, folder.each(&all, SocketEvent::Gone));
+        all.iter().for_each(|name| std::fs::remove_file(directory.path(name)).unwrap());
+        assert_eq!(directory.next(20).await, directory.each(&all, SocketEvent::Gone));
     }
 
     #[tokio::test]
-    async fn folders_below_count_and_dot_folders_do_not() {
-        let mut folder = Watching::new(|dir| {
+    async fn directories_below_count_and_dot_directories_do_not() {
+        let mut directory = Watching::new(|dir| {
             std::fs::create_dir(dir.join(".old")).unwrap();
             drop(UnixListener::bind(dir.join(".old/a.sock")).unwrap());
         });
-        std::fs::create_dir_all(folder.path("one/two")).unwrap();
-        std::fs::create_dir(folder.path(".new")).unwrap();
-        let _hidden = folder.bind(".new/b.sock");
-        let _deep = folder.bind("one/two/c.sock");
-        folder.appeared("one/two/c.sock").await;
+        std::fs::create_dir_all(directory.path("one/two")).unwrap();
+        std::fs::create_dir(directory.path(".new")).unwrap();
+        let _hidden = directory.bind(".new/b.sock");
+        let _deep = directory.bind("one/two/c.sock");
+        directory.appeared("one/two/c.sock").await;
     }
 
     #[tokio::test]
-    async fn a_link_to_a_socket_is_a_socket_and_a_link_to_a_folder_is_not_followed() {
+    async fn a_link_to_a_socket_is_a_socket_and_a_link_to_a_directory_is_not_followed() {
         let elsewhere = tempfile::tempdir().unwrap();
         let _far = UnixListener::bind(elsewhere.path().join("far.sock")).unwrap();
-        let mut folder = Watching::new(|dir| {
+        let mut directory = Watching::new(|dir| {
             std::os::unix::fs::symlink(elsewhere.path(), dir.join("all")).unwrap();
             std::os::unix::fs::symlink(elsewhere.path().join("far.sock"), dir.join("near.sock")).unwrap();
         });
-        folder.appeared("near.sock").await;
-        let _last = folder.bind("z.sock");
-        folder.appeared("z.sock").await;
+        directory.appeared("near.sock").await;
+        let _last = directory.bind("z.sock");
+        directory.appeared("z.sock").await;
     }
 
     #[tokio::test]
-    async fn a_socket_made_anew_is_reported_again_and_one_with_a_new_mode_is_not() {
+    async fn a_replaced_socket_is_reported_again_and_one_with_a_new_mode_is_not() {
         use std::os::unix::fs::PermissionsExt;
-        let mut folder = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
-        folder.appeared("a.sock").await;
-        std::fs::set_permissions(folder.path("a.sock"), PermissionsExt::from_mode(0o600)).unwrap();
-        let _b = folder.bind("b.sock");
-        folder.appeared("b.sock").await;
-        std::fs::remove_file(folder.path("a.sock")).unwrap();
-        let _a = folder.bind("a.sock");
+        let mut directory = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
+        directory.appeared("a.sock").await;
+        std::fs::set_permissions(directory.path("a.sock"), PermissionsExt::from_mode(0o600)).unwrap();
+        let _b = directory.bind("b.sock");
+        directory.appeared("b.sock").await;
+        std::fs::remove_file(directory.path("a.sock")).unwrap();
+        let _a = directory.bind("a.sock");
         // Detected between the two steps or after both.
-        match folder.events.recv().await.unwrap() {
+        match directory.events.recv().await.unwrap() {
             SocketEvent::Gone(path) => {
-                assert_eq!(path, folder.path("a.sock"));
-                folder.appeared("a.sock").await;
+                assert_eq!(path, directory.path("a.sock"));
+                directory.appeared("a.sock").await;
             }
-            appeared => assert_eq!(appeared, SocketEvent::Appeared(folder.path("a.sock"))),
+            appeared => assert_eq!(appeared, SocketEvent::Appeared(directory.path("a.sock"))),
         }
     }
 
     #[tokio::test]
     async fn a_renamed_socket_is_gone_under_its_old_name_and_new_under_the_other() {
-        let mut folder = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
-        folder.appeared("a.sock").await;
-        std::fs::rename(folder.path("a.sock"), folder.path("b.sock")).unwrap();
-        folder.gone("a.sock").await;
-        folder.appeared("b.sock").await;
-        let away = tempfile::tempdir_in(folder.dir.path().parent().unwrap()).unwrap();
-        std::fs::rename(folder.path("b.sock"), away.path().join("b.sock")).unwrap();
-        folder.gone("b.sock").await;
+        let mut directory = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
+        directory.appeared("a.sock").await;
+        std::fs::rename(directory.path("a.sock"), directory.path("b.sock")).unwrap();
+        directory.gone("a.sock").await;
+        directory.appeared("b.sock").await;
+        let away = tempfile::tempdir_in(directory.dir.path().parent().unwrap()).unwrap();
+        std::fs::rename(directory.path("b.sock"), away.path().join("b.sock")).unwrap();
+        directory.gone("b.sock").await;
     }
 
     #[test]
@@ -335,8 +341,8 @@ mod tests {
         for index in 0..limit::REGISTRY_ENTRIES_MAX + 10 {
             std::fs::write(dir.path().join(index.to_string()), "").unwrap();
         }
-        let mut folder = SocketFolder::new(dir.path().to_owned());
-        assert_eq!(folder.look(), []);
-        assert!(folder.too_many);
+        let mut directory = SocketDirectory::new(dir.path().to_owned());
+        assert_eq!(directory.look(), []);
+        assert!(directory.too_many);
     }
 }

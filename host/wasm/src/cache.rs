@@ -49,8 +49,9 @@ impl Cache {
 
     /// Returns a compiled driver, if there is one that is whole. A damaged one is removed.
     pub(super) fn take(&self, key: &Key) -> Option<Artifact> {
-        let path = self.directory_or_warn()?.path(&self.name(key));
-        open(&path, key).unwrap_or_else(|error| {
+        // The path leads through the open directory, which has to stay open until the file is.
+        let directory = self.directory_or_warn()?;
+        open(&directory.path(&self.name(key)), key).unwrap_or_else(|error| {
             self.discard(key, &error);
             None
         })

@@ -180,10 +180,12 @@ mod tests {
             let work = async move {
                 let _held = held;
                 start.send(()).unwrap();
-                while spins {
+                if !spins {
+                    std::future::pending::<()>().await;
+                }
+                loop {
                     tokio::task::yield_now().await;
                 }
-                std::future::pending::<()>().await;
             };
             {
                 let mut call = Box::pin(slow.run(work.boxed()));

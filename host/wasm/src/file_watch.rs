@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::trust::place::{self, Fault};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_base::watched::{self, Folder};
+use nodedock_base::watched::{self, Directory};
 use nodedock_model::limit;
 
 /// A change of a driver's files.
@@ -92,7 +92,7 @@ impl FolderState {
     }
 }
 
-impl Folder for FolderState {
+impl Directory for FolderState {
     type Event = FileEvent;
 
     fn path(&self) -> &Path {
@@ -273,7 +273,7 @@ fn files(folder: &Path, stem: &str, stamps: &Stamps) -> DriverFiles {
 
 #[cfg(test)]
 mod tests {
-    use super::watched::Folder as _;
+    use super::watched::Directory as _;
     use super::*;
 
     struct Folder {

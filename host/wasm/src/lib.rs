@@ -286,7 +286,7 @@ impl WasmHost {
         let host = Arc::clone(self);
         let stored = blocking(move || {
             let component = host.store(&key, artifact);
-            memory::give_back();
+            memory::release();
             component
         });
         Ok((stored.await?, false))

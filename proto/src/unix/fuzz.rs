@@ -192,7 +192,7 @@ fn check_meaning(input: &[u8], output: &[u8]) -> bool {
         (input, output) = (rest, behind);
         blocks += 1;
     }
-    assert!(output.is_empty(), "{} bytes that nobody sent", output.len());
+    assert!(output.is_empty(), "{} additional bytes", output.len());
     blocks > 0
 }
 
@@ -214,9 +214,9 @@ mod tests {
     /// The name of a seed states its outcome: `refused-…`, or else it passes.
     #[test]
     fn seeds_keep_their_promises_also_with_a_byte_changed() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/http2");
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/http2");
         let mut passed = 0;
-        for entry in std::fs::read_dir(&folder).unwrap() {
+        for entry in std::fs::read_dir(&directory).unwrap() {
             let path = entry.unwrap().path();
             let (name, bytes) = (path.file_name().unwrap().to_str().unwrap(), std::fs::read(&path).unwrap());
             assert_eq!(http2(&bytes), !name.starts_with("refused-"), "{name}");

@@ -468,8 +468,8 @@ async fn a_client_that_ends_within_a_frame_has_ended() {
 
 #[tokio::test]
 async fn accepted_connections_keep_their_credentials() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.sock");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.sock");
     let mut incoming = incoming(UnixListener::bind(&path).unwrap());
     let _client = UnixStream::connect(&path).await.unwrap();
     let Some(Ok(connection)) = tokio_stream::StreamExt::next(&mut incoming).await else { unreachable!() };

@@ -66,7 +66,7 @@ impl Report {
     }
 
     fn quantity(&mut self, what: &str, value: &str) {
-        self.demand(QUANTITY.is_match(value), || format!("{what}: {value:?} is no quantity"));
+        self.demand(QUANTITY.is_match(value), || format!("{what}: {value:?} is not a quantity"));
     }
 
     fn labels(&mut self, what: &str, labels: &[(String, String)]) {
@@ -79,7 +79,7 @@ impl Report {
     fn absolute(&mut self, what: &str, path: &str) {
         let plain = path.starts_with('/') && !path.split('/').any(|segment| segment == "..");
         self.demand(plain && path.len() <= PATH_BYTES_MAX, || {
-            format!("{what}: {path:?} is no absolute path")
+            format!("{what}: {path:?} is not an absolute path")
         });
     }
 }
@@ -88,10 +88,10 @@ impl Report {
 pub fn driver_info(info: &DriverInfo) -> Vec<String> {
     let mut report = Report::default();
     report.demand(is_subdomain(&info.name, 63), || {
-        format!("name: {:?} is no DNS subdomain of at most 63 bytes", info.name)
+        format!("name: {:?} is not a DNS subdomain of at most 63 bytes", info.name)
     });
     report.demand(semver::Version::parse(&info.version).is_ok(), || {
-        format!("version: {:?} is no semantic version", info.version)
+        format!("version: {:?} is not a semantic version", info.version)
     });
     report.at_most("bytes of summary", info.summary.len(), TEXT_BYTES_MAX);
     report.labels("annotations", &info.annotations);
@@ -110,14 +110,14 @@ pub fn inventory(inventory: &Inventory) -> Vec<String> {
 
 fn check_pool(report: &mut Report, pool: &Pool) {
     let name = &pool.name;
-    report.demand(is_subdomain(name, 253), || format!("pool {name:?}: name is no DNS subdomain"));
+    report.demand(is_subdomain(name, 253), || format!("pool {name:?}: name is not a DNS subdomain"));
     report.unique(&format!("devices of pool {name}"), pool.devices.iter().map(|device| device.name.as_str()));
     check_counters(report, &format!("pool {name}"), &pool.shared_counters);
     report.labels(&format!("annotations of pool {name}"), &pool.annotations);
     if let Some(resource) = &pool.extended_resource {
         let parts = resource.split_once('/');
         let named = parts.is_some_and(|(domain, rest)| is_subdomain(domain, 253) && !rest.is_empty());
-        report.demand(named, || format!("pool {name}: {resource:?} is no extended resource"));
+        report.demand(named, || format!("pool {name}: {resource:?} is not an extended resource"));
     }
     for device in &pool.devices {
         check_device(report, pool, device);
@@ -126,7 +126,7 @@ fn check_pool(report: &mut Report, pool: &Pool) {
 
 fn check_device(report: &mut Report, pool: &Pool, device: &Device) {
     let at = format!("device {}/{}", pool.name, device.name);
-    report.demand(LABEL.is_match(&device.name), || format!("{at}: name is no DNS label"));
+    report.demand(LABEL.is_match(&device.name), || format!("{at}: name is not a DNS label"));
     report.at_most(
         &format!("{at}: attributes and capacities"),
         device.attributes.len() + device.capacities.len(),
@@ -165,7 +165,7 @@ fn check_fact_name(report: &mut Report, at: &str, name: &str) {
         Some((domain, name)) => is_subdomain(domain, 63) && IDENTIFIER.is_match(name),
         None => IDENTIFIER.is_match(name),
     };
-    report.demand(fits, || format!("{at}: {name:?} is no name of an attribute or capacity"));
+    report.demand(fits, || format!("{at}: {name:?} is not the name of an attribute or capacity"));
 }
 
 fn check_value(report: &mut Report, at: &str, value: &AttributeValue) {
@@ -181,7 +181,7 @@ fn check_value(report: &mut Report, at: &str, value: &AttributeValue) {
     }
     for version in versions {
         report.demand(semver::Version::parse(version).is_ok(), || {
-            format!("{at}: {version:?} is no semantic version")
+            format!("{at}: {version:?} is not a semantic version")
         });
     }
 }
@@ -212,7 +212,7 @@ fn check_counters(report: &mut Report, at: &str, sets: &[CounterSet]) {
     report.unique(&format!("{at}: counter sets"), sets.iter().map(|set| set.name.as_str()));
     for set in sets {
         report.demand(LABEL.is_match(&set.name), || {
-            format!("{at}: counter set {:?} is no DNS label", set.name)
+            format!("{at}: counter set {:?} is not a DNS label", set.name)
         });
         report.unique(&format!("{at}: counters"), set.counters.iter().map(|counter| counter.name.as_str()));
         for counter in &set.counters {
@@ -237,12 +237,12 @@ pub fn prepared(prepared: &Prepared) -> Vec<String> {
         let at = format!("device {}/{}", device.pool, device.device);
         let base =
             !device.requests.is_empty() && !device.requests.iter().any(|request| request.contains('/'));
-        report.demand(base, || format!("{at}: requests {:?} are no base requests", device.requests));
+        report.demand(base, || format!("{at}: requests {:?} are not base requests", device.requests));
         check_edits(&mut report, &at, &device.edits);
         if let Some(data) = device.status.as_ref().and_then(|status| status.data.as_ref()) {
             report.at_most(&format!("{at}: bytes of data"), data.len(), STATUS_BYTES_MAX);
             let object = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(data);
-            report.demand(object.is_ok(), || format!("{at}: data is no JSON object"));
+            report.demand(object.is_ok(), || format!("{at}: data is not a JSON object"));
         }
     }
     report.lines
@@ -269,7 +269,7 @@ fn check_edits(report: &mut Report, at: &str, edits: &Edits) {
         report.absolute(at, &node.path);
         node.host_path.iter().for_each(|path| report.absolute(at, path));
         let permissions = !node.permissions.is_empty() && node.permissions.chars().all(|c| "rwm".contains(c));
-        report.demand(permissions, || format!("{at}: {:?} is no subset of rwm", node.permissions));
+        report.demand(permissions, || format!("{at}: {:?} is not a subset of rwm", node.permissions));
     }
     for mount in &edits.mounts {
         report.absolute(at, &mount.host_path);

@@ -117,10 +117,10 @@ impl FakeHost {
     /// Creates a device node from its metadata. If it names its directory in `/sys`, `dev/char` or `dev/block` gets a link to it.
     pub fn node(&self, node: NodeInfo) -> &Self {
         let mut state = self.state();
-        if let Some(folder) = &node.sysfs_path {
+        if let Some(directory) = &node.sysfs_path {
             let class = if node.kind == NodeKind::Block { "block" } else { "char" };
             let link = format!("dev/{class}/{}:{}", node.major, node.minor);
-            state.sysfs.insert(&link, Entry::Link(format!("../../{folder}")));
+            state.sysfs.insert(&link, Entry::Link(format!("../../{directory}")));
         }
         state.nodes.insert(node.path.clone(), node);
         drop(state);
@@ -312,7 +312,7 @@ impl State {
     fn admit_node(&self, path: &str) -> Result<(), Problem> {
         let inside = path.strip_prefix("/dev/").is_some_and(|rest| check_path(rest).is_ok());
         if !inside {
-            return Err(Problem::invalid("bad-path", format!("{path:?} is no plain path below /dev")));
+            return Err(Problem::invalid("bad-path", format!("{path:?} is not a plain path below /dev")));
         }
         self.check_failure(path)?;
         match &self.grant {
@@ -331,7 +331,7 @@ fn check_path(path: &str) -> Result<(), Problem> {
     if plain && path.len() <= 4096 && !path.contains('\0') {
         return Ok(());
     }
-    Err(Problem::invalid("bad-path", format!("{path:?} is no plain path relative to /sys")))
+    Err(Problem::invalid("bad-path", format!("{path:?} is not a plain path relative to /sys")))
 }
 
 fn matches_whole(pattern: &str, value: &str) -> bool {
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_a_folder_is_linked_by_its_number() {
+    fn a_node_with_a_directory_is_linked_by_its_number() {
         let fake = FakeHost::new();
         fake.file("devices/virtual/misc/fuse/uevent", "DEVNAME=fuse\n").node(NodeInfo {
             path: "/dev/fuse".into(),

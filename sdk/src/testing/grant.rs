@@ -167,9 +167,9 @@ mod tests {
     fn a_write_is_covered_only_with_its_pattern() {
         let grant: Grant =
             from_value(file(json!({"sysfsWrite": [{"glob": "class/net/*/x", "pattern": "[0-9]"}]}))).unwrap();
-        let asked = |glob, pattern| DriverInfo::new("a", "1.0.0").sysfs_write(glob, pattern).capabilities;
-        assert_eq!(grant.missing(&asked("class/net/eth0/x", "[0-9]")), Vec::<String>::new());
-        assert_eq!(grant.missing(&asked("class/net/eth0/x", ".*")), ["sysfsWrite: class/net/eth0/x .*"]);
-        assert_eq!(grant.missing(&asked("class/**", "[0-9]")), ["sysfsWrite: class/** [0-9]"]);
+        let request = |glob, pattern| DriverInfo::new("a", "1.0.0").sysfs_write(glob, pattern).capabilities;
+        assert_eq!(grant.missing(&request("class/net/eth0/x", "[0-9]")), Vec::<String>::new());
+        assert_eq!(grant.missing(&request("class/net/eth0/x", ".*")), ["sysfsWrite: class/net/eth0/x .*"]);
+        assert_eq!(grant.missing(&request("class/**", "[0-9]")), ["sysfsWrite: class/** [0-9]"]);
     }
 }

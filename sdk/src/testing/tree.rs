@@ -83,14 +83,14 @@ impl Tree {
     pub(super) fn read(&self, path: &str) -> Result<&[u8], Problem> {
         match self.get(&self.resolve(path, true)?) {
             Some(Entry::File(content)) => Ok(content),
-            _ => Err(Problem::invalid("not-a-file", format!("{path} is no regular file"))),
+            _ => Err(Problem::invalid("not-a-file", format!("{path} is not a regular file"))),
         }
     }
 
     pub(super) fn read_link(&self, path: &str) -> Result<String, Problem> {
         match self.get(&self.resolve(path, false)?) {
             Some(Entry::Link(_)) => self.resolve(path, true),
-            _ => Err(Problem::invalid("not-a-link", format!("{path} is no link"))),
+            _ => Err(Problem::invalid("not-a-link", format!("{path} is not a link"))),
         }
     }
 
@@ -98,12 +98,12 @@ impl Tree {
         let resolved = self.resolve(path, true)?;
         match self.get(&resolved) {
             Some(Entry::Dir) => Ok(self.names(&resolved)),
-            _ => Err(Problem::invalid("not-a-folder", format!("{path} is no folder"))),
+            _ => Err(Problem::invalid("not-a-folder", format!("{path} is not a directory"))),
         }
     }
 
-    fn names(&self, folder: &str) -> Vec<String> {
-        let inside = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+    fn names(&self, directory: &str) -> Vec<String> {
+        let inside = if directory.is_empty() { String::new() } else { format!("{directory}/") };
         let names = self.entries.keys().filter_map(|path| path.strip_prefix(&inside));
         names.filter(|name| !name.is_empty() && !name.contains('/')).map(str::to_owned).collect()
     }
@@ -119,17 +119,17 @@ impl Tree {
         Ok(found)
     }
 
-    fn walk(&self, folder: &str, segments: &[&str], found: &mut Vec<String>) -> Result<(), Problem> {
+    fn walk(&self, directory: &str, segments: &[&str], found: &mut Vec<String>) -> Result<(), Problem> {
         let Some((first, rest)) = segments.split_first() else {
-            found.push(folder.to_owned());
+            found.push(directory.to_owned());
             return Ok(());
         };
         if *first == "**" {
-            self.walk(folder, rest, found)?;
+            self.walk(directory, rest, found)?;
         }
         let matcher = globs::compile(if *first == "**" { "*" } else { first })?;
-        for name in self.read_dir(folder).unwrap_or_default() {
-            let path = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
+        for name in self.read_dir(directory).unwrap_or_default() {
+            let path = if directory.is_empty() { name.clone() } else { format!("{directory}/{name}") };
             let is_link =
                 matches!(self.resolve(&path, false).ok().and_then(|p| self.get(&p)), Some(Entry::Link(_)));
             match *first {
@@ -173,12 +173,12 @@ mod tests {
     }
 
     #[test]
-    fn files_are_found_through_links_that_leave_their_folder() {
+    fn files_are_found_through_links_that_leave_their_directory() {
         assert_eq!(tree().read("bus/pci/devices/0000:00:01.0/vendor").unwrap(), b"0x1af4");
     }
 
     #[test]
-    fn a_link_is_told_as_the_path_that_it_leads_to() {
+    fn a_link_is_returned_as_the_path_of_its_target() {
         let tree = tree();
         let device = tree.read_link("bus/pci/devices/0000:00:01.0").unwrap();
         assert_eq!(device, "devices/pci0000:00/0000:00:01.0");

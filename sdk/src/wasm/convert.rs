@@ -71,7 +71,7 @@ impl Convert<Trigger> for discovery::Trigger {
         match self {
             discovery::Trigger::Load => Trigger::Load,
             discovery::Trigger::Timer => Trigger::Timer,
-            discovery::Trigger::Events(folders) => Trigger::Events(folders),
+            discovery::Trigger::Events(directories) => Trigger::Events(directories),
             discovery::Trigger::Request => Trigger::Request,
         }
     }
@@ -227,13 +227,13 @@ mod tests {
         }
 
         fn discover(_: &Host, ctx: &Context, trigger: &Trigger) -> Result<Inventory, Problem> {
-            let Trigger::Events(folders) = trigger else {
+            let Trigger::Events(directories) = trigger else {
                 return Err(Problem::unavailable("idle", "no events"));
             };
             let range = CapacityChoice::Range { min: "1".into(), max: None, step: Some("2".into()) };
             let policy = CapacityPolicy { default_amount: Some("1".into()), choice: range };
             let device = Device::new("led-0")
-                .attribute("folders", folders.clone())
+                .attribute("directories", directories.clone())
                 .attribute("node", ctx.node_name.as_str())
                 .with_capacity(Capacity::new("percent", "100").policy(policy))
                 .taint("a", "b", TaintEffect::NoExecute)
@@ -304,7 +304,7 @@ mod tests {
         let inventory = Exported::<Leds>::discover(context(), trigger).unwrap();
         let device = &inventory.pools[0].devices[0];
         assert!(
-            matches!(&device.attributes[0].value, wit::AttributeValue::Texts(folders) if *folders == ["devices/x"])
+            matches!(&device.attributes[0].value, wit::AttributeValue::Texts(directories) if *directories == ["devices/x"])
         );
         assert!(matches!(&device.attributes[1].value, wit::AttributeValue::Text(node) if node == "n1"));
         let policy = device.capacities[0].policy.as_ref().unwrap();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_live_comes_in_to_be_given_back() {
+    fn a_live_claim_is_passed_to_unprepare() {
         let live = wit::LiveClaim {
             claim: claim("one", "led-0"),
             memo: vec![1],

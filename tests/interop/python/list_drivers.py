@@ -1,6 +1,6 @@
-"""Asks the node API on a Unix socket for its drivers, with grpcio and without generated code.
+"""Lists the drivers by the node API on a Unix socket, with grpcio and without generated code.
 
-Two calls on one channel; each answer goes to standard output in hex, a line each.
+Makes two calls on one channel and writes each response to standard output in hex, one line each.
 """
 
 import sys

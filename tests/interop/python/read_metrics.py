@@ -1,4 +1,4 @@
-"""Reads OpenMetrics text of a file with Prometheus' own parser; each family goes to standard output, a line each."""
+"""Reads OpenMetrics text of a file with Prometheus' own parser; writes each family to standard output, one line each."""
 
 import sys
 

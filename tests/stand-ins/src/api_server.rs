@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
 use serde_json::Value;
 
 mod cluster;
@@ -34,6 +36,7 @@ mod writes;
 
 pub use cluster::{Allocated, Pod};
 pub use fault::{Fault, FaultId, When};
+pub use serve::Broken;
 pub use state::{Change, ChangeKind, Changes, Seen, State};
 
 use crate::deadline::{DEADLINE, within};
@@ -60,6 +63,17 @@ impl ApiServer {
     /// `http://127.0.0.1:PORT`
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Answers a request without a connection: for tests with a paused clock, which goes on while a socket is waited for.
+    pub async fn handle<B>(
+        &self,
+        request: http::Request<B>,
+    ) -> Result<http::Response<UnsyncBoxBody<Bytes, Broken>>, Broken>
+    where
+        B: hyper::body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+    {
+        serve::answer(Arc::clone(&self.shared), request).await
     }
 
     /// A kubeconfig file in `dir`, with the token that this server wants, if it wants one.
@@ -117,6 +131,11 @@ impl ApiServer {
     /// The versions of resource.k8s.io that are served, preferred first.
     pub fn serve_versions(&self, versions: &[&str]) {
         self.shared.change(|state| state.versions = versions.iter().map(ToString::to_string).collect());
+    }
+
+    /// Reports another minor version of Kubernetes 1, such as `34+`; what the server does stays the same.
+    pub fn report_minor_version(&self, minor: &str) {
+        self.shared.change(|state| minor.clone_into(&mut state.minor_version));
     }
 
     /// Refuses, from now on, every request that has none of these tokens: 401. None: anyone is let in.

@@ -41,7 +41,7 @@ pub(crate) async fn an_answer_beyond_the_bounds_refuses_its_claim_alone<K: Kind>
 pub(crate) async fn a_claim_that_nobody_asked_for_is_dropped<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     scene.prepare_to(&[("ok", "prepared"), ("stranger", "prepared")]).await;
-    assert!(scene.daemon.log().contains("answered for claims that nobody asked for"));
+    assert!(scene.daemon.log().contains("answered for claims that were not requested"));
     scene.see(&[("ok", "prepared"), ("stranger", "prepared")]).await;
     scene.unprepare_to(&[("ok", "unprepared"), ("stranger", "unprepared")]).await;
     scene.told(&["prepare ok,stranger", "unprepare ok,stranger"]);

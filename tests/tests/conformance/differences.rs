@@ -76,7 +76,7 @@ async fn a_time_that_a_driver_wants_is_honoured() {
     assert_eq!((&driver["attempts"], &driver["retry"]["when"]), (&1.into(), &"at".into()), "{told}");
     let text = scene.daemon.cli(&["explain", "claim", "refuse-an-hour"]).await.done();
     for part in
-        ["is preparing since", "may be asked again on", "asked once in vain", "history:", "refused by driver"]
+        ["is preparing since", "may be called again on", "1 failed attempt", "history:", "refused by driver"]
     {
         assert!(text.contains(part), "{part} in {text}");
     }

@@ -147,7 +147,7 @@ async fn get_node_tells_who_it_is_what_it_has_and_that_nothing_is_wrong() {
     assert!(status.started_ms > 0 && !status.name.is_empty(), "{status:?}");
 
     let table = daemon.cli(&["get", "node", &status.name]).await.done();
-    assert!(table.contains("1 prepared") && table.contains("nothing is wrong with the node"), "{table}");
+    assert!(table.contains("1 prepared") && table.contains("the node has no problems"), "{table}");
     let said = daemon.cli(&["get", "node", "another"]).await;
     assert!(said.stdout.is_empty(), "{said:?}");
     assert!(said.failed(1).contains("not the node \"another\""));

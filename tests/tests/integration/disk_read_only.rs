@@ -69,7 +69,7 @@ async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_
     until_health(&daemon, ServingStatus::NotServing).await;
     assert_eq!(healths(&daemon).await, [ServingStatus::Serving, ServingStatus::NotServing]);
     let told = daemon.cli(&["get", "node"]).await.done();
-    assert!(told.contains(CODE) && told.contains("nothing new is taken on"), "{told}");
+    assert!(told.contains(CODE) && told.contains("new work is refused"), "{told}");
     let warned = daemon.cli(&["get", "claims"]).await;
     assert_eq!(warned.stderr, "warning: the node has 1 problem: see nodedock get node\n");
 

@@ -89,7 +89,7 @@ async fn the_command_line_reads_limits_and_fails_for_a_resource_that_nobody_has(
     assert!(text.contains(NOWHERE) && text.contains("whole number"), "{text}");
     // Native resources are nobody's here.
     let text = daemon.cli(&["prepare", "-f", &manifest("limits: {cpu: 500m}")]).await.done();
-    assert_eq!(text, "the pod holds no claims\n");
+    assert_eq!(text, "the pod has no claims\n");
 }
 
 #[tokio::test]

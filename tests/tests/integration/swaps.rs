@@ -88,12 +88,12 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
         daemon.prepared(request(&pod, &[&claim(&name(number))])).await;
         assert_eq!(daemon.unprepare(&pod).await.len(), 1);
     }
-    // The new version's first look fails over its config; the old one goes on with the config that it had.
+    // The new version's first discovery fails over its config; the old one goes on with the config that it had.
     daemon.drop_in(FILE, &whole);
     let new = digest(&whole);
     daemon.until_driver(FILE, |driver| driver.digest == new && driver.reason.is_empty()).await;
     daemon.drop_in("scripted.config.yaml", "devices: many\n");
-    let kept = daemon.until_driver(FILE, |driver| driver.reason.contains("first look")).await;
+    let kept = daemon.until_driver(FILE, |driver| driver.reason.contains("first discovery")).await;
     assert!(kept.reason.contains("the same file with its current side files"), "{kept:?}");
     assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &new));
     daemon.prepared(request(&pod("last"), &[&claim("device-9")])).await;

@@ -118,8 +118,8 @@ impl Prepared {
                 claim.problem
             );
         }
-        ensure!(!self.claims.is_empty(), "the answer of prepare names no claim");
-        ensure!(!self.cdi_devices().is_empty(), "the answer of prepare names no CDI device");
+        ensure!(!self.claims.is_empty(), "the output of prepare has no claim");
+        ensure!(!self.cdi_devices().is_empty(), "the output of prepare has no CDI device");
         Ok(())
     }
 
@@ -219,7 +219,7 @@ struct SpecNode {
 pub(super) fn check_plain(paths: &[String]) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.:+".contains(c);
     match paths.iter().find(|path| !path.chars().all(plain)) {
-        Some(path) => bail!("{path:?} is no path of a device node"),
+        Some(path) => bail!("{path:?} is not the path of a device node"),
         None => Ok(()),
     }
 }

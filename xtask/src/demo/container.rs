@@ -16,7 +16,7 @@ use crate::machine::Podman;
 use crate::shell::{self, Interrupt};
 
 const RUN_LIMIT: Duration = Duration::from_secs(60);
-const FOLDERS: [&str; 6] = ["bin", "dev", "etc", "proc", "sys", "tmp"];
+const DIRECTORIES: [&str; 6] = ["bin", "dev", "etc", "proc", "sys", "tmp"];
 const APPLETS: [&str; 3] = ["sh", "ls", "env"];
 
 pub(super) struct Sandbox<'a> {
@@ -64,8 +64,8 @@ impl<'a> Sandbox<'a> {
 }
 
 fn fill(rootfs: &Path, busybox: &Path) -> Result<()> {
-    for folder in FOLDERS {
-        fs::create_dir_all(rootfs.join(folder))?;
+    for directory in DIRECTORIES {
+        fs::create_dir_all(rootfs.join(directory))?;
     }
     fs::copy(busybox, rootfs.join("bin/busybox"))?;
     for applet in APPLETS {

@@ -44,11 +44,11 @@ impl Dock {
     pub(super) fn new(program: PathBuf, for_runtimes: bool, interrupt: Interrupt) -> Result<Self> {
         // Paths of Unix sockets have at most 107 bytes, so the root's path must be short.
         let root =
-            tempfile::Builder::new().prefix("nodedock-").tempdir_in("/tmp").context("making a root")?;
+            tempfile::Builder::new().prefix("nodedock-").tempdir_in("/tmp").context("creating a root")?;
         let cdi_dir = if for_runtimes { SYSTEM_CDI_DIR.into() } else { root.path().join("var/run/cdi") };
         let (cdi_dir_is_ours, cdi_before) = (!cdi_dir.exists(), files_in(&cdi_dir));
         let dock = Self { program, root, cdi_dir, cdi_before, cdi_dir_is_ours, daemon: None, interrupt };
-        fs::create_dir_all(dock.drivers_dir()).context("making the drivers folder")?;
+        fs::create_dir_all(dock.drivers_dir()).context("creating the drivers directory")?;
         Ok(dock)
     }
 
@@ -96,7 +96,7 @@ impl Dock {
 
     /// Kills the daemon without running its handlers, as a crash does.
     pub(super) fn crash(&mut self) -> Result<()> {
-        let mut daemon = self.daemon.take().context("the daemon does not run")?;
+        let mut daemon = self.daemon.take().context("the daemon is not running")?;
         command(&format!("kill -KILL {}", daemon.id()));
         daemon.kill().context("killing the daemon")?;
         daemon.wait().context("waiting for the killed daemon")?;
@@ -105,7 +105,7 @@ impl Dock {
 
     /// Stops the daemon with SIGTERM; it must exit successfully before the deadline.
     pub(super) fn stop(&mut self) -> Result<()> {
-        let daemon = self.daemon.as_ref().context("the daemon does not run")?;
+        let daemon = self.daemon.as_ref().context("the daemon is not running")?;
         command(&format!("kill -TERM {}", daemon.id()));
         terminate(daemon)?;
         let interrupt = self.interrupt.clone();
@@ -119,20 +119,20 @@ impl Dock {
     }
 
     fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        let daemon = self.daemon.as_mut().context("the daemon does not run")?;
-        daemon.try_wait().context("asking after the daemon")
+        let daemon = self.daemon.as_mut().context("the daemon is not running")?;
+        daemon.try_wait().context("getting the status of the daemon")
     }
 
     /// Runs a command against the daemon, prints it with its output, and returns the output.
     pub(super) fn show(&self, args: &[&str]) -> Result<String> {
         command(&format!("nodedock {}", args.join(" ")));
-        let answer = self.ask(args)?;
+        let answer = self.query(args)?;
         quote(&answer);
         Ok(answer)
     }
 
     /// Runs a command against the daemon and returns its output.
-    pub(super) fn ask(&self, args: &[&str]) -> Result<String> {
+    pub(super) fn query(&self, args: &[&str]) -> Result<String> {
         let output = self.interrupt.output(&mut self.client(args), CALL_LIMIT)?;
         let problem = text(&output.stderr);
         ensure!(output.status.success(), "nodedock {} failed: {}: {problem}", args.join(" "), output.status);
@@ -208,7 +208,7 @@ impl Dock {
     fn remove_cdi_leftovers(&self) {
         for file in files_in(&self.cdi_dir).difference(&self.cdi_before).filter(|file| names_us(file)) {
             if let Err(error) = fs::remove_file(file) {
-                eprintln!("  {} stays behind: {error}", file.display());
+                eprintln!("  {} was not removed: {error}", file.display());
             }
         }
         if self.cdi_dir_is_ours {
@@ -229,8 +229,8 @@ fn terminate(daemon: &Child) -> Result<()> {
     kill_process(pid, Signal::TERM).context("sending SIGTERM to the daemon")
 }
 
-fn files_in(folder: &Path) -> BTreeSet<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+fn files_in(directory: &Path) -> BTreeSet<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect()
 }
 

@@ -95,7 +95,7 @@ impl Results {
             own.iter().all(|run| of_docs(run) == 0) && docs.iter().all(|run| of_docs(run) == run.len());
         ensure!(
             ran >= named + documented && (documented > 0 || ran == named) && in_order,
-            "cargo named {named} test binaries and {documented} crates with doc tests, and {ran} told of their tests: \
+            "cargo named {named} test binaries and {documented} crates with doc tests, and {ran} listed tests: \
              its output is not understood"
         );
         let mut outcomes = Outcomes::new();
@@ -230,14 +230,17 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
     fn binaries_without_results_are_an_error_and_so_are_results_without_a_binary() {
         assert!(
             misunderstood("", RESULTS)
-                .contains("cargo named 0 test binaries and 0 crates with doc tests, and 5 told")
+                .contains("cargo named 0 test binaries and 0 crates with doc tests, and 5 listed")
         );
         assert!(
             misunderstood(ERRORS, "")
-                .contains("cargo named 3 test binaries and 1 crates with doc tests, and 0 told")
+                .contains("cargo named 3 test binaries and 1 crates with doc tests, and 0 listed")
         );
         // The output that a terminal would show.
         let coloured = ERRORS.replace("Running", "\u{1b}[1m\u{1b}[92mRunning\u{1b}[0m");
-        assert!(misunderstood(&coloured, RESULTS).contains("named 0 test"), "cargo has to be told not to");
+        assert!(
+            misunderstood(&coloured, RESULTS).contains("named 0 test"),
+            "cargo must not colour its output"
+        );
     }
 }

@@ -97,7 +97,7 @@ impl Parity {
                     Some(Outcome::Skipped(why)) => verdict.skipped.push(format!("{at}: {why}")),
                     Some(Outcome::Failed) => verdict.broken.push(format!("{at} failed")),
                     Some(Outcome::Ignored) => verdict.broken.push(format!("{at} is ignored")),
-                    None => verdict.broken.push(format!("{at} is not there")),
+                    None => verdict.broken.push(format!("{at} does not exist")),
                 }
             }
         }
@@ -114,7 +114,7 @@ impl Row {
                 return Err(format!("{test:?} is not a binary and the path of a test"));
             }
             if self.tests.iter().any(|known| known == test) {
-                return Err(format!("{test:?} is named twice"));
+                return Err(format!("{test:?} occurs twice"));
             }
             self.tests.push(test.to_owned());
             return Ok(());
@@ -228,7 +228,7 @@ mod tests {
         ];
         let verdict = Parity::parse(&text).unwrap().judge(&outcomes(&run));
         let ends: Vec<_> = verdict.broken.iter().map(|row| row.split_once(": ").unwrap().1).collect();
-        assert_eq!(ends, ["DC02: t b is not there", "PR17: t d is ignored", "PR18: t c failed"]);
+        assert_eq!(ends, ["DC02: t b does not exist", "PR17: t d is ignored", "PR18: t c failed"]);
         assert!(verdict.to_string().contains("\nskipped: parity: line 480: PR16: t e: no Go"), "{verdict}");
     }
 
@@ -240,7 +240,7 @@ mod tests {
             ("- `t a` and more", "line 7: DC01: a test is the whole line"),
             ("- `a`", "line 7: DC01: \"a\" is not a binary and the path of a test"),
             ("- `t  a`", "is not a binary and the path of a test"),
-            ("- `t a`\n- `t a`", "line 8: DC01: \"t a\" is named twice"),
+            ("- `t a`\n- `t a`", "line 8: DC01: \"t a\" occurs twice"),
             ("- later: because", "line 7: DC01: \"later\" is none of different, not here, not yet"),
             ("- not yet:  ", "the reason is empty"),
             ("- not yet: a\n- different: b", "line 8: DC01: one reason is enough"),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use super::folder::{CLOCK_TICK_MAX, Stamp, is_spec_name, open_plain};
+use super::directory::{CLOCK_TICK_MAX, Stamp, is_spec_name, open_plain};
 
 /// Bytes of a file that are read; a larger file is skipped.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -47,7 +47,7 @@ pub(super) struct Ours<'a> {
 
 pub(super) struct Catalog {
     /// By priority: of two files with a device, runtimes use the one in the later directory.
-    folders: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
     /// The directory that the daemon writes.
     own: usize,
     state: Mutex<State>,
@@ -61,7 +61,7 @@ pub(super) struct Catalog {
 
 /// The time of a request, which any later read satisfies.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked(u64);
+pub(super) struct Moment(u64);
 
 #[derive(Default)]
 struct State {
@@ -108,16 +108,16 @@ struct Name {
 
 impl Catalog {
     /// `own` must exist, and is the last of the directories if it is not one of them.
-    pub(super) fn new(own: &Path, folders: &[PathBuf]) -> Self {
-        let mut folders = folders.to_vec();
-        let same = |folder: &PathBuf| folder.metadata().is_ok_and(|found| is_same(&found, own));
-        let at = folders.iter().position(same).unwrap_or_else(|| {
-            folders.push(own.to_owned());
-            folders.len() - 1
+    pub(super) fn new(own: &Path, directories: &[PathBuf]) -> Self {
+        let mut directories = directories.to_vec();
+        let same = |directory: &PathBuf| directory.metadata().is_ok_and(|found| is_same(&found, own));
+        let at = directories.iter().position(same).unwrap_or_else(|| {
+            directories.push(own.to_owned());
+            directories.len() - 1
         });
-        own.clone_into(&mut folders[at]);
+        own.clone_into(&mut directories[at]);
         Self {
-            folders,
+            directories,
             own: at,
             state: Mutex::default(),
             reading: Mutex::default(),
@@ -128,12 +128,12 @@ impl Catalog {
 
     /// Returns whether the directories are unchanged since they were read, by a `stat` of each.
     pub(super) fn is_fresh(&self) -> bool {
-        (0..self.folders.len()).all(|folder| {
-            if let (true, Some(unchanged)) = (folder == self.own, self.state().turn) {
+        (0..self.directories.len()).all(|directory| {
+            if let (true, Some(unchanged)) = (directory == self.own, self.state().turn) {
                 return unchanged;
             }
-            let now = self.stamp(folder);
-            now.is_ok_and(|now| self.state().is_fresh(folder, now))
+            let now = self.stamp(directory);
+            now.is_ok_and(|now| self.state().is_fresh(directory, now))
         })
     }
 
@@ -144,39 +144,41 @@ impl Catalog {
     pub(super) fn refresh(
         &self,
         ours: &Ours<'_>,
-        asked: Asked,
-        anew: bool,
+        requested: Moment,
+        all: bool,
     ) -> Result<(), (PathBuf, io::Error)> {
         let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
-        if !anew && self.done.load(Ordering::Relaxed) > asked.0 {
+        if !all && self.done.load(Ordering::Relaxed) > requested.0 {
             return Ok(());
         }
         let reading = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        for folder in 0..self.folders.len() {
-            self.refresh_folder(folder, ours, anew).map_err(|error| (self.folders[folder].clone(), error))?;
+        for directory in 0..self.directories.len() {
+            self.refresh_directory(directory, ours, all)
+                .map_err(|error| (self.directories[directory].clone(), error))?;
         }
         self.done.store(reading, Ordering::Relaxed);
         Ok(())
     }
 
     /// Returns the current moment.
-    pub(super) fn ask(&self) -> Asked {
-        Asked(self.begun.load(Ordering::SeqCst))
+    pub(super) fn now(&self) -> Moment {
+        Moment(self.begun.load(Ordering::SeqCst))
     }
 
-    fn refresh_folder(&self, folder: usize, ours: &Ours<'_>, anew: bool) -> io::Result<()> {
-        let (stamp, at) = (self.stamp(folder)?, Instant::now());
-        if !anew && self.state().is_fresh(folder, stamp) {
+    fn refresh_directory(&self, directory: usize, ours: &Ours<'_>, all: bool) -> io::Result<()> {
+        let (stamp, at) = (self.stamp(directory)?, Instant::now());
+        if !all && self.state().is_fresh(directory, stamp) {
             return Ok(());
         }
-        let listed = if stamp.is_some() { self.list(folder, ours)? } else { BTreeMap::new() };
-        let changed = self.state().changed(folder, &listed);
-        let read: Vec<_> = changed.into_iter().map(|name| (self.read(folder, &name, ours), name)).collect();
+        let listed = if stamp.is_some() { self.list(directory, ours)? } else { BTreeMap::new() };
+        let changed = self.state().changed(directory, &listed);
+        let read: Vec<_> =
+            changed.into_iter().map(|name| (self.read(directory, &name, ours), name)).collect();
         let settled = stamp.is_none_or(|stamp| stamp.is_settled_at(at));
         let mut state = self.state();
-        state.keep_listed(folder, &listed);
-        read.into_iter().for_each(|(entry, name)| state.put(folder, name, entry));
-        state.seen.insert(folder, Seen { stamp, settled, at, took: at.elapsed() });
+        state.keep_listed(directory, &listed);
+        read.into_iter().for_each(|(entry, name)| state.put(directory, name, entry));
+        state.seen.insert(directory, Seen { stamp, settled, at, took: at.elapsed() });
         Ok(())
     }
 
@@ -185,7 +187,7 @@ impl Catalog {
         let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let mut touched = Touched::default();
         for name in names {
-            let path = self.folders[self.own].join(name);
+            let path = self.directories[self.own].join(name);
             let there = path.symlink_metadata().is_ok();
             let entry = if there { self.read(self.own, name, ours) } else { Entry::default() };
             touched.devices.extend(entry.devices.iter().cloned());
@@ -226,7 +228,7 @@ impl Catalog {
             }
         }
         // The next read fails as well, and reports the error.
-        self.refresh(ours, self.ask(), false).ok();
+        self.refresh(ours, self.now(), false).ok();
     }
 
     /// Returns the other programs' files that collide with this daemon's devices, the first of each, by the last read.
@@ -235,8 +237,8 @@ impl Catalog {
         let collision = |device: &String| {
             // The daemon's directory overrides the directories before it.
             let mut files = state.devices.get(device)?.iter();
-            let (folder, name) = files.find(|(folder, _)| *folder >= self.own)?;
-            Some(Collision { device: device.clone(), file: self.folders[*folder].join(name) })
+            let (directory, name) = files.find(|(directory, _)| *directory >= self.own)?;
+            Some(Collision { device: device.clone(), file: self.directories[*directory].join(name) })
         };
         qualified.iter().filter_map(collision).collect()
     }
@@ -250,7 +252,7 @@ impl Catalog {
     /// Returns the names of this daemon's files that this process did not write and did not compare yet.
     pub(super) fn ours(&self) -> Vec<String> {
         let state = self.state();
-        let ours = state.files.iter().filter(|((folder, _), entry)| *folder == self.own && entry.ours);
+        let ours = state.files.iter().filter(|((directory, _), entry)| *directory == self.own && entry.ours);
         ours.map(|((_, name), _)| name.clone()).collect()
     }
 
@@ -259,22 +261,22 @@ impl Catalog {
     }
 
     /// `None`: the directory does not exist, or is the daemon's own under another name.
-    fn stamp(&self, folder: usize) -> io::Result<Option<Stamp>> {
-        let metadata = match std::fs::metadata(&self.folders[folder]) {
+    fn stamp(&self, directory: usize) -> io::Result<Option<Stamp>> {
+        let metadata = match std::fs::metadata(&self.directories[directory]) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             metadata => metadata?,
         };
-        let ours_again = folder != self.own && is_same(&metadata, &self.folders[self.own]);
+        let ours_again = directory != self.own && is_same(&metadata, &self.directories[self.own]);
         Ok((!ours_again).then(|| Stamp::of(&metadata)))
     }
 
     /// Returns the specs of a directory that may belong to other programs.
-    fn list(&self, folder: usize, ours: &Ours<'_>) -> io::Result<BTreeMap<String, Stamp>> {
+    fn list(&self, directory: usize, ours: &Ours<'_>) -> io::Result<BTreeMap<String, Stamp>> {
         let mut listed = BTreeMap::new();
-        for entry in std::fs::read_dir(&self.folders[folder])? {
+        for entry in std::fs::read_dir(&self.directories[directory])? {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
-            if !is_spec_name(&name) || (folder == self.own && (ours.known)(&name, entry.ino())) {
+            if !is_spec_name(&name) || (directory == self.own && (ours.known)(&name, entry.ino())) {
                 continue;
             }
             // A file that was removed meanwhile does not count.
@@ -286,12 +288,12 @@ impl Catalog {
     }
 
     /// A runtime cannot read such a file either.
-    fn read(&self, folder: usize, name: &str, ours: &Ours<'_>) -> Entry {
-        let path = self.folders[folder].join(name);
+    fn read(&self, directory: usize, name: &str, ours: &Ours<'_>) -> Entry {
+        let path = self.directories[directory].join(name);
         let stamp = path.symlink_metadata().ok().map(|metadata| Stamp::of(&metadata));
         let stamp = stamp.filter(Stamp::is_settled);
         let text = read_plain(&path).unwrap_or_default();
-        if folder == self.own && (ours.beginning)(text.as_bytes()) {
+        if directory == self.own && (ours.beginning)(text.as_bytes()) {
             return Entry { stamp, devices: Vec::new(), ours: true };
         }
         let devices = serde_saphyr::from_str::<Names>(&text).map(Names::qualified).unwrap_or_default();
@@ -304,44 +306,44 @@ impl Catalog {
 }
 
 impl State {
-    fn is_fresh(&self, folder: usize, now: Option<Stamp>) -> bool {
-        let Some(seen) = self.seen.get(&folder).filter(|seen| seen.stamp == now) else { return false };
+    fn is_fresh(&self, directory: usize, now: Option<Stamp>) -> bool {
+        let Some(seen) = self.seen.get(&directory).filter(|seen| seen.stamp == now) else { return false };
         // The watch reports what a read misses within a tick of the file system's clock.
         seen.settled || (seen.took > QUICK && seen.at.elapsed() < seen.took * REST)
     }
 
     /// Returns whether a directory was read within a tick of the file system's clock, without a visible change. Under load the last
     /// change is usually the daemon's own and recent, and does not invalidate the read before it.
-    fn is_recent(&self, folder: usize, now: Option<Stamp>) -> bool {
-        self.seen.get(&folder).is_some_and(|seen| seen.stamp == now && seen.at.elapsed() < CLOCK_TICK_MAX)
+    fn is_recent(&self, directory: usize, now: Option<Stamp>) -> bool {
+        self.seen.get(&directory).is_some_and(|seen| seen.stamp == now && seen.at.elapsed() < CLOCK_TICK_MAX)
     }
 
-    fn changed(&self, folder: usize, listed: &BTreeMap<String, Stamp>) -> Vec<String> {
+    fn changed(&self, directory: usize, listed: &BTreeMap<String, Stamp>) -> Vec<String> {
         let is_same = |(name, stamp): &(&String, &Stamp)| {
-            let known = self.files.get(&(folder, (*name).clone()));
+            let known = self.files.get(&(directory, (*name).clone()));
             known.is_some_and(|entry| entry.stamp == Some(**stamp))
         };
         listed.iter().filter(|file| !is_same(file)).map(|(name, _)| name.clone()).collect()
     }
 
-    fn keep_listed(&mut self, folder: usize, listed: &BTreeMap<String, Stamp>) {
-        let from = (folder, String::new());
-        let of_folder = self.files.range(from..).take_while(|((of, _), _)| *of == folder);
-        let gone = of_folder.filter(|((_, name), _)| !listed.contains_key(name));
+    fn keep_listed(&mut self, directory: usize, listed: &BTreeMap<String, Stamp>) {
+        let from = (directory, String::new());
+        let of_directory = self.files.range(from..).take_while(|((of, _), _)| *of == directory);
+        let gone = of_directory.filter(|((_, name), _)| !listed.contains_key(name));
         let gone: Vec<_> = gone.map(|((_, name), _)| name.clone()).collect();
-        gone.iter().for_each(|name| drop(self.take(folder, name)));
+        gone.iter().for_each(|name| drop(self.take(directory, name)));
     }
 
-    fn put(&mut self, folder: usize, name: String, entry: Entry) {
-        self.take(folder, &name);
+    fn put(&mut self, directory: usize, name: String, entry: Entry) {
+        self.take(directory, &name);
         for device in &entry.devices {
-            self.devices.entry(device.clone()).or_default().insert((folder, name.clone()));
+            self.devices.entry(device.clone()).or_default().insert((directory, name.clone()));
         }
-        self.files.insert((folder, name), entry);
+        self.files.insert((directory, name), entry);
     }
 
-    fn take(&mut self, folder: usize, name: &str) -> Option<Entry> {
-        let key = (folder, name.to_owned());
+    fn take(&mut self, directory: usize, name: &str) -> Option<Entry> {
+        let key = (directory, name.to_owned());
         let entry = self.files.remove(&key)?;
         for device in &entry.devices {
             let Some(files) = self.devices.get_mut(device) else { continue };
@@ -383,36 +385,36 @@ mod tests {
     const NOBODYS: Ours<'_> = Ours { beginning: &|_| false, known: &|_, _| false };
 
     #[test]
-    fn who_asked_before_a_reading_began_needs_no_other() {
-        let folder = tempfile::tempdir().unwrap();
-        let catalog = Catalog::new(folder.path(), &[]);
+    fn a_caller_that_came_before_a_read_began_needs_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let catalog = Catalog::new(directory.path(), &[]);
         let device = ["v/c=a".to_owned()];
-        let (early, late) = (catalog.ask(), catalog.ask());
+        let (early, late) = (catalog.now(), catalog.now());
         catalog.refresh(&NOBODYS, early, false).unwrap();
         let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
-        std::fs::write(folder.path().join("a.json"), spec).unwrap();
+        std::fs::write(directory.path().join("a.json"), spec).unwrap();
         catalog.refresh(&NOBODYS, late, false).unwrap();
-        assert_eq!(catalog.missing(&device), device, "it was not there when they asked");
-        catalog.refresh(&NOBODYS, catalog.ask(), false).unwrap();
+        assert_eq!(catalog.missing(&device), device, "it was not there when they requested");
+        catalog.refresh(&NOBODYS, catalog.now(), false).unwrap();
         assert_eq!(catalog.missing(&device), [] as [String; 0]);
     }
 
     #[test]
-    fn a_reading_that_failed_is_good_for_nobody() {
-        let folder = tempfile::tempdir().unwrap();
-        let (own, other) = (folder.path().join("own"), folder.path().join("other"));
+    fn a_read_that_failed_satisfies_no_caller() {
+        let directory = tempfile::tempdir().unwrap();
+        let (own, other) = (directory.path().join("own"), directory.path().join("other"));
         std::fs::create_dir(&own).unwrap();
-        std::fs::write(&other, "no folder").unwrap();
+        std::fs::write(&other, "no directory").unwrap();
         let catalog = Catalog::new(&own, &[other.clone(), own.clone()]);
-        let (early, late) = (catalog.ask(), catalog.ask());
+        let (early, late) = (catalog.now(), catalog.now());
         assert_eq!(catalog.refresh(&NOBODYS, early, false).unwrap_err().0, other);
         assert_eq!(catalog.refresh(&NOBODYS, late, false).unwrap_err().0, other);
     }
 
     /// A catalog of one directory that was read long after its last change.
-    fn read_at_rest(folder: &Path) -> Catalog {
-        let catalog = Catalog::new(folder, &[]);
-        catalog.refresh(&NOBODYS, catalog.ask(), false).unwrap();
+    fn read_at_rest(directory: &Path) -> Catalog {
+        let catalog = Catalog::new(directory, &[]);
+        catalog.refresh(&NOBODYS, catalog.now(), false).unwrap();
         catalog.state().seen.get_mut(&catalog.own).unwrap().settled = true;
         catalog
     }
@@ -423,11 +425,11 @@ mod tests {
 
     #[test]
     fn our_own_changes_are_no_reason_to_read_neither_meanwhile_nor_later() {
-        let folder = tempfile::tempdir().unwrap();
-        let catalog = read_at_rest(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let catalog = read_at_rest(directory.path());
         for name in ["a.json", "b.json"] {
             catalog.begin_turn();
-            std::fs::write(folder.path().join(name), "{}").unwrap();
+            std::fs::write(directory.path().join(name), "{}").unwrap();
             assert!(catalog.is_fresh());
             catalog.end_turn(&NOBODYS);
             assert!(catalog.is_fresh());
@@ -437,13 +439,13 @@ mod tests {
 
     #[test]
     fn a_file_of_others_that_comes_in_the_middle_of_a_turn_is_known_when_the_watch_tells_of_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let catalog = read_at_rest(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let catalog = read_at_rest(directory.path());
         let device = ["v/c=a".to_owned()];
         catalog.begin_turn();
-        std::fs::write(folder.path().join("ours.json"), "{}").unwrap();
+        std::fs::write(directory.path().join("ours.json"), "{}").unwrap();
         let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
-        std::fs::write(folder.path().join("a.json"), spec).unwrap();
+        std::fs::write(directory.path().join("a.json"), spec).unwrap();
         catalog.end_turn(&NOBODYS);
         assert_eq!((catalog.is_fresh(), catalog.collisions(&device).len()), (true, 0));
         catalog.touched(&["a.json".to_owned()], &NOBODYS);
@@ -451,17 +453,17 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_changed_before_a_turn_is_read_for_who_asks_meanwhile_and_at_its_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let catalog = read_at_rest(folder.path());
+    fn a_directory_that_others_changed_before_a_turn_is_read_for_who_asks_meanwhile_and_at_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let catalog = read_at_rest(directory.path());
         let device = ["v/c=a".to_owned()];
-        std::fs::create_dir(folder.path().join("changed by others")).unwrap();
+        std::fs::create_dir(directory.path().join("changed by others")).unwrap();
         // It may have been created within the tick of the read.
         catalog.state().seen.clear();
         catalog.begin_turn();
         assert!(!catalog.is_fresh());
         let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
-        std::fs::write(folder.path().join("a.json"), spec).unwrap();
+        std::fs::write(directory.path().join("a.json"), spec).unwrap();
         catalog.end_turn(&NOBODYS);
         assert_eq!((readings(&catalog), catalog.missing(&device).len()), (2, 0));
         // Under load this read satisfies the next change.

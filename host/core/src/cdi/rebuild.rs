@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::folder::OurFile;
+use super::directory::OurFile;
 use super::identity::{Identity, IdentityDevice};
 use super::spec::{ContainerEdits, DeviceNode, Spec};
 use nodedock_model::{
@@ -29,7 +29,7 @@ pub enum RebuildError {
     Spec(String),
     #[error("its spec has {spec} devices, and its identity {identity}")]
     Devices { spec: usize, identity: usize },
-    #[error("its spec has an entry that no driver of ours gives: {0}")]
+    #[error("its spec has an entry that this daemon does not write: {0}")]
     Edits(String),
 }
 

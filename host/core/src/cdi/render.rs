@@ -25,7 +25,7 @@ pub enum RenderError {
     #[error("render the CDI spec of driver {driver} for claim {claim}")]
     Refused { driver: DriverName, claim: Uid, source: SpecError },
     #[error(
-        "driver {driver} prepared claim {claim} with edits for all its containers, and no device by which a container asks for them"
+        "driver {driver} prepared claim {claim} with edits for all its containers, and without a device by which a container requests them"
     )]
     EditsWithoutDevice { driver: DriverName, claim: Uid },
     #[error("driver {driver} has not prepared claim {claim}")]

@@ -173,7 +173,7 @@ fn every_edit_has_its_field() {
 }
 
 #[test]
-fn devices_of_one_name_are_told_apart_in_the_order_of_the_allocation() {
+fn devices_of_one_name_are_numbered_in_the_order_of_the_allocation() {
     let gpu = |pool, value| device(pool, "gpu-0", with_env("POOL", value));
     let record = claim(PreparedClaim {
         devices: vec![gpu("a", "1"), device("a", "gpu-1", with_env("X", "y")), gpu("b", "2"), gpu("c", "3")],

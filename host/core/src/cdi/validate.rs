@@ -19,9 +19,9 @@ const ANNOTATIONS_BYTES_MAX: usize = 256 << 10;
 pub enum SpecError {
     #[error("the CDI version {0:?} is unknown")]
     UnknownVersion(String),
-    #[error("the CDI version is {stated}, and the spec uses what came with {required}")]
+    #[error("the CDI version is {stated}, and the spec uses features of {required}")]
     VersionTooLow { stated: Version, required: Version },
-    #[error("{0} of intelRdt is gone since CDI 1.1.0")]
+    #[error("{0} of intelRdt was removed in CDI 1.1.0")]
     RemovedField(&'static str),
     #[error(
         "the kind {0:?} is not VENDOR/CLASS, each a letter, then letters, digits, '-', '_' or '.', and a letter or digit at its end"
@@ -31,7 +31,7 @@ pub enum SpecError {
         "the device name {0:?} is not letters, digits, '-', '_', '.' or ':' between a letter or digit at each end"
     )]
     DeviceName(String),
-    #[error("the device {0:?} is there twice")]
+    #[error("the device {0:?} occurs twice")]
     DuplicateDevice(String),
     #[error("the spec has no devices")]
     NoDevices,
@@ -48,24 +48,24 @@ pub enum EditsError {
     Env(String),
     #[error("a device node has no path")]
     NodePath,
-    #[error("the device node {path:?} has the type {kind:?}, which is none of b, c, u, p")]
+    #[error("the device node {path:?} has the type {kind:?}, which is not one of b, c, u, p")]
     NodeKind { path: String, kind: String },
-    #[error("the device node {path:?} has the permissions {permissions:?}, which are no subset of rwm")]
+    #[error("the device node {path:?} has the permissions {permissions:?}, which are not a subset of rwm")]
     Permissions { path: String, permissions: String },
     #[error("a mount lacks its host path or its container path")]
     MountPath,
     #[error(
-        "the hook name {0:?} is none of prestart, createRuntime, createContainer, startContainer, poststart, poststop"
+        "the hook name {0:?} is not one of prestart, createRuntime, createContainer, startContainer, poststart, poststop"
     )]
     HookName(String),
     #[error("the hook {0:?} has no path")]
     HookPath(String),
-    #[error("the closID {0:?} is no folder name")]
+    #[error("the closID {0:?} is not a directory name")]
     ClosId(String),
     #[error("a network device lacks a name, or two have the same: {0:?}")]
     NetDevice(String),
     #[error(
-        "the annotations have a key that is no qualified name, or more than {ANNOTATIONS_BYTES_MAX} bytes"
+        "the annotations have a key that is not a qualified name, or more than {ANNOTATIONS_BYTES_MAX} bytes"
     )]
     Annotations,
 }

@@ -14,7 +14,7 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Why a checkpoint was not opened. The file is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("another daemon holds the checkpoint {}", .0.display())]
+    #[error("another daemon has locked the checkpoint {}", .0.display())]
     InUse(PathBuf),
     #[error(
         "the checkpoint {} has format {found}, and this release knows none above {known}: start the release that wrote it ({written_by}), or move the file away",
@@ -22,7 +22,7 @@ pub enum OpenError {
     )]
     Newer { path: PathBuf, found: u32, known: u32, written_by: String },
     #[error(
-        "the checkpoint {} has format {found}, and this release reads none that old (it writes {known}): start a release between it and {written_by} first, or move the file away",
+        "the checkpoint {} has format {found}, and this release does not read formats that old (it writes {known}): start a release between it and {written_by} first, or move the file away",
         .path.display()
     )]
     Older { path: PathBuf, found: u32, known: u32, written_by: String },
@@ -78,8 +78,7 @@ impl CommitError {
 
     /// Converts the error to the problem of the request that had to be written.
     pub fn problem(&self) -> Problem {
-        Problem::unavailable(self.code(), format!("nothing new is taken on: {}", chain(self)))
-            .retry_after(RETRY)
+        Problem::unavailable(self.code(), format!("new work is refused: {}", chain(self))).retry_after(RETRY)
     }
 
     fn io_kind(&self) -> Option<io::ErrorKind> {
@@ -102,10 +101,10 @@ pub enum ReadError {
     TooLarge { path: PathBuf, bytes: u64, max: u64 },
     #[error("the checkpoint {} has format {found}, and this release knows none above {known} (written by {written_by})", .path.display())]
     Newer { path: PathBuf, found: u32, known: u32, written_by: String },
-    #[error("the checkpoint {} has format {found}, and this release reads none that old (written by {written_by})", .path.display())]
+    #[error("the checkpoint {} has format {found}, and this release does not read formats that old (written by {written_by})", .path.display())]
     Older { path: PathBuf, found: u32, written_by: String },
     #[error("the checkpoint {} is damaged or another program's: {reason}", .path.display())]
     Damaged { path: PathBuf, reason: String },
-    #[error("the checkpoint {} changed while it was read, {attempts} times: ask the daemon that holds it", .path.display())]
+    #[error("the checkpoint {} changed while it was read, {attempts} times: request it from the daemon that has it open", .path.display())]
     Busy { path: PathBuf, attempts: u32 },
 }

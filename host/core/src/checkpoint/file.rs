@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use redb::{Builder, Database, DatabaseError, StorageError};
 use rustix::fs::{Advice, FlockOperation, RenameFlags};
 
+use super::buffered::BufferedFile;
 use super::format::{self, Contents, FORMAT_VERSION, LoadError};
-use super::held::Held;
 use super::upgrade::{UPGRADES, Upgrades};
 use super::writer::{self, Opener};
 use super::{OpenError, SetAside};
@@ -74,23 +74,23 @@ fn is_damage(error: &io::Error) -> bool {
 /// Opens the file, creates it if it does not exist, or sets a damaged one aside and creates a new one.
 pub(super) fn open(path: &Path, upgrades: &Upgrades) -> Result<Found, OpenError> {
     let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
-    let folder = folder_of(path);
+    let directory = directory_of(path);
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o755)
-        .create(folder)
-        .map_err(io("make the folder of"))?;
-    let folder = File::open(folder).map_err(io("open the folder of"))?;
-    rustix::fs::flock(&folder, FlockOperation::LockExclusive)
-        .map_err(|error| io("lock the folder of")(error.into()))?;
+        .create(directory)
+        .map_err(io("make the directory of"))?;
+    let directory = File::open(directory).map_err(io("open the directory of"))?;
+    rustix::fs::flock(&directory, FlockOperation::LockExclusive)
+        .map_err(|error| io("lock the directory of")(error.into()))?;
     if !path.try_exists().map_err(io("look for"))? {
-        make(path, &folder)?;
+        make(path, &directory)?;
     }
     match open_existing(path, upgrades) {
         Ok((database, contents)) => Ok(Found { database, contents, set_aside: None }),
         Err(Refusal::Damaged(reason)) => {
-            let set_aside = set_aside(path, &folder, reason)?;
-            make(path, &folder)?;
+            let set_aside = set_aside(path, &directory, reason)?;
+            make(path, &directory)?;
             let (database, contents) =
                 open_existing(path, upgrades).map_err(|refusal| refusal.into_error(path))?;
             Ok(Found { database, contents, set_aside: Some(set_aside) })
@@ -116,8 +116,8 @@ impl Refusal {
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Opens an existing file. A panic of the storage engine over its bytes counts as damage. A refused file is unchanged.
@@ -134,18 +134,18 @@ fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<(Database, Contents
 
 /// Opens a file, upgrades it, and reads it; writes to it only if all of that succeeded.
 fn open_file(file: File, upgrades: Option<&Upgrades>) -> Result<(Database, Option<Contents>), LoadError> {
-    let held = Held::new(file)?;
-    let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(held.clone())?;
+    let buffered = BufferedFile::new(file)?;
+    let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(buffered.clone())?;
     if let Some(upgrades) = upgrades {
         format::sign(&database, format::load_meta(&database)?.as_ref(), upgrades)?;
     }
     let contents = format::load(&database, upgrades.unwrap_or(&UPGRADES).records)?;
-    held.release().map_err(redb::Error::Io)?;
+    buffered.release().map_err(redb::Error::Io)?;
     Ok((database, contents))
 }
 
 /// Creates a file under another name and renames it when it is complete: a crash leaves no partial checkpoint.
-fn make(path: &Path, folder: &File) -> Result<(), OpenError> {
+fn make(path: &Path, directory: &File) -> Result<(), OpenError> {
     let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
     let new = sibling(path, ".new");
     match std::fs::remove_file(&new) {
@@ -156,7 +156,7 @@ fn make(path: &Path, folder: &File) -> Result<(), OpenError> {
     let file = options.read(true).write(true).create_new(true).mode(0o600).open(&new).map_err(io("make"))?;
     initialise(file).map_err(|error| Refusal::from(error).into_error(path))?;
     rename_to_free(&new, path).map_err(io("make"))?;
-    folder.sync_all().map_err(io("make"))
+    directory.sync_all().map_err(io("make"))
 }
 
 fn initialise(file: File) -> Result<(), LoadError> {
@@ -178,7 +178,7 @@ fn sibling(path: &Path, more: &str) -> PathBuf {
 }
 
 /// Renames the file to `NAME.damaged-DATE`, or `NAME.damaged-DATE-N` if that name exists.
-fn set_aside(path: &Path, folder: &File, reason: String) -> Result<SetAside, OpenError> {
+fn set_aside(path: &Path, directory: &File, reason: String) -> Result<SetAside, OpenError> {
     let date = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
     let failed = |reason, source| OpenError::SetAside { path: path.to_owned(), reason, source };
     for attempt in 1..=NAMES_MAX {
@@ -186,7 +186,7 @@ fn set_aside(path: &Path, folder: &File, reason: String) -> Result<SetAside, Ope
         let name = sibling(path, &format!(".damaged-{date}{more}"));
         match rename_to_free(path, &name) {
             Ok(()) => {
-                folder.sync_all().map_err(|source| failed(reason.clone(), source))?;
+                directory.sync_all().map_err(|source| failed(reason.clone(), source))?;
                 return Ok(SetAside { path: name, reason });
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -284,7 +284,7 @@ fn decode_under<R: DeserializeOwned + Keyed>(
     if record.key().as_str() == key {
         return Ok(record);
     }
-    Err(format!("the record calls itself {}", record.key()))
+    Err(format!("the record has the key {}", record.key()))
 }
 
 /// Reads everything. `None`: the file is new, without a table.

@@ -187,7 +187,7 @@ fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
     for pod in pods {
         for claim in pod.claims.values().filter(|claim| !claim_uids.contains(&claim.uid)) {
             findings.push(format!(
-                "pod {} ({}) holds the claim {claim} ({}), which has no record",
+                "pod {} ({}) uses the claim {claim} ({}), which has no record",
                 pod.pod, pod.pod.uid, claim.uid
             ));
         }
@@ -195,7 +195,7 @@ fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
     for claim in claims {
         for (uid, pod) in claim.pods.iter().filter(|(uid, _)| !pod_uids.contains(uid)) {
             findings.push(format!(
-                "claim {} ({}) is held by the pod {pod} ({uid}), which has no record",
+                "claim {} ({}) is used by the pod {pod} ({uid}), which has no record",
                 claim.id, claim.id.uid
             ));
         }
@@ -207,8 +207,10 @@ fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
 fn without_claim(claims: &[ClaimRecord], values: &[ClaimValues]) -> Vec<String> {
     let known: HashSet<_> = claims.iter().map(|claim| &claim.id.uid).collect();
     let lost = values.iter().map(|kept| &kept.id).filter(|id| !known.contains(&id.uid));
-    lost.map(|id| format!("values below /sys are kept for the claim {id} ({}), which has no record", id.uid))
-        .collect()
+    lost.map(|id| {
+        format!("values below /sys are stored for the claim {id} ({}), which has no record", id.uid)
+    })
+    .collect()
 }
 
 /// Returns devices of an extended resource that are allocated to more than one pod.
@@ -221,7 +223,7 @@ fn given_twice(allocations: &[PodAllocation]) -> Vec<String> {
                 let other = *owners.entry((&entry.resource, device)).or_insert(&allocation.pod);
                 if other.uid != allocation.pod.uid {
                     findings.push(format!(
-                        "the device {device:?} of {} is given to the pod {other} ({}) and to the pod {} ({})",
+                        "the device {device:?} of {} is allocated to the pod {other} ({}) and to the pod {} ({})",
                         entry.resource, other.uid, allocation.pod, allocation.pod.uid
                     ));
                 }

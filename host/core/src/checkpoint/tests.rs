@@ -92,16 +92,16 @@ fn put(n: usize) -> Change {
 }
 
 struct Home {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Home {
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        Self { directory: tempfile::tempdir().unwrap() }
     }
 
     fn path(&self) -> PathBuf {
-        self.folder.path().join("lib/nodedock/checkpoint.redb")
+        self.directory.path().join("lib/nodedock/checkpoint.redb")
     }
 
     fn open(&self) -> Opened {
@@ -160,7 +160,7 @@ async fn what_drivers_prepared_comes_back_with_every_device_and_share() {
 }
 
 #[tokio::test]
-async fn the_file_is_for_its_owner_only_and_nothing_else_is_left_in_the_folder() {
+async fn the_file_is_for_its_owner_only_and_nothing_else_is_left_in_the_directory() {
     use std::os::unix::fs::PermissionsExt;
     let home = Home::new();
     let _opened = home.open();
@@ -261,12 +261,12 @@ async fn a_commit_that_has_its_place_when_the_checkpoint_closes_is_refused() {
 }
 
 #[tokio::test]
-async fn a_commit_that_nobody_waits_for_is_durable_all_the_same() {
+async fn a_commit_without_a_waiting_caller_is_durable_all_the_same() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     {
-        let mut given_up = Box::pin(checkpoint.commit(vec![put(1)]));
-        assert!(futures::poll!(&mut given_up).is_pending());
+        let mut cancelled = Box::pin(checkpoint.commit(vec![put(1)]));
+        assert!(futures::poll!(&mut cancelled).is_pending());
     }
     checkpoint.close().await;
     assert_eq!(home.open().claims.len(), 1);

@@ -128,7 +128,7 @@ impl Writer {
             && let Err(failure) = self.commit(&[])
         {
             let error = chain(&failure);
-            tracing::warn!(error, "the checkpoint is closed with changes that were refused and may be in it");
+            tracing::warn!(error, "closed the checkpoint, which may contain changes that failed");
         }
     }
 
@@ -184,7 +184,7 @@ impl Writer {
     fn abandon(&mut self) {
         let database = self.database.take();
         if catch_unwind(AssertUnwindSafe(|| drop(database))).is_err() {
-            tracing::warn!("the checkpoint's storage engine failed while it closed the file");
+            tracing::warn!("the checkpoint's storage engine failed during the close");
         }
     }
 }
@@ -294,7 +294,7 @@ fn whole_value(
     let whole = format::carry_over(write.table, before.value(), new);
     Ok(whole
         .inspect_err(|error| {
-            tracing::warn!(key = %write.key, error, "fields of a newer release are lost from a record");
+            tracing::warn!(key = %write.key, error, "lost fields of a newer release in a record");
         })
         .ok())
 }

@@ -110,18 +110,18 @@ mod tests {
         assert!(have_moved(&node("/dev/null", Some(NodeKind::Fifo), None)));
         assert!(have_moved(&node("/dev/there-is-none", character, Some((1, 3)))));
         let words = |prepared| first_moved(&prepared).map(|moved| (moved.path, moved.then, moved.now));
-        let told =
+        let expected =
             |path: &str, then: &str, now: &str| Some((path.to_owned(), then.to_owned(), now.to_owned()));
         assert_eq!(
             words(node("/dev/null", Some(NodeKind::Block), Some((1, 5)))),
-            told("/dev/null", "block device 1:5", "character device 1:3")
+            expected("/dev/null", "block device 1:5", "character device 1:3")
         );
-        assert_eq!(words(node("/", Some(NodeKind::Fifo), None)), told("/", "a pipe", "no device node"));
+        assert_eq!(words(node("/", Some(NodeKind::Fifo), None)), expected("/", "a pipe", "no device node"));
         let gone = first_moved(&node("/dev/there-is-none", character, Some((1, 3)))).unwrap().now;
         assert!(gone.starts_with("not to be had") && gone.contains("No such file"), "{gone}");
         // A link to a node is not a node.
-        let folder = tempfile::tempdir().unwrap();
-        let link = folder.path().join("link");
+        let directory = tempfile::tempdir().unwrap();
+        let link = directory.path().join("link");
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
         assert!(have_moved(&node(link.to_str().unwrap(), character, Some((1, 3)))));
     }

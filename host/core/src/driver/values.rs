@@ -48,7 +48,7 @@ impl Journal for NoJournal {
     }
 
     async fn intend(&self, write: &Write<'_>) -> Result<(), Problem> {
-        let message = format!("/sys/{} is not written: nobody keeps what was there before", write.path);
+        let message = format!("/sys/{} is not written: its previous value cannot be recorded", write.path);
         Err(Problem::unavailable("not-kept", message))
     }
 

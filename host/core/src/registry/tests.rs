@@ -69,7 +69,7 @@ fn a_source_that_names_itself_otherwise_gives_its_old_name_up() {
     registry.serve("a.wasm", driver("nic", "3")).unwrap();
     assert_eq!((version(&registry, "gpu"), version(&registry, "nic").as_deref()), (None, Some("3")));
     assert_eq!(registry.all_serving().len(), 1);
-    assert!(freed.has_changed().unwrap(), "who waits for the name is told");
+    assert!(freed.has_changed().unwrap(), "callers that wait for the name are notified");
     assert_eq!(registry.taken_by_other(&name("nic"), "b.wasm").as_deref(), Some("a.wasm"));
     assert_eq!(registry.taken_by_other(&name("nic"), "a.wasm"), None);
 }
@@ -86,7 +86,7 @@ fn a_source_that_is_removed_serves_no_more() {
 }
 
 #[test]
-fn a_beginning_to_serve_is_told_and_an_end_or_a_refusal_is_not() {
+fn a_driver_that_begins_to_serve_is_reported_and_an_end_or_a_refusal_is_not() {
     let registry = registry();
     let mut serving = registry.serving_changes();
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
@@ -132,14 +132,15 @@ fn a_device_is_as_its_driver_last_described_it() {
 }
 
 #[test]
-fn changes_are_told_when_state_or_reason_change() {
+fn changes_are_published_when_state_or_reason_change() {
     let changes = Changes::default();
-    let (registry, mut told) = (Registry::new(changes.clone()), changes.listen());
+    let (registry, mut listener) = (Registry::new(changes.clone()), changes.listen());
     for reason in ["", "", "slow"] {
         show(&registry, "a.wasm", "gpu", DriverState::Serving, reason);
     }
     registry.remove("a.wasm");
-    let states: Vec<_> = std::iter::from_fn(|| told.try_recv().ok()).map(|changed| changed.state).collect();
+    let states: Vec<_> =
+        std::iter::from_fn(|| listener.try_recv().ok()).map(|changed| changed.state).collect();
     assert_eq!(states, ["serving", "serving", "gone"]);
 }
 
@@ -177,7 +178,7 @@ async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
 }
 
 #[tokio::test]
-async fn a_reload_of_a_name_that_nobody_has_is_refused() {
+async fn a_reload_of_an_unknown_name_is_refused() {
     let problem = registry().reload("gpu.example.com").await.unwrap_err();
     assert_eq!(problem.code, "driver-unknown");
     assert!(problem.message.contains("gpu.example.com"), "{problem}");
@@ -222,7 +223,7 @@ async fn a_task_that_ended_does_not_answer() {
 }
 
 #[tokio::test]
-async fn reloads_beyond_the_bound_are_told_to_come_again() {
+async fn reloads_beyond_the_bound_get_an_error_to_retry() {
     let registry = registry();
     show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
     let waiting: Vec<_> = (0..RELOADS_WAITING_MAX).map(|_| Box::pin(registry.reload("a.wasm"))).collect();

@@ -3,13 +3,12 @@
 use tokio::sync::watch;
 
 use super::paths;
-use nodedock_kube::api::{Api, Reach};
 use nodedock_kube::bridge::Bridge;
-use nodedock_kube::bridge::plugins::Plugins;
 use nodedock_kube::claims::ApiClaims;
+use nodedock_kube::client::{KubeClient, Reachability};
 use nodedock_kube::events::Events;
 use nodedock_kube::reconcile::Reconcile;
-use nodedock_kube::slices::Report;
+use nodedock_kube::slices::SliceReport;
 use nodedock_kube::status::Statuses;
 use nodedock_model::limit;
 
@@ -17,10 +16,9 @@ use nodedock_model::limit;
 #[derive(Clone)]
 pub struct Cluster {
     pub bridge: Bridge,
-    pub plugins: Plugins,
-    pub api: Api,
+    pub client: KubeClient,
     pub claims: ApiClaims,
-    pub slices: Report,
+    pub slices: SliceReport,
     pub statuses: Statuses,
     pub events: Events,
     pub reconcile: Reconcile,
@@ -39,7 +37,7 @@ impl Cluster {
     }
 
     fn resources_awaited(&self) -> Vec<String> {
-        let unknown = self.plugins.status().into_iter().filter(|status| !status.registration.is_settled());
+        let unknown = self.bridge.resources().into_iter().filter(|status| !status.registration.is_settled());
         unknown
             .map(|status| format!("resource {} is not registered with the kubelet yet", status.resource))
             .collect()
@@ -49,10 +47,10 @@ impl Cluster {
     pub(super) fn awaited(&self) -> Vec<String> {
         let mut awaited = paths::awaited(&self.bridge);
         awaited.extend(self.resources_awaited());
-        match &*self.api.reach().borrow() {
-            Reach::Here => {}
-            Reach::Unknown => awaited.push("the API server was not asked yet".to_owned()),
-            Reach::Away { words, .. } => awaited.push(format!("the API server is not reached: {words}")),
+        match &*self.client.reachability().borrow() {
+            Reachability::Reachable => {}
+            Reachability::Unknown => awaited.push("no request to the API server has ended yet".to_owned()),
+            Reachability::Unreachable { message, .. } => awaited.push(message.clone()),
         }
         let unwritten = self.slices.pools().into_iter().filter(|(_, pool)| {
             // One with a problem is a condition, and is not waited for.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NoLabelSet, text,
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeMetric, MetricEncoder, NoLabelSet, text,
 };
 use prometheus_client::registry;
 
@@ -78,6 +78,12 @@ impl Told<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A family that its owner counts with types of the library.
+    fn metric(&mut self, family: Family, metric: Option<&impl EncodeMetric>) -> Result<(), Error> {
+        let encoder = self.0.encode_descriptor(family.name, family.help, None, family.kind.into())?;
+        metric.map_or(Ok(()), |metric| metric.encode(encoder))
     }
 
     fn counters<const N: usize, L: ToString, V: EncodeCounterValue>(

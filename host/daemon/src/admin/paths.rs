@@ -6,21 +6,19 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use futures::StreamExt;
-use hyper_util::rt::TokioIo;
 use nodedock_proto::kubelet::dra::v1::NodePrepareResourcesRequest;
 use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
-use tokio::net::UnixStream;
 use tokio::time::timeout;
-use tonic::transport::{Endpoint, Uri};
 
 use nodedock_base::error::chain;
+use nodedock_base::socket::{ConnectError, connect};
 use nodedock_kube::bridge::{Bridge, Registration};
 use nodedock_model::limit;
 
 /// What is wrong with the drivers' paths, a line each. A socket that is not open is not looked at: it is made anew by the bridge, and a
 /// restart of the daemon would do no more.
 pub(super) async fn wrong(bridge: &Bridge) -> Vec<String> {
-    let open = bridge.status().into_iter().filter(|status| status.is_open);
+    let open = bridge.drivers().into_iter().filter(|status| status.is_open);
     let sockets = open.filter_map(|status| Some((status.driver, status.sockets?.service)));
     let looks = futures::stream::iter(sockets).map(|(driver, socket)| async move {
         match timeout(limit::LIVE_DEADLINE, ask(&socket)).await {
@@ -35,22 +33,12 @@ pub(super) async fn wrong(bridge: &Bridge) -> Vec<String> {
 }
 
 async fn ask(socket: &Path) -> Result<(), String> {
-    let stream = match UnixStream::connect(socket).await {
-        Ok(stream) => stream,
-        // Somebody removed it just now, and the bridge makes it anew.
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(format!("connect to {}: {error}", socket.display())),
+    let channel = match connect(socket).await {
+        // It was removed just now, and the bridge makes it again.
+        Err(ConnectError::Connect { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(()),
+        channel => channel.map_err(|error| chain(&error))?,
     };
-    let mut stream = Some(stream);
-    let connector = tower::service_fn(move |_: Uri| {
-        let stream = stream.take();
-        // One question needs one connection.
-        std::future::ready(
-            stream.map(TokioIo::new).ok_or_else(|| std::io::Error::from(ErrorKind::NotConnected)),
-        )
-    });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-    let mut client = DraPluginClient::new(channel.map_err(|error| chain(&error))?);
+    let mut client = DraPluginClient::new(channel);
     let asked = client.node_prepare_resources(NodePrepareResourcesRequest::default()).await;
     asked.map(drop).map_err(|status| chain(&status))
 }
@@ -58,11 +46,11 @@ async fn ask(socket: &Path) -> Result<(), String> {
 /// Drivers of which a kubelet has not said what it makes of them, a line each. One that it refused, or for which no socket has a name
 /// that fits, is a condition and is not waited for, as a driver that failed to load.
 pub(super) fn awaited(bridge: &Bridge) -> Vec<String> {
-    let statuses = bridge.status().into_iter().filter(|status| status.problem.is_none());
+    let statuses = bridge.drivers().into_iter().filter(|status| status.problem.is_none());
     let why = |registration: &Registration| match registration {
         Registration::Offered => Some("it did not ask yet"),
         Registration::Asked => Some("it asked, and did not say yet"),
-        Registration::Registered { .. } | Registration::Refused { .. } => None,
+        Registration::Registered | Registration::Refused(_) => None,
     };
     let unknown = statuses.filter_map(|status| Some((status.driver, why(&status.registration)?)));
     unknown

@@ -1,24 +1,17 @@
-//! A Kubernetes node's faces: the way to the API server, the bridge to the kubelet, and what is written to the cluster.
+//! A Kubernetes node: the client of the API server, the kubelet bridge, and what is written to the cluster.
 //!
-//! Put together in two steps, because the claim manager stands between them: it reads claims from the API server, and what a kubelet
-//! asks for is asked of it.
+//! Put together in two steps, because the claim manager stands between them: it reads claims from the API server, and the bridge calls it.
 
-mod gate;
-mod held;
-mod kubelet;
-mod pools;
-mod statuses;
+mod reports;
 
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use async_trait::async_trait;
 use tokio::sync::watch;
 
-use self::gate::Gate;
-use self::held::HeldFeed;
-use self::kubelet::KubeletClaims;
-use self::pools::{LocalClaims, Pools};
-use self::statuses::StatusFeed;
+use self::reports::{StatusReports, report_prepared};
 use crate::admin::{AtStart, Cluster};
 use crate::config::{Config, KubernetesConfig};
 use nodedock_base::changes::Changes;
@@ -27,29 +20,26 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
-use nodedock_kube::api::{Api, ApiConfig, ApiExchange, Pace};
-use nodedock_kube::bridge::plugins::{OwnPod, Plugins, PluginsParts, PoolsOfDrivers};
-use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes};
+use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, LocalClaims, NodePools, OnRefused};
 use nodedock_kube::claims::ApiClaims;
+use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::events::{self, Events};
 use nodedock_kube::facts::Facts;
-use nodedock_kube::reconcile::Reconcile;
-use nodedock_kube::slices::{
-    self, PoolNames, RegistryDrivers, RemoteSlices, Report, SliceParts, SliceSettings,
-};
+use nodedock_kube::reconcile::{HeldClaims, Reconcile};
+use nodedock_kube::slices::{self, PoolNames, SliceParts, SliceReport, SliceSettings};
 use nodedock_kube::status::Statuses;
-use nodedock_model::{TaintEffect, limit};
+use nodedock_model::{KubeletClaim, Problem, TaintEffect, Uid, limit};
 
-/// The way to the API server, before there is anybody to use it.
+/// The client of the API server, before the claim manager is there to use it.
 pub(super) struct Connected {
     config: KubernetesConfig,
-    api: Api,
+    client: KubeClient,
     claims: ApiClaims,
     source: Arc<LocalClaims>,
-    pools: Pools,
+    pools: NodePools,
 }
 
-/// What the faces stand on.
+/// What the node's services are built of.
 pub(super) struct Parts<'a> {
     pub(super) config: &'a Config,
     pub(super) manager: Arc<Manager>,
@@ -63,13 +53,12 @@ pub(super) struct Parts<'a> {
 
 /// The sockets by which a kubelet knows the drivers: those of an instance that hands over stay until the next one has its own.
 #[derive(Default)]
-pub(super) struct Faces {
+pub(super) struct KubeletSockets {
     tasks: Tasks,
-    gate: Gate,
     cluster: Option<Cluster>,
 }
 
-impl Faces {
+impl KubeletSockets {
     /// Returns when the kubelet knows every driver.
     pub(super) async fn known_to_kubelet(&self) {
         if let Some(cluster) = &self.cluster {
@@ -77,16 +66,14 @@ impl Faces {
         }
     }
 
-    /// Lets no call through any more, and leaves the sockets as they are.
+    /// Answers no call any more, and leaves the sockets as they are.
     pub(super) fn hold(&self) {
-        self.gate.close();
         if let Some(cluster) = &self.cluster {
             cluster.bridge.hold();
-            cluster.plugins.hold();
         }
     }
 
-    /// Begins to close the sockets: registrations first, so that a kubelet asks no more.
+    /// Begins to close the sockets: registrations first, so that a kubelet calls no more.
     pub(super) fn close(&self) {
         self.tasks.stop();
     }
@@ -96,23 +83,28 @@ impl Faces {
             tracing::warn!("some of the kubelet's connections did not end in time");
         }
     }
+
+    /// What metrics and probes read.
+    pub(super) fn cluster(&self) -> Option<Cluster> {
+        self.cluster.clone()
+    }
 }
 
-/// Finds the way to the API server; it need not be there yet.
+/// Reads how to reach the API server, which need not be there yet.
 pub(super) async fn connect(
     config: &KubernetesConfig,
     registry: &Registry,
     conditions: &Conditions,
     tasks: &Tasks,
 ) -> Result<Connected> {
-    let pace = Pace { per_second: config.requests_per_second, burst: config.request_burst };
-    let way = ApiConfig { pace, ..ApiConfig::new(config.kubeconfig.clone()) };
-    let api = Api::connect(way).await.context("find the way to the API server")?;
     let node = config.node_name.to_string();
-    let claims = ApiClaims::new(api.clone(), node.clone(), conditions.clone(), tasks.clone());
-    let pools = Pools { names: PoolNames::OfNode(node), registry: registry.clone() };
+    let rate = RequestRate { per_second: config.requests_per_second, burst: config.request_burst };
+    let client = KubeClient::connect(ClientConfig { rate, ..ClientConfig::new(config.kubeconfig.clone()) });
+    let client = client.await.context("connect to the API server")?;
+    let claims = ApiClaims::new(client.clone(), node.clone(), conditions.clone(), tasks.clone());
+    let pools = NodePools { names: PoolNames::OfNode(node), registry: registry.clone() };
     let source = Arc::new(LocalClaims { source: Arc::new(claims.clone()), pools: pools.clone() });
-    Ok(Connected { config: config.clone(), api, claims, source, pools })
+    Ok(Connected { config: config.clone(), client, claims, source, pools })
 }
 
 impl Connected {
@@ -121,70 +113,49 @@ impl Connected {
         self.source.clone()
     }
 
-    /// Starts the faces. What can never work is refused.
-    pub(super) fn start(self, parts: &Parts<'_>) -> Result<Faces> {
-        let (tasks, gate) = (Tasks::new(), Gate::default());
-        let exchange = Arc::new(ApiExchange::new(self.api.clone()));
+    /// Starts the node's services. What can never work is refused.
+    pub(super) fn start(self, parts: &Parts<'_>) -> Result<KubeletSockets> {
+        let tasks = Tasks::new();
         let (node, conditions) = (self.config.node_name.clone(), parts.conditions.clone());
-        let facts = Facts::start(&parts.tasks, exchange.clone(), node.clone(), conditions.clone());
+        let facts = Facts::start(&parts.tasks, &self.client, node.clone(), conditions.clone());
         let events =
-            Events::start(&parts.tasks, exchange.clone(), node.clone(), facts.watch(), conditions.clone());
-        events::follow(&parts.tasks, events.clone(), conditions.clone(), &parts.changes);
-        let statuses = Statuses::start(&parts.tasks, exchange.clone(), conditions.clone());
-        let feed = StatusFeed {
+            Events::start(&parts.tasks, self.client.clone(), node.clone(), facts.watch(), conditions.clone());
+        events::publish_conditions(&parts.tasks, events.clone(), conditions.clone(), &parts.changes);
+        let statuses = Statuses::start(&parts.tasks, &self.client, conditions.clone());
+        let reports = StatusReports {
             claims: parts.manager.clone(),
             pools: self.pools.clone(),
             statuses: statuses.clone(),
+            reported: BTreeMap::new(),
         };
-        parts.tasks.spawn("status-feed", feed.run(parts.tasks.clone()));
-        let kubelet = Arc::new(KubeletClaims {
-            claims: parts.manager.clone(),
-            pools: self.pools.clone(),
-            gate: gate.clone(),
-            events: events.clone(),
-            source: self.source.clone(),
-            bridge: OnceLock::new(),
-        });
-        let bridge = self.bridge(parts, kubelet.clone(), &tasks)?;
-        // It was not set before: this is its only place.
-        let _ = kubelet.bridge.set(bridge.clone());
-        let plugins = self.plugins(parts, kubelet.clone(), &tasks)?;
-        let reconcile = Reconcile::start(&parts.tasks, exchange, node, kubelet);
-        let held = HeldFeed {
-            claims: parts.manager.clone(),
-            api_claims: self.claims.clone(),
-            reconcile: reconcile.clone(),
-            changes: parts.changes.clone(),
-        };
-        parts.tasks.spawn("held-claims", held.run(parts.tasks.clone()));
+        parts.tasks.spawn("status-feed", reports.run(parts.tasks.clone()));
+        let bridge = self.bridge(parts, events.clone(), &tasks)?;
+        let prepared = Arc::new(PreparedClaims { claims: parts.manager.clone(), bridge: bridge.clone() });
+        let reconcile = Reconcile::start(&parts.tasks, &self.client, node, prepared);
+        let report = report_prepared(
+            parts.manager.clone(),
+            self.claims.clone(),
+            reconcile.clone(),
+            parts.changes.clone(),
+            parts.tasks.clone(),
+        );
+        parts.tasks.spawn("held-claims", report);
         let settled = parts.at_start.settled(parts.registry.clone(), &parts.changes, &parts.tasks);
         let slices = self.slices(parts, facts, settled.clone());
         bridge.start();
-        plugins.start();
-        let cluster = Cluster {
-            bridge,
-            plugins,
-            api: self.api,
-            claims: self.claims,
-            slices,
-            statuses,
-            events,
-            reconcile,
-            settled,
-        };
-        Ok(Faces { tasks, gate, cluster: Some(cluster) })
+        let (client, claims) = (self.client, self.claims);
+        let cluster = Cluster { bridge, client, claims, slices, statuses, events, reconcile, settled };
+        Ok(KubeletSockets { tasks, cluster: Some(cluster) })
     }
 
-    /// Until the tasks stop; what is written stays.
-    fn slices(&self, parts: &Parts<'_>, facts: Facts, settled: watch::Receiver<bool>) -> Report {
-        let (api, events) = RemoteSlices::follow(self.api.clone(), &parts.tasks, &self.config.node_name);
-        let report = Report::default();
+    /// Writes slices until the tasks stop. They are not deleted then.
+    fn slices(&self, parts: &Parts<'_>, node: Facts, settled: watch::Receiver<bool>) -> SliceReport {
+        let report = SliceReport::default();
         slices::start(SliceParts {
-            api,
-            events,
-            drivers: Box::new(RegistryDrivers::new(parts.registry.clone(), &parts.changes, settled)),
-            node: facts.watch(),
-            doubt_node: Box::new(move || facts.read_again()),
+            kube: self.client.clone(),
+            node_name: self.config.node_name.clone(),
+            drivers: slices::watch_drivers(parts.registry.clone(), &parts.changes, settled, &parts.tasks),
+            node,
             settings: SliceSettings {
                 names: self.pools.names.clone(),
                 unhealthy: TaintEffect::NoSchedule,
@@ -197,48 +168,49 @@ impl Connected {
         report
     }
 
-    fn bridge(&self, parts: &Parts<'_>, claims: Arc<KubeletClaims>, tasks: &Tasks) -> Result<Bridge> {
-        let held = parts.manager.held_for_kubelet().into_iter().flat_map(|held| held.drivers);
+    fn bridge(&self, parts: &Parts<'_>, events: Events, tasks: &Tasks) -> Result<Bridge> {
+        let on_refused: OnRefused =
+            Arc::new(move |claim, consumers, problem| events.refused(claim, consumers, problem));
+        let (paths, own_pod) = (&parts.config.paths, self.config.own_pod.clone());
         let bridge = Bridge::new(BridgeParts {
             root: self.config.kubelet_root.clone(),
             instance: parts.config.instance.clone(),
-            own_registry: parts.config.paths.plugins_registry.clone(),
-            memory: parts.config.paths.offered_drivers.clone(),
-            remembered: held.collect(),
+            own_pod: own_pod.map(|pod| (pod.namespace, pod.name)),
+            own_registry: paths.plugins_registry.clone(),
+            drivers_file: paths.offered_drivers.clone(),
+            devices_file: paths.offered_devices.clone(),
+            claims: parts.manager.clone(),
+            devices: parts.manager.clone(),
             registry: parts.registry.clone(),
-            pool_names: self.pools.names.clone(),
-            claims,
+            pools: self.pools.clone(),
+            source: self.source.clone(),
+            on_refused,
+            changes: parts.changes.clone(),
             conditions: parts.conditions.clone(),
             times: BridgeTimes::default(),
             tasks: tasks.clone(),
         });
         bridge.context("offer drivers to the kubelet")
     }
-
-    fn plugins(&self, parts: &Parts<'_>, claims: Arc<KubeletClaims>, tasks: &Tasks) -> Result<Plugins> {
-        let own_pod = self.config.own_pod.clone();
-        let plugins = Plugins::new(PluginsParts {
-            kubelet_root: self.config.kubelet_root.clone(),
-            instance: parts.config.instance.clone(),
-            own_pod: own_pod.map(|pod| OwnPod { namespace: pod.namespace, name: pod.name }),
-            pools: Arc::new(PoolsOfDrivers {
-                devices: parts.manager.clone(),
-                registry: parts.registry.clone(),
-            }),
-            claims,
-            holders: parts.manager.clone(),
-            changes: parts.changes.clone(),
-            conditions: parts.conditions.clone(),
-            tasks: tasks.clone(),
-            memory: parts.config.paths.offered_devices.clone(),
-        });
-        plugins.context("offer extended resources to the kubelet")
-    }
 }
 
-impl Faces {
-    /// What metrics and probes read.
-    pub(super) fn cluster(&self) -> Option<Cluster> {
-        self.cluster.clone()
+/// The claims that are prepared for the kubelet, as the reconcile needs them.
+struct PreparedClaims {
+    claims: Arc<Manager>,
+    bridge: Bridge,
+}
+
+#[async_trait]
+impl HeldClaims for PreparedClaims {
+    fn held(&self) -> Vec<KubeletClaim> {
+        self.claims.held_for_kubelet()
+    }
+
+    fn kubelet_is_connected(&self) -> bool {
+        self.bridge.has_kubelet()
+    }
+
+    async fn unprepare_abandoned(&self, claim: &Uid, why: &str) -> Result<(), Problem> {
+        self.bridge.claims()?.unprepare_all_for_kubelet(claim, why).await
     }
 }

@@ -3,6 +3,12 @@
 //! Of the instances that run one serves, and the others wait for their turn. A newer one is handed the place at its request; an older
 //! one stands by, and serves again when the newer one is gone before it. Who has the place is known by a lock that the kernel gives back:
 //! no crash leaves it taken, and no two serve.
+//!
+//! # Life of an instance
+//!
+//! `waits → serves → hands over → stands by`, and `serves` again if the newer instance ends first. A file has the order of the instances. A
+//! handover ends everything but the kubelet's sockets: calls fail with a problem that says to retry, the bridge leaves its sockets open, the
+//! checkpoint is closed, and the sockets are removed when the next instance has its own.
 
 mod asker;
 mod holder;
@@ -16,7 +22,7 @@ use tokio::time::timeout;
 use self::asker::Taken;
 use self::holder::{Holder, Successor};
 use self::place::Place;
-use super::{Daemon, Faces, Signals};
+use super::{Daemon, KubeletSockets, Signals};
 use crate::admin::{self, Front};
 use crate::config::Config;
 use nodedock_base::socket;
@@ -82,7 +88,7 @@ impl Turns {
             tokio::select! {
                 // The drain is the same whether its sockets were known or not.
                 () = self.signals.wanted() => return Ok(self.stop(daemon).await),
-                known = timeout(limit::HANDOVER_REGISTERED, daemon.faces.known_to_kubelet()) => {
+                known = timeout(limit::HANDOVER_REGISTERED, daemon.kubelet_sockets.known_to_kubelet()) => {
                     if known.is_err() {
                         tracing::warn!("the kubelet does not know all drivers yet; the instance before gives its sockets up");
                     }
@@ -97,9 +103,9 @@ impl Turns {
         };
         // Whoever asks from now on finds the successor, or nobody yet.
         drop((holder, before));
-        let faces = self.hand_over(daemon, &successor).await;
+        let kubelet_sockets = self.hand_over(daemon, &successor).await;
         drop(lease);
-        self.step_back(faces, successor).await
+        self.step_back(kubelet_sockets, successor).await
     }
 
     async fn stop(&mut self, daemon: Daemon) -> Next {
@@ -108,24 +114,24 @@ impl Turns {
     }
 
     /// Ends all but the sockets that the kubelet knows.
-    async fn hand_over(&self, daemon: Daemon, successor: &Successor) -> Faces {
+    async fn hand_over(&self, daemon: Daemon, successor: &Successor) -> KubeletSockets {
         tracing::info!(to = %successor.instance, "handing over to a newer instance");
         self.front.stand_by(&format!("it hands over to the newer instance {}", successor.instance));
         daemon.hand_over().await
     }
 
     /// Keeps the kubelet's sockets until the successor has its own, and stands by for its end.
-    async fn step_back(&mut self, faces: Faces, mut successor: Successor) -> Result<Next> {
+    async fn step_back(&mut self, kubelet_sockets: KubeletSockets, mut successor: Successor) -> Result<Next> {
         let served = successor.release(&self.place.instance).await
             && tokio::select! {
                 // The sockets go in either case.
                 () = self.signals.wanted() => {
-                    faces.drain().await;
+                    kubelet_sockets.drain().await;
                     return Ok(Next::Stop);
                 }
                 served = successor.serves(limit::HANDOVER_SOCKETS) => served,
             };
-        faces.drain().await;
+        kubelet_sockets.drain().await;
         if served {
             tracing::info!(serves = %successor.instance, "the newer instance serves; standing by");
         } else {

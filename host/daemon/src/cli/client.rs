@@ -1,42 +1,37 @@
 //! The connection to the daemon.
 
-use std::path::PathBuf;
-
-use hyper_util::rt::TokioIo;
 use nodedock_proto::node::v1::node_client::NodeClient;
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use super::{CliError, Place};
+use super::{CliError, Location};
 use nodedock_model::limit;
 
 pub(super) type Client = NodeClient<Channel>;
 
 /// Connects to the daemon.
-pub(super) async fn connect(place: &Place) -> Result<Client, CliError> {
-    let socket = place.socket();
-    let path = socket.clone();
-    let connector = tower::service_fn(move |_: Uri| {
-        let path: PathBuf = path.clone();
-        async move { UnixStream::connect(path).await.map(TokioIo::new) }
-    });
-    // The address is for the protocol only; the connector knows the socket.
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-    let channel = channel.map_err(|error| CliError::Unreachable { socket, source: error.into() })?;
+pub(super) async fn connect(location: &Location) -> Result<Client, CliError> {
+    let socket = location.socket();
+    let unreachable = |error: tonic::transport::Error| CliError::Unreachable {
+        socket: socket.clone(),
+        source: error.into(),
+    };
+    let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display())).map_err(unreachable)?;
+    let channel = endpoint.connect().await.map_err(unreachable)?;
     Ok(NodeClient::new(channel)
         .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX))
 }
 
-/// What the daemon said, in its own words.
-pub(super) fn said(place: &Place) -> impl Fn(Status) -> anyhow::Error {
-    let socket = place.socket();
-    move |status| {
-        let gone = status.code() == Code::Unavailable && status.details().is_empty();
-        if gone {
-            return CliError::Unreachable { socket: socket.clone(), source: status.into() }.into();
-        }
-        anyhow::anyhow!("{}", status.message())
+/// Whether the connection broke, as opposed to an answer of the daemon.
+pub(super) fn is_connection_error(status: &Status) -> bool {
+    status.code() == Code::Unavailable && status.details().is_empty()
+}
+
+/// Turns the status of a call into the error that the command fails with: the daemon's own message, if it answered.
+pub(super) fn call_error(status: Status, location: &Location) -> anyhow::Error {
+    if is_connection_error(&status) {
+        return CliError::Unreachable { socket: location.socket(), source: status.into() }.into();
     }
+    anyhow::anyhow!("{}", status.message())
 }

@@ -1,4 +1,4 @@
-//! `nodedock driver`: what authors and operators ask of driver files.
+//! `nodedock driver`: commands about driver files, for authors and operators.
 
 mod inspect;
 
@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use nodedock_proto::node::v1;
 
-use super::client::{connect, said};
-use super::output::{Format, printable, say};
-use super::{CliError, Outcome, Place};
+use super::client::connect;
+use super::output::{print_text, printable};
+use super::{CliError, Location, Outcome};
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::driver::{NoClaims, NodeFacts};
 use nodedock_model::grant::{self, Grant};
@@ -21,42 +21,27 @@ use nodedock_wasm::{Compiler, DriverFile, Inspection, WasmHost, WasmSettings};
 
 #[derive(Subcommand)]
 pub(super) enum DriverCommand {
-    /// Tell what a driver file is and asks for, without a daemon; of its code only `describe` runs
-    Inspect {
-        file: PathBuf,
-        /// Grant to compare with [default: NAME.grant.yaml beside NAME.wasm, if it is there]
-        #[arg(long, value_name = "FILE")]
-        grant: Option<PathBuf>,
-        /// Judge the file by the `trust` section of this config of the daemon
-        #[arg(long, value_name = "FILE", conflicts_with = "key")]
-        config: Option<PathBuf>,
-        /// Check the signature beside the file, NAME.wasm.sig, with this public key (PEM)
-        #[arg(long, value_name = "FILE")]
-        key: Option<PathBuf>,
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
-    },
-    /// Print the grant that a driver file asks for, for a person to read, narrow and save as NAME.grant.yaml
+    /// Show what a driver file is and requests, without a daemon; of its code only `describe` runs
+    Inspect(inspect::InspectArgs),
+    /// Print a grant with everything that a driver file requests, to be read, narrowed and saved as NAME.grant.yaml
     Grant { file: PathBuf },
-    /// Have the daemon read a driver's files again and ask it for its devices; by the driver's name or its file's
+    /// Have the daemon read a driver's files again and poll its devices; by the driver's name or its file's
     Reload { name: String },
-    /// End a driver's quarantine now, and forget its failures; by the driver's name or its file's
+    /// End a driver's quarantine now, and reset its count of failures; by the driver's name or its file's
     Resume { name: String },
 }
 
-pub(super) async fn run(place: Place, command: DriverCommand) -> Result<Outcome> {
+pub(super) async fn run(location: &Location, command: DriverCommand) -> Result<Outcome> {
     match command {
-        DriverCommand::Inspect { file, grant, config, key, output } => {
-            let vouching = inspect::Vouching { config, key };
-            inspect::run(&file, grant, &vouching, output).await
-        }
-        DriverCommand::Grant { file } => ask_grant(&file).await,
-        DriverCommand::Reload { name } => reload(&place, name).await,
-        DriverCommand::Resume { name } => resume(&place, name).await,
+        DriverCommand::Inspect(args) => inspect::run(args).await,
+        DriverCommand::Grant { file } => print_grant(&file).await,
+        DriverCommand::Reload { name } => reload(location, name).await,
+        DriverCommand::Resume { name } => resume(location, name).await,
     }
 }
 
-async fn look(file: &Path, bytes: Vec<u8>, grant: &Grant) -> Result<Inspection> {
+/// Loads a driver file as the daemon does, with a node that has no facts.
+async fn load(file: &Path, bytes: Vec<u8>, grant: &Grant) -> Result<Inspection> {
     let node = NodeFacts { name: "inspect".to_owned(), boot_id: String::new() };
     let settings = WasmSettings {
         cache_dir: None,
@@ -71,7 +56,7 @@ async fn look(file: &Path, bytes: Vec<u8>, grant: &Grant) -> Result<Inspection> 
     Ok(host.inspect(DriverFile { name, bytes: bytes.into() }, grant).await)
 }
 
-/// A file that a person names: links are followed, and a pipe is no file.
+/// Reads a file that a person named: links are followed, and a pipe is refused.
 fn read(file: &Path, max: u64) -> Result<Vec<u8>> {
     let opened = open::open(file, max).map_err(|error| match error {
         OpenError::TooLarge(max) => anyhow::anyhow!("{} is larger than {max} bytes", file.display()),
@@ -80,10 +65,10 @@ fn read(file: &Path, max: u64) -> Result<Vec<u8>> {
     Ok(opened.bytes)
 }
 
-/// The grant to compare with, and where it is from.
-fn grant_beside(file: &Path, given: Option<PathBuf>) -> Result<(Grant, Option<PathBuf>)> {
+/// Reads the grant to compare with, and returns its path too.
+fn grant_beside(file: &Path, given: Option<&Path>) -> Result<(Grant, Option<PathBuf>)> {
     let beside = file.with_extension("grant.yaml");
-    let Some(path) = given.or_else(|| beside.is_file().then_some(beside)) else {
+    let Some(path) = given.map(Path::to_owned).or_else(|| beside.is_file().then_some(beside)) else {
         return Ok((Grant::empty(), None));
     };
     let text = String::from_utf8(read(&path, limit::SIDE_FILE_BYTES_MAX)?)
@@ -92,33 +77,31 @@ fn grant_beside(file: &Path, given: Option<PathBuf>) -> Result<(Grant, Option<Pa
     Ok((grant, Some(path)))
 }
 
-async fn ask_grant(file: &Path) -> Result<Outcome> {
-    let found = look(file, read(file, limit::DRIVER_FILE_BYTES_MAX)?, &Grant::empty()).await?;
+async fn print_grant(file: &Path) -> Result<Outcome> {
+    let found = load(file, read(file, limit::DRIVER_FILE_BYTES_MAX)?, &Grant::empty()).await?;
     match (found.info, found.error) {
         (Some(info), _) => {
-            say(grant::to_yaml(info.name.as_str(), &info.summary, &info.capabilities, &info.limits)
-                .trim_end())?;
+            let grant = grant::to_yaml(info.name.as_str(), &info.summary, &info.capabilities, &info.limits);
+            print_text(grant.trim_end())?;
             Ok(Outcome::Done)
         }
         (None, Some(error)) => Err(error).with_context(|| format!("{} cannot be loaded", file.display())),
-        (None, None) => Err(CliError::usage("the file says nothing of itself", "is it a driver?").into()),
+        (None, None) => Err(CliError::usage("the file does not describe itself", "is it a driver?").into()),
     }
 }
 
-async fn reload(place: &Place, name: String) -> Result<Outcome> {
-    let mut client = connect(place).await?;
-    let answer = client.reload_driver(v1::ReloadDriverRequest { name }).await.map_err(said(place))?;
+async fn reload(location: &Location, name: String) -> Result<Outcome> {
+    let answer = connect(location).await?.reload_driver(v1::ReloadDriverRequest { name }).await?;
     let driver = answer.into_inner().driver.unwrap_or_default();
     let name = if driver.name.is_empty() { "driver of unknown name" } else { &driver.name };
-    say(&format!("{name} ({}) is {}, {} devices", driver.source, driver.state, driver.devices))?;
+    print_text(&format!("{name} ({}) is {}, {} devices", driver.source, driver.state, driver.devices))?;
     anyhow::ensure!(driver.reason.is_empty(), "{}", printable(&driver.reason));
     Ok(Outcome::Done)
 }
 
-async fn resume(place: &Place, name: String) -> Result<Outcome> {
-    let mut client = connect(place).await?;
-    let answer = client.resume_driver(v1::ResumeDriverRequest { name }).await.map_err(said(place))?;
-    let driver = answer.into_inner().driver.unwrap_or_default();
-    say(&format!("the quarantine of {} ({}) is over: it is {}", driver.name, driver.source, driver.state))?;
+async fn resume(location: &Location, name: String) -> Result<Outcome> {
+    let answer = connect(location).await?.resume_driver(v1::ResumeDriverRequest { name }).await?;
+    let v1::Driver { name, source, state, .. } = answer.into_inner().driver.unwrap_or_default();
+    print_text(&format!("the quarantine of {name} ({source}) is over: it is {state}"))?;
     Ok(Outcome::Done)
 }

@@ -1,16 +1,14 @@
-//! `nodedock explain`: the timeline of a claim or a driver, the last problem, what comes next.
-
-mod claim;
+//! `nodedock explain`: the state of a claim or a driver, its problems, what happens next, and its history.
 
 use anyhow::Result;
 use clap::Subcommand;
 use nodedock_proto::node::v1;
+use serde::Serialize;
 
-use super::client::{Client, connect, said};
-use super::get::no_such;
-use super::output::{Format, printable, say};
-use super::{Outcome, Place};
-use nodedock_base::clock::rfc3339;
+use super::client::{Client, connect};
+use super::output::{Format, join, print, print_text};
+use super::{Location, Outcome, describe, names};
+use nodedock_base::clock::{now_ms, rfc3339};
 
 #[derive(Subcommand)]
 pub(super) enum ExplainCommand {
@@ -20,133 +18,258 @@ pub(super) enum ExplainCommand {
         #[arg(short, long, value_enum, default_value_t)]
         output: Format,
     },
-    /// A driver, by its name, its file's or its socket's
+    /// A driver, by its name, or that of its file or socket
     Driver { name: String },
 }
 
-pub(super) async fn run(place: Place, command: ExplainCommand) -> Result<Outcome> {
-    let mut client = connect(&place).await?;
+pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<Outcome> {
+    let client = connect(location).await?;
     match command {
-        ExplainCommand::Claim { name, output } => claim::run(&mut client, &place, &name, output).await,
-        ExplainCommand::Driver { name } => driver(&mut client, &place, &name).await,
+        ExplainCommand::Claim { name, output } => claim(client, &name, output).await,
+        ExplainCommand::Driver { name } => driver(client, &name).await,
     }
 }
 
-async fn driver(client: &mut Client, place: &Place, name: &str) -> Result<Outcome> {
-    let request = v1::ListDriversRequest { name: name.to_owned() };
-    let drivers = client.list_drivers(request).await.map_err(said(place))?.into_inner().drivers;
-    if drivers.is_empty() {
-        return Err(no_such("driver", name));
+async fn claim(mut client: Client, name: &str, format: Format) -> Result<Outcome> {
+    let answer = client.list_claims(names::claims(name, true)).await?.into_inner();
+    let v1::ListClaimsResponse { claims, refused, released } = &answer;
+    if claims.is_empty() && refused.is_empty() && released.is_empty() {
+        return Err(names::unknown("claim", name));
     }
-    for driver in &drivers {
-        describe_driver(driver)?;
-    }
+    let explained = Explained { claims: claims.iter().map(Claim::new).collect(), refused, released };
+    print(format, &explained, || join(explained.lines(now_ms())))?;
     Ok(Outcome::Done)
 }
 
-fn describe_driver(driver: &v1::Driver) -> Result<()> {
+async fn driver(mut client: Client, name: &str) -> Result<Outcome> {
+    let request = v1::ListDriversRequest { name: name.to_owned() };
+    let drivers = client.list_drivers(request).await?.into_inner().drivers;
+    if drivers.is_empty() {
+        return Err(names::unknown("driver", name));
+    }
+    print_text(&join(drivers.iter().flat_map(driver_lines)))?;
+    Ok(Outcome::Done)
+}
+
+fn driver_lines(driver: &v1::Driver) -> Vec<String> {
     let name = if driver.name.is_empty() { "driver of unknown name" } else { &driver.name };
-    say(&format!("{name} ({}, {}) is {}", driver.kind, driver.source, driver.state))?;
-    for (label, value) in [
+    let mut lines = vec![format!("{name} ({}, {}) is {}", driver.kind, driver.source, driver.state)];
+    let facts = [
         ("summary", &driver.summary),
         ("version", &driver.version),
         ("digest", &driver.digest),
         ("reason", &driver.reason),
-    ] {
-        if !value.is_empty() {
-            say(&format!("  {label}: {}", printable(value)))?;
-        }
-    }
-    for missing in &driver.missing_grants {
-        say(&format!("  not granted: {}", printable(missing)))?;
-    }
-    if let Some(trust) = &driver.trust {
-        told_trust(trust)?;
-    }
+    ];
+    let facts = facts.into_iter().filter(|(_, text)| !text.is_empty());
+    lines.extend(facts.map(|(label, text)| format!("  {label}: {text}")));
+    lines.extend(driver.missing_grants.iter().map(|missing| format!("  not granted: {missing}")));
+    let is_judged =
+        |trust: &&v1::DriverTrust| trust.mode != "off" || !trust.key.is_empty() || !trust.pin.is_empty();
+    let trust = driver.trust.as_ref().filter(is_judged);
+    lines.extend(trust.map(|trust| format!("  trust: {}", describe::trust(trust))));
     if driver.discovered_ms > 0 {
-        say(&format!("  {} devices, looked at last on {}", driver.devices, rfc3339(driver.discovered_ms)))?;
+        lines.push(format!("  {} devices, last polled on {}", driver.devices, rfc3339(driver.discovered_ms)));
     }
-    if let Some(plugin) = &driver.native {
-        native(plugin)?;
-    }
-    problem(driver.problem.as_ref(), "  ")?;
-    timeline(&driver.timeline)
+    lines.extend(driver.native.iter().flat_map(native_lines));
+    lines.extend(describe::problem(&driver.problem, "  "));
+    lines.extend(history(&driver.timeline));
+    lines
 }
 
-/// What nothing is asked of is not worth a line.
-fn told_trust(trust: &v1::DriverTrust) -> Result<()> {
-    if trust.mode == "off" && trust.key.is_empty() && trust.pin.is_empty() {
-        return Ok(());
-    }
-    let mut line = format!("  trust: {} (mode {})", trust.verdict, trust.mode);
-    if !trust.key.is_empty() {
-        line.push_str(&format!(", signed by {}", printable(&trust.key)));
-    }
-    if !trust.pin.is_empty() {
-        line.push_str(&format!(", pinned for {}", printable(&trust.pin)));
-    }
-    if !trust.reason.is_empty() {
-        line.push_str(&format!(": {}", printable(&trust.reason)));
-    }
-    say(&line)
+fn native_lines(plugin: &v1::NativePlugin) -> Vec<String> {
+    let mut lines = vec![
+        format!("  {}: {}", plugin.connection, plugin.endpoint),
+        format!("  services: {}", plugin.services.join(", ")),
+    ];
+    lines.extend(plugin.health.iter().map(|device| {
+        let why = if device.message.is_empty() { String::new() } else { format!(": {}", device.message) };
+        format!("  device {}/{} is {}{why}", device.pool, device.device, device.health)
+    }));
+    lines
 }
 
-/// An instance of a native driver; each is a driver of its own in the list, and all have its name.
-fn native(plugin: &v1::NativePlugin) -> Result<()> {
-    say(&format!("  {}: {}", plugin.connection, printable(&plugin.endpoint)))?;
-    say(&format!("  it lists {}", printable(&plugin.services.join(", "))))?;
-    for device in &plugin.health {
-        let said = if device.message.is_empty() {
-            String::new()
-        } else {
-            format!(": {}", printable(&device.message))
-        };
-        say(&format!("  device {}/{} is {}{said}", device.pool, device.device, device.health))?;
-    }
-    Ok(())
-}
-
-fn problem(problem: Option<&v1::Problem>, indent: &str) -> Result<()> {
-    let Some(problem) = problem else { return Ok(()) };
-    say(&format!("{indent}problem ({}, {}): {}", problem.kind, problem.code, printable(&problem.message)))?;
-    for (key, value) in &problem.details {
-        say(&format!("{indent}  {}: {}", printable(key), printable(value)))?;
-    }
-    Ok(())
-}
-
-fn timeline(timeline: &[v1::Transition]) -> Result<()> {
+/// The entries of a timeline, each with the time that passed since the one before.
+fn history(timeline: &[v1::Transition]) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut before = None;
     for entry in timeline {
-        let mut line = format!("  {}  {}", rfc3339(entry.at_ms), printable(&entry.what));
-        if !entry.cause.is_empty() {
-            line.push_str(&format!(" ({})", printable(&entry.cause)));
-        }
-        if entry.duration_us > 0 {
-            line.push_str(&format!(", {}", took(entry.duration_us)));
-        }
-        say(&line)?;
-        problem(entry.problem.as_ref(), "    ")?;
+        let passed =
+            before.replace(entry.at_ms).map(|before| format!("+{}", describe::elapsed(before, entry.at_ms)));
+        let (at, passed) = (rfc3339(entry.at_ms), passed.unwrap_or_default());
+        lines.push(format!("    {at}  {passed:>12}  {}", describe::transition(entry)));
+        lines.extend(describe::problem(&entry.problem, "      "));
     }
-    Ok(())
+    if !lines.is_empty() {
+        lines.insert(0, "  history:".to_owned());
+    }
+    lines
 }
 
-/// A duration for people.
-fn took(duration_us: u64) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "a duration for people")]
-    let ms = duration_us as f64 / 1000.0;
-    format!("{ms:.1} ms")
+/// All claims of a name that the daemon knows of.
+#[derive(Serialize)]
+struct Explained<'a> {
+    claims: Vec<Claim<'a>>,
+    /// Refused and rolled back.
+    refused: &'a [v1::RefusedClaim],
+    /// Released by an operator.
+    released: &'a [v1::ReleasedClaim],
 }
 
-/// The time between two points, in its two largest units.
-fn span(from_ms: u64, to_ms: u64) -> String {
-    let ms = to_ms.saturating_sub(from_ms);
-    let (s, min, h, d) = (ms / 1000, ms / 60_000, ms / 3_600_000, ms / 86_400_000);
-    match ms {
-        0..1000 => format!("{ms} ms"),
-        1000..60_000 => format!("{s} s"),
-        60_000..3_600_000 => format!("{min} min {} s", s % 60),
-        3_600_000..86_400_000 => format!("{h} h {} min", min % 60),
-        _ => format!("{d} d {} h", h % 24),
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Claim<'a> {
+    #[serde(flatten)]
+    id: &'a Option<v1::ObjectRef>,
+    state: &'a str,
+    /// None: from before the oldest entry of the timeline.
+    since: Option<String>,
+    stale_boot: bool,
+    pods: &'a [v1::ObjectRef],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kubelet: Option<&'a v1::KubeletHold>,
+    drivers: &'a [v1::ClaimDriver],
+    values: &'a [v1::SysfsValue],
+    next: Vec<String>,
+    timeline: &'a [v1::Transition],
+}
+
+impl Explained<'_> {
+    fn lines(&self, now_ms: u64) -> Vec<String> {
+        let claims = self.claims.iter().flat_map(|claim| claim.lines(now_ms));
+        let refused = self.refused.iter().flat_map(|refused| refused_lines(refused, now_ms));
+        let released = self.released.iter().flat_map(|released| released_lines(released, now_ms));
+        claims.chain(refused).chain(released).collect()
+    }
+}
+
+impl<'a> Claim<'a> {
+    fn new(claim: &'a v1::ClaimStatus) -> Self {
+        let v1::ClaimStatus { id, state, pods, drivers, timeline, stale_boot, values, kubelet, .. } = claim;
+        let since = since(state, timeline).map(rfc3339);
+        let next = drivers.iter().filter_map(|driver| next_step(id.as_ref()?, driver)).collect();
+        let (stale_boot, kubelet) = (*stale_boot, kubelet.as_ref());
+        Self { id, state, since, stale_boot, pods, kubelet, drivers, values, next, timeline }
+    }
+
+    fn lines(&self, now_ms: u64) -> Vec<String> {
+        let since = since(self.state, self.timeline);
+        let since = since.map(|at| format!(" since {} ({})", rfc3339(at), describe::elapsed(at, now_ms)));
+        let id = self.id.as_ref().map(describe::object).unwrap_or_default();
+        let mut lines = vec![format!("claim {id} is {}{}", self.state, since.unwrap_or_default())];
+        if self.stale_boot {
+            lines.push("  prepared in an earlier boot; preparing its pod prepares it again".to_owned());
+        }
+        lines.extend(pod_lines(self.pods));
+        lines.extend(self.kubelet.map(|hold| format!("  {}", describe::kubelet_hold(hold))));
+        lines.extend(self.drivers.iter().flat_map(claim_driver_lines));
+        lines.extend(self.values.iter().map(|value| format!("  {}", describe::sysfs_value(value))));
+        lines.extend(self.next.iter().map(|next| format!("  next: {next}")));
+        lines.extend(history(self.timeline));
+        lines
+    }
+}
+
+fn claim_driver_lines(driver: &v1::ClaimDriver) -> Vec<String> {
+    let version = match driver.version.as_str() {
+        "" => String::new(),
+        version => format!(" by version {version}"),
+    };
+    let (name, state, devices) = (&driver.driver, &driver.state, driver.devices.join(", "));
+    let mut lines = vec![format!("  driver {name}: {state}{version}: {devices}")];
+    lines.extend(driver.cdi_devices.iter().map(|name| format!("    CDI device {name}")));
+    lines.extend(describe::problem(&driver.problem, "    "));
+    match driver.attempts {
+        0 => {}
+        1 => lines.push("    1 failed attempt since the daemon started".to_owned()),
+        attempts => lines.push(format!("    {attempts} failed attempts since the daemon started")),
+    }
+    lines
+}
+
+fn refused_lines(refused: &v1::RefusedClaim, now_ms: u64) -> Vec<String> {
+    let claim = refused.id.as_ref().map(describe::object).unwrap_or_default();
+    let (at, passed) = (rfc3339(refused.at_ms), describe::elapsed(refused.at_ms, now_ms));
+    let v1::RefusedClaim { driver, attempts, .. } = refused;
+    let mut lines = vec![format!(
+        "claim {claim} was refused by driver {driver} on {at} ({passed} ago), after {attempts} attempts"
+    )];
+    lines.extend(describe::problem(&refused.problem, "  "));
+    lines.push("  it was rolled back".to_owned());
+    lines.extend(refused.retry.as_ref().map(|retry| format!("  next: {}", next_prepare(driver, retry))));
+    lines
+}
+
+fn released_lines(released: &v1::ReleasedClaim, now_ms: u64) -> Vec<String> {
+    let claim = released.id.as_ref().map(describe::object).unwrap_or_default();
+    let (at, passed) = (rfc3339(released.at_ms), describe::elapsed(released.at_ms, now_ms));
+    let by = describe::caller(released.by.as_ref().unwrap_or(&v1::Caller::default()));
+    let mut lines = vec![format!("claim {claim} was released on {at} ({passed} ago) by {by}")];
+    lines.extend(pod_lines(&released.pods));
+    if released.untold.is_empty() {
+        lines.push("  every driver unprepared it".to_owned());
+    }
+    for v1::UntoldDriver { driver, devices, problem } in &released.untold {
+        let devices = devices.join(", ");
+        lines.push(format!("  driver {driver} did not unprepare it, and may still use {devices}"));
+        lines.extend(describe::problem(problem, "    "));
+    }
+    lines.extend(released.values.iter().map(|value| format!("  {}", describe::sysfs_value(value))));
+    lines.extend(history(&released.timeline));
+    lines
+}
+
+fn pod_lines(pods: &[v1::ObjectRef]) -> impl Iterator<Item = String> {
+    pods.iter().map(|pod| format!("  in use by pod {}", describe::object(pod)))
+}
+
+/// When a claim came into its state: the newest entry that begins it and all that follow do not leave it.
+fn since(state: &str, timeline: &[v1::Transition]) -> Option<u64> {
+    let begins = |entry: &&v1::Transition| match state {
+        "unpreparing" => matches!(entry.what.as_str(), "unpreparing" | "rolled back"),
+        "prepared" => entry.what == "prepared",
+        _ => entry.what.starts_with("preparing"),
+    };
+    let begin = match state {
+        // Each repeated request is an entry of its own: the first after another state counts.
+        "preparing" => {
+            let ended = |entry: &v1::Transition| matches!(entry.what.as_str(), "prepared" | "unpreparing");
+            let from = timeline.iter().rposition(ended).map_or(0, |at| at + 1);
+            timeline[from..].iter().find(begins)
+        }
+        _ => timeline.iter().rev().find(begins),
+    };
+    begin.map(|entry| entry.at_ms)
+}
+
+/// What a driver of the claim waits for.
+fn next_step(claim: &v1::ObjectRef, driver: &v1::ClaimDriver) -> Option<String> {
+    let (name, retry) = (&driver.driver, driver.retry.as_ref()?);
+    if driver.state != "unpreparing" {
+        return Some(next_prepare(name, retry));
+    }
+    let v1::ObjectRef { namespace, name: claim, .. } = claim;
+    Some(match retry.when.as_str() {
+        "at" => format!(
+            "the daemon retries unprepare by driver {name} on {}, or as soon as it serves again",
+            rfc3339(retry.at_ms)
+        ),
+        "when-serving" => format!(
+            "unprepared as soon as driver {name} serves; if it never will: `nodedock release claim {claim} --namespace {namespace}`"
+        ),
+        "when-changed" => next_prepare(name, retry),
+        _ => format!("driver {name} is unpreparing it"),
+    })
+}
+
+/// When a prepare of the claim's pod can succeed.
+fn next_prepare(driver: &str, retry: &v1::Retry) -> String {
+    match retry.when.as_str() {
+        "at" => format!("driver {driver} may be called again on {}", rfc3339(retry.at_ms)),
+        "when-serving" => format!("retry its pod when driver {driver} serves"),
+        "when-changed" => format!(
+            "driver {driver} is not called again until the request changes, or the driver does (version, grant, config, devices)"
+        ),
+        _ => format!("a retry of its pod calls driver {driver}"),
     }
 }
 
@@ -154,18 +277,31 @@ fn span(from_ms: u64, to_ms: u64) -> String {
 mod tests {
     use super::*;
 
+    fn entry(at_ms: u64, what: &str) -> v1::Transition {
+        v1::Transition { at_ms, what: what.to_owned(), ..Default::default() }
+    }
+
     #[test]
-    fn times_between_are_short_and_a_clock_that_went_back_does_no_harm() {
-        let cases = [
-            (5, "5 ms"),
-            (59_999, "59 s"),
-            (61_000, "1 min 1 s"),
-            (7_980_000, "2 h 13 min"),
-            (90_000_000, "1 d 1 h"),
+    fn a_state_is_as_old_as_the_entry_that_began_it() {
+        let history = [
+            entry(1, "preparing"),
+            entry(2, "refused by driver"),
+            entry(3, "preparing"),
+            entry(4, "prepared"),
+            entry(5, "joined"),
+            entry(6, "unpreparing"),
+            entry(7, "not given up by driver"),
         ];
-        for (ms, text) in cases {
-            assert_eq!(span(1000, 1000 + ms), text);
+        let cases = [
+            ("preparing", 3, Some(1)),
+            ("prepared", 5, Some(4)),
+            ("unpreparing", 7, Some(6)),
+            ("prepared", 3, None),
+        ];
+        for (state, length, expected) in cases {
+            assert_eq!(since(state, &history[..length]), expected, "{state}");
         }
-        assert_eq!(span(5, 3), "0 ms");
+        let again = [entry(4, "prepared"), entry(9, "preparing after a new boot"), entry(10, "preparing")];
+        assert_eq!(since("preparing", &again), Some(9));
     }
 }

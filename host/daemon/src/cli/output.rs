@@ -1,4 +1,4 @@
-//! Tables for people, JSON and YAML for scripts.
+//! Prints answers: tables and text for people, JSON and YAML for scripts.
 
 use std::io::{ErrorKind, Write};
 
@@ -17,54 +17,57 @@ pub(super) enum Format {
     Yaml,
 }
 
-/// Rows under a heading; columns from `wide_from` on are for the wide form.
-pub(super) struct Rows {
-    pub(super) heading: Vec<&'static str>,
-    pub(super) wide_from: usize,
-    pub(super) rows: Vec<Vec<String>>,
+/// A heading, and the cell of a row below it.
+pub(super) type Column<R> = (&'static str, fn(&R) -> String);
+
+/// A value that a table shows as a row.
+pub(super) trait Row: Sized + 'static {
+    const COLUMNS: &'static [Column<Self>];
+    /// The columns that are shown unless the form is wide, counted from the left.
+    const NARROW: usize = Self::COLUMNS.len();
 }
 
-/// Prints `value` as JSON or YAML, or the rows as a table; `nothing` where there are none.
-pub(super) fn print(
-    format: Format,
-    value: &impl Serialize,
-    rows: impl FnOnce() -> Rows,
-    nothing: &str,
-) -> Result<()> {
+/// Prints `value` as JSON or YAML, or `text` for people.
+pub(super) fn print(format: Format, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
     match format {
-        Format::Json => say(&serde_json::to_string_pretty(value).context("write JSON")?),
-        Format::Yaml => say(serde_saphyr::to_string(value).context("write YAML")?.trim_end()),
-        Format::Table | Format::Wide => {
-            let rows = rows();
-            if rows.rows.is_empty() { say(nothing) } else { say(&table(&rows, format == Format::Wide)) }
-        }
+        Format::Json => print_text(&serde_json::to_string_pretty(value).context("write JSON")?),
+        Format::Yaml => print_text(serde_saphyr::to_string(value).context("write YAML")?.trim_end()),
+        Format::Table | Format::Wide => print_text(&text()),
     }
 }
 
-/// A line, or several, to standard output. A reader that went away is no error.
-pub(super) fn say(text: &str) -> Result<()> {
+/// Prints a text to standard output. A reader that closed its end is no error.
+pub(super) fn print_text(text: &str) -> Result<()> {
     match writeln!(std::io::stdout().lock(), "{text}") {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("write to standard output"),
         _ => Ok(()),
     }
 }
 
-fn table(rows: &Rows, wide: bool) -> String {
-    let columns = if wide { rows.heading.len() } else { rows.wide_from };
+/// Returns rows as a table, or `none` if there are none.
+pub(super) fn table<R: Row>(format: Format, rows: &[R], none: &str) -> String {
+    if rows.is_empty() {
+        return none.to_owned();
+    }
+    let columns = if format == Format::Wide { R::COLUMNS } else { &R::COLUMNS[..R::NARROW] };
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(rows.heading.iter().take(columns).copied());
-    for row in &rows.rows {
-        table.add_row(row.iter().take(columns).map(|cell| printable(cell)));
+    table.set_header(columns.iter().map(|(heading, _)| heading));
+    for row in rows {
+        table.add_row(columns.iter().map(|(_, cell)| printable(&cell(row))));
     }
-    for column in table.column_iter_mut() {
+    table.column_iter_mut().for_each(|column| {
         column.set_padding((0, 3));
-    }
-    let lines: Vec<_> = table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
-    lines.join("\n")
+    });
+    table.trim_fmt()
 }
 
-/// What comes from drivers must not move the terminal's cursor.
+/// Joins lines, each without control characters.
+pub(super) fn join(lines: impl IntoIterator<Item = String>) -> String {
+    lines.into_iter().map(|line| printable(&line)).collect::<Vec<_>>().join("\n")
+}
+
+/// Replaces control characters: texts of drivers must not move the terminal's cursor.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
@@ -73,17 +76,21 @@ pub(super) fn printable(text: &str) -> String {
 mod tests {
     use super::*;
 
+    impl Row for [&'static str; 3] {
+        const COLUMNS: &'static [Column<Self>] = &[
+            ("NAME", |row| row[0].to_owned()),
+            ("STATE", |row| row[1].to_owned()),
+            ("REASON", |row| row[2].to_owned()),
+        ];
+        const NARROW: usize = 2;
+    }
+
     #[test]
     fn a_table_has_aligned_columns_and_no_control_characters() {
-        let rows = Rows {
-            heading: vec!["NAME", "STATE", "REASON"],
-            wide_from: 2,
-            rows: vec![
-                vec!["a".into(), "serving".into(), "x".into()],
-                vec!["long-name".into(), "\u{1b}[2J".into(), "y".into()],
-            ],
-        };
-        assert_eq!(table(&rows, false), "NAME        STATE\na           serving\nlong-name   \u{fffd}[2J");
-        assert!(table(&rows, true).contains("REASON"));
+        let rows = [["a", "serving", "x"], ["long-name", "\u{1b}[2J", "y"]];
+        let narrow = table(Format::Table, &rows, "none");
+        assert_eq!(narrow, "NAME        STATE\na           serving\nlong-name   \u{fffd}[2J");
+        assert!(table(Format::Wide, &rows, "none").contains("REASON"));
+        assert_eq!(table(Format::Table, &rows[..0], "none"), "none");
     }
 }

@@ -10,10 +10,9 @@ use clap::Args;
 use nodedock_proto::node::v1;
 use uuid::Uuid;
 
-use super::client::{Client, connect, said};
-use super::get::split;
+use super::client::{Client, connect, is_connection_error};
 use super::output::Format;
-use super::{CliError, Outcome, Place};
+use super::{CliError, Location, Outcome, names};
 use crate::convert;
 use nodedock_core::manager::claims::manifest::{self, Objects};
 use nodedock_model::{
@@ -22,7 +21,6 @@ use nodedock_model::{
 };
 
 use answer::{Answer, finish};
-pub(super) use answer::{Container, ResourceOutcome};
 
 /// Name of the container of a composed pod, and of its claim in the pod.
 const CONTAINER: &str = "main";
@@ -57,12 +55,12 @@ pub(super) struct UnprepareArgs {
     output: Format,
 }
 
-pub(super) async fn prepare(place: Place, args: PrepareArgs) -> Result<Outcome> {
+pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<Outcome> {
     let Objects { claims, pods } = match &args.pod {
         Some(pod) => compose(&args.namespace, pod, &args.device)?,
         None => read(&args.filename)?,
     };
-    let mut client = connect(&place).await?;
+    let mut client = connect(location).await?;
     let mut answers = Vec::with_capacity(pods.len());
     for pod in &pods {
         let of_pod = |claim: &&Claim| {
@@ -70,37 +68,27 @@ pub(super) async fn prepare(place: Place, args: PrepareArgs) -> Result<Outcome> 
                 && pod.claims.iter().any(|c| c.claim_name == claim.id.name)
         };
         let inline: Vec<_> = claims.iter().filter(of_pod).cloned().collect();
-        let answer =
-            client.prepare_pod(convert::pod_message(pod, &inline)).await.map_err(said(&place))?.into_inner();
-        let failed = start_containers(&mut client, &place, &answer).await?;
+        let answer = client.prepare_pod(convert::pod_message(pod, &inline)).await?.into_inner();
+        let failed = start_containers(&mut client, &answer).await?;
         answers.push(Answer::prepared(answer, failed));
     }
     finish(&answers, args.output)
 }
 
-pub(super) async fn unprepare(place: Place, args: UnprepareArgs) -> Result<Outcome> {
-    let pod = match (&args.uid, &args.pod) {
-        (Some(uid), _) => v1::ObjectRef { uid: uid.clone(), ..Default::default() },
-        (None, name) => {
-            let (namespace, name) = split(name.as_deref().unwrap_or_default());
-            let namespace = if namespace.is_empty() { "default".to_owned() } else { namespace };
-            v1::ObjectRef { namespace, name, uid: String::new() }
-        }
+pub(super) async fn unprepare(location: &Location, args: UnprepareArgs) -> Result<Outcome> {
+    let pod = match args.uid {
+        Some(uid) => v1::ObjectRef { uid, ..Default::default() },
+        None => names::object(args.pod.as_deref().unwrap_or_default()),
     };
-    let mut client = connect(&place).await?;
-    let request = v1::UnpreparePodRequest { pod: Some(pod) };
-    let answer = client.unprepare_pod(request).await.map_err(said(&place))?.into_inner();
-    finish(&[Answer::given_up(answer)], args.output)
+    let mut client = connect(location).await?;
+    let answer = client.unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) }).await?.into_inner();
+    finish(&[Answer::unprepared(answer)], args.output)
 }
 
-/// What a runtime does before it starts a container, for each of a pod that is prepared; what went wrong, in words.
-async fn start_containers(
-    client: &mut Client,
-    place: &Place,
-    answer: &v1::PreparePodResponse,
-) -> Result<Vec<String>> {
+/// Does what a runtime does before it starts a container, for each container of a prepared pod, and returns the errors.
+async fn start_containers(client: &mut Client, answer: &v1::PreparePodResponse) -> Result<Vec<String>> {
     let mut failed = Vec::new();
-    // A pod without claims and resources is nothing that the daemon knows.
+    // The daemon has no record of a pod without claims and resources.
     if answer.claims.is_empty() && answer.resources.is_empty() {
         return Ok(failed);
     }
@@ -108,11 +96,10 @@ async fn start_containers(
         let request =
             v1::StartContainerRequest { pod: answer.pod.clone(), container: container.name.clone() };
         let Err(status) = client.start_container(request).await else { continue };
-        let error = said(place)(status);
-        if error.is::<CliError>() {
-            return Err(error);
+        if is_connection_error(&status) {
+            return Err(status.into());
         }
-        failed.push(format!("container {}: {error}", container.name));
+        failed.push(format!("container {}: {}", container.name, status.message()));
     }
     Ok(failed)
 }
@@ -125,21 +112,22 @@ fn read(files: &[PathBuf]) -> Result<Objects> {
         objects.pods.extend(found.pods);
     }
     if objects.pods.is_empty() {
-        let hint = "claims are prepared for a pod: add it, or compose one with --pod and --device";
+        let hint = "claims are prepared for a pod: add one, or compose one with --pod and --device";
         return Err(CliError::usage("there is no Pod in the files", hint).into());
     }
     Ok(objects)
 }
 
-/// A pod with one claim for the devices. Names and UIDs follow from what is asked, so that asking again is the same request.
+/// Composes a pod with one claim for the devices. Names and UIDs are derived from the arguments, so that repeating the command repeats the
+/// request.
 fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, CliError> {
     let devices =
         devices.iter().enumerate().map(|(index, text)| device(index, text)).collect::<Result<Vec<_>, _>>()?;
     let hint = "names of pods and namespaces are lower-case letters, digits, '-' and '.'";
     let named = |error: nodedock_model::NameError| CliError::usage(error.to_string(), hint);
-    let wanted: Vec<_> = devices.iter().map(|d| format!("{}/{}/{}", d.driver, d.pool, d.device)).collect();
+    let names: Vec<_> = devices.iter().map(|d| format!("{}/{}/{}", d.driver, d.pool, d.device)).collect();
     let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
-    let claim_uid = uid(&format!("claim/{namespace}/{pod}/{}", wanted.join(",")));
+    let claim_uid = uid(&format!("claim/{namespace}/{pod}/{}", names.join(",")));
     let short: String = claim_uid.as_str().chars().take(8).collect();
     let namespace = ObjectName::new(namespace).map_err(named)?;
     let pod =
@@ -165,19 +153,19 @@ fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, Cl
     Ok(Objects { claims: vec![claim], pods: vec![request] })
 }
 
-/// A name-based UUID (RFC 9562, version 5) below a namespace of ours.
+/// Returns a name-based UUID (RFC 9562, version 5) in Nodedock's namespace.
 fn uid(text: &str) -> Uid {
     let ours = Uuid::new_v5(&Uuid::NAMESPACE_DNS, b"nodedock.dev");
     Uid::new(Uuid::new_v5(&ours, text.as_bytes()).to_string())
         .expect("a UUID has digits, letters and dashes only")
 }
 
-/// Pools may have slashes in their names, drivers and devices may not.
+/// Parses DRIVER/POOL/DEVICE. Names of pools may have slashes, those of drivers and devices may not.
 fn device(index: usize, text: &str) -> Result<AllocatedDevice, CliError> {
     let hint = "a device is named as DRIVER/POOL/DEVICE; `nodedock get devices` lists them";
     let parts = text.split_once('/').and_then(|(driver, rest)| Some((driver, rest.rsplit_once('/')?)));
     let Some((driver, (pool, device))) = parts else {
-        return Err(CliError::usage(format!("{text:?} names no device"), hint));
+        return Err(CliError::usage(format!("{text:?} is not the name of a device"), hint));
     };
     let named = |error: nodedock_model::NameError| CliError::usage(format!("{text:?}: {error}"), hint);
     Ok(AllocatedDevice {
@@ -212,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_device_is_a_usage_error() {
+    fn a_text_that_is_not_the_name_of_a_device_is_a_usage_error() {
         for bad in ["", "d.dev", "d.dev/misc", "d.dev/misc/", "d.dev/misc/FUSE", "../../x"] {
             assert!(matches!(device(0, bad), Err(CliError::Usage { .. })), "{bad:?}");
         }

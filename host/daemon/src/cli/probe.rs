@@ -1,4 +1,4 @@
-//! `nodedock probe`: asks the daemon whether it lives or is ready, for a pod's probes: an image without a shell has no other client.
+//! `nodedock probe`: the client of a pod's liveness and readiness probes, for an image without a shell.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,14 +9,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::{CliError, Outcome, Place, output};
+use super::{CliError, Location, Outcome, output};
 use crate::config::Paths;
 use nodedock_base::printable::one_line;
 use nodedock_model::{Uid, limit};
 
-/// Bytes of an answer: a line for each driver that is awaited, at most.
+/// The most bytes of an answer, which has a line for each driver that is not ready.
 const ANSWER_BYTES_MAX: u64 = 256 << 10;
-/// Bytes of the line that is printed.
+/// The most bytes of the line that is printed.
 const LINE_BYTES_MAX: usize = 1024;
 
 #[derive(Args)]
@@ -29,7 +29,7 @@ pub(super) struct ProbeArgs {
 enum What {
     /// Whether every part of the daemon answers
     Live(ProbeSocket),
-    /// Whether what was there at its start is loaded, and known where it has to be
+    /// Whether the drivers that were there at its start are loaded, and registered where they have to be
     Ready(ProbeSocket),
 }
 
@@ -38,37 +38,37 @@ struct ProbeSocket {
     /// The daemon's admin socket, where it is not ROOT/run/nodedock/admin.sock
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
-    /// The instance that is asked, where there are several on one root; its own socket answers for it
+    /// The instance, where there are several on one root: each has an admin socket of its own
     #[arg(long, value_name = "UID", env = "NODEDOCK_INSTANCE_UID")]
     instance_uid: Option<Uid>,
 }
 
 impl ProbeSocket {
-    fn path(self, place: &Place) -> PathBuf {
-        let paths = Paths::below(&place.root);
+    fn path(self, location: &Location) -> PathBuf {
+        let paths = Paths::below(&location.root);
         let of_instance = || self.instance_uid.map(|uid| paths.probes_of(&uid));
         self.admin_socket.or_else(of_instance).unwrap_or(paths.admin)
     }
 }
 
-pub(super) async fn run(place: Place, args: ProbeArgs) -> Result<Outcome> {
+pub(super) async fn run(location: &Location, args: ProbeArgs) -> Result<Outcome> {
     let (path, socket) = match args.what {
-        What::Live(socket) => ("/livez", socket.path(&place)),
-        What::Ready(socket) => ("/readyz", socket.path(&place)),
+        What::Live(socket) => ("/livez", socket.path(location)),
+        What::Ready(socket) => ("/readyz", socket.path(location)),
     };
     let unreachable =
         |error: io::Error| CliError::Unreachable { socket: socket.clone(), source: error.into() };
-    let asked = timeout(limit::ADMIN_CONNECTION_WALL, ask(&socket, path)).await;
-    let answer = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(unreachable)?;
-    let Some((status, words)) = parse(&answer) else {
-        let strange = io::Error::new(io::ErrorKind::InvalidData, "what answers there is not the daemon");
-        return Err(unreachable(strange).into());
+    let answer = timeout(limit::ADMIN_CONNECTION_WALL, get(&socket, path)).await;
+    let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(unreachable)?;
+    let Some((status, text)) = parse(&answer) else {
+        let error = io::Error::new(io::ErrorKind::InvalidData, "the answer is not HTTP");
+        return Err(unreachable(error).into());
     };
-    output::say(&one_line(&words, LINE_BYTES_MAX))?;
+    output::print_text(&one_line(&text, LINE_BYTES_MAX))?;
     Ok(if status == 200 { Outcome::Done } else { Outcome::Refused })
 }
 
-async fn ask(socket: &std::path::Path, path: &str) -> io::Result<Vec<u8>> {
+async fn get(socket: &std::path::Path, path: &str) -> io::Result<Vec<u8>> {
     let mut stream = UnixStream::connect(socket).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: nodedock\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
@@ -77,13 +77,13 @@ async fn ask(socket: &std::path::Path, path: &str) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Status and words of an answer, its lines as one.
+/// Returns the status and the lines of an answer, joined.
 fn parse(answer: &[u8]) -> Option<(u16, String)> {
     let text = String::from_utf8_lossy(answer);
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
-    let words: Vec<_> = body.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    Some((status, words.join("; ")))
+    let lines: Vec<_> = body.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    Some((status, lines.join("; ")))
 }
 
 #[cfg(test)]
@@ -104,11 +104,11 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_asked_on_its_own_socket() {
-        let place = Place { root: "/r".into(), socket: None };
+    fn an_instance_is_probed_on_its_own_socket() {
+        let location = Location { root: "/r".into(), socket: None };
         let of = |admin_socket: Option<&str>, uid: Option<&str>| {
             let instance_uid = uid.map(|uid| Uid::new(uid).unwrap());
-            ProbeSocket { admin_socket: admin_socket.map(Into::into), instance_uid }.path(&place)
+            ProbeSocket { admin_socket: admin_socket.map(Into::into), instance_uid }.path(&location)
         };
         assert_eq!(of(None, None), PathBuf::from("/r/run/nodedock/admin.sock"));
         assert_eq!(of(None, Some("u-1")), PathBuf::from("/r/run/nodedock/admin-u-1.sock"));

@@ -1,20 +1,18 @@
-//! `nodedock release`: gives up a claim whose driver does not.
+//! `nodedock release`: force-releases a claim that its drivers do not unprepare.
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use nodedock_proto::node::v1;
 use serde::Serialize;
 
-use super::client::{connect, said};
-use super::get::{Ref, split};
-use super::output::{Format, Rows, print, printable, say};
-use super::values::Value;
-use super::{CliError, Outcome, Place};
+use super::client::connect;
+use super::output::{Column, Format, Row, join, print, printable, table};
+use super::{CliError, Location, Outcome, describe, names};
 
 #[derive(Subcommand)]
 pub(super) enum ReleaseCommand {
-    /// Give up a claim that its drivers do not give up, or that no pod holds. Drivers that serve are asked once more; the
-    /// others are not told. Values that they changed below /sys are put back; what else they did to the devices stays done
+    /// Release a claim that its drivers do not unprepare, or that no pod uses. Drivers that serve are called once more, the
+    /// others are not. Values that they changed below /sys are restored; nothing else that they did to the devices is undone
     Claim(ReleaseClaimArgs),
 }
 
@@ -25,10 +23,10 @@ pub(super) struct ReleaseClaimArgs {
     /// Namespace of the claim [default: default]
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
-    /// Which one, where several have the name
+    /// UID of the claim, where several have the name
     #[arg(long)]
     uid: Option<String>,
-    /// Do it; without it, it is only said what would be lost
+    /// Release it; without this flag the command only shows what would be lost
     #[arg(long)]
     yes: bool,
     #[arg(short, long, value_enum, default_value_t)]
@@ -37,12 +35,12 @@ pub(super) struct ReleaseClaimArgs {
 
 #[derive(Serialize)]
 struct Answer {
-    claim: Ref,
+    claim: Option<v1::ObjectRef>,
     released: bool,
-    pods: Vec<Ref>,
+    pods: Vec<v1::ObjectRef>,
     drivers: Vec<Driver>,
     /// What drivers changed below `/sys`.
-    values: Vec<Value>,
+    values: Vec<v1::SysfsValue>,
 }
 
 #[derive(Serialize)]
@@ -53,79 +51,82 @@ struct Driver {
     problem: Option<String>,
 }
 
-pub(super) async fn run(place: Place, command: ReleaseCommand) -> Result<Outcome> {
+pub(super) async fn run(location: &Location, command: ReleaseCommand) -> Result<Outcome> {
     let ReleaseCommand::Claim(args) = command;
-    let claim = wanted(&args)?;
+    let claim = claim_of(&args)?;
     let request = v1::ReleaseClaimRequest { claim: Some(claim), dry_run: !args.yes };
-    let mut client = connect(&place).await?;
-    let answer = client.release_claim(request).await.map_err(said(&place))?.into_inner();
-    let answer = Answer {
-        claim: answer.claim.unwrap_or_default().into(),
-        released: args.yes,
-        pods: answer.pods.into_iter().map(Into::into).collect(),
-        drivers: answer.drivers.into_iter().map(|driver| one(driver, args.yes)).collect(),
-        values: answer.values.into_iter().map(Into::into).collect(),
-    };
-    show(&answer, args.output)?;
+    let answer = connect(location).await?.release_claim(request).await?.into_inner();
+    let v1::ReleaseClaimResponse { claim, pods, drivers, values, .. } = answer;
+    let drivers = drivers.into_iter().map(|driver| Driver::new(driver, args.yes)).collect();
+    let answer = Answer { claim, released: args.yes, pods, drivers, values };
+    print(args.output, &answer, || answer.text(args.output))?;
+    answer.explain();
     Ok(if args.yes { Outcome::Done } else { Outcome::Refused })
 }
 
-fn wanted(args: &ReleaseClaimArgs) -> Result<v1::ObjectRef, CliError> {
-    let (of_name, name) = split(&args.name);
-    let of_flag = args.namespace.clone().unwrap_or_default();
-    if !of_name.is_empty() && !of_flag.is_empty() && of_name != of_flag {
-        let message = format!("{:?} is not in the namespace {of_flag:?}", args.name);
-        return Err(CliError::usage(message, "name the namespace once"));
+fn claim_of(args: &ReleaseClaimArgs) -> Result<v1::ObjectRef, CliError> {
+    let (of_name, _) = names::split(&args.name);
+    let mut claim = names::object(&args.name);
+    claim.uid = args.uid.clone().unwrap_or_default();
+    if let Some(of_flag) = args.namespace.clone().filter(|namespace| !namespace.is_empty()) {
+        if !of_name.is_empty() && of_name != of_flag {
+            let message = format!("{:?} is not in the namespace {of_flag:?}", args.name);
+            return Err(CliError::usage(message, "name the namespace once"));
+        }
+        claim.namespace = of_flag;
     }
-    let namespace = [of_name, of_flag, "default".to_owned()].into_iter().find(|name| !name.is_empty());
-    let uid = args.uid.clone().unwrap_or_default();
-    Ok(v1::ObjectRef { namespace: namespace.unwrap_or_default(), name, uid })
+    Ok(claim)
 }
 
-fn one(driver: v1::UntoldDriver, released: bool) -> Driver {
-    let told = match (&driver.problem, released) {
-        (None, _) => "asked once more",
-        (Some(_), false) => "will not be told",
-        (Some(_), true) => "not told",
-    };
-    let problem = driver.problem.map(|problem| problem.message);
-    Driver { driver: driver.driver, devices: driver.devices, told, problem }
+impl Driver {
+    fn new(driver: v1::UntoldDriver, released: bool) -> Self {
+        let told = match (&driver.problem, released) {
+            (None, _) => "asked once more",
+            (Some(_), false) => "will not be told",
+            (Some(_), true) => "not told",
+        };
+        let problem = driver.problem.map(|problem| problem.message);
+        Self { driver: driver.driver, devices: driver.devices, told, problem }
+    }
 }
 
-fn show(answer: &Answer, format: Format) -> Result<()> {
-    let row = |driver: &Driver| {
-        let why = driver.problem.clone().unwrap_or_default();
-        vec![driver.driver.clone(), driver.devices.join(","), driver.told.to_owned(), why]
-    };
-    let rows = || Rows {
-        heading: vec!["DRIVER", "DEVICES", "DRIVER IS", "WHY"],
-        wide_from: 4,
-        rows: answer.drivers.iter().map(row).collect(),
-    };
-    let nothing = if answer.released { "every driver gave it up" } else { "no driver has anything of it" };
-    print(format, answer, rows, nothing)?;
-    if matches!(format, Format::Table | Format::Wide) {
-        answer.values.iter().try_for_each(|value| say(&value.words()))?;
+impl Row for Driver {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("DRIVER", |of| of.driver.clone()),
+        ("DEVICES", |of| of.devices.join(",")),
+        ("DRIVER IS", |of| of.told.to_owned()),
+        ("WHY", |of| of.problem.clone().unwrap_or_default()),
+    ];
+}
+
+impl Answer {
+    fn text(&self, format: Format) -> String {
+        let none = if self.released { "every driver unprepared it" } else { "no driver prepared any of it" };
+        let values = self.values.iter().map(|value| join([describe::sysfs_value(value)]));
+        let parts = std::iter::once(table(format, &self.drivers, none)).chain(values);
+        parts.collect::<Vec<_>>().join("\n")
     }
-    let claim =
-        printable(&format!("{}/{} (UID {})", answer.claim.namespace, answer.claim.name, answer.claim.uid));
-    if answer.released {
-        eprintln!("claim {claim} is released; `nodedock explain claim {}` tells of it", answer.claim.name);
-    } else {
-        let loss = "its CDI files and its record are removed and its devices are free for others";
-        eprintln!(
-            "claim {claim} would be given up: {loss}, whatever a driver that is not told did to them beside values below /sys"
-        );
-        eprintln!("hint: nothing was done; to do it, add --yes");
+
+    /// Writes to standard error what was, or would be, done.
+    fn explain(&self) {
+        let claim = self.claim.clone().unwrap_or_default();
+        let shown = printable(&describe::object(&claim));
+        if self.released {
+            eprintln!("claim {shown} is released; see `nodedock explain claim {}`", claim.name);
+            return;
+        }
+        let loss = "its CDI files and its record are removed and its devices are free for other claims";
+        let rest = "except for values below /sys, nothing that an unreachable driver did to them is undone";
+        eprintln!("claim {shown} would be released: {loss}; {rest}");
+        eprintln!("hint: nothing was done; to release it, add --yes");
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn asked(name: &str, namespace: Option<&str>) -> Result<(String, String), CliError> {
+    fn parsed(name: &str, namespace: Option<&str>) -> Result<(String, String), CliError> {
         let namespace = namespace.map(str::to_owned);
         let args = ReleaseClaimArgs {
             name: name.to_owned(),
@@ -134,16 +135,16 @@ mod tests {
             yes: false,
             output: Format::Json,
         };
-        wanted(&args).map(|claim| (claim.namespace, claim.name))
+        claim_of(&args).map(|claim| (claim.namespace, claim.name))
     }
 
     #[test]
     fn a_namespace_is_the_names_the_flags_or_the_default() {
         let is = |namespace: &str| (namespace.to_owned(), "a".to_owned());
-        assert_eq!(asked("a", None).unwrap(), is("default"));
-        assert_eq!(asked("a", Some("ml")).unwrap(), is("ml"));
-        assert_eq!(asked("ml/a", None).unwrap(), is("ml"));
-        assert_eq!(asked("ml/a", Some("ml")).unwrap(), is("ml"));
-        assert!(matches!(asked("ml/a", Some("web")), Err(CliError::Usage { .. })));
+        assert_eq!(parsed("a", None).unwrap(), is("default"));
+        assert_eq!(parsed("a", Some("ml")).unwrap(), is("ml"));
+        assert_eq!(parsed("ml/a", None).unwrap(), is("ml"));
+        assert_eq!(parsed("ml/a", Some("ml")).unwrap(), is("ml"));
+        assert!(matches!(parsed("ml/a", Some("web")), Err(CliError::Usage { .. })));
     }
 }

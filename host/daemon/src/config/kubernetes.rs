@@ -1,36 +1,49 @@
-//! What a daemon on a Kubernetes node is told of it: by flags, by the section `kubernetes` of the config file, or by default.
+//! Configuration of a daemon on a Kubernetes node: flags, the section `kubernetes` of the config file, and defaults.
 //!
-//! Only values, checked: whoever starts without something that cannot be guessed learns in one line what is missing.
+//! Only values, checked: a value that is missing and has no default is an error that names it.
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::values;
 use nodedock_model::{ObjectName, limit};
 
-/// The section as it is written. The UID of the instance is not in it: a file is shared by all pods of a DaemonSet.
+/// The section of the config file. It has no UID of the instance, because all pods of a DaemonSet share the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct KubernetesSection {
     /// Whether this is a Kubernetes node; not unless set.
     pub enabled: Option<bool>,
-    /// The kubelet's folder; `ROOT/var/lib/kubelet` unless set.
+    /// The kubelet's root directory; `ROOT/var/lib/kubelet` unless set.
+    #[serde(deserialize_with = "values::absolute")]
     pub kubelet_root: Option<PathBuf>,
-    /// How the API server is reached; as a pod does unless set.
+    /// Kubeconfig for the API server; the service account of the pod unless set.
+    #[serde(deserialize_with = "values::absolute")]
     pub kubeconfig: Option<PathBuf>,
     /// Requests to the API server in a second.
+    #[serde(deserialize_with = "values::within::<_, _, 1, { limit::API_PER_SECOND_MAX as u64 }>")]
     pub requests_per_second: Option<u32>,
     /// Requests at once after a pause.
+    #[serde(deserialize_with = "values::within::<_, _, 1, { limit::API_BURST_MAX as u64 }>")]
     pub request_burst: Option<u32>,
 }
 
-/// The same from the command line and the environment; what is given there wins.
-#[derive(Debug, Clone, Default)]
+/// Flags and environment variables, which win over the section.
+#[derive(Debug, Clone, Default, clap::Args)]
 pub struct KubernetesFlags {
+    /// Run on a Kubernetes node: offer the drivers to its kubelet, and read claims from the API server
+    #[arg(id = "kubernetes", long = "kubernetes", env = "NODEDOCK_KUBERNETES", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new())]
     pub enabled: Option<bool>,
+    /// The kubelet's root directory [default: ROOT/var/lib/kubelet]
+    #[arg(long, value_name = "DIR", env = "NODEDOCK_KUBELET_ROOT")]
     pub kubelet_root: Option<PathBuf>,
+    /// Kubeconfig for the API server [default: the service account of the pod]
+    #[arg(long, value_name = "FILE", env = "NODEDOCK_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
-    /// The pod in which the daemon runs, as NAMESPACE/NAME.
+    /// The pod in which the daemon runs: a kubelet that does not list it does not list all of its pods yet
+    #[arg(long, value_name = "NAMESPACE/NAME", env = "NODEDOCK_POD")]
     pub pod: Option<String>,
 }
 
@@ -41,32 +54,32 @@ pub struct OwnPodName {
     pub name: ObjectName,
 }
 
-/// How the daemon is part of a cluster.
+/// The configuration of a daemon on a Kubernetes node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubernetesConfig {
     /// As the API server has it.
     pub node_name: ObjectName,
     pub kubelet_root: PathBuf,
-    /// None: by the pod's service account.
+    /// None: the service account of the pod.
     pub kubeconfig: Option<PathBuf>,
-    /// None: it runs in no pod, or does not know in which.
+    /// None: it runs in no pod, or was not given its name.
     pub own_pod: Option<OwnPodName>,
     pub requests_per_second: u32,
     pub request_burst: u32,
 }
 
-/// Why a daemon cannot be part of a cluster as it was told to be.
+/// Why the flags and the config of a Kubernetes node cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KubernetesError {
     #[error("--kubernetes needs the name of this node as the API server has it")]
     NoNodeName,
-    #[error("the node name {name:?} is none of a Kubernetes node: {rule}")]
+    #[error("{name:?} is not the name of a Kubernetes node: {rule}")]
     NodeName { name: String, rule: String },
-    #[error("the kubelet's folder is {:?}, and an absolute path is wanted", .0)]
+    #[error("the kubelet's root directory {0:?} is not an absolute path")]
     KubeletRoot(PathBuf),
-    #[error("--pod is {0:?}, and NAMESPACE/NAME is wanted")]
+    #[error("--pod {0:?} is not of the form NAMESPACE/NAME")]
     Pod(String),
-    #[error("{0} says nothing without --kubernetes")]
+    #[error("{0} has no effect without --kubernetes")]
     Stray(&'static str),
     #[error("the path {path} has {length} bytes, and the system allows {max} for a socket", max = limit::SOCKET_PATH_BYTES_MAX)]
     TooLong { path: String, length: usize },
@@ -79,43 +92,19 @@ impl KubernetesError {
             Self::NoNodeName | Self::NodeName { .. } => {
                 "give --node-name; in a pod, NODEDOCK_NODE_NAME from the field spec.nodeName"
             }
-            Self::KubeletRoot(_) => {
-                "give --kubelet-root /var/lib/kubelet, or where the kubelet's --root-dir is"
-            }
+            Self::KubeletRoot(_) => "give --kubelet-root the value of the kubelet's --root-dir",
             Self::Pod(_) => {
                 "in a pod, compose it from the fields metadata.namespace and metadata.name, or leave it out"
             }
             Self::Stray(_) => "add --kubernetes, or leave it out",
             Self::TooLong { .. } => {
-                "mount the kubelet's folder under a shorter path, and name that with --kubelet-root"
+                "mount the kubelet's root directory under a shorter path, and name that with --kubelet-root"
             }
         }
     }
 }
 
-impl KubernetesSection {
-    /// The numbers that are out of range: key, value, least and most.
-    pub(super) fn out_of_range(&self) -> Option<(&'static str, u64, u64, u64)> {
-        let numbers = [
-            ("kubernetes.requestsPerSecond", self.requests_per_second, 1, limit::API_PER_SECOND_MAX),
-            ("kubernetes.requestBurst", self.request_burst, 1, limit::API_BURST_MAX),
-        ];
-        numbers.into_iter().find_map(|(key, value, min, max)| {
-            let value = value.filter(|value| !(min..=max).contains(value))?;
-            Some((key, value.into(), min.into(), max.into()))
-        })
-    }
-
-    /// The first path that is not absolute.
-    pub(super) fn relative_path(&self) -> Option<(&'static str, &Path)> {
-        let paths =
-            [("kubernetes.kubeletRoot", &self.kubelet_root), ("kubernetes.kubeconfig", &self.kubeconfig)];
-        let mut named = paths.into_iter().filter_map(|(key, path)| Some((key, path.as_deref()?)));
-        named.find(|(_, path)| !path.is_absolute())
-    }
-}
-
-/// Puts flags, file and defaults together. None: this is no Kubernetes node. `node_name`: as it was given, not the host's.
+/// Puts flags, file and defaults together. None: this is no Kubernetes node. `node_name`: of the flags or the file, not the host's.
 pub(super) fn resolve(
     flags: KubernetesFlags,
     section: &KubernetesSection,
@@ -158,8 +147,8 @@ fn refuse_stray(flags: &KubernetesFlags) -> Result<(), KubernetesError> {
     }
 }
 
-/// A registration socket's name at its shortest has a hash of 22 letters in the place of the driver's name; the kubelet's own socket
-/// for device plugins is always of this name.
+/// The shortest name of a registration socket has a hash of 22 letters instead of the driver's name; the name of the kubelet's own
+/// socket for device plugins is fixed.
 fn check_lengths(kubelet_root: &Path) -> Result<(), KubernetesError> {
     let hashed = "plugins_registry/dra-0000000000000000000000-reg.sock";
     for below in [hashed, "device-plugins/kubelet.sock"] {
@@ -211,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_of_no_use_is_named() {
+    fn a_value_that_is_missing_or_has_no_effect_is_named() {
         let plain = KubernetesSection::default();
         let resolved = |flags, name| resolve(flags, &plain, Path::new("/r"), name).unwrap_err();
         assert_eq!(resolved(on(), None), KubernetesError::NoNodeName);
@@ -228,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_below_which_no_socket_has_room_is_refused() {
+    fn a_directory_whose_socket_paths_would_be_too_long_is_refused() {
         for (length, fits) in [(1, true), (54, true), (55, false), (107, false)] {
             let root = format!("/{}", "x".repeat(length - 1));
             let flags = KubernetesFlags { kubelet_root: Some(root.into()), ..on() };

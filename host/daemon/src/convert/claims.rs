@@ -1,11 +1,12 @@
-//! Claims as they stand, as messages: with what comes next of them, and what became of those that are gone.
+//! Converts claims to messages: prepared ones with their retry status, refused and released ones.
 
 use nodedock_proto::node::v1;
 
-use super::{consumer_message, missing, object_message, problem, values, wrong};
+use super::{consumer_message, missing, name, object_message, optional, problem};
 use nodedock_core::manager::claims::{ClaimView, RefusedClaim, ReleaseOutcome, ReleaseRequest, Retry};
 use nodedock_model::{
-    Caller, ClaimRecord, DriverName, DriverPart, ObjectName, Problem, ReleaseRecord, Transition, Uid, Untold,
+    Caller, ClaimRecord, DriverName, DriverPart, KeptValue, Problem, PutBack, ReleaseRecord, Transition,
+    Untold,
 };
 
 pub(super) fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
@@ -22,7 +23,7 @@ pub fn claim_status(view: &ClaimView, boot_id: &str, with_timeline: bool) -> v1:
         timeline: if with_timeline { claim.timeline.iter().map(transition).collect() } else { Vec::new() },
         stale_boot: claim.boot_id != boot_id,
         problem: worst_problem(claim),
-        values: if with_timeline { values::kept(view) } else { Vec::new() },
+        values: if with_timeline { changed_values(view) } else { Vec::new() },
         kubelet: kubelet_hold(claim),
     }
 }
@@ -84,7 +85,7 @@ pub fn released_claim(released: &ReleaseRecord) -> v1::ReleasedClaim {
         pods: released.pods.values().map(object_message).collect(),
         untold: untold(released),
         timeline: released.timeline.iter().map(transition).collect(),
-        values: released.put_back.iter().map(values::put_back).collect(),
+        values: released.put_back.iter().map(restored_value).collect(),
     }
 }
 
@@ -97,14 +98,13 @@ fn untold(released: &ReleaseRecord) -> Vec<v1::UntoldDriver> {
     released.untold.iter().map(one).collect()
 }
 
-/// The claim to release: by namespace and name, and by UID where there is one.
+/// Selects the claim to release by namespace and name, and by UID if there is one.
 pub fn release_request(claim: Option<&v1::ObjectRef>, by: Caller) -> Result<ReleaseRequest, Problem> {
     let claim = claim.ok_or_else(|| missing("claim"))?;
-    let uid = Some(&claim.uid).filter(|uid| !uid.is_empty());
     Ok(ReleaseRequest {
-        namespace: ObjectName::new(&claim.namespace).map_err(|e| wrong("claim.namespace", &e))?,
-        name: ObjectName::new(&claim.name).map_err(|e| wrong("claim.name", &e))?,
-        uid: uid.map(Uid::new).transpose().map_err(|e| wrong("claim.uid", &e))?,
+        namespace: name("claim.namespace", &claim.namespace)?,
+        name: name("claim.name", &claim.name)?,
+        uid: optional("claim.uid", &claim.uid)?,
         by,
     })
 }
@@ -115,20 +115,24 @@ pub fn release_outcome(outcome: &ReleaseOutcome) -> v1::ReleaseClaimResponse {
             claim: Some(object_message(&record.id)),
             state: record.state.as_str().to_owned(),
             pods: record.pods.values().map(object_message).collect(),
-            drivers: drivers.iter().map(|(name, serves)| to_be_told(record, name, serves)).collect(),
-            values: values.iter().map(values::put_back).collect(),
+            drivers: drivers.iter().map(|(name, serves)| untold_driver(record, name, serves)).collect(),
+            values: values.iter().map(restored_value).collect(),
         },
         ReleaseOutcome::Released(released) => v1::ReleaseClaimResponse {
             claim: Some(object_message(&released.id)),
             state: String::new(),
             pods: released.pods.values().map(object_message).collect(),
             drivers: untold(released),
-            values: released.put_back.iter().map(values::put_back).collect(),
+            values: released.put_back.iter().map(restored_value).collect(),
         },
     }
 }
 
-fn to_be_told(record: &ClaimRecord, driver: &DriverName, serves: &Result<(), Problem>) -> v1::UntoldDriver {
+fn untold_driver(
+    record: &ClaimRecord,
+    driver: &DriverName,
+    serves: &Result<(), Problem>,
+) -> v1::UntoldDriver {
     v1::UntoldDriver {
         driver: driver.to_string(),
         devices: record.device_names(driver).collect(),
@@ -148,5 +152,30 @@ pub(super) fn transition(transition: &Transition) -> v1::Transition {
         duration_us: transition.duration_us,
         problem: transition.problem.as_ref().map(problem),
         again: transition.again.map(|again| v1::Again { count: again.count, last_at_ms: again.last_at_ms }),
+    }
+}
+
+/// What a claim's drivers changed below `/sys`, in the order in which the host would restore it.
+fn changed_values(view: &ClaimView) -> Vec<v1::SysfsValue> {
+    let changed = view.values.iter().flat_map(|values| values.newest_first());
+    let value = |(driver, kept): (&DriverName, &KeptValue)| v1::SysfsValue {
+        driver: driver.to_string(),
+        path: kept.path.clone(),
+        before: kept.before.clone(),
+        left: kept.left().map(str::to_owned),
+        ..v1::SysfsValue::default()
+    };
+    changed.map(value).collect()
+}
+
+fn restored_value(value: &PutBack) -> v1::SysfsValue {
+    v1::SysfsValue {
+        driver: value.driver.to_string(),
+        path: value.path.clone(),
+        before: value.before.clone(),
+        left: None,
+        found: value.found.clone(),
+        end: value.end.as_str().to_owned(),
+        problem: value.problem.as_ref().map(problem),
     }
 }

@@ -1,10 +1,10 @@
-//! Extended resources between the node API's messages and the vocabulary.
+//! Converts extended resources between the node API's messages and the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use nodedock_proto::node::v1;
 
-use super::{SHOWN_CHARS_MAX, count, problem, wrong};
+use super::{count, invalid, label, missing, name, problem, shown};
 use nodedock_core::manager::devices::{
     Capacity, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
     TopologyHint,
@@ -12,57 +12,41 @@ use nodedock_core::manager::devices::{
 use nodedock_core::manager::{PodResource, PodView};
 use nodedock_model::{ExtendedResource, Problem, Uid, limit};
 
-/// How many devices of each resource a container is limited to.
+/// Checks how many devices of each resource a container is limited to.
 pub(super) fn limits(
     container: &str,
     limits: &BTreeMap<String, u32>,
 ) -> Result<BTreeMap<ExtendedResource, u32>, Problem> {
-    let field = || format!("containers[{}].extended_resources", shown(container));
-    if limits.len() > limit::CONTAINER_RESOURCES_MAX {
-        let message = format!(
-            "{} has {} entries, and {} are the most",
-            field(),
-            limits.len(),
-            limit::CONTAINER_RESOURCES_MAX
-        );
-        return Err(Problem::invalid("bad-request", message));
+    let field = format!("containers[{}].extended_resources", shown(container));
+    let max = limit::CONTAINER_RESOURCES_MAX;
+    if limits.len() > max {
+        return Err(invalid(format!("{field} has {} entries, at most {max} are allowed", limits.len())));
     }
-    let parsed = limits.iter().map(|(name, count)| {
-        let resource = ExtendedResource::new(name).map_err(|error| wrong(&field(), &error))?;
-        if (1..=limit::RESOURCE_COUNT_MAX).contains(count) {
-            return Ok((resource, *count));
-        }
-        let message =
-            format!("{}: {count} of {resource}: 1 to {} are possible", field(), limit::RESOURCE_COUNT_MAX);
-        Err(Problem::invalid("bad-request", message))
+    let max = limit::RESOURCE_COUNT_MAX;
+    let checked = limits.iter().map(|(resource, count)| match name(&field, resource)? {
+        resource if (1..=max).contains(count) => Ok((resource, *count)),
+        resource => Err(invalid(format!("{field}: {count} of {resource}: 1 to {max} are possible"))),
     });
-    parsed.collect()
+    checked.collect()
 }
 
-fn shown(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(SHOWN_CHARS_MAX).collect()
-}
-
-/// NUMA nodes, ascending and each once.
+/// Checks NUMA nodes, and returns them ascending and each once.
 pub(super) fn numa_nodes(container: &str, nodes: &[u32]) -> Result<Vec<u32>, Problem> {
+    let max = limit::NUMA_NODES_OF_LINUX;
     let wrong = |what: String| {
-        let message = format!(
-            "containers[{}].numa_affinity: {what}; Linux numbers at most {} NUMA nodes",
-            shown(container),
-            limit::NUMA_NODES_OF_LINUX
-        );
-        Err(Problem::invalid("bad-request", message))
+        let field = format!("containers[{}].numa_affinity", shown(container));
+        Err(invalid(format!("{field}: {what}; Linux numbers at most {max} NUMA nodes")))
     };
-    if nodes.len() > limit::NUMA_NODES_OF_LINUX as usize {
+    if nodes.len() > max as usize {
         return wrong(format!("{} entries", nodes.len()));
     }
-    if let Some(node) = nodes.iter().find(|node| **node >= limit::NUMA_NODES_OF_LINUX) {
+    if let Some(node) = nodes.iter().find(|node| **node >= max) {
         return wrong(format!("there is no node {node}"));
     }
     Ok(nodes.iter().copied().collect::<BTreeSet<_>>().into_iter().collect())
 }
 
-/// What became of a resource; `done` is the word where it is as it was wanted.
+/// Converts the outcome of a resource; `done` is the word for success.
 pub(super) fn outcome(outcome: &ResourceOutcome, done: &str) -> v1::ResourceOutcome {
     let (device_ids, word, refused) = match &outcome.end {
         Ok(devices) => (devices.keys().cloned().collect(), done, None),
@@ -77,7 +61,7 @@ pub(super) fn outcome(outcome: &ResourceOutcome, done: &str) -> v1::ResourceOutc
     }
 }
 
-/// What a pod has of a resource.
+/// Converts what a pod has of a resource.
 pub(super) fn held(resource: &PodResource) -> v1::ResourceOutcome {
     v1::ResourceOutcome {
         container: resource.container.clone(),
@@ -88,8 +72,8 @@ pub(super) fn held(resource: &PodResource) -> v1::ResourceOutcome {
     }
 }
 
-/// Every resource; of what pods have, they are the truth, also while a plugin is away and lists nothing, or a driver has not given
-/// up what a pod that left had of its pools.
+/// Counts every resource. Allocated devices are counted by the pods' records, which hold while a plugin is unreachable and lists no
+/// devices, and until a driver has unprepared the devices of a removed pod.
 pub fn capacity(capacity: &Capacity, pods: &[PodView]) -> v1::GetCapacityResponse {
     let mut allocated: BTreeMap<&ExtendedResource, BTreeSet<&str>> = BTreeMap::new();
     for held in pods.iter().flat_map(|pod| &pod.resources) {
@@ -124,7 +108,7 @@ fn nodes_of(devices: &[DeviceView]) -> Vec<u32> {
     nodes.into_iter().collect()
 }
 
-/// A device plugin's device, as one of the node's.
+/// Converts a device of a device plugin.
 pub fn plugin_device(resource: &ResourceView, view: &DeviceView) -> v1::Device {
     v1::Device {
         driver: source(&resource.source),
@@ -142,10 +126,7 @@ pub fn hint_scope(scope: &str) -> Result<HintScope, Problem> {
     match scope {
         "" | "container" => Ok(HintScope::Container),
         "pod" => Ok(HintScope::Pod),
-        other => {
-            let message = format!("scope: {:?} is neither container nor pod", shown(other));
-            Err(Problem::invalid("bad-request", message))
-        }
+        other => Err(invalid(format!("scope: {:?} is neither container nor pod", shown(other)))),
     }
 }
 
@@ -163,17 +144,16 @@ pub fn hints(hints: &[ResourceHints]) -> v1::GetTopologyHintsResponse {
     v1::GetTopologyHintsResponse { resources: hints.iter().map(resource).collect() }
 }
 
-/// The pod and a node's allocatable. What is no extended resource is left out: it is nothing that is allocated here.
+/// Returns the pod and the extended resources of a node's allocatable; no other resource is allocated here.
 pub fn cover_request(
     request: &v1::CoverAllocatedRequest,
 ) -> Result<(Uid, BTreeMap<ExtendedResource, u64>), Problem> {
-    let pod = Uid::new(&request.pod_uid).map_err(|error| wrong("pod_uid", &error))?;
     let extended =
         |(name, count): (&String, &u64)| ExtendedResource::new(name).ok().map(|name| (name, *count));
-    Ok((pod, request.allocatable.iter().filter_map(extended).collect()))
+    Ok((name("pod_uid", &request.pod_uid)?, request.allocatable.iter().filter_map(extended).collect()))
 }
 
-/// The node's allocatable as it came, with what was raised.
+/// Returns the node's allocatable with the raised values.
 pub fn covered(
     request: v1::CoverAllocatedRequest,
     raised: BTreeMap<ExtendedResource, u64>,
@@ -184,9 +164,8 @@ pub fn covered(
 }
 
 pub fn start_request(request: v1::StartContainerRequest) -> Result<(Uid, String), Problem> {
-    let pod = request.pod.ok_or_else(|| super::missing("pod"))?;
-    let uid = Uid::new(&pod.uid).map_err(|error| wrong("pod.uid", &error))?;
-    Ok((uid, super::label("container", &request.container)?))
+    let pod = request.pod.ok_or_else(|| missing("pod"))?;
+    Ok((name("pod.uid", &pod.uid)?, label("container", &request.container)?))
 }
 
 #[cfg(test)]

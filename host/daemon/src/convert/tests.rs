@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use nodedock_model::{DeviceName, DriverName, ObjectName, PoolName, Uid};
 
 fn id(name: &str) -> ObjectRef {
     ObjectRef::new("default", name, &format!("uid-{name}")).unwrap()
@@ -119,7 +120,7 @@ fn an_error_names_the_field() {
         (|m| limit_to(m, "cpu", 1), &["containers[side].extended_resources", "\"cpu\""]),
         (|m| limit_to(m, "example.com/gpu", 0), &["0 of example.com/gpu", "1 to 4096"]),
         (|m| limit_to(m, "example.com/gpu", u32::MAX), &["4294967295 of example.com/gpu"]),
-        (|m| (0..64).for_each(|i| limit_to(m, &format!("a.dev/{i}"), 1)), &["65 entries", "64 are the most"]),
+        (|m| (0..64).for_each(|i| limit_to(m, &format!("a.dev/{i}"), 1)), &["65 entries", "at most 64"]),
         (|m| m.containers[1].numa_affinity.push(1024), &["containers[side].numa_affinity", "no node 1024"]),
         (|m| m.containers[1].numa_affinity = vec![0; 1025], &["numa_affinity", "1025 entries"]),
         (|m| m.inline_claims[0].id = None, &["inline_claims[].id is missing"]),

@@ -9,7 +9,7 @@ use crate::config::ConfigFile;
 use nodedock_core::checkpoint::fuzz::{check_kept, same};
 use nodedock_core::manager::claims::manifest::{self, Objects};
 use nodedock_model::grant::{self, Effective, Grant, GrantError, LimitGrant, LimitRequest};
-use nodedock_model::limit::{CDI_FOLDERS_MAX, SIDE_FILE_BYTES_MAX};
+use nodedock_model::limit::{CDI_DIRECTORIES_MAX, SIDE_FILE_BYTES_MAX};
 use nodedock_model::{Claim, ClaimRecord, ClaimState, PodRecord, PodRequest};
 
 /// A grant: it covers what it says, and says the same when it is written anew. An error names a line that is there.
@@ -69,7 +69,7 @@ pub fn config(data: &[u8]) -> bool {
 
 fn check_config(file: &ConfigFile) {
     let folders = file.cdi_spec_dirs.as_deref().unwrap_or_default();
-    assert!(folders.len() <= CDI_FOLDERS_MAX && folders.iter().all(|folder| folder.is_absolute()));
+    assert!(folders.len() <= CDI_DIRECTORIES_MAX && folders.iter().all(|folder| folder.is_absolute()));
     let within = |value: Option<u64>, min, max| value.is_none_or(|value| (min..=max).contains(&value));
     assert!(within(file.claims.exclusive_wait_ms, 0, 60_000), "{file:?}");
     assert!(within(file.claims.call_deadline_ms, 100, 300_000), "{file:?}");

@@ -1,4 +1,4 @@
-//! The answers, put together of what pods hold. Pure.
+//! Composes the answers from the records of pods. Pure.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ fn container(view: &PodView, name: &str) -> v1::ContainerResources {
     }
 }
 
-/// What a container has; what it was not given yet is not there.
+/// The resources of a container, without those that are still being allocated.
 fn held_by<'a>(view: &'a PodView, container: &'a str) -> impl Iterator<Item = &'a PodResource> {
     let is_held = move |resource: &&PodResource| {
         resource.container == container && resource.state != ResourceState::Allocating
@@ -86,7 +86,7 @@ fn claim_resource(driver: &str, device: &PreparedDevice, names: Vec<String>) -> 
     }
 }
 
-/// The same as v1alpha1 knows it: the regular containers, and the devices of each resource together.
+/// The pod as v1alpha1 has it: the regular containers, and the devices of each resource together.
 pub(super) fn pod_v1alpha1(view: &PodView) -> v1alpha1::PodResources {
     let container = |name: &str| v1alpha1::ContainerResources {
         name: name.to_owned(),
@@ -105,7 +105,7 @@ pub(super) fn pod_v1alpha1(view: &PodView) -> v1alpha1::PodResources {
     }
 }
 
-/// Healthy devices, in use or not. CPUs and memory are nothing that is known here.
+/// Healthy devices, allocated or not. CPUs and memory are not managed here.
 pub(super) fn allocatable(capacity: &Capacity) -> v1::AllocatableResourcesResponse {
     let views = capacity.resources.iter().flat_map(|resource| {
         let healthy = resource.devices.iter().filter(|view| view.device.healthy);
@@ -117,7 +117,7 @@ pub(super) fn allocatable(capacity: &Capacity) -> v1::AllocatableResourcesRespon
     }
 }
 
-/// Of pods with one name, where one is to replace another, the one that is not on its way out.
+/// Of pods with one name, where one replaces another, the one that is not being unprepared.
 pub(super) fn staying(pods: &[PodView]) -> Option<&PodView> {
     pods.iter().find(|view| view.state() != ClaimState::Unpreparing).or_else(|| pods.first())
 }

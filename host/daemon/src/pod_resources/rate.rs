@@ -1,14 +1,14 @@
-//! How often may be asked: so many times at once, and so many a second after that.
+//! The rate limit of the API: a burst at once, and a number of calls a second after that.
 
 use std::sync::{Mutex, PoisonError};
 
 use tokio::time::Instant;
 
-/// A bucket of tokens that fills by itself.
+/// A token bucket.
 pub(super) struct Bucket {
     per_second: f64,
     burst: f64,
-    /// What is in it, and since when.
+    /// The tokens in it, and the time of that count.
     level: Mutex<(f64, Instant)>,
 }
 

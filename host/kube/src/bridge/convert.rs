@@ -1,25 +1,50 @@
-//! The kubelet's messages and ours. The versions of an API have the same fields, but for a device's share.
+//! The kubelet's messages, from and to the model. Versions of one API have the same fields, but for a device's share in `v1`.
 
-pub(super) mod health;
-
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use nodedock_proto::kubelet::registration as wire;
+use nodedock_proto::kubelet::device_plugin::v1beta1 as plugin;
+use nodedock_proto::kubelet::dra::v1 as dra;
+use nodedock_proto::kubelet::dra_health::v1 as health;
+use nodedock_proto::kubelet::pod_resources::v1 as pods;
+use nodedock_proto::kubelet::registration::PluginInfo;
+use nodedock_proto::prost::Message;
+use tonic::Status;
 
-use super::asked::Asked;
-use nodedock_base::printable::one_line;
-use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
+use super::device_plugins::{Ids, PodDevices};
+use nodedock_base::printable::{cut, one_line};
+use nodedock_core::manager::devices::closest;
+use nodedock_model::limit::{
+    ALLOCATE_CONTAINERS_MAX, HEALTH_MESSAGE_BYTES_MAX, HEALTH_TIMEOUT, PLUGIN_ANSWER_BYTES_MAX,
+    PROBLEM_MESSAGE_BYTES_MAX,
+};
+use nodedock_model::{
+    ContainerAllocation, DriverName, ExtendedResource, HealthReport, HealthState, KubeletDevice,
+    PluginDevice, Problem,
+};
 use nodedock_model::{DraService, HealthService};
-use nodedock_model::{DriverName, KubeletDevice, Problem};
+
+/// The version of the device plugin API.
+pub(super) const DEVICE_PLUGIN_VERSION: &str = "v1beta1";
+/// Characters of a kubelet's text that are repeated to it.
+const SHOWN_CHARS_MAX: usize = 128;
+/// Bytes of a device in a list of health beside its message: names of 253 and 63 bytes, numbers, tags and lengths.
+const HEALTH_BYTES: usize = 400;
 
 /// Outcomes of a call by the UIDs that were asked for.
 pub(super) type Outcomes = Vec<(String, Result<Vec<KubeletDevice>, Problem>)>;
 
+/// A message as one of another version of its API; fields that it does not have are left out.
+pub(super) fn transcode<From: Message, To: Message + Default>(message: &From) -> Result<To, Status> {
+    let transcoded = To::decode(message.encode_to_vec().as_slice());
+    transcoded.map_err(|error| Status::internal(format!("the versions of a message differ: {error}")))
+}
+
 /// Who a driver is. A kubelet takes the first service that it knows, so the newest stands first.
-pub(super) fn plugin_info(driver: &DriverName, endpoint: &Path) -> wire::PluginInfo {
+pub(super) fn plugin_info(driver: &DriverName, endpoint: &Path) -> PluginInfo {
     let services = DraService::ALL.map(DraService::listed_as);
     let health = HealthService::ALL.map(HealthService::listed_as);
-    wire::PluginInfo {
+    PluginInfo {
         r#type: "DRAPlugin".to_owned(),
         name: driver.to_string(),
         endpoint: endpoint.display().to_string(),
@@ -27,82 +52,165 @@ pub(super) fn plugin_info(driver: &DriverName, endpoint: &Path) -> wire::PluginI
     }
 }
 
-/// A problem in the words of one claim's answer: they end up in an Event of the pod.
-fn words(problem: &Problem) -> String {
+pub(super) fn prepared(outcomes: Outcomes) -> dra::NodePrepareResourcesResponse {
+    let device = |device: KubeletDevice| dra::Device {
+        request_names: device.requests,
+        pool_name: device.pool.to_string(),
+        device_name: device.device.to_string(),
+        cdi_device_ids: device.cdi,
+        share_id: device.share_id,
+    };
+    let one = |outcome: Result<Vec<KubeletDevice>, Problem>| match outcome {
+        Ok(devices) => dra::NodePrepareResourceResponse {
+            devices: devices.into_iter().map(device).collect(),
+            error: String::new(),
+        },
+        Err(problem) => dra::NodePrepareResourceResponse { devices: Vec::new(), error: error(&problem) },
+    };
+    outcomes.into_iter().map(|(uid, outcome)| (uid, one(outcome))).collect()
+}
+
+pub(super) fn unprepared(outcomes: Outcomes) -> dra::NodeUnprepareResourcesResponse {
+    let one = |outcome: Result<_, Problem>| dra::NodeUnprepareResourceResponse {
+        error: outcome.err().as_ref().map(error).unwrap_or_default(),
+    };
+    outcomes.into_iter().map(|(uid, outcome)| (uid, one(outcome))).collect()
+}
+
+/// A problem as the text of one claim's answer, which ends up in an Event of the pod.
+fn error(problem: &Problem) -> String {
     one_line(&format!("{} ({})", problem.message, problem.code), PROBLEM_MESSAGE_BYTES_MAX + 128)
 }
 
-macro_rules! dra_version {
-    ($version:ident, |$device:ident| $share:expr) => {
-        pub(super) mod $version {
-            use nodedock_proto::kubelet::dra::$version as wire;
-
-            use super::{Asked, KubeletDevice, Outcomes, words};
-
-            pub(in super::super) fn asked(claims: Vec<wire::Claim>) -> Vec<Asked> {
-                let asked = |claim: wire::Claim| Asked {
-                    namespace: claim.namespace,
-                    name: claim.name,
-                    uid: claim.uid,
-                };
-                claims.into_iter().map(asked).collect()
-            }
-
-            pub(in super::super) fn prepared(outcomes: Outcomes) -> wire::NodePrepareResourcesResponse {
-                let one = |outcome| match outcome {
-                    Ok(devices) => wire::NodePrepareResourceResponse {
-                        devices: Vec::into_iter(devices).map(device).collect(),
-                        error: String::new(),
-                    },
-                    Err(problem) => {
-                        wire::NodePrepareResourceResponse { devices: Vec::new(), error: words(&problem) }
-                    }
-                };
-                outcomes.into_iter().map(|(uid, outcome)| (uid, one(outcome))).collect()
-            }
-
-            pub(in super::super) fn unprepared(outcomes: Outcomes) -> wire::NodeUnprepareResourcesResponse {
-                let error = |outcome: Result<_, _>| outcome.err().as_ref().map(words).unwrap_or_default();
-                let one = |outcome| wire::NodeUnprepareResourceResponse { error: error(outcome) };
-                outcomes.into_iter().map(|(uid, outcome)| (uid, one(outcome))).collect()
-            }
-
-            fn device($device: KubeletDevice) -> wire::Device {
-                let mut device = $share;
-                device.request_names = $device.requests;
-                device.pool_name = $device.pool.to_string();
-                device.device_name = $device.device.to_string();
-                device.cdi_device_ids = $device.cdi;
-                device
-            }
-        }
+/// A whole list of devices' health, as it is known at `now_seconds` since the Unix epoch. Messages are cut to what a kubelet keeps, and
+/// shorter where so many devices would not fit into an answer that a kubelet takes.
+pub(super) fn health(list: &HealthReport, now_seconds: u64) -> health::NodeWatchResourcesResponse {
+    let room = (PLUGIN_ANSWER_BYTES_MAX / list.len().max(1)).saturating_sub(HEALTH_BYTES);
+    let state = |state| match state {
+        HealthState::Unknown => health::HealthStatus::Unknown,
+        HealthState::Healthy => health::HealthStatus::Healthy,
+        HealthState::Unhealthy => health::HealthStatus::Unhealthy,
     };
+    let devices = list.iter().map(|((pool, device), reported)| health::DeviceHealth {
+        device: Some(health::DeviceIdentifier {
+            pool_name: pool.to_string(),
+            device_name: device.to_string(),
+        }),
+        health: state(reported.state).into(),
+        last_updated_time: i64::try_from(now_seconds).unwrap_or(i64::MAX),
+        health_check_timeout_seconds: i64::try_from(HEALTH_TIMEOUT.as_secs()).unwrap_or(0),
+        message: cut(&reported.message, room.min(HEALTH_MESSAGE_BYTES_MAX)),
+    });
+    health::NodeWatchResourcesResponse { devices: devices.collect() }
 }
 
-dra_version!(v1, |device| wire::Device { share_id: device.share_id.clone(), ..Default::default() });
-dra_version!(v1beta1, |device| wire::Device::default());
+/// What a kubelet gets for the options of a device plugin. It ignores them in the registration and calls for them again.
+pub(super) fn options() -> plugin::DevicePluginOptions {
+    plugin::DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }
+}
+
+pub(super) fn list(devices: &[PluginDevice]) -> plugin::ListAndWatchResponse {
+    let node = |node: &u32| plugin::NumaNode { id: i64::from(*node) };
+    let device = |device: &PluginDevice| plugin::Device {
+        id: device.id.clone(),
+        health: if device.healthy { "Healthy" } else { "Unhealthy" }.to_owned(),
+        // A topology without nodes would hide the device from pod-resources.
+        topology: (!device.numa_nodes.is_empty())
+            .then(|| plugin::TopologyInfo { nodes: device.numa_nodes.iter().map(node).collect() }),
+    };
+    plugin::ListAndWatchResponse { devices: devices.iter().map(device).collect() }
+}
+
+/// The devices for each container; no device is for two of them.
+pub(super) fn allocate_request(request: plugin::AllocateRequest) -> Result<Vec<Ids>, Problem> {
+    let containers = request.container_requests;
+    if containers.len() > ALLOCATE_CONTAINERS_MAX {
+        let count = containers.len();
+        let message =
+            format!("the request is for {count} containers, and at most {ALLOCATE_CONTAINERS_MAX} are taken");
+        return Err(Problem::invalid("too-many-containers", message));
+    }
+    let mut seen = BTreeSet::new();
+    let mut wanted = Vec::with_capacity(containers.len());
+    for container in containers {
+        let ids: Ids = container.devices_ids.into_iter().collect();
+        if let Some(twice) = ids.iter().find(|id| seen.contains(*id)) {
+            let message = format!("device {} is requested for two containers", shown(twice));
+            return Err(Problem::invalid("device-asked-twice", message));
+        }
+        seen.extend(ids.iter().cloned());
+        wanted.push(ids);
+    }
+    Ok(wanted)
+}
+
+/// Devices by CDI alone: a runtime that got the device nodes as well would be told each of them twice, and a kubelet that does not know
+/// the field (before 1.28) does not run on a node whose drivers need CDI.
+pub(super) fn container(allocation: ContainerAllocation) -> plugin::ContainerAllocateResponse {
+    let ContainerAllocation { cdi_devices, annotations, .. } = allocation;
+    let cdi_devices = cdi_devices.into_iter().map(|name| plugin::CdiDevice { name }).collect();
+    plugin::ContainerAllocateResponse { cdi_devices, annotations, ..Default::default() }
+}
+
+/// Of the available devices those that are best together.
+pub(super) fn preferred(
+    devices: &[PluginDevice],
+    request: &plugin::ContainerPreferredAllocationRequest,
+) -> plugin::ContainerPreferredAllocationResponse {
+    let known: BTreeMap<&str, &PluginDevice> =
+        devices.iter().map(|device| (device.id.as_str(), device)).collect();
+    let wanted: BTreeSet<&String> =
+        request.available_device_ids.iter().chain(&request.must_include_device_ids).collect();
+    let stranger = |id: &String| PluginDevice { id: id.clone(), healthy: true, numa_nodes: Vec::new() };
+    let available: Vec<PluginDevice> = wanted
+        .into_iter()
+        .map(|id| known.get(id.as_str()).map_or_else(|| stranger(id), |device| (*device).clone()))
+        .collect();
+    let size = usize::try_from(request.allocation_size).unwrap_or(0);
+    let device_ids = closest(&available.iter().collect::<Vec<_>>(), &request.must_include_device_ids, size);
+    plugin::ContainerPreferredAllocationResponse { device_ids }
+}
+
+/// Extended resources with names that could not be offered are left out.
+pub(super) fn pod_devices(answer: pods::ListPodResourcesResponse) -> PodDevices {
+    let mut listed = PodDevices::default();
+    for pod in answer.pod_resources {
+        for entry in pod.containers.into_iter().flat_map(|container| container.devices) {
+            let Ok(resource) = ExtendedResource::new(&entry.resource_name) else { continue };
+            listed.in_use.0.entry(resource).or_default().extend(entry.device_ids);
+        }
+        listed.pods.insert((pod.namespace, pod.name));
+    }
+    listed
+}
+
+pub(super) fn shown(text: &str) -> String {
+    let cut: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+    format!("{cut:?}")
+}
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use nodedock_model::{DeviceName, PoolName};
+    use nodedock_proto::kubelet::dra::v1beta1;
 
-    fn device() -> KubeletDevice {
-        KubeletDevice {
+    use super::*;
+    use nodedock_model::limit::DEVICES_MAX;
+    use nodedock_model::{DeviceHealth, DeviceName, PoolName};
+
+    #[test]
+    fn every_claim_has_an_answer_and_an_empty_one_is_there_too() {
+        let device = KubeletDevice {
             requests: vec!["gpu".into()],
             pool: PoolName::new("node-1").unwrap(),
             device: DeviceName::new("gpu-0").unwrap(),
             cdi: vec!["example.com/gpu=0".into(), "example.com/gpu=1".into()],
             share_id: Some("s-1".into()),
-        }
-    }
-
-    #[test]
-    fn every_claim_has_an_answer_and_an_empty_one_is_there_too() {
+        };
         let refused = Problem::conflict("device-held", "claim default/a\nholds it");
         let outcomes: Outcomes =
-            vec![("u1".into(), Ok(vec![device()])), ("u2".into(), Ok(Vec::new())), ("".into(), Err(refused))];
-        let v1 = v1::prepared(outcomes.clone()).into_claims();
+            vec![("u1".into(), Ok(vec![device])), ("u2".into(), Ok(Vec::new())), ("".into(), Err(refused))];
+        let beta: v1beta1::NodePrepareResourcesResponse = transcode(&prepared(outcomes.clone())).unwrap();
+        let (v1, beta) = (prepared(outcomes.clone()).into_claims(), beta.into_claims());
         assert_eq!(v1.len(), 3);
         let found = &v1["u1"].devices[0];
         assert_eq!((found.pool_name.as_str(), found.device_name.as_str()), ("node-1", "gpu-0"));
@@ -110,11 +218,17 @@ mod tests {
         assert_eq!(found.share_id.as_deref(), Some("s-1"));
         assert_eq!(v1["u2"], Default::default());
         assert_eq!(v1[""].error, "claim default/a holds it (device-held)");
-        let beta = v1beta1::prepared(outcomes.clone()).into_claims();
-        assert_eq!((&beta["u1"].devices[0].device_name[..], &beta[""].error), ("gpu-0", &v1[""].error));
-        let gone = v1::unprepared(outcomes.clone()).into_claims();
+        let expected = v1beta1::Device {
+            request_names: found.request_names.clone(),
+            pool_name: "node-1".into(),
+            device_name: "gpu-0".into(),
+            cdi_device_ids: found.cdi_device_ids.clone(),
+        };
+        assert_eq!((&beta["u1"].devices[..], &beta[""].error), (&[expected][..], &v1[""].error));
+        let gone = unprepared(outcomes.clone()).into_claims();
         assert_eq!((gone.len(), &gone["u1"].error[..], &gone[""].error), (3, "", &v1[""].error));
-        assert_eq!(v1beta1::unprepared(outcomes).into_claims().len(), 3);
+        let beta: v1beta1::NodeUnprepareResourcesResponse = transcode(&unprepared(outcomes)).unwrap();
+        assert_eq!(beta.into_claims()[""].error, v1[""].error);
     }
 
     #[test]
@@ -126,5 +240,77 @@ mod tests {
             ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
         assert_eq!(info.supported_versions, expected);
         assert_eq!(info.endpoint, "/k/plugins/gpu.example.com/dra.sock");
+    }
+
+    #[test]
+    fn as_many_devices_as_there_can_be_with_the_longest_messages_fit_into_an_answer() {
+        let pool = ["a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(61)].join(".");
+        let pool = PoolName::new(pool).unwrap();
+        let reported =
+            DeviceHealth { state: HealthState::Unhealthy, message: "é".repeat(HEALTH_MESSAGE_BYTES_MAX) };
+        for devices in [1, 2000, DEVICES_MAX] {
+            let device = |n| (pool.clone(), DeviceName::new(format!("{n:0>63}")).unwrap());
+            let list = (0..devices).map(|n| (device(n), reported.clone())).collect();
+            let answer = health(&list, u64::MAX);
+            assert!(answer.encoded_len() <= PLUGIN_ANSWER_BYTES_MAX, "{}", answer.encoded_len());
+            let message = answer.devices[0].message.len();
+            assert!((600..=HEALTH_MESSAGE_BYTES_MAX).contains(&message), "{message}");
+        }
+    }
+
+    fn device(id: &str, healthy: bool, numa_nodes: &[u32]) -> PluginDevice {
+        PluginDevice { id: id.to_owned(), healthy, numa_nodes: numa_nodes.to_vec() }
+    }
+
+    fn texts(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_list_has_health_and_topology() {
+        let listed = list(&[device("p/0", true, &[0, 1]), device("p/1", false, &[])]).devices;
+        let nodes = |at: usize| {
+            listed[at].topology.as_ref().map(|t| t.nodes.iter().map(|n| n.id).collect::<Vec<_>>())
+        };
+        assert_eq!((listed[0].health.as_str(), nodes(0)), ("Healthy", Some(vec![0, 1])));
+        assert_eq!((listed[1].health.as_str(), nodes(1)), ("Unhealthy", None));
+    }
+
+    #[test]
+    fn a_request_names_each_device_for_one_container() {
+        let request = |containers: &[&[&str]]| plugin::AllocateRequest {
+            container_requests: containers
+                .iter()
+                .map(|ids| plugin::ContainerAllocateRequest { devices_ids: texts(ids) })
+                .collect(),
+        };
+        let wanted = allocate_request(request(&[&["b", "a", "b"], &[]])).unwrap();
+        assert_eq!(wanted, [Ids::from(["a".to_owned(), "b".to_owned()]), Ids::new()]);
+        assert_eq!(allocate_request(request(&[&["a"], &["a"]])).unwrap_err().code, "device-asked-twice");
+        let many = vec![&["a"][..]; ALLOCATE_CONTAINERS_MAX + 1];
+        assert_eq!(allocate_request(request(&many)).unwrap_err().code, "too-many-containers");
+    }
+
+    #[test]
+    fn devices_of_one_node_are_preferred_and_what_must_be_is() {
+        let devices = [device("p/0", true, &[0]), device("p/1", true, &[1]), device("p/2", true, &[1])];
+        let prefer = |available: &[&str], must: &[&str], size| {
+            let request = plugin::ContainerPreferredAllocationRequest {
+                available_device_ids: texts(available),
+                must_include_device_ids: texts(must),
+                allocation_size: size,
+            };
+            preferred(&devices, &request).device_ids
+        };
+        let all = ["p/0", "p/1", "p/2"];
+        assert_eq!(prefer(&all, &[], 2), ["p/1", "p/2"]);
+        assert_eq!(prefer(&all, &["p/0"], 2)[0], "p/0");
+        assert_eq!(prefer(&all, &[], 9).len(), 3);
+        assert_eq!(
+            prefer(&["x", "p/1"], &["y"], 2)[0],
+            "y",
+            "an unknown device is answered as it was requested"
+        );
+        assert!(prefer(&all, &[], -1).is_empty() && prefer(&[], &[], 3).is_empty());
     }
 }

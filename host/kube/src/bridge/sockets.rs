@@ -1,213 +1,259 @@
-//! The files of sockets in a kubelet's folders: made, looked at and removed.
+//! Sockets in the kubelet's directories: made, served, looked at and removed.
 //!
-//! A kubelet dials what appears in its folder at once, so a socket is made under a name that begins with a dot, which a kubelet does
-//! not look at, given its mode, and renamed into place. What is not a socket, and a socket on which another process listens, is never
-//! touched; nor is one removed that is not the very one that was made here.
+//! A kubelet dials what appears in its directories at once, so a socket is bound under a name that begins with a dot, which a kubelet
+//! ignores, given its mode, and renamed into place. What is not a socket, and a socket on which another process listens, is never
+//! touched; nor is a socket removed that is not the very one that was made here.
 
-use std::fs::{Metadata, Permissions};
+use std::convert::Infallible;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::Arc;
 
+use futures::{Stream, StreamExt};
+use nodedock_proto::unix;
+use prometheus_client::metrics::counter::Counter;
 use sha2::{Digest, Sha256};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
+use tonic::transport::Server;
+use tonic::transport::server::Router;
 
-/// As a kubelet makes its folders.
-const FOLDER_MODE: u32 = 0o750;
-const SOCKET_MODE: u32 = 0o600;
+use nodedock_base::device_plugin_sockets::{SocketId, socket_id};
+use nodedock_base::error::chain;
+use nodedock_base::socket::{BindError, bind_by, refuse_occupied};
+use nodedock_base::tasks::Tasks;
+use nodedock_model::limit::{BRIDGE_CONNECTIONS_MAX, BRIDGE_STREAMS_MAX};
+
+/// As a kubelet makes its directories.
+const DIRECTORY_MODE: u32 = 0o750;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SocketError {
-    #[error("{0:?} is in the way, which is not a socket: remove it")]
-    InTheWay(PathBuf),
-    #[error(
-        "another process listens on {0:?}: of two daemons at one kubelet each needs an instance's UID of its own"
-    )]
-    InUse(PathBuf),
-    #[error("look at {path:?}")]
-    Look { path: PathBuf, source: io::Error },
-    #[error("make the socket {path:?}")]
-    Make { path: PathBuf, source: io::Error },
-    #[error("make the folder {path:?}")]
-    Folder { path: PathBuf, source: io::Error },
-    #[error("{0:?} is not a folder: remove it")]
-    NoFolder(PathBuf),
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    #[error("the socket {0:?} was removed at once")]
+    Removed(PathBuf),
+    #[error("no directory {path:?}")]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("{0:?} is not a directory: remove it")]
+    NotADirectory(PathBuf),
+}
+
+/// Connections to sockets: those that were made, and those that are open, each of which has a clone of the second.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    made: Counter,
+    open: Arc<()>,
+}
+
+impl Connections {
+    pub(super) fn made(&self) -> u64 {
+        self.made.get()
+    }
+
+    pub(super) fn open(&self) -> u64 {
+        (Arc::strong_count(&self.open) - 1) as u64
+    }
+
+    /// Counts a connection as open until the result is dropped.
+    fn begin(&self) -> Arc<()> {
+        self.made.inc();
+        self.open.clone()
+    }
+}
+
+/// The server of a socket, without services.
+pub(super) fn server() -> Server {
+    Server::builder().max_concurrent_streams(BRIDGE_STREAMS_MAX)
+}
+
+/// A socket that is served until it is closed or dropped. Calls under way then are answered.
+pub(super) struct ServedSocket {
+    file: SocketFile,
+    tasks: Tasks,
+}
+
+impl ServedSocket {
+    /// Listens on `path` and answers by `router` until the tasks stop. `connections` count those to this socket.
+    pub(super) async fn open(
+        name: &'static str,
+        path: &Path,
+        router: Router,
+        connections: Vec<Arc<Connections>>,
+        tasks: Tasks,
+    ) -> Result<Self, SocketError> {
+        let (listener, file) = SocketFile::listen(path).await?;
+        let (incoming, stopped) = (incoming(listener, connections), tasks.stopped());
+        tasks.spawn(name, async move {
+            if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopped).await {
+                tracing::error!(
+                    socket = name,
+                    error = chain(&error),
+                    "a socket of the kubelet is not served any more"
+                );
+            }
+        });
+        Ok(Self { file, tasks })
+    }
+
+    pub(super) fn id(&self) -> SocketId {
+        self.file.id
+    }
+
+    /// Whether the socket's file is still there.
+    pub(super) fn is_present(&self) -> bool {
+        self.file.is_present()
+    }
+
+    /// Removes the socket. The tasks end with the calls under way.
+    pub(super) fn close(self) -> Tasks {
+        self.file.remove();
+        self.tasks.stop();
+        self.tasks.clone()
+    }
+}
+
+impl Drop for ServedSocket {
+    fn drop(&mut self) {
+        self.tasks.stop();
+    }
+}
+
+/// The connections that clients make, of which no more are served at once than the limit says; more wait.
+fn incoming(
+    listener: UnixListener,
+    connections: Vec<Arc<Connections>>,
+) -> impl Stream<Item = Result<unix::Connection, Infallible>> {
+    let permits = Arc::new(Semaphore::new(BRIDGE_CONNECTIONS_MAX));
+    unix::incoming(listener).then(move |accepted| {
+        let (permits, connections) = (permits.clone(), connections.clone());
+        async move {
+            let permit = permits.acquire_owned().await;
+            let open: Vec<_> = connections.iter().map(|connections| connections.begin()).collect();
+            accepted.map(|connection| connection.guarded_by((permit, open)))
+        }
+    })
 }
 
 /// A socket's file that was made here.
 #[derive(Debug)]
-pub(super) struct SocketFile {
+struct SocketFile {
     path: PathBuf,
-    stamp: Stamp,
-}
-
-/// What tells one file from another under the same path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
-    device: u64,
-    inode: u64,
-    born: Option<SystemTime>,
+    id: SocketId,
 }
 
 impl SocketFile {
-    /// Listens on `path`. A socket on which nobody listens any more is replaced.
-    pub(super) async fn listen(path: &Path) -> Result<(UnixListener, Self), SocketError> {
-        let make = |source| SocketError::Make { path: path.to_owned(), source };
-        refuse_occupied(path).await?;
+    /// Listens on `path`. A socket on which no process listens any more is replaced.
+    async fn listen(path: &Path) -> Result<(UnixListener, Self), SocketError> {
         let hidden = hidden(path);
         refuse_occupied(&hidden).await?;
-        absent(std::fs::remove_file(&hidden)).map_err(make)?;
-        let listener = UnixListener::bind(&hidden).map_err(make)?;
-        std::fs::set_permissions(&hidden, Permissions::from_mode(SOCKET_MODE)).map_err(make)?;
-        let found = std::fs::symlink_metadata(&hidden).map_err(make)?;
-        std::fs::rename(&hidden, path).map_err(make)?;
-        Ok((listener, Self { path: path.to_owned(), stamp: Stamp::of(&found) }))
+        let listener = bind_by(path, &hidden).await?;
+        let id = socket_id(path).ok_or_else(|| SocketError::Removed(path.to_owned()))?;
+        Ok((listener, Self { path: path.to_owned(), id }))
     }
 
-    /// Whether it is still there.
-    pub(super) fn stands(&self) -> bool {
-        std::fs::symlink_metadata(&self.path).is_ok_and(|found| Stamp::of(&found) == self.stamp)
+    fn is_present(&self) -> bool {
+        socket_id(&self.path) == Some(self.id)
     }
 
-    /// Removes it, if it is still there.
-    pub(super) fn remove(&self) {
-        if self.stands()
-            && let Err(error) = absent(std::fs::remove_file(&self.path))
+    fn remove(&self) {
+        if self.is_present()
+            && let Err(error) = std::fs::remove_file(&self.path)
         {
             tracing::warn!(socket = %self.path.display(), %error, "a socket cannot be removed");
         }
     }
 }
 
-impl Stamp {
-    fn of(found: &Metadata) -> Self {
-        Self { device: found.dev(), inode: found.ino(), born: found.created().ok() }
-    }
-}
-
-/// A name beside `path` that a kubelet does not look at, no longer than any socket's name here.
+/// A name beside `path` that a kubelet ignores, no longer than any socket's name here.
 fn hidden(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default();
     let digest = Sha256::digest(name.as_encoded_bytes());
     path.with_file_name(format!(".{}", hex::encode(&digest[..3])))
 }
 
-async fn refuse_occupied(path: &Path) -> Result<(), SocketError> {
-    match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(SocketError::Look { path: path.to_owned(), source }),
-        Ok(found) if !found.file_type().is_socket() => return Err(SocketError::InTheWay(path.to_owned())),
-        Ok(_) => {}
-    }
-    match UnixStream::connect(path).await {
-        Err(error) if is_stale(error.kind()) => Ok(()),
-        // Also one that has no place for another connection has an owner.
-        _ => Err(SocketError::InUse(path.to_owned())),
-    }
-}
-
-fn is_stale(error: io::ErrorKind) -> bool {
-    matches!(error, io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
-}
-
-fn absent(removed: io::Result<()>) -> io::Result<()> {
-    match removed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
-/// Makes a folder whose parent is there, unless it is there.
-pub(super) fn make_folder(path: &Path) -> Result<(), SocketError> {
-    let folder = |source| SocketError::Folder { path: path.to_owned(), source };
-    match std::fs::DirBuilder::new().mode(FOLDER_MODE).create(path) {
+/// Makes a directory whose parent is there, unless it is there.
+pub(super) fn make_directory(path: &Path) -> Result<(), SocketError> {
+    let directory = |source| SocketError::Directory { path: path.to_owned(), source };
+    match std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        made => return made.map_err(folder),
+        made => return made.map_err(directory),
     }
-    let found = std::fs::metadata(path).map_err(folder)?;
-    if found.is_dir() { Ok(()) } else { Err(SocketError::NoFolder(path.to_owned())) }
-}
-
-/// Removes a folder, if there is nothing in it.
-pub(super) fn remove_empty_folder(path: &Path) {
-    // It has something of others in it, or is gone.
-    let _ = std::fs::remove_dir(path);
+    let found = std::fs::metadata(path).map_err(directory)?;
+    if found.is_dir() { Ok(()) } else { Err(SocketError::NotADirectory(path.to_owned())) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
     use std::os::unix::net::UnixListener as StdListener;
+
+    use tokio::net::UnixStream;
 
     use super::*;
 
-    fn folder() -> (tempfile::TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("gpu.example.com-reg.sock");
-        (folder, path)
+    fn directory() -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gpu.example.com-reg.sock");
+        (directory, path)
     }
 
-    fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = std::fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(directory).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }
 
     #[tokio::test]
     async fn a_socket_is_private_and_alone_and_goes_when_it_is_removed() {
-        let (folder, path) = folder();
+        let (directory, path) = directory();
         let (_listener, file) = SocketFile::listen(&path).await.unwrap();
-        assert_eq!(names(folder.path()), ["gpu.example.com-reg.sock"]);
+        assert_eq!(names(directory.path()), ["gpu.example.com-reg.sock"]);
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert!(file.stands());
+        assert!(file.is_present());
         file.remove();
-        assert!(!file.stands() && names(folder.path()).is_empty());
+        assert!(!file.is_present() && names(directory.path()).is_empty());
         file.remove();
     }
 
     #[tokio::test]
     async fn stale_sockets_are_replaced_also_the_one_of_a_listen_that_was_cut_short() {
-        let (folder, path) = folder();
+        let (directory, path) = directory();
         drop(StdListener::bind(&path).unwrap());
         drop(StdListener::bind(hidden(&path)).unwrap());
         let (_listener, file) = SocketFile::listen(&path).await.unwrap();
-        assert!(file.stands());
-        assert_eq!(names(folder.path()).len(), 1);
+        assert!(file.is_present());
+        assert_eq!(names(directory.path()).len(), 1);
         UnixStream::connect(&path).await.unwrap();
     }
 
     #[tokio::test]
-    async fn what_is_somebody_elses_is_left_as_it_is() {
-        let (folder, path) = folder();
+    async fn what_is_not_ours_is_left_as_it_is() {
+        let (directory, path) = directory();
         std::fs::write(&path, "precious").unwrap();
-        assert!(matches!(SocketFile::listen(&path).await, Err(SocketError::InTheWay(_))));
+        assert!(matches!(SocketFile::listen(&path).await, Err(SocketError::Bind(BindError::NotASocket(_)))));
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
         std::fs::remove_file(&path).unwrap();
 
-        let elsewhere = folder.path().join("elsewhere.sock");
+        let elsewhere = directory.path().join("elsewhere.sock");
         drop(StdListener::bind(&elsewhere).unwrap());
         std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
-        assert!(matches!(SocketFile::listen(&path).await, Err(SocketError::InTheWay(_))));
+        assert!(matches!(SocketFile::listen(&path).await, Err(SocketError::Bind(BindError::NotASocket(_)))));
         assert!(path.is_symlink());
         std::fs::remove_file(&path).unwrap();
 
-        let _theirs = StdListener::bind(&path).unwrap();
-        assert!(matches!(SocketFile::listen(&path).await, Err(SocketError::InUse(_))));
-        UnixStream::connect(&path).await.unwrap();
-    }
+        let theirs = StdListener::bind(&path).unwrap();
+        assert!(matches!(SocketFile::listen(&path).await, Err(SocketError::Bind(BindError::InUse(_)))));
+        drop(theirs);
 
-    #[tokio::test]
-    async fn one_that_another_made_in_its_place_is_not_removed() {
-        let (_folder, path) = folder();
         let (_listener, file) = SocketFile::listen(&path).await.unwrap();
         std::fs::remove_file(&path).unwrap();
-        // Time passes for the new file to be born later, even where inodes are used again.
         let (_theirs, their_file) = SocketFile::listen(&path).await.unwrap();
         file.remove();
-        assert!(their_file.stands() && !file.stands());
+        assert!(their_file.is_present() && !file.is_present(), "another socket in its place is not removed");
     }
 
     #[test]
@@ -220,16 +266,15 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_made_as_a_kubelet_makes_them_and_a_file_in_the_way_is_named() {
+    fn directories_are_made_as_a_kubelet_makes_them_and_a_file_in_the_way_is_named() {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("plugins");
-        make_folder(&folder).unwrap();
-        make_folder(&folder).unwrap();
-        assert_eq!(std::fs::metadata(&folder).unwrap().mode() & 0o777, 0o750);
-        std::fs::write(folder.join("file"), "").unwrap();
-        remove_empty_folder(&folder);
-        assert!(folder.exists());
-        assert!(matches!(make_folder(&folder.join("file")), Err(SocketError::NoFolder(_))));
-        assert!(matches!(make_folder(&root.path().join("no/plugins")), Err(SocketError::Folder { .. })));
+        let directory = root.path().join("plugins");
+        make_directory(&directory).unwrap();
+        make_directory(&directory).unwrap();
+        assert_eq!(std::fs::metadata(&directory).unwrap().mode() & 0o777, 0o750);
+        std::fs::write(directory.join("file"), "").unwrap();
+        assert!(matches!(make_directory(&directory.join("file")), Err(SocketError::NotADirectory(_))));
+        let nowhere = root.path().join("no/plugins");
+        assert!(matches!(make_directory(&nowhere), Err(SocketError::Directory { .. })));
     }
 }

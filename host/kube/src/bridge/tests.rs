@@ -1,26 +1,40 @@
-//! The bridge with a registry of drivers that are played, and on its sockets clients that do what a kubelet does.
+//! The bridge on the real managers, with drivers that are fakes, and on its sockets clients that do what a kubelet does.
 
+mod allocations;
 mod claims;
 mod health;
+mod resources;
 mod sockets;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
-use tokio::sync::Notify;
-use tonic::transport::{Channel, Endpoint, Uri};
+use async_trait::async_trait;
+use nodedock_proto::kubelet::registration as wire;
+use tokio::sync::{Notify, mpsc, watch};
+use tonic::Status;
+use tonic::transport::Channel;
+use wire::registration_client::RegistrationClient;
 
 use super::*;
-use nodedock_base::changes::Changes;
-use nodedock_core::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, Published};
+use crate::slices::PoolNames;
+use nodedock_base::socket::connect;
+use nodedock_core::cdi::{CdiDir, Durability};
+use nodedock_core::checkpoint;
+use nodedock_core::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
+use nodedock_core::manager::claims::RecordedValues;
+use nodedock_core::manager::claims::source::ClaimSource;
+use nodedock_core::manager::claims::table::ClaimTable;
+use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
 use nodedock_core::registry::DriverState;
+use nodedock_core::sysfs::SysfsTree;
 use nodedock_model::{
-    Device, DeviceHealth, DeviceName, DriverClaim, DriverKind, HealthState, Inventory, LiveClaim, Pool,
-    PoolName, PreparedClaim,
+    AllocatedDevice, Allocation, Claim, Device, DeviceAccess, DeviceHealth, DeviceName, DriverClaim,
+    DriverKind, Edits, HealthState, Inventory, LiveClaim, Pool, PoolName, PreparedClaim, PreparedDevice,
 };
-use nodedock_native::grpc::{Registrar, StepTimes};
 
 const GPU: &str = "gpu.example.com";
 const NIC: &str = "nic.example.com";
@@ -31,20 +45,72 @@ fn name(driver: &str) -> DriverName {
     DriverName::new(driver).unwrap()
 }
 
-/// What every test stands on: a kubelet's root, and what the daemon has.
-struct Home {
-    dir: tempfile::TempDir,
-    registry: Registry,
-    claims: Arc<PlayedClaims>,
+fn source(driver: &str) -> String {
+    format!("{driver}.wasm")
 }
 
-impl Home {
+fn resource() -> ExtendedResource {
+    ExtendedResource::new("example.com/gpu").unwrap()
+}
+
+/// A kubelet's root, and the managers of a daemon.
+struct Node {
+    dir: tempfile::TempDir,
+    manager: Arc<Manager>,
+    registry: Registry,
+    source: Arc<FakeSource>,
+    driver: Arc<FakeDriver>,
+    /// Of the driver of devices, while it serves.
+    published: Mutex<Option<watch::Sender<Arc<Published>>>>,
+    refusals: Arc<Mutex<Vec<String>>>,
+    changes: Changes,
+    conditions: Conditions,
+    tasks: Tasks,
+}
+
+impl Node {
+    /// A resource goes with its driver.
     fn new() -> Self {
+        Self::with_grace(Duration::ZERO)
+    }
+
+    /// A resource stays for so long when its driver is gone.
+    fn with_grace(grace: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(dir.path().join("kubelet")).unwrap();
-        let registry = Registry::new(Changes::default());
-        let claims = Arc::new(PlayedClaims::new(registry.clone()));
-        Self { dir, registry, claims }
+        for path in ["kubelet/device-plugins", "kubelet/pod-resources", "sys"] {
+            std::fs::create_dir_all(dir.path().join(path)).unwrap();
+        }
+        let (changes, tasks, source) = (Changes::default(), Tasks::new(), Arc::<FakeSource>::default());
+        let (conditions, registry) = (Conditions::default(), Registry::new(changes.clone()));
+        let opened = checkpoint::open(&dir.path().join("checkpoint.redb")).unwrap();
+        let sys = SysfsTree::open(&dir.path().join("sys")).unwrap();
+        let manager = Manager::new(ManagerParts {
+            claims: Arc::new(Mutex::new(
+                ClaimTable::new(opened.claims, opened.pods).with_released(opened.released),
+            )),
+            allocations: opened.allocations,
+            checkpoint: opened.checkpoint.clone(),
+            values: Arc::new(RecordedValues::new(opened.values, "boot-1", opened.checkpoint, sys)),
+            cdi: CdiDir::open(&dir.path().join("cdi"), "test", Durability::Rendered).unwrap(),
+            registry: registry.clone(),
+            source: source.clone(),
+            settings: ManagerSettings {
+                node: NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() },
+                exclusive_wait: Duration::ZERO,
+                call_deadline: Duration::from_secs(45),
+                pre_start_deadline: PATIENCE,
+                resource_grace: grace,
+                numa_nodes: vec![0],
+                host_root: "/".into(),
+            },
+            changes: changes.clone(),
+            conditions: conditions.clone(),
+            tasks: tasks.clone(),
+        });
+        let (_, no_files) = mpsc::channel(1);
+        manager.start(no_files);
+        let (driver, published, refusals) = Default::default();
+        Self { dir, manager, registry, source, driver, published, refusals, changes, conditions, tasks }
     }
 
     fn root(&self) -> PathBuf {
@@ -62,20 +128,36 @@ impl Home {
     fn parts(&self) -> BridgeParts {
         let offers = OfferTimes {
             gone: Duration::from_millis(20),
-            held: Duration::from_millis(20),
+            prepared: Duration::from_millis(20),
             remembered: PATIENCE * 2,
         };
+        let (refusals, file) = (self.refusals.clone(), |name: &str| self.dir.path().join(name));
         BridgeParts {
             root: self.root(),
             instance: None,
-            own_registry: self.dir.path().join("ours"),
-            memory: self.dir.path().join("offered-drivers"),
-            remembered: Vec::new(),
+            own_pod: None,
+            own_registry: file("ours"),
+            drivers_file: file("drivers"),
+            devices_file: file("devices.json"),
+            claims: self.manager.clone(),
+            devices: self.manager.clone(),
             registry: self.registry.clone(),
-            pool_names: crate::slices::PoolNames::Plain,
-            claims: self.claims.clone(),
-            conditions: Conditions::default(),
-            times: BridgeTimes { look_period: Duration::from_millis(10), settle: Duration::ZERO, offers },
+            pools: NodePools { names: PoolNames::Plain, registry: self.registry.clone() },
+            source: self.source.clone(),
+            on_refused: Arc::new(move |claim, _, problem| {
+                refusals.lock().unwrap().push(format!("{} {}", claim.name, problem.code));
+            }),
+            changes: self.changes.clone(),
+            conditions: self.conditions.clone(),
+            times: BridgeTimes {
+                look_period: Duration::from_millis(10),
+                settle: Duration::ZERO,
+                offers,
+                in_use_period: Duration::from_millis(10),
+                unused: Duration::ZERO,
+                unseen: Duration::ZERO,
+                ..BridgeTimes::default()
+            },
             tasks: Tasks::new(),
         }
     }
@@ -85,12 +167,20 @@ impl Home {
     }
 
     fn instance(&self, uid: &str) -> Running {
-        let memory = self.dir.path().join(format!("offered-drivers-{uid}"));
-        Running::start(BridgeParts { instance: Some(Uid::new(uid).unwrap()), memory, ..self.parts() })
+        let drivers_file = self.dir.path().join(format!("drivers-{uid}"));
+        let devices_file = self.dir.path().join(format!("devices-{uid}"));
+        let instance = Some(Uid::new(uid).unwrap());
+        Running::start(BridgeParts { instance, drivers_file, devices_file, ..self.parts() })
     }
 
-    /// A driver begins to serve; a later one of the name replaces it.
-    fn serve(&self, driver: &str) -> tokio::sync::watch::Sender<Arc<Published>> {
+    /// Lets a driver serve that publishes its devices; a later one of the name replaces it.
+    fn serve(&self, driver: &str) -> watch::Sender<Arc<Published>> {
+        let (published, inventory) = watch::channel(Arc::default());
+        self.serve_with(driver, Some(inventory));
+        published
+    }
+
+    fn serve_with(&self, driver: &str, inventory: Option<watch::Receiver<Arc<Published>>>) {
         self.show(driver, DriverState::Serving);
         let identity = DriverIdentity {
             name: name(driver),
@@ -100,11 +190,8 @@ impl Home {
             source: source(driver),
             summary: String::new(),
         };
-        let (published, inventory) = tokio::sync::watch::channel(Arc::default());
-        let (claims, inventory) = (Some(Arc::new(Uncalled) as _), Some(inventory));
-        let driver = Driver { identity: Arc::new(identity), claims, inventory };
+        let driver = Driver { identity: Arc::new(identity), claims: Some(self.driver.clone()), inventory };
         self.registry.serve(&driver.identity.source.clone(), driver).unwrap();
-        published
     }
 
     fn show(&self, driver: &str, state: DriverState) {
@@ -113,10 +200,44 @@ impl Home {
             (view.name, view.state) = (Some(shown), state);
         });
     }
+
+    /// Publishes devices by letters in a pool with the resource's name; those in capitals are not healthy.
+    fn offer(&self, letters: &str) {
+        let pool = PoolName::new("p").unwrap();
+        let id = |letter: char| DeviceName::new(letter.to_ascii_lowercase().to_string()).unwrap();
+        let devices = letters.chars().map(|letter| (id(letter), Device::default())).collect();
+        let listed = Pool { devices, extended_resource: Some(resource()), ..Pool::default() };
+        let state = |letter: char| {
+            if letter.is_ascii_lowercase() { HealthState::Healthy } else { HealthState::Unhealthy }
+        };
+        let health = |letter: char| DeviceHealth { state: state(letter), message: String::new() };
+        let health = letters.chars().map(|letter| ((pool.clone(), id(letter)), health(letter))).collect();
+        self.publish(Published { inventory: Inventory { pools: [(pool, listed)].into() }, health });
+    }
+
+    fn publish(&self, published: Published) {
+        let mut sender = self.published.lock().unwrap();
+        match &*sender {
+            Some(sender) => drop(sender.send_replace(Arc::new(published))),
+            None => {
+                let (published, inventory) = watch::channel(Arc::new(published));
+                self.serve_with(GPU, Some(inventory));
+                *sender = Some(published);
+            }
+        }
+    }
+
+    /// The driver's file is gone.
+    fn remove(&self, driver: &str) {
+        self.registry.remove(&source(driver));
+        self.published.lock().unwrap().take();
+    }
 }
 
-fn source(driver: &str) -> String {
-    format!("{driver}.wasm")
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.tasks.stop();
+    }
 }
 
 /// A bridge that was started.
@@ -140,7 +261,7 @@ impl Running {
         Self { bridge, conditions, tasks }
     }
 
-    /// Waits until it is so, looking whenever the bridge has.
+    /// Waits until it is so, whenever the bridge has looked at its sockets.
     async fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let mut looks = self.bridge.looks();
         let arrived = async {
@@ -149,7 +270,7 @@ impl Running {
             }
         };
         if tokio::time::timeout(PATIENCE, arrived).await.is_err() {
-            panic!("{what}: {:#?} {:#?}", self.bridge.status(), self.conditions.list());
+            panic!("{what}: {:#?} {:#?}", self.bridge.drivers(), self.conditions.list());
         }
     }
 
@@ -166,7 +287,11 @@ impl Running {
     }
 
     fn status(&self, driver: &str) -> Option<DriverBridgeStatus> {
-        self.bridge.status().into_iter().find(|status| status.driver.as_str() == driver)
+        self.bridge.drivers().into_iter().find(|status| status.driver.as_str() == driver)
+    }
+
+    fn resource(&self) -> Option<PluginRegistration> {
+        self.bridge.resources().into_iter().next().map(|status| status.registration)
     }
 
     /// The words of a condition.
@@ -194,143 +319,141 @@ async fn soon<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, work).await.expect("it takes too long")
 }
 
-async fn channel(socket: &Path) -> Channel {
-    let path = socket.to_owned();
-    let connector = tower::service_fn(move |_: Uri| {
-        let path = path.clone();
-        async move { UnixStream::connect(path).await.map(TokioIo::new) }
-    });
-    Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap()
-}
-
-async fn registrar(home: &Home, driver: &str) -> Registrar {
-    Registrar::dial(&home.registration(driver), StepTimes::default()).await.unwrap()
-}
-
-/// A driver that is called by nobody here.
-struct Uncalled;
-
-#[async_trait]
-impl ClaimDriver for Uncalled {
-    async fn prepare(&self, _: &Call, _: &[DriverClaim]) -> Outcomes<PreparedClaim> {
-        unreachable!("no north face talks to a driver")
-    }
-
-    async fn unprepare(&self, _: &Call, _: &[LiveClaim]) -> Outcomes<()> {
-        unreachable!("no north face talks to a driver")
-    }
-}
-
-/// A claim manager that does what the claims' names say.
-struct PlayedClaims {
-    registry: Registry,
-    /// `prepare NAME` and `unprepare NAME` as they began, and `done NAME`.
-    told: Mutex<VecDeque<String>>,
-    telling: Notify,
-    /// Lets claims go on that wait.
-    go: Notify,
-    held: Mutex<BTreeSet<DriverName>>,
-    /// Claims that were not prepared, with the problem's code.
-    refusals: Mutex<Vec<String>>,
-}
-
-impl PlayedClaims {
-    fn new(registry: Registry) -> Self {
-        let (told, telling, go, held, refusals) = Default::default();
-        Self { registry, told, telling, go, held, refusals }
-    }
-
-    fn tell(&self, what: String) {
-        self.told.lock().unwrap().push_back(what);
-        self.telling.notify_one();
-    }
-
-    /// The next that was told.
-    async fn event(&self) -> String {
-        soon(async {
-            loop {
-                if let Some(told) = self.told.lock().unwrap().pop_front() {
-                    return told;
-                }
-                self.telling.notified().await;
-            }
-        })
-        .await
-    }
-
-    fn hold(&self, drivers: &[&str]) {
-        *self.held.lock().unwrap() = drivers.iter().map(|driver| name(driver)).collect();
-    }
-
-    async fn act(&self, driver: &DriverName, claim: &ObjectRef) -> Result<(), Problem> {
-        match claim.name.as_str() {
-            "held" => Err(Problem::conflict("device-held", "claim default/a holds it")),
-            "breaks" => panic!("story"),
-            "waits" => {
-                self.go.notified().await;
-                Ok(())
-            }
-            "calls" => self.registry.serving(driver).map(drop),
-            "missed" => {
-                let found = self.registry.serving(driver).map(drop);
-                if found.is_err() {
-                    self.go.notified().await;
-                }
-                found
-            }
-            _ => Ok(()),
+/// Waits for something that announces no change.
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let waited = async {
+        while !is() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    };
+    assert!(tokio::time::timeout(PATIENCE, waited).await.is_ok(), "{what}");
+}
+
+/// A kubelet on a registration socket.
+struct Registrar(RegistrationClient<Channel>);
+
+impl Registrar {
+    async fn dial(node: &Node, driver: &str) -> Self {
+        Self(RegistrationClient::new(connect(&node.registration(driver)).await.unwrap()))
+    }
+
+    async fn info(&mut self) -> wire::PluginInfo {
+        soon(self.0.get_info(wire::InfoRequest {})).await.unwrap().into_inner()
+    }
+
+    async fn notify(&mut self, error: &str) -> Result<(), Status> {
+        let plugin_registered = error.is_empty();
+        let status = wire::RegistrationStatus { plugin_registered, error: error.to_owned() };
+        soon(self.0.notify_registration_status(status)).await.map(drop)
+    }
+}
+
+/// Claims by name, in the namespace `default`; the UID of each is `uid-NAME`.
+#[derive(Default)]
+struct FakeSource(Mutex<BTreeMap<ObjectName, Claim>>);
+
+impl FakeSource {
+    /// A claim for a device of the GPU driver.
+    fn put(&self, name: &str, pool: &str, device: &str) {
+        let id = ObjectRef::new("default", name, &format!("uid-{name}")).unwrap();
+        let device = AllocatedDevice {
+            request: "request".to_owned(),
+            driver: self::name(GPU),
+            pool: PoolName::new(pool).unwrap(),
+            device: DeviceName::new(device).unwrap(),
+            share_id: None,
+            consumed: BTreeMap::new(),
+            admin_access: false,
+        };
+        let claim = Claim {
+            id: id.clone(),
+            allocation: Some(Allocation { devices: vec![device], ..Allocation::default() }),
+            reserved_for: vec![Consumer::of_pod(&ObjectRef::new("default", "pod", "uid-pod").unwrap())],
+            annotations: BTreeMap::new(),
+            owner_pod: None,
+        };
+        self.0.lock().unwrap().insert(id.name, claim);
     }
 }
 
 #[async_trait]
-impl BridgeClaims for PlayedClaims {
-    async fn prepare(
-        &self,
-        driver: &DriverName,
-        claim: &ObjectRef,
-        _: Arc<str>,
-    ) -> Result<Vec<KubeletDevice>, Problem> {
-        self.tell(format!("prepare {}", claim.name));
-        self.act(driver, claim).await?;
-        self.tell(format!("done {}", claim.name));
-        let device = KubeletDevice {
-            requests: vec!["request".into()],
-            pool: PoolName::new("pool").unwrap(),
-            device: DeviceName::new("device").unwrap(),
-            cdi: vec![format!("{driver}/claim={}", claim.uid)],
-            share_id: Some("share".into()),
-        };
-        Ok(if claim.name.as_str() == "none" { Vec::new() } else { vec![device] })
-    }
-
-    async fn refused(&self, claim: &ObjectRef, problem: &Problem) {
-        self.refusals.lock().unwrap().push(format!("{} {}", claim.name, problem.code));
-    }
-
-    async fn unprepare(&self, driver: &DriverName, claim: &ObjectRef, _: Arc<str>) -> Result<(), Problem> {
-        self.tell(format!("unprepare {}", claim.name));
-        self.act(driver, claim).await
-    }
-
-    fn held_drivers(&self) -> BTreeSet<DriverName> {
-        self.held.lock().unwrap().clone()
+impl ClaimSource for FakeSource {
+    async fn claim(&self, _: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+        Ok(self.0.lock().unwrap().get(name).cloned())
     }
 }
 
-/// Devices of one pool, each healthy, unhealthy or of no state, with words.
-fn published(devices: &[(&str, Option<bool>, &str)]) -> Arc<Published> {
-    let pool = PoolName::new("pool").unwrap();
-    let names = devices.iter().map(|(device, _, _)| (DeviceName::new(device).unwrap(), Device::default()));
-    let listed = Pool { devices: names.collect(), ..Pool::default() };
-    let said = |(device, healthy, words): &(&str, Option<bool>, &str)| {
-        let state = match (*healthy)? {
-            true => HealthState::Healthy,
-            false => HealthState::Unhealthy,
+/// A driver that does what is asked of it, if it may.
+#[derive(Default)]
+struct FakeDriver {
+    /// `prepare DEVICES` and `unprepare DEVICES` as they began, devices of a call in order.
+    calls: Mutex<Vec<String>>,
+    called: Notify,
+    refusal: Mutex<Option<Problem>>,
+    /// Calls wait while it is shut.
+    shut: watch::Sender<bool>,
+}
+
+impl FakeDriver {
+    /// The calls since the last time.
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut *self.calls.lock().unwrap())
+    }
+
+    /// The next call.
+    async fn call(&self) -> String {
+        let next = async {
+            loop {
+                let next = self.calls.lock().unwrap().drain(..).next();
+                match next {
+                    Some(call) => return call,
+                    None => self.called.notified().await,
+                }
+            }
         };
-        let key = (pool.clone(), DeviceName::new(device).unwrap());
-        Some((key, DeviceHealth { state, message: (*words).to_owned() }))
-    };
-    let health = devices.iter().filter_map(said).collect();
-    Arc::new(Published { inventory: Inventory { pools: [(pool.clone(), listed)].into() }, health })
+        soon(next).await
+    }
+
+    fn refuse(&self, problem: Option<Problem>) {
+        *self.refusal.lock().unwrap() = problem;
+    }
+
+    async fn begin<'a>(&self, what: &str, claims: impl Iterator<Item = &'a DriverClaim>) -> Option<Problem> {
+        let devices = claims.flat_map(|claim| &claim.devices).map(|device| device.device.as_str());
+        self.calls.lock().unwrap().push(format!("{what} {}", devices.collect::<String>()));
+        self.called.notify_one();
+        self.shut.subscribe().wait_for(|shut| !*shut).await.unwrap();
+        self.refusal.lock().unwrap().clone()
+    }
+}
+
+#[async_trait]
+impl ClaimDriver for FakeDriver {
+    async fn prepare(&self, _: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
+        let refusal = self.begin("prepare", claims.iter()).await;
+        let device = |device: &AllocatedDevice| PreparedDevice {
+            requests: vec![device.request.clone()],
+            pool: device.pool.clone(),
+            device: device.device.clone(),
+            share_id: device.share_id.clone(),
+            access: DeviceAccess::Edits(Edits {
+                env: vec![("DEVICE".to_owned(), device.device.to_string())],
+                ..Edits::default()
+            }),
+            status: None,
+        };
+        let prepared = |claim: &DriverClaim| PreparedClaim {
+            devices: claim.devices.iter().map(device).collect(),
+            annotations: [("example.com/of".to_owned(), claim.id.name.to_string())].into(),
+            ..PreparedClaim::default()
+        };
+        let outcome = |claim| refusal.clone().map_or_else(|| Ok(prepared(claim)), Err);
+        claims.iter().map(|claim| (claim.id.uid.clone(), outcome(claim))).collect()
+    }
+
+    async fn unprepare(&self, _: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+        let refusal = self.begin("unprepare", claims.iter().map(|live| &live.claim)).await;
+        let outcome = || refusal.clone().map_or(Ok(()), Err);
+        claims.iter().map(|live| (live.claim.id.uid.clone(), outcome())).collect()
+    }
 }

@@ -1,34 +1,38 @@
-//! Events about the node: what is wrong with it, when it begins and when it is over.
+//! Events about the node: when a condition is set, and when it is cleared.
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::runtime::events::EventType;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::{About, Events, Kind, Told, camel_case};
+use super::{Events, Regarding, camel_case};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::{Condition, Conditions};
-use nodedock_base::printable::one_line;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ChangedKind, limit};
+use nodedock_model::ChangedKind;
 
-/// By code and subject.
-type Standing = BTreeMap<(String, String), String>;
+/// Messages of conditions by code and subject.
+type Messages = BTreeMap<(String, String), String>;
 
-/// Follows the node's conditions. `changes` is the channel on which they are told.
-pub fn follow(tasks: &Tasks, events: Events, conditions: Conditions, changes: &Changes) {
-    let mut told = changes.listen();
+/// Publishes the node's conditions, which change on `changes`.
+pub fn publish_conditions(tasks: &Tasks, events: Events, conditions: Conditions, changes: &Changes) {
+    let mut changes = changes.listen();
     let stop = tasks.clone();
     tasks.spawn("node-events", async move {
-        let mut known = Standing::new();
+        let mut known = Messages::new();
         loop {
-            let now = standing(conditions.list());
-            difference(&known, &now).into_iter().for_each(|told| events.tell(told));
+            let now = messages(conditions.list());
+            for (subject, type_, reason, note) in differences(&known, &now) {
+                // The recorder tells conditions of one reason apart by the related object.
+                let related = ObjectReference { name: Some(subject), ..ObjectReference::default() };
+                events.publish(Regarding::Node, type_, reason, &note, Some(related));
+            }
             known = now;
             loop {
                 let change = tokio::select! {
                     () = stop.stopped() => return,
-                    // What is told is only a reason to look.
-                    change = told.recv() => change,
+                    change = changes.recv() => change,
                 };
                 match change {
                     Ok(change) if change.kind == ChangedKind::Node => break,
@@ -41,35 +45,32 @@ pub fn follow(tasks: &Tasks, events: Events, conditions: Conditions, changes: &C
     });
 }
 
-/// What goes onto the Node object: others' concern is whether its drivers and its records work. The rest is in `nodedock get node`.
-fn is_told(code: &str) -> bool {
+/// Whether a condition belongs on the Node object: its drivers or its records do not work. `nodedock get node` shows the others.
+fn is_published(code: &str) -> bool {
     code == "driver-quarantined" || code.starts_with("checkpoint-")
 }
 
-fn standing(conditions: Vec<Condition>) -> Standing {
-    let told = conditions.into_iter().filter(|condition| is_told(&condition.problem.code));
-    told.map(|condition| ((condition.problem.code, condition.subject), condition.problem.message)).collect()
+fn messages(conditions: Vec<Condition>) -> Messages {
+    let published = conditions.into_iter().filter(|condition| is_published(&condition.problem.code));
+    published.map(|known| ((known.problem.code, known.subject), known.problem.message)).collect()
 }
 
-fn difference(known: &Standing, now: &Standing) -> Vec<Told> {
-    let event = |kind, reason, message: &str| Told {
-        about: About::Node,
-        kind,
-        reason,
-        message: one_line(message, limit::EVENT_MESSAGE_BYTES_MAX - "…".len()),
-    };
-    let begun = now.iter().filter(|(key, _)| !known.contains_key(*key));
-    let begun = begun.map(|((code, subject), words)| {
-        // The subject is in most problems' words.
-        let words =
-            if words.contains(subject.as_str()) { words.clone() } else { format!("{subject}: {words}") };
-        event(Kind::Warning, camel_case(code), &words)
+/// Returns subject, type, reason and note of the events between two states.
+fn differences(known: &Messages, now: &Messages) -> Vec<(String, EventType, String, String)> {
+    let set = now.iter().filter(|(key, _)| !known.contains_key(*key)).map(|((code, subject), message)| {
+        // Most messages name their subject.
+        let note = match message.contains(subject.as_str()) {
+            true => message.clone(),
+            false => format!("{subject}: {message}"),
+        };
+        (subject.clone(), EventType::Warning, camel_case(code), note)
     });
-    let over = known.iter().filter(|(key, _)| !now.contains_key(*key));
-    let over = over.map(|((code, subject), words)| {
-        event(Kind::Normal, camel_case(code) + "Over", &format!("{subject}: no more: {words}"))
+    let cleared = known.iter().filter(|(key, _)| !now.contains_key(*key));
+    let cleared = cleared.map(|((code, subject), message)| {
+        let note = format!("{subject}: no more: {message}");
+        (subject.clone(), EventType::Normal, camel_case(code) + "Over", note)
     });
-    begun.chain(over).collect()
+    set.chain(cleared).collect()
 }
 
 #[cfg(test)]
@@ -78,7 +79,7 @@ mod tests {
     use nodedock_model::Problem;
 
     #[test]
-    fn a_condition_is_told_when_it_begins_and_when_it_ends_and_in_between_not_at_all() {
+    fn a_condition_is_published_when_it_is_set_and_when_it_is_cleared_and_not_in_between() {
         let conditions = Conditions::default();
         conditions.set(
             "gpu.example.com",
@@ -86,20 +87,21 @@ mod tests {
         );
         conditions.set("/x", Problem::unavailable("checkpoint-disk-full", "no space"));
         conditions.set("config", Problem::invalid("config-refused", "line 3"));
-        let first = standing(conditions.list());
-        let told = difference(&Standing::new(), &first);
-        let brief: Vec<_> = told.iter().map(|t| (t.kind, t.reason.as_str(), t.message.as_str())).collect();
-        let wanted = [
-            (Kind::Warning, "CheckpointDiskFull", "/x: no space"),
-            (Kind::Warning, "DriverQuarantined", "driver gpu.example.com fails"),
+        let first = messages(conditions.list());
+        let events = differences(&Messages::new(), &first);
+        let brief: Vec<_> =
+            events.iter().map(|(_, type_, reason, note)| (*type_, reason.as_str(), note.as_str())).collect();
+        let expected = [
+            (EventType::Warning, "CheckpointDiskFull", "/x: no space"),
+            (EventType::Warning, "DriverQuarantined", "driver gpu.example.com fails"),
         ];
-        assert_eq!(brief, wanted);
-        assert_eq!(difference(&first, &first), []);
+        assert_eq!(brief, expected);
+        assert_eq!(differences(&first, &first), []);
         conditions.clear("driver-quarantined", "gpu.example.com");
-        let over = difference(&first, &standing(conditions.list()));
+        let cleared = differences(&first, &messages(conditions.list()));
         assert_eq!(
-            (over.len(), over[0].kind, over[0].reason.as_str()),
-            (1, Kind::Normal, "DriverQuarantinedOver")
+            (cleared.len(), cleared[0].1, cleared[0].2.as_str()),
+            (1, EventType::Normal, "DriverQuarantinedOver")
         );
     }
 }

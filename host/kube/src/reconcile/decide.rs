@@ -1,8 +1,8 @@
 //! Whether a claim that is held for a kubelet is still needed, by what the API server said; and for how long it has not been. Pure.
 //!
-//! A claim is never given up while a pod of this node may use it: one for which it is reserved now, or was when it was prepared, or that
-//! names it. A kubelet does not ask again for a second pod of the same claim, so that what was known at the prepare is never the
-//! whole. What is not known counts as use.
+//! A claim is never unprepared while a pod of this node may use it: one for which it is reserved now, or was when it was prepared, or
+//! that names it. A kubelet does not prepare a claim again for a second pod, so the consumers at the prepare are never all of them. What
+//! is not known counts as use.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +21,12 @@ pub(super) struct NodePod {
     pub claims: Vec<ObjectName>,
 }
 
-/// What is known of a claim's object.
+/// The state of a claim's object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Sight {
+pub(super) enum ClaimState {
     Unknown,
     /// Also while it is being deleted.
-    Here {
+    Present {
         reserved_for: Vec<Consumer>,
     },
     /// The API server says that there is none of that name.
@@ -43,14 +43,13 @@ pub(super) enum OtherPod {
     Gone,
     /// Of another node, or ended.
     Elsewhere,
-    /// It may come, or nobody knows.
+    /// It may be bound to this node, or it is not known.
     Possible,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Used,
-    /// Why nobody needs it.
     Abandoned(Why),
 }
 
@@ -71,7 +70,7 @@ impl Why {
     }
 }
 
-/// Whether a pod of this node uses the claim, as far as the list of its pods and the prepare tell: nothing more has to be asked then.
+/// Whether a pod of this node uses the claim, by the list of its pods and by the prepare alone.
 pub(super) fn is_used_here(held: &KubeletClaim, pods: &[NodePod]) -> bool {
     let reserved = |pod: &NodePod| held.consumers.iter().any(|consumer| consumer.uid == pod.uid);
     pods.iter().any(|pod| !pod.finished && (reserved(pod) || names(pod, held)))
@@ -81,19 +80,19 @@ fn names(pod: &NodePod, held: &KubeletClaim) -> bool {
     pod.namespace == held.claim.namespace && pod.claims.contains(&held.claim.name)
 }
 
-/// Pods of whom more has to be known: the claim is reserved for them, and they are not among those of this node.
-pub(super) fn unseen<'a>(sight: &'a Sight, pods: &'a [NodePod]) -> impl Iterator<Item = &'a Consumer> {
-    let reserved_for = match sight {
-        Sight::Here { reserved_for } => reserved_for.as_slice(),
+/// Pods that have to be read: the claim is reserved for them, and they are not among those of this node.
+pub(super) fn unseen<'a>(state: &'a ClaimState, pods: &'a [NodePod]) -> impl Iterator<Item = &'a Consumer> {
+    let reserved_for = match state {
+        ClaimState::Present { reserved_for } => reserved_for.as_slice(),
         _ => &[],
     };
     reserved_for.iter().filter(|c| c.is_pod() && !pods.iter().any(|pod| pod.uid == c.uid))
 }
 
-/// `others`: what is known of those that `unseen` names.
+/// `others`: the state of those that `unseen` names.
 pub(super) fn verdict(
     held: &KubeletClaim,
-    sight: &Sight,
+    state: &ClaimState,
     pods: &[NodePod],
     others: &BTreeMap<Uid, OtherPod>,
 ) -> Verdict {
@@ -102,25 +101,25 @@ pub(super) fn verdict(
     if live().any(prepared_for) {
         return Verdict::Used;
     }
-    match sight {
-        Sight::Unknown => Verdict::Used,
-        Sight::Gone if live().any(|pod| names(pod, held)) => Verdict::Used,
-        Sight::Gone => Verdict::Abandoned(Why::Gone),
+    match state {
+        ClaimState::Unknown => Verdict::Used,
+        ClaimState::Gone if live().any(|pod| names(pod, held)) => Verdict::Used,
+        ClaimState::Gone => Verdict::Abandoned(Why::Gone),
         // A pod that names it means the new one only where that is reserved for it.
-        Sight::Replaced { reserved_for } => {
+        ClaimState::Replaced { reserved_for } => {
             let of_the_new = |pod: &NodePod| reserved_for.iter().any(|consumer| consumer.uid == pod.uid);
             match live().any(|pod| names(pod, held) && !of_the_new(pod)) {
                 true => Verdict::Used,
                 false => Verdict::Abandoned(Why::Replaced),
             }
         }
-        Sight::Here { reserved_for } => {
+        ClaimState::Present { reserved_for } => {
             let needs = |consumer: &Consumer| match pods.iter().find(|pod| pod.uid == consumer.uid) {
                 Some(pod) => !pod.finished,
                 None if consumer.is_pod() => {
                     !matches!(others.get(&consumer.uid), Some(OtherPod::Gone | OtherPod::Elsewhere))
                 }
-                // Of other consumers nobody knows whether they are here.
+                // Of other consumers it is not known whether they are on this node.
                 None => true,
             };
             match live().any(|pod| names(pod, held)) || reserved_for.iter().any(needs) {
@@ -131,42 +130,42 @@ pub(super) fn verdict(
     }
 }
 
-/// For how long each claim was seen abandoned, each time that was looked.
+/// For how long each claim was seen abandoned, in each round.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct AbandonedClaims {
     delay: Duration,
-    looks_min: u32,
+    rounds_min: u32,
     seen: BTreeMap<Uid, Seen>,
 }
 
 #[derive(Debug)]
 struct Seen {
     since: Instant,
-    looks: u32,
+    rounds: u32,
 }
 
-impl Patience {
-    /// A claim is abandoned for good when it was seen so for `delay`, and `looks_min` times: a process that was stopped for an hour saw
-    /// nothing of it.
-    pub(super) fn new(delay: Duration, looks_min: u32) -> Self {
-        Self { delay, looks_min, seen: BTreeMap::new() }
+impl AbandonedClaims {
+    /// A claim is abandoned for good when it was seen so for `delay`, and in `rounds_min` rounds: a process that was stopped for an hour
+    /// saw nothing of it.
+    pub(super) fn new(delay: Duration, rounds_min: u32) -> Self {
+        Self { delay, rounds_min, seen: BTreeMap::new() }
     }
 
-    /// Learns what a round found; claims that are not in it count as used. Gives those that are to be given up.
+    /// Learns what a round found; claims that are not in it count as used. Returns those to be unprepared.
     pub(super) fn learn(&mut self, abandoned: &[Uid], now: Instant) -> Vec<Uid> {
         self.seen.retain(|uid, _| abandoned.contains(uid));
         let mut over = Vec::new();
         for uid in abandoned {
-            let seen = self.seen.entry(uid.clone()).or_insert(Seen { since: now, looks: 0 });
-            seen.looks = seen.looks.saturating_add(1);
-            if seen.looks >= self.looks_min && now.saturating_duration_since(seen.since) >= self.delay {
+            let seen = self.seen.entry(uid.clone()).or_insert(Seen { since: now, rounds: 0 });
+            seen.rounds = seen.rounds.saturating_add(1);
+            if seen.rounds >= self.rounds_min && now.saturating_duration_since(seen.since) >= self.delay {
                 over.push(uid.clone());
             }
         }
         over
     }
 
-    /// A round that saw nothing: what was seen before proves nothing any more.
+    /// After a round that saw nothing, what was seen before proves nothing any more.
     pub(super) fn forget(&mut self) {
         self.seen.clear();
     }
@@ -213,26 +212,31 @@ mod tests {
         }
     }
 
-    fn here(pods: &[&str]) -> Sight {
-        Sight::Here { reserved_for: pods.iter().map(|pod| consumer(pod)).collect() }
+    fn here(pods: &[&str]) -> ClaimState {
+        ClaimState::Present { reserved_for: pods.iter().map(|pod| consumer(pod)).collect() }
     }
 
-    fn judged(held: &KubeletClaim, sight: &Sight, pods: &[NodePod], others: &[(&str, OtherPod)]) -> Verdict {
-        verdict(held, sight, pods, &others.iter().map(|(pod, what)| (uid(pod), *what)).collect())
+    fn judged(
+        held: &KubeletClaim,
+        state: &ClaimState,
+        pods: &[NodePod],
+        others: &[(&str, OtherPod)],
+    ) -> Verdict {
+        verdict(held, state, pods, &others.iter().map(|(pod, what)| (uid(pod), *what)).collect())
     }
 
     #[test]
     fn a_claim_without_an_object_and_without_pods_is_abandoned() {
         use Verdict::{Abandoned, Used};
-        let replaced = Sight::Replaced { reserved_for: vec![consumer("new")] };
-        assert_eq!(judged(&held(&["a"]), &Sight::Gone, &[], &[]), Abandoned(Why::Gone));
+        let replaced = ClaimState::Replaced { reserved_for: vec![consumer("new")] };
+        assert_eq!(judged(&held(&["a"]), &ClaimState::Gone, &[], &[]), Abandoned(Why::Gone));
         assert_eq!(judged(&held(&["a"]), &replaced, &[], &[]), Abandoned(Why::Replaced));
         assert_eq!(judged(&held(&["a"]), &replaced, &[pod("new", &["c"])], &[]), Abandoned(Why::Replaced));
         assert_eq!(judged(&held(&["a"]), &replaced, &[pod("second", &["c"])], &[]), Used);
         assert_eq!(judged(&held(&["a"]), &here(&[]), &[], &[]), Abandoned(Why::NoPods));
-        assert_eq!(judged(&held(&["a"]), &Sight::Unknown, &[], &[]), Used);
-        assert_eq!(judged(&held(&["a"]), &Sight::Gone, &[pod("a", &[])], &[]), Used);
-        assert_eq!(judged(&held(&[]), &Sight::Gone, &[pod("b", &["c"])], &[]), Used);
+        assert_eq!(judged(&held(&["a"]), &ClaimState::Unknown, &[], &[]), Used);
+        assert_eq!(judged(&held(&["a"]), &ClaimState::Gone, &[pod("a", &[])], &[]), Used);
+        assert_eq!(judged(&held(&[]), &ClaimState::Gone, &[pod("b", &["c"])], &[]), Used);
     }
 
     #[test]
@@ -246,9 +250,9 @@ mod tests {
         }
         let mut other = consumer("g");
         other.resource = "podgroups".to_owned();
-        let sight = Sight::Here { reserved_for: vec![other] };
-        assert_eq!(unseen(&sight, &[]).count(), 0);
-        assert_eq!(judged(&claim, &sight, &[], &[("g", OtherPod::Gone)]), Used);
+        let state = ClaimState::Present { reserved_for: vec![other] };
+        assert_eq!(unseen(&state, &[]).count(), 0);
+        assert_eq!(judged(&claim, &state, &[], &[("g", OtherPod::Gone)]), Used);
         let mut ended = pod("a", &["c"]);
         ended.finished = true;
         assert_eq!(judged(&claim, &here(&["a"]), &[ended.clone()], &[]), Abandoned(Why::NoPods));
@@ -259,33 +263,33 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_seen_abandoned_for_the_whole_time_is_given_up() {
+    fn only_what_is_seen_abandoned_for_the_whole_time_is_unprepared() {
         let (delay, begin) = (Duration::from_secs(300), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
-        let mut patience = Patience::new(delay, 3);
+        let mut abandoned = AbandonedClaims::new(delay, 3);
         let (a, b) = (uid("a"), uid("b"));
-        assert!(patience.learn(&[a.clone(), b.clone()], at(0)).is_empty());
-        assert!(patience.learn(std::slice::from_ref(&a), at(120)).is_empty());
-        assert!(patience.learn(&[a.clone(), b.clone()], at(299)).is_empty());
-        assert_eq!(patience.learn(&[a.clone(), b.clone()], at(300)), std::slice::from_ref(&a));
+        assert!(abandoned.learn(&[a.clone(), b.clone()], at(0)).is_empty());
+        assert!(abandoned.learn(std::slice::from_ref(&a), at(120)).is_empty());
+        assert!(abandoned.learn(&[a.clone(), b.clone()], at(299)).is_empty());
+        assert_eq!(abandoned.learn(&[a.clone(), b.clone()], at(300)), std::slice::from_ref(&a));
         // Until it is gone it is tried each time.
-        assert_eq!(patience.learn(std::slice::from_ref(&a), at(310)), std::slice::from_ref(&a));
-        patience.forget();
-        assert!(patience.is_empty() && patience.learn(std::slice::from_ref(&a), at(320)).is_empty());
+        assert_eq!(abandoned.learn(std::slice::from_ref(&a), at(310)), std::slice::from_ref(&a));
+        abandoned.forget();
+        assert!(abandoned.is_empty() && abandoned.learn(std::slice::from_ref(&a), at(320)).is_empty());
         // Two looks with an hour between them are no long look.
-        assert!(patience.learn(std::slice::from_ref(&a), at(4000)).is_empty());
-        assert_eq!(patience.learn(std::slice::from_ref(&a), at(4001)), [a]);
+        assert!(abandoned.learn(std::slice::from_ref(&a), at(4000)).is_empty());
+        assert_eq!(abandoned.learn(std::slice::from_ref(&a), at(4001)), [a]);
     }
 
-    fn sights() -> impl Strategy<Value = Sight> {
+    fn states() -> impl Strategy<Value = ClaimState> {
         let reserved = proptest::collection::vec(0usize..5, 0..4);
         let reserved = reserved
             .prop_map(|pods| pods.into_iter().map(|i| consumer(&format!("p{i}"))).collect::<Vec<_>>());
         prop_oneof![
-            Just(Sight::Unknown),
-            Just(Sight::Gone),
-            reserved.clone().prop_map(|reserved_for| Sight::Here { reserved_for }),
-            reserved.prop_map(|reserved_for| Sight::Replaced { reserved_for }),
+            Just(ClaimState::Unknown),
+            Just(ClaimState::Gone),
+            reserved.clone().prop_map(|reserved_for| ClaimState::Present { reserved_for }),
+            reserved.prop_map(|reserved_for| ClaimState::Replaced { reserved_for }),
         ]
     }
 
@@ -294,7 +298,7 @@ mod tests {
         /// pod of this node may use is never abandoned, and what is seen without asking further agrees with the whole.
         #[test]
         fn a_claim_of_a_live_pod_is_never_abandoned(
-            sight in sights(),
+            state in states(),
             prepared_for in proptest::collection::vec(0usize..5, 0..3),
             here in proptest::collection::vec((0usize..5, any::<bool>(), any::<bool>(), any::<bool>()), 0..5),
             others in proptest::collection::vec((0usize..5, 0u8..3), 0..5),
@@ -314,13 +318,13 @@ mod tests {
             }
             let what = [OtherPod::Gone, OtherPod::Elsewhere, OtherPod::Possible];
             let others = others.iter().map(|(i, w)| (uid(&format!("p{i}")), what[usize::from(*w)])).collect();
-            let verdict = verdict(&held, &sight, &pods, &others);
-            let reserved_now: Vec<_> = match &sight {
-                Sight::Here { reserved_for } => reserved_for.clone(),
+            let verdict = verdict(&held, &state, &pods, &others);
+            let reserved_now: Vec<_> = match &state {
+                ClaimState::Present { reserved_for } => reserved_for.clone(),
                 _ => Vec::new(),
             };
-            let new: Vec<_> = match &sight {
-                Sight::Replaced { reserved_for } => reserved_for.clone(),
+            let new: Vec<_> = match &state {
+                ClaimState::Replaced { reserved_for } => reserved_for.clone(),
                 _ => Vec::new(),
             };
             for pod in pods.iter().filter(|pod| !pod.finished) {
@@ -332,12 +336,12 @@ mod tests {
                     prop_assert_eq!(verdict, Verdict::Used);
                 }
             }
-            for consumer in unseen(&sight, &pods) {
+            for consumer in unseen(&state, &pods) {
                 if !matches!(others.get(&consumer.uid), Some(OtherPod::Gone | OtherPod::Elsewhere)) {
                     prop_assert_eq!(verdict, Verdict::Used);
                 }
             }
-            if sight == Sight::Unknown {
+            if state == ClaimState::Unknown {
                 prop_assert_eq!(verdict, Verdict::Used);
             }
         }

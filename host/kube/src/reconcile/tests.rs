@@ -1,87 +1,89 @@
 use std::sync::Mutex;
 
-use serde_json::{Value, json};
+use nodedock_stand_ins::api_server::{ApiServer, Fault, Pod, When};
+use serde_json::Value;
 use tokio::time::Duration;
 
-use super::super::exchange::tests::{Scripted, failure, json as answer};
-use super::super::exchange::{Answer, Away, Request, Subject};
+use super::super::client::tests::{answer, answered, over};
 use super::*;
 use nodedock_model::{Consumer, ObjectRef};
 
-/// A cluster of one node: claims and pods by path, and what is held.
-#[derive(Default)]
+/// A cluster of one node, and the claims that are held.
 struct Cluster {
-    objects: Mutex<BTreeMap<String, Value>>,
+    server: Arc<ApiServer>,
     held: Mutex<Vec<KubeletClaim>>,
-    given_up: Mutex<Vec<(String, String)>>,
-    /// Instead of each answer.
-    instead: Mutex<Option<Answer>>,
+    unprepared: Mutex<Vec<(String, String)>>,
     no_kubelet: Mutex<bool>,
-    /// What there is once something was given up.
-    then: Mutex<Option<(String, Value)>>,
+    /// What the API server gets once a claim was unprepared.
+    then: Mutex<Option<Value>>,
 }
 
-const CLAIM: &str = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/one-gpu";
-const PODS: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-1&limit=250";
 const UID: &str = "68a5aecc-0b16-411c-ac56-2f23834fb15c";
 const POD_UID: &str = "a1ddbed2-2c34-4d59-ab2d-b0193e4faa06";
+const LONG: Duration = Duration::from_secs(3600);
 
 fn fixture(name: &str) -> Value {
     let file = format!("{}/../tests/fixtures/kubernetes-1.36/{name}.json", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
+/// As long as it may take until an abandoned claim is unprepared.
+fn enough() -> Duration {
+    limit::RECONCILE_PERIOD + limit::RECONCILE_DELAY + limit::RECONCILE_PERIOD_PENDING
+}
+
+fn observer(client: KubeClient) -> Observer {
+    Observer { client, node: ObjectName::new("node-1").unwrap() }
+}
+
 impl Cluster {
-    /// As recorded: a claim reserved for two pods, one of which is held here.
-    fn new() -> Arc<Self> {
-        let cluster = Self::default();
-        cluster.put(CLAIM, fixture("claim-one-gpu"));
-        cluster.pods(&[fixture("pod-one-gpu")]);
+    /// As recorded: a claim reserved for two pods, one of which is on this node.
+    async fn new() -> Arc<Self> {
+        let server = Arc::new(ApiServer::start().await);
+        server.put(fixture("claim-one-gpu"));
+        server.put(fixture("pod-one-gpu"));
         let consumer = Consumer {
             api_group: String::new(),
             resource: "pods".to_owned(),
             name: ObjectName::new("pod-one-gpu").unwrap(),
             uid: Uid::new(POD_UID).unwrap(),
         };
-        *cluster.held.lock().unwrap() = vec![KubeletClaim {
+        let held = KubeletClaim {
             claim: ObjectRef::new("default", "one-gpu", UID).unwrap(),
             drivers: Vec::new(),
             consumers: vec![consumer],
             since_ms: 0,
-        }];
-        Arc::new(cluster)
-    }
-
-    fn put(&self, path: &str, object: Value) {
-        self.objects.lock().unwrap().insert(path.to_owned(), object);
-    }
-
-    fn remove(&self, path: &str) {
-        self.objects.lock().unwrap().remove(path);
-    }
-
-    fn pods(&self, pods: &[Value]) {
-        let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": pods});
-        self.put(PODS, list);
-    }
-
-    fn answer(&self, request: &Request) -> Result<Answer, Away> {
-        if let Some(instead) = self.instead.lock().unwrap().clone() {
-            return Ok(instead);
-        }
-        let name = request.path.rsplit('/').next().unwrap();
-        let (group, resource) = match request.path.contains("resourceclaims") {
-            true => ("resource.k8s.io", "resourceclaims"),
-            false => ("", "pods"),
         };
-        match self.objects.lock().unwrap().get(&request.path) {
-            Some(object) => Ok(answer(200, object)),
-            None => Ok(failure(404, "NotFound", Subject { group, resource, kind: "", name })),
-        }
+        Arc::new(Self {
+            server,
+            held: Mutex::new(vec![held]),
+            unprepared: Mutex::default(),
+            no_kubelet: Mutex::default(),
+            then: Mutex::default(),
+        })
     }
 
-    fn given_up(&self) -> Vec<(String, String)> {
-        self.given_up.lock().unwrap().clone()
+    /// One whose claim and pod are gone.
+    async fn empty() -> Arc<Self> {
+        let cluster = Self::new().await;
+        cluster.remove("resourceclaims", "one-gpu");
+        cluster.remove("pods", "pod-one-gpu");
+        cluster
+    }
+
+    fn remove(&self, resource: &str, name: &str) {
+        self.server.delete(resource, "default", name);
+    }
+
+    fn unprepared(&self) -> Vec<(String, String)> {
+        self.unprepared.lock().unwrap().clone()
+    }
+
+    fn start(self: &Arc<Self>) -> (Tasks, Reconcile) {
+        let (tasks, node) = (Tasks::new(), ObjectName::new("node-1").unwrap());
+        let claims = Arc::clone(self) as Arc<dyn HeldClaims>;
+        let reconcile = Reconcile::start(&tasks, &over(&self.server), node, claims);
+        (tasks, reconcile)
     }
 }
 
@@ -91,190 +93,182 @@ impl HeldClaims for Cluster {
         self.held.lock().unwrap().clone()
     }
 
-    fn kubelet_is_here(&self) -> bool {
+    fn kubelet_is_connected(&self) -> bool {
         !*self.no_kubelet.lock().unwrap()
     }
 
-    async fn give_up(&self, claim: &Uid, why: &str) -> Result<(), Problem> {
+    async fn unprepare_abandoned(&self, claim: &Uid, why: &str) -> Result<(), Problem> {
         self.held.lock().unwrap().retain(|held| held.claim.uid != *claim);
-        self.given_up.lock().unwrap().push((claim.to_string(), why.to_owned()));
-        if let Some((path, object)) = self.then.lock().unwrap().take() {
-            self.put(&path, object);
+        self.unprepared.lock().unwrap().push((claim.to_string(), why.to_owned()));
+        if let Some(object) = self.then.lock().unwrap().take() {
+            self.server.put(object);
         }
         Ok(())
     }
 }
 
-fn start(cluster: &Arc<Cluster>) -> (Tasks, Reconcile, Arc<dyn Fn() -> Vec<Request>>) {
-    let at = Arc::clone(cluster);
-    let api = Arc::new(Scripted::new(move |request: &Request| at.answer(request)));
-    let tasks = Tasks::new();
-    let node = ObjectName::new("node-1").unwrap();
-    let reconcile = Reconcile::start(&tasks, api.clone(), node, Arc::clone(cluster) as Arc<dyn HeldClaims>);
-    (tasks, reconcile, Arc::new(move || api.asked()))
-}
-
-const LONG: Duration = Duration::from_secs(3600);
-
-/// As long as it may take until an abandoned claim is given up.
-fn enough() -> Duration {
-    limit::RECONCILE_PERIOD + limit::RECONCILE_DELAY + limit::RECONCILE_PERIOD_PENDING
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_a_pod_uses_stays_and_costs_one_list_a_round() {
-    let cluster = Cluster::new();
-    let (_tasks, reconcile, asked) = start(&cluster);
+    let cluster = Cluster::new().await;
+    let (_tasks, reconcile) = cluster.start();
     tokio::time::sleep(LONG).await;
-    assert_eq!(cluster.given_up(), []);
-    let asked = asked();
-    assert!(asked.iter().all(|request| request.path == PODS));
-    assert_eq!(asked.len() as u64, reconcile.counts().rounds.load(Relaxed));
-    assert!(asked.len() as u64 <= 1 + LONG.as_secs() / limit::RECONCILE_PERIOD.as_secs());
+    assert_eq!(cluster.unprepared(), []);
+    let requests = cluster.server.requests();
+    assert!(
+        requests
+            .iter()
+            .all(|seen| seen.verb == "list" && seen.query["fieldSelector"] == "spec.nodeName=node-1")
+    );
+    assert_eq!(requests.len() as u64, reconcile.counts().rounds.load(Relaxed));
+    assert!(requests.len() as u64 <= 1 + LONG.as_secs() / limit::RECONCILE_PERIOD.as_secs());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_whose_object_and_pods_are_gone_is_given_up_after_the_delay_and_not_before() {
-    let cluster = Cluster::new();
-    let (_tasks, reconcile, _) = start(&cluster);
-    cluster.remove(CLAIM);
-    cluster.pods(&[]);
+async fn a_claim_whose_object_and_pods_are_gone_is_unprepared_after_the_delay_and_not_before() {
+    let cluster = Cluster::empty().await;
+    let (_tasks, reconcile) = cluster.start();
     tokio::time::sleep(limit::RECONCILE_DELAY - Duration::from_secs(1)).await;
-    assert_eq!(cluster.given_up(), []);
+    assert_eq!(cluster.unprepared(), []);
     tokio::time::sleep(enough()).await;
-    assert_eq!(cluster.given_up(), [(UID.to_owned(), Why::Gone.words().to_owned())]);
-    assert_eq!(reconcile.counts().given_up.load(Relaxed), 1);
+    assert_eq!(cluster.unprepared(), [(UID.to_owned(), Why::Gone.words().to_owned())]);
+    assert_eq!(reconcile.counts().unprepared.load(Relaxed), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_is_being_deleted_is_not_gone_until_its_pods_are() {
-    let cluster = Cluster::new();
+    let cluster = Cluster::new().await;
     let mut claim = fixture("claim-one-gpu");
     claim["metadata"]["deletionTimestamp"] = "2026-11-20T08:16:05Z".into();
-    cluster.put(CLAIM, claim.clone());
+    cluster.server.put(claim.clone());
     // No pod of this node; of the two for which it is reserved one is on another node, and one is not bound yet.
-    cluster.pods(&[]);
     let mut elsewhere = fixture("pod-one-gpu");
     elsewhere["spec"]["nodeName"] = "node-2".into();
-    cluster.put("/api/v1/namespaces/default/pods/pod-one-gpu", elsewhere);
+    cluster.server.put(elsewhere);
     let mut waiting = fixture("pod-one-gpu");
     waiting["metadata"]["name"] = "pod-one-gpu-again".into();
     waiting["metadata"]["uid"] = claim["status"]["reservedFor"][1]["uid"].clone();
-    waiting["spec"]["nodeName"].take();
     waiting["spec"]["nodeName"] = "".into();
-    cluster.put("/api/v1/namespaces/default/pods/pod-one-gpu-again", waiting);
-    let (_tasks, ..) = start(&cluster);
+    cluster.server.put(waiting);
+    let (_tasks, _reconcile) = cluster.start();
     tokio::time::sleep(LONG).await;
-    assert_eq!(cluster.given_up(), []);
-    cluster.remove("/api/v1/namespaces/default/pods/pod-one-gpu-again");
+    assert_eq!(cluster.unprepared(), []);
+    cluster.remove("pods", "pod-one-gpu-again");
     tokio::time::sleep(enough()).await;
-    assert_eq!(cluster.given_up(), [(UID.to_owned(), Why::NoPods.words().to_owned())]);
+    assert_eq!(cluster.unprepared(), [(UID.to_owned(), Why::NoPods.words().to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_used_again_while_others_are_given_up_is_kept() {
-    let cluster = Cluster::new();
-    cluster.pods(&[]);
+async fn a_claim_that_is_used_again_while_others_are_unprepared_is_kept() {
+    let cluster = Cluster::new().await;
+    cluster.remove("pods", "pod-one-gpu");
     let mut claim = fixture("claim-one-gpu");
     claim["status"]["reservedFor"].take();
-    cluster.put(CLAIM, claim);
+    cluster.server.put(claim);
     let mut first = cluster.held()[0].clone();
-    // It comes first, and while it is given up a pod is bound for which the other is reserved.
+    // It comes first, and while it is unprepared the other is reserved for a pod that may come.
     first.claim = ObjectRef::new("default", "gone", "0-first").unwrap();
     cluster.held.lock().unwrap().push(first);
-    *cluster.then.lock().unwrap() = Some((CLAIM.to_owned(), fixture("claim-one-gpu")));
-    cluster.put("/api/v1/namespaces/default/pods/pod-one-gpu", fixture("pod-one-gpu"));
-    let (_tasks, ..) = start(&cluster);
+    *cluster.then.lock().unwrap() = Some(fixture("claim-one-gpu"));
+    let mut waiting = fixture("pod-one-gpu");
+    waiting["spec"]["nodeName"] = "".into();
+    cluster.server.put(waiting);
+    let (_tasks, _reconcile) = cluster.start();
     tokio::time::sleep(LONG).await;
-    assert_eq!(cluster.given_up(), [("0-first".to_owned(), Why::Gone.words().to_owned())]);
+    assert_eq!(cluster.unprepared(), [("0-first".to_owned(), Why::Gone.words().to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn another_claim_of_the_same_name_is_another_claim() {
-    let cluster = Cluster::new();
+    let cluster = Cluster::empty().await;
     let mut other = fixture("claim-one-gpu");
     other["metadata"]["uid"] = "another".into();
-    cluster.put(CLAIM, other);
-    cluster.pods(&[]);
-    let (_tasks, ..) = start(&cluster);
+    cluster.server.put(other);
+    let (_tasks, _reconcile) = cluster.start();
     tokio::time::sleep(enough()).await;
-    assert_eq!(cluster.given_up()[0].1, Why::Replaced.words());
+    assert_eq!(cluster.unprepared()[0].1, Why::Replaced.words());
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_an_api_server_did_not_say_proves_nothing() {
-    let page = |status, body: &'static str| Answer { status, body: body.into() };
-    let of = Subject { group: "", resource: "pods", kind: "", name: "" };
-    let answers = [
-        page(404, "<html>not found</html>"),
-        page(200, "<html>log in</html>"),
-        page(200, "{}"),
-        page(200, r#"{"kind":"PodList","apiVersion":"v1","items":[]}"#),
-        page(200, r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[]}"#),
-        page(404, r#"{"kind":"Status","apiVersion":"v1","reason":"NotFound","details":{},"code":404}"#),
-        failure(401, "Unauthorized", of),
-        failure(403, "Forbidden", of),
-        failure(500, "InternalError", of),
-    ];
-    for instead in answers {
-        let cluster = Cluster::new();
-        cluster.remove(CLAIM);
-        cluster.pods(&[]);
-        *cluster.instead.lock().unwrap() = Some(instead);
-        let (_tasks, reconcile, _) = start(&cluster);
+    for fault in [
+        Fault::Html(404),
+        Fault::Html(200),
+        Fault::Status(404),
+        Fault::Status(401),
+        Fault::Status(403),
+        Fault::Status(500),
+        Fault::HalfAnswer,
+    ] {
+        let cluster = Cluster::empty().await;
+        let away = cluster.server.fail(fault, When::any());
+        let (_tasks, reconcile) = cluster.start();
         tokio::time::sleep(LONG).await;
-        assert_eq!(cluster.given_up(), []);
+        assert_eq!(cluster.unprepared(), []);
         assert!(reconcile.counts().blind.load(Relaxed) > 10);
         // When it is back the time begins anew.
-        *cluster.instead.lock().unwrap() = None;
+        cluster.server.lift(away);
         tokio::time::sleep(limit::RECONCILE_DELAY - Duration::from_secs(1)).await;
-        assert_eq!(cluster.given_up(), []);
+        assert_eq!(cluster.unprepared(), []);
         tokio::time::sleep(enough()).await;
-        assert_eq!(cluster.given_up().len(), 1);
+        assert_eq!(cluster.unprepared().len(), 1);
+    }
+    for body in [
+        "{}",
+        r#"{"kind":"PodList","apiVersion":"v1","items":[]}"#,
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[]}"#,
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"uid":"a"}}]}"#,
+    ] {
+        let client = answered(vec![answer(200, "application/json", body)]);
+        assert!(observer(client).pods().await.is_err(), "{body}");
+    }
+    let another = r#"{"kind":"Status","apiVersion":"v1","reason":"NotFound","message":"none","code":404,
+        "details":{"name":"another","group":"resource.k8s.io","kind":"resourceclaims"}}"#;
+    let group = r#"{"kind":"APIGroup","apiVersion":"v1","name":"resource.k8s.io","versions":[{"groupVersion":"resource.k8s.io/v1","version":"v1"}]}"#;
+    let pod =
+        r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"one-gpu","namespace":"default","uid":"a"}}"#;
+    let claim = ObjectRef::new("default", "one-gpu", UID).unwrap();
+    for (code, body) in [(404, another), (200, pod), (200, "{}")] {
+        let answers = vec![answer(200, "application/json", group), answer(code, "application/json", body)];
+        assert_eq!(observer(answered(answers)).claim(&claim).await, ClaimState::Unknown, "{body}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_kubelet_nothing_is_given_up() {
-    let cluster = Cluster::new();
-    cluster.remove(CLAIM);
-    cluster.pods(&[]);
+async fn without_a_kubelet_nothing_is_unprepared() {
+    let cluster = Cluster::empty().await;
     *cluster.no_kubelet.lock().unwrap() = true;
-    let (_tasks, _, asked) = start(&cluster);
+    let (_tasks, _reconcile) = cluster.start();
     tokio::time::sleep(LONG).await;
-    assert_eq!((cluster.given_up().len(), asked().len()), (0, 0));
+    assert_eq!((cluster.unprepared().len(), cluster.server.requests().len()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_comes_back_within_the_delay_keeps_its_claim_and_one_that_ended_does_not() {
-    let cluster = Cluster::new();
-    cluster.pods(&[]);
-    let (_tasks, reconcile, _) = start(&cluster);
+    let cluster = Cluster::new().await;
+    cluster.remove("pods", "pod-one-gpu");
+    let (_tasks, reconcile) = cluster.start();
     tokio::time::sleep(limit::RECONCILE_DELAY / 2).await;
-    cluster.pods(&[fixture("pod-one-gpu")]);
-    reconcile.look_soon();
+    cluster.server.put(fixture("pod-one-gpu"));
+    reconcile.trigger();
     tokio::time::sleep(LONG).await;
-    assert_eq!(cluster.given_up(), []);
+    assert_eq!(cluster.unprepared(), []);
+    // The other pod for which it is reserved does not exist.
     let mut ended = fixture("pod-one-gpu");
     ended["status"]["phase"] = "Succeeded".into();
-    cluster.pods(&[ended]);
+    cluster.server.put(ended);
     tokio::time::sleep(enough()).await;
-    assert_eq!(cluster.given_up()[0].1, Why::NoPods.words());
+    assert_eq!(cluster.unprepared()[0].1, Why::NoPods.words());
 }
 
 #[tokio::test(start_paused = true)]
 async fn pods_are_listed_in_pages_and_every_page_counts() {
-    let cluster = Cluster::new();
-    cluster.remove(CLAIM);
-    let first = json!({"kind": "PodList", "apiVersion": "v1",
-        "metadata": {"resourceVersion": "9", "continue": "a+b/="}, "items": null});
-    cluster.put(PODS, first);
-    let second = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"},
-        "items": [fixture("pod-one-gpu")]});
-    cluster.put(&format!("{PODS}&continue=a%2Bb%2F%3D"), second);
-    let (_tasks, ..) = start(&cluster);
-    tokio::time::sleep(LONG).await;
-    assert_eq!(cluster.given_up(), []);
+    let cluster = Cluster::empty().await;
+    for i in 0..260 {
+        cluster.server.add_pod(Pod::new("default", &format!("pod-{i}"), "node-1"));
+    }
+    cluster.server.add_pod(Pod::new("default", "elsewhere", "node-2"));
+    assert_eq!(observer(over(&cluster.server)).pods().await.unwrap().len(), 260);
+    assert_eq!(cluster.server.requests().len(), 2);
 }
 
 #[tokio::test]
@@ -284,12 +278,9 @@ async fn names_of_claims_in_recorded_pods_are_found() {
         ("pod-template", "pod-template-nic-zzgwv"),
         ("pod-extended", "pod-extended-extended-resources-kr6q7"),
     ] {
-        let cluster = Cluster::new();
-        cluster.pods(&[fixture(file)]);
-        let at = Arc::clone(&cluster);
-        let api = Arc::new(Scripted::new(move |request: &Request| at.answer(request)));
-        let look = Look { api, node: ObjectName::new("node-1").unwrap() };
-        let pods = look.pods().await.unwrap();
+        let cluster = Cluster::empty().await;
+        cluster.server.put(fixture(file));
+        let pods = observer(over(&cluster.server)).pods().await.unwrap();
         assert_eq!(pods[0].claims, [ObjectName::new(claim).unwrap()], "{file}");
         assert!(!pods[0].finished);
     }

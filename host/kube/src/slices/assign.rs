@@ -1,25 +1,26 @@
-//! Which device stands in which slice. Pure.
+//! Distribution of a pool's devices over slices. Pure.
 //!
-//! A device stays where it is as long as it fits there, so that a device that changes changes one slice. What finds no place goes to
-//! the first slice with room, or to a new one. A slice that has too much, since its devices became larger or one of them a heavy one,
-//! is cut in half. Only where the devices could do with fewer than half the slices are all of them placed anew.
+//! A device stays in its slice as long as it fits there, so that a changed device changes one slice. A device without a slice goes to the
+//! first one with room, or to a new one. A slice that is too full, because devices grew or one of them became heavy, is halved. All
+//! devices are distributed anew only if that takes fewer than half the slices.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::content::Entry;
+use super::entry::Entry;
 use nodedock_model::limit;
 
-/// A slice to be: the one of the given that it was, if any, and the names of its devices.
+/// The devices of one desired slice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Bin {
-    pub(super) was: Option<usize>,
+pub(super) struct Assignment {
+    /// Index of the given slice that it continues.
+    pub(super) slice: Option<usize>,
     pub(super) devices: BTreeSet<String>,
 }
 
-/// A slice's room.
+/// How full a slice is.
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
-    count: usize,
+    devices: usize,
     heavy: usize,
     bytes: usize,
 }
@@ -31,7 +32,7 @@ impl Load {
 
     fn with(self, device: &Entry) -> Self {
         Self {
-            count: self.count + 1,
+            devices: self.devices + 1,
             heavy: self.heavy + usize::from(device.is_heavy()),
             bytes: self.bytes + device.bytes() + 1,
         }
@@ -40,71 +41,71 @@ impl Load {
     /// A single device always fits.
     fn fits(self) -> bool {
         let max = if self.heavy > 0 { limit::SLICE_HEAVY_DEVICES_MAX } else { limit::SLICE_DEVICES_MAX };
-        self.count <= max && (self.bytes <= limit::SLICE_BYTES_MAX || self.count <= 1)
+        self.devices <= max && (self.bytes <= limit::SLICE_BYTES_MAX || self.devices <= 1)
     }
 }
 
-/// Whether all of them fit in one slice.
-pub(super) fn fit_together(devices: &BTreeMap<String, Entry>, more_bytes: usize) -> bool {
+/// Returns whether all devices and `more_bytes` fit into one slice.
+pub(super) fn fit_one_slice(devices: &BTreeMap<String, Entry>, more_bytes: usize) -> bool {
     let load = Load::of(devices.values());
     Load { bytes: load.bytes + more_bytes, ..load }.fits()
 }
 
-/// Places all devices. `standing` are the devices of the slices that are there, in the order in which room is looked for.
-pub(super) fn assign(devices: &BTreeMap<String, Entry>, standing: &[BTreeSet<String>]) -> Vec<Bin> {
-    let mut homeless: BTreeSet<&String> = devices.keys().collect();
-    let (mut bins, mut halved) = (Vec::new(), BTreeSet::new());
-    for (index, stood) in standing.iter().enumerate() {
-        let mut kept: Vec<&String> = stood.iter().filter_map(|name| homeless.take(name)).collect();
+/// Distributes all devices. `slices` are the devices of the present slices, in the order in which they are filled.
+pub(super) fn assign(devices: &BTreeMap<String, Entry>, slices: &[BTreeSet<String>]) -> Vec<Assignment> {
+    let mut unassigned: BTreeSet<&String> = devices.keys().collect();
+    let (mut assigned, mut halved) = (Vec::new(), BTreeSet::new());
+    for (index, present) in slices.iter().enumerate() {
+        let mut kept: Vec<&String> = present.iter().filter_map(|name| unassigned.take(name)).collect();
         while !Load::of(kept.iter().map(|name| &devices[*name])).fits() {
-            homeless.extend(kept.split_off(kept.len().div_ceil(2)));
+            unassigned.extend(kept.split_off(kept.len().div_ceil(2)));
             halved.insert(index);
         }
-        bins.push(Bin { was: Some(index), devices: kept.into_iter().cloned().collect() });
+        assigned.push(Assignment { slice: Some(index), devices: kept.into_iter().cloned().collect() });
     }
-    fill(devices, homeless.into_iter(), &halved, &mut bins);
-    bins.retain(|bin| !bin.devices.is_empty());
-    let anew = anew(devices, standing.len());
-    if bins.len() > 2 * anew.len() { anew } else { bins }
+    fill(devices, unassigned.into_iter(), &halved, &mut assigned);
+    assigned.retain(|slice| !slice.devices.is_empty());
+    let anew = assign_anew(devices, slices.len());
+    if assigned.len() > 2 * anew.len() { anew } else { assigned }
 }
 
-/// Puts each device into the first bin with room that is not closed, making bins where there is none.
+/// Puts each device into the first slice with room that is not closed, or into a new one.
 fn fill<'a>(
     devices: &BTreeMap<String, Entry>,
-    homeless: impl Iterator<Item = &'a String>,
+    unassigned: impl Iterator<Item = &'a String>,
     closed: &BTreeSet<usize>,
-    bins: &mut Vec<Bin>,
+    assigned: &mut Vec<Assignment>,
 ) {
-    let mut loads: Vec<Load> =
-        bins.iter().map(|bin| Load::of(bin.devices.iter().map(|name| &devices[name]))).collect();
-    for name in homeless {
+    let load = |slice: &Assignment| Load::of(slice.devices.iter().map(|name| &devices[name]));
+    let mut loads: Vec<Load> = assigned.iter().map(load).collect();
+    for name in unassigned {
         let device = &devices[name];
-        let mut open = loads.iter().enumerate().filter(|(place, _)| !closed.contains(place));
-        let place = open.find(|(_, load)| load.with(device).fits()).map(|(place, _)| place);
-        let place = place.unwrap_or_else(|| {
-            bins.push(Bin::default());
+        let mut open = loads.iter().enumerate().filter(|(index, _)| !closed.contains(index));
+        let index = open.find(|(_, load)| load.with(device).fits()).map(|(index, _)| index);
+        let index = index.unwrap_or_else(|| {
+            assigned.push(Assignment::default());
             loads.push(Load::default());
             loads.len() - 1
         });
-        loads[place] = loads[place].with(device);
-        bins[place].devices.insert(name.clone());
+        loads[index] = loads[index].with(device);
+        assigned[index].devices.insert(name.clone());
     }
 }
 
-/// All devices in the order of their names, as if there were no slices; the slices that are there are used one after the other.
-fn anew(devices: &BTreeMap<String, Entry>, standing: usize) -> Vec<Bin> {
-    let mut bins: Vec<Bin> = Vec::new();
+/// Distributes the devices in the order of their names, into the present slices one after the other.
+fn assign_anew(devices: &BTreeMap<String, Entry>, slices: usize) -> Vec<Assignment> {
+    let mut assigned: Vec<Assignment> = Vec::new();
     let mut load = Load::default();
     for (name, device) in devices {
-        if bins.is_empty() || !load.with(device).fits() {
-            let was = Some(bins.len()).filter(|index| *index < standing);
-            bins.push(Bin { was, devices: BTreeSet::new() });
+        if assigned.is_empty() || !load.with(device).fits() {
+            let slice = Some(assigned.len()).filter(|index| *index < slices);
+            assigned.push(Assignment { slice, devices: BTreeSet::new() });
             load = Load::default();
         }
         load = load.with(device);
-        bins.last_mut().expect("one was made").devices.insert(name.clone());
+        assigned.last_mut().expect("one was pushed").devices.insert(name.clone());
     }
-    bins
+    assigned
 }
 
 #[cfg(test)]
@@ -115,21 +116,21 @@ mod tests {
 
     fn plain(index: usize) -> (String, Entry) {
         let name = format!("d{index:04}");
-        (name.clone(), Entry::new(json!({ "name": name })))
+        (name.clone(), Entry::from(json!({ "name": name })))
     }
 
     fn heavy(index: usize) -> (String, Entry) {
         let name = format!("d{index:04}");
         let taints = json!([{ "key": "k", "effect": "NoSchedule" }]);
-        (name.clone(), Entry::new(json!({ "name": name, "taints": taints })))
+        (name.clone(), Entry::from(json!({ "name": name, "taints": taints })))
     }
 
-    fn standing(bins: &[Bin]) -> Vec<BTreeSet<String>> {
-        bins.iter().map(|bin| bin.devices.clone()).collect()
+    fn present(slices: &[Assignment]) -> Vec<BTreeSet<String>> {
+        slices.iter().map(|slice| slice.devices.clone()).collect()
     }
 
-    fn counts(bins: &[Bin]) -> Vec<usize> {
-        bins.iter().map(|bin| bin.devices.len()).collect()
+    fn counts(slices: &[Assignment]) -> Vec<usize> {
+        slices.iter().map(|slice| slice.devices.len()).collect()
     }
 
     #[test]
@@ -153,7 +154,7 @@ mod tests {
         let before = assign(&devices, &[]);
         devices.remove("d0130");
         devices.extend([plain(1000)]);
-        let after = assign(&devices, &standing(&before));
+        let after = assign(&devices, &present(&before));
         assert_eq!(counts(&after), [128, 128, 44]);
         assert!(after[1].devices.contains("d1000"));
         assert_eq!((&after[0].devices, &after[2].devices), (&before[0].devices, &before[2].devices));
@@ -164,22 +165,22 @@ mod tests {
         let mut devices: BTreeMap<_, _> = (0..128).map(plain).collect();
         let full = assign(&devices, &[]);
         devices.extend([heavy(100)]);
-        let halved = assign(&devices, &standing(&full));
-        assert_eq!((counts(&halved), halved[0].was, halved[1].was), (vec![64, 64], Some(0), None));
+        let halved = assign(&devices, &present(&full));
+        assert_eq!((counts(&halved), halved[0].slice, halved[1].slice), (vec![64, 64], Some(0), None));
         devices.extend([heavy(3), heavy(101)]);
-        assert_eq!(standing(&assign(&devices, &standing(&halved))), standing(&halved));
+        assert_eq!(present(&assign(&devices, &present(&halved))), present(&halved));
         devices.extend((0..128).map(plain));
-        assert_eq!(standing(&assign(&devices, &standing(&halved))), standing(&halved));
+        assert_eq!(present(&assign(&devices, &present(&halved))), present(&halved));
     }
 
     #[test]
     fn many_sparse_slices_become_few() {
         let all: BTreeMap<_, _> = (0..1024).map(plain).collect();
-        let before = standing(&assign(&all, &[]));
+        let before = present(&assign(&all, &[]));
         let left: BTreeMap<_, _> = (0..1024).step_by(128).map(plain).collect();
         let after = assign(&left, &before);
-        assert_eq!((counts(&after), after[0].was), (vec![8], Some(0)));
-        assert_eq!(counts(&assign(&left, &standing(&after))), [8]);
+        assert_eq!((counts(&after), after[0].slice), (vec![8], Some(0)));
+        assert_eq!(counts(&assign(&left, &present(&after))), [8]);
     }
 
     #[test]
@@ -187,11 +188,11 @@ mod tests {
         let large = |index: usize| {
             let name = format!("d{index:04}");
             let texts = vec!["x".repeat(64); 4096];
-            (name.clone(), Entry::new(json!({ "name": name, "attributes": { "a": { "strings": texts } } })))
+            (name.clone(), Entry::from(json!({ "name": name, "attributes": { "a": { "strings": texts } } })))
         };
         let devices: BTreeMap<_, _> = (0..10).map(large).collect();
-        let bins = assign(&devices, &[]);
-        assert_eq!(counts(&bins), [3, 3, 3, 1]);
+        let slices = assign(&devices, &[]);
+        assert_eq!(counts(&slices), [3, 3, 3, 1]);
         let together = vec![devices.keys().cloned().collect()];
         assert!(assign(&devices, &together).len() >= 4);
     }

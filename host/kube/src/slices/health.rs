@@ -1,8 +1,8 @@
-//! Which devices have the taint of unhealthy ones. Pure.
+//! Which devices get the taint of unhealthy ones. Pure.
 //!
-//! An unhealthy device has it at once, and keeps it until it was not said to be unhealthy for a while: a device that flaps is tainted
-//! throughout. What is only unknown now was not said to be well. A taint that stands in a slice and that nobody remembers, since we
-//! were started anew or another instance of ours wrote it, is taken for one that was added just now.
+//! An unhealthy device gets it at once and keeps it until it was not reported unhealthy for a while, so that a flapping device stays
+//! tainted. An unhealthy device whose health becomes unknown counts as unhealthy. A taint that is in a slice without a known reason, after
+//! a restart or because another instance added it, counts as if the device had been unhealthy until now.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,69 +11,53 @@ use tokio::time::Instant;
 
 use nodedock_model::{DeviceName, HealthReport, HealthState, PoolName};
 
-type Place = (PoolName, DeviceName);
+/// Devices, by the names that their driver gives them.
+pub(super) type Devices = BTreeSet<(PoolName, DeviceName)>;
 
-/// The devices of one driver that were unhealthy of late.
+/// The devices of one driver that were unhealthy recently.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Sick {
-    devices: BTreeMap<Place, Illness>,
-}
+pub(super) struct UnhealthyDevices(BTreeMap<(PoolName, DeviceName), Illness>);
 
 #[derive(Debug, Clone, Copy)]
 struct Illness {
-    /// When it was unhealthy last; now, as long as it is.
+    /// When the device was unhealthy last; now, as long as it is.
     last: Instant,
-    is_ill: bool,
-    /// It is well again, and its slice still says otherwise.
+    is_unhealthy: bool,
+    /// The device recovered, and its slice still has the taint.
     is_over: bool,
 }
 
-impl Sick {
-    /// Takes what the driver says now, and which devices stand as unhealthy in slices.
-    pub(super) fn look(
-        &mut self,
-        now: Instant,
-        hold: Duration,
-        report: &HealthReport,
-        told: &BTreeSet<Place>,
-    ) {
-        for place in told {
-            let adopted = Illness { last: now, is_ill: false, is_over: false };
-            self.devices.entry(place.clone()).or_insert(adopted);
+impl UnhealthyDevices {
+    /// Takes the driver's current report, and which devices have the taint in observed slices.
+    pub(super) fn update(&mut self, now: Instant, hold: Duration, report: &HealthReport, tainted: &Devices) {
+        let recovered = Illness { last: now, is_unhealthy: false, is_over: false };
+        let unhealthy = Illness { is_unhealthy: true, ..recovered };
+        for device in tainted {
+            self.0.entry(device.clone()).or_insert(recovered);
         }
-        for illness in self.devices.values_mut() {
-            illness.is_ill = false;
-        }
-        for (place, health) in report {
-            match health.state {
-                HealthState::Unhealthy => {
-                    let illness = Illness { last: now, is_ill: true, is_over: false };
-                    self.devices.insert(place.clone(), illness);
-                }
-                HealthState::Unknown => {
-                    if let Some(illness) = self.devices.get_mut(place).filter(|illness| !illness.is_over) {
-                        (illness.last, illness.is_ill) = (now, true);
-                    }
-                }
-                HealthState::Healthy => {}
+        self.0.values_mut().for_each(|illness| illness.is_unhealthy = false);
+        for (device, health) in report {
+            let known = self.0.get(device).is_some_and(|illness| !illness.is_over);
+            if health.state == HealthState::Unhealthy || (health.state == HealthState::Unknown && known) {
+                self.0.insert(device.clone(), unhealthy);
             }
         }
-        for illness in self.devices.values_mut() {
-            illness.is_over |= !illness.is_ill && now >= illness.last + hold;
+        for illness in self.0.values_mut() {
+            illness.is_over |= !illness.is_unhealthy && now >= illness.last + hold;
         }
-        self.devices.retain(|place, illness| !illness.is_over || told.contains(place));
+        self.0.retain(|device, illness| !illness.is_over || tainted.contains(device));
     }
 
-    /// Devices of a pool that are to have the taint.
-    pub(super) fn of_pool(&self, pool: &PoolName) -> BTreeSet<DeviceName> {
-        let standing = self.devices.iter().filter(|((of, _), illness)| of == pool && !illness.is_over);
-        standing.map(|((_, device), _)| device.clone()).collect()
+    /// Returns the devices that are to have the taint.
+    pub(super) fn devices(&self) -> Devices {
+        let tainted = self.0.iter().filter(|(_, illness)| !illness.is_over);
+        tainted.map(|(device, _)| device.clone()).collect()
     }
 
-    /// When the next one is over if nothing else is said.
-    pub(super) fn due(&self, hold: Duration) -> Option<Instant> {
-        let healing = self.devices.values().filter(|illness| !illness.is_ill && !illness.is_over);
-        healing.map(|illness| illness.last + hold).min()
+    /// Returns when the next device recovers if no further report comes.
+    pub(super) fn next_recovery(&self, hold: Duration) -> Option<Instant> {
+        let recovering = self.0.values().filter(|illness| !illness.is_unhealthy && !illness.is_over);
+        recovering.map(|illness| illness.last + hold).min()
     }
 }
 
@@ -84,26 +68,26 @@ mod tests {
 
     const HOLD: Duration = Duration::from_secs(30);
 
-    fn place() -> Place {
+    fn device() -> (PoolName, DeviceName) {
         (PoolName::new("p").unwrap(), DeviceName::new("d").unwrap())
     }
 
     fn report(state: HealthState) -> HealthReport {
-        HealthReport::from([(place(), DeviceHealth { state, ..DeviceHealth::default() })])
+        HealthReport::from([(device(), DeviceHealth { state, ..DeviceHealth::default() })])
     }
 
-    fn is_tainted(sick: &Sick) -> bool {
-        !sick.of_pool(&place().0).is_empty()
+    fn is_tainted(devices: &UnhealthyDevices) -> bool {
+        !devices.devices().is_empty()
     }
 
     #[test]
-    fn a_device_is_tainted_at_once_and_until_it_was_well_for_a_while() {
+    fn a_device_is_tainted_at_once_and_until_it_was_healthy_for_a_while() {
         use HealthState::{Healthy, Unhealthy, Unknown};
         let start = Instant::now();
-        let mut sick = Sick::default();
-        let mut look = |at: u64, state| {
-            sick.look(start + Duration::from_secs(at), HOLD, &report(state), &BTreeSet::new());
-            (is_tainted(&sick), sick.due(HOLD).map(|due| (due - start).as_secs()))
+        let mut devices = UnhealthyDevices::default();
+        let mut update = |at: u64, state| {
+            devices.update(start + Duration::from_secs(at), HOLD, &report(state), &BTreeSet::new());
+            (is_tainted(&devices), devices.next_recovery(HOLD).map(|due| (due - start).as_secs()))
         };
         for (at, state, expected) in [
             (0, Unknown, (false, None)),
@@ -117,34 +101,34 @@ mod tests {
             (100, Healthy, (false, None)),
             (101, Unknown, (false, None)),
         ] {
-            assert_eq!(look(at, state), expected, "at {at}");
+            assert_eq!(update(at, state), expected, "at {at}");
         }
     }
 
     #[test]
-    fn a_taint_that_nobody_remembers_is_kept_for_a_while_and_not_taken_up_again_while_it_is_removed() {
-        let (start, told) = (Instant::now(), BTreeSet::from([place()]));
-        let mut sick = Sick::default();
-        let mut look = |at: u64, told: &BTreeSet<Place>| {
-            sick.look(start + Duration::from_secs(at), HOLD, &report(HealthState::Healthy), told);
-            is_tainted(&sick)
+    fn a_taint_without_a_known_reason_is_kept_for_a_while_and_not_adopted_again_while_it_is_removed() {
+        let (start, tainted) = (Instant::now(), BTreeSet::from([device()]));
+        let mut devices = UnhealthyDevices::default();
+        let mut update = |at: u64, tainted: &Devices| {
+            devices.update(start + Duration::from_secs(at), HOLD, &report(HealthState::Healthy), tainted);
+            is_tainted(&devices)
         };
-        assert!(look(0, &told));
-        assert!(look(29, &told));
-        assert!(!look(30, &told), "it is over");
-        assert!(!look(35, &told), "the slice was not written yet");
-        assert!(!look(36, &BTreeSet::new()));
-        assert!(look(40, &told), "somebody added it again");
+        assert!(update(0, &tainted));
+        assert!(update(29, &tainted));
+        assert!(!update(30, &tainted), "it is over");
+        assert!(!update(35, &tainted), "the slice was not written yet");
+        assert!(!update(36, &BTreeSet::new()));
+        assert!(update(40, &tainted), "it was added again");
     }
 
     #[test]
-    fn what_a_driver_says_nothing_of_any_more_is_no_longer_ill_after_a_while() {
+    fn a_device_that_is_no_longer_reported_recovers_after_a_while() {
         let start = Instant::now();
-        let mut sick = Sick::default();
-        sick.look(start, HOLD, &report(HealthState::Unhealthy), &BTreeSet::new());
-        sick.look(start + HOLD / 2, HOLD, &HealthReport::new(), &BTreeSet::new());
-        assert!(is_tainted(&sick));
-        sick.look(start + HOLD, HOLD, &HealthReport::new(), &BTreeSet::new());
-        assert!(!is_tainted(&sick));
+        let mut devices = UnhealthyDevices::default();
+        devices.update(start, HOLD, &report(HealthState::Unhealthy), &BTreeSet::new());
+        devices.update(start + HOLD / 2, HOLD, &HealthReport::new(), &BTreeSet::new());
+        assert!(is_tainted(&devices));
+        devices.update(start + HOLD, HOLD, &HealthReport::new(), &BTreeSet::new());
+        assert!(!is_tainted(&devices));
     }
 }

@@ -1,22 +1,22 @@
-//! What pools are called in the API.
+//! Names of pools in the API.
 //!
-//! A driver gives its pools the same names on every node, from a config that is the same everywhere, and the API knows a device by
-//! driver, pool and device alone: of two nodes that tell the same pool, one's devices would count as taken when the other's are. So
-//! the API's name begins with the node's, unless the driver gives its pool the node's name itself.
+//! A driver gives its pools the same names on every node, and the API identifies a device by driver, pool and device alone: if two nodes
+//! published the same pool, a device allocated on one would count as allocated on the other. So the published name starts with the
+//! node's name, unless the driver itself names its pool after the node.
 
 use nodedock_model::{NameError, PoolName};
 
-/// How names of pools in the API come from those of drivers.
+/// How the API names of pools derive from the drivers' names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PoolNames {
-    /// They are the same: the drivers' configs make them different on each node.
+    /// Unchanged: the drivers' configs make them different on each node.
     Plain,
     /// `NODE/POOL`, for the node of this name.
     OfNode(String),
 }
 
 impl PoolNames {
-    /// The name in the API. The error: it would be longer than a name may be.
+    /// Returns the name in the API. Fails if it is longer than a name may be.
     pub fn published(&self, pool: &PoolName) -> Result<PoolName, NameError> {
         match self {
             Self::OfNode(node) if pool.as_str() != node => PoolName::new(format!("{node}/{pool}")),
@@ -24,7 +24,7 @@ impl PoolNames {
         }
     }
 
-    /// The driver's name for a pool of the API. One of another node stays as it is, and no driver knows it.
+    /// Returns the driver's name of a published pool. A pool of another node keeps its name, which no driver here has.
     pub fn local<'a>(&self, pool: &'a str) -> &'a str {
         match self {
             Self::OfNode(node) => {
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_pools_are_different_on_each_node_and_find_back() {
+    fn names_of_pools_are_different_on_each_node_and_can_be_reversed() {
         let names = PoolNames::OfNode("node-1".to_owned());
         for (own, published) in [
             ("leds", "node-1/leds"),

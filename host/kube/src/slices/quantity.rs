@@ -1,75 +1,59 @@
-//! Amounts as Kubernetes writes them (`80Gi`, `500m`, `1e3`): an API server answers another text for the same amount.
+//! Equality of Kubernetes quantities (`80Gi`, `500m`, `1e3`): an API server returns them in another notation than it received.
 
-/// Nano is the finest that there is (`resource.Quantity`).
-const FINEST: i64 = 9;
+/// `resource.Quantity` has no finer unit than nano.
+const NANO_DIGITS: i64 = 9;
 
-/// The text of an amount in which equal amounts are equal. What is no amount stays as it is.
-pub(super) fn normal(text: &str) -> String {
+/// Returns a text that is the same for equal quantities. A text that is no quantity is returned unchanged.
+pub(super) fn normalized(text: &str) -> String {
     nanos(text).map_or_else(|| text.to_owned(), |nanos| format!("{nanos}n"))
 }
 
-/// The amount in billionths, rounded up. None: it is none, or too large for one.
+/// Returns the amount in billionths, rounded away from zero; `None` for a malformed quantity or one out of range.
 fn nanos(text: &str) -> Option<i128> {
-    let (negative, text) = match text.as_bytes().first()? {
-        b'-' => (true, &text[1..]),
-        b'+' => (false, &text[1..]),
-        _ => (false, text),
+    let (negative, text) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
-    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
-    if (whole.is_empty() && part.is_empty()) || part.contains('.') {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
         return None;
     }
-    let part = part.trim_end_matches('0');
-    let digits: i128 = match format!("{whole}{part}").trim_start_matches('0') {
+    let fraction = fraction.trim_end_matches('0');
+    let digits: i128 = match format!("{whole}{fraction}").trim_start_matches('0') {
         "" => 0,
         digits => digits.parse().ok()?,
     };
-    let (twos, tens) = scale(suffix)?;
-    let amount = digits.checked_mul(1i128.checked_shl(twos)?)?;
-    let amount = shift(amount, tens + FINEST - i64::try_from(part.len()).ok()?)?;
+    let (twos, tens) = exponents(suffix)?;
+    let amount = digits.checked_mul(1i128 << twos)?;
+    let amount = scaled(amount, tens + NANO_DIGITS - i64::try_from(fraction.len()).ok()?)?;
     Some(if negative { -amount } else { amount })
 }
 
-/// The powers of two and of ten for which a suffix stands.
-fn scale(suffix: &str) -> Option<(u32, i64)> {
-    Some(match suffix {
-        "n" => (0, -9),
-        "u" => (0, -6),
-        "m" => (0, -3),
-        "" => (0, 0),
-        "k" => (0, 3),
-        "M" => (0, 6),
-        "G" => (0, 9),
-        "T" => (0, 12),
-        "P" => (0, 15),
-        "E" => (0, 18),
-        "Ki" => (10, 0),
-        "Mi" => (20, 0),
-        "Gi" => (30, 0),
-        "Ti" => (40, 0),
-        "Pi" => (50, 0),
-        "Ei" => (60, 0),
-        _ => {
-            let exponent: i64 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
-            (0, (-64..=64).contains(&exponent).then_some(exponent)?)
-        }
-    })
+/// Returns the powers of two and of ten that a suffix stands for.
+fn exponents(suffix: &str) -> Option<(u32, i64)> {
+    const DECIMAL: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
+    const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    if let Some(index) = DECIMAL.iter().position(|known| *known == suffix) {
+        return Some((0, 3 * i64::try_from(index).ok()? - NANO_DIGITS));
+    }
+    if let Some(index) = BINARY.iter().position(|known| *known == suffix) {
+        return Some((10 * (u32::try_from(index).ok()? + 1), 0));
+    }
+    let exponent: i64 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
+    (-64..=64).contains(&exponent).then_some((0, exponent))
 }
 
-/// So many places to the left; to the right it rounds up.
-fn shift(amount: i128, places: i64) -> Option<i128> {
-    let factor = |places: u32| 10i128.checked_pow(places);
-    match u32::try_from(places) {
-        Ok(places) if amount != 0 => amount.checked_mul(factor(places)?),
-        Ok(_) => Some(0),
-        Err(_) => {
-            let Some(divisor) = factor(u32::try_from(-places).ok()?) else {
-                return Some(i128::from(amount != 0));
-            };
-            Some(amount / divisor + i128::from(amount % divisor != 0))
-        }
+/// Returns `amount` times ten to the `exponent`, rounded up.
+fn scaled(amount: i128, exponent: i64) -> Option<i128> {
+    let power = u32::try_from(exponent.unsigned_abs()).ok()?;
+    match (10i128.checked_pow(power), exponent >= 0) {
+        _ if amount == 0 => Some(0),
+        (Some(factor), true) => amount.checked_mul(factor),
+        (None, true) => None,
+        (Some(divisor), false) => Some(amount / divisor + i128::from(amount % divisor != 0)),
+        (None, false) => Some(1),
     }
 }
 
@@ -78,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_equal_however_they_are_written() {
+    fn quantities_are_equal_in_whatever_notation() {
         for (a, b) in [
             ("80Gi", "81920Mi"),
             ("0.5", "500m"),
@@ -91,18 +75,18 @@ mod tests {
             ("00.1n", "1n"),
             ("-1.5", "-1500m"),
         ] {
-            assert_eq!(normal(a), normal(b), "{a} {b}");
+            assert_eq!(normalized(a), normalized(b), "{a} {b}");
         }
         for (a, b) in [("1G", "1Gi"), ("1", "1000"), ("1m", "1M"), ("1", "-1")] {
-            assert_ne!(normal(a), normal(b), "{a} {b}");
+            assert_ne!(normalized(a), normalized(b), "{a} {b}");
         }
     }
 
     #[test]
-    fn what_is_no_amount_stays_as_it_is() {
+    fn a_text_that_is_no_quantity_is_left_unchanged() {
         let long = "9".repeat(64);
-        for text in ["", ".", "Gi", "1.2.3", "1e", "1e999", "1Zi", "1 k", "-", "x", "é", &long] {
-            assert_eq!(normal(text), text);
+        for text in ["", ".", "Gi", "1.2.3", "1e", "1e999", "1Zi", "1 k", "-", "x", "é", "+-1", &long] {
+            assert_eq!(normalized(text), text);
         }
     }
 }

@@ -1,15 +1,14 @@
-//! What became of writing slices, for those who ask: by pool, and counted.
+//! The outcome of publishing slices, by pool and in numbers: for metrics, health and `get`.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::planner::PoolKey;
+use super::slice::PoolKey;
 use nodedock_base::worded;
 use nodedock_model::Problem;
 
 worded! {
-    /// What was asked of the server.
+    /// A kind of write.
     Verb {
         Create = "create",
         Update = "update",
@@ -18,84 +17,80 @@ worded! {
 }
 
 worded! {
-    /// What came of it.
+    /// The outcome of a write.
     Outcome {
         Done = "done",
-        /// Somebody else was faster.
+        /// Another writer was faster.
         Conflict = "conflict",
-        /// The server does not want it.
         Refused = "refused",
-        /// The server was not there, or has a problem of its own.
+        /// The server was not reached or could not answer.
         Failed = "failed",
     }
 }
 
-/// A pool of a driver as it stands in the API.
-#[derive(Debug, Clone, PartialEq)]
+/// A published pool.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct PoolStatus {
-    /// Written as it is to be.
+    /// Whether the server has it as desired.
     pub is_current: bool,
     pub slices: usize,
     pub devices: usize,
     pub generation: i64,
-    /// Unix milliseconds of the last write that changed something.
+    /// Unix milliseconds of the last write.
     pub written_ms: Option<u64>,
-    /// Why it is not written, or what is wrong although it is.
+    /// Why it is not current.
     pub problem: Option<Problem>,
 }
 
-/// Handle to what became of writing slices.
+/// Handle to the report.
 #[derive(Debug, Clone, Default)]
-pub struct Report(Arc<Inner>);
+pub struct SliceReport(Arc<Mutex<Counted>>);
 
 #[derive(Debug, Default)]
-struct Inner {
-    pools: Mutex<BTreeMap<PoolKey, PoolStatus>>,
-    writes: [[AtomicU64; Outcome::ALL.len()]; Verb::ALL.len()],
-    repairs: AtomicU64,
+struct Counted {
+    pools: BTreeMap<PoolKey, PoolStatus>,
+    writes: [[u64; Outcome::ALL.len()]; Verb::ALL.len()],
+    repairs: u64,
 }
 
-impl Report {
+impl SliceReport {
     pub fn pools(&self) -> BTreeMap<PoolKey, PoolStatus> {
-        self.lock().clone()
-    }
-
-    /// Writes by verb and outcome since the start.
-    pub fn writes(&self) -> Vec<(Verb, Outcome, u64)> {
-        let all = Verb::ALL.iter().flat_map(|verb| Outcome::ALL.iter().map(move |outcome| (*verb, *outcome)));
-        all.map(|(verb, outcome)| (verb, outcome, self.count(verb, outcome).load(Relaxed))).collect()
-    }
-
-    /// Times that a pool was written since somebody else had changed it.
-    pub fn repairs(&self) -> u64 {
-        self.0.repairs.load(Relaxed)
-    }
-
-    pub(super) fn wrote(&self, verb: Verb, outcome: Outcome) {
-        self.count(verb, outcome).fetch_add(1, Relaxed);
-    }
-
-    pub(super) fn repaired(&self) {
-        self.0.repairs.fetch_add(1, Relaxed);
-    }
-
-    /// None: the pool is there no more.
-    pub(super) fn tell(&self, key: &PoolKey, status: Option<PoolStatus>) {
-        match status {
-            Some(status) => drop(self.lock().insert(key.clone(), status)),
-            None => drop(self.lock().remove(key)),
-        }
+        self.lock().pools.clone()
     }
 
     pub fn pool(&self, key: &PoolKey) -> Option<PoolStatus> {
-        self.lock().get(key).cloned()
+        self.lock().pools.get(key).cloned()
     }
 
-    fn count(&self, verb: Verb, outcome: Outcome) -> &AtomicU64 {
-        &self.0.writes[verb as usize][outcome as usize]
+    /// Returns the number of writes by verb and outcome.
+    pub fn writes(&self) -> Vec<(Verb, Outcome, u64)> {
+        let counted = self.lock();
+        let all = Verb::ALL.iter().flat_map(|verb| Outcome::ALL.iter().map(move |outcome| (*verb, *outcome)));
+        all.map(|(verb, outcome)| (verb, outcome, counted.writes[verb as usize][outcome as usize])).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<PoolKey, PoolStatus>> {
-        self.0.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns how often a pool was written again because others had changed it.
+    pub fn repairs(&self) -> u64 {
+        self.lock().repairs
+    }
+
+    pub(super) fn wrote(&self, verb: Verb, outcome: Outcome) {
+        self.lock().writes[verb as usize][outcome as usize] += 1;
+    }
+
+    pub(super) fn repaired(&self) {
+        self.lock().repairs += 1;
+    }
+
+    pub(super) fn set(&self, key: &PoolKey, status: PoolStatus) {
+        self.lock().pools.insert(key.clone(), status);
+    }
+
+    pub(super) fn remove(&self, key: &PoolKey) {
+        self.lock().pools.remove(key);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,27 +1,26 @@
-//! Slices against a server of our own making.
+//! Slices at an API server in memory.
 
-mod plans;
-mod remote;
-mod server;
+mod diff;
+mod reconcile;
+mod restarts;
 mod wire;
-mod writing;
-mod writing_more;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use server::Store;
-
-use super::content::Content;
-use super::planner::{Owner, PoolKey};
+use super::slice::{Content, PoolKey, Slice};
+use crate::facts::NodeFacts;
 use nodedock_core::driver::Published;
 use nodedock_model::{
-    Device, DeviceHealth, DeviceName, DriverName, HealthState, Inventory, Pool, PoolName, Taint, TaintEffect,
-    Uid,
+    Device, DeviceHealth, DeviceName, DriverName, HealthState, Inventory, ObjectName, Pool, PoolName, Taint,
+    TaintEffect, Uid,
 };
 
-fn owner() -> Owner {
-    Owner { name: "node-1".to_owned(), uid: Uid::new("uid-of-node-1").unwrap() }
+const GPU: &str = "gpu.example.com";
+const NODE: &str = "node-1";
+
+fn node() -> NodeFacts {
+    NodeFacts { name: ObjectName::new(NODE).unwrap(), uid: Uid::new("uid-of-node-1").unwrap() }
 }
 
 fn driver(name: &str) -> DriverName {
@@ -40,7 +39,7 @@ fn taint(value: &str) -> Taint {
     Taint { key: "example.com/worn".to_owned(), value: value.to_owned(), effect: TaintEffect::NoSchedule }
 }
 
-/// A driver with one pool of so many plain devices.
+/// A pool of so many plain devices.
 fn devices(count: usize) -> Pool {
     let devices = (0..count).map(|index| (device_name(index), Device::default()));
     Pool { devices: devices.collect(), ..Pool::default() }
@@ -52,34 +51,34 @@ fn published(pools: &[(&str, &Pool)]) -> Published {
 }
 
 fn with_health(mut published: Published, pool: &str, index: usize, state: HealthState) -> Published {
-    let place = (PoolName::new(pool).unwrap(), device_name(index));
-    published.health.insert(place, DeviceHealth { state, ..DeviceHealth::default() });
+    let device = (PoolName::new(pool).unwrap(), device_name(index));
+    published.health.insert(device, DeviceHealth { state, ..DeviceHealth::default() });
     published
 }
 
+fn content(pool: &Pool) -> Content {
+    super::convert::content(pool, &Default::default(), TaintEffect::NoSchedule)
+}
+
 /// What a reader of the API takes for the devices of a pool. None: it is not complete.
-fn visible(store: &Store, key: &PoolKey) -> Option<Content> {
-    let slices: Vec<_> = store.held().filter(|held| held.key == *key).collect();
-    let Some(newest) = slices.iter().map(|held| held.generation).max() else {
+fn visible(slices: &[Arc<Slice>], key: &PoolKey) -> Option<Content> {
+    let slices: Vec<_> = slices.iter().filter(|slice| slice.spec.key() == *key).collect();
+    let Some(newest) = slices.iter().map(|slice| slice.spec.pool.generation).max() else {
         return Some(Content::default());
     };
-    let current: Vec<_> = slices.iter().filter(|held| held.generation == newest).collect();
+    let current: Vec<_> = slices.iter().filter(|slice| slice.spec.pool.generation == newest).collect();
     let count = i64::try_from(current.len()).unwrap();
-    if current.iter().any(|held| held.count != count) {
+    if current.iter().any(|slice| slice.spec.pool.resource_slice_count != count) {
         return None;
     }
-    let (mut devices, mut counters) = (BTreeMap::new(), BTreeMap::new());
-    for held in current {
-        for (name, device) in &held.content.devices {
+    let (mut devices, mut shared_counters) = (BTreeMap::new(), BTreeMap::new());
+    for slice in current {
+        for (name, device) in &slice.spec.content.devices {
             if devices.insert(name.clone(), device.clone()).is_some() {
                 return None;
             }
         }
-        counters.extend(held.content.counters.clone());
+        shared_counters.extend(slice.spec.content.shared_counters.clone());
     }
-    Some(Content { devices, counters })
-}
-
-fn arc(published: Published) -> Arc<Published> {
-    Arc::new(published)
+    Some(Content { devices, shared_counters })
 }

@@ -1,7 +1,7 @@
 //! An entry of `status.devices` from what a driver reports: what the API takes, and what of it does not fit.
 //!
-//! An API server refuses a whole status for one bad field, so each bound of it is kept here: what does not fit is left out and said, and
-//! the rest goes. Pure.
+//! An API server refuses a whole status for one bad field, so each bound of it is kept here: what does not fit is left out and
+//! reported, and the rest is written. Pure.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -51,8 +51,8 @@ impl Key {
     }
 }
 
-/// The entry as the API has it. `before`: the one that stands, whose times of transition are kept. `now` in RFC 3339. What was left out
-/// is told in `left_out`, a phrase each.
+/// The entry as the API has it. `before`: the current one, whose times of transition are kept. `now` in RFC 3339. What was left out
+/// is described in `left_out`, a phrase each.
 pub(super) fn entry(
     key: &Key,
     status: &DeviceStatus,
@@ -109,9 +109,9 @@ fn condition(condition: &Condition, before: Option<&Value>, now: &str) -> Value 
         Some(false) => "False",
         None => "Unknown",
     };
-    let standing = before.and_then(|entry| entry.get("conditions")).and_then(Value::as_array);
+    let current = before.and_then(|entry| entry.get("conditions")).and_then(Value::as_array);
     let same = |c: &&Value| c["type"] == condition.kind.as_str() && c["status"] == status;
-    let since = standing.and_then(|conditions| conditions.iter().find(same));
+    let since = current.and_then(|conditions| conditions.iter().find(same));
     let since = since.and_then(|c| c["lastTransitionTime"].as_str()).unwrap_or(now);
     json!({
         "type": condition.kind,
@@ -122,7 +122,7 @@ fn condition(condition: &Condition, before: Option<&Value>, now: &str) -> Value 
     })
 }
 
-/// A reason is wanted, of letters and digits: what a driver wrote otherwise is written as one.
+/// A reason consists of letters and digits: another text is written as one.
 fn reason(text: &str) -> String {
     let bytes = text.as_bytes();
     let inner = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b',' | b':');
@@ -165,7 +165,7 @@ fn network_data(network: &NetworkData, left_out: &mut Vec<String>) -> Option<Val
     for ip in &network.ips {
         match interface_address(ip) {
             None => left_out.push(format!("the address {:?}: not such as 192.0.2.5/24", cut(ip, 64))),
-            // Written twice: it is there.
+            // A duplicate.
             Some(ip) if ips.contains(&ip) => {}
             Some(ip) if ips.len() == limit::STATUS_IPS_MAX => {
                 left_out.push(format!("the address {ip}: at most {} are taken", limit::STATUS_IPS_MAX));
@@ -185,7 +185,7 @@ fn interface_address(text: &str) -> Option<String> {
     let address: IpAddr = address.parse().ok()?;
     let bits = match address {
         IpAddr::V4(_) => 32,
-        // An IPv4 address in the clothes of an IPv6 one is refused.
+        // The API server refuses IPv4-mapped IPv6 addresses.
         IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => return None,
         IpAddr::V6(_) => 128,
     };

@@ -211,7 +211,7 @@ fn limits_stay_within_grant_and_ceiling() {
 }
 
 #[test]
-fn what_is_taken_back_is_allowed_no_more_whoever_holds_it() {
+fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
     let allowed = Capabilities {
         sysfs_read: strings(&["a/*"]),
         sysfs_write: vec![ValueGrant { glob: "a/b".into(), pattern: "1".into() }],

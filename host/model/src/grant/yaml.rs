@@ -42,7 +42,7 @@ pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &Lim
     list(
         &mut text,
         "mounts",
-        "# Folders and files of the node that it mounts into containers.",
+        "# Directories and files of the node that it mounts into containers.",
         &request.mounts,
     );
     list(

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Endpoints, Origin, Place, PluginSink, SUPERSEDED, Turn};
+use super::{Endpoints, Location, Origin, PluginSink, SUPERSEDED, Turn};
 use crate::device_plugins::{DevicePluginEndpoint, DevicePlugins};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::tasks::Tasks;
@@ -67,7 +67,7 @@ impl<S: PluginSink> Endpoints<S> {
     /// Registers a plugin that was notified of its acceptance, with retries until it succeeds or a newer registration exists.
     async fn take_up(&self, socket: String, endpoint: DevicePluginEndpoint) {
         let DevicePluginEndpoint { resource, endpoint, .. } = endpoint;
-        let (place, origin) = (Place::At(endpoint), Origin::RegistrationSocket(socket.clone()));
+        let (location, origin) = (Location::At(endpoint), Origin::RegistrationSocket(socket.clone()));
         let mut backoff = Backoff::new(limit::RECONNECT_MIN, limit::RECONNECT_MAX);
         let (mut turn, mut complained) = (None, false);
         loop {
@@ -75,14 +75,14 @@ impl<S: PluginSink> Endpoints<S> {
             let begun = turn.take().map_or_else(|| Turn::begin(&self.0, &resource), Ok);
             let problem = match begun {
                 Err(problem) => problem,
-                Ok(begun) => match self.attempt(turn.insert(begun), &place, &origin).await {
+                Ok(begun) => match self.attempt(turn.insert(begun), &location, &origin).await {
                     Ok(()) => return,
                     Err(problem) if problem.code == SUPERSEDED => return,
                     Err(problem) => problem,
                 },
             };
             if !std::mem::replace(&mut complained, true) {
-                tracing::warn!(%resource, socket, %problem, "device plugin not connected, it is tried again");
+                tracing::warn!(%resource, socket, %problem, "device plugin not connected, retrying");
             }
             tokio::time::sleep(backoff.delay()).await;
         }

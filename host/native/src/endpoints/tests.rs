@@ -25,7 +25,7 @@ pub(crate) fn resource(name: &str) -> ExtendedResource {
 }
 
 /// A report to a sink, with the number of the plugin.
-pub(crate) enum Told {
+pub(crate) enum Report {
     Arrived(u64, Arc<dyn DeviceDriver>),
     Listed(u64, Vec<String>),
     Left(u64, Problem),
@@ -34,7 +34,7 @@ pub(crate) enum Told {
 /// Records the reports.
 #[derive(Clone)]
 pub(crate) struct Sink {
-    told: mpsc::UnboundedSender<Told>,
+    reports: mpsc::UnboundedSender<Report>,
     last: Arc<Mutex<u64>>,
     calls: Arc<Mutex<Vec<String>>>,
 }
@@ -49,17 +49,17 @@ impl PluginSink for Sink {
     fn plugin_arrived(&self, _: ExtendedResource, _: PathBuf, driver: Arc<dyn DeviceDriver>) -> u64 {
         let mut last = self.last.lock().unwrap();
         *last += 1;
-        let _ = self.told.send(Told::Arrived(*last, driver));
+        let _ = self.reports.send(Report::Arrived(*last, driver));
         *last
     }
 
     fn plugin_listed(&self, id: &u64, devices: &[PluginDevice]) {
         let ids = devices.iter().map(|device| device.id.clone()).collect();
-        let _ = self.told.send(Told::Listed(*id, ids));
+        let _ = self.reports.send(Report::Listed(*id, ids));
     }
 
     fn plugin_left(&self, id: &u64, why: &Problem) {
-        let _ = self.told.send(Told::Left(*id, why.clone()));
+        let _ = self.reports.send(Report::Left(*id, why.clone()));
     }
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Bench {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) endpoints: Endpoints<Sink>,
     pub(crate) tasks: Tasks,
-    told: mpsc::UnboundedReceiver<Told>,
+    reports: mpsc::UnboundedReceiver<Report>,
 }
 
 impl Drop for Bench {
@@ -79,11 +79,11 @@ impl Drop for Bench {
 
 impl Bench {
     pub(crate) fn new() -> Self {
-        let (sender, told) = mpsc::unbounded_channel();
+        let (sender, reports) = mpsc::unbounded_channel();
         let (sink, tasks) =
-            (Sink { told: sender, last: Arc::default(), calls: Arc::default() }, Tasks::new());
+            (Sink { reports: sender, last: Arc::default(), calls: Arc::default() }, Tasks::new());
         let endpoints = Endpoints::new(sink, PluginSteps::default(), tasks.clone());
-        Self { dir: tempfile::tempdir().unwrap(), endpoints, tasks, told }
+        Self { dir: tempfile::tempdir().unwrap(), endpoints, tasks, reports }
     }
 
     pub(crate) fn plugin(&self, script: Script, devices: &[&str]) -> Plugin {
@@ -93,8 +93,8 @@ impl Bench {
     }
 
     async fn register(&self, plugin: &Plugin) -> Result<(), Problem> {
-        let place = place(&self.dir, &plugin.options().endpoint);
-        self.endpoints.register(&resource(RESOURCE), place, Origin::KubeletSocket).await
+        let location = place(&self.dir, &plugin.options().endpoint);
+        self.endpoints.register(&resource(RESOURCE), location, Origin::KubeletSocket).await
     }
 
     /// Returns the resources whose plugins called to register.
@@ -102,45 +102,45 @@ impl Bench {
         self.endpoints.0.sink.calls.lock().unwrap().clone()
     }
 
-    pub(crate) async fn told(&mut self) -> Told {
-        tokio::time::timeout(PATIENCE, self.told.recv()).await.expect("nothing is told").unwrap()
+    pub(crate) async fn report(&mut self) -> Report {
+        tokio::time::timeout(PATIENCE, self.reports.recv()).await.expect("no report arrives").unwrap()
     }
 
     pub(crate) async fn arrived(&mut self) -> (u64, Arc<dyn DeviceDriver>) {
-        match self.told().await {
-            Told::Arrived(id, driver) => (id, driver),
-            Told::Listed(id, devices) => panic!("{id} listed {devices:?}"),
-            Told::Left(id, why) => panic!("{id} left: {why}"),
+        match self.report().await {
+            Report::Arrived(id, driver) => (id, driver),
+            Report::Listed(id, devices) => panic!("{id} listed {devices:?}"),
+            Report::Left(id, why) => panic!("{id} left: {why}"),
         }
     }
 
     pub(crate) async fn listed(&mut self, by: u64, expected: &[&str]) {
-        match self.told().await {
-            Told::Listed(id, devices) => {
+        match self.report().await {
+            Report::Listed(id, devices) => {
                 assert_eq!((id, devices), (by, expected.iter().map(|id| (*id).to_owned()).collect()))
             }
-            Told::Arrived(id, _) => panic!("{id} arrived"),
-            Told::Left(id, why) => panic!("{id} left: {why}"),
+            Report::Arrived(id, _) => panic!("{id} arrived"),
+            Report::Left(id, why) => panic!("{id} left: {why}"),
         }
     }
 
     async fn left(&mut self, by: u64) -> Problem {
-        match self.told().await {
-            Told::Left(id, why) if id == by => why,
-            Told::Left(id, why) => panic!("{id} left: {why}"),
-            Told::Arrived(id, _) => panic!("{id} arrived"),
-            Told::Listed(id, devices) => panic!("{id} listed {devices:?}"),
+        match self.report().await {
+            Report::Left(id, why) if id == by => why,
+            Report::Left(id, why) => panic!("{id} left: {why}"),
+            Report::Arrived(id, _) => panic!("{id} arrived"),
+            Report::Listed(id, devices) => panic!("{id} listed {devices:?}"),
         }
     }
 
     /// Checks that there was no further report.
     fn is_quiet(&mut self) -> bool {
-        self.told.try_recv().is_err()
+        self.reports.try_recv().is_err()
     }
 }
 
-fn place(dir: &tempfile::TempDir, endpoint: &str) -> Place {
-    Place::beside(dir.path(), endpoint, "kubelet.sock").unwrap()
+fn place(dir: &tempfile::TempDir, endpoint: &str) -> Location {
+    Location::beside(dir.path(), endpoint, "kubelet.sock").unwrap()
 }
 
 async fn allocate(driver: &Arc<dyn DeviceDriver>) -> Result<String, Problem> {
@@ -163,7 +163,7 @@ async fn a_plugin_arrives_and_its_lists_follow_each_the_one_before() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_registers_again_replaces_itself_and_nothing_is_told_of_its_former_self() {
+async fn a_plugin_that_registers_again_replaces_itself_without_a_report_of_its_former_self() {
     let mut bench = Bench::new();
     let first = bench.plugin(Script::ok(), &["a", "b"]);
     bench.register(&first).await.unwrap();
@@ -200,7 +200,7 @@ async fn a_registration_that_fails_leaves_the_one_before_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_broken_stream_is_told_with_its_reason_and_begun_again() {
+async fn a_broken_stream_is_reported_with_its_reason_and_opened_again() {
     let mut bench = Bench::new();
     let plugin = bench.plugin(Script::ok(), &["a"]);
     bench.register(&plugin).await.unwrap();
@@ -304,19 +304,19 @@ async fn five_hundred_registrations_of_a_resource_leave_one_plugin() {
 }
 
 #[tokio::test]
-async fn five_hundred_resources_are_taken_up_to_the_bound_and_the_others_are_told_of_it() {
+async fn five_hundred_resources_are_accepted_up_to_the_bound_and_the_others_are_refused() {
     let mut bench = Bench::new();
     let plugin = bench.plugin(Script::ok(), &["a"]);
     let names: Vec<_> = (0..500).map(|index| resource(&format!("null.example.com/{index}"))).collect();
-    let folder = bench.dir.path().to_owned();
-    let here = || Place::beside(&folder, &plugin.options().endpoint, "kubelet.sock").unwrap();
+    let directory = bench.dir.path().to_owned();
+    let here = || Location::beside(&directory, &plugin.options().endpoint, "kubelet.sock").unwrap();
     let all = names.iter().map(|name| bench.endpoints.register(name, here(), Origin::KubeletSocket));
     let outcomes = futures::future::join_all(all).await;
     let refused: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
     assert_eq!(refused.len(), 500 - limit::PLUGIN_RESOURCES_MAX);
     assert!(refused.iter().all(|problem| problem.message.contains("256 resources already")));
     for _ in 0..limit::PLUGIN_RESOURCES_MAX * 2 {
-        assert!(!matches!(bench.told().await, Told::Left(..)));
+        assert!(!matches!(bench.report().await, Report::Left(..)));
     }
     // A known resource may register again although the maximum of resources is reached.
     bench.endpoints.register(&names[0], here(), Origin::KubeletSocket).await.unwrap();
@@ -327,10 +327,10 @@ async fn plugins_that_do_not_answer_are_asked_a_few_at_a_time() {
     let bench = Bench::new();
     let plugin = bench.plugin(Script::ok().options(Answer::Hang), &[]);
     for index in 0..limit::REGISTRATIONS_AT_ONCE * 2 {
-        let (endpoints, place) = (bench.endpoints.clone(), place(&bench.dir, &plugin.options().endpoint));
+        let (endpoints, location) = (bench.endpoints.clone(), place(&bench.dir, &plugin.options().endpoint));
         bench.tasks.spawn("registration", async move {
             let name = resource(&format!("null.example.com/{index}"));
-            drop(endpoints.register(&name, place, Origin::KubeletSocket).await);
+            drop(endpoints.register(&name, location, Origin::KubeletSocket).await);
         });
     }
     for _ in 0..limit::REGISTRATIONS_AT_ONCE {
@@ -358,7 +358,7 @@ async fn a_plugin_whose_stream_ends_at_once_is_tried_ever_more_seldom() {
 }
 
 #[tokio::test]
-async fn a_plugin_whose_socket_is_gone_for_the_grace_period_is_given_up() {
+async fn a_plugin_whose_socket_is_gone_for_the_grace_period_is_removed() {
     let mut bench = Bench::new();
     let plugin = bench.plugin(Script::ok(), &["a"]);
     bench.register(&plugin).await.unwrap();
@@ -404,8 +404,8 @@ impl Dock {
     }
 
     async fn start_as(&self, resource: &str, name: &str, device: &str) -> Plugin {
-        let folder = self.bench.dir.path().join(name);
-        let mut options = Options::new(resource, &folder);
+        let directory = self.bench.dir.path().join(name);
+        let mut options = Options::new(resource, &directory);
         options.register = Register::PluginsRegistry(self.registered.join(name));
         Plugin::start(options, Script::ok(), vec![Device::healthy(device)]).await.unwrap()
     }
@@ -472,9 +472,9 @@ async fn of_two_registration_sockets_the_older_goes_without_a_word() {
 #[tokio::test]
 async fn a_plugin_that_is_accepted_before_it_serves_is_taken_up_when_it_does() {
     let mut dock = Dock::new();
-    let folder = dock.bench.dir.path().join("late");
-    std::fs::create_dir(&folder).unwrap();
-    let mut options = Options::new(RESOURCE, &folder);
+    let directory = dock.bench.dir.path().join("late");
+    std::fs::create_dir(&directory).unwrap();
+    let mut options = Options::new(RESOURCE, &directory);
     options.register = Register::PluginsRegistry(dock.registered.join("late"));
     let dead = options.socket();
     let plugin = Plugin::unregistered(options, Script::ok()).unwrap();
@@ -490,7 +490,7 @@ async fn a_plugin_that_is_accepted_before_it_serves_is_taken_up_when_it_does() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_registers_by_call_is_not_taken_away_with_somebody_elses_registration_socket() {
+async fn a_plugin_that_registers_by_call_is_not_removed_with_the_registration_socket_of_another() {
     let mut dock = Dock::new();
     let first = dock.start("one", "a").await;
     let (one, _) = dock.bench.arrived().await;

@@ -48,8 +48,8 @@ impl Connection {
     pub fn open(socket: PathBuf, tasks: &Tasks) -> Self {
         let (sender, state) = watch::channel(State::default());
         let redial = Arc::new(Notify::new());
-        let keeper = Keeper { socket, state: sender, redial: redial.clone() };
-        tasks.spawn("plugin-connection", keeper.run(tasks.clone()));
+        let task = ConnectionTask { socket, state: sender, redial: redial.clone() };
+        tasks.spawn("plugin-connection", task.run(tasks.clone()));
         Self { state, redial }
     }
 
@@ -87,13 +87,13 @@ impl Connection {
 }
 
 /// Maintains the connection.
-struct Keeper {
+struct ConnectionTask {
     socket: PathBuf,
     state: watch::Sender<State>,
     redial: Arc<Notify>,
 }
 
-impl Keeper {
+impl ConnectionTask {
     /// Runs until the tasks stop.
     async fn run(self, tasks: Tasks) {
         let stopped = tasks.stopped();

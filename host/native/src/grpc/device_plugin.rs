@@ -73,7 +73,7 @@ impl DevicePlugin {
     /// Opens a stream of lists.
     pub fn follow(&self, request_id: Arc<str>) -> Following {
         let (sender, lists) = watch::channel(None);
-        let (told, end) = oneshot::channel();
+        let (ended, end) = oneshot::channel();
         let (client, resource, stopped) = (self.client.clone(), self.resource.clone(), self.tasks.stopped());
         self.tasks.spawn("device-lists", async move {
             tokio::select! {
@@ -83,7 +83,7 @@ impl DevicePlugin {
                 () = sender.closed() => {}
                 problem = read(client, &resource, &request_id, &sender) => {
                     // A watcher may use only the lists.
-                    let _ = told.send(problem);
+                    let _ = ended.send(problem);
                 }
             }
         });

@@ -103,12 +103,12 @@ impl Watch {
             match end {
                 Err(status) if status.code() == Code::Unimplemented => {
                     // The Go helper registers the service for every driver.
-                    tracing::info!(%driver, "the driver lists a health service and does not have it");
+                    tracing::info!(%driver, "the driver registered a health service that it does not implement");
                     return;
                 }
                 Err(status) if !std::mem::replace(&mut complained, true) => {
                     let why = clean(status.message());
-                    tracing::warn!(%driver, code = ?status.code(), why, "the health stream ended, it is begun again");
+                    tracing::warn!(%driver, code = ?status.code(), why, "the health stream ended, opening it again");
                 }
                 Err(_) | Ok(()) => {}
             }
@@ -188,7 +188,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(health.now()[&key("short")], DeviceHealth::default());
         assert_eq!(health.now()[&key("long")].message, "fine");
-        assert!(!health.now().contains_key(&key("other")), "nobody spoke of it");
+        assert!(!health.now().contains_key(&key("other")), "it had no report");
     }
 
     #[tokio::test(start_paused = true)]

@@ -146,8 +146,9 @@ async fn claims_of_one_call_have_outcomes_of_their_own() {
     assert_eq!((refused.kind, refused.code.as_str()), (ProblemKind::Unavailable, "driver-refused"));
     assert!(refused.message.contains("no such GPU"), "{refused}");
     assert_eq!(outcomes["gone"].as_ref().unwrap_err().code, "claim-skipped");
-    let given_up = bench.driver.unprepare(&call(Duration::from_secs(30)), &[live("good"), live("bad")]).await;
-    assert_eq!((given_up["good"].is_ok(), given_up["bad"].is_err()), (true, true));
+    let unprepared =
+        bench.driver.unprepare(&call(Duration::from_secs(30)), &[live("good"), live("bad")]).await;
+    assert_eq!((unprepared["good"].is_ok(), unprepared["bad"].is_err()), (true, true));
 }
 
 #[tokio::test]
@@ -156,7 +157,7 @@ async fn a_claim_answered_twice_is_a_defect_and_a_strangers_claim_is_dropped() {
         Bench::refusal(Script::prepare(Answer::Twice(vec![device(&["v/c=1"])]))).await.code,
         "claim-answered-twice"
     );
-    let bench = Bench::new(Script::prepare(Answer::Stranger("somebody-else".into(), Vec::new())));
+    let bench = Bench::new(Script::prepare(Answer::Stranger("another-claim".into(), Vec::new())));
     assert_eq!(bench.prepare("c1").await.unwrap(), PreparedClaim::default());
 }
 

@@ -160,7 +160,7 @@ mod tests {
         let old = dra_offer(&["v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]);
         assert_eq!((old.service, old.health), (DraService::V1beta1, Some(HealthService::V1alpha1)));
         assert_eq!(dra_offer(&["v1.DRAPlugin"]).health, None);
-        let among_strangers = dra_offer(&["v2.DRAPlugin", "v1beta1.DRAPlugin", "somebody.Else"]);
+        let among_strangers = dra_offer(&["v2.DRAPlugin", "v1beta1.DRAPlugin", "another.Service"]);
         assert_eq!((among_strangers.service, among_strangers.health), (DraService::V1beta1, None));
     }
 

@@ -106,13 +106,13 @@ impl Dock {
     /// Checks the refusal that the plugin is notified of and that the state shows.
     async fn refusal(&mut self, options: Options) -> String {
         let plugin = self.start(options).await;
-        let (registered, told) = plugin.notified().await;
+        let (registered, message) = plugin.notified().await;
         assert!(!registered);
         let socket = plugin.registration_socket();
         self.state(&socket, DriverState::Failed).await;
         let shown = self.view(&socket).unwrap().reason;
-        assert!(told.starts_with(&shown), "told {told:?}, shown {shown:?}");
-        told
+        assert!(message.starts_with(&shown), "message {message:?}, shown {shown:?}");
+        message
     }
 }
 
@@ -127,7 +127,7 @@ async fn prepare(driver: &Driver) -> bool {
 }
 
 #[tokio::test]
-async fn a_plugin_is_asked_then_told_and_serves() {
+async fn a_plugin_is_called_then_notified_and_serves() {
     let mut dock = Dock::new();
     let plugin = dock.start(dock.options(DRIVER)).await;
     assert_eq!(plugin.event().await, Event::Asked);
@@ -145,7 +145,7 @@ async fn a_plugin_is_asked_then_told_and_serves() {
 }
 
 #[tokio::test]
-async fn a_plugin_may_serve_both_on_its_registration_socket_or_in_a_folder_below() {
+async fn a_plugin_may_serve_both_on_its_registration_socket_or_in_a_directory_below() {
     let mut dock = Dock::new();
     let mut options = dock.options(DRIVER);
     options.registration_name = "below/it/reg.sock".into();
@@ -164,7 +164,7 @@ async fn a_plugin_may_serve_both_on_its_registration_socket_or_in_a_folder_below
 }
 
 #[tokio::test]
-async fn refusals_are_told_to_the_plugin_and_shown_in_a_kubelets_words() {
+async fn refusals_are_sent_to_the_plugin_and_shown_with_a_kubelets_texts() {
     let mut dock = Dock::retrying(PATIENCE);
     let with = |name: &str, change: fn(&mut Options)| {
         let mut options = dock.options(name);
@@ -191,8 +191,8 @@ async fn refusals_are_told_to_the_plugin_and_shown_in_a_kubelets_words() {
         (with("Bad_Name", |_| ()), "driver name"),
     ];
     for (options, wanted) in cases {
-        let told = dock.refusal(options).await;
-        assert!(told.contains(wanted), "{told}");
+        let message = dock.refusal(options).await;
+        assert!(message.contains(wanted), "{message}");
     }
     assert!(dock.registry.all_serving().is_empty());
 }
@@ -215,7 +215,7 @@ async fn a_plugin_that_fails_the_good_news_is_taken_out_and_tried_again() {
 }
 
 #[tokio::test]
-async fn a_socket_that_nobody_listens_on_is_shown_kept_and_tried_again() {
+async fn a_socket_without_a_listener_is_shown_kept_and_retried() {
     let mut dock = Dock::new();
     let options = dock.options(DRIVER);
     let socket = options.registration_socket();
@@ -240,7 +240,7 @@ async fn a_plugin_that_accepts_and_never_answers_does_not_hold_up_another() {
 }
 
 #[tokio::test]
-async fn a_socket_made_anew_is_registered_anew_and_a_removed_one_is_taken_out() {
+async fn a_replaced_socket_is_registered_again_and_a_removed_one_is_deregistered() {
     let mut dock = Dock::new();
     let plugin = dock.start(dock.options(DRIVER)).await;
     assert!(plugin.notified().await.0);
@@ -308,10 +308,10 @@ async fn an_endpoint_serves_one_registration_and_is_free_when_that_is_gone() {
     std::os::unix::fs::symlink(first.endpoint(), &link).unwrap();
     let mut thief = dock.options("thief.example.com");
     thief.said_endpoint = Some(link.display().to_string());
-    let told = dock.refusal(thief).await;
+    let message = dock.refusal(thief).await;
     assert!(
-        told.contains("plugin registration failed with err: endpoint") && told.contains(DRIVER),
-        "{told}"
+        message.contains("plugin registration failed with err: endpoint") && message.contains(DRIVER),
+        "{message}"
     );
     let mut second = dock.options(DRIVER);
     second.registration_name = "second.sock".into();
@@ -338,8 +338,8 @@ async fn a_name_of_a_wasm_driver_is_refused_on_both_sides_until_it_is_free() {
     let wasm = Driver { identity: identity.into(), claims: None, inventory: None };
     dock.registry.serve("null.wasm", wasm.clone()).unwrap();
     let plugin = dock.start(dock.options(DRIVER)).await;
-    let (registered, told) = plugin.notified().await;
-    assert!(!registered && told.contains("taken by null.wasm"), "{told}");
+    let (registered, message) = plugin.notified().await;
+    assert!(!registered && message.contains("taken by null.wasm"), "{message}");
     dock.state(&plugin.registration_socket(), DriverState::Failed).await;
     dock.registry.retire("null.wasm");
     dock.state(&plugin.registration_socket(), DriverState::Serving).await;
@@ -368,7 +368,7 @@ async fn a_device_plugin_is_left_to_the_device_manager() {
 }
 
 #[tokio::test]
-async fn an_operator_registers_a_plugin_anew() {
+async fn an_operator_registers_a_plugin_again() {
     let mut dock = Dock::retrying(PATIENCE);
     let plugin = Plugin::unregistered(dock.options(DRIVER), Script::ok("v")).unwrap();
     plugin.fail_notifications(Some("not yet"));

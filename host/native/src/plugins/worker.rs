@@ -66,7 +66,7 @@ struct Waiting {
     until: Instant,
     reason: String,
     /// Whether a freed name or endpoint triggers the retry.
-    for_somebody: bool,
+    until_freed: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -184,12 +184,12 @@ impl Worker {
         let info = registrar.info().await?;
         let name = info.name.clone();
         if let Err(refusal) = self.admit(info).await {
-            let told = registrar.refuse(&format!("{refusal} at socket {}", self.source)).await;
-            if let Err(error) = told {
+            let notified = registrar.refuse(&format!("{refusal} at socket {}", self.source)).await;
+            if let Err(error) = notified {
                 tracing::debug!(
                     socket = self.source,
                     error = chain(&error),
-                    "the plugin was not told that it is refused"
+                    "cannot notify the plugin of its refusal"
                 );
             }
             return Err(refusal);
@@ -291,10 +291,10 @@ impl Worker {
     fn failed(&mut self, refusal: &Refusal, cause: &str) {
         let delay = self.backoff.delay();
         let reason = chain(refusal);
-        let for_somebody = matches!(refusal, Refusal::Taken(_));
+        let until_freed = matches!(refusal, Refusal::Taken(_));
         let is_new = self.waiting.as_ref().is_none_or(|waiting| waiting.reason != reason);
         if is_new {
-            tracing::warn!(socket = self.source, reason, "plugin not registered, it is tried again");
+            tracing::warn!(socket = self.source, reason, "plugin not registered, retrying");
         }
         self.show(|view| {
             view.state = DriverState::Failed;
@@ -305,7 +305,7 @@ impl Worker {
                 view.note("failed", cause, 0, Some(problem));
             }
         });
-        self.waiting = Some(Waiting { until: Instant::now() + delay, reason, for_somebody });
+        self.waiting = Some(Waiting { until: Instant::now() + delay, reason, until_freed });
     }
 
     /// Removes the registration without notifying the plugin, as a kubelet does; calls in flight continue.
@@ -330,7 +330,7 @@ impl Worker {
 async fn retry(waiting: Option<&Waiting>, freed: &mut watch::Receiver<u64>) {
     let Some(waiting) = waiting else { return std::future::pending().await };
     let due = tokio::time::sleep_until(waiting.until);
-    if !waiting.for_somebody {
+    if !waiting.until_freed {
         return due.await;
     }
     tokio::select! {

@@ -22,9 +22,9 @@ async fn serving() -> Bench {
 }
 
 async fn start(bench: &Bench, tasks: &Tasks) {
-    let folder = bench.dir.path().to_owned();
-    let listener = listen(&folder).await.unwrap();
-    tasks.spawn("registration", serve(listener, folder, bench.endpoints.clone(), tasks.clone()));
+    let directory = bench.dir.path().to_owned();
+    let listener = listen(&directory).await.unwrap();
+    tasks.spawn("registration", serve(listener, directory, bench.endpoints.clone(), tasks.clone()));
 }
 
 fn request(endpoint: &str) -> wire::RegisterRequest {
@@ -51,42 +51,42 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[tokio::test]
-async fn the_folder_and_the_socket_are_private_and_old_sockets_are_swept() {
+async fn the_directory_and_the_socket_are_private_and_old_sockets_are_swept() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("state/device-plugins");
-    let first = listen(&folder).await.unwrap();
-    assert_eq!((mode(&folder), mode(&folder.join(SOCKET))), (0o750, 0o600));
+    let directory = root.path().join("state/device-plugins");
+    let first = listen(&directory).await.unwrap();
+    assert_eq!((mode(&directory), mode(&directory.join(SOCKET))), (0o750, 0o600));
     drop(first);
-    drop(StdListener::bind(folder.join("gpu.sock")).unwrap());
-    std::fs::write(folder.join("DEPRECATION"), "").unwrap();
-    std::fs::create_dir(folder.join("below")).unwrap();
-    let before = std::fs::metadata(folder.join(SOCKET)).unwrap();
-    let _second = listen(&folder).await.unwrap();
-    let after = std::fs::metadata(folder.join(SOCKET)).unwrap();
+    drop(StdListener::bind(directory.join("gpu.sock")).unwrap());
+    std::fs::write(directory.join("DEPRECATION"), "").unwrap();
+    std::fs::create_dir(directory.join("below")).unwrap();
+    let before = std::fs::metadata(directory.join(SOCKET)).unwrap();
+    let _second = listen(&directory).await.unwrap();
+    let after = std::fs::metadata(directory.join(SOCKET)).unwrap();
     assert_ne!((before.ino(), before.ctime_nsec()), (after.ino(), after.ctime_nsec()));
     let mut left: Vec<_> =
-        std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["DEPRECATION", "below", SOCKET]);
 }
 
 #[tokio::test]
-async fn a_folder_where_somebody_listens_already_is_left_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    let _theirs = listen(folder.path()).await.unwrap();
-    let _plugin = StdListener::bind(folder.path().join("gpu.sock")).unwrap();
-    assert!(matches!(listen(folder.path()).await, Err(ListenError::Bind(BindError::InUse(_)))));
-    assert!(folder.path().join("gpu.sock").exists());
+async fn a_directory_with_a_listening_process_is_not_changed() {
+    let directory = tempfile::tempdir().unwrap();
+    let _theirs = listen(directory.path()).await.unwrap();
+    let _plugin = StdListener::bind(directory.path().join("gpu.sock")).unwrap();
+    assert!(matches!(listen(directory.path()).await, Err(ListenError::Bind(BindError::InUse(_)))));
+    assert!(directory.path().join("gpu.sock").exists());
     let file = tempfile::tempdir().unwrap();
     std::fs::write(file.path().join(SOCKET), "precious").unwrap();
     assert!(matches!(listen(file.path()).await, Err(ListenError::Bind(BindError::NotASocket(_)))));
     let below_a_file = file.path().join(SOCKET).join("device-plugins");
     let error = listen(&below_a_file).await.unwrap_err();
-    assert!(chain(&error).contains("make the folder of device plugins"), "{}", chain(&error));
+    assert!(chain(&error).contains("create the directory of device plugins"), "{}", chain(&error));
 }
 
 #[tokio::test]
-async fn a_registration_is_answered_when_the_plugin_told_its_options_and_before_its_first_list() {
+async fn a_registration_is_answered_after_the_plugins_options_and_before_its_first_list() {
     let mut bench = serving().await;
     let plugin = Plugin::unregistered(Options::new(RESOURCE, bench.dir.path()), Script::ok()).unwrap();
     plugin.register().await.unwrap();
@@ -139,8 +139,8 @@ async fn bad_requests_are_refused_with_the_rule() {
         (request(&long), Code::InvalidArgument, "107 bytes"),
         (request(SOCKET), Code::InvalidArgument, "on which plugins register"),
         (request("file.sock"), Code::InvalidArgument, "is not a socket"),
-        (request("out.sock"), Code::InvalidArgument, "leads out of its folder"),
-        (request("none.sock"), Code::NotFound, "is not there"),
+        (request("out.sock"), Code::InvalidArgument, "leads out of its directory"),
+        (request("none.sock"), Code::NotFound, "does not exist"),
     ];
     for (request, code, rule) in cases {
         let status = register(&bench, request).await.unwrap_err();
@@ -169,7 +169,7 @@ async fn a_call_is_counted_whatever_becomes_of_it_if_it_names_a_resource() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_does_not_serve_before_it_registers_is_told_why() {
+async fn a_plugin_that_does_not_serve_before_it_registers_gets_the_reason() {
     let bench = serving().await;
     let socket = bench.dir.path().join("dead.sock");
     drop(StdListener::bind(&socket).unwrap());
@@ -194,10 +194,10 @@ async fn a_plugin_that_watches_for_the_socket_is_back_after_a_restart() {
         start(&bench, &tasks).await;
         // The end of the plugin before the restart may be reported first.
         let id = loop {
-            use crate::endpoints::tests::Told;
-            match bench.told().await {
-                Told::Listed(id, devices) if devices == ["a"] && id >= round => break id,
-                Told::Listed(..) | Told::Arrived(..) | Told::Left(..) => {}
+            use crate::endpoints::tests::Report;
+            match bench.report().await {
+                Report::Listed(id, devices) if devices == ["a"] && id >= round => break id,
+                Report::Listed(..) | Report::Arrived(..) | Report::Left(..) => {}
             }
         };
         assert!(id >= round);

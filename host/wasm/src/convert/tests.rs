@@ -168,7 +168,7 @@ fn pools_beyond_the_bounds_are_refused() {
     let mut draws = device("gpu-0");
     draws.consumes = vec![set("a", &[("y", "1")])];
     let unknown = types::Pool { shared_counters: vec![set("a", &[("x", "1")])], ..pool(vec![draws]) };
-    assert!(refusal_of_pool(unknown).contains("counter y, which the pool's set a has not"));
+    assert!(refusal_of_pool(unknown).contains("counter y, which the pool's set a does not have"));
     let many = pool((0..=DEVICES_MAX).map(|n| device(&format!("d{n}"))).collect());
     assert!(refusal_of_pool(many).contains("4097 devices, at most 4096"));
     let twice = types::Inventory { pools: vec![pool(Vec::new()), pool(Vec::new())] };

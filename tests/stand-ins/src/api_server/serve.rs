@@ -35,7 +35,7 @@ const USER: &str = "system:serviceaccount:nodedock:nodedock";
 
 /// A connection that ends without more of an answer.
 #[derive(Debug)]
-pub(super) struct Broken;
+pub struct Broken;
 
 impl std::fmt::Display for Broken {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -45,7 +45,7 @@ impl std::fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-type Body = UnsyncBoxBody<Bytes, Broken>;
+pub(super) type Body = UnsyncBoxBody<Bytes, Broken>;
 
 /// A port that is listened on. It is left when this is dropped.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ async fn accept(
 
 async fn connection(stream: TcpStream, shared: Arc<Shared>, broken: CancellationToken) {
     let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| answer(Arc::clone(&shared), request));
+    let service = service_fn(move |request: Request<Incoming>| answer(Arc::clone(&shared), request));
     let serve =
         http1::Builder::new().timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service);
     tokio::select! {
@@ -175,7 +175,10 @@ fn header(headers: &HeaderMap, name: HeaderName) -> String {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }
 
-async fn read(shared: &Shared, request: Request<Incoming>) -> Result<Asked, Broken> {
+async fn read<B>(shared: &Shared, request: Request<B>) -> Result<Asked, Broken>
+where
+    B: hyper::body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     let at = Instant::now();
     let (head, body) = request.into_parts();
     let path = route::parts(&head.uri);
@@ -219,7 +222,10 @@ async fn read(shared: &Shared, request: Request<Incoming>) -> Result<Asked, Brok
     Ok(Asked { seen, route, path, body, too_large, accept, token, faults })
 }
 
-async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Response<Body>, Broken> {
+pub(super) async fn answer<B>(shared: Arc<Shared>, request: Request<B>) -> Result<Response<Body>, Broken>
+where
+    B: hyper::body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     let mut asked = read(&shared, request).await?;
     for fault in &asked.faults {
         match fault {
@@ -325,7 +331,7 @@ fn beside(state: &State, asked: &Asked) -> Result<Answer, Refusal> {
             Ok(Answer::Text { code: 200, kind: "text/plain; charset=utf-8", text: "ok" })
         }
         ["version"] => Ok(Answer::ok(json!({
-            "major": "1", "minor": "36", "gitVersion": "v1.36.2", "gitCommit": "", "gitTreeState": "clean",
+            "major": "1", "minor": state.minor_version, "gitVersion": "v1.36.2", "gitCommit": "", "gitTreeState": "clean",
             "buildDate": "2026-06-16T00:00:00Z", "goVersion": "go1.26", "compiler": "gc", "platform": "linux/amd64",
         }))),
         _ => Err(status::no_such_path()),

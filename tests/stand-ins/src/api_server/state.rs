@@ -84,6 +84,8 @@ pub struct State {
     pub(super) requests: Vec<Seen>,
     pub(super) faults: Faults,
     pub(super) versions: Vec<String>,
+    /// Of Kubernetes 1, as `/version` reports it.
+    pub(super) minor_version: String,
     pub(super) tokens: Vec<String>,
     pub(super) denied: Vec<(String, String)>,
     pub(super) rules: Option<Vec<Value>>,
@@ -108,6 +110,7 @@ impl State {
             requests: Vec::new(),
             faults: Faults::default(),
             versions: vec!["v1".to_owned()],
+            minor_version: "36".to_owned(),
             tokens: Vec::new(),
             denied: Vec::new(),
             rules: None,

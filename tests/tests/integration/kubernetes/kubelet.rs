@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use native_null::{HealthState, Options as PluginOptions, Plugin, Script, Versions};
 use nodedock_stand_ins::api_server::{Fault, State, When};
 use nodedock_stand_ins::kubelet::{ClaimRef, Kubelet, KubeletOptions};
 use nodedock_tests::Daemon;
@@ -149,6 +150,37 @@ async fn a_pool_is_a_device_plugin_of_every_kubelet_that_comes() {
         view.resource(RESOURCE).filter(|resource| resource.healthy().len() == 8)
     };
     node.kubelet.wait_for("the device is free again", is_free).await;
+}
+
+#[tokio::test]
+async fn the_health_of_a_native_plugin_s_devices_reaches_the_kubelet() {
+    const NATIVE: &str = "null.example.com";
+    let node = Node::start(GPUS).await;
+    let directory = node.daemon.path().join("native");
+    let mut options = PluginOptions::new(NATIVE, &node.daemon.state().join("plugins_registry"), &directory);
+    options.versions = Versions { health_v1: true, ..Versions::default() };
+    let plugin = Plugin::start(options, Script::ok("v")).await.unwrap();
+    node.kubelet.registered(NATIVE).await;
+    for (state, healthy) in [(HealthState::Healthy, true), (HealthState::Unhealthy, false)] {
+        plugin.report_health(vec![native_null::DeviceHealth {
+            pool: "pool".into(),
+            device: "a".into(),
+            state,
+            message: "says the plugin".into(),
+            timeout_seconds: 0,
+        }]);
+        let is_known = |view: &nodedock_stand_ins::kubelet::View<'_>| {
+            let health = view.health(NATIVE);
+            let found = health.get(&("pool".to_owned(), "a".to_owned()));
+            found.is_some_and(|found| found.healthy == Some(healthy) && found.message == "says the plugin")
+        };
+        node.kubelet.wait_until("the plugin's health", is_known).await;
+    }
+    // Lost, it is still offered; deregistered, it is not.
+    plugin.disconnect();
+    node.daemon.until_offered(NATIVE).await;
+    plugin.unregister().unwrap();
+    node.kubelet.deregistered(NATIVE).await;
 }
 
 #[tokio::test]

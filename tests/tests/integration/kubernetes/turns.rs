@@ -54,7 +54,7 @@ async fn a_daemon_without_an_instance_is_refused_beside_one_and_so_is_the_same_i
     let cluster = Cluster::start().await;
     let old = cluster.daemon_with(instance(&cluster, OLD)).await;
     let said = old.cli(&["run"]).await.failed(1);
-    assert!(said.contains("another daemon holds the checkpoint"), "{said}");
+    assert!(said.contains("another daemon has locked the checkpoint"), "{said}");
     let said = old.cli(&["run", "--instance-uid", OLD]).await.failed(1);
     assert!(said.contains("--instance-uid"), "{said}");
 }

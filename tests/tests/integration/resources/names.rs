@@ -60,7 +60,7 @@ async fn a_registration_that_says_a_wrong_version_or_endpoint_is_told_what_is_ri
     for (options, words) in [
         (version("v1alpha1"), "v1beta1"),
         (endpoint("../nic.sock"), "without '/'"),
-        (endpoint("nobody.sock"), "is not there"),
+        (endpoint("missing.sock"), "does not exist"),
         (endpoint("kubelet.sock"), "on which plugins register"),
         (endpoint(""), "the name of a file"),
     ] {
@@ -111,7 +111,7 @@ async fn a_manifest_with_limits_that_cannot_be_is_refused_with_the_place() {
     // Kubernetes' own are for a kubelet.
     for native in ["cpu: 1", "memory: 1Gi", "hugepages-2Mi: 1Gi", "kubernetes.io/thing: 1"] {
         let text = daemon.cli(&["prepare", "-f", &manifest(native)]).await.done();
-        assert_eq!(text, "the pod holds no claims\n", "{native}");
+        assert_eq!(text, "the pod has no claims\n", "{native}");
     }
     assert!(agree(&daemon).await.is_empty());
     daemon.cli(&["prepare", "-f", &manifest(&format!("{NIC}: 2, cpu: 1"))]).await.done();

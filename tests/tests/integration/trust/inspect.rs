@@ -27,7 +27,7 @@ async fn inspect_tells_of_the_signature_by_a_key_and_by_a_config() {
     let expected =
         ["verdict   would serve", "trust     trusted (mode enforce), signed by release", grant.as_str()];
     assert_eq!(last, expected, "{text}");
-    assert!(text.contains("asks for  env: MOCK_GPU_*\n"), "{text}");
+    assert!(text.contains("requests  env: MOCK_GPU_*\n"), "{text}");
     assert!(text.contains("limits    memory "), "{text}");
 
     let config = root.write("d.yaml", trust("warn", &[("ci", signer, "[nic.example.com]")], ""));

@@ -1,4 +1,4 @@
-//! The folder.
+//! The directory.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -121,7 +121,7 @@ async fn a_missing_or_altered_file_is_not_current_and_is_written_again() {
 }
 
 #[tokio::test]
-async fn a_folder_that_went_away_comes_back() {
+async fn a_directory_that_went_away_comes_back() {
     let home = Home::new();
     let dir = home.open();
     std::fs::remove_dir(home.path()).unwrap();
@@ -129,9 +129,9 @@ async fn a_folder_that_went_away_comes_back() {
     assert_eq!(home.names().len(), 1);
 }
 
-/// Claims could not be given up while the folder was gone, since its sync failed, and nobody made it again for them.
+/// Claims could not be unprepared while the directory was missing, since its sync failed and only a write created it again.
 #[tokio::test]
-async fn of_a_folder_that_went_away_every_file_is_removed() {
+async fn of_a_directory_that_went_away_every_file_is_removed() {
     let home = Home::new();
     let dir = home.open();
     dir.write(vec![file("a", "1")]).await.unwrap();
@@ -146,7 +146,7 @@ async fn files_of_others_are_not_ours() {
     let home = Home::new();
     let name = file("a", "1").name;
     home.put("nvidia.yaml", "kind: nvidia.com/gpu\n");
-    home.put(&name, "# somebody else's\n");
+    home.put(&name, "# another program's\n");
     home.put("short.json", "{");
     std::os::unix::fs::symlink("/etc/passwd", home.path().join("link.yaml")).unwrap();
     let before = home.names();
@@ -164,7 +164,7 @@ async fn files_of_others_are_not_ours() {
 #[tokio::test]
 async fn one_refused_file_does_not_keep_others_waiting_and_leaves_nothing_behind() {
     let home = Home::new();
-    home.put(&file("b", "1").name, "# somebody else's\n");
+    home.put(&file("b", "1").name, "# another program's\n");
     let dir = home.open();
     let (bad, good) =
         tokio::join!(dir.write(vec![file("a", "1"), file("b", "1")]), dir.write(vec![file("c", "1")]));
@@ -194,7 +194,7 @@ async fn a_file_of_ours_that_cannot_be_understood_is_still_ours() {
 }
 
 #[tokio::test]
-async fn a_device_that_somebody_else_gives_as_well_is_found() {
+async fn a_device_of_another_program_with_the_same_name_is_found() {
     let home = Home::new();
     let dir = home.open();
     let record = claim_with_uid("a", one(with_env("A", "1")));
@@ -217,7 +217,7 @@ async fn a_device_that_somebody_else_gives_as_well_is_found() {
 }
 
 #[tokio::test]
-async fn daemons_that_share_a_folder_leave_each_others_files_alone() {
+async fn daemons_that_share_a_directory_leave_each_others_files_alone() {
     let home = Home::new();
     let (one, file) = (home.open(), file("a", "1"));
     let two = CdiDir::open(&home.path(), "/elsewhere/\"checkpoint\".redb", Durability::Synced).unwrap();
@@ -251,39 +251,39 @@ async fn what_a_cut_left_of_our_file_is_still_ours() {
 const DEVICE: &str = "gpu.example.com/claim=a-gpu-0";
 const THEIRS: &str = "cdiVersion: 0.5.0\nkind: gpu.example.com/claim\ndevices:\n- name: a-gpu-0\n";
 
-/// Of two files runtimes take the one of the later folder, and refuse the device if they are of one folder.
+/// Of two files runtimes take the one of the later directory, and refuse the device if they are of one directory.
 #[tokio::test]
-async fn folders_before_ours_are_overridden_and_those_after_it_are_not() {
+async fn directories_before_ours_are_overridden_and_those_after_it_are_not() {
     let home = Home::new();
-    let folder = |name: &str| home.0.path().join(name);
-    ["before", "after"].iter().for_each(|name| std::fs::create_dir(folder(name)).unwrap());
-    let folders = [folder("before"), folder("run/cdi"), folder("after"), folder("absent")];
-    let dir = CdiDir::open_among(&home.path(), &folders, DAEMON, Durability::Rendered).unwrap();
+    let directory = |name: &str| home.0.path().join(name);
+    ["before", "after"].iter().for_each(|name| std::fs::create_dir(directory(name)).unwrap());
+    let directories = [directory("before"), directory("run/cdi"), directory("after"), directory("absent")];
+    let dir = CdiDir::open_among(&home.path(), &directories, DAEMON, Durability::Rendered).unwrap();
     let (device, other) = (DEVICE.to_owned(), "v/c=other".to_owned());
-    std::fs::write(folder("before/a.yaml"), THEIRS).unwrap();
+    std::fs::write(directory("before/a.yaml"), THEIRS).unwrap();
     assert_eq!(collisions(&dir, std::slice::from_ref(&device)).await, []);
     assert_eq!(dir.missing(&[device.clone(), other.clone()]), std::slice::from_ref(&other));
-    std::fs::write(folder("after/a.yaml"), THEIRS).unwrap();
+    std::fs::write(directory("after/a.yaml"), THEIRS).unwrap();
     let found = collisions(&dir, std::slice::from_ref(&device)).await;
-    assert_eq!(found, [Collision { device: device.clone(), file: folder("after/a.yaml") }]);
-    std::fs::remove_dir_all(folder("after")).unwrap();
+    assert_eq!(found, [Collision { device: device.clone(), file: directory("after/a.yaml") }]);
+    std::fs::remove_dir_all(directory("after")).unwrap();
     assert_eq!(collisions(&dir, std::slice::from_ref(&device)).await, []);
-    std::fs::create_dir(folder("absent")).unwrap();
-    std::fs::write(folder("absent/b.json"), r#"{"kind": "v/c", "devices": [{"name": "other"}]}"#).unwrap();
+    std::fs::create_dir(directory("absent")).unwrap();
+    std::fs::write(directory("absent/b.json"), r#"{"kind": "v/c", "devices": [{"name": "other"}]}"#).unwrap();
     dir.survey().await.unwrap();
     assert_eq!(dir.missing(&[other]), [] as [String; 0]);
 }
 
-/// `/var/run/cdi` and `/run/cdi` are one folder on most nodes: what we wrote was found to collide with itself.
+/// `/var/run/cdi` and `/run/cdi` are one directory on most nodes: what we wrote was found to collide with itself.
 #[tokio::test]
-async fn our_folder_under_another_name_is_no_other_folder() {
+async fn our_directory_under_another_name_is_no_other_directory() {
     let home = Home::new();
     std::fs::create_dir_all(home.path()).unwrap();
     let link = home.0.path().join("link");
     std::os::unix::fs::symlink(home.path(), &link).unwrap();
-    let folders = [home.path(), link.clone()];
-    for (path, folders) in [(&home.path(), &folders), (&link, &folders)] {
-        let dir = CdiDir::open_among(path, folders, DAEMON, Durability::Rendered).unwrap();
+    let directories = [home.path(), link.clone()];
+    for (path, directories) in [(&home.path(), &directories), (&link, &directories)] {
+        let dir = CdiDir::open_among(path, directories, DAEMON, Durability::Rendered).unwrap();
         dir.write(vec![file("a", "1")]).await.unwrap();
         assert_eq!(collisions(&dir, &[DEVICE.to_owned()]).await, [], "{}", path.display());
     }
@@ -301,14 +301,14 @@ async fn a_file_that_is_altered_in_its_place_is_read_again_when_it_is_touched_or
     assert_eq!((touched.devices.len(), touched.ours.len()), (1, 0));
     assert_eq!(dir.collisions(&device).len(), 1);
     home.put("theirs.yaml", "kind: gpu.example.com/claim\ndevices: []\n# other\n");
-    dir.survey_anew().unwrap();
+    dir.survey_all().unwrap();
     assert_eq!(dir.collisions(&device), []);
     std::fs::remove_file(home.path().join("theirs.yaml")).unwrap();
     assert_eq!(dir.touched(vec!["theirs.yaml".to_owned()]).await, Touched::default());
 }
 
 #[tokio::test]
-async fn what_we_left_is_told_from_what_somebody_touched() {
+async fn own_changes_are_distinguished_from_other_changes() {
     let home = Home::new();
     let (dir, file) = (home.open(), file("a", "1"));
     assert!(dir.is_as_left(&file.name), "it is not there, and was not");

@@ -190,7 +190,9 @@ fn what_libraries_refuse_is_refused() {
         ("network device", &|s| nets(s, &[("a", "")])),
         ("network device", &|s| nets(s, &[("a", "b"), ("a", "c")])),
         ("network device", &|s| nets(s, &[("a", "b"), ("c", "b")])),
-        ("gone", &|s| edits(s).intel_rdt = Some(IntelRdt { enable_cmt: Some(true), ..IntelRdt::default() })),
+        ("removed in CDI", &|s| {
+            edits(s).intel_rdt = Some(IntelRdt { enable_cmt: Some(true), ..IntelRdt::default() })
+        }),
         ("annotations", &|s| drop(s.annotations.insert("a b".to_owned(), String::new()))),
         ("annotations", &|s| drop(s.devices[0].annotations.insert("a".to_owned(), "x".repeat(300_000)))),
     ];

@@ -192,7 +192,7 @@ async fn what_is_damaged_or_missing_is_named_to_a_reader_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_folder_in_the_files_place_is_an_error_and_stays() {
+async fn a_directory_in_the_files_place_is_an_error_and_stays() {
     let home = Home::new();
     std::fs::create_dir_all(home.path().join("precious")).unwrap();
     assert!(matches!(open(&home.path()), Err(OpenError::Io { .. })));

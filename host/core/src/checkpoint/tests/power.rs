@@ -193,7 +193,7 @@ async fn a_full_disk_refuses_and_the_writer_goes_on_when_there_is_room() {
 }
 
 #[tokio::test]
-async fn a_read_only_disk_is_told_from_a_full_one() {
+async fn a_read_only_disk_is_distinguished_from_a_full_one() {
     let disk = Disk::default();
     let checkpoint = start_on(&disk);
     disk.refuse(io::ErrorKind::ReadOnlyFilesystem, 0);

@@ -386,7 +386,7 @@ impl Manager {
 
 /// The claims whose files are not right. Blocks.
 fn find_wrong(cdi: &CdiDir, records: &[Arc<ClaimRecord>]) -> (Vec<Uid>, Result<(), CdiError>) {
-    let surveyed = cdi.survey_anew();
+    let surveyed = cdi.survey_all();
     let is_current = |record: &ClaimRecord| {
         cdi::render(record).is_ok_and(|files| files.iter().all(|file| cdi.is_current(file)))
     };

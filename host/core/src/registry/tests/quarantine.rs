@@ -73,7 +73,7 @@ fn conduct() -> Arc<Containment> {
 }
 
 #[tokio::test]
-async fn a_quarantine_is_shown_until_it_is_over_and_those_who_wait_are_told_then() {
+async fn a_quarantine_is_shown_until_its_end_which_notifies_waiting_callers() {
     let (scene, notes) = (Scene::new(), Arc::new(Notes::default()));
     scene.registry.keep_predecessors(notes.clone());
     let (mut serving, before) =
@@ -89,23 +89,23 @@ async fn a_quarantine_is_shown_until_it_is_over_and_those_who_wait_are_told_then
     let view = scene.registry.resume("gpu.example.com").unwrap();
     assert_eq!((view.state, view.reason.as_str()), (DriverState::Serving, ""));
     assert_eq!(scene.conditions(), []);
-    assert!(serving.has_changed().unwrap(), "who waits for it is told");
+    assert!(serving.has_changed().unwrap(), "waiting callers are notified");
     serving.mark_unchanged();
     let after = scene.registry.serving(&name("gpu")).unwrap();
     assert!(!Arc::ptr_eq(&after.identity, &before.identity), "what it refused counts no more");
     let noted = notes.0.lock().unwrap();
     assert!(noted.iter().any(|noted| Arc::ptr_eq(noted, &after.identity)), "its file is kept still");
-    let told: Vec<_> = view.timeline.iter().map(|entry| entry.what.as_str()).collect();
-    assert_eq!(told, ["quarantined", "serving"]);
+    let entries: Vec<_> = view.timeline.iter().map(|entry| entry.what.as_str()).collect();
+    assert_eq!(entries, ["quarantined", "serving"]);
 }
 
 #[tokio::test]
-async fn what_cannot_be_resumed_is_told_apart() {
+async fn reasons_why_a_driver_cannot_be_resumed_are_distinguished() {
     let scene = Scene::new();
     scene.registry.update(DriverKind::Grpc, "/plugin.sock", |view| view.name = Some(name("nic")));
     show(&scene.registry, "b.wasm", "bad", DriverState::Failed, "no driver");
     for (wanted, code, words) in [
-        ("nobody", "driver-unknown", "nobody"),
+        ("missing", "driver-unknown", "missing"),
         ("gpu.example.com", "driver-not-quarantined", "is serving"),
         ("b.wasm", "driver-not-quarantined", "is failed"),
         ("nic.example.com", "driver-native", "restart the plugin"),

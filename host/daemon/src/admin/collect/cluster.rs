@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::super::{Cluster, families};
 use super::{NO_LABELS, Told};
-use nodedock_kube::api::Reach;
 use nodedock_kube::bridge::Registration;
+use nodedock_kube::client::Reachability;
 
 pub(super) fn tell(cluster: Option<&Cluster>, told: &mut Told<'_>) -> Result<(), Error> {
     tell_bridge(cluster, told)?;
@@ -26,47 +26,34 @@ where
 }
 
 fn tell_bridge(cluster: Option<&Cluster>, told: &mut Told<'_>) -> Result<(), Error> {
-    let view = cluster.map(|cluster| cluster.bridge.counters().view());
-    let view = view.as_ref();
+    let metrics = cluster.map(|cluster| cluster.bridge.metrics());
     let drivers = of(cluster, |cluster| {
-        let statuses = cluster.bridge.status().into_iter();
+        let statuses = cluster.bridge.drivers().into_iter();
         statuses.map(|status| ([status.driver.to_string(), word(&status.registration).to_owned()], 1u64))
     });
     told.gauges(families::BRIDGE_DRIVERS, drivers)?;
-    let registrations = view
-        .into_iter()
-        .flat_map(|view| [(["registered"], view.registrations), (["refused"], view.refusals)]);
-    told.counters(families::BRIDGE_REGISTRATIONS, registrations)?;
-    told.gauges(families::BRIDGE_OPEN, view.map(|view| (NO_LABELS, view.connections_open)))?;
-    told.counters(families::BRIDGE_CONNECTIONS, view.map(|view| (NO_LABELS, view.connections)))?;
-    told.gauges(families::BRIDGE_IN_FLIGHT, view.map(|view| (NO_LABELS, view.calls_in_flight)))?;
-    let calls = view.into_iter().flat_map(|view| &view.calls);
-    let calls = calls.map(|call| {
-        let code = format!("{:?}", call.code);
-        ([call.driver.to_string(), call.method.to_owned(), code], call.seconds.clone())
-    });
-    told.histograms(families::BRIDGE_CALLS, calls)?;
-    let operations = view.into_iter().flat_map(|view| &view.operations);
-    let operations = operations
-        .map(|call| ([call.operation, if call.is_error { "true" } else { "false" }], call.seconds.clone()));
-    told.histograms(families::BRIDGE_OPERATIONS, operations)
+    told.metric(families::BRIDGE_REGISTRATIONS, metrics.map(|metrics| &metrics.registrations))?;
+    let connections = metrics.map(|metrics| metrics.connections());
+    told.gauges(families::BRIDGE_OPEN, connections.map(|[open, _]| (NO_LABELS, open)))?;
+    told.counters(families::BRIDGE_CONNECTIONS, connections.map(|[_, made]| (NO_LABELS, made)))?;
+    told.metric(families::BRIDGE_IN_FLIGHT, metrics.map(|metrics| &metrics.calls_in_flight))?;
+    told.metric(families::BRIDGE_CALLS, metrics.map(|metrics| &metrics.calls))?;
+    told.metric(families::BRIDGE_OPERATIONS, metrics.map(|metrics| &metrics.operations))
 }
 
 fn word(registration: &Registration) -> &'static str {
     match registration {
         Registration::Offered => "offered",
         Registration::Asked => "asked",
-        Registration::Registered { .. } => "registered",
-        Registration::Refused { .. } => "refused",
+        Registration::Registered => "registered",
+        Registration::Refused(_) => "refused",
     }
 }
 
 fn tell_resources(cluster: Option<&Cluster>, told: &mut Told<'_>) -> Result<(), Error> {
-    let counts = cluster.map(|cluster| cluster.plugins.counts());
-    let counts = counts.as_ref();
-    let each = || counts.into_iter().flat_map(|counts| &counts.resources);
+    let metrics = cluster.map(|cluster| cluster.bridge.metrics());
     let devices = of(cluster, |cluster| {
-        let statuses = cluster.plugins.status().into_iter();
+        let statuses = cluster.bridge.resources().into_iter();
         statuses.flat_map(|status| {
             let of =
                 |health: &str, count: usize| ([status.resource.to_string(), health.to_owned()], count as u64);
@@ -74,28 +61,20 @@ fn tell_resources(cluster: Option<&Cluster>, told: &mut Told<'_>) -> Result<(), 
         })
     });
     told.gauges(families::RESOURCE_DEVICES, devices)?;
-    let registrations = each().flat_map(|of| {
-        let outcome = |outcome: &'static str, count| ([of.resource.as_str(), outcome], count);
-        [outcome("registered", of.registrations), outcome("refused", of.refusals)]
-    });
-    told.counters(families::RESOURCE_REGISTRATIONS, registrations)?;
-    told.counters(families::RESOURCE_LISTS, each().map(|of| ([of.resource.as_str()], of.lists)))?;
-    told.histograms(
-        families::RESOURCE_ALLOCATIONS,
-        each().map(|of| ([of.resource.as_str()], of.allocations.clone())),
-    )?;
-    told.counters(families::RESOURCE_FAILURES, each().map(|of| ([of.resource.as_str()], of.failures)))?;
-    let looks = counts.into_iter().flat_map(|counts| {
-        [(["answered"], counts.looks.saturating_sub(counts.looks_failed)), (["failed"], counts.looks_failed)]
-    });
-    told.counters(families::RESOURCE_LOOKS, looks)?;
-    told.counters(families::RESOURCE_GIVEN_UP, counts.map(|counts| (NO_LABELS, counts.given_up)))
+    let registrations = metrics.map(|metrics| &metrics.resource_registrations);
+    told.metric(families::RESOURCE_REGISTRATIONS, registrations)?;
+    told.metric(families::RESOURCE_LISTS, metrics.map(|metrics| &metrics.lists))?;
+    told.metric(families::RESOURCE_ALLOCATIONS, metrics.map(|metrics| &metrics.allocations))?;
+    told.metric(families::RESOURCE_FAILURES, metrics.map(|metrics| &metrics.allocation_failures))?;
+    told.metric(families::RESOURCE_LOOKS, metrics.map(|metrics| &metrics.in_use_looks))?;
+    told.metric(families::RESOURCE_GIVEN_UP, metrics.map(|metrics| &metrics.released))
 }
 
 fn tell_api(cluster: Option<&Cluster>, told: &mut Told<'_>) -> Result<(), Error> {
-    let counts = cluster.map(|cluster| cluster.api.counts());
+    let counts = cluster.map(|cluster| cluster.client.counts());
     let counts = counts.as_ref();
-    let reachable = cluster.map(|cluster| u64::from(*cluster.api.reach().borrow() == Reach::Here));
+    let reachable =
+        cluster.map(|cluster| u64::from(*cluster.client.reachability().borrow() == Reachability::Reachable));
     told.gauges(families::API_REACHABLE, reachable.map(|here| (NO_LABELS, here)))?;
     let requests = counts.into_iter().flat_map(|counts| &counts.requests);
     let requests = requests.map(|(verb, resource, code, count)| {
@@ -130,20 +109,20 @@ fn tell_claims(cluster: Option<&Cluster>, told: &mut Told<'_>) -> Result<(), Err
     let counts = cluster.map(|cluster| cluster.claims.counts());
     let answers = counts.into_iter().flat_map(|counts| {
         [
-            (["memory"], counts.from_memory),
-            (["server"], counts.asked),
-            (["memory-while-away"], counts.while_away),
+            (["memory"], counts.from_cache),
+            (["server"], counts.from_server),
+            (["memory-while-away"], counts.while_unreachable),
         ]
     });
     told.counters(families::CLAIM_READS, answers)?;
     let known =
-        counts.into_iter().flat_map(|counts| [(["known"], counts.known), (["followed"], counts.followed)]);
+        counts.into_iter().flat_map(|counts| [(["known"], counts.cached), (["followed"], counts.watched)]);
     told.gauges(families::CLAIMS_KNOWN, known)?;
     let statuses = of(cluster, |cluster| {
         let counts = cluster.statuses.counts();
         let each = [
             ("written", &counts.written),
-            ("standing", &counts.standing),
+            ("standing", &counts.unchanged),
             ("refused", &counts.refused),
             ("dropped", &counts.dropped),
         ];
@@ -152,10 +131,12 @@ fn tell_claims(cluster: Option<&Cluster>, told: &mut Told<'_>) -> Result<(), Err
     told.counters(families::CLAIM_STATUSES, statuses)?;
     let events = of(cluster, |cluster| {
         let counts = cluster.events.counts();
-        let written =
-            [("created", &counts.created), ("updated", &counts.updated), ("refused", &counts.refused)];
-        let written = written.map(|(outcome, count)| ([outcome], read(count)));
-        written.into_iter().chain([(["dropped"], cluster.events.dropped())]).collect::<Vec<_>>()
+        [
+            (["created"], counts.created),
+            (["updated"], counts.updated),
+            (["refused"], counts.refused),
+            (["dropped"], counts.dropped),
+        ]
     });
     told.counters(families::EVENTS, events)?;
     let counts = cluster.map(|cluster| cluster.reconcile.counts());
@@ -164,7 +145,7 @@ fn tell_claims(cluster: Option<&Cluster>, told: &mut Told<'_>) -> Result<(), Err
         [(["seen"], read(&counts.rounds).saturating_sub(blind)), (["blind"], blind)]
     });
     told.counters(families::RECONCILES, rounds)?;
-    told.counters(families::RECONCILE_GIVEN_UP, counts.map(|counts| (NO_LABELS, read(&counts.given_up))))
+    told.counters(families::RECONCILE_GIVEN_UP, counts.map(|counts| (NO_LABELS, read(&counts.unprepared))))
 }
 
 fn read(count: &AtomicU64) -> u64 {

@@ -1,29 +1,42 @@
-//! `nodedock driver inspect`: all that can be said of a file, also of one that cannot be loaded.
+//! `nodedock driver inspect`: everything that a driver file shows of itself, also if it cannot be loaded.
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde::Serialize;
+use clap::Args;
+use nodedock_proto::node::v1::DriverTrust;
+use serde::{Serialize, Serializer};
 
-use super::super::Outcome;
-use super::super::output::{Format, Rows, print, printable, say};
-use super::{grant_beside, look, read};
+use super::super::output::{Format, join, print};
+use super::super::{Outcome, describe};
+use super::{grant_beside, load, read};
 use crate::config::ConfigFile;
+use crate::convert;
 use nodedock_base::error::chain;
 use nodedock_model::grant::{self, Grant, LimitGrant, LimitRequest};
 use nodedock_model::limit;
 use nodedock_wasm::trust::{Evidence, Policy, Verdict};
 use nodedock_wasm::{DriverInfo, Inspection};
 
-/// What the file's signature is checked with; neither: nothing is said of it.
-pub(super) struct Vouching {
-    pub(super) config: Option<PathBuf>,
-    pub(super) key: Option<PathBuf>,
+#[derive(Args)]
+pub(in crate::cli) struct InspectArgs {
+    file: PathBuf,
+    /// Grant to compare with [default: NAME.grant.yaml beside NAME.wasm, if it exists]
+    #[arg(long, value_name = "FILE")]
+    grant: Option<PathBuf>,
+    /// Check whether the `trust` section of this config file of the daemon trusts the file
+    #[arg(long, value_name = "FILE", conflicts_with = "key")]
+    config: Option<PathBuf>,
+    /// Check the signature beside the file, NAME.wasm.sig, with this public key (PEM)
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
 }
 
-impl Vouching {
+impl InspectArgs {
+    /// The policy that the file's signature is checked with; without one nothing is checked.
     fn policy(&self) -> Result<Option<Policy>> {
         match (&self.config, &self.key) {
             (Some(config), _) => Ok(Some(ConfigFile::read(config)?.policy)),
@@ -50,13 +63,17 @@ struct Inspected {
     name: Option<String>,
     version: Option<String>,
     summary: Option<String>,
-    /// Capabilities that it asks for.
+    /// Capabilities that it requests.
     requests: Vec<Request>,
     /// File of the grant; none is the empty grant.
     grant: Option<String>,
     missing_grants: Vec<String>,
-    limits: Option<Limits>,
-    trust: Option<Trust>,
+    #[serde(serialize_with = "by_key")]
+    limits: Option<[Limit; 9]>,
+    #[serde(serialize_with = "with_nulls")]
+    trust: Option<DriverTrust>,
+    #[serde(skip)]
+    distrusted: bool,
     error: Option<String>,
 }
 
@@ -66,64 +83,47 @@ struct Request {
     granted: bool,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Limits {
-    memory_mib: Limit,
-    wall_ms: Limit,
-    cpu_ms: Limit,
-    answer_mib: Limit,
-    host_operations: Limit,
-    host_mib: Limit,
-    log_lines_per_second: Limit,
-    log_bytes_per_second: Limit,
-    concurrent_calls: Limit,
-}
-
-/// What is not asked for or granted is the default. Only memory, wall time and CPU time can be asked for.
+/// A limit that is neither requested nor granted has its default.
 #[derive(Serialize)]
 struct Limit {
+    #[serde(skip)]
+    key: &'static str,
+    #[serde(skip)]
+    label: &'static str,
+    #[serde(skip)]
+    unit: &'static str,
+    /// Whether a driver can request it.
+    #[serde(skip)]
+    can_ask: bool,
     asked: Option<u32>,
     granted: Option<u32>,
     effective: u64,
 }
 
-#[derive(Serialize)]
-struct Trust {
-    mode: &'static str,
-    verdict: &'static str,
-    key: Option<String>,
-    pin: Option<String>,
-    reason: Option<String>,
-    #[serde(skip)]
-    refuses: bool,
-}
-
-impl From<Verdict> for Trust {
-    fn from(verdict: Verdict) -> Self {
-        Self {
-            mode: verdict.mode.as_str(),
-            verdict: verdict.word(),
-            refuses: verdict.refuses(),
-            reason: verdict.distrust.map(|distrust| distrust.to_string()),
-            key: verdict.key,
-            pin: verdict.pin,
-        }
+fn by_key<S: Serializer>(limits: &Option<[Limit; 9]>, serializer: S) -> Result<S::Ok, S::Error> {
+    match limits {
+        Some(limits) => serializer.collect_map(limits.iter().map(|limit| (limit.key, limit))),
+        None => serializer.serialize_none(),
     }
 }
 
-pub(super) async fn run(
-    file: &Path,
-    grant: Option<PathBuf>,
-    vouching: &Vouching,
-    format: Format,
-) -> Result<Outcome> {
-    let policy = vouching.policy()?;
-    let (grant, grant_path) = grant_beside(file, grant)?;
+/// Writes empty texts as null.
+fn with_nulls<S: Serializer>(trust: &Option<DriverTrust>, serializer: S) -> Result<S::Ok, S::Error> {
+    let Some(DriverTrust { mode, verdict, key, pin, reason }) = trust else {
+        return serializer.serialize_none();
+    };
+    let fields = [("mode", mode), ("verdict", verdict), ("key", key), ("pin", pin), ("reason", reason)];
+    let value = |text: &'_ String| Some(text.clone()).filter(|text| !text.is_empty());
+    serializer.collect_map(fields.map(|(key, text)| (key, value(text))))
+}
+
+pub(super) async fn run(args: InspectArgs) -> Result<Outcome> {
+    let (policy, file) = (args.policy()?, args.file.as_path());
+    let (grant, grant_path) = grant_beside(file, args.grant.as_deref())?;
     let bytes = read(file, limit::DRIVER_FILE_BYTES_MAX)?;
     let verdict = policy.as_ref().map(|policy| judge(policy, file, &bytes)).transpose()?;
-    let found = look(file, bytes, &grant).await?;
-    // Before the name is known nothing is said of it; then all is.
+    let found = load(file, bytes, &grant).await?;
+    // A pin may be for the driver's name, which is known now.
     let verdict = match (policy, verdict, &found.info) {
         (Some(policy), Some(verdict), Some(info)) if verdict.distrust.is_none() => {
             Some(policy.judge_named(&verdict, info.name.as_str()))
@@ -131,13 +131,8 @@ pub(super) async fn run(
         (_, verdict, _) => verdict,
     };
     let inspected = inspected(file, &found, &grant, grant_path, verdict);
-    match format {
-        Format::Json | Format::Yaml => {
-            print(format, &inspected, || Rows { heading: vec![], wide_from: 0, rows: vec![] }, "")?
-        }
-        Format::Table | Format::Wide => say(inspected.text().trim_end())?,
-    }
-    let refused = inspected.error.is_some() || inspected.trust.as_ref().is_some_and(|trust| trust.refuses);
+    print(args.output, &inspected, || join(inspected.lines()))?;
+    let refused = inspected.error.is_some() || inspected.distrusted;
     Ok(if refused { Outcome::Refused } else { Outcome::Done })
 }
 
@@ -177,73 +172,86 @@ fn inspected(
         missing_grants: found.missing_grants.clone(),
         limits: info
             .zip(found.limits.as_ref())
-            .map(|(info, effective)| Limits::new(&info.limits, &grant.limits, effective)),
-        trust: verdict.map(Trust::from),
+            .map(|(info, effective)| limits(&info.limits, &grant.limits, effective)),
+        distrusted: verdict.as_ref().is_some_and(Verdict::refuses),
+        trust: verdict.as_ref().map(|verdict| convert::trust(&verdict.view())),
         error: found.error.as_ref().map(|error| chain(error)),
     }
 }
 
-/// Against the empty grant everything is missing, which is the list of what is asked for.
+/// Against the empty grant every request is missing, which is the list of all requests.
 fn requests(info: &DriverInfo, missing: &[String]) -> Vec<Request> {
     let all = grant::missing(&info.capabilities, &LimitRequest::default(), &Grant::empty());
     all.into_iter().map(|request| Request { granted: !missing.contains(&request), request }).collect()
 }
 
-/// Lines of a label and a value.
-#[derive(Default)]
-struct Sheet(String);
+fn limits(asked: &LimitRequest, granted: &LimitGrant, effective: &grant::Limits) -> [Limit; 9] {
+    let new = |key, label, unit, granted, effective| Limit {
+        key,
+        label,
+        unit,
+        can_ask: false,
+        asked: None,
+        granted,
+        effective,
+    };
+    let or_asked = |asked, limit| Limit { can_ask: true, asked, ..limit };
+    let mib = |bytes: usize| (bytes >> 20) as u64;
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let (e, g, log) = (effective, granted, &effective.log);
+    [
+        or_asked(asked.memory_mib, new("memoryMib", "memory", " MiB", g.memory_mib, mib(e.memory))),
+        or_asked(asked.wall_ms, new("wallMs", "wall", " ms per call", g.wall_ms, millis(e.wall))),
+        or_asked(asked.cpu_ms, new("cpuMs", "CPU", " ms per call", g.cpu_ms, millis(e.cpu))),
+        new("answerMib", "answer", " MiB", g.answer_mib, mib(e.hostcall_bytes)),
+        new("hostOperations", "host calls", " per call", g.host_operations, e.host_operations as u64),
+        new("hostMib", "answers of host calls", " MiB per call", g.host_mib, mib(e.host_bytes)),
+        new("logLinesPerSecond", "log lines", " a second", g.log_lines_per_second, log.lines.into()),
+        new("logBytesPerSecond", "log bytes", " a second", g.log_bytes_per_second, log.bytes.into()),
+        new("concurrentCalls", "concurrent calls", "", g.concurrent_calls, e.concurrent_calls as u64),
+    ]
+}
 
-impl Sheet {
-    fn line(&mut self, label: &str, value: &str) {
-        // Writing to a text does not fail.
-        let _ = writeln!(self.0, "{label:<10}{}", printable(value));
-    }
-
-    fn lines(&mut self, label: &str, values: impl IntoIterator<Item = String>) {
-        for (index, value) in values.into_iter().enumerate() {
-            self.line(if index == 0 { label } else { "" }, &value);
-        }
-    }
+/// Labels the first of several values.
+fn labelled(label: &str, values: impl IntoIterator<Item = String>) -> Vec<String> {
+    let label = std::iter::once(label).chain(std::iter::repeat(""));
+    label.zip(values).map(|(label, value)| format!("{label:<10}{value}")).collect()
 }
 
 impl Inspected {
-    fn text(&self) -> String {
-        let mut sheet = Sheet::default();
-        sheet.line("file", &format!("{}, {} bytes", self.file, self.size));
-        sheet.line("digest", &self.digest);
-        sheet.line("form", self.form.unwrap_or("not WebAssembly"));
-        sheet.line("contract", self.contract.as_deref().unwrap_or("none"));
-        if let Some(profile) = self.profile {
-            sheet.line("profile", profile);
-        }
-        sheet.lines("imports", self.imports.iter().cloned());
-        sheet.lines("exports", self.exports.iter().cloned());
-        if let (Some(name), Some(version)) = (&self.name, &self.version) {
-            sheet.line("driver", &format!("{name} {version}"));
-            sheet.line("summary", self.summary.as_deref().unwrap_or_default());
-        }
-        sheet.lines("asks for", self.requests.iter().map(Request::text));
-        if let Some(limits) = &self.limits {
-            sheet.lines("limits", limits.texts());
-        }
-        sheet.line("grant", self.grant.as_deref().unwrap_or("none: nothing but the log"));
-        if let Some(trust) = &self.trust {
-            sheet.line("trust", &trust.text());
-        }
-        self.verdict(&mut sheet);
-        sheet.0
+    fn lines(&self) -> Vec<String> {
+        let one = |label: &str, value: Option<String>| labelled(label, value);
+        let driver = self.name.as_ref().zip(self.version.as_ref());
+        let sections = [
+            one("file", Some(format!("{}, {} bytes", self.file, self.size))),
+            one("digest", Some(self.digest.clone())),
+            one("form", Some(self.form.unwrap_or("not WebAssembly").to_owned())),
+            one("contract", Some(self.contract.clone().unwrap_or_else(|| "none".to_owned()))),
+            one("profile", self.profile.map(str::to_owned)),
+            labelled("imports", self.imports.iter().cloned()),
+            labelled("exports", self.exports.iter().cloned()),
+            one("driver", driver.map(|(name, version)| format!("{name} {version}"))),
+            one("summary", self.summary.clone()),
+            labelled("requests", self.requests.iter().map(Request::text)),
+            labelled("limits", self.limits.iter().flatten().map(Limit::text)),
+            one(
+                "grant",
+                Some(self.grant.clone().unwrap_or_else(|| "none: only the log is granted".to_owned())),
+            ),
+            one("trust", self.trust.as_ref().map(describe::trust)),
+            labelled("verdict", self.verdict()),
+        ];
+        sections.concat()
     }
 
-    fn verdict(&self, sheet: &mut Sheet) {
-        let distrust = self.trust.as_ref().filter(|trust| trust.refuses);
-        match (&self.error, distrust, self.missing_grants.as_slice()) {
-            (Some(error), _, _) => sheet.line("verdict", &format!("cannot be loaded: {error}")),
-            (None, Some(_), _) => sheet.line("verdict", "would be refused: not trusted"),
-            (None, None, []) => sheet.line("verdict", "would serve"),
-            (None, None, missing) => {
-                sheet.line("verdict", "would be blocked; not granted:");
-                sheet.lines("", missing.iter().cloned());
-            }
+    fn verdict(&self) -> Vec<String> {
+        if let Some(error) = &self.error {
+            return vec![format!("cannot be loaded: {error}")];
+        }
+        match self.missing_grants.as_slice() {
+            _ if self.distrusted => vec!["would be refused: not trusted".to_owned()],
+            [] => vec!["would serve".to_owned()],
+            missing => [&["would be blocked; not granted:".to_owned()], missing].concat(),
         }
     }
 }
@@ -254,61 +262,13 @@ impl Request {
     }
 }
 
-impl Limits {
-    fn new(asked: &LimitRequest, granted: &LimitGrant, effective: &grant::Limits) -> Self {
-        let limit = |asked, granted, effective| Limit { asked, granted, effective };
-        let given = |granted, effective| limit(None, granted, effective);
-        let mib = |bytes: usize| (bytes >> 20) as u64;
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        Self {
-            memory_mib: limit(asked.memory_mib, granted.memory_mib, mib(effective.memory)),
-            wall_ms: limit(asked.wall_ms, granted.wall_ms, millis(effective.wall)),
-            cpu_ms: limit(asked.cpu_ms, granted.cpu_ms, millis(effective.cpu)),
-            answer_mib: given(granted.answer_mib, mib(effective.hostcall_bytes)),
-            host_operations: given(granted.host_operations, effective.host_operations as u64),
-            host_mib: given(granted.host_mib, mib(effective.host_bytes)),
-            log_lines_per_second: given(granted.log_lines_per_second, effective.log.lines.into()),
-            log_bytes_per_second: given(granted.log_bytes_per_second, effective.log.bytes.into()),
-            concurrent_calls: given(granted.concurrent_calls, effective.concurrent_calls as u64),
-        }
-    }
-
-    fn texts(&self) -> Vec<String> {
-        let or_default = |value: Option<u32>| value.map_or("default".to_owned(), |value| value.to_string());
-        let asked = |what: &str, limit: &Limit, unit: &str| {
-            let (asked, granted) = (or_default(limit.asked), or_default(limit.granted));
-            format!("{what} {} {unit} (asked: {asked}, granted: {granted})", limit.effective)
-        };
-        let given = |what: &str, limit: &Limit, unit: &str| {
-            format!("{what} {}{unit} (granted: {})", limit.effective, or_default(limit.granted))
-        };
-        vec![
-            asked("memory", &self.memory_mib, "MiB"),
-            asked("wall", &self.wall_ms, "ms per call"),
-            asked("CPU", &self.cpu_ms, "ms per call"),
-            given("answer", &self.answer_mib, " MiB"),
-            given("questions to the host", &self.host_operations, " per call"),
-            given("answers of the host", &self.host_mib, " MiB per call"),
-            given("log lines", &self.log_lines_per_second, " a second"),
-            given("log bytes", &self.log_bytes_per_second, " a second"),
-            given("calls at once", &self.concurrent_calls, ""),
-        ]
-    }
-}
-
-impl Trust {
+impl Limit {
     fn text(&self) -> String {
-        let mut text = format!("{} (mode {})", self.verdict, self.mode);
-        if let Some(key) = &self.key {
-            text.push_str(&format!(", signed by {key}"));
-        }
-        if let Some(pin) = &self.pin {
-            text.push_str(&format!(", pinned for {pin}"));
-        }
-        if let Some(reason) = &self.reason {
-            text.push_str(&format!(": {reason}"));
-        }
-        text
+        let or_default = |value: Option<u32>| value.map_or("default".to_owned(), |value| value.to_string());
+        let Self { label, unit, effective, .. } = self;
+        let asked =
+            if self.can_ask { format!("requested: {}, ", or_default(self.asked)) } else { String::new() };
+        format!("{label} {effective}{unit} ({asked}granted: {})", or_default(self.granted))
     }
 }
 
@@ -316,8 +276,20 @@ impl Trust {
 mod tests {
     use super::*;
 
+    fn trust(verdict: &str, key: &str, pin: &str, reason: &str) -> DriverTrust {
+        let [mode, verdict, key, pin, reason] = ["enforce", verdict, key, pin, reason].map(str::to_owned);
+        DriverTrust { mode, verdict, key, pin, reason }
+    }
+
     fn whole() -> Inspected {
-        let limit = |asked, granted, effective| Limit { asked, granted, effective };
+        let asked = LimitRequest { memory_mib: Some(128), cpu_ms: Some(500), ..LimitRequest::default() };
+        let granted = LimitGrant {
+            memory_mib: Some(256),
+            host_operations: Some(500),
+            concurrent_calls: Some(2),
+            ..LimitGrant::default()
+        };
+        let effective = grant::Limits::new(&asked, &granted);
         Inspected {
             file: "gpu.wasm".into(),
             size: 1234,
@@ -337,31 +309,15 @@ mod tests {
             ],
             grant: Some("gpu.grant.yaml".into()),
             missing_grants: vec!["env: GPU_*".into()],
-            limits: Some(Limits {
-                memory_mib: limit(Some(128), Some(256), 128),
-                wall_ms: limit(None, None, 10_000),
-                cpu_ms: limit(Some(500), None, 500),
-                answer_mib: limit(None, None, 16),
-                host_operations: limit(None, Some(500), 500),
-                host_mib: limit(None, None, 64),
-                log_lines_per_second: limit(None, None, 20),
-                log_bytes_per_second: limit(None, None, 4096),
-                concurrent_calls: limit(None, Some(2), 2),
-            }),
-            trust: Some(Trust {
-                mode: "enforce",
-                verdict: "trusted",
-                key: Some("release".into()),
-                pin: Some("gpu".into()),
-                reason: None,
-                refuses: false,
-            }),
+            limits: Some(limits(&asked, &granted, &effective)),
+            trust: Some(trust("trusted", "release", "gpu", "")),
+            distrusted: false,
             error: None,
         }
     }
 
     #[test]
-    fn the_text_is_aligned_and_says_everything_once() {
+    fn the_text_is_aligned_and_has_everything_once() {
         let expected = "\
 file      gpu.wasm, 1234 bytes
 digest    sha256:00
@@ -373,27 +329,27 @@ imports   nodedock:driver/log@0.1.0
 exports   nodedock:driver/identity@0.1.0
 driver    gpu.example.com 1.2.3
 summary   GPUs\u{fffd}[2J
-asks for  sysfsRead: class/drm/*
+requests  sysfsRead: class/drm/*
           env: GPU_* (not granted)
-limits    memory 128 MiB (asked: 128, granted: 256)
-          wall 10000 ms per call (asked: default, granted: default)
-          CPU 500 ms per call (asked: 500, granted: default)
+limits    memory 128 MiB (requested: 128, granted: 256)
+          wall 10000 ms per call (requested: default, granted: default)
+          CPU 500 ms per call (requested: 500, granted: default)
           answer 16 MiB (granted: default)
-          questions to the host 500 per call (granted: 500)
-          answers of the host 64 MiB per call (granted: default)
-          log lines 20 a second (granted: default)
-          log bytes 4096 a second (granted: default)
-          calls at once 2 (granted: 2)
+          host calls 500 per call (granted: 500)
+          answers of host calls 16 MiB per call (granted: default)
+          log lines 50 a second (granted: default)
+          log bytes 65536 a second (granted: default)
+          concurrent calls 2 (granted: 2)
 grant     gpu.grant.yaml
 trust     trusted (mode enforce), signed by release, pinned for gpu
 verdict   would be blocked; not granted:
           env: GPU_*
 ";
-        assert_eq!(whole().text(), expected);
+        assert_eq!(join(whole().lines()), expected.trim_end());
     }
 
     #[test]
-    fn of_a_file_that_cannot_be_loaded_what_is_known_is_said() {
+    fn a_file_that_cannot_be_loaded_is_shown_as_far_as_it_is_known() {
         let inspected = Inspected {
             file: "x.wasm".into(),
             form: None,
@@ -402,18 +358,13 @@ verdict   would be blocked; not granted:
             imports: vec![],
             exports: vec![],
             name: None,
+            summary: None,
             requests: vec![],
             grant: None,
             missing_grants: vec![],
             limits: None,
-            trust: Some(Trust {
-                mode: "enforce",
-                verdict: "distrusted",
-                key: None,
-                pin: None,
-                reason: Some("it is not signed".into()),
-                refuses: true,
-            }),
+            trust: Some(trust("distrusted", "", "", "it is not signed")),
+            distrusted: true,
             error: Some("it is empty".into()),
             ..whole()
         };
@@ -422,12 +373,12 @@ file      x.wasm, 1234 bytes
 digest    sha256:00
 form      not WebAssembly
 contract  none
-grant     none: nothing but the log
+grant     none: only the log is granted
 trust     distrusted (mode enforce): it is not signed
 verdict   cannot be loaded: it is empty
 ";
-        assert_eq!(inspected.text(), expected);
+        assert_eq!(join(inspected.lines()), expected.trim_end());
         let sound = Inspected { error: None, ..inspected };
-        assert!(sound.text().ends_with("verdict   would be refused: not trusted\n"));
+        assert_eq!(sound.lines().last().unwrap(), "verdict   would be refused: not trusted");
     }
 }

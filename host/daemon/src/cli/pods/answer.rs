@@ -1,220 +1,88 @@
-//! The answers about pods, for people and for scripts.
-
-use std::collections::BTreeMap;
+//! Prints the answers about pods.
 
 use anyhow::Result;
 use nodedock_proto::node::v1;
 use serde::Serialize;
 
-use super::super::Outcome;
-use super::super::get::Ref;
-use super::super::output::{Format, Rows, print, printable, say};
+use super::super::output::{Column, Format, Row, join, print, printable, table};
+use super::super::{Outcome, describe};
 
 #[derive(Serialize)]
 pub(super) struct Answer {
-    pod: Ref,
-    claims: Vec<ClaimOutcome>,
+    pod: Option<v1::ObjectRef>,
+    claims: Vec<v1::ClaimOutcome>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    resources: Vec<ResourceOutcome>,
+    resources: Vec<v1::ResourceOutcome>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    containers: Option<Vec<Container>>,
-    /// What kept containers from their start.
+    containers: Option<Vec<v1::ContainerDevices>>,
+    /// Why containers cannot start.
     #[serde(skip)]
     failed: Vec<String>,
 }
 
 impl Answer {
     pub(super) fn prepared(answer: v1::PreparePodResponse, failed: Vec<String>) -> Self {
-        Self {
-            pod: answer.pod.unwrap_or_default().into(),
-            claims: answer.claims.into_iter().map(Into::into).collect(),
-            resources: answer.resources.into_iter().map(Into::into).collect(),
-            containers: Some(answer.containers.into_iter().map(Into::into).collect()),
-            failed,
-        }
+        let v1::PreparePodResponse { pod, claims, containers, resources } = answer;
+        Self { pod, claims, resources, containers: Some(containers), failed }
     }
 
-    pub(super) fn given_up(answer: v1::UnpreparePodResponse) -> Self {
-        Self {
-            pod: answer.pod.unwrap_or_default().into(),
-            claims: answer.claims.into_iter().map(Into::into).collect(),
-            resources: answer.resources.into_iter().map(Into::into).collect(),
-            containers: None,
-            failed: Vec::new(),
-        }
-    }
-
-    fn name(&self) -> String {
-        format!("{}/{}", self.pod.namespace, self.pod.name)
+    pub(super) fn unprepared(answer: v1::UnpreparePodResponse) -> Self {
+        let v1::UnpreparePodResponse { pod, claims, resources } = answer;
+        Self { pod, claims, resources, containers: None, failed: Vec::new() }
     }
 }
 
-#[derive(Serialize)]
-pub(in super::super) struct ResourceOutcome {
-    pub(in super::super) container: String,
-    pub(in super::super) resource: String,
-    pub(in super::super) devices: Vec<String>,
-    pub(in super::super) outcome: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    problem: Option<Problem>,
-}
-
-impl From<v1::ResourceOutcome> for ResourceOutcome {
-    fn from(outcome: v1::ResourceOutcome) -> Self {
-        Self {
-            container: outcome.container,
-            resource: outcome.resource,
-            devices: outcome.device_ids,
-            outcome: outcome.outcome,
-            problem: outcome.problem.map(Into::into),
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct ClaimOutcome {
-    namespace: String,
-    name: String,
-    uid: String,
-    outcome: String,
-    problem: Option<Problem>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Problem {
-    kind: String,
-    code: String,
-    message: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after_ms: Option<u32>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    details: BTreeMap<String, String>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(in super::super) struct Container {
-    name: String,
-    pub(in super::super) cdi_devices: Vec<String>,
-    env: BTreeMap<String, String>,
-    mounts: Vec<Mount>,
-    device_nodes: Vec<DeviceNode>,
-    annotations: BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    conflicts: Vec<String>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Mount {
-    host_path: String,
-    container_path: String,
-    read_only: bool,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct DeviceNode {
-    host_path: String,
-    container_path: String,
-    permissions: String,
-}
-
-impl From<v1::ContainerDevices> for Container {
-    fn from(container: v1::ContainerDevices) -> Self {
-        let mount = |m: v1::Mount| Mount {
-            host_path: m.host_path,
-            container_path: m.container_path,
-            read_only: m.read_only,
-        };
-        let node = |n: v1::DeviceNode| DeviceNode {
-            host_path: n.host_path,
-            container_path: n.container_path,
-            permissions: n.permissions,
-        };
-        Self {
-            name: container.name,
-            cdi_devices: container.cdi_devices,
-            env: container.env,
-            mounts: container.mounts.into_iter().map(mount).collect(),
-            device_nodes: container.device_nodes.into_iter().map(node).collect(),
-            annotations: container.annotations,
-            conflicts: container.conflicts,
-        }
-    }
-}
-
-impl From<v1::Problem> for Problem {
-    fn from(problem: v1::Problem) -> Self {
-        Self {
-            kind: problem.kind,
-            code: problem.code,
-            message: problem.message,
-            retry_after_ms: problem.retry_after_ms,
-            details: problem.details,
-        }
-    }
-}
-
-impl From<v1::ClaimOutcome> for ClaimOutcome {
-    fn from(outcome: v1::ClaimOutcome) -> Self {
-        let id = outcome.id.unwrap_or_default();
-        Self {
-            namespace: id.namespace,
-            name: id.name,
-            uid: id.uid,
-            outcome: outcome.outcome,
-            problem: outcome.problem.map(Into::into),
-        }
-    }
-}
-
-/// Prints the answers: one as an object, several as an array. What is refused makes the command fail.
+/// Prints the answers: one as an object, several as an array. A refusal makes the command fail.
 pub(super) fn finish(answers: &[Answer], format: Format) -> Result<Outcome> {
-    match (answers, format) {
-        (_, Format::Table | Format::Wide) => tables(answers, format)?,
-        ([one], _) => print(format, one, || claim_rows(answers), "")?,
-        _ => print(format, &answers, || claim_rows(answers), "")?,
+    match answers {
+        [one] => print(format, one, || text(answers, format))?,
+        _ => print(format, &answers, || text(answers, format))?,
     }
-    let mut refused = false;
-    for words in answers.iter().flat_map(refusals) {
-        refused = true;
-        eprintln!("error: {words}");
+    if matches!(format, Format::Table | Format::Wide) {
+        for container in containers(answers) {
+            for conflict in &container.conflicts {
+                eprintln!("warning: container {}: {}", container.name, printable(conflict));
+            }
+        }
     }
-    Ok(if refused { Outcome::Refused } else { Outcome::Done })
+    let refusals: Vec<_> = answers.iter().flat_map(refusals).collect();
+    refusals.iter().for_each(|refusal| eprintln!("error: {refusal}"));
+    Ok(if refusals.is_empty() { Outcome::Done } else { Outcome::Refused })
 }
 
-fn tables(answers: &[Answer], format: Format) -> Result<()> {
-    let no_claims = answers.iter().all(|answer| answer.claims.is_empty());
-    let no_resources = answers.iter().all(|answer| answer.resources.is_empty());
-    match (no_claims, no_resources) {
-        (true, true) => say("the pod holds no claims")?,
-        (true, false) => {}
-        (false, _) => print(format, &(), || claim_rows(answers), "")?,
+fn text(answers: &[Answer], format: Format) -> String {
+    let (mut claims, mut resources) = (Vec::new(), Vec::new());
+    for answer in answers {
+        let pod = answer.pod.as_ref().map(describe::name).unwrap_or_default();
+        claims.extend(answer.claims.iter().map(|claim| (pod.clone(), claim.clone())));
+        resources.extend(answer.resources.iter().map(|resource| (pod.clone(), resource.clone())));
     }
-    if !no_resources {
-        print(format, &(), || resource_rows(answers), "")?;
+    let mut parts = Vec::new();
+    if !claims.is_empty() || resources.is_empty() {
+        parts.push(table(format, &claims, "the pod has no claims"));
     }
-    let containers = answers.iter().filter_map(|answer| answer.containers.as_ref()).flatten();
-    for container in containers {
-        for line in needs(container) {
-            say(&format!("container {}: {}", container.name, printable(&line)))?;
-        }
-        for conflict in &container.conflicts {
-            eprintln!("warning: container {}: {}", container.name, printable(conflict));
-        }
+    if !resources.is_empty() {
+        parts.push(table(format, &resources, ""));
     }
-    Ok(())
+    let needs = |container: &v1::ContainerDevices| {
+        let name = container.name.clone();
+        needs(container).into_iter().map(move |line| format!("container {name}: {line}"))
+    };
+    parts.extend(containers(answers).flat_map(needs).map(|line| join([line])));
+    parts.join("\n")
+}
+
+fn containers(answers: &[Answer]) -> impl Iterator<Item = &v1::ContainerDevices> {
+    answers.iter().filter_map(|answer| answer.containers.as_ref()).flatten()
 }
 
 /// What a runtime needs for a container, line by line.
-fn needs(container: &Container) -> Vec<String> {
+fn needs(container: &v1::ContainerDevices) -> Vec<String> {
     let mut lines = container.cdi_devices.clone();
     lines.extend(container.env.iter().map(|(name, value)| format!("env {name}={value}")));
     lines.extend(container.mounts.iter().map(|mount| {
-        let how = if mount.read_only { "ro" } else { "rw" };
-        format!("mount {}:{}:{how}", mount.host_path, mount.container_path)
+        let mode = if mount.read_only { "ro" } else { "rw" };
+        format!("mount {}:{}:{mode}", mount.host_path, mount.container_path)
     }));
     lines.extend(
         container
@@ -226,56 +94,53 @@ fn needs(container: &Container) -> Vec<String> {
     lines
 }
 
-/// What was refused, in words.
+/// The errors of everything that was refused.
 fn refusals(answer: &Answer) -> impl Iterator<Item = String> {
     let claims = answer.claims.iter().filter(|claim| claim.outcome == "refused").map(|claim| {
-        let name = format!("{}/{}", claim.namespace, claim.name);
-        said(&format!("claim {name}"), &name, claim.problem.as_ref())
+        let name = claim.id.as_ref().map(describe::name).unwrap_or_default();
+        refusal(&format!("claim {name}"), &name, &claim.problem)
     });
     let resources = answer.resources.iter().filter(|resource| resource.outcome == "refused").map(|refused| {
         let about = format!("container {}, {}", refused.container, refused.resource);
-        said(&about, &refused.resource, refused.problem.as_ref())
+        refusal(&about, &refused.resource, &refused.problem)
     });
-    claims.chain(resources).chain(answer.failed.iter().map(|words| printable(words)))
+    claims.chain(resources).chain(answer.failed.iter().map(|error| printable(error)))
 }
 
 /// Most problems name what they are about by themselves.
-fn said(about: &str, name: &str, problem: Option<&Problem>) -> String {
+fn refusal(about: &str, name: &str, problem: &Option<v1::Problem>) -> String {
     let Some(problem) = problem else { return format!("{about} is refused") };
     let message = printable(&problem.message);
     let about = if message.contains(name) { String::new() } else { format!("{about}: ") };
     format!("{about}{message} ({}, {})", problem.kind, problem.code)
 }
 
-fn claim_rows(answers: &[Answer]) -> Rows {
-    let row = |answer: &Answer, claim: &ClaimOutcome| {
-        let name = format!("{}/{}", claim.namespace, claim.name);
-        vec![answer.name(), name, claim.outcome.clone(), claim.uid.clone()]
-    };
-    let of_answer =
-        |answer: &Answer| answer.claims.iter().map(|claim| row(answer, claim)).collect::<Vec<_>>();
-    Rows {
-        heading: vec!["POD", "CLAIM", "OUTCOME", "UID"],
-        wide_from: 3,
-        rows: answers.iter().flat_map(of_answer).collect(),
-    }
+/// A pod's name, and the outcome of one of its claims.
+impl Row for (String, v1::ClaimOutcome) {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("POD", |(pod, _)| pod.clone()),
+        ("CLAIM", |(_, claim)| claim.id.as_ref().map(describe::name).unwrap_or_default()),
+        ("OUTCOME", |(_, claim)| claim.outcome.clone()),
+        ("UID", |(_, claim)| claim.id.clone().unwrap_or_default().uid),
+    ];
+    const NARROW: usize = 3;
 }
 
-fn resource_rows(answers: &[Answer]) -> Rows {
-    let row = |answer: &Answer, resource: &ResourceOutcome| {
-        let (container, name) = (resource.container.clone(), resource.resource.clone());
-        vec![answer.name(), container, name, resource.outcome.clone(), resource.devices.join(",")]
-    };
-    let of_answer = |answer: &Answer| answer.resources.iter().map(|r| row(answer, r)).collect::<Vec<_>>();
-    Rows {
-        heading: vec!["POD", "CONTAINER", "RESOURCE", "OUTCOME", "DEVICES"],
-        wide_from: 5,
-        rows: answers.iter().flat_map(of_answer).collect(),
-    }
+/// A pod's name, and the outcome of a resource of one of its containers.
+impl Row for (String, v1::ResourceOutcome) {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("POD", |(pod, _)| pod.clone()),
+        ("CONTAINER", |(_, of)| of.container.clone()),
+        ("RESOURCE", |(_, of)| of.resource.clone()),
+        ("OUTCOME", |(_, of)| of.outcome.clone()),
+        ("DEVICES", |(_, of)| of.device_ids.join(",")),
+    ];
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn problem(message: &str) -> v1::Problem {
@@ -308,26 +173,25 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_refused_is_said_once_with_what_it_is_about() {
+    fn each_refusal_is_printed_once_with_what_it_is_about() {
         let resources =
             vec![resource("refused", Some(problem("none is\u{1b}[2J free"))), resource("allocated", None)];
-        let words: Vec<_> =
+        let errors: Vec<_> =
             refusals(&answer(resources, vec!["container main: not now".to_owned()])).collect();
         let expected = [
             "claim default/c is another's (conflict, device-held)",
             "container main, a.dev/a: none is\u{fffd}[2J free (conflict, device-held)",
             "container main: not now",
         ];
-        assert_eq!(words, expected);
+        assert_eq!(errors, expected);
     }
 
     #[test]
-    fn resources_have_a_table_of_their_own_and_no_place_in_an_answer_without() {
+    fn resources_have_a_table_of_their_own_and_are_left_out_of_an_answer_without() {
         let with = answer(vec![resource("allocated", None)], vec![]);
-        assert_eq!(
-            resource_rows(std::slice::from_ref(&with)).rows[0][1..],
-            ["main", "a.dev/a", "allocated", "0,1"]
-        );
+        let text = text(std::slice::from_ref(&with), Format::Table);
+        let line = text.lines().find(|line| line.contains("allocated")).unwrap();
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>()[1..], ["a.dev/a", "allocated", "0,1"]);
         let json = serde_json::to_value(&with).unwrap();
         let expected = serde_json::json!([{"container": "main", "resource": "a.dev/a", "devices": ["0", "1"], "outcome": "allocated"}]);
         assert_eq!(json["resources"], expected);
@@ -336,9 +200,9 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_told_everything_that_its_runtime_needs() {
+    fn the_text_has_everything_that_the_runtime_of_a_container_needs() {
         let one = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
-        let container = Container::from(v1::ContainerDevices {
+        let container = v1::ContainerDevices {
             name: "main".to_owned(),
             cdi_devices: vec!["v/c=0".to_owned()],
             env: one("A", "1"),
@@ -354,7 +218,7 @@ mod tests {
             }],
             annotations: one("k", "v"),
             conflicts: vec![],
-        });
+        };
         let expected = ["v/c=0", "env A=1", "mount /h:/c:ro", "device /dev/h:/dev/c:rw", "annotation k=v"];
         assert_eq!(needs(&container), expected);
     }

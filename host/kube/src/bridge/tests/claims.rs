@@ -1,28 +1,21 @@
-//! Calls about claims, as a kubelet makes them and as nobody should.
-
-use std::future::Future;
+//! Calls about claims, as a kubelet makes them and as no client should.
 
 use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient as V1;
 use nodedock_proto::kubelet::dra::v1beta1::dra_plugin_client::DraPluginClient as V1beta1;
 use nodedock_proto::kubelet::dra::{v1, v1beta1};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request};
 
 use super::*;
 use nodedock_model::limit::BRIDGE_CLAIMS_MAX;
 
 type Answers = BTreeMap<String, v1::NodePrepareResourceResponse>;
 
-/// Claims in the namespace `default`: the UID of each is `uid-NAME`.
 fn claims(names: &[&str]) -> Vec<v1::Claim> {
     names.iter().map(|name| claim(&format!("uid-{name}"), name)).collect()
 }
 
 fn claim(uid: &str, name: &str) -> v1::Claim {
     v1::Claim { namespace: "default".into(), uid: uid.into(), name: name.into() }
-}
-
-async fn client(home: &Home) -> V1<Channel> {
-    V1::new(channel(&home.service(GPU)).await)
 }
 
 fn prepare(
@@ -37,197 +30,165 @@ fn prepare(
     }
 }
 
-async fn offered() -> (Home, Running, V1<Channel>) {
-    let home = Home::new();
-    let _ = home.serve(GPU);
-    let running = home.start();
+/// A node whose driver serves, with claims `one` and `two`, and `held` for the device of the first.
+async fn offered() -> (Node, Running, V1<Channel>) {
+    let node = Node::new();
+    node.serve_with(GPU, None);
+    for (name, device) in [("one", "a"), ("two", "b"), ("held", "a")] {
+        node.source.put(name, "pool", device);
+    }
+    let running = node.start();
     running.open(GPU).await;
-    let client = client(&home).await;
-    (home, running, client)
+    let client = V1::new(connect(&node.service(GPU)).await.unwrap());
+    (node, running, client)
+}
+
+/// How many calls ended with a code, by the metrics.
+fn calls(running: &Running, code: Code) -> usize {
+    let mut registry = prometheus_client::registry::Registry::default();
+    registry.register("calls", "", running.bridge.metrics().calls.clone());
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    let of_code = format!("code=\"{code:?}\"");
+    let lines = text.lines().filter(|line| line.starts_with("calls_count") && line.contains(&of_code));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
 }
 
 #[tokio::test]
 async fn every_claim_is_answered_in_both_versions() {
-    let (home, running, mut client) = offered().await;
-    let names = ["one", "none", "held", "breaks"];
+    let (node, running, mut client) = offered().await;
+    soon(prepare(&client, claims(&["one"]))).await.unwrap();
+    let names = ["one", "two", "held", "none"];
     let answers = soon(prepare(&client, claims(&names))).await.unwrap();
     assert_eq!(answers.len(), 4);
     let device = &answers["uid-one"].devices[0];
-    assert_eq!((&device.pool_name[..], &device.device_name[..]), ("pool", "device"));
-    assert_eq!(
-        (&device.request_names[..], device.share_id.as_deref()),
-        (&["request".into()][..], Some("share"))
-    );
-    assert_eq!(device.cdi_device_ids, [format!("{GPU}/claim=uid-one")]);
-    assert_eq!(answers["uid-none"], v1::NodePrepareResourceResponse::default());
-    assert_eq!(answers["uid-held"].error, "claim default/a holds it (device-held)");
-    assert!(answers["uid-breaks"].error.ends_with("(call-broke)"), "{:?}", answers["uid-breaks"]);
-
-    let gone = v1::NodeUnprepareResourcesRequest { claims: claims(&["one", "held"]) };
-    let gone = client.node_unprepare_resources(gone).await.unwrap().into_inner().into_claims();
-    assert_eq!((&gone["uid-one"].error[..], &gone["uid-held"].error), ("", &answers["uid-held"].error));
-    let mut refusals = home.claims.refusals.lock().unwrap().clone();
+    assert_eq!((&device.pool_name[..], &device.device_name[..]), ("pool", "a"));
+    assert_eq!(device.request_names, ["request"]);
+    assert_eq!(device.cdi_device_ids, [format!("{GPU}/claim=uid-one-a")]);
+    assert_eq!(answers["uid-two"].error, "");
+    let held = &answers["uid-held"].error;
+    assert!(held.contains("default/one") && held.ends_with("(device-held)"), "{held}");
+    assert!(answers["uid-none"].error.ends_with("(no-such-claim)"), "{answers:?}");
+    let mut refusals = node.refusals.lock().unwrap().clone();
     refusals.sort();
-    assert_eq!(refusals, ["breaks call-broke", "held device-held"], "of prepares alone");
+    assert_eq!(refusals, ["held device-held", "none no-such-claim"]);
 
-    let beta = |names: &[&str]| {
-        let of = |claim: v1::Claim| v1beta1::Claim {
-            namespace: claim.namespace,
-            uid: claim.uid,
-            name: claim.name,
-        };
-        claims(names).into_iter().map(of).collect::<Vec<_>>()
-    };
-    let mut client = V1beta1::new(channel(&home.service(GPU)).await);
-    let request = v1beta1::NodePrepareResourcesRequest { claims: beta(&names) };
-    let answers = client.node_prepare_resources(request).await.unwrap().into_inner().into_claims();
-    assert_eq!(answers.len(), 4);
-    assert_eq!(answers["uid-one"].devices[0].cdi_device_ids, [format!("{GPU}/claim=uid-one")]);
-    let request = v1beta1::NodeUnprepareResourcesRequest { claims: beta(&["one"]) };
-    let gone = client.node_unprepare_resources(request).await.unwrap().into_inner().into_claims();
-    assert_eq!(gone["uid-one"].error, "");
-
-    let view = running.bridge.counters().view();
-    let counted: Vec<_> = view.calls.iter().map(|call| (call.code, call.seconds.count())).collect();
-    assert_eq!(counted, [(Code::Ok, 1); 4]);
-    assert!(view.calls.iter().all(|call| call.driver.as_str() == GPU));
-    assert_eq!(
-        view.operations.iter().map(|o| (o.is_error, o.seconds.count())).collect::<Vec<_>>(),
-        [(true, 2), (false, 1), (true, 1)]
-    );
-    assert_eq!((view.calls_in_flight, view.connections_open > 0), (0, true));
+    let mut beta = V1beta1::new(connect(&node.service(GPU)).await.unwrap());
+    let of =
+        |claim: v1::Claim| v1beta1::Claim { namespace: claim.namespace, uid: claim.uid, name: claim.name };
+    let in_beta: Vec<_> = claims(&names).into_iter().map(of).collect();
+    let request = v1beta1::NodePrepareResourcesRequest { claims: in_beta.clone() };
+    let again = beta.node_prepare_resources(request).await.unwrap().into_inner().into_claims();
+    assert!(again.len() == 4 && again["uid-held"].error.ends_with("(device-held)"), "{again:?}");
+    assert_eq!(again["uid-one"].devices[0].cdi_device_ids, device.cdi_device_ids);
+    let gone = v1::NodeUnprepareResourcesRequest { claims: claims(&["one", "none"]) };
+    let gone = client.node_unprepare_resources(gone).await.unwrap().into_inner().into_claims();
+    assert_eq!((&gone["uid-one"].error[..], &gone["uid-none"].error[..]), ("", ""));
+    let request = v1beta1::NodeUnprepareResourcesRequest { claims: in_beta[1..2].to_vec() };
+    let gone = beta.node_unprepare_resources(request).await.unwrap().into_inner().into_claims();
+    assert_eq!(gone["uid-two"].error, "");
+    assert!(node.manager.claims().is_empty());
+    assert_eq!(running.bridge.metrics().calls_in_flight.get(), 0);
+    assert_eq!(calls(&running, Code::Ok), 5);
 }
 
 #[tokio::test]
 async fn what_is_malformed_is_answered_claim_by_claim() {
-    let (_home, _running, client) = offered().await;
+    let (_node, running, client) = offered().await;
     let long = "x".repeat(10_000);
     let mut asked = claims(&["one", "one"]);
-    asked.extend([
-        claim("", "two"),
-        claim("../3", "three"),
-        claim(&long, &long),
-        claim("uid-one-more", "UPPER"),
-    ]);
+    asked.extend([claim("", "two"), claim("../3", "three"), claim(&long, &long), claim("uid-4", "UPPER")]);
     asked.push(v1::Claim { namespace: String::new(), uid: "uid-7".into(), name: "seven".into() });
     let answers = soon(prepare(&client, asked)).await.unwrap();
     assert_eq!(answers.len(), 6);
     assert_eq!((answers["uid-one"].devices.len(), &answers["uid-one"].error[..]), (1, ""));
-    for uid in ["", "../3", &long, "uid-one-more", "uid-7"] {
+    for uid in ["", "../3", &long, "uid-4", "uid-7"] {
         let error = &answers[uid].error;
         assert!(error.ends_with("(claim-name-invalid)") && error.len() < 400, "{error}");
     }
     assert_eq!(soon(prepare(&client, Vec::new())).await.unwrap(), Answers::new());
-}
 
-#[tokio::test]
-async fn a_call_with_too_many_claims_is_refused_as_a_whole() {
-    let (_home, running, client) = offered().await;
-    let many = |count: usize| (0..count).map(|n| claim(&format!("u{n}"), "one")).collect::<Vec<_>>();
+    let many = |count: usize| (0..count).map(|n| claim(&format!("u{n}"), "none")).collect::<Vec<_>>();
     let status = soon(prepare(&client, many(BRIDGE_CLAIMS_MAX + 1))).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     assert_eq!(soon(prepare(&client, many(BRIDGE_CLAIMS_MAX))).await.unwrap().len(), BRIDGE_CLAIMS_MAX);
-    let counted: Vec<_> = running.bridge.counters().view().calls.iter().map(|call| call.code).collect();
-    assert_eq!(counted, [Code::Ok, Code::ResourceExhausted]);
+    assert_eq!((calls(&running, Code::Ok), calls(&running, Code::ResourceExhausted)), (2, 1));
 }
 
 #[tokio::test]
-async fn a_claim_that_takes_long_keeps_no_other_and_no_question_who_we_are() {
-    let (home, _running, client) = offered().await;
-    let slow = tokio::spawn(prepare(&client, claims(&["waits", "one"])));
-    let mut told = [home.claims.event().await, home.claims.event().await, home.claims.event().await];
-    told.sort();
-    assert_eq!(told, ["done one", "prepare one", "prepare waits"]);
-    assert_eq!(soon(prepare(&client, claims(&["two"]))).await.unwrap().len(), 1);
-    let asked = async { registrar(&home, GPU).await.info().await.unwrap() };
-    assert_eq!(soon(asked).await.name, GPU);
-    assert!(!slow.is_finished());
-    home.claims.go.notify_one();
-    assert_eq!(soon(slow).await.unwrap().unwrap().len(), 2);
-}
-
-#[tokio::test]
-async fn a_call_that_is_cancelled_is_carried_out_and_may_come_again() {
-    let (home, running, client) = offered().await;
-    let cancelled = tokio::spawn(prepare(&client, claims(&["waits"])));
-    assert_eq!(home.claims.event().await, "prepare waits");
+async fn a_slow_call_delays_no_registration_and_is_carried_out_when_it_is_cancelled() {
+    let (node, running, client) = offered().await;
+    node.driver.shut.send_replace(true);
+    let cancelled = tokio::spawn(prepare(&client, claims(&["one"])));
+    assert_eq!(node.driver.call().await, "prepare a");
+    assert_eq!(Registrar::dial(&node, GPU).await.info().await.name, GPU);
     cancelled.abort();
-    let (again, at_once) = (prepare(&client, claims(&["waits"])), prepare(&client, claims(&["waits"])));
+    let (again, at_once) = (prepare(&client, claims(&["one"])), prepare(&client, claims(&["one", "none"])));
     let both = tokio::spawn(async move { tokio::join!(again, at_once) });
-    assert_eq!(home.claims.event().await, "prepare waits");
-    assert_eq!(home.claims.event().await, "prepare waits");
-    let mut done = 0;
-    while done < 3 {
-        home.claims.go.notify_one();
-        done += usize::from(home.claims.event().await == "done waits");
-    }
+    running.until("counted", |running| calls(running, Code::Cancelled) == 1).await;
+    assert!(!both.is_finished());
+    node.driver.shut.send_replace(false);
     let (again, at_once) = soon(both).await.unwrap();
-    assert_eq!((again.unwrap().len(), at_once.unwrap().len()), (1, 1));
-    let cancelled = |running: &Running| {
-        running.bridge.counters().view().calls.iter().any(|call| call.code == Code::Cancelled)
-    };
-    running.until("counted", cancelled).await;
+    assert_eq!((&again.unwrap()["uid-one"].error[..], at_once.unwrap().len()), ("", 2));
+    assert_eq!(node.driver.calls(), [""; 0], "it was prepared by the first call");
 }
 
 #[tokio::test]
-async fn a_claim_waits_for_a_driver_that_loads_and_one_that_needs_none_does_not() {
-    let home = Home::new();
-    home.registry.update(DriverKind::Wasm, "a.wasm", |view| view.state = DriverState::Compiled);
-    let running = Running::start(BridgeParts { remembered: vec![name(GPU)], ..home.parts() });
-    running.open(GPU).await;
-    let client = client(&home).await;
-    let waiting = tokio::spawn(prepare(&client, claims(&["calls"])));
-    assert_eq!(home.claims.event().await, "prepare calls");
-    assert_eq!(soon(prepare(&client, claims(&["one"]))).await.unwrap()["uid-one"].error, "");
-    assert!(!waiting.is_finished());
-    let _gpu = home.serve(GPU);
-    assert_eq!(soon(waiting).await.unwrap().unwrap()["uid-calls"].error, "");
-    assert!(home.claims.refusals.lock().unwrap().is_empty(), "it was not refused");
-}
-
-#[tokio::test]
-async fn a_driver_that_comes_just_after_it_was_missed_is_asked() {
-    let home = Home::new();
-    home.registry.update(DriverKind::Wasm, "a.wasm", |view| view.state = DriverState::Compiled);
-    let running = Running::start(BridgeParts { remembered: vec![name(GPU)], ..home.parts() });
-    running.open(GPU).await;
-    let client = client(&home).await;
-    let asking = tokio::spawn(prepare(&client, claims(&["missed"])));
-    assert_eq!(home.claims.event().await, "prepare missed");
-    let _gpu = home.serve(GPU);
-    home.claims.go.notify_one();
-    assert_eq!(soon(asking).await.unwrap().unwrap()["uid-missed"].error, "");
-}
-
-#[tokio::test]
-async fn a_driver_that_does_not_come_in_the_callers_time_is_said_for_each_claim() {
-    let home = Home::new();
-    home.registry.update(DriverKind::Wasm, "a.wasm", |view| view.state = DriverState::Compiled);
-    let running = Running::start(BridgeParts { remembered: vec![name(GPU)], ..home.parts() });
-    running.open(GPU).await;
-    let mut client = client(&home).await;
-    let mut request = Request::new(v1::NodePrepareResourcesRequest { claims: claims(&["calls", "one"]) });
-    request.set_timeout(Duration::from_secs(2));
+async fn a_claim_waits_for_a_driver_that_loads_and_one_that_is_prepared_does_not() {
+    let (node, running, mut client) = offered().await;
+    soon(prepare(&client, claims(&["two"]))).await.unwrap();
+    node.registry.retire(&source(GPU));
+    node.show(GPU, DriverState::Compiled);
+    let waiting = tokio::spawn(prepare(&client, claims(&["one"])));
+    assert_eq!(soon(prepare(&client, claims(&["two"]))).await.unwrap()["uid-two"].error, "");
+    let mut request = Request::new(v1::NodePrepareResourcesRequest { claims: claims(&["one", "two"]) });
+    request.set_timeout(Duration::from_secs(1));
     let answers = client.node_prepare_resources(request).await.unwrap().into_inner().into_claims();
-    assert!(answers["uid-calls"].error.ends_with("(driver-unknown)"), "{answers:?}");
-    assert_eq!(answers["uid-one"].error, "");
-    assert_eq!(*home.claims.refusals.lock().unwrap(), ["calls driver-unknown"]);
-    // Nothing is on its way any more: nobody waits, though the caller would.
-    home.registry.update(DriverKind::Wasm, "a.wasm", |view| view.state = DriverState::Failed);
-    let answers = soon(prepare(&client, claims(&["calls"]))).await.unwrap();
-    assert!(answers["uid-calls"].error.ends_with("(driver-unknown)"), "{answers:?}");
+    assert!(
+        answers["uid-one"].error.ends_with("(driver-not-serving)"),
+        "half of the time is over: {answers:?}"
+    );
+    assert_eq!(answers["uid-two"].error, "");
+    assert_eq!(*node.refusals.lock().unwrap(), ["one driver-not-serving"]);
+    assert!(!waiting.is_finished());
+    node.serve_with(GPU, None);
+    assert_eq!(soon(waiting).await.unwrap().unwrap()["uid-one"].error, "");
+    assert_eq!(node.refusals.lock().unwrap().len(), 1, "it was not refused");
+
+    // One that failed is not waited for, though the caller would.
+    node.registry.retire(&source(GPU));
+    node.show(GPU, DriverState::Failed);
+    node.source.put("three", "pool", "c");
+    let answers = soon(prepare(&client, claims(&["three"]))).await.unwrap();
+    assert!(answers["uid-three"].error.ends_with("(driver-not-serving)"), "{answers:?}");
+    running.drain().await;
 }
 
 #[tokio::test]
 async fn at_the_end_calls_under_way_are_answered_and_new_ones_find_no_socket() {
-    let (home, running, client) = offered().await;
-    let waiting = tokio::spawn(prepare(&client, claims(&["waits"])));
-    assert_eq!(home.claims.event().await, "prepare waits");
+    let (node, running, client) = offered().await;
+    node.driver.shut.send_replace(true);
+    let waiting = tokio::spawn(prepare(&client, claims(&["one"])));
+    assert_eq!(node.driver.call().await, "prepare a");
     let tasks = running.tasks.clone();
     let draining = tokio::spawn(async move { tasks.drain(PATIENCE).await });
-    running.until("closed", |_| !home.registration(GPU).exists() && !home.service(GPU).exists()).await;
+    running.until("closed", |_| !node.registration(GPU).exists() && !node.service(GPU).exists()).await;
     assert!(!draining.is_finished());
-    home.claims.go.notify_one();
-    assert_eq!(soon(waiting).await.unwrap().unwrap()["uid-waits"].error, "");
+    node.driver.shut.send_replace(false);
+    assert_eq!(soon(waiting).await.unwrap().unwrap()["uid-one"].error, "");
     assert!(soon(draining).await.unwrap());
+}
+
+#[tokio::test]
+async fn while_another_instance_takes_over_calls_are_to_be_retried_and_sockets_stay() {
+    let (node, running, client) = offered().await;
+    running.bridge.hold();
+    let answers = soon(prepare(&client, claims(&["one"]))).await.unwrap();
+    assert!(answers["uid-one"].error.ends_with("(handing-over)"), "{answers:?}");
+    assert!(running.bridge.claims().err().unwrap().retry_after_ms.is_some());
+    assert!(node.refusals.lock().unwrap().is_empty(), "it is not reported on the claim");
+    node.remove(GPU);
+    assert!(node.registration(GPU).exists() && node.service(GPU).exists());
+    running.drain().await;
+    assert!(!node.registration(GPU).exists() && !node.service(GPU).exists());
 }

@@ -1,25 +1,40 @@
 //! Health as a kubelet watches it.
 
-use native_null::{Options, Plugin, Script, Versions};
+use futures::StreamExt;
 use nodedock_proto::kubelet::dra_health::v1::dra_resource_health_client::DraResourceHealthClient as V1;
 use nodedock_proto::kubelet::dra_health::v1alpha1::dra_resource_health_client::DraResourceHealthClient as V1alpha1;
 use nodedock_proto::kubelet::dra_health::{v1, v1alpha1};
-use tokio::sync::mpsc;
 use tonic::{Code, Status, Streaming};
 
 use super::*;
-use crate::bridge::health::Face;
 use nodedock_model::limit::{BRIDGE_HEALTH_STREAMS_MAX, HEALTH_RESEND};
-use nodedock_native::device_plugins::DevicePlugins;
-use nodedock_native::plugins::{PluginTimes, Plugins};
-use nodedock_native::sockets as plugin_sockets;
 
-async fn watch(home: &Home) -> Streaming<v1::NodeWatchResourcesResponse> {
-    let mut client = V1::new(channel(&home.service(GPU)).await);
+/// Devices of one pool, each healthy, unhealthy or of no state, with a message.
+fn published(devices: &[(&str, Option<bool>, &str)]) -> Arc<Published> {
+    let pool = PoolName::new("pool").unwrap();
+    let names = devices.iter().map(|(device, _, _)| (DeviceName::new(device).unwrap(), Device::default()));
+    let listed = Pool { devices: names.collect(), ..Pool::default() };
+    let reported = |(device, healthy, message): &(&str, Option<bool>, &str)| {
+        let state = if (*healthy)? { HealthState::Healthy } else { HealthState::Unhealthy };
+        let key = (pool.clone(), DeviceName::new(device).unwrap());
+        Some((key, DeviceHealth { state, message: (*message).to_owned() }))
+    };
+    let health = devices.iter().filter_map(reported).collect();
+    Arc::new(Published { inventory: Inventory { pools: [(pool.clone(), listed)].into() }, health })
+}
+
+/// A bridge that offers the driver before it serves.
+fn remembering(node: &Node) -> Running {
+    std::fs::write(node.dir.path().join("drivers"), format!("{GPU}\n")).unwrap();
+    node.start()
+}
+
+async fn watch(node: &Node) -> Streaming<v1::NodeWatchResourcesResponse> {
+    let mut client = V1::new(connect(&node.service(GPU)).await.unwrap());
     soon(client.node_watch_resources(v1::NodeWatchResourcesRequest {})).await.unwrap().into_inner()
 }
 
-/// `DEVICE STATE WORDS` of each device of the next message.
+/// `DEVICE STATE MESSAGE` of each device of the next message.
 async fn list(stream: &mut Streaming<v1::NodeWatchResourcesResponse>) -> Result<Vec<String>, Status> {
     let message = soon(stream.message()).await?.ok_or_else(|| Status::cancelled("the stream ended"))?;
     let line = |device: v1::DeviceHealth| {
@@ -35,19 +50,19 @@ async fn list(stream: &mut Streaming<v1::NodeWatchResourcesResponse>) -> Result<
 
 #[tokio::test]
 async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
-    let home = Home::new();
-    let gpu = home.serve(GPU);
+    let node = Node::new();
+    let gpu = node.serve(GPU);
     gpu.send_replace(published(&[("a", Some(true), ""), ("b", None, "")]));
-    let running = home.start();
+    let running = node.start();
     running.open(GPU).await;
-    let mut stream = watch(&home).await;
+    let mut stream = watch(&node).await;
     assert_eq!(list(&mut stream).await.unwrap(), ["a healthy", "b unknown"]);
     gpu.send_replace(published(&[("a", Some(true), ""), ("b", None, "")]));
     running.looked().await;
     gpu.send_replace(published(&[("a", Some(true), ""), ("b", Some(false), "hot")]));
     assert_eq!(list(&mut stream).await.unwrap(), ["a healthy", "b unhealthy hot"]);
 
-    let mut older = V1alpha1::new(channel(&home.service(GPU)).await);
+    let mut older = V1alpha1::new(connect(&node.service(GPU)).await.unwrap());
     let mut older =
         older.node_watch_resources(v1alpha1::NodeWatchResourcesRequest {}).await.unwrap().into_inner();
     let first = soon(older.message()).await.unwrap().unwrap();
@@ -55,7 +70,7 @@ async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
     assert_eq!(first.devices[1].health(), v1alpha1::HealthStatus::Unhealthy);
 
     // A driver that replaces it goes on in the same stream.
-    let replaced = home.serve(GPU);
+    let replaced = node.serve(GPU);
     drop(gpu);
     replaced.send_replace(published(&[("c", Some(true), "new")]));
     assert_eq!(list(&mut stream).await.unwrap(), ["c healthy new"]);
@@ -63,19 +78,19 @@ async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
     assert_eq!(soon(stream.message()).await.unwrap(), None, "the stream ends with the bridge");
 }
 
-/// A kubelet that is told that there is no such service does not ask again.
+/// A kubelet does not ask again once it was answered that there is no such service.
 #[tokio::test]
-async fn a_driver_that_loads_or_tells_no_health_is_waited_for_in_the_same_stream() {
-    let home = Home::new();
-    let running = Running::start(BridgeParts { remembered: vec![name(GPU)], ..home.parts() });
+async fn a_driver_that_loads_or_reports_no_health_is_waited_for_in_the_same_stream() {
+    let node = Node::new();
+    let running = remembering(&node);
     running.open(GPU).await;
-    let mut stream = watch(&home).await;
-    let old = home.serve(GPU);
+    let mut stream = watch(&node).await;
+    let old = node.serve(GPU);
     old.send_replace(published(&[("a", None, ""), ("b", None, "")]));
     running.looked().await;
     let none = tokio::time::timeout(Duration::from_millis(50), stream.message()).await;
     assert!(none.is_err(), "{none:?}");
-    let new = home.serve(GPU);
+    let new = node.serve(GPU);
     drop(old);
     new.send_replace(published(&[("a", Some(true), ""), ("b", None, "")]));
     assert_eq!(list(&mut stream).await.unwrap(), ["a healthy", "b unknown"]);
@@ -83,12 +98,12 @@ async fn a_driver_that_loads_or_tells_no_health_is_waited_for_in_the_same_stream
 
 #[tokio::test]
 async fn streams_are_bounded_and_those_that_end_make_room() {
-    let home = Home::new();
-    let gpu = home.serve(GPU);
+    let node = Node::new();
+    let gpu = node.serve(GPU);
     gpu.send_replace(published(&[("a", Some(true), "")]));
-    let running = home.start();
+    let running = node.start();
     running.open(GPU).await;
-    let mut client = V1::new(channel(&home.service(GPU)).await);
+    let mut client = V1::new(connect(&node.service(GPU)).await.unwrap());
     let mut streams = Vec::new();
     for _ in 0..BRIDGE_HEALTH_STREAMS_MAX {
         streams
@@ -107,25 +122,16 @@ async fn streams_are_bounded_and_those_that_end_make_room() {
 
 /// No sockets here: the clock stands while nothing is due.
 #[tokio::test(start_paused = true)]
-async fn a_list_that_stays_the_same_is_told_again_in_time_and_a_flapping_one_not_at_each_change() {
-    use futures::StreamExt;
-
-    let home = Home::new();
-    let gpu = home.serve(GPU);
+async fn a_list_that_stays_the_same_is_sent_again_in_time_and_a_flapping_one_not_at_each_change() {
+    let node = Node::new();
+    let gpu = node.serve(GPU);
     gpu.send_replace(published(&[("a", Some(true), "")]));
-    let parts = home.parts();
-    let ground = Ground {
-        registry: parts.registry,
-        pool_names: parts.pool_names,
-        claims: parts.claims,
-        conditions: parts.conditions,
-        counters: Arc::default(),
-        tasks: parts.tasks.clone(),
-        settled_at: Instant::now(),
-    };
-    let offer = Arc::new(Offer::new(name(GPU), "/x".into(), ground));
-    let face = Face { offer, tasks: parts.tasks.clone() };
-    let mut lists = Box::pin(face.lists().unwrap());
+    let parts = node.parts();
+    let tasks = parts.tasks.clone();
+    let bridge = Bridge::new(parts).unwrap();
+    let driver = Arc::new(dra::OfferedDriver::new(name(GPU), bridge.context.clone()));
+    let service = dra::HealthService { driver, tasks: tasks.clone() };
+    let mut lists = Box::pin(service.lists().unwrap());
     let began = Instant::now();
     assert_eq!(lists.next().await.unwrap().len(), 1);
     assert_eq!(lists.next().await.unwrap().len(), 1);
@@ -137,53 +143,13 @@ async fn a_list_that_stays_the_same_is_told_again_in_time_and_a_flapping_one_not
         }
         gpu
     });
-    let (mut told, began) = (0, Instant::now());
+    let (mut sent, began) = (0, Instant::now());
     while began.elapsed() < Duration::from_secs(1) {
         lists.next().await.unwrap();
-        told += 1;
+        sent += 1;
     }
-    assert!((5..=12).contains(&told), "{told}");
+    assert!((5..=12).contains(&sent), "{sent}");
     let _gpu = flapping.await.unwrap();
-    parts.tasks.stop();
+    tasks.stop();
     assert!(lists.next().await.is_none());
-}
-
-#[tokio::test]
-async fn a_native_plugin_is_offered_with_what_it_says_of_its_health() {
-    let home = Home::new();
-    let ours = home.dir.path().join("ours");
-    std::fs::create_dir(&ours).unwrap();
-    let running = home.start();
-    let (sender, events) = mpsc::channel(16);
-    let plugins = Plugins {
-        registry: home.registry.clone(),
-        device_plugins: DevicePlugins::default(),
-        times: PluginTimes::default(),
-        tasks: running.tasks.clone(),
-    };
-    running.tasks.spawn("plugins", plugins.run(events));
-    running.tasks.spawn("sockets", plugin_sockets::watch(ours.clone(), running.tasks.clone(), sender));
-    let mut options = Options::new(GPU, &ours, &home.dir.path().join("plugins"));
-    options.versions = Versions { health_v1: true, ..Versions::default() };
-    let plugin = Plugin::start(options, Script::ok("v")).await.unwrap();
-    running.open(GPU).await;
-    let mut stream = watch(&home).await;
-    let said = |healthy| native_null::DeviceHealth {
-        pool: "pool".into(),
-        device: "a".into(),
-        state: if healthy { native_null::HealthState::Healthy } else { native_null::HealthState::Unhealthy },
-        message: "says the plugin".into(),
-        timeout_seconds: 0,
-    };
-    plugin.report_health(vec![said(true)]);
-    assert_eq!(list(&mut stream).await.unwrap(), ["a healthy says the plugin"]);
-    plugin.report_health(vec![said(false)]);
-    assert_eq!(list(&mut stream).await.unwrap(), ["a unhealthy says the plugin"]);
-    // Lost, it is still offered; deregistered, it is not.
-    plugin.disconnect();
-    running.looked().await;
-    assert!(home.registration(GPU).exists());
-    plugin.unregister().unwrap();
-    running.until("withdrawn", |running| running.status(GPU).is_none()).await;
-    assert!(!home.registration(GPU).exists());
 }

@@ -16,114 +16,124 @@ fn inode(path: &Path) -> Option<(u64, i64)> {
 
 #[tokio::test]
 async fn a_serving_driver_registers_as_any_plugin_does() {
-    let home = Home::new();
-    let running = home.start();
-    let _gpu = home.serve(GPU);
+    let node = Node::new();
+    let running = node.start();
+    let _gpu = node.serve(GPU);
     running.open(GPU).await;
-    let (registration, service) = (home.registration(GPU), home.service(GPU));
+    let (registration, service) = (node.registration(GPU), node.service(GPU));
     assert_eq!((mode(&registration), mode(&service)), (0o600, 0o600));
     assert_eq!((mode(service.parent().unwrap()), mode(registration.parent().unwrap())), (0o750, 0o750));
     assert_eq!(running.status(GPU).unwrap().registration, Registration::Offered);
 
-    let mut kubelet = registrar(&home, GPU).await;
-    let info = kubelet.info().await.unwrap();
-    assert_eq!((&info.kind[..], &info.name[..], &info.endpoint), ("DRAPlugin", GPU, &service));
-    assert_eq!(info.services[..2], ["v1.DRAPlugin", "v1beta1.DRAPlugin"]);
+    let mut kubelet = Registrar::dial(&node, GPU).await;
+    let info = kubelet.info().await;
+    assert_eq!((&info.r#type[..], &info.name[..]), ("DRAPlugin", GPU));
+    assert_eq!(Path::new(&info.endpoint), service);
+    assert_eq!(info.supported_versions[..2], ["v1.DRAPlugin", "v1beta1.DRAPlugin"]);
     assert_eq!(running.status(GPU).unwrap().registration, Registration::Asked);
-    kubelet.accept().await.unwrap();
-    assert!(running.status(GPU).unwrap().registration.is_registered());
-    let counted = running.bridge.counters().view();
-    assert_eq!((counted.registrations, counted.refusals, counted.connections), (1, 0, 1));
-    let connected = channel(&service).await;
+    kubelet.notify("").await.unwrap();
+    assert!(running.status(GPU).unwrap().registration == Registration::Registered);
+    let metrics = running.bridge.metrics();
+    let registered =
+        |outcome: &str| metrics.registrations.get_or_create(&[("outcome", outcome.to_owned())]).get();
+    assert_eq!((registered("registered"), registered("refused"), metrics.connections()), (1, 0, [1, 1]));
+    let connected = connect(&service).await.unwrap();
     let connections = |running: &Running| running.status(GPU).unwrap().connections;
     running.until("connected", |running| connections(running) == 1).await;
+    assert!(running.bridge.has_kubelet());
     drop(connected);
     running.until("disconnected", |running| connections(running) == 0).await;
+    assert!(!running.bridge.has_kubelet());
 }
 
 #[tokio::test]
 async fn a_refusal_of_the_kubelet_stands_with_its_words_until_it_registers_the_driver() {
-    let home = Home::new();
-    let running = home.start();
-    let _gpu = home.serve(GPU);
+    let node = Node::new();
+    let running = node.start();
+    let _gpu = node.serve(GPU);
     running.open(GPU).await;
-    let mut kubelet = registrar(&home, GPU).await;
-    kubelet.info().await.unwrap();
+    let mut kubelet = Registrar::dial(&node, GPU).await;
+    kubelet.info().await;
     let words = format!("plugin validation failed\n{}", "x".repeat(5000));
-    let answer = kubelet.refuse(&words).await.unwrap_err().to_string();
+    let answer = kubelet.notify(&words).await.unwrap_err().message().to_owned();
     assert!(answer.contains("plugin validation failed xxx"), "{answer}");
-    let told = running.condition(offer::REFUSED).unwrap();
-    assert!(told.starts_with(GPU) && told.contains("plugin validation failed xxx"), "{told}");
-    assert!(told.len() < 1024, "{}", told.len());
-    kubelet.info().await.unwrap();
+    let message = running.condition("kubelet-refused-driver").unwrap();
+    assert!(message.starts_with(GPU) && message.contains("plugin validation failed xxx"), "{message}");
+    assert!(message.len() < 1024, "{}", message.len());
+    kubelet.info().await;
     let refused = running.status(GPU).unwrap().registration;
-    assert!(matches!(refused, Registration::Refused { .. }), "{refused:?}");
-    kubelet.accept().await.unwrap();
-    assert_eq!(running.condition(offer::REFUSED), None);
-    assert_eq!(running.bridge.counters().view().refusals, 1);
+    assert!(matches!(refused, Registration::Refused(_)), "{refused:?}");
+    kubelet.notify("").await.unwrap();
+    assert_eq!(running.condition("kubelet-refused-driver"), None);
+    let refused = [("outcome", "refused".to_owned())];
+    assert_eq!(running.bridge.metrics().registrations.get_or_create(&refused).get(), 1);
 }
 
 #[tokio::test]
 async fn sockets_stay_while_a_driver_is_replaced_or_does_not_serve_and_go_with_its_file() {
-    let home = Home::new();
-    let running = home.start();
-    let (_gpu, _nic) = (home.serve(GPU), home.serve(NIC));
+    let node = Node::new();
+    let running = node.start();
+    let (_gpu, _nic) = (node.serve(GPU), node.serve(NIC));
     running.open(GPU).await;
     running.open(NIC).await;
-    let before = (inode(&home.registration(GPU)), inode(&home.service(GPU)));
-    let _replaced = home.serve(GPU);
+    let before = (inode(&node.registration(GPU)), inode(&node.service(GPU)));
+    let _replaced = node.serve(GPU);
     running.looked().await;
-    home.registry.retire(&source(GPU));
-    home.show(GPU, DriverState::Failed);
+    node.registry.retire(&source(GPU));
+    node.show(GPU, DriverState::Failed);
     running.looked().await;
-    assert_eq!((inode(&home.registration(GPU)), inode(&home.service(GPU))), before);
-    registrar(&home, GPU).await.info().await.unwrap();
+    assert_eq!((inode(&node.registration(GPU)), inode(&node.service(GPU))), before);
+    Registrar::dial(&node, GPU).await.info().await;
 
-    home.registry.remove(&source(GPU));
+    node.registry.remove(&source(GPU));
     running.until("withdrawn", |running| running.status(GPU).is_none()).await;
-    assert!(!home.registration(GPU).exists() && !home.service(GPU).parent().unwrap().exists());
-    assert!(home.registration(NIC).exists() && home.service(NIC).exists());
+    assert!(!node.registration(GPU).exists() && !node.service(GPU).parent().unwrap().exists());
+    assert!(node.registration(NIC).exists() && node.service(NIC).exists());
 }
 
 #[tokio::test]
 async fn a_driver_is_kept_while_the_kubelet_holds_claims_of_it() {
-    let home = Home::new();
-    let running = home.start();
-    let _gpu = home.serve(GPU);
+    let node = Node::new();
+    let running = node.start();
+    node.serve_with(GPU, None);
     running.open(GPU).await;
-    home.claims.hold(&[GPU]);
-    home.registry.remove(&source(GPU));
+    node.source.put("one", "pool", "a");
+    let claim = ObjectRef::new("default", "one", "uid-one").unwrap();
+    node.manager.prepare_for_kubelet(&name(GPU), &claim, "test".into()).await.unwrap();
+    node.registry.remove(&source(GPU));
     for _ in 0..5 {
         running.looked().await;
     }
-    assert!(home.registration(GPU).exists());
-    home.claims.hold(&[]);
+    assert!(node.registration(GPU).exists());
+    node.serve_with(GPU, None);
+    node.manager.unprepare_for_kubelet(&name(GPU), &claim, "test".into()).await.unwrap();
+    node.registry.remove(&source(GPU));
     running.until("withdrawn", |running| running.status(GPU).is_none()).await;
 }
 
 #[tokio::test]
 async fn a_driver_of_before_the_restart_is_offered_before_it_is_loaded() {
-    let home = Home::new();
-    let running = home.start();
-    let _gpu = home.serve(GPU);
+    let node = Node::new();
+    let running = node.start();
+    let _gpu = node.serve(GPU);
     running.open(GPU).await;
     running.drain().await;
-    assert!(!home.registration(GPU).exists() && !home.service(GPU).exists());
-    home.registry.remove(&source(GPU));
+    assert!(!node.registration(GPU).exists() && !node.service(GPU).exists());
+    node.registry.remove(&source(GPU));
 
-    let remembered = vec![name(NIC)];
-    let running = Running::start(BridgeParts { remembered, ..home.parts() });
+    std::fs::write(node.dir.path().join("drivers"), format!("{GPU}\n{NIC}\n")).unwrap();
+    let running = node.start();
     running.open(GPU).await;
     running.open(NIC).await;
-    let info = registrar(&home, GPU).await.info().await.unwrap();
+    let info = Registrar::dial(&node, GPU).await.info().await;
     assert_eq!(info.name, GPU);
 }
 
 #[tokio::test]
 async fn instances_have_sockets_of_their_own_and_leave_each_others_alone() {
-    let home = Home::new();
-    let _gpu = home.serve(GPU);
-    let (old, new) = (home.instance("pod-1"), home.instance("pod-2"));
+    let node = Node::new();
+    let _gpu = node.serve(GPU);
+    let (old, new) = (node.instance("pod-1"), node.instance("pod-2"));
     old.open(GPU).await;
     new.open(GPU).await;
     let of = |running: &Running| running.status(GPU).unwrap().sockets.unwrap();
@@ -138,131 +148,132 @@ async fn instances_have_sockets_of_their_own_and_leave_each_others_alone() {
 
 #[tokio::test]
 async fn of_two_daemons_under_the_same_names_the_second_waits_for_the_first() {
-    let home = Home::new();
-    let _gpu = home.serve(GPU);
-    let first = home.start();
+    let node = Node::new();
+    let _gpu = node.serve(GPU);
+    let first = node.start();
     first.open(GPU).await;
-    let memory = home.dir.path().join("second");
-    let second = Running::start(BridgeParts { memory, ..home.parts() });
-    let told = second.condition_comes(standing::NO_SOCKET).await;
-    assert!(told.contains("another process listens") && told.contains(GPU), "{told}");
-    registrar(&home, GPU).await.info().await.unwrap();
+    let drivers_file = node.dir.path().join("second");
+    let conditions = Conditions::default();
+    let second = Running::start(BridgeParts { drivers_file, conditions, ..node.parts() });
+    let message = second.condition_comes("kubelet-socket").await;
+    assert!(message.contains("another process listens") && message.contains(GPU), "{message}");
+    Registrar::dial(&node, GPU).await.info().await;
     first.drain().await;
-    second.condition_goes(standing::NO_SOCKET).await;
+    second.condition_goes("kubelet-socket").await;
     second.open(GPU).await;
 }
 
 #[tokio::test]
 async fn a_stale_socket_is_replaced_and_a_file_or_a_link_in_the_way_is_not() {
     for link in [false, true] {
-        let home = Home::new();
-        std::fs::create_dir_all(home.service(GPU).parent().unwrap()).unwrap();
-        std::fs::create_dir_all(home.root().join("plugins_registry")).unwrap();
-        drop(StdListener::bind(home.service(GPU)).unwrap());
-        let registration = home.registration(GPU);
-        let elsewhere = home.dir.path().join("precious");
+        let node = Node::new();
+        std::fs::create_dir_all(node.service(GPU).parent().unwrap()).unwrap();
+        std::fs::create_dir_all(node.root().join("plugins_registry")).unwrap();
+        drop(StdListener::bind(node.service(GPU)).unwrap());
+        let registration = node.registration(GPU);
+        let elsewhere = node.dir.path().join("precious");
         std::fs::write(&elsewhere, "precious").unwrap();
         if link {
             std::os::unix::fs::symlink(&elsewhere, &registration).unwrap();
         } else {
             std::fs::write(&registration, "precious").unwrap();
         }
-        let (_gpu, _nic) = (home.serve(GPU), home.serve(NIC));
-        let running = home.start();
-        let told = running.condition_comes(standing::NO_SOCKET).await;
-        assert!(told.contains("not a socket") && told.contains("-reg.sock"), "{told}");
+        let (_gpu, _nic) = (node.serve(GPU), node.serve(NIC));
+        let running = node.start();
+        let message = running.condition_comes("kubelet-socket").await;
+        assert!(message.contains("not a socket") && message.contains("-reg.sock"), "{message}");
         running.open(NIC).await;
         assert_eq!(std::fs::read_to_string(&registration).unwrap(), "precious");
         assert!(running.status(GPU).unwrap().problem.is_some());
-        channel(&home.service(GPU)).await;
+        connect(&node.service(GPU)).await.unwrap();
         std::fs::remove_file(&registration).unwrap();
-        running.condition_goes(standing::NO_SOCKET).await;
+        running.condition_goes("kubelet-socket").await;
         running.open(GPU).await;
-        registrar(&home, GPU).await.info().await.unwrap();
+        Registrar::dial(&node, GPU).await.info().await;
     }
 }
 
 #[tokio::test]
-async fn a_socket_that_somebody_removes_is_made_anew_and_so_are_the_folders() {
-    let home = Home::new();
-    let running = home.start();
-    let _gpu = home.serve(GPU);
+async fn a_socket_that_is_removed_is_made_again_and_so_are_the_directories() {
+    let node = Node::new();
+    let running = node.start();
+    let _gpu = node.serve(GPU);
     running.open(GPU).await;
-    registrar(&home, GPU).await.accept().await.unwrap();
-    let service = inode(&home.service(GPU));
-    std::fs::remove_file(home.registration(GPU)).unwrap();
-    running.until("made anew", |_| home.registration(GPU).exists()).await;
+    Registrar::dial(&node, GPU).await.notify("").await.unwrap();
+    let service = inode(&node.service(GPU));
+    std::fs::remove_file(node.registration(GPU)).unwrap();
+    running.until("made again", |_| node.registration(GPU).exists()).await;
     running.looked().await;
-    assert_eq!(inode(&home.service(GPU)), service);
+    assert_eq!(inode(&node.service(GPU)), service);
     assert_eq!(running.status(GPU).unwrap().registration, Registration::Offered, "the kubelet forgot it");
-    registrar(&home, GPU).await.accept().await.unwrap();
+    Registrar::dial(&node, GPU).await.notify("").await.unwrap();
 
-    std::fs::remove_dir_all(home.root().join("plugins")).unwrap();
-    std::fs::remove_dir_all(home.root().join("plugins_registry")).unwrap();
-    let both = |_: &Running| home.registration(GPU).exists() && home.service(GPU).exists();
-    running.until("both made anew", both).await;
-    registrar(&home, GPU).await.info().await.unwrap();
-    channel(&home.service(GPU)).await;
+    std::fs::remove_dir_all(node.root().join("plugins")).unwrap();
+    std::fs::remove_dir_all(node.root().join("plugins_registry")).unwrap();
+    let both = |_: &Running| node.registration(GPU).exists() && node.service(GPU).exists();
+    running.until("both made again", both).await;
+    Registrar::dial(&node, GPU).await.info().await;
+    connect(&node.service(GPU)).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_kubelet_that_is_not_there_yet_is_waited_for() {
-    let home = Home::new();
-    std::fs::remove_dir(home.root()).unwrap();
-    let _gpu = home.serve(GPU);
-    let running = home.start();
-    let told = running.condition_comes(NO_FOLDER).await;
-    assert!(told.contains("kubelet") && told.contains("No such file"), "{told}");
+    let node = Node::new();
+    std::fs::remove_dir_all(node.root()).unwrap();
+    let _gpu = node.serve(GPU);
+    let running = node.start();
+    let message = running.condition_comes("kubelet-folder").await;
+    assert!(message.contains("kubelet") && message.contains("No such file"), "{message}");
     assert_eq!(running.status(GPU), None);
-    std::fs::create_dir(home.root()).unwrap();
-    running.condition_goes(NO_FOLDER).await;
+    std::fs::create_dir(node.root()).unwrap();
+    running.condition_goes("kubelet-folder").await;
     running.open(GPU).await;
 }
 
 #[tokio::test]
 async fn a_driver_whose_name_does_not_fit_is_named_and_the_others_are_offered() {
-    let home = Home::new();
-    let padding = 70 - home.root().as_os_str().len() - 1;
-    let root = home.root().join("r".repeat(padding));
+    let node = Node::new();
+    let padding = 60 - node.root().as_os_str().len() - 1;
+    let root = node.root().join("r".repeat(padding));
     std::fs::create_dir(&root).unwrap();
     let long = "d".repeat(50);
-    let (_long, _short) = (home.serve(&long), home.serve("short"));
-    let running = Running::start(BridgeParts { root, ..home.parts() });
+    let (_long, _short) = (node.serve(&long), node.serve("short"));
+    let running = Running::start(BridgeParts { root, ..node.parts() });
     running.open("short").await;
-    let told = running.condition_comes(standing::NO_SOCKET).await;
-    assert!(told.starts_with(&long) && told.contains("--kubelet-root"), "{told}");
+    let message = running.condition_comes("kubelet-socket").await;
+    assert!(message.starts_with(&long) && message.contains("--kubelet-root"), "{message}");
     let status = running.status(&long).unwrap();
     assert!(!status.is_open && status.sockets.is_none() && status.problem.is_some());
-    home.registry.remove(&source(&long));
-    running.condition_goes(standing::NO_SOCKET).await;
+    node.registry.remove(&source(&long));
+    running.condition_goes("kubelet-socket").await;
 }
 
 #[tokio::test]
 async fn what_can_never_work_is_refused_at_the_start() {
-    let home = Home::new();
+    let node = Node::new();
     let refused = |parts: BridgeParts| Bridge::new(parts).err().unwrap().to_string();
-    let long = refused(BridgeParts { root: format!("/{}", "r".repeat(90)).into(), ..home.parts() });
+    let long = refused(BridgeParts { root: format!("/{}", "r".repeat(90)).into(), ..node.parts() });
     assert!(long.contains("--kubelet-root") && long.contains("107"), "{long}");
-    let relative = refused(BridgeParts { root: "kubelet".into(), ..home.parts() });
+    let relative = refused(BridgeParts { root: "kubelet".into(), ..node.parts() });
     assert!(relative.contains("absolute"), "{relative}");
-    let registry = home.root().join("plugins_registry");
+    let registry = node.root().join("plugins_registry");
     std::fs::create_dir(&registry).unwrap();
-    let link = home.dir.path().join("link");
+    let link = node.dir.path().join("link");
     std::os::unix::fs::symlink(&registry, &link).unwrap();
-    for own_registry in [registry.clone(), link, registry.join("ours"), home.root()] {
-        let own = refused(BridgeParts { own_registry, ..home.parts() });
+    for own_registry in [registry.clone(), link, registry.join("ours"), node.root()] {
+        let own = refused(BridgeParts { own_registry, ..node.parts() });
         assert!(own.contains("--kubelet-root"), "{own}");
     }
 }
 
 #[tokio::test]
 async fn names_that_cannot_be_kept_are_told_and_nothing_else_suffers() {
-    let home = Home::new();
-    let memory = home.dir.path().join("state/offered-drivers");
-    let running = Running::start(BridgeParts { memory, ..home.parts() });
-    let _gpu = home.serve(GPU);
+    let node = Node::new();
+    let drivers_file = node.dir.path().join("state/offered-drivers");
+    let running = Running::start(BridgeParts { drivers_file, ..node.parts() });
+    let _gpu = node.serve(GPU);
     running.open(GPU).await;
-    running.condition_comes(NO_MEMORY).await;
-    std::fs::create_dir(home.dir.path().join("state")).unwrap();
-    running.condition_goes(NO_MEMORY).await;
+    running.condition_comes("bridge-memory").await;
+    std::fs::create_dir(node.dir.path().join("state")).unwrap();
+    running.condition_goes("bridge-memory").await;
 }

@@ -1,21 +1,25 @@
-//! Slices in each version, and what stands in them.
+//! Slices as they are read and written in each version of the API.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use nodedock_stand_ins::api_server::ApiServer;
 use serde_json::{Value, json};
 
-use super::super::content::{Content, Entry, of_pool};
-use super::super::planner::{Draft, Held};
-use super::super::wire::{created, held, updated};
+use super::super::api::SliceApi;
+use super::super::diff::CounterPlacement;
+use super::super::entry::Entry;
+use super::super::slice::{self, SlicePool, SliceSpec};
 use super::*;
-use crate::api::Version;
+use crate::client::ErrorKind;
+use crate::client::tests::over;
 use nodedock_model::{AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CounterSet, QualifiedName};
 
 fn name(text: &str) -> QualifiedName {
     QualifiedName::new(text).unwrap()
 }
 
-/// A device that has everything.
+/// A pool with a device that has everything.
 fn full() -> Pool {
     let range = CapacityChoice::Range { min: "10Gi".to_owned(), max: None, step: Some("10Gi".to_owned()) };
     let policy = CapacityPolicy { default_amount: Some("10Gi".to_owned()), choice: range };
@@ -39,74 +43,91 @@ fn full() -> Pool {
     Pool { devices: [(device_name(0), device)].into(), shared_counters: vec![set], ..Pool::default() }
 }
 
-fn draft(pool: &Pool, sick: &[usize]) -> Draft {
-    let sick: BTreeSet<_> = sick.iter().map(|index| device_name(*index)).collect();
-    let content = of_pool(pool, &sick, TaintEffect::NoSchedule);
-    Draft {
-        key: key("gpu.example.com", "node-1/p"),
-        owner: owner(),
-        generation: 3,
-        count: 2,
-        devices: content.devices.values().map(|device| device.json().clone()).collect(),
-        counters: content.counters.values().map(|set| set.json().clone()).collect(),
-        content,
-    }
+fn spec(content: Content) -> SliceSpec {
+    let key = key(GPU, "node-1/p");
+    let pool = SlicePool { name: key.pool, generation: 3, resource_slice_count: 2 };
+    SliceSpec { driver: key.driver, node_name: NODE.to_owned(), pool, content, sent: None }
 }
 
-fn answered(version: Version, mut object: Value) -> Held {
-    let metadata = object["metadata"].as_object_mut().unwrap();
-    metadata.entry("name").or_insert_with(|| "00000-a".into());
-    metadata.entry("uid").or_insert_with(|| "u".into());
-    metadata.entry("resourceVersion").or_insert_with(|| "7".into());
-    held(version, object).unwrap()
+/// The devices of [`full`], whose counters are in another slice.
+fn full_devices() -> Content {
+    Content { devices: content(&full()).devices, ..Content::default() }
+}
+
+fn read(object: &Value) -> Result<Slice, serde_json::Error> {
+    serde_json::from_value(object.clone())
 }
 
 #[test]
 fn a_device_is_written_as_the_api_has_it() {
-    let draft = draft(&full(), &[0]);
-    let object = created(Version::V1, "00000-a-", &draft);
-    assert_eq!(
-        object["spec"]["devices"][0],
-        json!({
-            "name": "d0000",
-            "attributes": {
-                "driverVersion": { "version": "1.2.3" },
-                "ecc": { "bool": false },
-                "index": { "int": 0 },
-                "model": { "string": "" },
-                "resource.kubernetes.io/links": { "strings": ["a"] },
+    let unhealthy = BTreeSet::from([device_name(0)]);
+    let content = super::super::convert::content(&full(), &unhealthy, TaintEffect::NoSchedule);
+    let expected = json!({
+        "name": "d0000",
+        "attributes": {
+            "driverVersion": { "version": "1.2.3" },
+            "ecc": { "bool": false },
+            "index": { "int": 0 },
+            "model": { "string": "" },
+            "resource.kubernetes.io/links": { "strings": ["a"] },
+        },
+        "capacity": {
+            "memory": {
+                "value": "80Gi",
+                "requestPolicy": { "default": "10Gi", "validRange": { "min": "10Gi", "step": "10Gi" } },
             },
-            "capacity": {
-                "memory": {
-                    "value": "80Gi",
-                    "requestPolicy": { "default": "10Gi", "validRange": { "min": "10Gi", "step": "10Gi" } },
-                },
-            },
-            "consumesCounters": [{ "counterSet": "gpu-0", "counters": { "memory": { "value": "40Gi" } } }],
-            "allowMultipleAllocations": true,
-            "taints": [
-                { "key": "example.com/worn", "effect": "NoSchedule" },
-                { "key": "example.com/worn", "value": "b", "effect": "NoSchedule" },
-                { "key": "nodedock.dev/unhealthy", "effect": "NoSchedule" },
-            ],
-        })
-    );
-    assert_eq!(object["apiVersion"], "resource.k8s.io/v1");
-    assert_eq!(
-        object["spec"]["pool"],
-        json!({ "name": "node-1/p", "generation": 3, "resourceSliceCount": 2 })
-    );
-    assert_eq!(object["metadata"]["ownerReferences"][0]["controller"], true);
+        },
+        "consumesCounters": [{ "counterSet": "gpu-0", "counters": { "memory": { "value": "40Gi" } } }],
+        "allowMultipleAllocations": true,
+        "taints": [
+            { "key": "example.com/worn", "effect": "NoSchedule" },
+            { "key": "example.com/worn", "value": "b", "effect": "NoSchedule" },
+            { "key": "nodedock.dev/unhealthy", "effect": "NoSchedule" },
+        ],
+    });
+    let spec = serde_json::to_value(spec(content)).unwrap();
+    assert_eq!(spec["devices"], json!([expected]));
+    let set = json!({ "name": "gpu-0", "counters": { "memory": { "value": "40Gi" } } });
+    assert_eq!(spec["sharedCounters"], json!([set]));
+    assert_eq!(spec["pool"], json!({ "name": "node-1/p", "generation": 3, "resourceSliceCount": 2 }));
+    assert_eq!((&spec["nodeName"], &spec["driver"]), (&json!(NODE), &json!(GPU)));
 }
 
-#[test]
-fn every_version_is_read_as_it_was_written() {
-    for version in [Version::V1, Version::V1beta2, Version::V1beta1] {
-        let draft = draft(&full(), &[]);
-        let object = created(version, "00000-a-", &draft);
-        assert_eq!(object["spec"]["devices"][0]["basic"].is_null(), version != Version::V1beta1);
-        let held = answered(version, object);
-        assert_eq!((held.content, held.key, held.count), (draft.content, draft.key, 2));
+#[tokio::test]
+async fn slices_are_written_and_read_in_the_version_that_is_served() {
+    for version in ["v1", "v1beta2", "v1beta1"] {
+        let server = Arc::new(ApiServer::start().await);
+        server.serve_versions(&[version]);
+        server.report_minor_version("34+");
+        let api = SliceApi::new(over(&server));
+        assert_eq!(api.counter_placement().await, Some(CounterPlacement::WithDevices));
+        let spec = spec(full_devices());
+        let metadata = slice::new_metadata("00000-a-".to_owned(), &node());
+        let new = Slice { types: None, metadata, spec: spec.clone(), status: None };
+        let created = api.create(&new).await.unwrap();
+        assert_eq!((created.spec.key(), &created.spec.content), (spec.key(), &spec.content));
+        let sent = server.requests().into_iter().find(|seen| seen.verb == "create").unwrap();
+        let body = sent.body.unwrap();
+        assert_eq!(sent.path, format!("/apis/resource.k8s.io/{version}/resourceslices"));
+        assert_eq!(body["apiVersion"], format!("resource.k8s.io/{version}"));
+        assert_eq!(body["metadata"]["ownerReferences"][0]["controller"], true);
+        assert_eq!(body["spec"]["devices"][0]["basic"].is_object(), version == "v1beta1");
+
+        server.edit("resourceslices", "", slice::name(&created), |object| {
+            object["metadata"]["annotations"] = json!({ "a": "b" });
+        });
+        let outdated = api.update(&created).await.unwrap_err();
+        assert_eq!(outdated.kind, ErrorKind::Conflict);
+        assert_eq!(api.delete(&created).await.unwrap_err().kind, ErrorKind::Conflict);
+        let deleted = server.requests().into_iter().find(|seen| seen.verb == "delete").unwrap();
+        let conditions = json!({
+            "uid": created.metadata.uid, "resourceVersion": created.metadata.resource_version,
+        });
+        assert_eq!(deleted.body.unwrap()["preconditions"], conditions);
+        server.delete("resourceslices", "", slice::name(&created));
+        assert_eq!(api.delete(&created).await.unwrap_err().kind, ErrorKind::NotFound);
+        server.report_minor_version("36");
+        assert_eq!(api.counter_placement().await, Some(CounterPlacement::OwnSlice));
     }
 }
 
@@ -121,7 +142,7 @@ fn a_recorded_slice_is_read_and_is_the_same_as_ours() {
             "managedFields": [{ "manager": "unknown", "operation": "Update", "fieldsV1": { "f:spec": {} } }]
         },
         "spec": {
-            "driver": "gpu.example.com", "nodeName": "node-1",
+            "driver": GPU, "nodeName": NODE,
             "pool": { "name": "shared", "generation": 1, "resourceSliceCount": 1 },
             "devices": [{
                 "name": "d0000",
@@ -140,92 +161,88 @@ fn a_recorded_slice_is_read_and_is_the_same_as_ours() {
     device.attributes = [(name("kind"), AttributeValue::Text("shared".to_owned()))].into();
     (device.taints, device.consumes) = (vec![taint("")], Vec::new());
     device.capacities.get_mut(&name("memory")).unwrap().value = "81920Mi".to_owned();
-    let held = held(Version::V1, recorded).unwrap();
-    let ours = of_pool(&pool, &BTreeSet::new(), TaintEffect::NoSchedule);
-    assert_eq!(held.content.devices, ours.devices);
-    assert_eq!(held.content.lost_in(&ours), BTreeSet::new());
-    assert_eq!(held.metadata["managedFields"], json!([{ "manager": "unknown" }]));
+    let slice = read(&recorded).unwrap();
+    assert_eq!(slice.spec.content.devices, content(&pool).devices);
 }
 
 #[test]
 fn what_others_put_into_the_metadata_stays_when_a_slice_is_written() {
-    let draft = draft(&full(), &[]);
-    let mut object = created(Version::V1, "00000-a-", &draft);
-    object["metadata"]["annotations"] = json!({ "a": "b" });
-    object["metadata"]["labels"] = json!({ "c": "d" });
     let other = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y" });
-    let old =
-        json!({ "apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "old", "controller": true });
-    object["metadata"]["ownerReferences"] = json!([old, other]);
-    let was = answered(Version::V1, object);
-    let written = updated(Version::V1, &was, &draft);
-    let metadata = &written["metadata"];
-    assert_eq!(metadata["annotations"], json!({ "a": "b" }));
-    assert_eq!(metadata["labels"], json!({ "c": "d", "app.kubernetes.io/managed-by": "nodedock" }));
-    let owners: Vec<_> = metadata["ownerReferences"].as_array().unwrap().iter().map(|o| &o["uid"]).collect();
+    let old = json!({ "apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "old", "controller": true });
+    let metadata = json!({
+        "name": "00000-a", "uid": "u", "resourceVersion": "7", "annotations": { "a": "b" },
+        "labels": { "c": "d" }, "ownerReferences": [old, other],
+    });
+    let spec = serde_json::to_value(spec(full_devices())).unwrap();
+    let slice = read(&json!({ "metadata": metadata, "spec": spec })).unwrap();
+    let written = serde_json::to_value(slice::updated_metadata(&slice, &node())).unwrap();
+    assert_eq!(written["annotations"], json!({ "a": "b" }));
+    assert_eq!(written["labels"], json!({ "c": "d", "app.kubernetes.io/managed-by": "nodedock" }));
+    let owners: Vec<_> = written["ownerReferences"].as_array().unwrap().iter().map(|o| &o["uid"]).collect();
     assert_eq!(owners, ["y", "uid-of-node-1"]);
-    assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!("u"), &json!("7")));
+    assert_eq!((&written["uid"], &written["resourceVersion"]), (&json!("u"), &json!("7")));
+    assert!(!slice::is_owned_by(&slice, &node()));
 }
 
 #[test]
-fn what_is_no_slice_is_an_error_and_no_panic() {
-    let whole = created(Version::V1, "00000-a-", &draft(&full(), &[]));
+fn malformed_slices_are_errors_and_no_panics() {
+    let whole = json!({ "metadata": { "name": "a" }, "spec": spec(full_devices()) });
+    assert!(read(&whole).is_ok());
     for odd in [Value::Null, json!(1), json!([]), json!("x"), json!({ "metadata": 1, "spec": [] })] {
-        assert!(held(Version::V1, odd).is_err());
+        assert!(read(&odd).is_err());
     }
     for (path, value) in [
         ("/spec/driver", json!("NOT A NAME")),
         ("/spec/pool/name", json!(7)),
         ("/spec/pool", json!("x")),
+        ("/spec/devices", json!(1)),
         ("/metadata", json!([])),
     ] {
         let mut odd = whole.clone();
         *odd.pointer_mut(path).unwrap() = value;
-        assert!(held(Version::V1beta1, odd).is_err(), "{path}");
+        assert!(read(&odd).is_err(), "{path}");
     }
-    for devices in [json!(1), json!([1, null, {}, { "name": 1 }]), json!({ "a": 1 })] {
+    for devices in
+        [json!(null), json!([1, null, {}, { "name": 1 }, { "basic": {} }, { "name": [], "basic": 1 }])]
+    {
         let mut odd = whole.clone();
         odd["spec"]["devices"] = devices;
-        assert!(answered(Version::V1beta1, odd).content.devices.is_empty());
+        assert!(read(&odd).unwrap().spec.content.devices.is_empty());
     }
     for device in [
         json!({ "name": "a", "capacity": 1, "taints": { "x": 1 }, "consumesCounters": [1], "attributes": [] }),
         json!({ "name": "a", "capacity": { "m": 1, "n": { "value": 1.5, "requestPolicy": [] } }, "taints": ["x"] }),
     ] {
-        let entry = Entry::new(device);
-        assert!(entry.taints().count() < 2);
+        assert!(Entry::from(device).taints().count() < 2);
     }
 }
 
 #[test]
-fn what_a_server_leaves_out_is_named() {
-    let sent = of_pool(&full(), &BTreeSet::new(), TaintEffect::NoSchedule);
-    let without = |change: fn(&mut Value)| {
-        let mut device = sent.devices["d0000"].json().clone();
+fn fields_that_a_server_drops_are_named() {
+    let desired = content(&full());
+    let dropped = |change: fn(&mut Value)| {
+        let mut device = desired.devices["d0000"].json().clone();
         change(&mut device);
-        let devices = BTreeMap::from([("d0000".to_owned(), Entry::new(device))]);
-        let lost = sent.lost_in(&Content { devices, counters: sent.counters.clone() });
-        lost.into_iter().collect::<Vec<_>>()
+        let devices = BTreeMap::from([("d0000".to_owned(), Entry::from(device))]);
+        let stored = Content { devices, shared_counters: desired.shared_counters.clone() };
+        let slice = SliceSpec { sent: Some(desired.clone()), ..spec(stored) };
+        slice.dropped(&desired).into_iter().collect::<Vec<_>>()
     };
-    let remove = |device: &mut Value, field: &str| drop(device.as_object_mut().unwrap().remove(field));
-    assert_eq!(without(|_| ()), Vec::<String>::new());
-    assert_eq!(without(|device| device["taints"] = json!([])), ["devices[].taints"]);
+    assert_eq!(dropped(|_| ()), Vec::<String>::new());
+    assert_eq!(dropped(|device| device["taints"] = json!([])), ["devices[].taints"]);
     assert_eq!(
-        without(|device| device["allowMultipleAllocations"] = false.into()),
+        dropped(|device| device["allowMultipleAllocations"] = false.into()),
         ["devices[].allowMultipleAllocations"]
     );
     assert_eq!(
-        without(|device| device["capacity"]["memory"] = json!({ "value": "80Gi" })),
-        ["devices[].capacity[].requestPolicy"]
+        dropped(|device| device["capacity"]["memory"] = json!({ "value": "80Gi" })),
+        ["devices[].capacity.memory.requestPolicy"]
     );
     assert_eq!(
-        without(|device| device["attributes"]["resource.kubernetes.io/links"] = json!({})),
-        ["devices[].attributes[].strings"]
+        dropped(|device| device["attributes"]["resource.kubernetes.io/links"] = json!({})),
+        ["devices[].attributes.resource.kubernetes.io/links.strings"]
     );
-    let mut bare = sent.devices["d0000"].json().clone();
-    remove(&mut bare, "consumesCounters");
-    let devices = BTreeMap::from([("d0000".to_owned(), Entry::new(bare))]);
-    let back = Content { devices, counters: BTreeMap::new() };
-    let lost: Vec<_> = sent.lost_in(&back).into_iter().collect();
-    assert_eq!(lost, ["devices[].consumesCounters", "sharedCounters"]);
+    let stored = Content { devices: desired.devices.clone(), ..Content::default() };
+    let slice = SliceSpec { sent: Some(desired.clone()), ..spec(stored) };
+    assert_eq!(slice.dropped(&desired), BTreeSet::from(["sharedCounters[]".to_owned()]));
 }

@@ -105,7 +105,7 @@ async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_th
 }
 
 #[tokio::test]
-async fn a_socket_on_which_nobody_answers_is_given_up_at_the_deadline() {
+async fn a_dial_of_a_silent_socket_ends_at_the_deadline() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("mute.sock");
     let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
@@ -189,7 +189,7 @@ async fn a_preference_is_asked_with_all_three_parts_and_passed_through() {
 }
 
 #[tokio::test]
-async fn a_start_of_a_container_is_told_with_its_devices() {
+async fn a_start_of_a_container_is_reported_with_its_devices() {
     let bench = Bench::new(Script::ok()).await;
     bench.driver.pre_start(&call(Duration::from_secs(300)), &ids(&["a"])).await.unwrap();
     assert_eq!(bench.plugin.event().await, Event::PreStart { devices: ids(&["a"]) });
@@ -250,7 +250,7 @@ async fn a_list_that_breaks_a_rule_ends_the_stream_with_the_rule() {
 }
 
 #[tokio::test]
-async fn streams_end_with_the_tasks_and_when_nobody_listens() {
+async fn streams_end_with_the_tasks_and_without_a_listener() {
     let bench = Bench::new(Script::ok()).await;
     drop(bench.driver.follow("r-1".into()));
     bench.tasks.finished().await;

@@ -26,7 +26,7 @@ async fn instances_of_one_driver_are_all_registered_and_fall_in_for_each_other()
 }
 
 #[tokio::test]
-async fn a_socket_made_anew_under_other_names_is_one_plugin_with_the_last_name() {
+async fn a_replaced_socket_under_other_names_is_one_plugin_with_the_last_name() {
     let mut dock = Dock::new();
     let mut before = None;
     for n in 0..10 {

@@ -1,12 +1,12 @@
 // Command agent dials Unix sockets as the agents of a node do: by their bare path, from which grpc derives the :authority
 // "%2Fpath%2Fto%2Fsocket".
 //
-//	agent node-api SOCKET              asks Nodedock for its drivers twice, and gives the answers in hex
-//	agent register SOCKET              is the kubelet to a registration socket, and says what the plugin is
-//	agent prepare SOCKET CLAIM...      registers the plugin at SOCKET and has it prepare claims, each NAMESPACE/NAME/UID
-//	agent unprepare SOCKET CLAIM...    the same, to give them up
+//	agent node-api SOCKET              lists Nodedock's drivers twice, and writes the responses in hex
+//	agent register SOCKET              calls a registration socket as the kubelet, and writes the plugin's GetInfo
+//	agent prepare SOCKET CLAIM...      registers the plugin at SOCKET and calls it to prepare claims, each NAMESPACE/NAME/UID
+//	agent unprepare SOCKET CLAIM...    the same, to unprepare them
 //
-// Each answer is a line on standard output, of JSON unless said otherwise.
+// Each response is a line on standard output, of JSON unless stated otherwise.
 package main
 
 import (
@@ -28,7 +28,7 @@ import (
 	registerv1 "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// The kubelet's own bound on a connection, and more than it gives most calls.
+// The kubelet's deadline of a connection, longer than that of most calls.
 const deadline = 10 * time.Second
 
 func main() {
@@ -58,7 +58,7 @@ func run(ctx context.Context, command, socket string, claims []string) error {
 	}
 }
 
-// dial does what the kubelet does (pkg/kubelet/pluginmanager/operationexecutor): a bare path, a dialer, no authority.
+// dial dials as the kubelet does (pkg/kubelet/pluginmanager/operationexecutor): a bare path, a dialer, no authority.
 func dial(ctx context.Context, socket string) (*grpc.ClientConn, error) {
 	return grpc.DialContext(ctx, socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -79,7 +79,7 @@ func listDrivers(ctx context.Context, socket string) error {
 	}
 	defer conn.Close()
 	for range 2 {
-		// The request has no fields that must be set, and what is not known of an answer is kept as it is.
+		// The request has no required fields, and unknown fields of a response are preserved.
 		answer := &emptypb.Empty{}
 		if err := conn.Invoke(ctx, "/nodedock.node.v1.Node/ListDrivers", &emptypb.Empty{}, answer); err != nil {
 			return err
@@ -154,6 +154,6 @@ func parseClaims(texts []string) ([]*drav1.Claim, error) {
 }
 
 func print(answer any) {
-	// Nobody has to listen.
+	// Standard output needs no reader.
 	_ = json.NewEncoder(os.Stdout).Encode(answer)
 }

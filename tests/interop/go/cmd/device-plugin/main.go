@@ -1,6 +1,6 @@
-// Command device-plugin is a device plugin as vendors write them in Go: it serves on a socket of its own, registers on kubelet.sock,
-// which it dials by its bare path, and registers again whenever that socket is made anew. It says on its standard output, one JSON
-// object per line, what happens to it.
+// Command device-plugin is a device plugin as vendors write them in Go: it serves on its own socket, registers on kubelet.sock,
+// which it dials by its bare path, and registers again whenever that socket is replaced. It writes events to standard output, one JSON
+// object per line.
 package main
 
 import (
@@ -26,7 +26,7 @@ import (
 
 const (
 	kubeletSocket = "kubelet.sock"
-	// More than a node's agent needs to answer.
+	// Longer than a node's agent needs for a response.
 	deadline = 10 * time.Second
 )
 
@@ -39,22 +39,22 @@ func main() {
 
 func run() error {
 	resource := flag.String("resource", "go.example.com/device", "the extended resource")
-	folder := flag.String("device-plugins-dir", pluginapi.DevicePluginPath, "folder with kubelet.sock")
+	directory := flag.String("device-plugins-dir", pluginapi.DevicePluginPath, "directory with kubelet.sock")
 	devices := flag.String("devices", "device-0,device-1", "IDs of the devices, by comma")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 
-	// Watching comes first, so that no socket falls between a look and a watch.
+	// The watch starts before the check, so that no new socket is missed.
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
 	}
 	defer watcher.Close()
-	if err := watcher.Add(*folder); err != nil {
+	if err := watcher.Add(*directory); err != nil {
 		return err
 	}
-	plugin := &plugin{resource: *resource, folder: *folder, devices: strings.Split(*devices, ",")}
+	plugin := &plugin{resource: *resource, directory: *directory, devices: strings.Split(*devices, ",")}
 	defer plugin.stop()
 	if err := plugin.start(ctx); err != nil {
 		return err
@@ -79,16 +79,16 @@ func run() error {
 
 type plugin struct {
 	pluginapi.UnimplementedDevicePluginServer
-	resource, folder string
-	devices          []string
-	server           *grpc.Server
-	stopped          chan struct{}
+	resource, directory string
+	devices             []string
+	server              *grpc.Server
+	stopped             chan struct{}
 }
 
 // start serves, then registers.
 func (p *plugin) start(ctx context.Context) error {
 	name := strings.ReplaceAll(p.resource, "/", "_") + ".sock"
-	socket := filepath.Join(p.folder, name)
+	socket := filepath.Join(p.directory, name)
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -115,7 +115,7 @@ func (p *plugin) stop() {
 func (p *plugin) register(ctx context.Context, endpoint string) error {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	conn, err := grpc.DialContext(ctx, filepath.Join(p.folder, kubeletSocket),
+	conn, err := grpc.DialContext(ctx, filepath.Join(p.directory, kubeletSocket),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithBlock(),
 		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
@@ -180,6 +180,6 @@ var saying sync.Mutex
 func say(event map[string]any) {
 	saying.Lock()
 	defer saying.Unlock()
-	// Nobody has to listen.
+	// Standard output needs no reader.
 	_ = json.NewEncoder(os.Stdout).Encode(event)
 }

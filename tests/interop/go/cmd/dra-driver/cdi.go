@@ -23,7 +23,7 @@ func (d *driver) cdiFile(claim types.UID) string {
 	return filepath.Join(d.cdiDir, d.name+"-"+string(claim)+".json")
 }
 
-// writeCDI says what a container with the claim gets: a variable for each device.
+// writeCDI writes the CDI file of a claim: a variable for each device.
 func (d *driver) writeCDI(claim types.UID, devices []kubeletplugin.Device) error {
 	if d.cdiDir == "" {
 		return nil

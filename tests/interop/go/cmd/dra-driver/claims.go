@@ -15,14 +15,14 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// claimServer is as much of an API server as the helper needs: it answers what a claim is.
+// claimServer is the part of an API server that the helper needs: it serves claims.
 type claimServer struct {
 	driver, pool, request string
 
 	mutex sync.Mutex
-	// By namespace and name. Nil: no file was given, and every claim exists.
+	// Claims by namespace and name. Nil: there is no file, and every claim exists.
 	known map[types.NamespacedName]*resourceapi.ResourceClaim
-	// What the caller takes a claim's UID for, of the claims that are made up.
+	// UIDs of generated claims, as the caller expects them.
 	uids map[types.NamespacedName]types.UID
 }
 
@@ -47,7 +47,7 @@ func (s *claimServer) load(file string) error {
 	return nil
 }
 
-// start listens on a free port of this machine and gives the address.
+// start listens on a free port of this machine and returns the address.
 func (s *claimServer) start() (string, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *claimServer) find(key types.NamespacedName) *resourceapi.ResourceClaim 
 	return s.makeUp(key)
 }
 
-// makeUp invents a claim with one device, which has the claim's name.
+// makeUp generates a claim with one device, which has the claim's name.
 func (s *claimServer) makeUp(key types.NamespacedName) *resourceapi.ResourceClaim {
 	request := resourceapi.DeviceRequest{
 		Name:    s.request,
@@ -104,7 +104,7 @@ func (s *claimServer) makeUp(key types.NamespacedName) *resourceapi.ResourceClai
 	}
 }
 
-// learn notes the UIDs of the claims that a caller asks for, before the helper reads them.
+// learn records the UIDs of the claims in a call, before the helper reads them.
 func (s *claimServer) learn(
 	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
@@ -131,6 +131,6 @@ func notFound(w http.ResponseWriter, r *http.Request) {
 func answer(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	// Whoever asked may be gone.
+	// The client may be gone.
 	_ = json.NewEncoder(w).Encode(body)
 }

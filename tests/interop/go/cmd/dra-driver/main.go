@@ -1,8 +1,8 @@
-// Command dra-driver is a DRA driver on the official helper library, as a vendor would write one: it registers in a registry folder,
-// prepares and gives up claims, and says on its standard output, one JSON object per line, what it was asked.
+// Command dra-driver is a DRA driver on the official helper library, as a vendor would write one: it registers in a registry directory,
+// prepares and unprepares claims, and writes its calls to standard output, one JSON object per line.
 //
-// The helper reads each claim from an API server before it asks the driver. Here that is a server inside this process: with --claims it
-// knows the claims of a file, otherwise every claim that is asked for, with one device of this driver.
+// The helper reads each claim from an API server before it calls the driver. Here that is a server inside this process: with --claims it
+// serves the claims of a file, otherwise every requested claim, with one device of this driver.
 package main
 
 import (
@@ -32,14 +32,14 @@ func main() {
 
 func run() error {
 	name := flag.String("driver-name", "gpu.example.com", "name of the driver")
-	registryDir := flag.String("registry-dir", kubeletplugin.KubeletRegistryDir, "folder of registration sockets")
-	dataDir := flag.String("data-dir", "", "folder of the DRA socket (default: the helper's)")
+	registryDir := flag.String("registry-dir", kubeletplugin.KubeletRegistryDir, "directory of registration sockets")
+	dataDir := flag.String("data-dir", "", "directory of the DRA socket (default: the helper's)")
 	node := flag.String("node-name", "node", "name of the node, and of the pool of claims that are made up")
 	request := flag.String("request", "device", "name of the request in claims that are made up")
 	updateUID := flag.String("rolling-update-uid", "", "UID of this instance; not empty: several may run at a time")
 	failClaim := flag.String("fail-claim", "", "regular expression of the names of claims that are refused")
 	claimsFile := flag.String("claims", "", "JSON file with a list of ResourceClaims (default: each claim exists)")
-	cdiDir := flag.String("cdi-dir", "", "folder to write a CDI spec for each claim to (default: none is written)")
+	cdiDir := flag.String("cdi-dir", "", "directory to write a CDI spec for each claim to (default: none is written)")
 	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(klogFlags)
 	verbosity := flag.Int("v", 2, "verbosity of the log on standard error")
@@ -104,7 +104,7 @@ func pattern(text string) (*regexp.Regexp, error) {
 	return regexp.Compile(text)
 }
 
-// driver is what a vendor writes.
+// driver is the part that a vendor writes.
 type driver struct {
 	name    string
 	refused *regexp.Regexp

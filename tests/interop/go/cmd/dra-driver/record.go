@@ -16,10 +16,10 @@ import (
 type event struct {
 	// "started", "stopped", or "call".
 	Event string `json:"event"`
-	// The UID given by --rolling-update-uid.
+	// The UID of --rolling-update-uid.
 	Instance string `json:"instance,omitempty"`
 	PID      int    `json:"pid"`
-	// Of a call: the gRPC method, the claims in the order of the request, and what failed as a whole.
+	// Of a call: the gRPC method, the claims in the order of the request, and the error of the whole call.
 	Method string       `json:"method,omitempty"`
 	Claims []claimEvent `json:"claims,omitempty"`
 	Error  string       `json:"error,omitempty"`
@@ -32,7 +32,7 @@ type claimEvent struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	UID       string `json:"uid"`
-	// What was answered.
+	// The response.
 	Error string   `json:"error,omitempty"`
 	CDI   []string `json:"cdi,omitempty"`
 }
@@ -47,11 +47,11 @@ func (r *recorder) write(e event) {
 	e.Instance, e.PID = r.instance, os.Getpid()
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	// Nobody has to listen.
+	// Standard output needs no reader.
 	_ = json.NewEncoder(os.Stdout).Encode(e)
 }
 
-// call records each call of every service that the helper offers.
+// call records each call of every service of the helper.
 func (r *recorder) call(
 	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {

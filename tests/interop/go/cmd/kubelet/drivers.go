@@ -20,7 +20,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// A kubelet's own figures: the plugin has a second for GetInfo and five for the notification.
+// A kubelet's deadlines: the plugin has a second for GetInfo and five for the notification.
 const (
 	infoDeadline   = time.Second
 	notifyDeadline = 5 * time.Second
@@ -40,26 +40,26 @@ type drivers struct {
 	connected map[string]*driver
 }
 
-// follow registers what is in the folder and what comes, and forgets what goes.
-func (d *drivers) follow(ctx context.Context, folder string) error {
-	if err := os.MkdirAll(folder, 0o750); err != nil {
+// follow registers existing and new sockets of the directory, and deregisters removed ones.
+func (d *drivers) follow(ctx context.Context, directory string) error {
+	if err := os.MkdirAll(directory, 0o750); err != nil {
 		return err
 	}
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
 	}
-	if err := watcher.Add(folder); err != nil {
+	if err := watcher.Add(directory); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(folder)
+	entries, err := os.ReadDir(directory)
 	if err != nil {
 		return err
 	}
 	go func() {
 		defer watcher.Close()
 		for _, entry := range entries {
-			d.came(ctx, filepath.Join(folder, entry.Name()))
+			d.came(ctx, filepath.Join(directory, entry.Name()))
 		}
 		for {
 			select {
@@ -141,7 +141,7 @@ func (d *drivers) gone(socket string) {
 	}
 }
 
-// health says every list of devices' health, by the newest service that the plugin announces.
+// health writes every list of devices' health, by the newest service that the plugin registers.
 func (d *drivers) health(ctx context.Context, name string, versions []string, connection *grpc.ClientConn) {
 	say := func(version string, devices []string, err error) {
 		event := map[string]any{"event": "health", "driver": name, "version": version, "devices": devices}

@@ -1,6 +1,6 @@
-// Command kubelet does with the sockets of plugins what a kubelet does, by the official types: it follows plugins_registry, registers
-// DRA plugins, calls them for claims, follows their health; it serves kubelet.sock for device plugins and calls those that register. It
-// takes commands on its standard input and says on its standard output what happens, one JSON object per line each.
+// Command kubelet handles the sockets of plugins as a kubelet does, with the official types: it watches plugins_registry, registers
+// DRA plugins, calls them for claims, watches their health; it serves kubelet.sock for device plugins and calls those that register. It
+// reads commands from standard input and writes events to standard output, one JSON object per line each.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// What a kubelet gives a plugin for a call.
+// A kubelet's deadline for a call.
 const callDeadline = 45 * time.Second
 
 // claim is a claim as a kubelet names it.
@@ -31,7 +31,7 @@ type claim struct {
 	Name      string `json:"name"`
 }
 
-// command is one line of the standard input.
+// command is one line of standard input.
 type command struct {
 	ID       int      `json:"id"`
 	Do       string   `json:"do"`
@@ -43,7 +43,7 @@ type command struct {
 	Size     int32    `json:"size"`
 }
 
-// reporter writes events; several tasks have some.
+// reporter writes events of several goroutines.
 type reporter struct {
 	mutex   sync.Mutex
 	encoder *json.Encoder
@@ -55,7 +55,7 @@ func (r *reporter) say(event map[string]any) {
 	_ = r.encoder.Encode(event)
 }
 
-// dial does as the kubelet does: the bare path is the target, so the authority is the path, percent-encoded.
+// dial dials as the kubelet does: the bare path is the target, so the authority is the path, percent-encoded.
 func dial(path string) (*grpc.ClientConn, error) {
 	dialer := func(ctx context.Context, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
@@ -72,7 +72,7 @@ func main() {
 }
 
 func run() error {
-	root := flag.String("root", "/var/lib/kubelet", "the folder with plugins_registry and device-plugins")
+	root := flag.String("root", "/var/lib/kubelet", "the directory with plugins_registry and device-plugins")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -81,7 +81,7 @@ func run() error {
 	if err := drivers.follow(ctx, filepath.Join(*root, "plugins_registry")); err != nil {
 		return err
 	}
-	resources := &resources{out: out, folder: filepath.Join(*root, "device-plugins"), plugins: map[string]*plugin{}}
+	resources := &resources{out: out, directory: filepath.Join(*root, "device-plugins"), plugins: map[string]*plugin{}}
 	if err := resources.serve(ctx); err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func run() error {
 	return lines.Err()
 }
 
-// answer carries a command out and says what came of it, under the command's id.
+// answer executes a command and writes the result, with the command's id.
 func answer(ctx context.Context, out *reporter, drivers *drivers, resources *resources, asked command) {
 	ctx, cancel := context.WithTimeout(ctx, callDeadline)
 	defer cancel()

@@ -22,29 +22,29 @@ type plugin struct {
 // resources are the device plugins, by the resources that they registered.
 type resources struct {
 	pluginapi.UnimplementedRegistrationServer
-	out     *reporter
-	folder  string
-	mutex   sync.Mutex
-	plugins map[string]*plugin
-	server  *grpc.Server
-	running context.Context
+	out       *reporter
+	directory string
+	mutex     sync.Mutex
+	plugins   map[string]*plugin
+	server    *grpc.Server
+	running   context.Context
 }
 
-// serve empties the folder, as a kubelet does when it starts, and listens for plugins.
+// serve empties the directory, as a kubelet does when it starts, and listens for plugins.
 func (r *resources) serve(ctx context.Context) error {
-	if err := os.MkdirAll(r.folder, 0o750); err != nil {
+	if err := os.MkdirAll(r.directory, 0o750); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(r.folder)
+	entries, err := os.ReadDir(r.directory)
 	if err != nil {
 		return err
 	}
 	for _, entry := range entries {
-		if err := os.RemoveAll(filepath.Join(r.folder, entry.Name())); err != nil {
+		if err := os.RemoveAll(filepath.Join(r.directory, entry.Name())); err != nil {
 			return err
 		}
 	}
-	listener, err := net.Listen("unix", filepath.Join(r.folder, "kubelet.sock"))
+	listener, err := net.Listen("unix", filepath.Join(r.directory, "kubelet.sock"))
 	if err != nil {
 		return err
 	}
@@ -65,18 +65,18 @@ func (r *resources) stop() {
 	r.plugins = map[string]*plugin{}
 }
 
-// restart is what plugins see of a kubelet that ends and starts.
+// restart simulates a restart of the kubelet for plugins.
 func (r *resources) restart(ctx context.Context) error {
 	r.stop()
 	return r.serve(r.running)
 }
 
-// Register asks for the options at once, so the plugin has to serve already, and then follows its devices.
+// Register calls the plugin for its options at once, so the plugin must serve already, and then watches its devices.
 func (r *resources) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	if request.Version != pluginapi.Version {
 		return nil, fmt.Errorf("version %q is not %q", request.Version, pluginapi.Version)
 	}
-	connection, err := dial(filepath.Join(r.folder, request.Endpoint))
+	connection, err := dial(filepath.Join(r.directory, request.Endpoint))
 	if err != nil {
 		return nil, err
 	}

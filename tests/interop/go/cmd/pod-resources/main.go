@@ -1,5 +1,5 @@
-// Command pod-resources asks a kubelet's pod-resources socket as monitoring agents and network plugins do: by the bare path, with
-// the deadline and the bound on answers of Kubernetes' own client (pkg/kubelet/apis/podresources).
+// Command pod-resources calls a kubelet's pod-resources socket as monitoring agents and network plugins do: by the bare path, with
+// the deadline and the bound on responses of Kubernetes' own client (pkg/kubelet/apis/podresources).
 //
 //	pod-resources list SOCKET                  every pod, by v1
 //	pod-resources allocatable SOCKET           what can be allocated, by v1
@@ -7,7 +7,7 @@
 //	pod-resources old-list SOCKET              every pod, by v1alpha1
 //	pod-resources flood SOCKET                 many calls at once, and what became of them
 //
-// The answer is a line of JSON on standard output: of the message, or {"code":…,"error":…} for a refusal.
+// The response is a line of JSON on standard output: the message, or {"code":…,"error":…} for a refusal.
 package main
 
 import (
@@ -74,7 +74,7 @@ func run(ctx context.Context, command, socket string, args []string) error {
 	return tell(answer, err)
 }
 
-// dial does what Kubernetes' client does: the path is the target, and grpc derives the :authority from it.
+// dial dials as Kubernetes' client does: the path is the target, and grpc derives the :authority from it.
 func dial(ctx context.Context, socket string) (*grpc.ClientConn, error) {
 	return grpc.DialContext(ctx, socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -1,5 +1,5 @@
-// Command policy judges requests by a ValidatingAdmissionPolicy as an API server does, with the same expression language. It reads one
-// JSON object with the policy and the requests, and writes for each request "allow", "no match" or why it is denied.
+// Command policy evaluates requests with a ValidatingAdmissionPolicy as an API server does, with the same expression language. It reads one
+// JSON object with the policy and the requests, and writes for each request "allow", "no match" or the reason of the denial.
 package main
 
 import (
@@ -45,7 +45,7 @@ func run() error {
 	if err := json.NewDecoder(os.Stdin).Decode(&in); err != nil {
 		return err
 	}
-	// What an API server gives expressions of policies: optional values, and strings' functions.
+	// Extensions that an API server enables for policies: optional values, and functions of strings.
 	env, err := cel.NewEnv(cel.OptionalTypes(), ext.Strings(ext.StringsVersion(2)),
 		cel.Variable("request", cel.DynType), cel.Variable("object", cel.DynType),
 		cel.Variable("oldObject", cel.DynType), cel.Variable("variables", cel.MapType(cel.StringType, cel.DynType)))

@@ -193,7 +193,7 @@ async fn the_checkpoint_shows_what_pods_have_and_finds_a_device_in_two_pods() {
     assert!(!report.is_good());
     assert_eq!(report.findings.len(), 2, "{:?}", report.findings);
     assert!(
-        report.findings[0].contains("\"dev0\" of example.com/gpu is given to the pod default/a"),
+        report.findings[0].contains("\"dev0\" of example.com/gpu is allocated to the pod default/a"),
         "{:?}",
         report.findings
     );

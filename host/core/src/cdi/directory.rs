@@ -1,0 +1,421 @@
+//! The directory that container runtimes read. One thread writes it and groups waiting requests; callers read it themselves. Changes
+//! only files that begin with this daemon's line.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use sha2::{Digest, Sha256};
+use tokio::sync::{mpsc, oneshot};
+
+use super::catalog::{Catalog, Collision, Moment, Ours, Touched};
+use super::identity::{DAEMON_OPENING, Identity, MARK, OPENING};
+use super::render::{SpecFile, mark_of};
+
+mod writer;
+
+use writer::Job;
+
+/// Queue of the writer; further requests wait for a slot.
+const QUEUE: usize = 1024;
+/// Bytes of a file that are read: more than the bounds on edits allow for a claim.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+/// More than the tick of any file system's clock.
+pub(super) const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
+/// Suffix of temporary files: runtimes read only `*.json` and `*.yaml`.
+const TEMPORARY_PREFIX: &str = ".nodedock-";
+const TEMPORARY_SUFFIX: &str = ".tmp";
+
+/// When a write is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// When runtimes can read the file. It outlives the daemon. A power loss may remove it, and the daemon renders it again from
+    /// the checkpoint. This suffices with a durable checkpoint, and is all that a tmpfs can provide.
+    Rendered,
+    /// When the file outlives a power loss: a sync of each file and one of the directory for all waiting requests.
+    Synced,
+}
+
+/// Why files were not written or removed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CdiError {
+    #[error("{doing} {path}")]
+    Io { doing: &'static str, path: String, source: Arc<io::Error> },
+    #[error("{0:?} is not the name of a CDI file of this daemon")]
+    Name(String),
+    #[error("{0} is in the way: it does not begin with this daemon's line, so it belongs to another program")]
+    Foreign(String),
+    #[error("the writer of the CDI directory has ended")]
+    Closed,
+}
+
+impl CdiError {
+    fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.display().to_string();
+        move |source| Self::Io { doing, path, source: Arc::new(source) }
+    }
+
+    /// Whether the file or directory does not exist.
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// The disk or a quota is full.
+    pub fn is_full(&self) -> bool {
+        let full = |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        matches!(self, Self::Io { source, .. } if full(source.kind()))
+    }
+}
+
+/// A file of this daemon in the directory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OurFile {
+    pub name: String,
+    /// `None`: the first line is this daemon's and is not readable by this release.
+    pub identity: Option<Identity>,
+    /// The rest after the first line.
+    pub spec: String,
+}
+
+/// Handle to the directory. Clones write to the same directory; its thread ends with the last handle.
+#[derive(Clone)]
+pub struct CdiDir {
+    inbox: mpsc::Sender<Job>,
+    directory: Arc<Directory>,
+}
+
+/// State that the handles and the writer share.
+struct Directory {
+    path: PathBuf,
+    /// The beginning of every file of this daemon, and of no other file.
+    mark: String,
+    /// Prefix of its temporary files.
+    temporary_prefix: String,
+    hasher: RandomState,
+    /// State of this daemon's files, by name.
+    known: Mutex<HashMap<String, Known>>,
+    catalog: Catalog,
+}
+
+/// A file after it was written or compared.
+#[derive(Clone, Copy)]
+struct Known {
+    hash: u64,
+    stamp: Stamp,
+    /// Whether a later change certainly changes the stamp.
+    settled: bool,
+}
+
+/// Metadata that change when a file is changed or replaced, to the granularity of the file system's clock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    pub(super) fn of(metadata: &std::fs::Metadata) -> Self {
+        Self {
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// Returns whether the last change is so old that another one certainly has another time. The clocks of file systems tick
+    /// every 10 ms or less; two changes within a tick are indistinguishable.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_settled_at(Instant::now())
+    }
+
+    /// The same for an earlier moment.
+    pub(super) fn is_settled_at(&self, moment: Instant) -> bool {
+        let (seconds, nanos) = self.changed.max(self.modified);
+        let (Ok(seconds), Ok(nanos)) = (u64::try_from(seconds), u32::try_from(nanos)) else { return false };
+        let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos);
+        let age = SystemTime::now().duration_since(changed);
+        age.is_ok_and(|age| age.saturating_sub(moment.elapsed()) > CLOCK_TICK_MAX)
+    }
+}
+
+impl CdiDir {
+    /// Opens the directory; creates it (mode 0755) if it does not exist, and removes temporary files of a crash.
+    /// `daemon` identifies this daemon across restarts among others that write to the same directory.
+    pub fn open(path: &Path, daemon: &str, durability: Durability) -> Result<Self, CdiError> {
+        Self::open_among(path, &[], daemon, durability)
+    }
+
+    /// The same for runtimes that read other directories as well: `directories`, by priority, as in the runtimes' configs.
+    pub fn open_among(
+        path: &Path,
+        directories: &[PathBuf],
+        daemon: &str,
+        durability: Durability,
+    ) -> Result<Self, CdiError> {
+        make_directory(path)?;
+        let tag = hex::encode(&Sha256::digest(daemon)[..4]);
+        let temporary_prefix = format!("{TEMPORARY_PREFIX}{tag}-");
+        sweep(path, &temporary_prefix)?;
+        let directory = Arc::new(Directory {
+            path: path.to_owned(),
+            mark: mark_of(daemon),
+            temporary_prefix,
+            hasher: RandomState::new(),
+            known: Mutex::default(),
+            catalog: Catalog::new(path, directories),
+        });
+        let (inbox, jobs) = mpsc::channel(QUEUE);
+        let writer = writer::Writer::new(directory.clone(), durability);
+        std::thread::Builder::new()
+            .name("cdi".to_owned())
+            .spawn(move || writer.run(jobs))
+            .map_err(CdiError::io("start the writer of", path))?;
+        Ok(Self { inbox, directory })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.directory.path
+    }
+
+    /// Writes the files, each atomically; an existing file with the same bytes stays unchanged. After an error some of them
+    /// may have been written. Dropping the future does not undo the writes.
+    pub async fn write(&self, files: Vec<SpecFile>) -> Result<(), CdiError> {
+        if files.is_empty() {
+            return Ok(());
+        }
+        let files = files.iter().map(|file| self.directory.marked(file)).collect();
+        self.request(|done| Job::Write { files, done }).await
+    }
+
+    /// Removes files of this daemon by name; a missing one is no error.
+    pub async fn remove(&self, names: Vec<String>) -> Result<(), CdiError> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.request(|done| Job::Remove { names, done }).await
+    }
+
+    async fn request(
+        &self,
+        job: impl FnOnce(oneshot::Sender<Result<(), CdiError>>) -> Job,
+    ) -> Result<(), CdiError> {
+        let (done, outcome) = oneshot::channel();
+        self.inbox.send(job(done)).await.map_err(|_| CdiError::Closed)?;
+        outcome.await.unwrap_or(Err(CdiError::Closed))
+    }
+
+    /// Returns whether the file exists with these bytes. Costs one `stat` if it is unchanged since the last check, a read
+    /// otherwise and shortly after its write.
+    pub fn is_current(&self, file: &SpecFile) -> bool {
+        self.directory.is_current(&self.directory.marked(file))
+    }
+
+    /// Returns the files of this daemon, by name. Blocks: reads all of them.
+    pub fn list_ours(&self) -> Result<Vec<OurFile>, CdiError> {
+        let mut ours = Vec::new();
+        for name in spec_names(&self.directory.path)? {
+            let path = self.directory.path.join(&name);
+            match self.directory.read_ours(&path) {
+                Ok(Some(text)) => ours.push(OurFile::new(name, &text)),
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(CdiError::io("read", &path)(error)),
+            }
+        }
+        ours.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(ours)
+    }
+
+    /// Returns by one `stat` whether the file is unchanged since this daemon wrote or removed it. A change within a tick of the file system's
+    /// clock is not visible; `is_current` is certain.
+    pub fn is_as_left(&self, name: &str) -> bool {
+        let found = std::fs::symlink_metadata(self.directory.path.join(name));
+        match (found, self.directory.known().get(name)) {
+            (Ok(metadata), Some(known)) => known.stamp == Stamp::of(&metadata),
+            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
+                !self.directory.catalog.has(name)
+            }
+            _ => false,
+        }
+    }
+
+    /// Updates the devices of other programs' files, which `collisions` and `missing` use. Costs a `stat` of each directory, and
+    /// reads only new and changed files.
+    pub async fn survey(&self) -> Result<(), CdiError> {
+        if self.directory.catalog.is_fresh() {
+            return Ok(());
+        }
+        let (dir, requested) = (self.clone(), self.directory.catalog.now());
+        tokio::task::spawn_blocking(move || dir.look(requested, false)).await.unwrap_or(Err(CdiError::Closed))
+    }
+
+    /// The same, with a `stat` of each file of other programs. Blocks.
+    pub fn survey_all(&self) -> Result<(), CdiError> {
+        self.look(self.directory.catalog.now(), true)
+    }
+
+    fn look(&self, requested: Moment, all: bool) -> Result<(), CdiError> {
+        let read = self.directory.with_ours(|ours| self.directory.catalog.refresh(ours, requested, all));
+        read.map_err(|(directory, error)| CdiError::io("read the directory", &directory)(error))
+    }
+
+    /// Returns other programs' files with a device of the same qualified name: runtimes refuse a device of two files in one directory,
+    /// and use the one of a later directory. By the last `survey`, the first file of each device.
+    pub fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
+        self.directory.catalog.collisions(qualified)
+    }
+
+    /// Returns the names that are in no file of other programs, by the last `survey`.
+    pub fn missing(&self, qualified: &[String]) -> Vec<String> {
+        self.directory.catalog.missing(qualified)
+    }
+
+    /// Reads changed files again.
+    pub async fn touched(&self, names: Vec<String>) -> Touched {
+        let dir = self.clone();
+        let look = move || dir.directory.with_ours(|ours| dir.directory.catalog.touched(&names, ours));
+        tokio::task::spawn_blocking(look).await.unwrap_or_default()
+    }
+
+    /// Returns the names of this daemon's files that this process neither wrote nor compared: copies, or files of an earlier
+    /// run. By the last `survey`.
+    pub fn strays(&self) -> Vec<String> {
+        let (ours, known) = (self.directory.catalog.ours(), self.directory.known());
+        ours.into_iter().filter(|name| !known.contains_key(name)).collect()
+    }
+
+    /// Returns a file of this daemon by name. `None`: it does not exist, or belongs to another program.
+    pub async fn read(&self, name: &str) -> Option<OurFile> {
+        let (directory, name) = (self.directory.clone(), name.to_owned());
+        let read = move || {
+            let text = directory.read_ours(&directory.path.join(&name)).ok()??;
+            Some(OurFile::new(name, &text))
+        };
+        tokio::task::spawn_blocking(read).await.ok()?
+    }
+}
+
+impl OurFile {
+    fn new(name: String, text: &str) -> Self {
+        let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
+        Self { name, identity: Identity::parse(first), spec: rest.to_owned() }
+    }
+}
+
+impl Directory {
+    /// Returns the file with this daemon's mark instead of the general one.
+    fn marked(&self, file: &SpecFile) -> SpecFile {
+        let rest = file.bytes.strip_prefix(OPENING.as_bytes()).unwrap_or(&file.bytes);
+        let mut bytes = Vec::with_capacity(self.mark.len() + rest.len());
+        bytes.extend_from_slice(self.mark.as_bytes());
+        bytes.extend_from_slice(rest);
+        SpecFile { name: file.name.clone(), bytes }
+    }
+
+    fn with_ours<T>(&self, look: impl FnOnce(&Ours<'_>) -> T) -> T {
+        let known = |name: &str, inode| {
+            let known = self.known();
+            known.get(name).is_some_and(|known| known.stamp.inode == inode)
+        };
+        let beginning = |text: &[u8]| self.is_ours(&text[..text.len().min(self.mark.len())]);
+        look(&Ours { beginning: &beginning, known: &known })
+    }
+
+    /// Reads a file of this daemon. `None`: it belongs to another program, or is not a plain file.
+    fn read_ours(&self, path: &Path) -> io::Result<Option<String>> {
+        let Some(file) = open_plain(path)? else { return Ok(None) };
+        let mut file = file.take(FILE_BYTES_MAX);
+        let mut bytes = Vec::new();
+        // Another program's file may be large, and its beginning suffices.
+        file.by_ref().take(self.mark.len() as u64).read_to_end(&mut bytes)?;
+        if !self.is_ours(&bytes) {
+            return Ok(None);
+        }
+        file.read_to_end(&mut bytes)?;
+        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// Returns whether a file with this beginning belongs to this daemon: it has the mark, or what damage left of it. The mark of another
+    /// daemon differs.
+    fn is_ours(&self, beginning: &[u8]) -> bool {
+        let damaged =
+            beginning.starts_with(MARK.as_bytes()) && !beginning.starts_with(DAEMON_OPENING.as_bytes());
+        let cut = self.mark.as_bytes().starts_with(beginning) && beginning.len() > MARK.len();
+        beginning == self.mark.as_bytes() || damaged || cut
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_current(&self, file: &SpecFile) -> bool {
+        let path = self.path.join(&file.name);
+        let Ok(metadata) = std::fs::symlink_metadata(&path) else { return false };
+        let (hash, stamp) = (self.hasher.hash_one(&file.bytes), Stamp::of(&metadata));
+        let as_left = |known: &Known| known.settled && known.stamp == stamp;
+        if let Some(known) = self.known().get(&file.name).filter(|known| as_left(known)) {
+            return known.hash == hash;
+        }
+        let settled = stamp.is_settled();
+        let same = metadata.is_file()
+            && metadata.size() == file.bytes.len() as u64
+            && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes);
+        if same {
+            self.known().insert(file.name.clone(), Known { hash, stamp, settled });
+        }
+        same
+    }
+}
+
+fn make_directory(path: &Path) -> Result<(), CdiError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
+    made.map_err(CdiError::io("make the directory", path))
+}
+
+/// Removes temporary files that a crash left.
+fn sweep(path: &Path, prefix: &str) -> Result<(), CdiError> {
+    for entry in std::fs::read_dir(path).map_err(CdiError::io("read the directory", path))? {
+        let entry = entry.map_err(CdiError::io("read the directory", path))?;
+        let name = entry.file_name();
+        let name = name.as_encoded_bytes();
+        if name.starts_with(prefix.as_bytes()) && name.ends_with(TEMPORARY_SUFFIX.as_bytes()) {
+            // It does no harm.
+            std::fs::remove_file(entry.path()).ok();
+        }
+    }
+    Ok(())
+}
+
+/// Returns the names of the files that runtimes read as specs.
+fn spec_names(path: &Path) -> Result<Vec<String>, CdiError> {
+    let entries = std::fs::read_dir(path).map_err(CdiError::io("read the directory", path))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(CdiError::io("read the directory", path))?;
+        names.extend(entry.file_name().into_string().ok().filter(|name| is_spec_name(name)));
+    }
+    Ok(names)
+}
+
+pub(super) fn is_spec_name(name: &str) -> bool {
+    name.ends_with(".yaml") || name.ends_with(".json")
+}
+
+/// Opens a plain file; does not follow a link at its end and does not wait at a pipe.
+pub(super) fn open_plain(path: &Path) -> io::Result<Option<File>> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(rustix::io::Errno::LOOP) => return Ok(None),
+        opened => File::from(opened?),
+    };
+    Ok(file.metadata()?.is_file().then_some(file))
+}

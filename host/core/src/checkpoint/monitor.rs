@@ -1,0 +1,210 @@
+//! Monitors the writer: sets conditions of the node for its errors, and while commits fail tests repeatedly whether the disk accepts
+//! writes, so that free space is detected without a request.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until};
+
+use super::CommitError;
+use super::status::Status;
+use super::writer::Message;
+use nodedock_base::backoff::Backoff;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::error::chain;
+use nodedock_base::tasks::Tasks;
+use nodedock_model::{Problem, limit};
+
+/// The condition of a commit that takes too long.
+const SLOW: &str = "checkpoint-slow";
+
+pub(super) struct WriterMonitor {
+    pub(super) status: Arc<Status>,
+    pub(super) inbox: mpsc::Sender<Message>,
+    pub(super) conditions: Conditions,
+    /// The file's path, the subject of the conditions.
+    pub(super) subject: String,
+}
+
+/// Time of the next test, while commits fail.
+struct Probes {
+    backoff: Backoff,
+    next: Option<Instant>,
+}
+
+impl WriterMonitor {
+    pub(super) async fn run(self, tasks: Tasks) {
+        let backoff = Backoff::new(limit::CHECKPOINT_PROBE_MIN, limit::CHECKPOINT_PROBE_MAX);
+        let mut probes = Probes { backoff, next: None };
+        loop {
+            let now = self.status.look();
+            let slow_at = now.under_way.map(|began| began + limit::CHECKPOINT_SLOW);
+            let (slow, not_yet) = match slow_at {
+                Some(at) if at <= Instant::now() => (true, None),
+                at => (false, at),
+            };
+            self.say(now.failure.as_ref().map(|(failure, _)| failure), slow);
+            if probes.is_due(now.failure.is_some()) {
+                self.probe();
+            }
+            let wake = not_yet.into_iter().chain(probes.next).min();
+            tokio::select! {
+                // Safe to drop: the conditions end with the process.
+                () = tasks.stopped() => return,
+                // Safe to drop: the next iteration sees later changes.
+                () = self.status.news() => {}
+                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
+            }
+        }
+    }
+
+    fn say(&self, failure: Option<&CommitError>, slow: bool) {
+        let code = failure.map(CommitError::code);
+        for other in CommitError::CODES.into_iter().filter(|other| Some(*other) != code) {
+            self.conditions.clear(other, &self.subject);
+        }
+        if let Some(failure) = failure {
+            self.conditions.set(&self.subject, failure.problem());
+        }
+        if !slow {
+            return self.conditions.clear(SLOW, &self.subject);
+        }
+        let seconds = limit::CHECKPOINT_SLOW.as_secs();
+        let words =
+            format!("a commit has been running for more than {seconds} s, and all other changes wait for it");
+        self.conditions.set(&self.subject, Problem::unavailable(SLOW, words));
+    }
+
+    /// Requests an empty commit, whose outcome is in the status; with a full queue it is not needed.
+    fn probe(&self) {
+        let (done, _) = oneshot::channel();
+        if let Err(error) = self.inbox.try_send(Message::Commit { writes: Vec::new(), done }) {
+            tracing::debug!(error = chain(&error), "the checkpoint is not probed");
+        }
+    }
+}
+
+impl Probes {
+    /// Returns whether a test is due, and schedules the next one.
+    fn is_due(&mut self, failing: bool) -> bool {
+        if !failing {
+            self.backoff.reset();
+            self.next = None;
+            return false;
+        }
+        let due = self.next.is_some_and(|at| at <= Instant::now());
+        if due || self.next.is_none() {
+            self.next = Some(Instant::now() + self.backoff.delay());
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::time::Duration;
+
+    use super::*;
+    use nodedock_base::changes::Changes;
+    use nodedock_model::Changed;
+
+    /// A monitor of a writer that the test controls.
+    struct Scene {
+        status: Arc<Status>,
+        probes: mpsc::Receiver<Message>,
+        conditions: Conditions,
+        changes: tokio::sync::broadcast::Receiver<Changed>,
+        tasks: Tasks,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let (changes, tasks, status) = (Changes::default(), Tasks::new(), Arc::new(Status::default()));
+            let (inbox, probes) = mpsc::channel(8);
+            let listener = changes.listen();
+            let conditions = Conditions::new(changes);
+            let subject = "/checkpoint".to_owned();
+            let monitor =
+                WriterMonitor { status: status.clone(), inbox, conditions: conditions.clone(), subject };
+            tasks.spawn("monitor", monitor.run(tasks.clone()));
+            Self { status, probes, conditions, changes: listener, tasks }
+        }
+
+        fn fail(&self, kind: io::ErrorKind) {
+            let source = Arc::new(redb::Error::Io(kind.into()));
+            self.status.failed(&CommitError::Storage { doing: "write", source });
+        }
+
+        fn succeed(&self) {
+            let size = super::super::status::Size { requests: 1, changes: 1, value_bytes: 1 };
+            self.status.succeeded(&size, Duration::from_millis(1));
+        }
+
+        async fn reported(&mut self) -> String {
+            self.changes.recv().await.unwrap().state
+        }
+
+        fn standing(&self) -> Vec<String> {
+            self.conditions.list().into_iter().map(|condition| condition.problem.code).collect()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_are_a_condition_and_probed_ever_more_seldom_until_one_succeeds() {
+        let mut scene = Scene::new();
+        scene.fail(io::ErrorKind::StorageFull);
+        assert_eq!(scene.reported().await, "checkpoint-disk-full");
+        let began = Instant::now();
+        let mut at = Vec::new();
+        for _ in 0..7 {
+            assert!(
+                matches!(scene.probes.recv().await, Some(Message::Commit { writes, .. }) if writes.is_empty())
+            );
+            at.push(began.elapsed().as_secs());
+            scene.fail(io::ErrorKind::StorageFull);
+        }
+        assert_eq!(at, [1, 3, 7, 15, 31, 61, 91]);
+        scene.fail(io::ErrorKind::ReadOnlyFilesystem);
+        assert_eq!(
+            (scene.reported().await, scene.reported().await),
+            ("over".into(), "checkpoint-read-only".into())
+        );
+        assert_eq!(scene.standing(), ["checkpoint-read-only"]);
+
+        scene.status.begin();
+        scene.succeed();
+        assert_eq!(scene.reported().await, "over");
+        assert_eq!(scene.standing(), Vec::<String>::new());
+        let silence = tokio::time::timeout(Duration::from_secs(3600), scene.probes.recv()).await;
+        assert!(silence.is_err(), "nothing is probed that is well");
+        scene.fail(io::ErrorKind::StorageFull);
+        assert_eq!(scene.reported().await, "checkpoint-disk-full");
+        let began = Instant::now();
+        scene.probes.recv().await.unwrap();
+        assert_eq!(began.elapsed().as_secs(), 1, "the backoff is reset");
+        assert!(scene.tasks.drain(Duration::from_secs(1)).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_that_does_not_end_is_a_condition_until_it_does() {
+        let mut scene = Scene::new();
+        // The monitor waits for the first begin, and ignores fast commits.
+        for _ in 0..3 {
+            scene.status.begin();
+            tokio::time::sleep(limit::CHECKPOINT_SLOW / 2).await;
+            scene.succeed();
+        }
+        assert_eq!(scene.standing(), Vec::<String>::new());
+        scene.status.begin();
+        let began = Instant::now();
+        assert_eq!(scene.reported().await, SLOW);
+        assert_eq!(began.elapsed().as_secs(), limit::CHECKPOINT_SLOW.as_secs());
+        assert!(*scene.status.takes_writes().borrow(), "it has not failed");
+        scene.fail(io::ErrorKind::StorageFull);
+        let reported = [scene.reported().await, scene.reported().await];
+        assert_eq!(reported, ["checkpoint-disk-full", "over"]);
+        assert!(!*scene.status.takes_writes().borrow());
+        assert_eq!(scene.standing(), ["checkpoint-disk-full"]);
+    }
+}

@@ -1,0 +1,165 @@
+//! The columns of the tables that `nodedock get` prints.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nodedock_proto::node::v1;
+use serde_json::{Map, Value};
+
+use super::super::describe;
+use super::super::output::{Column, Row};
+use nodedock_base::clock::rfc3339;
+
+impl Row for v1::Driver {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NAME", |driver| or_dash(&driver.name)),
+        ("KIND", |driver| driver.kind.clone()),
+        ("VERSION", |driver| or_dash(&driver.version)),
+        ("STATE", |driver| driver.state.clone()),
+        ("DEVICES", |driver| driver.devices.to_string()),
+        ("SOURCE", |driver| driver.source.clone()),
+        ("REASON", |driver| driver.reason.clone()),
+        ("DIGEST", |driver| or_dash(&driver.digest)),
+        ("CONNECTION", |driver| or_dash(driver.native.as_ref().map_or("", |native| &native.connection))),
+        ("ENDPOINT", |driver| or_dash(driver.native.as_ref().map_or("", |native| &native.endpoint))),
+    ];
+    const NARROW: usize = 7;
+}
+
+impl Row for v1::Device {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("DRIVER", |device| device.driver.clone()),
+        ("POOL", |device| device.pool.clone()),
+        ("NAME", |device| device.name.clone()),
+        ("HEALTH", |device| device.health.clone()),
+        ("CLAIMS", |device| describe::names(&device.claims)),
+        ("PODS", |device| describe::names(&device.pods)),
+        ("RESOURCE", |device| device.extended_resource.clone()),
+        ("NUMA", |device| joined(&device.numa_nodes)),
+        ("CAPACITY", |device| joined(device.capacity.iter().map(|(name, value)| format!("{name}={value}")))),
+        ("ATTRIBUTES", |device| attributes(&device.attributes_json)),
+    ];
+    const NARROW: usize = 7;
+}
+
+impl Row for v1::ClaimStatus {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NAMESPACE", |claim| of_object(&claim.id, |id| &id.namespace)),
+        ("NAME", |claim| of_object(&claim.id, |id| &id.name)),
+        ("STATE", |claim| claim.state.clone()),
+        ("PODS", |claim| {
+            let pods = claim.pods.iter().map(describe::name);
+            joined(pods.chain(claim.kubelet.as_ref().map(describe::kubelet_consumers)))
+        }),
+        ("DEVICES", |claim| {
+            let of_driver = |of: &v1::ClaimDriver| {
+                of.devices.iter().map(|device| format!("{}/{device}", of.driver)).collect::<Vec<_>>()
+            };
+            joined(claim.drivers.iter().flat_map(of_driver))
+        }),
+        ("PROBLEM", |claim| {
+            claim.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default()
+        }),
+        ("UID", |claim| of_object(&claim.id, |id| &id.uid)),
+        ("CDI DEVICES", |claim| joined(claim.drivers.iter().flat_map(|driver| &driver.cdi_devices))),
+    ];
+    const NARROW: usize = 6;
+}
+
+impl Row for v1::PodStatus {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NAMESPACE", |status| of_object(&status.pod, |pod| &pod.namespace)),
+        ("NAME", |status| of_object(&status.pod, |pod| &pod.name)),
+        ("STATE", |status| status.state.clone()),
+        ("CLAIMS", |status| describe::names(&status.claims)),
+        ("RESOURCES", |status| device_counts(&status.resources)),
+        ("UID", |status| of_object(&status.pod, |pod| &pod.uid)),
+        ("CDI DEVICES", |status| {
+            joined(status.containers.iter().flat_map(|container| &container.cdi_devices))
+        }),
+    ];
+    const NARROW: usize = 6;
+}
+
+impl Row for v1::Resource {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NAME", |resource| resource.name.clone()),
+        ("CAPACITY", |resource| resource.capacity.to_string()),
+        ("ALLOCATABLE", |resource| resource.allocatable.to_string()),
+        ("ALLOCATED", |resource| resource.allocated.to_string()),
+        ("ACTIVE", |resource| resource.active.to_string()),
+        ("DRIVER", |resource| or_dash(&resource.driver)),
+        ("NUMA", |resource| joined(&resource.numa_nodes)),
+    ];
+    const NARROW: usize = 6;
+}
+
+impl Row for v1::NodeStatus {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NAME", |node| node.name.clone()),
+        ("VERSION", |node| node.version.clone()),
+        ("STARTED", |node| rfc3339(node.started_ms)),
+        ("DRIVERS", |node| node.drivers_serving.to_string()),
+        ("CLAIMS", |node| match node.claims.is_empty() {
+            true => "0".to_owned(),
+            false => joined(node.claims.iter().map(|(state, count)| format!("{count} {state}"))),
+        }),
+        ("PODS", |node| node.pods.to_string()),
+        ("PROBLEMS", |node| node.conditions.len().to_string()),
+        ("BOOT ID", |node| node.boot_id.clone()),
+    ];
+    const NARROW: usize = 7;
+}
+
+impl Row for v1::Condition {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("SINCE", |condition| rfc3339(condition.since_ms)),
+        ("CODE", |condition| condition.problem.clone().unwrap_or_default().code),
+        ("SUBJECT", |condition| condition.subject.clone()),
+        ("PROBLEM", |condition| condition.problem.clone().unwrap_or_default().message),
+    ];
+}
+
+fn or_dash(text: &str) -> String {
+    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+fn of_object(object: &Option<v1::ObjectRef>, part: fn(&v1::ObjectRef) -> &String) -> String {
+    object.as_ref().map(part).cloned().unwrap_or_default()
+}
+
+fn joined(items: impl IntoIterator<Item = impl ToString>) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",")
+}
+
+fn attributes(json: &str) -> String {
+    let attributes: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    joined(attributes.iter().map(|(name, value)| format!("{name}={}", text(value))))
+}
+
+/// How many devices of each resource a pod has; one that several containers use in turn counts once.
+fn device_counts(resources: &[v1::ResourceOutcome]) -> String {
+    let mut devices: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for resource in resources {
+        let ids = resource.device_ids.iter().map(String::as_str);
+        devices.entry(&resource.resource).or_default().extend(ids);
+    }
+    joined(devices.into_iter().map(|(name, devices)| format!("{name}={}", devices.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_containers_use_in_turn_counts_once() {
+        let of = |container: &str, devices: &[&str]| v1::ResourceOutcome {
+            container: container.to_owned(),
+            resource: "a.dev/a".to_owned(),
+            device_ids: devices.iter().map(|id| (*id).to_owned()).collect(),
+            ..v1::ResourceOutcome::default()
+        };
+        assert_eq!(device_counts(&[of("init", &["0", "1"]), of("main", &["1"])]), "a.dev/a=2");
+        assert_eq!(device_counts(&[]), "");
+    }
+}

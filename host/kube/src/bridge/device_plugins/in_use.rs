@@ -1,0 +1,205 @@
+//! The devices that pods use, as the kubelet lists them (`v1.PodResourcesLister/List`), and the release of claims that no pod uses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodedock_proto::kubelet::pod_resources::v1 as wire;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::Request;
+use wire::pod_resources_lister_client::PodResourcesListerClient;
+
+use super::allocate::Allocations;
+use super::claim::{self, Ids};
+use super::unused::ClaimUsage;
+use crate::bridge::claims::DeviceClaim;
+use crate::bridge::{Context, convert};
+use nodedock_base::backoff::spread;
+use nodedock_base::clock::now_ms;
+use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets};
+use nodedock_base::error::chain;
+use nodedock_base::printable::one_line;
+use nodedock_base::socket::{ConnectError, connect};
+use nodedock_model::{ExtendedResource, Problem, limit};
+
+/// The condition that the kubelet does not list which devices pods use.
+const UNKNOWN: &str = "pod-resources-away";
+const MESSAGE_BYTES_MAX: usize = 512;
+
+#[derive(Debug, thiserror::Error)]
+enum ListError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("list the devices of pods: {code:?}: {message}")]
+    Status { code: tonic::Code, message: String },
+    #[error("list the devices of pods within {} s", .0.as_secs())]
+    Deadline(Duration),
+    #[error("the kubelet does not know of its pods yet: it names {0}")]
+    Incomplete(&'static str),
+}
+
+/// Devices that pods use, by resource.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in crate::bridge) struct InUse(pub(in crate::bridge) BTreeMap<ExtendedResource, Ids>);
+
+impl InUse {
+    /// Whether pods use devices of a claim, under the name of its resource: a claim's name says which resource it is of.
+    pub(super) fn has(&self, of: &DeviceClaim) -> bool {
+        self.0.iter().any(|(resource, ids)| {
+            !ids.is_disjoint(&of.devices)
+                && claim::id(&of.driver, resource, &of.devices).is_ok_and(|id| id.uid == of.claim.uid)
+        })
+    }
+}
+
+/// A kubelet's list: the devices, and namespace and name of every pod in it.
+#[derive(Debug, Default)]
+pub(in crate::bridge) struct PodDevices {
+    pub(in crate::bridge) in_use: InUse,
+    pub(in crate::bridge) pods: BTreeSet<(String, String)>,
+}
+
+/// Asks the kubelet which devices pods use. The error says why that is not known.
+pub(super) async fn list(context: &Context, deadline: Duration) -> Result<InUse, String> {
+    let listed = tokio::time::timeout(deadline, complete_list(context, deadline)).await;
+    let listed = listed.unwrap_or(Err(ListError::Deadline(deadline)));
+    context.metrics.looked(if listed.is_ok() { "answered" } else { "failed" });
+    listed.map_err(|error| chain(&error))
+}
+
+/// A kubelet that has just started lists fewer pods than it has: a list without pods, or without the pod of this daemon, is refused.
+async fn complete_list(context: &Context, deadline: Duration) -> Result<InUse, ListError> {
+    let client = PodResourcesListerClient::new(connect(&context.directories.pod_resources()).await?);
+    let mut client = client.max_decoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
+    let mut request = Request::new(wire::ListPodResourcesRequest {});
+    request.set_timeout(deadline);
+    let failed = |status: tonic::Status| ListError::Status {
+        code: status.code(),
+        message: one_line(status.message(), MESSAGE_BYTES_MAX),
+    };
+    let listed = convert::pod_devices(client.list(request).await.map_err(failed)?.into_inner());
+    if listed.pods.is_empty() {
+        return Err(ListError::Incomplete("no pod"));
+    }
+    let own = context.parts.own_pod.as_ref();
+    if own.is_some_and(|(namespace, name)| !listed.pods.contains(&(namespace.to_string(), name.to_string())))
+    {
+        return Err(ListError::Incomplete("others, and not that of this daemon"));
+    }
+    Ok(listed.in_use)
+}
+
+/// Releases claims whose devices no pod uses any more.
+pub(super) struct UnusedClaims {
+    context: Arc<Context>,
+    allocations: Arc<Allocations>,
+    /// In the kubelet's directory.
+    sockets: watch::Receiver<Arc<Sockets>>,
+    usage: ClaimUsage,
+    /// The kubelet that listed last.
+    kubelet: Option<SocketId>,
+    failing_since: Option<Instant>,
+}
+
+impl UnusedClaims {
+    pub(super) fn new(
+        context: Arc<Context>,
+        allocations: Arc<Allocations>,
+        sockets: watch::Receiver<Arc<Sockets>>,
+    ) -> Self {
+        let usage = ClaimUsage::new(context.parts.times.unused, context.parts.times.unseen);
+        Self { context, allocations, sockets, usage, kubelet: None, failing_since: None }
+    }
+
+    /// Asks the kubelet only while there are claims for devices.
+    pub(super) async fn run(mut self) {
+        loop {
+            let claims = self.context.claims.device_claims();
+            self.allocations.forget_all_but(&claims, Instant::now());
+            if claims.is_empty() {
+                self.usage.reset();
+                self.set_listed(Ok(()));
+                self.allocations.begun.notified().await;
+            } else {
+                self.round(&claims).await;
+            }
+            tokio::time::sleep(spread(self.context.parts.times.in_use_period, now_ms() % 1000 * 7919)).await;
+        }
+    }
+
+    async fn round(&mut self, claims: &[DeviceClaim]) {
+        let before = self.current_kubelet();
+        let listed = list(&self.context, limit::IN_USE_DEADLINE).await;
+        let kubelet = self.current_kubelet();
+        if before != self.kubelet || before != kubelet {
+            self.kubelet = kubelet;
+            self.usage.reset();
+        }
+        match listed {
+            Ok(in_use) => {
+                self.set_listed(Ok(()));
+                self.release_unused(claims, &in_use).await;
+            }
+            Err(error) => self.set_listed(Err(&error)),
+        }
+    }
+
+    fn current_kubelet(&self) -> Option<SocketId> {
+        self.sockets.borrow().get(KUBELET_SOCKET).copied()
+    }
+
+    async fn release_unused(&mut self, claims: &[DeviceClaim], in_use: &InUse) {
+        let requested =
+            |claim: &DeviceClaim| (claim.clone(), self.allocations.requested_at(&claim.claim.uid));
+        let claims: Vec<_> = claims.iter().map(requested).collect();
+        for (unused, requested) in self.usage.observe(&claims, |claim| in_use.has(claim), Instant::now()) {
+            let DeviceClaim { driver, claim, devices } = &unused;
+            match self.allocations.release(&unused, requested).await {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.context.metrics.released.inc();
+                    tracing::info!(%driver, %claim, ?devices, "released devices that no pod uses");
+                }
+                // The claim manager retries by itself, and so does the next round.
+                Err(problem) => tracing::debug!(%driver, %claim, %problem, "devices not released yet"),
+            }
+        }
+    }
+
+    fn set_listed(&mut self, listed: Result<(), &str>) {
+        let (conditions, subject) =
+            (&self.context.parts.conditions, self.context.directories.pod_resources().display().to_string());
+        let Err(error) = listed else {
+            self.failing_since = None;
+            return conditions.clear(UNKNOWN, &subject);
+        };
+        tracing::debug!(error, "which devices pods use is not known");
+        if self.failing_since.get_or_insert_with(Instant::now).elapsed() >= limit::IN_USE_UNKNOWN {
+            let message = format!(
+                "the kubelet does not list which devices pods use ({error}): devices of extended resources stay with pods that are gone"
+            );
+            conditions.set(&subject, Problem::unavailable(UNKNOWN, message));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nodedock_model::DriverName;
+
+    #[test]
+    fn a_claim_is_in_use_under_the_name_of_its_resource_only() {
+        let driver = DriverName::new("gpu.example.com").unwrap();
+        let resource = |name: &str| ExtendedResource::new(format!("example.com/{name}")).unwrap();
+        let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Ids>();
+        let devices = ids(&["p/a", "p/b"]);
+        let claim = claim::id(&driver, &resource("gpu"), &devices).unwrap();
+        let claim = DeviceClaim { claim, driver, devices };
+        let is_used =
+            |name: &str, used: &[&str]| InUse(BTreeMap::from([(resource(name), ids(used))])).has(&claim);
+        assert!(is_used("gpu", &["p/b"]));
+        assert!(!is_used("gpu", &["p/c"]) && !is_used("nic", &["p/a", "p/b"]));
+    }
+}

@@ -1,0 +1,115 @@
+//! Which resources are offered to a kubelet, with which devices: what drivers publish, and what was offered before a restart. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use nodedock_model::{DriverName, ExtendedResource, PluginDevice};
+
+/// What pools of one driver offer under a resource's name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::bridge) struct PoolOffer {
+    pub(in crate::bridge) driver: DriverName,
+    /// By id.
+    pub(in crate::bridge) devices: Vec<PluginDevice>,
+}
+
+pub(in crate::bridge) type Offers = BTreeMap<ExtendedResource, PoolOffer>;
+
+/// What is known of pools with a resource's name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct ObservedPools {
+    /// Resources that pools of a driver have, also for a time after the driver is gone.
+    pub(super) offers: Offers,
+    /// Resources of device plugins that registered with this daemon.
+    pub(super) of_plugins: BTreeSet<ExtendedResource>,
+    /// Drivers that published their pools, with the resources of these.
+    pub(super) published: BTreeMap<DriverName, BTreeSet<ExtendedResource>>,
+}
+
+/// What is there, and what was there before a restart unless another owner has it or its driver no longer publishes it. What was taken
+/// over or withdrawn is removed from `remembered` for good.
+pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offers {
+    let is_withdrawn = |resource: &ExtendedResource, driver: &DriverName| {
+        observed.published.get(driver).is_some_and(|resources| !resources.contains(resource))
+    };
+    remembered.retain(|resource, offer| {
+        !observed.offers.contains_key(resource)
+            && !observed.of_plugins.contains(resource)
+            && !is_withdrawn(resource, &offer.driver)
+    });
+    let mut offers = observed.offers.clone();
+    offers.extend(remembered.iter().map(|(resource, offer)| (resource.clone(), offer.clone())));
+    offers
+}
+
+/// The devices as a kubelet is told of them: one that is used elsewhere cannot be allocated, so it is not healthy.
+pub(super) fn listed(offer: &PoolOffer, is_used_elsewhere: impl Fn(&str) -> bool) -> Vec<PluginDevice> {
+    let device = |device: &PluginDevice| PluginDevice {
+        healthy: device.healthy && !is_used_elsewhere(&device.id),
+        ..device.clone()
+    };
+    offer.devices.iter().map(device).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resource(name: &str) -> ExtendedResource {
+        ExtendedResource::new(format!("example.com/{name}")).unwrap()
+    }
+
+    fn driver(name: &str) -> DriverName {
+        DriverName::new(name).unwrap()
+    }
+
+    fn offer(of: &str, ids: &[&str]) -> PoolOffer {
+        let device = |id: &&str| PluginDevice { id: (*id).to_owned(), healthy: true, numa_nodes: vec![] };
+        PoolOffer { driver: driver(of), devices: ids.iter().map(device).collect() }
+    }
+
+    #[test]
+    fn what_was_offered_is_offered_until_its_driver_publishes() {
+        let known = Offers::from([(resource("gpu"), offer("a", &["p/0"]))]);
+        let mut remembered = known.clone();
+        assert_eq!(desired(&ObservedPools::default(), &mut remembered), known);
+        // Its driver serves, and the device manager has not looked at its pools yet.
+        let published = |resources: &[&str]| {
+            BTreeMap::from([(driver("a"), resources.iter().map(|name| resource(name)).collect())])
+        };
+        let begun = ObservedPools { published: published(&["gpu"]), ..ObservedPools::default() };
+        assert_eq!(desired(&begun, &mut remembered), known);
+        let there =
+            ObservedPools { offers: Offers::from([(resource("gpu"), offer("a", &["p/1"]))]), ..begun };
+        assert_eq!(desired(&there, &mut remembered), there.offers);
+        assert!(remembered.is_empty(), "what was there counts no more");
+        assert!(desired(&ObservedPools::default(), &mut remembered).is_empty());
+    }
+
+    #[test]
+    fn a_driver_without_it_and_another_owner_withdraw_it() {
+        let known = Offers::from([(resource("gpu"), offer("a", &["p/0"]))]);
+        let without = ObservedPools {
+            published: BTreeMap::from([(driver("a"), BTreeSet::new())]),
+            ..ObservedPools::default()
+        };
+        let taken =
+            ObservedPools { of_plugins: BTreeSet::from([resource("gpu")]), ..ObservedPools::default() };
+        for observed in [without, taken] {
+            assert!(desired(&observed, &mut known.clone()).is_empty());
+        }
+        let another = ObservedPools {
+            published: BTreeMap::from([(driver("b"), BTreeSet::new())]),
+            ..ObservedPools::default()
+        };
+        assert_eq!(desired(&another, &mut known.clone()), known);
+    }
+
+    #[test]
+    fn a_device_that_is_used_elsewhere_is_not_healthy() {
+        let listed = listed(&offer("a", &["p/0", "p/1"]), |id| id == "p/1");
+        let healthy: Vec<_> = listed.iter().map(|device| (device.id.as_str(), device.healthy)).collect();
+        assert_eq!(healthy, [("p/0", true), ("p/1", false)]);
+    }
+}

@@ -1,0 +1,156 @@
+//! When claims for devices that a kubelet allocated are released: a kubelet does not report that a pod ends, so it is concluded from
+//! its lists of the devices that pods use. Pure.
+//!
+//! Such a list (`v1.PodResourcesLister/List`) has the devices of containers and sidecars of pods that are not over. It never has those of
+//! init containers: devices that no other container of their pod uses are released five minutes after they were allocated, whether the
+//! init container runs or not. A later Allocate takes them again at any time.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::bridge::claims::DeviceClaim;
+use nodedock_model::Uid;
+use nodedock_model::limit::UNUSED_LOOKS;
+
+/// A claim, and when a kubelet requested it last.
+pub(super) type RequestedClaim = (DeviceClaim, Instant);
+
+#[derive(Debug)]
+struct Usage {
+    requested: Instant,
+    /// A pod used some of the devices since then.
+    seen: bool,
+    /// Since when no pod uses any, and how many lists showed it.
+    absent: Option<(Instant, u32)>,
+}
+
+/// How claims were used in the lists so far.
+#[derive(Debug)]
+pub(super) struct ClaimUsage {
+    claims: BTreeMap<Uid, Usage>,
+    /// Claims whose devices were in use are released after this time, others after `unseen`.
+    unused: Duration,
+    unseen: Duration,
+}
+
+impl ClaimUsage {
+    pub(super) fn new(unused: Duration, unseen: Duration) -> Self {
+        Self { claims: BTreeMap::new(), unused, unseen }
+    }
+
+    /// Takes a list of devices in use. Returns the claims that are to be released; `in_use`: whether a pod uses any of a claim's devices.
+    pub(super) fn observe(
+        &mut self,
+        claims: &[RequestedClaim],
+        in_use: impl Fn(&DeviceClaim) -> bool,
+        now: Instant,
+    ) -> Vec<RequestedClaim> {
+        self.claims.retain(|uid, _| claims.iter().any(|(known, _)| known.claim.uid == *uid));
+        let mut unused = Vec::new();
+        for (claim, requested) in claims {
+            let fresh = || Usage { requested: *requested, seen: false, absent: None };
+            let usage = self.claims.entry(claim.claim.uid.clone()).or_insert_with(fresh);
+            if usage.requested != *requested {
+                *usage = fresh();
+            }
+            if in_use(claim) {
+                (usage.seen, usage.absent) = (true, None);
+                continue;
+            }
+            let (since, looks) = usage.absent.get_or_insert((now, 0));
+            *looks += 1;
+            let wait = if usage.seen { self.unused } else { self.unseen };
+            if *looks >= UNUSED_LOOKS && now >= *since + wait {
+                unused.push((claim.clone(), *requested));
+            }
+        }
+        unused
+    }
+
+    /// The lists are another kubelet's, which may not know its pods yet: earlier ones count no more.
+    pub(super) fn reset(&mut self) {
+        self.claims.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use nodedock_model::limit::{UNSEEN, UNUSED};
+    use nodedock_model::{DriverName, ObjectRef};
+
+    fn claim(requested: Instant) -> RequestedClaim {
+        let claim = ObjectRef::new("nodedock", "c", "u").unwrap();
+        let driver = DriverName::new("gpu.example.com").unwrap();
+        (DeviceClaim { claim, driver, devices: ["p/a".to_owned()].into() }, requested)
+    }
+
+    /// Lists after so many seconds, and whether the claim is in use in each; when it is released.
+    fn history(looks: &[(u64, bool)]) -> Option<u64> {
+        let (start, mut usage) = (Instant::now(), ClaimUsage::new(UNUSED, UNSEEN));
+        looks.iter().find_map(|(second, used)| {
+            let now = start + Duration::from_secs(*second);
+            let over = usage.observe(&[claim(start)], |_| *used, now);
+            (!over.is_empty()).then_some(*second)
+        })
+    }
+
+    #[test]
+    fn devices_of_a_pod_that_ended_go_after_a_minute_and_others_after_five() {
+        let (yes, no) = (true, false);
+        assert_eq!(history(&[(0, yes), (30, no), (60, no), (90, no)]), Some(90));
+        assert_eq!(history(&[(0, yes), (30, no), (60, yes), (90, no), (120, no), (151, no)]), Some(151));
+        assert_eq!(
+            history(&[(0, yes), (30, no), (500, no)]),
+            Some(500),
+            "two looks are enough if time has passed"
+        );
+        assert_eq!(history(&[(0, yes), (500, no)]), None, "one look is not");
+        assert_eq!(history(&[(0, no), (30, no), (290, no), (300, no)]), Some(300));
+    }
+
+    #[test]
+    fn a_claim_that_is_requested_again_or_meets_another_kubelet_begins_again() {
+        let (start, mut usage) = (Instant::now(), ClaimUsage::new(UNUSED, UNSEEN));
+        let at = |second| start + Duration::from_secs(second);
+        usage.observe(&[claim(start)], |_| true, start);
+        usage.observe(&[claim(start)], |_| false, at(30));
+        assert!(usage.observe(&[claim(at(31))], |_| false, at(95)).is_empty());
+        usage.observe(&[claim(at(31))], |_| true, at(100));
+        usage.observe(&[claim(at(31))], |_| false, at(130));
+        usage.reset();
+        assert!(usage.observe(&[claim(at(31))], |_| false, at(200)).is_empty());
+        assert!(usage.observe(&[claim(at(31))], |_| false, at(400)).is_empty());
+        assert_eq!(usage.observe(&[claim(at(31))], |_| false, at(500)).len(), 1);
+        usage.observe(&[], |_| false, at(501));
+        assert!(usage.claims.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_released_that_was_in_use_within_the_minute(
+            looks in prop::collection::vec((1u64..200, prop::bool::weighted(0.3)), 1..60),
+        ) {
+            let (start, mut usage) = (Instant::now(), ClaimUsage::new(UNUSED, UNSEEN));
+            let (mut second, mut used_at, mut absent_looks) = (0, None, 0);
+            for (after, used) in looks {
+                second += after;
+                let over = usage.observe(&[claim(start)], |_| used, start + Duration::from_secs(second));
+                absent_looks = if used { 0 } else { absent_looks + 1 };
+                if used {
+                    used_at = Some(second);
+                }
+                if !over.is_empty() {
+                    prop_assert!(!used && absent_looks >= 2);
+                    let idle = second - used_at.unwrap_or(0);
+                    let wait = if used_at.is_some() { 60 } else { 300 };
+                    prop_assert!(idle >= wait);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! `pluginregistration.Registration`: who a driver is, and whether the kubelet registered it.
+//!
+//! A kubelet gives a second for the first and five for the other: nothing here waits for anything.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nodedock_proto::kubelet::registration as wire;
+use tokio::sync::Semaphore;
+use tonic::{Request, Response, Status};
+
+use super::NO_SOCKET;
+use crate::bridge::sockets::Connections;
+use crate::bridge::{Context, SocketPaths, convert};
+use nodedock_base::grpc::begin;
+use nodedock_base::printable::one_line;
+use nodedock_model::limit::{BRIDGE_HEALTH_STREAMS_MAX, PROBLEM_MESSAGE_BYTES_MAX};
+use nodedock_model::{DriverName, Problem};
+
+/// A kubelet refused a driver, by the driver's name.
+const REFUSED: &str = "kubelet-refused-driver";
+
+/// What a kubelet made of a driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Registration {
+    /// No kubelet asked yet.
+    Offered,
+    /// A kubelet asked who it is, and has not reported yet whether it is registered.
+    Asked,
+    Registered,
+    /// The kubelet's message; it retries by itself.
+    Refused(String),
+}
+
+/// An offered driver as it is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverBridgeStatus {
+    pub driver: DriverName,
+    pub registration: Registration,
+    /// Both of its sockets are open.
+    pub is_open: bool,
+    /// Open connections to the socket of its service: a kubelet keeps one.
+    pub connections: u64,
+    /// Why its sockets are not open, or cannot be made again.
+    pub problem: Option<String>,
+    /// None: no name fits.
+    pub sockets: Option<SocketPaths>,
+}
+
+/// A driver that is offered to the kubelet: what the services on its sockets share.
+pub(in crate::bridge) struct OfferedDriver {
+    pub(super) name: DriverName,
+    pub(super) paths: Option<SocketPaths>,
+    pub(super) context: Arc<Context>,
+    pub(super) health_streams: Arc<Semaphore>,
+    /// To the socket of its service.
+    pub(super) connections: Arc<Connections>,
+    state: Mutex<DriverBridgeStatus>,
+}
+
+impl OfferedDriver {
+    pub(in crate::bridge) fn new(name: DriverName, context: Arc<Context>) -> Self {
+        let paths = context.directories.of_driver(&name);
+        let problem = paths.as_ref().err().map(ToString::to_string);
+        if let Some(why) = &problem {
+            context.parts.conditions.set(name.as_str(), Problem::invalid(NO_SOCKET, why));
+        }
+        let paths = paths.ok();
+        let state = Mutex::new(DriverBridgeStatus {
+            driver: name.clone(),
+            registration: Registration::Offered,
+            is_open: false,
+            connections: 0,
+            problem,
+            sockets: paths.clone(),
+        });
+        let health_streams = Arc::new(Semaphore::new(BRIDGE_HEALTH_STREAMS_MAX));
+        Self { name, paths, context, health_streams, connections: Arc::default(), state }
+    }
+
+    pub(in crate::bridge) fn status(&self) -> DriverBridgeStatus {
+        DriverBridgeStatus { connections: self.connections.open(), ..self.state().clone() }
+    }
+
+    /// Both sockets are open; or why not both could be opened, and whether both are open nevertheless, at paths that were removed.
+    pub(super) fn set_open(&self, opened: Result<(), (String, bool)>) {
+        let (conditions, name) = (&self.context.parts.conditions, &self.name);
+        let (problem, is_open) = match opened {
+            Ok(()) => {
+                conditions.clear(NO_SOCKET, name.as_str());
+                (None, true)
+            }
+            Err((why, is_open)) => {
+                let message = format!("the kubelet cannot reach driver {name}: {why}");
+                conditions.set(name.as_str(), Problem::unavailable(NO_SOCKET, message));
+                (Some(why), is_open)
+            }
+        };
+        let mut state = self.state();
+        (state.problem, state.is_open) = (problem, is_open);
+    }
+
+    /// Its registration socket is a new one: a registration on the one before counts no more.
+    pub(super) fn reset_registration(&self) {
+        self.state().registration = Registration::Offered;
+        self.context.parts.conditions.clear(REFUSED, self.name.as_str());
+    }
+
+    fn registered(&self) {
+        self.state().registration = Registration::Registered;
+        self.context.metrics.registered("registered");
+        self.context.parts.conditions.clear(REFUSED, self.name.as_str());
+        tracing::info!(driver = %self.name, "registered with the kubelet");
+    }
+
+    /// Returns the kubelet's text as it is repeated.
+    fn refused(&self, why: &str) -> String {
+        let why = one_line(why, PROBLEM_MESSAGE_BYTES_MAX / 2);
+        self.context.metrics.registered("refused");
+        self.state().registration = Registration::Refused(why.clone());
+        let message = format!("the kubelet does not register driver {}: {why}", self.name);
+        self.context.parts.conditions.set(self.name.as_str(), Problem::unavailable(REFUSED, message));
+        why
+    }
+
+    fn state(&self) -> MutexGuard<'_, DriverBridgeStatus> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[tonic::async_trait]
+impl wire::registration_server::Registration for OfferedDriver {
+    /// A kubelet that asks again begins again; a refusal stands until it reports otherwise.
+    async fn get_info(
+        &self,
+        request: Request<wire::InfoRequest>,
+    ) -> Result<Response<wire::PluginInfo>, Status> {
+        begin("Registration.GetInfo", &request);
+        let mut state = self.state();
+        if !matches!(state.registration, Registration::Refused(_)) {
+            state.registration = Registration::Asked;
+        }
+        drop(state);
+        let endpoint = self.paths.as_ref().map_or(Path::new(""), |paths| &paths.service);
+        Ok(Response::new(convert::plugin_info(&self.name, endpoint)))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<wire::RegistrationStatus>,
+    ) -> Result<Response<wire::RegistrationStatusResponse>, Status> {
+        begin("Registration.NotifyRegistrationStatus", &request);
+        let wire::RegistrationStatus { plugin_registered, error } = request.into_inner();
+        if plugin_registered {
+            self.registered();
+            return Ok(Response::new(wire::RegistrationStatusResponse {}));
+        }
+        let why = self.refused(&error);
+        // As the Go helper does it.
+        Err(Status::failed_precondition(format!("driver {} was not registered: {why}", self.name)))
+    }
+}

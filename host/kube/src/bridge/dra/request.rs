@@ -1,0 +1,136 @@
+//! A kubelet's request for claims, checked. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nodedock_proto::kubelet::dra::v1::Claim;
+
+use nodedock_model::limit::{BRIDGE_CLAIMS_MAX, BRIDGE_DRIVER_WAIT};
+use nodedock_model::{ObjectRef, Problem};
+
+/// The claims of a call by UID exactly as it was sent, for that is how the answer is read. A claim that is named twice is one claim, and
+/// a UID with two names is none.
+pub(super) type ClaimsByUid = BTreeMap<String, Result<ObjectRef, Problem>>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the call names {0} claims, and at most {BRIDGE_CLAIMS_MAX} are taken at once")]
+pub(super) struct TooMany(pub(super) usize);
+
+pub(super) fn by_uid(claims: Vec<Claim>) -> Result<ClaimsByUid, TooMany> {
+    if claims.len() > BRIDGE_CLAIMS_MAX {
+        return Err(TooMany(claims.len()));
+    }
+    let mut by_uid = ClaimsByUid::new();
+    for Claim { namespace, name, uid } in claims {
+        let claim = ObjectRef::new(&namespace, &name, &uid)
+            .map_err(|error| Problem::invalid("claim-name-invalid", error.to_string()));
+        let entry = by_uid.entry(uid).or_insert_with(|| claim.clone());
+        if *entry != claim {
+            let message = "the call gives this UID to two claims";
+            *entry = Err(Problem::invalid("claim-named-twice", message));
+        }
+    }
+    Ok(by_uid)
+}
+
+/// How long a call waits for a driver that still loads: half of the time that the caller gives in the header `grpc-timeout`, and no
+/// longer than the limit.
+pub(super) fn patience(timeout: Option<&str>) -> Duration {
+    let given = timeout.and_then(grpc_timeout).unwrap_or(Duration::MAX);
+    (given / 2).min(BRIDGE_DRIVER_WAIT)
+}
+
+/// At most eight digits and a unit (gRPC over HTTP/2). None: it is not that.
+fn grpc_timeout(text: &str) -> Option<Duration> {
+    let unit = text.chars().next_back()?;
+    let digits = text.strip_suffix(unit)?;
+    if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    Some(match unit {
+        'H' => Duration::from_secs(count * 3600),
+        'M' => Duration::from_secs(count * 60),
+        'S' => Duration::from_secs(count),
+        'm' => Duration::from_millis(count),
+        'u' => Duration::from_micros(count),
+        'n' => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(namespace: &str, name: &str, uid: &str) -> Claim {
+        Claim { namespace: namespace.into(), name: name.into(), uid: uid.into() }
+    }
+
+    fn code(entry: &Result<ObjectRef, Problem>) -> &str {
+        entry.as_ref().map_or_else(|problem| &*problem.code, |claim| claim.name.as_str())
+    }
+
+    #[test]
+    fn every_claim_has_one_entry_by_the_uid_that_was_sent() {
+        let long = "x".repeat(10_000);
+        let sorted = by_uid(vec![
+            claim("default", "one", "u1"),
+            claim("default", "one", "u1"),
+            claim("default", "two", "u2"),
+            claim("other", "two", "u2"),
+            claim("default", "two", "u2"),
+            claim("default", "three", "../u3"),
+            claim("default", "four", ""),
+            claim("Default", "five", "u5"),
+            claim("default", "a/b", "u6"),
+            claim(&long, &long, &long),
+            claim("default", "seven", "u\u{0}7"),
+        ]);
+        let sorted = sorted.unwrap();
+        let found: BTreeMap<&str, &str> =
+            sorted.iter().map(|(uid, entry)| (uid.as_str(), code(entry))).collect();
+        let expected = [
+            ("u1", "one"),
+            ("u2", "claim-named-twice"),
+            ("../u3", "claim-name-invalid"),
+            ("", "claim-name-invalid"),
+            ("u5", "claim-name-invalid"),
+            ("u6", "claim-name-invalid"),
+            (&*long, "claim-name-invalid"),
+            ("u\u{0}7", "claim-name-invalid"),
+        ];
+        assert_eq!(found, BTreeMap::from(expected));
+        let words = sorted[&long].as_ref().unwrap_err().message.len();
+        assert!(words < 400, "{words}");
+    }
+
+    #[test]
+    fn more_claims_than_the_bound_are_refused_together() {
+        let claims = |count| (0..count).map(|n| claim("ns", "name", &n.to_string())).collect::<Vec<_>>();
+        assert_eq!(by_uid(claims(BRIDGE_CLAIMS_MAX)).unwrap().len(), BRIDGE_CLAIMS_MAX);
+        assert_eq!(by_uid(claims(BRIDGE_CLAIMS_MAX + 1)), Err(TooMany(BRIDGE_CLAIMS_MAX + 1)));
+        assert_eq!(by_uid(Vec::new()).unwrap(), ClaimsByUid::new());
+    }
+
+    #[test]
+    fn the_callers_time_bounds_how_long_a_driver_is_waited_for() {
+        for (header, expected) in [
+            (None, BRIDGE_DRIVER_WAIT),
+            (Some("45S"), BRIDGE_DRIVER_WAIT),
+            (Some("44999999u"), BRIDGE_DRIVER_WAIT),
+            (Some("5S"), Duration::from_millis(2500)),
+            (Some("800m"), Duration::from_millis(400)),
+            (Some("1000n"), Duration::from_nanos(500)),
+            (Some("99999999H"), BRIDGE_DRIVER_WAIT),
+            (Some("1M"), BRIDGE_DRIVER_WAIT),
+            (Some("999999999S"), BRIDGE_DRIVER_WAIT),
+            (Some("-1S"), BRIDGE_DRIVER_WAIT),
+            (Some("S"), BRIDGE_DRIVER_WAIT),
+            (Some("5é"), BRIDGE_DRIVER_WAIT),
+            (Some(""), BRIDGE_DRIVER_WAIT),
+        ] {
+            assert_eq!(patience(header), expected, "{header:?}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The DRA API, in both versions: a kubelet's claims, prepared and unprepared by the claim manager.
+//!
+//! Every claim of a call has an answer of its own, with the reason where it fails; a call fails as a whole only if it names more claims
+//! than are taken at once. Claims of a call are worked on side by side. What is under way is not cancelled when the caller's future is
+//! dropped, or when the kubelet calls again meanwhile.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use nodedock_proto::kubelet::dra::{v1, v1beta1};
+use nodedock_proto::prost::Message;
+use tonic::{Code, Request, Response, Status};
+
+use super::OfferedDriver;
+use super::request;
+use crate::bridge::convert::{self, Outcomes, transcode};
+use crate::bridge::metrics::Method;
+use nodedock_base::grpc::begin;
+use nodedock_base::printable::one_line;
+use nodedock_model::limit::BRIDGE_CLAIMS_AT_ONCE;
+use nodedock_model::{KubeletDevice, ObjectRef, Problem, ProblemKind};
+
+/// The service of both versions.
+#[derive(Clone)]
+pub(super) struct DraService(pub(super) Arc<OfferedDriver>);
+
+type Answer<T> = Result<Response<T>, Status>;
+
+macro_rules! dra_version {
+    ($version:ident, $prepare:ident, $unprepare:ident) => {
+        #[tonic::async_trait]
+        impl $version::dra_plugin_server::DraPlugin for DraService {
+            async fn node_prepare_resources(
+                &self,
+                request: Request<$version::NodePrepareResourcesRequest>,
+            ) -> Answer<$version::NodePrepareResourcesResponse> {
+                self.answer(Method::$prepare, request, convert::prepared).await
+            }
+
+            async fn node_unprepare_resources(
+                &self,
+                request: Request<$version::NodeUnprepareResourcesRequest>,
+            ) -> Answer<$version::NodeUnprepareResourcesResponse> {
+                self.answer(Method::$unprepare, request, convert::unprepared).await
+            }
+        }
+    };
+}
+
+dra_version!(v1, PrepareV1, UnprepareV1);
+dra_version!(v1beta1, PrepareV1beta1, UnprepareV1beta1);
+
+/// What the claims of a call share.
+struct Call {
+    method: Method,
+    request_id: Arc<str>,
+    /// For so long the call waits for a driver that still loads.
+    patience: Duration,
+}
+
+impl DraService {
+    /// A request of either version is one of `v1`, and so is the answer, but for fields that the version does not have.
+    async fn answer<Asked: Message, V1: Message, Answered: Message + Default>(
+        &self,
+        method: Method,
+        request: Request<Asked>,
+        answer: fn(Outcomes) -> V1,
+    ) -> Answer<Answered> {
+        let timeout = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+        let patience = request::patience(timeout);
+        let call = Call { method, request_id: begin(method.as_str(), &request), patience };
+        let asked: v1::NodePrepareResourcesRequest = transcode(request.get_ref())?;
+        let outcomes = self.call(&call, asked.claims).await?;
+        Ok(Response::new(transcode(&answer(outcomes))?))
+    }
+
+    async fn call(&self, call: &Call, claims: Vec<v1::Claim>) -> Result<Outcomes, Status> {
+        if claims.is_empty() {
+            // A probe: no kubelet sends an empty request, and only kubelets' calls are counted.
+            return Ok(Outcomes::default());
+        }
+        let driver = &self.0;
+        let counted = driver.context.metrics.begin(&driver.name, call.method);
+        let claims = match request::by_uid(claims) {
+            Ok(claims) => claims,
+            Err(too_many) => {
+                counted.end(Code::ResourceExhausted, true);
+                return Err(Status::resource_exhausted(too_many.to_string()));
+            }
+        };
+        let outcomes = futures::stream::iter(claims).map(|(uid, claim)| async move {
+            let outcome = match claim {
+                Ok(claim) => self.handle(call, &claim).await,
+                Err(problem) => Err(problem),
+            };
+            if let Err(problem) = &outcome {
+                let (driver, request, method) = (&driver.name, &call.request_id, call.method.as_str());
+                let (uid, code) = (one_line(&uid, 128), &problem.code);
+                tracing::warn!(%driver, uid, %request, method, code, %problem, "the kubelet's claim failed");
+            }
+            (uid, outcome)
+        });
+        let outcomes: Outcomes = outcomes.buffer_unordered(BRIDGE_CLAIMS_AT_ONCE).collect().await;
+        counted.end(Code::Ok, outcomes.iter().any(|(_, outcome)| outcome.is_err()));
+        Ok(outcomes)
+    }
+
+    /// One claim. If its driver does not serve but may do so soon, it is waited for, and the claim retried once. A claim that needs no
+    /// driver, because it is prepared already, does not wait.
+    async fn handle(&self, call: &Call, claim: &ObjectRef) -> Result<Vec<KubeletDevice>, Problem> {
+        let (context, driver) = (&self.0.context, &self.0.name);
+        let mut outcome = self.attempt(call, claim).await;
+        if outcome.as_ref().err().is_some_and(|problem| self.waits_after(problem))
+            && context.serves_within(driver, call.patience).await
+        {
+            outcome = self.attempt(call, claim).await;
+        }
+        // Only what the kubelet is answered is a refusal.
+        if let (true, Err(problem)) = (call.method.is_prepare(), &outcome) {
+            let (claims, claim, problem) = (context.claims.clone(), claim.clone(), problem.clone());
+            let report = async move { claims.report_refusal(&claim, &problem).await };
+            context.parts.tasks.complete("kubelet-refusal", report).await;
+        }
+        outcome
+    }
+
+    /// A driver that began to serve after it was missed is called as well.
+    fn waits_after(&self, problem: &Problem) -> bool {
+        let was_missed = matches!(problem.code.as_str(), "driver-unknown" | "driver-not-serving");
+        problem.kind == ProblemKind::Unavailable && (was_missed || self.0.context.may_come(&self.0.name))
+    }
+
+    /// Not cancelled when the caller's future is dropped: what is begun with a driver is brought to its end.
+    async fn attempt(&self, call: &Call, claim: &ObjectRef) -> Result<Vec<KubeletDevice>, Problem> {
+        let context = &self.0.context;
+        let (claims, driver, claim) = (context.claims.clone(), self.0.name.clone(), claim.clone());
+        let (is_prepare, request_id) = (call.method.is_prepare(), call.request_id.clone());
+        let work = async move {
+            if is_prepare {
+                claims.prepare(&driver, &claim, request_id).await
+            } else {
+                let unprepared = claims.manager()?.unprepare_for_kubelet(&driver, &claim, request_id).await;
+                unprepared.map(|()| Vec::new())
+            }
+        };
+        let interrupted = || Problem::internal("call-broke", "the call broke off: the log says where");
+        context.parts.tasks.complete("kubelet-claim", work).await.unwrap_or_else(|| Err(interrupted()))
+    }
+}

@@ -1,0 +1,288 @@
+//! Metrics of the kubelet's calls and of what it is offered; `docs/metrics.md` has the families.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use tonic::Code;
+
+use super::sockets::Connections;
+use nodedock_base::metrics::CLAIM_SECONDS;
+use nodedock_model::{DriverName, ExtendedResource, limit};
+
+/// The bounds of Prometheus' own libraries, which a kubelet takes for allocations.
+const ALLOCATION_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+type Labels<const N: usize> = [(&'static str, String); N];
+type Counters<const N: usize> = Family<Labels<N>, Counter>;
+type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
+
+/// A call of the DRA API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Method {
+    PrepareV1,
+    UnprepareV1,
+    PrepareV1beta1,
+    UnprepareV1beta1,
+}
+
+impl Method {
+    /// Its path in gRPC.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::PrepareV1 => "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
+            Self::UnprepareV1 => "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources",
+            Self::PrepareV1beta1 => "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
+            Self::UnprepareV1beta1 => "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources",
+        }
+    }
+
+    pub(super) fn is_prepare(self) -> bool {
+        matches!(self, Self::PrepareV1 | Self::PrepareV1beta1)
+    }
+
+    /// As a kubelet calls it.
+    fn operation(self) -> &'static str {
+        if self.is_prepare() { "PrepareResources" } else { "UnprepareResources" }
+    }
+}
+
+/// What was counted since the start. Names of drivers and resources are bounded; what is beyond is counted without a name.
+pub struct Metrics {
+    /// By outcome: what a kubelet said of a driver.
+    pub registrations: Counters<1>,
+    /// To the sockets of all drivers.
+    pub(super) connections: Arc<Connections>,
+    pub calls_in_flight: Gauge,
+    /// By driver, method and code: `dra_grpc_operations_duration_seconds` of a kubelet, as it is seen from here.
+    pub calls: Histograms<3>,
+    /// By operation and whether it failed, also for one of its claims.
+    pub operations: Histograms<2>,
+    /// By resource and outcome.
+    pub resource_registrations: Counters<2>,
+    /// Lists of devices sent, by resource.
+    pub lists: Counters<1>,
+    /// By resource.
+    pub allocations: Histograms<1>,
+    pub allocation_failures: Counters<1>,
+    /// By outcome: questions to the kubelet which devices pods use.
+    pub in_use_looks: Counters<1>,
+    /// Claims released because no pod uses their devices.
+    pub released: Counter,
+    driver_names: Names,
+    resource_names: Names,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let claim_seconds: fn() -> Histogram = || Histogram::new(CLAIM_SECONDS.iter().copied());
+        let allocation_seconds: fn() -> Histogram = || Histogram::new(ALLOCATION_SECONDS.iter().copied());
+        let metrics = Self {
+            registrations: Family::default(),
+            connections: Arc::default(),
+            calls_in_flight: Gauge::default(),
+            calls: Family::new_with_constructor(claim_seconds),
+            operations: Family::new_with_constructor(claim_seconds),
+            resource_registrations: Family::default(),
+            lists: Family::default(),
+            allocations: Family::new_with_constructor(allocation_seconds),
+            allocation_failures: Family::default(),
+            in_use_looks: Family::default(),
+            released: Counter::default(),
+            driver_names: Names::at_most(limit::BRIDGE_DRIVERS_MAX),
+            resource_names: Names::at_most(limit::PLUGIN_RESOURCES_MAX),
+        };
+        // A sample of each outcome is there from the start.
+        for outcome in ["registered", "refused"] {
+            drop(metrics.registrations.get_or_create(&labels(outcome)));
+        }
+        for outcome in ["answered", "failed"] {
+            drop(metrics.in_use_looks.get_or_create(&labels(outcome)));
+        }
+        metrics
+    }
+}
+
+fn labels(outcome: &str) -> Labels<1> {
+    [("outcome", outcome.to_owned())]
+}
+
+impl Metrics {
+    /// Connections that are open, and that were made.
+    pub fn connections(&self) -> [u64; 2] {
+        [self.connections.open(), self.connections.made()]
+    }
+
+    pub(super) fn registered(&self, outcome: &str) {
+        self.registrations.get_or_create(&labels(outcome)).inc();
+    }
+
+    pub(super) fn looked(&self, outcome: &str) {
+        self.in_use_looks.get_or_create(&labels(outcome)).inc();
+    }
+
+    pub(super) fn resource_registered(&self, resource: &ExtendedResource, outcome: &str) {
+        let [resource] = self.resource(resource);
+        self.resource_registrations.get_or_create(&[resource, ("outcome", outcome.to_owned())]).inc();
+    }
+
+    pub(super) fn listed(&self, resource: &ExtendedResource) {
+        self.lists.get_or_create(&self.resource(resource)).inc();
+    }
+
+    pub(super) fn allocated(&self, resource: &ExtendedResource, took: Duration, failed: bool) {
+        let resource = self.resource(resource);
+        self.allocations.get_or_create(&resource).observe(took.as_secs_f64());
+        self.allocation_failures.get_or_create(&resource).inc_by(u64::from(failed));
+    }
+
+    /// The label of a resource, which has a sample in each family from the first one on.
+    fn resource(&self, resource: &ExtendedResource) -> Labels<1> {
+        let (name, is_new) = self.resource_names.bounded(resource.as_str());
+        let label = ("resource", name);
+        if is_new {
+            for outcome in ["registered", "refused"] {
+                let outcome = ("outcome", outcome.to_owned());
+                drop(self.resource_registrations.get_or_create(&[label.clone(), outcome]));
+            }
+            let only = [label.clone()];
+            drop(self.lists.get_or_create(&only));
+            drop(self.allocations.get_or_create(&only));
+            drop(self.allocation_failures.get_or_create(&only));
+        }
+        [label]
+    }
+
+    /// Counts a call of the kubelet until it ends.
+    pub(super) fn begin(&self, driver: &DriverName, method: Method) -> Call<'_> {
+        self.calls_in_flight.inc();
+        Call {
+            metrics: self,
+            driver: driver.clone(),
+            method,
+            began: Instant::now(),
+            end: (Code::Cancelled, true),
+        }
+    }
+}
+
+/// A call under way; one that is dropped without an end was cancelled.
+pub(super) struct Call<'a> {
+    metrics: &'a Metrics,
+    driver: DriverName,
+    method: Method,
+    began: Instant,
+    end: (Code, bool),
+}
+
+impl Call<'_> {
+    /// Records how it ended: with an answer, in which some claims may have failed, or without one.
+    pub(super) fn end(mut self, code: Code, is_error: bool) {
+        self.end = (code, is_error);
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        let (seconds, (code, is_error)) = (self.began.elapsed().as_secs_f64(), self.end);
+        self.metrics.calls_in_flight.dec();
+        let (driver, _) = self.metrics.driver_names.bounded(self.driver.as_str());
+        let (method, code) = (self.method.as_str().to_owned(), format!("{code:?}"));
+        let call = [("driver", driver), ("method", method), ("code", code)];
+        self.metrics.calls.get_or_create(&call).observe(seconds);
+        let operation =
+            [("operation", self.method.operation().to_owned()), ("is_error", is_error.to_string())];
+        self.metrics.operations.get_or_create(&operation).observe(seconds);
+    }
+}
+
+/// Values of a label that others choose.
+struct Names {
+    known: Mutex<BTreeSet<String>>,
+    max: usize,
+}
+
+impl Names {
+    fn at_most(max: usize) -> Self {
+        Self { known: Mutex::default(), max }
+    }
+
+    /// The name as a label, empty where there are too many, and whether it is a new one.
+    fn bounded(&self, name: &str) -> (String, bool) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.contains(name) {
+            return (name.to_owned(), false);
+        }
+        let name = if known.len() < self.max { name } else { "" };
+        (name.to_owned(), known.insert(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(metrics: &Metrics) -> String {
+        let mut registry = prometheus_client::registry::Registry::default();
+        registry.register("calls", "", metrics.calls.clone());
+        registry.register("operations", "", metrics.operations.clone());
+        registry.register("lists", "", metrics.lists.clone());
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn calls_are_counted_by_driver_method_and_code_and_a_dropped_one_was_cancelled() {
+        let metrics = Metrics::default();
+        let driver = DriverName::new("gpu.example.com").unwrap();
+        metrics.begin(&driver, Method::PrepareV1).end(Code::Ok, false);
+        metrics.begin(&driver, Method::PrepareV1).end(Code::Ok, true);
+        metrics.begin(&driver, Method::UnprepareV1beta1).end(Code::ResourceExhausted, true);
+        let under_way = metrics.begin(&driver, Method::PrepareV1);
+        assert_eq!(metrics.calls_in_flight.get(), 1);
+        drop(under_way);
+        assert_eq!(metrics.calls_in_flight.get(), 0);
+        let text = text(&metrics);
+        let (prepare, unprepare) = (Method::PrepareV1.as_str(), Method::UnprepareV1beta1.as_str());
+        for (method, code, count) in
+            [(prepare, "Ok", 2), (prepare, "Cancelled", 1), (unprepare, "ResourceExhausted", 1)]
+        {
+            let line = format!(r#"calls_count{{driver="{driver}",method="{method}",code="{code}"}} {count}"#);
+            assert!(text.contains(&line), "{line} in {text}");
+        }
+        for (operation, is_error, count) in
+            [("PrepareResources", false, 1), ("PrepareResources", true, 2), ("UnprepareResources", true, 1)]
+        {
+            let line =
+                format!(r#"operations_count{{operation="{operation}",is_error="{is_error}"}} {count}"#);
+            assert!(text.contains(&line), "{line} in {text}");
+        }
+    }
+
+    #[test]
+    fn resources_beyond_the_bound_are_counted_together() {
+        let metrics = Metrics::default();
+        for n in 0..limit::PLUGIN_RESOURCES_MAX + 2 {
+            metrics.listed(&ExtendedResource::new(format!("example.com/r{n}")).unwrap());
+        }
+        let text = text(&metrics);
+        assert!(text.contains(r#"lists_total{resource="example.com/r0"} 1"#), "{text}");
+        assert!(text.contains(r#"lists_total{resource=""} 2"#), "{text}");
+    }
+
+    #[test]
+    fn the_paths_are_those_of_the_services() {
+        use nodedock_proto::kubelet::dra::{v1, v1beta1};
+        let names = [v1::dra_plugin_server::SERVICE_NAME, v1beta1::dra_plugin_server::SERVICE_NAME];
+        let path = |name: &str, method: &str| format!("/{name}/{method}");
+        assert_eq!(Method::PrepareV1.as_str(), path(names[0], "NodePrepareResources"));
+        assert_eq!(Method::UnprepareV1.as_str(), path(names[0], "NodeUnprepareResources"));
+        assert_eq!(Method::PrepareV1beta1.as_str(), path(names[1], "NodePrepareResources"));
+        assert_eq!(Method::UnprepareV1beta1.as_str(), path(names[1], "NodeUnprepareResources"));
+    }
+}

@@ -1,0 +1,244 @@
+//! Device plugins, and kubelets that come, go, refuse and forget.
+
+use std::os::unix::net::UnixListener as StdListener;
+
+use nodedock_stand_ins::kubelet::{Kubelet, KubeletOptions, Resource};
+
+use super::*;
+
+const RESOURCE: &str = "example.com/gpu";
+
+pub(super) async fn kubelet(node: &Node) -> Kubelet {
+    Kubelet::start(&node.root(), KubeletOptions::default()).await
+}
+
+/// Returns when the kubelet follows a list of these devices, by letters; those in capitals are not healthy.
+pub(super) async fn listed(kubelet: &Kubelet, letters: &str) {
+    let letter = |device: &nodedock_proto::kubelet::device_plugin::v1beta1::Device| {
+        let letter = device.id.trim_start_matches("p/").to_owned();
+        if device.health == "Healthy" { letter } else { letter.to_ascii_uppercase() }
+    };
+    let is_listed =
+        |of: &Resource| of.running && of.devices.iter().map(letter).collect::<String>() == letters;
+    kubelet.wait_until(letters, |view| view.resource(RESOURCE).as_ref().is_some_and(is_listed)).await;
+}
+
+/// Returns when the list ended.
+async fn ended(kubelet: &Kubelet) {
+    kubelet.wait_until("the end", |view| view.resource(RESOURCE).is_some_and(|of| !of.running)).await;
+}
+
+pub(super) fn directory(node: &Node) -> PathBuf {
+    node.root().join("device-plugins")
+}
+
+/// The daemon's sockets in the kubelet's directory.
+pub(super) fn sockets(node: &Node) -> Vec<String> {
+    let entries = std::fs::read_dir(directory(node)).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = entries.map(|name| name.into_string().unwrap());
+    names.filter(|name| name.starts_with("nodedock-") && name.ends_with(".sock")).collect()
+}
+
+fn registrations(run: &Running, outcome: &str) -> u64 {
+    let labels = [("resource", RESOURCE.to_owned()), ("outcome", outcome.to_owned())];
+    run.bridge.metrics().resource_registrations.get_or_create(&labels).get()
+}
+
+#[tokio::test]
+async fn a_resource_is_registered_once_and_listed_at_each_change() {
+    let node = Node::new();
+    node.offer("ab");
+    let kubelet = kubelet(&node).await;
+    let run = node.instance("one");
+    listed(&kubelet, "ab").await;
+    let [socket] = &sockets(&node)[..] else { panic!("one socket") };
+    assert!(socket.starts_with("nodedock-gpu-") && socket.ends_with("-one.sock"), "{socket}");
+    for letters in ["aBc", "a"] {
+        node.offer(letters);
+        listed(&kubelet, letters).await;
+    }
+    until("it is not followed", || run.resource() == Some(PluginRegistration::Followed)).await;
+    let status = run.bridge.resources().remove(0);
+    assert_eq!((status.driver, status.devices, status.healthy), (name(GPU), 1, 1));
+    let lists = run.bridge.metrics().lists.get_or_create(&[("resource", RESOURCE.to_owned())]).get();
+    assert_eq!((registrations(&run, "registered"), registrations(&run, "refused"), lists), (1, 0, 3));
+
+    node.publish(Published::default());
+    ended(&kubelet).await;
+    until("the socket stays", || sockets(&node).is_empty()).await;
+    assert!(run.bridge.resources().is_empty());
+    run.drain().await;
+}
+
+#[tokio::test]
+async fn a_kubelet_that_starts_again_and_deletes_every_socket_is_registered_with_again() {
+    let node = Node::new();
+    node.offer("a");
+    let run = node.start();
+    let mut kubelet = kubelet(&node).await;
+    listed(&kubelet, "a").await;
+    let mut fastest = Duration::MAX;
+    for _ in 0..5 {
+        kubelet.stop().await;
+        let begun = std::time::Instant::now();
+        kubelet.start_again().await;
+        listed(&kubelet, "a").await;
+        fastest = fastest.min(begun.elapsed());
+        assert_eq!(sockets(&node).len(), 1);
+    }
+    // The fastest of some: a machine that runs all tests at once is slow now and then.
+    assert!(fastest < Duration::from_millis(200), "{fastest:?}");
+    assert_eq!(registrations(&run, "registered"), 6);
+    // Gone altogether, with its directory.
+    kubelet.stop().await;
+    std::fs::remove_dir_all(directory(&node)).unwrap();
+    kubelet.start_again().await;
+    listed(&kubelet, "a").await;
+    run.drain().await;
+    ended(&kubelet).await;
+    assert!(sockets(&node).is_empty(), "a stop takes the socket away");
+}
+
+/// A retry met the new kubelet before the watch reported it; the watch then led to a second registration, which cut the first one's
+/// list off.
+#[tokio::test]
+async fn a_start_beside_a_dead_socket_leads_to_one_registration() {
+    let node = Node::new();
+    let path = directory(&node).join("kubelet.sock");
+    drop(StdListener::bind(&path).unwrap());
+    node.offer("a");
+    let run = node.start();
+    until("it is not tried", || run.resource().is_some()).await;
+    let kubelet = kubelet(&node).await;
+    listed(&kubelet, "a").await;
+    // Whatever happens in the directory.
+    for name in ["x.sock", "y.sock"] {
+        let _other = StdListener::bind(directory(&node).join(name)).unwrap();
+        std::fs::remove_file(directory(&node).join(name)).unwrap();
+    }
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    for letters in ["ab", "a", "ab"] {
+        node.offer(letters);
+        listed(&kubelet, letters).await;
+    }
+    assert_eq!(registrations(&run, "registered"), 1);
+    run.drain().await;
+}
+
+#[tokio::test]
+async fn a_refusal_is_a_condition_with_the_kubelets_message_and_is_retried() {
+    let node = Node::new();
+    node.offer("a");
+    // It has no time to dial the plugin.
+    let hasty = KubeletOptions { dial_timeout: Duration::ZERO, ..KubeletOptions::default() };
+    let mut hasty = Kubelet::start(&node.root(), hasty).await;
+    let run = node.start();
+    let message = run.condition_comes("device-plugin-refused").await;
+    assert!(message.contains(RESOURCE), "{message}");
+    assert!(matches!(run.resource(), Some(PluginRegistration::Refused(_))));
+    hasty.stop().await;
+    let kubelet = kubelet(&node).await;
+    listed(&kubelet, "a").await;
+    run.condition_goes("device-plugin-refused").await;
+    assert!(registrations(&run, "refused") > 0 && run.condition("kubelet-away").is_none());
+    run.drain().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn that_no_kubelet_is_there_is_a_condition_for_as_long_as_a_resource_waits_for_one() {
+    let node = Node::new();
+    node.offer("a");
+    let run = node.start();
+    tokio::time::sleep(limit::KUBELET_AWAY + Duration::from_secs(1)).await;
+    until("no condition", || run.condition("kubelet-away").is_some()).await;
+    node.publish(Published::default());
+    until("still a condition", || run.condition("kubelet-away").is_none()).await;
+    run.drain().await;
+}
+
+/// A kubelet ends the older list when the newer instance registers; up to 1.36 it takes that for the end of the newest.
+#[tokio::test]
+async fn of_two_instances_the_newest_serves_and_the_older_does_not_fight() {
+    let node = Node::new();
+    node.offer("a");
+    let kubelet = kubelet(&node).await;
+    let older = node.instance("one");
+    listed(&kubelet, "a").await;
+    let newer = node.instance("two");
+    until("it does not register", || newer.resource() == Some(PluginRegistration::Followed)).await;
+    until("it fights", || older.resource() == Some(PluginRegistration::Superseded)).await;
+    listed(&kubelet, "a").await;
+    assert_eq!((registrations(&older, "registered"), registrations(&newer, "registered")), (1, 1));
+    older.drain().await;
+    assert_eq!(sockets(&node).len(), 1);
+    assert_eq!(newer.resource(), Some(PluginRegistration::Followed));
+    newer.drain().await;
+}
+
+#[tokio::test]
+async fn what_was_offered_before_a_restart_is_offered_until_the_driver_publishes() {
+    let node = Node::new();
+    node.offer("aB");
+    let kubelet = kubelet(&node).await;
+    let run = node.start();
+    listed(&kubelet, "aB").await;
+    let file = node.dir.path().join("devices.json");
+    until("it is not kept", || std::fs::read_to_string(&file).is_ok_and(|text| text.contains("p/b"))).await;
+    run.drain().await;
+    ended(&kubelet).await;
+
+    node.remove(GPU);
+    until("the driver is here", || node.manager.capacity().resources.is_empty()).await;
+    let run = node.start();
+    listed(&kubelet, "aB").await;
+    node.offer("abc");
+    listed(&kubelet, "abc").await;
+    until("it is not kept", || std::fs::read_to_string(&file).is_ok_and(|text| text.contains("p/c"))).await;
+    run.drain().await;
+    ended(&kubelet).await;
+
+    // The driver is back, and has it no more.
+    node.publish(Published::default());
+    until("it has it", || node.manager.capacity().resources.is_empty()).await;
+    let run = node.start();
+    until("it is not forgotten", || std::fs::read_to_string(&file).is_ok_and(|text| !text.contains("gpu")))
+        .await;
+    assert!(run.bridge.resources().is_empty());
+    run.drain().await;
+    std::fs::write(&file, "{").unwrap();
+    let run = node.start();
+    node.offer("a");
+    listed(&kubelet, "a").await;
+    run.drain().await;
+}
+
+#[tokio::test]
+async fn a_device_in_a_claim_of_the_api_server_is_not_healthy_and_one_of_the_kubelets_is() {
+    let node = Node::new();
+    node.offer("ab");
+    let kubelet = kubelet(&node).await;
+    let run = node.start();
+    listed(&kubelet, "ab").await;
+    node.source.put("one", "p", "a");
+    let claim = ObjectRef::new("default", "one", "uid-one").unwrap();
+    node.manager.prepare_for_kubelet(&name(GPU), &claim, "test".into()).await.unwrap();
+    listed(&kubelet, "Ab").await;
+    // What the kubelet allocated is in a claim as well, and its pod must not fail for it.
+    assert_eq!(kubelet.allocate(RESOURCE, 1).await.unwrap().ids, ["p/b"]);
+    node.manager.unprepare_for_kubelet(&name(GPU), &claim, "test".into()).await.unwrap();
+    listed(&kubelet, "ab").await;
+    run.drain().await;
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_written_is_a_condition_and_nothing_else_suffers() {
+    let node = Node::new();
+    std::fs::create_dir(node.dir.path().join("devices.json")).unwrap();
+    node.offer("a");
+    let kubelet = kubelet(&node).await;
+    let run = node.start();
+    listed(&kubelet, "a").await;
+    let message = run.condition_comes("bridge-memory").await;
+    assert!(message.contains("devices.json"), "{message}");
+    run.drain().await;
+}

@@ -1,0 +1,202 @@
+//! The cache of claims: the last state of each, which of them are watched, and which leaves first. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::time::Instant;
+
+use nodedock_model::{Claim, ObjectName, ObjectRef, Uid, limit};
+
+/// Namespace and name.
+pub(super) type Key = (ObjectName, ObjectName);
+
+/// The state of a claim, by a get or a watch.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct CachedClaim {
+    pub(super) claim: Claim,
+    /// The resource version, where it is a number: the higher is the newer.
+    pub(super) version: Option<u64>,
+}
+
+/// Claims that are allocated, to this node as far as they say. `W` keeps one watched.
+#[derive(Debug)]
+pub(super) struct ClaimCache<W> {
+    entries: BTreeMap<Key, Entry<W>>,
+    updates: u64,
+}
+
+#[derive(Debug)]
+struct Entry<W> {
+    state: CachedClaim,
+    /// The number of the update that brought it.
+    update: u64,
+    asked_at: Instant,
+    held: bool,
+    /// Its newest state cannot be read: it has to be got again.
+    invalid: bool,
+    watch: Option<W>,
+}
+
+impl<W> Default for ClaimCache<W> {
+    fn default() -> Self {
+        Self { entries: BTreeMap::new(), updates: 0 }
+    }
+}
+
+impl<W> ClaimCache<W> {
+    /// The claim, if it is watched and has that UID.
+    pub(super) fn fresh(
+        &mut self,
+        key: &Key,
+        uid: &Uid,
+        now: Instant,
+        is_live: impl Fn(&W) -> bool,
+    ) -> Option<Claim> {
+        let entry = self.asked(key, uid, now)?;
+        let live = !entry.invalid && entry.watch.as_ref().is_some_and(is_live);
+        live.then(|| entry.state.claim.clone())
+    }
+
+    /// The last state of the claim, if it has that UID.
+    pub(super) fn last(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<Claim> {
+        let entry = self.asked(key, uid, now)?;
+        (!entry.invalid).then(|| entry.state.claim.clone())
+    }
+
+    fn asked(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<&Entry<W>> {
+        let entry = self.entries.get_mut(key).filter(|entry| entry.state.claim.id.uid == *uid)?;
+        entry.asked_at = now;
+        Some(entry)
+    }
+
+    /// How many updates there were, for `updated_after`.
+    pub(super) fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// The claim, if it has that UID and a later update brought it.
+    pub(super) fn updated_after(&self, update: u64, key: &Key, uid: &Uid) -> Option<Claim> {
+        let entry = self.entries.get(key).filter(|entry| !entry.invalid && entry.update > update)?;
+        let claim = &entry.state.claim;
+        (claim.id.uid == *uid).then(|| claim.clone())
+    }
+
+    /// Takes a state. Returns the claim that is lost by it.
+    pub(super) fn update(
+        &mut self,
+        key: &Key,
+        state: CachedClaim,
+        node_name: &str,
+        now: Instant,
+    ) -> Option<ObjectRef> {
+        self.updates += 1;
+        let Some(entry) = self.entries.get_mut(key) else {
+            self.add(key, state, node_name, now);
+            return None;
+        };
+        if entry.state.version.zip(state.version).is_some_and(|(old, new)| new < old) {
+            // A get that the watch overtook, or a late event of the claim that had the name before.
+            return None;
+        }
+        let lost = entry.state.claim.id.clone();
+        if !is_allocated_to(&state.claim, node_name) {
+            self.entries.remove(key);
+            return Some(lost);
+        }
+        let same = lost.uid == state.claim.id.uid;
+        (entry.state, entry.update, entry.invalid) = (state, self.updates, false);
+        entry.held &= same;
+        (!same).then_some(lost)
+    }
+
+    fn add(&mut self, key: &Key, state: CachedClaim, node_name: &str, now: Instant) {
+        let is_full = self.entries.len() >= limit::KNOWN_CLAIMS_MAX;
+        if !is_allocated_to(&state.claim, node_name) || (is_full && !self.evict()) {
+            return;
+        }
+        let entry =
+            Entry { state, update: self.updates, asked_at: now, held: false, invalid: false, watch: None };
+        self.entries.insert(key.clone(), entry);
+    }
+
+    /// Removes the claim that is not held and was asked for the longest ago.
+    fn evict(&mut self) -> bool {
+        let idle = self.entries.iter().filter(|(_, entry)| !entry.held);
+        let first = idle.min_by_key(|(_, entry)| entry.asked_at).map(|(key, _)| key.clone());
+        first.and_then(|key| self.entries.remove(&key)).is_some()
+    }
+
+    /// The claim does not exist. Returns the one that did.
+    pub(super) fn remove(&mut self, key: &Key) -> Option<ObjectRef> {
+        self.entries.remove(key).map(|entry| entry.state.claim.id)
+    }
+
+    /// The claim of that UID was deleted. One that has had its name since stays.
+    pub(super) fn deleted(&mut self, key: &Key, uid: Option<&str>) -> Option<ObjectRef> {
+        let cached = &self.entries.get(key)?.state.claim.id.uid;
+        let is_other = uid.is_some_and(|uid| uid != cached.as_str());
+        if is_other { None } else { self.remove(key) }
+    }
+
+    /// The newest state of the claim cannot be read.
+    pub(super) fn invalidate(&mut self, key: &Key) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.invalid = true;
+        }
+    }
+
+    pub(super) fn forget(&mut self, claim: &ObjectRef) {
+        let key = (claim.namespace.clone(), claim.name.clone());
+        self.deleted(&key, Some(claim.uid.as_str()));
+    }
+
+    /// Takes all claims that are held. Those that were held and are not any more are forgotten.
+    pub(super) fn hold(&mut self, held: &[ObjectRef], now: Instant) {
+        let held: BTreeSet<&Uid> = held.iter().map(|claim| &claim.uid).collect();
+        self.entries.retain(|_, entry| {
+            let is_held = held.contains(&entry.state.claim.id.uid);
+            let was_held = std::mem::replace(&mut entry.held, is_held);
+            if is_held {
+                entry.asked_at = now;
+            }
+            is_held || !was_held
+        });
+    }
+
+    pub(super) fn forget_idle(&mut self, now: Instant) {
+        let idle =
+            |entry: &Entry<W>| now.saturating_duration_since(entry.asked_at) >= limit::CLAIM_FOLLOW_IDLE;
+        self.entries.retain(|_, entry| entry.held || !idle(entry));
+    }
+
+    /// A claim to be watched, if the bound allows one more: the one that was asked for last comes first.
+    pub(super) fn to_watch(&self) -> Option<Key> {
+        if self.watched() >= limit::FOLLOWED_CLAIMS_MAX {
+            return None;
+        }
+        let unwatched = self.entries.iter().filter(|(_, entry)| entry.watch.is_none());
+        unwatched.max_by_key(|(_, entry)| entry.asked_at).map(|(key, _)| key.clone())
+    }
+
+    pub(super) fn watched_by(&mut self, key: &Key, watch: W) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.watch = Some(watch);
+        }
+    }
+
+    pub(super) fn watched(&self) -> usize {
+        self.entries.values().filter(|entry| entry.watch.is_some()).count()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+fn is_allocated_to(claim: &Claim, node_name: &str) -> bool {
+    let allocation = claim.allocation.as_ref();
+    allocation.is_some_and(|allocation| allocation.node_name.as_deref().is_none_or(|node| node == node_name))
+}
+
+#[cfg(test)]
+#[path = "cache_tests.rs"]
+mod tests;

@@ -1,0 +1,168 @@
+use std::time::Duration;
+
+use super::super::convert;
+use super::super::convert::tests::fixture;
+use super::*;
+
+const NODE: &str = "node-1";
+
+fn key(name: &str) -> Key {
+    (ObjectName::new("default").unwrap(), ObjectName::new(name).unwrap())
+}
+
+fn uid(text: &str) -> Uid {
+    Uid::new(text).unwrap()
+}
+
+fn state(name: &str, of: &str, version: u64) -> CachedClaim {
+    let mut claim = convert::claim(&fixture("claim-one-gpu.json")).unwrap();
+    claim.id = ObjectRef { namespace: key(name).0, name: key(name).1, uid: uid(of) };
+    CachedClaim { claim, version: Some(version) }
+}
+
+fn live(_: &u32) -> bool {
+    true
+}
+
+#[test]
+fn only_a_watched_claim_of_the_wanted_uid_is_fresh() {
+    let now = Instant::now();
+    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    assert_eq!(cache.update(&key("a"), state("a", "u-1", 5), NODE, now), None);
+    assert_eq!(cache.fresh(&key("a"), &uid("u-1"), now, live), None);
+    assert_eq!(cache.to_watch(), Some(key("a")));
+    cache.watched_by(&key("a"), 7);
+    assert_eq!(cache.to_watch(), None);
+    assert!(cache.fresh(&key("a"), &uid("u-1"), now, live).is_some());
+    assert_eq!(cache.fresh(&key("a"), &uid("u-1"), now, |_| false), None);
+    assert!(cache.last(&key("a"), &uid("u-1"), now).is_some());
+    assert_eq!(cache.fresh(&key("a"), &uid("u-2"), now, live), None);
+    assert_eq!(cache.last(&key("a"), &uid("u-2"), now), None);
+    cache.invalidate(&key("a"));
+    assert_eq!(cache.fresh(&key("a"), &uid("u-1"), now, live), None);
+    assert_eq!(cache.last(&key("a"), &uid("u-1"), now), None);
+    cache.update(&key("a"), state("a", "u-1", 6), NODE, now);
+    assert!(cache.fresh(&key("a"), &uid("u-1"), now, live).is_some());
+}
+
+#[test]
+fn a_get_that_the_watch_overtook_changes_nothing() {
+    let now = Instant::now();
+    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let mut newer = state("a", "u-1", 9);
+    newer.claim.annotations.insert("newer".to_owned(), "yes".to_owned());
+    cache.update(&key("a"), newer.clone(), NODE, now);
+    cache.update(&key("a"), state("a", "u-1", 8), NODE, now);
+    assert_eq!(cache.last(&key("a"), &uid("u-1"), now), Some(newer.claim.clone()));
+    // Nor does what is said late of the claim that had the name before.
+    assert_eq!(cache.update(&key("a"), state("a", "u-0", 8), NODE, now), None);
+    assert_eq!(cache.deleted(&key("a"), Some("u-0")), None);
+    assert_eq!(cache.last(&key("a"), &uid("u-1"), now), Some(newer.claim));
+    // One that came later is another claim.
+    let lost = cache.update(&key("a"), state("a", "u-2", 10), NODE, now);
+    assert_eq!(lost.unwrap().uid, uid("u-1"));
+    // Versions that are no numbers are taken as they come.
+    let odd = CachedClaim { version: None, ..state("a", "u-2", 0) };
+    assert_eq!(cache.update(&key("a"), odd, NODE, now), None);
+    assert_eq!(cache.deleted(&key("a"), Some("u-2")).unwrap().uid, uid("u-2"));
+}
+
+#[test]
+fn a_claim_that_is_allocated_no_more_or_elsewhere_is_lost() {
+    let now = Instant::now();
+    let elsewhere = |mut state: CachedClaim| {
+        state.claim.allocation.as_mut().unwrap().node_name = Some("node-2".to_owned());
+        state
+    };
+    let unallocated = |mut state: CachedClaim| {
+        state.claim.allocation = None;
+        state
+    };
+    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    for wrong in [elsewhere(state("a", "u-1", 1)), unallocated(state("a", "u-1", 1))] {
+        assert_eq!(cache.update(&key("a"), wrong, NODE, now), None);
+        assert_eq!(cache.len(), 0);
+    }
+    for wrong in [elsewhere(state("a", "u-1", 2)), unallocated(state("a", "u-1", 2))] {
+        cache.update(&key("a"), state("a", "u-1", 1), NODE, now);
+        assert_eq!(cache.update(&key("a"), wrong, NODE, now).unwrap().uid, uid("u-1"));
+        assert_eq!(cache.len(), 0);
+    }
+    cache.update(&key("a"), state("a", "u-1", 1), NODE, now);
+    assert_eq!(cache.remove(&key("a")).unwrap().uid, uid("u-1"));
+    assert_eq!(cache.remove(&key("a")), None);
+}
+
+#[test]
+fn what_is_held_stays_and_what_was_held_is_forgotten_at_once() {
+    let now = Instant::now();
+    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    for name in ["a", "b", "c"] {
+        cache.update(&key(name), state(name, &format!("u-{name}"), 1), NODE, now);
+    }
+    let id = |name: &str| state(name, &format!("u-{name}"), 1).claim.id;
+    cache.hold(&[id("a"), id("b"), id("unknown")], now);
+    let later = now + limit::CLAIM_FOLLOW_IDLE;
+    cache.forget_idle(later);
+    assert_eq!(cache.len(), 2);
+    cache.hold(&[id("b")], later);
+    assert_eq!((cache.len(), cache.last(&key("a"), &uid("u-a"), later)), (1, None));
+    // Of the same name and another UID: not what is meant.
+    cache.forget(&ObjectRef { uid: uid("other"), ..id("b") });
+    assert_eq!(cache.len(), 1);
+    cache.forget(&id("b"));
+    assert_eq!(cache.len(), 0);
+}
+
+#[test]
+fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
+    let start = Instant::now();
+    let at = |n: usize| start + Duration::from_millis(n as u64);
+    let mut cache: ClaimCache<usize> = ClaimCache::default();
+    let name = |n: usize| format!("c-{n}");
+    let learn = |cache: &mut ClaimCache<usize>, n: usize| {
+        cache.update(&key(&name(n)), state(&name(n), &format!("u-{n}"), 1), NODE, at(n));
+        while let Some(key) = cache.to_watch() {
+            cache.watched_by(&key, n);
+        }
+    };
+    for n in 0..limit::KNOWN_CLAIMS_MAX {
+        learn(&mut cache, n);
+    }
+    assert_eq!((cache.len(), cache.watched()), (limit::KNOWN_CLAIMS_MAX, limit::FOLLOWED_CLAIMS_MAX));
+    cache.hold(&[state(&name(0), "u-0", 1).claim.id], at(limit::KNOWN_CLAIMS_MAX));
+    learn(&mut cache, limit::KNOWN_CLAIMS_MAX);
+    assert_eq!((cache.len(), cache.watched()), (limit::KNOWN_CLAIMS_MAX, limit::FOLLOWED_CLAIMS_MAX));
+    let mut is_cached = |n: usize| cache.last(&key(&name(n)), &uid(&format!("u-{n}")), at(9999)).is_some();
+    assert!(is_cached(0) && !is_cached(1) && is_cached(2) && is_cached(limit::KNOWN_CLAIMS_MAX));
+}
+
+#[test]
+fn when_all_are_held_a_new_one_is_not_known() {
+    let now = Instant::now();
+    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let ids: Vec<_> = (0..limit::KNOWN_CLAIMS_MAX)
+        .map(|n| {
+            let state = state(&format!("c-{n}"), &format!("u-{n}"), 1);
+            let id = state.claim.id.clone();
+            cache.update(&key(&format!("c-{n}")), state, NODE, now);
+            id
+        })
+        .collect();
+    cache.hold(&ids, now);
+    cache.update(&key("more"), state("more", "u-more", 1), NODE, now);
+    assert_eq!((cache.len(), cache.last(&key("more"), &uid("u-more"), now)), (limit::KNOWN_CLAIMS_MAX, None));
+}
+
+#[test]
+fn an_answer_that_came_while_one_waited_is_ones_own() {
+    let now = Instant::now();
+    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let before = cache.updates();
+    cache.update(&key("a"), state("a", "u-1", 1), NODE, now);
+    assert!(cache.updated_after(before, &key("a"), &uid("u-1")).is_some());
+    assert_eq!(cache.updated_after(before, &key("a"), &uid("u-2")), None);
+    assert_eq!(cache.updated_after(cache.updates(), &key("a"), &uid("u-1")), None);
+    cache.invalidate(&key("a"));
+    assert_eq!(cache.updated_after(before, &key("a"), &uid("u-1")), None);
+}

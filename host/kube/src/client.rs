@@ -1,0 +1,171 @@
+//! The client of the API server: one connection, one rate, one set of counters for every request of the daemon.
+//!
+//! Given a kubeconfig or a pod's service account. Emits [`kube::Client`]s whose requests are limited in rate, number, time and size,
+//! are counted, and tell whether the API server is reachable; and which version of `resource.k8s.io` the server serves. It repeats
+//! nothing but a request that was refused with credentials that have been replaced since.
+
+mod config;
+mod counts;
+mod credentials;
+mod error;
+mod rate;
+mod reachability;
+mod send;
+#[cfg(test)]
+pub(crate) mod tests;
+mod version;
+mod watch;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
+use tokio::sync::watch as channel;
+use tokio::time::Instant;
+
+pub use config::{ClientConfig, ClientConfigError};
+pub use counts::{RequestCounts, Verb};
+pub use error::{ApiError, Cause, ErrorKind};
+pub use rate::RequestRate;
+pub use reachability::Reachability;
+pub use version::{DraResource, DraVersion};
+
+use self::counts::Counts;
+use self::credentials::Credentials;
+use self::rate::{RateLimit, Urgency};
+use self::version::ServedVersion;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
+
+/// Handle to the API server. Clones share the connection, the credentials, the rate, the counts and the served version.
+#[derive(Clone)]
+pub struct KubeClient {
+    shared: Arc<Shared>,
+    usual: kube::Client,
+    urgent: kube::Client,
+}
+
+struct Shared {
+    credentials: Credentials,
+    rate: RateLimit,
+    counts: Counts,
+    watch_restarts: Arc<AtomicU64>,
+    served: tokio::sync::Mutex<ServedVersion>,
+    reachability: channel::Sender<Reachability>,
+}
+
+impl KubeClient {
+    /// Reads the kubeconfig or the service account. The API server need not be reachable yet.
+    pub async fn connect(config: ClientConfig) -> Result<Self, ClientConfigError> {
+        let rate = config.rate;
+        Ok(Self::with_credentials(Credentials::load(config).await?, rate))
+    }
+
+    /// Uses a finished client, whose credentials do not change.
+    pub fn over(client: kube::Client, rate: RequestRate) -> Self {
+        Self::with_credentials(Credentials::fixed(client), rate)
+    }
+
+    fn with_credentials(credentials: Credentials, rate: RequestRate) -> Self {
+        let shared = Arc::new(Shared {
+            credentials,
+            rate: RateLimit::new(rate),
+            counts: Counts::default(),
+            watch_restarts: Arc::default(),
+            served: tokio::sync::Mutex::default(),
+            reachability: channel::Sender::default(),
+        });
+        let usual = send::client(&shared, Urgency::Usual);
+        let urgent = send::client(&shared, Urgency::Urgent);
+        Self { shared, usual, urgent }
+    }
+
+    /// For requests that no pod waits for.
+    pub fn client(&self) -> kube::Client {
+        self.usual.clone()
+    }
+
+    /// For requests that a pod waits for: they may take the last tokens of the rate.
+    pub fn urgent(&self) -> kube::Client {
+        self.urgent.clone()
+    }
+
+    /// Returns the version of `resource.k8s.io` that the server serves, newest first. It is asked for again every few minutes.
+    pub async fn dra_version(&self) -> Result<DraVersion, ApiError> {
+        let since = Instant::now();
+        let mut served = self.shared.served.lock().await;
+        if let Some(known) = served.known(since, Instant::now()) {
+            return known;
+        }
+        let before = served.version;
+        let outcome = served.learn(self.discover().await, Instant::now());
+        if let Ok(version) = outcome
+            && before != Some(version)
+        {
+            tracing::info!(version = version.as_str(), "uses this version of resource.k8s.io");
+        }
+        outcome
+    }
+
+    /// A pod may wait for the answer.
+    async fn discover(&self) -> Result<DraVersion, ApiError> {
+        match self.group(self.urgent()).await {
+            Ok(group) => version::choose(&group),
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::NotServed) => {
+                Err(version::not_served(&[]))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Every client may read it.
+    async fn group(&self, client: kube::Client) -> Result<APIGroup, ApiError> {
+        let request = http::Request::get("/apis/resource.k8s.io").body(Vec::new());
+        let request = request.map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))?;
+        Ok(client.request(request).await?)
+    }
+
+    /// Runs a request in the served version; once more in another one if that version is no longer served.
+    pub async fn versioned<T, F>(&self, mut request: impl FnMut(DraVersion) -> F) -> Result<T, ApiError>
+    where
+        F: Future<Output = Result<T, ApiError>>,
+    {
+        let version = self.dra_version().await?;
+        match request(version).await {
+            Err(error) if error.kind == ErrorKind::NotServed => {
+                self.forget(version).await;
+                let other = self.dra_version().await?;
+                if other == version {
+                    return Err(error);
+                }
+                request(other).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn forget(&self, version: DraVersion) {
+        self.shared.served.lock().await.version.take_if(|known| *known == version);
+    }
+
+    /// Whether the last request reached the API server.
+    pub fn reachability(&self) -> channel::Receiver<Reachability> {
+        self.shared.reachability.subscribe()
+    }
+
+    /// Whether the last request did not reach the API server.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(*self.shared.reachability.borrow(), Reachability::Unreachable { .. })
+    }
+
+    /// Sets a condition while the API server is unreachable, and probes it meanwhile.
+    pub fn report_reachability(&self, conditions: Conditions, tasks: &Tasks) {
+        reachability::report(self.clone(), conditions, tasks);
+    }
+
+    /// What was counted of requests until now.
+    pub fn counts(&self) -> RequestCounts {
+        self.shared.counts.view(self.shared.watch_restarts.load(Relaxed))
+    }
+}

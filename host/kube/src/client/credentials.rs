@@ -1,0 +1,109 @@
+//! The connection and the credentials of its requests. They are loaded anew when one of their files has changed: tokens and
+//! certificates rotate. Files that cannot be read change nothing: the last good credentials stay in use, as in client-go.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use sha2::{Digest, Sha256};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::config::{ClientConfig, ClientConfigError, Loaded};
+use nodedock_base::error::chain;
+use nodedock_model::limit;
+
+pub(super) struct Credentials {
+    /// None: there are no files.
+    config: Option<ClientConfig>,
+    current: ArcSwap<kube::Client>,
+    checked: Mutex<Checked>,
+}
+
+/// The last look at the files.
+struct Checked {
+    at: Instant,
+    files: Vec<PathBuf>,
+    digest: [u8; 32],
+    failing: bool,
+}
+
+impl Credentials {
+    pub(super) async fn load(config: ClientConfig) -> Result<Self, ClientConfigError> {
+        let Loaded { client, files } = config.load().await?;
+        let checked =
+            Checked { at: Instant::now(), digest: digest_of(files.clone()).await, files, failing: false };
+        Ok(Self {
+            config: Some(config),
+            current: ArcSwap::from_pointee(client),
+            checked: Mutex::new(checked),
+        })
+    }
+
+    pub(super) fn fixed(client: kube::Client) -> Self {
+        let checked = Checked { at: Instant::now(), files: Vec::new(), digest: [0; 32], failing: false };
+        Self { config: None, current: ArcSwap::from_pointee(client), checked: Mutex::new(checked) }
+    }
+
+    /// The client to use; its files are looked at every minute.
+    pub(super) async fn current(&self) -> Arc<kube::Client> {
+        // A request that comes while another one looks uses what there is.
+        if let Ok(mut checked) = self.checked.try_lock()
+            && checked.at.elapsed() >= limit::API_CREDENTIALS_PERIOD
+        {
+            self.check(&mut checked).await;
+        }
+        self.current.load_full()
+    }
+
+    /// After a refusal: the client with other credentials than those that were used, if there is one.
+    pub(super) async fn replaced(&self, used: &Arc<kube::Client>) -> Option<Arc<kube::Client>> {
+        let mut checked = self.checked.lock().await;
+        if Arc::ptr_eq(&self.current.load_full(), used) && checked.at.elapsed() >= limit::API_CREDENTIALS_REST
+        {
+            self.check(&mut checked).await;
+        }
+        let current = self.current.load_full();
+        (!Arc::ptr_eq(&current, used)).then_some(current)
+    }
+
+    #[cfg(test)]
+    pub(super) async fn check_now(&self) {
+        self.check(&mut *self.checked.lock().await).await;
+    }
+
+    async fn check(&self, checked: &mut Checked) {
+        let Some(config) = &self.config else { return };
+        checked.at = Instant::now();
+        let digest = digest_of(checked.files.clone()).await;
+        if digest == checked.digest && !checked.failing {
+            return;
+        }
+        match config.load().await {
+            Ok(Loaded { client, files }) => {
+                self.current.store(Arc::new(client));
+                checked.digest = digest_of(files.clone()).await;
+                (checked.files, checked.failing) = (files, false);
+                tracing::info!("credentials for the API server are loaded again");
+            }
+            Err(error) if !std::mem::replace(&mut checked.failing, true) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "credentials cannot be loaded, the last ones stay in use"
+                );
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Of the contents of files; one that cannot be read counts as empty.
+async fn digest_of(files: Vec<PathBuf>) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for file in files {
+        let bytes = tokio::fs::read(file).await.unwrap_or_default();
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    }
+    hash.finalize().into()
+}

@@ -1,0 +1,273 @@
+//! Why a request to the API server failed.
+//!
+//! Only what an API server plainly says is a fact: a page of a proxy, a path that is not served and an answer about another object are
+//! kinds of their own, and none of them means that an object is gone.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use http::StatusCode;
+use kube::core::{Status, TypeMeta};
+
+use nodedock_base::error::chain;
+use nodedock_base::printable::one_line;
+use nodedock_model::{Problem, limit};
+
+/// A request that did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}{message}", kind.prefix())]
+pub struct ApiError {
+    pub kind: ErrorKind,
+    /// In the server's words where it answered; one line.
+    pub message: String,
+    /// When the server wants to be asked again, if it said so.
+    pub retry_after: Option<Duration>,
+    /// Fields that are refused.
+    pub causes: Vec<Cause>,
+    /// Name of the object that the server's answer is about.
+    pub object: Option<String>,
+}
+
+/// What a failed request means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The object does not exist.
+    NotFound,
+    /// The version, the group or the whole path is not served.
+    NotServed,
+    /// The object changed since it was read, or is another one.
+    Conflict,
+    AlreadyExists,
+    /// The resource version is too old: what is watched has to be listed again.
+    Expired,
+    /// 429, or a request that was not sent because of an earlier one.
+    Throttled,
+    Forbidden,
+    /// Nothing is created in a namespace that is being deleted. This says nothing of our rights.
+    NamespaceTerminating,
+    Unauthorized,
+    /// The request is refused for what it contains.
+    Invalid,
+    /// The answer is not an API server's, but a proxy's or a login page.
+    NotKubernetes,
+    /// No answer, or one that says that the server cannot answer now.
+    Unreachable,
+}
+
+/// A field that is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cause {
+    pub field: String,
+    pub reason: String,
+    pub message: String,
+}
+
+impl ErrorKind {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::NotFound | Self::Conflict | Self::AlreadyExists | Self::Expired => {
+                "the API server answers: "
+            }
+            Self::NotServed => "the API server does not serve ",
+            Self::Throttled => "the API server throttles requests: ",
+            Self::Forbidden | Self::NamespaceTerminating => "the API server forbids it: ",
+            Self::Unauthorized => "the API server does not accept our credentials: ",
+            Self::Invalid => "the API server refuses the request: ",
+            Self::NotKubernetes => "what answers is not an API server: ",
+            Self::Unreachable => "the API server cannot be reached: ",
+        }
+    }
+
+    fn of_status(code: u16, reason: &str) -> Self {
+        match (code, reason) {
+            (404, _) => Self::NotFound,
+            (409, "AlreadyExists") => Self::AlreadyExists,
+            (409, _) => Self::Conflict,
+            (410, _) | (_, "Expired" | "Gone") => Self::Expired,
+            (429, _) => Self::Throttled,
+            (401, _) => Self::Unauthorized,
+            (403, _) => Self::Forbidden,
+            (400 | 405 | 406 | 413 | 415 | 422, _) => Self::Invalid,
+            (408 | 500..=599, _) => Self::Unreachable,
+            _ => Self::NotKubernetes,
+        }
+    }
+}
+
+impl ApiError {
+    pub fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
+        let message = one_line(message.as_ref(), limit::API_WORDS_BYTES_MAX);
+        Self { kind, message, retry_after: None, causes: Vec::new(), object: None }
+    }
+
+    pub fn unreachable(message: impl AsRef<str>) -> Self {
+        Self::new(ErrorKind::Unreachable, message)
+    }
+
+    /// Whether the same request may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        use ErrorKind::{Expired, NotKubernetes, Throttled, Unauthorized, Unreachable};
+        matches!(self.kind, Throttled | Unreachable | NotKubernetes | Unauthorized | Expired)
+    }
+
+    /// Whether no API server was reached that accepts our credentials.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self.kind, ErrorKind::Unreachable | ErrorKind::NotKubernetes | ErrorKind::Unauthorized)
+    }
+
+    /// Whether the API server says that the object of this name does not exist.
+    pub fn is_missing(&self, name: &str) -> bool {
+        self.kind == ErrorKind::NotFound && self.object.as_deref() == Some(name)
+    }
+
+    pub fn problem(&self) -> Problem {
+        let words = self.to_string();
+        let problem = match self.kind {
+            ErrorKind::NotFound => Problem::not_found("api-not-found", words),
+            ErrorKind::NotServed => Problem::unavailable("api-not-served", words),
+            ErrorKind::Conflict | ErrorKind::AlreadyExists => Problem::conflict("api-conflict", words),
+            ErrorKind::Expired => Problem::unavailable("api-expired", words),
+            ErrorKind::Throttled => Problem::unavailable("api-server-busy", words),
+            ErrorKind::Forbidden | ErrorKind::NamespaceTerminating => Problem::denied("api-forbidden", words),
+            ErrorKind::Invalid => Problem::invalid("api-refused", words),
+            ErrorKind::Unauthorized | ErrorKind::NotKubernetes | ErrorKind::Unreachable => {
+                Problem::unavailable("api-server-unreachable", words)
+            }
+        };
+        if !self.is_retryable() {
+            return problem;
+        }
+        problem.retry_after(self.retry_after.unwrap_or(limit::API_RETRY_MIN * 2))
+    }
+
+    /// What a `Status` of the API server means.
+    pub(super) fn of_status(status: &Status) -> Self {
+        let (code, details) = (status.code, status.details.as_ref());
+        let words = match status.message.as_str() {
+            "" => format!("{code} {}", status.reason),
+            message => message.to_owned(),
+        };
+        let mut error = Self::new(ErrorKind::of_status(code, &status.reason), words);
+        let causes = details.map(|details| details.causes.as_slice()).unwrap_or_default();
+        match error.kind {
+            // A 404 that names no object is of the whole path.
+            ErrorKind::NotFound if details.is_none_or(|d| d.name.is_empty() && d.kind.is_empty()) => {
+                error.kind = ErrorKind::NotServed;
+            }
+            ErrorKind::Forbidden if causes.iter().any(|cause| cause.reason == "NamespaceTerminating") => {
+                error.kind = ErrorKind::NamespaceTerminating;
+            }
+            _ => {}
+        }
+        let line = |text: &str| one_line(text, limit::API_WORDS_BYTES_MAX);
+        let causes = causes.iter().take(limit::API_CAUSES_MAX).map(|cause| Cause {
+            field: line(&cause.field),
+            reason: line(&cause.reason),
+            message: line(&cause.message),
+        });
+        error.causes = causes.collect();
+        error.object = details.map(|details| details.name.clone()).filter(|name| !name.is_empty());
+        let seconds = details.map_or(0, |details| details.retry_after_seconds);
+        error.retry_after = (seconds > 0).then(|| bounded(Duration::from_secs(seconds.into())));
+        error
+    }
+
+    /// What an answer with an error code means whose body is no `Status`: it is of a proxy, or of a part of the API server that
+    /// knows none.
+    pub(super) fn of_stranger(code: StatusCode, headers: &http::HeaderMap, body: &[u8]) -> Self {
+        let content_type = content_type(headers);
+        let words = described(content_type, body);
+        let mut error = match code.as_u16() {
+            // Where not even the group exists, the API server says so in plain text.
+            404 if body.starts_with(b"404 page not found") => Self::new(ErrorKind::NotServed, "the path"),
+            401 => Self::new(ErrorKind::Unauthorized, words),
+            403 if !is_html(content_type, body) => Self::new(ErrorKind::Forbidden, words),
+            429 => Self::new(ErrorKind::Throttled, words),
+            408 | 502 | 503 | 504 => Self::unreachable(format!("{code}, with {words}")),
+            _ => Self::new(ErrorKind::NotKubernetes, format!("{code}, with {words}")),
+        };
+        error.retry_after = retry_after(headers);
+        error
+    }
+}
+
+impl From<kube::Error> for ApiError {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::of_status(&status),
+            error => of_client(&error),
+        }
+    }
+}
+
+/// An error of the client itself, or one that the layer around it made.
+fn of_client(error: &kube::Error) -> ApiError {
+    if let Some(ours) = ours(error) {
+        return ours.clone();
+    }
+    let words = match error {
+        kube::Error::Service(cause) => chain(cause.as_ref()),
+        other => chain(other),
+    };
+    let words = words.strip_prefix("client error (Connect): ").unwrap_or(&words);
+    match error {
+        kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => {
+            ApiError::new(ErrorKind::NotKubernetes, words)
+        }
+        kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => ApiError::new(ErrorKind::Invalid, words),
+        _ => ApiError::unreachable(words),
+    }
+}
+
+/// The error of ours that is in another's chain of causes.
+fn ours<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a ApiError> {
+    if let Some(found) = error.downcast_ref() {
+        return Some(found);
+    }
+    // An I/O error gives the source of what it holds, and not what it holds.
+    if let Some(inner) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        return ours(inner);
+    }
+    error.source().and_then(ours)
+}
+
+/// Whether a body is a `Status`, as far as its head says.
+pub(super) fn is_status(body: &[u8]) -> bool {
+    let head = serde_json::from_slice::<TypeMeta>(body);
+    head.is_ok_and(|head| head.kind == "Status" && head.api_version == "v1")
+}
+
+pub(super) fn content_type(headers: &http::HeaderMap) -> &str {
+    let value = headers.get(http::header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    value.unwrap_or_default()
+}
+
+/// The begin of a body, in words.
+pub(super) fn described(content_type: &str, body: &[u8]) -> String {
+    if body.is_empty() {
+        return "an empty answer".to_owned();
+    }
+    let start = String::from_utf8_lossy(&body[..body.len().min(200)]);
+    let start = one_line(start.split_whitespace().collect::<Vec<_>>().join(" ").as_str(), 80);
+    let kind = match content_type {
+        "" => "no content type".to_owned(),
+        kind => one_line(kind, 64),
+    };
+    let hint = if is_html(content_type, body) { "; is there a proxy or a login page between?" } else { "" };
+    format!("an answer of {kind} that begins {start:?}{hint}")
+}
+
+fn is_html(content_type: &str, body: &[u8]) -> bool {
+    let start = body.trim_ascii_start();
+    content_type.starts_with("text/html") || start.starts_with(b"<!") || start.starts_with(b"<html")
+}
+
+/// `Retry-After` in seconds; as a date it is ignored, since clocks differ.
+pub(super) fn retry_after(headers: &http::HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(bounded(Duration::from_secs(seconds)))
+}
+
+fn bounded(delay: Duration) -> Duration {
+    delay.min(limit::API_RETRY_AFTER_MAX)
+}

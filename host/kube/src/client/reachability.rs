@@ -1,0 +1,98 @@
+//! Whether the API server is reachable: a condition of the node while it is not.
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{ApiError, KubeClient};
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
+use nodedock_model::{Problem, limit};
+
+/// The condition's code and subject.
+const UNREACHABLE: &str = "api-server-unreachable";
+const SUBJECT: &str = "API server";
+
+/// What the last request found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum Reachability {
+    /// No request has ended yet.
+    #[default]
+    Unknown,
+    Reachable,
+    Unreachable {
+        since: Instant,
+        message: String,
+    },
+}
+
+impl Reachability {
+    /// None: nothing changes.
+    fn after(&self, failure: Option<&ApiError>, now: Instant) -> Option<Self> {
+        match (self, failure.filter(|error| error.is_unreachable())) {
+            (Self::Reachable, None) => None,
+            (_, None) => Some(Self::Reachable),
+            (Self::Unreachable { since, .. }, Some(error)) => {
+                Some(Self::Unreachable { since: *since, message: error.to_string() })
+            }
+            (_, Some(error)) => Some(Self::Unreachable { since: now, message: error.to_string() }),
+        }
+    }
+}
+
+/// Learns from the end of a request.
+pub(super) fn learn(reachability: &watch::Sender<Reachability>, failure: Option<&ApiError>) {
+    reachability.send_if_modified(|known| match known.after(failure, Instant::now()) {
+        Some(next) => {
+            *known = next;
+            true
+        }
+        None => false,
+    });
+}
+
+/// Sets and clears the condition, and probes an unreachable API server.
+pub(super) fn report(client: KubeClient, conditions: Conditions, tasks: &Tasks) {
+    let stopped = tasks.stopped();
+    tasks.spawn("api-reachability", async move {
+        tokio::select! {
+            // A probe that is dropped has no effect.
+            () = stopped => {}
+            () = follow(client, &conditions) => {}
+        }
+    });
+}
+
+async fn follow(client: KubeClient, conditions: &Conditions) {
+    let mut reachability = client.reachability();
+    let mut probe_at = None;
+    loop {
+        let now = Instant::now();
+        let next = match &*reachability.borrow_and_update() {
+            Reachability::Unknown | Reachability::Reachable => {
+                conditions.clear(UNREACHABLE, SUBJECT);
+                probe_at = None;
+                None
+            }
+            Reachability::Unreachable { since, message } => {
+                let due = *since + limit::API_AWAY_NOTICE;
+                if due <= now {
+                    conditions.set(SUBJECT, Problem::unavailable(UNREACHABLE, message.clone()));
+                }
+                let probe = *probe_at.get_or_insert(now + limit::API_PROBE_PERIOD);
+                Some(if due > now { probe.min(due) } else { probe })
+            }
+        };
+        let changed = match next {
+            None => Some(reachability.changed().await),
+            Some(at) => tokio::time::timeout_at(at, reachability.changed()).await.ok(),
+        };
+        if changed.is_some_and(|changed| changed.is_err()) {
+            return;
+        }
+        if probe_at.is_some_and(|at| at <= Instant::now()) {
+            // The layer learns from its end.
+            let _ = client.group(client.client()).await;
+            probe_at = Some(Instant::now() + limit::API_PROBE_PERIOD);
+        }
+    }
+}

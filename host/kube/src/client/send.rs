@@ -1,0 +1,211 @@
+//! The layer around the client: the turn of a request, its time, the size of its answer, and what the answer says of the server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use hyper::body::Frame;
+use kube::client::Body;
+use kube::core::Status;
+use tokio::time::{Instant, timeout};
+use tower::BoxError;
+
+use super::counts::{Call, Verb};
+use super::error::{content_type, described, is_status, retry_after};
+use super::rate::Urgency;
+use super::{ApiError, ErrorKind, Shared, reachability};
+use nodedock_model::limit;
+
+type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
+
+/// A client whose requests go through this layer.
+pub(super) fn client(shared: &Arc<Shared>, urgency: Urgency) -> kube::Client {
+    let shared = Arc::clone(shared);
+    let service = tower::service_fn(move |request| {
+        let shared = Arc::clone(&shared);
+        async move { shared.send(urgency, request).await.map_err(BoxError::from) }
+    });
+    kube::Client::new(service, "default")
+}
+
+impl Shared {
+    /// Repeats a request that was refused with credentials that have been replaced since.
+    async fn send(&self, urgency: Urgency, request: Request<Body>) -> Result<Answer, ApiError> {
+        let (used, again) = (self.credentials.current().await, copied(&request));
+        let outcome = self.timed(urgency, &used, request).await;
+        let refused = match &outcome {
+            Ok(answer) => answer.status() == http::StatusCode::UNAUTHORIZED,
+            Err(error) => error.kind == ErrorKind::Unauthorized,
+        };
+        match again {
+            Some(request) if refused => match self.credentials.replaced(&used).await {
+                Some(newer) => {
+                    self.counts.retried();
+                    self.timed(urgency, &newer, request).await
+                }
+                None => outcome,
+            },
+            _ => outcome,
+        }
+    }
+
+    /// Waits for the request's turn, and limits its time.
+    async fn timed(
+        &self,
+        urgency: Urgency,
+        client: &kube::Client,
+        request: Request<Body>,
+    ) -> Result<Answer, ApiError> {
+        let call = Call::of(request.method(), request.uri());
+        let asked = Instant::now();
+        let turn = self.rate.turn(urgency).await;
+        self.counts.waited(asked.elapsed());
+        let _turn = turn?;
+        let sent = Instant::now();
+        let outcome = timeout(limit::API_REQUEST, self.exchange(call, client, request)).await;
+        let (outcome, failure) = outcome.unwrap_or_else(|_| {
+            let words = format!("no answer within {} s", limit::API_REQUEST.as_secs());
+            let error = ApiError::unreachable(words);
+            (Err(error.clone()), Some(error))
+        });
+        let code = outcome.as_ref().map_or(0, |answer| answer.status().as_u16());
+        self.counts.answered(call, code, sent.elapsed());
+        reachability::learn(&self.reachability, failure.as_ref());
+        if let Some(delay) = failure.as_ref().and_then(|failure| failure.retry_after) {
+            self.rate.pause(delay);
+        }
+        if call.verb == Verb::Watch && failure.is_some() {
+            self.watch_restarts.fetch_add(1, Relaxed);
+        }
+        outcome
+    }
+
+    /// The answer, and what it means if it is no success. A `Status` of the API server is left to the client to read.
+    async fn exchange(
+        &self,
+        call: Call,
+        client: &kube::Client,
+        request: Request<Body>,
+    ) -> (Result<Answer, ApiError>, Option<ApiError>) {
+        let outcome = match client.send(request).await {
+            Ok(response) => self.answer(call, response).await,
+            Err(error) => Err(error.into()),
+        };
+        match outcome {
+            Ok((answer, failure)) => (Ok(answer), failure),
+            Err(error) => (Err(error.clone()), Some(error)),
+        }
+    }
+
+    async fn answer(
+        &self,
+        call: Call,
+        response: Response<Body>,
+    ) -> Result<(Answer, Option<ApiError>), ApiError> {
+        let (head, body) = response.into_parts();
+        if head.status.is_redirection() {
+            let to = head.headers.get(http::header::LOCATION).and_then(|to| to.to_str().ok());
+            let to = to.unwrap_or("nowhere");
+            let words = format!("{} to {to}; is there a proxy or a login page between?", head.status);
+            return Err(ApiError::new(ErrorKind::NotKubernetes, words));
+        }
+        if head.status.is_success() && call.verb == Verb::Watch {
+            let body = watched(body, Arc::clone(&self.watch_restarts));
+            return Ok((Response::from_parts(head, body), None));
+        }
+        let bytes_max = match call.verb {
+            Verb::List => limit::API_PAGE_BYTES_MAX,
+            _ => limit::API_OBJECT_BYTES_MAX,
+        };
+        let bytes = collected(body, bytes_max).await?;
+        let failure = match head.status.is_success() {
+            true if bytes.trim_ascii_start().starts_with(b"{") => None,
+            true => {
+                let words = described(content_type(&head.headers), &bytes);
+                return Err(ApiError::new(ErrorKind::NotKubernetes, words));
+            }
+            false => Some(failure(&head, &bytes)?),
+        };
+        let body = Full::new(bytes).map_err(|never| match never {}).boxed_unsync();
+        Ok((Response::from_parts(head, body), failure))
+    }
+}
+
+/// What a `Status` means; an error if the body is none.
+fn failure(head: &http::response::Parts, body: &[u8]) -> Result<ApiError, ApiError> {
+    let status = is_status(body).then(|| serde_json::from_slice::<Status>(body).ok()).flatten();
+    let Some(status) = status else { return Err(ApiError::of_stranger(head.status, &head.headers, body)) };
+    let mut error = ApiError::of_status(&status.with_code(head.status.as_u16()));
+    error.retry_after = retry_after(&head.headers).or(error.retry_after);
+    Ok(error)
+}
+
+fn copied(request: &Request<Body>) -> Option<Request<Body>> {
+    let mut copy = Request::new(request.body().try_clone()?);
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    Some(copy)
+}
+
+async fn collected(body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
+    match Limited::new(body, bytes_max).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            let words = format!("its answer has more than {bytes_max} bytes");
+            Err(ApiError::new(ErrorKind::NotKubernetes, words))
+        }
+        Err(error) => {
+            let words = nodedock_base::error::chain(error.as_ref());
+            Err(ApiError::unreachable(format!("the answer broke off: {words}")))
+        }
+    }
+}
+
+/// The body of a watch, which fails when it is silent for too long or has too large an event, and when the server ends it as soon as
+/// it began: then the next one waits.
+fn watched(body: Body, restarts: Arc<AtomicU64>) -> UnsyncBoxBody<Bytes, BoxError> {
+    let opened = Instant::now();
+    let frames = futures::stream::try_unfold((body, 0), move |(mut body, line)| {
+        let restarts = Arc::clone(&restarts);
+        async move {
+            let next = frame(&mut body, line).await;
+            if !matches!(next, Ok(Some(_))) {
+                restarts.fetch_add(1, Relaxed);
+            }
+            match next? {
+                Some((data, line)) => Ok(Some((Frame::data(data), (body, line)))),
+                None if opened.elapsed() < limit::WATCH_STEADY => {
+                    Err(BoxError::from(ApiError::unreachable("it ended a watch at once")))
+                }
+                None => Ok(None),
+            }
+        }
+    });
+    StreamBody::new(frames).boxed_unsync()
+}
+
+/// The next bytes of a watch, and how many have come since the last event ended.
+async fn frame(body: &mut Body, line: usize) -> Result<Option<(Bytes, usize)>, ApiError> {
+    let Ok(frame) = timeout(limit::WATCH_SILENCE, body.frame()).await else {
+        let words = format!("a watch was silent for {} s", limit::WATCH_SILENCE.as_secs());
+        return Err(ApiError::unreachable(words));
+    };
+    let data = match frame {
+        None => return Ok(None),
+        Some(Err(error)) => return Err(error.into()),
+        Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+    };
+    let line = match data.iter().rposition(|byte| *byte == b'\n') {
+        Some(end) => data.len() - end,
+        None => line + data.len(),
+    };
+    if line > limit::API_OBJECT_BYTES_MAX {
+        let words = format!("an event of a watch has more than {} bytes", limit::API_OBJECT_BYTES_MAX);
+        return Err(ApiError::new(ErrorKind::NotKubernetes, words));
+    }
+    Ok(Some((data, line)))
+}

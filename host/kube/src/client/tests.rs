@@ -1,0 +1,350 @@
+//! Requests and watches at an API server in memory, so that the clock can be turned; TLS and credentials are below.
+
+mod credentials;
+mod errors;
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject};
+use kube::client::Body;
+use kube::runtime::watcher::Event;
+use nodedock_stand_ins::api_server::{Allocated, ApiServer, Fault, When};
+
+use super::counts::Call;
+use super::*;
+use nodedock_model::{ObjectName, limit};
+
+/// A client of a server in memory.
+pub(crate) fn over(server: &Arc<ApiServer>) -> KubeClient {
+    let server = Arc::clone(server);
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let server = Arc::clone(&server);
+        async move { server.handle(request).await }
+    });
+    KubeClient::over(kube::Client::new(service, "default"), RequestRate::default())
+}
+
+/// A client whose requests are answered one after the other, and the last answer again and again.
+pub(crate) fn answered(answers: Vec<http::Response<&'static str>>) -> KubeClient {
+    let next = AtomicUsize::new(0);
+    let service = tower::service_fn(move |_: http::Request<Body>| {
+        let answer = answers[next.fetch_add(1, Relaxed).min(answers.len() - 1)].clone();
+        async move { Ok::<_, std::convert::Infallible>(answer.map(Full::from)) }
+    });
+    KubeClient::over(kube::Client::new(service, "default"), RequestRate::default())
+}
+
+pub(crate) fn answer(code: u16, content_type: &str, body: &'static str) -> http::Response<&'static str> {
+    http::Response::builder().status(code).header("content-type", content_type).body(body).unwrap()
+}
+
+async fn server() -> (Arc<ApiServer>, KubeClient) {
+    let server = Arc::new(ApiServer::start().await);
+    server.add_node("node-1");
+    let client = over(&server);
+    (server, client)
+}
+
+async fn node(client: kube::Client) -> Result<Node, ApiError> {
+    Ok(Api::<Node>::all(client).get("node-1").await?)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_throttles_is_left_alone_and_requests_are_counted() {
+    let (server, client) = server().await;
+    server.fail_times(1, Fault::TooMany { retry_after: 5 }, When::any());
+    let refused = node(client.client()).await.unwrap_err();
+    assert_eq!((refused.kind, refused.retry_after), (ErrorKind::Throttled, Some(Duration::from_secs(5))));
+    let start = Instant::now();
+    node(client.urgent()).await.unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(5), "{:?}", start.elapsed());
+    let nodes: Api<Node> = Api::all(client.client());
+    nodes.list(&kube::api::ListParams::default()).await.unwrap();
+    let counts = client.counts();
+    let counted = [(Verb::Get, "nodes", 200, 1), (Verb::Get, "nodes", 429, 1), (Verb::List, "nodes", 200, 1)];
+    assert_eq!((counts.requests, counts.waits.count(), counts.seconds.count()), (counted.to_vec(), 3, 3));
+    assert_eq!(
+        Call::of(
+            &http::Method::PATCH,
+            &"/apis/resource.k8s.io/v1/namespaces/pods/resourceclaims/a/status".parse().unwrap()
+        )
+        .verb,
+        Verb::Patch
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_answer_is_given_ten_seconds() {
+    let (server, client) = server().await;
+    server.fail(Fault::Hang, When::any());
+    let start = Instant::now();
+    let error = node(client.client()).await.unwrap_err();
+    assert_eq!(start.elapsed(), limit::API_REQUEST);
+    assert!(error.to_string().contains("no answer within 10 s") && error.is_unreachable(), "{error}");
+    // Callers that wait for the version wait together.
+    let start = Instant::now();
+    let outcomes = futures::future::join_all((0..20).map(|_| client.dra_version())).await;
+    assert!(outcomes.iter().all(Result::is_err));
+    assert_eq!(start.elapsed(), limit::API_REQUEST);
+}
+
+#[tokio::test]
+async fn half_an_answer_and_one_that_is_too_large_are_none() {
+    let (server, client) = server().await;
+    server.fail_times(1, Fault::HalfAnswer, When::any());
+    assert_eq!(node(client.client()).await.unwrap_err().kind, ErrorKind::Unreachable);
+    let large: &'static str =
+        String::leak(format!("{{\"a\":\"{}\"}}", "a".repeat(limit::API_OBJECT_BYTES_MAX)));
+    let client = answered(vec![answer(200, "application/json", large)]);
+    let error = node(client.client()).await.unwrap_err();
+    assert!(error.to_string().contains("more than 4194304 bytes"), "{error}");
+}
+
+#[tokio::test]
+async fn answers_of_a_proxy_are_known_as_such() {
+    let mut redirect = answer(302, "", "");
+    redirect.headers_mut().insert("location", "https://login.example/".parse().unwrap());
+    let answers = vec![
+        answer(200, "text/html", "<html>Sign in</html>"),
+        redirect,
+        answer(200, "application/json", "{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"status\":\"Failure\"}"),
+        answer(200, "application/json", "{\"kind\":"),
+    ];
+    let client = answered(answers);
+    for words in ["is there a proxy", "302 Found to https://login.example/", "Status", "EOF"] {
+        let error = node(client.client()).await.unwrap_err();
+        assert!(error.kind == ErrorKind::NotKubernetes && error.to_string().contains(words), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_version_is_asked_once_and_again_when_it_is_gone() {
+    let (server, client) = server().await;
+    server.serve_versions(&["v1beta1"]);
+    server.allocate_claim(Allocated::new("default", "one"));
+    let claim = async || {
+        let get = |version: DraVersion| {
+            let resource = version.resource(DraResource::Claims);
+            let api: Api<DynamicObject> = Api::namespaced_with(client.client(), "default", &resource);
+            async move { Ok(api.get("one").await.map(|_| version)?) }
+        };
+        client.versioned(get).await
+    };
+    assert_eq!(claim().await, Ok(DraVersion::V1beta1));
+    assert_eq!(claim().await, Ok(DraVersion::V1beta1));
+    assert_eq!(server.requests().len(), 3);
+    server.serve_versions(&["v1"]);
+    assert_eq!(claim().await, Ok(DraVersion::V1));
+    assert_eq!(server.requests().len(), 6);
+    server.serve_versions(&[]);
+    let words = claim().await.unwrap_err().to_string();
+    assert!(words.contains("dynamic resource allocation has to be turned on"), "{words}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unreachable_server_is_a_condition_until_it_is_back() {
+    let (server, client) = server().await;
+    let fault = server.fail(Fault::Status(503), When::any());
+    let changes = nodedock_base::changes::Changes::default();
+    let mut listener = changes.listen();
+    let (conditions, tasks) = (Conditions::new(changes), Tasks::new());
+    client.report_reachability(conditions.clone(), &tasks);
+    let start = Instant::now();
+    assert!(node(client.client()).await.is_err());
+    assert_eq!(listener.recv().await.unwrap().state, "api-server-unreachable");
+    assert_eq!(start.elapsed(), limit::API_AWAY_NOTICE);
+    let condition = conditions.list().remove(0);
+    assert_eq!(condition.subject, "API server");
+    let message = condition.problem.message;
+    assert!(message.starts_with("the API server cannot be reached: "), "{message}");
+    server.lift(fault);
+    assert_eq!(listener.recv().await.unwrap().state, "over");
+    assert!(start.elapsed() <= limit::API_PROBE_PERIOD + Duration::from_millis(1));
+
+    // One that is replaced within seconds is none.
+    server.fail_times(1, Fault::Status(503), When::any());
+    assert!(node(client.client()).await.is_err());
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    node(client.client()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!((conditions.list(), client.is_unreachable()), (vec![], false));
+    assert!(tasks.drain(Duration::from_secs(1)).await);
+}
+
+/// A refusal of what is asked for comes from a server that is reachable; one of our credentials does not count as such.
+#[tokio::test]
+async fn a_refusal_is_no_sign_that_the_server_is_unreachable() {
+    let (server, client) = server().await;
+    for (fault, kind, unreachable) in [
+        (403, ErrorKind::Forbidden, false),
+        (401, ErrorKind::Unauthorized, true),
+        (404, ErrorKind::NotServed, false),
+    ] {
+        server.fail_times(1, Fault::Status(fault), When::any());
+        assert_eq!(node(client.client()).await.unwrap_err().kind, kind);
+        assert_eq!(client.is_unreachable(), unreachable, "{fault}");
+    }
+}
+
+/// What a watch of claims in `default` reports, in order.
+struct Watched {
+    server: Arc<ApiServer>,
+    client: KubeClient,
+    events: stream::BoxStream<'static, Result<Event<DynamicObject>, ApiError>>,
+}
+
+impl Watched {
+    async fn new(claims: &[&str]) -> Self {
+        let (server, client) = server().await;
+        claims.iter().for_each(|claim| drop(server.allocate_claim(Allocated::new("default", claim))));
+        let namespace = ObjectName::new("default").unwrap();
+        let events = client.watch("claims", DraResource::Claims, Some(namespace), String::new()).boxed();
+        Self { server, client, events }
+    }
+
+    /// The next event that is no error.
+    async fn next(&mut self) -> String {
+        loop {
+            match self.events.next().await.unwrap() {
+                Ok(Event::Init) => return "init".to_owned(),
+                Ok(Event::InitApply(claim)) => return format!("listed {}", claim.name_any()),
+                Ok(Event::InitDone) => return "done".to_owned(),
+                Ok(Event::Apply(claim)) => return format!("applied {}", claim.name_any()),
+                Ok(Event::Delete(claim)) => return format!("deleted {}", claim.name_any()),
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn nexts(&mut self, count: usize) -> Vec<String> {
+        let mut found = Vec::new();
+        for _ in 0..count {
+            found.push(self.next().await);
+        }
+        found
+    }
+
+    /// Polls until the watch is open: the server changes nothing before.
+    async fn open(&mut self) {
+        let server = Arc::clone(&self.server);
+        let open = async {
+            while server.look(|state| state.watches("resourceclaims")) == 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            () = open => {}
+            event = self.next() => panic!("{event}"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_is_listed_and_then_watched_and_goes_on_when_the_server_ends_the_watch() {
+    let mut watched = Watched::new(&["a"]).await;
+    assert_eq!(watched.nexts(3).await, ["init", "listed a", "done"]);
+    watched.open().await;
+    watched.server.allocate_claim(Allocated::new("default", "b"));
+    assert_eq!(watched.next().await, "applied b");
+    tokio::time::sleep(limit::WATCH_STEADY).await;
+    watched.server.close_watches();
+    watched.open().await;
+    watched.server.delete("resourceclaims", "default", "b");
+    assert_eq!(watched.next().await, "deleted b");
+    assert_eq!(watched.client.counts().watch_restarts, 1);
+}
+
+/// What was deleted while nothing was watched is seen by the list that follows a 410.
+#[tokio::test(start_paused = true)]
+async fn a_version_that_is_too_old_and_a_broken_watch_lead_to_a_list() {
+    let mut watched = Watched::new(&["a"]).await;
+    watched.server.fail_times(1, Fault::Expire, When::any().verb("watch"));
+    assert_eq!(watched.nexts(6).await, ["init", "listed a", "done", "init", "listed a", "done"]);
+    watched.server.fail_times(1, Fault::HalfAnswer, When::any().verb("watch"));
+    watched.open().await;
+    watched.server.allocate_claim(Allocated::new("default", "b"));
+    assert_eq!(watched.nexts(4).await, ["init", "listed a", "listed b", "done"]);
+    // The version that is watched is not served any more.
+    watched.open().await;
+    watched.server.serve_versions(&["v1beta2"]);
+    watched.server.close_watches();
+    while watched.next().await != "listed b" {}
+    assert_eq!(watched.server.requests().last().unwrap().version, "v1beta2");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_refuses_lists_or_ends_every_watch_at_once_is_not_hammered() {
+    for (fault, when) in [
+        (Fault::CloseWatchesAtOnce, When::any().verb("watch")),
+        (Fault::Status(403), When::any().verb("list")),
+        (Fault::Away, When::any()),
+    ] {
+        let mut watched = Watched::new(&["a"]).await;
+        watched.client.dra_version().await.unwrap();
+        watched.server.fail(fault.clone(), when);
+        let ten_minutes = tokio::time::timeout(Duration::from_secs(600), async {
+            loop {
+                watched.next().await;
+            }
+        });
+        assert!(ten_minutes.await.is_err());
+        let requests = watched.server.requests().len();
+        assert!((10..=100).contains(&requests), "{fault:?}: {requests}");
+    }
+}
+
+/// A watch whose body is made of these parts, and never ends.
+async fn watch_of(parts: Vec<Bytes>) -> Option<ApiError> {
+    let parts = Mutex::new(Some(parts));
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+        let parts = is_watch.then(|| parts.lock().unwrap().take()).flatten().unwrap_or_default();
+        let list = r#"{"kind":"ResourceClaimList","apiVersion":"resource.k8s.io/v1","metadata":{"resourceVersion":"5"},"items":[]}"#;
+        let group = r#"{"kind":"APIGroup","apiVersion":"v1","name":"resource.k8s.io","versions":[{"groupVersion":"resource.k8s.io/v1","version":"v1"}]}"#;
+        let body: UnsyncBoxBody<Bytes, std::convert::Infallible> = match request.uri().path() {
+            _ if is_watch => {
+                let parts = stream::iter(parts).map(|part| Ok(Frame::data(part)));
+                StreamBody::new(parts.chain(stream::pending())).boxed_unsync()
+            }
+            "/apis/resource.k8s.io" => Full::from(group).boxed_unsync(),
+            _ => Full::from(list).boxed_unsync(),
+        };
+        async move { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
+    });
+    let client = KubeClient::over(kube::Client::new(service, "default"), RequestRate::default());
+    let mut events = client.watch("claims", DraResource::Claims, None, String::new()).boxed();
+    loop {
+        if let Err(error) = events.next().await? {
+            return Some(error);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_watch_is_replaced_and_an_event_is_bounded() {
+    let start = Instant::now();
+    let silent = watch_of(vec![]).await.unwrap();
+    assert!(
+        silent.to_string().contains("silent for 150 s") && start.elapsed() == limit::WATCH_SILENCE,
+        "{silent}"
+    );
+    let part = Bytes::from(vec![b'a'; limit::API_OBJECT_BYTES_MAX / 2 + 1]);
+    let large = watch_of(vec![part.clone(), part]).await.unwrap();
+    assert!(large.to_string().contains("more than 4194304 bytes"), "{large}");
+    for rubbish in ["<html>\n", "{\"type\":\"ADDED\"}\n", "{}\n", "\0\n"] {
+        assert_eq!(
+            watch_of(vec![Bytes::from(rubbish)]).await.unwrap().kind,
+            ErrorKind::NotKubernetes,
+            "{rubbish}"
+        );
+    }
+}

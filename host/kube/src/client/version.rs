@@ -1,0 +1,149 @@
+//! The versions of `resource.k8s.io`.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
+use kube::core::{ApiResource, GroupVersionKind};
+use tokio::time::Instant;
+
+use super::{ApiError, ErrorKind};
+use nodedock_base::worded;
+use nodedock_model::limit;
+
+worded! {
+    /// A version of `resource.k8s.io` that this client speaks. The first that is served is used.
+    DraVersion {
+        V1 = "v1",
+        V1beta2 = "v1beta2",
+        V1beta1 = "v1beta1",
+    }
+}
+
+/// A resource of `resource.k8s.io`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraResource {
+    Claims,
+    Slices,
+}
+
+impl DraVersion {
+    /// `resource.k8s.io/v1`, as objects say it.
+    pub fn api_version(self) -> String {
+        format!("resource.k8s.io/{}", self.as_str())
+    }
+
+    pub fn resource(self, of: DraResource) -> ApiResource {
+        let (kind, plural) = match of {
+            DraResource::Claims => ("ResourceClaim", "resourceclaims"),
+            DraResource::Slices => ("ResourceSlice", "resourceslices"),
+        };
+        ApiResource::from_gvk_with_plural(
+            &GroupVersionKind::gvk("resource.k8s.io", self.as_str(), kind),
+            plural,
+        )
+    }
+}
+
+/// The version to use, by what the group says it serves.
+pub(super) fn choose(group: &APIGroup) -> Result<DraVersion, ApiError> {
+    let served: Vec<&str> = group.versions.iter().map(|version| version.version.as_str()).collect();
+    let known = DraVersion::ALL.iter().find(|version| served.contains(&version.as_str()));
+    known.copied().ok_or_else(|| not_served(&served))
+}
+
+pub(super) fn not_served(served: &[&str]) -> ApiError {
+    let served = if served.is_empty() { "nothing".to_owned() } else { served.join(", ") };
+    let words = format!(
+        "resource.k8s.io in v1, v1beta2 or v1beta1 (of this group it serves {served}); \
+         dynamic resource allocation has to be turned on in the cluster"
+    );
+    ApiError::new(ErrorKind::NotServed, words)
+}
+
+/// Which version is served, as far as it is known.
+#[derive(Debug, Default)]
+pub(super) struct ServedVersion {
+    pub(super) version: Option<DraVersion>,
+    asked_at: Option<Instant>,
+    failure: Option<ApiError>,
+}
+
+impl ServedVersion {
+    /// What is known to a caller that waits since then; None: it has to be asked. One failure is the answer to all who waited for it,
+    /// so that they do not wait one after the other.
+    pub(super) fn known(&self, since: Instant, now: Instant) -> Option<Result<DraVersion, ApiError>> {
+        let asked_at = self.asked_at?;
+        match (self.version, &self.failure) {
+            (Some(version), failure) => {
+                let period = match failure {
+                    None => limit::API_VERSIONS_PERIOD,
+                    Some(_) => limit::API_PROBE_PERIOD,
+                };
+                (now.saturating_duration_since(asked_at) < period).then_some(Ok(version))
+            }
+            (None, Some(failure)) if asked_at > since => Some(Err(failure.clone())),
+            (None, _) => None,
+        }
+    }
+
+    /// A version counts until the API server says that it is not served: one that starts forbids for a moment what it allows.
+    pub(super) fn learn(
+        &mut self,
+        asked: Result<DraVersion, ApiError>,
+        now: Instant,
+    ) -> Result<DraVersion, ApiError> {
+        self.asked_at = Some(now);
+        self.failure = asked.as_ref().err().cloned();
+        if self.failure.as_ref().is_none_or(|failure| failure.kind == ErrorKind::NotServed) {
+            self.version = asked.as_ref().ok().copied();
+        }
+        self.version.ok_or(asked).or_else(|asked| asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::GroupVersionForDiscovery;
+
+    use super::*;
+
+    #[test]
+    fn the_newest_version_that_both_speak_is_used_whatever_the_order() {
+        let chosen = |versions: &[&str]| {
+            let versions = versions.iter().map(|version| GroupVersionForDiscovery {
+                group_version: String::new(),
+                version: (*version).to_owned(),
+            });
+            choose(&APIGroup { versions: versions.collect(), ..APIGroup::default() })
+        };
+        assert_eq!(chosen(&["v1beta1", "v1", "v1beta2"]), Ok(DraVersion::V1));
+        assert_eq!(chosen(&["v1beta1", "v1beta2"]), Ok(DraVersion::V1beta2));
+        assert_eq!(chosen(&["v1beta1", "v1alpha3"]), Ok(DraVersion::V1beta1));
+        let none = chosen(&["v1alpha3", "v2"]).unwrap_err();
+        assert!(none.kind == ErrorKind::NotServed && none.message.contains("v1alpha3, v2"));
+        assert!(chosen(&[]).unwrap_err().message.contains("serves nothing"));
+    }
+
+    #[test]
+    fn one_failure_answers_all_who_waited_for_it_and_the_version_stays_in_use() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let gone = || Err(ApiError::unreachable("gone"));
+        let mut served = ServedVersion::default();
+        assert_eq!(served.known(start, start), None);
+        assert_eq!(served.learn(gone(), after(10)), gone());
+        assert_eq!(served.known(after(9), after(10)), Some(gone()));
+        assert_eq!(served.known(after(10), after(10)), None);
+        assert_eq!(served.learn(Ok(DraVersion::V1), after(20)), Ok(DraVersion::V1));
+        assert_eq!(served.known(after(600), after(600)), Some(Ok(DraVersion::V1)));
+        assert_eq!(served.known(after(620), after(620)), None);
+        assert_eq!(served.learn(gone(), after(630)), Ok(DraVersion::V1));
+        assert_eq!(served.known(after(640), after(640)), Some(Ok(DraVersion::V1)));
+        assert_eq!(served.known(after(645), after(645)), None);
+        let forbidden = Err(ApiError::new(ErrorKind::Forbidden, "not yet"));
+        assert_eq!(served.learn(forbidden, after(646)), Ok(DraVersion::V1));
+        let nothing = not_served(&[]);
+        assert_eq!(served.learn(Err(nothing.clone()), after(650)), Err(nothing));
+        assert_eq!(served.version, None);
+    }
+}

@@ -1,0 +1,145 @@
+//! What the API server says of claims and pods, as the decision needs it. Only what it plainly says: everything else is `Unknown`.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
+use kube::api::{Api, DynamicObject, ListParams};
+
+use super::decide::{ClaimState, NodePod, OtherPod};
+use crate::client::{ApiError, DraResource, ErrorKind, KubeClient};
+use nodedock_model::{Consumer, NameError, ObjectName, ObjectRef, Uid, limit};
+
+/// Pods in one answer: a node has at most 110 by default.
+const PODS_PAGE: u32 = 250;
+
+/// Reads pods of this node and claims.
+pub(super) struct Observer {
+    pub(super) client: KubeClient,
+    pub(super) node: ObjectName,
+}
+
+impl Observer {
+    /// Every pod that is bound to this node.
+    pub(super) async fn pods(&self) -> Result<Vec<NodePod>, ApiError> {
+        let api: Api<Pod> = Api::all(self.client.client());
+        let mut parameters = ListParams::default().limit(PODS_PAGE);
+        parameters.field_selector = Some(format!("spec.nodeName={}", self.node));
+        let mut pods = Vec::new();
+        loop {
+            let page = api.list(&parameters).await?;
+            if page.metadata.resource_version.is_none_or(|version| version.is_empty()) {
+                return Err(odd("the answer is no list of pods: it has no resource version"));
+            }
+            for pod in page.items {
+                pods.push(self.pod(pod)?);
+            }
+            parameters.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+            if parameters.continue_token.is_none() {
+                return Ok(pods);
+            }
+            if pods.len() >= limit::NODE_PODS_MAX {
+                return Err(odd(&format!("the node has more than {} pods", limit::NODE_PODS_MAX)));
+            }
+        }
+    }
+
+    fn pod(&self, pod: Pod) -> Result<NodePod, ApiError> {
+        let malformed = |error: NameError| odd(&format!("a pod of the list: {error}"));
+        let finished = is_finished(&pod);
+        let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
+        if spec.node_name.as_deref() != Some(self.node.as_str()) {
+            return Err(odd("the answer lists pods of other nodes"));
+        }
+        let named = spec.resource_claims.into_iter().flatten().filter_map(|claim| claim.resource_claim_name);
+        let made = status.resource_claim_statuses.into_iter().flatten();
+        let made = made.filter_map(|claim| claim.resource_claim_name);
+        let extended = status.extended_resource_claim_status.map(|claim| claim.resource_claim_name);
+        let names = named.chain(made).chain(extended).filter(|name| !name.is_empty());
+        Ok(NodePod {
+            namespace: ObjectName::new(pod.metadata.namespace.unwrap_or_default()).map_err(malformed)?,
+            uid: Uid::new(pod.metadata.uid.unwrap_or_default()).map_err(malformed)?,
+            finished,
+            claims: names.map(ObjectName::new).collect::<Result<_, _>>().map_err(malformed)?,
+        })
+    }
+
+    pub(super) async fn claim(&self, claim: &ObjectRef) -> ClaimState {
+        let got = self.client.versioned(|version| {
+            let resource = version.resource(DraResource::Claims);
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(self.client.client(), claim.namespace.as_str(), &resource);
+            async move { Ok(api.get(claim.name.as_str()).await?) }
+        });
+        match got.await.and_then(|object| state_of(claim, object)) {
+            Ok(state) => state,
+            Err(error) if error.is_missing(claim.name.as_str()) => ClaimState::Gone,
+            Err(error) => {
+                tracing::debug!(%claim, %error, "it is not known whether a held claim still exists");
+                ClaimState::Unknown
+            }
+        }
+    }
+
+    /// A pod that is not among those of this node.
+    pub(super) async fn other_pod(&self, namespace: &ObjectName, pod: &Consumer) -> OtherPod {
+        let api: Api<Pod> = Api::namespaced(self.client.client(), namespace.as_str());
+        let read = match api.get(pod.name.as_str()).await.map_err(ApiError::from) {
+            Ok(read) => read,
+            Err(error) if error.is_missing(pod.name.as_str()) => return OtherPod::Gone,
+            Err(_) => return OtherPod::Possible,
+        };
+        let uid = read.metadata.uid.as_deref().unwrap_or_default();
+        if read.metadata.name.as_deref() != Some(pod.name.as_str()) || uid.is_empty() {
+            return OtherPod::Possible;
+        }
+        if uid != pod.uid.as_str() {
+            return OtherPod::Gone;
+        }
+        if is_finished(&read) {
+            return OtherPod::Elsewhere;
+        }
+        match read.spec.and_then(|spec| spec.node_name).as_deref() {
+            // Not bound yet, or bound since the list was made.
+            None | Some("") => OtherPod::Possible,
+            Some(node) if node == self.node.as_str() => OtherPod::Possible,
+            Some(_) => OtherPod::Elsewhere,
+        }
+    }
+}
+
+fn state_of(claim: &ObjectRef, object: DynamicObject) -> Result<ClaimState, ApiError> {
+    let metadata = &object.metadata;
+    let uid = metadata.uid.as_deref().unwrap_or_default();
+    let is_claim = object.types.as_ref().is_some_and(|types| types.kind == "ResourceClaim");
+    let is_named = metadata.name.as_deref() == Some(claim.name.as_str())
+        && metadata.namespace.as_deref() == Some(claim.namespace.as_str());
+    if !is_claim || !is_named || uid.is_empty() {
+        return Err(odd("the answer is about another object"));
+    }
+    let reserved_for = object.data.pointer("/status/reservedFor").cloned().unwrap_or_default();
+    let reserved_for: Option<Vec<ResourceClaimConsumerReference>> =
+        serde_json::from_value(reserved_for).map_err(|error| odd(&error.to_string()))?;
+    let consumers = reserved_for.into_iter().flatten().map(|consumer| {
+        Ok(Consumer {
+            api_group: consumer.api_group.unwrap_or_default(),
+            resource: consumer.resource,
+            name: ObjectName::new(consumer.name)?,
+            uid: Uid::new(consumer.uid)?,
+        })
+    });
+    let reserved_for =
+        consumers.collect::<Result<_, NameError>>().map_err(|error| odd(&error.to_string()))?;
+    match uid == claim.uid.as_str() {
+        true => Ok(ClaimState::Present { reserved_for }),
+        false => Ok(ClaimState::Replaced { reserved_for }),
+    }
+}
+
+/// All its containers have ended for good.
+fn is_finished(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+fn odd(what: &str) -> ApiError {
+    ApiError::new(ErrorKind::NotKubernetes, what)
+}

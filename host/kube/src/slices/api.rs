@@ -1,0 +1,75 @@
+//! Requests for slices, in the version that the server serves.
+
+use kube::Api;
+use kube::api::{ApiResource, DeleteParams, PostParams, Preconditions, TypeMeta};
+
+use super::diff::CounterPlacement;
+use super::slice::{self, NODEDOCK, Slice};
+use crate::client::{ApiError, DraResource, DraVersion, KubeClient};
+
+/// From this minor version of Kubernetes 1 on counter sets are in slices of their own.
+const OWN_COUNTER_SLICES_SINCE: u32 = 35;
+
+pub(super) struct SliceApi(KubeClient);
+
+impl SliceApi {
+    pub(super) fn new(kube: KubeClient) -> Self {
+        Self(kube)
+    }
+
+    async fn request<T, F>(&self, request: impl Fn(Api<Slice>, ApiResource) -> F) -> Result<T, ApiError>
+    where
+        F: Future<Output = kube::Result<T>>,
+    {
+        let in_version = |version: DraVersion| {
+            let resource = version.resource(DraResource::Slices);
+            let answer = request(Api::all_with(self.0.client(), &resource), resource);
+            async move { Ok(answer.await?) }
+        };
+        self.0.versioned(in_version).await
+    }
+
+    pub(super) async fn create(&self, slice: &Slice) -> Result<Slice, ApiError> {
+        let create = |api: Api<Slice>, version: ApiResource| async move {
+            api.create(&as_nodedock(), &in_version(slice, &version)).await
+        };
+        self.request(create).await
+    }
+
+    /// Fails with a conflict if the slice changed since it was observed.
+    pub(super) async fn update(&self, slice: &Slice) -> Result<Slice, ApiError> {
+        let update = |api: Api<Slice>, version: ApiResource| async move {
+            api.replace(slice::name(slice), &as_nodedock(), &in_version(slice, &version)).await
+        };
+        self.request(update).await
+    }
+
+    /// Fails with a conflict if the slice changed since it was observed.
+    pub(super) async fn delete(&self, slice: &Slice) -> Result<(), ApiError> {
+        let (uid, resource_version) = (slice.metadata.uid.clone(), slice.metadata.resource_version.clone());
+        let params = &DeleteParams::default().preconditions(Preconditions { uid, resource_version });
+        self.request(|api, _| async move { api.delete(slice::name(slice), params).await.map(drop) }).await
+    }
+
+    /// Returns where the server wants counter sets, or `None` if it does not report its version.
+    pub(super) async fn counter_placement(&self) -> Option<CounterPlacement> {
+        let version = self.0.client().apiserver_version().await.ok()?;
+        // Distributions report `34+`.
+        let number = |text: &str| text.trim_end_matches('+').parse::<u32>().ok();
+        let is_old = number(&version.major)? == 1 && number(&version.minor)? < OWN_COUNTER_SLICES_SINCE;
+        Some(if is_old { CounterPlacement::WithDevices } else { CounterPlacement::OwnSlice })
+    }
+}
+
+fn as_nodedock() -> PostParams {
+    PostParams { field_manager: Some(NODEDOCK.to_owned()), dry_run: false }
+}
+
+fn in_version(slice: &Slice, version: &ApiResource) -> Slice {
+    let mut slice = slice.clone();
+    if version.version == DraVersion::V1beta1.as_str() {
+        slice.spec.content.devices.values_mut().for_each(|device| *device = device.v1beta1());
+    }
+    let types = TypeMeta { api_version: version.api_version.clone(), kind: version.kind.clone() };
+    Slice { types: Some(types), ..slice }
+}

@@ -1,0 +1,114 @@
+//! Pools of drivers as ResourceSlices contain them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::resource::v1 as api;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::entry::{Entry, UNHEALTHY};
+use super::slice::Content;
+use nodedock_model::{
+    AttributeValue, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceName, Pool, TaintEffect, limit,
+};
+
+/// Returns what the slices of a pool are to contain. `unhealthy` devices get the taint of [`UNHEALTHY`] with `effect`.
+pub(super) fn content(pool: &Pool, unhealthy: &BTreeSet<DeviceName>, effect: TaintEffect) -> Content {
+    let devices = pool.devices.iter().map(|(name, known)| {
+        let taint = unhealthy.contains(name).then_some(effect);
+        (name.to_string(), Entry::of(&device(name, known, taint)))
+    });
+    // The API has no pool without devices, so their counters would count nothing.
+    let sets = pool.shared_counters.iter().filter(|_| !pool.devices.is_empty());
+    let sets = sets.map(|set| {
+        let wire = api::CounterSet { name: set.name.clone(), counters: counters(set) };
+        (set.name.clone(), Entry::of(&wire))
+    });
+    Content { devices: devices.collect(), shared_counters: sets.collect() }
+}
+
+fn device(name: &DeviceName, device: &Device, unhealthy: Option<TaintEffect>) -> api::Device {
+    let attributes = device.attributes.iter().map(|(name, value)| (name.to_string(), attribute(value)));
+    let capacity = device.capacities.iter().map(|(name, capacity)| {
+        let request_policy = capacity.policy.as_ref().map(request_policy).filter(is_set);
+        (name.to_string(), api::DeviceCapacity { value: quantity(&capacity.value), request_policy })
+    });
+    let consumes = device
+        .consumes
+        .iter()
+        .map(|set| api::DeviceCounterConsumption { counter_set: set.name.clone(), counters: counters(set) });
+    api::Device {
+        name: name.to_string(),
+        attributes: Some(attributes.collect()).filter(is_set),
+        capacity: Some(capacity.collect()).filter(is_set),
+        consumes_counters: Some(consumes.collect()).filter(is_set),
+        allow_multiple_allocations: Some(device.allow_multiple_allocations).filter(is_set),
+        taints: Some(taints(device, unhealthy)).filter(is_set),
+        ..api::Device::default()
+    }
+}
+
+fn is_set<T: Default + PartialEq>(value: &T) -> bool {
+    *value != T::default()
+}
+
+fn quantity(text: &str) -> Quantity {
+    Quantity(text.to_owned())
+}
+
+fn attribute(value: &AttributeValue) -> api::DeviceAttribute {
+    let mut attribute = api::DeviceAttribute::default();
+    match value.clone() {
+        AttributeValue::Int(value) => attribute.int = Some(value),
+        AttributeValue::Bool(value) => attribute.bool = Some(value),
+        AttributeValue::Text(value) => attribute.string = Some(value),
+        AttributeValue::Version(value) => attribute.version = Some(value.to_string()),
+        AttributeValue::Ints(list) => attribute.ints = Some(list),
+        AttributeValue::Bools(list) => attribute.bools = Some(list),
+        AttributeValue::Texts(list) => attribute.strings = Some(list),
+        AttributeValue::Versions(list) => {
+            attribute.versions = Some(list.iter().map(ToString::to_string).collect());
+        }
+    }
+    attribute
+}
+
+fn request_policy(policy: &CapacityPolicy) -> api::CapacityRequestPolicy {
+    let (valid_values, valid_range) = match &policy.choice {
+        CapacityChoice::Any => (None, None),
+        CapacityChoice::Values(values) => (Some(values.iter().map(|value| quantity(value)).collect()), None),
+        CapacityChoice::Range { min, max, step } => {
+            let (max, step) = (max.as_deref().map(quantity), step.as_deref().map(quantity));
+            (None, Some(api::CapacityRequestPolicyRange { min: quantity(min), max, step }))
+        }
+    };
+    let default = policy.default_amount.as_deref().map(quantity);
+    api::CapacityRequestPolicy { default, valid_values, valid_range }
+}
+
+fn counters(set: &CounterSet) -> BTreeMap<String, api::Counter> {
+    let counters = set.counters.iter();
+    counters.map(|(name, value)| (name.clone(), api::Counter { value: quantity(value) })).collect()
+}
+
+fn taints(device: &Device, unhealthy: Option<TaintEffect>) -> Vec<api::DeviceTaint> {
+    let taint = |key: &str, value: &str, effect: TaintEffect| api::DeviceTaint {
+        key: key.to_owned(),
+        value: Some(value.to_owned()).filter(is_set),
+        effect: effect_name(effect).to_owned(),
+        time_added: None,
+    };
+    let own = device.taints.iter();
+    let mut taints: Vec<_> = own.map(|own| taint(&own.key, &own.value, own.effect)).collect();
+    // A device that has this taint from its driver, or no room for one more, is left as the driver describes it.
+    let has_room = taints.len() < limit::TAINTS_MAX && taints.iter().all(|taint| taint.key != UNHEALTHY);
+    taints.extend(unhealthy.filter(|_| has_room).map(|effect| taint(UNHEALTHY, "", effect)));
+    taints
+}
+
+fn effect_name(effect: TaintEffect) -> &'static str {
+    match effect {
+        TaintEffect::None => "None",
+        TaintEffect::NoSchedule => "NoSchedule",
+        TaintEffect::NoExecute => "NoExecute",
+    }
+}

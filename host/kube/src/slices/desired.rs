@@ -1,0 +1,176 @@
+//! What the pools of this node are to contain, derived from the drivers. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::drivers::DriverSnapshot;
+use super::health::{Devices, UnhealthyDevices};
+use super::slice::{self, Content, PoolKey, Slice};
+use super::{SliceSettings, convert};
+use nodedock_core::driver::Published;
+use nodedock_model::{DeviceName, DriverName, Inventory, PoolName, limit};
+
+pub(super) struct DesiredState {
+    settings: SliceSettings,
+    /// Drivers that serve, or served and may come back.
+    drivers: BTreeMap<DriverName, DriverState>,
+    /// Since when drivers are gone whose slices are still there.
+    gone_since: BTreeMap<DriverName, Instant>,
+    withdrawn: BTreeSet<DriverName>,
+}
+
+#[derive(Default)]
+struct DriverState {
+    unhealthy: UnhealthyDevices,
+    /// What `pools` was derived from.
+    source: Option<(Arc<Published>, Devices)>,
+    pools: BTreeMap<PoolName, Arc<Content>>,
+    /// Pools whose name in the API would be too long, with the reason.
+    unnameable: BTreeMap<PoolName, String>,
+}
+
+impl DesiredState {
+    pub(super) fn new(settings: SliceSettings) -> Self {
+        let (drivers, gone_since) = (BTreeMap::new(), BTreeMap::new());
+        Self { settings, drivers, gone_since, withdrawn: BTreeSet::new() }
+    }
+
+    /// Returns the desired content of a pool, also of a driver that does not serve now.
+    pub(super) fn content(&self, key: &PoolKey) -> Option<&Arc<Content>> {
+        self.drivers.get(&key.driver)?.pools.get(&key.pool)
+    }
+
+    pub(super) fn pools(&self) -> BTreeMap<PoolKey, Arc<Content>> {
+        let each = self.drivers.iter().flat_map(|(driver, state)| {
+            state.pools.iter().map(|(pool, content)| (driver.clone(), pool.clone(), Arc::clone(content)))
+        });
+        each.map(|(driver, pool, content)| (PoolKey { driver, pool }, content)).collect()
+    }
+
+    /// Drivers that are surely gone: their slices are to be deleted.
+    pub(super) fn withdrawn(&self) -> &BTreeSet<DriverName> {
+        &self.withdrawn
+    }
+
+    /// Returns pools of present drivers that cannot be published under a name of the API, with the reason.
+    pub(super) fn unnameable(&self, drivers: &DriverSnapshot) -> BTreeMap<PoolKey, String> {
+        let is_here =
+            |driver: &DriverName| drivers.present.contains(driver) && !drivers.native.contains(driver);
+        let states = self.drivers.iter().filter(|(driver, _)| is_here(driver));
+        let each = states.flat_map(|(driver, state)| {
+            let key = |pool: &PoolName| PoolKey { driver: driver.clone(), pool: pool.clone() };
+            state.unnameable.iter().map(move |(pool, reason)| (key(pool), reason.clone()))
+        });
+        each.collect()
+    }
+
+    /// Takes the current drivers and observed slices. Returns when it is to be called again even if nothing changes.
+    pub(super) fn update(
+        &mut self,
+        drivers: &DriverSnapshot,
+        slices: &[Arc<Slice>],
+        now: Instant,
+    ) -> Option<Instant> {
+        let mut next = None;
+        for (driver, published) in &drivers.serving {
+            next = earliest(next, self.update_driver(driver, published, slices, now));
+        }
+        // A native plugin that took over a driver's name publishes its devices itself.
+        let is_native =
+            |driver: &DriverName| drivers.native.contains(driver) && !drivers.serving.contains_key(driver);
+        self.drivers.retain(|driver, _| !is_native(driver));
+        let gone = self.gone(drivers, slices);
+        self.withdrawn.retain(|driver| gone.contains(driver));
+        self.gone_since.retain(|driver, _| gone.contains(driver));
+        if !drivers.is_settled || !drivers.nameless.is_empty() {
+            self.gone_since.clear();
+            return next;
+        }
+        for driver in gone {
+            let at = *self.gone_since.entry(driver.clone()).or_insert(now) + limit::SLICE_WITHDRAW_GRACE;
+            if at > now {
+                next = earliest(next, Some(at));
+            } else if self.withdrawn.insert(driver.clone()) {
+                tracing::info!(%driver, "driver removed, its slices are withdrawn");
+                self.drivers.remove(&driver);
+            }
+        }
+        next
+    }
+
+    /// Returns the drivers with slices of ours, or that served, which are not present.
+    pub(super) fn gone(&self, drivers: &DriverSnapshot, slices: &[Arc<Slice>]) -> BTreeSet<DriverName> {
+        let of_slices = slices.iter().filter(|slice| slice::is_ours(slice)).map(|slice| &slice.spec.driver);
+        let known = of_slices.chain(self.drivers.keys());
+        known.filter(|driver| !drivers.present.contains(*driver)).cloned().collect()
+    }
+
+    /// Derives the pools of a serving driver. Returns when the health of its devices changes without a report.
+    pub(super) fn update_driver(
+        &mut self,
+        driver: &DriverName,
+        published: &Arc<Published>,
+        slices: &[Arc<Slice>],
+        now: Instant,
+    ) -> Option<Instant> {
+        let tainted = self.tainted(driver, slices);
+        let state = self.drivers.entry(driver.clone()).or_default();
+        state.unhealthy.update(now, limit::SLICE_TAINT_HOLD, &published.health, &tainted);
+        let unhealthy = state.unhealthy.devices();
+        let is_known = |(known, devices): &(Arc<Published>, Devices)| {
+            Arc::ptr_eq(known, published) && *devices == unhealthy
+        };
+        if !state.source.as_ref().is_some_and(is_known) {
+            state.derive_pools(&self.settings, &published.inventory, &unhealthy);
+            state.source = Some((Arc::clone(published), unhealthy));
+        }
+        state.unhealthy.next_recovery(limit::SLICE_TAINT_HOLD)
+    }
+
+    /// Returns the devices of a driver that have the taint of unhealthy ones in observed slices.
+    fn tainted(&self, driver: &DriverName, slices: &[Arc<Slice>]) -> Devices {
+        let mut tainted = Devices::new();
+        for slice in slices.iter().filter(|slice| slice.spec.driver == *driver) {
+            let Ok(pool) = PoolName::new(self.settings.names.local(slice.spec.pool.name.as_str())) else {
+                continue;
+            };
+            for (name, device) in &slice.spec.content.devices {
+                if let (true, Ok(name)) = (device.is_unhealthy(), DeviceName::new(name)) {
+                    tainted.insert((pool.clone(), name));
+                }
+            }
+        }
+        tainted
+    }
+}
+
+impl DriverState {
+    fn derive_pools(&mut self, settings: &SliceSettings, inventory: &Inventory, unhealthy: &Devices) {
+        let before = std::mem::take(&mut self.pools);
+        self.unnameable.clear();
+        let is_published =
+            |pool: &nodedock_model::Pool| pool.extended_resource.is_none() || settings.with_resource_pools;
+        for (name, pool) in inventory.pools.iter().filter(|(_, pool)| is_published(pool)) {
+            let published = match settings.names.published(name) {
+                Ok(published) => published,
+                Err(error) => {
+                    self.unnameable.insert(name.clone(), error.to_string());
+                    continue;
+                }
+            };
+            let of_pool = unhealthy.iter().filter(|(of, _)| of == name);
+            let unhealthy = of_pool.map(|(_, device)| device.clone()).collect();
+            let content = convert::content(pool, &unhealthy, settings.unhealthy);
+            let known = before.get(&published).filter(|known| ***known == content);
+            let content = known.map_or_else(|| Arc::new(content), Arc::clone);
+            self.pools.insert(published, content);
+        }
+    }
+}
+
+/// Returns the earlier of two moments, of which either may be none.
+pub(super) fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    a.into_iter().chain(b).min()
+}

@@ -1,0 +1,356 @@
+//! The task that makes the slices of this node's drivers as desired.
+//!
+//! Each change of the drivers, of the Node object or of an observed slice makes the pools that it may concern due. Due pools are
+//! reconciled one after the other; one that is refused delays no other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures::StreamExt;
+use kube::ResourceExt;
+use kube::api::DynamicObject;
+use kube::runtime::watcher::Event;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::SliceParts;
+use super::api::SliceApi;
+use super::conditions;
+use super::desired::{DesiredState, earliest};
+use super::diff::{CounterPlacement, DesiredPool, Diff, Layout, TaintTimes, Write, diff, layout};
+use super::drivers::DriverSnapshot;
+use super::pace::Pace;
+use super::report::{Outcome, PoolStatus, SliceReport, Verb};
+use super::slice::{Content, PoolKey};
+use super::store::SliceStore;
+use crate::client::{ApiError, DraResource, ErrorKind};
+use crate::facts::{Facts, NodeFacts};
+use nodedock_base::clock::now_ms;
+use nodedock_base::conditions::Conditions;
+use nodedock_model::{DriverName, Problem, limit};
+
+const NOT_WRITTEN: &str = "slices-not-written";
+
+pub(super) struct Reconciler {
+    api: SliceApi,
+    facts: Facts,
+    node: watch::Receiver<Option<NodeFacts>>,
+    drivers: watch::Receiver<DriverSnapshot>,
+    conditions: Conditions,
+    report: SliceReport,
+    store: SliceStore,
+    desired: DesiredState,
+    /// The drivers that `desired` was derived from.
+    snapshot: DriverSnapshot,
+    unnameable: BTreeMap<PoolKey, String>,
+    pools: BTreeMap<PoolKey, PoolState>,
+    counters: CounterPlacement,
+    /// When the desired state is to be derived again.
+    derive_at: Option<Instant>,
+}
+
+#[derive(Default)]
+struct PoolState {
+    pace: Pace,
+    times: TaintTimes,
+    layout: Layout,
+    generation: i64,
+    /// The content and the owner with which the pool was last reconciled.
+    done: Option<(Arc<Content>, NodeFacts)>,
+}
+
+impl Reconciler {
+    pub(super) async fn run(parts: SliceParts) {
+        let fields = format!("spec.nodeName={}", parts.node_name);
+        let events = parts.kube.watch("resource slices of this node", DraResource::Slices, None, fields);
+        let mut events = std::pin::pin!(events);
+        let mut reconciler = Self {
+            api: SliceApi::new(parts.kube),
+            node: parts.node.watch(),
+            facts: parts.node,
+            drivers: parts.drivers,
+            conditions: parts.conditions,
+            report: parts.report,
+            store: SliceStore::new(),
+            desired: DesiredState::new(parts.settings),
+            snapshot: DriverSnapshot::default(),
+            unnameable: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            counters: CounterPlacement::default(),
+            derive_at: Some(Instant::now()),
+        };
+        let stopped = parts.tasks.stopped();
+        tokio::pin!(stopped);
+        loop {
+            let due = reconciler.next_due();
+            tokio::select! {
+                biased;
+                () = &mut stopped => return,
+                // Events, and the newest drivers and node, stay in their channels until they are received.
+                Some(event) = events.next() => if let Ok(event) = event {
+                    reconciler.observe(event).await;
+                },
+                Ok(()) = reconciler.drivers.changed() => reconciler.derive_at = Some(Instant::now()),
+                Ok(()) = reconciler.node.changed() => reconciler.all_changed(),
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    // A write that is interrupted here is found by the next start.
+                    tokio::select! {
+                        () = &mut stopped => return,
+                        () = reconciler.step() => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        let pools = self.pools.values().filter_map(|pool| pool.pace.due());
+        let pools = pools.min().filter(|_| self.node.borrow().is_some());
+        earliest(self.derive_at, pools).filter(|_| self.store.is_listed())
+    }
+
+    async fn observe(&mut self, event: Event<DynamicObject>) {
+        let is_list = matches!(event, Event::InitDone);
+        for key in self.store.apply(event) {
+            if !self.snapshot.present.contains(&key.driver) {
+                // Slices of a driver that is not here may have to be withdrawn.
+                self.derive_at = earliest(self.derive_at, Some(Instant::now() + limit::SLICE_SETTLE));
+            }
+            self.changed(&key);
+        }
+        // The server may have been upgraded.
+        if is_list
+            && let Some(counters) = self.api.counter_placement().await
+            && std::mem::replace(&mut self.counters, counters) != counters
+        {
+            self.all_changed();
+        }
+    }
+
+    /// Derives the desired state and reconciles one pool, as far as they are due.
+    async fn step(&mut self) {
+        let now = Instant::now();
+        if self.derive_at.is_some_and(|at| at <= now) {
+            self.derive(now);
+        }
+        let due = self.pools.iter().filter_map(|(key, pool)| Some((pool.pace.due()?, key)));
+        let first = due.filter(|(at, _)| *at <= now).min().map(|(_, key)| key.clone());
+        let node = self.node.borrow().clone();
+        if let (Some(key), Some(node)) = (first, node) {
+            self.reconcile(&key, node).await;
+        }
+    }
+
+    fn changed(&mut self, key: &PoolKey) {
+        self.pool(key).pace.changed(Instant::now());
+    }
+
+    fn all_changed(&mut self) {
+        let pools: BTreeSet<_> = self.desired.pools().into_keys().chain(self.store.pools()).collect();
+        pools.iter().for_each(|key| self.changed(key));
+    }
+
+    fn pool(&mut self, key: &PoolKey) -> &mut PoolState {
+        self.pools.entry(key.clone()).or_default()
+    }
+
+    /// Whether the pools of a driver that are not desired are deleted.
+    fn is_managed(&self, driver: &DriverName) -> bool {
+        self.snapshot.serving.contains_key(driver) || self.desired.withdrawn().contains(driver)
+    }
+
+    /// Returns the observed pools that are deleted unless they are desired.
+    fn managed(&self) -> BTreeSet<PoolKey> {
+        self.store.pools().into_iter().filter(|key| self.is_managed(&key.driver)).collect()
+    }
+
+    /// Derives the desired state from the current drivers.
+    fn derive(&mut self, now: Instant) {
+        self.derive_at = None;
+        let (slices, managed) = (self.store.all(), self.managed());
+        let snapshot = self.drivers.borrow_and_update().clone();
+        self.snapshot = snapshot.clone();
+        self.update_desired(now, |desired| desired.update(&snapshot, &slices, now));
+        self.managed().difference(&managed).for_each(|key| self.changed(key));
+        let unnameable = self.desired.unnameable(&snapshot);
+        conditions::set_unnameable(&self.conditions, &self.unnameable, &unnameable);
+        self.unnameable = unnameable;
+        let is_uncertain = snapshot.is_settled && !snapshot.nameless.is_empty();
+        let kept = if is_uncertain { self.desired.gone(&snapshot, &slices) } else { BTreeSet::new() };
+        conditions::set_kept(&self.conditions, &kept, &snapshot.nameless);
+    }
+
+    /// Changes the desired state and makes the pools due whose content changes.
+    fn update_desired(&mut self, now: Instant, update: impl FnOnce(&mut DesiredState) -> Option<Instant>) {
+        let before = self.desired.pools();
+        let next = update(&mut self.desired);
+        self.derive_at = earliest(self.derive_at, next);
+        let after = self.desired.pools();
+        for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
+            let is_same = match (before.get(key), after.get(key)) {
+                (Some(before), Some(after)) => Arc::ptr_eq(before, after),
+                _ => false,
+            };
+            if !is_same {
+                self.pool(key).pace.desired_changed(now);
+            }
+        }
+    }
+
+    /// Makes one pool as desired.
+    async fn reconcile(&mut self, key: &PoolKey, node: NodeFacts) {
+        let now = Instant::now();
+        if let Some(published) = self.snapshot.serving.get(&key.driver).cloned() {
+            // A taint that another instance added is adopted before this one would remove it.
+            let slices = self.store.all();
+            self.update_desired(now, |desired| desired.update_driver(&key.driver, &published, &slices, now));
+        }
+        let content = match self.desired.content(key) {
+            Some(content) => Arc::clone(content),
+            None if self.is_managed(&key.driver) => Arc::default(),
+            None => return self.forget(key),
+        };
+        let (slices, counters) = (self.store.of_pool(key), self.counters);
+        if self.pool(key).pace.started(now) {
+            self.conditions.clear(conditions::CONTESTED, &key.to_string());
+        }
+        let pool = self.pool(key);
+        pool.times.learn(&slices, &content);
+        let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
+        pool.generation = newest.unwrap_or(pool.generation).max(0);
+        let (generation, layout, times) = (pool.generation, &pool.layout, &pool.times);
+        let desired =
+            DesiredPool { key, node: &node, content: &content, counters, generation, layout, times };
+        let diff = match diff(&desired, &slices) {
+            Ok(diff) => diff,
+            Err(error) => return self.refused(key, &error.to_string()),
+        };
+        let Diff { writes, generation, slices } = diff;
+        let wrote = !writes.is_empty();
+        for write in writes {
+            if let Err(error) = self.carry_out(write).await {
+                return self.failed(key, &error);
+            }
+        }
+        let written_ms = match wrote {
+            true => Some(now_ms()),
+            false => self.report.pool(key).and_then(|status| status.written_ms),
+        };
+        let devices = content.devices.len();
+        let status = PoolStatus { is_current: true, slices, devices, generation, written_ms, problem: None };
+        self.succeeded(key, status, wrote, (content, node));
+    }
+
+    fn succeeded(&mut self, key: &PoolKey, status: PoolStatus, wrote: bool, done: (Arc<Content>, NodeFacts)) {
+        let (now, slices) = (Instant::now(), self.store.of_pool(key));
+        let pool = self.pool(key);
+        // They are needed when the slices are deleted.
+        pool.times.learn(&slices, &done.0);
+        pool.layout = layout(&slices);
+        pool.generation = status.generation;
+        pool.pace.succeeded(now, wrote);
+        let is_same = |(content, node): &(Arc<Content>, NodeFacts)| *content == done.0 && *node == done.1;
+        let is_repair = wrote && pool.done.as_ref().is_some_and(is_same);
+        let is_contested = is_repair && pool.pace.repaired(now);
+        let is_deleted = done.0.is_empty();
+        pool.done = Some(done);
+        let is_idle = pool.pace.is_idle();
+        if is_repair {
+            self.report.repaired();
+            self.facts.read_again();
+            tracing::info!(pool = %key, "slices written again, others had changed them");
+        } else if wrote {
+            let PoolStatus { slices, devices, generation, .. } = status;
+            tracing::info!(pool = %key, slices, devices, generation, "slices written");
+        }
+        if is_contested {
+            conditions::set_contested(&self.conditions, key, &slices);
+        }
+        self.conditions.clear(conditions::REFUSED, &key.to_string());
+        self.report_dropped(&key.driver);
+        if !is_deleted {
+            return self.report.set(key, status);
+        }
+        self.report.remove(key);
+        if is_idle {
+            self.pools.remove(key);
+        }
+    }
+
+    fn report_dropped(&self, driver: &DriverName) {
+        let slices = self.store.all();
+        let desired = slices.iter().filter(|slice| slice.spec.driver == *driver).filter_map(|slice| {
+            let desired = self.desired.content(&slice.spec.key())?;
+            Some((&slice.spec, &**desired))
+        });
+        conditions::set_dropped(&self.conditions, driver, desired);
+    }
+
+    /// Leaves a pool to its other owner.
+    fn forget(&mut self, key: &PoolKey) {
+        self.pools.remove(key);
+        self.report.remove(key);
+        conditions::clear(&self.conditions, key);
+    }
+
+    async fn carry_out(&mut self, write: Write) -> Result<(), ApiError> {
+        match write {
+            Write::Delete(slice) => match self.count(Verb::Delete, self.api.delete(&slice).await) {
+                // It exists until its finalizers are removed; the watch reports it.
+                Ok(()) if !slice.finalizers().is_empty() => {}
+                Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => self.store.deleted(&slice),
+            },
+            Write::Update(slice) => {
+                let updated = self.count(Verb::Update, self.api.update(&slice).await)?;
+                self.store.written(updated, slice.spec.content);
+            }
+            Write::Create(slice) => {
+                let created = self.count(Verb::Create, self.api.create(&slice).await)?;
+                self.store.written(created, slice.spec.content);
+            }
+        }
+        Ok(())
+    }
+
+    fn count<T>(&self, verb: Verb, answer: Result<T, ApiError>) -> Result<T, ApiError> {
+        self.report.wrote(verb, answer.as_ref().map_or_else(outcome, |_| Outcome::Done));
+        answer
+    }
+
+    fn failed(&mut self, key: &PoolKey, error: &ApiError) {
+        let now = Instant::now();
+        let pace = &mut self.pool(key).pace;
+        match outcome(error) {
+            Outcome::Conflict => pace.conflicted(now),
+            Outcome::Refused => {
+                pace.refused(now);
+                self.refused(key, &error.to_string());
+            }
+            Outcome::Failed | Outcome::Done => {
+                pace.failed(now, error.retry_after);
+                tracing::debug!(pool = %key, %error, "slices could not be written, trying again");
+                self.report_problem(key, Problem::unavailable(NOT_WRITTEN, error.to_string()));
+            }
+        }
+    }
+
+    fn refused(&self, key: &PoolKey, reason: &str) {
+        let problem = conditions::refusal(key, reason);
+        self.conditions.set(&key.to_string(), problem.clone());
+        self.report_problem(key, problem);
+    }
+
+    fn report_problem(&self, key: &PoolKey, problem: Problem) {
+        let known = self.report.pool(key).unwrap_or_default();
+        self.report.set(key, PoolStatus { is_current: false, problem: Some(problem), ..known });
+    }
+}
+
+fn outcome(error: &ApiError) -> Outcome {
+    match error.kind {
+        ErrorKind::Conflict | ErrorKind::AlreadyExists | ErrorKind::NotFound => Outcome::Conflict,
+        ErrorKind::NotServed | ErrorKind::Forbidden | ErrorKind::Invalid => Outcome::Refused,
+        _ => Outcome::Failed,
+    }
+}

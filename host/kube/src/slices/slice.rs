@@ -1,0 +1,173 @@
+//! A ResourceSlice as it is read and written, in whichever version of the API.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{NotUsed, Object, ObjectMeta};
+use kube::{Resource, ResourceExt};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+use super::entry::Entry;
+use crate::facts::NodeFacts;
+use nodedock_model::{DriverName, PoolName};
+
+/// Label of every slice that nodedock writes: it identifies the slices of drivers that are gone.
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+pub(super) const NODEDOCK: &str = "nodedock";
+
+/// A pool in the API.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolKey {
+    pub driver: DriverName,
+    /// Its published name.
+    pub pool: PoolName,
+}
+
+impl std::fmt::Display for PoolKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.driver, self.pool)
+    }
+}
+
+pub(super) type Slice = Object<SliceSpec, NotUsed>;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SliceSpec {
+    pub(super) driver: DriverName,
+    #[serde(default)]
+    pub(super) node_name: String,
+    pub(super) pool: SlicePool,
+    #[serde(flatten)]
+    pub(super) content: Content,
+    /// What nodedock sent, if the server made another content of it.
+    #[serde(skip)]
+    pub(super) sent: Option<Content>,
+}
+
+/// The pool that a slice belongs to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SlicePool {
+    pub(super) name: PoolName,
+    pub(super) generation: i64,
+    pub(super) resource_slice_count: i64,
+}
+
+/// The devices and counter sets of a slice or of a whole pool, by name.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Content {
+    #[serde(default, with = "by_name", skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) devices: BTreeMap<String, Entry>,
+    #[serde(default, with = "by_name", skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) shared_counters: BTreeMap<String, Entry>,
+}
+
+/// Lists in the API are maps here, by the names of their items.
+mod by_name {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(
+        map: &BTreeMap<String, Entry>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(map.values().map(Entry::json))
+    }
+
+    /// An item without a name, which no server returns, is left out and so overwritten.
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<BTreeMap<String, Entry>, D::Error> {
+        let list = Option::<Vec<Value>>::deserialize(deserializer)?.unwrap_or_default();
+        let name = |item: &Value| Some(item.get("name")?.as_str()?.to_owned());
+        Ok(list.into_iter().filter_map(|item| Some((name(&item)?, Entry::from(item)))).collect())
+    }
+}
+
+impl Content {
+    pub(super) fn is_empty(&self) -> bool {
+        self.devices.is_empty() && self.shared_counters.is_empty()
+    }
+}
+
+impl SliceSpec {
+    pub(super) fn key(&self) -> PoolKey {
+        PoolKey { driver: self.driver.clone(), pool: self.pool.name.clone() }
+    }
+
+    /// Whether writing `content` would change nothing.
+    pub(super) fn holds(&self, content: &Content) -> bool {
+        self.content == *content || self.sent.as_ref() == Some(content)
+    }
+
+    /// Returns the fields of the `desired` pool that the server dropped or changed in this slice.
+    pub(super) fn dropped(&self, desired: &Content) -> BTreeSet<String> {
+        let mut fields = BTreeSet::new();
+        let Some(sent) = &self.sent else { return fields };
+        for (name, device) in desired.devices.iter().filter(|(name, _)| sent.devices.contains_key(*name)) {
+            device.dropped_in(self.content.devices.get(name), "devices[]", &mut fields);
+        }
+        for (name, set) in desired.shared_counters.iter().filter(|_| !sent.shared_counters.is_empty()) {
+            set.dropped_in(self.content.shared_counters.get(name), "sharedCounters[]", &mut fields);
+        }
+        fields
+    }
+}
+
+pub(super) fn name(slice: &Slice) -> &str {
+    slice.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// Whether a slice is being deleted and a finalizer keeps it.
+pub(super) fn is_terminating(slice: &Slice) -> bool {
+    slice.metadata.deletion_timestamp.is_some()
+}
+
+/// Whether nodedock wrote a slice.
+pub(super) fn is_ours(slice: &Slice) -> bool {
+    slice.labels().get(MANAGED_BY).is_some_and(|manager| manager == NODEDOCK)
+}
+
+/// Whether a slice has the label and the owner that nodedock gives it.
+pub(super) fn is_owned_by(slice: &Slice, node: &NodeFacts) -> bool {
+    let mut owners = slice.owner_references().iter().filter(|owner| is_node(owner));
+    owners.next() == Some(&owner(node)) && owners.next().is_none() && is_ours(slice)
+}
+
+/// Returns the metadata of a slice to be created.
+pub(super) fn new_metadata(name_prefix: String, node: &NodeFacts) -> ObjectMeta {
+    ObjectMeta {
+        generate_name: Some(name_prefix),
+        labels: Some([(MANAGED_BY.to_owned(), NODEDOCK.to_owned())].into()),
+        owner_references: Some(vec![owner(node)]),
+        ..ObjectMeta::default()
+    }
+}
+
+/// Returns the metadata of a slice to be updated: what others added is kept.
+pub(super) fn updated_metadata(slice: &Slice, node: &NodeFacts) -> ObjectMeta {
+    let mut metadata = ObjectMeta { managed_fields: None, ..slice.metadata.clone() };
+    metadata.labels.get_or_insert_default().insert(MANAGED_BY.to_owned(), NODEDOCK.to_owned());
+    let owners = metadata.owner_references.get_or_insert_default();
+    owners.retain(|known| !is_node(known) && known.controller != Some(true));
+    owners.push(owner(node));
+    metadata
+}
+
+fn owner(node: &NodeFacts) -> OwnerReference {
+    OwnerReference {
+        api_version: Node::api_version(&()).into_owned(),
+        kind: Node::kind(&()).into_owned(),
+        name: node.name.to_string(),
+        uid: node.uid.to_string(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }
+}
+
+fn is_node(owner: &OwnerReference) -> bool {
+    owner.kind == Node::kind(&()) && owner.api_version == Node::api_version(&())
+}

@@ -1,0 +1,389 @@
+//! The task that writes, with an API server in memory. The clock is turned, not waited for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use nodedock_stand_ins::api_server::{ApiServer, Fault, When};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::super::conditions::{CONTESTED, FIELDS_DROPPED, KEPT, REFUSED};
+use super::super::{DriverSnapshot, PoolNames, SliceParts, SliceReport, SliceSettings, start};
+use super::*;
+use crate::client::tests::over;
+use crate::facts::Facts;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
+use nodedock_model::limit;
+
+/// A server with the Node object.
+pub(super) async fn server() -> Arc<ApiServer> {
+    let server = Arc::new(ApiServer::start().await);
+    server.add_node(NODE);
+    server
+}
+
+pub(super) fn slices(server: &ApiServer) -> Vec<Arc<Slice>> {
+    let objects = server.list("resourceslices").into_iter();
+    objects.map(|object| Arc::new(serde_json::from_value(object).unwrap())).collect()
+}
+
+pub(super) fn names(server: &ApiServer) -> Vec<String> {
+    slices(server).iter().map(|slice| slice.metadata.name.clone().unwrap()).collect()
+}
+
+/// Writes of slices since the last call: verb and name.
+pub(super) fn writes(server: &ApiServer) -> Vec<String> {
+    let seen = server.requests().into_iter().filter(|seen| seen.resource == "resourceslices");
+    let writes = seen.filter(|seen| matches!(seen.verb.as_str(), "create" | "update" | "delete"));
+    let writes = writes.map(|seen| format!("{} {}", seen.verb, seen.name)).collect();
+    server.forget_requests();
+    writes
+}
+
+fn edit(server: &ApiServer, name: &str, change: impl FnOnce(&mut Value)) {
+    server.edit("resourceslices", "", name, change);
+}
+
+/// A slice of another client.
+fn put_foreign(server: &ApiServer, name: &str, driver: &str, pool: &str) {
+    server.put(json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": { "name": name },
+        "spec": {
+            "driver": driver,
+            "nodeName": NODE,
+            "pool": { "name": pool, "generation": 1, "resourceSliceCount": 1 },
+            "devices": [{ "name": "theirs" }],
+        },
+    }));
+}
+
+/// A daemon on the node.
+pub(super) struct Daemon {
+    pub(super) drivers: watch::Sender<DriverSnapshot>,
+    pub(super) facts: Facts,
+    pub(super) conditions: Conditions,
+    pub(super) report: SliceReport,
+    tasks: Tasks,
+}
+
+pub(super) fn serving(driver: &str, published: Published) -> DriverSnapshot {
+    let serving = BTreeMap::from([(super::driver(driver), Arc::new(published))]);
+    let present = serving.keys().cloned().collect();
+    DriverSnapshot { present, serving, is_settled: true, ..DriverSnapshot::default() }
+}
+
+pub(super) fn none() -> DriverSnapshot {
+    DriverSnapshot { is_settled: true, ..DriverSnapshot::default() }
+}
+
+impl Daemon {
+    pub(super) fn start(server: &Arc<ApiServer>, drivers: DriverSnapshot) -> Self {
+        Self::start_named(server, drivers, PoolNames::Plain)
+    }
+
+    pub(super) fn start_named(server: &Arc<ApiServer>, drivers: DriverSnapshot, names: PoolNames) -> Self {
+        let (kube, node_name, (drivers, snapshots)) = (over(server), node().name, watch::channel(drivers));
+        let (conditions, report, tasks) = (Conditions::default(), SliceReport::default(), Tasks::new());
+        let facts = Facts::start(&tasks, &kube, node_name.clone(), Conditions::default());
+        start(SliceParts {
+            kube,
+            node_name,
+            drivers: snapshots,
+            node: facts.clone(),
+            settings: SliceSettings { names, unhealthy: TaintEffect::NoSchedule, with_resource_pools: true },
+            conditions: conditions.clone(),
+            report: report.clone(),
+            tasks: tasks.clone(),
+        });
+        Self { drivers, facts, conditions, report, tasks }
+    }
+
+    pub(super) fn serve(&self, published: Published) {
+        self.drivers.send_replace(serving(GPU, published));
+    }
+
+    /// The driver is there and does not serve.
+    fn lose_driver(&self) {
+        self.drivers.send_replace(DriverSnapshot { present: [driver(GPU)].into(), ..none() });
+    }
+
+    pub(super) async fn stop(self) {
+        assert!(self.tasks.drain(Duration::from_secs(1)).await);
+    }
+
+    pub(super) fn codes(&self) -> Vec<String> {
+        self.conditions.list().into_iter().map(|condition| condition.problem.code).collect()
+    }
+}
+
+pub(super) async fn pass(seconds: u64) {
+    sleep(Duration::from_secs(seconds)).await;
+}
+
+pub(super) fn is_there(server: &ApiServer, published: &Published) -> bool {
+    let (slices, pools) = (slices(server), &published.inventory.pools);
+    pools.iter().all(|(name, pool)| visible(&slices, &key(GPU, name.as_str())) == Some(content(pool)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_inventory_is_written_once() {
+    let (server, had) = (server().await, published(&[("p", &devices(200)), ("q", &devices(1))]));
+    let daemon = Daemon::start(&server, serving(GPU, had.clone()));
+    pass(5).await;
+    assert!(is_there(&server, &had));
+    assert_eq!(writes(&server).len(), 3);
+    daemon.serve(had.clone());
+    pass(700).await;
+    assert_eq!(writes(&server), Vec::<String>::new());
+    let status = daemon.report.pool(&key(GPU, "p")).unwrap();
+    assert_eq!((status.is_current, status.slices, status.devices, status.generation), (true, 2, 200, 1));
+    daemon.stop().await;
+    assert_eq!(slices(&server).len(), 3, "they stay when the daemon stops");
+}
+
+#[tokio::test(start_paused = true)]
+async fn devices_that_change_all_the_time_cost_a_write_a_second() {
+    let server = server().await;
+    let daemon = Daemon::start(&server, serving(GPU, published(&[("p", &devices(1))])));
+    pass(5).await;
+    writes(&server);
+    for turn in 0..1000 {
+        let mut pool = devices(1);
+        pool.devices.get_mut(&device_name(0)).unwrap().taints = vec![taint(&turn.to_string())];
+        daemon.serve(published(&[("p", &pool)]));
+        sleep(Duration::from_millis(10)).await;
+    }
+    pass(2).await;
+    let writes = writes(&server).len();
+    assert!((9..=13).contains(&writes), "{writes}");
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
+    let (server, had) = (server().await, published(&[("p", &devices(300)), ("q", &devices(2))]));
+    let daemon = Daemon::start(&server, serving(GPU, had.clone()));
+    pass(5).await;
+    assert_eq!(writes(&server).len(), 4);
+    assert_eq!(server.kubelet_starts(NODE), 4);
+    sleep(2 * limit::SLICE_SETTLE).await;
+    assert!(is_there(&server, &had));
+    assert_eq!((writes(&server).len(), daemon.report.repairs()), (4, 2));
+    // A kubelet that restarts all the time.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(120) {
+        server.kubelet_starts(NODE);
+        sleep(Duration::from_millis(500)).await;
+    }
+    let writes = writes(&server).len();
+    assert!((20..=50).contains(&writes), "{writes}");
+    assert!(daemon.codes().contains(&CONTESTED.to_owned()));
+    pass(limit::SLICE_CALM.as_secs() + limit::SLICE_REPAIR_MAX.as_secs()).await;
+    assert!(is_there(&server, &had));
+    assert_eq!(daemon.codes(), Vec::<String>::new());
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn others_changes_are_reverted_and_slices_of_other_drivers_are_left_alone() {
+    let (server, had) = (server().await, published(&[("p", &devices(300))]));
+    put_foreign(&server, "other", "other.example.com", "p");
+    let daemon = Daemon::start(&server, serving(GPU, had.clone()));
+    pass(5).await;
+    writes(&server);
+    let name = names(&server).remove(0);
+    edit(&server, &name, |object| drop(object["spec"]["devices"].as_array_mut().unwrap().pop()));
+    pass(5).await;
+    assert_eq!(writes(&server), [format!("update {name}")]);
+    put_foreign(&server, "foreign-1", GPU, "p");
+    put_foreign(&server, "foreign-2", GPU, "none-of-ours");
+    pass(60).await;
+    assert!(is_there(&server, &had));
+    let left: Vec<_> = slices(&server).iter().map(|slice| slice.spec.key().to_string()).collect();
+    assert_eq!(left.iter().filter(|key| *key == "other.example.com/p").count(), 1);
+    assert_eq!(left.len(), 4, "{left:?}");
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_restart_only_differences_are_written() {
+    let (server, mut pool) = (server().await, devices(300));
+    let daemon = Daemon::start(&server, serving(GPU, published(&[("p", &pool)])));
+    pass(5).await;
+    daemon.stop().await;
+    writes(&server);
+    // The driver is there, and does not serve yet.
+    let daemon = Daemon::start(&server, DriverSnapshot { present: [driver(GPU)].into(), ..none() });
+    pass(600).await;
+    assert_eq!(writes(&server), Vec::<String>::new());
+    pool.devices.get_mut(&device_name(130)).unwrap().allow_multiple_allocations = true;
+    let had = published(&[("p", &pool)]);
+    daemon.serve(had.clone());
+    pass(5).await;
+    assert_eq!(writes(&server).len(), 1);
+    assert!(is_there(&server, &had));
+    // Slices of a lost driver are written again as well.
+    daemon.lose_driver();
+    pass(60).await;
+    server.kubelet_starts(NODE);
+    pass(5).await;
+    assert!(is_there(&server, &had));
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn slices_are_withdrawn_when_their_driver_is_surely_gone() {
+    let (server, had) = (server().await, published(&[("p", &devices(200))]));
+    put_foreign(&server, "native", "native.example.com", "p");
+    let daemon = Daemon::start(&server, serving(GPU, had.clone()));
+    pass(5).await;
+    // A file that is being replaced is missing for a moment.
+    daemon.drivers.send_replace(none());
+    pass(5).await;
+    daemon.serve(had.clone());
+    pass(60).await;
+    assert!(is_there(&server, &had));
+    daemon.stop().await;
+
+    let nameless = vec!["broken.wasm".to_owned()];
+    let daemon = Daemon::start(&server, DriverSnapshot::default());
+    pass(60).await;
+    assert!(is_there(&server, &had), "not all files were examined");
+    daemon.drivers.send_replace(DriverSnapshot { nameless, ..none() });
+    pass(60).await;
+    assert!(is_there(&server, &had), "the driver may be in the file that cannot be read");
+    assert_eq!(daemon.codes(), [KEPT]);
+    daemon.drivers.send_replace(none());
+    pass(60).await;
+    let left: Vec<_> = slices(&server).iter().map(|slice| slice.spec.key().to_string()).collect();
+    assert_eq!(left, ["native.example.com/p"]);
+    assert_eq!(daemon.codes(), Vec::<String>::new());
+    daemon.serve(had.clone());
+    pass(5).await;
+    assert!(is_there(&server, &had), "it is back");
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_pool_is_a_condition_and_delays_no_other() {
+    let server = server().await;
+    let mut bad = devices(1);
+    // More than a server takes.
+    let taints = (0..17).map(|index| taint(&index.to_string()));
+    bad.devices.get_mut(&device_name(0)).unwrap().taints = taints.collect();
+    let daemon = Daemon::start(&server, serving(GPU, published(&[("bad", &bad), ("good", &devices(2))])));
+    pass(5).await;
+    assert!(is_there(&server, &published(&[("good", &devices(2))])));
+    let [condition] = &daemon.conditions.list()[..] else { panic!() };
+    assert_eq!(
+        (condition.problem.code.as_str(), condition.subject.as_str()),
+        (REFUSED, "gpu.example.com/bad")
+    );
+    assert!(condition.problem.message.contains("spec.devices[0].taints: Too many"), "{condition:?}");
+    writes(&server);
+    pass(600).await;
+    let tries = writes(&server).len();
+    assert!((4..=10).contains(&tries), "{tries}");
+    // Another content is tried at once.
+    daemon.serve(published(&[("bad", &devices(3)), ("good", &devices(2))]));
+    pass(3).await;
+    assert!(is_there(&server, &published(&[("bad", &devices(3))])));
+    assert_eq!(daemon.codes(), Vec::<String>::new());
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_fields_are_named_and_not_written_again() {
+    let server = server().await;
+    server.fail(Fault::DropField("spec.devices[*].taints".to_owned()), When::any());
+    let mut pool = devices(200);
+    pool.devices.values_mut().for_each(|device| device.taints = vec![taint("a")]);
+    let daemon = Daemon::start(&server, serving(GPU, published(&[("p", &pool)])));
+    pass(600).await;
+    assert_eq!(writes(&server).len(), 4);
+    let [condition] = &daemon.conditions.list()[..] else { panic!() };
+    assert_eq!((condition.problem.code.as_str(), condition.subject.as_str()), (FIELDS_DROPPED, GPU));
+    assert!(condition.problem.message.contains("devices[].taints"), "{condition:?}");
+    server.compact();
+    server.close_watches();
+    pass(60).await;
+    assert_eq!(writes(&server), Vec::<String>::new());
+    daemon.serve(published(&[("p", &devices(200))]));
+    pass(60).await;
+    assert_eq!(daemon.codes(), Vec::<String>::new());
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_unreachable_for_minutes_gets_everything_afterwards() {
+    let (server, had) = (server().await, published(&[("p", &devices(300))]));
+    let daemon = Daemon::start(&server, serving(GPU, published(&[("p", &devices(1))])));
+    pass(5).await;
+    writes(&server);
+    server.fail(Fault::Away, When::any());
+    server.close_watches();
+    daemon.serve(had.clone());
+    pass(600).await;
+    let tries = writes(&server).len();
+    assert!((5..=15).contains(&tries), "{tries}");
+    assert!(!daemon.report.pool(&key(GPU, "p")).unwrap().is_current);
+    // A kubelet starts meanwhile.
+    server.kubelet_starts(NODE);
+    server.lift_all();
+    pass(limit::SLICE_RETRY_MAX.as_secs()).await;
+    assert!(is_there(&server, &had));
+    assert!(daemon.report.pool(&key(GPU, "p")).unwrap().is_current);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflicts_are_written_over_when_the_watch_reports_them() {
+    let (server, had) = (server().await, published(&[("p", &devices(300))]));
+    let daemon = Daemon::start(&server, serving(GPU, published(&[("p", &devices(200))])));
+    pass(5).await;
+    // The watch reports nothing for a while: the write finds out.
+    server.fail(Fault::Away, When::any().resource("resourceslices").verb("list"));
+    server.fail(Fault::Away, When::any().resource("resourceslices").verb("watch"));
+    server.close_watches();
+    let name = names(&server).remove(0);
+    edit(&server, &name, |object| object["metadata"]["annotations"] = json!({ "a": "b" }));
+    daemon.serve(had.clone());
+    pass(5).await;
+    assert!(!is_there(&server, &had));
+    server.lift_all();
+    pass(60).await;
+    assert!(is_there(&server, &had));
+    let slice = server.get("resourceslices", "", &name).unwrap();
+    assert_eq!(slice["metadata"]["annotations"], json!({ "a": "b" }));
+    let conflicts = |(_, outcome, count): &(_, super::super::Outcome, u64)| {
+        (*outcome == super::super::Outcome::Conflict).then_some(*count)
+    };
+    assert!(daemon.report.writes().iter().filter_map(conflicts).sum::<u64>() > 0);
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_too_long_is_a_condition_until_its_pool_or_driver_is_gone() {
+    let (server, long) = (server().await, ["a".repeat(60).as_str(); 4].join("."));
+    let both = published(&[(&long, &devices(1)), ("q", &devices(1))]);
+    let node = "node-1".repeat(5);
+    let daemon = Daemon::start_named(&server, serving(GPU, both.clone()), PoolNames::OfNode(node.clone()));
+    pass(5).await;
+    let pools: BTreeSet<_> = slices(&server).iter().map(|slice| slice.spec.key().pool.to_string()).collect();
+    assert_eq!(pools, BTreeSet::from([format!("{node}/q")]));
+    for (drivers, codes) in [
+        (serving(GPU, published(&[("q", &devices(1))])), vec![]),
+        (serving(GPU, both.clone()), vec![REFUSED]),
+        (none(), vec![]),
+        (serving(GPU, both), vec![REFUSED]),
+    ] {
+        daemon.drivers.send_replace(drivers);
+        pass(5).await;
+        assert_eq!(daemon.codes(), codes);
+    }
+    daemon.stop().await;
+}

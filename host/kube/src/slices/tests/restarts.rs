@@ -1,0 +1,173 @@
+//! Health, several instances, and a server or a Node object that is replaced.
+
+use serde_json::{Value, json};
+
+use super::super::DriverSnapshot;
+use super::super::conditions::REFUSED;
+use super::super::entry::UNHEALTHY;
+use super::reconcile::{Daemon, is_there, names, none, pass, server, serving, slices, writes};
+use super::*;
+use nodedock_model::{CounterSet, limit};
+
+/// Key and time of each taint.
+fn taints(server: &nodedock_stand_ins::api_server::ApiServer) -> Vec<(String, String)> {
+    let text = |taint: &Value, field: &str| taint[field].as_str().unwrap().to_owned();
+    let slices = server.list("resourceslices");
+    let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
+    let taints = devices.flat_map(|device| device["taints"].as_array().into_iter().flatten());
+    taints.map(|taint| (text(taint, "key"), text(taint, "timeAdded"))).collect()
+}
+
+fn healthy() -> Published {
+    with_health(published(&[("p", &devices(3))]), "p", 1, HealthState::Healthy)
+}
+
+fn unhealthy() -> Published {
+    with_health(published(&[("p", &devices(3))]), "p", 1, HealthState::Unhealthy)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unhealthy_device_is_tainted_soon_and_until_it_was_healthy_for_a_while() {
+    let server = server().await;
+    let daemon = Daemon::start(&server, serving(GPU, healthy()));
+    pass(5).await;
+    writes(&server);
+    daemon.serve(unhealthy());
+    pass(1).await;
+    let since = taints(&server);
+    assert_eq!((writes(&server).len(), since.len()), (1, 1));
+    // It flaps.
+    for _ in 0..10 {
+        daemon.serve(healthy());
+        pass(10).await;
+        daemon.serve(unhealthy());
+        pass(10).await;
+    }
+    server.kubelet_starts(NODE);
+    pass(2).await;
+    assert_eq!((writes(&server).len(), taints(&server)), (1, since), "the wipe alone");
+    daemon.serve(healthy());
+    pass(limit::SLICE_TAINT_HOLD.as_secs() + 2).await;
+    assert_eq!((writes(&server).len(), taints(&server)), (1, Vec::new()));
+    pass(600).await;
+    assert_eq!(writes(&server), Vec::<String>::new());
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_does_not_remove_the_taint_of_a_device_that_flaps() {
+    let server = server().await;
+    let daemon = Daemon::start(&server, serving(GPU, unhealthy()));
+    pass(5).await;
+    let since = taints(&server);
+    daemon.stop().await;
+    writes(&server);
+    let daemon = Daemon::start(&server, serving(GPU, healthy()));
+    pass(20).await;
+    assert_eq!((writes(&server).len(), taints(&server)), (0, since));
+    pass(20).await;
+    assert_eq!((writes(&server).len(), taints(&server)), (1, Vec::new()));
+    // By hand, or by an instance that is gone: the driver has nothing new to report from here on.
+    let name = names(&server).remove(0);
+    server.edit("resourceslices", "", &name, |object| {
+        object["spec"]["devices"][0]["taints"] =
+            json!([{ "key": UNHEALTHY, "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z" }]);
+    });
+    pass(limit::SLICE_TAINT_HOLD.as_secs() / 2).await;
+    assert_eq!(taints(&server).len(), 1);
+    pass(limit::SLICE_TAINT_HOLD.as_secs()).await;
+    assert_eq!(taints(&server), Vec::new());
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_instances_write_the_same_and_come_to_rest() {
+    let server = server().await;
+    let old = Daemon::start(&server, serving(GPU, published(&[("p", &devices(300))])));
+    pass(5).await;
+    writes(&server);
+    let new = Daemon::start(&server, serving(GPU, published(&[("p", &devices(300))])));
+    pass(60).await;
+    assert_eq!(writes(&server), Vec::<String>::new());
+    let had = published(&[("p", &devices(500))]);
+    old.serve(had.clone());
+    new.serve(had.clone());
+    pass(60).await;
+    assert!(is_there(&server, &had));
+    writes(&server);
+    pass(600).await;
+    let writes = writes(&server);
+    assert!(writes.len() <= 8, "{writes:?}");
+    old.stop().await;
+    server.kubelet_starts(NODE);
+    pass(60).await;
+    assert!(is_there(&server, &had));
+    new.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn slices_wait_for_the_node_object_and_follow_it() {
+    let (server, had) = (server().await, published(&[("p", &devices(300))]));
+    server.delete("nodes", "", NODE);
+    let daemon = Daemon::start(&server, none());
+    daemon.serve(had.clone());
+    pass(60).await;
+    assert_eq!(writes(&server), Vec::<String>::new());
+    server.add_node(NODE);
+    pass(limit::NODE_READ_MAX.as_secs() + 5).await;
+    assert!(is_there(&server, &had));
+    writes(&server);
+    server.delete("nodes", "", NODE);
+    let second = server.add_node(NODE);
+    daemon.facts.read_again();
+    pass(5).await;
+    assert_eq!(writes(&server).len(), 3);
+    for slice in slices(&server) {
+        let owners = serde_json::to_value(&slice.metadata.owner_references).unwrap();
+        let owner =
+            json!({ "apiVersion": "v1", "kind": "Node", "name": NODE, "uid": second, "controller": true });
+        assert_eq!((owners, slice.spec.pool.generation), (json!([owner]), 1));
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_native_plugin_that_takes_over_a_drivers_name_has_its_slices() {
+    let (server, had) = (server().await, published(&[("p", &devices(2))]));
+    let daemon = Daemon::start(&server, serving(GPU, had));
+    pass(5).await;
+    let present = std::collections::BTreeSet::from([driver(GPU)]);
+    daemon.drivers.send_replace(DriverSnapshot { native: present.clone(), present, ..none() });
+    pass(5).await;
+    writes(&server);
+    server.kubelet_starts(NODE);
+    pass(60).await;
+    assert_eq!(writes(&server), Vec::<String>::new());
+    assert_eq!(daemon.report.pools(), Default::default());
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_an_old_server_cannot_take_is_written_after_its_upgrade() {
+    let server = server().await;
+    server.report_minor_version("34");
+    let set = |value: &str| CounterSet {
+        name: "memory".to_owned(),
+        counters: [("bytes".to_owned(), value.to_owned())].into(),
+    };
+    let mut pool = devices(100);
+    pool.shared_counters = vec![set("100")];
+    pool.devices.values_mut().for_each(|device| device.consumes = vec![set("1")]);
+    let had = published(&[("p", &pool)]);
+    let daemon = Daemon::start(&server, serving(GPU, had.clone()));
+    pass(60).await;
+    assert_eq!((writes(&server).len(), daemon.codes()), (0, vec![REFUSED.to_owned()]));
+    server.report_minor_version("36");
+    server.skip_versions(1);
+    server.compact();
+    server.close_watches();
+    pass(60).await;
+    assert!(is_there(&server, &had));
+    assert_eq!(daemon.codes(), Vec::<String>::new());
+    daemon.stop().await;
+}
