@@ -90,7 +90,7 @@ async fn each_gives_back_what_another_prepared() {
 async fn gives_back(daemon: &Daemon, golden: Golden) {
     let name = golden.build.to_owned();
     assert_eq!(daemon.unprepare(&pod(golden.build)).await, [(name, "unprepared".to_owned())]);
-    daemon.until_log(&format!("given back claim={}", golden.build)).await;
+    daemon.until_log(&format!("unprepared claim={}", golden.build)).await;
 }
 
 #[tokio::test]
