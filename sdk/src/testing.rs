@@ -6,7 +6,6 @@
 
 pub mod bounds;
 mod fake;
-mod globs;
 mod grant;
 mod harness;
 mod tree;

@@ -42,7 +42,7 @@ fn node() -> Harness<DeviceNodesDriver> {
 
 #[test]
 fn the_shipped_files_fit_the_driver() {
-    let grant: Grant = serde_saphyr::from_str(include_str!("../device-nodes.grant.yaml")).unwrap();
+    let grant = Grant::parse(include_str!("../device-nodes.grant.yaml")).unwrap();
     let node = node();
     node.grant(&grant);
     DeviceNodesDriver::validate_config(&shipped_config().to_string()).unwrap();

@@ -17,7 +17,7 @@ fn claim() -> Claim {
 
 #[test]
 fn the_shipped_grant_is_all_that_it_needs() {
-    let grant: Grant = serde_saphyr::from_str(include_str!("../golden.grant.yaml")).unwrap();
+    let grant = Grant::parse(include_str!("../golden.grant.yaml")).unwrap();
     let node = node();
     let inventory = node.grant(&grant).discover().unwrap();
     let slot = inventory.device("slots", "slot-1").unwrap();

@@ -8,6 +8,8 @@ use serde::Deserialize;
 const DEVICES_MAX: u64 = 4096;
 /// A whole GPU has the identities of its partitions, and a device has at most 16.
 const PARTITIONS_MAX: u32 = 15;
+/// Counter sets of a pool (`resource.k8s.io/v1`): one for each GPU with partitions.
+const COUNTER_SETS_MAX: u32 = 8;
 const TEXT_BYTES_MAX: usize = 64;
 
 #[derive(Debug, Deserialize)]
@@ -139,6 +141,10 @@ impl PoolConfig {
             (self.memory_gib > 0, "memoryGiB must be at least 1"),
             (self.model.len() <= TEXT_BYTES_MAX, "model must have at most 64 bytes"),
             (self.partitions <= PARTITIONS_MAX, "at most 15 partitions"),
+            (
+                self.partitions == 0 || self.count <= COUNTER_SETS_MAX,
+                "at most 8 GPUs with partitions, because a pool has at most 8 counter sets",
+            ),
             (even, "memoryGiB must be a multiple of partitions"),
             (self.partitions == 0 || !self.shared, "shared and partitions exclude each other"),
             (self.first_index.checked_add(self.count).is_some(), "firstIndex is too large"),

@@ -35,7 +35,7 @@ fn value<'a>(env: &'a [(String, String)], name: &str) -> Option<&'a str> {
 
 #[test]
 fn the_shipped_files_fit_the_driver() {
-    let grant: Grant = serde_saphyr::from_str(include_str!("../mock-gpu.grant.yaml")).unwrap();
+    let grant = Grant::parse(include_str!("../mock-gpu.grant.yaml")).unwrap();
     let config: Value = serde_saphyr::from_str(include_str!("../mock-gpu.config.yaml")).unwrap();
     MockGpu::validate_config(&config.to_string()).unwrap();
     let node = Harness::<MockGpu>::new();
@@ -222,6 +222,7 @@ fn configs_that_cannot_work_are_refused_with_the_reason() {
         (pool(json!({"name": "p", "count": 1, "memoryGiB": 80, "partitions": 3})), "multiple"),
         (pool(json!({"name": "p", "count": 1, "memoryGiB": 80, "partitions": 16})), "at most 15"),
         (pool(json!({"name": "p", "count": 1, "partitions": 2, "shared": true})), "exclude"),
+        (pool(json!({"name": "p", "count": 9, "partitions": 2})), "at most 8 GPUs"),
         (pool(json!({"name": "p", "count": 2, "firstIndex": u32::MAX})), "too large"),
         (pool(json!({"name": "p", "count": 1, "unhealthy": [{"index": 1, "message": "x"}]})), "no GPU 1"),
         (json!({"pools": [{"name": "p", "count": 1}, {"name": "p", "count": 1, "firstIndex": 1}]}), "twice"),
@@ -239,8 +240,10 @@ fn configs_that_cannot_work_are_refused_with_the_reason() {
 
 #[test]
 fn as_many_devices_as_there_may_be_are_within_the_bounds() {
-    let node = node(json!({"name": "gpus", "count": 256, "memoryGiB": 15, "partitions": 15}));
-    assert_eq!(node.discover().unwrap().pools[0].devices.len(), 4096);
+    let whole = node(json!({"name": "gpus", "count": 4096}));
+    assert_eq!(whole.discover().unwrap().pools[0].devices.len(), 4096);
+    let parts = node(json!({"name": "gpus", "count": 8, "memoryGiB": 15, "partitions": 15}));
+    assert_eq!(parts.discover().unwrap().pools[0].devices.len(), 128);
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn claim(name: &str) -> Claim {
 
 #[test]
 fn the_shipped_files_fit_the_driver() {
-    let grant: Grant = serde_saphyr::from_str(include_str!("../scripted.grant.yaml")).unwrap();
+    let grant = Grant::parse(include_str!("../scripted.grant.yaml")).unwrap();
     let config: Value = serde_saphyr::from_str(include_str!("../scripted.config.yaml")).unwrap();
     let node = Harness::<Scripted>::new();
     let inventory = node.grant(&grant).config(config).discover().unwrap();

@@ -14,6 +14,7 @@ mod name;
 mod problem;
 mod record;
 mod resource;
+pub mod rule;
 mod values;
 
 pub use cdi_name::*;

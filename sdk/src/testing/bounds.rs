@@ -1,45 +1,28 @@
 //! The bounds of the contract, as the host checks them. Each function returns the violations, one sentence each.
 
 use std::collections::BTreeSet;
-use std::sync::LazyLock;
+use std::fmt;
 
-use regex::Regex;
+use nodedock_model::limit::{
+    ALLOCATED_DEVICES_MAX, ATTRIBUTE_TEXT_MAX, ATTRIBUTE_VALUES_MAX, ATTRIBUTES_MAX, CONSUMED_SETS_MAX,
+    COUNTER_SETS_MAX, COUNTERS_MAX, DEVICES_MAX, EDITS_MAX, ENV_VALUE_BYTES_MAX, IDENTITIES_MAX,
+    IDENTITY_BYTES_MAX, LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, MEMO_BYTES_MAX,
+    POLICY_VALUES_MAX, POOLS_MAX, PROBLEM_MESSAGE_BYTES_MAX, STATUS_DATA_BYTES_MAX, SUMMARY_BYTES_MAX,
+    TAINTS_MAX,
+};
+use nodedock_model::rule::{
+    is_env_name, is_interface_name, is_node_permissions, is_plain_path, is_problem_code, is_quantity,
+};
+use nodedock_model::{
+    DeviceName, DriverName, ExtendedResource, PoolName, QualifiedName, is_dns_label, is_label_key,
+    is_label_value,
+};
 
+use super::grant::requested;
 use crate::{
     AttributeValue, CapacityChoice, CounterSet, Device, DeviceHealth, DriverInfo, Edits, Inventory, Pool,
     Prepared, Problem,
 };
-
-const POOLS_MAX: usize = 64;
-const DEVICES_MAX: usize = 4096;
-const FACTS_MAX: usize = 32;
-const IDENTITIES_MAX: usize = 16;
-const TAINTS_MAX: usize = 16;
-const EDITS_MAX: usize = 64;
-const DETAILS_MAX: usize = 16;
-const ANNOTATIONS_MAX: usize = 16;
-const MEMO_BYTES_MAX: usize = 64 << 10;
-const STATUS_BYTES_MAX: usize = 10 << 10;
-const PATH_BYTES_MAX: usize = 4096;
-const KEY_BYTES_MAX: usize = 253;
-const TEXT_BYTES_MAX: usize = 1 << 10;
-const VALUE_BYTES_MAX: usize = 64;
-
-static LABEL: LazyLock<Regex> = LazyLock::new(|| pattern("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"));
-static SUBDOMAIN: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"));
-static IDENTIFIER: LazyLock<Regex> = LazyLock::new(|| pattern("[A-Za-z_][A-Za-z0-9_]{0,31}"));
-static CODE: LazyLock<Regex> = LazyLock::new(|| pattern("[a-z0-9]+(-[a-z0-9]+)*"));
-static QUANTITY: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?"));
-
-fn pattern(pattern: &str) -> Regex {
-    Regex::new(&format!("^(?:{pattern})$")).expect("the patterns above are regular expressions")
-}
-
-fn is_subdomain(text: &str, bytes_max: usize) -> bool {
-    text.len() <= bytes_max && SUBDOMAIN.is_match(text)
-}
 
 /// Collects violations of the bounds with their location.
 #[derive(Default)]
@@ -54,6 +37,11 @@ impl Report {
         }
     }
 
+    /// Demands a text that one of the host's types or rules accepts; the error is the line.
+    fn parsed<T, E: fmt::Display>(&mut self, at: &str, parsed: Result<T, E>) {
+        self.lines.extend(parsed.err().map(|error| format!("{at}: {error}")));
+    }
+
     fn at_most(&mut self, what: &str, count: usize, most: usize) {
         self.demand(count <= most, || format!("{what}: {count}, at most {most}"));
     }
@@ -66,34 +54,34 @@ impl Report {
     }
 
     fn quantity(&mut self, what: &str, value: &str) {
-        self.demand(QUANTITY.is_match(value), || format!("{what}: {value:?} is not a quantity"));
+        self.demand(is_quantity(value), || format!("{what}: {value:?} is not a quantity"));
     }
 
     fn labels(&mut self, what: &str, labels: &[(String, String)]) {
+        self.at_most(what, labels.len(), LABELS_MAX);
+        self.unique(what, labels.iter().map(|(key, _)| key.as_str()));
         for (key, value) in labels {
-            self.demand(!key.is_empty() && key.len() <= KEY_BYTES_MAX, || format!("{what}: key {key:?}"));
-            self.at_most(&format!("{what}: bytes of {key}"), value.len(), TEXT_BYTES_MAX);
+            self.demand((1..=LABEL_KEY_BYTES_MAX).contains(&key.len()), || format!("{what}: key {key:?}"));
+            self.at_most(&format!("{what}: bytes of {key}"), value.len(), LABEL_VALUE_BYTES_MAX);
         }
     }
 
-    fn absolute(&mut self, what: &str, path: &str) {
-        let plain = path.starts_with('/') && !path.split('/').any(|segment| segment == "..");
-        self.demand(plain && path.len() <= PATH_BYTES_MAX, || {
-            format!("{what}: {path:?} is not an absolute path")
-        });
+    fn path(&mut self, at: &str, path: &str) {
+        self.demand(is_plain_path(path), || format!("{at}: {path:?} is not an absolute, plain path"));
     }
 }
 
 /// Returns the violations of the bounds in a driver's description.
 pub fn driver_info(info: &DriverInfo) -> Vec<String> {
     let mut report = Report::default();
-    report.demand(is_subdomain(&info.name, 63), || {
-        format!("name: {:?} is not a DNS subdomain of at most 63 bytes", info.name)
+    report.parsed("name", DriverName::new(&info.name));
+    let begins_with_digit = info.name.starts_with(|c: char| c.is_ascii_digit());
+    report.demand(!begins_with_digit, || {
+        format!("name: {:?} begins with a digit, and the vendor of a CDI device with a letter", info.name)
     });
-    report.demand(semver::Version::parse(&info.version).is_ok(), || {
-        format!("version: {:?} is not a semantic version", info.version)
-    });
-    report.at_most("bytes of summary", info.summary.len(), TEXT_BYTES_MAX);
+    report.parsed("version", semver::Version::parse(&info.version));
+    report.at_most("bytes of summary", info.summary.len(), SUMMARY_BYTES_MAX);
+    report.parsed("capabilities", requested(&info.capabilities).check());
     report.labels("annotations", &info.annotations);
     report.lines
 }
@@ -109,15 +97,13 @@ pub fn inventory(inventory: &Inventory) -> Vec<String> {
 }
 
 fn check_pool(report: &mut Report, pool: &Pool) {
-    let name = &pool.name;
-    report.demand(is_subdomain(name, 253), || format!("pool {name:?}: name is not a DNS subdomain"));
-    report.unique(&format!("devices of pool {name}"), pool.devices.iter().map(|device| device.name.as_str()));
-    check_counters(report, &format!("pool {name}"), &pool.shared_counters);
-    report.labels(&format!("annotations of pool {name}"), &pool.annotations);
+    let at = format!("pool {}", pool.name);
+    report.parsed(&at, PoolName::new(&pool.name));
+    report.unique(&format!("devices of {at}"), pool.devices.iter().map(|device| device.name.as_str()));
+    check_counters(report, &at, &pool.shared_counters, COUNTER_SETS_MAX);
+    report.labels(&format!("annotations of {at}"), &pool.annotations);
     if let Some(resource) = &pool.extended_resource {
-        let parts = resource.split_once('/');
-        let named = parts.is_some_and(|(domain, rest)| is_subdomain(domain, 253) && !rest.is_empty());
-        report.demand(named, || format!("pool {name}: {resource:?} is not an extended resource"));
+        report.parsed(&at, ExtendedResource::new(resource));
     }
     for device in &pool.devices {
         check_device(report, pool, device);
@@ -126,33 +112,32 @@ fn check_pool(report: &mut Report, pool: &Pool) {
 
 fn check_device(report: &mut Report, pool: &Pool, device: &Device) {
     let at = format!("device {}/{}", pool.name, device.name);
-    report.demand(LABEL.is_match(&device.name), || format!("{at}: name is not a DNS label"));
-    report.at_most(
-        &format!("{at}: attributes and capacities"),
-        device.attributes.len() + device.capacities.len(),
-        FACTS_MAX,
-    );
-    report.unique(
-        &format!("{at}: attributes"),
-        device.attributes.iter().map(|attribute| attribute.name.as_str()),
-    );
-    report.unique(
-        &format!("{at}: capacities"),
-        device.capacities.iter().map(|capacity| capacity.name.as_str()),
-    );
+    report.parsed(&at, DeviceName::new(&device.name));
+    let facts = device.attributes.len() + device.capacities.len();
+    report.at_most(&format!("{at}: attributes and capacities"), facts, ATTRIBUTES_MAX);
+    let names = device.attributes.iter().map(|attribute| attribute.name.as_str());
+    report.unique(&format!("{at}: attributes"), names);
+    let names = device.capacities.iter().map(|capacity| capacity.name.as_str());
+    report.unique(&format!("{at}: capacities"), names);
+    let mut values = 0;
     for attribute in &device.attributes {
-        check_fact_name(report, &at, &attribute.name);
-        check_value(report, &format!("{at}: {}", attribute.name), &attribute.value);
+        report.parsed(&at, QualifiedName::new(&attribute.name));
+        values += check_value(report, &format!("{at}: {}", attribute.name), &attribute.value);
     }
+    report.at_most(&format!("{at}: attribute values"), values, ATTRIBUTE_VALUES_MAX);
     check_capacities(report, &at, device);
     report.at_most(&format!("{at}: taints"), device.taints.len(), TAINTS_MAX);
+    for taint in &device.taints {
+        let fits = is_label_key(&taint.key) && is_label_value(&taint.value);
+        report.demand(fits, || format!("{at}: taint {}={}", taint.key, taint.value));
+    }
     report.at_most(&format!("{at}: identities"), device.identity.len(), IDENTITIES_MAX);
     for identity in &device.identity {
-        report.demand(!identity.is_empty() && identity.len() <= KEY_BYTES_MAX, || {
+        report.demand((1..=IDENTITY_BYTES_MAX).contains(&identity.len()), || {
             format!("{at}: identity {identity:?}")
         });
     }
-    check_counters(report, &at, &device.consumes);
+    check_counters(report, &at, &device.consumes, CONSUMED_SETS_MAX);
     for set in &device.consumes {
         let shared = pool.shared_counters.iter().any(|shared| shared.name == set.name);
         report.demand(shared, || format!("{at}: the pool has no counters {:?}", set.name));
@@ -160,15 +145,8 @@ fn check_device(report: &mut Report, pool: &Pool, device: &Device) {
     report.labels(&format!("{at}: annotations"), &device.annotations);
 }
 
-fn check_fact_name(report: &mut Report, at: &str, name: &str) {
-    let fits = match name.split_once('/') {
-        Some((domain, name)) => is_subdomain(domain, 63) && IDENTIFIER.is_match(name),
-        None => IDENTIFIER.is_match(name),
-    };
-    report.demand(fits, || format!("{at}: {name:?} is not the name of an attribute or capacity"));
-}
-
-fn check_value(report: &mut Report, at: &str, value: &AttributeValue) {
+/// Returns the number of values.
+fn check_value(report: &mut Report, at: &str, value: &AttributeValue) -> usize {
     let (texts, versions): (&[String], &[String]) = match value {
         AttributeValue::Text(text) => (std::slice::from_ref(text), &[]),
         AttributeValue::Texts(texts) => (texts, &[]),
@@ -177,44 +155,54 @@ fn check_value(report: &mut Report, at: &str, value: &AttributeValue) {
         _ => (&[], &[]),
     };
     for text in texts.iter().chain(versions) {
-        report.at_most(&format!("{at}: bytes"), text.len(), VALUE_BYTES_MAX);
+        report.at_most(&format!("{at}: bytes"), text.len(), ATTRIBUTE_TEXT_MAX);
     }
     for version in versions {
-        report.demand(semver::Version::parse(version).is_ok(), || {
-            format!("{at}: {version:?} is not a semantic version")
-        });
+        report.parsed(&format!("{at}: version {version:?}"), semver::Version::parse(version));
     }
+    let count = match value {
+        AttributeValue::Ints(list) => list.len(),
+        AttributeValue::Bools(list) => list.len(),
+        AttributeValue::Texts(list) | AttributeValue::Versions(list) => list.len(),
+        _ => 1,
+    };
+    report.demand(count > 0, || format!("{at}: the list is empty"));
+    count
 }
 
 fn check_capacities(report: &mut Report, at: &str, device: &Device) {
     for capacity in &device.capacities {
-        check_fact_name(report, at, &capacity.name);
+        report.parsed(at, QualifiedName::new(&capacity.name));
         let at = format!("{at}: {}", capacity.name);
         report.quantity(&at, &capacity.value);
         let Some(policy) = &capacity.policy else { continue };
         report.demand(device.allow_multiple_allocations, || {
             format!("{at}: a policy is only for devices that allow several allocations")
         });
-        let range = match &policy.choice {
+        let amounts: Vec<&String> = match &policy.choice {
             CapacityChoice::Any => Vec::new(),
             CapacityChoice::Values(values) => values.iter().collect(),
             CapacityChoice::Range { min, max, step } => {
                 [Some(min), max.as_ref(), step.as_ref()].into_iter().flatten().collect()
             }
         };
-        for amount in range.into_iter().chain(&policy.default_amount) {
+        report.at_most(&format!("{at}: values of the policy"), amounts.len(), POLICY_VALUES_MAX);
+        for amount in amounts.into_iter().chain(&policy.default_amount) {
             report.quantity(&at, amount);
         }
     }
 }
 
-fn check_counters(report: &mut Report, at: &str, sets: &[CounterSet]) {
+fn check_counters(report: &mut Report, at: &str, sets: &[CounterSet], most: usize) {
+    report.at_most(&format!("{at}: counter sets"), sets.len(), most);
     report.unique(&format!("{at}: counter sets"), sets.iter().map(|set| set.name.as_str()));
     for set in sets {
-        report.demand(LABEL.is_match(&set.name), || {
-            format!("{at}: counter set {:?} is not a DNS label", set.name)
-        });
+        report.at_most(&format!("{at}: counters of {}", set.name), set.counters.len(), COUNTERS_MAX);
         report.unique(&format!("{at}: counters"), set.counters.iter().map(|counter| counter.name.as_str()));
+        let names = set.counters.iter().map(|counter| &counter.name).chain([&set.name]);
+        for name in names {
+            report.demand(is_dns_label(name), || format!("{at}: counters: {name:?} is not a DNS label"));
+        }
         for counter in &set.counters {
             report.quantity(&format!("{at}: counter {}", counter.name), &counter.value);
         }
@@ -224,10 +212,11 @@ fn check_counters(report: &mut Report, at: &str, sets: &[CounterSet]) {
 /// Returns the violations of the bounds in the result of a prepare.
 pub fn prepared(prepared: &Prepared) -> Vec<String> {
     let mut report = Report::default();
+    report.at_most("devices", prepared.devices.len(), ALLOCATED_DEVICES_MAX);
     report.at_most("bytes of memo", prepared.memo.len(), MEMO_BYTES_MAX);
-    report.at_most("annotations", prepared.annotations.len(), ANNOTATIONS_MAX);
     report.labels("annotations", &prepared.annotations);
     for (key, _) in &prepared.annotations {
+        report.demand(is_label_key(key), || format!("{key:?} is not the name of an annotation"));
         report.demand(!key.starts_with("cdi.k8s.io/"), || {
             format!("annotation {key:?}: devices are injected by edits only")
         });
@@ -240,9 +229,9 @@ pub fn prepared(prepared: &Prepared) -> Vec<String> {
         report.demand(base, || format!("{at}: requests {:?} are not base requests", device.requests));
         check_edits(&mut report, &at, &device.edits);
         if let Some(data) = device.status.as_ref().and_then(|status| status.data.as_ref()) {
-            report.at_most(&format!("{at}: bytes of data"), data.len(), STATUS_BYTES_MAX);
+            report.at_most(&format!("{at}: bytes of data"), data.len(), STATUS_DATA_BYTES_MAX);
             let object = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(data);
-            report.demand(object.is_ok(), || format!("{at}: data is not a JSON object"));
+            report.parsed(&format!("{at}: data is not a JSON object"), object);
         }
     }
     report.lines
@@ -260,34 +249,38 @@ fn check_edits(report: &mut Report, at: &str, edits: &Edits) {
     for (list, entries) in lists {
         report.at_most(&format!("{at}: {list}"), entries, EDITS_MAX);
     }
-    report.labels(&format!("{at}: env"), &edits.env);
     report.unique(&format!("{at}: env"), edits.env.iter().map(|(name, _)| name.as_str()));
-    for (name, _) in &edits.env {
-        report.demand(!name.contains(['=', '\0']), || format!("{at}: env {name:?}"));
+    for (name, value) in &edits.env {
+        report.demand(is_env_name(name), || format!("{at}: env {name:?}"));
+        report.at_most(&format!("{at}: bytes of {name}"), value.len(), ENV_VALUE_BYTES_MAX);
     }
     for node in &edits.device_nodes {
-        report.absolute(at, &node.path);
-        node.host_path.iter().for_each(|path| report.absolute(at, path));
-        let permissions = !node.permissions.is_empty() && node.permissions.chars().all(|c| "rwm".contains(c));
-        report.demand(permissions, || format!("{at}: {:?} is not a subset of rwm", node.permissions));
+        report.path(at, &node.path);
+        node.host_path.iter().for_each(|path| report.path(at, path));
+        report.demand(is_node_permissions(&node.permissions), || {
+            format!("{at}: {:?} is not a subset of rwm", node.permissions)
+        });
     }
     for mount in &edits.mounts {
-        report.absolute(at, &mount.host_path);
-        report.absolute(at, &mount.container_path);
+        report.path(at, &mount.host_path);
+        report.path(at, &mount.container_path);
     }
-    for hook in &edits.hooks {
-        report.absolute(at, &hook.path);
+    for device in &edits.net_devices {
+        for name in [&device.host_interface, &device.container_interface] {
+            report.demand(is_interface_name(name), || format!("{at}: interface {name:?}"));
+        }
     }
+    edits.hooks.iter().for_each(|hook| report.path(at, &hook.path));
 }
 
 /// Returns the violations of the bounds in a problem.
 pub fn problem(problem: &Problem) -> Vec<String> {
     let mut report = Report::default();
-    let code = problem.code.len() <= 63 && CODE.is_match(&problem.code);
-    report.demand(code, || format!("code: {:?} is not lower-case words with dashes", problem.code));
+    report.demand(is_problem_code(&problem.code), || {
+        format!("code: {:?} is not lower-case words with dashes", problem.code)
+    });
     report.demand(!problem.message.is_empty(), || "message: empty".to_owned());
-    report.at_most("bytes of message", problem.message.len(), TEXT_BYTES_MAX);
-    report.at_most("details", problem.details.len(), DETAILS_MAX);
+    report.at_most("bytes of message", problem.message.len(), PROBLEM_MESSAGE_BYTES_MAX);
     report.labels("details", &problem.details);
     report.lines
 }
@@ -298,7 +291,7 @@ pub fn health(health: &[DeviceHealth]) -> Vec<String> {
     report.at_most("devices", health.len(), DEVICES_MAX);
     for device in health {
         let at = format!("bytes of message about {}/{}", device.pool, device.device);
-        report.at_most(&at, device.message.len(), TEXT_BYTES_MAX);
+        report.at_most(&at, device.message.len(), LABEL_VALUE_BYTES_MAX);
     }
     report.lines
 }
@@ -324,10 +317,10 @@ mod tests {
 
     #[test]
     fn names_that_kubernetes_would_refuse_are_beyond() {
-        for name in ["GPU", "-a", "a-", "a_b", "", "a.b", &"a".repeat(64)] {
+        for name in ["GPU", "a_b", "", &"a".repeat(64)] {
             assert_eq!(lines(Device::new(name)).len(), 1, "{name}");
         }
-        for name in ["0a", "a-b", "a/b/c", "Example.com/a", &"a".repeat(33), "example.com/"] {
+        for name in ["0a", "a/b/c", "Example.com/a", &"a".repeat(33)] {
             assert_eq!(lines(Device::new("d").attribute(name, 1)).len(), 1, "{name}");
         }
     }
@@ -336,9 +329,8 @@ mod tests {
     fn values_are_held_to_their_kind_and_size() {
         assert_eq!(lines(Device::new("d").attribute("a", "x".repeat(65))).len(), 1);
         assert_eq!(lines(Device::new("d").attribute("a", AttributeValue::version("1.0"))).len(), 1);
-        for amount in ["80 Gi", "Gi", "", "8GiB"] {
-            assert_eq!(lines(Device::new("d").capacity("memory", amount)).len(), 1, "{amount}");
-        }
+        assert_eq!(lines(Device::new("d").attribute("a", AttributeValue::Ints(Vec::new()))).len(), 1);
+        assert_eq!(lines(Device::new("d").capacity("memory", "80 Gi")).len(), 1);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use regex::Regex;
+use nodedock_model::grant::Effective;
+use nodedock_model::rule::is_plain_path;
 
-use super::globs::{self, any_matches, covers};
-use super::tree::{Entry, Tree};
+use super::Grant;
+use super::tree::{Entry, Tree, matcher};
 use crate::{Capabilities, Host, Level, LiveClaim, NodeInfo, NodeKind, Problem};
 
 const FILE_BYTES_MAX: usize = 64 << 10;
@@ -67,7 +68,7 @@ struct State {
     nodes: BTreeMap<String, NodeInfo>,
     ledger: BTreeMap<String, LiveClaim>,
     /// `None` grants everything.
-    grant: Option<Capabilities>,
+    granted: Option<Arc<Effective>>,
     writes_refused: bool,
     failures: BTreeMap<String, Problem>,
     log: Vec<LogLine>,
@@ -151,10 +152,27 @@ impl FakeHost {
         self
     }
 
-    /// Sets the granted capabilities.
-    pub fn grant(&self, capabilities: Capabilities) -> &Self {
-        self.state().grant = Some(capabilities);
+    /// Grants exactly these capabilities.
+    ///
+    /// # Panics
+    ///
+    /// If a glob or a pattern is invalid.
+    #[track_caller]
+    pub fn grant(&self, capabilities: &Capabilities) -> &Self {
+        self.grant_of(capabilities, &Grant::of(capabilities))
+    }
+
+    /// Grants what is both requested and in the operator's grant.
+    #[track_caller]
+    pub(super) fn grant_of(&self, requested: &Capabilities, grant: &Grant) -> &Self {
+        let effective = grant.effective(requested).expect("globs and patterns must be valid");
+        self.state().granted = Some(Arc::new(effective));
         self
+    }
+
+    /// Effective capabilities; `None` if everything is granted.
+    pub(super) fn granted(&self) -> Option<Arc<Effective>> {
+        self.state().granted.clone()
     }
 
     /// Sets whether a driver may write below `/sys`; the host allows it during prepare and unprepare only.
@@ -240,8 +258,10 @@ impl FakeHost {
 
     pub(crate) fn sysfs_glob(&self, pattern: &str) -> Result<Vec<String>, Problem> {
         let state = self.state();
-        state.admit_read(pattern)?;
+        state.check_path(pattern)?;
+        state.demand(|granted| granted.allows_sysfs_glob(pattern), "sysfsRead", pattern)?;
         let mut paths = state.sysfs.glob(pattern)?;
+        paths.retain(|path| state.allows(|granted| granted.allows_sysfs_read(path)));
         paths.truncate(ENTRIES_MAX);
         Ok(paths)
     }
@@ -258,14 +278,18 @@ impl FakeHost {
 
     pub(crate) fn device_nodes_glob(&self, pattern: &str) -> Result<Vec<NodeInfo>, Problem> {
         let state = self.state();
-        state.admit_node(pattern)?;
-        let glob = globs::compile(pattern)?;
-        Ok(state.nodes.values().filter(|node| glob.is_match(&node.path)).cloned().collect())
+        state.check_node(pattern)?;
+        let glob = matcher(pattern)?;
+        state.demand(|granted| granted.allows_device_nodes_glob(pattern), "deviceNodes", pattern)?;
+        let is_allowed = |path: &str| state.allows(|granted| granted.allows_device_node(path));
+        let nodes = state.nodes.values().filter(|node| glob.is_match(&node.path) && is_allowed(&node.path));
+        Ok(nodes.cloned().collect())
     }
 
     pub(crate) fn device_nodes_stat(&self, path: &str) -> Result<NodeInfo, Problem> {
         let state = self.state();
-        state.admit_node(path)?;
+        state.check_node(path)?;
+        state.demand(|granted| granted.allows_device_node(path), "deviceNodes", path)?;
         let missing = || Problem::not_found("no-such-node", format!("{path} does not exist"));
         state.nodes.get(path).cloned().ok_or_else(missing)
     }
@@ -287,59 +311,47 @@ impl FakeHost {
 
 impl State {
     fn admit_read(&self, path: &str) -> Result<(), Problem> {
-        check_path(path)?;
-        self.check_failure(path)?;
-        match &self.grant {
-            Some(grant) if !covers(&grant.sysfs_read, path) => Err(not_granted("sysfsRead", path)),
-            _ => Ok(()),
-        }
+        self.check_path(path)?;
+        self.demand(|granted| granted.allows_sysfs_read(path), "sysfsRead", path)
     }
 
     fn admit_write(&self, path: &str, value: &str) -> Result<(), Problem> {
-        check_path(path)?;
-        self.check_failure(path)?;
+        self.check_path(path)?;
         if self.writes_refused {
             let message = format!("{path} may be written during prepare and unprepare only");
             return Err(Problem::denied("not-now", message));
         }
-        let Some(grant) = &self.grant else { return Ok(()) };
-        let granted = grant.sysfs_write.iter().any(|granted| {
-            any_matches(std::slice::from_ref(&granted.glob), path) && matches_whole(&granted.pattern, value)
-        });
-        if granted { Ok(()) } else { Err(not_granted("sysfsWrite", path).with_detail("value", value)) }
+        let granted = self.demand(|granted| granted.allows_sysfs_write(path, value), "sysfsWrite", path);
+        granted.map_err(|problem| problem.with_detail("value", value))
     }
 
-    fn admit_node(&self, path: &str) -> Result<(), Problem> {
-        let inside = path.strip_prefix("/dev/").is_some_and(|rest| check_path(rest).is_ok());
-        if !inside {
+    fn check_path(&self, path: &str) -> Result<(), Problem> {
+        if !is_plain_path(&format!("/{path}")) || path.is_empty() {
+            let message = format!("{path:?} is not a plain path relative to /sys");
+            return Err(Problem::invalid("bad-path", message));
+        }
+        self.check_failure(path)
+    }
+
+    fn check_node(&self, path: &str) -> Result<(), Problem> {
+        if !is_plain_path(path) || !path.starts_with("/dev/") {
             return Err(Problem::invalid("bad-path", format!("{path:?} is not a plain path below /dev")));
         }
-        self.check_failure(path)?;
-        match &self.grant {
-            Some(grant) if !covers(&grant.device_nodes, path) => Err(not_granted("deviceNodes", path)),
-            _ => Ok(()),
-        }
+        self.check_failure(path)
     }
 
     fn check_failure(&self, path: &str) -> Result<(), Problem> {
         self.failures.get(path).map_or(Ok(()), |problem| Err(problem.clone()))
     }
-}
 
-fn check_path(path: &str) -> Result<(), Problem> {
-    let plain = path.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
-    if plain && path.len() <= 4096 && !path.contains('\0') {
-        return Ok(());
+    fn allows(&self, rule: impl FnOnce(&Effective) -> bool) -> bool {
+        self.granted.as_ref().is_none_or(|granted| rule(granted))
     }
-    Err(Problem::invalid("bad-path", format!("{path:?} is not a plain path relative to /sys")))
-}
 
-fn matches_whole(pattern: &str, value: &str) -> bool {
-    Regex::new(&format!("^(?:{pattern})$")).is_ok_and(|pattern| pattern.is_match(value))
-}
-
-fn not_granted(what: &str, path: &str) -> Problem {
-    Problem::denied("not-granted", format!("{path} is not granted ({what})"))
+    fn demand(&self, rule: impl FnOnce(&Effective) -> bool, what: &str, path: &str) -> Result<(), Problem> {
+        let refusal = || Problem::denied("not-granted", format!("{path} is not granted ({what})"));
+        self.allows(rule).then_some(()).ok_or_else(refusal)
+    }
 }
 
 #[cfg(test)]
@@ -356,7 +368,7 @@ mod tests {
 
     fn grant(info: DriverInfo) -> FakeHost {
         let fake = fake();
-        fake.grant(info.capabilities);
+        fake.grant(&info.capabilities);
         fake
     }
 

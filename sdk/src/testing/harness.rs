@@ -3,10 +3,9 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
-use super::globs::any_matches;
 use super::{FakeHost, Grant, bounds};
 use crate::{
-    Capabilities, Claim, Context, DeviceHealth, Driver, Edits, Health, Inventory, LiveClaim, Outcomes,
+    Claim, Context, DeviceHealth, DeviceNode, Driver, Edits, Health, Inventory, LiveClaim, Outcomes,
     Prepared, Problem, Trigger,
 };
 
@@ -49,7 +48,6 @@ use crate::{
 pub struct Harness<D> {
     fake: FakeHost,
     ctx: RefCell<Context>,
-    granted: RefCell<Capabilities>,
     driver: PhantomData<D>,
 }
 
@@ -70,9 +68,8 @@ impl<D: Driver> Harness<D> {
         let info = D::describe();
         demand("description", bounds::driver_info(&info));
         let fake = FakeHost::new();
-        fake.grant(info.capabilities.clone()).allow_writes(false);
-        let granted = RefCell::new(info.capabilities);
-        Harness { fake, ctx: RefCell::default(), granted, driver: PhantomData }
+        fake.grant(&info.capabilities).allow_writes(false);
+        Harness { fake, ctx: RefCell::default(), driver: PhantomData }
     }
 
     /// Returns the fake node.
@@ -100,9 +97,9 @@ impl<D: Driver> Harness<D> {
     /// If the driver requests more; the host would not load it.
     #[track_caller]
     pub fn grant(&self, grant: &Grant) -> &Self {
-        demand("grant lacks", grant.missing(&D::describe().capabilities));
-        self.fake.grant(grant.capabilities.clone());
-        *self.granted.borrow_mut() = grant.capabilities.clone();
+        let info = D::describe();
+        demand("request, because the grant lacks", grant.missing(&info));
+        self.fake.grant_of(&info.capabilities, grant);
         self
     }
 
@@ -215,27 +212,27 @@ impl<D: Driver> Harness<D> {
     }
 
     fn check_edits(&self, edits: &Edits, lines: &mut Vec<String>) {
-        let granted = self.granted.borrow();
-        let mut demand_granted = |what: &str, globs: &[String], name: &str| {
-            if !any_matches(globs, name) {
-                lines.push(format!("{what}: {name} is not granted"));
+        if let Some(granted) = self.fake.granted() {
+            let mut demand_granted = |what: &str, is_granted: bool, name: &str| {
+                if !is_granted {
+                    lines.push(format!("{what}: {name} is not granted"));
+                }
+            };
+            edits.env.iter().for_each(|(name, _)| demand_granted("env", granted.allows_env(name), name));
+            for path in edits.mounts.iter().map(|mount| &mount.host_path) {
+                demand_granted("mounts", granted.allows_mount(path), path);
             }
-        };
-        edits.env.iter().for_each(|(name, _)| demand_granted("env", &granted.env, name));
-        edits.mounts.iter().for_each(|mount| demand_granted("mounts", &granted.mounts, &mount.host_path));
-        edits.hooks.iter().for_each(|hook| demand_granted("hooks", &granted.hooks, &hook.path));
-        for device in &edits.net_devices {
-            demand_granted("netDevices", &granted.net_devices, &device.host_interface);
+            for path in edits.hooks.iter().map(|hook| &hook.path) {
+                demand_granted("hooks", granted.allows_hook(path), path);
+            }
+            for name in edits.net_devices.iter().map(|device| &device.host_interface) {
+                demand_granted("netDevices", granted.allows_net_device(name), name);
+            }
+            for path in edits.device_nodes.iter().map(node_path) {
+                demand_granted("deviceNodes", granted.allows_device_node(path), path);
+            }
         }
-        for node in &edits.device_nodes {
-            demand_granted(
-                "deviceNodes",
-                &granted.device_nodes,
-                node.host_path.as_ref().unwrap_or(&node.path),
-            );
-        }
-        for node in &edits.device_nodes {
-            let path = node.host_path.as_ref().unwrap_or(&node.path);
+        for path in edits.device_nodes.iter().map(node_path) {
             if !self.fake.has_node(path) {
                 lines.push(format!("deviceNodes: {path} does not exist"));
             }
@@ -259,6 +256,10 @@ impl<D: Health> Harness<D> {
         demand("answer", beyond(&answer, |health| bounds::health(health)));
         answer
     }
+}
+
+fn node_path(node: &DeviceNode) -> &String {
+    node.host_path.as_ref().unwrap_or(&node.path)
 }
 
 fn beyond<T>(answer: &Result<T, Problem>, bounds: impl FnOnce(&T) -> Vec<String>) -> Vec<String> {

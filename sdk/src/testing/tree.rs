@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::globs;
+use nodedock_model::grant::pattern::{GlobMatcher, compile};
+
 use crate::Problem;
 
 const LINKS_MAX: usize = 40;
@@ -65,12 +66,11 @@ impl Tree {
                         ));
                     }
                     done.pop();
-                    if let Some(target) = target.strip_prefix("/sys/") {
+                    let below_root = target.strip_prefix("/sys/");
+                    if below_root.is_some() {
                         done.clear();
-                        todo.extend(target.split('/').rev().map(str::to_owned));
-                    } else {
-                        todo.extend(target.split('/').rev().map(str::to_owned));
                     }
+                    todo.extend(below_root.unwrap_or(target).split('/').rev().map(str::to_owned));
                 }
                 Some(Entry::File(_)) if !todo.is_empty() => return Err(missing(path)),
                 Some(_) => {}
@@ -110,7 +110,7 @@ impl Tree {
 
     /// Paths as a walk from the root sees them, links kept.
     pub(super) fn glob(&self, pattern: &str) -> Result<Vec<String>, Problem> {
-        globs::compile(pattern)?;
+        matcher(pattern)?;
         let segments: Vec<_> = pattern.split('/').collect();
         let mut found = Vec::new();
         self.walk("", &segments, &mut found)?;
@@ -127,7 +127,7 @@ impl Tree {
         if *first == "**" {
             self.walk(directory, rest, found)?;
         }
-        let matcher = globs::compile(if *first == "**" { "*" } else { first })?;
+        let segment = matcher(if *first == "**" { "*" } else { first })?;
         for name in self.read_dir(directory).unwrap_or_default() {
             let path = if directory.is_empty() { name.clone() } else { format!("{directory}/{name}") };
             let is_link =
@@ -135,12 +135,18 @@ impl Tree {
             match *first {
                 "**" if is_link => {}
                 "**" => self.walk(&path, segments, found)?,
-                _ if matcher.is_match(&name) => self.walk(&path, rest, found)?,
+                _ if segment.is_match(&name) => self.walk(&path, rest, found)?,
                 _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// Compiles a glob by the host's rules.
+pub(super) fn matcher(glob: &str) -> Result<GlobMatcher, Problem> {
+    let compiled = compile(glob).map_err(|why| Problem::invalid("bad-glob", format!("{glob:?}: {why}")))?;
+    Ok(compiled.compile_matcher())
 }
 
 fn missing(path: &str) -> Problem {

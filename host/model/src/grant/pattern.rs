@@ -3,6 +3,7 @@
 //! `*` and `?` stay inside a path segment, `**` stands for whole segments, `[…]` and `{a,b}` are as in a shell. There are no
 //! escapes: nothing below `/sys` or `/dev` needs them.
 
+pub use globset::GlobMatcher;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
 use crate::limit::GRANT_ENTRY_BYTES_MAX;

@@ -1,0 +1,78 @@
+//! Rules of texts in drivers' answers that have no type of their own.
+
+use crate::limit::{ENV_NAME_BYTES_MAX, PATH_BYTES_MAX, PROBLEM_CODE_BYTES_MAX, QUANTITY_BYTES_MAX};
+
+/// A quantity in Kubernetes' notation (apimachinery, `resource.Quantity`), not negative, at most [`QUANTITY_BYTES_MAX`] bytes.
+pub fn is_quantity(text: &str) -> bool {
+    let unsigned = text.strip_prefix('+').unwrap_or(text);
+    let number = unsigned.len() - unsigned.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
+    let (number, suffix) = unsigned.split_at(number);
+    let digits = number.bytes().filter(u8::is_ascii_digit).count();
+    let one_point = number.bytes().filter(|b| *b == b'.').count() <= 1;
+    let exponent = |suffix: &str| {
+        let rest = suffix.strip_prefix(['e', 'E']).unwrap_or_default();
+        let rest = rest.strip_prefix(['+', '-']).unwrap_or(rest);
+        !rest.is_empty() && rest.len() <= 3 && rest.bytes().all(|b| b.is_ascii_digit())
+    };
+    let known = matches!(
+        suffix,
+        "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei"
+    );
+    text.len() <= QUANTITY_BYTES_MAX && digits > 0 && one_point && (known || exponent(suffix))
+}
+
+/// Name of an environment variable: a letter or `_`, then letters, digits, `_`, `-` and `.`.
+pub fn is_env_name(text: &str) -> bool {
+    let first = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
+    first && plain && text.len() <= ENV_NAME_BYTES_MAX
+}
+
+/// An absolute path without empty, `.` or `..` segments.
+pub fn is_plain_path(text: &str) -> bool {
+    let plain = |rest: &str| !rest.split('/').any(|part| matches!(part, "" | "." | ".."));
+    text.len() <= PATH_BYTES_MAX && (text == "/" || text.strip_prefix('/').is_some_and(plain))
+}
+
+/// A name that the kernel takes for a network interface (`dev_valid_name`).
+pub fn is_interface_name(text: &str) -> bool {
+    let plain = text.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':'));
+    !text.is_empty() && text.len() <= 15 && plain && !matches!(text, "." | "..")
+}
+
+/// Permissions of a device node: a subset of `rwm`, not empty.
+pub fn is_node_permissions(text: &str) -> bool {
+    let mut left = "rwm".to_owned();
+    !text.is_empty() && text.chars().all(|c| left.find(c).map(|at| left.remove(at)).is_some())
+}
+
+/// A problem's code: lower-case letters, digits and dashes.
+pub fn is_problem_code(text: &str) -> bool {
+    let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    !text.is_empty() && text.len() <= PROBLEM_CODE_BYTES_MAX && plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checks a rule against texts that it accepts and texts that it refuses.
+    fn check(rule: fn(&str) -> bool, accepted: &[&str], refused: &[&str]) {
+        accepted.iter().for_each(|text| assert!(rule(text), "{text:?} is refused"));
+        refused.iter().for_each(|text| assert!(!rule(text), "{text:?} is accepted"));
+    }
+
+    #[test]
+    fn each_rule_accepts_and_refuses() {
+        check(
+            is_quantity,
+            &["0", "80Gi", "500m", "+1.5", "1e3", "2E-6", ".5"],
+            &["", "Gi", "80 Gi", "8GiB", "-1", "1..5", "1e", &"1".repeat(65)],
+        );
+        check(is_env_name, &["A", "_a-b.c1"], &["", "1A", "A=B", "A B", &"A".repeat(257)]);
+        check(is_plain_path, &["/", "/dev/fuse"], &["", "dev", "/dev/", "/dev//a", "/dev/../etc", "/./a"]);
+        check(is_interface_name, &["eth0", "a.b"], &["", ".", "..", "a/b", "a:b", "a b", &"e".repeat(16)]);
+        check(is_node_permissions, &["r", "rwm", "mr"], &["", "x", "rr", "rwmr"]);
+        check(is_problem_code, &["no-such-profile", "a1"], &["", "No", "a b", "a_b", &"a".repeat(64)]);
+    }
+}
