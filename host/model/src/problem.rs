@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use strum::{EnumIter, IntoStaticStr};
 
 /// Kind of a problem, with the names of the driver contract and the node API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -47,12 +48,249 @@ impl fmt::Display for ProblemKind {
     }
 }
 
+/// Codes of the host's own problems and conditions, written with dashes: `claim-in-use`. They are stable: operators and scripts compare
+/// them. A driver's problems have codes of its own, as texts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
+pub enum ProblemCode {
+    AllocationChanged,
+    AllocationPathMissing,
+    ApiConflict,
+    ApiExpired,
+    ApiForbidden,
+    ApiNotFound,
+    ApiNotServed,
+    ApiRefused,
+    ApiServerBusy,
+    ApiServerUnreachable,
+    BadGlob,
+    BadPath,
+    BadRequest,
+    BadValue,
+    BridgeMemory,
+    CallBroke,
+    CdiDeviceClaimedTwice,
+    CdiDeviceMissing,
+    CdiFileForeign,
+    CdiNotRead,
+    CdiNotRemoved,
+    CdiNotValid,
+    CdiNotWritten,
+    CheckpointDiskFull,
+    CheckpointMissing,
+    CheckpointReadOnly,
+    CheckpointRecordsUnreadable,
+    CheckpointSetAside,
+    CheckpointSlow,
+    CheckpointUnavailable,
+    ClaimAmbiguous,
+    ClaimAnsweredTwice,
+    ClaimDevicesGone,
+    ClaimInUse,
+    ClaimMalformed,
+    ClaimName,
+    ClaimNameInvalid,
+    ClaimNamedTwice,
+    ClaimNotAllocated,
+    ClaimNotRead,
+    ClaimNotReserved,
+    ClaimOfAnotherPod,
+    ClaimOnAnotherNode,
+    ClaimParametersMalformed,
+    ClaimReplaced,
+    ClaimSkipped,
+    ClaimStatusForbidden,
+    ClaimStatusUnwritable,
+    ClaimTooLarge,
+    ClaimUnpreparing,
+    ClaimsFolderUnreadable,
+    CompileCpu,
+    CompileFailed,
+    CompileMemory,
+    CompileTime,
+    CompiledTooLarge,
+    CompilerKilled,
+    Composed,
+    ConfigNeedsRestart,
+    ConfigRefused,
+    ContractTypes,
+    ContractVersion,
+    DaemonStopping,
+    DescribeFailed,
+    DescriptionRefused,
+    DeviceAskedTwice,
+    DeviceHeld,
+    DeviceId,
+    DeviceListFaulty,
+    DeviceNodeMoved,
+    DevicePluginRefused,
+    DevicePluginSocket,
+    DevicePluginsFolder,
+    DeviceUnknown,
+    DevicesNotAllocated,
+    DevicesNotGivenUp,
+    DevicesUnhealthy,
+    DriverAnswerNotValid,
+    DriverAnswerTooLarge,
+    DriverBusy,
+    DriverCallStuck,
+    DriverCpuLimit,
+    DriverDeadline,
+    DriverDistrusted,
+    DriverExited,
+    DriverFailed,
+    DriverFileOpen,
+    DriverHandlesLimit,
+    DriverInstancesLimit,
+    DriverLogLimit,
+    DriverMemoriesLimit,
+    DriverMemoryLimit,
+    DriverNative,
+    DriverNotAsked,
+    DriverNotConnected,
+    DriverNotKept,
+    DriverNotQuarantined,
+    DriverNotRegistered,
+    DriverNotServing,
+    DriverNotTaken,
+    DriverQuarantined,
+    DriverRefused,
+    DriverTableElementsLimit,
+    DriverTablesLimit,
+    DriverTrapped,
+    DriverUnavailable,
+    DriverUnknown,
+    DriverWithoutClaims,
+    DriverWithoutService,
+    DriversFolderOpen,
+    EditDenied,
+    EditInvalid,
+    EndpointMissing,
+    EndpointNotValid,
+    EndpointUnreadable,
+    EventsForbidden,
+    FileEmpty,
+    FileStuck,
+    FileTooLarge,
+    GivenUp,
+    GlobTooWide,
+    GrantRevoked,
+    HandingOver,
+    HostCallLimit,
+    HostFailed,
+    Interrupted,
+    IoError,
+    KubeletAway,
+    KubeletFolder,
+    KubeletRefusedDriver,
+    KubeletSocket,
+    MissingExports,
+    NeverAllowed,
+    NoCode,
+    NoContract,
+    NoHealthyDevice,
+    NoSuchAllocation,
+    NoSuchClaim,
+    NoSuchContainer,
+    NoSuchDevice,
+    NoSuchNode,
+    NoSuchPath,
+    NoSuchPod,
+    NoSuchPool,
+    NodeObjectMissing,
+    NodeObjectUnreadable,
+    NotADriver,
+    NotAFile,
+    NotAFolder,
+    NotALink,
+    NotANode,
+    NotGranted,
+    NotJson,
+    NotKept,
+    NotNow,
+    NotText,
+    NotWasm,
+    OutsideSysfs,
+    PathGone,
+    PathReplaced,
+    PluginGone,
+    PluginNotRegistered,
+    PodNotPrepared,
+    PodResourcesAway,
+    Precompiled,
+    PredecessorDamaged,
+    PredecessorDistrusted,
+    PredecessorMissing,
+    PredecessorNotLoaded,
+    PredecessorNotRead,
+    PutBackOutOfTime,
+    RegistrationSuperseded,
+    RequestChanged,
+    ResourceBusy,
+    ResourceNotValid,
+    ResourceTaken,
+    ResourceUnknown,
+    SchemaInvalid,
+    SchemaViolated,
+    SliceFieldsDropped,
+    SlicesContested,
+    SlicesKept,
+    SlicesNotWritten,
+    SlicesRefused,
+    SysfsStuck,
+    TooComplex,
+    TooFewDevices,
+    TooManyContainers,
+    TooManyDevices,
+    TooManyEntries,
+    TooManyNames,
+    TooManyReloads,
+    TooManyResources,
+    TooManyValues,
+    UnknownImports,
+    ValueChanged,
+    ValueOfAnotherClaim,
+    ValueOfAnotherDriver,
+    ValueReadsOtherwise,
+    ValueTooLarge,
+    ValueUnknown,
+    ValueUnreadable,
+    VersionNotSupported,
+    WasmInvalid,
+    WasmText,
+    WasmTruncated,
+}
+
+impl ProblemCode {
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+impl fmt::Display for ProblemCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl From<ProblemCode> for String {
+    fn from(code: ProblemCode) -> Self {
+        code.as_str().to_owned()
+    }
+}
+
+impl PartialEq<ProblemCode> for String {
+    fn eq(&self, code: &ProblemCode) -> bool {
+        self == code.as_str()
+    }
+}
+
 /// A problem: kind, code, message, and when to retry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Problem {
     pub kind: ProblemKind,
-    /// Stable, lower-case words with dashes, at most 63 bytes.
+    /// A [`ProblemCode`], or a driver's own: lower-case words with dashes, at most 63 bytes.
     pub code: String,
     /// One sentence, at most 1 KiB.
     pub message: String,
@@ -65,37 +303,31 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub fn new(kind: ProblemKind, code: &str, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            code: code.to_owned(),
-            message: message.into(),
-            retry_after_ms: None,
-            details: Vec::new(),
-        }
+    pub fn new(kind: ProblemKind, code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { kind, code: code.into(), message: message.into(), retry_after_ms: None, details: Vec::new() }
     }
 
-    pub fn invalid(code: &str, message: impl Into<String>) -> Self {
+    pub fn invalid(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::Invalid, code, message)
     }
 
-    pub fn denied(code: &str, message: impl Into<String>) -> Self {
+    pub fn denied(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::Denied, code, message)
     }
 
-    pub fn not_found(code: &str, message: impl Into<String>) -> Self {
+    pub fn not_found(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::NotFound, code, message)
     }
 
-    pub fn conflict(code: &str, message: impl Into<String>) -> Self {
+    pub fn conflict(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::Conflict, code, message)
     }
 
-    pub fn unavailable(code: &str, message: impl Into<String>) -> Self {
+    pub fn unavailable(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::Unavailable, code, message)
     }
 
-    pub fn internal(code: &str, message: impl Into<String>) -> Self {
+    pub fn internal(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::Internal, code, message)
     }
 
