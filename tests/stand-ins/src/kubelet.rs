@@ -4,8 +4,8 @@
 //! devices, takes device plugins and allocates from them, and answers on the pod-resources socket. Orders, deadlines and refusals
 //! are those of Kubernetes 1.36, or of 1.37 where a test asks for it. Pods are run only as far as their devices go.
 //!
-//! Other than a real one it looks at a change of a folder at once, not within a second, it keeps no checkpoint on disk but what is
-//! prepared over [`Kubelet::restart`], and its device plugins' folder is below the root like every other.
+//! Other than a real one it looks at a change of a directory at once, not within a second, it keeps no checkpoint on disk but what is
+//! prepared over [`Kubelet::restart`], and its device plugins' directory is below the root like every other.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ pub enum Release {
     V1_37,
 }
 
-/// Told of slices to delete: of one driver, or of all when the kubelet starts.
+/// Called with slices to delete: of one driver, or of all when the kubelet starts.
 pub type Wipes = Arc<dyn Fn(Option<&str>) + Send + Sync>;
 /// Reads a ResourceClaim by namespace and name.
 pub type Claims = Arc<dyn Fn(&str, &str) -> Option<Value> + Send + Sync>;
@@ -107,7 +107,7 @@ impl std::fmt::Debug for KubeletOptions {
     }
 }
 
-/// A kubelet on a folder. It ends when it is dropped; what plugins left in the folder stays.
+/// A kubelet on a directory. It ends when it is dropped; what plugins left in the directory stays.
 #[derive(Debug)]
 pub struct Kubelet {
     inner: Arc<Inner>,
@@ -131,7 +131,7 @@ impl Drop for Kubelet {
 }
 
 impl Kubelet {
-    /// `root` is what `/var/lib/kubelet` is on a node; its folders are made.
+    /// `root` is what `/var/lib/kubelet` is on a node; its directories are made.
     pub async fn start(root: &Path, options: KubeletOptions) -> Self {
         let inner = Arc::new(Inner::new(root, options));
         let mut kubelet = Self { inner, running: None };
@@ -153,8 +153,8 @@ impl Kubelet {
     pub async fn start_again(&mut self) {
         self.stop().await;
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
-        for folder in ["plugins_registry", "plugins", "device-plugins", "pod-resources"] {
-            std::fs::create_dir_all(self.root().join(folder)).expect("the kubelet's folders can be made");
+        for dir in ["plugins_registry", "plugins", "device-plugins", "pod-resources"] {
+            std::fs::create_dir_all(self.root().join(dir)).expect("the kubelet's directories can be made");
         }
         if let Some(wipes) = &self.inner.options.wipes {
             wipes(None);
@@ -219,12 +219,12 @@ impl Kubelet {
         self.wait_for(what, |view| look(view).then_some(())).await;
     }
 
-    /// Waits until a DRA driver is registered, has been told so, and is connected.
+    /// Waits until a DRA driver is registered, has been notified, and is connected.
     pub async fn registered(&self, driver: &str) {
         self.wait_until(&format!("driver {driver}"), |view| view.registered(driver)).await;
     }
 
-    /// Waits until this many instances of a DRA driver are registered, told so, and connected.
+    /// Waits until this many instances of a DRA driver are registered, notified, and connected.
     pub async fn connected(&self, driver: &str, count: usize) {
         let what = format!("{count} instances of driver {driver}");
         self.wait_until(&what, |view| view.connected(driver) == count).await;

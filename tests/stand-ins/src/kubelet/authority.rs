@@ -10,7 +10,7 @@ use tokio::net::UnixStream;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// Between tries to connect: a socket's file is there a moment before anybody listens on it.
+/// Between tries to connect: a socket's file is there a moment before its server listens on it.
 const AGAIN: Duration = Duration::from_millis(10);
 const PREFACE_BYTES: usize = 24;
 const FRAME_HEAD_BYTES: usize = 9;

@@ -101,13 +101,13 @@ impl Plugin {
 ///
 /// If the socket cannot be made.
 pub(super) fn serve(inner: &Arc<Inner>, end: &CancellationToken, tasks: &TaskTracker) {
-    let folder = inner.root.join("device-plugins");
-    for entry in std::fs::read_dir(&folder).expect("the folder can be read").flatten() {
+    let dir = inner.root.join("device-plugins");
+    for entry in std::fs::read_dir(&dir).expect("the directory can be read").flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
-    let listener = UnixListener::bind(folder.join("kubelet.sock")).expect("kubelet.sock can be made");
+    let listener = UnixListener::bind(dir.join("kubelet.sock")).expect("kubelet.sock can be made");
     let service = RegistrationServer::new(Registering { inner: Arc::clone(inner), end: end.clone() });
     let server = Server::builder().add_service(service);
     let end = end.clone();
@@ -288,7 +288,7 @@ pub(super) async fn allocate(inner: &Inner, resource: &str, count: usize) -> Res
     }
     let mut ids = free;
     ids.truncate(count);
-    // They are taken before their plugin is asked, and given back if it refuses.
+    // They are taken before their plugin is asked, and freed if it refuses.
     let number = inner.change(|state| {
         let number = state.number();
         let held = Allocation {

@@ -65,8 +65,8 @@ pub(super) struct Instance {
     /// `v1` rather than `v1beta1`.
     newer: bool,
     pub(super) link: watch::Sender<Link>,
-    /// Whether it has been told that it is registered.
-    told: AtomicBool,
+    /// Whether it has been notified of its registration.
+    notified: AtomicBool,
     end: CancellationToken,
 }
 
@@ -75,8 +75,8 @@ impl Instance {
         matches!(*self.link.borrow(), Link::Ready(_))
     }
 
-    pub(super) fn is_told(&self) -> bool {
-        self.told.load(Ordering::SeqCst)
+    pub(super) fn is_notified(&self) -> bool {
+        self.notified.load(Ordering::SeqCst)
     }
 }
 
@@ -133,7 +133,7 @@ pub(super) fn register(
             endpoint,
             newer: service.starts_with("v1."),
             link: watch::Sender::new(Link::Connecting),
-            told: AtomicBool::new(false),
+            notified: AtomicBool::new(false),
             end: CancellationToken::new(),
         });
         instances.push(Arc::clone(&instance));
@@ -157,11 +157,11 @@ async fn ended_with(end: CancellationToken, work: impl Future<Output = ()>) {
     }
 }
 
-pub(super) fn told(inner: &Inner, driver: &str, number: u64) {
+pub(super) fn notified(inner: &Inner, driver: &str, number: u64) {
     inner.change(|state| {
         for instance in state.instances.get(driver).into_iter().flatten() {
             if instance.number == number {
-                instance.told.store(true, Ordering::SeqCst);
+                instance.notified.store(true, Ordering::SeqCst);
             }
         }
     });

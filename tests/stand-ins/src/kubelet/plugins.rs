@@ -1,4 +1,4 @@
-//! The plugin watcher and the plugin manager: from sockets in a folder to registered plugins.
+//! The plugin watcher and the plugin manager: from sockets in a directory to registered plugins.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileTypeExt;
@@ -27,19 +27,19 @@ struct Worker {
 ///
 /// # Panics
 ///
-/// If the folder cannot be watched.
+/// If the directory cannot be watched.
 pub(super) fn watch(inner: &Arc<Inner>, end: &CancellationToken, tasks: &TaskTracker) {
-    let folder = inner.root.join("plugins_registry");
+    let dir = inner.root.join("plugins_registry");
     let (sender, events) = mpsc::unbounded_channel();
     let mut watcher = notify::recommended_watcher(move |event| {
         // The receiver ends with the kubelet.
         let _ = sender.send(event);
     })
-    .expect("folders can be watched");
+    .expect("directories can be watched");
     // Before it is walked, so that nothing is missed.
-    watcher.watch(&folder, RecursiveMode::Recursive).expect("the plugins' folder can be watched");
+    watcher.watch(&dir, RecursiveMode::Recursive).expect("the plugins' directory can be watched");
     let mut found = vec![];
-    walk(&folder, &mut found);
+    walk(&dir, &mut found);
     tasks.spawn(follow(Arc::clone(inner), found, events, watcher, end.clone(), tasks.clone()));
 }
 
@@ -171,15 +171,15 @@ async fn register(inner: &Arc<Inner>, path: &Path) -> Result<Registered, String>
     let registered = match handle(inner, path, &info).await {
         Ok(registered) => registered,
         Err(why) => {
-            // That the plugin could not be told is told in the error of the registration.
-            let told = notify(inner, &mut client, &info.name, Err(&why)).await;
-            return Err(told.err().map_or(why.clone(), |error| format!("{why}; {error}")));
+            // If the plugin could not be notified, the error of the registration says so.
+            let notified = notify(inner, &mut client, &info.name, Err(&why)).await;
+            return Err(notified.err().map_or(why.clone(), |error| format!("{why}; {error}")));
         }
     };
     match notify(inner, &mut client, &info.name, Ok(())).await {
         Ok(()) => {
             if let Registered::Dra { driver, number } = &registered {
-                dra::told(inner, driver, *number);
+                dra::notified(inner, driver, *number);
             }
             Ok(registered)
         }

@@ -23,9 +23,9 @@ use super::state::{Inner, State};
 ///
 /// If the socket cannot be made.
 pub(super) fn serve(inner: &Arc<Inner>, end: &CancellationToken, tasks: &TaskTracker) {
-    let folder = inner.root.join("pod-resources");
-    // Under another name first, so that nobody finds it before it answers.
-    let (made, path) = (folder.join(".kubelet.sock"), folder.join("kubelet.sock"));
+    let dir = inner.root.join("pod-resources");
+    // Under another name first, so that no client finds it before it answers.
+    let (made, path) = (dir.join(".kubelet.sock"), dir.join("kubelet.sock"));
     let _ = std::fs::remove_file(&made);
     let listener = UnixListener::bind(&made).expect("the pod-resources socket can be made");
     std::fs::rename(&made, &path).expect("the pod-resources socket can be named");

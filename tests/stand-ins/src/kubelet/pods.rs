@@ -114,7 +114,7 @@ fn key(claim: &ClaimRef) -> (String, String) {
 }
 
 async fn prepare(inner: &Inner, pod: &str, wanted: &[Wanted]) -> Result<(), String> {
-    // What may be prepared is remembered before anybody is called.
+    // What may be prepared is remembered before any driver is called.
     let batches = inner.change(|state| remember(state, pod, wanted))?;
     for (driver, claims) in &batches {
         let devices = dra::prepare(inner, driver, claims).await?;

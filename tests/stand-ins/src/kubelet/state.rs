@@ -170,10 +170,10 @@ impl<'a> View<'a> {
         self.connected(driver) > 0
     }
 
-    /// How many instances of a driver are registered, told so, and connected.
+    /// How many instances of a driver are registered, notified, and connected.
     pub fn connected(&self, driver: &str) -> usize {
         let instances = self.state.instances.get(driver).into_iter().flatten();
-        instances.filter(|instance| instance.is_told() && instance.is_connected()).count()
+        instances.filter(|instance| instance.is_notified() && instance.is_connected()).count()
     }
 
     /// The endpoints of a driver's instances, oldest first.

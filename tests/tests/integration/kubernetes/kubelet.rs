@@ -203,7 +203,7 @@ const DEVICES: usize = 1000;
 const CLAIMS: usize = 200;
 const ROUNDS: usize = 2;
 
-/// A claim on a device, prepared and given back in turn under new UIDs, as pods of a deployment come and go.
+/// A claim on a device, prepared and unprepared in turn under new UIDs, as pods of a deployment come and go.
 async fn come_and_go(cluster: Arc<Cluster>, root: std::path::PathBuf, number: usize) -> Result<(), String> {
     let client = nodedock_tests::cluster::DraClient::new(&root, MOCK_GPU_NAME);
     let name = format!("claim-{number}");

@@ -1,4 +1,4 @@
-//! Device plugins, and what is told of them on the pod-resources socket.
+//! Device plugins, and what the pod-resources socket reports of them.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -87,8 +87,8 @@ fn devices(healths: &[&str]) -> Vec<Device> {
     healths.iter().enumerate().map(device).collect()
 }
 
-fn serve(folder: &Path, list: &watch::Sender<Vec<Device>>) -> JoinHandle<()> {
-    let path = folder.join("gpu.sock");
+fn serve(dir: &Path, list: &watch::Sender<Vec<Device>>) -> JoinHandle<()> {
+    let path = dir.join("gpu.sock");
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
     let server = Server::builder().add_service(DevicePluginServer::new(Devices(list.subscribe())));
@@ -97,10 +97,10 @@ fn serve(folder: &Path, list: &watch::Sender<Vec<Device>>) -> JoinHandle<()> {
     })
 }
 
-async fn register(folder: &Path, version: &str, resource: &str) -> Result<(), Status> {
-    let stream = UnixStream::connect(folder.join("kubelet.sock")).await.unwrap();
+async fn register(dir: &Path, version: &str, resource: &str) -> Result<(), Status> {
+    let stream = UnixStream::connect(dir.join("kubelet.sock")).await.unwrap();
     // As a plugin in Go dials it.
-    let channel = authority::channel_by_path(&folder.join("kubelet.sock"), stream).await.unwrap();
+    let channel = authority::channel_by_path(&dir.join("kubelet.sock"), stream).await.unwrap();
     let request = RegisterRequest {
         version: version.to_owned(),
         endpoint: "gpu.sock".to_owned(),
@@ -113,12 +113,12 @@ async fn register(folder: &Path, version: &str, resource: &str) -> Result<(), St
 #[tokio::test]
 async fn devices_of_a_plugin_are_allocated() {
     let (_root, kubelet) = kubelet(quick()).await;
-    let folder = kubelet.device_plugins();
+    let dir = kubelet.device_plugins();
     let list = watch::Sender::new(devices(&["Healthy", "Healthy", "Healthy", "Unhealthy"]));
-    let _serving = serve(&folder, &list);
+    let _serving = serve(&dir, &list);
     let why = kubelet.allocate(RESOURCE, 1).await.unwrap_err();
     assert_eq!(why, "cannot allocate unregistered device example.com/gpu");
-    register(&folder, "v1beta1", RESOURCE).await.unwrap();
+    register(&dir, "v1beta1", RESOURCE).await.unwrap();
     assert_eq!(kubelet.devices(RESOURCE, 4).await.healthy(), ["gpu-0", "gpu-1", "gpu-2"]);
     let first = kubelet.allocate(RESOURCE, 2).await.unwrap();
     assert_eq!(first.answer.envs["GPUS"], "gpu-1,gpu-2");
@@ -145,14 +145,14 @@ async fn devices_of_a_plugin_are_allocated() {
 #[tokio::test]
 async fn what_is_no_device_plugin_is_refused() {
     let (_root, kubelet) = kubelet(quick()).await;
-    let folder = kubelet.device_plugins();
+    let dir = kubelet.device_plugins();
     for (version, resource, part) in [
         ("v1alpha", RESOURCE, "v1beta1"),
         ("v1beta1", "gpu", "is invalid"),
         ("v1beta1", "kubernetes.io/gpu", "is invalid"),
         ("v1beta1", "requests.example.com/gpu", "is invalid"),
     ] {
-        let why = register(&folder, version, resource).await.unwrap_err();
+        let why = register(&dir, version, resource).await.unwrap_err();
         assert!(why.message().contains(part), "{why}");
     }
 }
@@ -160,10 +160,10 @@ async fn what_is_no_device_plugin_is_refused() {
 #[tokio::test]
 async fn a_plugin_that_ends_leaves_unhealthy_devices_until_it_registers_again() {
     let (_root, mut kubelet) = kubelet(quick()).await;
-    let folder = kubelet.device_plugins();
+    let dir = kubelet.device_plugins();
     let list = watch::Sender::new(devices(&["Healthy", "Healthy"]));
-    let serving = serve(&folder, &list);
-    register(&folder, "v1beta1", RESOURCE).await.unwrap();
+    let serving = serve(&dir, &list);
+    register(&dir, "v1beta1", RESOURCE).await.unwrap();
     kubelet.devices(RESOURCE, 2).await;
     serving.abort();
     // With the list every stream of it ends.
@@ -173,16 +173,16 @@ async fn a_plugin_that_ends_leaves_unhealthy_devices_until_it_registers_again() 
     assert_eq!((found.devices.len(), found.healthy().len()), (2, 0));
 
     let list = watch::Sender::new(devices(&["Healthy"]));
-    let _serving = serve(&folder, &list);
-    register(&folder, "v1beta1", RESOURCE).await.unwrap();
+    let _serving = serve(&dir, &list);
+    register(&dir, "v1beta1", RESOURCE).await.unwrap();
     assert_eq!(kubelet.devices(RESOURCE, 1).await.healthy(), ["gpu-0"]);
 
-    std::fs::write(folder.join("kept"), "").unwrap();
+    std::fs::write(dir.join("kept"), "").unwrap();
     kubelet.restart().await;
-    assert!(!folder.join("gpu.sock").exists() && folder.join("kept").exists());
+    assert!(!dir.join("gpu.sock").exists() && dir.join("kept").exists());
     let empty = |found: crate::kubelet::Resource| found.devices.is_empty();
     kubelet.wait_until("nothing", |view| view.resource(RESOURCE).is_some_and(empty)).await;
-    let _serving = serve(&folder, &list);
-    register(&folder, "v1beta1", RESOURCE).await.unwrap();
+    let _serving = serve(&dir, &list);
+    register(&dir, "v1beta1", RESOURCE).await.unwrap();
     kubelet.devices(RESOURCE, 1).await;
 }

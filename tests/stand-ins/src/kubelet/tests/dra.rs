@@ -16,8 +16,8 @@ async fn claims_are_prepared_in_the_first_version_that_a_driver_names() {
     let older = vec!["v1beta1.DRAPlugin", "v1.DRAPlugin"];
     let newer = Behaviour::of(DRIVER).versions;
     for (versions, service, share) in [(newer, "v1", Some("share".to_owned())), (older, "v1beta1", None)] {
-        let (folder, kubelet) = kubelet(quick()).await;
-        let plugin = Plugin::start(folder.path(), "", Behaviour { versions, ..Behaviour::of(DRIVER) });
+        let (dir, kubelet) = kubelet(quick()).await;
+        let plugin = Plugin::start(dir.path(), "", Behaviour { versions, ..Behaviour::of(DRIVER) });
         kubelet.registered(DRIVER).await;
         let prepared = kubelet.prepare(DRIVER, &claims(&["u-1"])).await.unwrap();
         let device = PreparedDevice {
@@ -37,8 +37,8 @@ async fn claims_are_prepared_in_the_first_version_that_a_driver_names() {
 #[tokio::test]
 async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
     let options = KubeletOptions { call_timeout: Duration::from_millis(300), ..quick() };
-    let (folder, kubelet) = kubelet(options).await;
-    let plugin = Plugin::start(folder.path(), "", Behaviour::of(DRIVER));
+    let (dir, kubelet) = kubelet(options).await;
+    let plugin = Plugin::start(dir.path(), "", Behaviour::of(DRIVER));
     kubelet.registered(DRIVER).await;
     let two = claims(&["u-1", "u-2"]);
     plugin.change(|behaviour| behaviour.skips = 1);
@@ -67,10 +67,10 @@ async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
 
 #[tokio::test]
 async fn the_newest_instance_is_called_and_the_older_one_when_it_is_gone() {
-    let (folder, kubelet) = kubelet(quick()).await;
-    let old = Plugin::start(folder.path(), "-old", Behaviour::of(DRIVER));
+    let (dir, kubelet) = kubelet(quick()).await;
+    let old = Plugin::start(dir.path(), "-old", Behaviour::of(DRIVER));
     kubelet.registered(DRIVER).await;
-    let new = Plugin::start(folder.path(), "-new", Behaviour::of(DRIVER));
+    let new = Plugin::start(dir.path(), "-new", Behaviour::of(DRIVER));
     kubelet.connected(DRIVER, 2).await;
     kubelet.prepare(DRIVER, &claims(&["u-1"])).await.unwrap();
     assert_eq!((old.calls().len(), new.calls().len()), (0, 1));
@@ -82,8 +82,8 @@ async fn the_newest_instance_is_called_and_the_older_one_when_it_is_gone() {
 
 #[tokio::test]
 async fn a_lost_connection_is_made_again_and_the_driver_stays_registered() {
-    let (folder, kubelet) = kubelet(quick()).await;
-    let plugin = Plugin::start(folder.path(), "", Behaviour::of(DRIVER));
+    let (dir, kubelet) = kubelet(quick()).await;
+    let plugin = Plugin::start(dir.path(), "", Behaviour::of(DRIVER));
     kubelet.registered(DRIVER).await;
     let (registration, endpoint) = (plugin.registration.clone(), plugin.endpoint.clone());
     // Its files stay.
@@ -104,8 +104,8 @@ async fn a_lost_connection_is_made_again_and_the_driver_stays_registered() {
 #[tokio::test]
 async fn health_is_followed_in_the_version_of_the_release() {
     for (release, message) in [(Release::V1_36, "v1alpha1"), (Release::V1_37, "v1")] {
-        let (folder, kubelet) = kubelet(KubeletOptions { release, ..quick() }).await;
-        let plugin = Plugin::start(folder.path(), "", Behaviour::of(DRIVER));
+        let (dir, kubelet) = kubelet(KubeletOptions { release, ..quick() }).await;
+        let plugin = Plugin::start(dir.path(), "", Behaviour::of(DRIVER));
         kubelet.wait_until("health", |view| view.health(DRIVER).len() == 2).await;
         let health = kubelet.health(DRIVER);
         let of = |name: &str| &health[&("p".to_owned(), name.to_owned())];
@@ -118,9 +118,9 @@ async fn health_is_followed_in_the_version_of_the_release() {
 
 #[tokio::test]
 async fn a_newer_kubelet_asks_no_health_of_a_driver_that_offers_none() {
-    let (folder, kubelet) = kubelet(KubeletOptions { release: Release::V1_37, ..quick() }).await;
+    let (dir, kubelet) = kubelet(KubeletOptions { release: Release::V1_37, ..quick() }).await;
     let versions = vec!["v1.DRAPlugin"];
-    let _plugin = Plugin::start(folder.path(), "", Behaviour { versions, ..Behaviour::of(DRIVER) });
+    let _plugin = Plugin::start(dir.path(), "", Behaviour { versions, ..Behaviour::of(DRIVER) });
     kubelet.registered(DRIVER).await;
     kubelet.prepare(DRIVER, &claims(&["u-1"])).await.unwrap();
     assert!(kubelet.health(DRIVER).is_empty());

@@ -1,4 +1,4 @@
-//! A DRA driver that does as it is told.
+//! A DRA driver that behaves as the test says.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -92,9 +92,9 @@ impl Plugin {
     /// `instance` tells the sockets of one from another.
     pub(super) fn start(root: &Path, instance: &str, behaviour: Behaviour) -> Self {
         let name = behaviour.name.clone();
-        let folder = root.join("plugins").join(&name);
-        std::fs::create_dir_all(&folder).unwrap();
-        let endpoint = folder.join(format!("dra{instance}.sock"));
+        let dir = root.join("plugins").join(&name);
+        std::fs::create_dir_all(&dir).unwrap();
+        let endpoint = dir.join(format!("dra{instance}.sock"));
         let registration = root.join("plugins_registry").join(format!("{name}{instance}-reg.sock"));
         let tolerant = behaviour.tolerant;
         let service = Service {
@@ -134,7 +134,7 @@ impl Plugin {
         });
     }
 
-    /// Its process ends, and what it has in the folders is gone.
+    /// Its process ends, and what it has in the directories is gone.
     pub(super) fn remove(self) {
         let _ = std::fs::remove_file(&self.registration);
         let _ = std::fs::remove_file(&self.endpoint);
@@ -161,9 +161,9 @@ pub(super) fn quick() -> KubeletOptions {
 }
 
 pub(super) async fn kubelet(options: KubeletOptions) -> (tempfile::TempDir, Kubelet) {
-    let folder = tempfile::tempdir().unwrap();
-    let kubelet = Kubelet::start(folder.path(), options).await;
-    (folder, kubelet)
+    let dir = tempfile::tempdir().unwrap();
+    let kubelet = Kubelet::start(dir.path(), options).await;
+    (dir, kubelet)
 }
 
 #[tonic::async_trait]

@@ -26,8 +26,8 @@ fn claim(name: &str, uid: &str) -> Allocated {
 #[tokio::test]
 async fn a_claim_is_prepared_once_and_unprepared_with_its_last_pod() {
     let server = Arc::new(ApiServer::start().await);
-    let (folder, mut kubelet) = kubelet(options(&server)).await;
-    let plugin = Plugin::start(folder.path(), "", Behaviour::of(DRIVER));
+    let (dir, mut kubelet) = kubelet(options(&server)).await;
+    let plugin = Plugin::start(dir.path(), "", Behaviour::of(DRIVER));
     kubelet.registered(DRIVER).await;
     let one = server.add_pod(Pod::new("default", "one", "node-1").claim("gpu", "c"));
     let two = server.add_pod(Pod::new("default", "two", "node-1").claim("gpu", "c"));
@@ -53,7 +53,7 @@ async fn a_claim_is_prepared_once_and_unprepared_with_its_last_pod() {
 #[tokio::test]
 async fn a_pod_is_refused_what_is_not_its_own() {
     let server = Arc::new(ApiServer::start().await);
-    let (folder, kubelet) = kubelet(options(&server)).await;
+    let (dir, kubelet) = kubelet(options(&server)).await;
     let uid = server.add_pod(Pod::new("default", "one", "node-1").claim("gpu", "c"));
     let run = async || kubelet.run_pod(&pod(&server, "one")).await.unwrap_err();
     assert_eq!(run().await, "prepare dynamic resources: fetch ResourceClaim c: not found");
@@ -62,7 +62,7 @@ async fn a_pod_is_refused_what_is_not_its_own() {
     server.reserve_claim("default", "c", "one", &uid);
     assert!(run().await.ends_with("DRA driver gpu.example.com is not registered"));
     let busy = Behaviour { claim_error: "busy".to_owned(), ..Behaviour::of(DRIVER) };
-    let plugin = Plugin::start(folder.path(), "", busy);
+    let plugin = Plugin::start(dir.path(), "", busy);
     kubelet.registered(DRIVER).await;
     assert!(run().await.ends_with("NodePrepareResources failed for ResourceClaim c: busy"));
     // What may be prepared is unprepared before a claim of the same name can be.
@@ -79,8 +79,8 @@ async fn a_pod_is_refused_what_is_not_its_own() {
 #[tokio::test]
 async fn a_claim_from_a_template_must_be_owned() {
     let server = Arc::new(ApiServer::start().await);
-    let (folder, kubelet) = kubelet(options(&server)).await;
-    let _plugin = Plugin::start(folder.path(), "", Behaviour::of(DRIVER));
+    let (dir, kubelet) = kubelet(options(&server)).await;
+    let _plugin = Plugin::start(dir.path(), "", Behaviour::of(DRIVER));
     kubelet.registered(DRIVER).await;
     let uid = server.add_pod(Pod::new("default", "one", "node-1").template("gpu", "t", "one-gpu-x"));
     server.allocate_claim(claim("one-gpu-x", "u-1").reserved_for("one", &uid));
@@ -100,13 +100,13 @@ async fn slices_go_when_a_kubelet_starts_and_when_it_misses_their_driver() {
     };
     put("a", DRIVER, "node-1");
     put("elsewhere", DRIVER, "node-2");
-    let (folder, kubelet) = kubelet(options(&server)).await;
+    let (dir, kubelet) = kubelet(options(&server)).await;
     let names = |server: &ApiServer| -> Vec<String> {
         let slices = server.list("resourceslices");
         slices.iter().map(|slice| slice["metadata"]["name"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(names(&server), ["elsewhere"]);
-    let plugin = Plugin::start(folder.path(), "", Behaviour::of(DRIVER));
+    let plugin = Plugin::start(dir.path(), "", Behaviour::of(DRIVER));
     kubelet.registered(DRIVER).await;
     put("a", DRIVER, "node-1");
     put("other", "nic.example.com", "node-1");

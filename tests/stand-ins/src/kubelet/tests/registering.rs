@@ -19,12 +19,12 @@ async fn error(kubelet: &Kubelet, what: &str, part: &str) -> String {
 
 #[tokio::test]
 async fn a_driver_that_is_there_before_and_one_that_comes_later_are_registered() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir_all(folder.path().join("plugins_registry")).unwrap();
-    let first = Plugin::start(folder.path(), "", Behaviour::of("first.example.com"));
-    let kubelet = Kubelet::start(folder.path(), quick()).await;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join("plugins_registry")).unwrap();
+    let first = Plugin::start(dir.path(), "", Behaviour::of("first.example.com"));
+    let kubelet = Kubelet::start(dir.path(), quick()).await;
     kubelet.registered("first.example.com").await;
-    let second = Plugin::start(folder.path(), "", Behaviour::of("second.example.com"));
+    let second = Plugin::start(dir.path(), "", Behaviour::of("second.example.com"));
     kubelet.registered("second.example.com").await;
     assert_eq!(first.seen.lock().unwrap().statuses, [(true, String::new())]);
     second.remove();
@@ -34,19 +34,19 @@ async fn a_driver_that_is_there_before_and_one_that_comes_later_are_registered()
 
 #[tokio::test]
 async fn registration_sockets_are_called_with_the_path_for_an_authority() {
-    let (folder, kubelet) = kubelet(quick()).await;
-    let stock = Plugin::start(folder.path(), "", Behaviour { tolerant: false, ..Behaviour::of(DRIVER) });
+    let (dir, kubelet) = kubelet(quick()).await;
+    let stock = Plugin::start(dir.path(), "", Behaviour { tolerant: false, ..Behaviour::of(DRIVER) });
     let why = error(&kubelet, "GetInfo", "").await;
     assert!(why.contains("PROTOCOL_ERROR") || why.contains("protocol error"), "{why}");
     stock.remove();
-    let _tolerant = Plugin::start(folder.path(), "", Behaviour::of(DRIVER));
+    let _tolerant = Plugin::start(dir.path(), "", Behaviour::of(DRIVER));
     kubelet.registered(DRIVER).await;
 }
 
 #[tokio::test]
-async fn a_driver_that_refuses_to_be_told_is_deregistered_and_tried_again() {
-    let (folder, kubelet) = kubelet(quick()).await;
-    let plugin = Plugin::start(folder.path(), "", Behaviour { notify_fails: 2, ..Behaviour::of(DRIVER) });
+async fn a_driver_that_refuses_its_notification_is_deregistered_and_tried_again() {
+    let (dir, kubelet) = kubelet(quick()).await;
+    let plugin = Plugin::start(dir.path(), "", Behaviour { notify_fails: 2, ..Behaviour::of(DRIVER) });
     kubelet.registered(DRIVER).await;
     assert_eq!(plugin.seen.lock().unwrap().statuses.len(), 3);
     kubelet.wait_until("two deregistrations", |view| view.count("deregister", DRIVER) == 2).await;
@@ -55,9 +55,9 @@ async fn a_driver_that_refuses_to_be_told_is_deregistered_and_tried_again() {
 #[tokio::test]
 async fn a_driver_that_answers_too_late_is_not_registered() {
     let options = KubeletOptions { get_info_timeout: Duration::from_millis(20), ..quick() };
-    let (folder, kubelet) = kubelet(options).await;
+    let (dir, kubelet) = kubelet(options).await;
     let slow = Behaviour { get_info_takes: Duration::from_secs(3600), ..Behaviour::of(DRIVER) };
-    let plugin = Plugin::start(folder.path(), "", slow);
+    let plugin = Plugin::start(dir.path(), "", slow);
     error(&kubelet, "GetInfo", "DeadlineExceeded").await;
     assert!(plugin.seen.lock().unwrap().statuses.is_empty());
     plugin.change(|behaviour| behaviour.get_info_takes = Duration::ZERO);
@@ -65,7 +65,7 @@ async fn a_driver_that_answers_too_late_is_not_registered() {
 }
 
 #[tokio::test]
-async fn what_a_kubelet_cannot_use_is_told_why() {
+async fn a_plugin_that_a_kubelet_cannot_use_is_notified_of_the_reason() {
     let newer = KubeletOptions { release: Release::V1_37, ..quick() };
     let none = Behaviour { versions: vec![], ..Behaviour::of(DRIVER) };
     let old = Behaviour { versions: vec!["1.0.0"], ..Behaviour::of(DRIVER) };
@@ -76,8 +76,8 @@ async fn what_a_kubelet_cannot_use_is_told_why() {
         (other, quick(), "no handler registered for plugin type"),
         (Behaviour::of(&"x".repeat(64)), newer, "invalid"),
     ] {
-        let (folder, kubelet) = kubelet(options).await;
-        let plugin = Plugin::start(folder.path(), "", behaviour);
+        let (dir, kubelet) = kubelet(options).await;
+        let plugin = Plugin::start(dir.path(), "", behaviour);
         error(&kubelet, "register", part).await;
         let (registered, why) = plugin.seen.lock().unwrap().statuses[0].clone();
         assert!(!registered && why.contains(part), "{why}");
@@ -85,12 +85,12 @@ async fn what_a_kubelet_cannot_use_is_told_why() {
 }
 
 #[tokio::test]
-async fn a_socket_that_is_made_anew_is_registered_anew() {
-    let (folder, kubelet) = kubelet(quick()).await;
-    let first = Plugin::start(folder.path(), "", Behaviour::of(DRIVER));
+async fn a_socket_that_is_made_again_is_registered_again() {
+    let (dir, kubelet) = kubelet(quick()).await;
+    let first = Plugin::start(dir.path(), "", Behaviour::of(DRIVER));
     kubelet.registered(DRIVER).await;
     first.remove();
-    let _second = Plugin::start(folder.path(), "", Behaviour::of(DRIVER));
+    let _second = Plugin::start(dir.path(), "", Behaviour::of(DRIVER));
     kubelet.wait_until("the second", |view| view.count("NotifyRegistrationStatus", DRIVER) == 2).await;
     kubelet.registered(DRIVER).await;
     kubelet.wait_until("one instance", |view| view.endpoints(DRIVER).len() == 1).await;
@@ -99,11 +99,11 @@ async fn a_socket_that_is_made_anew_is_registered_anew() {
 #[tokio::test]
 async fn a_restart_finds_every_socket_again_and_wipes_slices() {
     let wiped = Arc::new(Mutex::new(vec![]));
-    let told = Arc::clone(&wiped);
-    let wipes = Arc::new(move |driver: Option<&str>| told.lock().unwrap().push(driver.map(str::to_owned)));
+    let log = Arc::clone(&wiped);
+    let wipes = Arc::new(move |driver: Option<&str>| log.lock().unwrap().push(driver.map(str::to_owned)));
     let options = KubeletOptions { wipes: Some(wipes), ..quick() };
-    let (folder, mut kubelet) = kubelet(options).await;
-    let plugin = Plugin::start(folder.path(), "", Behaviour::of(DRIVER));
+    let (dir, mut kubelet) = kubelet(options).await;
+    let plugin = Plugin::start(dir.path(), "", Behaviour::of(DRIVER));
     kubelet.registered(DRIVER).await;
     kubelet.restart().await;
     kubelet.registered(DRIVER).await;
