@@ -1,4 +1,4 @@
-//! Whether a daemon's answers, its checkpoint, the CDI folder and what a driver was asked say the same of the claims: for the end of
+//! Whether a daemon's answers, its checkpoint, the CDI directory and what a driver was asked say the same of the claims: for the end of
 //! any test, and after each crash.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,14 +15,14 @@ use crate::{Daemon, Root};
 type Standing = BTreeMap<String, (String, BTreeSet<String>)>;
 
 impl Daemon {
-    /// Expects that the daemon, its checkpoint and the CDI folder agree, and gives what they say. What the daemon mends by itself
+    /// Expects that the daemon, its checkpoint and the CDI directory agree, and gives what they say. What the daemon mends by itself
     /// is waited for: files that are lost or without an owner, and unprepares that were interrupted, whose drivers have to
     /// serve. No request may be under way.
     pub async fn agrees(&self) -> Vec<ClaimRecord> {
         let settled = |claims: &[v1::ClaimStatus]| {
             claims.iter().all(|claim| claim.state != ClaimState::Unpreparing.as_str())
         };
-        let listed = self.until_claims("nothing is being given up", settled).await;
+        let listed = self.until_claims("no claim is being unprepared", settled).await;
         let records = self.records();
         assert_eq!(
             standing_of_list(&listed),
@@ -30,7 +30,7 @@ impl Daemon {
             "the list and the checkpoint differ"
         );
         let agrees = || self.cdi_agrees(&records);
-        until_path(&self.cdi(), "the CDI folder is as the checkpoint says", agrees).await;
+        until_path(&self.cdi(), "the CDI directory is as the checkpoint says", agrees).await;
         self.names_agree().await;
         records
     }
@@ -40,10 +40,10 @@ impl Daemon {
         let records = self.agrees().await;
         assert!(records.is_empty(), "{records:#?}");
         assert_eq!((self.pods().await, self.cdi_files()), (vec![], vec![]));
-        assert!(held.is_empty(), "the driver was never told to give up {held:?}");
+        assert!(held.is_empty(), "the driver was never asked to unprepare {held:?}");
     }
 
-    /// Each CDI name of ours that pods are told is in a file.
+    /// Each CDI name of ours that is reported to pods is in a file.
     async fn names_agree(&self) {
         let files = self.cdi_files();
         let there: BTreeSet<_> = files.iter().flat_map(crate::cdi::CdiFile::devices).collect();
@@ -65,7 +65,7 @@ impl Root {
         checkpoint::read(&path).expect("read the checkpoint").claims
     }
 
-    /// Whether the folder has the files of all claims that are prepared, as they are rendered, and of no unknown claim. The error
+    /// Whether the directory has the files of all claims that are prepared, as they are rendered, and of no unknown claim. The error
     /// says what differs. A claim on its way may have its file already, or still.
     fn cdi_agrees(&self, records: &[ClaimRecord]) -> Result<(), String> {
         let files = self.cdi_files();
@@ -89,14 +89,14 @@ impl Root {
         let left: Vec<_> = self.temporary_files();
         match there.is_empty() && left.is_empty() {
             true => Ok(()),
-            false => Err(format!("nobody owns {:?} and {left:?}", there.keys())),
+            false => Err(format!("no claim owns {:?} and {left:?}", there.keys())),
         }
     }
 
     fn temporary_files(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.cdi()).expect("read the CDI folder");
+        let entries = std::fs::read_dir(self.cdi()).expect("read the CDI directory");
         let names = entries
-            .map(|entry| entry.expect("read the CDI folder").file_name().to_string_lossy().into_owned());
+            .map(|entry| entry.expect("read the CDI directory").file_name().to_string_lossy().into_owned());
         names.filter(|name| name.ends_with(".tmp")).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! CDI files as they stand in the folder.
+//! CDI files as they stand in the directory.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub struct CdiFile {
 }
 
 impl CdiFile {
-    /// None: the file is somebody else's.
+    /// None: the file belongs to another program.
     pub fn read(path: &Path) -> Option<Self> {
         let text = std::fs::read_to_string(path).ok()?;
         let (first, rest) = text.split_once('\n')?;
@@ -52,10 +52,10 @@ impl CdiFile {
 }
 
 impl Root {
-    /// The files of ours in the root's CDI folder, by name.
+    /// The files of ours in the root's CDI directory, by name.
     pub fn cdi_files(&self) -> Vec<CdiFile> {
-        let entries = std::fs::read_dir(self.cdi()).expect("read the CDI folder");
-        let mut paths: Vec<_> = entries.map(|entry| entry.expect("read the CDI folder").path()).collect();
+        let entries = std::fs::read_dir(self.cdi()).expect("read the CDI directory");
+        let mut paths: Vec<_> = entries.map(|entry| entry.expect("read the CDI directory").path()).collect();
         paths.sort();
         paths.iter().filter_map(|path| CdiFile::read(path)).collect()
     }

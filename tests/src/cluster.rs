@@ -25,7 +25,7 @@ pub struct Cluster {
     pub api: ApiServer,
     /// Of the node's object.
     pub node_uid: String,
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl Cluster {
@@ -33,13 +33,13 @@ impl Cluster {
         let api = ApiServer::start().await;
         let node_uid = api.add_node(NODE);
         api.enforce(&rights());
-        let folder = tempfile::tempdir().expect("a folder in the place for temporary files");
-        Self { api, node_uid, folder }
+        let dir = tempfile::tempdir().expect("a directory in the place for temporary files");
+        Self { api, node_uid, dir }
     }
 
     /// The kubeconfig of the node's daemon.
     pub fn kubeconfig(&self) -> PathBuf {
-        self.api.kubeconfig(self.folder.path())
+        self.api.kubeconfig(self.dir.path())
     }
 
     /// What a daemon of this node is started with.
@@ -48,7 +48,7 @@ impl Cluster {
         options(&kubeconfig)
     }
 
-    /// A daemon on a root of its own, started and asked for nothing. The kubelet's folder is there, and no kubelet.
+    /// A daemon on a root of its own, started and asked for nothing. The kubelet's directory is there, and no kubelet.
     pub async fn daemon(&self) -> Daemon {
         self.daemon_with(self.options()).await
     }
@@ -94,15 +94,15 @@ pub fn options(kubeconfig: &Path) -> Options {
         .arg("--kubeconfig", kubeconfig)
 }
 
-/// The folders that a kubelet makes when it starts.
+/// The directories that a kubelet makes when it starts.
 pub fn make_kubelet_root(root: &Root) {
-    for folder in ["plugins_registry", "plugins", "device-plugins", "pod-resources"] {
-        std::fs::create_dir_all(root.kubelet().join(folder)).expect("a new folder below the root");
+    for dir in ["plugins_registry", "plugins", "device-plugins", "pod-resources"] {
+        std::fs::create_dir_all(root.kubelet().join(dir)).expect("a new directory below the root");
     }
 }
 
 impl Root {
-    /// The kubelet's folder.
+    /// The kubelet's directory.
     pub fn kubelet(&self) -> PathBuf {
         self.path().join("var/lib/kubelet")
     }
@@ -130,11 +130,11 @@ impl<'a> From<(&'a str, &'a str)> for Offered<'a> {
     }
 }
 
-/// What becomes of a kubelet's call for one claim: what it is told of devices, or the words of a refusal.
+/// What becomes of a kubelet's call for one claim: the devices that it reports, or the message of a refusal.
 pub type Prepared = Result<Vec<dra::Device>, String>;
 
 impl Root {
-    /// Waits until a driver has its sockets in the kubelet's folders.
+    /// Waits until a driver has its sockets in the kubelet's directories.
     pub async fn until_offered<'a>(&self, driver: impl Into<Offered<'a>>) {
         self.until_there(&self.registration(&driver.into())).await;
     }
@@ -149,17 +149,17 @@ impl Root {
 
     /// Waits until a driver has none any more.
     pub async fn until_withdrawn<'a>(&self, driver: impl Into<Offered<'a>>) {
-        let folder = self.kubelet().join("plugins_registry");
+        let dir = self.kubelet().join("plugins_registry");
         let socket = self.registration(&driver.into());
         let is_gone = || if socket.exists() { Err("it is there".to_owned()) } else { Ok(()) };
-        until_path(&folder, &format!("{} is gone", socket.display()), is_gone).await;
+        until_path(&dir, &format!("{} is gone", socket.display()), is_gone).await;
     }
 
-    /// Waits until there is a file in a folder that is there.
+    /// Waits until there is a file in a directory that is there.
     pub async fn until_there(&self, path: &Path) {
-        let folder = path.parent().expect("a file is in a folder");
+        let dir = path.parent().expect("a file is in a directory");
         let is_there = || if path.exists() { Ok(()) } else { Err("it is not there".to_owned()) };
-        until_path(folder, &format!("{} is there", path.display()), is_there).await;
+        until_path(dir, &format!("{} is there", path.display()), is_there).await;
     }
 
     /// A connection to a driver's service, as a kubelet's.
@@ -228,7 +228,7 @@ fn dra_claim(claim: &ClaimName<'_>) -> dra::Claim {
 pub struct DraClient(DraPluginClient<Channel>);
 
 impl DraClient {
-    /// On the folder of a kubelet.
+    /// On the directory of a kubelet.
     pub fn new(kubelet: &Path, driver: &str) -> Self {
         let socket = kubelet.join("plugins").join(driver).join("dra.sock");
         Self(DraPluginClient::new(crate::daemon::channel(socket)))
@@ -268,7 +268,7 @@ impl DraClient {
     }
 }
 
-/// A kubelet comes again in its own time; a test does at once, until its patience is at its end.
+/// A kubelet retries in its own time; a test retries at once, until its deadline.
 async fn repeated<F: Future<Output = Result<(), String>>>(once: impl Fn() -> F) -> Result<(), String> {
     let mut last = String::new();
     let until = async {

@@ -23,7 +23,7 @@ pub fn allocated(request: &str, device: &str) -> v1::AllocatedDevice {
     }
 }
 
-/// A claim for which devices were allocated, reserved for nobody yet. Its requests are `device-0`, `device-1`, …
+/// A claim for which devices were allocated, without a consumer yet. Its requests are `device-0`, `device-1`, …
 pub fn claim(name: &str, devices: &[&str]) -> v1::Claim {
     let id = v1::ObjectRef {
         namespace: "default".to_owned(),

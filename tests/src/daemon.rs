@@ -148,7 +148,8 @@ impl Daemon {
     pub async fn notification(&self) -> String {
         let mut buffer = [0; 256];
         let received = timeout(DEADLINE, self.notifications.recv(&mut buffer)).await;
-        let received = received.unwrap_or_else(|_| panic!("the daemon notifies nobody\n{}", self.log()));
+        let received =
+            received.unwrap_or_else(|_| panic!("the daemon sends no notification\n{}", self.log()));
         let length = received.expect("a datagram fits");
         String::from_utf8_lossy(&buffer[..length]).trim().to_owned()
     }
@@ -219,7 +220,7 @@ impl Daemon {
     pub fn death(&self) -> impl Future<Output = ()> + 'static {
         let (pid, how) = (self.pid(), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let ended = tokio::task::spawn_blocking(move || rustix::process::waitid(WaitId::Pid(pid), how));
-        // An error says that somebody waited for it before.
+        // An error says that it was waited for before.
         async move {
             let _ = ended.await.expect("waiting does not panic");
         }

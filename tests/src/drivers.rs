@@ -1,4 +1,4 @@
-//! Drivers for the daemon's folder.
+//! Drivers for the daemon's directory.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -26,16 +26,16 @@ pub enum Form {
 
 /// The bytes of an example driver.
 pub fn wasm(name: &str, form: Form) -> Vec<u8> {
-    let folder = match form {
+    let dir = match form {
         Form::Core => places::drivers(),
         Form::Component => places::drivers().join("wasip2"),
     };
-    let path = folder.join(format!("{name}.wasm"));
+    let path = dir.join(format!("{name}.wasm"));
     let read = std::fs::read(&path);
     read.unwrap_or_else(|error| panic!("read {}: {error}; `cargo xtask drivers` builds it", path.display()))
 }
 
-/// The same driver in a file of another digest, as a new version is: with a section that nobody reads.
+/// The same driver in a file of another digest, as a new version is: with a section that no host reads.
 pub fn version(mut file: Vec<u8>, tag: &str) -> Vec<u8> {
     const NAME: &str = "version";
     let length = u8::try_from(1 + NAME.len() + tag.len()).ok().filter(|length| *length < 0x80);
@@ -61,22 +61,22 @@ impl Root {
         self.drivers().join(file)
     }
 
-    /// Puts a file into the drivers folder at once, as careful tools do.
+    /// Puts a file into the drivers directory at once, as careful tools do.
     pub fn drop_in(&self, file: &str, bytes: impl AsRef<[u8]>) {
         let temporary = self.driver_path(&format!(".{file}.tmp"));
-        std::fs::write(&temporary, bytes).expect("write into the drivers folder");
-        std::fs::rename(temporary, self.driver_path(file)).expect("rename in the drivers folder");
+        std::fs::write(&temporary, bytes).expect("write into the drivers directory");
+        std::fs::rename(temporary, self.driver_path(file)).expect("rename in the drivers directory");
     }
 
-    /// Copies a file into the drivers folder as `cp` does.
+    /// Copies a file into the drivers directory as `cp` does.
     pub fn copy_in(&self, file: &str, bytes: impl AsRef<[u8]>) {
-        std::fs::write(self.driver_path(file), bytes).expect("write into the drivers folder");
+        std::fs::write(self.driver_path(file), bytes).expect("write into the drivers directory");
     }
 
     /// Digests of the drivers' files that are kept for what they prepared.
     pub fn kept(&self) -> BTreeSet<String> {
-        let entries = std::fs::read_dir(self.kept_drivers()).expect("the daemon makes the folder");
-        let names = entries.map(|entry| entry.expect("list a folder").file_name().into_string());
+        let entries = std::fs::read_dir(self.kept_drivers()).expect("the daemon makes the directory");
+        let names = entries.map(|entry| entry.expect("list a directory").file_name().into_string());
         let names = names.map(|name| name.expect("names of ours are text"));
         names.filter_map(|name| name.strip_suffix(".wasm").map(|stem| format!("sha256:{stem}"))).collect()
     }
@@ -92,7 +92,7 @@ impl Root {
     }
 
     pub fn take_out(&self, file: &str) {
-        std::fs::remove_file(self.driver_path(file)).expect("remove a file of the drivers folder");
+        std::fs::remove_file(self.driver_path(file)).expect("remove a file of the drivers directory");
     }
 
     /// An example driver with its grant and its config.

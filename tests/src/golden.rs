@@ -52,7 +52,7 @@ pub const ALL: [Golden; 5] = [RUST, RUST_WASIP2, C, PYTHON, JAVASCRIPT];
 impl Golden {
     /// None: the tools for it are not on this machine.
     pub fn bytes(&self) -> Option<Vec<u8>> {
-        let path = folder().join(format!("{}.wasm", self.build));
+        let path = dir().join(format!("{}.wasm", self.build));
         match std::fs::read(&path) {
             Ok(bytes) => Some(bytes),
             Err(_) if !self.always => None,
@@ -62,13 +62,13 @@ impl Golden {
 }
 
 /// Where `cargo xtask golden` puts the files: beside the other drivers.
-fn folder() -> PathBuf {
+fn dir() -> PathBuf {
     places::drivers().with_file_name(GOLDEN)
 }
 
-/// The folder of compiled drivers that all tests of a build share: some take tens of seconds to compile.
+/// The directory of compiled drivers that all tests of a build share: some take tens of seconds to compile.
 pub fn cache() -> PathBuf {
-    folder().join("compiled")
+    dir().join("compiled")
 }
 
 /// What became of a file when it was compiled.
@@ -105,7 +105,7 @@ impl Spent {
     }
 }
 
-/// The claims that a driver is told it holds.
+/// The live claims that a driver is called with.
 #[derive(Debug, Default)]
 pub struct Claims(Mutex<BTreeMap<Uid, LiveClaim>>);
 
@@ -139,17 +139,17 @@ impl Ledger for Claims {
 pub struct Bench {
     pub claims: Arc<Claims>,
     host: Arc<WasmHost>,
-    _folder: tempfile::TempDir,
+    _dir: tempfile::TempDir,
 }
 
 impl Bench {
     /// Compiled drivers are kept in `cache`, if there is one.
     pub fn new(cache: Option<&Path>) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let (sys, dev) = (folder.path().join("sys"), folder.path().join("dev"));
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (sys, dev) = (dir.path().join("sys"), dir.path().join("dev"));
         let cpus = sys.join(CPUS);
-        std::fs::create_dir_all(cpus.parent().expect("it has a folder")).expect("a new folder");
-        std::fs::create_dir(&dev).expect("a new folder");
+        std::fs::create_dir_all(cpus.parent().expect("it has a directory")).expect("a new directory");
+        std::fs::create_dir(&dev).expect("a new directory");
         std::fs::write(cpus, "0-3\n").expect("a new file");
         let node = NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() };
         let settings = WasmSettings {
@@ -162,7 +162,7 @@ impl Bench {
         let claims = Arc::new(Claims::default());
         let host = WasmHost::new(settings, Arc::clone(&claims) as _, Arc::new(NoJournal))
             .expect("set up the sandbox");
-        Self { claims, host, _folder: folder }
+        Self { claims, host, _dir: dir }
     }
 
     /// One at a time: what several tests load is compiled by the first of them.

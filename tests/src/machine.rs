@@ -13,7 +13,7 @@ pub fn skip(what: &str, why: &str) {
 
 /// Writes a line past the harness, which shows the output of failed tests only.
 pub fn tell(line: &str) {
-    // In one piece, between the lines of others. Nobody to tell is no reason to fail.
+    // In one piece, between the lines of others. A closed output is no reason to fail.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -26,12 +26,12 @@ pub fn is_root() -> bool {
 pub struct Tmpfs(PathBuf);
 
 impl Tmpfs {
-    /// Mounts it on a folder. The error says in one line why it cannot be.
-    pub fn mount(folder: &Path, options: &str) -> Result<Self, String> {
+    /// Mounts it on a directory. The error says in one line why it cannot be.
+    pub fn mount(dir: &Path, options: &str) -> Result<Self, String> {
         let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "nodedock-test"]).arg(folder);
+        mount.args(["-t", "tmpfs", "-o", options, "nodedock-test"]).arg(dir);
         run(&mut mount)?;
-        Ok(Self(folder.to_owned()))
+        Ok(Self(dir.to_owned()))
     }
 }
 
@@ -44,32 +44,32 @@ impl Drop for Tmpfs {
 /// A small ext4 on a loop device, which can be frozen and made read-only; taken away when dropped.
 #[derive(Debug)]
 pub struct Ext4 {
-    folder: PathBuf,
+    dir: PathBuf,
     /// Removed when dropped; the loop device keeps the file while it is mounted.
     _image: tempfile::TempPath,
 }
 
 impl Ext4 {
-    /// Mounts it on a folder. The error says in one line why it cannot be.
-    pub fn mount(folder: &Path, bytes: u64) -> Result<Self, String> {
+    /// Mounts it on a directory. The error says in one line why it cannot be.
+    pub fn mount(dir: &Path, bytes: u64) -> Result<Self, String> {
         let image = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
         image.as_file().set_len(bytes).map_err(|error| error.to_string())?;
         let mkfs = program("mkfs.ext4").ok_or("there is no mkfs.ext4")?;
         run(Command::new(mkfs).args(["-q", "-F"]).arg(image.path()))?;
-        run(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).arg(image.path()).arg(folder))?;
-        Ok(Self { folder: folder.to_owned(), _image: image.into_temp_path() })
+        run(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).arg(image.path()).arg(dir))?;
+        Ok(Self { dir: dir.to_owned(), _image: image.into_temp_path() })
     }
 }
 
 impl Drop for Ext4 {
     fn drop(&mut self) {
-        unmount(&self.folder);
+        unmount(&self.dir);
     }
 }
 
-/// Changes how a folder is mounted: `ro` or `rw`.
-pub fn remount(folder: &Path, how: &str) -> Result<(), String> {
-    run(Command::new("mount").arg("-o").arg(format!("remount,{how}")).arg(folder))
+/// Changes how a directory is mounted: `ro` or `rw`.
+pub fn remount(dir: &Path, how: &str) -> Result<(), String> {
+    run(Command::new("mount").arg("-o").arg(format!("remount,{how}")).arg(dir))
 }
 
 /// Makes a file refuse writes, also of those who have it open.
@@ -83,10 +83,10 @@ pub fn set_immutable(file: &Path, immutable: bool) -> Result<(), String> {
 pub struct Frozen(PathBuf);
 
 impl Frozen {
-    /// Freezes what is mounted on a folder. The error says in one line why it cannot be.
-    pub fn freeze(folder: &Path) -> Result<Self, String> {
-        run(Command::new(program("fsfreeze").ok_or("there is no fsfreeze")?).arg("--freeze").arg(folder))?;
-        Ok(Self(folder.to_owned()))
+    /// Freezes what is mounted on a directory. The error says in one line why it cannot be.
+    pub fn freeze(dir: &Path) -> Result<Self, String> {
+        run(Command::new(program("fsfreeze").ok_or("there is no fsfreeze")?).arg("--freeze").arg(dir))?;
+        Ok(Self(dir.to_owned()))
     }
 }
 
@@ -99,10 +99,10 @@ impl Drop for Frozen {
     }
 }
 
-fn unmount(folder: &Path) {
+fn unmount(dir: &Path) {
     // Lazily: a daemon that is about to end may still have files open.
-    if let Err(why) = run(Command::new("umount").arg("--lazy").arg(folder)) {
-        skip(&format!("unmounting {}", folder.display()), &why);
+    if let Err(why) = run(Command::new("umount").arg("--lazy").arg(dir)) {
+        skip(&format!("unmounting {}", dir.display()), &why);
     }
 }
 
@@ -117,11 +117,11 @@ pub fn run(command: &mut Command) -> Result<(), String> {
     Err(format!("{program}: {}", said.lines().next().unwrap_or("it failed")))
 }
 
-/// A program of the system, also where PATH has not its folder.
+/// A program of the system, also where PATH has not its directory.
 pub fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/bin"].map(PathBuf::from));
-    folders.map(|folder| folder.join(name)).find(|file| file.is_file())
+    let dirs = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/bin"].map(PathBuf::from));
+    dirs.map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
 /// The SHA-256 of bytes, in hex, from the system's own tool: an independent witness.

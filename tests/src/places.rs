@@ -10,13 +10,13 @@ pub fn nodedock() -> PathBuf {
     program
 }
 
-/// The folder of built drivers: `NODEDOCK_DRIVERS_DIR`, else `target/drivers`.
+/// The directory of built drivers: `NODEDOCK_DRIVERS_DIR`, else `target/drivers`.
 pub fn drivers() -> PathBuf {
     let beside = || target().parent().unwrap_or(Path::new(".")).join("drivers");
-    let folder = std::env::var_os("NODEDOCK_DRIVERS_DIR").map_or_else(beside, PathBuf::from);
-    let path = folder.display();
-    assert!(folder.is_dir(), "there is no folder {path}: build the drivers with `cargo xtask drivers`");
-    folder
+    let dir = std::env::var_os("NODEDOCK_DRIVERS_DIR").map_or_else(beside, PathBuf::from);
+    let path = dir.display();
+    assert!(dir.is_dir(), "there is no directory {path}: build the drivers with `cargo xtask drivers`");
+    dir
 }
 
 /// The example drivers' sources, with their grants and configs.
@@ -24,10 +24,10 @@ pub fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../example-drivers")
 }
 
-/// The folder of the profile that this was built with, such as `target/debug`.
+/// The directory of the profile that this was built with, such as `target/debug`.
 fn target() -> PathBuf {
     let this = std::env::current_exe().expect("the system knows the path of a running program");
-    let folder = this.parent().unwrap_or(Path::new("."));
-    let is_deps = folder.file_name().is_some_and(|name| name == "deps");
-    if is_deps { folder.parent().unwrap_or(folder).to_owned() } else { folder.to_owned() }
+    let dir = this.parent().unwrap_or(Path::new("."));
+    let is_deps = dir.file_name().is_some_and(|name| name == "deps");
+    if is_deps { dir.parent().unwrap_or(dir).to_owned() } else { dir.to_owned() }
 }

@@ -13,12 +13,12 @@ use crate::{DEADLINE, places};
 /// A root of its own; removed when dropped.
 #[derive(Debug)]
 pub struct Root {
-    /// Come first: what is mounted in the folder has to go before the folder can.
+    /// Come first: what is mounted in the directory has to go before the directory can.
     mounted: Vec<Mounted>,
     /// What the daemon sees as `/sys`.
     sys: Option<PathBuf>,
     /// Shared by daemons that take turns on it.
-    folder: Arc<TempDir>,
+    dir: Arc<TempDir>,
 }
 
 /// A file system of a root's own.
@@ -43,42 +43,42 @@ impl Root {
         // The path of a Unix socket may have 107 bytes, so the root's is short.
         let roots = std::env::var("NODEDOCK_TEST_ROOTS").unwrap_or_else(|_| "/tmp".to_owned());
         let root = tempfile::Builder::new().prefix("nd-").rand_bytes(6).tempdir_in(roots);
-        let folder = root.expect("the folder for roots can be written");
-        let root = Self { mounted: Vec::new(), sys: None, folder: Arc::new(folder) };
-        for folder in [root.drivers(), root.claims_folder(), root.cdi()] {
-            std::fs::create_dir_all(folder).expect("a new folder in /tmp");
+        let dir = root.expect("the directory for roots can be written");
+        let root = Self { mounted: Vec::new(), sys: None, dir: Arc::new(dir) };
+        for dir in [root.drivers(), root.claims_dir(), root.cdi()] {
+            std::fs::create_dir_all(dir).expect("a new directory in /tmp");
         }
         root
     }
 
     /// The same root, for another daemon on it. What is mounted stays with the first.
     pub fn beside(&self) -> Self {
-        Self { mounted: Vec::new(), sys: self.sys.clone(), folder: self.folder.clone() }
+        Self { mounted: Vec::new(), sys: self.sys.clone(), dir: self.dir.clone() }
     }
 
     pub fn path(&self) -> &Path {
-        self.folder.path()
+        self.dir.path()
     }
 
-    /// Puts the daemon's own folder on a small file system in memory. The error says in one line why it cannot be.
+    /// Puts the daemon's own directory on a small file system in memory. The error says in one line why it cannot be.
     pub fn mount_state(&mut self, options: &str) -> Result<(), String> {
         self.mounted.push(Mounted::Tmpfs(Tmpfs::mount(&self.state(), options)?));
         std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
     }
 
-    /// Puts the daemon's own folder on a disk that can be frozen and made read-only.
+    /// Puts the daemon's own directory on a disk that can be frozen and made read-only.
     pub fn mount_state_disk(&mut self, bytes: u64) -> Result<(), String> {
         self.mounted.push(Mounted::Ext4(Ext4::mount(&self.state(), bytes)?));
         std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
     }
 
-    /// Puts the folder of CDI files on a small file system in memory.
+    /// Puts the directory of CDI files on a small file system in memory.
     pub fn mount_cdi(&mut self, options: &str) -> Result<(), String> {
         self.mounted.push(Mounted::Tmpfs(Tmpfs::mount(&self.cdi(), options)?));
         Ok(())
     }
 
-    /// Has the program see an empty folder of the root as `/sys`, and gives the folder. The error says in one line why it cannot be.
+    /// Has the program see an empty directory of the root as `/sys`, and gives the directory. The error says in one line why it cannot be.
     pub fn fake_sys(&mut self) -> Result<PathBuf, String> {
         let sys = self.path().join("sys");
         std::fs::create_dir(&sys).map_err(|error| error.to_string())?;
@@ -88,7 +88,7 @@ impl Root {
         Ok(sys)
     }
 
-    /// The daemon's own folder, with drivers, claims and checkpoint.
+    /// The daemon's own directory, with drivers, claims and checkpoint.
     pub fn state(&self) -> PathBuf {
         self.path().join("var/lib/nodedock")
     }
@@ -102,7 +102,7 @@ impl Root {
         self.state().join("kept-drivers")
     }
 
-    pub fn claims_folder(&self) -> PathBuf {
+    pub fn claims_dir(&self) -> PathBuf {
         self.state().join("claims")
     }
 
@@ -167,7 +167,7 @@ impl Root {
     }
 }
 
-/// What runs a program with a folder in place of `/sys`, for itself alone; its process is the program's.
+/// What runs a program with a directory in place of `/sys`, for itself alone; its process is the program's.
 fn as_sys(sys: &Path) -> Result<std::process::Command, String> {
     let unshare = program("unshare").ok_or("there is no unshare")?;
     let mut command = std::process::Command::new(unshare);

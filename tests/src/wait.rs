@@ -121,7 +121,7 @@ impl Root {
     }
 }
 
-/// Returns what `condition` finds, asking again whenever the file or folder changes.
+/// Returns what `condition` finds, checking it whenever the file or directory changes.
 pub async fn until_path<T>(path: &Path, what: &str, condition: impl Fn() -> Result<T, String>) -> T {
     let (sender, mut events) = tokio::sync::mpsc::channel(1);
     // A full channel leads to a question as well as a new event does.

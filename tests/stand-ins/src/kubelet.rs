@@ -1,18 +1,18 @@
 //! A kubelet: what it does with the sockets of plugins.
 //!
-//! It registers what appears in `plugins_registry`, prepares and unprepares the claims of pods through DRA, follows the health of
-//! devices, takes device plugins and allocates from them, and answers on the pod-resources socket. Orders, deadlines and refusals
-//! are those of Kubernetes 1.36, or of 1.37 where a test asks for it. Pods are run only as far as their devices go.
+//! It registers the DRA drivers that appear in `plugins_registry` and calls them (`v1`), follows the health of their devices
+//! (`v1alpha1`), takes device plugins and allocates from them, and answers on the pod-resources socket. Orders, deadlines and refusals
+//! are those of Kubernetes 1.36. It has only what tests of the host use, and no pods: a test calls for them.
 //!
-//! Other than a real one it looks at a change of a folder at once, not within a second, it keeps no checkpoint on disk but what is
-//! prepared over [`Kubelet::restart`], and its device plugins' folder is below the root like every other.
+//! Other than a real one it looks at a change of a directory at once, not within a second, it keeps no checkpoint, and its device
+//! plugins' directory is below the root like every other.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
+use nodedock_proto::kubelet::dra::v1::Device;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -22,95 +22,57 @@ mod dra;
 mod health;
 mod plugins;
 mod pod_resources;
-mod pods;
 mod state;
 #[cfg(test)]
 mod tests;
 
 pub use devices::{Allocation, Resource};
-pub use dra::{ClaimRef, PreparedDevice};
+pub use dra::ClaimRef;
 pub use health::DeviceHealth;
 pub use state::{Call, View};
 
-use crate::api_server::ApiServer;
 use crate::deadline::{DEADLINE, within};
-use state::Inner;
+use state::Shared;
 
-/// Which release it is, where they differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
-    /// Health is `v1alpha1`, and asked of every driver.
-    V1_36,
-    /// Health is `v1`, or else `v1alpha1`, and asked of drivers that offer it; endpoints must be below the root and short.
-    V1_37,
-}
-
-/// Told of slices to delete: of one driver, or of all when the kubelet starts.
+/// Called with slices to delete: of one driver, or of all when the kubelet starts.
 pub type Wipes = Arc<dyn Fn(Option<&str>) + Send + Sync>;
-/// Reads a ResourceClaim by namespace and name.
-pub type Claims = Arc<dyn Fn(&str, &str) -> Option<Value> + Send + Sync>;
 
 /// What a kubelet is started with. The figures are those of a real one.
 #[derive(Clone)]
 pub struct KubeletOptions {
-    pub release: Release,
-    /// DRA services it knows, as plugins advertise them.
-    pub services: Vec<String>,
     pub dial_timeout: Duration,
-    pub get_info_timeout: Duration,
-    pub notify_timeout: Duration,
     pub call_timeout: Duration,
     /// The first pause after a registration that failed; it doubles.
     pub register_again: Duration,
-    pub register_again_most: Duration,
     /// Without a connection to a driver.
     pub wipe_after: Duration,
     pub health_again: Duration,
     pub wipes: Option<Wipes>,
-    pub claims: Option<Claims>,
 }
 
 impl Default for KubeletOptions {
     fn default() -> Self {
         Self {
-            release: Release::V1_36,
-            services: vec!["v1.DRAPlugin".to_owned(), "v1beta1.DRAPlugin".to_owned()],
             dial_timeout: Duration::from_secs(10),
-            get_info_timeout: Duration::from_secs(1),
-            notify_timeout: Duration::from_secs(5),
             call_timeout: Duration::from_secs(45),
             register_again: Duration::from_millis(500),
-            register_again_most: Duration::from_secs(122),
             wipe_after: Duration::from_secs(30),
             health_again: Duration::from_secs(5),
             wipes: None,
-            claims: None,
         }
-    }
-}
-
-impl KubeletOptions {
-    /// Of a node of a cluster: it reads claims from the server and wipes slices there.
-    pub fn of_node(server: &Arc<ApiServer>, node: &str) -> Self {
-        let (reads, writes, node) = (Arc::clone(server), Arc::clone(server), node.to_owned());
-        let claims = move |namespace: &str, name: &str| reads.get("resourceclaims", namespace, name);
-        let wipes = move |driver: Option<&str>| {
-            writes.wipe_slices(&node, driver);
-        };
-        Self { claims: Some(Arc::new(claims)), wipes: Some(Arc::new(wipes)), ..Self::default() }
     }
 }
 
 impl std::fmt::Debug for KubeletOptions {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        to.debug_struct("KubeletOptions").field("release", &self.release).finish_non_exhaustive()
+        to.debug_struct("KubeletOptions").finish_non_exhaustive()
     }
 }
 
-/// A kubelet on a folder. It ends when it is dropped; what plugins left in the folder stays.
+/// A kubelet on a directory. It ends when it is dropped; what plugins left in the directory stays.
 #[derive(Debug)]
 pub struct Kubelet {
-    inner: Arc<Inner>,
+    shared: Arc<Shared>,
     running: Option<Running>,
 }
 
@@ -126,15 +88,15 @@ impl Drop for Kubelet {
             running.end.cancel();
         }
         // Ends what follows instances and plugins.
-        self.inner.change(state::State::process_ended);
+        self.shared.change(state::State::process_ended);
     }
 }
 
 impl Kubelet {
-    /// `root` is what `/var/lib/kubelet` is on a node; its folders are made.
+    /// `root` is what `/var/lib/kubelet` is on a node; its directories are made.
     pub async fn start(root: &Path, options: KubeletOptions) -> Self {
-        let inner = Arc::new(Inner::new(root, options));
-        let mut kubelet = Self { inner, running: None };
+        let shared = Arc::new(Shared::new(root, options));
+        let mut kubelet = Self { shared, running: None };
         kubelet.start_again().await;
         kubelet
     }
@@ -146,37 +108,28 @@ impl Kubelet {
             running.tasks.close();
             running.tasks.wait().await;
         }
-        self.inner.change(state::State::process_ended);
+        self.shared.change(state::State::process_ended);
     }
 
-    /// After [`Self::stop`]: slices are wiped, the sockets of device plugins deleted, registration sockets found again.
+    /// Starts, and stops before if it runs: slices are wiped, the sockets of device plugins deleted, registration sockets found again.
     pub async fn start_again(&mut self) {
         self.stop().await;
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
-        for folder in ["plugins_registry", "plugins", "device-plugins", "pod-resources"] {
-            std::fs::create_dir_all(self.root().join(folder)).expect("the kubelet's folders can be made");
+        for dir in ["plugins_registry", "plugins", "device-plugins", "pod-resources"] {
+            std::fs::create_dir_all(self.root().join(dir)).expect("the kubelet's directories can be made");
         }
-        if let Some(wipes) = &self.inner.options.wipes {
+        if let Some(wipes) = &self.shared.options.wipes {
             wipes(None);
         }
-        self.inner.note_quietly("start", "");
-        pod_resources::serve(&self.inner, &end, &tasks);
-        devices::serve(&self.inner, &end, &tasks);
-        plugins::watch(&self.inner, &end, &tasks);
+        self.shared.note_quietly("start", "");
+        pod_resources::serve(&self.shared, &end, &tasks);
+        devices::serve(&self.shared, &end, &tasks);
+        plugins::watch(&self.shared, &end, &tasks);
         self.running = Some(Running { end, tasks });
     }
 
-    /// Stops and starts: what is prepared is remembered, but prepared again for each new sandbox.
-    pub async fn restart(&mut self) {
-        self.start_again().await;
-    }
-
     pub fn root(&self) -> &Path {
-        &self.inner.root
-    }
-
-    pub fn plugins_registry(&self) -> PathBuf {
-        self.root().join("plugins_registry")
+        &self.shared.root
     }
 
     pub fn device_plugins(&self) -> PathBuf {
@@ -185,11 +138,7 @@ impl Kubelet {
 
     /// Everything it called and was called for, in order.
     pub fn calls(&self) -> Vec<Call> {
-        self.inner.look(|state| state.calls.clone())
-    }
-
-    pub fn forget_calls(&self) {
-        self.inner.change(|state| state.calls.clear());
+        self.shared.look(|state| state.calls.clone())
     }
 
     /// Waits until `look` finds what it wants.
@@ -198,11 +147,11 @@ impl Kubelet {
     ///
     /// After [`DEADLINE`] on the wall clock, with the calls until then.
     pub async fn wait_for<T>(&self, what: &str, mut look: impl FnMut(&View<'_>) -> Option<T>) -> T {
-        let mut ticks = self.inner.ticks();
+        let mut ticks = self.shared.ticks();
         let work = async {
             loop {
                 ticks.mark_unchanged();
-                if let Some(found) = self.inner.look(|state| look(&View::of(state))) {
+                if let Some(found) = self.shared.look(|state| look(&View::of(state))) {
                     return found;
                 }
                 let _ = ticks.changed().await;
@@ -210,7 +159,7 @@ impl Kubelet {
         };
         match within(DEADLINE, work).await {
             Some(found) => found,
-            None => panic!("waited {DEADLINE:?} for {what}; the kubelet saw:\n{}", self.inner.story()),
+            None => panic!("waited {DEADLINE:?} for {what}; the kubelet saw:\n{}", self.shared.story()),
         }
     }
 
@@ -219,15 +168,9 @@ impl Kubelet {
         self.wait_for(what, |view| look(view).then_some(())).await;
     }
 
-    /// Waits until a DRA driver is registered, has been told so, and is connected.
+    /// Waits until a DRA driver is registered, has been notified, and is connected.
     pub async fn registered(&self, driver: &str) {
-        self.wait_until(&format!("driver {driver}"), |view| view.registered(driver)).await;
-    }
-
-    /// Waits until this many instances of a DRA driver are registered, told so, and connected.
-    pub async fn connected(&self, driver: &str, count: usize) {
-        let what = format!("{count} instances of driver {driver}");
-        self.wait_until(&what, |view| view.connected(driver) == count).await;
+        self.wait_until(&format!("driver {driver}"), |view| view.connected(driver) > 0).await;
     }
 
     /// Waits until no instance of a DRA driver is registered.
@@ -245,53 +188,27 @@ impl Kubelet {
         self.wait_for(&what, found).await
     }
 
-    /// The health of a driver's devices by pool and name.
-    pub fn health(&self, driver: &str) -> BTreeMap<(String, String), DeviceHealth> {
-        self.inner.look(|state| View::of(state).health(driver))
-    }
-
-    /// One call of `NodePrepareResources` to the instance of `driver` that a kubelet would take, and what it checks of the answer.
+    /// One call of `NodePrepareResources` to the instance of `driver` that a kubelet would choose, with its checks of the answer.
     pub async fn prepare(
         &self,
         driver: &str,
         claims: &[ClaimRef],
-    ) -> Result<BTreeMap<String, Vec<PreparedDevice>>, String> {
-        dra::prepare(&self.inner, driver, claims).await
+    ) -> Result<BTreeMap<String, Vec<Device>>, String> {
+        dra::prepare(&self.shared, driver, claims).await
     }
 
     /// One call of `NodeUnprepareResources`.
     pub async fn unprepare(&self, driver: &str, claims: &[ClaimRef]) -> Result<(), String> {
-        dra::unprepare(&self.inner, driver, claims).await
-    }
-
-    /// Makes the sandbox of a pod, as JSON from the API server: prepares its claims unless they are, and gives the CDI devices of each
-    /// container. Needs [`KubeletOptions::claims`].
-    pub async fn run_pod(&self, pod: &Value) -> Result<BTreeMap<String, Vec<String>>, String> {
-        pods::run(&self.inner, pod).await
-    }
-
-    /// Ends a pod by its UID: claims that no other pod uses are unprepared. Works without the API server.
-    pub async fn stop_pod(&self, uid: &str) -> Result<(), String> {
-        pods::stop(&self.inner, uid).await
-    }
-
-    /// The claims that are remembered as prepared, or as possibly prepared, by UID.
-    pub fn cached_claims(&self) -> Vec<String> {
-        self.inner.look(|state| state.claims.values().map(|claim| claim.claim.uid.clone()).collect())
+        dra::unprepare(&self.shared, driver, claims).await
     }
 
     /// Takes `count` devices of a resource for a container, as admission does, and asks their plugin to allocate them.
     pub async fn allocate(&self, resource: &str, count: usize) -> Result<Allocation, String> {
-        devices::allocate(&self.inner, resource, count).await
+        devices::allocate(&self.shared, resource, count).await
     }
 
-    /// What a container start asks of a plugin that wants to be asked.
-    pub async fn pre_start(&self, allocation: &Allocation) -> Result<(), String> {
-        devices::pre_start(&self.inner, allocation).await
-    }
-
-    /// Gives devices back, as when their pod has ended.
+    /// Frees devices, as when their pod has ended.
     pub fn free(&self, allocation: &Allocation) {
-        self.inner.change(|state| state.allocations.retain(|held| held.number != allocation.number));
+        self.shared.change(|state| state.allocations.retain(|held| held.number != allocation.number));
     }
 }

@@ -1,4 +1,4 @@
-//! The daemon is killed. The driver goes on: it may have done what nobody heard of.
+//! The daemon is killed. The driver goes on: it may have done what no caller heard of.
 
 use nodedock_proto::node::v1::ClaimStatus;
 use nodedock_tests::compose::pod;
@@ -12,13 +12,13 @@ pub(crate) async fn a_crash_while_the_driver_prepares<K: Kind>() -> Story {
     let asked = scene.ask(&["hold"]);
     scene.until_asked("prepare hold", 1).await;
     scene.crash(&[("hold", "preparing")]).await;
-    asked.await.expect("asking does not panic").expect_err("nobody answers");
+    asked.await.expect("asking does not panic").expect_err("the daemon is dead");
     scene.see(&[("hold", "preparing")]).await;
     scene.release().await;
     scene.prepare_to(&[("hold", "prepared")]).await;
     scene.see(&[("hold", "prepared"), ("release", "prepared")]).await;
     scene.unprepare_to(&[("hold", "unprepared")]).await;
-    scene.told(&["prepare hold", "prepare release", "prepare hold", "unprepare hold"]);
+    scene.expect_calls(&["prepare hold", "prepare release", "prepare hold", "unprepare hold"]);
     scene.clean().await;
     scene.end()
 }
@@ -28,9 +28,9 @@ pub(crate) async fn a_crash_while_the_driver_prepares_and_then_an_unprepare<K: K
     let asked = scene.ask(&["hold"]);
     scene.until_asked("prepare hold", 1).await;
     scene.crash(&[("hold", "preparing")]).await;
-    asked.await.expect("asking does not panic").expect_err("nobody answers");
+    asked.await.expect("asking does not panic").expect_err("the daemon is dead");
     scene.unprepare_to(&[("hold", "unprepared")]).await;
-    scene.told(&["prepare hold", "unprepare hold"]);
+    scene.expect_calls(&["prepare hold", "unprepare hold"]);
     scene.clean().await;
     scene.end()
 }
@@ -66,7 +66,7 @@ pub(crate) async fn a_crash_after_the_answer<K: Kind>() -> Story {
     assert_eq!(scene.prepare(&["ok", "ok-2"]).await, before);
     scene.see(&[("ok", "prepared"), ("ok-2", "prepared")]).await;
     scene.unprepare_to(&[("ok", "unprepared"), ("ok-2", "unprepared")]).await;
-    scene.told(&["prepare ok,ok-2", "unprepare ok,ok-2"]);
+    scene.expect_calls(&["prepare ok,ok-2", "unprepare ok,ok-2"]);
     scene.clean().await;
     scene.end()
 }
@@ -83,21 +83,21 @@ pub(crate) async fn a_crash_after_a_refusal<K: Kind>() -> Story {
     scene.end()
 }
 
-pub(crate) async fn a_crash_while_the_driver_gives_up<K: Kind>() -> Story {
+pub(crate) async fn a_crash_during_an_unprepare<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     scene.set_unprepare("ok", Word::Hold).await;
     scene.prepare_to(&[("ok", "prepared")]).await;
     let asked = scene.ask_unprepare();
     scene.until_asked("unprepare ok", 1).await;
     scene.crash(&[("ok", "unpreparing")]).await;
-    asked.await.expect("asking does not panic").expect_err("nobody answers");
-    // Nobody asks for it: the driver is told as soon as it serves.
+    asked.await.expect("asking does not panic").expect_err("the daemon is dead");
+    // Without a request: the driver is called as soon as it serves.
     scene.until_asked("unprepare ok", 2).await;
     scene.see(&[("ok", "unpreparing")]).await;
     scene.release().await;
     let only_one = |claims: &[ClaimStatus]| claims.len() == 1;
     scene.daemon.until_claims("only the claim that ended the hold is left", only_one).await;
-    scene.told(&["prepare ok", "unprepare ok", "unprepare ok", "prepare release"]);
+    scene.expect_calls(&["prepare ok", "unprepare ok", "unprepare ok", "prepare release"]);
     assert_eq!(scene.daemon.unprepare(&pod(POD)).await, []);
     scene.clean().await;
     scene.end()
@@ -114,7 +114,7 @@ pub(crate) async fn a_crash_while_the_driver_is_gone<K: Kind>() -> Story {
     scene.see(&[("ok", "unpreparing"), ("ok-2", "unpreparing")]).await;
     scene.kind.come(&scene.daemon).await;
     scene.daemon.until_claims("the driver is back", <[_]>::is_empty).await;
-    scene.told(&["prepare ok,ok-2", "unprepare ok", "unprepare ok-2"]);
+    scene.expect_calls(&["prepare ok,ok-2", "unprepare ok", "unprepare ok-2"]);
     scene.clean().await;
     scene.end()
 }

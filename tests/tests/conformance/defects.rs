@@ -16,7 +16,7 @@ async fn refused_alone<K: Kind>(name: &str, code: &str) -> Story {
     let mut both = ["ok", name];
     both.sort_unstable();
     let (both, alone) = (format!("prepare {}", both.join(",")), format!("prepare {name}"));
-    scene.told(&[&both, &alone, &alone]);
+    scene.expect_calls(&[&both, &alone, &alone]);
     scene.unprepare_to(&[("ok", "unprepared"), (name, "unprepared")]).await;
     scene.clean().await;
     scene.end()
@@ -30,7 +30,7 @@ pub(crate) async fn a_claim_that_is_answered_twice_is_refused_alone<K: Kind>() -
     refused_alone::<K>("twice", "claim-answered-twice").await
 }
 
-pub(crate) async fn a_claim_that_is_answered_for_somebody_else_is_refused_alone<K: Kind>() -> Story {
+pub(crate) async fn a_claim_whose_answer_is_for_another_claim_is_refused_alone<K: Kind>() -> Story {
     refused_alone::<K>("wrong-claim", "claim-skipped").await
 }
 
@@ -38,13 +38,13 @@ pub(crate) async fn an_answer_beyond_the_bounds_refuses_its_claim_alone<K: Kind>
     refused_alone::<K>("huge", "driver-answer-not-valid").await
 }
 
-pub(crate) async fn a_claim_that_nobody_asked_for_is_dropped<K: Kind>() -> Story {
+pub(crate) async fn an_answer_for_an_unknown_claim_is_dropped<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     scene.prepare_to(&[("ok", "prepared"), ("stranger", "prepared")]).await;
     assert!(scene.daemon.log().contains("answered for claims that were not requested"));
     scene.see(&[("ok", "prepared"), ("stranger", "prepared")]).await;
     scene.unprepare_to(&[("ok", "unprepared"), ("stranger", "unprepared")]).await;
-    scene.told(&["prepare ok,stranger", "unprepare ok,stranger"]);
+    scene.expect_calls(&["prepare ok,stranger", "unprepare ok,stranger"]);
     scene.clean().await;
     scene.end()
 }

@@ -25,7 +25,7 @@ async fn a_plugin_refuses_for_good_all_the_claims_of_a_call_or_none() {
     let mut scene = Scene::<Native>::start().await;
     scene.prepare_to(&[("ok", "driver-refused"), ("refuse-permanent", "driver-refused")]).await;
     scene.see(&[]).await;
-    scene.told(&["prepare ok,refuse-permanent", "unprepare ok,refuse-permanent"]);
+    scene.expect_calls(&["prepare ok,refuse-permanent", "unprepare ok,refuse-permanent"]);
 }
 
 /// A plugin that died keeps its registration, so its claims wait for the connection; a file that is gone is gone.
@@ -39,26 +39,29 @@ async fn a_plugin_that_died_is_not_connected_rather_than_unknown() {
     scene.prepare_to(&[("ok", "prepared")]).await;
 }
 
-/// A plugin's word for good is the status of a whole call, and kubelets come again whatever it is: there are plugins that say "not
+/// A plugin refuses for good by the status of a whole call, and kubelets retry whatever it is: there are plugins that say "not
 /// found" while they wait for the API server.
 #[tokio::test]
-async fn what_is_refused_for_good_is_asked_again_of_a_plugin_only() {
+async fn a_permanent_refusal_is_retried_for_a_plugin_only() {
     let calls = ["prepare refuse-permanent", "unprepare refuse-permanent"];
     let mut scene = Scene::<Wasm>::start().await;
     let first = scene.prepare(&["refuse-permanent"]).await;
     assert_eq!(scene.prepare(&["refuse-permanent"]).await, first);
-    scene.told(&calls);
+    scene.expect_calls(&calls);
     let text = scene.daemon.cli(&["explain", "claim", "refuse-permanent"]).await.done();
     assert!(text.contains("was refused") && text.contains("until the request changes"), "{text}");
-    let told = scene.daemon.cli(&["explain", "claim", "refuse-permanent", "-o", "json"]).await.json();
-    assert_eq!((&told["refused"][0]["attempts"], &told["claims"]), (&1.into(), &serde_json::json!([])));
-    assert_eq!(told["refused"][0]["retry"]["when"], "when-changed");
+    let explained = scene.daemon.cli(&["explain", "claim", "refuse-permanent", "-o", "json"]).await.json();
+    assert_eq!(
+        (&explained["refused"][0]["attempts"], &explained["claims"]),
+        (&1.into(), &serde_json::json!([]))
+    );
+    assert_eq!(explained["refused"][0]["retry"]["when"], "when-changed");
 
     let mut scene = Scene::<Native>::start().await;
     for _ in 0..2 {
         scene.prepare_to(&[("refuse-permanent", "driver-refused")]).await;
     }
-    scene.told(&[calls, calls].concat());
+    scene.expect_calls(&[calls, calls].concat());
 }
 
 /// A plugin has no word for the time that it needs.
@@ -70,10 +73,10 @@ async fn a_time_that_a_driver_wants_is_honoured() {
         let problem = answer.claims[0].problem.as_ref().expect("it is refused");
         assert!((3_500_000..=3_600_000).contains(&problem.retry_after_ms()), "{problem:?}");
     }
-    scene.told(&["prepare refuse-an-hour"]);
-    let told = scene.daemon.cli(&["explain", "claim", "refuse-an-hour", "-o", "json"]).await.json();
-    let driver = &told["claims"][0]["drivers"][0];
-    assert_eq!((&driver["attempts"], &driver["retry"]["when"]), (&1.into(), &"at".into()), "{told}");
+    scene.expect_calls(&["prepare refuse-an-hour"]);
+    let explained = scene.daemon.cli(&["explain", "claim", "refuse-an-hour", "-o", "json"]).await.json();
+    let driver = &explained["claims"][0]["drivers"][0];
+    assert_eq!((&driver["attempts"], &driver["retry"]["when"]), (&1.into(), &"at".into()), "{explained}");
     let text = scene.daemon.cli(&["explain", "claim", "refuse-an-hour"]).await.done();
     for part in
         ["is preparing since", "may be called again on", "1 failed attempt", "history:", "refused by driver"]

@@ -1,4 +1,4 @@
-//! Drivers that go: in the middle of a call, or when nobody looks.
+//! Drivers that go: in the middle of a call, or between two calls.
 
 use scripted::{Script, Word};
 
@@ -20,13 +20,13 @@ pub(crate) async fn a_driver_that_dies_in_a_prepare_leaves_all_claims_of_the_cal
     scene.set_prepare("die", Word::Ok).await;
     scene.prepare_to(&[("die", "prepared"), ("ok", "prepared")]).await;
     scene.see(&[("die", "prepared"), ("ok", "prepared")]).await;
-    scene.told(&["prepare die,ok"; 2]);
+    scene.expect_calls(&["prepare die,ok"; 2]);
     scene.unprepare_to(&[("die", "unprepared"), ("ok", "unprepared")]).await;
     scene.clean().await;
     scene.end()
 }
 
-pub(crate) async fn a_driver_that_dies_in_an_unprepare_is_asked_again<K: Kind>() -> Story {
+pub(crate) async fn an_unprepare_in_which_the_driver_dies_is_retried<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     scene.any_problem_will_do();
     scene.without_timelines();
@@ -48,19 +48,19 @@ pub(crate) async fn a_driver_that_leaves_during_a_call_still_answers_it<K: Kind>
     scene.until_asked("prepare hold", 1).await;
     scene.kind.leave(&scene.daemon).await;
     scene.look(&[("hold", "preparing")]).await;
-    // Somebody has to end the hold.
+    // The held call has to end.
     scene.kind.come(&scene.daemon).await;
     scene.release().await;
     let answer = scene.answered(asked).await;
     assert_eq!(answer.claims[0].outcome, "prepared", "{answer:#?}");
     scene.see(&[("hold", "prepared"), ("release", "prepared")]).await;
     scene.unprepare_to(&[("hold", "unprepared")]).await;
-    scene.told(&["prepare hold", "prepare release", "unprepare hold"]);
+    scene.expect_calls(&["prepare hold", "prepare release", "unprepare hold"]);
     scene.clean().await;
     scene.end()
 }
 
-pub(crate) async fn a_claim_of_an_absent_driver_is_given_up_when_it_is_back<K: Kind>() -> Story {
+pub(crate) async fn a_claim_of_an_absent_driver_is_unprepared_when_it_is_back<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     let before = scene.prepare(&["ok"]).await;
     scene.kind.leave(&scene.daemon).await;
@@ -69,7 +69,7 @@ pub(crate) async fn a_claim_of_an_absent_driver_is_given_up_when_it_is_back<K: K
     scene.see(&[("ok", "unpreparing")]).await;
     scene.kind.come(&scene.daemon).await;
     scene.daemon.until_claims("the driver is back", <[_]>::is_empty).await;
-    scene.told(&["prepare ok", "unprepare ok"]);
+    scene.expect_calls(&["prepare ok", "unprepare ok"]);
     scene.clean().await;
     scene.end()
 }

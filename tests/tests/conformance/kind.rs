@@ -168,13 +168,13 @@ impl Native {
 }
 
 /// What a plugin does before it answers. Whole at once, as the Go helper does it.
-fn write_spec(folder: &Path, claim: &Claim) {
+fn write_spec(dir: &Path, claim: &Claim) {
     let device = json!({"name": claim.uid, "containerEdits": {"env": ["SCRIPT=native"]}});
     let kind = format!("{}/script", Native::DRIVER);
     let spec = json!({"cdiVersion": "0.5.0", "kind": kind, "devices": [device]});
-    let temporary = folder.join(format!(".{}", claim.uid));
-    std::fs::write(&temporary, spec.to_string()).expect("write into the CDI folder");
-    std::fs::rename(temporary, folder.join(format!("{}.json", claim.uid))).expect("rename in the CDI folder");
+    let temporary = dir.join(format!(".{}", claim.uid));
+    std::fs::write(&temporary, spec.to_string()).expect("write into the CDI directory");
+    std::fs::rename(temporary, dir.join(format!("{}.json", claim.uid))).expect("rename in the CDI directory");
 }
 
 fn answer(word: Word, claim: &Claim, release: &Release) -> Answer {
@@ -192,7 +192,7 @@ fn answer(word: Word, claim: &Claim, release: &Release) -> Answer {
         Word::RefusePermanent => Answer::Status(Code::InvalidArgument, "the script refuses it".to_owned()),
         // A plugin has no word for a time.
         Word::RefuseTransient | Word::RefuseAnHour => Answer::Error("the script waits".to_owned()),
-        // Nobody ends a plugin that goes on for ever.
+        // Without this, the plugin would run for ever.
         Word::Die | Word::Spin | Word::Grow | Word::Flood => Answer::Die,
         Word::Hold if release.released.load(Ordering::SeqCst) => well,
         Word::Hold => Answer::After(release.notify.clone(), Box::new(well)),

@@ -12,7 +12,7 @@ async fn impatient<K: Kind>() -> Scene<K> {
     Scene::start_with(Options::default().config("claims: {callDeadlineMs: 1000}\n")).await
 }
 
-pub(crate) async fn a_slow_driver_is_waited_for_and_holds_up_nobody_else<K: Kind>() -> Story {
+pub(crate) async fn a_slow_driver_is_waited_for_and_delays_no_other<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     let asked = scene.ask(&["hold"]);
     scene.until_asked("prepare hold", 1).await;
@@ -22,12 +22,12 @@ pub(crate) async fn a_slow_driver_is_waited_for_and_holds_up_nobody_else<K: Kind
     assert_eq!(answer.claims[0].outcome, "prepared", "{answer:#?}");
     scene.see(&[("hold", "prepared"), ("release", "prepared")]).await;
     scene.unprepare_to(&[("hold", "unprepared")]).await;
-    scene.told(&["prepare hold", "prepare release", "unprepare hold"]);
+    scene.expect_calls(&["prepare hold", "prepare release", "unprepare hold"]);
     scene.clean().await;
     scene.end()
 }
 
-pub(crate) async fn a_driver_that_misses_the_deadline_is_asked_again_and_its_late_answer_is_not_taken<
+pub(crate) async fn a_call_past_its_deadline_is_retried_and_its_late_answer_is_not_taken<
     K: Kind,
 >() -> Story {
     let mut scene = impatient::<K>().await;
@@ -37,7 +37,7 @@ pub(crate) async fn a_driver_that_misses_the_deadline_is_asked_again_and_its_lat
     scene.see(&[("hold", "preparing"), ("release", "prepared")]).await;
     scene.prepare_to(&[("hold", "prepared")]).await;
     scene.unprepare_to(&[("hold", "unprepared")]).await;
-    scene.told(&["prepare hold", "prepare release", "prepare hold", "unprepare hold"]);
+    scene.expect_calls(&["prepare hold", "prepare release", "prepare hold", "unprepare hold"]);
     scene.clean().await;
     scene.end()
 }
@@ -56,7 +56,7 @@ pub(crate) async fn a_slow_unprepare_is_waited_for<K: Kind>() -> Story {
     scene.end()
 }
 
-pub(crate) async fn an_unprepare_that_misses_the_deadline_is_asked_again<K: Kind>() -> Story {
+pub(crate) async fn an_unprepare_past_its_deadline_is_retried<K: Kind>() -> Story {
     let mut scene = impatient::<K>().await;
     scene.without_timelines();
     scene.set_unprepare("ok", Word::Hold).await;

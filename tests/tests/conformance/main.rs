@@ -1,7 +1,7 @@
 //! One list of cases for both kinds of driver. Each is played by a WASM driver and by a native plugin through the real daemon, and
 //! must come to the same story: answers, claims, checkpoint and what the driver was asked.
 //!
-//! `scripted` says which word makes a driver do what; `kind` how each kind plays it; `scene` what is told and what differs by
+//! `scripted` says which word makes a driver do what; `kind` how each kind plays it; `scene` what a story records and what differs by
 //! nature. What else differs is in `differences`, with the reason.
 
 mod differences;
@@ -31,38 +31,38 @@ macro_rules! cases {
 
 cases! {
     plain: [
-        a_claim_is_prepared_once_and_given_up_once,
+        a_claim_is_prepared_once_and_unprepared_once,
         the_claims_of_a_pod_are_one_call,
         a_driver_that_is_not_there_leaves_nothing_behind,
     ]
     refusals: [
-        a_claim_that_is_refused_for_good_is_rolled_back_and_its_driver_told,
+        a_claim_that_is_refused_for_good_is_rolled_back_with_its_driver,
         a_claim_that_is_refused_for_good_is_asked_for_again_when_its_driver_has_changed,
         a_claim_that_is_refused_for_now_is_kept_until_the_driver_takes_it,
-        a_claim_that_was_never_prepared_is_given_up_by_its_driver,
+        a_claim_that_was_never_prepared_is_unprepared_by_its_driver,
         the_other_claim_of_the_pod_is_prepared_and_not_asked_for_again,
-        a_claim_that_the_driver_keeps_is_given_up_by_itself_when_it_lets_go,
+        an_unprepare_that_the_driver_refuses_is_retried_without_a_request,
     ]
     defects: [
         a_claim_that_is_left_out_is_refused_alone,
         a_claim_that_is_answered_twice_is_refused_alone,
-        a_claim_that_is_answered_for_somebody_else_is_refused_alone,
+        a_claim_whose_answer_is_for_another_claim_is_refused_alone,
         an_answer_beyond_the_bounds_refuses_its_claim_alone,
-        a_claim_that_nobody_asked_for_is_dropped,
+        an_answer_for_an_unknown_claim_is_dropped,
         an_unprepare_that_is_left_out_keeps_the_claim,
         an_unprepare_that_is_answered_twice_keeps_the_claim,
     ]
     late: [
-        a_slow_driver_is_waited_for_and_holds_up_nobody_else,
-        a_driver_that_misses_the_deadline_is_asked_again_and_its_late_answer_is_not_taken,
+        a_slow_driver_is_waited_for_and_delays_no_other,
+        a_call_past_its_deadline_is_retried_and_its_late_answer_is_not_taken,
         a_slow_unprepare_is_waited_for,
-        an_unprepare_that_misses_the_deadline_is_asked_again,
+        an_unprepare_past_its_deadline_is_retried,
     ]
     gone: [
         a_driver_that_dies_in_a_prepare_leaves_all_claims_of_the_call_preparing,
-        a_driver_that_dies_in_an_unprepare_is_asked_again,
+        an_unprepare_in_which_the_driver_dies_is_retried,
         a_driver_that_leaves_during_a_call_still_answers_it,
-        a_claim_of_an_absent_driver_is_given_up_when_it_is_back,
+        a_claim_of_an_absent_driver_is_unprepared_when_it_is_back,
     ]
     released: [
         a_claim_of_a_driver_that_is_gone_is_released_and_does_not_come_back_with_it,
@@ -74,7 +74,7 @@ cases! {
         a_crash_as_the_driver_answers,
         a_crash_after_the_answer,
         a_crash_after_a_refusal,
-        a_crash_while_the_driver_gives_up,
+        a_crash_during_an_unprepare,
         a_crash_while_the_driver_is_gone,
     ]
 }

@@ -5,19 +5,19 @@ use nodedock_tests::compose::pod;
 use crate::kind::Kind;
 use crate::scene::{Scene, Story};
 
-pub(crate) async fn a_claim_is_prepared_once_and_given_up_once<K: Kind>() -> Story {
+pub(crate) async fn a_claim_is_prepared_once_and_unprepared_once<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     let first = scene.prepare(&["ok"]).await;
     assert_eq!(first.claims[0].outcome, "prepared", "{first:#?}");
     assert_eq!(first.containers[0].cdi_devices.len(), 1);
     assert_eq!(scene.prepare(&["ok"]).await, first);
-    scene.told(&["prepare ok"]);
+    scene.expect_calls(&["prepare ok"]);
     scene.see(&[("ok", "prepared")]).await;
 
     scene.unprepare_to(&[("ok", "unprepared")]).await;
     scene.unprepare_to(&[]).await;
-    assert_eq!(scene.daemon.unprepare(&pod("nobody")).await, []);
-    scene.told(&["prepare ok", "unprepare ok"]);
+    assert_eq!(scene.daemon.unprepare(&pod("unknown")).await, []);
+    scene.expect_calls(&["prepare ok", "unprepare ok"]);
     scene.clean().await;
     scene.end()
 }
@@ -27,7 +27,7 @@ pub(crate) async fn the_claims_of_a_pod_are_one_call<K: Kind>() -> Story {
     scene.prepare_to(&[("ok", "prepared"), ("ok-2", "prepared")]).await;
     scene.see(&[("ok", "prepared"), ("ok-2", "prepared")]).await;
     scene.unprepare_to(&[("ok", "unprepared"), ("ok-2", "unprepared")]).await;
-    scene.told(&["prepare ok,ok-2", "unprepare ok,ok-2"]);
+    scene.expect_calls(&["prepare ok,ok-2", "unprepare ok,ok-2"]);
     scene.clean().await;
     scene.end()
 }
@@ -36,7 +36,7 @@ pub(crate) async fn a_driver_that_is_not_there_leaves_nothing_behind<K: Kind>() 
     let mut scene = Scene::<K>::start().await;
     scene.kind.leave(&scene.daemon).await;
     scene.prepare_to(&[("ok", "driver-unknown")]).await;
-    scene.told(&[]);
+    scene.expect_calls(&[]);
     scene.clean().await;
     scene.end()
 }

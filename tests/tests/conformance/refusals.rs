@@ -5,10 +5,10 @@ use scripted::Word;
 use crate::kind::Kind;
 use crate::scene::{Scene, Story};
 
-pub(crate) async fn a_claim_that_is_refused_for_good_is_rolled_back_and_its_driver_told<K: Kind>() -> Story {
+pub(crate) async fn a_claim_that_is_refused_for_good_is_rolled_back_with_its_driver<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     scene.prepare_to(&[("refuse-permanent", "driver-refused")]).await;
-    scene.told(&["prepare refuse-permanent", "unprepare refuse-permanent"]);
+    scene.expect_calls(&["prepare refuse-permanent", "unprepare refuse-permanent"]);
     scene.see(&[]).await;
     scene.unprepare_to(&[]).await;
     scene.clean().await;
@@ -21,7 +21,7 @@ pub(crate) async fn a_claim_that_is_refused_for_good_is_asked_for_again_when_its
     scene.set_prepare("refuse-permanent", Word::Ok).await;
     scene.prepare_to(&[("refuse-permanent", "prepared")]).await;
     scene.see(&[("refuse-permanent", "prepared")]).await;
-    scene.told(&["prepare refuse-permanent", "unprepare refuse-permanent", "prepare refuse-permanent"]);
+    scene.expect_calls(&["prepare refuse-permanent", "unprepare refuse-permanent", "prepare refuse-permanent"]);
     scene.unprepare_to(&[("refuse-permanent", "unprepared")]).await;
     scene.clean().await;
     scene.end()
@@ -35,17 +35,17 @@ pub(crate) async fn a_claim_that_is_refused_for_now_is_kept_until_the_driver_tak
     scene.set_prepare("refuse-transient", Word::Ok).await;
     scene.prepare_to(&[("refuse-transient", "prepared")]).await;
     scene.see(&[("refuse-transient", "prepared")]).await;
-    scene.told(&["prepare refuse-transient"; 3]);
+    scene.expect_calls(&["prepare refuse-transient"; 3]);
     scene.unprepare_to(&[("refuse-transient", "unprepared")]).await;
     scene.clean().await;
     scene.end()
 }
 
-pub(crate) async fn a_claim_that_was_never_prepared_is_given_up_by_its_driver<K: Kind>() -> Story {
+pub(crate) async fn a_claim_that_was_never_prepared_is_unprepared_by_its_driver<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     scene.prepare_to(&[("refuse-transient", "driver-refused")]).await;
     scene.unprepare_to(&[("refuse-transient", "unprepared")]).await;
-    scene.told(&["prepare refuse-transient", "unprepare refuse-transient"]);
+    scene.expect_calls(&["prepare refuse-transient", "unprepare refuse-transient"]);
     scene.clean().await;
     scene.end()
 }
@@ -56,13 +56,13 @@ pub(crate) async fn the_other_claim_of_the_pod_is_prepared_and_not_asked_for_aga
     scene.see(&[("ok", "prepared"), ("refuse-transient", "preparing")]).await;
     scene.set_prepare("refuse-transient", Word::Ok).await;
     scene.prepare_to(&[("ok", "prepared"), ("refuse-transient", "prepared")]).await;
-    scene.told(&["prepare ok,refuse-transient", "prepare refuse-transient"]);
+    scene.expect_calls(&["prepare ok,refuse-transient", "prepare refuse-transient"]);
     scene.unprepare_to(&[("ok", "unprepared"), ("refuse-transient", "unprepared")]).await;
     scene.clean().await;
     scene.end()
 }
 
-pub(crate) async fn a_claim_that_the_driver_keeps_is_given_up_by_itself_when_it_lets_go<K: Kind>() -> Story {
+pub(crate) async fn an_unprepare_that_the_driver_refuses_is_retried_without_a_request<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     scene.without_timelines();
     scene.set_unprepare("ok", Word::RefuseTransient).await;

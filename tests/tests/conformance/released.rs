@@ -1,4 +1,4 @@
-//! Claims that an operator gives up by hand.
+//! Claims that an operator releases.
 
 use nodedock_tests::Options;
 use scripted::Word;
@@ -51,7 +51,7 @@ pub(crate) async fn a_claim_of_a_driver_that_is_gone_is_released_and_does_not_co
     scene.kind.come(&scene.daemon).await;
     scene.see(&[]).await;
     scene.prepare_to(&[("ok", "prepared")]).await;
-    scene.told(&["prepare ok", "prepare ok"]);
+    scene.expect_calls(&["prepare ok", "prepare ok"]);
     scene.unprepare_to(&[("ok", "unprepared")]).await;
     scene.clean().await;
     scene.end()

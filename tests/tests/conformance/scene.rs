@@ -1,4 +1,4 @@
-//! A daemon with a scripted driver, and the story that is told of it: what must be the same for both kinds.
+//! A daemon with a scripted driver, and the story of what happened: what must be the same for both kinds.
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
@@ -23,7 +23,7 @@ pub(crate) struct Scene<K> {
     view: View,
 }
 
-/// What of the things seen is told.
+/// What the story records of what was seen.
 #[derive(Debug, Clone, Copy)]
 struct View {
     /// Names of drivers, and what they are called instead.
@@ -126,7 +126,7 @@ impl<K: Kind> Scene<K> {
         tokio::spawn(async move { client.prepare_pod(request).await.map(tonic::Response::into_inner) })
     }
 
-    /// Asks for the pod's claims to be given up, and does not wait for the answer.
+    /// Asks for the pod's claims to be unprepared, and does not wait for the answer.
     pub(crate) fn ask_unprepare(&self) -> JoinHandle<Result<v1::UnpreparePodResponse, Status>> {
         let mut client = self.daemon.client();
         let request = v1::UnpreparePodRequest { pod: Some(pod(POD)) };
@@ -165,24 +165,24 @@ impl<K: Kind> Scene<K> {
     }
 
     /// Tells what the driver was asked so far, and expects this.
-    pub(crate) fn told(&mut self, expected: &[&str]) {
+    pub(crate) fn expect_calls(&mut self, expected: &[&str]) {
         let calls = self.calls();
         assert_eq!(calls, expected, "{}", self.daemon.log());
         self.tell("calls", json!(calls));
     }
 
-    /// Tells what the checkpoint has and, of a daemon that runs, what it says of the claims; checks the CDI folder.
+    /// Tells what the checkpoint has and, of a daemon that runs, what it says of the claims; checks the CDI directory.
     pub(crate) async fn look(&mut self, expected: &[(&str, &str)]) {
         let dump = self.dump().await;
         let claims = dump["claims"].as_array().expect("a list").iter();
         let states: Vec<_> =
             claims.map(|claim| (text(&claim["id"]["name"]), text(&claim["state"]))).collect();
         assert_eq!(states, by_name(expected), "{}", self.daemon.log());
-        self.check_cdi_folder(expected);
+        self.check_cdi_dir(expected);
         self.tell("checkpoint", dump);
     }
 
-    /// The same, of a daemon that runs: what it says of its claims is told as well.
+    /// The same, of a daemon that runs: what it says of its claims is recorded as well.
     pub(crate) async fn see(&mut self, expected: &[(&str, &str)]) {
         self.look(expected).await;
         let claims = self.daemon.claims().await;
@@ -197,7 +197,7 @@ impl<K: Kind> Scene<K> {
     }
 
     /// A file for each claim that is prepared, and none for one that is unknown, or was never prepared.
-    fn check_cdi_folder(&self, claims: &[(&str, &str)]) {
+    fn check_cdi_dir(&self, claims: &[(&str, &str)]) {
         let files: Vec<_> = self.daemon.cdi_files().iter().map(|file| file.claim_uid().to_owned()).collect();
         let named = |wanted: &str| -> Vec<String> {
             let claims = claims.iter().filter(|(_, state)| self.view.edits && *state == wanted);
@@ -209,7 +209,7 @@ impl<K: Kind> Scene<K> {
         assert!(files.iter().all(owned), "only {claims:?} in {files:?}");
     }
 
-    /// The claims are given up, and nothing is left of them but what `release` needs.
+    /// The claims are unprepared, and nothing is left of them but what `release` needs.
     pub(crate) async fn clean(&mut self) {
         self.daemon.unprepare(&pod("releaser")).await;
         self.see(&[]).await;
@@ -316,10 +316,10 @@ impl View {
                 Some(holds.into())
             }
             // Who prepared it: kind, version, digest.
-            "by" => Some(json!("somebody")),
+            "by" => Some(json!("operator")),
             // Where the daemon's own try came first, the operator's was still waiting.
             "releasing" if !self.timelines => None,
-            "releasing" => Some(json!("somebody")),
+            "releasing" => Some(json!("operator")),
             "prepared" => {
                 let device = |device: &Value| json!([device["requests"], device["pool"], device["device"]]);
                 value["devices"].as_array().map(|devices| devices.iter().map(device).collect())

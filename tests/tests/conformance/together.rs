@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::kind::Kind;
 use crate::scene::{POD, Scene, Story, answered};
 
-/// The pod's claim, with a device of each driver for its only request: a plugin is not told of requests.
+/// The pod's claim, with a device of each driver for its only request: a plugin does not see requests.
 fn shared<A: Kind, B: Kind>() -> v1::PreparePodRequest {
     let devices = [format!("{}/{POOL}/ok", A::DRIVER), format!("{}/{POOL}/ok", B::DRIVER)];
     let mut claim = claim("ok", &[&devices[0], &devices[1]]);
@@ -28,8 +28,8 @@ async fn prepare<A: Kind, B: Kind>(scene: &mut Scene<A>, expected: &str) {
 }
 
 /// What each driver was asked.
-fn told<A: Kind, B: Kind>(scene: &mut Scene<A>, other: &mut B, one_was: &[&str], other_was: &[&str]) {
-    scene.told(one_was);
+fn expect_calls<A: Kind, B: Kind>(scene: &mut Scene<A>, other: &mut B, one_was: &[&str], other_was: &[&str]) {
+    scene.expect_calls(one_was);
     let calls = other.calls(&scene.daemon);
     assert_eq!(calls, other_was, "{}", scene.daemon.log());
     scene.tell("calls of the other", json!(calls));
@@ -57,7 +57,7 @@ pub(crate) async fn what_one_driver_refuses_for_now_keeps_the_others_result<A: K
     prepare::<A, B>(&mut scene, "prepared").await;
     scene.see(&[("ok", "prepared")]).await;
     scene.unprepare_to(&[("ok", "unprepared")]).await;
-    told(
+    expect_calls(
         &mut scene,
         &mut other,
         &["prepare ok", "unprepare ok"],
@@ -74,7 +74,7 @@ pub(crate) async fn what_one_driver_refuses_for_good_is_not_rolled_back_under_th
     prepare::<A, B>(&mut scene, "driver-refused").await;
     scene.see(&[("ok", "preparing")]).await;
     scene.unprepare_to(&[("ok", "unprepared")]).await;
-    told(&mut scene, &mut other, &["prepare ok", "unprepare ok"], &["prepare ok", "unprepare ok"]);
+    expect_calls(&mut scene, &mut other, &["prepare ok", "unprepare ok"], &["prepare ok", "unprepare ok"]);
     scene.clean().await;
     scene.end()
 }
@@ -87,14 +87,14 @@ pub(crate) async fn a_crash_while_one_driver_prepares_asks_both_again<A: Kind, B
     scene.until_asked("prepare ok", 1).await;
     other.until_asked(&scene.daemon, "prepare ok", 1).await;
     scene.crash(&[("ok", "preparing")]).await;
-    asked.await.expect("asking does not panic").expect_err("nobody answers");
+    asked.await.expect("asking does not panic").expect_err("the daemon is dead");
     scene.daemon.until_serving(B::DRIVER).await;
     play(&scene, &mut other, Word::Ok).await;
     prepare::<A, B>(&mut scene, "prepared").await;
     scene.see(&[("ok", "prepared")]).await;
     scene.unprepare_to(&[("ok", "unprepared")]).await;
     let twice = ["prepare ok", "prepare ok", "unprepare ok"];
-    told(&mut scene, &mut other, &twice, &twice);
+    expect_calls(&mut scene, &mut other, &twice, &twice);
     scene.clean().await;
     scene.end()
 }

@@ -21,7 +21,7 @@ pub(crate) trait Driver: Sized + 'static {
     /// A driver that comes as soon as a daemon runs on the root.
     fn new(root: &Root) -> Self;
 
-    /// UIDs of the claims that it was asked for, whatever it answered, and not asked to give up since. No call may be under way.
+    /// UIDs of the claims that it was asked for, whatever it answered, and not asked to unprepare since. No call may be under way.
     fn held(&mut self, root: &Root) -> BTreeSet<String>;
 }
 
@@ -104,7 +104,7 @@ impl Driver for Native {
         let held = Arc::<Mutex<BTreeSet<String>>>::default();
         let record = held.clone();
         let script = native_null::Script::new(move |operation, claim| {
-            let mut held = record.lock().expect("nobody panics with the record");
+            let mut held = record.lock().expect("no holder of the lock panics");
             match operation {
                 Operation::Prepare => held.insert(claim.uid.clone()),
                 Operation::Unprepare => held.remove(&claim.uid),
@@ -117,7 +117,7 @@ impl Driver for Native {
     }
 
     fn held(&mut self, _: &Root) -> BTreeSet<String> {
-        self.held.lock().expect("nobody panics with the record").clone()
+        self.held.lock().expect("no holder of the lock panics").clone()
     }
 }
 

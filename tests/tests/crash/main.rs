@@ -1,5 +1,5 @@
 //! The real daemon, killed: at every seam that it has a name for, and at any moment under load. What it answered holds afterwards, and
-//! drivers, checkpoint and CDI folder agree.
+//! drivers, checkpoint and CDI directory agree.
 //!
 //! The named seams are fail points (`nodedock_base::failpoint`), which only a program with the feature `failpoints` has: the one
 //! that is built together with these tests.

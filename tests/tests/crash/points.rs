@@ -55,7 +55,7 @@ struct Death {
     point: Point,
     /// From 1, in one life of the daemon.
     pass: u32,
-    /// The pod asks again; else one that was coming leaves, and one that was leaving is not heard of for a while.
+    /// The pod retries; else one that was coming leaves, and one that was leaving is not heard of for a while.
     pods_return: bool,
 }
 
@@ -102,11 +102,11 @@ impl<D: Driver> Play<'_, D> {
             seen if seen == files => Ok(()),
             seen => Err(format!("{seen:#?}")),
         };
-        let folder = daemon.cdi();
+        let dir = daemon.cdi();
         tokio::select! {
             // The next step meets a daemon that died.
             () = daemon.death() => {}
-            () = until_path(&folder, "the CDI folder is as before", as_before) => {}
+            () = until_path(&dir, "the CDI directory is as before", as_before) => {}
         }
         let serves = async |mut client: Client| {
             let drivers = client.list_drivers(v1::ListDriversRequest { name: D::NAME.to_owned() }).await;
@@ -118,10 +118,10 @@ impl<D: Driver> Play<'_, D> {
         let _ = self.scene.daemon.try_until("the driver serves", serves).await;
     }
 
-    /// The file of the claim is lost, and there is one of a claim that nobody knows.
+    /// The file of the claim is lost, and there is one of an unknown claim.
     fn disturb(&self) {
         let file = self.scene.daemon.only_cdi_file();
-        let (known, unknown) = (file.claim_uid(), "claim-nobody");
+        let (known, unknown) = (file.claim_uid(), "claim-unknown");
         let path = file.path.display().to_string();
         std::fs::write(path.replace(known, unknown), file.text.replace(known, unknown))
             .expect("write a file");

@@ -50,14 +50,14 @@ struct Death {
     point: Point,
     /// From 1, in one life of the daemon.
     pass: u32,
-    /// The pod asks again; else one that was coming leaves.
+    /// The pod retries; else one that was coming leaves.
     pods_return: bool,
 }
 
 struct Scene {
     daemon: Daemon,
     plugin: Plugin,
-    /// What pods were answered and did not give up.
+    /// What pods were answered and did not release.
     known: BTreeMap<&'static str, v1::PreparePodResponse>,
 }
 
@@ -94,8 +94,8 @@ impl Scene {
         // The daemon removed the socket when it started.
         self.plugin.serve().expect("make the plugin's socket");
         self.plugin.register().await.expect("it registers");
-        let is_told = || if lists() > before { Ok(()) } else { Err(before.to_string()) };
-        until_path(&self.daemon.log_path(), "the plugin's devices are there", is_told).await;
+        let is_listed = || if lists() > before { Ok(()) } else { Err(before.to_string()) };
+        until_path(&self.daemon.log_path(), "the plugin's devices are there", is_listed).await;
         self.until_whole(NIC, NICS).await;
     }
 
@@ -208,7 +208,7 @@ async fn death_at_any_point_of_an_allocation_gives_no_device_twice_and_loses_non
     let (started, mut deaths) = (Instant::now(), 0);
     let points = [POINTS.as_slice(), &OF_CLAIMS].concat();
     for point in points.iter().copied() {
-        // A pod that leaves asks again in any case.
+        // A pod that leaves retries in any case.
         let pods_return: &[bool] = if LEAVING.contains(&point) { &[true] } else { &[true, false] };
         for pods_return in pods_return.iter().copied() {
             let mut pass = 1;

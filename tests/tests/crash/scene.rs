@@ -64,7 +64,7 @@ impl<D: Driver> Scene<D> {
         self.check().await;
     }
 
-    /// Driver, checkpoint, CDI folder and answers agree with one another and with what the pods know.
+    /// Driver, checkpoint, CDI directory and answers agree with one another and with what the pods know.
     pub(crate) async fn check(&mut self) {
         let records = self.daemon.agrees().await;
         driver_agrees(&records, &self.driver.held(&self.daemon));

@@ -75,11 +75,11 @@ async fn take(daemon: &Daemon, step: Step) -> Result<(), Status> {
             Ok(())
         }
         Step::Forget => {
-            let folder = daemon.kept_drivers();
+            let dir = daemon.kept_drivers();
             tokio::select! {
                 // The question after it finds a daemon that died.
                 () = daemon.death() => {}
-                () = until_path(&folder, "one version is kept", || only_one(daemon)) => {}
+                () = until_path(&dir, "one version is kept", || only_one(daemon)) => {}
             }
             daemon.client().get_node(v1::GetNodeRequest {}).await.map(drop)
         }
@@ -88,7 +88,7 @@ async fn take(daemon: &Daemon, step: Step) -> Result<(), Status> {
 
 /// A file and what is beside it.
 fn only_one(daemon: &Daemon) -> Result<(), String> {
-    let entries = std::fs::read_dir(daemon.kept_drivers()).expect("the folder is there").count();
+    let entries = std::fs::read_dir(daemon.kept_drivers()).expect("the directory is there").count();
     if entries == 2 { Ok(()) } else { Err(format!("{entries} files")) }
 }
 
@@ -122,7 +122,7 @@ async fn begin(daemon: &mut Daemon) {
 async fn play(daemon: &mut Daemon, point: Point, pass: u32) -> bool {
     let _place = Place(format!("at {point:?}, pass {pass}"));
     begin(daemon).await;
-    let before = given_up(daemon);
+    let before = unprepared(daemon);
     daemon.arm(point, pass);
     let mut died = false;
     if let Err(status) = daemon.try_run().await {
@@ -139,12 +139,12 @@ async fn play(daemon: &mut Daemon, point: Point, pass: u32) -> bool {
         }
     }
     daemon.holds_nothing(&BTreeSet::new()).await;
-    assert!(given_up(daemon) > before, "{}", daemon.log());
+    assert!(unprepared(daemon) > before, "{}", daemon.log());
     daemon.disarm();
     died
 }
 
-fn given_up(daemon: &Daemon) -> usize {
+fn unprepared(daemon: &Daemon) -> usize {
     daemon.log().matches("claim unprepared by the version that prepared it").count()
 }
 

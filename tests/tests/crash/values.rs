@@ -1,4 +1,4 @@
-//! Death at each point of a write below `/sys` and of putting it back: what stood there before is known afterwards, and is put back.
+//! Death at each point of a write below `/sys` and of its restore: the previous value is known afterwards, and is restored.
 
 use nodedock_base::failpoint::Point;
 use nodedock_proto::node::v1;
@@ -37,7 +37,7 @@ impl Scene {
         let sys = root.fake_sys()?;
         let path = scripted::WRITABLE;
         let value = sys.join(path);
-        std::fs::create_dir_all(value.parent().expect("a file is in a folder")).expect("a new folder");
+        std::fs::create_dir_all(value.parent().expect("a file is in a directory")).expect("a new directory");
         std::fs::write(&value, "0\n").expect("a new file");
         let write = Some(ScriptedWrite { path: path.to_owned(), value: "1".to_owned() });
         let script = Script { devices: 1, write, ..Script::default() };

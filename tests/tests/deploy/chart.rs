@@ -23,15 +23,15 @@ fn tool(name: &str) -> Option<PathBuf> {
 
 /// What Helm makes of the chart with these values, in the release and namespace `nodedock`.
 fn render(helm: &Path, values: &str) -> Result<String, String> {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("values.yaml");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("values.yaml");
     std::fs::write(&file, values).unwrap();
     let mut command = Command::new(helm);
     command.args(["template", "nodedock"]).arg(deploy().join("chart/nodedock"));
     command.args(["--namespace", "nodedock", "--kube-version", "1.36.0", "--values"]).arg(&file);
-    // It keeps nothing of this in the home of whoever runs the tests.
+    // It keeps nothing of this in the home directory of this user.
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-        command.env(variable, folder.path());
+        command.env(variable, dir.path());
     }
     let output = command.output().unwrap();
     match output.status.success() {
@@ -120,7 +120,7 @@ fn values_arrive_where_they_belong() {
     let elsewhere =
         rendered("kubeletRoot: /data/kubelet\ndriversDir: /opt/drivers\nadmissionPolicy: {enabled: false}");
     let pod = one(&elsewhere, "DaemonSet")["spec"]["template"]["spec"].to_string();
-    // A kubelet's folder of device plugins does not follow its root; the pod has it where the other folders are.
+    // A kubelet's directory of device plugins does not follow its root; the pod has it where the other directories are.
     let fixed = r#""path":"/var/lib/kubelet/device-plugins""#;
     assert!(pod.contains(fixed) && !pod.replace(fixed, "").contains("/var/lib/kubelet"), "{pod}");
     assert!(pod.contains(r#""mountPath":"/data/kubelet/device-plugins""#), "{pod}");

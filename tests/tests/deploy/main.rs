@@ -1,4 +1,4 @@
-//! What is in `deploy/`: objects that a cluster takes, rights that are no more than needed, figures that somebody serves.
+//! What is in `deploy/`: objects that a cluster takes, rights that are no more than needed, figures that are served.
 
 mod chart;
 mod dashboard;

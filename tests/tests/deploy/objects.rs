@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// The folder `deploy/` of the repository.
+/// The directory `deploy/` of the repository.
 pub(crate) fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
 }
@@ -26,9 +26,8 @@ pub(crate) fn parse(text: &str) -> Vec<Value> {
 
 /// All objects of the kustomize base, in the order of its list.
 pub(crate) fn base() -> Vec<Value> {
-    let folder = deploy().join("kustomize/base");
-    let read =
-        |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let dir = deploy().join("kustomize/base");
+    let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
     let list = parse(&read("kustomization.yaml"));
     let files = list[0]["resources"].as_array().expect("the base lists its files");
     files.iter().flat_map(|file| parse(&read(file.as_str().expect("a file's name")))).collect()

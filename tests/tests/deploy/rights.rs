@@ -36,7 +36,7 @@ fn the_pod_has_three_powers_of_root_and_none_of_the_hosts_namespaces() {
 }
 
 #[test]
-fn what_is_mounted_of_the_node_is_told_with_its_reason() {
+fn each_mount_of_the_node_is_documented_with_its_reason() {
     let objects = base();
     let readme = std::fs::read_to_string(deploy().join("README.md")).unwrap();
     let mut of_the_node = BTreeSet::new();
@@ -59,14 +59,14 @@ fn what_is_mounted_of_the_node_is_told_with_its_reason() {
     ];
     assert_eq!(of_the_node, expected.iter().map(|path| (*path).to_owned()).collect());
     for path in expected {
-        let told = path.trim_start_matches("/var/lib/kubelet/");
-        let told = if told == "/var/run/cdi" { "CDI directory" } else { told };
-        assert!(readme.contains(told), "{told}");
+        let name = path.trim_start_matches("/var/lib/kubelet/");
+        let name = if name == "/var/run/cdi" { "CDI directory" } else { name };
+        assert!(readme.contains(name), "{name}");
     }
     let mounts = container(&objects)["volumeMounts"].as_array().unwrap();
     let is_read_only = |name: &str| mounts.iter().any(|m| m["name"] == name && m["readOnly"] == true);
     assert!(is_read_only("dev") && is_read_only("pod-resources") && is_read_only("config"));
-    // The kubelet is told paths of sockets, so they have to be the same within.
+    // The kubelet receives paths of sockets, so they have to be the same within.
     for mount in mounts {
         let volume = pod(&objects)["volumes"].as_array().unwrap().iter().find(|v| v["name"] == mount["name"]);
         if let Some(path) = volume.unwrap()["hostPath"]["path"].as_str() {

@@ -12,11 +12,11 @@ fn the_unit_is_what_systemd_knows() {
     let Some(analyze) = program("systemd-analyze") else {
         return skip("the systemd unit", "systemd-analyze is not installed");
     };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let text = std::fs::read_to_string(deploy().join("systemd/nodedock.service")).unwrap();
     let installed = nodedock_tests::places::nodedock().display().to_string();
     let check = |text: &str| {
-        let unit = folder.path().join("nodedock.service");
+        let unit = dir.path().join("nodedock.service");
         std::fs::write(&unit, text).unwrap();
         let output = Command::new(&analyze).arg("verify").arg("--man=no").arg(&unit).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -33,7 +33,7 @@ async fn built() -> Vec<(Golden, Vec<u8>)> {
 fn root_with_cache() -> Root {
     let root = Root::new();
     let cache = root.path().join("var/cache/nodedock");
-    DirBuilder::new().recursive(true).mode(0o700).create(&cache).expect("a new folder");
+    DirBuilder::new().recursive(true).mode(0o700).create(&cache).expect("a new directory");
     for entry in std::fs::read_dir(golden::cache()).expect("read the cache") {
         let from = entry.expect("read the cache").path();
         // What another test is writing just now has another ending.
@@ -65,7 +65,7 @@ fn request_for(golden: Golden, slot: usize) -> v1::PreparePodRequest {
 }
 
 #[tokio::test]
-async fn each_gives_back_what_another_prepared() {
+async fn each_unprepares_what_another_prepared() {
     let built = built().await;
     let daemon = Daemon::start_on(root_with_cache(), Options::default()).await;
     daemon.drop_in("golden.grant.yaml", side_file(GOLDEN, "grant"));
@@ -77,17 +77,17 @@ async fn each_gives_back_what_another_prepared() {
         let env = daemon.cdi_files().iter().flat_map(|file| file.env()).collect::<Vec<_>>();
         assert!(env.contains(&format!("GOLDEN_SLOT_{}=normal", i % 2)), "{env:?}");
         if let Some(before) = held.replace(*golden) {
-            gives_back(&daemon, before).await;
+            unprepare(&daemon, before).await;
         }
     }
-    // The first gives back what the last prepared.
+    // The first unprepares what the last prepared.
     let (_, first) = &built[0];
     replace(&daemon, first, 1).await;
-    gives_back(&daemon, held.expect("those in Rust are always there")).await;
+    unprepare(&daemon, held.expect("those in Rust are always there")).await;
     assert!(daemon.claims().await.is_empty());
 }
 
-async fn gives_back(daemon: &Daemon, golden: Golden) {
+async fn unprepare(daemon: &Daemon, golden: Golden) {
     let name = golden.build.to_owned();
     assert_eq!(daemon.unprepare(&pod(golden.build)).await, [(name, "unprepared".to_owned())]);
     daemon.until_log(&format!("unprepared claim={}", golden.build)).await;

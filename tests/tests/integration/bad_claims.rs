@@ -45,7 +45,7 @@ async fn a_claim_that_is_not_for_this_pod_on_this_node_is_refused() {
             "denied",
             "claim-on-another-node",
         ),
-        (device(|device| device.driver = "nobody.example".into()), "unavailable", "driver-unknown"),
+        (device(|device| device.driver = "unknown.example".into()), "unavailable", "driver-unknown"),
         (device(|device| device.pool = "nowhere".into()), "not-found", "no-such-pool"),
         (device(|device| device.device = "gpu-77".into()), "not-found", "no-such-device"),
         (without_claim(), "not-found", "no-such-claim"),
@@ -86,16 +86,16 @@ async fn a_request_that_cannot_be_is_an_invalid_argument_with_the_field() {
         let problem = v1::Problem::decode(status.details()).unwrap();
         assert_eq!(problem.kind, "invalid");
     }
-    let nobody = v1::UnpreparePodRequest { pod: None };
-    assert_eq!(daemon.client().unprepare_pod(nobody).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    let no_pod = v1::UnpreparePodRequest { pod: None };
+    assert_eq!(daemon.client().unprepare_pod(no_pod).await.unwrap_err().code(), tonic::Code::InvalidArgument);
     assert_eq!(daemon.claims().await, []);
 }
 
 #[tokio::test]
-async fn one_bad_claim_keeps_the_pod_from_its_devices_and_the_good_ones_are_given_back() {
+async fn one_bad_claim_keeps_the_pod_from_its_devices_and_the_good_ones_are_unprepared() {
     let daemon = with_gpus().await;
     let pod = pod("one");
-    let (good, bad) = (gpu_claim("good", &["gpus/gpu-0"]), claim("bad", &["nobody.example/pool/device"]));
+    let (good, bad) = (gpu_claim("good", &["gpus/gpu-0"]), claim("bad", &["unknown.example/pool/device"]));
     let answer = daemon.prepare(request(&pod, &[&good, &bad])).await;
     let outcomes: Vec<_> = answer.claims.iter().map(|claim| claim.outcome.as_str()).collect();
     assert_eq!((outcomes, answer.containers), (vec!["prepared", "refused"], vec![]));
@@ -167,14 +167,14 @@ async fn a_manifest_that_cannot_be_is_refused_with_the_file_and_the_reason() {
 }
 
 #[tokio::test]
-async fn a_claim_that_stands_in_the_claims_folder_is_found_beside_a_broken_file() {
+async fn a_claim_that_stands_in_the_claims_directory_is_found_beside_a_broken_file() {
     let daemon = with_gpus().await;
     let file = daemon.write("pod.yaml", POD);
     let args = ["prepare", "-f", file.to_str().unwrap(), "-o", "json"];
-    std::fs::write(daemon.claims_folder().join("broken.yaml"), "apiVersion: [").unwrap();
+    std::fs::write(daemon.claims_dir().join("broken.yaml"), "apiVersion: [").unwrap();
     let said = daemon.cli(&args).await.failed(1);
     assert!(said.contains("broken.yaml"), "{said}");
-    std::fs::write(daemon.claims_folder().join("claim.yaml"), CLAIM).unwrap();
+    std::fs::write(daemon.claims_dir().join("claim.yaml"), CLAIM).unwrap();
     let answer = daemon.cli(&args).await.json();
     assert_eq!(answer["claims"][0]["outcome"], json!("prepared"));
     let claims = daemon.cli(&["get", "claims", "-o", "json"]).await.json();

@@ -1,4 +1,4 @@
-//! Files that are no drivers: each is told apart in words, and none of them hurts the others.
+//! Files that are no drivers: each is reported by its defect, and none of them hurts the others.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,7 +23,7 @@ fn component_with_imports(names: &[&str]) -> Vec<u8> {
     Component::new().section(&types).section(&imports).clone().finish()
 }
 
-/// A core module that wants a function of somebody, as tools for other hosts make it.
+/// A core module that imports a function of another host, as tools for other hosts make it.
 fn module_with_import(module: &str, name: &str) -> Vec<u8> {
     let mut types = TypeSection::new();
     types.ty().function([], []);
@@ -119,7 +119,7 @@ async fn odd_names_are_taken_and_what_is_no_driver_file_is_passed_over() {
     {
         daemon.copy_in(ignored, &bytes);
     }
-    std::fs::create_dir(daemon.driver_path("folder.wasm")).unwrap();
+    std::fs::create_dir(daemon.driver_path("directory.wasm")).unwrap();
     std::os::unix::fs::symlink("/nowhere/at/all.wasm", daemon.driver_path("dangling.wasm")).unwrap();
     let fifo = daemon.driver_path("pipe.wasm");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -141,27 +141,27 @@ async fn odd_names_are_taken_and_what_is_no_driver_file_is_passed_over() {
 #[tokio::test]
 async fn a_link_to_a_driver_is_followed_as_in_a_mounted_config_map() {
     let daemon = Daemon::start().await;
-    let folder = daemon.driver_path("..2026_01_01");
-    std::fs::create_dir(&folder).unwrap();
-    std::fs::write(folder.join(MOCK_GPU_FILE), wasm(MOCK_GPU, Form::Core)).unwrap();
-    std::fs::write(folder.join("mock-gpu.grant.yaml"), side_file(MOCK_GPU, "grant")).unwrap();
+    let dir = daemon.driver_path("..2026_01_01");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join(MOCK_GPU_FILE), wasm(MOCK_GPU, Form::Core)).unwrap();
+    std::fs::write(dir.join("mock-gpu.grant.yaml"), side_file(MOCK_GPU, "grant")).unwrap();
     std::os::unix::fs::symlink("..2026_01_01", daemon.driver_path("..data")).unwrap();
     for name in ["mock-gpu.grant.yaml", MOCK_GPU_FILE] {
         std::os::unix::fs::symlink(format!("..data/{name}"), daemon.driver_path(name)).unwrap();
     }
     let old = daemon.until_serving(MOCK_GPU_FILE).await.digest;
 
-    let folder = daemon.driver_path("..2026_01_02");
-    std::fs::create_dir(&folder).unwrap();
-    std::fs::write(folder.join(MOCK_GPU_FILE), wasm(MOCK_GPU, Form::Component)).unwrap();
-    std::fs::write(folder.join("mock-gpu.grant.yaml"), side_file(MOCK_GPU, "grant")).unwrap();
+    let dir = daemon.driver_path("..2026_01_02");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join(MOCK_GPU_FILE), wasm(MOCK_GPU, Form::Component)).unwrap();
+    std::fs::write(dir.join("mock-gpu.grant.yaml"), side_file(MOCK_GPU, "grant")).unwrap();
     std::os::unix::fs::symlink("..2026_01_02", daemon.driver_path("..data_tmp")).unwrap();
     std::fs::rename(daemon.driver_path("..data_tmp"), daemon.driver_path("..data")).unwrap();
     daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest != old && driver.state == "serving").await;
 }
 
 #[tokio::test]
-async fn a_link_that_leads_out_of_the_folder_is_refused() {
+async fn a_link_that_leads_out_of_the_directory_is_refused() {
     let daemon = Daemon::start().await;
     let outside = daemon.write("gpu", wasm(MOCK_GPU, Form::Core));
     daemon.copy_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));

@@ -1,4 +1,4 @@
-//! CDI files are what the claims say while the daemon runs, whoever does what to them; what it cannot put right it says.
+//! CDI files agree with the claims while the daemon runs, whatever changes them; what it cannot repair it reports.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -20,8 +20,8 @@ const ENDS: &str = "the node's problem is over";
 const PLUGIN: &str = "null.example.com";
 
 async fn until_there(file: &CdiFile) {
-    let folder = file.path.parent().unwrap();
-    until_path(folder, "the file is what the claim says", || match std::fs::read_to_string(&file.path) {
+    let dir = file.path.parent().unwrap();
+    until_path(dir, "the file is what the claim says", || match std::fs::read_to_string(&file.path) {
         Ok(text) if text == file.text => Ok(()),
         other => Err(format!("{other:?}")),
     })
@@ -44,10 +44,10 @@ async fn one_claim(daemon: &Daemon) -> (v1::PreparePodRequest, CdiFile) {
     (request, daemon.only_cdi_file())
 }
 
-/// Somebody else's file with a device.
-fn put_foreign(folder: &Path, device: &str) -> PathBuf {
+/// Another program's file with a device.
+fn put_foreign(dir: &Path, device: &str) -> PathBuf {
     let (kind, name) = device.split_once('=').unwrap();
-    let path = folder.join("theirs.json");
+    let path = dir.join("theirs.json");
     let device = format!(r#"{{"name":"{name}","containerEdits":{{"env":["A=b"]}}}}"#);
     std::fs::write(&path, format!(r#"{{"cdiVersion":"0.5.0","kind":"{kind}","devices":[{device}]}}"#))
         .unwrap();
@@ -106,24 +106,24 @@ fn exchange(one: &Path, other: &Path) {
 }
 
 #[tokio::test]
-async fn a_folder_that_is_removed_is_made_again_and_watched_again() {
+async fn a_directory_that_is_removed_is_made_again_and_watched_again() {
     let daemon = with_gpus().await;
     let (_, file) = one_claim(&daemon).await;
-    let folder = daemon.cdi();
+    let dir = daemon.cdi();
     for _ in 0..2 {
-        // A file may be rendered again between the removal of the last one and that of the folder.
-        while let Err(error) = std::fs::remove_dir_all(&folder) {
+        // A file may be rendered again between the removal of the last one and that of the directory.
+        while let Err(error) = std::fs::remove_dir_all(&dir) {
             assert_eq!(error.kind(), std::io::ErrorKind::DirectoryNotEmpty);
         }
-        let there = || if folder.is_dir() { Ok(()) } else { Err("it is not there".to_owned()) };
-        until_path(folder.parent().unwrap(), "the folder is there again", there).await;
+        let there = || if dir.is_dir() { Ok(()) } else { Err("it is not there".to_owned()) };
+        until_path(dir.parent().unwrap(), "the directory is there again", there).await;
         until_there(&file).await;
         std::fs::remove_file(&file.path).unwrap();
         until_there(&file).await;
     }
     let away = daemon.path().join("away");
-    std::fs::rename(&folder, &away).unwrap();
-    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::rename(&dir, &away).unwrap();
+    std::fs::create_dir_all(&dir).unwrap();
     until_there(&file).await;
 }
 
@@ -156,7 +156,7 @@ async fn an_old_file_of_ours_that_comes_back_is_removed() {
     let copy = daemon.cdi().join("copy.yaml");
     let until_gone = async |path: &Path| {
         let gone = || if path.exists() { Err("it is there".to_owned()) } else { Ok(()) };
-        until_path(&daemon.cdi(), "nobody's file is removed", gone).await;
+        until_path(&daemon.cdi(), "the file of no claim is removed", gone).await;
     };
     std::fs::write(&copy, &file.text).unwrap();
     until_gone(&copy).await;
@@ -167,7 +167,7 @@ async fn an_old_file_of_ours_that_comes_back_is_removed() {
 }
 
 #[tokio::test]
-async fn a_device_that_somebody_elses_file_has_too_is_refused_and_said_until_that_file_goes() {
+async fn a_device_that_another_programs_file_has_too_is_refused_and_reported_until_that_file_goes() {
     let daemon = with_gpus().await;
     let (request, file) = one_claim(&daemon).await;
     let device = &file.devices()[0];
@@ -183,7 +183,7 @@ async fn a_device_that_somebody_elses_file_has_too_is_refused_and_said_until_tha
     until_said(&daemon, ENDS, "cdi-device-claimed-twice", 1).await;
     daemon.prepared(request.clone()).await;
 
-    // What stands in the folder of static specs is overridden by ours.
+    // What stands in the directory of static specs is overridden by ours.
     let fixed = daemon.path().join("etc/cdi");
     std::fs::create_dir_all(&fixed).unwrap();
     put_foreign(&fixed, device);
@@ -216,7 +216,7 @@ async fn a_file_that_a_plugin_does_not_write_is_said_and_its_claim_answered() {
     std::fs::remove_file(&theirs).unwrap();
     assert_eq!(daemon.prepared(request.clone()).await, answer);
     until_said(&daemon, BEGINS, "cdi-device-missing", 2).await;
-    // Plugins may write into the folder of static specs as well.
+    // Plugins may write into the directory of static specs as well.
     let fixed = daemon.path().join("etc/cdi");
     std::fs::create_dir_all(&fixed).unwrap();
     put_foreign(&fixed, &device);

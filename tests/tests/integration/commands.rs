@@ -74,10 +74,10 @@ async fn explain_tells_the_history_of_a_claim_and_of_a_driver() {
             assert!(text.contains(part), "{part} in {text}");
         }
     }
-    let text = daemon.cli(&["explain", "claim", "nobody"]).await.failed(1);
-    assert!(text.contains("no claim \"nobody\""), "{text}");
-    let text = daemon.cli(&["explain", "driver", "nobody"]).await.failed(1);
-    assert!(text.contains("no driver \"nobody\""), "{text}");
+    let text = daemon.cli(&["explain", "claim", "unknown"]).await.failed(1);
+    assert!(text.contains("no claim \"unknown\""), "{text}");
+    let text = daemon.cli(&["explain", "driver", "unknown"]).await.failed(1);
+    assert!(text.contains("no driver \"unknown\""), "{text}");
 
     daemon.copy_in("bad.wasm", "nonsense");
     daemon.until_state("bad.wasm", "failed").await;
@@ -89,8 +89,8 @@ async fn explain_tells_the_history_of_a_claim_and_of_a_driver() {
 async fn a_name_that_is_not_there_is_an_error_and_an_empty_list_is_not() {
     let daemon = with_gpus().await;
     for what in ["drivers", "devices", "claims", "pods", "resources"] {
-        let text = daemon.cli(&["get", what, "nobody"]).await.failed(1);
-        assert!(text.contains("nobody"), "{text}");
+        let text = daemon.cli(&["get", what, "unknown"]).await.failed(1);
+        assert!(text.contains("unknown"), "{text}");
     }
     assert_eq!(daemon.cli(&["get", "claims"]).await.done(), "no claims\n");
     for format in ["table", "wide", "yaml", "json"] {

@@ -54,9 +54,9 @@ fn script(root: &Root, text: &str) -> PathBuf {
     path
 }
 
-/// Waits until a process has ended, whoever's child it is.
+/// Waits until a process has ended, whichever process is its parent.
 async fn ended(process: OwnedFd) {
-    // SAFETY: the descriptor is the registration's own, open until it ends, and nobody else registers it.
+    // SAFETY: the descriptor is the registration's own, open until it ends, and nothing else registers it.
     let process = unsafe { AsyncFd::register(process) }.expect("a process can be waited for");
     let end = tokio::time::timeout(DEADLINE, process.readable()).await;
     let _ready = end.expect("the process ends").expect("wait for a process");
@@ -158,7 +158,7 @@ async fn an_answer_that_is_no_artifact_is_not_taken() {
         ("exit 0", "cut off"),
         ("cat", "cut off"),
         ("cat >/dev/null; head -c 400000000 /dev/zero", "without an end"),
-        ("echo nobody is called that >&2; exit 1", "nobody is called that"),
+        ("echo no such name >&2; exit 1", "no such name"),
         ("exec /nowhere/at/all", "could not start"),
     ] {
         let host = host(script(&root, text), CompileBounds::default());
@@ -173,7 +173,7 @@ async fn an_answer_that_is_no_artifact_is_not_taken() {
 }
 
 #[tokio::test]
-async fn a_load_that_is_given_up_takes_its_compiler_with_it() {
+async fn a_cancelled_load_ends_its_compiler() {
     let root = Root::new();
     let pid = root.path().join("pid");
     let (new, path) = (format!("{}.new", pid.display()), pid.display());
@@ -187,7 +187,7 @@ async fn a_load_that_is_given_up_takes_its_compiler_with_it() {
 }
 
 #[tokio::test]
-async fn a_compiler_dies_with_its_daemon_and_the_next_one_compiles_anew() {
+async fn a_compiler_dies_with_its_daemon_and_the_next_one_compiles_again() {
     let mut daemon = Daemon::start_with(telling()).await;
     daemon.install(MOCK_GPU, Form::Core);
     daemon.until_serving(MOCK_GPU_FILE).await;
@@ -235,7 +235,7 @@ async fn what_a_compilation_takes_never_shows_in_the_daemons_memory() {
     daemon.drop_in(MOCK_GPU_FILE, &large);
     daemon.until_serving(MOCK_GPU_FILE).await;
     let log = daemon.log();
-    let compiled = log.lines().rfind(|line| line.contains("memory_peak_mib: ")).expect("it is told");
+    let compiled = log.lines().rfind(|line| line.contains("memory_peak_mib: ")).expect("it is logged");
     let (_, words) = compiled.split_once("memory_peak_mib: ").unwrap();
     let taken: u64 = words.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap();
     let grown = (peak(daemon.pid()) - before) >> 20;
@@ -252,7 +252,7 @@ async fn a_compiler_has_nothing_of_the_node_but_its_pipes() {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
     let mut compiler = command.spawn().unwrap();
     let mut stdin = compiler.stdin.take().unwrap();
-    // More than a pipe holds: when it is written, the compiler reads, and has given up everything before.
+    // More than a pipe holds: when it is written, the compiler reads, and has dropped its rights before.
     stdin.write_all(&vec![0; 1 << 20]).await.unwrap();
     let proc = PathBuf::from(format!("/proc/{}", compiler.id().unwrap()));
     let read = |name: &str| std::fs::read_to_string(proc.join(name)).unwrap();
@@ -306,7 +306,7 @@ async fn a_compiler_is_no_command_for_people() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_of_the_cache_is_made_anew_at_the_next_start() {
+async fn a_damaged_file_of_the_cache_is_made_again_at_the_next_start() {
     let mut daemon = with_gpus().await;
     assert!(daemon.terminate().await.success());
     let kept = kept_files(&daemon);
@@ -339,7 +339,7 @@ async fn a_cache_whose_disk_runs_no_code_is_of_use_all_the_same() {
     daemon.restart().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.until_log("from_cache=true").await;
-    // The folder goes last.
+    // The directory goes last.
     let _root = daemon.into_root().await;
     drop(mounted);
 }

@@ -11,8 +11,8 @@ use nodedock_tests::machine::{is_root, program, skip};
 use nodedock_tests::{Daemon, Options, Root};
 use serde_json::Value;
 
-/// Where podman looks; its version here takes no other folder.
-const CDI_FOLDER: &str = "/var/run/cdi";
+/// Where podman looks; its version here takes no other directory.
+const CDI_DIR: &str = "/var/run/cdi";
 
 struct Podman {
     podman: PathBuf,
@@ -33,7 +33,7 @@ impl Podman {
         Ok(Self { podman, runtime })
     }
 
-    /// Runs a shell command in a container with the devices, on a folder with nothing but busybox.
+    /// Runs a shell command in a container with the devices, on a directory with nothing but busybox.
     async fn run(&self, root: &Root, devices: &[&str], script: &str) -> Result<String, String> {
         let rootfs = root.path().join("rootfs");
         fill(&rootfs);
@@ -56,13 +56,13 @@ impl Podman {
 }
 
 fn fill(rootfs: &Path) {
-    for folder in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
-        std::fs::create_dir_all(rootfs.join(folder)).unwrap();
+    for dir in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
+        std::fs::create_dir_all(rootfs.join(dir)).unwrap();
     }
     std::fs::copy("/bin/busybox", rootfs.join("bin/busybox")).unwrap();
 }
 
-/// Removes what a failed test leaves in a folder that is not ours.
+/// Removes what a failed test leaves in a directory that is not ours.
 struct Leftovers(Vec<PathBuf>);
 
 impl Drop for Leftovers {
@@ -80,7 +80,7 @@ async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
         Ok(podman) => podman,
         Err(why) => return skip("devices in a real container", &why),
     };
-    let daemon = Daemon::start_with(Options::default().arg("--cdi-dir", CDI_FOLDER)).await;
+    let daemon = Daemon::start_with(Options::default().arg("--cdi-dir", CDI_DIR)).await;
     daemon.install(DEVICE_NODES, Form::Core);
     daemon.install(MOCK_GPU, Form::Component);
     daemon.until_serving(DEVICE_NODES_FILE).await;
@@ -98,7 +98,7 @@ async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
     let args = ["prepare", "--pod", &pod, "--device", &node, "--device", &gpu, "-o", "json"];
     let answer = daemon.cli(&args).await.json();
     let uid = answer["claims"][0]["uid"].as_str().unwrap();
-    let entries = std::fs::read_dir(CDI_FOLDER).unwrap().map(|entry| entry.unwrap().path());
+    let entries = std::fs::read_dir(CDI_DIR).unwrap().map(|entry| entry.unwrap().path());
     let files: Vec<_> =
         entries.filter_map(|path| CdiFile::read(&path)).filter(|f| f.claim_uid() == uid).collect();
     let leftovers = Leftovers(files.iter().map(|file| file.path.clone()).collect());
@@ -117,5 +117,5 @@ async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
     daemon.cli(&["unprepare", &format!("default/{pod}")]).await.done();
     assert!(leftovers.0.iter().all(|path| !path.exists()));
     let refused = podman.run(&daemon, &names[..1], "true").await.unwrap_err();
-    assert!(refused.contains(names[0]), "what was given up cannot be had any more: {refused}");
+    assert!(refused.contains(names[0]), "unprepared devices are refused: {refused}");
 }

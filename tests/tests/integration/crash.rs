@@ -1,4 +1,4 @@
-//! A daemon that is killed knows afterwards what it answered before, and makes the CDI folder agree with it.
+//! A daemon that is killed knows afterwards what it answered before, and makes the CDI directory agree with it.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::with_gpus;
 
-async fn until_there(folder: &Path, file: &Path, there: bool) {
-    until_path(folder, &format!("{} exists: {there}", file.display()), || {
+async fn until_there(dir: &Path, file: &Path, there: bool) {
+    until_path(dir, &format!("{} exists: {there}", file.display()), || {
         if file.exists() == there { Ok(()) } else { Err(format!("it exists: {}", !there)) }
     })
     .await;
@@ -49,7 +49,7 @@ async fn a_lost_cdi_file_is_there_again_before_the_answer() {
 
     std::fs::write(&file.path, file.text.replace("gpu-0", "gpu-1")).unwrap();
     daemon.prepared(request).await;
-    assert_eq!(daemon.only_cdi_file(), file, "a file that somebody changed is put right");
+    assert_eq!(daemon.only_cdi_file(), file, "a changed file is repaired");
 }
 
 #[tokio::test]
@@ -59,23 +59,23 @@ async fn a_start_renders_lost_files_and_removes_those_that_no_claim_owns() {
     let file = daemon.only_cdi_file();
     daemon.kill9().await;
 
-    let folder = daemon.cdi();
+    let dir = daemon.cdi();
     std::fs::remove_file(&file.path).unwrap();
-    let orphan = folder.join("mock-gpu.nodedock.dev_claim-gone.yaml");
+    let orphan = dir.join("mock-gpu.nodedock.dev_claim-gone.yaml");
     std::fs::write(&orphan, file.text.replace("claim-a", "claim-gone")).unwrap();
     let foreign = [
         ("vendor.json", r#"{"cdiVersion":"0.5.0","kind":"vendor.example/gpu","devices":[]}"#),
         ("theirs.yaml", "# by hand\ncdiVersion: 0.5.0\n"),
         ("nodedock.txt", "notes"),
     ];
-    foreign.iter().for_each(|(name, text)| std::fs::write(folder.join(name), text).unwrap());
+    foreign.iter().for_each(|(name, text)| std::fs::write(dir.join(name), text).unwrap());
 
     daemon.run().await;
-    until_there(&folder, &file.path, true).await;
-    until_there(&folder, &orphan, false).await;
+    until_there(&dir, &file.path, true).await;
+    until_there(&dir, &orphan, false).await;
     assert_eq!(daemon.only_cdi_file(), file);
     for (name, text) in foreign {
-        assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), text, "{name} is not ours");
+        assert_eq!(std::fs::read_to_string(dir.join(name)).unwrap(), text, "{name} is not ours");
     }
 }
 

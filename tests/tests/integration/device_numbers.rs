@@ -10,7 +10,7 @@ use nodedock_tests::{Daemon, Options, Root};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use serde_json::{Value, json};
 
-/// Minors of `/dev/zero` and `/dev/full`, both of major 1: harmless whoever opens them.
+/// Minors of `/dev/zero` and `/dev/full`, both of major 1: harmless to open.
 const ZERO: u32 = 5;
 const FULL: u32 = 7;
 
@@ -82,7 +82,7 @@ fn prepares(claim: &v1::ClaimStatus) -> usize {
 }
 
 #[tokio::test]
-async fn a_node_that_has_another_number_after_a_boot_is_taken_anew() {
+async fn a_node_that_has_another_number_after_a_boot_is_taken_again() {
     let Some(node) = Node::make("1", ZERO) else { return };
     let root = Root::new();
     node.install(&root);
@@ -101,7 +101,7 @@ async fn a_node_that_has_another_number_after_a_boot_is_taken_anew() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_plugged_in_again_is_taken_anew_and_one_that_is_gone_is_refused() {
+async fn a_node_that_is_plugged_in_again_is_taken_again_and_one_that_is_gone_is_refused() {
     let Some(node) = Node::make("2", ZERO) else { return };
     let daemon = Daemon::start().await;
     node.install(&daemon);

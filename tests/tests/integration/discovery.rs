@@ -20,7 +20,7 @@ struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Adds one with a number that nobody has. The error says in one line why it cannot be.
+    /// Adds one with an unused number. The error says in one line why it cannot be.
     fn add() -> Result<Self, String> {
         let control = File::options().read(true).write(true).open("/dev/loop-control");
         let control = control.map_err(|error| format!("/dev/loop-control: {error}"))?;
@@ -74,7 +74,7 @@ async fn a_device_that_the_kernel_adds_appears_and_vanishes_with_it() {
     };
     let name = format!("loop{}", device.number);
     if !path(device.number).exists() {
-        return skip("a loop device that comes and goes", "nobody makes nodes in /dev here");
+        return skip("a loop device that comes and goes", "nothing makes nodes in /dev here");
     }
     daemon.until_device("loop", &name, true).await;
     let shown = daemon.cli(&["get", "devices", &format!("loop/{name}"), "-o", "json"]).await.json();
@@ -86,13 +86,13 @@ async fn a_device_that_the_kernel_adds_appears_and_vanishes_with_it() {
 }
 
 #[tokio::test]
-async fn a_node_that_somebody_makes_appears_and_vanishes() {
+async fn a_node_that_is_made_later_appears_and_vanishes() {
     let daemon = with_nodes().await;
     let number = 900 + std::process::id() % 90;
     let node = Node(path(number as usize));
     let device = makedev(LOOP_MAJOR, number);
     if let Err(error) = mknodat(CWD, &node.0, FileType::BlockDevice, 0o600.into(), device) {
-        return skip("a device node that somebody makes", &error.to_string());
+        return skip("a device node", &error.to_string());
     }
     let name = format!("loop{number}");
     daemon.until_device("loop", &name, true).await;

@@ -54,7 +54,7 @@ async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
     assert_eq!(daemon.claims().await.iter().filter(|claim| claim.state == "prepared").count(), refused);
     assert!(daemon.cdi_files().len() >= refused);
 
-    // Giving up is written as well, and needs pages before it frees any: it is refused and repeated, not half done.
+    // An unprepare is written as well, and needs pages before it frees any: it is refused and repeated, not half done.
     let kept = daemon.unprepare_pod(&pod("c-0")).await.claims.remove(0);
     assert_eq!(
         (kept.outcome.as_str(), kept.problem.unwrap().code.as_str()),
@@ -66,8 +66,8 @@ async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
     // Without a request.
     daemon.until_conditions(&[]).await;
     daemon.prepared(asked(refused)).await;
-    let given_up = daemon.unprepare(&pod("c-0")).await;
-    assert_eq!(given_up, [("c-0".to_owned(), "unprepared".to_owned())]);
+    let unprepared = daemon.unprepare(&pod("c-0")).await;
+    assert_eq!(unprepared, [("c-0".to_owned(), "unprepared".to_owned())]);
     daemon.crash().await;
     let known = daemon.claims().await;
     assert_eq!(
@@ -107,7 +107,7 @@ async fn without_room_for_cdi_files_a_claim_is_refused_and_prepared_when_there_i
     assert!(problem.message.to_lowercase().contains("no space left"), "{problem:?}");
     assert_eq!(daemon.prepared(one_gpu(0)).await, known);
     assert_eq!(daemon.cdi_files().len(), 1, "no half of a file is left");
-    // Giving up needs no room there.
+    // An unprepare needs no room there.
     assert_eq!(daemon.unprepare(&pod("c-0")).await, [("c-0".to_owned(), "unprepared".to_owned())]);
     std::fs::remove_file(&filler).unwrap();
     daemon.prepared(one_gpu(1)).await;
@@ -133,16 +133,16 @@ async fn with_both_disks_full_what_is_answered_is_what_a_restart_finds() {
         assert!(prepared < GPUS, "the disks are full, and {prepared} claims were prepared all the same");
     }
     let end = daemon.unprepare_pod(&pod("c-0")).await.claims.remove(0);
-    let given_up = end.outcome == "unprepared";
+    let unprepared = end.outcome == "unprepared";
     assert!(
-        given_up || end.problem.as_ref().is_some_and(|problem| problem.code == "checkpoint-disk-full"),
+        unprepared || end.problem.as_ref().is_some_and(|problem| problem.code == "checkpoint-disk-full"),
         "{end:?}"
     );
 
     fillers.iter().for_each(|filler| std::fs::remove_file(filler).unwrap());
     daemon.until_conditions(&[]).await;
     daemon.prepared(one_gpu(prepared)).await;
-    if !given_up {
+    if !unprepared {
         assert_eq!(daemon.unprepare(&pod("c-0")).await, [("c-0".to_owned(), "unprepared".to_owned())]);
     }
     daemon.crash().await;

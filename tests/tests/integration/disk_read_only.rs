@@ -22,11 +22,11 @@ async fn health(daemon: &Daemon, service: &str) -> ServingStatus {
     answer.unwrap_or_else(|status| panic!("{service:?}: {status}")).into_inner().status()
 }
 
-/// The node API's health is told by a task of its own, which may be a moment behind the condition.
+/// The node API's health is published by a task of its own, which may be a moment behind the condition.
 async fn until_health(daemon: &Daemon, wanted: ServingStatus) {
     let request = HealthCheckRequest { service: "nodedock.node.v1.Node".to_owned() };
-    let mut told = HealthClient::new(daemon.channel()).watch(request).await.unwrap().into_inner();
-    let seen = async { while told.message().await.unwrap().unwrap().status() != wanted {} };
+    let mut health = HealthClient::new(daemon.channel()).watch(request).await.unwrap().into_inner();
+    let seen = async { while health.message().await.unwrap().unwrap().status() != wanted {} };
     let seen = tokio::time::timeout(nodedock_tests::DEADLINE, seen).await;
     assert!(seen.is_ok(), "the health never is {wanted:?}");
 }
@@ -47,7 +47,7 @@ async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_
     let known = daemon.prepared(asked("one", "gpus/gpu-0")).await;
     assert_eq!(healths(&daemon).await, [ServingStatus::Serving; 2]);
 
-    // A file that somebody writes keeps its file system from being mounted read-only: it is closed after the first refusal.
+    // A file open for writing keeps its file system from being mounted read-only: it is closed after the first refusal.
     if let Err(why) = set_immutable(&daemon.checkpoint(), true) {
         return skip("a disk that turns read-only", &why);
     }
@@ -68,8 +68,8 @@ async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_
     assert_eq!(conditions[0].subject, daemon.checkpoint().to_str().unwrap());
     until_health(&daemon, ServingStatus::NotServing).await;
     assert_eq!(healths(&daemon).await, [ServingStatus::Serving, ServingStatus::NotServing]);
-    let told = daemon.cli(&["get", "node"]).await.done();
-    assert!(told.contains(CODE) && told.contains("new work is refused"), "{told}");
+    let output = daemon.cli(&["get", "node"]).await.done();
+    assert!(output.contains(CODE) && output.contains("new work is refused"), "{output}");
     let warned = daemon.cli(&["get", "claims"]).await;
     assert_eq!(warned.stderr, "warning: the node has 1 problem: see nodedock get node\n");
 

@@ -1,4 +1,4 @@
-//! Drivers that mean harm, all at once in the real daemon: each is told apart in a line, and nobody else notices. The whole list of
+//! Hostile drivers, all at once in the real daemon: each is reported by its defect, and no other driver is affected. The whole list of
 //! them is in `docs/hostile-drivers.md`, and is played in the host's own tests.
 
 use nodedock_proto::node::v1::Driver;
@@ -81,7 +81,7 @@ fn bad_at_discover() -> Vec<Hostile> {
     ]
 }
 
-/// A claim of somebody else's devices, again and again until it is told to stop: how often it went well.
+/// A claim of another driver's devices, repeated until it is stopped: how often it went well.
 async fn good_claims(daemon: &Daemon, done: &std::cell::Cell<bool>) -> usize {
     let (owner, claim) = (pod("good"), gpu_claim("good", &["gpus/gpu-0"]));
     let mut count = 0;
@@ -110,7 +110,7 @@ fn peak_mib(daemon: &Daemon) -> u64 {
 }
 
 #[tokio::test]
-async fn hostile_drivers_are_told_apart_while_good_claims_go_on() {
+async fn hostile_drivers_are_reported_while_good_claims_go_on() {
     let mut daemon = with_gpus().await;
     let hostile = [never_loaded(), bad_at_describe(), bad_at_discover()].concat();
     for (name, bytes, _) in &hostile {

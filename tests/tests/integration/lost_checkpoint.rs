@@ -6,7 +6,7 @@ use nodedock_tests::drivers::MOCK_GPU_FILE;
 use crate::with_gpus;
 
 #[tokio::test]
-async fn claims_come_back_from_their_cdi_files_and_can_be_given_up() {
+async fn claims_are_restored_from_their_cdi_files_and_can_be_unprepared() {
     let mut daemon = with_gpus().await;
     let (one, two) = (pod("one"), pod("two"));
     let shared = gpu_claim("a", &["gpus/gpu-0"]);
@@ -45,7 +45,7 @@ async fn claims_come_back_from_their_cdi_files_and_can_be_given_up() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_is_missing_is_told_where_cdi_files_speak_of_claims() {
+async fn a_missing_checkpoint_is_reported_where_cdi_files_name_claims() {
     let mut daemon = with_gpus().await;
     assert_eq!(daemon.node().await.conditions, [], "the first start of all finds nothing missing");
     daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;

@@ -21,7 +21,7 @@ mod main_job;
 mod metrics;
 mod pod_resources;
 mod pods;
-mod predecessors;
+mod previous_versions;
 mod quarantine;
 mod reboot;
 mod resources;

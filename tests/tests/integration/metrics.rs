@@ -31,12 +31,12 @@ async fn the_metrics_are_those_of_the_page_and_count_what_was_done() {
         .await
         .expect("an answer");
     let found = daemon.metrics().await;
-    let told: BTreeSet<_> = found
+    let served: BTreeSet<_> = found
         .families
         .iter()
         .map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.clone() })
         .collect();
-    assert_eq!(told, families_on_page());
+    assert_eq!(served, families_on_page());
 
     let calls = |operation, outcome| {
         of_driver(&found, "nodedock_driver_calls_total", &[("operation", operation), ("outcome", outcome)])
@@ -91,7 +91,7 @@ async fn plugins_are_counted_by_state() {
     let plugin = Plugin::start(options, Script::ok(PLUGIN)).await.unwrap();
     let socket = plugin.registration_socket().display().to_string();
     daemon.until_serving(&socket).await;
-    // Nobody listens on it.
+    // Nothing listens on it.
     let dead = registry.join("dead-reg.sock");
     drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
     let dead = dead.display().to_string();
@@ -114,7 +114,7 @@ async fn plugins_are_counted_by_state() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_gone_is_told_of_no_more() {
+async fn a_driver_that_is_gone_has_no_metrics() {
     let daemon = with_gpus().await;
     assert!(!daemon.metrics().await.with("driver", MOCK_GPU_NAME).is_empty());
     daemon.take_out(MOCK_GPU_FILE);

@@ -26,21 +26,21 @@ async fn list(daemon: &Daemon) -> Vec<PodResources> {
 
 /// `CONTAINER CLAIM DRIVER/POOL/DEVICE CDI` of each device.
 fn devices(pod: &PodResources) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut lines = Vec::new();
     for container in &pod.containers {
         for claim in &container.dynamic_resources {
             for r in &claim.claim_resources {
                 let cdi: Vec<_> = r.cdi_devices.iter().map(|device| device.name.as_str()).collect();
                 let device = format!("{}/{}/{}", r.driver_name, r.pool_name, r.device_name);
-                told.push(format!("{} {} {device} {}", container.name, claim.claim_name, cdi.join(",")));
+                lines.push(format!("{} {} {device} {}", container.name, claim.claim_name, cdi.join(",")));
             }
         }
     }
-    told
+    lines
 }
 
 #[tokio::test]
-async fn pods_are_told_with_their_claims_also_after_a_crash_and_a_restart() {
+async fn pods_are_listed_with_their_claims_also_after_a_crash_and_a_restart() {
     let mut daemon = with_gpus().await;
     assert!(list(&daemon).await.is_empty());
     daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
@@ -88,8 +88,8 @@ async fn the_socket_is_for_one_user_and_a_stale_one_is_replaced() {
     for _ in 0..2 {
         let mode = std::fs::metadata(&path).expect("the socket is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let folder = std::fs::read_dir(path.parent().expect("a folder")).expect("it can be read");
-        assert_eq!(folder.count(), 1, "no temporary name is left");
+        let dir = std::fs::read_dir(path.parent().expect("a directory")).expect("it can be read");
+        assert_eq!(dir.count(), 1, "no temporary name is left");
         assert!(list(&daemon).await.is_empty());
         daemon.crash().await;
     }

@@ -9,7 +9,7 @@ use tonic::Code;
 
 use crate::{with_gpus, with_gpus_and};
 
-/// A resource that nobody on the node has.
+/// A resource that no driver of the node has.
 const NOWHERE: &str = "nowhere.example.com/gpu";
 
 fn start(pod: &v1::ObjectRef, container: &str) -> v1::StartContainerRequest {
@@ -55,7 +55,7 @@ async fn a_container_does_not_start_before_its_pod_is_prepared_in_this_boot() {
 }
 
 #[tokio::test]
-async fn a_resource_that_nobody_has_refuses_the_pod_and_not_its_claims() {
+async fn an_unknown_resource_refuses_the_pod_and_not_its_claims() {
     let (daemon, one) = (with_gpus().await, pod("one"));
     let mut wanted = request(&one, &[&gpu_claim("a", &["gpus/gpu-0"])]);
     wanted.containers[0].extended_resources.insert(NOWHERE.to_owned(), 1);
@@ -70,7 +70,7 @@ async fn a_resource_that_nobody_has_refuses_the_pod_and_not_its_claims() {
 }
 
 #[tokio::test]
-async fn the_command_line_reads_limits_and_fails_for_a_resource_that_nobody_has() {
+async fn the_command_line_reads_limits_and_fails_for_an_unknown_resource() {
     let daemon = with_gpus().await;
     let manifest = |resources: &str| {
         let pod = format!(
@@ -87,7 +87,7 @@ async fn the_command_line_reads_limits_and_fails_for_a_resource_that_nobody_has(
     let text =
         daemon.cli(&["prepare", "-f", &manifest(&format!("limits: {{{NOWHERE}: 1500m}}"))]).await.failed(1);
     assert!(text.contains(NOWHERE) && text.contains("whole number"), "{text}");
-    // Native resources are nobody's here.
+    // Native resources have no driver here.
     let text = daemon.cli(&["prepare", "-f", &manifest("limits: {cpu: 500m}")]).await.done();
     assert_eq!(text, "the pod has no claims\n");
 }

@@ -79,8 +79,8 @@ async fn what_is_prepared_stands_and_an_operator_ends_it() {
     let shown = daemon.cli(&["get", "drivers", "-o", "json"]).await.json();
     let shown = shown.as_array().unwrap().iter().find(|driver| driver["source"] == FILE).unwrap();
     assert_eq!(shown["state"], json!("quarantined"), "{shown}");
-    let told = daemon.cli(&["explain", "driver", scripted::NAME]).await.done();
-    assert!(told.contains("is quarantined") && told.contains("driver resume"), "{told}");
+    let output = daemon.cli(&["explain", "driver", scripted::NAME]).await.done();
+    assert!(output.contains("is quarantined") && output.contains("driver resume"), "{output}");
 
     assert_eq!(daemon.prepared(ask(0)).await, answer, "what is prepared needs no driver");
     let left = daemon.unprepare_pod(&pod("device-1")).await;
@@ -100,10 +100,10 @@ async fn what_is_prepared_stands_and_an_operator_ends_it() {
 }
 
 #[tokio::test]
-async fn a_resume_that_cannot_be_is_told_why() {
+async fn a_resume_that_cannot_be_is_refused_with_the_reason() {
     let daemon = with_driver(Word::Die).await;
-    let said = daemon.cli(&["driver", "resume", "nobody.example"]).await.failed(1);
-    assert!(said.contains("nobody.example"), "{said}");
+    let said = daemon.cli(&["driver", "resume", "unknown.example"]).await.failed(1);
+    assert!(said.contains("unknown.example"), "{said}");
     for name in [scripted::NAME, FILE] {
         let said = daemon.cli(&["driver", "resume", name]).await.failed(1);
         assert!(said.contains("is serving: there is no quarantine to end"), "{said}");
@@ -115,10 +115,10 @@ async fn a_resume_that_cannot_be_is_told_why() {
 async fn a_driver_that_is_well_again_comes_back_by_itself() {
     let daemon = with_driver(Word::Spin).await;
     into_quarantine(&daemon, BAD, &["driver-cpu-limit"]).await;
-    // Its keeper tries it when its time is over, and every look goes well.
+    // Its poller tries it when the quarantine is over, and every poll succeeds.
     let back = daemon.until_serving(FILE).await;
-    let told: Vec<_> = back.timeline.iter().map(|entry| entry.what.as_str()).collect();
-    assert!(told.ends_with(&["quarantined", "serving"]), "{told:?}");
+    let states: Vec<_> = back.timeline.iter().map(|entry| entry.what.as_str()).collect();
+    assert!(states.ends_with(&["quarantined", "serving"]), "{states:?}");
     daemon.prepared(ask(1)).await;
     into_quarantine(&daemon, BAD + FAILURES, &["driver-cpu-limit"]).await;
 }
@@ -134,7 +134,7 @@ async fn whatever_a_driver_does_it_is_left_alone_and_a_new_config_is_a_new_begin
     daemon.until_device(POOL, "generation-1", true).await;
     daemon.until_conditions(&[]).await;
     assert_eq!(daemon.until_serving(FILE).await.reason, "");
-    // The driver was asked once more, as it serves anew.
+    // The driver was asked once more, as it serves again.
     let held = |claims: &[v1::ClaimStatus]| claims.iter().any(|claim| claim.state == "unpreparing");
     daemon.until_claims("the first claim is gone", |claims| !held(claims)).await;
     daemon.prepared(ask(0)).await;

@@ -48,7 +48,7 @@ async fn a_claim_of_an_earlier_boot_is_stale_until_its_pod_prepares_it_once_more
 }
 
 #[tokio::test]
-async fn a_claim_of_an_earlier_boot_can_be_given_up_without_being_prepared() {
+async fn a_claim_of_an_earlier_boot_can_be_unprepared_without_a_prepare() {
     let daemon = with_gpus_and(boot("boot-1")).await;
     let pod = pod("one");
     daemon.prepared(request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])])).await;

@@ -58,13 +58,13 @@ async fn what_is_in_the_way_is_named_and_not_touched() {
 #[tokio::test]
 async fn a_root_that_cannot_be_written_is_named() {
     let root = Root::new();
-    let folder = root.path().join("read-only");
-    std::fs::create_dir(&folder).unwrap();
-    let _mounted = match Tmpfs::mount(&folder, "ro,size=64k") {
+    let dir = root.path().join("read-only");
+    std::fs::create_dir(&dir).unwrap();
+    let _mounted = match Tmpfs::mount(&dir, "ro,size=64k") {
         Ok(mounted) => mounted,
         Err(why) => return skip("a read-only root", &why),
     };
-    let said = root.cli(&["run", "--root", folder.to_str().unwrap()]).await.failed(1);
+    let said = root.cli(&["run", "--root", dir.to_str().unwrap()]).await.failed(1);
     assert!(said.contains("read-only/var/lib/nodedock") && said.contains("--root"), "{said}");
 }
 

@@ -10,7 +10,7 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::{with_gpus, with_gpus_and};
 
 #[tokio::test]
-async fn the_service_manager_is_told_of_readiness_and_of_the_end() {
+async fn the_service_manager_is_notified_of_readiness_and_of_the_end() {
     for signal in [Signal::TERM, Signal::INT] {
         // The harness itself waits for READY=1 before it goes on.
         let mut daemon = Daemon::start().await;
@@ -37,7 +37,7 @@ async fn a_prepare_that_waits_is_answered_before_the_end() {
     assert_eq!(daemon.terminate().await.code(), Some(0));
     let answer = waiting.await.unwrap().unwrap().into_inner();
     assert_eq!(answer.claims[0].problem.as_ref().unwrap().code, "device-held", "{answer:?}");
-    assert!(!daemon.log().contains("did not end in time"), "it gives up waiting at once:\n{}", daemon.log());
+    assert!(!daemon.log().contains("did not end in time"), "it stops waiting at once:\n{}", daemon.log());
     daemon.run().await;
     assert_eq!(daemon.only_claim().await.id.unwrap().name, "first");
 }
@@ -52,16 +52,16 @@ async fn open_watches_end_and_do_not_hold_the_daemon_up() {
         health.push(HealthClient::new(daemon.channel()).watch(request).await.unwrap().into_inner());
     }
     daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
-    let mut told = Vec::new();
-    while told.last().is_none_or(|state| state != "prepared") {
+    let mut states = Vec::new();
+    while states.last().is_none_or(|state| state != "prepared") {
         let event = events.message().await.unwrap().unwrap();
         // The driver's own events may come in between.
         if event.kind == "claim" {
             assert_eq!(event.name, "default/a");
-            told.push(event.state);
+            states.push(event.state);
         }
     }
-    assert_eq!(told, ["preparing", "prepared"]);
+    assert_eq!(states, ["preparing", "prepared"]);
     assert_eq!(daemon.terminate().await.code(), Some(0));
     assert!(!daemon.log().contains("did not end in time"), "{}", daemon.log());
     while let Ok(Some(_)) = events.message().await {}

@@ -19,7 +19,7 @@ fn name(number: usize) -> String {
     format!("device-{number}")
 }
 
-/// A pod that comes and goes until it is told to stop; then it stays. How often it came.
+/// A pod that comes and goes until it is stopped; then it stays. How often it came.
 async fn come_and_go(number: usize, mut client: Client, stop: Arc<AtomicBool>) -> usize {
     let (pod, claim) = (pod(&name(number)), claim(&name(number)));
     for times in 1.. {
@@ -32,7 +32,7 @@ async fn come_and_go(number: usize, mut client: Client, stop: Arc<AtomicBool>) -
         let answer = client.unprepare_pod(leave).await.expect("unprepare").into_inner();
         assert_eq!(answer.claims[0].outcome, "unprepared", "{answer:#?}");
     }
-    unreachable!("nobody counts so far")
+    unreachable!("no loop runs so long")
 }
 
 #[tokio::test]
@@ -118,16 +118,16 @@ async fn devices_that_a_new_version_does_not_have_any_more_are_named_while_claim
 #[tokio::test]
 async fn a_version_that_cannot_be_kept_serves_and_the_node_says_so() {
     let daemon = Daemon::start().await;
-    let folder = daemon.kept_drivers();
-    std::fs::remove_dir(&folder).unwrap();
-    std::fs::write(&folder, "in the way").unwrap();
+    let dir = daemon.kept_drivers();
+    std::fs::remove_dir(&dir).unwrap();
+    std::fs::write(&dir, "in the way").unwrap();
     daemon.drop_in_script(&script(0));
     let digest = daemon.swap("v1", &script(0)).await;
     let conditions = daemon.until_conditions(&["driver-not-kept"]).await;
     assert_eq!(conditions[0].subject, FILE);
     daemon.prepared(request(&pod("one"), &[&claim("device-0")])).await;
-    std::fs::remove_file(&folder).unwrap();
-    std::fs::create_dir(&folder).unwrap();
+    std::fs::remove_file(&dir).unwrap();
+    std::fs::create_dir(&dir).unwrap();
     daemon.cli(&["driver", "reload", FILE]).await.done();
     daemon.until_conditions(&[]).await;
     daemon.until_kept(&[&digest]).await;

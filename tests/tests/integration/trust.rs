@@ -25,11 +25,11 @@ async fn daemon_with(section: &str) -> Daemon {
 /// Names of the compiled drivers.
 fn compiled(daemon: &Daemon) -> Vec<String> {
     let mut found = Vec::new();
-    let mut folders = vec![daemon.path().join("var/cache/nodedock")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+    let mut dirs = vec![daemon.path().join("var/cache/nodedock")];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
             if entry.file_type().unwrap().is_dir() {
-                folders.push(entry.path());
+                dirs.push(entry.path());
             } else if entry.metadata().unwrap().len() > 1024 {
                 found.push(entry.path().display().to_string());
             }
@@ -52,9 +52,9 @@ async fn a_file_signed_by_a_known_key_serves_whatever_the_algorithm_and_the_form
         daemon.drop_in(SIGNATURE, bundle);
         daemon.drop_in(MOCK_GPU_FILE, &bytes);
         let served = daemon.until_serving(MOCK_GPU_FILE).await;
-        let told = served.trust.unwrap();
+        let trust = served.trust.unwrap();
         assert_eq!(
-            (told.mode.as_str(), told.verdict.as_str(), told.key.as_str(), told.reason.as_str()),
+            (trust.mode.as_str(), trust.verdict.as_str(), trust.key.as_str(), trust.reason.as_str()),
             ("enforce", "trusted", "release", "")
         );
         daemon.drop_in(SIGNATURE, &signature);
@@ -105,7 +105,7 @@ async fn what_is_not_vouched_for_is_refused_with_what_to_do_and_serves_once_it_i
     }
 }
 
-/// A module that takes the compiler long, and nobody else.
+/// A module that takes the compiler long, and nothing else.
 fn bomb() -> Vec<u8> {
     let (mut types, mut functions, mut code) =
         (TypeSection::new(), FunctionSection::new(), CodeSection::new());
@@ -125,7 +125,7 @@ fn bomb() -> Vec<u8> {
 #[tokio::test]
 async fn in_enforce_an_unsigned_file_never_reaches_the_compiler() {
     let daemon = daemon_with(&trust("enforce", &[("release", Signer::P256(1), "")], "")).await;
-    // If anybody looked at their content, the reason would be another.
+    // If their content were read, the reason would be another.
     let files = [
         ("bomb.wasm", bomb()),
         ("text.wasm", b"not WebAssembly at all".to_vec()),

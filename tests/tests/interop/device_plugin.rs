@@ -112,10 +112,10 @@ async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them(
         let devices: Vec<_> = of.device_ids.iter().map(device).collect();
         json!({"name": of.container, "devices": devices})
     });
-    let told = json!({"name": "one", "namespace": "default", "containers": containers.collect::<Vec<_>>()});
+    let listed = json!({"name": "one", "namespace": "default", "containers": containers.collect::<Vec<_>>()});
     for _ in 0..2 {
         let list = pod_resources::ask(&daemon, &agent, "list", &[]).await;
-        assert_eq!(list, json!({"pod_resources": [told]}));
+        assert_eq!(list, json!({"pod_resources": [listed]}));
         let all = pod_resources::ask(&daemon, &agent, "allocatable", &[]).await;
         assert_eq!(all["devices"].as_array().map(Vec::len), Some(3), "{all}");
         assert_eq!(daemon.prepare(wanted()).await, answer);
@@ -129,7 +129,7 @@ async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them(
 }
 
 #[tokio::test]
-async fn a_plugin_for_what_is_no_extended_resource_is_told_the_rule() {
+async fn a_plugin_for_what_is_no_extended_resource_is_refused_with_the_rule() {
     let program = match programs::go("device-plugin") {
         Ok(program) => program,
         Err(why) => return machine::skip("a device plugin in Go that is refused", &why),

@@ -30,10 +30,10 @@ struct Driver {
 }
 
 impl Driver {
-    /// Starts it on the folders of a root. Its claims are those of `compose`, each with a device of the claim's name.
+    /// Starts it on the directories of a root. Its claims are those of `compose`, each with a device of the claim's name.
     async fn start(root: &Root, program: &PathBuf, options: &[&str]) -> Self {
         let data = root.path().join("plugins").join(NAME);
-        std::fs::create_dir_all(&data).expect("a folder of a new root");
+        std::fs::create_dir_all(&data).expect("a directory of a new root");
         let mut command = Command::new(program);
         command.args(["--driver-name", NAME, "--node-name", "node", "--request", "device-0"]);
         command.arg("--registry-dir").arg(root.state().join("plugins_registry"));
@@ -107,18 +107,18 @@ fn cdi(name: &str) -> String {
 }
 
 /// A claim as the driver tells of it.
-fn told(name: &str) -> Value {
+fn named(name: &str) -> Value {
     json!({"namespace": "default", "name": name, "uid": format!("claim-{name}")})
 }
 
-fn told_prepared(name: &str) -> Value {
-    let mut told = told(name);
-    told["cdi"] = json!([cdi(name)]);
-    told
+fn with_edits(name: &str) -> Value {
+    let mut claim = named(name);
+    claim["cdi"] = json!([cdi(name)]);
+    claim
 }
 
 #[tokio::test]
-async fn the_claims_of_a_pod_are_prepared_and_given_up_in_one_call_each() {
+async fn the_claims_of_a_pod_are_prepared_and_unprepared_in_one_call_each() {
     let Some(program) = program() else { return };
     let daemon = Daemon::start().await;
     let mut driver = Driver::start(&daemon, &program, &[]).await;
@@ -130,11 +130,11 @@ async fn the_claims_of_a_pod_are_prepared_and_given_up_in_one_call_each() {
     let [container] = answer.containers.as_slice() else { panic!("one container: {answer:#?}") };
     assert_eq!(container.cdi_devices, [cdi("a"), cdi("b")]);
     let asked = driver.claims_of("NodePrepareResources").await;
-    assert_eq!(asked, json!([told_prepared("a"), told_prepared("b")]));
+    assert_eq!(asked, json!([with_edits("a"), with_edits("b")]));
 
     let outcomes = daemon.unprepare(&pod).await;
     assert!(outcomes.iter().all(|(_, outcome)| outcome == "unprepared"), "{outcomes:?}");
-    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([told("a"), told("b")]));
+    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([named("a"), named("b")]));
     driver.stop().await;
 }
 
@@ -166,25 +166,25 @@ async fn a_new_instance_takes_over_and_the_old_one_falls_in_for_it() {
     until_serving(&daemon, "-old-").await;
     let first = pod("first");
     daemon.prepared(request(&first, &[&claim_of("a")])).await;
-    assert_eq!(old.claims_of("NodePrepareResources").await, json!([told_prepared("a")]));
+    assert_eq!(old.claims_of("NodePrepareResources").await, json!([with_edits("a")]));
 
     let mut new = Driver::start(&daemon, &program, &["--rolling-update-uid", "new"]).await;
     until_serving(&daemon, "-new-").await;
     let second = pod("second");
     daemon.prepared(request(&second, &[&claim_of("b")])).await;
-    assert_eq!(new.claims_of("NodePrepareResources").await, json!([told_prepared("b")]));
-    // What the old instance prepared, the new one gives up.
+    assert_eq!(new.claims_of("NodePrepareResources").await, json!([with_edits("b")]));
+    // What the old instance prepared, the new one unprepares.
     daemon.unprepare(&first).await;
-    assert_eq!(new.claims_of("NodeUnprepareResources").await, json!([told("a")]));
+    assert_eq!(new.claims_of("NodeUnprepareResources").await, json!([named("a")]));
 
     new.stop().await;
     until_serving(&daemon, "-old-").await;
     daemon.unprepare(&second).await;
-    assert_eq!(old.claims_of("NodeUnprepareResources").await, json!([told("b")]));
+    assert_eq!(old.claims_of("NodeUnprepareResources").await, json!([named("b")]));
 }
 
 #[tokio::test]
-async fn a_driver_that_crashed_gives_up_what_it_prepared_before() {
+async fn a_driver_that_crashed_unprepares_what_it_prepared_before() {
     let Some(program) = program() else { return };
     let daemon = Daemon::start().await;
     let driver = Driver::start(&daemon, &program, &[]).await;
@@ -197,7 +197,7 @@ async fn a_driver_that_crashed_gives_up_what_it_prepared_before() {
     driver.registered().await;
     until_serving(&daemon, NAME).await;
     daemon.unprepare(&pod).await;
-    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([told("a")]));
+    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([named("a")]));
     assert!(daemon.claims().await.is_empty());
 }
 
@@ -216,5 +216,5 @@ async fn a_daemon_that_crashed_finds_the_driver_again() {
     until_serving(&daemon, NAME).await;
     assert_eq!(daemon.pod_devices(&pod).await.expect("the pod is known").containers, before.containers);
     daemon.unprepare(&pod).await;
-    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([told("a")]));
+    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([named("a")]));
 }

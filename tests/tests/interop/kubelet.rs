@@ -14,7 +14,7 @@ use program::GoKubelet;
 const RESOURCE: &str = "example.com/gpu";
 const GPUS: &str = "pools: [{name: gpus, count: 4, extendedResource: example.com/gpu}]\n";
 
-/// A daemon of a cluster with simulated GPUs, on the folders of a kubelet.
+/// A daemon of a cluster with simulated GPUs, on the directories of a kubelet.
 async fn daemon(cluster: &Cluster) -> Daemon {
     let daemon = cluster.daemon().await;
     daemon.install_gpus(GPUS);
@@ -66,8 +66,8 @@ async fn a_driver_is_registered_and_prepares_claims_by_both_versions() {
         let cdi = device_of_claim["cdi_device_ids"][0].as_str().expect("a CDI device");
         assert!(daemon.only_cdi_file().devices().contains(&cdi.to_owned()), "{cdi}");
         assert_eq!(kubelet.ask(asked("prepare")).await.as_ref(), Ok(&first), "again is the same");
-        let given_back = kubelet.ask(asked("unprepare")).await.expect("it is unprepared");
-        assert_eq!(of(&given_back, &uid)["error"], Value::Null, "{given_back}");
+        let unprepared = kubelet.ask(asked("unprepare")).await.expect("it is unprepared");
+        assert_eq!(of(&unprepared, &uid)["error"], Value::Null, "{unprepared}");
         assert!(daemon.cdi_files().is_empty());
         assert!(kubelet.ask(asked("unprepare")).await.is_ok(), "again is no error");
     }

@@ -41,8 +41,8 @@ async fn with_a_pod() -> Daemon {
     daemon
 }
 
-/// The pod `one` as it has to be told.
-fn told() -> Value {
+/// The pod `one` as it has to be reported.
+fn pod_one() -> Value {
     let device = |name: &str| {
         json!({
             "cdi_devices": [{"name": format!("{MOCK_GPU_NAME}/claim=claim-pair-{name}")}],
@@ -62,9 +62,9 @@ async fn an_agent_in_go_learns_of_pods_with_claims_also_after_a_crash() {
     let Some(program) = program() else { return };
     let mut daemon = with_a_pod().await;
     for _ in 0..2 {
-        assert_eq!(ask(&daemon, &program, "list", &[]).await, json!({"pod_resources": [told()]}));
+        assert_eq!(ask(&daemon, &program, "list", &[]).await, json!({"pod_resources": [pod_one()]}));
         let one = ask(&daemon, &program, "get", &["default", "one"]).await;
-        assert_eq!(one, json!({"pod_resources": told()}));
+        assert_eq!(one, json!({"pod_resources": pod_one()}));
         // The old version knows no claims.
         let old = json!({"name": "one", "namespace": "default", "containers": [{"name": "main"}]});
         assert_eq!(ask(&daemon, &program, "old-list", &[]).await, json!({"pod_resources": [old]}));
@@ -76,7 +76,7 @@ async fn an_agent_in_go_learns_of_pods_with_claims_also_after_a_crash() {
 }
 
 #[tokio::test]
-async fn an_agent_in_go_is_told_of_a_pod_that_is_not_there_and_of_nothing_to_allocate() {
+async fn an_agent_in_go_learns_that_a_pod_does_not_exist_and_that_nothing_is_allocatable() {
     let Some(program) = program() else { return };
     let daemon = with_a_pod().await;
     for (namespace, name) in [("default", "two"), ("other", "one")] {
@@ -107,5 +107,5 @@ async fn an_agent_in_go_that_asks_too_often_is_refused_and_answered_again_later(
         }
     };
     let answer = tokio::time::timeout(DEADLINE, later).await.expect("a call is answered after a while");
-    assert_eq!(answer, json!({"pod_resources": [told()]}));
+    assert_eq!(answer, json!({"pod_resources": [pod_one()]}));
 }

@@ -21,13 +21,13 @@ pub(crate) fn go(name: &str) -> Result<PathBuf, String> {
     let list = ["list", "-deps", "-f", "{{.Name}}", &package];
     bounded(FETCH_SECONDS, &go, &list).map_err(|why| format!("Go modules cannot be fetched: {why}"))?;
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop").join(name);
-    let output = built.to_str().expect("the target folder has a name in UTF-8");
+    let output = built.to_str().expect("the target directory has a name in UTF-8");
     let built_in_time = bounded(BUILD_SECONDS, &go, &["build", "-buildvcs=false", "-o", output, &package]);
     built_in_time.unwrap_or_else(|why| panic!("go build {package}: {why}"));
     Ok(built)
 }
 
-/// Where Go's own installer puts it, which not everybody's PATH has.
+/// Where Go's own installer puts it, which not every PATH has.
 fn usual_go() -> Option<PathBuf> {
     Some(PathBuf::from("/usr/local/go/bin/go")).filter(|go| go.is_file())
 }
@@ -57,7 +57,7 @@ pub(crate) fn python_with(module: &str, package: &str) -> Result<PathBuf, String
     Ok(python)
 }
 
-/// A folder of `tests/interop`.
+/// A directory of `tests/interop`.
 pub(crate) fn sources(language: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("interop").join(language)
 }

@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{lines, programs};
 
-/// A driver that keeps what it is told of its registration.
+/// A driver that records the notifications of its registration.
 #[derive(Clone, Default)]
 struct Plugin(Arc<Mutex<Vec<RegistrationStatus>>>);
 

@@ -1,5 +1,5 @@
 //! What a driver that misbehaves costs another one: prepares of a good driver, one at a time, alone and while many calls of a bad one
-//! are under way. Once with the quarantine in effect, and once with each quarantine ended by hand as soon as it is told of.
+//! are under way. Once with the quarantine in effect, and once with each quarantine ended by hand as soon as it is reported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

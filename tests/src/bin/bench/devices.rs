@@ -50,7 +50,7 @@ impl Node {
         node
     }
 
-    /// Asks again and again until so many devices are there, and so many of them healthy.
+    /// Lists until so many devices are there, and so many of them healthy.
     async fn until_shown(&self, capacity: usize, allocatable: usize) {
         let mut client = self.daemon.client();
         let wanted = (capacity, allocatable);

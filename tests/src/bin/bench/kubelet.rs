@@ -39,7 +39,7 @@ async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table
     let uid = cluster.gpu_claim("bench", &["gpus/gpu-0"]);
     let claim = || Claim { namespace: NAMESPACE.into(), uid: uid.clone(), name: "bench".into() };
     let ask = |claims: Vec<Claim>| NodePrepareResourcesRequest { claims };
-    let give_back = || NodeUnprepareResourcesRequest { claims: vec![claim()] };
+    let unprepare = || NodeUnprepareResourcesRequest { claims: vec![claim()] };
     let (mut bare, mut read, mut back, mut cached) =
         (Times::default(), Times::default(), Times::default(), Times::default());
     for _ in 0..size.single {
@@ -55,7 +55,7 @@ async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table
         let outcome = answer.claims.first().and_then(|entry| entry.value.as_ref());
         assert!(outcome.is_some_and(|outcome| outcome.error.is_empty()), "{answer:?}");
         let started = Instant::now();
-        client.node_unprepare_resources(give_back()).await.expect("unprepare");
+        client.node_unprepare_resources(unprepare()).await.expect("unprepare");
         back.add(started.elapsed());
     }
     table.times(
@@ -78,7 +78,7 @@ async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table
     let asked = cluster.api.requests().len() - seen;
     let note = format!("prepared before; {asked} requests to the API server in all");
     table.times("kubelet: prepare, claim cached", &cached, BARE, &note);
-    client.node_unprepare_resources(give_back()).await.expect("unprepare");
+    client.node_unprepare_resources(unprepare()).await.expect("unprepare");
 }
 
 /// From the process's start to the answer that a kubelet registers by.

@@ -142,7 +142,7 @@ impl CdiOnTmpfs {
 
     fn with(&self, options: Options) -> Options {
         match &self.0 {
-            Some(folder) => options.arg("--cdi-dir", folder.path().to_string_lossy()),
+            Some(dir) => options.arg("--cdi-dir", dir.path().to_string_lossy()),
             None => options,
         }
     }

@@ -81,7 +81,7 @@ async fn loads(size: Size, form: Form, table: &mut Table) {
     let bytes = wasm(MOCK_GPU, form);
     let (mut cold, mut cached) = (Times::default(), Times::default());
     for _ in 0..size.loads {
-        let cache = tempfile::tempdir().expect("a temporary folder");
+        let cache = tempfile::tempdir().expect("a temporary directory");
         for times in [&mut cold, &mut cached] {
             let host = host(Some(cache.path()));
             let file = DriverFile { name: MOCK_GPU.to_owned(), bytes: bytes.clone().into() };

@@ -42,7 +42,7 @@ async fn starts(size: Size, table: &mut Table) {
     }
 }
 
-/// From the rename into the folder to the state `serving`, as a watcher of the node API sees it.
+/// From the rename into the directory to the state `serving`, as a watcher of the node API sees it.
 async fn drops(size: Size, table: &mut Table) {
     let (mut cold, mut cached) = (Vec::new(), Vec::new());
     for _ in 0..size.loads {

@@ -27,7 +27,7 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     let (mut cold, mut cached) = (Times::default(), Times::default());
     let (mut with, mut without) = (Vec::new(), Vec::new());
     let mut window = QUIET;
-    // A version that was compiled before is taken from the cache when it comes again.
+    // A version that was compiled before is taken from the cache when it returns.
     for times in [&mut cold, &mut cached] {
         for file in &files {
             let (quiet, ()) = stream(&daemon, tokio::time::sleep(window)).await;

@@ -1,16 +1,17 @@
 //! Connections to sockets of plugins, with the `:authority` that Go's grpc makes of how they are dialled.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// Between tries to connect: a socket's file is there a moment before anybody listens on it.
+/// Between tries to connect: a socket's file is there a moment before its server listens on it.
 const AGAIN: Duration = Duration::from_millis(10);
 const PREFACE_BYTES: usize = 24;
 const FRAME_HEAD_BYTES: usize = 9;
@@ -32,34 +33,46 @@ pub(super) async fn dial(path: &Path, deadline: Duration) -> Result<UnixStream, 
     }
 }
 
-/// A channel on one connection, whose requests name `localhost`. It does not connect again.
-pub(super) async fn channel<S>(stream: S) -> Result<Channel, String>
-where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    let mut only = Some(stream);
+/// A channel on one connection, and a token that is cancelled when that connection ends; it does not connect again. Its requests name
+/// `localhost`, or another authority.
+pub(super) async fn channel(
+    server: UnixStream,
+    authority: Option<String>,
+) -> Result<(Channel, CancellationToken), String> {
+    let (client, theirs) = tokio::io::duplex(64 << 10);
+    let lost = CancellationToken::new();
+    let ended = lost.clone().drop_guard();
+    tokio::spawn(async move {
+        carry(theirs, server, authority).await;
+        drop(ended);
+    });
+    let mut only = Some(client);
     let connector = tower::service_fn(move |_: Uri| {
         let stream = only.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
         std::future::ready(stream.map(TokioIo::new))
     });
     let endpoint = Endpoint::from_static("http://localhost");
-    endpoint.connect_with_connector(connector).await.map_err(|error| error.to_string())
+    let channel = endpoint.connect_with_connector(connector).await.map_err(|error| error.to_string())?;
+    Ok((channel, lost))
 }
 
-/// As [`channel`], whose requests name the percent-encoded path, as those of a dial by the bare path do.
-pub(super) async fn channel_by_path(path: &Path, stream: UnixStream) -> Result<Channel, String> {
-    let authority = PathBuf::from(path).display().to_string().replace('/', "%2F");
-    let (ours, theirs) = tokio::io::duplex(64 << 10);
-    // It ends with the connection, or with the channel.
-    tokio::spawn(carry(theirs, stream, authority));
-    channel(ours).await
+/// The authority of a dial by the bare path: the path, percent-encoded.
+pub(super) fn of_path(path: &Path) -> Option<String> {
+    Some(path.display().to_string().replace('/', "%2F"))
 }
 
-async fn carry(client: tokio::io::DuplexStream, server: UnixStream, authority: String) {
+/// Ends with the connection, or with the channel.
+async fn carry(client: tokio::io::DuplexStream, server: UnixStream, authority: Option<String>) {
     let (mut from_client, mut to_client) = tokio::io::split(client);
     let (mut from_server, mut to_server) = server.into_split();
+    let requests = async {
+        match authority {
+            Some(authority) => rename(&mut from_client, &mut to_server, &authority).await,
+            None => tokio::io::copy(&mut from_client, &mut to_server).await.map(drop),
+        }
+    };
     tokio::select! {
-        _ = rename(&mut from_client, &mut to_server, &authority) => {}
+        _ = requests => {}
         _ = tokio::io::copy(&mut from_server, &mut to_client) => {}
     }
 }

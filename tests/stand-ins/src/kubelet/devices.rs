@@ -12,8 +12,8 @@ use nodedock_proto::kubelet::device_plugin::v1beta1::registration_server::{
 };
 use nodedock_proto::kubelet::device_plugin::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
-    ContainerPreferredAllocationRequest, Device, DevicePluginOptions, Empty, PreStartContainerRequest,
-    PreferredAllocationRequest, RegisterRequest,
+    ContainerPreferredAllocationRequest, Device, DevicePluginOptions, Empty, PreferredAllocationRequest,
+    RegisterRequest,
 };
 use nodedock_proto::unix;
 use tokio::net::UnixListener;
@@ -23,9 +23,8 @@ use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::authority;
-use super::state::Inner;
+use super::state::Shared;
 
-const PRE_START: Duration = Duration::from_secs(30);
 /// Allocate and preferred allocations have no deadline; a test has.
 const NO_DEADLINE: Duration = crate::deadline::DEADLINE;
 
@@ -35,7 +34,6 @@ pub struct Resource {
     pub devices: Vec<Device>,
     /// Whether its plugin's list is followed. Devices of a plugin that is gone are unhealthy.
     pub running: bool,
-    pub pre_start_required: bool,
     pub prefers: bool,
 }
 
@@ -74,7 +72,6 @@ impl Plugin {
         Resource {
             devices: self.devices.clone(),
             running: self.running,
-            pre_start_required: self.options.pre_start_required,
             prefers: self.options.get_preferred_allocation_available,
         }
     }
@@ -100,15 +97,15 @@ impl Plugin {
 /// # Panics
 ///
 /// If the socket cannot be made.
-pub(super) fn serve(inner: &Arc<Inner>, end: &CancellationToken, tasks: &TaskTracker) {
-    let folder = inner.root.join("device-plugins");
-    for entry in std::fs::read_dir(&folder).expect("the folder can be read").flatten() {
+pub(super) fn serve(shared: &Arc<Shared>, end: &CancellationToken, tasks: &TaskTracker) {
+    let dir = shared.root.join("device-plugins");
+    for entry in std::fs::read_dir(&dir).expect("the directory can be read").flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
-    let listener = UnixListener::bind(folder.join("kubelet.sock")).expect("kubelet.sock can be made");
-    let service = RegistrationServer::new(Registering { inner: Arc::clone(inner), end: end.clone() });
+    let listener = UnixListener::bind(dir.join("kubelet.sock")).expect("kubelet.sock can be made");
+    let service = RegistrationServer::new(Registering { shared: Arc::clone(shared), end: end.clone() });
     let server = Server::builder().add_service(service);
     let end = end.clone();
     tasks.spawn(async move {
@@ -120,7 +117,7 @@ pub(super) fn serve(inner: &Arc<Inner>, end: &CancellationToken, tasks: &TaskTra
 }
 
 struct Registering {
-    inner: Arc<Inner>,
+    shared: Arc<Shared>,
     end: CancellationToken,
 }
 
@@ -128,33 +125,33 @@ struct Registering {
 impl Registration for Registering {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let request = request.into_inner();
-        let endpoint = self.inner.root.join("device-plugins").join(&request.endpoint);
+        let endpoint = self.shared.root.join("device-plugins").join(&request.endpoint);
         let done = async {
             if self.end.is_cancelled() {
                 return Err("the kubelet stops".to_owned());
             }
-            validate(&request.resource_name, &[request.version])?;
-            connect(&self.inner, &request.resource_name, &endpoint).await.map(drop)
+            validate(&request.resource_name, &request.version)?;
+            connect(&self.shared, &request.resource_name, &endpoint).await
         }
         .await;
-        self.inner.note_outcome("Register", &request.resource_name, done.clone());
+        self.shared.note_outcome("Register", &request.resource_name, done.clone());
         done.map(|()| Response::new(Empty {})).map_err(Status::unknown)
     }
 }
 
 /// What a kubelet takes for a device plugin.
-pub(super) fn validate(resource: &str, versions: &[String]) -> Result<(), String> {
-    if !versions.iter().any(|version| version == "v1beta1") {
-        return Err(format!("manager version, v1beta1, is not among plugin supported versions {versions:?}"));
+fn validate(resource: &str, version: &str) -> Result<(), String> {
+    if version != "v1beta1" {
+        return Err(format!("manager version, v1beta1, is not the plugin's, {version}"));
     }
     let native = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
     let part = |text: &str, most: usize| {
         let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
-        let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let shared = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         text.len() <= most
             && edge(text.bytes().next())
             && edge(text.bytes().last())
-            && text.bytes().all(inner)
+            && text.bytes().all(shared)
     };
     let is_extended = resource.split_once('/').is_some_and(|(domain, name)| {
         !native(domain)
@@ -165,15 +162,15 @@ pub(super) fn validate(resource: &str, versions: &[String]) -> Result<(), String
     if is_extended { Ok(()) } else { Err(format!("the ResourceName {resource:?} is invalid")) }
 }
 
-/// Dials a plugin, asks for its options and follows its list. Gives the number of this connection.
-pub(super) async fn connect(inner: &Arc<Inner>, resource: &str, endpoint: &Path) -> Result<u64, String> {
-    let deadline = inner.options.dial_timeout;
-    let channel = authority::channel(authority::dial(endpoint, deadline).await?).await?;
+/// Dials a plugin, asks for its options and follows its list.
+async fn connect(shared: &Arc<Shared>, resource: &str, endpoint: &Path) -> Result<(), String> {
+    let deadline = shared.options.dial_timeout;
+    let (channel, _) = authority::channel(authority::dial(endpoint, deadline).await?, None).await?;
     let mut client = DevicePluginClient::new(channel.clone());
     let asking = client.get_device_plugin_options(Empty {});
-    let options = inner.call("GetDevicePluginOptions", resource, deadline, asking).await?.into_inner();
+    let options = shared.call("GetDevicePluginOptions", resource, deadline, asking).await?.into_inner();
     let end = CancellationToken::new();
-    let number = inner.change(|state| {
+    let number = shared.change(|state| {
         let number = state.number();
         let before = state.plugins.remove(resource);
         let devices = before.map_or_else(Vec::new, |before| {
@@ -185,28 +182,28 @@ pub(super) async fn connect(inner: &Arc<Inner>, resource: &str, endpoint: &Path)
         state.plugins.insert(resource.to_owned(), plugin);
         number
     });
-    let (inner, resource) = (Arc::clone(inner), resource.to_owned());
+    let (shared, resource) = (Arc::clone(shared), resource.to_owned());
     tokio::spawn(async move {
         let ended = tokio::select! {
             () = end.cancelled() => Ok(()),
-            ended = follow(&inner, &resource, number, client) => ended,
+            ended = follow(&shared, &resource, number, client) => ended,
         };
         let outcome = ended.map_err(|status| format!("{:?}: {}", status.code(), status.message()));
-        inner.note_outcome("ListAndWatch", &resource, outcome);
-        stop(&inner, &resource, number);
+        shared.note_outcome("ListAndWatch", &resource, outcome);
+        stop(&shared, &resource, number);
     });
-    Ok(number)
+    Ok(())
 }
 
 async fn follow(
-    inner: &Inner,
+    shared: &Shared,
     resource: &str,
     number: u64,
     mut client: DevicePluginClient<Channel>,
 ) -> Result<(), Status> {
     let mut lists: Streaming<_> = client.list_and_watch(Empty {}).await?.into_inner();
     while let Some(list) = lists.message().await? {
-        inner.change(|state| {
+        shared.change(|state| {
             let plugin = state.plugins.get_mut(resource).filter(|plugin| plugin.number == number);
             if let Some(plugin) = plugin {
                 plugin.devices = list.devices;
@@ -217,25 +214,13 @@ async fn follow(
     Ok(())
 }
 
-fn stop(inner: &Inner, resource: &str, number: u64) {
-    inner.change(|state| {
+fn stop(shared: &Shared, resource: &str, number: u64) {
+    shared.change(|state| {
         let plugin = state.plugins.get_mut(resource).filter(|plugin| plugin.number == number);
         if let Some(plugin) = plugin {
             plugin.stopped();
         }
     });
-}
-
-/// The registration socket of a plugin is gone.
-pub(super) fn disconnect(inner: &Inner, resource: &str, number: u64) {
-    inner.look(|state| {
-        let plugin = state.plugins.get(resource).filter(|plugin| plugin.number == number);
-        if let Some(plugin) = plugin {
-            plugin.end.cancel();
-        }
-    });
-    inner.note_quietly("deregister", resource);
-    stop(inner, resource, number);
 }
 
 /// What is free, and whom to ask.
@@ -245,8 +230,8 @@ struct Choice {
     prefers: bool,
 }
 
-fn choice(inner: &Inner, resource: &str, count: usize) -> Result<Choice, String> {
-    inner.look(|state| {
+fn choice(shared: &Shared, resource: &str, count: usize) -> Result<Choice, String> {
+    shared.look(|state| {
         let unknown = || format!("cannot allocate unregistered device {resource}");
         let plugin = state.plugins.get(resource).ok_or_else(unknown)?;
         let shown = plugin.shown();
@@ -269,8 +254,8 @@ fn choice(inner: &Inner, resource: &str, count: usize) -> Result<Choice, String>
     })
 }
 
-pub(super) async fn allocate(inner: &Inner, resource: &str, count: usize) -> Result<Allocation, String> {
-    let Choice { channel, mut free, prefers } = choice(inner, resource, count)?;
+pub(super) async fn allocate(shared: &Shared, resource: &str, count: usize) -> Result<Allocation, String> {
+    let Choice { channel, mut free, prefers } = choice(shared, resource, count)?;
     let mut client = DevicePluginClient::new(channel);
     if prefers {
         let size = i32::try_from(count).map_err(|error| error.to_string())?;
@@ -281,15 +266,15 @@ pub(super) async fn allocate(inner: &Inner, resource: &str, count: usize) -> Res
         };
         let asking =
             client.get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![wanted] });
-        let answer = inner.call("GetPreferredAllocation", resource, NO_DEADLINE, asking).await?.into_inner();
+        let answer = shared.call("GetPreferredAllocation", resource, NO_DEADLINE, asking).await?.into_inner();
         let preferred = answer.container_responses.into_iter().next().unwrap_or_default().device_ids;
         // What is preferred and can be had comes first.
         free.sort_by_key(|id| !preferred.contains(id));
     }
     let mut ids = free;
     ids.truncate(count);
-    // They are taken before their plugin is asked, and given back if it refuses.
-    let number = inner.change(|state| {
+    // They are taken before their plugin is asked, and freed if it refuses.
+    let number = shared.change(|state| {
         let number = state.number();
         let held = Allocation {
             number,
@@ -302,12 +287,12 @@ pub(super) async fn allocate(inner: &Inner, resource: &str, count: usize) -> Res
     });
     let request =
         AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids: ids.clone() }] };
-    let answer = inner.call("Allocate", resource, NO_DEADLINE, client.allocate(request)).await;
+    let answer = shared.call("Allocate", resource, NO_DEADLINE, client.allocate(request)).await;
     let answer = answer.and_then(|answer| {
         let first = answer.into_inner().container_responses.into_iter().next();
         first.ok_or_else(|| format!("no containers in the response to Allocate for {resource}"))
     });
-    inner.change(|state| {
+    shared.change(|state| {
         let at = state.allocations.iter().position(|held| held.number == number);
         match (answer, at) {
             (Ok(answer), Some(at)) => {
@@ -321,23 +306,4 @@ pub(super) async fn allocate(inner: &Inner, resource: &str, count: usize) -> Res
             }
         }
     })
-}
-
-pub(super) async fn pre_start(inner: &Inner, allocation: &Allocation) -> Result<(), String> {
-    let resource = allocation.resource.as_str();
-    let (channel, required) = inner.look(|state| {
-        let plugin = state.plugins.get(resource);
-        (
-            plugin.and_then(|plugin| plugin.channel.clone()),
-            plugin.is_some_and(|plugin| plugin.options.pre_start_required),
-        )
-    });
-    if !required {
-        return Ok(());
-    }
-    let channel = channel.ok_or_else(|| format!("endpoint of {resource} has been stopped"))?;
-    let mut client = DevicePluginClient::new(channel);
-    let starting =
-        client.pre_start_container(PreStartContainerRequest { devices_ids: allocation.ids.clone() });
-    inner.call("PreStartContainer", resource, PRE_START, starting).await.map(drop)
 }

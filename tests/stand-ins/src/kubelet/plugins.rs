@@ -1,9 +1,10 @@
-//! The plugin watcher and the plugin manager: from sockets in a folder to registered plugins.
+//! The plugin watcher and the plugin manager: from sockets in a directory to registered plugins.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nodedock_proto::kubelet::registration::registration_client::RegistrationClient;
 use nodedock_proto::kubelet::registration::{InfoRequest, PluginInfo, RegistrationStatus};
@@ -14,8 +15,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::Channel;
 
-use super::state::Inner;
-use super::{authority, devices, dra};
+use super::state::Shared;
+use super::{authority, dra};
+
+const GET_INFO: Duration = Duration::from_secs(1);
+/// The longest pause after a registration that failed.
+const REGISTER_AGAIN_MOST: Duration = Duration::from_secs(122);
+const NOTIFY: Duration = Duration::from_secs(5);
 
 /// A task for one socket that appeared, which ends when the socket goes.
 struct Worker {
@@ -27,24 +33,24 @@ struct Worker {
 ///
 /// # Panics
 ///
-/// If the folder cannot be watched.
-pub(super) fn watch(inner: &Arc<Inner>, end: &CancellationToken, tasks: &TaskTracker) {
-    let folder = inner.root.join("plugins_registry");
+/// If the directory cannot be watched.
+pub(super) fn watch(shared: &Arc<Shared>, end: &CancellationToken, tasks: &TaskTracker) {
+    let dir = shared.root.join("plugins_registry");
     let (sender, events) = mpsc::unbounded_channel();
     let mut watcher = notify::recommended_watcher(move |event| {
         // The receiver ends with the kubelet.
         let _ = sender.send(event);
     })
-    .expect("folders can be watched");
+    .expect("directories can be watched");
     // Before it is walked, so that nothing is missed.
-    watcher.watch(&folder, RecursiveMode::Recursive).expect("the plugins' folder can be watched");
+    watcher.watch(&dir, RecursiveMode::Recursive).expect("the plugins' directory can be watched");
     let mut found = vec![];
-    walk(&folder, &mut found);
-    tasks.spawn(follow(Arc::clone(inner), found, events, watcher, end.clone(), tasks.clone()));
+    walk(&dir, &mut found);
+    tasks.spawn(follow(Arc::clone(shared), found, events, watcher, end.clone(), tasks.clone()));
 }
 
 async fn follow(
-    inner: Arc<Inner>,
+    shared: Arc<Shared>,
     found: Vec<PathBuf>,
     mut events: mpsc::UnboundedReceiver<notify::Result<Event>>,
     watcher: notify::RecommendedWatcher,
@@ -55,7 +61,7 @@ async fn follow(
     let start = |workers: &mut HashMap<PathBuf, Worker>, path: PathBuf| {
         let before = workers.remove(&path);
         let gone = end.child_token();
-        let work = work(Arc::clone(&inner), path.clone(), gone.clone(), end.clone(), before);
+        let work = work(Arc::clone(&shared), path.clone(), gone.clone(), end.clone(), before);
         workers.insert(path, Worker { gone, ended: tasks.spawn(work) });
     };
     for socket in found {
@@ -110,7 +116,7 @@ fn walk(path: &Path, found: &mut Vec<PathBuf>) {
 /// Registers what is at a socket, again and again until it works, and deregisters it when the socket is gone. What has begun is
 /// ended first, but when the kubelet ends.
 async fn work(
-    inner: Arc<Inner>,
+    shared: Arc<Shared>,
     path: PathBuf,
     gone: CancellationToken,
     end: CancellationToken,
@@ -120,78 +126,61 @@ async fn work(
         before.gone.cancel();
         let _ = before.ended.await;
     }
-    let mut pause = inner.options.register_again;
-    let plugin = loop {
+    let mut pause = shared.options.register_again;
+    let (driver, number) = loop {
         if gone.is_cancelled() {
             return;
         }
         let registered = tokio::select! {
             () = end.cancelled() => return,
-            registered = register(&inner, &path) => registered,
+            registered = register(&shared, &path) => registered,
         };
         match registered {
-            Ok(plugin) => break plugin,
-            Err(error) => inner.note_outcome("register", &path.display().to_string(), Err(error)),
+            Ok(registered) => break registered,
+            Err(error) => shared.note_outcome("register", &path.display().to_string(), Err(error)),
         }
         tokio::select! {
             () = gone.cancelled() => return,
             () = tokio::time::sleep(pause) => {}
         }
-        pause = (pause * 2).min(inner.options.register_again_most);
+        pause = (pause * 2).min(REGISTER_AGAIN_MOST);
     };
-    inner.note_quietly("register", &path.display().to_string());
+    shared.note_quietly("register", &path.display().to_string());
     gone.cancelled().await;
     if !end.is_cancelled() {
-        plugin.deregister(&inner);
+        dra::deregister(&shared, &driver, number);
     }
 }
 
-/// A plugin that its handler has taken.
-enum Registered {
-    Dra { driver: String, number: u64 },
-    Devices { resource: String, number: u64 },
-}
-
-impl Registered {
-    fn deregister(self, inner: &Arc<Inner>) {
-        match self {
-            Self::Dra { driver, number } => dra::deregister(inner, &driver, number),
-            Self::Devices { resource, number } => devices::disconnect(inner, &resource, number),
-        }
-    }
-}
-
-async fn register(inner: &Arc<Inner>, path: &Path) -> Result<Registered, String> {
-    let options = &inner.options;
-    let stream = authority::dial(path, options.dial_timeout).await?;
-    let mut client = RegistrationClient::new(authority::channel_by_path(path, stream).await?);
-    let whom = path.display().to_string();
+/// Registers the driver at a socket. Gives its name and the number of this instance.
+async fn register(shared: &Arc<Shared>, path: &Path) -> Result<(String, u64), String> {
+    let stream = authority::dial(path, shared.options.dial_timeout).await?;
+    let (channel, _) = authority::channel(stream, authority::of_path(path)).await?;
+    let mut client = RegistrationClient::new(channel);
     let asking = client.get_info(InfoRequest {});
-    let info = inner.call("GetInfo", &whom, options.get_info_timeout, asking).await?.into_inner();
-    let registered = match handle(inner, path, &info).await {
-        Ok(registered) => registered,
+    let info = shared.call("GetInfo", &path.display().to_string(), GET_INFO, asking).await?.into_inner();
+    let number = match handle(shared, &info) {
+        Ok(number) => number,
         Err(why) => {
-            // That the plugin could not be told is told in the error of the registration.
-            let told = notify(inner, &mut client, &info.name, Err(&why)).await;
-            return Err(told.err().map_or(why.clone(), |error| format!("{why}; {error}")));
+            // If the plugin could not be notified, the error of the registration says so.
+            let notified = notify(shared, &mut client, &info.name, Err(&why)).await;
+            return Err(notified.err().map_or(why.clone(), |error| format!("{why}; {error}")));
         }
     };
-    match notify(inner, &mut client, &info.name, Ok(())).await {
+    match notify(shared, &mut client, &info.name, Ok(())).await {
         Ok(()) => {
-            if let Registered::Dra { driver, number } = &registered {
-                dra::told(inner, driver, *number);
-            }
-            Ok(registered)
+            dra::notified(shared, &info.name, number);
+            Ok((info.name, number))
         }
         Err(error) => {
-            registered.deregister(inner);
+            dra::deregister(shared, &info.name, number);
             Err(error)
         }
     }
 }
 
 async fn notify(
-    inner: &Inner,
+    shared: &Shared,
     client: &mut RegistrationClient<Channel>,
     name: &str,
     outcome: Result<(), &str>,
@@ -201,31 +190,17 @@ async fn notify(
         error: outcome.err().unwrap_or_default().to_owned(),
     };
     let telling = client.notify_registration_status(status);
-    inner.call("NotifyRegistrationStatus", name, inner.options.notify_timeout, telling).await.map(drop)
+    shared.call("NotifyRegistrationStatus", name, NOTIFY, telling).await.map(drop)
 }
 
-/// Hands a plugin to the manager of its type.
-async fn handle(inner: &Arc<Inner>, path: &Path, info: &PluginInfo) -> Result<Registered, String> {
-    let endpoint = match info.endpoint.as_str() {
-        "" => path.to_owned(),
-        endpoint => PathBuf::from(endpoint),
-    };
-    match info.r#type.as_str() {
-        "DRAPlugin" => {
-            let chosen = dra::validate(inner, &info.name, &endpoint, &info.supported_versions)
-                .map_err(|why| format!("plugin validation failed with err: {why}"))?;
-            let number = dra::register(inner, &info.name, endpoint, &chosen, &info.supported_versions)
-                .map_err(|why| format!("plugin registration failed with err: {why}"))?;
-            Ok(Registered::Dra { driver: info.name.clone(), number })
-        }
-        "DevicePlugin" => {
-            devices::validate(&info.name, &info.supported_versions)
-                .map_err(|why| format!("plugin validation failed with err: {why}"))?;
-            let number = devices::connect(inner, &info.name, &endpoint)
-                .await
-                .map_err(|why| format!("plugin registration failed with err: {why}"))?;
-            Ok(Registered::Devices { resource: info.name.clone(), number })
-        }
-        other => Err(format!("no handler registered for plugin type: {other} at socket {}", path.display())),
+/// Takes a DRA driver. Gives the number of this instance.
+fn handle(shared: &Arc<Shared>, info: &PluginInfo) -> Result<u64, String> {
+    if info.r#type != "DRAPlugin" {
+        return Err(format!("no handler registered for plugin type: {}", info.r#type));
     }
+    let endpoint = PathBuf::from(&info.endpoint);
+    dra::validate(&info.name, &endpoint, &info.supported_versions)
+        .map_err(|why| format!("plugin validation failed with err: {why}"))?;
+    dra::register(shared, &info.name, endpoint)
+        .map_err(|why| format!("plugin registration failed with err: {why}"))
 }

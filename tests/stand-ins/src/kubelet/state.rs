@@ -13,7 +13,6 @@ use super::KubeletOptions;
 use super::devices::{Allocation, Plugin, Resource};
 use super::dra::Instance;
 use super::health::DeviceHealth;
-use super::pods::CachedClaim;
 
 /// Of the calls in the story of a wait that failed.
 const STORY_LINES: usize = 80;
@@ -39,8 +38,6 @@ pub(super) struct State {
     pub(super) instances: BTreeMap<String, Vec<Arc<Instance>>>,
     /// By driver; kept until the stream ends.
     pub(super) health: BTreeMap<String, BTreeMap<(String, String), DeviceHealth>>,
-    /// By namespace and name; over a restart.
-    pub(super) claims: BTreeMap<(String, String), CachedClaim>,
     pub(super) plugins: BTreeMap<String, Plugin>,
     pub(super) allocations: Vec<Allocation>,
     pub(super) last_number: u64,
@@ -62,9 +59,6 @@ impl State {
         self.wiping.clear();
         self.instances.clear();
         self.health.clear();
-        for claim in self.claims.values_mut() {
-            claim.prepared = false;
-        }
         for plugin in self.plugins.values_mut() {
             plugin.forget();
         }
@@ -72,14 +66,14 @@ impl State {
 }
 
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(super) struct Shared {
     pub(super) root: PathBuf,
     pub(super) options: KubeletOptions,
     state: Mutex<State>,
     tick: watch::Sender<()>,
 }
 
-impl Inner {
+impl Shared {
     pub(super) fn new(root: &Path, options: KubeletOptions) -> Self {
         let (state, tick) = (Mutex::default(), watch::Sender::new(()));
         Self { root: root.to_owned(), options, state, tick }
@@ -165,27 +159,16 @@ impl<'a> View<'a> {
         Self { state }
     }
 
-    /// Whether calls to a DRA driver would reach it.
-    pub fn registered(&self, driver: &str) -> bool {
-        self.connected(driver) > 0
-    }
-
-    /// How many instances of a driver are registered, told so, and connected.
+    /// How many instances of a driver are registered, notified, and connected.
     pub fn connected(&self, driver: &str) -> usize {
         let instances = self.state.instances.get(driver).into_iter().flatten();
-        instances.filter(|instance| instance.is_told() && instance.is_connected()).count()
+        instances.filter(|instance| instance.is_notified() && instance.is_connected()).count()
     }
 
     /// The endpoints of a driver's instances, oldest first.
     pub fn endpoints(&self, driver: &str) -> Vec<PathBuf> {
         let instances = self.state.instances.get(driver).into_iter().flatten();
         instances.map(|instance| instance.endpoint.clone()).collect()
-    }
-
-    /// The names of the drivers that are registered.
-    pub fn drivers(&self) -> Vec<&'a str> {
-        let drivers = self.state.instances.iter().filter(|(_, instances)| !instances.is_empty());
-        drivers.map(|(driver, _)| driver.as_str()).collect()
     }
 
     /// What is known of a device plugin's resource.

@@ -1,4 +1,4 @@
-//! Drivers that keep a compiler busy: a good one, with functions that nobody calls.
+//! Drivers that keep a compiler busy: a good one, with functions that are never called.
 
 use nodedock_tests::drivers::{Form, MOCK_GPU, wasm};
 

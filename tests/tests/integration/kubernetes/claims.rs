@@ -1,4 +1,4 @@
-//! Claims from the API server, prepared and given up through the sockets that a kubelet knows.
+//! Claims from the API server, prepared and unprepared through the sockets that a kubelet knows.
 
 use native_null::{Answer, Device, Options as PluginOptions, Plugin, Script};
 use nodedock_stand_ins::api_server::{Allocated, Fault, When};
@@ -11,7 +11,7 @@ use super::node_with_gpus;
 const NATIVE: &str = "null.example.com";
 
 #[tokio::test]
-async fn a_claim_is_prepared_for_the_kubelet_and_given_up() {
+async fn a_claim_is_prepared_and_unprepared_for_the_kubelet() {
     let (cluster, daemon) = node_with_gpus().await;
     let uid = cluster.gpu_claim("one", &["gpus/gpu-0", "gpus/gpu-1"]);
     let devices = daemon.kubelet_prepared(MOCK_GPU_NAME, ("one", &uid)).await;
@@ -50,7 +50,7 @@ async fn a_native_plugin_of_ours_is_one_of_the_kubelet_s_too() {
 }
 
 #[tokio::test]
-async fn claims_that_are_known_are_prepared_and_all_are_given_up_while_the_api_server_is_away() {
+async fn known_claims_are_prepared_and_all_are_unprepared_while_the_api_server_is_unreachable() {
     let (cluster, mut daemon) = node_with_gpus().await;
     let known = cluster.gpu_claim("known", &["gpus/gpu-0"]);
     let other = cluster.gpu_claim("other", &["gpus/gpu-1"]);
@@ -100,7 +100,7 @@ async fn a_claim_that_was_replaced_under_its_name_is_refused_by_its_old_uid() {
 }
 
 #[tokio::test]
-async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_told_on_the_claim() {
+async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_reported_on_the_claim() {
     let (cluster, daemon) = node_with_gpus().await;
     let elsewhere = cluster.api.allocate_claim(gpu_claim("elsewhere", &["gpus/gpu-0"]).node("node-2"));
     let refused = daemon.kubelet_refused(MOCK_GPU_NAME, ("elsewhere", &elsewhere)).await;
@@ -123,7 +123,7 @@ async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_told_on_the_c
 }
 
 #[tokio::test]
-async fn answers_of_a_proxy_and_refusals_are_told_in_their_words_and_heal() {
+async fn answers_of_a_proxy_and_refusals_are_reported_in_their_words_and_heal() {
     let (cluster, daemon) = node_with_gpus().await;
     let uid = cluster.gpu_claim("one", &["gpus/gpu-0"]);
     let html = cluster.api.fail(Fault::Html(502), When::any().resource("resourceclaims"));

@@ -47,7 +47,7 @@ impl Node {
     async fn prepared(&self, claim: &ClaimRef) -> Vec<String> {
         let answer = self.kubelet.prepare(MOCK_GPU_NAME, std::slice::from_ref(claim)).await;
         let mut answer = answer.unwrap_or_else(|why| panic!("{why}\n{}", self.daemon.log()));
-        answer.remove(&claim.uid).expect("every claim is answered").remove(0).cdi
+        answer.remove(&claim.uid).expect("every claim is answered").remove(0).cdi_device_ids
     }
 
     async fn unprepared(&self, claim: &ClaimRef) {
@@ -84,7 +84,7 @@ async fn what_is_prepared_stands_while_kubelet_and_daemon_restart() {
     let mut node = Node::start(GPUS).await;
     let claim = node.claim("one", "gpus/gpu-0");
     let before = node.prepared(&claim).await;
-    node.kubelet.restart().await;
+    node.kubelet.start_again().await;
     node.kubelet.registered(MOCK_GPU_NAME).await;
     assert_eq!(node.prepared(&claim).await, before);
     // The kubelet deleted them.
@@ -134,7 +134,7 @@ async fn a_pool_is_a_device_plugin_of_every_kubelet_that_comes() {
     let named: Vec<_> = allocation.answer.cdi_devices.iter().map(|device| device.name.clone()).collect();
     assert_eq!(node.daemon.only_cdi_file().devices(), named);
 
-    node.kubelet.restart().await;
+    node.kubelet.start_again().await;
     node.kubelet.devices(RESOURCE, 8).await;
     node.daemon.crash().await;
     let devices = node.kubelet.devices(RESOURCE, 8).await;
@@ -203,7 +203,7 @@ const DEVICES: usize = 1000;
 const CLAIMS: usize = 200;
 const ROUNDS: usize = 2;
 
-/// A claim on a device, prepared and given back in turn under new UIDs, as pods of a deployment come and go.
+/// A claim on a device, prepared and unprepared in turn under new UIDs, as pods of a deployment come and go.
 async fn come_and_go(cluster: Arc<Cluster>, root: std::path::PathBuf, number: usize) -> Result<(), String> {
     let client = nodedock_tests::cluster::DraClient::new(&root, MOCK_GPU_NAME);
     let name = format!("claim-{number}");
@@ -226,7 +226,7 @@ async fn hundreds_of_claims_come_and_go_on_a_thousand_devices_while_everything_r
     }
     let file = version(wasm(MOCK_GPU, Form::Core), "next");
     node.daemon.drop_in(MOCK_GPU_FILE, &file);
-    node.kubelet.restart().await;
+    node.kubelet.start_again().await;
     node.daemon.crash().await;
     node.kubelet.registered(MOCK_GPU_NAME).await;
     let ends = pods.join_all().await;

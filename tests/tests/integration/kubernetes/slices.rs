@@ -1,4 +1,4 @@
-//! What the API server is told of the drivers' devices.
+//! What is published of the drivers' devices.
 
 use nodedock_stand_ins::api_server::State;
 use nodedock_tests::cluster::NODE;
@@ -34,7 +34,7 @@ fn has_expected(state: &State) -> bool {
 }
 
 #[tokio::test]
-async fn pools_are_told_with_the_node_s_name_and_the_node_owns_them() {
+async fn pools_are_published_with_the_node_s_name_and_the_node_owns_them() {
     let (cluster, _daemon) = node_with_gpus().await;
     cluster.api.wait_until("the slices of the driver", has_expected).await;
     cluster.api.look(|state| {

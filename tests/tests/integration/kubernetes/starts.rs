@@ -44,7 +44,7 @@ async fn a_daemon_starts_without_an_api_server_and_says_so_when_asked() {
 }
 
 #[tokio::test]
-async fn a_node_object_that_is_missing_is_told_of_and_waited_for() {
+async fn a_node_object_that_is_missing_is_reported_and_waited_for() {
     let cluster = Cluster::start().await;
     cluster.api.delete("nodes", "", NODE);
     let daemon = cluster.daemon().await;

@@ -1,4 +1,4 @@
-//! Whether all that is told of extended resources says the same: for any moment at which no request is under way.
+//! Whether all reports of extended resources agree: for any moment at which no request is under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -85,12 +85,12 @@ async fn pod_resources_agree(daemon: &Daemon, pods: &[v1::PodStatus], devices: &
     let list = call(&client, async |mut c| c.list(ListPodResourcesRequest {}).await).await.pod_resources;
     for pod in pods {
         let id = pod.pod.clone().expect("a pod has a name");
-        let listed = list.iter().find(|listed| listed.name == id.name && listed.namespace == id.namespace);
-        let listed = listed.unwrap_or_else(|| panic!("{id:?} is not listed: {list:#?}"));
-        assert_eq!(told(listed), wanted(pod), "{id:?}");
+        let found = list.iter().find(|listed| listed.name == id.name && listed.namespace == id.namespace);
+        let found = found.unwrap_or_else(|| panic!("{id:?} is not listed: {list:#?}"));
+        assert_eq!(listed(found), wanted(pod), "{id:?}");
         let request = GetPodResourcesRequest { pod_name: id.name, pod_namespace: id.namespace };
         let got = call(&client, async |mut c| c.get(request.clone()).await).await;
-        assert_eq!(got.pod_resources.as_ref(), Some(listed));
+        assert_eq!(got.pod_resources.as_ref(), Some(found));
     }
     assert_eq!(list.len(), pods.len(), "{list:#?}");
     let asked = async |mut c: PodResourcesListerClient<Channel>| {
@@ -111,7 +111,7 @@ fn wanted(pod: &v1::PodStatus) -> BTreeMap<String, BTreeSet<Device>> {
     wanted
 }
 
-fn told(pod: &PodResources) -> BTreeMap<String, BTreeSet<Device>> {
+fn listed(pod: &PodResources) -> BTreeMap<String, BTreeSet<Device>> {
     let of = |container: &nodedock_proto::kubelet::pod_resources::v1::ContainerResources| {
         (container.name.clone(), container.devices.iter().flat_map(each).collect::<BTreeSet<_>>())
     };

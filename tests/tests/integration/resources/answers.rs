@@ -1,4 +1,4 @@
-//! Plugins that answer wrongly, late or not at all: the pod is told why, loses nothing, and gets its devices when the plugin is well.
+//! Plugins that answer wrongly, late or not at all: the pod is refused with the reason, loses nothing, and gets its devices later.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are
         let problem = short(&daemon, limited("one", &[(NIC, 2)])).await;
         assert_eq!(problem.code, code, "{problem:?}");
         assert!(problem.message.contains(NIC) && problem.message.contains(words), "{problem:?}");
-        assert!(agree(&daemon).await.is_empty(), "{code}: nobody has anything");
+        assert!(agree(&daemon).await.is_empty(), "{code}: no pod has anything");
         plugin.set_script(Script::ok());
         ready(&daemon, limited("two", &[(NIC, 2)])).await;
         freed(&daemon, "two").await;
@@ -104,7 +104,7 @@ async fn a_plugin_that_hangs_holds_up_no_other_resource_and_no_other_pod_for_lon
 #[tokio::test]
 async fn a_preference_that_fails_refuses_the_pod_and_one_that_is_absurd_is_ignored() {
     let daemon = daemon().await;
-    let absurd = |_: &native_device_plugin::Choice| vec!["nobody".to_owned(), String::new()];
+    let absurd = |_: &native_device_plugin::Choice| vec!["unknown".to_owned(), String::new()];
     let plugin = with_nics(&daemon, Script::ok().choose(absurd), 3).await;
     let answer = ready(&daemon, limited("one", &[(NIC, 2)])).await;
     assert_eq!(ids(&answer, "main", NIC), ["nic-0", "nic-1"]);
@@ -142,7 +142,7 @@ async fn a_plugin_that_is_replaced_in_the_middle_of_a_call_is_no_loss() {
     let request = wanted.clone();
     let waiting = tokio::spawn(async move { client.prepare_pod(request).await });
     assert_eq!(until_allocate(&first).await.len(), 2);
-    // Its socket is made anew under the same name, and registered.
+    // Its socket is made again under the same name, and registered.
     let second = with_nics(&daemon, Script::ok(), 2).await;
     first.die();
     let answer: v1::PreparePodResponse = waiting.await.expect("no panic").expect("an answer").into_inner();
@@ -154,7 +154,7 @@ async fn a_plugin_that_is_replaced_in_the_middle_of_a_call_is_no_loss() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_dies_in_the_middle_of_a_call_and_comes_back_is_asked_again() {
+async fn a_plugin_that_dies_in_the_middle_of_a_call_and_returns_is_called_again() {
     let daemon = Daemon::start().await;
     let first = with_nics(&daemon, Script::always(Answer::Die), 2).await;
     let problem = short(&daemon, limited("one", &[(NIC, 2)])).await;

@@ -1,4 +1,4 @@
-//! Lists of devices that are absurd, and plugins that come and change faster than anybody should.
+//! Lists of devices that are absurd, and plugins that come and change too fast.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ async fn devices_that_flap_a_thousand_times_a_second_hold_up_no_other_resource()
             let name = format!("p{round}");
             ready(&daemon, limited(&name, &[(OTHER, 2)])).await;
             assert_eq!(freed(&daemon, &name).await.len(), 1);
-            // Given or refused: it is told at once either way.
+            // Given or refused: the response comes at once either way.
             let answer = daemon.prepare(limited(&name, &[(NIC, 1)])).await;
             assert_eq!(answer.resources.len(), 1);
             freed(&daemon, &name).await;

@@ -1,4 +1,4 @@
-//! Names that are no extended resources and numbers that nobody has: refused wherever they come in.
+//! Names that are no extended resources and numbers that do not exist: refused wherever they come in.
 
 use native_device_plugin::{Event, Options as PluginOptions, Plugin, Script};
 use nodedock_proto::node::v1;
@@ -51,7 +51,7 @@ async fn a_plugin_of_what_is_no_extended_resource_is_refused_by_both_ways() {
 }
 
 #[tokio::test]
-async fn a_registration_that_says_a_wrong_version_or_endpoint_is_told_what_is_right() {
+async fn a_registration_with_a_wrong_version_or_endpoint_is_refused_with_the_right_one() {
     let daemon = Daemon::start().await;
     let version =
         |version: &str| PluginOptions { said_version: Some(version.to_owned()), ..calling(&daemon, NIC) };

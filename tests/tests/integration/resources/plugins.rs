@@ -35,7 +35,7 @@ fn full(library: &Path, devices: &[String]) -> Answer {
     })
 }
 
-/// What a runtime has to be told of a container with these devices.
+/// What a runtime has to receive of a container with these devices.
 fn expected(library: &Path, name: &str, devices: &[String]) -> v1::ContainerDevices {
     let node = |id: &String| v1::DeviceNode {
         host_path: "/dev/null".to_owned(),
@@ -108,7 +108,7 @@ impl Life {
         let [init, sidecar, main, second] = KINDS.map(|(name, ..)| BTreeSet::from_iter(self.ids(name)));
         assert!(sidecar.is_subset(&init) && !main.is_disjoint(&init), "{:#?}", self.answer);
         let together: BTreeSet<_> = [&sidecar, &main, &second].into_iter().flatten().collect();
-        assert_eq!(together.len(), 4, "nobody shares a device with who runs beside it: {:#?}", self.answer);
+        assert_eq!(together.len(), 4, "no pod shares a device with another that runs: {:#?}", self.answer);
         let containers =
             KINDS.map(|(name, ..)| expected(self.daemon.path(), name, &ids(&self.answer, name, NIC)));
         assert_eq!(self.answer.containers, containers);
@@ -128,7 +128,7 @@ impl Life {
         }
     }
 
-    /// The same to a repeated request and to who asks for what is known, and everything that is told agrees.
+    /// The same to a repeated request and to a reader, and all reports agree.
     async fn is_the_same(&self) {
         assert_eq!(ready(&self.daemon, self.request.clone()).await, self.answer);
         assert_eq!(self.daemon.pod_devices(&pod("one")).await.expect("it is known"), self.answer);
@@ -137,14 +137,14 @@ impl Life {
         assert!(held.values().all(|pods| pods.len() == 1 && pods.contains("pod-one")), "{held:?}");
     }
 
-    /// Each container starts twice, and the plugin is told each time, and was asked for nothing since.
+    /// Each container starts twice, and the plugin is called each time, and was asked for nothing since.
     async fn containers_start(&self) {
         for (name, ..) in [KINDS, KINDS].concat() {
             let started = start(&self.daemon, "one", name).await.expect("it may start");
             assert_eq!(started, expected(self.daemon.path(), name, &self.ids(name)));
             let is_call = |event: &Event| matches!(event, Event::Allocate { .. } | Event::PreStart { .. });
-            let told = until_event(self.plugin(), is_call).await;
-            assert_eq!(told, Event::PreStart { devices: self.ids(name) }, "{name}");
+            let event = until_event(self.plugin(), is_call).await;
+            assert_eq!(event, Event::PreStart { devices: self.ids(name) }, "{name}");
         }
     }
 
@@ -158,7 +158,7 @@ impl Life {
         let nic = until_resource(&self.daemon, NIC, |_| true).await;
         assert_eq!((nic.active, nic.allocatable, nic.allocated), (false, 0, 4));
         self.is_the_same().await;
-        let refused = start(&self.daemon, "one", "main").await.expect_err("the plugin wants to be told");
+        let refused = start(&self.daemon, "one", "main").await.expect_err("the plugin wants the call");
         assert!(refused.code() == Code::Unavailable && refused.message().contains(NIC), "{refused:?}");
         let problem = short(&self.daemon, limited("other", &[(NIC, 1)])).await;
         assert!(problem.message.contains(NIC), "{problem:?}");
@@ -202,7 +202,7 @@ async fn a_pod_keeps_its_devices_to_its_end_with_a_plugin_that_has_a_registratio
 }
 
 #[tokio::test]
-async fn a_device_that_falls_ill_stays_with_its_pod_and_is_given_to_nobody() {
+async fn a_device_that_becomes_unhealthy_stays_with_its_pod_and_is_given_to_no_other() {
     let daemon = Daemon::start().await;
     let plugin = with_nics(&daemon, Script::ok(), 2).await;
     let answer = ready(&daemon, limited("one", &[(NIC, 1)])).await;
@@ -233,18 +233,21 @@ async fn the_command_line_shows_a_resource_from_the_limits_of_a_pod_to_its_end()
          spec: {{containers: [{{name: main, resources: {{limits: {{{NIC}: 1, cpu: 500m}}}}}}]}}\n"
     );
     let file = daemon.write("pod.yaml", manifest);
-    let told = daemon.cli(&["prepare", "-f", file.to_str().expect("UTF-8")]).await.done();
-    assert!(told.contains(NIC) && told.contains("nic-0") && told.contains("NATIVE_DEVICES"), "{told}");
+    let output = daemon.cli(&["prepare", "-f", file.to_str().expect("UTF-8")]).await.done();
+    assert!(
+        output.contains(NIC) && output.contains("nic-0") && output.contains("NATIVE_DEVICES"),
+        "{output}"
+    );
     assert_eq!(until_allocate(&plugin).await, ["nic-0"]);
     let resources = daemon.cli(&["get", "resources", "-o", "json"]).await.json();
     let counted = ["capacity", "allocatable", "allocated", "active"].map(|field| resources[0][field].clone());
     assert_eq!(serde_json::json!(counted), serde_json::json!([2, 2, 1, true]));
     for (command, word) in [("pods", "example.com/nic=1"), ("devices", "nic-1"), ("resources", NIC)] {
-        let told = daemon.cli(&["get", command]).await.done();
-        assert!(told.contains(word), "{command}: {told}");
+        let output = daemon.cli(&["get", command]).await.done();
+        assert!(output.contains(word), "{command}: {output}");
     }
-    let told = daemon.cli(&["unprepare", "default/one"]).await.done();
-    assert!(told.contains(NIC) && told.contains("freed"), "{told}");
+    let output = daemon.cli(&["unprepare", "default/one"]).await.done();
+    assert!(output.contains(NIC) && output.contains("freed"), "{output}");
     assert!(agree(&daemon).await.is_empty());
 }
 

@@ -1,4 +1,4 @@
-//! Pools of a WASM driver under a resource's name: a device of theirs is given by a claim, whoever asks for it.
+//! Pools of a WASM driver under a resource's name: a device of theirs is given by a claim, however it is requested.
 
 use std::collections::BTreeSet;
 

@@ -71,7 +71,7 @@ async fn a_resource_that_is_short_leaves_the_pod_without_an_answer_until_another
 }
 
 #[tokio::test]
-async fn a_pod_that_was_refused_in_part_gives_back_what_it_was_given() {
+async fn a_pod_that_was_refused_in_part_releases_what_it_was_given() {
     let (daemon, plugin) = daemon().await;
     let refuses = |code| Answer::Status(code, "out of order".to_owned());
     plugin.set_script(Script::always(refuses(tonic::Code::Internal)));

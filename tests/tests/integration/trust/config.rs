@@ -69,7 +69,7 @@ async fn a_key_that_is_removed_stops_what_it_signed_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_config_that_is_not_valid_any_more_changes_nothing_and_is_told() {
+async fn a_config_that_is_not_valid_any_more_changes_nothing_and_is_reported() {
     let bytes = wasm(MOCK_GPU, Form::Core);
     let key = ("release", Signer::P256(1), "");
     let daemon = daemon_with(&trust("enforce", &[key], "")).await;

@@ -46,7 +46,7 @@ async fn inspect_tells_of_the_signature_by_a_key_and_by_a_config() {
     assert!(text.contains("not a regular file"), "{text}");
 }
 
-/// Runs a script where openssl is; its folder is the root.
+/// Runs a script where openssl is; its directory is the root.
 fn openssl(root: &Root, script: &str) {
     let status =
         Command::new("sh").args(["-ec", script]).current_dir(root.path()).stderr(Stdio::null()).status();

@@ -11,7 +11,7 @@ const CHANGED: &str = "the trust in driver files changed";
 const OLD: (&str, Signer, &str) = ("old", Signer::P256(1), "");
 const NEW: (&str, Signer, &str) = ("new", Signer::Ed25519(2), "");
 
-/// A daemon on which `v1`, signed by the old key, prepared claims that `v2`, signed by the new one, refuses to give up.
+/// A daemon on which `v1`, signed by the old key, prepared claims that `v2`, signed by the new one, refuses to unprepare.
 async fn with_refused(claims: &[&str]) -> (Daemon, String) {
     let daemon = Daemon::start_with(Options::default().config(&trust("enforce", &[OLD, NEW], ""))).await;
     daemon.drop_in_script(&script(1));
@@ -42,9 +42,9 @@ async fn a_version_whose_key_was_removed_is_not_run_for_its_claims_until_it_is_s
     let problem = refused.problem.expect("it is refused");
     assert_eq!((refused.outcome.as_str(), problem.code.as_str()), ("refused", "driver-refused"));
     assert_eq!(problem.details["predecessor-code"], "predecessor-distrusted");
-    let told = &problem.details["predecessor-problem"];
+    let reason = &problem.details["predecessor-problem"];
     for part in ["version 0.1.0", "by a key of the config (new)", &signature.display().to_string()] {
-        assert!(told.contains(part), "{part} in {told}");
+        assert!(reason.contains(part), "{part} in {reason}");
     }
     daemon.until_kept(&[&old, &daemon.until_serving(FILE).await.digest]).await;
     std::fs::write(&signature, NEW.1.sign(&file("v1"))).unwrap();

@@ -1,4 +1,4 @@
-//! Owner and mode of the drivers folder and of what is in it.
+//! Owner and mode of the drivers directory and of what is in it.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,16 +15,16 @@ fn chmod(path: &Path, mode: u32) {
 }
 
 #[tokio::test]
-async fn a_folder_that_others_may_write_is_told_of_and_in_enforce_nothing_is_loaded_from_it() {
+async fn a_directory_that_others_may_write_is_reported_and_in_enforce_nothing_is_loaded_from_it() {
     let bytes = wasm(MOCK_GPU, Form::Core);
     let key = ("release", Signer::P256(1), "");
     let daemon = daemon_with(&trust("warn", &[key], "")).await;
-    let folder = Root::drivers(&daemon);
+    let dir = Root::drivers(&daemon);
     daemon.drop_in(SIGNATURE, key.1.sign(&bytes));
-    chmod(&folder, 0o777);
+    chmod(&dir, 0o777);
     let [condition] = daemon.until_conditions(&["drivers-folder-open"]).await.try_into().unwrap();
     let message = condition.problem.unwrap().message;
-    for part in ["mode 0777", "owner ", &format!("chmod go-w {}", folder.display())] {
+    for part in ["mode 0777", "owner ", &format!("chmod go-w {}", dir.display())] {
         assert!(message.contains(part), "{part} in {message}");
     }
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
@@ -40,18 +40,18 @@ async fn a_folder_that_others_may_write_is_told_of_and_in_enforce_nothing_is_loa
         failed.reason.contains("others may change it") && failed.reason.contains("chmod go-w"),
         "{failed:?}"
     );
-    chmod(&folder, 0o700);
+    chmod(&dir, 0o700);
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.until_conditions(&[]).await;
 
     // What serves was verified when it was loaded.
-    chmod(&folder, 0o777);
+    chmod(&dir, 0o777);
     daemon.until_conditions(&["drivers-folder-open"]).await;
     assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.trust.unwrap().verdict, "trusted");
 }
 
 #[tokio::test]
-async fn a_file_that_others_may_write_is_told_of_and_in_enforce_not_loaded() {
+async fn a_file_that_others_may_write_is_reported_and_in_enforce_not_loaded() {
     let bytes = wasm(MOCK_GPU, Form::Core);
     let key = ("release", Signer::P256(1), "");
     let daemon = daemon_with(&trust("off", &[key], "")).await;

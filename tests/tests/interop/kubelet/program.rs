@@ -28,7 +28,7 @@ pub(crate) struct GoKubelet {
 }
 
 impl GoKubelet {
-    /// Starts it on the kubelet's folders below `root`.
+    /// Starts it on the kubelet's directories below `root`.
     pub(crate) async fn start(program: &Path, root: &Path) -> Self {
         let mut command = Command::new(program);
         command.arg("--root").arg(root).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
@@ -40,7 +40,7 @@ impl GoKubelet {
         kubelet
     }
 
-    /// The first event that is wanted, of those that nobody took yet.
+    /// The first event that is wanted, of those that no caller took yet.
     pub(crate) async fn event(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         if let Some(at) = self.passed.iter().position(&wanted) {
             return self.passed.remove(at);

@@ -1,4 +1,4 @@
-//! What a new version of a driver refuses to give up is given up by the version that prepared it, as long as that is kept.
+//! A claim that a new version of a driver does not unprepare is unprepared by the version that prepared it, as long as that is stored.
 
 use nodedock_tests::Daemon;
 use nodedock_tests::compose::{pod, request};
@@ -6,7 +6,7 @@ use nodedock_tests::versions::{FILE, claim, script, with_unprepare};
 
 /// Failures after which a driver is left alone.
 const FAILURES: usize = 5;
-const GIVEN_UP: &str = "claim unprepared by the version that prepared it";
+const UNPREPARED: &str = "claim unprepared by the version that prepared it";
 
 /// A daemon on which version `v1` has prepared a claim for a pod of the same name.
 async fn with_claim(name: &str) -> (Daemon, String) {
@@ -35,8 +35,8 @@ async fn a_refusal_and_a_trap_lead_to_the_version_that_prepared_the_claim() {
     unprepared(&daemon, "device-0").await;
     unprepared(&daemon, "device-1").await;
     let log = daemon.log();
-    let given_up = log.lines().filter(|line| line.contains(GIVEN_UP) && line.contains(&old));
-    assert_eq!(given_up.count(), 2, "{log}");
+    let unprepared = log.lines().filter(|line| line.contains(UNPREPARED) && line.contains(&old));
+    assert_eq!(unprepared.count(), 2, "{log}");
     daemon.until_kept(&[&new]).await;
 }
 
@@ -59,14 +59,14 @@ async fn a_version_that_traps_in_every_unprepare_keeps_no_claim_by_its_quarantin
     daemon.until_state(FILE, "quarantined").await;
     for name in &names[FAILURES..] {
         let held = daemon.unprepare_pod(&pod(name)).await.claims.remove(0);
-        let problem = held.problem.expect("nobody is asked yet");
+        let problem = held.problem.expect("the previous version was not called yet");
         assert_eq!((held.outcome.as_str(), problem.code.as_str()), ("refused", "driver-quarantined"));
         assert!(!problem.details.contains_key("predecessor"), "{problem:?}");
     }
-    daemon.until_claims("the predecessor was asked", |claims| claims.len() == 1).await;
+    daemon.until_claims("the previous version was called", |claims| claims.len() == 1).await;
     let log = daemon.log();
-    let given_up = log.lines().filter(|line| line.contains(GIVEN_UP) && line.contains(&old));
-    assert_eq!(given_up.count(), names.len(), "{log}");
+    let unprepared = log.lines().filter(|line| line.contains(UNPREPARED) && line.contains(&old));
+    assert_eq!(unprepared.count(), names.len(), "{log}");
 }
 
 #[tokio::test]
@@ -85,12 +85,12 @@ async fn every_generation_is_asked_for_its_own_also_after_a_crash() {
     daemon.until_kept(&[&third]).await;
     let log = daemon.log();
     for digest in [&first, &second] {
-        assert!(log.lines().any(|line| line.contains(GIVEN_UP) && line.contains(digest)), "{log}");
+        assert!(log.lines().any(|line| line.contains(UNPREPARED) && line.contains(digest)), "{log}");
     }
 }
 
 #[tokio::test]
-async fn code_that_is_damaged_or_gone_is_told_and_the_claim_waits_for_a_version_that_gives_it_up() {
+async fn code_that_is_damaged_or_gone_is_reported_and_the_claim_waits_for_a_version_that_unprepares_it() {
     let (daemon, old) = with_claim("device-0").await;
     let code = daemon.kept_drivers().join(format!("{}.wasm", old.trim_start_matches("sha256:")));
     let refuses = with_unprepare(script(2), &["device-0"], "refuse-permanent");
@@ -115,13 +115,13 @@ async fn code_that_is_damaged_or_gone_is_told_and_the_claim_waits_for_a_version_
             problem.details.get("predecessor-code").is_some_and(|code| code == "predecessor-missing")
         })
     };
-    daemon.until_claims("the missing code is told", code).await;
+    daemon.until_claims("the missing code is reported", code).await;
     daemon.swap("v4", &script(4)).await;
-    daemon.until_claims("it is given up", <[_]>::is_empty).await;
+    daemon.until_claims("it is unprepared", <[_]>::is_empty).await;
 }
 
 #[tokio::test]
-async fn a_claim_that_nobody_can_give_up_is_released_by_hand() {
+async fn a_claim_that_no_version_can_unprepare_is_released_by_an_operator() {
     let (daemon, old) = with_claim("device-0").await;
     let new = daemon.swap("v2", &with_unprepare(script(2), &["device-0"], "refuse-permanent")).await;
     std::fs::remove_file(daemon.kept_drivers().join(format!("{}.wasm", &old["sha256:".len()..]))).unwrap();
@@ -142,7 +142,7 @@ async fn a_driver_that_was_taken_out_is_not_asked_though_its_code_is_kept() {
         daemon.restart().await;
     }
     daemon.swap("v1", &script(1)).await;
-    daemon.until_claims("it is given up", <[_]>::is_empty).await;
+    daemon.until_claims("it is unprepared", <[_]>::is_empty).await;
 }
 
 #[tokio::test]
