@@ -98,36 +98,6 @@ impl ApiClaims {
         Self(shared)
     }
 
-    /// Returns the claim of that name and UID, or the one that has the name now. A watched one is answered without a request.
-    pub async fn claim_with_uid(
-        &self,
-        namespace: &ObjectName,
-        name: &ObjectName,
-        uid: &Uid,
-    ) -> Result<Option<Claim>, Problem> {
-        let key = (namespace.clone(), name.clone());
-        let fresh = self.0.cache().fresh(&key, uid, Instant::now(), ClaimWatch::is_live);
-        if let Some(claim) = fresh {
-            self.0.counts.from_cache.fetch_add(1, Relaxed);
-            return Ok(Some(claim));
-        }
-        let before = self.0.cache().updates();
-        // A request that waited for another's get takes its answer, if the claim is in it.
-        let _getting = self.0.getting.take([key.clone()]).await;
-        let updated = self.0.cache().updated_after(before, &key, uid);
-        match updated {
-            Some(claim) => return Ok(Some(claim)),
-            // A pod that uses the claim does not wait for a server that was unreachable a moment ago.
-            None if self.0.client.is_unreachable() => {
-                if let Some(claim) = self.last_state(&key, uid) {
-                    return Ok(Some(claim));
-                }
-            }
-            None => {}
-        }
-        self.get(&key, Some(uid)).await
-    }
-
     /// Takes all claims that this node holds: they stay in the cache, and those that were held and are not any more leave it, since they
     /// may be allocated anew.
     pub fn hold(&self, held: &[ObjectRef]) {
@@ -199,13 +169,34 @@ impl ClaimSource for ApiClaims {
         self.get(&(namespace.clone(), name.clone()), None).await
     }
 
+    /// The claim of that name and UID, or the one that has the name now. A watched one is answered without a request.
     async fn claim_with_uid(
         &self,
         namespace: &ObjectName,
         name: &ObjectName,
         uid: &Uid,
     ) -> Result<Option<Claim>, Problem> {
-        Self::claim_with_uid(self, namespace, name, uid).await
+        let key = (namespace.clone(), name.clone());
+        let fresh = self.0.cache().fresh(&key, uid, Instant::now(), ClaimWatch::is_live);
+        if let Some(claim) = fresh {
+            self.0.counts.from_cache.fetch_add(1, Relaxed);
+            return Ok(Some(claim));
+        }
+        let before = self.0.cache().updates();
+        // A request that waited for another's get takes its answer, if the claim is in it.
+        let _getting = self.0.getting.take([key.clone()]).await;
+        let updated = self.0.cache().updated_after(before, &key, uid);
+        match updated {
+            Some(claim) => return Ok(Some(claim)),
+            // A pod that uses the claim does not wait for a server that was unreachable a moment ago.
+            None if self.0.client.is_unreachable() => {
+                if let Some(claim) = self.last_state(&key, uid) {
+                    return Ok(Some(claim));
+                }
+            }
+            None => {}
+        }
+        self.get(&key, Some(uid)).await
     }
 }
 

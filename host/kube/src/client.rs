@@ -26,7 +26,7 @@ use tokio::time::Instant;
 
 pub use config::{ClientConfig, ClientConfigError};
 pub use counts::{RequestCounts, Verb};
-pub use error::{ApiError, Cause, ErrorKind};
+pub use error::{ApiError, ErrorKind};
 pub use rate::RequestRate;
 pub use reachability::Reachability;
 pub use version::{DraResource, DraVersion};

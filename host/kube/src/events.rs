@@ -23,32 +23,16 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::printable::{cut, one_line};
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{Consumer, ObjectName, ObjectRef, Problem, limit};
+use nodedock_model::{Consumer, ObjectName, ObjectRef, Problem, Uid, limit};
 
 const FORBIDDEN: &str = "events-forbidden";
 const CONTROLLER: &str = "nodedock";
 const NODE_NAMESPACE: &str = "default";
 
-/// The object that an event is about.
-#[derive(Debug)]
-enum Regarding {
-    Claim(ObjectRef),
-    Pod(ObjectRef),
-    Node,
-}
-
-impl Regarding {
-    fn namespace(&self) -> &str {
-        match self {
-            Self::Claim(object) | Self::Pod(object) => object.namespace.as_str(),
-            Self::Node => NODE_NAMESPACE,
-        }
-    }
-}
-
 /// An event that waits to be published.
 struct Publication {
-    regarding: Regarding,
+    /// Without what may change until it is published: the version of a claim, and the UID of the node.
+    regarding: ObjectReference,
     event: Event,
     since: Instant,
 }
@@ -75,6 +59,7 @@ struct Counters {
 pub struct Events {
     queue: mpsc::Sender<Publication>,
     kube: KubeClient,
+    node_name: ObjectName,
     counters: Arc<Counters>,
 }
 
@@ -92,7 +77,7 @@ impl Events {
         let publisher = Publisher {
             recorder: recorder(&kube, &node_name),
             kube: kube.clone(),
-            node_name,
+            node_name: node_name.clone(),
             node,
             conditions,
             counters: Arc::clone(&counters),
@@ -107,7 +92,7 @@ impl Events {
                 () = publisher.run(waiting) => {}
             }
         });
-        Self { queue, kube, counters }
+        Self { queue, kube, node_name, counters }
     }
 
     /// Publishes that a claim was refused, on the claim and on the pods that it is reserved for.
@@ -115,31 +100,25 @@ impl Events {
         let reason = camel_case(&problem.code);
         let pods = consumers.iter().filter(|consumer| consumer.is_pod()).take(limit::EVENT_PODS_MAX);
         for pod in pods {
-            let (namespace, name) = (claim.namespace.clone(), pod.name.clone());
-            let pod = Regarding::Pod(ObjectRef { namespace, name, uid: pod.uid.clone() });
+            let pod = reference("Pod", Some(&claim.namespace), &pod.name, Some(&pod.uid));
             let note = format!("claim {}: {}", claim.name, problem.message);
             // The recorder tells events of a pod's claims apart by the related object.
-            let related =
-                ObjectReference { name: Some(claim.name.to_string()), ..reference(claim, "ResourceClaim") };
-            self.publish(pod, EventType::Warning, reason.clone(), &note, Some(related));
+            self.publish(pod, EventType::Warning, reason.clone(), &note, Some(of_claim(claim)));
         }
-        self.publish(Regarding::Claim(claim.clone()), EventType::Warning, reason, &problem.message, None);
+        self.publish(of_claim(claim), EventType::Warning, reason, &problem.message, None);
     }
 
     /// Never waits: an event for which the queue has no room is dropped.
     fn publish(
         &self,
-        regarding: Regarding,
+        regarding: ObjectReference,
         type_: EventType,
         reason: String,
         note: &str,
         secondary: Option<ObjectReference>,
     ) {
         let note = Some(one_line(note, limit::EVENT_MESSAGE_BYTES_MAX - "…".len()));
-        let action = match regarding {
-            Regarding::Claim(_) | Regarding::Pod(_) => "Prepare",
-            Regarding::Node => "Check",
-        };
+        let action = if is_node(&regarding) { "Check" } else { "Prepare" };
         let event = Event { type_, reason, note, action: action.to_owned(), secondary };
         if self.queue.try_send(Publication { regarding, event, since: Instant::now() }).is_err() {
             self.counters.dropped.fetch_add(1, Relaxed);
@@ -168,14 +147,31 @@ fn recorder(kube: &KubeClient, node: &ObjectName) -> Recorder {
     Recorder::new(kube.client(), reporter)
 }
 
-fn reference(object: &ObjectRef, kind: &str) -> ObjectReference {
+fn reference(
+    kind: &str,
+    namespace: Option<&ObjectName>,
+    name: &ObjectName,
+    uid: Option<&Uid>,
+) -> ObjectReference {
     ObjectReference {
         kind: Some(kind.to_owned()),
-        namespace: Some(object.namespace.to_string()),
-        name: Some(object.name.to_string()),
-        uid: Some(object.uid.to_string()),
+        namespace: namespace.map(ToString::to_string),
+        name: Some(name.to_string()),
+        uid: uid.map(ToString::to_string),
         ..ObjectReference::default()
     }
+}
+
+fn of_claim(claim: &ObjectRef) -> ObjectReference {
+    reference("ResourceClaim", Some(&claim.namespace), &claim.name, Some(&claim.uid))
+}
+
+fn is_node(object: &ObjectReference) -> bool {
+    object.kind.as_deref() == Some("Node")
+}
+
+fn namespace(object: &ObjectReference) -> &str {
+    object.namespace.as_deref().unwrap_or(NODE_NAMESPACE)
 }
 
 /// Converts words with dashes to a reason in Kubernetes' form, whatever the words are.
@@ -216,7 +212,7 @@ impl Publisher {
                     }
                 }
                 publication = waiting.recv() => match publication {
-                    Some(held) if self.forbidden.contains_key(held.regarding.namespace()) => self.drop_one(),
+                    Some(publication) if self.forbidden.contains_key(namespace(&publication.regarding)) => self.drop_one(),
                     Some(publication) => self.publish(publication).await,
                     None => return,
                 },
@@ -226,8 +222,8 @@ impl Publisher {
 
     /// Publishes one event, again until the API server answers or the event is too old.
     async fn publish(&mut self, publication: Publication) {
-        let regarding = self.reference(&publication.regarding).await;
-        let namespace = publication.regarding.namespace();
+        let regarding = self.completed(&publication.regarding).await;
+        let namespace = namespace(&publication.regarding);
         while publication.since.elapsed() < limit::EVENT_AGE_MAX {
             self.take_token().await;
             let published = self.recorder.publish(&publication.event, &regarding).await;
@@ -278,31 +274,18 @@ impl Publisher {
         self.next_token += limit::EVENTS_EVERY;
     }
 
-    async fn reference(&self, regarding: &Regarding) -> ObjectReference {
-        let (mut reference, api_version) = match regarding {
-            Regarding::Claim(claim) => {
-                let version = self.kube.dra_version().await.unwrap_or(DraVersion::V1);
-                (reference(claim, "ResourceClaim"), version.api_version())
-            }
-            Regarding::Pod(pod) => (reference(pod, "Pod"), "v1".to_owned()),
-            Regarding::Node => (self.node_reference(), "v1".to_owned()),
+    async fn completed(&self, regarding: &ObjectReference) -> ObjectReference {
+        let mut regarding = regarding.clone();
+        let api_version = match regarding.kind.as_deref() {
+            Some("ResourceClaim") => self.kube.dra_version().await.unwrap_or(DraVersion::V1).api_version(),
+            _ => "v1".to_owned(),
         };
-        reference.api_version = Some(api_version);
-        reference
-    }
-
-    fn node_reference(&self) -> ObjectReference {
-        // A kubelet gives the node's name where it does not know the UID, and tools look for both.
-        let uid = self
-            .node
-            .borrow()
-            .as_ref()
-            .map_or_else(|| self.node_name.to_string(), |node| node.uid.to_string());
-        ObjectReference {
-            kind: Some("Node".to_owned()),
-            name: Some(self.node_name.to_string()),
-            uid: Some(uid),
-            ..ObjectReference::default()
+        regarding.api_version = Some(api_version);
+        if is_node(&regarding) {
+            // A kubelet gives the node's name where it does not know the UID, and tools look for both.
+            let node = self.node.borrow();
+            regarding.uid = node.as_ref().map(|node| node.uid.to_string()).or(regarding.name.clone());
         }
+        regarding
     }
 }

@@ -107,29 +107,25 @@ impl Reader {
     /// False: to be tried again soon.
     fn report(&self, read: Result<NodeFacts, ApiError>) -> bool {
         let node = self.node.as_str();
-        let failure = match read {
+        let (code, words) = match read {
             Ok(facts) => {
                 self.publish(Some(facts));
-                None
+                self.conditions.clear(MISSING, node);
+                self.conditions.clear(UNREADABLE, node);
+                return true;
             }
             Err(error) if error.is_missing(node) => {
                 self.publish(None);
                 let words = format!(
                     "the API server has no Node object {node}: no slices are published until it exists; is the node's name right?"
                 );
-                Some((MISSING, words))
+                (MISSING, words)
             }
-            Err(error) => Some((UNREADABLE, format!("the Node object {node} cannot be read: {error}"))),
+            Err(error) => (UNREADABLE, format!("the Node object {node} cannot be read: {error}")),
         };
-        for code in [MISSING, UNREADABLE] {
-            match &failure {
-                Some((failed, words)) if *failed == code => {
-                    self.conditions.set(node, Problem::unavailable(code, words.clone()));
-                }
-                _ => self.conditions.clear(code, node),
-            }
-        }
-        failure.is_none()
+        self.conditions.clear(if code == MISSING { UNREADABLE } else { MISSING }, node);
+        self.conditions.set(node, Problem::unavailable(code, words));
+        false
     }
 
     fn publish(&self, now: Option<NodeFacts>) {

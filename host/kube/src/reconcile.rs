@@ -65,7 +65,7 @@ impl Reconcile {
             observer: Observer { client: client.clone(), node },
             claims,
             shared: Arc::clone(&shared),
-            abandoned: AbandonedClaims::new(limit::RECONCILE_DELAY, limit::RECONCILE_LOOKS_MIN),
+            abandoned: AbandonedClaims::default(),
         };
         let stop = tasks.clone();
         tasks.spawn("reconcile", rounds.run(stop));

@@ -39,9 +39,6 @@ pub struct ClaimStatus {
     pub drivers: BTreeMap<DriverName, Vec<DeviceReport>>,
 }
 
-/// A driver's part of a claim.
-type Key = (Uid, DriverName);
-
 /// Handle to the writer of statuses.
 #[derive(Clone)]
 pub struct Statuses {
@@ -70,29 +67,12 @@ struct Queue {
 
 #[derive(Default)]
 struct Waiting {
-    statuses: BTreeMap<Key, DriverStatus>,
-    /// In the order in which they came.
-    order: VecDeque<Key>,
-    /// The status that is being written; None also where its claim was forgotten meanwhile.
-    under_way: Option<Key>,
+    /// In the order in which they came, one of each driver and claim.
+    statuses: VecDeque<DriverStatus>,
+    /// The claim whose status is being written; None also where it was forgotten meanwhile.
+    under_way: Option<Uid>,
     /// Until when statuses of these drivers wait, since one was forbidden: rights are given by driver.
     held_back: BTreeMap<DriverName, Instant>,
-}
-
-/// What is written next.
-enum Next {
-    Write(DriverStatus),
-    /// Nothing until then, or until something is reported.
-    Idle(Option<Instant>),
-}
-
-/// The result of a write.
-enum Outcome {
-    /// There is nothing more to do.
-    Done,
-    Written,
-    Retry(ApiError),
-    Forbidden(ApiError),
 }
 
 impl Statuses {
@@ -164,8 +144,7 @@ impl Queue {
 
 impl Waiting {
     fn push(&mut self, status: DriverStatus, newer: bool) -> bool {
-        let key = status.key();
-        if let Some(known) = self.statuses.get_mut(&key) {
+        if let Some(known) = self.statuses.iter_mut().find(|known| known.is_same_part(&status)) {
             if newer {
                 *known = status;
             }
@@ -174,30 +153,24 @@ impl Waiting {
         if self.statuses.len() >= limit::STATUSES_WAITING_MAX {
             return false;
         }
-        self.statuses.insert(key.clone(), status);
-        self.order.push_back(key);
+        self.statuses.push_back(status);
         true
     }
 
-    /// The status that waits longest of those that may be written.
-    fn next(&mut self, now: Instant) -> Next {
-        let order = &self.order;
-        self.held_back.retain(|driver, _| order.iter().any(|(_, waiting)| waiting == driver));
-        let held_until = |driver| self.held_back.get(driver).filter(|until| **until > now);
-        let Some(place) = self.order.iter().position(|(_, driver)| held_until(driver).is_none()) else {
-            return Next::Idle(self.held_back.values().min().copied());
-        };
-        self.under_way = self.order.remove(place);
-        match self.under_way.as_ref().and_then(|key| self.statuses.remove(key)) {
-            Some(status) => Next::Write(status),
-            None => Next::Idle(None),
-        }
+    /// The status that waits longest of those that may be written; otherwise until when there is none.
+    fn next(&mut self, now: Instant) -> Result<DriverStatus, Option<Instant>> {
+        self.held_back.retain(|driver, _| self.statuses.iter().any(|waiting| waiting.driver == *driver));
+        let may_be_written =
+            |status: &DriverStatus| self.held_back.get(&status.driver).is_none_or(|until| *until <= now);
+        let first = self.statuses.iter().position(may_be_written);
+        let status = first.and_then(|first| self.statuses.remove(first));
+        self.under_way = status.as_ref().map(|status| status.claim.uid.clone());
+        status.ok_or_else(|| self.held_back.values().min().copied())
     }
 
     fn forget(&mut self, claim: &Uid) {
-        self.under_way.take_if(|(uid, _)| uid == claim);
-        self.statuses.retain(|(uid, _), _| uid != claim);
-        self.order.retain(|(uid, _)| uid != claim);
+        self.under_way.take_if(|uid| uid == claim);
+        self.statuses.retain(|status| status.claim.uid != *claim);
     }
 }
 
@@ -213,8 +186,8 @@ impl Writer {
         loop {
             let next = self.queue.waiting().next(Instant::now());
             let status = match next {
-                Next::Write(status) => status,
-                Next::Idle(until) => {
+                Ok(status) => status,
+                Err(until) => {
                     self.queue.clear_conditions();
                     tokio::select! {
                         () = tasks.stopped() => return,
@@ -231,19 +204,19 @@ impl Writer {
                 outcome = self.write(&status) => outcome,
             };
             let error = match outcome {
-                Outcome::Retry(error) => error,
-                Outcome::Forbidden(error) => {
-                    self.queue.hold_back(status, &error);
-                    continue;
-                }
-                Outcome::Done | Outcome::Written => {
+                Ok(was_written) => {
                     backoff.reset();
                     logged = false;
-                    if matches!(outcome, Outcome::Written) {
+                    if was_written {
                         self.queue.waiting().held_back.remove(&status.driver);
                     }
                     continue;
                 }
+                Err(error) if error.kind == ErrorKind::Forbidden => {
+                    self.queue.hold_back(status, &error);
+                    continue;
+                }
+                Err(error) => error,
             };
             if !std::mem::replace(&mut logged, true) {
                 tracing::warn!(claim = %status.claim, driver = %status.driver, %error, "a claim's status is not written yet");
@@ -257,39 +230,39 @@ impl Writer {
         }
     }
 
-    async fn write(&self, status: &DriverStatus) -> Outcome {
+    /// Returns whether the claim was written. An error is worth a retry.
+    async fn write(&self, status: &DriverStatus) -> Result<bool, ApiError> {
         let mut conflicts = 0;
         loop {
             let error = match self.client.versioned(|version| self.write_once(status, version)).await {
-                Ok(outcome) => return outcome,
+                Ok(was_written) => return Ok(was_written),
                 Err(error) => error,
             };
             match error.kind {
                 ErrorKind::Conflict if conflicts < limit::KUBE_CONFLICTS_MAX => conflicts += 1,
-                ErrorKind::Forbidden => return Outcome::Forbidden(error),
                 // The claim is gone, and its status with it.
-                ErrorKind::NotFound => return Outcome::Done,
-                ErrorKind::Conflict | ErrorKind::NotServed => return Outcome::Retry(error),
-                _ if error.is_retryable() => return Outcome::Retry(error),
+                ErrorKind::NotFound => return Ok(false),
+                ErrorKind::Conflict | ErrorKind::NotServed | ErrorKind::Forbidden => return Err(error),
+                _ if error.is_retryable() => return Err(error),
                 _ => {
                     self.refused(status, &error);
-                    return Outcome::Done;
+                    return Ok(false);
                 }
             }
         }
     }
 
-    async fn write_once(&self, status: &DriverStatus, version: DraVersion) -> Result<Outcome, ApiError> {
+    async fn write_once(&self, status: &DriverStatus, version: DraVersion) -> Result<bool, ApiError> {
         let (claim, resource) = (&status.claim, version.resource(DraResource::Claims));
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.client(), claim.namespace.as_str(), &resource);
         let object = api.get(claim.name.as_str()).await?;
         let mut left_out = Vec::new();
         let entries = match plan(status, &object, &now(), &mut left_out) {
-            Plan::Past => return Ok(Outcome::Done),
+            Plan::Past => return Ok(false),
             Plan::Unchanged => {
                 self.queue.counts.unchanged.fetch_add(1, Relaxed);
-                return Ok(Outcome::Done);
+                return Ok(false);
             }
             Plan::Apply(entries) => entries,
         };
@@ -308,7 +281,7 @@ impl Writer {
         api.patch_status(claim.name.as_str(), &parameters, &Patch::Apply(applied)).await?;
         self.queue.counts.written.fetch_add(1, Relaxed);
         self.queue.conditions.clear(UNWRITABLE, &claim.to_string());
-        Ok(Outcome::Written)
+        Ok(true)
     }
 
     fn refused(&self, status: &DriverStatus, error: &ApiError) {
@@ -317,7 +290,8 @@ impl Writer {
         tracing::warn!(%claim, %driver, %error, "a claim's status is refused");
         if is_of_allocation(error) {
             let words = format!(
-                "the API server refuses every status of devices of claim {claim}: its parameters were stored in a form that no                  client can send again, such as with spaces between them; create the claim without them"
+                "the API server refuses every status of devices of claim {claim}: its parameters were stored in a form that no \
+                 client can send again, such as with spaces between them; create the claim without them"
             );
             self.queue.conditions.set(&claim.to_string(), Problem::invalid(UNWRITABLE, words));
         }
@@ -331,8 +305,8 @@ fn field_manager(driver: &DriverName) -> String {
 
 fn is_of_allocation(error: &ApiError) -> bool {
     error.kind == ErrorKind::Invalid
-        && !error.causes.is_empty()
-        && error.causes.iter().all(|cause| cause.field == "status.allocation")
+        && !error.fields.is_empty()
+        && error.fields.iter().all(|field| field == "status.allocation")
 }
 
 /// Kubernetes' times have seconds.

@@ -1,16 +1,15 @@
 //! An API server: HTTP, list, watch, resource versions, conflicts, and faults on request.
 //!
 //! It holds objects as JSON and answers as Kubernetes 1.36 does, which its tests compare with recorded exchanges. What a node's
-//! driver does not meet is not there: other resources, protobuf, tables, admission webhooks, quotas. Nothing controls its objects
-//! but requests and the methods here: no scheduler, no garbage collector.
+//! driver does not meet is not there: other resources and kinds of patches, label selectors, dry runs, protobuf, tables, admission
+//! webhooks, quotas. Nothing controls its objects but requests and the methods here: no scheduler, no garbage collector.
 //!
-//! What it does not do as a real one: server-side apply knows the fields that a manager applied before, not those that others
-//! updated to the same value; `managedFields` name the fields that a request had; an exact old resource version of a list is gone
-//! as soon as there is a newer one.
+//! What it does not do as a real one: server-side apply is for a claim's status alone, always forced, and knows the entries that a
+//! manager applied before, not those that others updated to the same value; `managedFields` name no fields; a list is always of the
+//! newest resource version; a pod that is deleted goes at once.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -37,7 +36,7 @@ mod writes;
 pub use cluster::{Allocated, Pod};
 pub use fault::{Fault, FaultId, When};
 pub use serve::Broken;
-pub use state::{Change, ChangeKind, Changes, Seen, State};
+pub use state::{Seen, State};
 
 use crate::deadline::{DEADLINE, within};
 use serve::Listening;
@@ -56,8 +55,7 @@ impl ApiServer {
     pub async fn start() -> Self {
         let shared = Arc::new(Shared::new());
         let listening = Listening::on(0, Arc::clone(&shared)).await;
-        let port = listening.port();
-        Self { shared, listening: Mutex::new(Some(listening)), port }
+        Self { shared, port: listening.port, listening: Mutex::new(Some(listening)) }
     }
 
     /// `http://127.0.0.1:PORT`
@@ -80,15 +78,6 @@ impl ApiServer {
     pub fn kubeconfig(&self, dir: &Path) -> PathBuf {
         let token = self.shared.lock().tokens.first().cloned();
         let user = token.map_or(serde_json::json!({}), |token| serde_json::json!({ "token": token }));
-        self.write_kubeconfig(dir, user)
-    }
-
-    /// As [`Self::kubeconfig`], with the name of the file that the token is in.
-    pub fn kubeconfig_with_token_file(&self, dir: &Path, token_file: &Path) -> PathBuf {
-        self.write_kubeconfig(dir, serde_json::json!({ "tokenFile": token_file }))
-    }
-
-    fn write_kubeconfig(&self, dir: &Path, user: Value) -> PathBuf {
         let config = serde_json::json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -119,13 +108,6 @@ impl ApiServer {
         self.stop().await;
         let listening = Listening::on(self.port, Arc::clone(&self.shared)).await;
         *self.listening() = Some(listening);
-    }
-
-    /// Closes every connection in the middle of what it does; new ones are taken.
-    pub fn drop_connections(&self) {
-        if let Some(listening) = &*self.listening() {
-            listening.drop_connections();
-        }
     }
 
     /// The versions of resource.k8s.io that are served, preferred first.
@@ -182,7 +164,7 @@ impl ApiServer {
 
     /// Forgets the changes until now: a watch that would go on from one of them is told to list anew (410).
     pub fn compact(&self) {
-        self.shared.change(State::compact);
+        self.shared.change(|state| state.compacted = state.revision);
     }
 
     /// Sends every watch that asked for bookmarks one, at once. They also come every minute.
@@ -219,17 +201,7 @@ impl ApiServer {
     /// # Panics
     ///
     /// After [`DEADLINE`] on the wall clock, with what was seen.
-    pub async fn wait_for<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
-        self.wait_for_within(DEADLINE, what, look).await
-    }
-
-    /// As [`Self::wait_for`], with a time of its own.
-    pub async fn wait_for_within<T>(
-        &self,
-        time: Duration,
-        what: &str,
-        mut look: impl FnMut(&State) -> Option<T>,
-    ) -> T {
+    pub async fn wait_for<T>(&self, what: &str, mut look: impl FnMut(&State) -> Option<T>) -> T {
         let mut ticks = self.shared.ticks();
         let work = async {
             loop {
@@ -240,19 +212,16 @@ impl ApiServer {
                 let _ = ticks.changed().await;
             }
         };
-        match within(time, work).await {
+        match within(DEADLINE, work).await {
             Some(found) => found,
-            None => panic!("waited {time:?} for {what}; the API server saw:\n{}", self.look(State::story)),
+            None => {
+                panic!("waited {DEADLINE:?} for {what}; the API server saw:\n{}", self.look(State::story))
+            }
         }
     }
 
     /// As [`Self::wait_for`], for what needs no answer.
     pub async fn wait_until(&self, what: &str, mut look: impl FnMut(&State) -> bool) {
         self.wait_for(what, |state| look(state).then_some(())).await;
-    }
-
-    /// Every change of an object from now on.
-    pub fn subscribe(&self) -> Changes {
-        Changes::from_now(Arc::clone(&self.shared))
     }
 }

@@ -135,23 +135,11 @@ fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
     assert_eq!((cache.len(), cache.watched()), (limit::KNOWN_CLAIMS_MAX, limit::FOLLOWED_CLAIMS_MAX));
     let mut is_cached = |n: usize| cache.last(&key(&name(n)), &uid(&format!("u-{n}")), at(9999)).is_some();
     assert!(is_cached(0) && !is_cached(1) && is_cached(2) && is_cached(limit::KNOWN_CLAIMS_MAX));
-}
-
-#[test]
-fn when_all_are_held_a_new_one_is_not_known() {
-    let now = Instant::now();
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
-    let ids: Vec<_> = (0..limit::KNOWN_CLAIMS_MAX)
-        .map(|n| {
-            let state = state(&format!("c-{n}"), &format!("u-{n}"), 1);
-            let id = state.claim.id.clone();
-            cache.update(&key(&format!("c-{n}")), state, NODE, now);
-            id
-        })
-        .collect();
-    cache.hold(&ids, now);
-    cache.update(&key("more"), state("more", "u-more", 1), NODE, now);
-    assert_eq!((cache.len(), cache.last(&key("more"), &uid("u-more"), now)), (limit::KNOWN_CLAIMS_MAX, None));
+    // Where all are held, a new one is not cached.
+    let held: Vec<_> = cache.entries.values().map(|entry| entry.state.claim.id.clone()).collect();
+    cache.hold(&held, at(9999));
+    learn(&mut cache, 9999);
+    assert_eq!(cache.last(&key(&name(9999)), &uid("u-9999"), at(9999)), None);
 }
 
 #[test]

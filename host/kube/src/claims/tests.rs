@@ -33,15 +33,13 @@ impl Cluster {
     /// Asks for the first time, and waits until the claim is watched.
     async fn watched(&self) -> Claim {
         let claim = self.ask(&self.uid).await.unwrap().unwrap();
-        while !self.is_fresh() || self.server.look(|state| state.watches("resourceclaims")) == 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        self.server.wait_until("the watch", |state| state.watches("resourceclaims") == 1).await;
         claim
     }
 
-    fn is_fresh(&self) -> bool {
-        let now = Instant::now();
-        self.claims.0.cache().fresh(&names(), &self.uid, now, ClaimWatch::is_live).is_some()
+    /// Until every task waits: the clock goes on only then.
+    async fn settle(&self) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 
     fn edit(&self, edit: impl FnOnce(&mut Value)) {
@@ -108,7 +106,7 @@ async fn a_claim_that_was_replaced_is_answered_as_it_is_now_and_one_that_is_not_
     // A caller that wants the old one learns that it is replaced.
     assert_eq!(cluster.ask(&cluster.uid).await.unwrap().unwrap().id.uid, other);
     cluster.server.deallocate_claim("default", "one-gpu");
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.settle().await;
     assert_eq!(cluster.ask(&other).await.unwrap().unwrap().allocation, None);
     cluster.server.delete("resourceclaims", "default", "one-gpu");
     assert_eq!(cluster.ask(&other).await, Ok(None));
@@ -121,9 +119,8 @@ async fn changes_are_watched_and_lost_claims_are_reported() {
     cluster.watched().await;
     let mut lost = cluster.claims.lost();
     cluster.edit(|claim| claim["status"]["reservedFor"] = json!([]));
-    while !cluster.ask(&cluster.uid).await.unwrap().unwrap().reserved_for.is_empty() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    cluster.settle().await;
+    assert_eq!(cluster.ask(&cluster.uid).await.unwrap().unwrap().reserved_for, []);
     assert_eq!(cluster.gets(), 1);
     cluster.server.deallocate_claim("default", "one-gpu");
     assert_eq!(lost.recv().await.unwrap().uid, cluster.uid);
@@ -172,7 +169,7 @@ async fn while_the_server_is_unreachable_cached_claims_are_answered_and_no_other
     cluster.server.lift(fault);
     tokio::time::sleep(limit::API_RETRY_MAX * 3).await;
     assert_eq!(cluster.ask(&Uid::new("other").unwrap()).await.unwrap().unwrap().id.uid, cluster.uid);
-    assert!(cluster.is_fresh());
+    assert_eq!(cluster.claims.counts().watched, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -202,9 +199,7 @@ async fn a_claim_that_became_unreadable_is_got_again() {
     cluster.watched().await;
     let driver = "/status/allocation/devices/results/0/driver";
     cluster.edit(|claim| *claim.pointer_mut(driver).unwrap() = json!("no driver!"));
-    while cluster.ask(&cluster.uid).await.is_ok() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    cluster.settle().await;
     assert_eq!(cluster.ask(&cluster.uid).await.unwrap_err().code, "claim-malformed");
 }
 
@@ -217,16 +212,14 @@ async fn a_claim_that_is_neither_held_nor_asked_for_is_not_watched_any_more() {
     assert_eq!(cluster.claims.counts().watched, 1);
     cluster.claims.hold(&[]);
     assert_eq!(cluster.claims.counts().cached, 0);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.settle().await;
     assert_eq!(cluster.server.look(|state| state.watches("resourceclaims")), 0);
 
     cluster.ask(&cluster.uid).await.unwrap().unwrap();
-    let mut minutes = 0;
-    while cluster.claims.counts().cached > 0 {
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        minutes += 1;
-    }
-    assert!((5..=7).contains(&minutes), "{minutes}");
+    tokio::time::sleep(limit::CLAIM_FOLLOW_IDLE - Duration::from_secs(1)).await;
+    assert_eq!(cluster.claims.counts().cached, 1);
+    tokio::time::sleep(limit::CLAIM_FOLLOW_IDLE / 2).await;
+    assert_eq!(cluster.claims.counts().cached, 0);
     cluster.watched().await;
     cluster.claims.forget(&id);
     assert_eq!(cluster.claims.counts().cached, 0);

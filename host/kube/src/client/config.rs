@@ -56,13 +56,9 @@ impl ClientConfig {
 
     /// Files are read, and a program for credentials is run, on a thread of their own; the client is made in the caller's runtime.
     pub(super) async fn load(&self) -> Result<Loaded, ClientConfigError> {
-        let (config, files) = match &self.kubeconfig {
-            Some(path) => from_kubeconfig(path).await?,
-            None => from_service_account()?,
-        };
-        let from = match &self.kubeconfig {
-            Some(path) => path.display().to_string(),
-            None => SERVICE_ACCOUNT.to_owned(),
+        let (from, (config, files)) = match &self.kubeconfig {
+            Some(path) => (path.display().to_string(), from_kubeconfig(path).await?),
+            None => (SERVICE_ACCOUNT.to_owned(), from_service_account()?),
         };
         let making = tokio::task::spawn_blocking(move || client_of(config, &from)).await;
         Ok(Loaded { client: making.unwrap_or(Err(ClientConfigError::Interrupted))?, files })

@@ -31,18 +31,22 @@ struct Checked {
 impl Credentials {
     pub(super) async fn load(config: ClientConfig) -> Result<Self, ClientConfigError> {
         let Loaded { client, files } = config.load().await?;
-        let checked =
-            Checked { at: Instant::now(), digest: digest_of(files.clone()).await, files, failing: false };
-        Ok(Self {
-            config: Some(config),
-            current: ArcSwap::from_pointee(client),
-            checked: Mutex::new(checked),
-        })
+        let digest = digest_of(&files).await;
+        Ok(Self::new(Some(config), client, files, digest))
     }
 
     pub(super) fn fixed(client: kube::Client) -> Self {
-        let checked = Checked { at: Instant::now(), files: Vec::new(), digest: [0; 32], failing: false };
-        Self { config: None, current: ArcSwap::from_pointee(client), checked: Mutex::new(checked) }
+        Self::new(None, client, Vec::new(), [0; 32])
+    }
+
+    fn new(
+        config: Option<ClientConfig>,
+        client: kube::Client,
+        files: Vec<PathBuf>,
+        digest: [u8; 32],
+    ) -> Self {
+        let checked = Mutex::new(Checked { at: Instant::now(), files, digest, failing: false });
+        Self { config, current: ArcSwap::from_pointee(client), checked }
     }
 
     /// The client to use; its files are looked at every minute.
@@ -75,14 +79,14 @@ impl Credentials {
     async fn check(&self, checked: &mut Checked) {
         let Some(config) = &self.config else { return };
         checked.at = Instant::now();
-        let digest = digest_of(checked.files.clone()).await;
+        let digest = digest_of(&checked.files).await;
         if digest == checked.digest && !checked.failing {
             return;
         }
         match config.load().await {
             Ok(Loaded { client, files }) => {
                 self.current.store(Arc::new(client));
-                checked.digest = digest_of(files.clone()).await;
+                checked.digest = digest_of(&files).await;
                 (checked.files, checked.failing) = (files, false);
                 tracing::info!("credentials for the API server are loaded again");
             }
@@ -98,7 +102,7 @@ impl Credentials {
 }
 
 /// Of the contents of files; one that cannot be read counts as empty.
-async fn digest_of(files: Vec<PathBuf>) -> [u8; 32] {
+async fn digest_of(files: &[PathBuf]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for file in files {
         let bytes = tokio::fs::read(file).await.unwrap_or_default();

@@ -11,7 +11,7 @@ use kube::core::{Status, TypeMeta};
 
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
-use nodedock_model::{Problem, limit};
+use nodedock_model::{Problem, ProblemKind, limit};
 
 /// A request that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,8 +22,8 @@ pub struct ApiError {
     pub message: String,
     /// When the server wants to be asked again, if it said so.
     pub retry_after: Option<Duration>,
-    /// Fields that are refused.
-    pub causes: Vec<Cause>,
+    /// Paths of the fields that are refused.
+    pub fields: Vec<String>,
     /// Name of the object that the server's answer is about.
     pub object: Option<String>,
 }
@@ -52,14 +52,6 @@ pub enum ErrorKind {
     NotKubernetes,
     /// No answer, or one that says that the server cannot answer now.
     Unreachable,
-}
-
-/// A field that is refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cause {
-    pub field: String,
-    pub reason: String,
-    pub message: String,
 }
 
 impl ErrorKind {
@@ -97,7 +89,7 @@ impl ErrorKind {
 impl ApiError {
     pub fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
         let message = one_line(message.as_ref(), limit::API_WORDS_BYTES_MAX);
-        Self { kind, message, retry_after: None, causes: Vec::new(), object: None }
+        Self { kind, message, retry_after: None, fields: Vec::new(), object: None }
     }
 
     pub fn unreachable(message: impl AsRef<str>) -> Self {
@@ -121,23 +113,24 @@ impl ApiError {
     }
 
     pub fn problem(&self) -> Problem {
-        let words = self.to_string();
-        let problem = match self.kind {
-            ErrorKind::NotFound => Problem::not_found("api-not-found", words),
-            ErrorKind::NotServed => Problem::unavailable("api-not-served", words),
-            ErrorKind::Conflict | ErrorKind::AlreadyExists => Problem::conflict("api-conflict", words),
-            ErrorKind::Expired => Problem::unavailable("api-expired", words),
-            ErrorKind::Throttled => Problem::unavailable("api-server-busy", words),
-            ErrorKind::Forbidden | ErrorKind::NamespaceTerminating => Problem::denied("api-forbidden", words),
-            ErrorKind::Invalid => Problem::invalid("api-refused", words),
+        use ProblemKind::{Conflict, Denied, Invalid, NotFound, Unavailable};
+        let (kind, code) = match self.kind {
+            ErrorKind::NotFound => (NotFound, "api-not-found"),
+            ErrorKind::NotServed => (Unavailable, "api-not-served"),
+            ErrorKind::Conflict | ErrorKind::AlreadyExists => (Conflict, "api-conflict"),
+            ErrorKind::Expired => (Unavailable, "api-expired"),
+            ErrorKind::Throttled => (Unavailable, "api-server-busy"),
+            ErrorKind::Forbidden | ErrorKind::NamespaceTerminating => (Denied, "api-forbidden"),
+            ErrorKind::Invalid => (Invalid, "api-refused"),
             ErrorKind::Unauthorized | ErrorKind::NotKubernetes | ErrorKind::Unreachable => {
-                Problem::unavailable("api-server-unreachable", words)
+                (Unavailable, "api-server-unreachable")
             }
         };
-        if !self.is_retryable() {
-            return problem;
+        let problem = Problem::new(kind, code, self.to_string());
+        match self.is_retryable() {
+            true => problem.retry_after(self.retry_after.unwrap_or(limit::API_RETRY_MIN * 2)),
+            false => problem,
         }
-        problem.retry_after(self.retry_after.unwrap_or(limit::API_RETRY_MIN * 2))
     }
 
     /// What a `Status` of the API server means.
@@ -159,13 +152,8 @@ impl ApiError {
             }
             _ => {}
         }
-        let line = |text: &str| one_line(text, limit::API_WORDS_BYTES_MAX);
-        let causes = causes.iter().take(limit::API_CAUSES_MAX).map(|cause| Cause {
-            field: line(&cause.field),
-            reason: line(&cause.reason),
-            message: line(&cause.message),
-        });
-        error.causes = causes.collect();
+        let causes = causes.iter().take(limit::API_CAUSES_MAX);
+        error.fields = causes.map(|cause| one_line(&cause.field, limit::API_WORDS_BYTES_MAX)).collect();
         error.object = details.map(|details| details.name.clone()).filter(|name| !name.is_empty());
         let seconds = details.map_or(0, |details| details.retry_after_seconds);
         error.retry_after = (seconds > 0).then(|| bounded(Duration::from_secs(seconds.into())));

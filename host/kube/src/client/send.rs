@@ -65,41 +65,28 @@ impl Shared {
         self.counts.waited(asked.elapsed());
         let _turn = turn?;
         let sent = Instant::now();
-        let outcome = timeout(limit::API_REQUEST, self.exchange(call, client, request)).await;
-        let (outcome, failure) = outcome.unwrap_or_else(|_| {
+        let exchange = async { self.answer(call, client.send(request).await?).await };
+        let outcome = timeout(limit::API_REQUEST, exchange).await.unwrap_or_else(|_| {
             let words = format!("no answer within {} s", limit::API_REQUEST.as_secs());
-            let error = ApiError::unreachable(words);
-            (Err(error.clone()), Some(error))
+            Err(ApiError::unreachable(words))
         });
-        let code = outcome.as_ref().map_or(0, |answer| answer.status().as_u16());
+        let failure = match &outcome {
+            Ok((_, failure)) => failure.as_ref(),
+            Err(error) => Some(error),
+        };
+        let code = outcome.as_ref().map_or(0, |(answer, _)| answer.status().as_u16());
         self.counts.answered(call, code, sent.elapsed());
-        reachability::learn(&self.reachability, failure.as_ref());
-        if let Some(delay) = failure.as_ref().and_then(|failure| failure.retry_after) {
+        reachability::learn(&self.reachability, failure);
+        if let Some(delay) = failure.and_then(|failure| failure.retry_after) {
             self.rate.pause(delay);
         }
         if call.verb == Verb::Watch && failure.is_some() {
             self.watch_restarts.fetch_add(1, Relaxed);
         }
-        outcome
+        outcome.map(|(answer, _)| answer)
     }
 
     /// The answer, and what it means if it is no success. A `Status` of the API server is left to the client to read.
-    async fn exchange(
-        &self,
-        call: Call,
-        client: &kube::Client,
-        request: Request<Body>,
-    ) -> (Result<Answer, ApiError>, Option<ApiError>) {
-        let outcome = match client.send(request).await {
-            Ok(response) => self.answer(call, response).await,
-            Err(error) => Err(error.into()),
-        };
-        match outcome {
-            Ok((answer, failure)) => (Ok(answer), failure),
-            Err(error) => (Err(error.clone()), Some(error)),
-        }
-    }
-
     async fn answer(
         &self,
         call: Call,

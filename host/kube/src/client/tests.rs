@@ -236,13 +236,8 @@ impl Watched {
     /// Polls until the watch is open: the server changes nothing before.
     async fn open(&mut self) {
         let server = Arc::clone(&self.server);
-        let open = async {
-            while server.look(|state| state.watches("resourceclaims")) == 0 {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
         tokio::select! {
-            () = open => {}
+            () = server.wait_until("the watch", |state| state.watches("resourceclaims") > 0) => {}
             event = self.next() => panic!("{event}"),
         }
     }

@@ -71,16 +71,12 @@ impl ServedVersion {
     /// so that they do not wait one after the other.
     pub(super) fn known(&self, since: Instant, now: Instant) -> Option<Result<DraVersion, ApiError>> {
         let asked_at = self.asked_at?;
+        let age = now.saturating_duration_since(asked_at);
         match (self.version, &self.failure) {
-            (Some(version), failure) => {
-                let period = match failure {
-                    None => limit::API_VERSIONS_PERIOD,
-                    Some(_) => limit::API_PROBE_PERIOD,
-                };
-                (now.saturating_duration_since(asked_at) < period).then_some(Ok(version))
-            }
+            (Some(version), None) if age < limit::API_VERSIONS_PERIOD => Some(Ok(version)),
+            (Some(version), Some(_)) if age < limit::API_PROBE_PERIOD => Some(Ok(version)),
             (None, Some(failure)) if asked_at > since => Some(Err(failure.clone())),
-            (None, _) => None,
+            _ => None,
         }
     }
 
@@ -92,10 +88,12 @@ impl ServedVersion {
     ) -> Result<DraVersion, ApiError> {
         self.asked_at = Some(now);
         self.failure = asked.as_ref().err().cloned();
-        if self.failure.as_ref().is_none_or(|failure| failure.kind == ErrorKind::NotServed) {
-            self.version = asked.as_ref().ok().copied();
+        match &asked {
+            Ok(version) => self.version = Some(*version),
+            Err(error) if error.kind == ErrorKind::NotServed => self.version = None,
+            Err(_) => {}
         }
-        self.version.ok_or(asked).or_else(|asked| asked)
+        self.version.map_or(asked, Ok)
     }
 }
 

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::EventType;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::{Events, Regarding, camel_case};
+use super::{Events, camel_case, reference};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::{Condition, Conditions};
 use nodedock_base::tasks::Tasks;
@@ -26,7 +26,8 @@ pub fn publish_conditions(tasks: &Tasks, events: Events, conditions: Conditions,
             for (subject, type_, reason, note) in differences(&known, &now) {
                 // The recorder tells conditions of one reason apart by the related object.
                 let related = ObjectReference { name: Some(subject), ..ObjectReference::default() };
-                events.publish(Regarding::Node, type_, reason, &note, Some(related));
+                let node = reference("Node", None, &events.node_name, None);
+                events.publish(node, type_, reason, &note, Some(related));
             }
             known = now;
             loop {

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 use super::super::client::tests::over;
 use super::*;
-use nodedock_model::Uid;
 
 const CLAIM_UID: &str = "68a5aecc-0b16-411c-ac56-2f23834fb15c";
 const SHORTLY: Duration = Duration::from_millis(100);
@@ -47,6 +46,12 @@ impl Scene {
 
     fn refuse(&self, message: &str) {
         self.events.refused(&claim(), &[], &problem(message));
+    }
+
+    fn publish_on_pod(&self, name: &str, note: &str) {
+        let [namespace, name] = ["default", name].map(|name| ObjectName::new(name).unwrap());
+        let pod = reference("Pod", Some(&namespace), &name, None);
+        self.events.publish(pod, EventType::Warning, "Some".to_owned(), note, None);
     }
 
     fn events(&self) -> Vec<Value> {
@@ -115,8 +120,7 @@ async fn events_wait_for_the_api_server_and_old_ones_are_dropped() {
     scene.server.fail(Fault::Away, When::any());
     scene.refuse("early");
     tokio::time::sleep(limit::EVENT_AGE_MAX - limit::KUBE_RETRY_MAX / 2).await;
-    let pod = Regarding::Pod(ObjectRef::new("default", "late", "u").unwrap());
-    scene.events.publish(pod, EventType::Warning, "Late".to_owned(), "late", None);
+    scene.publish_on_pod("late", "late");
     assert!(scene.writes() < 20);
     tokio::time::sleep(limit::KUBE_RETRY_MAX).await;
     scene.server.lift_all();
@@ -129,8 +133,7 @@ async fn events_wait_for_the_api_server_and_old_ones_are_dropped() {
 async fn events_have_a_rate_and_a_bounded_queue() {
     let scene = Scene::new().await;
     for index in 0..limit::EVENTS_MAX + 50 {
-        let pod = Regarding::Pod(ObjectRef::new("default", &format!("pod-{index}"), "u").unwrap());
-        scene.events.publish(pod, EventType::Warning, "Many".to_owned(), "many", None);
+        scene.publish_on_pod(&format!("pod-{index}"), "many");
     }
     assert_eq!(scene.events.counts().dropped, 50);
     tokio::time::sleep(limit::EVENTS_EVERY / 2).await;

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use tokio::time::{Duration, Instant};
+use tokio::time::Instant;
 
-use nodedock_model::{Consumer, KubeletClaim, ObjectName, Uid};
+use nodedock_model::{Consumer, KubeletClaim, ObjectName, Uid, limit};
 
 /// A pod that is bound to this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,13 +130,10 @@ pub(super) fn verdict(
     }
 }
 
-/// For how long each claim was seen abandoned, in each round.
-#[derive(Debug)]
-pub(super) struct AbandonedClaims {
-    delay: Duration,
-    rounds_min: u32,
-    seen: BTreeMap<Uid, Seen>,
-}
+/// For how long each claim was seen abandoned, in each round. It is abandoned for good when it was seen so for a while and in several
+/// rounds: a process that was stopped for an hour saw nothing of it.
+#[derive(Debug, Default)]
+pub(super) struct AbandonedClaims(BTreeMap<Uid, Seen>);
 
 #[derive(Debug)]
 struct Seen {
@@ -145,38 +142,32 @@ struct Seen {
 }
 
 impl AbandonedClaims {
-    /// A claim is abandoned for good when it was seen so for `delay`, and in `rounds_min` rounds: a process that was stopped for an hour
-    /// saw nothing of it.
-    pub(super) fn new(delay: Duration, rounds_min: u32) -> Self {
-        Self { delay, rounds_min, seen: BTreeMap::new() }
-    }
-
     /// Learns what a round found; claims that are not in it count as used. Returns those to be unprepared.
     pub(super) fn learn(&mut self, abandoned: &[Uid], now: Instant) -> Vec<Uid> {
-        self.seen.retain(|uid, _| abandoned.contains(uid));
-        let mut over = Vec::new();
-        for uid in abandoned {
-            let seen = self.seen.entry(uid.clone()).or_insert(Seen { since: now, rounds: 0 });
+        self.0.retain(|uid, _| abandoned.contains(uid));
+        let is_over = |uid: &&Uid| {
+            let seen = self.0.entry((*uid).clone()).or_insert(Seen { since: now, rounds: 0 });
             seen.rounds = seen.rounds.saturating_add(1);
-            if seen.rounds >= self.rounds_min && now.saturating_duration_since(seen.since) >= self.delay {
-                over.push(uid.clone());
-            }
-        }
-        over
+            let is_long = now.saturating_duration_since(seen.since) >= limit::RECONCILE_DELAY;
+            is_long && seen.rounds >= limit::RECONCILE_LOOKS_MIN
+        };
+        abandoned.iter().filter(is_over).cloned().collect()
     }
 
     /// After a round that saw nothing, what was seen before proves nothing any more.
     pub(super) fn forget(&mut self) {
-        self.seen.clear();
+        self.0.clear();
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.seen.is_empty()
+        self.0.is_empty()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -264,9 +255,9 @@ mod tests {
 
     #[test]
     fn only_what_is_seen_abandoned_for_the_whole_time_is_unprepared() {
-        let (delay, begin) = (Duration::from_secs(300), Instant::now());
+        let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
-        let mut abandoned = AbandonedClaims::new(delay, 3);
+        let mut abandoned = AbandonedClaims::default();
         let (a, b) = (uid("a"), uid("b"));
         assert!(abandoned.learn(&[a.clone(), b.clone()], at(0)).is_empty());
         assert!(abandoned.learn(std::slice::from_ref(&a), at(120)).is_empty());

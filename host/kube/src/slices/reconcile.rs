@@ -20,24 +20,20 @@ use super::desired::{DesiredState, earliest};
 use super::diff::{CounterPlacement, DesiredPool, Diff, Layout, TaintTimes, Write, diff, layout};
 use super::drivers::DriverSnapshot;
 use super::pace::Pace;
-use super::report::{Outcome, PoolStatus, SliceReport, Verb};
+use super::report::{Outcome, PoolStatus, Verb};
 use super::slice::{Content, PoolKey};
 use super::store::SliceStore;
 use crate::client::{ApiError, DraResource, ErrorKind};
-use crate::facts::{Facts, NodeFacts};
+use crate::facts::NodeFacts;
 use nodedock_base::clock::now_ms;
-use nodedock_base::conditions::Conditions;
 use nodedock_model::{DriverName, Problem, limit};
 
 const NOT_WRITTEN: &str = "slices-not-written";
 
 pub(super) struct Reconciler {
+    parts: SliceParts,
     api: SliceApi,
-    facts: Facts,
     node: watch::Receiver<Option<NodeFacts>>,
-    drivers: watch::Receiver<DriverSnapshot>,
-    conditions: Conditions,
-    report: SliceReport,
     store: SliceStore,
     desired: DesiredState,
     /// The drivers that `desired` was derived from.
@@ -64,22 +60,19 @@ impl Reconciler {
         let fields = format!("spec.nodeName={}", parts.node_name);
         let events = parts.kube.watch("resource slices of this node", DraResource::Slices, None, fields);
         let mut events = std::pin::pin!(events);
+        let (stopped, settings) = (parts.tasks.stopped(), parts.settings.clone());
         let mut reconciler = Self {
-            api: SliceApi::new(parts.kube),
+            api: SliceApi::new(parts.kube.clone()),
             node: parts.node.watch(),
-            facts: parts.node,
-            drivers: parts.drivers,
-            conditions: parts.conditions,
-            report: parts.report,
+            parts,
             store: SliceStore::new(),
-            desired: DesiredState::new(parts.settings),
+            desired: DesiredState::new(settings),
             snapshot: DriverSnapshot::default(),
             unnameable: BTreeMap::new(),
             pools: BTreeMap::new(),
             counters: CounterPlacement::default(),
             derive_at: Some(Instant::now()),
         };
-        let stopped = parts.tasks.stopped();
         tokio::pin!(stopped);
         loop {
             let due = reconciler.next_due();
@@ -90,7 +83,7 @@ impl Reconciler {
                 Some(event) = events.next() => if let Ok(event) = event {
                     reconciler.observe(event).await;
                 },
-                Ok(()) = reconciler.drivers.changed() => reconciler.derive_at = Some(Instant::now()),
+                Ok(()) = reconciler.parts.drivers.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.node.changed() => reconciler.all_changed(),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     // A write that is interrupted here is found by the next start.
@@ -168,16 +161,16 @@ impl Reconciler {
     fn derive(&mut self, now: Instant) {
         self.derive_at = None;
         let (slices, managed) = (self.store.all(), self.managed());
-        let snapshot = self.drivers.borrow_and_update().clone();
+        let snapshot = self.parts.drivers.borrow_and_update().clone();
         self.snapshot = snapshot.clone();
         self.update_desired(now, |desired| desired.update(&snapshot, &slices, now));
         self.managed().difference(&managed).for_each(|key| self.changed(key));
         let unnameable = self.desired.unnameable(&snapshot);
-        conditions::set_unnameable(&self.conditions, &self.unnameable, &unnameable);
+        conditions::set_unnameable(&self.parts.conditions, &self.unnameable, &unnameable);
         self.unnameable = unnameable;
         let is_uncertain = snapshot.is_settled && !snapshot.nameless.is_empty();
         let kept = if is_uncertain { self.desired.gone(&snapshot, &slices) } else { BTreeSet::new() };
-        conditions::set_kept(&self.conditions, &kept, &snapshot.nameless);
+        conditions::set_kept(&self.parts.conditions, &kept, &snapshot.nameless);
     }
 
     /// Changes the desired state and makes the pools due whose content changes.
@@ -212,7 +205,7 @@ impl Reconciler {
         };
         let (slices, counters) = (self.store.of_pool(key), self.counters);
         if self.pool(key).pace.started(now) {
-            self.conditions.clear(conditions::CONTESTED, &key.to_string());
+            self.parts.conditions.clear(conditions::CONTESTED, &key.to_string());
         }
         let pool = self.pool(key);
         pool.times.learn(&slices, &content);
@@ -234,7 +227,7 @@ impl Reconciler {
         }
         let written_ms = match wrote {
             true => Some(now_ms()),
-            false => self.report.pool(key).and_then(|status| status.written_ms),
+            false => self.parts.report.pool(key).and_then(|status| status.written_ms),
         };
         let devices = content.devices.len();
         let status = PoolStatus { is_current: true, slices, devices, generation, written_ms, problem: None };
@@ -256,22 +249,22 @@ impl Reconciler {
         pool.done = Some(done);
         let is_idle = pool.pace.is_idle();
         if is_repair {
-            self.report.repaired();
-            self.facts.read_again();
+            self.parts.report.repaired();
+            self.parts.node.read_again();
             tracing::info!(pool = %key, "slices written again, others had changed them");
         } else if wrote {
             let PoolStatus { slices, devices, generation, .. } = status;
             tracing::info!(pool = %key, slices, devices, generation, "slices written");
         }
         if is_contested {
-            conditions::set_contested(&self.conditions, key, &slices);
+            conditions::set_contested(&self.parts.conditions, key, &slices);
         }
-        self.conditions.clear(conditions::REFUSED, &key.to_string());
+        self.parts.conditions.clear(conditions::REFUSED, &key.to_string());
         self.report_dropped(&key.driver);
         if !is_deleted {
-            return self.report.set(key, status);
+            return self.parts.report.set(key, status);
         }
-        self.report.remove(key);
+        self.parts.report.remove(key);
         if is_idle {
             self.pools.remove(key);
         }
@@ -283,14 +276,14 @@ impl Reconciler {
             let desired = self.desired.content(&slice.spec.key())?;
             Some((&slice.spec, &**desired))
         });
-        conditions::set_dropped(&self.conditions, driver, desired);
+        conditions::set_dropped(&self.parts.conditions, driver, desired);
     }
 
     /// Leaves a pool to its other owner.
     fn forget(&mut self, key: &PoolKey) {
         self.pools.remove(key);
-        self.report.remove(key);
-        conditions::clear(&self.conditions, key);
+        self.parts.report.remove(key);
+        conditions::clear(&self.parts.conditions, key);
     }
 
     async fn carry_out(&mut self, write: Write) -> Result<(), ApiError> {
@@ -314,7 +307,7 @@ impl Reconciler {
     }
 
     fn count<T>(&self, verb: Verb, answer: Result<T, ApiError>) -> Result<T, ApiError> {
-        self.report.wrote(verb, answer.as_ref().map_or_else(outcome, |_| Outcome::Done));
+        self.parts.report.wrote(verb, answer.as_ref().map_or_else(outcome, |_| Outcome::Done));
         answer
     }
 
@@ -337,13 +330,13 @@ impl Reconciler {
 
     fn refused(&self, key: &PoolKey, reason: &str) {
         let problem = conditions::refusal(key, reason);
-        self.conditions.set(&key.to_string(), problem.clone());
+        self.parts.conditions.set(&key.to_string(), problem.clone());
         self.report_problem(key, problem);
     }
 
     fn report_problem(&self, key: &PoolKey, problem: Problem) {
-        let known = self.report.pool(key).unwrap_or_default();
-        self.report.set(key, PoolStatus { is_current: false, problem: Some(problem), ..known });
+        let known = self.parts.report.pool(key).unwrap_or_default();
+        self.parts.report.set(key, PoolStatus { is_current: false, problem: Some(problem), ..known });
     }
 }
 

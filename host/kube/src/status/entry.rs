@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::events::camel_case;
@@ -15,11 +16,12 @@ use nodedock_model::{
 };
 
 /// Which device of a claim an entry is about.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Key {
     pub driver: String,
     pub pool: String,
     pub device: String,
+    #[serde(rename = "shareID", skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
 }
 
@@ -44,10 +46,9 @@ impl Key {
 
     /// Of an entry of `status.devices`, or a result of an allocation.
     pub(super) fn of(value: &Value) -> Option<Self> {
-        let text = |name| value.get(name).and_then(Value::as_str).map(str::to_owned);
+        let key = Self::deserialize(value).ok()?;
         // An empty share is none: older servers write it so.
-        let share_id = text("shareID").filter(|id| !id.is_empty());
-        Some(Self { driver: text("driver")?, pool: text("pool")?, device: text("device")?, share_id })
+        Some(Self { share_id: key.share_id.filter(|id| !id.is_empty()), ..key })
     }
 }
 
@@ -60,24 +61,17 @@ pub(super) fn entry(
     now: &str,
     left_out: &mut Vec<String>,
 ) -> Value {
-    let mut entry = Map::new();
-    entry.insert("driver".to_owned(), key.driver.clone().into());
-    entry.insert("pool".to_owned(), key.pool.clone().into());
-    entry.insert("device".to_owned(), key.device.clone().into());
-    if let Some(share) = &key.share_id {
-        entry.insert("shareID".to_owned(), share.clone().into());
-    }
+    let mut entry = serde_json::to_value(key).expect("its fields are texts");
     let conditions = conditions(&status.conditions, before, now, left_out);
-    if !conditions.is_empty() {
-        entry.insert("conditions".to_owned(), conditions.into());
+    let conditions = Some(Value::from(conditions)).filter(|list| *list != json!([]));
+    let data = status.data.as_deref().and_then(|data| object(data, left_out));
+    let network = status.network.as_ref().and_then(|network| network_data(network, left_out));
+    for (field, value) in [("conditions", conditions), ("data", data), ("networkData", network)] {
+        if let Some(value) = value {
+            entry[field] = value;
+        }
     }
-    if let Some(data) = status.data.as_deref().and_then(|data| object(data, left_out)) {
-        entry.insert("data".to_owned(), data);
-    }
-    if let Some(network) = status.network.as_ref().and_then(|network| network_data(network, left_out)) {
-        entry.insert("networkData".to_owned(), network);
-    }
-    entry.into()
+    entry
 }
 
 fn conditions(

@@ -6,7 +6,7 @@ use kube::api::DynamicObject;
 use serde_json::Value;
 
 use super::entry::{DeviceReport, Key, entry};
-use nodedock_model::{DeviceStatus, DriverName, ObjectRef, Uid};
+use nodedock_model::{DeviceStatus, DriverName, ObjectRef};
 
 /// All that a driver reports of a claim. Without reports the driver's entries are removed.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,8 +27,9 @@ pub(super) enum Plan {
 }
 
 impl DriverStatus {
-    pub(super) fn key(&self) -> (Uid, DriverName) {
-        (self.claim.uid.clone(), self.driver.clone())
+    /// Whether both are about the same driver and claim.
+    pub(super) fn is_same_part(&self, other: &Self) -> bool {
+        self.claim.uid == other.claim.uid && self.driver == other.driver
     }
 }
 

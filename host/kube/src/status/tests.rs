@@ -204,19 +204,16 @@ fn the_queue_has_a_bound_and_a_driver_s_part_of_a_claim_one_entry() {
             assert!(queue.push(status, true));
         }
     }
-    let length = || {
-        let waiting = queue.waiting();
-        (waiting.order.len(), waiting.statuses.len())
-    };
-    assert_eq!((length().0, queue.counts.dropped.load(Relaxed)), (limit::STATUSES_WAITING_MAX, 1));
+    let length = || queue.waiting().statuses.len();
+    assert_eq!((length(), queue.counts.dropped.load(Relaxed)), (limit::STATUSES_WAITING_MAX, 1));
     queue.waiting().forget(&Uid::new("uid-0").unwrap());
-    assert_eq!(length(), (limit::STATUSES_WAITING_MAX - 1, limit::STATUSES_WAITING_MAX - 1));
-    let Next::Write(first) = queue.waiting().next(Instant::now()) else { panic!() };
+    assert_eq!(length(), limit::STATUSES_WAITING_MAX - 1);
+    let first = queue.waiting().next(Instant::now()).unwrap();
     assert_eq!(first.claim.uid.as_str(), "uid-1");
     // A claim that is forgotten while it is written does not come back.
     queue.waiting().forget(&first.claim.uid);
     queue.requeue(first);
-    assert_eq!(length().0, limit::STATUSES_WAITING_MAX - 2);
+    assert_eq!(length(), limit::STATUSES_WAITING_MAX - 2);
 }
 
 #[test]
@@ -226,10 +223,7 @@ fn a_driver_whose_status_is_forbidden_keeps_no_other_waiting() {
     for (uid, driver) in [("a", GPU), ("b", GPU), ("c", NIC)] {
         queue.push(waiting_status(uid, driver), true);
     }
-    let next = |at: Instant| match queue.waiting().next(at) {
-        Next::Write(status) => Ok(status),
-        Next::Idle(until) => Err(until),
-    };
+    let next = |at: Instant| queue.waiting().next(at);
     let first = next(now).unwrap();
     let until = now + limit::KUBE_FORBIDDEN_PAUSE;
     queue.waiting().held_back.insert(first.driver.clone(), until);

@@ -3,87 +3,84 @@
 use serde_json::{Value, json};
 
 use super::ApiServer;
-use super::state::{Key, State};
+use super::state::Key;
 use super::writes::now;
 
 /// A pod to be put on a node.
 #[derive(Clone, Debug)]
-pub struct Pod {
-    namespace: String,
-    name: String,
-    node: String,
-    claims: Vec<Value>,
-    statuses: Vec<Value>,
-    uid: Option<String>,
+pub struct Pod(Value);
+
+/// Adds to a list of an object that may not have it yet.
+fn push(list: &mut Value, item: Value) {
+    if list.is_null() {
+        *list = json!([]);
+    }
+    list.as_array_mut().expect("it is a list").push(item);
 }
 
 impl Pod {
     pub fn new(namespace: &str, name: &str, node: &str) -> Self {
-        let (claims, statuses) = (vec![], vec![]);
-        let (namespace, name, node) = (namespace.to_owned(), name.to_owned(), node.to_owned());
-        Self { namespace, name, node, claims, statuses, uid: None }
+        let main =
+            json!({ "name": "main", "image": "registry.k8s.io/pause:3.10", "resources": { "claims": [] } });
+        Self(json!({
+            "kind": "Pod",
+            "metadata": { "name": name, "namespace": namespace },
+            "spec": { "nodeName": node, "containers": [main], "resourceClaims": [], "terminationGracePeriodSeconds": 30 },
+            "status": { "phase": "Pending", "qosClass": "BestEffort" },
+        }))
+    }
+
+    fn with(mut self, claim: Value) -> Self {
+        let main = &mut self.0["spec"]["containers"][0];
+        push(&mut main["resources"]["claims"], json!({ "name": claim["name"] }));
+        push(&mut self.0["spec"]["resourceClaims"], claim);
+        self
     }
 
     /// With a claim of its namespace, under the name that its containers use.
-    pub fn claim(mut self, pod_claim: &str, claim: &str) -> Self {
-        self.claims.push(json!({ "name": pod_claim, "resourceClaimName": claim }));
-        self
+    pub fn claim(self, pod_claim: &str, claim: &str) -> Self {
+        self.with(json!({ "name": pod_claim, "resourceClaimName": claim }))
     }
 
     /// With a claim that was made from a template for this pod.
-    pub fn template(mut self, pod_claim: &str, template: &str, claim: &str) -> Self {
-        self.claims.push(json!({ "name": pod_claim, "resourceClaimTemplateName": template }));
-        self.statuses.push(json!({ "name": pod_claim, "resourceClaimName": claim }));
-        self
-    }
-
-    /// With a UID of the test's choice.
-    pub fn uid(mut self, uid: &str) -> Self {
-        self.uid = Some(uid.to_owned());
-        self
+    pub fn template(self, pod_claim: &str, template: &str, claim: &str) -> Self {
+        let mut pod = self.with(json!({ "name": pod_claim, "resourceClaimTemplateName": template }));
+        let status = json!({ "name": pod_claim, "resourceClaimName": claim });
+        push(&mut pod.0["status"]["resourceClaimStatuses"], status);
+        pod
     }
 }
 
 /// A claim as the scheduler leaves it: allocated, reserved, protected from deletion.
 #[derive(Clone, Debug)]
 pub struct Allocated {
-    namespace: String,
-    name: String,
-    uid: Option<String>,
-    node: Option<String>,
-    results: Vec<Value>,
-    config: Vec<Value>,
-    reserved: Vec<Value>,
-    owner: Option<(String, String)>,
-    annotations: Value,
+    claim: Value,
     spaced: bool,
 }
 
 impl Allocated {
     pub fn new(namespace: &str, name: &str) -> Self {
-        Self {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            uid: None,
-            node: None,
-            results: vec![],
-            config: vec![],
-            reserved: vec![],
-            owner: None,
-            annotations: Value::Null,
-            spaced: false,
-        }
+        let finalizers = ["resource.kubernetes.io/delete-protection"];
+        let claim = json!({
+            "kind": "ResourceClaim",
+            "metadata": { "name": name, "namespace": namespace, "finalizers": finalizers },
+            "spec": { "devices": { "requests": [] } },
+            "status": { "allocation": { "devices": { "results": [] }, "allocationTimestamp": now() } },
+        });
+        Self { claim, spaced: false }
     }
 
     /// With a UID of the test's choice.
     pub fn uid(mut self, uid: &str) -> Self {
-        self.uid = Some(uid.to_owned());
+        self.claim["metadata"]["uid"] = uid.into();
         self
     }
 
     /// For devices of one node.
     pub fn node(mut self, node: &str) -> Self {
-        self.node = Some(node.to_owned());
+        let field = json!({ "key": "metadata.name", "operator": "In", "values": [node] });
+        let selector = json!({ "nodeSelectorTerms": [{ "matchFields": [field] }] });
+        self.claim["status"]["allocation"]["nodeSelector"] = selector;
         self
     }
 
@@ -93,27 +90,43 @@ impl Allocated {
 
     /// A result with whatever a result can have: `shareID`, `consumedCapacity`, `adminAccess`.
     pub fn result(mut self, result: Value) -> Self {
-        self.results.push(result);
+        let name = result["request"].as_str().unwrap_or_default().split('/').next().unwrap_or_default();
+        let requests = &mut self.claim["spec"]["devices"]["requests"];
+        if !requests.as_array().into_iter().flatten().any(|request| request["name"] == name) {
+            let exactly =
+                json!({ "deviceClassName": result["driver"], "allocationMode": "ExactCount", "count": 1 });
+            push(requests, json!({ "name": name, "exactly": exactly }));
+        }
+        push(&mut self.claim["status"]["allocation"]["devices"]["results"], result);
         self
     }
 
     /// Opaque parameters for a driver; `source` is `FromClass` or `FromClaim`.
     pub fn config(mut self, source: &str, requests: &[&str], driver: &str, parameters: Value) -> Self {
         let opaque = json!({ "driver": driver, "parameters": parameters });
-        self.config.push(json!({ "source": source, "requests": requests, "opaque": opaque }));
+        if source == "FromClaim" {
+            let config = json!({ "requests": requests, "opaque": opaque });
+            push(&mut self.claim["spec"]["devices"]["config"], config);
+        }
+        let config = json!({ "source": source, "requests": requests, "opaque": opaque });
+        push(&mut self.claim["status"]["allocation"]["devices"]["config"], config);
         self
     }
 
     /// For a pod, by its name and UID.
     pub fn reserved_for(mut self, pod: &str, uid: &str) -> Self {
-        self.reserved.push(json!({ "resource": "pods", "name": pod, "uid": uid }));
+        push(&mut self.claim["status"]["reservedFor"], consumer(pod, uid));
         self
     }
 
     /// Made from a template for a pod, by its name and UID.
     pub fn owned_by(mut self, pod: &str, uid: &str, pod_claim: &str) -> Self {
-        self.owner = Some((pod.to_owned(), uid.to_owned()));
-        self.annotations = json!({ "resource.kubernetes.io/pod-claim-name": pod_claim });
+        let metadata = &mut self.claim["metadata"];
+        metadata["ownerReferences"] = json!([{
+            "apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid, "controller": true,
+            "blockOwnerDeletion": true,
+        }]);
+        metadata["annotations"] = json!({ "resource.kubernetes.io/pod-claim-name": pod_claim });
         self
     }
 
@@ -122,55 +135,10 @@ impl Allocated {
         self.spaced = true;
         self
     }
+}
 
-    fn object(&self) -> Value {
-        let mut requests: Vec<Value> = vec![];
-        for result in &self.results {
-            let name = result["request"].as_str().unwrap_or_default().split('/').next().unwrap_or_default();
-            if !requests.iter().any(|request| request["name"] == name) {
-                let exactly = json!({ "deviceClassName": result["driver"], "allocationMode": "ExactCount", "count": 1 });
-                requests.push(json!({ "name": name, "exactly": exactly }));
-            }
-        }
-        let of_claim = self.config.iter().filter(|config| config["source"] == "FromClaim");
-        let spec: Vec<Value> = of_claim
-            .map(|config| json!({ "requests": config["requests"], "opaque": config["opaque"] }))
-            .collect();
-        let mut object = json!({
-            "kind": "ResourceClaim",
-            "metadata": {
-                "name": self.name, "namespace": self.namespace,
-                "finalizers": ["resource.kubernetes.io/delete-protection"],
-            },
-            "spec": { "devices": { "requests": requests } },
-            "status": { "allocation": { "devices": { "results": self.results }, "allocationTimestamp": now() } },
-        });
-        if !spec.is_empty() {
-            object["spec"]["devices"]["config"] = spec.into();
-        }
-        if !self.config.is_empty() {
-            object["status"]["allocation"]["devices"]["config"] = self.config.clone().into();
-        }
-        if let Some(node) = &self.node {
-            let field = json!({ "key": "metadata.name", "operator": "In", "values": [node] });
-            let selector = json!({ "nodeSelectorTerms": [{ "matchFields": [field] }] });
-            object["status"]["allocation"]["nodeSelector"] = selector;
-        }
-        if !self.reserved.is_empty() {
-            object["status"]["reservedFor"] = self.reserved.clone().into();
-        }
-        if let Some(uid) = &self.uid {
-            object["metadata"]["uid"] = uid.as_str().into();
-        }
-        if let Some((name, uid)) = &self.owner {
-            object["metadata"]["ownerReferences"] = json!([{
-                "apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid, "controller": true,
-                "blockOwnerDeletion": true,
-            }]);
-            object["metadata"]["annotations"] = self.annotations.clone();
-        }
-        object
-    }
+fn consumer(pod: &str, uid: &str) -> Value {
+    json!({ "resource": "pods", "name": pod, "uid": uid })
 }
 
 fn uid(object: &Value) -> String {
@@ -190,37 +158,21 @@ impl ApiServer {
 
     /// Gives the pod's UID.
     pub fn add_pod(&self, pod: Pod) -> String {
-        let claims: Vec<Value> = pod.claims.iter().map(|claim| json!({ "name": claim["name"] })).collect();
-        let main = json!({ "name": "main", "image": "registry.k8s.io/pause:3.10", "resources": { "claims": claims } });
-        let mut object = json!({
-            "kind": "Pod",
-            "metadata": { "name": pod.name, "namespace": pod.namespace },
-            "spec": {
-                "nodeName": pod.node, "containers": [main], "resourceClaims": pod.claims,
-                "terminationGracePeriodSeconds": 30,
-            },
-            "status": { "phase": "Pending", "qosClass": "BestEffort" },
-        });
-        if !pod.statuses.is_empty() {
-            object["status"]["resourceClaimStatuses"] = pod.statuses.into();
-        }
-        if let Some(uid) = pod.uid {
-            object["metadata"]["uid"] = uid.into();
-        }
-        uid(&self.put(object))
+        uid(&self.put(pod.0))
     }
 
     /// Puts a claim as the scheduler leaves it; a claim of that name that is there is allocated and keeps its UID and its spec.
     /// Gives its UID.
     pub fn allocate_claim(&self, claim: Allocated) -> String {
-        let mut object = claim.object();
-        if let Some(old) =
-            self.get("resourceclaims", &claim.namespace, &claim.name).filter(|_| claim.uid.is_none())
-        {
-            let status = object["status"].take();
+        let mut object = claim.claim;
+        let metadata = &object["metadata"];
+        let name = |field: &str| metadata[field].as_str().unwrap_or_default();
+        let old = self.get("resourceclaims", name("namespace"), name("name"));
+        if let Some(old) = old.filter(|_| metadata["uid"].is_null()) {
+            let (finalizers, status) = (metadata["finalizers"].clone(), object["status"].take());
             object = old;
             object["status"] = status;
-            object["metadata"]["finalizers"] = json!(["resource.kubernetes.io/delete-protection"]);
+            object["metadata"]["finalizers"] = finalizers;
         }
         let uid = uid(&self.put(object));
         if claim.spaced {
@@ -240,14 +192,7 @@ impl ApiServer {
     /// Lets one more pod use a claim.
     pub fn reserve_claim(&self, namespace: &str, name: &str, pod: &str, uid: &str) {
         self.edit("resourceclaims", namespace, name, |claim| {
-            let status = &mut claim["status"];
-            if !status["reservedFor"].is_array() {
-                status["reservedFor"] = json!([]);
-            }
-            let entry = json!({ "resource": "pods", "name": pod, "uid": uid });
-            if let Some(list) = status["reservedFor"].as_array_mut() {
-                list.push(entry);
-            }
+            push(&mut claim["status"]["reservedFor"], consumer(pod, uid));
         });
     }
 
@@ -258,7 +203,7 @@ impl ApiServer {
 
     /// A kubelet that misses a driver for half a minute: it deletes its slices.
     pub fn wipe_slices(&self, node: &str, driver: Option<&str>) -> usize {
-        self.shared.change(|state: &mut State| {
+        self.shared.change(|state| {
             let meant = |slice: &Value| {
                 slice["spec"]["nodeName"] == node
                     && driver.is_none_or(|driver| slice["spec"]["driver"] == driver)

@@ -1,15 +1,13 @@
 //! Between the version that an object is stored in and the one that a request is in.
 //!
-//! Stored are `v1` of every group, and events as the core group has them.
+//! Stored are `v1` of every group, and events as the core group has them. The requests of a claim are as in `v1` in every version: a node
+//! does not read them.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::resources::{EVENTS, Resource};
+use super::resources::{EVENTS, Resource, api_version};
+use super::route::Route;
 
-/// Fields of a device that are not in `basic`, in `v1beta1`.
-const BESIDE_BASIC: [&str; 1] = ["name"];
-/// Fields of a request that are not in `exactly`, in `v1`.
-const BESIDE_EXACTLY: [&str; 2] = ["name", "firstAvailable"];
 /// Events: their names in core and in `events.k8s.io`.
 const EVENT_FIELDS: [(&str, &str); 7] = [
     ("message", "note"),
@@ -22,42 +20,35 @@ const EVENT_FIELDS: [(&str, &str); 7] = [
 ];
 
 /// From the version of a request.
-pub(super) fn to_storage(resource: &Resource, group: &str, version: &str, mut object: Value) -> Value {
-    match (resource.plural, version) {
-        ("events", _) if group == EVENTS => rename(&mut object, |(core, new)| (new, core)),
-        ("resourceslices", "v1beta1") => {
-            each(&mut object, &["spec", "devices"], |device| flatten(device, "basic"))
+pub(super) fn to_storage(route: &Route, mut object: Value) -> Value {
+    match (route.resource.plural, route.group.as_str(), route.version.as_str()) {
+        ("events", EVENTS, _) => {
+            EVENT_FIELDS.iter().for_each(|(core, new)| rename(&mut object, new, core));
         }
-        ("resourceclaims", "v1beta1") => requests(&mut object, &["spec", "devices", "requests"], to_exactly),
-        ("resourceclaimtemplates", "v1beta1") => {
-            requests(&mut object, &["spec", "spec", "devices", "requests"], to_exactly);
-        }
+        ("resourceslices", _, "v1beta1") => for_each_device(&mut object, |mut device| {
+            let Some(Value::Object(mut fields)) = device.remove("basic") else { return device };
+            fields.extend(device);
+            fields
+        }),
         _ => {}
     }
-    let storage = if resource.group.is_empty() { "v1".to_owned() } else { format!("{}/v1", resource.group) };
-    stamp(&mut object, resource, &storage);
+    stamp(&mut object, route.resource, &api_version(route.resource.group, "v1"));
     object
 }
 
 /// To the version of a request.
-pub(super) fn from_storage(resource: &Resource, group: &str, version: &str, mut object: Value) -> Value {
-    match (resource.plural, version) {
-        ("events", _) if group == EVENTS => rename(&mut object, |(core, new)| (core, new)),
-        ("resourceslices", "v1beta1") => {
-            each(&mut object, &["spec", "devices"], |device| nest(device, "basic", &BESIDE_BASIC));
+pub(super) fn from_storage(route: &Route, mut object: Value) -> Value {
+    match (route.resource.plural, route.group.as_str(), route.version.as_str()) {
+        ("events", EVENTS, _) => {
+            EVENT_FIELDS.iter().for_each(|(core, new)| rename(&mut object, core, new));
         }
-        ("resourceclaims", "v1beta1") => {
-            requests(&mut object, &["spec", "devices", "requests"], |request| flatten(request, "exactly"));
-        }
-        ("resourceclaimtemplates", "v1beta1") => {
-            requests(&mut object, &["spec", "spec", "devices", "requests"], |request| {
-                flatten(request, "exactly")
-            });
-        }
+        ("resourceslices", _, "v1beta1") => for_each_device(&mut object, |mut device| {
+            let name = device.remove("name");
+            Map::from_iter([("name".to_owned(), json!(name)), ("basic".to_owned(), device.into())])
+        }),
         _ => {}
     }
-    let asked = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-    stamp(&mut object, resource, &asked);
+    stamp(&mut object, route.resource, &route.api_version());
     object
 }
 
@@ -68,49 +59,17 @@ fn stamp(object: &mut Value, resource: &Resource, api_version: &str) {
     }
 }
 
-fn requests(object: &mut Value, path: &[&str], change: impl Fn(&mut Map<String, Value>)) {
-    each(object, path, change);
-}
-
-fn to_exactly(request: &mut Map<String, Value>) {
-    if !request.contains_key("firstAvailable") {
-        nest(request, "exactly", &BESIDE_EXACTLY);
+fn for_each_device(slice: &mut Value, change: impl Fn(Map<String, Value>) -> Map<String, Value>) {
+    let devices = slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut);
+    for device in devices.into_iter().flatten().filter_map(Value::as_object_mut) {
+        *device = change(std::mem::take(device));
     }
 }
 
-/// Changes each object of a list.
-fn each(object: &mut Value, path: &[&str], change: impl Fn(&mut Map<String, Value>)) {
-    let at = path.iter().try_fold(object, |at, key| at.get_mut(*key));
-    for item in at.and_then(Value::as_array_mut).into_iter().flatten() {
-        if let Some(item) = item.as_object_mut() {
-            change(item);
-        }
-    }
-}
-
-/// Moves what is in `inner` beside it.
-fn flatten(item: &mut Map<String, Value>, inner: &str) {
-    if let Some(Value::Object(fields)) = item.remove(inner) {
-        item.extend(fields);
-    }
-}
-
-/// Moves everything but what stays into `inner`.
-fn nest(item: &mut Map<String, Value>, inner: &str, stays: &[&str]) {
-    let (outside, inside): (Map<_, _>, Map<_, _>) =
-        std::mem::take(item).into_iter().partition(|(key, _)| stays.contains(&key.as_str()));
-    *item = outside;
-    item.insert(inner.to_owned(), inside.into());
-}
-
-type Names = (&'static str, &'static str);
-
-fn rename(object: &mut Value, direction: impl Fn(Names) -> Names) {
-    let Some(object) = object.as_object_mut() else { return };
-    for names in EVENT_FIELDS {
-        let (from, to) = direction(names);
-        if let Some(value) = object.remove(from) {
-            object.insert(to.to_owned(), value);
-        }
+fn rename(object: &mut Value, from: &str, to: &str) {
+    if let Some(fields) = object.as_object_mut()
+        && let Some(value) = fields.remove(from)
+    {
+        fields.insert(to.to_owned(), value);
     }
 }

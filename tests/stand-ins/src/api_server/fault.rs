@@ -1,7 +1,5 @@
 //! What goes wrong on request.
 
-use std::time::Duration;
-
 use super::state::Seen;
 
 /// What becomes of a request instead of, or beside, its answer.
@@ -9,8 +7,6 @@ use super::state::Seen;
 pub enum Fault {
     /// The connection is closed without an answer, and nothing is done.
     Away,
-    /// What was asked is done, and the connection closed without an answer.
-    Lost,
     /// Nothing comes back, and nothing is done.
     Hang,
     /// A page for people, with this code.
@@ -23,8 +19,6 @@ pub enum Fault {
     CloseWatchesAtOnce,
     /// A watch says that its resource version is too old (410 in an event) and ends; a list answers 410.
     Expire,
-    /// Everything as ever, this much later.
-    Slow(Duration),
     /// The answer breaks off in its middle; a watch after half of its first event.
     HalfAnswer,
     /// The field is dropped from what is written, as a server does that does not know it: `spec.sharedCounters`,
@@ -50,7 +44,6 @@ pub struct When {
     resource: Option<String>,
     version: Option<String>,
     name: Option<String>,
-    agent: Option<String>,
 }
 
 impl When {
@@ -81,12 +74,6 @@ impl When {
         self
     }
 
-    /// A part of the header `User-Agent`.
-    pub fn user_agent(mut self, part: &str) -> Self {
-        self.agent = Some(part.to_owned());
-        self
-    }
-
     pub(super) fn matches(&self, request: &Seen) -> bool {
         let is =
             |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|wanted| wanted == found);
@@ -94,7 +81,6 @@ impl When {
             && is(&self.resource, &request.full_resource())
             && is(&self.version, &request.version)
             && is(&self.name, &request.name)
-            && self.agent.as_ref().is_none_or(|part| request.user_agent.contains(part))
     }
 }
 

@@ -30,11 +30,7 @@ impl ApiServer {
             if resource.generation && metadata["generation"].is_null() {
                 metadata["generation"] = (old["generation"].as_i64().unwrap_or_default() + 1).into();
             }
-            let api_version = match resource.group {
-                "" => "v1".to_owned(),
-                group => format!("{group}/v1"),
-            };
-            object["apiVersion"] = api_version.into();
+            object["apiVersion"] = resources::api_version(resource.group, "v1").into();
             state.store(resource, object).as_ref().clone()
         })
     }
@@ -72,14 +68,6 @@ impl ApiServer {
                 object["metadata"]["generation"] = (generation + 1).into();
             }
             state.store(resource, object).as_ref().clone()
-        })
-    }
-
-    /// Marks an object as deleted while its finalizers hold it.
-    pub fn mark_deleted(&self, resource: &str, namespace: &str, name: &str) -> Value {
-        self.edit(resource, namespace, name, |object| {
-            object["metadata"]["deletionTimestamp"] = now();
-            object["metadata"]["deletionGracePeriodSeconds"] = 0.into();
         })
     }
 }

@@ -11,40 +11,28 @@ use super::state::State;
 use super::status::{self, Refusal};
 
 pub(super) fn get(state: &State, route: &Route) -> Result<Value, Refusal> {
-    let key = (route.resource.plural, route.namespace.clone(), route.name.clone());
-    let found = state.objects.get(&key).ok_or_else(|| status::not_found(route, &route.name))?;
-    Ok(shown(route, found.as_ref().clone()))
+    state.current(route).map(|found| from_storage(route, found.as_ref().clone()))
 }
 
-/// In the version of the request.
-pub(super) fn shown(route: &Route, object: Value) -> Value {
-    from_storage(route.resource, &route.group, &route.version, object)
-}
-
-/// The items of a list do not say what they are.
-fn item(route: &Route, object: Value) -> Value {
-    let mut object = shown(route, object);
-    if let Some(fields) = object.as_object_mut() {
-        fields.remove("kind");
-        fields.remove("apiVersion");
-    }
-    object
-}
-
-pub(super) fn list_of(route: &Route, revision: u64, items: Vec<Value>) -> Value {
+pub(super) fn list_of(route: &Route, revision: u64, items: impl Iterator<Item = Value>) -> Value {
+    // The items of a list do not say what they are.
+    let item = |object| {
+        let mut object = from_storage(route, object);
+        object.as_object_mut().map(|fields| ["kind", "apiVersion"].map(|field| fields.remove(field)));
+        object
+    };
     json!({
         "kind": format!("{}List", route.resource.kind),
         "apiVersion": route.api_version(),
         "metadata": { "resourceVersion": revision.to_string() },
-        "items": items.into_iter().map(|object| item(route, object)).collect::<Vec<_>>(),
+        "items": items.map(item).collect::<Vec<_>>(),
     })
 }
 
+/// The newest state, whichever older one may be asked for.
 pub(super) fn list(state: &State, route: &Route) -> Result<Value, Refusal> {
     let selector = Selector::of(route)?;
-    let page = page(state, route)?;
-    check_version(state, route)?;
-    let (revision, after) = page.unwrap_or((state.revision, None));
+    let (revision, after) = page(state, route)?.unwrap_or((state.revision, None));
     let limit = route.asked("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
     let entries = state.entries(route.resource.plural).filter(|(_, object)| selector.matches(object));
     let mut rest = entries.filter(|((_, namespace, name), _)| {
@@ -52,10 +40,9 @@ pub(super) fn list(state: &State, route: &Route) -> Result<Value, Refusal> {
     });
     let taken: Vec<_> = rest.by_ref().take(limit).collect();
     let remaining = rest.count();
-    let items = taken.iter().map(|(_, object)| object.as_ref().clone()).collect();
-    let mut list = list_of(route, revision, items);
+    let mut list = list_of(route, revision, taken.iter().map(|(_, object)| object.as_ref().clone()));
     if let Some((key, _)) = taken.last().filter(|_| remaining > 0) {
-        let token = json!({ "v": "meta.k8s.io/v1", "rv": revision, "start": [key.1, key.2] });
+        let token = json!([revision, key.1, key.2]);
         list["metadata"]["continue"] = URL_SAFE_NO_PAD.encode(token.to_string()).into();
         list["metadata"]["remainingItemCount"] = remaining.into();
     }
@@ -71,45 +58,17 @@ fn page(state: &State, route: &Route) -> Result<Option<(u64, Option<Last>)>, Ref
     if token.is_empty() {
         return Ok(None);
     }
-    let bad = || status::bad_request("continue key is not valid: the provided token cannot be read");
-    let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| bad())?;
-    let token: Value = serde_json::from_slice(&bytes).map_err(|_| bad())?;
-    let revision = token["rv"].as_u64().ok_or_else(bad)?;
-    let part = |index: usize| token["start"][index].as_str().map(str::to_owned).ok_or_else(bad);
+    let bytes = URL_SAFE_NO_PAD.decode(token).unwrap_or_default();
+    let Ok((revision, namespace, name)) = serde_json::from_slice(&bytes) else {
+        return Err(status::bad_request("continue key is not valid: the provided token cannot be read"));
+    };
     if revision < state.compacted {
-        return Err(status::expired_page());
+        return Err(status::expired(revision, state.compacted));
     }
-    Ok(Some((revision, Some((part(0)?, part(1)?)))))
-}
-
-fn check_version(state: &State, route: &Route) -> Result<(), Refusal> {
-    let asked = route.asked("resourceVersion");
-    if asked.is_empty() || asked == "0" {
-        return Ok(());
-    }
-    let bad = || status::bad_request(format!("resourceVersion: Invalid value: {asked:?}: must be a number"));
-    let asked: u64 = asked.parse().map_err(|_| bad())?;
-    if !route.asked("continue").is_empty() {
-        return Err(status::bad_request("specifying resource version is not allowed when using continue"));
-    }
-    if asked > state.revision {
-        return Err(status::ahead(asked, state.revision));
-    }
-    if route.asked("resourceVersionMatch") == "Exact" && asked < state.revision {
-        return Err(status::expired(asked, state.revision));
-    }
-    Ok(())
+    Ok(Some((revision, Some((namespace, name)))))
 }
 
 /// What is asked for with `as=PartialObjectMetadata`.
-pub(super) fn metadata_only(mut object: Value) -> Value {
-    if let Some(items) = object.get_mut("items").and_then(Value::as_array_mut) {
-        for item in items {
-            *item = json!({ "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": item["metadata"] });
-        }
-        object["kind"] = "PartialObjectMetadataList".into();
-        object["apiVersion"] = "meta.k8s.io/v1".into();
-        return object;
-    }
+pub(super) fn metadata_only(object: &Value) -> Value {
     json!({ "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"] })
 }

@@ -11,7 +11,6 @@ pub(super) struct Resource {
     /// The group it belongs to; events are served in a second one.
     pub(super) group: &'static str,
     pub(super) plural: &'static str,
-    pub(super) singular: &'static str,
     pub(super) kind: &'static str,
     pub(super) namespaced: bool,
     /// Whether it has a `status` that only the subresource changes.
@@ -21,39 +20,32 @@ pub(super) struct Resource {
 }
 
 const fn cluster(group: &'static str, plural: &'static str, kind: &'static str) -> Resource {
-    Resource { group, plural, singular: plural, kind, namespaced: false, status: false, generation: false }
+    Resource { group, plural, kind, namespaced: false, status: false, generation: false }
 }
 
 const fn namespaced(group: &'static str, plural: &'static str, kind: &'static str) -> Resource {
     Resource { namespaced: true, ..cluster(group, plural, kind) }
 }
 
-pub(super) static RESOURCES: [Resource; 8] = [
-    Resource { singular: "namespace", status: true, ..cluster("", "namespaces", "Namespace") },
-    Resource { singular: "node", status: true, ..cluster("", "nodes", "Node") },
-    Resource { singular: "pod", status: true, generation: true, ..namespaced("", "pods", "Pod") },
-    Resource { singular: "event", ..namespaced("", "events", "Event") },
-    Resource { singular: "deviceclass", generation: true, ..cluster(DRA, "deviceclasses", "DeviceClass") },
-    Resource {
-        singular: "resourceclaim",
-        status: true,
-        ..namespaced(DRA, "resourceclaims", "ResourceClaim")
-    },
-    Resource {
-        singular: "resourceclaimtemplate",
-        ..namespaced(DRA, "resourceclaimtemplates", "ResourceClaimTemplate")
-    },
-    Resource {
-        singular: "resourceslice",
-        generation: true,
-        ..cluster(DRA, "resourceslices", "ResourceSlice")
-    },
+static RESOURCES: [Resource; 8] = [
+    Resource { status: true, ..cluster("", "namespaces", "Namespace") },
+    Resource { status: true, ..cluster("", "nodes", "Node") },
+    Resource { status: true, generation: true, ..namespaced("", "pods", "Pod") },
+    namespaced("", "events", "Event"),
+    Resource { generation: true, ..cluster(DRA, "deviceclasses", "DeviceClass") },
+    Resource { status: true, ..namespaced(DRA, "resourceclaims", "ResourceClaim") },
+    namespaced(DRA, "resourceclaimtemplates", "ResourceClaimTemplate"),
+    Resource { generation: true, ..cluster(DRA, "resourceslices", "ResourceSlice") },
 ];
 
 /// By plural; by kind too, for the methods of tests.
 pub(super) fn named(name: &str) -> &'static Resource {
     let found = RESOURCES.iter().find(|resource| resource.plural == name || resource.kind == name);
     found.unwrap_or_else(|| panic!("the stand-in has no resource {name:?}"))
+}
+
+pub(super) fn api_version(group: &str, version: &str) -> String {
+    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
 }
 
 impl Resource {
@@ -69,8 +61,8 @@ impl Resource {
     fn discovered(&self) -> Vec<Value> {
         let verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
         let mut found = vec![json!({
-            "name": self.plural, "singularName": self.singular, "namespaced": self.namespaced,
-            "kind": self.kind, "verbs": verbs, "storageVersionHash": storage_hash(self.plural),
+            "name": self.plural, "singularName": self.kind.to_lowercase(), "namespaced": self.namespaced,
+            "kind": self.kind, "verbs": verbs, "storageVersionHash": "AAAAAAAAAAA=",
         })];
         if self.status {
             found.push(json!({
@@ -82,15 +74,6 @@ impl Resource {
     }
 }
 
-/// Opaque to clients: the same for the same storage.
-fn storage_hash(plural: &str) -> String {
-    use base64::Engine;
-    let sum = plural
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    base64::engine::general_purpose::STANDARD.encode(sum.to_be_bytes())
-}
-
 /// The resource `plural` of a group and version that is served.
 pub(super) fn find(
     versions: &[String],
@@ -98,55 +81,29 @@ pub(super) fn find(
     version: &str,
     plural: &str,
 ) -> Option<&'static Resource> {
-    is_served(versions, group, version)
-        .then(|| RESOURCES.iter().find(|resource| resource.plural == plural && resource.served_in(group)))
-        .flatten()
-}
-
-fn is_served(versions: &[String], group: &str, version: &str) -> bool {
-    match group {
+    let is_served = match group {
         DRA => versions.iter().any(|served| served == version),
-        "" | EVENTS => version == "v1",
-        _ => false,
-    }
+        _ => version == "v1",
+    };
+    RESOURCES.iter().find(|resource| is_served && resource.plural == plural && resource.served_in(group))
 }
 
-/// `/api`, `/apis` and below, as far as no resource is named.
+/// What is said of the group of claims and slices, and of a version of it.
 pub(super) fn discovery(versions: &[String], path: &[&str]) -> Option<Value> {
+    let named = |version: &String| json!({ "groupVersion": format!("{DRA}/{version}"), "version": version });
     match path {
-        ["api"] => Some(json!({ "kind": "APIVersions", "versions": ["v1"] })),
-        ["apis"] => {
-            let groups: Vec<Value> =
-                [EVENTS, DRA].into_iter().filter_map(|name| group(versions, name)).collect();
-            Some(json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups }))
+        ["apis", DRA] => Some(json!({
+            "kind": "APIGroup", "apiVersion": "v1", "name": DRA,
+            "versions": versions.iter().map(named).collect::<Vec<_>>(),
+            "preferredVersion": named(versions.first()?),
+        })),
+        ["apis", DRA, version] if versions.iter().any(|served| served == version) => {
+            let resources = RESOURCES.iter().filter(|resource| resource.served_in(DRA));
+            Some(json!({
+                "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": format!("{DRA}/{version}"),
+                "resources": resources.flat_map(Resource::discovered).collect::<Vec<_>>(),
+            }))
         }
-        ["api", "v1"] => Some(list("", "v1")),
-        ["apis", name] => {
-            let mut found = group(versions, name)?;
-            found["kind"] = "APIGroup".into();
-            found["apiVersion"] = "v1".into();
-            Some(found)
-        }
-        ["apis", group, version] if is_served(versions, group, version) => Some(list(group, version)),
         _ => None,
     }
-}
-
-fn group(versions: &[String], name: &str) -> Option<Value> {
-    let served: Vec<&str> = match name {
-        DRA => versions.iter().map(String::as_str).collect(),
-        EVENTS => vec!["v1"],
-        _ => vec![],
-    };
-    let named = |version: &&str| json!({ "groupVersion": format!("{name}/{version}"), "version": version });
-    let preferred = named(served.first()?);
-    let all: Vec<Value> = served.iter().map(named).collect();
-    Some(json!({ "name": name, "versions": all, "preferredVersion": preferred }))
-}
-
-fn list(group: &str, version: &str) -> Value {
-    let name = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-    let resources = RESOURCES.iter().filter(|resource| resource.served_in(group));
-    let resources: Vec<Value> = resources.flat_map(Resource::discovered).collect();
-    json!({ "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": resources })
 }

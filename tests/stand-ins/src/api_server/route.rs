@@ -27,65 +27,44 @@ pub(super) type Query = BTreeMap<String, String>;
 impl Route {
     /// As `apiVersion` of what it answers.
     pub(super) fn api_version(&self) -> String {
-        match self.group.as_str() {
-            "" => self.version.clone(),
-            group => format!("{group}/{}", self.version),
-        }
+        resources::api_version(&self.group, &self.version)
     }
 
+    /// A parameter of the query; empty if it is not there.
     pub(super) fn asked(&self, key: &str) -> &str {
         self.query.get(key).map_or("", String::as_str)
     }
 
     pub(super) fn flag(&self, key: &str) -> bool {
-        matches!(self.asked(key), "true" | "1")
+        is_true(&self.query, key)
     }
 }
 
-/// The parts of a path that are not empty, decoded.
-pub(super) fn parts(uri: &Uri) -> Vec<String> {
-    uri.path().split('/').filter(|part| !part.is_empty()).map(|part| decoded(part, false)).collect()
+fn is_true(query: &Query, key: &str) -> bool {
+    matches!(query.get(key).map(String::as_str), Some("true" | "1"))
+}
+
+/// The parts of a path. Names of objects need no percent-encoding.
+pub(super) fn parts(uri: &Uri) -> Vec<&str> {
+    uri.path().split('/').filter(|part| !part.is_empty()).collect()
 }
 
 pub(super) fn query(uri: &Uri) -> Query {
-    let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
-    pairs
-        .map(|pair| {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decoded(key, true), decoded(value, true))
-        })
-        .collect()
-}
-
-fn decoded(text: &str, plus: bool) -> String {
-    let mut bytes = text.as_bytes().iter();
-    let mut out = Vec::with_capacity(text.len());
-    while let Some(&byte) = bytes.next() {
-        let rest = bytes.as_slice();
-        let hex = rest.get(..2).and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
-        match (byte, hex) {
-            (b'%', Some(value)) => {
-                out.push(value);
-                bytes.nth(1);
-            }
-            (b'+', _) if plus => out.push(b' '),
-            _ => out.push(byte),
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
+    form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect()
 }
 
 /// `None` for what is no resource here, by any method.
-pub(super) fn route(versions: &[String], method: &Method, path: &[String], query: Query) -> Option<Route> {
-    let path: Vec<&str> = path.iter().map(String::as_str).collect();
-    let (group, version, rest) = match path.as_slice() {
+pub(super) fn route(versions: &[String], method: &Method, path: &[&str], query: Query) -> Option<Route> {
+    let (group, version, rest) = match path {
         ["api", version, rest @ ..] => ("", *version, rest),
         ["apis", group, version, rest @ ..] => (*group, *version, rest),
         _ => return None,
     };
     let find = |plural: &str| resources::find(versions, group, version, plural);
     let (namespace, rest) = match rest {
-        ["namespaces", namespace, plural, ..] if find(plural).is_some() => (*namespace, &rest[2..]),
+        ["namespaces", namespace, rest @ ..] if rest.first().is_some_and(|plural| find(plural).is_some()) => {
+            (*namespace, rest)
+        }
         _ => ("", rest),
     };
     let (plural, name, subresource) = match rest {
@@ -95,15 +74,14 @@ pub(super) fn route(versions: &[String], method: &Method, path: &[String], query
         _ => return None,
     };
     let resource = find(plural)?;
-    let scoped = resource.namespaced != namespace.is_empty();
+    let is_scoped = resource.namespaced != namespace.is_empty();
     // All namespaces at once can be read, and nothing else.
-    let everywhere = resource.namespaced && name.is_empty();
-    if !(scoped || everywhere) || (subresource == "status" && !resource.status) {
+    let is_everywhere = resource.namespaced && name.is_empty();
+    if !(is_scoped || is_everywhere) || (subresource == "status" && !resource.status) {
         return None;
     }
-    let watch = matches!(query.get("watch").map(String::as_str), Some("true" | "1"));
     let verb = match (method, name.is_empty()) {
-        (&Method::GET, true) if watch => "watch",
+        (&Method::GET, true) if is_true(&query, "watch") => "watch",
         (&Method::GET, true) => "list",
         (&Method::GET, false) => "get",
         (&Method::POST, true) => "create",
@@ -113,14 +91,7 @@ pub(super) fn route(versions: &[String], method: &Method, path: &[String], query
         (&Method::DELETE, true) => "deletecollection",
         _ => "",
     };
-    Some(Route {
-        verb,
-        group: group.to_owned(),
-        version: version.to_owned(),
-        resource,
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-        subresource: subresource.to_owned(),
-        query,
-    })
+    let [group, version, namespace, name, subresource] =
+        [group, version, namespace, name, subresource].map(str::to_owned);
+    Some(Route { verb, group, version, resource, namespace, name, subresource, query })
 }

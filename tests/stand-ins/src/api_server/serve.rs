@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
@@ -16,12 +16,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::Instant;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tokio_util::task::TaskTracker;
 
+use super::convert::from_storage;
 use super::fault::Fault;
-use super::reads::{self, metadata_only, shown};
+use super::reads::{self, metadata_only};
 use super::resources;
 use super::route::{self, Route};
 use super::state::{Seen, Shared, State};
@@ -32,34 +32,21 @@ use super::writes::{self, Write};
 const BODY_MOST: usize = 3 << 20;
 /// Who everybody is that has got a token.
 const USER: &str = "system:serviceaccount:nodedock:nodedock";
+const JSON: &str = "application/json";
 
 /// A connection that ends without more of an answer.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the connection is to break")]
 pub struct Broken;
 
-impl std::fmt::Display for Broken {
-    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        to.write_str("the connection is to break")
-    }
-}
+type Body = UnsyncBoxBody<Bytes, Broken>;
 
-impl std::error::Error for Broken {}
-
-pub(super) type Body = UnsyncBoxBody<Bytes, Broken>;
-
-/// A port that is listened on. It is left when this is dropped.
+/// A port that is listened on, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Listening {
-    port: u16,
-    end: CancellationToken,
-    _end: DropGuard,
-    /// Ends the connections that there are; replaced for those to come.
-    connections: Arc<Mutex<CancellationToken>>,
-    tasks: TaskTracker,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    pub(super) port: u16,
+    end: DropGuard,
+    task: JoinHandle<()>,
 }
 
 impl Listening {
@@ -68,93 +55,65 @@ impl Listening {
         let listener = listener.unwrap_or_else(|error| panic!("port {port} cannot be listened on: {error}"));
         let port = listener.local_addr().expect("a listener has an address").port();
         let end = CancellationToken::new();
-        let connections = Arc::new(Mutex::new(end.child_token()));
-        let tasks = TaskTracker::new();
-        let accepting = accept(listener, shared, end.clone(), Arc::clone(&connections), tasks.clone());
-        tasks.spawn(accepting);
-        Self { port, _end: end.clone().drop_guard(), end, connections, tasks }
-    }
-
-    pub(super) fn port(&self) -> u16 {
-        self.port
-    }
-
-    pub(super) fn drop_connections(&self) {
-        let fresh = self.end.child_token();
-        std::mem::replace(&mut *locked(&self.connections), fresh).cancel();
+        let task = tokio::spawn(accept(listener, shared, end.clone()));
+        Self { port, end: end.drop_guard(), task }
     }
 
     /// When this is over, nothing listens and no connection is open.
     pub(super) async fn stop(self) {
-        self.end.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
+        drop(self.end);
+        let _ = self.task.await;
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    shared: Arc<Shared>,
-    end: CancellationToken,
-    connections: Arc<Mutex<CancellationToken>>,
-    tasks: TaskTracker,
-) {
+async fn accept(listener: TcpListener, shared: Arc<Shared>, end: CancellationToken) {
+    let mut connections = JoinSet::new();
     loop {
-        let accepted = tokio::select! {
-            () = end.cancelled() => return,
-            accepted = listener.accept() => accepted,
-        };
-        // What cannot be accepted is gone again.
-        let Ok((stream, _)) = accepted else { continue };
-        let broken = locked(&connections).clone();
-        tasks.spawn(connection(stream, Arc::clone(&shared), broken));
+        tokio::select! {
+            () = end.cancelled() => return connections.shutdown().await,
+            Some(_) = connections.join_next() => {}
+            // What cannot be accepted is gone again.
+            accepted = listener.accept() => if let Ok((stream, _)) = accepted {
+                connections.spawn(connection(stream, Arc::clone(&shared)));
+            }
+        }
     }
 }
 
-async fn connection(stream: TcpStream, shared: Arc<Shared>, broken: CancellationToken) {
+async fn connection(stream: TcpStream, shared: Arc<Shared>) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request: Request<Incoming>| answer(Arc::clone(&shared), request));
-    let serve =
-        http1::Builder::new().timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service);
-    tokio::select! {
-        () = broken.cancelled() => {}
-        // An error here is a client that went away, or a fault.
-        _ = serve => {}
-    }
+    let mut server = http1::Builder::new();
+    // An error here is a client that went away, or a fault.
+    let _ = server.timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
 /// What is to be sent.
 enum Answer {
-    Json {
-        code: u16,
-        body: Value,
-        retry_after: Option<u64>,
-    },
-    Text {
-        code: u16,
-        kind: &'static str,
-        text: &'static str,
-    },
+    Whole { code: u16, content_type: &'static str, text: String, retry_after: Option<u64> },
     Watch(Box<Watching>),
-    /// A watch that is over before it begins.
-    Nothing,
 }
 
 impl From<Refusal> for Answer {
     fn from(refusal: Refusal) -> Self {
-        Self::Json { code: refusal.code, body: refusal.status, retry_after: refusal.retry_after }
+        let text = refusal.status.to_string();
+        Self::Whole { code: refusal.code, content_type: JSON, text, retry_after: refusal.retry_after }
     }
 }
 
 impl Answer {
-    fn ok(body: Value) -> Self {
-        Self::Json { code: 200, body, retry_after: None }
+    fn text(code: u16, content_type: &'static str, text: impl Into<String>) -> Self {
+        Self::Whole { code, content_type, text: text.into(), retry_after: None }
+    }
+
+    fn json(code: u16, body: &Value) -> Self {
+        Self::text(code, JSON, body.to_string())
     }
 
     fn code(&self) -> u16 {
         match self {
-            Self::Json { code, .. } | Self::Text { code, .. } => *code,
-            Self::Watch(_) | Self::Nothing => 200,
+            Self::Whole { code, .. } => *code,
+            Self::Watch(_) => 200,
         }
     }
 }
@@ -163,12 +122,17 @@ impl Answer {
 struct Asked {
     seen: Seen,
     route: Option<Route>,
-    path: Vec<String>,
-    body: Bytes,
-    too_large: bool,
+    /// None: it is too large.
+    body: Option<Bytes>,
     accept: String,
     token: String,
     faults: Vec<Fault>,
+}
+
+impl Asked {
+    fn has(&self, fault: fn(&Fault) -> bool) -> bool {
+        self.faults.iter().any(fault)
+    }
 }
 
 fn header(headers: &HeaderMap, name: HeaderName) -> String {
@@ -179,23 +143,20 @@ async fn read<B>(shared: &Shared, request: Request<B>) -> Result<Asked, Broken>
 where
     B: hyper::body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
 {
-    let at = Instant::now();
     let (head, body) = request.into_parts();
-    let path = route::parts(&head.uri);
     let query = route::query(&head.uri);
-    let route = route::route(&shared.lock().versions, &head.method, &path, query.clone());
-    let (body, too_large) = match Limited::new(body, BODY_MOST).collect().await {
-        Ok(body) => (body.to_bytes(), false),
-        Err(error) if error.is::<LengthLimitError>() => (Bytes::new(), true),
+    let parts = route::parts(&head.uri);
+    let route = route::route(&shared.lock().versions, &head.method, &parts, query.clone());
+    let body = match Limited::new(body, BODY_MOST).collect().await {
+        Ok(body) => Some(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => None,
         Err(_) => return Err(Broken),
     };
     let text = |of: fn(&Route) -> &str| route.as_ref().map(of).unwrap_or_default().to_owned();
-    let verb = match &route {
-        Some(route) => route.verb.to_owned(),
-        None => head.method.as_str().to_ascii_lowercase(),
-    };
     let mut seen = Seen {
-        verb,
+        verb: route
+            .as_ref()
+            .map_or_else(|| head.method.as_str().to_lowercase(), |route| route.verb.to_owned()),
         group: text(|route| &route.group),
         version: text(|route| &route.version),
         resource: text(|route| route.resource.plural),
@@ -206,9 +167,8 @@ where
         query,
         user_agent: header(&head.headers, USER_AGENT),
         content_type: header(&head.headers, CONTENT_TYPE),
-        body: serde_json::from_slice(&body).ok(),
+        body: body.as_ref().and_then(|body| serde_json::from_slice(body).ok()),
         code: 0,
-        at,
     };
     if seen.verb == "create" {
         // By its name an object that is made can be told from others, where it has one.
@@ -218,8 +178,7 @@ where
     let faults = shared.change(|state| state.faults.take(&seen));
     let authorization = header(&head.headers, AUTHORIZATION);
     let token = authorization.strip_prefix("Bearer ").unwrap_or_default().to_owned();
-    let accept = header(&head.headers, ACCEPT);
-    Ok(Asked { seen, route, path, body, too_large, accept, token, faults })
+    Ok(Asked { seen, route, body, accept: header(&head.headers, ACCEPT), token, faults })
 }
 
 pub(super) async fn answer<B>(shared: Arc<Shared>, request: Request<B>) -> Result<Response<Body>, Broken>
@@ -227,40 +186,21 @@ where
     B: hyper::body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
 {
     let mut asked = read(&shared, request).await?;
-    for fault in &asked.faults {
-        match fault {
-            Fault::Slow(time) => tokio::time::sleep(*time).await,
-            Fault::Hang => {
-                note(&shared, asked.seen.clone(), 0);
-                std::future::pending::<Infallible>().await;
-            }
-            _ => {}
-        }
-    }
-    if asked.faults.iter().any(|fault| matches!(fault, Fault::Away)) {
-        note(&shared, asked.seen, 0);
-        return Err(Broken);
-    }
-    let forced = asked.faults.iter().find_map(forced);
-    let answer = match forced {
-        Some(answer) => answer,
-        None => respond(&shared, &mut asked),
+    let is_away = asked.has(|fault| matches!(fault, Fault::Away));
+    let hangs = asked.has(|fault| matches!(fault, Fault::Hang));
+    let answer = match asked.faults.iter().find_map(forced) {
+        _ if is_away || hangs => None,
+        Some(answer) => Some(answer),
+        None => Some(respond(&shared, &mut asked).unwrap_or_else(Answer::from)),
     };
-    let has = |wanted: fn(&Fault) -> bool| asked.faults.iter().any(wanted);
-    if has(|fault| matches!(fault, Fault::Lost)) {
-        note(&shared, asked.seen, 0);
-        return Err(Broken);
+    asked.seen.code = answer.as_ref().map_or(0, Answer::code);
+    let is_half = asked.has(|fault| matches!(fault, Fault::HalfAnswer));
+    shared.change(|state| state.requests.push(asked.seen));
+    match answer {
+        Some(answer) => Ok(written(answer, is_half)),
+        None if hangs => std::future::pending().await,
+        None => Err(Broken),
     }
-    let half = has(|fault| matches!(fault, Fault::HalfAnswer));
-    let code = answer.code();
-    let response = written(answer, half);
-    note(&shared, asked.seen, code);
-    Ok(response)
-}
-
-fn note(shared: &Shared, mut seen: Seen, code: u16) {
-    seen.code = code;
-    shared.change(|state| state.requests.push(seen));
 }
 
 /// What is answered whatever was asked.
@@ -268,84 +208,57 @@ fn forced(fault: &Fault) -> Option<Answer> {
     const PAGE: &str =
         "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n";
     match fault {
-        Fault::Html(code) => Some(Answer::Text { code: *code, kind: "text/html; charset=utf-8", text: PAGE }),
+        Fault::Html(code) => Some(Answer::text(*code, "text/html; charset=utf-8", PAGE)),
         Fault::Status(code) => Some(status::plain(*code).into()),
         Fault::TooMany { retry_after } => Some(status::too_many(*retry_after).into()),
-        Fault::CloseWatchesAtOnce => Some(Answer::Nothing),
+        // A watch that is over before it begins.
+        Fault::CloseWatchesAtOnce => Some(Answer::text(200, JSON, "")),
         _ => None,
     }
 }
 
-fn respond(shared: &Arc<Shared>, asked: &mut Asked) -> Answer {
-    if asked.too_large {
-        return status::too_large(BODY_MOST).into();
-    }
+fn respond(shared: &Arc<Shared>, asked: &mut Asked) -> Result<Answer, Refusal> {
+    let body = asked.body.take().ok_or_else(|| status::plain(413))?;
     let tokens = shared.lock().tokens.clone();
     if !tokens.is_empty() && !tokens.contains(&asked.token) {
-        return status::unauthorized().into();
+        return Err(status::plain(401));
     }
-    let Some(route) = asked.route.take() else { return beside(&shared.lock(), asked).into_answer() };
+    let Some(route) = asked.route.take() else { return beside(&shared.lock(), asked) };
     if route.verb.is_empty() {
-        return status::no_such_method().into();
+        return Err(status::no_such_method());
     }
     if !may(&shared.lock(), &asked.seen) {
-        return status::forbidden(&route, USER).into();
+        return Err(status::forbidden(&route, &asked.seen.full_resource(), USER));
     }
-    let only_metadata = asked.accept.contains("as=PartialObjectMetadata");
-    let expire = asked.faults.iter().any(|fault| matches!(fault, Fault::Expire));
+    let expired = asked.has(|fault| matches!(fault, Fault::Expire));
+    let expired = expired.then(|| status::expired(1, shared.lock().revision));
     if route.verb == "watch" {
-        return match Watching::open(shared, route, only_metadata) {
-            Ok(mut watching) => {
-                if expire {
-                    watching.fail(&status::expired(1, shared.lock().revision));
-                }
-                Answer::Watch(Box::new(watching))
-            }
-            Err(refusal) => refusal.into(),
-        };
-    }
-    if expire {
-        return status::expired(1, shared.lock().revision).into();
-    }
-    match shared.change(|state| act(state, &route, asked)) {
-        Ok((code, body)) => {
-            let plain = body["kind"] == "Status" || !only_metadata;
-            let body = if plain { body } else { metadata_only(body) };
-            Answer::Json { code, body, retry_after: None }
+        let mut watching = Watching::open(shared, route)?;
+        if let Some(expired) = expired {
+            watching.fail(&expired);
         }
-        Err(refusal) => refusal.into(),
+        return Ok(Answer::Watch(Box::new(watching)));
     }
+    if let Some(expired) = expired {
+        return Err(expired);
+    }
+    let (code, object) = shared.change(|state| act(state, &route, asked, &body))?;
+    let is_brief = asked.accept.contains("as=PartialObjectMetadata");
+    Ok(Answer::json(code, &if is_brief { metadata_only(&object) } else { object }))
 }
 
 /// What is no resource.
 fn beside(state: &State, asked: &Asked) -> Result<Answer, Refusal> {
-    let path: Vec<&str> = asked.path.iter().map(String::as_str).collect();
-    if asked.seen.verb != "get" {
-        return Err(status::no_such_path());
-    }
-    if let Some(found) = resources::discovery(&state.versions, &path) {
-        return Ok(Answer::ok(found));
-    }
-    match path.as_slice() {
-        ["livez" | "readyz" | "healthz"] => {
-            Ok(Answer::Text { code: 200, kind: "text/plain; charset=utf-8", text: "ok" })
-        }
-        ["version"] => Ok(Answer::ok(json!({
+    let path: Vec<&str> = asked.seen.path.split('/').filter(|part| !part.is_empty()).collect();
+    let found = match path.as_slice() {
+        _ if asked.seen.verb != "get" => None,
+        ["version"] => Some(json!({
             "major": "1", "minor": state.minor_version, "gitVersion": "v1.36.2", "gitCommit": "", "gitTreeState": "clean",
             "buildDate": "2026-06-16T00:00:00Z", "goVersion": "go1.26", "compiler": "gc", "platform": "linux/amd64",
-        }))),
-        _ => Err(status::no_such_path()),
-    }
-}
-
-trait IntoAnswer {
-    fn into_answer(self) -> Answer;
-}
-
-impl IntoAnswer for Result<Answer, Refusal> {
-    fn into_answer(self) -> Answer {
-        self.unwrap_or_else(Answer::from)
-    }
+        })),
+        path => resources::discovery(&state.versions, path),
+    };
+    found.map(|found| Answer::json(200, &found)).ok_or_else(|| status::plain(404))
 }
 
 fn may(state: &State, seen: &Seen) -> bool {
@@ -356,11 +269,8 @@ fn may(state: &State, seen: &Seen) -> bool {
     }
     let Some(rules) = &state.rules else { return true };
     let has = |rule: &Value, key: &str, found: &str| {
-        rule[key]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .any(|pattern| fits(pattern.as_str().unwrap_or_default(), found))
+        let mut patterns = rule[key].as_array().into_iter().flatten();
+        patterns.any(|pattern| fits(pattern.as_str().unwrap_or_default(), found))
     };
     rules.iter().any(|rule| {
         has(rule, "apiGroups", &seen.group)
@@ -370,13 +280,13 @@ fn may(state: &State, seen: &Seen) -> bool {
     })
 }
 
-fn act(state: &mut State, route: &Route, asked: &Asked) -> Result<(u16, Value), Refusal> {
+fn act(state: &mut State, route: &Route, asked: &Asked, body: &[u8]) -> Result<(u16, Value), Refusal> {
     match route.verb {
-        "get" => return reads::get(state, route).map(|object| (200, object)),
-        "list" => return reads::list(state, route).map(|list| (200, list)),
+        "get" => return Ok((200, reads::get(state, route)?)),
+        "list" => return Ok((200, reads::list(state, route)?)),
         _ => {}
     }
-    let write = write(route, asked)?;
+    let write = write(route, asked, body)?;
     let (code, object) = match route.verb {
         "create" => writes::create(state, &write)?,
         "update" => writes::update(state, &write)?,
@@ -385,32 +295,22 @@ fn act(state: &mut State, route: &Route, asked: &Asked) -> Result<(u16, Value), 
         _ => {
             let revision = state.revision;
             let items = writes::delete_all(state, &write)?;
-            return Ok((200, reads::list_of(route, revision, items)));
+            return Ok((200, reads::list_of(route, revision, items.into_iter())));
         }
     };
-    if route.verb == "delete" && matches!(route.resource.plural, "events" | "nodes" | "namespaces") {
-        let details = json!({
-            "name": route.name, "group": route.group, "kind": route.resource.plural, "uid": object["metadata"]["uid"],
-        });
-        let done = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details });
-        return Ok((code, done));
-    }
-    Ok((code, shown(route, object)))
+    Ok((code, from_storage(route, object)))
 }
 
-fn write<'a>(route: &'a Route, asked: &'a Asked) -> Result<Write<'a>, Refusal> {
+fn write<'a>(route: &'a Route, asked: &'a Asked, body: &[u8]) -> Result<Write<'a>, Refusal> {
     let kind = asked.seen.content_type.as_str();
     let deletes = route.verb.starts_with("delete");
-    let json = kind.starts_with("application/json")
-        || (route.verb == "patch")
-        || (kind.is_empty() && asked.body.is_empty());
-    if !(json || deletes) {
+    if !(kind.starts_with(JSON) || route.verb == "patch" || deletes) {
         return Err(status::unsupported_type(kind));
     }
-    let body = match (&asked.seen.body, asked.body.is_empty()) {
-        (Some(body), _) => body.clone(),
-        (None, true) if deletes => Value::Null,
-        (None, _) => {
+    let parsed = match &asked.seen.body {
+        Some(parsed) => parsed.clone(),
+        None if body.is_empty() && deletes => Value::Null,
+        None => {
             return Err(status::bad_request(
                 "couldn't get version/kind; json parse error: the body is no JSON",
             ));
@@ -422,36 +322,39 @@ fn write<'a>(route: &'a Route, asked: &'a Asked) -> Result<Write<'a>, Refusal> {
     });
     Ok(Write {
         route,
-        body,
-        spaced: route.resource.plural == "resourceclaims" && writes::has_spaced_parameters(&asked.body),
+        body: parsed,
+        spaced: route.resource.plural == "resourceclaims" && writes::has_space(body),
         content_type: kind,
-        user_agent: if asked.seen.user_agent.is_empty() { "unknown" } else { &asked.seen.user_agent },
+        user_agent: &asked.seen.user_agent,
         drops: drops.collect(),
     })
 }
 
-fn written(answer: Answer, half: bool) -> Response<Body> {
-    let code = answer.code();
-    let (kind, body, retry_after) = match answer {
-        Answer::Json { body, retry_after, .. } => {
-            ("application/json", Bytes::from(body.to_string()), retry_after)
+fn written(answer: Answer, is_half: bool) -> Response<Body> {
+    let mut response = Response::builder().status(answer.code());
+    let (content_type, body) = match answer {
+        Answer::Whole { content_type, text, retry_after, .. } => {
+            response = response.header(CONTENT_LENGTH, text.len());
+            if let Some(seconds) = retry_after {
+                response = response.header(RETRY_AFTER, HeaderValue::from(seconds));
+            }
+            let body = Bytes::from(text);
+            let body = match is_half {
+                true => StreamBody::new(broken_after(body.slice(..body.len() / 2))).boxed_unsync(),
+                false => Full::new(body).map_err(|never: Infallible| match never {}).boxed_unsync(),
+            };
+            (content_type, body)
         }
-        Answer::Text { kind, text, .. } => (kind, Bytes::from_static(text.as_bytes()), None),
-        Answer::Nothing => ("application/json", Bytes::new(), None),
-        Answer::Watch(watching) => return watched(*watching, half),
+        Answer::Watch(watching) if is_half => {
+            let lines = watching.lines().take(1);
+            let broken = lines.flat_map(|line| broken_after(line.slice(..line.len() / 2)).boxed());
+            (JSON, StreamBody::new(broken).boxed_unsync())
+        }
+        Answer::Watch(watching) => {
+            (JSON, StreamBody::new(watching.lines().map(|line| Ok(Frame::data(line)))).boxed_unsync())
+        }
     };
-    let length = body.len();
-    let body = if half {
-        StreamBody::new(broken_after(body.slice(..length / 2))).boxed_unsync()
-    } else {
-        Full::new(body).map_err(|never: Infallible| match never {}).boxed_unsync()
-    };
-    let mut response =
-        Response::builder().status(code).header(CONTENT_TYPE, kind).header(CONTENT_LENGTH, length);
-    if let Some(seconds) = retry_after {
-        response = response.header(RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    response.body(body).expect("codes and headers are our own")
+    response.header(CONTENT_TYPE, content_type).body(body).expect("codes and headers are our own")
 }
 
 /// What is sent up to here, and then breaks.
@@ -462,19 +365,4 @@ fn broken_after(first: Bytes) -> impl Stream<Item = Result<Frame<Bytes>, Broken>
         Err(Broken)
     };
     stream::iter([Ok(Frame::data(first))]).chain(stream::once(breaks))
-}
-
-fn watched(watching: Watching, half: bool) -> Response<Body> {
-    let lines = watching.lines();
-    let body = if half {
-        let broken = lines.take(1).flat_map(|line| broken_after(line.slice(..line.len() / 2)).boxed());
-        StreamBody::new(broken).boxed_unsync()
-    } else {
-        StreamBody::new(lines.map(|line| Ok(Frame::data(line)))).boxed_unsync()
-    };
-    Response::builder()
-        .status(200)
-        .header(CONTENT_TYPE, "application/json")
-        .body(body)
-        .expect("codes and headers are our own")
 }

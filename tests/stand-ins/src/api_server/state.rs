@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::Value;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 use super::fault::Faults;
 use super::resources::{self, Resource};
+use super::route::{Query, Route};
+use super::status::{self, Refusal};
 
 /// The first object of a server gets the next one.
 const FIRST_REVISION: u64 = 100;
@@ -19,24 +20,17 @@ const STORY_LINES: usize = 60;
 /// Resource, namespace and name.
 pub(super) type Key = (&'static str, String, String);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChangeKind {
-    Added,
-    Modified,
-    Deleted,
-}
-
 /// One change of one object, in the version that it is stored in (`v1`; an event as core has it).
-#[derive(Clone, Debug)]
-pub struct Change {
-    pub kind: ChangeKind,
+#[derive(Debug)]
+pub(super) struct Change {
     /// The plural.
-    pub resource: &'static str,
-    pub revision: u64,
+    pub(super) resource: &'static str,
+    pub(super) revision: u64,
     /// The object after the change; of a deleted one its last state, with the resource version of the deletion.
-    pub object: Arc<Value>,
+    pub(super) object: Arc<Value>,
     /// The object before the change.
-    pub before: Option<Arc<Value>>,
+    pub(super) before: Option<Arc<Value>>,
+    pub(super) is_deletion: bool,
 }
 
 /// A request and its answer.
@@ -52,15 +46,13 @@ pub struct Seen {
     pub namespace: String,
     pub name: String,
     pub path: String,
-    pub query: BTreeMap<String, String>,
+    pub query: Query,
     pub user_agent: String,
     pub content_type: String,
     /// What was sent, if it was JSON.
     pub body: Option<Value>,
     /// Of the answer; 0 if the connection was closed instead.
     pub code: u16,
-    /// When it came.
-    pub at: Instant,
 }
 
 impl Seen {
@@ -74,7 +66,7 @@ impl Seen {
 }
 
 /// Everything that the server holds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct State {
     pub(super) objects: BTreeMap<Key, Arc<Value>>,
     pub(super) log: Vec<Change>,
@@ -91,8 +83,8 @@ pub struct State {
     pub(super) rules: Option<Vec<Value>>,
     /// Claims by UID whose stored parameters have space between their parts, see [`super::writes`].
     pub(super) spaced: BTreeSet<String>,
-    /// What each manager applied last, by the object's UID, the subresource and the manager.
-    pub(super) applied: BTreeMap<(String, String, String), Value>,
+    /// What each manager applied last to a status, by the object's UID and the manager.
+    pub(super) applied: BTreeMap<(String, String), Value>,
     /// Open watches: the resource of each, by number.
     pub(super) watches: BTreeMap<u64, &'static str>,
     pub(super) last_watch: u64,
@@ -103,23 +95,11 @@ pub struct State {
 impl State {
     fn new() -> Self {
         Self {
-            objects: BTreeMap::new(),
-            log: Vec::new(),
             revision: FIRST_REVISION,
             compacted: FIRST_REVISION - 1,
-            requests: Vec::new(),
-            faults: Faults::default(),
             versions: vec!["v1".to_owned()],
             minor_version: "36".to_owned(),
-            tokens: Vec::new(),
-            denied: Vec::new(),
-            rules: None,
-            spaced: BTreeSet::new(),
-            applied: BTreeMap::new(),
-            watches: BTreeMap::new(),
-            last_watch: 0,
-            watch_epoch: 0,
-            bookmarks: 0,
+            ..Self::default()
         }
     }
 
@@ -149,9 +129,10 @@ impl State {
         self.watches.values().filter(|watched| **watched == resource).count()
     }
 
-    /// The current resource version.
-    pub fn revision(&self) -> u64 {
-        self.revision
+    /// The object that a request names.
+    pub(super) fn current(&self, route: &Route) -> Result<Arc<Value>, Refusal> {
+        let key = (route.resource.plural, route.namespace.clone(), route.name.clone());
+        self.objects.get(&key).cloned().ok_or_else(|| status::not_found(route))
     }
 
     pub(super) fn entries(&self, plural: &'static str) -> impl Iterator<Item = (&Key, &Arc<Value>)> {
@@ -159,38 +140,33 @@ impl State {
         self.objects.range(first..).take_while(move |(key, _)| key.0 == plural)
     }
 
-    pub(super) fn next_revision(&mut self) -> u64 {
-        self.revision += 1;
-        self.revision
-    }
-
-    /// Puts an object in its place with the next resource version, and tells it.
-    pub(super) fn store(&mut self, resource: &'static Resource, mut object: Value) -> Arc<Value> {
+    /// Stores an object with the next resource version.
+    pub(super) fn store(&mut self, resource: &'static Resource, object: Value) -> Arc<Value> {
         let key = key(resource, &object);
-        let revision = self.next_revision();
-        object["metadata"]["resourceVersion"] = revision.to_string().into();
-        let object = Arc::new(object);
-        let before = self.objects.insert(key, Arc::clone(&object));
-        let kind = if before.is_some() { ChangeKind::Modified } else { ChangeKind::Added };
-        let told = Arc::clone(&object);
-        self.log.push(Change { kind, resource: resource.plural, revision, object: told, before });
+        let object = self.log(resource.plural, object, self.objects.get(&key).cloned(), false);
+        self.objects.insert(key, Arc::clone(&object));
         object
     }
 
-    /// Takes an object away, whatever holds it, and tells it.
+    /// Removes an object, whatever finalizers it has.
     pub(super) fn remove(&mut self, key: &Key) -> Option<Arc<Value>> {
         let before = self.objects.remove(key)?;
-        let revision = self.next_revision();
-        let mut last = before.as_ref().clone();
-        last["metadata"]["resourceVersion"] = revision.to_string().into();
-        let object = Arc::new(last);
-        let (kind, told) = (ChangeKind::Deleted, Arc::clone(&object));
-        self.log.push(Change { kind, resource: key.0, revision, object: told, before: Some(before) });
-        Some(object)
+        Some(self.log(key.0, before.as_ref().clone(), Some(before), true))
     }
 
-    pub(super) fn compact(&mut self) {
-        self.compacted = self.revision;
+    fn log(
+        &mut self,
+        resource: &'static str,
+        mut object: Value,
+        before: Option<Arc<Value>>,
+        is_deletion: bool,
+    ) -> Arc<Value> {
+        self.revision += 1;
+        let revision = self.revision;
+        object["metadata"]["resourceVersion"] = revision.to_string().into();
+        let object = Arc::new(object);
+        self.log.push(Change { resource, revision, object: Arc::clone(&object), before, is_deletion });
+        object
     }
 
     /// The newest requests and the open watches, for a wait that failed.
@@ -240,38 +216,5 @@ impl Shared {
 
     pub(super) fn ticks(&self) -> watch::Receiver<()> {
         self.tick.subscribe()
-    }
-}
-
-/// The changes of objects, one after the other.
-#[derive(Debug)]
-pub struct Changes {
-    shared: Arc<Shared>,
-    ticks: watch::Receiver<()>,
-    next: usize,
-}
-
-impl Changes {
-    pub(super) fn from_now(shared: Arc<Shared>) -> Self {
-        let (ticks, next) = (shared.ticks(), shared.lock().log.len());
-        Self { shared, ticks, next }
-    }
-
-    /// The next change that has happened, if there is one.
-    pub fn try_next(&mut self) -> Option<Change> {
-        let change = self.shared.lock().log.get(self.next).cloned()?;
-        self.next += 1;
-        Some(change)
-    }
-
-    /// Waits for the next change, for as long as it takes.
-    pub async fn next(&mut self) -> Change {
-        loop {
-            self.ticks.mark_unchanged();
-            if let Some(change) = self.try_next() {
-                return change;
-            }
-            let _ = self.ticks.changed().await;
-        }
     }
 }

@@ -54,18 +54,15 @@ fn metadata(object: &Value) -> Vec<Cause> {
 }
 
 fn is_label(text: &str) -> bool {
-    text.len() <= 63 && has_label_shape(text)
-}
-
-fn has_label_shape(text: &str) -> bool {
-    let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-    edge(text.bytes().next())
-        && edge(text.bytes().last())
-        && text.bytes().all(|byte| byte == b'-' || byte.is_ascii_lowercase() || byte.is_ascii_digit())
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    !text.is_empty()
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+        && text.bytes().all(|byte| byte == b'-' || is_inner(byte))
 }
 
 fn is_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(has_label_shape)
+    text.len() <= 253 && text.split('.').all(is_label)
 }
 
 fn list<'a>(object: &'a Value, key: &str) -> &'a [Value] {
@@ -87,7 +84,7 @@ fn slice(object: &Value) -> Vec<Cause> {
     let (devices, counters) = (list(spec, "devices"), list(spec, "sharedCounters"));
     if !devices.is_empty() && !counters.is_empty() {
         let why = "only one of `sharedCounters` or `devices` is allowed";
-        causes.push(Cause::invalid("spec", &"<omitted>".into(), why));
+        causes.push(Cause::invalid("spec", json!("<omitted>"), why));
     }
     if counters.len() > COUNTER_SETS {
         causes.push(Cause::too_many("spec.sharedCounters", counters.len(), COUNTER_SETS));
@@ -133,16 +130,15 @@ fn node_choice(spec: &Value) -> Option<Cause> {
     match ways.iter().filter(|way| set(way)).count() {
         1 => None,
         0 => Some(Cause::required("spec", &format!("exactly one of {names} is required"))),
-        _ => Some(Cause::invalid("spec", &"{}".into(), &format!("exactly one of {names} is required"))),
+        _ => Some(Cause::invalid("spec", json!("{}"), &format!("exactly one of {names} is required"))),
     }
 }
 
 fn duplicates(path: &str, items: &[Value], field: &str) -> Vec<Cause> {
-    let again = items
-        .iter()
-        .enumerate()
-        .filter(|(index, item)| items[..*index].iter().any(|earlier| earlier["name"] == item["name"]));
-    again.map(|(index, item)| Cause::duplicate(format!("{path}[{index}]{field}"), &item["name"])).collect()
+    let is_again =
+        |index: usize| items[..index].iter().any(|earlier| earlier["name"] == items[index]["name"]);
+    let again = (0..items.len()).filter(|index| is_again(*index));
+    again.map(|index| Cause::duplicate(format!("{path}[{index}]{field}"), &items[index]["name"])).collect()
 }
 
 fn device(path: &str, device: &Value) -> Vec<Cause> {
@@ -150,7 +146,7 @@ fn device(path: &str, device: &Value) -> Vec<Cause> {
     let name = device["name"].as_str().unwrap_or_default();
     if name.is_empty() {
         causes.push(Cause::required(format!("{path}.name"), ""));
-    } else if !is_label(name) {
+    } else if name.len() > 63 || !is_label(name) {
         causes.push(Cause::invalid(format!("{path}.name"), &device["name"], NOT_A_LABEL));
     }
     let count = |key: &str| device[key].as_object().map_or(0, serde_json::Map::len);
@@ -159,7 +155,7 @@ fn device(path: &str, device: &Value) -> Vec<Cause> {
         let why = format!(
             "the total number of attributes and capacities must not exceed {ATTRIBUTES_AND_CAPACITIES}"
         );
-        causes.push(Cause::invalid(path, &json!(both), &why));
+        causes.push(Cause::invalid(path, json!(both), &why));
     }
     for (key, value) in device["attributes"].as_object().into_iter().flatten() {
         let kinds = value.as_object().map_or(0, serde_json::Map::len);
@@ -186,15 +182,13 @@ fn device(path: &str, device: &Value) -> Vec<Cause> {
 }
 
 fn slice_change(new: &Value, old: &Value) -> Vec<Cause> {
-    let fields = [
-        ("/spec/nodeName", "spec.nodeName"),
-        ("/spec/driver", "spec.driver"),
-        ("/spec/pool/name", "spec.pool.name"),
-    ];
-    let changed = fields.into_iter().filter(|(at, _)| new.pointer(at) != old.pointer(at));
-    changed
-        .map(|(at, field)| Cause::invalid(field, new.pointer(at).unwrap_or(&Value::Null), IMMUTABLE))
-        .collect()
+    let fields = ["/spec/nodeName", "/spec/driver", "/spec/pool/name"].into_iter();
+    let changed = fields.filter(|field| new.pointer(field) != old.pointer(field));
+    let cause = |field: &str| {
+        let shown = new.pointer(field).unwrap_or(&Value::Null);
+        Cause::invalid(field[1..].replace('/', "."), shown, IMMUTABLE)
+    };
+    changed.map(cause).collect()
 }
 
 fn admin_access(claim: &Value) -> Vec<Cause> {
@@ -220,7 +214,7 @@ fn claim_change(new: &Value, old: &Value) -> Vec<Cause> {
 
 /// Also what a write is refused with that changes nothing but how the parameters are written.
 pub(super) fn immutable_allocation(allocation: &Value) -> Cause {
-    Cause::invalid("status.allocation", &in_go(allocation), IMMUTABLE)
+    Cause::invalid("status.allocation", in_go(allocation), IMMUTABLE)
 }
 
 /// With names as a Go program prints the fields of its types.
@@ -260,14 +254,9 @@ fn claim_status(claim: &Value) -> Vec<Cause> {
         );
         let field = format!("status.devices[{index}]");
         if devices[..index].iter().any(|earlier| id(earlier) == id(device)) {
-            causes.push(Cause {
-                reason: "FieldValueDuplicate",
-                message: format!("Duplicate value: {shown}"),
-                field,
-            });
+            causes.push(Cause::duplicate(field, &shown));
         } else if !allocated.iter().any(|result| id(result) == id(device)) {
-            let message = format!("Invalid value: {shown}: must be an allocated device in the claim");
-            causes.push(Cause { reason: "FieldValueInvalid", message, field });
+            causes.push(Cause::invalid(field, &shown, "must be an allocated device in the claim"));
         }
     }
     causes
@@ -278,14 +267,13 @@ pub(super) fn event(event: &Value, new_group: bool) -> Vec<Cause> {
     let mut causes = vec![];
     let text = |key: &str| event[key].as_str().unwrap_or_default();
     let namespace = event["metadata"]["namespace"].as_str().unwrap_or_default();
-    let about = &event["involvedObject"]["namespace"];
-    let fits = match about.as_str().unwrap_or_default() {
-        "" => matches!(namespace, "default" | "kube-system"),
-        about => about == namespace,
-    };
-    if !fits {
-        let shown = json!(about.as_str().unwrap_or_default());
-        causes.push(Cause::invalid("involvedObject.namespace", &shown, "does not match event.namespace"));
+    let about = event["involvedObject"]["namespace"].as_str().unwrap_or_default();
+    if about != namespace && !(about.is_empty() && matches!(namespace, "default" | "kube-system")) {
+        causes.push(Cause::invalid(
+            "involvedObject.namespace",
+            json!(about),
+            "does not match event.namespace",
+        ));
     }
     if !new_group {
         return causes;
@@ -305,10 +293,10 @@ pub(super) fn event(event: &Value, new_group: bool) -> Vec<Cause> {
         }
     }
     if !matches!(text("type"), "Normal" | "Warning") {
-        causes.push(Cause::invalid("type", &json!(text("type")), "has invalid value: "));
+        causes.push(Cause::invalid("type", json!(text("type")), "has invalid value: "));
     }
     if text("message").len() > NOTE_BYTES {
-        causes.push(Cause::invalid("note", &"".into(), "can have at most 1024 characters"));
+        causes.push(Cause::invalid("note", json!(""), "can have at most 1024 characters"));
     }
     causes
 }

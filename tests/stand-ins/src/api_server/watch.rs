@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use tokio::sync::watch::Receiver;
 use tokio::time::Instant;
 
-use super::reads::{metadata_only, shown};
+use super::convert::from_storage;
 use super::route::Route;
 use super::selector::Selector;
-use super::state::{Change, ChangeKind, Shared, State};
+use super::state::{Change, Shared, State};
 use super::status::{self, Refusal};
 
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
@@ -27,7 +27,6 @@ pub(super) struct Watching {
     ticks: Receiver<()>,
     route: Route,
     selector: Selector,
-    metadata_only: bool,
     number: u64,
     epoch: u64,
     bookmarks: u64,
@@ -42,7 +41,7 @@ pub(super) struct Watching {
 }
 
 impl Watching {
-    pub(super) fn open(shared: &Arc<Shared>, route: Route, metadata_only: bool) -> Result<Self, Refusal> {
+    pub(super) fn open(shared: &Arc<Shared>, route: Route) -> Result<Self, Refusal> {
         let ticks = shared.ticks();
         let selector = Selector::of(&route)?;
         let from = match route.asked("resourceVersion") {
@@ -51,11 +50,6 @@ impl Watching {
                 status::bad_request(format!("resourceVersion: Invalid value: {asked:?}: must be a number"))
             })?),
         };
-        if route.flag("sendInitialEvents") && route.asked("resourceVersionMatch") != "NotOlderThan" {
-            let message = "ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: \
-                           sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-            return Err(status::refusal(422, "Invalid", message, json!({})));
-        }
         let seconds = route.asked("timeoutSeconds").parse().ok().filter(|seconds| *seconds > 0);
         let now = Instant::now();
         let mut watching = shared.change(|state| {
@@ -65,7 +59,6 @@ impl Watching {
                 shared: Arc::clone(shared),
                 ticks,
                 selector,
-                metadata_only,
                 number: state.last_watch,
                 epoch: state.watch_epoch,
                 bookmarks: state.bookmarks,
@@ -105,7 +98,7 @@ impl Watching {
                     .map(|(_, object)| Arc::clone(object))
                     .collect();
                 for object in found {
-                    self.tell("ADDED", object.as_ref().clone());
+                    self.report("ADDED", object.as_ref().clone());
                 }
                 if initial && self.route.flag("allowWatchBookmarks") {
                     self.bookmark(json!({ "k8s.io/initial-events-end": "true" }));
@@ -125,10 +118,8 @@ impl Watching {
         self.lines.push_back(Bytes::from(format!("{}\n", json!({ "type": kind, "object": object }))));
     }
 
-    fn tell(&mut self, kind: &str, object: Value) {
-        let object = shown(&self.route, object);
-        let object = if self.metadata_only { metadata_only(object) } else { object };
-        self.line(kind, object);
+    fn report(&mut self, kind: &str, object: Value) {
+        self.line(kind, from_storage(&self.route, object));
     }
 
     fn bookmark(&mut self, annotations: Value) {
@@ -141,10 +132,6 @@ impl Watching {
         }
         let empty = match self.route.resource.plural {
             "resourceclaims" => json!({ "spec": { "devices": { "requests": null } }, "status": {} }),
-            "resourceslices" => {
-                let pool = json!({ "name": "", "generation": 0, "resourceSliceCount": 0 });
-                json!({ "spec": { "driver": "", "pool": pool } })
-            }
             _ => json!({}),
         };
         if let (Some(object), Value::Object(empty)) = (object.as_object_mut(), empty) {
@@ -158,20 +145,17 @@ impl Watching {
         if change.resource != self.route.resource.plural {
             return;
         }
-        let deleted = change.kind == ChangeKind::Deleted;
-        let was = change.before.as_ref().is_some_and(|before| self.selector.matches(before));
-        let is = !deleted && self.selector.matches(&change.object);
-        match (was, is) {
-            (false, true) => self.tell("ADDED", change.object.as_ref().clone()),
-            (true, true) => self.tell("MODIFIED", change.object.as_ref().clone()),
-            (true, false) if deleted => self.tell("DELETED", change.object.as_ref().clone()),
-            (true, false) => {
+        let before = change.before.as_deref().filter(|before| self.selector.matches(before));
+        match (before, !change.is_deletion && self.selector.matches(&change.object)) {
+            (None, true) => self.report("ADDED", change.object.as_ref().clone()),
+            (Some(_), true) => self.report("MODIFIED", change.object.as_ref().clone()),
+            (Some(before), false) => {
                 // As it was when it was last seen, with the version of the change.
-                let mut last = change.before.as_deref().cloned().unwrap_or_default();
+                let mut last = before.clone();
                 last["metadata"]["resourceVersion"] = change.revision.to_string().into();
-                self.tell("DELETED", last);
+                self.report("DELETED", last);
             }
-            (false, false) => {}
+            (None, false) => {}
         }
     }
 

@@ -261,17 +261,6 @@ fn names_are_short_enough_and_contain_the_index() {
     }
 }
 
-#[test]
-fn slices_of_other_clients_are_taken_over() {
-    let mut bench = Bench::new(devices(200));
-    bench.settle();
-    // The same devices twice, once under a name without an index.
-    let name = bench.store.names().remove(0);
-    bench.store.edit(&name, |slice| slice.metadata.name = Some("random-name".to_owned()));
-    assert_eq!(bench.store.all().len(), 3);
-    assert_eq!((bench.settle(), bench.generation()), (1, 1), "one is deleted");
-}
-
 #[derive(Debug, Clone)]
 enum Act {
     Add(usize, usize),

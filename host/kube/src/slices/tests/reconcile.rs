@@ -120,6 +120,15 @@ impl Daemon {
     }
 }
 
+/// A daemon that has published its driver's pools, and its server.
+pub(super) async fn publishing(had: &Published) -> (Arc<ApiServer>, Daemon) {
+    let server = server().await;
+    let daemon = Daemon::start(&server, serving(GPU, had.clone()));
+    pass(5).await;
+    assert!(is_there(&server, had));
+    (server, daemon)
+}
+
 pub(super) async fn pass(seconds: u64) {
     sleep(Duration::from_secs(seconds)).await;
 }
@@ -131,10 +140,8 @@ pub(super) fn is_there(server: &ApiServer, published: &Published) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn an_inventory_is_written_once() {
-    let (server, had) = (server().await, published(&[("p", &devices(200)), ("q", &devices(1))]));
-    let daemon = Daemon::start(&server, serving(GPU, had.clone()));
-    pass(5).await;
-    assert!(is_there(&server, &had));
+    let had = published(&[("p", &devices(200)), ("q", &devices(1))]);
+    let (server, daemon) = publishing(&had).await;
     assert_eq!(writes(&server).len(), 3);
     daemon.serve(had.clone());
     pass(700).await;
@@ -147,9 +154,7 @@ async fn an_inventory_is_written_once() {
 
 #[tokio::test(start_paused = true)]
 async fn devices_that_change_all_the_time_cost_a_write_a_second() {
-    let server = server().await;
-    let daemon = Daemon::start(&server, serving(GPU, published(&[("p", &devices(1))])));
-    pass(5).await;
+    let (server, daemon) = publishing(&published(&[("p", &devices(1))])).await;
     writes(&server);
     for turn in 0..1000 {
         let mut pool = devices(1);
@@ -160,14 +165,12 @@ async fn devices_that_change_all_the_time_cost_a_write_a_second() {
     pass(2).await;
     let writes = writes(&server).len();
     assert!((9..=13).contains(&writes), "{writes}");
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
-    let (server, had) = (server().await, published(&[("p", &devices(300)), ("q", &devices(2))]));
-    let daemon = Daemon::start(&server, serving(GPU, had.clone()));
-    pass(5).await;
+    let had = published(&[("p", &devices(300)), ("q", &devices(2))]);
+    let (server, daemon) = publishing(&had).await;
     assert_eq!(writes(&server).len(), 4);
     assert_eq!(server.kubelet_starts(NODE), 4);
     sleep(2 * limit::SLICE_SETTLE).await;
@@ -185,14 +188,13 @@ async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
     pass(limit::SLICE_CALM.as_secs() + limit::SLICE_REPAIR_MAX.as_secs()).await;
     assert!(is_there(&server, &had));
     assert_eq!(daemon.codes(), Vec::<String>::new());
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn others_changes_are_reverted_and_slices_of_other_drivers_are_left_alone() {
     let (server, had) = (server().await, published(&[("p", &devices(300))]));
     put_foreign(&server, "other", "other.example.com", "p");
-    let daemon = Daemon::start(&server, serving(GPU, had.clone()));
+    let _daemon = Daemon::start(&server, serving(GPU, had.clone()));
     pass(5).await;
     writes(&server);
     let name = names(&server).remove(0);
@@ -206,14 +208,12 @@ async fn others_changes_are_reverted_and_slices_of_other_drivers_are_left_alone(
     let left: Vec<_> = slices(&server).iter().map(|slice| slice.spec.key().to_string()).collect();
     assert_eq!(left.iter().filter(|key| *key == "other.example.com/p").count(), 1);
     assert_eq!(left.len(), 4, "{left:?}");
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_a_restart_only_differences_are_written() {
-    let (server, mut pool) = (server().await, devices(300));
-    let daemon = Daemon::start(&server, serving(GPU, published(&[("p", &pool)])));
-    pass(5).await;
+    let mut pool = devices(300);
+    let (server, daemon) = publishing(&published(&[("p", &pool)])).await;
     daemon.stop().await;
     writes(&server);
     // The driver is there, and does not serve yet.
@@ -232,7 +232,6 @@ async fn after_a_restart_only_differences_are_written() {
     server.kubelet_starts(NODE);
     pass(5).await;
     assert!(is_there(&server, &had));
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -265,7 +264,6 @@ async fn slices_are_withdrawn_when_their_driver_is_surely_gone() {
     daemon.serve(had.clone());
     pass(5).await;
     assert!(is_there(&server, &had), "it is back");
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -293,7 +291,6 @@ async fn a_refused_pool_is_a_condition_and_delays_no_other() {
     pass(3).await;
     assert!(is_there(&server, &published(&[("bad", &devices(3))])));
     assert_eq!(daemon.codes(), Vec::<String>::new());
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -315,14 +312,12 @@ async fn dropped_fields_are_named_and_not_written_again() {
     daemon.serve(published(&[("p", &devices(200))]));
     pass(60).await;
     assert_eq!(daemon.codes(), Vec::<String>::new());
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_unreachable_for_minutes_gets_everything_afterwards() {
-    let (server, had) = (server().await, published(&[("p", &devices(300))]));
-    let daemon = Daemon::start(&server, serving(GPU, published(&[("p", &devices(1))])));
-    pass(5).await;
+    let had = published(&[("p", &devices(300))]);
+    let (server, daemon) = publishing(&published(&[("p", &devices(1))])).await;
     writes(&server);
     server.fail(Fault::Away, When::any());
     server.close_watches();
@@ -337,14 +332,12 @@ async fn a_server_that_is_unreachable_for_minutes_gets_everything_afterwards() {
     pass(limit::SLICE_RETRY_MAX.as_secs()).await;
     assert!(is_there(&server, &had));
     assert!(daemon.report.pool(&key(GPU, "p")).unwrap().is_current);
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn conflicts_are_written_over_when_the_watch_reports_them() {
-    let (server, had) = (server().await, published(&[("p", &devices(300))]));
-    let daemon = Daemon::start(&server, serving(GPU, published(&[("p", &devices(200))])));
-    pass(5).await;
+    let had = published(&[("p", &devices(300))]);
+    let (server, daemon) = publishing(&published(&[("p", &devices(200))])).await;
     // The watch reports nothing for a while: the write finds out.
     server.fail(Fault::Away, When::any().resource("resourceslices").verb("list"));
     server.fail(Fault::Away, When::any().resource("resourceslices").verb("watch"));
@@ -363,7 +356,6 @@ async fn conflicts_are_written_over_when_the_watch_reports_them() {
         (*outcome == super::super::Outcome::Conflict).then_some(*count)
     };
     assert!(daemon.report.writes().iter().filter_map(conflicts).sum::<u64>() > 0);
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -385,5 +377,4 @@ async fn a_name_that_is_too_long_is_a_condition_until_its_pool_or_driver_is_gone
         pass(5).await;
         assert_eq!(daemon.codes(), codes);
     }
-    daemon.stop().await;
 }

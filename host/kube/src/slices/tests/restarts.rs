@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::super::DriverSnapshot;
 use super::super::conditions::REFUSED;
 use super::super::entry::UNHEALTHY;
-use super::reconcile::{Daemon, is_there, names, none, pass, server, serving, slices, writes};
+use super::reconcile::{Daemon, is_there, names, none, pass, publishing, server, serving, slices, writes};
 use super::*;
 use nodedock_model::{CounterSet, limit};
 
@@ -28,9 +28,7 @@ fn unhealthy() -> Published {
 
 #[tokio::test(start_paused = true)]
 async fn an_unhealthy_device_is_tainted_soon_and_until_it_was_healthy_for_a_while() {
-    let server = server().await;
-    let daemon = Daemon::start(&server, serving(GPU, healthy()));
-    pass(5).await;
+    let (server, daemon) = publishing(&healthy()).await;
     writes(&server);
     daemon.serve(unhealthy());
     pass(1).await;
@@ -51,7 +49,6 @@ async fn an_unhealthy_device_is_tainted_soon_and_until_it_was_healthy_for_a_whil
     assert_eq!((writes(&server).len(), taints(&server)), (1, Vec::new()));
     pass(600).await;
     assert_eq!(writes(&server), Vec::<String>::new());
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,7 +59,7 @@ async fn a_restart_does_not_remove_the_taint_of_a_device_that_flaps() {
     let since = taints(&server);
     daemon.stop().await;
     writes(&server);
-    let daemon = Daemon::start(&server, serving(GPU, healthy()));
+    let _daemon = Daemon::start(&server, serving(GPU, healthy()));
     pass(20).await;
     assert_eq!((writes(&server).len(), taints(&server)), (0, since));
     pass(20).await;
@@ -77,14 +74,11 @@ async fn a_restart_does_not_remove_the_taint_of_a_device_that_flaps() {
     assert_eq!(taints(&server).len(), 1);
     pass(limit::SLICE_TAINT_HOLD.as_secs()).await;
     assert_eq!(taints(&server), Vec::new());
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_instances_write_the_same_and_come_to_rest() {
-    let server = server().await;
-    let old = Daemon::start(&server, serving(GPU, published(&[("p", &devices(300))])));
-    pass(5).await;
+    let (server, old) = publishing(&published(&[("p", &devices(300))])).await;
     writes(&server);
     let new = Daemon::start(&server, serving(GPU, published(&[("p", &devices(300))])));
     pass(60).await;
@@ -102,7 +96,6 @@ async fn two_instances_write_the_same_and_come_to_rest() {
     server.kubelet_starts(NODE);
     pass(60).await;
     assert!(is_there(&server, &had));
-    new.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -128,14 +121,11 @@ async fn slices_wait_for_the_node_object_and_follow_it() {
             json!({ "apiVersion": "v1", "kind": "Node", "name": NODE, "uid": second, "controller": true });
         assert_eq!((owners, slice.spec.pool.generation), (json!([owner]), 1));
     }
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_native_plugin_that_takes_over_a_drivers_name_has_its_slices() {
-    let (server, had) = (server().await, published(&[("p", &devices(2))]));
-    let daemon = Daemon::start(&server, serving(GPU, had));
-    pass(5).await;
+    let (server, daemon) = publishing(&published(&[("p", &devices(2))])).await;
     let present = std::collections::BTreeSet::from([driver(GPU)]);
     daemon.drivers.send_replace(DriverSnapshot { native: present.clone(), present, ..none() });
     pass(5).await;
@@ -144,7 +134,6 @@ async fn a_native_plugin_that_takes_over_a_drivers_name_has_its_slices() {
     pass(60).await;
     assert_eq!(writes(&server), Vec::<String>::new());
     assert_eq!(daemon.report.pools(), Default::default());
-    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,5 +158,4 @@ async fn a_pool_that_an_old_server_cannot_take_is_written_after_its_upgrade() {
     pass(60).await;
     assert!(is_there(&server, &had));
     assert_eq!(daemon.codes(), Vec::<String>::new());
-    daemon.stop().await;
 }

@@ -1,50 +1,34 @@
-//! As little of an HTTP client as shows every byte of an answer.
+//! Requests without a connection.
 
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
 
-use crate::api_server::ApiServer;
+use crate::api_server::{ApiServer, Broken};
 
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) code: u16,
-    pub(super) headers: String,
+    pub(super) headers: http::HeaderMap,
     pub(super) text: String,
     pub(super) body: Value,
 }
 
-/// An answer that goes on.
+/// The answer to a watch.
 pub(super) struct Lines {
     pub(super) code: u16,
-    headers: String,
-    reader: BufReader<TcpStream>,
+    headers: http::HeaderMap,
+    body: UnsyncBoxBody<Bytes, Broken>,
     rest: String,
 }
 
 impl Lines {
-    /// The next piece of a chunked body, or everything of one with a length; `None` at its end or when the connection breaks.
-    async fn piece(&mut self) -> Option<String> {
-        let length = self.headers.lines().find_map(|line| line.strip_prefix("content-length: "));
-        if let Some(length) = length {
-            let mut bytes = vec![0; length.parse().unwrap()];
-            self.headers.clear();
-            self.reader.read_exact(&mut bytes).await.ok()?;
-            return Some(String::from_utf8(bytes).unwrap());
-        }
-        let mut size = String::new();
-        self.reader.read_line(&mut size).await.ok()?;
-        let size = usize::from_str_radix(size.trim(), 16).ok().filter(|size| *size > 0)?;
-        let mut bytes = vec![0; size + 2];
-        self.reader.read_exact(&mut bytes).await.ok()?;
-        Some(String::from_utf8(bytes[..size].to_vec()).unwrap())
-    }
-
-    /// The next event of a watch.
+    /// The next event; `None` at the end, or when the connection breaks.
     pub(super) async fn next(&mut self) -> Option<Value> {
         while !self.rest.contains('\n') {
-            let piece = self.piece().await?;
-            self.rest += &piece;
+            let data = self.body.frame().await?.ok()?.into_data().unwrap();
+            self.rest += std::str::from_utf8(&data).unwrap();
         }
         let (line, rest) = self.rest.split_once('\n').unwrap();
         let line = serde_json::from_str(line).unwrap();
@@ -60,43 +44,42 @@ impl Lines {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Asking<'a> {
     pub(super) method: &'a str,
     pub(super) path: &'a str,
     pub(super) kind: &'a str,
+    pub(super) accept: &'a str,
     pub(super) token: &'a str,
     pub(super) body: &'a str,
 }
 
-/// `None` if the connection is refused, or breaks before an answer.
-pub(super) async fn open(server: &ApiServer, asking: &Asking<'_>) -> Option<Lines> {
-    let Asking { method, path, kind, token, body } = asking;
-    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.ok()?;
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: stand-in\r\nConnection: close\r\nUser-Agent: tests/1.0\r\n\
-         Authorization: Bearer {token}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    stream.write_all(request.as_bytes()).await.ok()?;
-    let mut reader = BufReader::new(stream);
-    let mut headers = String::new();
-    while !headers.ends_with("\r\n\r\n") {
-        if reader.read_line(&mut headers).await.ok()? == 0 {
-            return None;
-        }
+impl<'a> Asking<'a> {
+    pub(super) fn get(path: &'a str) -> Self {
+        Self { method: "GET", path, kind: "", accept: "", token: "", body: "" }
     }
-    let headers = headers.replace("\r\n", "\n");
-    let code = headers.split(' ').nth(1).unwrap().parse().unwrap();
-    Some(Lines { code, headers, reader, rest: String::new() })
+}
+
+/// `None` if the connection breaks before an answer.
+async fn open(server: &ApiServer, asking: &Asking<'_>) -> Option<Lines> {
+    let request = http::Request::builder()
+        .method(asking.method)
+        .uri(asking.path)
+        .header("authorization", format!("Bearer {}", asking.token))
+        .header("accept", asking.accept)
+        .header("content-type", asking.kind)
+        .body(Full::from(asking.body.to_owned()))
+        .unwrap();
+    let (head, body) = server.handle(request).await.ok()?.into_parts();
+    Some(Lines { code: head.status.as_u16(), headers: head.headers, body, rest: String::new() })
 }
 
 /// A whole answer; `None` if none comes, or not all of it.
 pub(super) async fn try_ask(server: &ApiServer, asking: &Asking<'_>) -> Option<Answer> {
-    let mut lines = open(server, asking).await?;
-    let headers = lines.headers.clone();
-    let text = lines.piece().await?;
+    let Lines { code, headers, body, .. } = open(server, asking).await?;
+    let text = String::from_utf8(body.collect().await.ok()?.to_bytes().to_vec()).unwrap();
     let body = serde_json::from_str(&text).unwrap_or(Value::Null);
-    Some(Answer { code: lines.code, headers, text, body })
+    Some(Answer { code, headers, text, body })
 }
 
 pub(super) async fn send(server: &ApiServer, method: &str, path: &str, body: &Value) -> Answer {
@@ -111,7 +94,7 @@ pub(super) async fn send_as(
     body: &Value,
 ) -> Answer {
     let text = if body.is_null() { String::new() } else { body.to_string() };
-    let asking = Asking { method, path, kind, token: "", body: &text };
+    let asking = Asking { method, kind, body: &text, ..Asking::get(path) };
     try_ask(server, &asking).await.unwrap_or_else(|| panic!("no answer to {method} {path}"))
 }
 
@@ -120,7 +103,5 @@ pub(super) async fn get(server: &ApiServer, path: &str) -> Answer {
 }
 
 pub(super) async fn watch(server: &ApiServer, path: &str) -> Lines {
-    open(server, &Asking { method: "GET", path, kind: "", token: "", body: "" })
-        .await
-        .expect("a watch begins")
+    open(server, &Asking::get(path)).await.expect("a watch begins")
 }

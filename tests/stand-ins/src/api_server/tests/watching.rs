@@ -39,17 +39,6 @@ async fn a_watch_goes_on_from_the_version_of_a_list() {
 }
 
 #[tokio::test]
-async fn a_watch_without_a_version_begins_with_what_there_is() {
-    let server = ApiServer::start().await;
-    put(&server, "a", "x");
-    server.compact();
-    for version in ["", "&resourceVersion=0"] {
-        let mut watch = watch(&server, &format!("{SLICES}?watch=true{version}")).await;
-        assert_eq!(watch.next_name().await, told("ADDED", "a"));
-    }
-}
-
-#[tokio::test]
 async fn a_watch_through_a_selector_sees_objects_come_and_go() {
     let server = ApiServer::start().await;
     let mut watch = watch(&server, &format!("{SLICES}?watch=true&fieldSelector=spec.driver=x")).await;
@@ -68,43 +57,11 @@ async fn a_watch_through_a_selector_sees_objects_come_and_go() {
     assert_eq!(watch.next_name().await, told("ADDED", "b"));
 }
 
-#[tokio::test]
-async fn a_watch_from_a_forgotten_version_is_told_to_list_again() {
-    let server = ApiServer::start().await;
-    let first = put(&server, "a", "x");
-    put(&server, "b", "x");
-    server.compact();
-    let version = first["metadata"]["resourceVersion"].as_str().unwrap();
-    let mut watch = watch(&server, &format!("{SLICES}?watch=true&resourceVersion={version}")).await;
-    assert_eq!(watch.code, 200);
-    let event = watch.next().await.unwrap();
-    assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)));
-    assert_eq!(event["object"]["reason"], "Expired");
-    assert_eq!(watch.next().await, None);
-}
-
-#[tokio::test]
-async fn bookmarks_come_to_who_asked_for_them() {
-    let server = ApiServer::start().await;
-    let mut with = watch(&server, &format!("{SLICES}?watch=true&allowWatchBookmarks=true")).await;
-    let mut without = watch(&server, &format!("{SLICES}?watch=true")).await;
-    server.wait_until("both", |state| state.watches("resourceslices") == 2).await;
-    server.skip_versions(50);
-    server.bookmark();
-    let event = with.next().await.unwrap();
-    assert_eq!(
-        (&event["type"], &event["object"]["metadata"]["resourceVersion"]),
-        (&json!("BOOKMARK"), &json!("150"))
-    );
-    put(&server, "a", "x");
-    assert_eq!(without.next_name().await, told("ADDED", "a"));
-}
-
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_watch_ends_after_the_time_it_asked_for() {
     let server = ApiServer::start().await;
     let began = tokio::time::Instant::now();
-    let mut watch = watch(&server, &format!("{SLICES}?watch=true&timeoutSeconds=1")).await;
+    let mut watch = watch(&server, &format!("{SLICES}?watch=true&timeoutSeconds=60")).await;
     assert_eq!(watch.next().await, None);
-    assert!(began.elapsed() >= Duration::from_secs(1));
+    assert!(began.elapsed() >= Duration::from_secs(60));
 }
