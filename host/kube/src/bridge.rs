@@ -1,21 +1,10 @@
 //! The kubelet bridge: every driver that serves claims is a DRA driver of the kubelet, and every pool with a resource's name a device
 //! plugin of it.
 //!
-//! Is given the managers and the registry; owns the sockets in the kubelet's directories, their registrations, and which claims stand
+//! Is given the manager and the registry; owns the sockets in the kubelet's directories, their registrations, and the claims that stand
 //! for devices that the kubelet's device manager allocated. `dra` serves drivers, `device_plugins` extended resources; both prepare
-//! through `claims`. What is offered is kept over a restart (`state_file`), so that the kubelet finds it before drivers are loaded.
-//! Never calls a driver.
-//!
-//! # Life of a driver at the kubelet
-//!
-//! `offered → requested → registered ⇄ refused`, from the first time that a driver serves until it has been gone for five seconds. After a
-//! start, drivers with stored names are offered before they are loaded. While a kubelet has prepared claims of a driver that is gone, the
-//! driver's sockets stay, so that the kubelet can unprepare them.
-//!
-//! One task creates and removes all sockets. The service's socket is opened first and closed last. Once a second the task checks that its
-//! sockets exist and creates missing ones again; it never touches a file that it did not create. A socket is created under a hidden name and
-//! renamed into place, because a kubelet dials what it sees. A request for a claim goes to the claim manager at once and, if its driver is
-//! still loading, once more when the driver serves: a prepared claim needs no driver.
+//! through `claims`. What is offered is stored for a restart (`state_file`), so that the kubelet finds it before drivers are loaded.
+//! Never calls a driver. A socket is created under a hidden name and renamed into place, because a kubelet dials what it sees.
 
 mod claims;
 mod convert;
@@ -30,7 +19,7 @@ mod state_file;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -47,17 +36,16 @@ use nodedock_core::registry::Registry;
 use nodedock_model::{Consumer, DriverName, ExtendedResource, ObjectName, ObjectRef, Problem, Uid, limit};
 
 pub use device_plugins::{PluginRegistration, PluginStatus};
-pub use dra::{DriverBridgeStatus, OfferTimes, Registration};
+pub use dra::{DriverBridgeStatus, Registration};
 pub use metrics::Metrics;
-pub use paths::{RootError, SocketPaths};
+pub use paths::{PathError, SocketPaths};
 pub use pools::{LocalClaims, NodePools};
 
-use claims::KubeletClaims;
-use device_plugins::{Allocations, Resources};
+use device_plugins::{Allocations, OfferedResource};
 use dra::OfferedDriver;
 use paths::KubeletDirectories;
 
-/// Between looks whether a driver that a call waits for may still come.
+/// Between two checks whether a driver that a call waits for may still come.
 const DRIVER_POLL_PERIOD: Duration = Duration::from_millis(500);
 
 /// Called with each claim that is refused to the kubelet, the pods for which it is reserved, and why.
@@ -66,14 +54,19 @@ pub type OnRefused = Arc<dyn Fn(&ObjectRef, &[Consumer], &Problem) + Send + Sync
 /// Periods and waits of the bridge. The defaults are those of the limits.
 #[derive(Debug, Clone, Copy)]
 pub struct BridgeTimes {
-    /// Between two looks whether all sockets are there.
+    /// Between two checks whether all sockets are there.
     pub look_period: Duration,
     /// After the start, for so long a driver that is not known may still come.
     pub settle: Duration,
-    pub offers: OfferTimes,
+    /// A driver that went away is offered for so long: its file may be on its way back.
+    pub gone: Duration,
+    /// The same for a driver with claims that a kubelet prepared, from when it has none.
+    pub prepared: Duration,
+    /// The same for a driver that was offered before a restart: it may take so long to load.
+    pub remembered: Duration,
     /// For so long after an Allocate its devices may serve later containers of the same pod.
     pub admission: Duration,
-    /// Between two looks at the devices that pods use.
+    /// Between two lists of the devices that pods use.
     pub in_use_period: Duration,
     /// Devices that no pod uses any more are released after this time, and those that no pod ever showed after the other.
     pub unused: Duration,
@@ -85,7 +78,9 @@ impl Default for BridgeTimes {
         Self {
             look_period: limit::BRIDGE_LOOK_PERIOD,
             settle: limit::BRIDGE_SETTLE,
-            offers: OfferTimes::default(),
+            gone: limit::BRIDGE_GONE_GRACE,
+            prepared: limit::BRIDGE_HELD_GRACE,
+            remembered: limit::BRIDGE_REMEMBERED_GRACE,
             admission: limit::ADMISSION,
             in_use_period: limit::IN_USE_PERIOD,
             unused: limit::UNUSED,
@@ -96,23 +91,22 @@ impl Default for BridgeTimes {
 
 /// What the bridge is built of.
 pub struct BridgeParts {
-    /// The kubelet's root directory, by the path that the kubelet itself has: it is told where sockets are.
+    /// The kubelet's root directory, by the path that the kubelet itself has: sockets are reported to it below this path.
     pub root: PathBuf,
-    /// Tells the sockets of this daemon from those of another at the same kubelet: the UID of its pod.
+    /// Distinguishes the sockets of this daemon from those of another at the same kubelet: the UID of its pod.
     pub instance: Option<Uid>,
     /// Namespace and name of the pod in which this daemon runs, if it does: a kubelet's list of pods without it is not complete yet.
     pub own_pod: Option<(ObjectName, ObjectName)>,
     /// The directory in which native plugins register with this daemon.
     pub own_registry: PathBuf,
-    /// Keeps the names of offered drivers over a restart.
+    /// Stores the names of offered drivers for a restart.
     pub drivers_file: PathBuf,
-    /// Keeps the offered devices over a restart.
+    /// Stores the offered devices for a restart.
     pub devices_file: PathBuf,
-    pub claims: Arc<Manager>,
-    pub devices: Arc<Manager>,
+    pub manager: Arc<Manager>,
     pub registry: Registry,
     pub pools: NodePools,
-    /// Says for whom a claim that was refused is reserved.
+    /// Has the consumers for which a refused claim is reserved.
     pub source: Arc<dyn ClaimSource>,
     pub on_refused: OnRefused,
     pub changes: Changes,
@@ -125,7 +119,7 @@ pub struct BridgeParts {
 #[derive(Debug, thiserror::Error)]
 pub enum BridgeError {
     #[error(transparent)]
-    Root(#[from] RootError),
+    Root(#[from] PathError),
     #[error(
         "{0:?} is the directory in which plugins register with this daemon, and below the kubelet's root as well: every driver \
          would be offered to this daemon itself; choose another --root or --kubelet-root"
@@ -135,25 +129,22 @@ pub enum BridgeError {
 
 /// Handle to the bridge.
 #[derive(Clone)]
-pub struct Bridge {
-    context: Arc<Context>,
-    allocations: Arc<Allocations>,
-}
+pub struct Bridge(Arc<Context>);
 
 /// What the services of all drivers and resources share.
 struct Context {
     parts: BridgeParts,
-    claims: KubeletClaims,
     directories: KubeletDirectories,
     metrics: Metrics,
     /// Stopped when nothing that is offered may change any more.
     changing: Tasks,
     started: Instant,
     drivers: Mutex<Vec<Arc<OfferedDriver>>>,
-    resources: Mutex<Resources>,
+    resources: Mutex<BTreeMap<ExtendedResource, Arc<OfferedResource>>>,
+    allocations: Allocations,
     /// Resources for which no kubelet is there; while there are any it is a condition.
     waiting: Mutex<BTreeSet<ExtendedResource>>,
-    /// Counts the looks at the drivers' sockets.
+    /// Counts the checks of the drivers' sockets.
     looks: watch::Sender<u64>,
 }
 
@@ -161,45 +152,43 @@ impl Bridge {
     /// Refuses what can never work. Nothing is offered before `start`.
     pub fn new(parts: BridgeParts) -> Result<Self, BridgeError> {
         let directories = KubeletDirectories::new(parts.root.clone(), parts.instance.clone())?;
-        if overlaps(&directories.registry(), &parts.own_registry) {
+        if overlaps(&directories.registry, &parts.own_registry) {
             return Err(BridgeError::OwnDirectory(parts.own_registry));
         }
-        let changing = parts.tasks.child();
-        let context = Arc::new(Context {
-            claims: KubeletClaims::new(&parts, changing.clone()),
+        Ok(Self(Arc::new(Context {
+            changing: parts.tasks.child(),
             parts,
             directories,
             metrics: Metrics::default(),
-            changing,
             started: Instant::now(),
             drivers: Mutex::default(),
             resources: Mutex::default(),
+            allocations: Allocations::default(),
             waiting: Mutex::default(),
             looks: watch::Sender::new(0),
-        });
-        Ok(Self { allocations: Arc::new(Allocations::new(context.clone())), context })
+        })))
     }
 
     /// Offers drivers and resources until the tasks stop. What was offered before a restart is offered at once.
     pub fn start(&self) {
-        self.context.parts.tasks.spawn("bridge", dra::DriverController::new(self.context.clone()).run());
-        device_plugins::start(&self.context, &self.allocations);
+        self.0.parts.tasks.spawn("bridge", dra::offer(self.0.clone()));
+        device_plugins::start(&self.0);
     }
 
-    /// Hands over to another instance: calls are told to come again, and all sockets stay as they are until the tasks stop, whatever
-    /// becomes of their drivers here.
+    /// Hands over to another instance: calls fail with a problem that says to retry, and all sockets stay as they are until the tasks
+    /// stop, whatever becomes of their drivers here.
     pub fn hold(&self) {
-        self.context.changing.stop();
+        self.0.changing.stop();
     }
 
     /// Drivers that are offered, by name.
     pub fn drivers(&self) -> Vec<DriverBridgeStatus> {
-        self.context.drivers().iter().map(|driver| driver.status()).collect()
+        lock(&self.0.drivers).iter().map(|driver| driver.status()).collect()
     }
 
     /// Extended resources that are offered, by name.
     pub fn resources(&self) -> Vec<PluginStatus> {
-        self.context.resources().iter().map(|(name, resource)| resource.status(name)).collect()
+        lock(&self.0.resources).values().map(|resource| resource.status()).collect()
     }
 
     /// Whether a kubelet is connected that registered a driver. A connection alone may be that of a probe.
@@ -209,30 +198,26 @@ impl Bridge {
             .any(|driver| driver.connections > 0 && driver.registration == Registration::Registered)
     }
 
-    /// Changes whenever the drivers' sockets were checked, and those that were missing made again.
+    /// Changes whenever the drivers' sockets were checked, and missing ones created again.
     pub fn looks(&self) -> watch::Receiver<u64> {
-        self.context.looks.subscribe()
+        self.0.looks.subscribe()
     }
 
     pub fn metrics(&self) -> &Metrics {
-        &self.context.metrics
+        &self.0.metrics
     }
 
     /// The claim manager. Fails while the daemon hands over to another instance.
     pub fn claims(&self) -> Result<&Arc<Manager>, Problem> {
-        self.context.claims.manager()
+        self.0.manager()
     }
 }
 
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Context {
-    fn drivers(&self) -> MutexGuard<'_, Vec<Arc<OfferedDriver>>> {
-        self.drivers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn resources(&self) -> MutexGuard<'_, Resources> {
-        self.resources.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn serves(&self, driver: &DriverName) -> bool {
         self.parts.registry.serving(driver).is_ok()
     }

@@ -177,7 +177,7 @@ pub(super) fn pod_devices(answer: pods::ListPodResourcesResponse) -> PodDevices 
     for pod in answer.pod_resources {
         for entry in pod.containers.into_iter().flat_map(|container| container.devices) {
             let Ok(resource) = ExtendedResource::new(&entry.resource_name) else { continue };
-            listed.in_use.0.entry(resource).or_default().extend(entry.device_ids);
+            listed.in_use.entry(resource).or_default().extend(entry.device_ids);
         }
         listed.pods.insert((pod.namespace, pod.name));
     }
@@ -229,17 +229,6 @@ mod tests {
         assert_eq!((gone.len(), &gone["u1"].error[..], &gone[""].error), (3, "", &v1[""].error));
         let beta: v1beta1::NodeUnprepareResourcesResponse = transcode(&unprepared(outcomes)).unwrap();
         assert_eq!(beta.into_claims()[""].error, v1[""].error);
-    }
-
-    #[test]
-    fn the_newest_services_are_listed_first() {
-        let name = DriverName::new("gpu.example.com").unwrap();
-        let info = plugin_info(&name, Path::new("/k/plugins/gpu.example.com/dra.sock"));
-        assert_eq!((&info.r#type[..], &info.name[..]), ("DRAPlugin", "gpu.example.com"));
-        let expected =
-            ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
-        assert_eq!(info.supported_versions, expected);
-        assert_eq!(info.endpoint, "/k/plugins/gpu.example.com/dra.sock");
     }
 
     #[test]

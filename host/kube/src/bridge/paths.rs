@@ -30,9 +30,16 @@ const HASH_DIGITS: usize = 12;
 const INSTANCE_DIGITS: usize = 8;
 
 /// The directories of a kubelet.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct KubeletDirectories {
-    root: PathBuf,
+    pub(super) root: PathBuf,
+    /// The kubelet looks here for registration sockets.
+    pub(super) registry: PathBuf,
+    pub(super) plugins: PathBuf,
+    /// The kubelet takes registrations of device plugins here.
+    pub(super) device_plugins: PathBuf,
+    /// The kubelet's own socket that lists the devices of pods.
+    pub(super) pod_resources: PathBuf,
     instance: Option<Uid>,
 }
 
@@ -45,9 +52,9 @@ pub struct SocketPaths {
     pub service: PathBuf,
 }
 
-/// Why a kubelet's root directory cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RootError {
+/// Why a kubelet's root directory cannot be used, or not for a driver.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
     #[error(
         "the kubelet's directory {0:?} is not an absolute path without '..': give --kubelet-root as the kubelet has it"
     )]
@@ -56,28 +63,20 @@ pub enum RootError {
         "the kubelet's directory {root:?} has {length} bytes, and with more than {max} no socket fits into the \
          {SOCKET_PATH_BYTES_MAX} that the system allows: choose a shorter --kubelet-root (and the kubelet's --root-dir)"
     )]
-    TooLong { root: PathBuf, length: usize, max: usize },
-}
-
-/// A driver's sockets do not fit below this root.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the socket path {path:?} has {length} bytes, and the system allows {SOCKET_PATH_BYTES_MAX}: for driver {driver} the \
-     kubelet's directory (--kubelet-root) may have {root_max} bytes"
-)]
-pub(super) struct TooLong {
-    driver: DriverName,
-    /// The shortest there is.
-    path: PathBuf,
-    length: usize,
-    root_max: usize,
+    RootTooLong { root: PathBuf, length: usize, max: usize },
+    /// The path is the shortest there is.
+    #[error(
+        "the socket path {path:?} has {length} bytes, and the system allows {SOCKET_PATH_BYTES_MAX}: for driver {driver} the \
+         kubelet's directory (--kubelet-root) may have {root_max} bytes"
+    )]
+    DriverTooLong { driver: DriverName, path: PathBuf, length: usize, root_max: usize },
 }
 
 impl KubeletDirectories {
-    pub(super) fn new(root: PathBuf, instance: Option<Uid>) -> Result<Self, RootError> {
+    pub(super) fn new(root: PathBuf, instance: Option<Uid>) -> Result<Self, PathError> {
         let is_plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
         if !root.is_absolute() || !root.components().all(is_plain) {
-            return Err(RootError::NotPlain(root));
+            return Err(PathError::NotPlain(root));
         }
         // Without doubled and trailing slashes, which count as bytes.
         let root: PathBuf = root.components().collect();
@@ -85,91 +84,56 @@ impl KubeletDirectories {
             SHORTEST_BYTES.max(1 + DEVICE_PLUGINS.len() + 1 + shortest_resource_bytes(instance.as_ref()));
         let (length, max) = (bytes(&root), SOCKET_PATH_BYTES_MAX - shortest);
         if length > max {
-            return Err(RootError::TooLong { root, length, max });
+            return Err(PathError::RootTooLong { root, length, max });
         }
-        Ok(Self { root, instance })
+        let [registry, plugins, device_plugins, pod_resources] =
+            [REGISTRY, PLUGINS, DEVICE_PLUGINS, POD_RESOURCES].map(|path| root.join(path));
+        Ok(Self { root, registry, plugins, device_plugins, pod_resources, instance })
     }
 
-    pub(super) fn root(&self) -> &Path {
-        &self.root
-    }
-
-    /// The kubelet looks here for registration sockets.
-    pub(super) fn registry(&self) -> PathBuf {
-        self.root.join(REGISTRY)
-    }
-
-    pub(super) fn plugins(&self) -> PathBuf {
-        self.root.join(PLUGINS)
-    }
-
-    /// The kubelet takes registrations of device plugins here.
-    pub(super) fn device_plugins(&self) -> PathBuf {
-        self.root.join(DEVICE_PLUGINS)
-    }
-
-    /// The kubelet's own socket that lists the devices of pods.
-    pub(super) fn pod_resources(&self) -> PathBuf {
-        self.root.join(POD_RESOURCES)
-    }
-
-    pub(super) fn of_driver(&self, driver: &DriverName) -> Result<SocketPaths, TooLong> {
-        let (registry, plugins, short) = (self.registry(), self.plugins(), self.hash_of_both(driver));
-        let (mut registrations, mut services) = match &self.instance {
-            None => (vec![format!("{driver}-reg.sock")], vec![format!("{driver}/dra.sock")]),
-            Some(uid) => {
-                let names = [uid.to_string(), hash_of_uid(uid)];
-                (
-                    names.iter().map(|uid| format!("{driver}-{uid}-reg.sock")).collect(),
-                    names.iter().map(|uid| format!("{driver}/dra-{uid}.sock")).collect(),
-                )
-            }
-        };
-        registrations.push(format!("dra-{short}-reg.sock"));
-        services.push(format!("dra-{short}/dra.sock"));
-        Ok(SocketPaths {
-            registration: self.first_that_fits(driver, &registry, &registrations)?,
-            service: self.first_that_fits(driver, &plugins, &services)?,
-        })
-    }
-
-    fn hash_of_both(&self, driver: &DriverName) -> String {
+    pub(super) fn of_driver(&self, driver: &DriverName) -> Result<SocketPaths, PathError> {
         let uid = self.instance.as_ref().map_or("", Uid::as_str);
-        let digest =
-            Sha256::new().chain_update(driver.as_str()).chain_update([0]).chain_update(uid).finalize();
-        URL_SAFE_NO_PAD.encode(&digest[..16])
+        let ends = match uid {
+            "" => vec![String::new()],
+            uid => vec![format!("-{uid}"), format!("-{}", URL_SAFE_NO_PAD.encode(&Sha256::digest(uid)[..8]))],
+        };
+        let hash = Sha256::new().chain_update(driver.as_str()).chain_update([0]).chain_update(uid).finalize();
+        let short = format!("dra-{}", URL_SAFE_NO_PAD.encode(&hash[..16]));
+        let registrations = ends.iter().map(|end| format!("{driver}{end}-reg.sock"));
+        let services = ends.iter().map(|end| format!("{driver}/dra{end}.sock"));
+        let registrations = registrations.chain([format!("{short}-reg.sock")]);
+        let services = services.chain([format!("{short}/dra.sock")]);
+        Ok(SocketPaths {
+            registration: self.first_that_fits(driver, registrations.map(|name| self.registry.join(name)))?,
+            service: self.first_that_fits(driver, services.map(|name| self.plugins.join(name)))?,
+        })
     }
 
     fn first_that_fits(
         &self,
         driver: &DriverName,
-        directory: &Path,
-        names: &[String],
-    ) -> Result<PathBuf, TooLong> {
-        let paths = || names.iter().map(|name| directory.join(name));
-        if let Some(path) = paths().find(|path| bytes(path) <= SOCKET_PATH_BYTES_MAX) {
+        paths: impl Iterator<Item = PathBuf> + Clone,
+    ) -> Result<PathBuf, PathError> {
+        if let Some(path) = paths.clone().find(|path| bytes(path) <= SOCKET_PATH_BYTES_MAX) {
             return Ok(path);
         }
-        let path = paths().min_by_key(|path| bytes(path)).unwrap_or_default();
+        let path = paths.min_by_key(|path| bytes(path)).unwrap_or_default();
         let length = bytes(&path);
         let root_max = SOCKET_PATH_BYTES_MAX.saturating_sub(length.saturating_sub(bytes(&self.root)));
-        Err(TooLong { driver: driver.clone(), path, length, root_max })
+        Err(PathError::DriverTooLong { driver: driver.clone(), path, length, root_max })
     }
 
     /// The name of a resource's socket, such as `nodedock-gpu-0123456789ab.sock`: as much of the resource's name as fits, then its
     /// hash, then the instance, or the instance's hash where the directory's path leaves no room.
     pub(super) fn of_resource(&self, resource: &ExtendedResource) -> String {
-        let taken = bytes(&self.device_plugins()) + 1 + SPARE_BYTES;
+        let taken = bytes(&self.device_plugins) + 1 + SPARE_BYTES;
         let room = SOCKET_PATH_BYTES_MAX.saturating_sub(taken);
         let hash = digits(resource.as_str(), HASH_DIGITS);
         let plain = |instance: &str| format!("{PREFIX}{hash}{instance}{SUFFIX}");
-        let whole = self.instance.as_ref().map_or_else(String::new, |uid| format!("-{uid}"));
-        let instance = if plain(&whole).len() <= room {
-            whole
-        } else {
-            let uid = self.instance.as_ref().map_or("", Uid::as_str);
-            format!("-{}", digits(uid, INSTANCE_DIGITS))
-        };
+        let uid = self.instance.as_ref().map_or("", Uid::as_str);
+        let whole = if uid.is_empty() { String::new() } else { format!("-{uid}") };
+        let fits = plain(&whole).len() <= room;
+        let instance = if fits { whole } else { format!("-{}", digits(uid, INSTANCE_DIGITS)) };
         let left = room.saturating_sub(plain(&instance).len());
         match label(resource, left.saturating_sub(1)) {
             label if label.is_empty() => plain(&instance),
@@ -208,10 +172,6 @@ pub(super) fn newer_sockets(
     sockets.iter().filter(is_newer).map(|(name, _)| name.clone()).collect()
 }
 
-fn hash_of_uid(uid: &Uid) -> String {
-    URL_SAFE_NO_PAD.encode(&Sha256::digest(uid.as_str())[..8])
-}
-
 fn digits(text: &str, count: usize) -> String {
     hex::encode(Sha256::digest(text))[..count].to_owned()
 }
@@ -234,7 +194,7 @@ mod tests {
         KubeletDirectories::new(root.into(), instance.map(|uid| Uid::new(uid).unwrap())).unwrap()
     }
 
-    fn of(root: &str, instance: Option<&str>, driver: &str) -> Result<[String; 2], TooLong> {
+    fn of(root: &str, instance: Option<&str>, driver: &str) -> Result<[String; 2], PathError> {
         let paths = directories(root, instance).of_driver(&DriverName::new(driver).unwrap())?;
         let below = |path: PathBuf| path.strip_prefix(root).unwrap().display().to_string();
         Ok([below(paths.registration), below(paths.service)])
@@ -286,11 +246,10 @@ mod tests {
                                 seen.insert(path);
                             }
                         }
-                        Err(error) => {
-                            assert!(root_bytes > 54, "{error}");
-                            let fits = error.root_max < 54 || error.length <= SOCKET_PATH_BYTES_MAX;
-                            assert!(!fits, "{error:?}");
+                        Err(PathError::DriverTooLong { length, root_max, .. }) => {
+                            assert!(root_bytes > 54 && root_max >= 54 && length > SOCKET_PATH_BYTES_MAX);
                         }
+                        Err(error) => panic!("{error}"),
                     }
                 }
             }
@@ -309,9 +268,9 @@ mod tests {
         assert!(error.contains("--kubelet-root"), "{error}");
         for bad in ["kubelet", "/var/../kubelet", ""] {
             let error = KubeletDirectories::new(bad.into(), None).unwrap_err();
-            assert!(matches!(error, RootError::NotPlain(_)), "{bad}");
+            assert!(matches!(error, PathError::NotPlain(_)), "{bad}");
         }
-        assert_eq!(directories("/var//lib/kubelet/", None).root(), Path::new(DEFAULT));
+        assert_eq!(directories("/var//lib/kubelet/", None).root, Path::new(DEFAULT));
     }
 
     #[test]
@@ -338,7 +297,7 @@ mod tests {
                 let names: BTreeSet<_> =
                     resources.map(|name| directories.of_resource(&resource(name))).into();
                 assert_eq!(names.len(), 3);
-                let directory = directories.device_plugins();
+                let directory = &directories.device_plugins;
                 let fits =
                     |name: &String| bytes(&directory.join(name)) + SPARE_BYTES <= SOCKET_PATH_BYTES_MAX;
                 assert!(names.iter().all(fits), "{names:?}");

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use crate::slices::PoolNames;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
-use nodedock_model::{Claim, DriverKind, DriverName, KubeletDevice, ObjectName, PoolName, Problem, Uid};
+use nodedock_model::{Claim, DriverKind, DriverName, ObjectName, PoolName, Problem, Uid};
 
 #[derive(Clone)]
 pub struct NodePools {
@@ -40,20 +40,6 @@ impl NodePools {
         }
         // A pool whose name would be too long is not published, so no claim has it.
         self.names.published(pool).unwrap_or_else(|_| pool.clone())
-    }
-
-    /// `prepared_by`: the kind of driver that prepared the claim, for one that has not come back since a restart.
-    pub(super) fn publish_devices(
-        &self,
-        driver: &DriverName,
-        mut devices: Vec<KubeletDevice>,
-        prepared_by: impl FnOnce() -> Option<DriverKind>,
-    ) -> Vec<KubeletDevice> {
-        if self.registry.kind(driver).is_none() && prepared_by() == Some(DriverKind::Grpc) {
-            return devices;
-        }
-        devices.iter_mut().for_each(|device| device.pool = self.published(driver, &device.pool));
-        devices
     }
 }
 

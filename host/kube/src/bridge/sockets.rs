@@ -1,8 +1,8 @@
-//! Sockets in the kubelet's directories: made, served, looked at and removed.
+//! Sockets in the kubelet's directories: created, served, checked and removed.
 //!
 //! A kubelet dials what appears in its directories at once, so a socket is bound under a name that begins with a dot, which a kubelet
-//! ignores, given its mode, and renamed into place. What is not a socket, and a socket on which another process listens, is never
-//! touched; nor is a socket removed that is not the very one that was made here.
+//! ignores, given its mode, and renamed into place. A file that is not a socket, and a socket on which another process listens, is never
+//! touched; nor is a socket removed that is not the very one that was created here.
 
 use std::convert::Infallible;
 use std::io;
@@ -25,7 +25,7 @@ use nodedock_base::socket::{BindError, bind_by, refuse_occupied};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::limit::{BRIDGE_CONNECTIONS_MAX, BRIDGE_STREAMS_MAX};
 
-/// As a kubelet makes its directories.
+/// As a kubelet creates its directories.
 const DIRECTORY_MODE: u32 = 0o750;
 
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +40,7 @@ pub(super) enum SocketError {
     NotADirectory(PathBuf),
 }
 
-/// Connections to sockets: those that were made, and those that are open, each of which has a clone of the second.
+/// Connections to sockets: how many there were, and those that are open, each of which has a clone of the second.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     made: Counter,
@@ -70,7 +70,8 @@ pub(super) fn server() -> Server {
 
 /// A socket that is served until it is closed or dropped. Calls under way then are answered.
 pub(super) struct ServedSocket {
-    file: SocketFile,
+    path: PathBuf,
+    pub(super) id: SocketId,
     tasks: Tasks,
 }
 
@@ -83,7 +84,7 @@ impl ServedSocket {
         connections: Vec<Arc<Connections>>,
         tasks: Tasks,
     ) -> Result<Self, SocketError> {
-        let (listener, file) = SocketFile::listen(path).await?;
+        let (listener, id) = listen(path).await?;
         let (incoming, stopped) = (incoming(listener, connections), tasks.stopped());
         tasks.spawn(name, async move {
             if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopped).await {
@@ -94,21 +95,21 @@ impl ServedSocket {
                 );
             }
         });
-        Ok(Self { file, tasks })
-    }
-
-    pub(super) fn id(&self) -> SocketId {
-        self.file.id
+        Ok(Self { path: path.to_owned(), id, tasks })
     }
 
     /// Whether the socket's file is still there.
     pub(super) fn is_present(&self) -> bool {
-        self.file.is_present()
+        socket_id(&self.path) == Some(self.id)
     }
 
     /// Removes the socket. The tasks end with the calls under way.
     pub(super) fn close(self) -> Tasks {
-        self.file.remove();
+        if self.is_present()
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            tracing::warn!(socket = %self.path.display(), %error, "a socket cannot be removed");
+        }
         self.tasks.stop();
         self.tasks.clone()
     }
@@ -136,34 +137,13 @@ fn incoming(
     })
 }
 
-/// A socket's file that was made here.
-#[derive(Debug)]
-struct SocketFile {
-    path: PathBuf,
-    id: SocketId,
-}
-
-impl SocketFile {
-    /// Listens on `path`. A socket on which no process listens any more is replaced.
-    async fn listen(path: &Path) -> Result<(UnixListener, Self), SocketError> {
-        let hidden = hidden(path);
-        refuse_occupied(&hidden).await?;
-        let listener = bind_by(path, &hidden).await?;
-        let id = socket_id(path).ok_or_else(|| SocketError::Removed(path.to_owned()))?;
-        Ok((listener, Self { path: path.to_owned(), id }))
-    }
-
-    fn is_present(&self) -> bool {
-        socket_id(&self.path) == Some(self.id)
-    }
-
-    fn remove(&self) {
-        if self.is_present()
-            && let Err(error) = std::fs::remove_file(&self.path)
-        {
-            tracing::warn!(socket = %self.path.display(), %error, "a socket cannot be removed");
-        }
-    }
+/// Listens on `path`. A socket on which no process listens any more is replaced.
+async fn listen(path: &Path) -> Result<(UnixListener, SocketId), SocketError> {
+    let hidden = hidden(path);
+    refuse_occupied(&hidden).await?;
+    let listener = bind_by(path, &hidden).await?;
+    let id = socket_id(path).ok_or_else(|| SocketError::Removed(path.to_owned()))?;
+    Ok((listener, id))
 }
 
 /// A name beside `path` that a kubelet ignores, no longer than any socket's name here.
@@ -173,7 +153,7 @@ fn hidden(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{}", hex::encode(&digest[..3])))
 }
 
-/// Makes a directory whose parent is there, unless it is there.
+/// Creates a directory whose parent is there, unless it is there.
 pub(super) fn make_directory(path: &Path) -> Result<(), SocketError> {
     let directory = |source| SocketError::Directory { path: path.to_owned(), source };
     match std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
@@ -207,53 +187,49 @@ mod tests {
         names
     }
 
-    #[tokio::test]
-    async fn a_socket_is_private_and_alone_and_goes_when_it_is_removed() {
-        let (directory, path) = directory();
-        let (_listener, file) = SocketFile::listen(&path).await.unwrap();
-        assert_eq!(names(directory.path()), ["gpu.example.com-reg.sock"]);
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert!(file.is_present());
-        file.remove();
-        assert!(!file.is_present() && names(directory.path()).is_empty());
-        file.remove();
+    async fn open(path: &Path) -> Result<ServedSocket, SocketError> {
+        let router = server().add_routes(tonic::service::Routes::default());
+        ServedSocket::open("test", path, router, Vec::new(), Tasks::new()).await
     }
 
     #[tokio::test]
-    async fn stale_sockets_are_replaced_also_the_one_of_a_listen_that_was_cut_short() {
+    async fn a_socket_is_private_and_alone_and_replaces_stale_ones() {
         let (directory, path) = directory();
         drop(StdListener::bind(&path).unwrap());
         drop(StdListener::bind(hidden(&path)).unwrap());
-        let (_listener, file) = SocketFile::listen(&path).await.unwrap();
-        assert!(file.is_present());
-        assert_eq!(names(directory.path()).len(), 1);
+        let socket = open(&path).await.unwrap();
+        assert_eq!(names(directory.path()), ["gpu.example.com-reg.sock"]);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         UnixStream::connect(&path).await.unwrap();
+        assert!(socket.is_present());
+        socket.close();
+        assert!(names(directory.path()).is_empty());
     }
 
     #[tokio::test]
-    async fn what_is_not_ours_is_left_as_it_is() {
+    async fn files_of_others_are_left_as_they_are() {
         let (directory, path) = directory();
         std::fs::write(&path, "precious").unwrap();
-        assert!(matches!(SocketFile::listen(&path).await, Err(SocketError::Bind(BindError::NotASocket(_)))));
+        assert!(matches!(open(&path).await, Err(SocketError::Bind(BindError::NotASocket(_)))));
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
         std::fs::remove_file(&path).unwrap();
 
         let elsewhere = directory.path().join("elsewhere.sock");
         drop(StdListener::bind(&elsewhere).unwrap());
         std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
-        assert!(matches!(SocketFile::listen(&path).await, Err(SocketError::Bind(BindError::NotASocket(_)))));
+        assert!(matches!(open(&path).await, Err(SocketError::Bind(BindError::NotASocket(_)))));
         assert!(path.is_symlink());
         std::fs::remove_file(&path).unwrap();
 
         let theirs = StdListener::bind(&path).unwrap();
-        assert!(matches!(SocketFile::listen(&path).await, Err(SocketError::Bind(BindError::InUse(_)))));
+        assert!(matches!(open(&path).await, Err(SocketError::Bind(BindError::InUse(_)))));
         drop(theirs);
 
-        let (_listener, file) = SocketFile::listen(&path).await.unwrap();
+        let ours = open(&path).await.unwrap();
         std::fs::remove_file(&path).unwrap();
-        let (_theirs, their_file) = SocketFile::listen(&path).await.unwrap();
-        file.remove();
-        assert!(their_file.is_present() && !file.is_present(), "another socket in its place is not removed");
+        let theirs = open(&path).await.unwrap();
+        ours.close();
+        assert!(theirs.is_present(), "another socket in its place is not removed");
     }
 
     #[test]

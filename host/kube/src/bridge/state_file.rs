@@ -1,6 +1,7 @@
-//! Two files beside the checkpoint that keep what was offered over a restart: names of drivers, a line each, and devices of extended
+//! Two files beside the checkpoint that store what was offered for a restart: names of drivers, a line each, and devices of extended
 //! resources as JSON. They are a cache: one that cannot be read is as good as none.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,32 +11,88 @@ use serde::{Deserialize, Serialize};
 
 use super::device_plugins::{Offers, PoolOffer, split_id};
 use nodedock_base::conditions::Conditions;
-use nodedock_base::error::chain;
 use nodedock_model::limit::{
     BRIDGE_DRIVERS_MAX, BRIDGE_MEMORY_BYTES_MAX, NUMA_NODE_ID_MAX, PLUGIN_RESOURCES_MAX, RESOURCE_DEVICES_MAX,
 };
 use nodedock_model::{DriverName, ExtendedResource, PluginDevice, Problem};
 
-/// What is offered cannot be kept, by the file.
-const NOT_KEPT: &str = "bridge-memory";
-/// Bytes of the file of drivers: names of at most 63 bytes, and the ends of lines.
-const DRIVERS_BYTES_MAX: usize = BRIDGE_DRIVERS_MAX * 64;
+/// What is offered cannot be stored, by the file.
+const NOT_STORED: &str = "bridge-memory";
 const VERSION: u32 = 1;
 
-#[derive(Debug, thiserror::Error)]
-pub(super) enum StateFileError {
-    #[error("read {path:?}")]
-    Read { path: PathBuf, source: io::Error },
-    #[error("write {path:?}")]
-    Write { path: PathBuf, source: io::Error },
-    #[error("{path:?} has more than the {max} bytes that are kept")]
-    TooLarge { path: PathBuf, max: usize },
-    #[error("{path:?} is not a list of drivers' names (line {line})")]
-    Names { path: PathBuf, line: usize },
-    #[error("{path:?} is not a list of devices")]
-    Devices { path: PathBuf, source: serde_json::Error },
-    #[error("{path:?} has version {version}, and {VERSION} is known")]
-    Version { path: PathBuf, version: u32 },
+/// What a file stores.
+pub(super) trait Stored: Clone + Default + PartialEq + Send + 'static {
+    const BYTES_MAX: usize;
+    /// What follows if it cannot be written.
+    const CONSEQUENCE: &'static str;
+
+    fn decode(bytes: &[u8]) -> io::Result<Self>;
+
+    fn encode(&self) -> io::Result<Vec<u8>>;
+}
+
+pub(super) struct StateFile<T> {
+    path: PathBuf,
+    conditions: Conditions,
+    /// What the file has, if that is known.
+    content: Option<T>,
+}
+
+impl<T: Stored> StateFile<T> {
+    pub(super) fn new(path: PathBuf, conditions: Conditions) -> Self {
+        Self { path, conditions, content: None }
+    }
+
+    /// What was stored before the restart; nothing if it cannot be read.
+    pub(super) async fn load(&mut self) -> T {
+        let path = self.path.clone();
+        match tokio::task::spawn_blocking(move || read(&path)).await.unwrap_or_else(|error| Err(error.into()))
+        {
+            Ok(content) => self.content.insert(content).clone(),
+            Err(error) => {
+                tracing::warn!(file = %self.path.display(), %error, "what was offered is offered again when drivers serve");
+                T::default()
+            }
+        }
+    }
+
+    pub(super) fn has(&self, content: &T) -> bool {
+        self.content.as_ref() == Some(content)
+    }
+
+    /// Replaces what is stored, if it differs. False: it failed, and a condition says so, with what follows from it.
+    pub(super) async fn save(&mut self, content: &T) -> bool {
+        if self.has(content) {
+            return true;
+        }
+        let (path, new, subject) = (self.path.clone(), content.clone(), self.path.display().to_string());
+        let written = tokio::task::spawn_blocking(move || write(&path, &new)).await;
+        let Err(error) = written.unwrap_or_else(|error| Err(error.into())) else {
+            self.content = Some(content.clone());
+            self.conditions.clear(NOT_STORED, &subject);
+            return true;
+        };
+        let message = format!("{}: write {subject}: {error}", T::CONSEQUENCE);
+        self.conditions.set(&subject, Problem::unavailable(NOT_STORED, message));
+        false
+    }
+}
+
+/// Names of drivers.
+impl Stored for BTreeSet<DriverName> {
+    /// Names of at most 63 bytes, and the ends of lines.
+    const BYTES_MAX: usize = BRIDGE_DRIVERS_MAX * 64;
+    const CONSEQUENCE: &'static str = "after a restart drivers are offered when they serve";
+
+    fn decode(bytes: &[u8]) -> io::Result<Self> {
+        let text = std::str::from_utf8(bytes).map_err(invalid)?;
+        text.lines().map(|line| DriverName::new(line).map_err(invalid)).collect()
+    }
+
+    fn encode(&self) -> io::Result<Vec<u8>> {
+        let lines = self.iter().take(BRIDGE_DRIVERS_MAX).map(|name| format!("{name}\n"));
+        Ok(lines.collect::<String>().into_bytes())
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -52,54 +109,30 @@ struct ResourceEntry {
     offer: PoolOffer,
 }
 
-/// Runs a write on a thread that may block. False: it failed, and a condition says so, with what follows from it.
-pub(super) async fn save(
-    conditions: &Conditions,
-    path: &Path,
-    consequence: &str,
-    write: impl FnOnce() -> Result<(), StateFileError> + Send + 'static,
-) -> bool {
-    let subject = path.display().to_string();
-    let error = match tokio::task::spawn_blocking(write).await {
-        Ok(Ok(())) => {
-            conditions.clear(NOT_KEPT, &subject);
-            return true;
+impl Stored for Offers {
+    const BYTES_MAX: usize = BRIDGE_MEMORY_BYTES_MAX;
+    const CONSEQUENCE: &'static str = "after a restart the kubelet has no devices until drivers serve";
+
+    fn decode(bytes: &[u8]) -> io::Result<Self> {
+        let file: DevicesFile = serde_json::from_slice(bytes)?;
+        if file.version != VERSION {
+            return Err(invalid(format!("it has version {}, and {VERSION} is known", file.version)));
         }
-        Ok(Err(error)) => chain(&error),
-        Err(error) => error.to_string(),
-    };
-    conditions.set(&subject, Problem::unavailable(NOT_KEPT, format!("{consequence}: {error}")));
-    false
-}
-
-pub(super) fn load_drivers(path: &Path) -> Result<Vec<DriverName>, StateFileError> {
-    let bytes = read(path, DRIVERS_BYTES_MAX)?.unwrap_or_default();
-    let names = |line| StateFileError::Names { path: path.to_owned(), line };
-    let text = String::from_utf8(bytes).map_err(|_| names(1))?;
-    let name = |(index, line)| DriverName::new(line).map_err(|_| names(index + 1));
-    text.lines().enumerate().map(name).collect()
-}
-
-pub(super) fn save_drivers<'a>(
-    path: &Path,
-    names: impl IntoIterator<Item = &'a DriverName>,
-) -> Result<(), StateFileError> {
-    let text: String = names.into_iter().take(BRIDGE_DRIVERS_MAX).map(|name| format!("{name}\n")).collect();
-    write(path, text.as_bytes())
-}
-
-pub(super) fn load_devices(path: &Path) -> Result<Offers, StateFileError> {
-    let Some(bytes) = read(path, BRIDGE_MEMORY_BYTES_MAX)? else { return Ok(Offers::new()) };
-    let devices = |source| StateFileError::Devices { path: path.to_owned(), source };
-    let file: DevicesFile = serde_json::from_slice(&bytes).map_err(devices)?;
-    if file.version != VERSION {
-        return Err(StateFileError::Version { path: path.to_owned(), version: file.version });
+        let checked = |mut entry: ResourceEntry| {
+            check(&mut entry.offer.devices);
+            (entry.resource, entry.offer)
+        };
+        Ok(file.resources.into_iter().take(PLUGIN_RESOURCES_MAX).map(checked).collect())
     }
-    let checked = |mut entry: ResourceEntry| {
-        check(&mut entry.offer.devices);
-        (entry.resource, entry.offer)
-    };
-    Ok(file.resources.into_iter().take(PLUGIN_RESOURCES_MAX).map(checked).collect())
+
+    fn encode(&self) -> io::Result<Vec<u8>> {
+        let entry = |(resource, offer): (&ExtendedResource, &PoolOffer)| ResourceEntry {
+            resource: resource.clone(),
+            offer: offer.clone(),
+        };
+        let file = DevicesFile { version: VERSION, resources: self.iter().map(entry).collect() };
+        Ok(serde_json::to_vec(&file)?)
+    }
 }
 
 /// Removes devices that cannot have been written here.
@@ -115,50 +148,39 @@ fn check(devices: &mut Vec<PluginDevice>) {
     devices.dedup_by(|a, b| a.id == b.id);
 }
 
-pub(super) fn save_devices(path: &Path, offers: &Offers) -> Result<(), StateFileError> {
-    let entry = |(resource, offer): (&ExtendedResource, &PoolOffer)| ResourceEntry {
-        resource: resource.clone(),
-        offer: offer.clone(),
-    };
-    let file = DevicesFile { version: VERSION, resources: offers.iter().map(entry).collect() };
-    let bytes = serde_json::to_vec(&file)
-        .map_err(|source| StateFileError::Devices { path: path.to_owned(), source })?;
-    if bytes.len() > BRIDGE_MEMORY_BYTES_MAX {
-        return Err(StateFileError::TooLarge { path: path.to_owned(), max: BRIDGE_MEMORY_BYTES_MAX });
-    }
-    write(path, &bytes)
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// None: there is no file.
-fn read(path: &Path, max: usize) -> Result<Option<Vec<u8>>, StateFileError> {
-    let failed = |source| StateFileError::Read { path: path.to_owned(), source };
+fn check_size<T: Stored>(bytes: &[u8]) -> io::Result<()> {
+    let max = T::BYTES_MAX;
+    if bytes.len() <= max {
+        Ok(())
+    } else {
+        Err(invalid(format!("more than the {max} bytes that are stored")))
+    }
+}
+
+fn read<T: Stored>(path: &Path) -> io::Result<T> {
     let mut options = OpenOptions::new();
     let file = match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(failed)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(T::default()),
+        opened => opened?,
     };
     let mut bytes = Vec::new();
-    file.take(max as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() > max {
-        return Err(StateFileError::TooLarge { path: path.to_owned(), max });
-    }
-    Ok(Some(bytes))
+    file.take(T::BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
+    check_size::<T>(&bytes)?;
+    T::decode(&bytes)
 }
 
 /// Replaces the file as a whole: after a crash it has the content before or this one.
-fn write(path: &Path, bytes: &[u8]) -> Result<(), StateFileError> {
-    replace(path, bytes).map_err(|source| StateFileError::Write { path: path.to_owned(), source })
-}
-
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut temporary = path.to_owned().into_os_string();
-    temporary.push(".new");
-    match std::fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    file.write_all(bytes)?;
+fn write<T: Stored>(path: &Path, content: &T) -> io::Result<()> {
+    let bytes = content.encode()?;
+    check_size::<T>(&bytes)?;
+    let temporary = path.with_added_extension("new");
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(&bytes)?;
     file.sync_all()?;
     std::fs::rename(&temporary, path)?;
     path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
@@ -174,8 +196,8 @@ mod tests {
         (directory, path)
     }
 
-    fn names(words: &[&str]) -> Vec<DriverName> {
-        words.iter().map(|name| DriverName::new(name).unwrap()).collect()
+    fn names(count: usize) -> BTreeSet<DriverName> {
+        (0..count).map(|n| DriverName::new(format!("{n:0>63}")).unwrap()).collect()
     }
 
     fn offers() -> Offers {
@@ -188,67 +210,57 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         let (directory, path) = path();
-        assert_eq!(load_drivers(&path).unwrap(), []);
-        assert_eq!(load_devices(&path).unwrap(), Offers::new());
-        std::fs::write(path.with_extension("new"), "of a crash").unwrap();
-        for expected in [names(&["a.example.com", "b"]), names(&["b"]), names(&[])] {
-            save_drivers(&path, &expected).unwrap();
-            assert_eq!(load_drivers(&path).unwrap(), expected);
+        assert_eq!(read::<Offers>(&path).unwrap(), Offers::new());
+        std::fs::write(path.with_added_extension("new"), "of a crash").unwrap();
+        for expected in [names(2), names(0), names(BRIDGE_DRIVERS_MAX)] {
+            write(&path, &expected).unwrap();
+            assert_eq!(read::<BTreeSet<DriverName>>(&path).unwrap(), expected);
         }
-        let many: Vec<_> =
-            (0..BRIDGE_DRIVERS_MAX + 5).map(|n| DriverName::new(format!("{n:0>63}")).unwrap()).collect();
-        save_drivers(&path, &many).unwrap();
-        assert_eq!(load_drivers(&path).unwrap(), many[..BRIDGE_DRIVERS_MAX]);
+        write(&path, &names(BRIDGE_DRIVERS_MAX + 5)).unwrap();
+        assert_eq!(read::<BTreeSet<DriverName>>(&path).unwrap(), names(BRIDGE_DRIVERS_MAX));
         for expected in [offers(), Offers::new()] {
-            save_devices(&path, &expected).unwrap();
-            assert_eq!(load_devices(&path).unwrap(), expected);
+            write(&path, &expected).unwrap();
+            assert_eq!(read::<Offers>(&path).unwrap(), expected);
         }
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
-    #[test]
-    fn a_file_that_is_something_else_is_named_and_so_is_one_that_cannot_be_written() {
+    #[tokio::test]
+    async fn a_file_that_cannot_be_read_or_written_is_as_good_as_none() {
         let (directory, path) = path();
-        for (content, line) in [("a\nNOT A NAME\n", 2), ("\u{0}", 1), ("a\n\nb", 2)] {
+        for content in ["a\nNOT A NAME\n", "\u{0}", "a\n\nb"] {
             std::fs::write(&path, content).unwrap();
-            let error = load_drivers(&path).unwrap_err();
-            assert!(
-                matches!(error, StateFileError::Names { line: found, .. } if found == line),
-                "{content:?}"
-            );
+            assert!(read::<BTreeSet<DriverName>>(&path).is_err(), "{content:?}");
         }
         std::fs::write(&path, b"\xff").unwrap();
-        assert!(matches!(load_drivers(&path), Err(StateFileError::Names { .. })));
-        for (content, words) in [
-            (&b""[..], "is not a list of devices"),
-            (b"{\"version\":1,\"resources\":[{\"resource\":\"gpu\"", "is not a list"),
-            (
-                b"{\"version\":1,\"resources\":[{\"resource\":\"cpu\",\"driver\":\"a\",\"devices\":[]}]}",
-                "is not a list",
-            ),
-            (b"{\"version\":2}", "version 2"),
-        ] {
+        assert!(read::<BTreeSet<DriverName>>(&path).is_err());
+        let foreign = r#"{"version":1,"resources":[{"resource":"cpu","driver":"a","devices":[]}]}"#;
+        for content in ["", r#"{"version":1,"resources":[{"resource":"gpu""#, foreign, r#"{"version":2}"#] {
             std::fs::write(&path, content).unwrap();
-            let error = load_devices(&path).unwrap_err().to_string();
-            assert!(error.contains(words) && error.contains("offered"), "{error}");
+            assert!(read::<Offers>(&path).is_err(), "{content:?}");
         }
         File::create(&path).unwrap().set_len(BRIDGE_MEMORY_BYTES_MAX as u64 + 1).unwrap();
-        assert!(matches!(load_drivers(&path), Err(StateFileError::TooLarge { .. })));
-        assert!(matches!(load_devices(&path), Err(StateFileError::TooLarge { .. })));
-        assert!(matches!(load_drivers(directory.path()), Err(StateFileError::Read { .. })));
-        let nowhere = directory.path().join("no/offered");
-        assert!(matches!(save_drivers(&nowhere, &[]), Err(StateFileError::Write { .. })));
-        assert!(matches!(save_devices(directory.path(), &offers()), Err(StateFileError::Write { .. })));
+        assert!(read::<Offers>(&path).unwrap_err().to_string().contains("16777216 bytes"));
+
+        let (conditions, path) = (Conditions::default(), directory.path().join("directory"));
+        std::fs::create_dir(&path).unwrap();
+        let mut file = StateFile::<Offers>::new(path.clone(), conditions.clone());
+        assert_eq!(file.load().await, Offers::new());
+        assert!(!file.save(&offers()).await && !file.has(&offers()));
+        let [condition] = &conditions.list()[..] else { panic!("one condition") };
+        let (subject, message) = (path.display().to_string(), &condition.problem.message);
+        assert_eq!((&condition.problem.code[..], &condition.subject), (NOT_STORED, &subject));
+        assert!(
+            message.starts_with("after a restart the kubelet has no devices") && message.contains(&subject)
+        );
     }
 
     #[test]
     fn devices_that_cannot_have_been_written_are_left_out() {
-        let (_directory, path) = path();
         let content = br#"{"version":1,"resources":[{"resource":"example.com/gpu","driver":"gpu.example.com","devices":[
             {"id":"p/1","healthy":true,"numaNodes":[1,0,1,5000]},{"id":"p/0","healthy":true},{"id":"p/0","healthy":false},
             {"id":"../x","healthy":true},{"id":"","healthy":true}]}]}"#;
-        std::fs::write(&path, content).unwrap();
-        let offers = load_devices(&path).unwrap();
+        let offers = Offers::decode(content).unwrap();
         let devices = &offers.values().next().unwrap().devices;
         let known: Vec<_> =
             devices.iter().map(|device| (device.id.as_str(), device.numa_nodes.as_slice())).collect();

@@ -6,8 +6,7 @@ mod health;
 mod resources;
 mod sockets;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,7 +32,8 @@ use nodedock_core::registry::DriverState;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, Device, DeviceAccess, DeviceHealth, DeviceName, DriverClaim,
-    DriverKind, Edits, HealthState, Inventory, LiveClaim, Pool, PoolName, PreparedClaim, PreparedDevice,
+    DriverKind, Edits, HealthReport, HealthState, Inventory, LiveClaim, Pool, PoolName, PreparedClaim,
+    PreparedDevice,
 };
 
 const GPU: &str = "gpu.example.com";
@@ -51,6 +51,24 @@ fn source(driver: &str) -> String {
 
 fn resource() -> ExtendedResource {
     ExtendedResource::new("example.com/gpu").unwrap()
+}
+
+/// Devices of one pool, each healthy, unhealthy or of no reported state, with a message.
+fn published<'a>(
+    pool: &str,
+    extended_resource: Option<ExtendedResource>,
+    devices: impl IntoIterator<Item = (String, Option<bool>, &'a str)>,
+) -> Published {
+    let name = PoolName::new(pool).unwrap();
+    let (mut pool, mut health) = (Pool { extended_resource, ..Pool::default() }, HealthReport::new());
+    for (device, is_healthy, message) in devices {
+        let device = DeviceName::new(device).unwrap();
+        pool.devices.insert(device.clone(), Device::default());
+        let Some(is_healthy) = is_healthy else { continue };
+        let state = if is_healthy { HealthState::Healthy } else { HealthState::Unhealthy };
+        health.insert((name.clone(), device), DeviceHealth { state, message: message.to_owned() });
+    }
+    Published { inventory: Inventory { pools: [(name, pool)].into() }, health }
 }
 
 /// A kubelet's root, and the managers of a daemon.
@@ -126,11 +144,6 @@ impl Node {
     }
 
     fn parts(&self) -> BridgeParts {
-        let offers = OfferTimes {
-            gone: Duration::from_millis(20),
-            prepared: Duration::from_millis(20),
-            remembered: PATIENCE * 2,
-        };
         let (refusals, file) = (self.refusals.clone(), |name: &str| self.dir.path().join(name));
         BridgeParts {
             root: self.root(),
@@ -139,8 +152,7 @@ impl Node {
             own_registry: file("ours"),
             drivers_file: file("drivers"),
             devices_file: file("devices.json"),
-            claims: self.manager.clone(),
-            devices: self.manager.clone(),
+            manager: self.manager.clone(),
             registry: self.registry.clone(),
             pools: NodePools { names: PoolNames::Plain, registry: self.registry.clone() },
             source: self.source.clone(),
@@ -152,7 +164,9 @@ impl Node {
             times: BridgeTimes {
                 look_period: Duration::from_millis(10),
                 settle: Duration::ZERO,
-                offers,
+                gone: Duration::from_millis(20),
+                prepared: Duration::from_millis(20),
+                remembered: PATIENCE * 2,
                 in_use_period: Duration::from_millis(10),
                 unused: Duration::ZERO,
                 unseen: Duration::ZERO,
@@ -173,11 +187,9 @@ impl Node {
         Running::start(BridgeParts { instance, drivers_file, devices_file, ..self.parts() })
     }
 
-    /// Lets a driver serve that publishes its devices; a later one of the name replaces it.
-    fn serve(&self, driver: &str) -> watch::Sender<Arc<Published>> {
-        let (published, inventory) = watch::channel(Arc::default());
-        self.serve_with(driver, Some(inventory));
-        published
+    /// Lets a driver serve that publishes no devices; a later one of the name replaces it.
+    fn serve(&self, driver: &str) {
+        self.serve_with(driver, None);
     }
 
     fn serve_with(&self, driver: &str, inventory: Option<watch::Receiver<Arc<Published>>>) {
@@ -194,6 +206,20 @@ impl Node {
         self.registry.serve(&driver.identity.source.clone(), driver).unwrap();
     }
 
+    /// A started bridge that offers the GPU driver, which publishes no devices.
+    async fn serving(&self) -> Running {
+        self.serve(GPU);
+        let running = self.start();
+        running.open(GPU).await;
+        running
+    }
+
+    /// The driver is there and does not serve.
+    fn retire(&self, driver: &str, state: DriverState) {
+        self.registry.retire(&source(driver));
+        self.show(driver, state);
+    }
+
     fn show(&self, driver: &str, state: DriverState) {
         let shown = name(driver);
         self.registry.update(DriverKind::Wasm, &source(driver), |view| {
@@ -203,16 +229,8 @@ impl Node {
 
     /// Publishes devices by letters in a pool with the resource's name; those in capitals are not healthy.
     fn offer(&self, letters: &str) {
-        let pool = PoolName::new("p").unwrap();
-        let id = |letter: char| DeviceName::new(letter.to_ascii_lowercase().to_string()).unwrap();
-        let devices = letters.chars().map(|letter| (id(letter), Device::default())).collect();
-        let listed = Pool { devices, extended_resource: Some(resource()), ..Pool::default() };
-        let state = |letter: char| {
-            if letter.is_ascii_lowercase() { HealthState::Healthy } else { HealthState::Unhealthy }
-        };
-        let health = |letter: char| DeviceHealth { state: state(letter), message: String::new() };
-        let health = letters.chars().map(|letter| ((pool.clone(), id(letter)), health(letter))).collect();
-        self.publish(Published { inventory: Inventory { pools: [(pool, listed)].into() }, health });
+        let device = |c: char| (c.to_ascii_lowercase().to_string(), Some(c.is_ascii_lowercase()), "");
+        self.publish(published("p", Some(resource()), letters.chars().map(device)));
     }
 
     fn publish(&self, published: Published) {
@@ -225,6 +243,26 @@ impl Node {
                 *sender = Some(published);
             }
         }
+    }
+
+    /// Prepares a claim of the GPU driver for a kubelet, beside the bridge.
+    async fn prepare(&self, claim: &ObjectRef) {
+        self.manager.prepare_for_kubelet(&name(GPU), claim, "test".into()).await.unwrap();
+    }
+
+    async fn unprepare(&self, claim: &ObjectRef) {
+        self.manager.unprepare_for_kubelet(&name(GPU), claim, "test".into()).await.unwrap();
+    }
+
+    /// Returns when the device manager knows of no resource.
+    async fn without_resources(&self) {
+        let mut changes = self.manager.device_changes();
+        let waited = async {
+            while !self.manager.capacity().resources.is_empty() {
+                changes.changed().await.unwrap();
+            }
+        };
+        soon(waited).await;
     }
 
     /// The driver's file is gone.
@@ -300,6 +338,11 @@ impl Running {
         found.map(|found| format!("{}: {}", found.subject, found.problem.message))
     }
 
+    /// Returns when a resource has a registration.
+    async fn registered(&self, expected: &PluginRegistration) {
+        self.until("registered", |this| this.resource().as_ref() == Some(expected)).await;
+    }
+
     async fn condition_comes(&self, code: &str) -> String {
         self.until(code, |this| this.condition(code).is_some()).await;
         self.condition(code).unwrap()
@@ -317,16 +360,6 @@ impl Running {
 /// Within what a person waits for.
 async fn soon<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, work).await.expect("it takes too long")
-}
-
-/// Waits for something that announces no change.
-async fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let waited = async {
-        while !is() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    assert!(tokio::time::timeout(PATIENCE, waited).await.is_ok(), "{what}");
 }
 
 /// A kubelet on a registration socket.
@@ -354,7 +387,7 @@ struct FakeSource(Mutex<BTreeMap<ObjectName, Claim>>);
 
 impl FakeSource {
     /// A claim for a device of the GPU driver.
-    fn put(&self, name: &str, pool: &str, device: &str) {
+    fn put(&self, name: &str, pool: &str, device: &str) -> ObjectRef {
         let id = ObjectRef::new("default", name, &format!("uid-{name}")).unwrap();
         let device = AllocatedDevice {
             request: "request".to_owned(),
@@ -372,7 +405,8 @@ impl FakeSource {
             annotations: BTreeMap::new(),
             owner_pod: None,
         };
-        self.0.lock().unwrap().insert(id.name, claim);
+        self.0.lock().unwrap().insert(id.name.clone(), claim);
+        id
     }
 }
 

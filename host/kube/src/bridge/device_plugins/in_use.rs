@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use tonic::Request;
 use wire::pod_resources_lister_client::PodResourcesListerClient;
 
-use super::allocate::Allocations;
 use super::claim::{self, Ids};
 use super::unused::ClaimUsage;
 use crate::bridge::claims::DeviceClaim;
@@ -39,29 +38,27 @@ enum ListError {
     Incomplete(&'static str),
 }
 
-/// Devices that pods use, by resource.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::bridge) struct InUse(pub(in crate::bridge) BTreeMap<ExtendedResource, Ids>);
+/// A kubelet's list of pods.
+#[derive(Debug, Default)]
+pub(in crate::bridge) struct PodDevices {
+    /// Devices that pods use, by resource.
+    pub(in crate::bridge) in_use: BTreeMap<ExtendedResource, Ids>,
+    /// Namespace and name of every pod in the list.
+    pub(in crate::bridge) pods: BTreeSet<(String, String)>,
+}
 
-impl InUse {
+impl PodDevices {
     /// Whether pods use devices of a claim, under the name of its resource: a claim's name says which resource it is of.
-    pub(super) fn has(&self, of: &DeviceClaim) -> bool {
-        self.0.iter().any(|(resource, ids)| {
+    pub(super) fn use_any(&self, of: &DeviceClaim) -> bool {
+        self.in_use.iter().any(|(resource, ids)| {
             !ids.is_disjoint(&of.devices)
                 && claim::id(&of.driver, resource, &of.devices).is_ok_and(|id| id.uid == of.claim.uid)
         })
     }
 }
 
-/// A kubelet's list: the devices, and namespace and name of every pod in it.
-#[derive(Debug, Default)]
-pub(in crate::bridge) struct PodDevices {
-    pub(in crate::bridge) in_use: InUse,
-    pub(in crate::bridge) pods: BTreeSet<(String, String)>,
-}
-
-/// Asks the kubelet which devices pods use. The error says why that is not known.
-pub(super) async fn list(context: &Context, deadline: Duration) -> Result<InUse, String> {
+/// Lists the devices that pods use. The error says why that is not known.
+pub(super) async fn list(context: &Context, deadline: Duration) -> Result<PodDevices, String> {
     let listed = tokio::time::timeout(deadline, complete_list(context, deadline)).await;
     let listed = listed.unwrap_or(Err(ListError::Deadline(deadline)));
     context.metrics.looked(if listed.is_ok() { "answered" } else { "failed" });
@@ -69,8 +66,8 @@ pub(super) async fn list(context: &Context, deadline: Duration) -> Result<InUse,
 }
 
 /// A kubelet that has just started lists fewer pods than it has: a list without pods, or without the pod of this daemon, is refused.
-async fn complete_list(context: &Context, deadline: Duration) -> Result<InUse, ListError> {
-    let client = PodResourcesListerClient::new(connect(&context.directories.pod_resources()).await?);
+async fn complete_list(context: &Context, deadline: Duration) -> Result<PodDevices, ListError> {
+    let client = PodResourcesListerClient::new(connect(&context.directories.pod_resources).await?);
     let mut client = client.max_decoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
     let mut request = Request::new(wire::ListPodResourcesRequest {});
     request.set_timeout(deadline);
@@ -79,21 +76,20 @@ async fn complete_list(context: &Context, deadline: Duration) -> Result<InUse, L
         message: one_line(status.message(), MESSAGE_BYTES_MAX),
     };
     let listed = convert::pod_devices(client.list(request).await.map_err(failed)?.into_inner());
-    if listed.pods.is_empty() {
-        return Err(ListError::Incomplete("no pod"));
+    let own =
+        context.parts.own_pod.as_ref().map(|(namespace, name)| (namespace.to_string(), name.to_string()));
+    match own {
+        _ if listed.pods.is_empty() => Err(ListError::Incomplete("no pod")),
+        Some(own) if !listed.pods.contains(&own) => {
+            Err(ListError::Incomplete("others, and not that of this daemon"))
+        }
+        _ => Ok(listed),
     }
-    let own = context.parts.own_pod.as_ref();
-    if own.is_some_and(|(namespace, name)| !listed.pods.contains(&(namespace.to_string(), name.to_string())))
-    {
-        return Err(ListError::Incomplete("others, and not that of this daemon"));
-    }
-    Ok(listed.in_use)
 }
 
 /// Releases claims whose devices no pod uses any more.
 pub(super) struct UnusedClaims {
     context: Arc<Context>,
-    allocations: Arc<Allocations>,
     /// In the kubelet's directory.
     sockets: watch::Receiver<Arc<Sockets>>,
     usage: ClaimUsage,
@@ -103,24 +99,20 @@ pub(super) struct UnusedClaims {
 }
 
 impl UnusedClaims {
-    pub(super) fn new(
-        context: Arc<Context>,
-        allocations: Arc<Allocations>,
-        sockets: watch::Receiver<Arc<Sockets>>,
-    ) -> Self {
+    pub(super) fn new(context: Arc<Context>, sockets: watch::Receiver<Arc<Sockets>>) -> Self {
         let usage = ClaimUsage::new(context.parts.times.unused, context.parts.times.unseen);
-        Self { context, allocations, sockets, usage, kubelet: None, failing_since: None }
+        Self { context, sockets, usage, kubelet: None, failing_since: None }
     }
 
-    /// Asks the kubelet only while there are claims for devices.
+    /// Calls the kubelet only while there are claims for devices.
     pub(super) async fn run(mut self) {
         loop {
-            let claims = self.context.claims.device_claims();
-            self.allocations.forget_all_but(&claims, Instant::now());
+            let claims = self.context.device_claims();
+            self.context.forget_all_but(&claims, Instant::now());
             if claims.is_empty() {
                 self.usage.reset();
                 self.set_listed(Ok(()));
-                self.allocations.begun.notified().await;
+                self.context.allocations.begun.notified().await;
             } else {
                 self.round(&claims).await;
             }
@@ -137,9 +129,9 @@ impl UnusedClaims {
             self.usage.reset();
         }
         match listed {
-            Ok(in_use) => {
+            Ok(pods) => {
                 self.set_listed(Ok(()));
-                self.release_unused(claims, &in_use).await;
+                self.release_unused(claims, &pods).await;
             }
             Err(error) => self.set_listed(Err(&error)),
         }
@@ -149,13 +141,10 @@ impl UnusedClaims {
         self.sockets.borrow().get(KUBELET_SOCKET).copied()
     }
 
-    async fn release_unused(&mut self, claims: &[DeviceClaim], in_use: &InUse) {
-        let requested =
-            |claim: &DeviceClaim| (claim.clone(), self.allocations.requested_at(&claim.claim.uid));
-        let claims: Vec<_> = claims.iter().map(requested).collect();
-        for (unused, requested) in self.usage.observe(&claims, |claim| in_use.has(claim), Instant::now()) {
-            let DeviceClaim { driver, claim, devices } = &unused;
-            match self.allocations.release(&unused, requested).await {
+    async fn release_unused(&mut self, claims: &[DeviceClaim], pods: &PodDevices) {
+        for unused in self.usage.observe(claims, |claim| pods.use_any(claim), Instant::now()) {
+            let DeviceClaim { driver, claim, devices, .. } = &unused;
+            match self.context.release(&unused).await {
                 Ok(false) => {}
                 Ok(true) => {
                     self.context.metrics.released.inc();
@@ -169,7 +158,7 @@ impl UnusedClaims {
 
     fn set_listed(&mut self, listed: Result<(), &str>) {
         let (conditions, subject) =
-            (&self.context.parts.conditions, self.context.directories.pod_resources().display().to_string());
+            (&self.context.parts.conditions, self.context.directories.pod_resources.display().to_string());
         let Err(error) = listed else {
             self.failing_since = None;
             return conditions.clear(UNKNOWN, &subject);
@@ -196,9 +185,11 @@ mod tests {
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Ids>();
         let devices = ids(&["p/a", "p/b"]);
         let claim = claim::id(&driver, &resource("gpu"), &devices).unwrap();
-        let claim = DeviceClaim { claim, driver, devices };
-        let is_used =
-            |name: &str, used: &[&str]| InUse(BTreeMap::from([(resource(name), ids(used))])).has(&claim);
+        let claim = DeviceClaim { claim, driver, devices, requested: Instant::now() };
+        let is_used = |name: &str, used: &[&str]| {
+            let in_use = BTreeMap::from([(resource(name), ids(used))]);
+            PodDevices { in_use, ..PodDevices::default() }.use_any(&claim)
+        };
         assert!(is_used("gpu", &["p/b"]));
         assert!(!is_used("gpu", &["p/c"]) && !is_used("nic", &["p/a", "p/b"]));
     }

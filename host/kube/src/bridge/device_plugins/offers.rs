@@ -43,15 +43,6 @@ pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offe
     offers
 }
 
-/// The devices as a kubelet is told of them: one that is used elsewhere cannot be allocated, so it is not healthy.
-pub(super) fn listed(offer: &PoolOffer, is_used_elsewhere: impl Fn(&str) -> bool) -> Vec<PluginDevice> {
-    let device = |device: &PluginDevice| PluginDevice {
-        healthy: device.healthy && !is_used_elsewhere(&device.id),
-        ..device.clone()
-    };
-    offer.devices.iter().map(device).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,12 +95,5 @@ mod tests {
             ..ObservedPools::default()
         };
         assert_eq!(desired(&another, &mut known.clone()), known);
-    }
-
-    #[test]
-    fn a_device_that_is_used_elsewhere_is_not_healthy() {
-        let listed = listed(&offer("a", &["p/0", "p/1"]), |id| id == "p/1");
-        let healthy: Vec<_> = listed.iter().map(|device| (device.id.as_str(), device.healthy)).collect();
-        assert_eq!(healthy, [("p/0", true), ("p/1", false)]);
     }
 }

@@ -68,6 +68,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use proptest::prelude::*;
+    use tokio::time::Instant;
 
     use super::*;
     use nodedock_model::{DriverName, ObjectRef};
@@ -79,7 +80,7 @@ mod tests {
     fn existing(devices: &str, is_fresh: bool) -> Existing {
         let claim = ObjectRef::new("nodedock", &format!("c-{devices}"), &format!("u-{devices}")).unwrap();
         let driver = DriverName::new("gpu.example.com").unwrap();
-        let claim = DeviceClaim { claim, driver, devices: ids(devices) };
+        let claim = DeviceClaim { claim, driver, devices: ids(devices), requested: Instant::now() };
         Existing { claim, is_fresh, is_used: None }
     }
 

@@ -1,10 +1,8 @@
 //! When a device plugin registers with a kubelet: once for each `kubelet.sock`, and again where the kubelet lost it. Pure.
 //!
-//! A kubelet never comes back to a plugin by itself. It forgets one when it restarts (a new `kubelet.sock`), and when the stream of
-//! lists ends. Up to 1.36 it takes the end of the stream of an older instance for the end of the newest, so an instance whose stream is
+//! A kubelet never dials a plugin by itself. It forgets one when it restarts (a new `kubelet.sock`), and when the stream of lists
+//! ends. Up to 1.36 it takes the end of the stream of an older instance for the end of the newest, so an instance whose stream is
 //! gone registers again, unless it knows of a newer one: two instances never take the name from each other.
-
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -15,11 +13,11 @@ use nodedock_model::limit;
 /// Whether a resource is registered with the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PluginRegistration {
-    /// Not registered, or the kubelet does not follow the list; why.
+    /// Not registered, or the kubelet has no list open; why.
     Waiting(String),
     /// The kubelet's message.
     Refused(String),
-    /// Registered, and the kubelet follows the list.
+    /// Registered, and the kubelet has a list open.
     Followed,
     /// A newer instance of this daemon offers the resource.
     Superseded,
@@ -40,24 +38,14 @@ impl PluginRegistration {
 
 const NOT_TRIED: &str = "it has not been tried yet";
 
-/// What is to be done now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    /// Nothing before something happens.
-    Rest,
-    /// Nothing before this time.
-    Wait(Instant),
-    Register,
-}
-
 /// A plugin's registrations with the kubelet so far.
 #[derive(Debug)]
 pub(super) struct RegistrationState {
     registered: Option<SocketId>,
-    /// Since when the kubelet follows no list of a registered plugin, or the registration, and for how long that is waited for.
-    silent: Option<(Instant, Duration)>,
-    /// Since when it follows one.
-    followed: Option<Instant>,
+    /// When to register again, while the kubelet has no list of a registered plugin open.
+    unlisted: Option<Instant>,
+    /// Since when it has one open.
+    listed: Option<Instant>,
     /// The socket of the last attempt that failed, and when to retry it.
     failed: Option<(SocketId, Instant)>,
     status: PluginRegistration,
@@ -74,8 +62,8 @@ impl Default for RegistrationState {
     fn default() -> Self {
         Self {
             registered: None,
-            silent: None,
-            followed: None,
+            unlisted: None,
+            listed: None,
             failed: None,
             status: PluginRegistration::default(),
             waiting_since: None,
@@ -87,26 +75,26 @@ impl Default for RegistrationState {
 }
 
 impl RegistrationState {
-    /// `kubelet`: its socket now; `superseded`: a newer instance offers the resource.
-    pub(super) fn step(&self, kubelet: Option<&SocketId>, superseded: bool, now: Instant) -> Step {
-        let Some(kubelet) = kubelet else { return Step::Rest };
-        let due = if self.registered.as_ref() == Some(kubelet) {
-            match self.silent {
+    /// When to register, which is now or may be past; None: not before something happens. `kubelet`: its socket now; `superseded`: a
+    /// newer instance offers the resource.
+    pub(super) fn due(&self, kubelet: Option<SocketId>, superseded: bool, now: Instant) -> Option<Instant> {
+        let kubelet = kubelet?;
+        let mut due = now;
+        if self.is_registered_at(Some(kubelet)) {
+            due = self.unlisted?;
+            if superseded {
                 // The newer instance registers again if need be. It may die without notice, so it is checked from time to time.
-                Some(_) if superseded => return Step::Wait(now + limit::LIST_WAIT),
-                Some((since, patience)) => since + patience,
-                None => return Step::Rest,
+                return Some(now + limit::LIST_WAIT);
             }
-        } else {
-            now
-        };
-        let retry = self.failed.as_ref().filter(|(socket, _)| socket == kubelet).map(|(_, at)| *at);
-        let due = retry.map_or(due, |retry| retry.max(due));
-        if due <= now { Step::Register } else { Step::Wait(due) }
+        }
+        match self.failed {
+            Some((socket, retry)) if socket == kubelet => Some(due.max(retry)),
+            _ => Some(due),
+        }
     }
 
-    pub(super) fn is_registered_at(&self, kubelet: Option<&SocketId>) -> bool {
-        self.registered.is_some() && self.registered.as_ref() == kubelet
+    pub(super) fn is_registered_at(&self, kubelet: Option<SocketId>) -> bool {
+        self.registered.is_some() && self.registered == kubelet
     }
 
     pub(super) fn status(&self) -> &PluginRegistration {
@@ -119,14 +107,15 @@ impl RegistrationState {
         self.waiting_since.filter(|_| is_waiting).map(|since| since + limit::KUBELET_AWAY)
     }
 
-    /// Takes what is there: the kubelet's socket, how many lists it follows, and whether a newer instance offers the resource.
+    /// Takes what is there: the kubelet's socket, how many lists it has open, and whether a newer instance offers the resource.
     pub(super) fn observe(
         &mut self,
-        kubelet: Option<&SocketId>,
+        kubelet: Option<SocketId>,
         lists: usize,
         superseded: bool,
         now: Instant,
     ) {
+        self.observe_lists(lists, now);
         let settled = match (lists > 0, superseded) {
             (true, _) => Some(PluginRegistration::Followed),
             (false, true) => Some(PluginRegistration::Superseded),
@@ -146,23 +135,22 @@ impl RegistrationState {
         self.waiting_since.get_or_insert(now);
     }
 
-    /// The kubelet follows so many lists.
-    pub(super) fn follows(&mut self, lists: usize, now: Instant) {
+    fn observe_lists(&mut self, lists: usize, now: Instant) {
         if lists > 0 {
-            self.silent = None;
+            self.unlisted = None;
             self.patience.reset();
-            self.followed.get_or_insert(now);
+            self.listed.get_or_insert(now);
             return;
         }
-        let Some(since) = self.followed.take() else { return };
+        let Some(since) = self.listed.take() else { return };
         if now.duration_since(since) >= limit::LIST_STEADY {
             self.losses.reset();
         }
-        self.silent = Some((now, self.losses.delay()));
+        self.unlisted = Some(now + self.losses.delay());
     }
 
-    /// The kubelet behind a socket took the registration; `followed`: it follows a list already.
-    pub(super) fn registered(&mut self, socket: SocketId, followed: bool, now: Instant) {
+    /// The kubelet behind a socket took the registration; `is_listed`: it has a list open already.
+    pub(super) fn registered(&mut self, socket: SocketId, is_listed: bool, now: Instant) {
         if self.registered.replace(socket) != Some(socket) {
             self.losses.reset();
             self.patience.reset();
@@ -170,8 +158,8 @@ impl RegistrationState {
         self.failed = None;
         self.failures.reset();
         // A list that is open may be of the registration before: whether it stays is seen when it ends.
-        self.silent = (!followed).then(|| (now, self.patience.delay()));
-        self.followed = followed.then_some(now);
+        self.unlisted = (!is_listed).then(|| now + self.patience.delay());
+        self.listed = is_listed.then_some(now);
         self.status = PluginRegistration::Waiting("it does not ask for the list of devices".to_owned());
         self.waiting_since = Some(now);
     }
@@ -191,137 +179,150 @@ impl RegistrationState {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
+    use std::time::{Duration, SystemTime};
 
     use proptest::prelude::*;
 
     use super::*;
 
+    const NOW: Option<Duration> = Some(Duration::ZERO);
+
+    /// A plugin, and the time.
+    struct Scene {
+        state: RegistrationState,
+        now: Instant,
+    }
+
     fn socket(number: u64) -> SocketId {
         SocketId { device: 1, inode: number, made: SystemTime::UNIX_EPOCH + Duration::from_secs(number) }
     }
 
-    fn waiting() -> PluginRegistration {
-        PluginRegistration::Waiting("of the test".to_owned())
-    }
+    impl Scene {
+        fn new() -> Self {
+            Self { state: RegistrationState::default(), now: Instant::now() }
+        }
 
-    fn after(start: Instant, ms: u64) -> Instant {
-        start + Duration::from_millis(ms)
+        /// How long it waits until it registers at a socket.
+        fn wait(&self, number: u64) -> Option<Duration> {
+            let due = self.state.due(Some(socket(number)), false, self.now);
+            due.map(|at| at.saturating_duration_since(self.now))
+        }
+
+        fn registered(&mut self, number: u64) {
+            self.state.registered(socket(number), false, self.now);
+        }
+
+        fn failed(&mut self, number: u64) {
+            let why = PluginRegistration::Waiting("of the test".to_owned());
+            self.state.failed(Some(socket(number)), why, self.now);
+        }
+
+        fn lists(&mut self, number: u64, lists: usize) {
+            self.state.observe(Some(socket(number)), lists, false, self.now);
+        }
     }
 
     #[test]
-    fn one_registration_for_each_socket_however_it_was_reached() {
-        let (start, mut state) = (Instant::now(), RegistrationState::default());
-        assert_eq!(state.step(None, false, start), Step::Rest);
-        assert_eq!(state.step(Some(&socket(1)), false, start), Step::Register);
-        state.failed(Some(socket(1)), waiting(), start);
-        assert_eq!(state.step(Some(&socket(1)), false, start), Step::Wait(after(start, 20)));
+    fn there_is_one_registration_for_each_socket_and_a_new_socket_is_tried_at_once() {
+        let mut scene = Scene::new();
+        assert_eq!(scene.state.due(None, false, scene.now), None);
+        assert_eq!(scene.wait(1), NOW);
+        scene.failed(1);
+        assert_eq!(scene.wait(1), Some(limit::REGISTER_RETRY_MIN));
+        (0..20).for_each(|_| scene.failed(1));
+        assert_eq!((scene.wait(1), scene.wait(2)), (Some(limit::REGISTER_RETRY_MAX), NOW));
+        scene.failed(2);
+        assert_eq!(scene.wait(2), Some(limit::REGISTER_RETRY_MIN));
         // The retry reached the new socket before the watch reported it.
-        state.registered(socket(2), false, after(start, 20));
-        state.follows(1, after(start, 25));
-        assert_eq!(state.step(Some(&socket(2)), false, after(start, 30)), Step::Rest);
-        assert_eq!(state.step(Some(&socket(3)), false, after(start, 30)), Step::Register);
-    }
-
-    #[test]
-    fn a_new_socket_is_tried_at_once_whatever_the_old_one_cost() {
-        let (start, mut state) = (Instant::now(), RegistrationState::default());
-        (0..20).for_each(|_| state.failed(Some(socket(1)), waiting(), start));
-        assert_eq!(state.step(Some(&socket(1)), false, start), Step::Wait(start + limit::REGISTER_RETRY_MAX));
-        assert_eq!(state.step(Some(&socket(2)), false, start), Step::Register);
-        state.failed(Some(socket(2)), waiting(), start);
-        assert_eq!(state.step(Some(&socket(2)), false, start), Step::Wait(start + limit::REGISTER_RETRY_MIN));
+        scene.registered(3);
+        scene.lists(3, 1);
+        assert_eq!((scene.wait(3), scene.wait(4)), (None, NOW));
     }
 
     #[test]
     fn a_lost_list_is_registered_again_unless_a_newer_instance_is_there() {
-        let (start, mut state) = (Instant::now(), RegistrationState::default());
-        state.registered(socket(1), false, start);
-        assert_eq!(state.step(Some(&socket(1)), false, start), Step::Wait(start + limit::LIST_WAIT));
-        state.follows(1, start);
-        state.follows(2, start);
-        state.follows(1, start);
-        assert_eq!(state.step(Some(&socket(1)), false, start), Step::Rest);
-        state.follows(0, start);
-        assert_eq!(state.step(Some(&socket(1)), true, start), Step::Wait(start + limit::LIST_WAIT));
-        assert_eq!(state.step(Some(&socket(1)), false, start), Step::Wait(start + limit::LIST_LOST));
-        assert_eq!(state.step(Some(&socket(1)), false, start + limit::LIST_LOST), Step::Register);
-        assert_eq!(
-            state.step(Some(&socket(2)), true, start),
-            Step::Register,
-            "each registers with a new kubelet"
-        );
+        let mut scene = Scene::new();
+        scene.registered(1);
+        assert_eq!(scene.wait(1), Some(limit::LIST_WAIT));
+        for (lists, expected) in [(1, None), (2, None), (1, None), (0, Some(limit::LIST_LOST))] {
+            scene.lists(1, lists);
+            assert_eq!(scene.wait(1), expected);
+        }
+        let superseded = |number| scene.state.due(Some(socket(number)), true, scene.now);
+        assert_eq!(superseded(1), Some(scene.now + limit::LIST_WAIT));
+        assert_eq!(superseded(2), Some(scene.now), "each registers with a new kubelet");
+        scene.now += limit::LIST_LOST;
+        assert_eq!(scene.wait(1), NOW);
     }
 
     #[test]
     fn lists_that_do_not_last_are_registered_again_less_and_less_often() {
-        let (mut now, mut state) = (Instant::now(), RegistrationState::default());
+        let mut scene = Scene::new();
         let mut waits = Vec::new();
         for _ in 0..9 {
-            state.registered(socket(1), false, now);
-            state.follows(1, now);
-            state.follows(0, now);
-            let Step::Wait(at) = state.step(Some(&socket(1)), false, now) else { panic!("no wait") };
-            waits.push((at - now).as_secs());
-            now = at;
+            scene.registered(1);
+            scene.lists(1, 1);
+            scene.lists(1, 0);
+            let wait = scene.wait(1).unwrap();
+            waits.push(wait.as_secs());
+            scene.now += wait;
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 120, 120]);
-        state.registered(socket(1), true, now);
-        state.follows(0, now + limit::LIST_STEADY);
-        let now = now + limit::LIST_STEADY;
-        assert_eq!(state.step(Some(&socket(1)), false, now), Step::Wait(now + limit::LIST_LOST));
+        scene.state.registered(socket(1), true, scene.now);
+        scene.now += limit::LIST_STEADY;
+        scene.lists(1, 0);
+        assert_eq!(scene.wait(1), Some(limit::LIST_LOST));
     }
 
     #[test]
     fn a_refusal_is_shown_until_it_is_lifted_and_waiting_begins_when_the_list_is_lost() {
-        let (start, mut state) = (Instant::now(), RegistrationState::default());
-        state.observe(Some(&socket(1)), 0, false, start);
-        assert_eq!(state.away_at(), Some(start + limit::KUBELET_AWAY));
+        let mut scene = Scene::new();
+        let observed = |scene: &mut Scene, kubelet: Option<u64>, lists, superseded| {
+            scene.now += Duration::from_secs(1);
+            scene.state.observe(kubelet.map(socket), lists, superseded, scene.now);
+            let away = scene.state.away_at().map(|at| (at - scene.now).as_secs());
+            (scene.state.status().clone(), away)
+        };
+        let max = limit::KUBELET_AWAY.as_secs();
+        assert_eq!(observed(&mut scene, Some(1), 0, false).1, Some(max));
         let refused = PluginRegistration::Refused("no".to_owned());
-        state.failed(Some(socket(1)), refused.clone(), start);
-        state.observe(Some(&socket(1)), 0, false, after(start, 10));
-        assert_eq!((state.status(), state.away_at()), (&refused, None));
-        state.observe(None, 0, false, after(start, 20));
-        assert!(!state.status().is_settled() && state.away_at() == Some(start + limit::KUBELET_AWAY));
-        state.registered(socket(2), false, after(start, 30));
-        assert_eq!(state.away_at(), Some(after(start, 30) + limit::KUBELET_AWAY));
-        state.observe(Some(&socket(2)), 1, false, after(start, 40));
-        assert_eq!((state.status(), state.away_at()), (&PluginRegistration::Followed, None));
-        state.observe(Some(&socket(2)), 0, true, after(start, 50));
-        assert_eq!((state.status(), state.away_at()), (&PluginRegistration::Superseded, None));
-        state.observe(Some(&socket(2)), 0, false, after(start, 60));
-        assert_eq!(state.away_at(), Some(after(start, 60) + limit::KUBELET_AWAY));
+        scene.state.failed(Some(socket(1)), refused.clone(), scene.now);
+        assert_eq!(observed(&mut scene, Some(1), 0, false), (refused, None));
+        let (status, away) = observed(&mut scene, None, 0, false);
+        assert!(!status.is_settled() && away == Some(max - 2), "since the start");
+        scene.registered(2);
+        assert_eq!(scene.state.away_at(), Some(scene.now + limit::KUBELET_AWAY));
+        assert_eq!(observed(&mut scene, Some(2), 1, false), (PluginRegistration::Followed, None));
+        assert_eq!(observed(&mut scene, Some(2), 0, true), (PluginRegistration::Superseded, None));
+        assert_eq!(observed(&mut scene, Some(2), 0, false).1, Some(max));
     }
 
     proptest! {
-        /// Against a kubelet that restarts, refuses and drops streams as it likes: a plugin whose list is followed never registers
-        /// again at the same socket, and one that is not registered always has a time for its next try.
+        /// Against a kubelet that restarts, refuses and drops streams as it likes: a plugin with an open list never registers again at
+        /// the same socket, and one that is not registered always has a time for its next try.
         #[test]
         fn nothing_is_cut_off_and_nothing_is_forgotten(events in prop::collection::vec((0u8..5, 0u64..20_000), 1..200)) {
-            let (mut now, mut state) = (Instant::now(), RegistrationState::default());
-            let (mut kubelet, mut follows) = (1, false);
-            let mut registered = None;
+            let (mut scene, mut kubelet, mut is_listed, mut registered) = (Scene::new(), 1, false, None);
             for (event, ms) in events {
-                now = after(now, ms);
+                scene.now += Duration::from_millis(ms);
                 match event {
-                    0 => { kubelet += 1; follows = false; state.follows(0, now); }
-                    1 => { follows = false; state.follows(0, now); }
-                    2 if registered == Some(kubelet) => { follows = true; state.follows(1, now); }
+                    0 => { kubelet += 1; is_listed = false; scene.lists(kubelet, 0); }
+                    1 => { is_listed = false; scene.lists(kubelet, 0); }
+                    2 if registered == Some(kubelet) => { is_listed = true; scene.lists(kubelet, 1); }
                     _ => {}
                 }
-                let seen = socket(kubelet);
-                match state.step(Some(&seen), false, now) {
-                    Step::Register => {
-                        prop_assert!(!(follows && registered == Some(kubelet)), "it is followed");
+                match scene.wait(kubelet) {
+                    Some(wait) if wait.is_zero() => {
+                        prop_assert!(!(is_listed && registered == Some(kubelet)), "its list is open");
                         if event == 3 {
-                            state.failed(Some(seen), waiting(), now);
+                            scene.failed(kubelet);
                         } else {
-                            state.registered(seen, false, now);
+                            scene.registered(kubelet);
                             registered = Some(kubelet);
                         }
                     }
-                    Step::Wait(at) => prop_assert!(at > now && at <= now + limit::REGISTER_RETRY_MAX),
-                    Step::Rest => prop_assert!(follows && registered == Some(kubelet)),
+                    Some(wait) => prop_assert!(wait <= limit::REGISTER_RETRY_MAX),
+                    None => prop_assert!(is_listed && registered == Some(kubelet)),
                 }
             }
         }

@@ -14,9 +14,6 @@ use crate::bridge::claims::DeviceClaim;
 use nodedock_model::Uid;
 use nodedock_model::limit::UNUSED_LOOKS;
 
-/// A claim, and when a kubelet requested it last.
-pub(super) type RequestedClaim = (DeviceClaim, Instant);
-
 #[derive(Debug)]
 struct Usage {
     requested: Instant,
@@ -43,16 +40,16 @@ impl ClaimUsage {
     /// Takes a list of devices in use. Returns the claims that are to be released; `in_use`: whether a pod uses any of a claim's devices.
     pub(super) fn observe(
         &mut self,
-        claims: &[RequestedClaim],
+        claims: &[DeviceClaim],
         in_use: impl Fn(&DeviceClaim) -> bool,
         now: Instant,
-    ) -> Vec<RequestedClaim> {
-        self.claims.retain(|uid, _| claims.iter().any(|(known, _)| known.claim.uid == *uid));
+    ) -> Vec<DeviceClaim> {
+        self.claims.retain(|uid, _| claims.iter().any(|known| known.claim.uid == *uid));
         let mut unused = Vec::new();
-        for (claim, requested) in claims {
-            let fresh = || Usage { requested: *requested, seen: false, absent: None };
+        for claim in claims {
+            let fresh = || Usage { requested: claim.requested, seen: false, absent: None };
             let usage = self.claims.entry(claim.claim.uid.clone()).or_insert_with(fresh);
-            if usage.requested != *requested {
+            if usage.requested != claim.requested {
                 *usage = fresh();
             }
             if in_use(claim) {
@@ -63,7 +60,7 @@ impl ClaimUsage {
             *looks += 1;
             let wait = if usage.seen { self.unused } else { self.unseen };
             if *looks >= UNUSED_LOOKS && now >= *since + wait {
-                unused.push((claim.clone(), *requested));
+                unused.push(claim.clone());
             }
         }
         unused
@@ -83,10 +80,10 @@ mod tests {
     use nodedock_model::limit::{UNSEEN, UNUSED};
     use nodedock_model::{DriverName, ObjectRef};
 
-    fn claim(requested: Instant) -> RequestedClaim {
+    fn claim(requested: Instant) -> DeviceClaim {
         let claim = ObjectRef::new("nodedock", "c", "u").unwrap();
         let driver = DriverName::new("gpu.example.com").unwrap();
-        (DeviceClaim { claim, driver, devices: ["p/a".to_owned()].into() }, requested)
+        DeviceClaim { claim, driver, devices: ["p/a".to_owned()].into(), requested }
     }
 
     /// Lists after so many seconds, and whether the claim is in use in each; when it is released.

@@ -59,17 +59,15 @@ impl HealthService {
             let max = BRIDGE_HEALTH_STREAMS_MAX;
             Status::resource_exhausted(format!("{max} streams of this driver's health are open already"))
         })?;
+        let serving = self.driver.context.parts.registry.serving_changes();
         let watch = HealthWatch {
-            serving: self.driver.context.parts.registry.serving_changes(),
+            serving,
             driver: self.driver.clone(),
             inventory: None,
             sent: None,
             _permit: permit,
         };
-        let lists = futures::stream::unfold(watch, |mut watch| async move {
-            let list = watch.next().await;
-            Some((list, watch))
-        });
+        let lists = futures::stream::unfold(watch, async |mut watch| Some((watch.next().await, watch)));
         Ok(lists.take_until(self.tasks.stopped().boxed()))
     }
 }
@@ -120,21 +118,18 @@ impl HealthWatch {
         self.sent.as_ref().is_none_or(|(sent, at)| sent != list || at.elapsed() >= HEALTH_RESEND)
     }
 
-    /// Resolves when there may be another list, or this one is due again. What a native plugin reports announces no change.
+    /// Resolves when there may be another list, or this one is due again. A change of what a native plugin reports is seen by polling.
     async fn changed(&mut self) {
         let published = async {
-            let changed = match &mut self.inventory {
-                Some(inventory) => inventory.changed().await.is_ok(),
-                None => false,
-            };
-            // A driver that is replaced publishes no more: the next begins to serve.
-            if !changed {
-                std::future::pending::<()>().await;
+            match &mut self.inventory {
+                Some(inventory) => inventory.changed().await,
+                None => std::future::pending().await,
             }
         };
         tokio::select! {
-            // What is missed here is seen in the next round, for each of the three.
-            () = published => {}
+            // What is missed here is seen in the next round, for each of the three. A driver that is replaced publishes no more: the
+            // next begins to serve.
+            Ok(()) = published => {}
             _ = self.serving.changed() => {}
             () = tokio::time::sleep(BRIDGE_LOOK_PERIOD) => {}
         }

@@ -2,46 +2,25 @@
 //!
 //! A driver is offered from the first time that it serves, or from the start when it was offered before. It stays while anything of it
 //! is here, whatever its state: only when its file or its registration is gone for a while is it offered no more. Claims that the
-//! kubelet holds of it prolong that: without the driver's socket it could not even learn that an operator released the claim.
+//! kubelet prepared with it prolong that: without the driver's socket it could not even learn that an operator released the claim.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::bridge::BridgeTimes;
 use nodedock_core::registry::DriverNames;
-use nodedock_model::{DriverName, limit};
-
-/// For how long drivers are offered of which nothing is here.
-#[derive(Debug, Clone, Copy)]
-pub struct OfferTimes {
-    /// A driver that went away: its file may be on its way back.
-    pub gone: Duration,
-    /// A driver of which a kubelet holds claims, from when it holds none.
-    pub prepared: Duration,
-    /// A driver that was offered before a restart: it may take so long to load.
-    pub remembered: Duration,
-}
-
-impl Default for OfferTimes {
-    fn default() -> Self {
-        Self {
-            gone: limit::BRIDGE_GONE_GRACE,
-            prepared: limit::BRIDGE_HELD_GRACE,
-            remembered: limit::BRIDGE_REMEMBERED_GRACE,
-        }
-    }
-}
+use nodedock_model::DriverName;
 
 /// The drivers that are offered; those of which nothing is here, until when.
 pub(super) struct OfferedNames {
-    times: OfferTimes,
+    times: BridgeTimes,
     offered: BTreeMap<DriverName, Option<Instant>>,
 }
 
 impl OfferedNames {
     pub(super) fn new(
-        times: OfferTimes,
+        times: BridgeTimes,
         remembered: impl IntoIterator<Item = DriverName>,
         now: Instant,
     ) -> Self {
@@ -77,13 +56,9 @@ impl OfferedNames {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    const TIMES: OfferTimes = OfferTimes {
-        gone: Duration::from_secs(5),
-        prepared: Duration::from_secs(100),
-        remembered: Duration::from_secs(50),
-    };
+    use super::*;
 
     struct Scene {
         offers: OfferedNames,
@@ -96,8 +71,14 @@ mod tests {
 
     impl Scene {
         fn new(remembered: &str) -> Self {
-            let start = Instant::now();
-            Self { offers: OfferedNames::new(TIMES, names(remembered), start), start }
+            let (start, seconds) = (Instant::now(), Duration::from_secs);
+            let times = BridgeTimes {
+                gone: seconds(5),
+                prepared: seconds(100),
+                remembered: seconds(50),
+                ..BridgeTimes::default()
+            };
+            Self { offers: OfferedNames::new(times, names(remembered), start), start }
         }
 
         /// The drivers that are offered so many seconds after the start.

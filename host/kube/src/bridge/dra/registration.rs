@@ -3,7 +3,7 @@
 //! A kubelet gives a second for the first and five for the other: nothing here waits for anything.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nodedock_proto::kubelet::registration as wire;
 use tokio::sync::Semaphore;
@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::NO_SOCKET;
 use crate::bridge::sockets::Connections;
-use crate::bridge::{Context, SocketPaths, convert};
+use crate::bridge::{Context, SocketPaths, convert, lock};
 use nodedock_base::grpc::begin;
 use nodedock_base::printable::one_line;
 use nodedock_model::limit::{BRIDGE_HEALTH_STREAMS_MAX, PROBLEM_MESSAGE_BYTES_MAX};
@@ -41,7 +41,7 @@ pub struct DriverBridgeStatus {
     pub is_open: bool,
     /// Open connections to the socket of its service: a kubelet keeps one.
     pub connections: u64,
-    /// Why its sockets are not open, or cannot be made again.
+    /// Why its sockets are not open, or cannot be created again.
     pub problem: Option<String>,
     /// None: no name fits.
     pub sockets: Option<SocketPaths>,
@@ -79,64 +79,43 @@ impl OfferedDriver {
     }
 
     pub(in crate::bridge) fn status(&self) -> DriverBridgeStatus {
-        DriverBridgeStatus { connections: self.connections.open(), ..self.state().clone() }
+        DriverBridgeStatus { connections: self.connections.open(), ..lock(&self.state).clone() }
     }
 
-    /// Both sockets are open; or why not both could be opened, and whether both are open nevertheless, at paths that were removed.
-    pub(super) fn set_open(&self, opened: Result<(), (String, bool)>) {
-        let (conditions, name) = (&self.context.parts.conditions, &self.name);
-        let (problem, is_open) = match opened {
-            Ok(()) => {
-                conditions.clear(NO_SOCKET, name.as_str());
-                (None, true)
-            }
-            Err((why, is_open)) => {
-                let message = format!("the kubelet cannot reach driver {name}: {why}");
-                conditions.set(name.as_str(), Problem::unavailable(NO_SOCKET, message));
-                (Some(why), is_open)
-            }
-        };
-        let mut state = self.state();
+    /// Why not both sockets could be opened, if so, and whether both are open, be it at paths that were removed.
+    pub(super) fn set_open(&self, problem: Option<String>, is_open: bool) {
+        let message =
+            problem.as_ref().map(|why| format!("the kubelet cannot reach driver {}: {why}", self.name));
+        self.set_condition(NO_SOCKET, message);
+        let mut state = lock(&self.state);
         (state.problem, state.is_open) = (problem, is_open);
     }
 
     /// Its registration socket is a new one: a registration on the one before counts no more.
     pub(super) fn reset_registration(&self) {
-        self.state().registration = Registration::Offered;
-        self.context.parts.conditions.clear(REFUSED, self.name.as_str());
+        lock(&self.state).registration = Registration::Offered;
+        self.set_condition(REFUSED, None);
     }
 
-    fn registered(&self) {
-        self.state().registration = Registration::Registered;
-        self.context.metrics.registered("registered");
-        self.context.parts.conditions.clear(REFUSED, self.name.as_str());
-        tracing::info!(driver = %self.name, "registered with the kubelet");
-    }
-
-    /// Returns the kubelet's text as it is repeated.
-    fn refused(&self, why: &str) -> String {
-        let why = one_line(why, PROBLEM_MESSAGE_BYTES_MAX / 2);
-        self.context.metrics.registered("refused");
-        self.state().registration = Registration::Refused(why.clone());
-        let message = format!("the kubelet does not register driver {}: {why}", self.name);
-        self.context.parts.conditions.set(self.name.as_str(), Problem::unavailable(REFUSED, message));
-        why
-    }
-
-    fn state(&self) -> MutexGuard<'_, DriverBridgeStatus> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Sets a condition of the driver, or clears it.
+    pub(super) fn set_condition(&self, code: &'static str, message: Option<String>) {
+        let (conditions, name) = (&self.context.parts.conditions, self.name.as_str());
+        match message {
+            Some(message) => conditions.set(name, Problem::unavailable(code, message)),
+            None => conditions.clear(code, name),
+        }
     }
 }
 
 #[tonic::async_trait]
 impl wire::registration_server::Registration for OfferedDriver {
-    /// A kubelet that asks again begins again; a refusal stands until it reports otherwise.
+    /// A kubelet that asks again begins again; a refusal stays until it reports otherwise.
     async fn get_info(
         &self,
         request: Request<wire::InfoRequest>,
     ) -> Result<Response<wire::PluginInfo>, Status> {
         begin("Registration.GetInfo", &request);
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if !matches!(state.registration, Registration::Refused(_)) {
             state.registration = Registration::Asked;
         }
@@ -152,10 +131,17 @@ impl wire::registration_server::Registration for OfferedDriver {
         begin("Registration.NotifyRegistrationStatus", &request);
         let wire::RegistrationStatus { plugin_registered, error } = request.into_inner();
         if plugin_registered {
-            self.registered();
+            self.context.metrics.registered("registered");
+            lock(&self.state).registration = Registration::Registered;
+            self.set_condition(REFUSED, None);
+            tracing::info!(driver = %self.name, "registered with the kubelet");
             return Ok(Response::new(wire::RegistrationStatusResponse {}));
         }
-        let why = self.refused(&error);
+        let why = one_line(&error, PROBLEM_MESSAGE_BYTES_MAX / 2);
+        self.context.metrics.registered("refused");
+        lock(&self.state).registration = Registration::Refused(why.clone());
+        let message = format!("the kubelet does not register driver {}: {why}", self.name);
+        self.set_condition(REFUSED, Some(message));
         // As the Go helper does it.
         Err(Status::failed_precondition(format!("driver {} was not registered: {why}", self.name)))
     }

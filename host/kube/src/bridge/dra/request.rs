@@ -5,22 +5,13 @@ use std::time::Duration;
 
 use nodedock_proto::kubelet::dra::v1::Claim;
 
-use nodedock_model::limit::{BRIDGE_CLAIMS_MAX, BRIDGE_DRIVER_WAIT};
+use nodedock_model::limit::BRIDGE_DRIVER_WAIT;
 use nodedock_model::{ObjectRef, Problem};
 
 /// The claims of a call by UID exactly as it was sent, for that is how the answer is read. A claim that is named twice is one claim, and
 /// a UID with two names is none.
-pub(super) type ClaimsByUid = BTreeMap<String, Result<ObjectRef, Problem>>;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the call names {0} claims, and at most {BRIDGE_CLAIMS_MAX} are taken at once")]
-pub(super) struct TooMany(pub(super) usize);
-
-pub(super) fn by_uid(claims: Vec<Claim>) -> Result<ClaimsByUid, TooMany> {
-    if claims.len() > BRIDGE_CLAIMS_MAX {
-        return Err(TooMany(claims.len()));
-    }
-    let mut by_uid = ClaimsByUid::new();
+pub(super) fn by_uid(claims: Vec<Claim>) -> BTreeMap<String, Result<ObjectRef, Problem>> {
+    let mut by_uid = BTreeMap::new();
     for Claim { namespace, name, uid } in claims {
         let claim = ObjectRef::new(&namespace, &name, &uid)
             .map_err(|error| Problem::invalid("claim-name-invalid", error.to_string()));
@@ -30,7 +21,7 @@ pub(super) fn by_uid(claims: Vec<Claim>) -> Result<ClaimsByUid, TooMany> {
             *entry = Err(Problem::invalid("claim-named-twice", message));
         }
     }
-    Ok(by_uid)
+    by_uid
 }
 
 /// How long a call waits for a driver that still loads: half of the time that the caller gives in the header `grpc-timeout`, and no
@@ -87,7 +78,6 @@ mod tests {
             claim(&long, &long, &long),
             claim("default", "seven", "u\u{0}7"),
         ]);
-        let sorted = sorted.unwrap();
         let found: BTreeMap<&str, &str> =
             sorted.iter().map(|(uid, entry)| (uid.as_str(), code(entry))).collect();
         let expected = [
@@ -103,14 +93,6 @@ mod tests {
         assert_eq!(found, BTreeMap::from(expected));
         let words = sorted[&long].as_ref().unwrap_err().message.len();
         assert!(words < 400, "{words}");
-    }
-
-    #[test]
-    fn more_claims_than_the_bound_are_refused_together() {
-        let claims = |count| (0..count).map(|n| claim("ns", "name", &n.to_string())).collect::<Vec<_>>();
-        assert_eq!(by_uid(claims(BRIDGE_CLAIMS_MAX)).unwrap().len(), BRIDGE_CLAIMS_MAX);
-        assert_eq!(by_uid(claims(BRIDGE_CLAIMS_MAX + 1)), Err(TooMany(BRIDGE_CLAIMS_MAX + 1)));
-        assert_eq!(by_uid(Vec::new()).unwrap(), ClaimsByUid::new());
     }
 
     #[test]

@@ -18,19 +18,15 @@ use crate::bridge::convert::{self, Outcomes, transcode};
 use crate::bridge::metrics::Method;
 use nodedock_base::grpc::begin;
 use nodedock_base::printable::one_line;
-use nodedock_model::limit::BRIDGE_CLAIMS_AT_ONCE;
+use nodedock_model::limit::{BRIDGE_CLAIMS_AT_ONCE, BRIDGE_CLAIMS_MAX};
 use nodedock_model::{KubeletDevice, ObjectRef, Problem, ProblemKind};
-
-/// The service of both versions.
-#[derive(Clone)]
-pub(super) struct DraService(pub(super) Arc<OfferedDriver>);
 
 type Answer<T> = Result<Response<T>, Status>;
 
 macro_rules! dra_version {
     ($version:ident, $prepare:ident, $unprepare:ident) => {
         #[tonic::async_trait]
-        impl $version::dra_plugin_server::DraPlugin for DraService {
+        impl $version::dra_plugin_server::DraPlugin for OfferedDriver {
             async fn node_prepare_resources(
                 &self,
                 request: Request<$version::NodePrepareResourcesRequest>,
@@ -59,19 +55,19 @@ struct Call {
     patience: Duration,
 }
 
-impl DraService {
+impl OfferedDriver {
     /// A request of either version is one of `v1`, and so is the answer, but for fields that the version does not have.
-    async fn answer<Asked: Message, V1: Message, Answered: Message + Default>(
+    async fn answer<In: Message, V1: Message, Out: Message + Default>(
         &self,
         method: Method,
-        request: Request<Asked>,
+        request: Request<In>,
         answer: fn(Outcomes) -> V1,
-    ) -> Answer<Answered> {
+    ) -> Answer<Out> {
         let timeout = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let patience = request::patience(timeout);
         let call = Call { method, request_id: begin(method.as_str(), &request), patience };
-        let asked: v1::NodePrepareResourcesRequest = transcode(request.get_ref())?;
-        let outcomes = self.call(&call, asked.claims).await?;
+        let request: v1::NodePrepareResourcesRequest = transcode(request.get_ref())?;
+        let outcomes = self.call(&call, request.claims).await?;
         Ok(Response::new(transcode(&answer(outcomes))?))
     }
 
@@ -80,22 +76,21 @@ impl DraService {
             // A probe: no kubelet sends an empty request, and only kubelets' calls are counted.
             return Ok(Outcomes::default());
         }
-        let driver = &self.0;
-        let counted = driver.context.metrics.begin(&driver.name, call.method);
-        let claims = match request::by_uid(claims) {
-            Ok(claims) => claims,
-            Err(too_many) => {
-                counted.end(Code::ResourceExhausted, true);
-                return Err(Status::resource_exhausted(too_many.to_string()));
-            }
-        };
-        let outcomes = futures::stream::iter(claims).map(|(uid, claim)| async move {
+        let counted = self.context.metrics.begin(&self.name, call.method);
+        if claims.len() > BRIDGE_CLAIMS_MAX {
+            counted.end(Code::ResourceExhausted, true);
+            let count = claims.len();
+            return Err(Status::resource_exhausted(format!(
+                "the call names {count} claims, and at most {BRIDGE_CLAIMS_MAX} are taken at once"
+            )));
+        }
+        let outcomes = futures::stream::iter(request::by_uid(claims)).map(|(uid, claim)| async move {
             let outcome = match claim {
                 Ok(claim) => self.handle(call, &claim).await,
                 Err(problem) => Err(problem),
             };
             if let Err(problem) = &outcome {
-                let (driver, request, method) = (&driver.name, &call.request_id, call.method.as_str());
+                let (driver, request, method) = (&self.name, &call.request_id, call.method.as_str());
                 let (uid, code) = (one_line(&uid, 128), &problem.code);
                 tracing::warn!(%driver, uid, %request, method, code, %problem, "the kubelet's claim failed");
             }
@@ -109,18 +104,18 @@ impl DraService {
     /// One claim. If its driver does not serve but may do so soon, it is waited for, and the claim retried once. A claim that needs no
     /// driver, because it is prepared already, does not wait.
     async fn handle(&self, call: &Call, claim: &ObjectRef) -> Result<Vec<KubeletDevice>, Problem> {
-        let (context, driver) = (&self.0.context, &self.0.name);
+        let context = &self.context;
         let mut outcome = self.attempt(call, claim).await;
         if outcome.as_ref().err().is_some_and(|problem| self.waits_after(problem))
-            && context.serves_within(driver, call.patience).await
+            && context.serves_within(&self.name, call.patience).await
         {
             outcome = self.attempt(call, claim).await;
         }
         // Only what the kubelet is answered is a refusal.
         if let (true, Err(problem)) = (call.method.is_prepare(), &outcome) {
-            let (claims, claim, problem) = (context.claims.clone(), claim.clone(), problem.clone());
-            let report = async move { claims.report_refusal(&claim, &problem).await };
-            context.parts.tasks.complete("kubelet-refusal", report).await;
+            let (context, claim, problem) = (context.clone(), claim.clone(), problem.clone());
+            let report = async move { context.report_refusal(&claim, &problem).await };
+            self.context.parts.tasks.complete("kubelet-refusal", report).await;
         }
         outcome
     }
@@ -128,23 +123,20 @@ impl DraService {
     /// A driver that began to serve after it was missed is called as well.
     fn waits_after(&self, problem: &Problem) -> bool {
         let was_missed = matches!(problem.code.as_str(), "driver-unknown" | "driver-not-serving");
-        problem.kind == ProblemKind::Unavailable && (was_missed || self.0.context.may_come(&self.0.name))
+        problem.kind == ProblemKind::Unavailable && (was_missed || self.context.may_come(&self.name))
     }
 
     /// Not cancelled when the caller's future is dropped: what is begun with a driver is brought to its end.
     async fn attempt(&self, call: &Call, claim: &ObjectRef) -> Result<Vec<KubeletDevice>, Problem> {
-        let context = &self.0.context;
-        let (claims, driver, claim) = (context.claims.clone(), self.0.name.clone(), claim.clone());
+        let (context, driver, claim) = (self.context.clone(), self.name.clone(), claim.clone());
         let (is_prepare, request_id) = (call.method.is_prepare(), call.request_id.clone());
         let work = async move {
             if is_prepare {
-                claims.prepare(&driver, &claim, request_id).await
-            } else {
-                let unprepared = claims.manager()?.unprepare_for_kubelet(&driver, &claim, request_id).await;
-                unprepared.map(|()| Vec::new())
+                return context.prepare(&driver, &claim, request_id).await;
             }
+            context.manager()?.unprepare_for_kubelet(&driver, &claim, request_id).await.map(|()| Vec::new())
         };
         let interrupted = || Problem::internal("call-broke", "the call broke off: the log says where");
-        context.parts.tasks.complete("kubelet-claim", work).await.unwrap_or_else(|| Err(interrupted()))
+        self.context.parts.tasks.complete("kubelet-claim", work).await.unwrap_or_else(|| Err(interrupted()))
     }
 }

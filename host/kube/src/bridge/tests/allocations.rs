@@ -63,6 +63,12 @@ impl Admission {
     }
 }
 
+/// How many of the kubelet's lists of pods had an outcome.
+fn lists(running: &Running, outcome: &str) -> u64 {
+    let labels = [("outcome", outcome.to_owned())];
+    running.bridge.metrics().in_use_looks.get_or_create(&labels).get()
+}
+
 const LONG: Duration = Duration::from_secs(3600);
 
 #[tokio::test]
@@ -144,36 +150,27 @@ async fn an_allocate_is_carried_out_when_it_is_cancelled_and_its_devices_wait_fo
 async fn a_driver_that_loads_is_waited_for_and_one_that_failed_is_not() {
     let admission = Admission::new(LONG, LONG).await;
     let node = &admission.node;
-    node.registry.retire(&source(GPU));
-    node.show(GPU, DriverState::Compiled);
+    node.retire(GPU, DriverState::Compiled);
     let waiting = tokio::spawn(admission.allocating("a"));
     admission.running.looked().await;
     assert!(!waiting.is_finished());
     node.published.lock().unwrap().take();
     node.offer("abcdef");
     assert_eq!(soon(waiting).await.unwrap().unwrap(), "1 of 1");
-    node.registry.retire(&source(GPU));
-    node.show(GPU, DriverState::Failed);
+    node.retire(GPU, DriverState::Failed);
     assert_eq!(admission.allocate("b").await.unwrap_err().code(), Code::Unavailable);
 }
 
 #[tokio::test]
 async fn a_container_may_have_more_devices_than_a_claim() {
     let node = Node::new();
-    let ids: BTreeSet<String> = (0..70).map(|n| format!("p/{n:02}")).collect();
-    let device = |n: usize| (DeviceName::new(format!("{n:02}")).unwrap(), Device::default());
-    let pool = Pool {
-        devices: (0..70).map(device).collect(),
-        extended_resource: Some(resource()),
-        ..Pool::default()
-    };
-    let inventory = Inventory { pools: [(PoolName::new("p").unwrap(), pool)].into() };
-    node.publish(Published { inventory, ..Published::default() });
+    let ids = || (0..70).map(|n| format!("{n:02}"));
+    node.publish(published("p", Some(resource()), ids().map(|id| (id, None, ""))));
     let kubelet = kubelet(&node).await;
     let _running = node.start();
     kubelet.devices("example.com/gpu", 70).await;
     let mut client = client(&node).await;
-    let devices_ids = ids.into_iter().collect();
+    let devices_ids = ids().map(|id| format!("p/{id}")).collect();
     let container_requests = vec![wire::ContainerAllocateRequest { devices_ids }];
     for _ in 0..2 {
         let request = wire::AllocateRequest { container_requests: container_requests.clone() };
@@ -189,20 +186,15 @@ async fn devices_of_a_pod_that_ended_are_released_and_those_of_others_stay() {
     let first = admission.kubelet.allocate("example.com/gpu", 1).await.unwrap();
     admission.kubelet.allocate("example.com/gpu", 1).await.unwrap();
     assert_eq!(admission.calls(), ["prepare a", "prepare b"]);
-    let looks = |outcome: &str| {
-        let labels = [("outcome", outcome.to_owned())];
-        admission.running.bridge.metrics().in_use_looks.get_or_create(&labels).get()
-    };
-    let before = looks("answered");
-    until("it looks", || looks("answered") > before + 3).await;
+    let before = lists(&admission.running, "answered");
+    admission.running.until("it looks", |running| lists(running, "answered") > before + 3).await;
     assert_eq!(admission.calls(), [""; 0]);
     admission.node.driver.refuse(Some(Problem::unavailable("driver-busy", "it is busy")));
     admission.kubelet.free(&first);
     assert_eq!(admission.node.driver.call().await, "unprepare a");
     admission.node.driver.refuse(None);
-    until("it is not retried", || admission.node.manager.claims().len() == 1).await;
-    let released = || admission.running.bridge.metrics().released.get();
-    until("it is not counted", || released() == 1).await;
+    admission.running.until("released", |running| running.bridge.metrics().released.get() == 1).await;
+    assert_eq!(admission.node.manager.claims().len(), 1);
     assert!(admission.calls().iter().all(|call| call == "unprepare a"));
 }
 
@@ -216,11 +208,10 @@ async fn a_list_that_is_not_complete_releases_nothing_and_one_that_stays_away_is
     let running = Running::start(BridgeParts { own_pod: Some((own("default"), own("own"))), ..parts });
     listed(&kubelet, "a").await;
     kubelet.allocate("example.com/gpu", 1).await.unwrap();
-    let failed = [("outcome", "failed".to_owned())];
-    until("it looks", || running.bridge.metrics().in_use_looks.get_or_create(&failed).get() > 3).await;
+    running.until("it looks", |running| lists(running, "failed") > 3).await;
     assert_eq!(running.condition("pod-resources-away"), None);
     tokio::time::pause();
     tokio::time::advance(limit::IN_USE_UNKNOWN).await;
-    until("no condition", || running.condition("pod-resources-away").is_some()).await;
+    running.condition_comes("pod-resources-away").await;
     assert_eq!(node.driver.calls(), ["prepare a"]);
 }

@@ -9,24 +9,17 @@ use tonic::{Code, Status, Streaming};
 use super::*;
 use nodedock_model::limit::{BRIDGE_HEALTH_STREAMS_MAX, HEALTH_RESEND};
 
-/// Devices of one pool, each healthy, unhealthy or of no state, with a message.
-fn published(devices: &[(&str, Option<bool>, &str)]) -> Arc<Published> {
-    let pool = PoolName::new("pool").unwrap();
-    let names = devices.iter().map(|(device, _, _)| (DeviceName::new(device).unwrap(), Device::default()));
-    let listed = Pool { devices: names.collect(), ..Pool::default() };
-    let reported = |(device, healthy, message): &(&str, Option<bool>, &str)| {
-        let state = if (*healthy)? { HealthState::Healthy } else { HealthState::Unhealthy };
-        let key = (pool.clone(), DeviceName::new(device).unwrap());
-        Some((key, DeviceHealth { state, message: (*message).to_owned() }))
-    };
-    let health = devices.iter().filter_map(reported).collect();
-    Arc::new(Published { inventory: Inventory { pools: [(pool.clone(), listed)].into() }, health })
+fn devices(devices: &[(&str, Option<bool>, &str)]) -> Arc<Published> {
+    let named =
+        devices.iter().map(|(device, is_healthy, message)| ((*device).to_owned(), *is_healthy, *message));
+    Arc::new(published("pool", None, named))
 }
 
-/// A bridge that offers the driver before it serves.
-fn remembering(node: &Node) -> Running {
-    std::fs::write(node.dir.path().join("drivers"), format!("{GPU}\n")).unwrap();
-    node.start()
+/// Lets the GPU driver serve, which publishes its devices.
+fn serve(node: &Node) -> watch::Sender<Arc<Published>> {
+    let (published, inventory) = watch::channel(Arc::default());
+    node.serve_with(GPU, Some(inventory));
+    published
 }
 
 async fn watch(node: &Node) -> Streaming<v1::NodeWatchResourcesResponse> {
@@ -51,15 +44,15 @@ async fn list(stream: &mut Streaming<v1::NodeWatchResourcesResponse>) -> Result<
 #[tokio::test]
 async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
     let node = Node::new();
-    let gpu = node.serve(GPU);
-    gpu.send_replace(published(&[("a", Some(true), ""), ("b", None, "")]));
+    let gpu = serve(&node);
+    gpu.send_replace(devices(&[("a", Some(true), ""), ("b", None, "")]));
     let running = node.start();
     running.open(GPU).await;
     let mut stream = watch(&node).await;
     assert_eq!(list(&mut stream).await.unwrap(), ["a healthy", "b unknown"]);
-    gpu.send_replace(published(&[("a", Some(true), ""), ("b", None, "")]));
+    gpu.send_replace(devices(&[("a", Some(true), ""), ("b", None, "")]));
     running.looked().await;
-    gpu.send_replace(published(&[("a", Some(true), ""), ("b", Some(false), "hot")]));
+    gpu.send_replace(devices(&[("a", Some(true), ""), ("b", Some(false), "hot")]));
     assert_eq!(list(&mut stream).await.unwrap(), ["a healthy", "b unhealthy hot"]);
 
     let mut older = V1alpha1::new(connect(&node.service(GPU)).await.unwrap());
@@ -70,9 +63,9 @@ async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
     assert_eq!(first.devices[1].health(), v1alpha1::HealthStatus::Unhealthy);
 
     // A driver that replaces it goes on in the same stream.
-    let replaced = node.serve(GPU);
+    let replaced = serve(&node);
     drop(gpu);
-    replaced.send_replace(published(&[("c", Some(true), "new")]));
+    replaced.send_replace(devices(&[("c", Some(true), "new")]));
     assert_eq!(list(&mut stream).await.unwrap(), ["c healthy new"]);
     running.drain().await;
     assert_eq!(soon(stream.message()).await.unwrap(), None, "the stream ends with the bridge");
@@ -82,25 +75,24 @@ async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
 #[tokio::test]
 async fn a_driver_that_loads_or_reports_no_health_is_waited_for_in_the_same_stream() {
     let node = Node::new();
-    let running = remembering(&node);
+    std::fs::write(node.dir.path().join("drivers"), format!("{GPU}\n")).unwrap();
+    let running = node.start();
     running.open(GPU).await;
     let mut stream = watch(&node).await;
-    let old = node.serve(GPU);
-    old.send_replace(published(&[("a", None, ""), ("b", None, "")]));
+    let old = serve(&node);
+    old.send_replace(devices(&[("a", None, ""), ("b", None, "")]));
     running.looked().await;
-    let none = tokio::time::timeout(Duration::from_millis(50), stream.message()).await;
-    assert!(none.is_err(), "{none:?}");
-    let new = node.serve(GPU);
+    let new = serve(&node);
     drop(old);
-    new.send_replace(published(&[("a", Some(true), ""), ("b", None, "")]));
+    new.send_replace(devices(&[("a", Some(true), ""), ("b", None, "")]));
     assert_eq!(list(&mut stream).await.unwrap(), ["a healthy", "b unknown"]);
 }
 
 #[tokio::test]
 async fn streams_are_bounded_and_those_that_end_make_room() {
     let node = Node::new();
-    let gpu = node.serve(GPU);
-    gpu.send_replace(published(&[("a", Some(true), "")]));
+    let gpu = serve(&node);
+    gpu.send_replace(devices(&[("a", Some(true), "")]));
     let running = node.start();
     running.open(GPU).await;
     let mut client = V1::new(connect(&node.service(GPU)).await.unwrap());
@@ -124,12 +116,12 @@ async fn streams_are_bounded_and_those_that_end_make_room() {
 #[tokio::test(start_paused = true)]
 async fn a_list_that_stays_the_same_is_sent_again_in_time_and_a_flapping_one_not_at_each_change() {
     let node = Node::new();
-    let gpu = node.serve(GPU);
-    gpu.send_replace(published(&[("a", Some(true), "")]));
+    let gpu = serve(&node);
+    gpu.send_replace(devices(&[("a", Some(true), "")]));
     let parts = node.parts();
     let tasks = parts.tasks.clone();
     let bridge = Bridge::new(parts).unwrap();
-    let driver = Arc::new(dra::OfferedDriver::new(name(GPU), bridge.context.clone()));
+    let driver = Arc::new(dra::OfferedDriver::new(name(GPU), bridge.0.clone()));
     let service = dra::HealthService { driver, tasks: tasks.clone() };
     let mut lists = Box::pin(service.lists().unwrap());
     let began = Instant::now();
@@ -138,7 +130,7 @@ async fn a_list_that_stays_the_same_is_sent_again_in_time_and_a_flapping_one_not
     assert_eq!(began.elapsed().as_secs(), HEALTH_RESEND.as_secs());
     let flapping = tokio::spawn(async move {
         for n in 0..1000 {
-            gpu.send_replace(published(&[("a", Some(n % 2 == 0), "")]));
+            gpu.send_replace(devices(&[("a", Some(n % 2 == 0), "")]));
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         gpu

@@ -57,7 +57,7 @@ async fn a_resource_is_registered_once_and_listed_at_each_change() {
         node.offer(letters);
         listed(&kubelet, letters).await;
     }
-    until("it is not followed", || run.resource() == Some(PluginRegistration::Followed)).await;
+    run.registered(&PluginRegistration::Followed).await;
     let status = run.bridge.resources().remove(0);
     assert_eq!((status.driver, status.devices, status.healthy), (name(GPU), 1, 1));
     let lists = run.bridge.metrics().lists.get_or_create(&[("resource", RESOURCE.to_owned())]).get();
@@ -65,7 +65,7 @@ async fn a_resource_is_registered_once_and_listed_at_each_change() {
 
     node.publish(Published::default());
     ended(&kubelet).await;
-    until("the socket stays", || sockets(&node).is_empty()).await;
+    run.until("the socket stays", |_| sockets(&node).is_empty()).await;
     assert!(run.bridge.resources().is_empty());
     run.drain().await;
 }
@@ -108,7 +108,7 @@ async fn a_start_beside_a_dead_socket_leads_to_one_registration() {
     drop(StdListener::bind(&path).unwrap());
     node.offer("a");
     let run = node.start();
-    until("it is not tried", || run.resource().is_some()).await;
+    run.until("it is not tried", |run| run.resource().is_some()).await;
     let kubelet = kubelet(&node).await;
     listed(&kubelet, "a").await;
     // Whatever happens in the directory.
@@ -150,9 +150,9 @@ async fn that_no_kubelet_is_there_is_a_condition_for_as_long_as_a_resource_waits
     node.offer("a");
     let run = node.start();
     tokio::time::sleep(limit::KUBELET_AWAY + Duration::from_secs(1)).await;
-    until("no condition", || run.condition("kubelet-away").is_some()).await;
+    run.condition_comes("kubelet-away").await;
     node.publish(Published::default());
-    until("still a condition", || run.condition("kubelet-away").is_none()).await;
+    run.condition_goes("kubelet-away").await;
     run.drain().await;
 }
 
@@ -165,8 +165,8 @@ async fn of_two_instances_the_newest_serves_and_the_older_does_not_fight() {
     let older = node.instance("one");
     listed(&kubelet, "a").await;
     let newer = node.instance("two");
-    until("it does not register", || newer.resource() == Some(PluginRegistration::Followed)).await;
-    until("it fights", || older.resource() == Some(PluginRegistration::Superseded)).await;
+    newer.registered(&PluginRegistration::Followed).await;
+    older.registered(&PluginRegistration::Superseded).await;
     listed(&kubelet, "a").await;
     assert_eq!((registrations(&older, "registered"), registrations(&newer, "registered")), (1, 1));
     older.drain().await;
@@ -178,37 +178,32 @@ async fn of_two_instances_the_newest_serves_and_the_older_does_not_fight() {
 #[tokio::test]
 async fn what_was_offered_before_a_restart_is_offered_until_the_driver_publishes() {
     let node = Node::new();
+    let file = node.dir.path().join("devices.json");
+    let stored = |text: &str| std::fs::read_to_string(&file).is_ok_and(|stored| stored.contains(text));
     node.offer("aB");
     let kubelet = kubelet(&node).await;
     let run = node.start();
     listed(&kubelet, "aB").await;
-    let file = node.dir.path().join("devices.json");
-    until("it is not kept", || std::fs::read_to_string(&file).is_ok_and(|text| text.contains("p/b"))).await;
+    run.until("it is not stored", |_| stored("p/b")).await;
     run.drain().await;
     ended(&kubelet).await;
 
     node.remove(GPU);
-    until("the driver is here", || node.manager.capacity().resources.is_empty()).await;
+    node.without_resources().await;
     let run = node.start();
     listed(&kubelet, "aB").await;
     node.offer("abc");
     listed(&kubelet, "abc").await;
-    until("it is not kept", || std::fs::read_to_string(&file).is_ok_and(|text| text.contains("p/c"))).await;
+    run.until("it is not stored", |_| stored("p/c")).await;
     run.drain().await;
     ended(&kubelet).await;
 
     // The driver is back, and has it no more.
     node.publish(Published::default());
-    until("it has it", || node.manager.capacity().resources.is_empty()).await;
+    node.without_resources().await;
     let run = node.start();
-    until("it is not forgotten", || std::fs::read_to_string(&file).is_ok_and(|text| !text.contains("gpu")))
-        .await;
+    run.until("it is not forgotten", |_| stored("[]")).await;
     assert!(run.bridge.resources().is_empty());
-    run.drain().await;
-    std::fs::write(&file, "{").unwrap();
-    let run = node.start();
-    node.offer("a");
-    listed(&kubelet, "a").await;
     run.drain().await;
 }
 
@@ -219,26 +214,12 @@ async fn a_device_in_a_claim_of_the_api_server_is_not_healthy_and_one_of_the_kub
     let kubelet = kubelet(&node).await;
     let run = node.start();
     listed(&kubelet, "ab").await;
-    node.source.put("one", "p", "a");
-    let claim = ObjectRef::new("default", "one", "uid-one").unwrap();
-    node.manager.prepare_for_kubelet(&name(GPU), &claim, "test".into()).await.unwrap();
+    let claim = node.source.put("one", "p", "a");
+    node.prepare(&claim).await;
     listed(&kubelet, "Ab").await;
     // What the kubelet allocated is in a claim as well, and its pod must not fail for it.
     assert_eq!(kubelet.allocate(RESOURCE, 1).await.unwrap().ids, ["p/b"]);
-    node.manager.unprepare_for_kubelet(&name(GPU), &claim, "test".into()).await.unwrap();
+    node.unprepare(&claim).await;
     listed(&kubelet, "ab").await;
-    run.drain().await;
-}
-
-#[tokio::test]
-async fn a_file_that_cannot_be_written_is_a_condition_and_nothing_else_suffers() {
-    let node = Node::new();
-    std::fs::create_dir(node.dir.path().join("devices.json")).unwrap();
-    node.offer("a");
-    let kubelet = kubelet(&node).await;
-    let run = node.start();
-    listed(&kubelet, "a").await;
-    let message = run.condition_comes("bridge-memory").await;
-    assert!(message.contains("devices.json"), "{message}");
     run.drain().await;
 }

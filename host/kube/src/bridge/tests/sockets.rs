@@ -1,4 +1,4 @@
-//! Sockets: when they are there, for whom, and what is in their way.
+//! Sockets: when they are there, for which driver, and what is in their way.
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener as StdListener;
@@ -14,12 +14,17 @@ fn inode(path: &Path) -> Option<(u64, i64)> {
     Some((found.ino(), found.ctime_nsec()))
 }
 
+/// How many registrations the kubelet took, and how many it refused.
+fn registrations(running: &Running) -> [u64; 2] {
+    let registrations = &running.bridge.metrics().registrations;
+    ["registered", "refused"]
+        .map(|outcome| registrations.get_or_create(&[("outcome", outcome.to_owned())]).get())
+}
+
 #[tokio::test]
 async fn a_serving_driver_registers_as_any_plugin_does() {
     let node = Node::new();
-    let running = node.start();
-    let _gpu = node.serve(GPU);
-    running.open(GPU).await;
+    let running = node.serving().await;
     let (registration, service) = (node.registration(GPU), node.service(GPU));
     assert_eq!((mode(&registration), mode(&service)), (0o600, 0o600));
     assert_eq!((mode(service.parent().unwrap()), mode(registration.parent().unwrap())), (0o750, 0o750));
@@ -29,14 +34,13 @@ async fn a_serving_driver_registers_as_any_plugin_does() {
     let info = kubelet.info().await;
     assert_eq!((&info.r#type[..], &info.name[..]), ("DRAPlugin", GPU));
     assert_eq!(Path::new(&info.endpoint), service);
-    assert_eq!(info.supported_versions[..2], ["v1.DRAPlugin", "v1beta1.DRAPlugin"]);
+    let services =
+        ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+    assert_eq!(info.supported_versions, services, "the newest first");
     assert_eq!(running.status(GPU).unwrap().registration, Registration::Asked);
     kubelet.notify("").await.unwrap();
     assert!(running.status(GPU).unwrap().registration == Registration::Registered);
-    let metrics = running.bridge.metrics();
-    let registered =
-        |outcome: &str| metrics.registrations.get_or_create(&[("outcome", outcome.to_owned())]).get();
-    assert_eq!((registered("registered"), registered("refused"), metrics.connections()), (1, 0, [1, 1]));
+    assert_eq!((registrations(&running), running.bridge.metrics().connections()), ([1, 0], [1, 1]));
     let connected = connect(&service).await.unwrap();
     let connections = |running: &Running| running.status(GPU).unwrap().connections;
     running.until("connected", |running| connections(running) == 1).await;
@@ -47,15 +51,13 @@ async fn a_serving_driver_registers_as_any_plugin_does() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_the_kubelet_stands_with_its_words_until_it_registers_the_driver() {
+async fn a_refusal_is_a_condition_with_the_kubelets_message_until_it_registers_the_driver() {
     let node = Node::new();
-    let running = node.start();
-    let _gpu = node.serve(GPU);
-    running.open(GPU).await;
+    let running = node.serving().await;
     let mut kubelet = Registrar::dial(&node, GPU).await;
     kubelet.info().await;
-    let words = format!("plugin validation failed\n{}", "x".repeat(5000));
-    let answer = kubelet.notify(&words).await.unwrap_err().message().to_owned();
+    let message = format!("plugin validation failed\n{}", "x".repeat(5000));
+    let answer = kubelet.notify(&message).await.unwrap_err().message().to_owned();
     assert!(answer.contains("plugin validation failed xxx"), "{answer}");
     let message = running.condition("kubelet-refused-driver").unwrap();
     assert!(message.starts_with(GPU) && message.contains("plugin validation failed xxx"), "{message}");
@@ -65,74 +67,63 @@ async fn a_refusal_of_the_kubelet_stands_with_its_words_until_it_registers_the_d
     assert!(matches!(refused, Registration::Refused(_)), "{refused:?}");
     kubelet.notify("").await.unwrap();
     assert_eq!(running.condition("kubelet-refused-driver"), None);
-    let refused = [("outcome", "refused".to_owned())];
-    assert_eq!(running.bridge.metrics().registrations.get_or_create(&refused).get(), 1);
+    assert_eq!(registrations(&running), [1, 1]);
 }
 
 #[tokio::test]
 async fn sockets_stay_while_a_driver_is_replaced_or_does_not_serve_and_go_with_its_file() {
     let node = Node::new();
-    let running = node.start();
-    let (_gpu, _nic) = (node.serve(GPU), node.serve(NIC));
-    running.open(GPU).await;
+    node.serve(NIC);
+    let running = node.serving().await;
     running.open(NIC).await;
     let before = (inode(&node.registration(GPU)), inode(&node.service(GPU)));
-    let _replaced = node.serve(GPU);
+    node.serve(GPU);
     running.looked().await;
-    node.registry.retire(&source(GPU));
-    node.show(GPU, DriverState::Failed);
+    node.retire(GPU, DriverState::Failed);
     running.looked().await;
     assert_eq!((inode(&node.registration(GPU)), inode(&node.service(GPU))), before);
     Registrar::dial(&node, GPU).await.info().await;
 
-    node.registry.remove(&source(GPU));
+    node.remove(GPU);
     running.until("withdrawn", |running| running.status(GPU).is_none()).await;
     assert!(!node.registration(GPU).exists() && !node.service(GPU).parent().unwrap().exists());
     assert!(node.registration(NIC).exists() && node.service(NIC).exists());
 }
 
 #[tokio::test]
-async fn a_driver_is_kept_while_the_kubelet_holds_claims_of_it() {
+async fn a_driver_is_offered_while_the_kubelet_has_prepared_claims_of_it() {
     let node = Node::new();
-    let running = node.start();
-    node.serve_with(GPU, None);
-    running.open(GPU).await;
-    node.source.put("one", "pool", "a");
-    let claim = ObjectRef::new("default", "one", "uid-one").unwrap();
-    node.manager.prepare_for_kubelet(&name(GPU), &claim, "test".into()).await.unwrap();
-    node.registry.remove(&source(GPU));
+    let running = node.serving().await;
+    let claim = node.source.put("one", "pool", "a");
+    node.prepare(&claim).await;
+    node.remove(GPU);
     for _ in 0..5 {
         running.looked().await;
     }
     assert!(node.registration(GPU).exists());
-    node.serve_with(GPU, None);
-    node.manager.unprepare_for_kubelet(&name(GPU), &claim, "test".into()).await.unwrap();
-    node.registry.remove(&source(GPU));
+    node.serve(GPU);
+    node.unprepare(&claim).await;
+    node.remove(GPU);
     running.until("withdrawn", |running| running.status(GPU).is_none()).await;
 }
 
 #[tokio::test]
 async fn a_driver_of_before_the_restart_is_offered_before_it_is_loaded() {
     let node = Node::new();
-    let running = node.start();
-    let _gpu = node.serve(GPU);
-    running.open(GPU).await;
+    let running = node.serving().await;
     running.drain().await;
     assert!(!node.registration(GPU).exists() && !node.service(GPU).exists());
-    node.registry.remove(&source(GPU));
+    node.remove(GPU);
 
-    std::fs::write(node.dir.path().join("drivers"), format!("{GPU}\n{NIC}\n")).unwrap();
     let running = node.start();
     running.open(GPU).await;
-    running.open(NIC).await;
-    let info = Registrar::dial(&node, GPU).await.info().await;
-    assert_eq!(info.name, GPU);
+    assert_eq!(Registrar::dial(&node, GPU).await.info().await.name, GPU);
 }
 
 #[tokio::test]
 async fn instances_have_sockets_of_their_own_and_leave_each_others_alone() {
     let node = Node::new();
-    let _gpu = node.serve(GPU);
+    node.serve(GPU);
     let (old, new) = (node.instance("pod-1"), node.instance("pod-2"));
     old.open(GPU).await;
     new.open(GPU).await;
@@ -149,9 +140,7 @@ async fn instances_have_sockets_of_their_own_and_leave_each_others_alone() {
 #[tokio::test]
 async fn of_two_daemons_under_the_same_names_the_second_waits_for_the_first() {
     let node = Node::new();
-    let _gpu = node.serve(GPU);
-    let first = node.start();
-    first.open(GPU).await;
+    let first = node.serving().await;
     let drivers_file = node.dir.path().join("second");
     let conditions = Conditions::default();
     let second = Running::start(BridgeParts { drivers_file, conditions, ..node.parts() });
@@ -164,54 +153,44 @@ async fn of_two_daemons_under_the_same_names_the_second_waits_for_the_first() {
 }
 
 #[tokio::test]
-async fn a_stale_socket_is_replaced_and_a_file_or_a_link_in_the_way_is_not() {
-    for link in [false, true] {
-        let node = Node::new();
-        std::fs::create_dir_all(node.service(GPU).parent().unwrap()).unwrap();
-        std::fs::create_dir_all(node.root().join("plugins_registry")).unwrap();
-        drop(StdListener::bind(node.service(GPU)).unwrap());
-        let registration = node.registration(GPU);
-        let elsewhere = node.dir.path().join("precious");
-        std::fs::write(&elsewhere, "precious").unwrap();
-        if link {
-            std::os::unix::fs::symlink(&elsewhere, &registration).unwrap();
-        } else {
-            std::fs::write(&registration, "precious").unwrap();
-        }
-        let (_gpu, _nic) = (node.serve(GPU), node.serve(NIC));
-        let running = node.start();
-        let message = running.condition_comes("kubelet-socket").await;
-        assert!(message.contains("not a socket") && message.contains("-reg.sock"), "{message}");
-        running.open(NIC).await;
-        assert_eq!(std::fs::read_to_string(&registration).unwrap(), "precious");
-        assert!(running.status(GPU).unwrap().problem.is_some());
-        connect(&node.service(GPU)).await.unwrap();
-        std::fs::remove_file(&registration).unwrap();
-        running.condition_goes("kubelet-socket").await;
-        running.open(GPU).await;
-        Registrar::dial(&node, GPU).await.info().await;
+async fn a_stale_socket_is_replaced_and_a_file_in_the_way_is_a_condition_of_this_driver_alone() {
+    let node = Node::new();
+    let (registration, service) = (node.registration(GPU), node.service(GPU));
+    for socket in [&registration, &service] {
+        std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
     }
+    drop(StdListener::bind(&service).unwrap());
+    std::fs::write(&registration, "precious").unwrap();
+    node.serve(GPU);
+    node.serve(NIC);
+    let running = node.start();
+    let message = running.condition_comes("kubelet-socket").await;
+    assert!(message.contains("not a socket") && message.contains("-reg.sock"), "{message}");
+    running.open(NIC).await;
+    assert!(running.status(GPU).unwrap().problem.is_some());
+    connect(&service).await.unwrap();
+    std::fs::remove_file(&registration).unwrap();
+    running.condition_goes("kubelet-socket").await;
+    running.open(GPU).await;
+    Registrar::dial(&node, GPU).await.info().await;
 }
 
 #[tokio::test]
-async fn a_socket_that_is_removed_is_made_again_and_so_are_the_directories() {
+async fn a_socket_that_is_removed_is_created_again_and_so_are_the_directories() {
     let node = Node::new();
-    let running = node.start();
-    let _gpu = node.serve(GPU);
-    running.open(GPU).await;
+    let running = node.serving().await;
     Registrar::dial(&node, GPU).await.notify("").await.unwrap();
     let service = inode(&node.service(GPU));
     std::fs::remove_file(node.registration(GPU)).unwrap();
-    running.until("made again", |_| node.registration(GPU).exists()).await;
+    running.until("created again", |_| node.registration(GPU).exists()).await;
     running.looked().await;
     assert_eq!(inode(&node.service(GPU)), service);
     assert_eq!(running.status(GPU).unwrap().registration, Registration::Offered, "the kubelet forgot it");
-    Registrar::dial(&node, GPU).await.notify("").await.unwrap();
 
     std::fs::remove_dir_all(node.root().join("plugins")).unwrap();
     std::fs::remove_dir_all(node.root().join("plugins_registry")).unwrap();
     let both = |_: &Running| node.registration(GPU).exists() && node.service(GPU).exists();
-    running.until("both made again", both).await;
+    running.until("both created again", both).await;
     Registrar::dial(&node, GPU).await.info().await;
     connect(&node.service(GPU)).await.unwrap();
 }
@@ -220,7 +199,7 @@ async fn a_socket_that_is_removed_is_made_again_and_so_are_the_directories() {
 async fn a_kubelet_that_is_not_there_yet_is_waited_for() {
     let node = Node::new();
     std::fs::remove_dir_all(node.root()).unwrap();
-    let _gpu = node.serve(GPU);
+    node.serve(GPU);
     let running = node.start();
     let message = running.condition_comes("kubelet-folder").await;
     assert!(message.contains("kubelet") && message.contains("No such file"), "{message}");
@@ -233,27 +212,25 @@ async fn a_kubelet_that_is_not_there_yet_is_waited_for() {
 #[tokio::test]
 async fn a_driver_whose_name_does_not_fit_is_named_and_the_others_are_offered() {
     let node = Node::new();
-    let padding = 60 - node.root().as_os_str().len() - 1;
-    let root = node.root().join("r".repeat(padding));
+    let root = node.root().join("r".repeat(60 - node.root().as_os_str().len() - 1));
     std::fs::create_dir(&root).unwrap();
     let long = "d".repeat(50);
-    let (_long, _short) = (node.serve(&long), node.serve("short"));
+    node.serve(&long);
+    node.serve("short");
     let running = Running::start(BridgeParts { root, ..node.parts() });
     running.open("short").await;
     let message = running.condition_comes("kubelet-socket").await;
     assert!(message.starts_with(&long) && message.contains("--kubelet-root"), "{message}");
     let status = running.status(&long).unwrap();
     assert!(!status.is_open && status.sockets.is_none() && status.problem.is_some());
-    node.registry.remove(&source(&long));
+    node.remove(&long);
     running.condition_goes("kubelet-socket").await;
 }
 
 #[tokio::test]
-async fn what_can_never_work_is_refused_at_the_start() {
+async fn a_root_that_can_never_work_is_refused_at_the_start() {
     let node = Node::new();
     let refused = |parts: BridgeParts| Bridge::new(parts).err().unwrap().to_string();
-    let long = refused(BridgeParts { root: format!("/{}", "r".repeat(90)).into(), ..node.parts() });
-    assert!(long.contains("--kubelet-root") && long.contains("107"), "{long}");
     let relative = refused(BridgeParts { root: "kubelet".into(), ..node.parts() });
     assert!(relative.contains("absolute"), "{relative}");
     let registry = node.root().join("plugins_registry");
@@ -267,11 +244,11 @@ async fn what_can_never_work_is_refused_at_the_start() {
 }
 
 #[tokio::test]
-async fn names_that_cannot_be_kept_are_told_and_nothing_else_suffers() {
+async fn names_that_cannot_be_stored_are_a_condition_and_nothing_else_suffers() {
     let node = Node::new();
     let drivers_file = node.dir.path().join("state/offered-drivers");
     let running = Running::start(BridgeParts { drivers_file, ..node.parts() });
-    let _gpu = node.serve(GPU);
+    node.serve(GPU);
     running.open(GPU).await;
     running.condition_comes("bridge-memory").await;
     std::fs::create_dir(node.dir.path().join("state")).unwrap();
