@@ -256,7 +256,7 @@ impl Reconciler {
         pool.done = Some(done);
         let is_idle = pool.pace.is_idle();
         if is_repair {
-            self.report.repaired();
+            self.report.repairs.inc();
             self.facts.read_again();
             tracing::info!(pool = %key, "slices written again, others had changed them");
         } else if wrote {
@@ -314,7 +314,7 @@ impl Reconciler {
     }
 
     fn count<T>(&self, verb: Verb, answer: Result<T, ApiError>) -> Result<T, ApiError> {
-        self.report.wrote(verb, answer.as_ref().map_or_else(outcome, |_| Outcome::Done));
+        self.report.writes(verb, answer.as_ref().map_or_else(outcome, |_| Outcome::Done)).inc();
         answer
     }
 
