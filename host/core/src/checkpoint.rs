@@ -35,7 +35,7 @@ use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, Release
 pub use error::{CommitError, OpenError, ReadError};
 pub use format::{FORMAT_VERSION, Meta, Skipped, Table};
 pub use inspect::{Dump, Integrity, Report, read, verify};
-pub use status::{Distributions, Health, Stats};
+pub use status::{CommitMetrics, Health};
 
 use format::{Contents, Precious};
 use monitor::WriterMonitor;
@@ -190,13 +190,8 @@ impl Checkpoint {
         WriterMonitor { status: self.status, inbox: self.inbox, conditions, subject }.run(tasks).await;
     }
 
-    pub fn stats(&self) -> Stats {
-        self.status.stats()
-    }
-
-    /// Returns sizes and durations of the commits.
-    pub fn distributions(&self) -> Distributions {
-        self.status.distributions()
+    pub fn metrics(&self) -> &CommitMetrics {
+        &self.status.metrics
     }
 
     /// Waits until the writer has processed all earlier requests. Returns false if it has ended.

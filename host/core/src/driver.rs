@@ -112,19 +112,17 @@ pub struct NodeFacts {
 /// An outcome for each claim of a call.
 pub type Outcomes<T> = BTreeMap<Uid, Result<T, Problem>>;
 
-/// Statistics of a driver's calls.
-#[derive(Debug, Clone, PartialEq)]
+/// Metrics of a driver's calls.
+#[derive(Debug)]
 pub enum DriverStats {
-    /// Since it was loaded.
-    Wasm(Box<stats::Stats>),
-    /// Since it registered.
-    Grpc(Vec<stats::RpcSeconds>),
+    Wasm(Arc<stats::Stats>),
+    Grpc(stats::RpcSeconds),
 }
 
 /// Prepares and unprepares claims, in batches.
 #[async_trait]
 pub trait ClaimDriver: Send + Sync {
-    /// Returns statistics; `None` if the driver has none.
+    /// Returns metrics; `None` if the driver has none.
     fn stats(&self) -> Option<DriverStats> {
         None
     }

@@ -342,7 +342,7 @@ impl Registry {
         }
     }
 
-    /// Returns call statistics of the serving drivers.
+    /// Returns metrics of the calls of the serving drivers.
     pub fn stats(&self) -> Vec<(DriverName, DriverStats)> {
         let of = |driver: Driver| Some((driver.identity.name.clone(), driver.claims?.stats()?));
         self.all_serving().into_iter().filter_map(of).collect()

@@ -1,15 +1,12 @@
-//! The administrator's face: `GET /metrics`, `/livez` and `/readyz` by HTTP on a socket of its own, and on a TCP address if the config
-//! says so.
+//! The admin server: `GET /metrics`, `/livez` and `/readyz` by HTTP on a socket of its own, and on a TCP address if the config has one.
 //!
-//! Reads what the managers counted and asks whether they answer. Changes nothing, and asks no driver: one that is bad must not make
-//! the daemon look dead.
+//! Reads what the modules count and checks whether they respond. Changes nothing and calls no driver: a bad driver must not make the
+//! daemon look dead.
 
 mod cluster;
 mod collect;
 mod families;
-mod front;
 mod http;
-mod paths;
 mod probes;
 
 #[cfg(test)]
@@ -18,6 +15,7 @@ mod tests;
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 
 use crate::pod_resources;
 use nodedock_base::conditions::Conditions;
@@ -27,10 +25,10 @@ use nodedock_core::manager::Manager;
 use nodedock_core::registry::Registry;
 
 pub use cluster::Cluster;
-pub use front::{Front, serve_front};
+pub use http::Front;
 pub use probes::AtStart;
 
-/// What the face reads.
+/// What the server reads.
 #[derive(Clone)]
 pub struct Admin {
     pub registry: Registry,
@@ -47,10 +45,16 @@ pub struct Admin {
 
 /// Serves until the tasks stop.
 pub async fn serve(admin: Admin, socket: UnixListener, address: Option<TcpListener>) {
-    let tasks = admin.tasks.clone();
-    let face = Arc::new(http::Face::new(admin));
+    let (tasks, front) = (admin.tasks.clone(), Front::new(""));
+    front.serve(admin);
     if let Some(listener) = address {
-        tasks.spawn("admin-address", http::serve(face.clone(), listener, tasks.clone()));
+        let serve = http::serve(front.clone(), TcpListenerStream::new(listener), tasks.clone());
+        tasks.spawn("admin-address", serve);
     }
-    http::serve(face, socket, tasks).await;
+    serve_front(front, socket, tasks).await;
+}
+
+/// Serves the probes of one instance until the tasks stop.
+pub async fn serve_front(front: Front, socket: UnixListener, tasks: Tasks) {
+    http::serve(front, UnixListenerStream::new(socket), tasks).await;
 }

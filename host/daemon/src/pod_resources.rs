@@ -7,12 +7,12 @@ mod assemble;
 mod rate;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_server as server;
 use nodedock_proto::kubelet::pod_resources::v1alpha1::pod_resources_lister_server as server_v1alpha1;
 use nodedock_proto::kubelet::pod_resources::{v1, v1alpha1};
 use nodedock_proto::unix;
+use prometheus_client::metrics::counter::Counter;
 use tokio::net::UnixListener;
 use tokio::time::Instant;
 use tonic::service::InterceptorLayer;
@@ -37,12 +37,12 @@ pub struct PodResources {
 /// Calls since the start.
 #[derive(Debug, Default)]
 pub struct Counters {
-    pub(super) list: AtomicU64,
-    pub(super) list_v1alpha1: AtomicU64,
-    pub(super) get_allocatable: AtomicU64,
-    pub(super) get: AtomicU64,
-    pub(super) get_errors: AtomicU64,
-    rejected: AtomicU64,
+    pub(super) list: Counter,
+    pub(super) list_v1alpha1: Counter,
+    pub(super) get_allocatable: Counter,
+    pub(super) get: Counter,
+    pub(super) get_errors: Counter,
+    rejected: Counter,
 }
 
 /// Serves until the tasks stop; calls in flight are answered first.
@@ -75,8 +75,8 @@ fn limiter(counters: Arc<Counters>) -> impl FnMut(Request<()>) -> Result<Request
     }
 }
 
-fn count(counter: &AtomicU64, what: &'static str) {
-    let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
+fn count(counter: &Counter, what: &'static str) {
+    let count = counter.inc() + 1;
     tracing::debug!(what, count, "pod resources");
 }
 

@@ -10,7 +10,7 @@ mod convert;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
@@ -18,6 +18,7 @@ use futures::{Stream, StreamExt};
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject};
 use kube::runtime::watcher::Event;
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -45,7 +46,7 @@ struct Shared {
     /// One live get of a claim at a time.
     getting: Locks<Key>,
     lost: broadcast::Sender<ObjectRef>,
-    counts: Counts,
+    counts: ApiClaimCounts,
 }
 
 /// Keeps a claim watched until it is dropped.
@@ -54,24 +55,14 @@ struct ClaimWatch {
     _end: DropGuard,
 }
 
-#[derive(Debug, Default)]
-struct Counts {
-    from_cache: AtomicU64,
-    from_server: AtomicU64,
-    while_unreachable: AtomicU64,
-}
-
 /// How claims were answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct ApiClaimCounts {
-    pub from_cache: u64,
+    pub from_cache: Counter,
     /// By a live get.
-    pub from_server: u64,
+    pub from_server: Counter,
     /// From the cache, because the API server was unreachable.
-    pub while_unreachable: u64,
-    /// In the cache, and watched, now.
-    pub cached: u64,
-    pub watched: u64,
+    pub while_unreachable: Counter,
 }
 
 impl ApiClaims {
@@ -85,7 +76,7 @@ impl ApiClaims {
             cache: Mutex::default(),
             getting: Locks::default(),
             lost: broadcast::Sender::new(LOST_BEHIND_MAX),
-            counts: Counts::default(),
+            counts: ApiClaimCounts::default(),
         });
         let (stopped, idle) = (tasks.stopped(), Arc::downgrade(&shared));
         tasks.spawn("api-claims", async move {
@@ -117,19 +108,18 @@ impl ApiClaims {
         self.0.lost.subscribe()
     }
 
-    pub fn counts(&self) -> ApiClaimCounts {
-        let (cache, counts) = (self.0.cache(), &self.0.counts);
-        ApiClaimCounts {
-            from_cache: counts.from_cache.load(Relaxed),
-            from_server: counts.from_server.load(Relaxed),
-            while_unreachable: counts.while_unreachable.load(Relaxed),
-            cached: cache.len() as u64,
-            watched: cache.watched() as u64,
-        }
+    pub fn counts(&self) -> &ApiClaimCounts {
+        &self.0.counts
+    }
+
+    /// Returns the numbers of claims in the cache, and of those that are watched.
+    pub fn cached(&self) -> [usize; 2] {
+        let cache = self.0.cache();
+        [cache.len(), cache.watched()]
     }
 
     async fn get(&self, key: &Key, uid: Option<&Uid>) -> Result<Option<Claim>, Problem> {
-        self.0.counts.from_server.fetch_add(1, Relaxed);
+        self.0.counts.from_server.inc();
         let got = self.0.client.versioned(|version| {
             let (client, resource) = (self.0.client.urgent(), version.resource(DraResource::Claims));
             let api: Api<DynamicObject> = Api::namespaced_with(client, key.0.as_str(), &resource);
@@ -157,7 +147,7 @@ impl ApiClaims {
     fn last_state(&self, key: &Key, uid: &Uid) -> Option<Claim> {
         let claim = self.0.cache().last(key, uid, Instant::now())?;
         tracing::debug!(claim = %claim.id, "answered a claim from the cache");
-        self.0.counts.while_unreachable.fetch_add(1, Relaxed);
+        self.0.counts.while_unreachable.inc();
         Some(claim)
     }
 }
@@ -179,7 +169,7 @@ impl ClaimSource for ApiClaims {
         let key = (namespace.clone(), name.clone());
         let fresh = self.0.cache().fresh(&key, uid, Instant::now(), ClaimWatch::is_live);
         if let Some(claim) = fresh {
-            self.0.counts.from_cache.fetch_add(1, Relaxed);
+            self.0.counts.from_cache.inc();
             return Ok(Some(claim));
         }
         let before = self.0.cache().updates();

@@ -18,20 +18,18 @@ mod watch;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 
 pub use config::{ClientConfig, ClientConfigError};
-pub use counts::{RequestCounts, Verb};
+pub use counts::{AnsweredLabels, RequestMetrics, Verb};
 pub use error::{ApiError, ErrorKind};
 pub use rate::RequestRate;
 pub use reachability::Reachability;
 pub use version::{DraResource, DraVersion};
 
-use self::counts::Counts;
 use self::credentials::Credentials;
 use self::rate::{RateLimit, Urgency};
 use self::version::ServedVersion;
@@ -49,8 +47,7 @@ pub struct KubeClient {
 struct Shared {
     credentials: Credentials,
     rate: RateLimit,
-    counts: Counts,
-    watch_restarts: Arc<AtomicU64>,
+    metrics: RequestMetrics,
     served: tokio::sync::Mutex<ServedVersion>,
     reachability: channel::Sender<Reachability>,
 }
@@ -71,8 +68,7 @@ impl KubeClient {
         let shared = Arc::new(Shared {
             credentials,
             rate: RateLimit::new(rate),
-            counts: Counts::default(),
-            watch_restarts: Arc::default(),
+            metrics: RequestMetrics::default(),
             served: tokio::sync::Mutex::default(),
             reachability: channel::Sender::default(),
         });
@@ -164,8 +160,7 @@ impl KubeClient {
         reachability::report(self.clone(), conditions, tasks);
     }
 
-    /// What was counted of requests until now.
-    pub fn counts(&self) -> RequestCounts {
-        self.shared.counts.view(self.shared.watch_restarts.load(Relaxed))
+    pub fn metrics(&self) -> &RequestMetrics {
+        &self.shared.metrics
     }
 }

@@ -9,10 +9,10 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -50,8 +50,8 @@ pub struct EventCounts {
 
 #[derive(Default)]
 struct Counters {
-    refused: AtomicU64,
-    dropped: AtomicU64,
+    refused: Counter,
+    dropped: Counter,
 }
 
 /// Handle to the task that publishes events.
@@ -121,23 +121,17 @@ impl Events {
         let action = if is_node(&regarding) { "Check" } else { "Prepare" };
         let event = Event { type_, reason, note, action: action.to_owned(), secondary };
         if self.queue.try_send(Publication { regarding, event, since: Instant::now() }).is_err() {
-            self.counters.dropped.fetch_add(1, Relaxed);
+            self.counters.dropped.inc();
         }
     }
 
     pub fn counts(&self) -> EventCounts {
-        let requests = self.kube.counts().requests;
-        let succeeded = |verb: Verb| {
-            let of_events = requests.iter().filter(|(of, resource, code, _)| {
-                *of == verb && *resource == "events" && (200..300).contains(code)
-            });
-            of_events.map(|(.., count)| count).sum()
-        };
+        let requests = self.kube.metrics();
         EventCounts {
-            created: succeeded(Verb::Create),
-            updated: succeeded(Verb::Patch),
-            refused: self.counters.refused.load(Relaxed),
-            dropped: self.counters.dropped.load(Relaxed),
+            created: requests.succeeded(Verb::Create, "events"),
+            updated: requests.succeeded(Verb::Patch, "events"),
+            refused: self.counters.refused.get(),
+            dropped: self.counters.dropped.get(),
         }
     }
 }
@@ -251,7 +245,7 @@ impl Publisher {
                 Err(error) => {
                     let (regarding, reason) = (&publication.regarding, &publication.event.reason);
                     tracing::warn!(?regarding, reason, %error, "the API server refuses an event");
-                    self.counters.refused.fetch_add(1, Relaxed);
+                    self.counters.refused.inc();
                     return self.conditions.clear(FORBIDDEN, namespace);
                 }
             }
@@ -261,7 +255,7 @@ impl Publisher {
     }
 
     fn drop_one(&self) {
-        self.counters.dropped.fetch_add(1, Relaxed);
+        self.counters.dropped.inc();
     }
 
     /// Waits until one more event may be published: a burst, then one in a while.

@@ -12,9 +12,9 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use async_trait::async_trait;
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -39,10 +39,11 @@ pub trait HeldClaims: Send + Sync {
 
 #[derive(Debug, Default)]
 pub struct ReconcileCounts {
-    pub rounds: AtomicU64,
+    /// Rounds in which the API server answered.
+    pub seen: Counter,
     /// Rounds in which the API server did not answer.
-    pub blind: AtomicU64,
-    pub unprepared: AtomicU64,
+    pub blind: Counter,
+    pub unprepared: Counter,
 }
 
 /// Handle to the reconcile.
@@ -100,12 +101,14 @@ impl Rounds {
                 round = self.round() => round,
             };
             let counts = &self.shared.counts;
-            counts.rounds.fetch_add(1, Relaxed);
             match round {
-                Ok(()) => logged = false,
+                Ok(()) => {
+                    counts.seen.inc();
+                    logged = false;
+                }
                 Err(why) => {
                     self.abandoned.forget();
-                    counts.blind.fetch_add(1, Relaxed);
+                    counts.blind.inc();
                     if !std::mem::replace(&mut logged, true) {
                         tracing::warn!(
                             why,
@@ -193,7 +196,7 @@ impl Rounds {
         let (claim, why) = (&seen.claim, why.words());
         match self.claims.unprepare_abandoned(&claim.uid, why).await {
             Ok(()) => {
-                self.shared.counts.unprepared.fetch_add(1, Relaxed);
+                self.shared.counts.unprepared.inc();
                 tracing::warn!(%claim, uid = %claim.uid, why, "a claim that the kubelet left behind is unprepared");
             }
             Err(problem) => {

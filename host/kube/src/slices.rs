@@ -29,7 +29,7 @@ use tokio::sync::watch;
 
 pub use drivers::{DriverSnapshot, watch_drivers};
 pub use names::PoolNames;
-pub use report::{Outcome, PoolStatus, SliceReport, Verb};
+pub use report::{PoolStatus, SliceReport};
 pub use slice::PoolKey;
 
 use crate::client::KubeClient;

@@ -11,10 +11,10 @@ mod plan;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -48,13 +48,13 @@ pub struct Statuses {
 /// Statuses written, and those that were not.
 #[derive(Debug, Default)]
 pub struct StatusCounts {
-    pub written: AtomicU64,
+    pub written: Counter,
     /// The claim had them.
-    pub unchanged: AtomicU64,
+    pub unchanged: Counter,
     /// The API server refuses them for good.
-    pub refused: AtomicU64,
+    pub refused: Counter,
     /// The queue was full.
-    pub dropped: AtomicU64,
+    pub dropped: Counter,
 }
 
 #[derive(Default)]
@@ -114,7 +114,7 @@ impl Queue {
     fn push(&self, status: DriverStatus, newer: bool) -> bool {
         let taken = self.waiting().push(status, newer);
         if !taken {
-            self.counts.dropped.fetch_add(1, Relaxed);
+            self.counts.dropped.inc();
         }
         taken
     }
@@ -261,7 +261,7 @@ impl Writer {
         let entries = match plan(status, &object, &now(), &mut left_out) {
             Plan::Past => return Ok(false),
             Plan::Unchanged => {
-                self.queue.counts.unchanged.fetch_add(1, Relaxed);
+                self.queue.counts.unchanged.inc();
                 return Ok(false);
             }
             Plan::Apply(entries) => entries,
@@ -279,13 +279,13 @@ impl Writer {
         });
         let parameters = PatchParams::apply(&field_manager(&status.driver)).force();
         api.patch_status(claim.name.as_str(), &parameters, &Patch::Apply(applied)).await?;
-        self.queue.counts.written.fetch_add(1, Relaxed);
+        self.queue.counts.written.inc();
         self.queue.conditions.clear(UNWRITABLE, &claim.to_string());
         Ok(true)
     }
 
     fn refused(&self, status: &DriverStatus, error: &ApiError) {
-        self.queue.counts.refused.fetch_add(1, Relaxed);
+        self.queue.counts.refused.inc();
         let (claim, driver) = (&status.claim, &status.driver);
         tracing::warn!(%claim, %driver, %error, "a claim's status is refused");
         if is_of_allocation(error) {

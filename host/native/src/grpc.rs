@@ -23,7 +23,7 @@ pub use dra::DraPlugin;
 pub use health::Health;
 pub use nodedock_model::{DraService, HealthService};
 pub use registration::{PluginInfo, Registrar, RegistrarError, StepTimes};
-pub use stats::{RpcSeconds, Rpcs};
+pub use stats::Rpcs;
 
 use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
 

@@ -95,9 +95,9 @@ impl WasmDriver {
         &self.0.sandbox
     }
 
-    /// Statistics of its calls since it was loaded.
-    pub fn stats(&self) -> Stats {
-        self.0.sandbox.scope.counters.snapshot()
+    /// Metrics of its calls since it was loaded.
+    pub fn stats(&self) -> Arc<Stats> {
+        Arc::clone(&self.0.sandbox.scope.counters)
     }
 
     /// Its quarantine.
@@ -246,7 +246,9 @@ impl WasmDriver {
         let verifier =
             Verifier { effective: &scope.effective, dev: &scope.node.dev, sysfs: &scope.node.sysfs };
         let verify = |outcome: Result<PreparedClaim, Problem>| {
-            verifier.claim(outcome?).inspect_err(|_| scope.counters.record_refusal())
+            verifier.claim(outcome?).inspect_err(|_| {
+                scope.counters.answers_refused.inc();
+            })
         };
         outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
     }
@@ -301,7 +303,7 @@ impl WasmDriver {
 
     fn refused(&self, why: Refusal) -> Problem {
         let counters = &self.0.sandbox.scope.counters;
-        counters.record_refusal();
+        counters.answers_refused.inc();
         why.limit().into_iter().for_each(|limit| counters.refuse(limit));
         why.into_problem()
     }
@@ -343,7 +345,7 @@ fn names_files(claim: &PreparedClaim) -> bool {
 #[async_trait]
 impl ClaimDriver for WasmDriver {
     fn stats(&self) -> Option<DriverStats> {
-        Some(DriverStats::Wasm(Box::new(self.stats())))
+        Some(DriverStats::Wasm(self.stats()))
     }
 
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {

@@ -48,7 +48,6 @@ mod nodes;
 pub mod registry;
 mod sandbox;
 mod schema;
-mod stats;
 pub mod trust;
 mod wasi;
 mod wit_packages;
@@ -72,8 +71,8 @@ pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
 pub use self::kept::{KeptError, KeptFacts, KeptFiles, SignedFile};
 pub use self::limiter::Reached;
-pub use self::stats::{Limit, Operation, OperationStats, Outcome, Peak, Stats};
 pub use nodedock_core::driver::containment::{Containment, QUARANTINED, Quarantined};
+pub use nodedock_core::driver::stats::{Limit, Operation, Outcome, Stats};
 
 use self::admission::bounded_line;
 use self::artifact::{Artifact, ArtifactError, Key};
@@ -86,10 +85,9 @@ use self::engine::Runtime;
 use self::log::DriverLog;
 use self::nodes::DevRoot;
 use self::sandbox::{Node, Sandbox, Scope};
-use self::stats::Counters;
 use nodedock_base::memory;
 use nodedock_core::driver::values::Journal;
-use nodedock_core::driver::{Call, Ledger, NodeFacts};
+use nodedock_core::driver::{Call, Ledger, NodeFacts, stats};
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_core::sysfs::blocking::SYSFS_THREADS_PER_DRIVER;
 use nodedock_model::DriverName;
@@ -350,7 +348,7 @@ impl WasmHost {
         grant: &Grant,
         config: Option<String>,
     ) -> Result<WasmDriver, LoadError> {
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(Stats::default());
         let limits = Limits::new(&LimitRequest::default(), &grant.limits);
         let sandbox = self.sandbox(&compiled, None, label, Effective::none(), limits, &counters);
         let call = Call { request_id: "describe".into(), deadline: limits.look_wall() + PERMIT_WAIT };
@@ -382,7 +380,7 @@ impl WasmHost {
         label: &str,
         effective: Effective,
         limits: Limits,
-        counters: &Arc<Counters>,
+        counters: &Arc<Stats>,
     ) -> Sandbox {
         let scope = Scope {
             driver: driver.cloned(),

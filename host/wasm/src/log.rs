@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::stats::{Counters, Limit};
+use super::stats::{Limit, Stats};
 use nodedock_base::printable;
 use nodedock_model::grant::LogRates;
 
@@ -37,11 +37,11 @@ pub(super) struct DriverLog {
     bucket: Mutex<Bucket>,
     /// For our own lines about refusals: apart, so that neither suppresses the other.
     refusals: Mutex<Bucket>,
-    counters: Arc<Counters>,
+    counters: Arc<Stats>,
 }
 
 impl DriverLog {
-    pub(super) fn new(driver: &str, rates: LogRates, counters: Arc<Counters>) -> Self {
+    pub(super) fn new(driver: &str, rates: LogRates, counters: Arc<Stats>) -> Self {
         let full = || Mutex::new(Bucket::full(rates, Instant::now()));
         Self { driver: driver.into(), rates, bucket: full(), refusals: full(), counters }
     }
@@ -50,7 +50,7 @@ impl DriverLog {
     fn admit(&self, bytes: usize) -> Option<u64> {
         let admitted = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now());
         match admitted {
-            Ok(_) => self.counters.record_log_line(),
+            Ok(_) => drop(self.counters.log_lines.inc()),
             Err(limit) => self.counters.refuse(limit),
         }
         admitted.ok()

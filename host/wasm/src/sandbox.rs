@@ -22,7 +22,7 @@ use super::hostcalls::CallView;
 use super::limiter::{HANDLES_MAX, Limiter, Reached, millis};
 use super::log::{DriverLog, LogSink};
 use super::nodes::DevRoot;
-use super::stats::{Counters, Limit, Operation, Usage};
+use super::stats::{Limit, Operation, Outcome, Stats, Usage};
 use super::wasi;
 use nodedock_base::printable::{cut, printable};
 use nodedock_core::driver::containment::{CallResult, Containment};
@@ -55,7 +55,7 @@ pub(super) struct Scope {
     pub(super) effective: Effective,
     pub(super) limits: Limits,
     pub(super) log: Arc<DriverLog>,
-    pub(super) counters: Arc<Counters>,
+    pub(super) counters: Arc<Stats>,
     pub(super) node: Arc<Node>,
     /// For threads that read below `/sys`. One that hangs in the kernel keeps its permit.
     pub(super) blocking: Arc<Semaphore>,
@@ -102,12 +102,17 @@ impl Sandbox {
     ) -> Result<R, CallFailure> {
         let counters = &self.scope.counters;
         let admitted = self.containment.admit(operation).map_err(|problem| {
-            counters.record_held_back(operation);
+            counters.calls(operation, Outcome::Quarantined).inc();
             CallFailure::Quarantined(Box::new(problem))
         })?;
         let start = Instant::now();
         let answer = self.call_admitted(start, call, operation, writes_for, guest).await;
-        counters.record(operation, start.elapsed(), answer.as_ref().err());
+        let outcome = answer.as_ref().err().map_or(Outcome::Answered, CallFailure::outcome);
+        counters.record(operation, start.elapsed(), outcome);
+        // The call's store counted the other limits.
+        if let Err(failure @ (CallFailure::Busy { .. } | CallFailure::Timeout(_))) = &answer {
+            failure.limit().into_iter().for_each(|limit| counters.refuse(limit));
+        }
         admitted.ended(answer.as_ref().err().map_or(CallResult::Succeeded, CallFailure::call_result));
         answer
     }

@@ -57,6 +57,12 @@ impl Stage {
     }
 }
 
+/// The number of calls that were started.
+fn calls(driver: &WasmDriver) -> u64 {
+    let started = Outcome::ALL.iter().filter(|outcome| **outcome != Outcome::Quarantined);
+    started.map(|outcome| driver.stats().ended(*outcome)).sum()
+}
+
 fn a_call() -> nodedock_core::driver::Call {
     nodedock_core::driver::Call { request_id: "r-1".into(), deadline: Duration::from_secs(10) }
 }

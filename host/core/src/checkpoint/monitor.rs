@@ -137,8 +137,7 @@ mod tests {
         }
 
         fn succeed(&self) {
-            let size = super::super::status::Size { requests: 1, changes: 1, value_bytes: 1 };
-            self.status.succeeded(&size, Duration::from_millis(1));
+            self.status.succeeded(1, 1, Duration::from_millis(1));
         }
 
         async fn reported(&mut self) -> String {

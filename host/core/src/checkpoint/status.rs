@@ -1,14 +1,14 @@
-//! Status of the writer: counters, and whether the last commit succeeded.
+//! Status of the writer: metrics, and whether the last commit succeeded.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::histogram::Histogram;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::CommitError;
-use nodedock_base::metrics::{Histogram, HistogramView};
 use nodedock_base::{clock, error};
 use nodedock_model::limit;
 
@@ -21,56 +21,40 @@ pub struct Health {
     pub since_ms: u64,
 }
 
-/// Counters since the checkpoint was opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stats {
+/// Metrics of the commits since the checkpoint was opened.
+#[derive(Debug)]
+pub struct CommitMetrics {
     /// Durable commits: one sync each.
-    pub commits: u64,
-    pub failed_commits: u64,
-    /// Requests in the durable commits.
-    pub requests: u64,
-    /// Records put or deleted.
-    pub changes: u64,
+    pub durable: Counter,
+    pub failed: Counter,
+    /// Records put or deleted by a durable commit.
+    pub changes: Histogram,
+    /// Seconds of a durable commit, mostly its sync: a good disk syncs within a millisecond, a slow one is reported after five seconds.
+    pub seconds: Histogram,
     /// Bytes of the values that were put.
-    pub value_bytes: u64,
-    /// Changes of the largest commit.
-    pub changes_max: u64,
-    /// Time in durable commits, and in the longest and the last of them.
-    pub commit_time: Duration,
-    pub commit_time_max: Duration,
-    pub commit_time_last: Duration,
+    pub value_bytes: Counter,
 }
 
-/// Histograms of the durable commits.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Distributions {
-    /// Records put or deleted by a commit.
-    pub changes: HistogramView,
-    /// Seconds of a commit, mostly its sync.
-    pub seconds: HistogramView,
+impl Default for CommitMetrics {
+    fn default() -> Self {
+        Self {
+            durable: Counter::default(),
+            failed: Counter::default(),
+            changes: Histogram::new([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]),
+            seconds: Histogram::new([
+                0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+            ]),
+            value_bytes: Counter::default(),
+        }
+    }
 }
-
-/// Buckets of a commit's changes, and of its seconds: a good disk syncs within a millisecond, a slow one is reported after five seconds.
-const CHANGES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
-const SECONDS: &[f64] =
-    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
 pub(super) struct Status {
     now: Mutex<Now>,
-    sizes: Histogram,
-    times: Histogram,
+    pub(super) metrics: CommitMetrics,
     /// Wakes the monitor.
     news: Notify,
     takes_writes: watch::Sender<bool>,
-    commits: AtomicU64,
-    failed_commits: AtomicU64,
-    requests: AtomicU64,
-    changes: AtomicU64,
-    value_bytes: AtomicU64,
-    changes_max: AtomicU64,
-    nanos: AtomicU64,
-    nanos_max: AtomicU64,
-    nanos_last: AtomicU64,
 }
 
 /// Activity of the writer.
@@ -84,31 +68,10 @@ pub(super) struct Now {
     wants_beginning: bool,
 }
 
-/// Size of a commit.
-pub(super) struct Size {
-    pub(super) requests: u64,
-    pub(super) changes: u64,
-    pub(super) value_bytes: u64,
-}
-
 impl Default for Status {
     fn default() -> Self {
-        Self {
-            now: Mutex::default(),
-            sizes: Histogram::new(CHANGES),
-            times: Histogram::new(SECONDS),
-            news: Notify::new(),
-            takes_writes: watch::Sender::new(true),
-            commits: AtomicU64::new(0),
-            failed_commits: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
-            changes: AtomicU64::new(0),
-            value_bytes: AtomicU64::new(0),
-            changes_max: AtomicU64::new(0),
-            nanos: AtomicU64::new(0),
-            nanos_max: AtomicU64::new(0),
-            nanos_last: AtomicU64::new(0),
-        }
+        let (now, metrics, news) = (Mutex::default(), CommitMetrics::default(), Notify::new());
+        Self { now, metrics, news, takes_writes: watch::Sender::new(true) }
     }
 }
 
@@ -165,41 +128,17 @@ impl Status {
         self.takes_writes.send_if_modified(|took| std::mem::replace(took, takes) != takes);
     }
 
-    pub(super) fn stats(&self) -> Stats {
-        Stats {
-            commits: self.commits.load(Relaxed),
-            failed_commits: self.failed_commits.load(Relaxed),
-            requests: self.requests.load(Relaxed),
-            changes: self.changes.load(Relaxed),
-            value_bytes: self.value_bytes.load(Relaxed),
-            changes_max: self.changes_max.load(Relaxed),
-            commit_time: Duration::from_nanos(self.nanos.load(Relaxed)),
-            commit_time_max: Duration::from_nanos(self.nanos_max.load(Relaxed)),
-            commit_time_last: Duration::from_nanos(self.nanos_last.load(Relaxed)),
-        }
-    }
-
-    pub(super) fn distributions(&self) -> Distributions {
-        Distributions { changes: self.sizes.view(), seconds: self.times.view() }
-    }
-
-    pub(super) fn succeeded(&self, size: &Size, took: Duration) {
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.commits.fetch_add(1, Relaxed);
-        self.requests.fetch_add(size.requests, Relaxed);
-        self.changes.fetch_add(size.changes, Relaxed);
-        self.value_bytes.fetch_add(size.value_bytes, Relaxed);
-        self.changes_max.fetch_max(size.changes, Relaxed);
-        self.nanos.fetch_add(nanos, Relaxed);
-        self.nanos_max.fetch_max(nanos, Relaxed);
-        self.nanos_last.store(nanos, Relaxed);
-        self.sizes.observe(size.changes as f64);
-        self.times.observe_time(took);
+    /// Records the success of the current commit, which put or deleted `changes` records.
+    pub(super) fn succeeded(&self, changes: usize, value_bytes: usize, elapsed: Duration) {
+        self.metrics.durable.inc();
+        self.metrics.changes.observe(changes as f64);
+        self.metrics.seconds.observe(elapsed.as_secs_f64());
+        self.metrics.value_bytes.inc_by(value_bytes as u64);
         self.end(None);
     }
 
     pub(super) fn failed(&self, failure: &CommitError) {
-        self.failed_commits.fetch_add(1, Relaxed);
+        self.metrics.failed.inc();
         self.end(Some(failure));
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::CommitError;
 use super::format::{self, META, META_PROBED, Precious, Table, UNREADABLE};
-use super::status::{Size, Status};
+use super::status::Status;
 use nodedock_base::clock;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
@@ -77,15 +77,6 @@ impl Batch {
     fn is_full(&self) -> bool {
         self.close.is_some() || self.writes.len() >= limit::CHECKPOINT_BATCH_MAX
     }
-
-    fn size(&self) -> Size {
-        let bytes = |write: &Write| write.value.as_ref().map_or(0, |value| value.len() as u64);
-        Size {
-            requests: self.waiting.len() as u64,
-            changes: self.writes.len() as u64,
-            value_bytes: self.writes.iter().map(bytes).sum(),
-        }
-    }
 }
 
 impl Writer {
@@ -103,7 +94,7 @@ impl Writer {
                 batch.add(next);
             }
             if !batch.waiting.is_empty() {
-                self.serve(&batch.writes, batch.size(), std::mem::take(&mut batch.waiting));
+                self.serve(&batch.writes, std::mem::take(&mut batch.waiting));
             }
             for done in batch.asking {
                 // The caller may have been cancelled.
@@ -132,17 +123,15 @@ impl Writer {
         }
     }
 
-    fn serve(
-        &mut self,
-        writes: &[Write],
-        size: Size,
-        waiting: Vec<oneshot::Sender<Result<(), CommitError>>>,
-    ) {
+    fn serve(&mut self, writes: &[Write], waiting: Vec<oneshot::Sender<Result<(), CommitError>>>) {
         let started = Instant::now();
         self.status.begin();
         let outcome = self.commit(writes);
         match &outcome {
-            Ok(()) => self.status.succeeded(&size, started.elapsed()),
+            Ok(()) => {
+                let value_bytes = writes.iter().filter_map(|write| Some(write.value.as_ref()?.len())).sum();
+                self.status.succeeded(writes.len(), value_bytes, started.elapsed());
+            }
             Err(failure) => {
                 self.status.failed(failure);
                 self.abandon();

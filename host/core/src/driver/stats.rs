@@ -1,10 +1,14 @@
-//! Statistics of a driver's calls.
+//! Metrics of a driver's calls.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::Operation;
-use nodedock_base::metrics::HistogramView;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+
+pub use super::Operation;
 use nodedock_base::worded;
 
 worded! {
@@ -63,68 +67,111 @@ worded! {
     }
 }
 
-/// Statistics of a WASM driver's calls, since it was loaded.
-#[derive(Debug, Clone, Default, PartialEq)]
+/// Metrics of a WASM driver's calls, since it was loaded.
+#[derive(Debug, Default)]
 pub struct Stats {
-    /// By operation and outcome; all entries are present.
-    pub operations: BTreeMap<Operation, OperationStats>,
-    /// Refusals by limit; all entries are present. One for each call that reached the limit, and one for each line of the log.
-    pub limits: BTreeMap<Limit, u64>,
+    outcomes: [[Counter; Outcome::ALL.len()]; Operation::ALL.len()],
+    seconds: [CallSeconds; Operation::ALL.len()],
+    /// One refusal for each call that reached the limit, and one for each line of the log.
+    refusals: [Counter; Limit::ALL.len()],
     /// Results that exceed the bounds, are invalid, or violate the grant.
-    pub answers_refused: u64,
+    pub answers_refused: Counter,
     /// CPU time of the threads that ran the driver.
-    pub cpu: Duration,
-    pub host_operations: u64,
-    pub host_bytes: u64,
+    pub cpu_seconds: Counter<f64, AtomicU64>,
+    pub host_operations: Counter,
+    pub host_bytes: Counter,
     /// Lines written to the log; dropped lines are counted by limit.
-    pub log_lines: u64,
-    pub peak: Peak,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct OperationStats {
-    pub outcomes: BTreeMap<Outcome, u64>,
-    /// Seconds, including the wait for a permit.
-    pub latency: HistogramView,
-}
-
-/// Peak usage of one call.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Peak {
-    pub cpu: Duration,
+    pub log_lines: Counter,
+    /// Peak usage of one call.
+    pub peak_cpu_seconds: Gauge<f64, AtomicU64>,
     /// Bytes of all memories.
-    pub memory: u64,
-    pub table_elements: u64,
-    pub host_operations: u64,
-    pub host_bytes: u64,
+    pub peak_memory: Gauge<u64, AtomicU64>,
+    pub peak_table_elements: Gauge<u64, AtomicU64>,
+    pub peak_host_operations: Gauge<u64, AtomicU64>,
+    pub peak_host_bytes: Gauge<u64, AtomicU64>,
+}
+
+/// Seconds of an operation's calls, including the wait for a permit: from an empty call, which takes some tens of microseconds, to the
+/// longest that may be granted.
+#[derive(Debug)]
+struct CallSeconds(Histogram);
+
+impl Default for CallSeconds {
+    fn default() -> Self {
+        Self(Histogram::new([
+            0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+            10.0, 40.0,
+        ]))
+    }
+}
+
+/// Usage of one call.
+#[derive(Debug, Default)]
+pub struct Usage {
+    pub cpu: Duration,
+    pub memory: usize,
+    pub table_elements: usize,
+    pub host_operations: usize,
+    pub host_bytes: usize,
+    /// Limits at which the host refused the driver something, even if the driver went on.
+    pub reached: BTreeSet<Limit>,
 }
 
 impl Stats {
-    /// Number of started calls.
-    pub fn calls(&self) -> u64 {
-        let outcomes = self.operations.values().flat_map(|operation| &operation.outcomes);
-        outcomes.filter(|(outcome, _)| **outcome != Outcome::Quarantined).map(|(_, count)| count).sum()
+    /// Counts a call that ended after `elapsed`.
+    pub fn record(&self, operation: Operation, elapsed: Duration, outcome: Outcome) {
+        self.calls(operation, outcome).inc();
+        self.seconds(operation).observe(elapsed.as_secs_f64());
     }
 
-    /// Returns the calls with this outcome, of all operations.
-    pub fn ended(&self, outcome: Outcome) -> u64 {
-        self.operations.values().filter_map(|operation| operation.outcomes.get(&outcome)).sum()
+    /// Counts the usage of a call, and the limits that it reached.
+    pub fn record_usage(&self, usage: &Usage) {
+        usage.reached.iter().for_each(|limit| self.refuse(*limit));
+        let cpu = usage.cpu.as_secs_f64();
+        self.cpu_seconds.inc_by(cpu);
+        // Numbers that are not negative are in the order of their bits.
+        self.peak_cpu_seconds.inner().fetch_max(cpu.to_bits(), Relaxed);
+        self.host_operations.inc_by(usage.host_operations as u64);
+        self.host_bytes.inc_by(usage.host_bytes as u64);
+        for (peak, used) in [
+            (&self.peak_memory, usage.memory),
+            (&self.peak_table_elements, usage.table_elements),
+            (&self.peak_host_operations, usage.host_operations),
+            (&self.peak_host_bytes, usage.host_bytes),
+        ] {
+            peak.inner().fetch_max(used as u64, Relaxed);
+        }
+    }
+
+    /// Counts a refusal for a limit.
+    pub fn refuse(&self, limit: Limit) {
+        self.refusals(limit).inc();
+    }
+
+    /// Returns the calls of an operation that had an outcome.
+    pub fn calls(&self, operation: Operation, outcome: Outcome) -> &Counter {
+        &self.outcomes[operation as usize][outcome as usize]
+    }
+
+    /// Returns the durations of an operation's calls.
+    pub fn seconds(&self, operation: Operation) -> &Histogram {
+        &self.seconds[operation as usize].0
     }
 
     /// Returns the refusals for a limit.
-    pub fn refused_for(&self, limit: Limit) -> u64 {
-        self.limits.get(&limit).copied().unwrap_or(0)
+    pub fn refusals(&self, limit: Limit) -> &Counter {
+        &self.refusals[limit as usize]
+    }
+
+    /// Returns the number of calls with this outcome, of all operations.
+    pub fn ended(&self, outcome: Outcome) -> u64 {
+        self.outcomes.iter().map(|outcomes| outcomes[outcome as usize].get()).sum()
     }
 
     pub fn log_lines_dropped(&self) -> u64 {
-        self.refused_for(Limit::LogLines) + self.refused_for(Limit::LogBytes)
+        self.refusals(Limit::LogLines).get() + self.refusals(Limit::LogBytes).get()
     }
 }
 
-/// Calls of one method with one code.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RpcSeconds {
-    pub method: &'static str,
-    pub code: &'static str,
-    pub seconds: HistogramView,
-}
+/// Seconds of the calls of a native plugin since it registered, by path of the method and name of the code.
+pub type RpcSeconds = Vec<([String; 2], Histogram)>;

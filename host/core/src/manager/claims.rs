@@ -59,7 +59,7 @@ use nodedock_model::{
     ChangedKind, ClaimRecord, DriverName, LiveClaim, ObjectName, ObjectRef, Problem, ReleaseRecord, Uid,
 };
 
-pub use metrics::ClaimStats;
+pub use metrics::ClaimMetrics;
 use prepare_retry::PrepareRetries;
 pub use release::{ReleaseOutcome, ReleaseRequest};
 pub use retry_status::{ClaimView, RefusedClaim, Retry, RetryStatus};
@@ -192,9 +192,8 @@ impl Manager {
         refused.into_values().next().map_or(Ok(()), Err)
     }
 
-    /// Counts since the start.
-    pub fn claim_stats(&self) -> ClaimStats {
-        self.claim_metrics.stats()
+    pub fn claim_metrics(&self) -> &ClaimMetrics {
+        &self.claim_metrics
     }
 
     /// ID of the boot in which the manager runs.

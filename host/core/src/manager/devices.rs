@@ -58,7 +58,7 @@ use crate::manager::claims::lock;
 use nodedock_model::{ExtendedResource, PluginDevice, PodAllocation, PodRequest, Problem, Uid};
 
 pub use affinity::{closest, parse_nodes};
-pub use metrics::DeviceStats;
+pub use metrics::DeviceMetrics;
 pub use resources::PluginId;
 pub use view::{
     Capacity, DeviceHolders, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource,
@@ -159,9 +159,8 @@ impl Manager {
         self.report_resources([id.resource().clone()]);
     }
 
-    /// Counts since the start, by resource.
-    pub fn device_stats(&self) -> DeviceStats {
-        self.device_metrics.stats()
+    pub fn device_metrics(&self) -> &DeviceMetrics {
+        &self.device_metrics
     }
 
     /// Changes whenever `capacity` may have changed.

@@ -1,40 +1,23 @@
-//! Every family of metrics: name, kind, labels, and what it says. `docs/metrics.md` has the same table, and a test holds them
-//! together: a name that somebody's alerts stand on does not change by accident.
+//! Every family of metrics: name, kind, labels and help. `docs/metrics.md` has the same table, and a test compares the two: a name on
+//! which alerts depend does not change by accident.
 
 use prometheus_client::metrics::MetricType;
 
-/// A family of metrics. Of a counter the name stands without its `_total`.
+/// A family of metrics. The name of a counter is without its `_total`.
 #[derive(Debug)]
 pub(super) struct Family {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: MetricType,
     pub(super) labels: &'static [&'static str],
     pub(super) help: &'static str,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Counter,
-    Gauge,
-    Histogram,
-}
-
-impl From<Kind> for MetricType {
-    fn from(kind: Kind) -> Self {
-        match kind {
-            Kind::Counter => Self::Counter,
-            Kind::Gauge => Self::Gauge,
-            Kind::Histogram => Self::Histogram,
-        }
-    }
 }
 
 macro_rules! families {
     ($($id:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)+) => {
         $(pub(super) const $id: Family =
-            Family { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };)+
+            Family { name: $name, kind: MetricType::$kind, labels: &[$($label),*], help: $help };)+
 
-        /// In the order in which they are told.
+        /// In the order of the exposition.
         #[cfg(test)]
         pub(super) const ALL: &[Family] = &[$($id),+];
     };

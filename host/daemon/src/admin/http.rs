@@ -1,24 +1,26 @@
-//! HTTP/1.1, one request for each connection. Connections, the size of a request and its time are bounded: a client that is slow, or
-//! says nothing, holds one place for a short time and nothing else.
+//! HTTP/1.1, one request for each connection. Connections, the size of a request and its time are bounded: a client that is slow or
+//! silent occupies one connection for a short time and nothing else.
 
-use std::convert::Infallible;
-use std::future::Future;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
+use axum::Router;
+use axum::handler::Handler;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get};
+use futures::{Stream, StreamExt};
+use http::StatusCode;
 use http::header::{ALLOW, CONTENT_TYPE};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::Full;
-use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
+use tower::ServiceExt;
 
-use super::probes::{self, Live};
+use super::probes::{self, Liveness};
 use super::{Admin, collect};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -26,125 +28,97 @@ use nodedock_model::limit;
 
 /// What Prometheus asks for by this name.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const TEXT: &str = "text/plain; charset=utf-8";
 
-/// Where connections come from.
-pub(super) trait Listener: Send + 'static {
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+/// The responses of an instance of the daemon: it lives while it waits for its turn, and is ready when it serves.
+#[derive(Clone)]
+pub struct Front(Arc<Mutex<Router>>);
 
-    fn connection(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-}
+impl Front {
+    pub fn new(waits_for: &str) -> Self {
+        Self(Arc::new(Mutex::new(waiting(waits_for))))
+    }
 
-impl Listener for UnixListener {
-    type Stream = tokio::net::UnixStream;
+    /// The instance does not serve; `why` is the response to a readiness probe.
+    pub fn stand_by(&self, why: &str) {
+        self.set(waiting(why));
+    }
 
-    async fn connection(&self) -> io::Result<Self::Stream> {
-        self.accept().await.map(|(stream, _)| stream)
+    /// The instance serves.
+    pub fn serve(&self, admin: Admin) {
+        self.set(serving(admin));
+    }
+
+    fn set(&self, router: Router) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = router;
+    }
+
+    fn router(&self) -> Router {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl Listener for TcpListener {
-    type Stream = tokio::net::TcpStream;
-
-    async fn connection(&self) -> io::Result<Self::Stream> {
-        self.accept().await.map(|(stream, _)| stream)
-    }
+fn waiting(why: &str) -> Router {
+    let not_ready = (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"));
+    Router::new().route("/livez", only_get("ok\n")).fallback_service(only_get(not_ready))
 }
 
-/// What answers a request, by its method and path.
-pub(super) trait Answers: Send + Sync + 'static {
-    fn answer(&self, method: &Method, path: &str) -> impl Future<Output = Answer> + Send;
+fn serving(admin: Admin) -> Router {
+    let (registry, liveness) = (Arc::new(collect::registry(&admin)), Arc::new(Liveness::new(admin.clone())));
+    Router::new()
+        .route("/metrics", only_get(async move || metrics(&registry)))
+        .route("/livez", only_get(async move || probed(&liveness.problems().await)))
+        .route("/readyz", only_get(async move || probed(&probes::awaited(&admin).await)))
+        .fallback((StatusCode::NOT_FOUND, "there are /metrics, /livez and /readyz\n"))
 }
 
-/// What answers for the node.
-pub(super) struct Face {
-    admin: Admin,
-    live: Live,
+/// Also refuses HEAD, which axum routes like GET.
+fn only_get<H: Handler<T, ()>, T: 'static>(handler: H) -> MethodRouter {
+    let refusal = (StatusCode::METHOD_NOT_ALLOWED, [(ALLOW, "GET")], "only GET is answered\n");
+    get(handler).head(refusal.clone()).fallback(refusal)
 }
 
-pub(super) type Answer = Response<Full<Bytes>>;
-
-impl Answers for Face {
-    /// Whatever the query: a scraper may add one.
-    async fn answer(&self, method: &Method, path: &str) -> Answer {
-        if !matches!(path, "/metrics" | "/livez" | "/readyz") {
-            return text(StatusCode::NOT_FOUND, "there are /metrics, /livez and /readyz\n".to_owned());
-        }
-        if method != Method::GET {
-            return only_get();
-        }
-        match path {
-            "/metrics" => self.metrics(),
-            "/livez" => told(self.live.look().await),
-            _ => told(probes::awaited(&self.admin).await),
-        }
-    }
-}
-
-impl Face {
-    pub(super) fn new(admin: Admin) -> Self {
-        Self { live: probes::live(admin.clone()), admin }
-    }
-
-    fn metrics(&self) -> Answer {
-        match collect::exposition(&self.admin) {
-            Ok(metrics) => with_type(StatusCode::OK, metrics, OPENMETRICS),
-            Err(error) => {
-                tracing::error!(error = chain(&error), "the metrics cannot be told");
-                text(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be told\n".to_owned())
-            }
+fn metrics(registry: &Registry) -> Response {
+    let mut text = String::new();
+    match encode(&mut text, registry) {
+        Ok(()) => ([(CONTENT_TYPE, OPENMETRICS)], text).into_response(),
+        Err(error) => {
+            tracing::error!(error = chain(&error), "the metrics cannot be encoded");
+            (StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be told\n").into_response()
         }
     }
 }
 
-pub(super) fn only_get() -> Answer {
-    let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n".to_owned());
-    refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
-    refusal
-}
-
-/// What is wrong, a line each; nothing is well.
-pub(super) fn told(wrong: Vec<String>) -> Answer {
-    match wrong.as_slice() {
-        [] => text(StatusCode::OK, "ok\n".to_owned()),
-        wrong => text(StatusCode::SERVICE_UNAVAILABLE, wrong.join("\n") + "\n"),
+/// The response to a probe, with a line for each problem.
+fn probed(problems: &[String]) -> Response {
+    match problems {
+        [] => "ok\n".into_response(),
+        problems => (StatusCode::SERVICE_UNAVAILABLE, problems.join("\n") + "\n").into_response(),
     }
 }
 
-pub(super) fn text(status: StatusCode, body: String) -> Answer {
-    with_type(status, body, TEXT)
-}
-
-fn with_type(status: StatusCode, body: String, kind: &'static str) -> Answer {
-    let mut answer = Response::new(Full::from(body));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    answer
-}
-
-/// Answers on a listener until the tasks stop.
-pub(super) async fn serve(face: Arc<impl Answers>, listener: impl Listener, tasks: Tasks) {
-    let places = Arc::new(Semaphore::new(limit::ADMIN_CONNECTIONS_MAX));
-    let stopped = tasks.stopped();
-    tokio::pin!(stopped);
+/// Serves the connections of a listener until the tasks stop.
+pub(super) async fn serve<S>(
+    front: Front,
+    mut incoming: impl Stream<Item = io::Result<S>> + Unpin,
+    tasks: Tasks,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let permits = Arc::new(Semaphore::new(limit::ADMIN_CONNECTIONS_MAX));
     let mut failing = false;
-    loop {
-        let next = async {
-            let place = places.clone().acquire_owned().await;
-            (place, listener.connection().await)
-        };
-        let (place, accepted) = tokio::select! {
-            // Who is not accepted yet sees the socket go.
-            () = &mut stopped => return,
-            next = next => next,
+    while let Ok(permit) = permits.clone().acquire_owned().await {
+        let accepted = tokio::select! {
+            // A client that is not accepted yet sees the socket removed.
+            () = tasks.stopped() => return,
+            Some(accepted) = incoming.next() => accepted,
         };
         match accepted {
             Ok(stream) => {
                 failing = false;
-                let connection = serve_one(face.clone(), stream, tasks.clone());
+                let connection = serve_one(front.clone(), stream, tasks.clone());
                 tasks.spawn("admin-connection", async move {
                     connection.await;
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {
@@ -157,14 +131,10 @@ pub(super) async fn serve(face: Arc<impl Answers>, listener: impl Listener, task
     }
 }
 
-async fn serve_one<S>(face: Arc<impl Answers>, stream: S, tasks: Tasks)
+async fn serve_one<S>(front: Front, stream: S, tasks: Tasks)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let face = face.clone();
-        async move { Ok::<_, Infallible>(face.answer(request.method(), request.uri().path()).await) }
-    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limit::ADMIN_HEADERS_WALL)
@@ -172,11 +142,11 @@ where
         .max_header_size(limit::ADMIN_HEADERS_BYTES_MAX)
         .max_buf_size(limit::ADMIN_HEADERS_BYTES_MAX)
         .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service_fn(move |request| front.router().oneshot(request)));
     tokio::select! {
-        // The answer can be asked for again.
+        // The client can repeat its request.
         () = tasks.stopped() => {}
-        // A client that does not read its answer is left after a while.
+        // A client that does not read its response is disconnected after a while.
         ended = tokio::time::timeout(limit::ADMIN_CONNECTION_WALL, connection) => {
             if let Ok(Err(error)) = ended {
                 tracing::debug!(error = chain(&error), "a connection to the admin socket ended early");

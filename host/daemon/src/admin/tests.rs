@@ -1,39 +1,30 @@
-//! The server against clients of every kind, with a face that answers nothing but `ok`.
+//! The server against clients of every kind, for an instance that waits.
 
 use std::time::Duration;
 
+use prometheus_client::metrics::MetricType;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::families::{self, Kind};
-use super::http::{self, Answer, Answers};
 use super::*;
 use nodedock_model::limit;
 
-struct Ok;
-
-impl Answers for Ok {
-    async fn answer(&self, _method: &::http::Method, path: &str) -> Answer {
-        http::told(if path == "/livez" { Vec::new() } else { vec![format!("{path} is awaited")] })
-    }
-}
-
-/// A server on a socket in a folder of its own.
+/// A server on a socket in a directory of its own.
 struct Server {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     tasks: Tasks,
 }
 
 impl Server {
     fn start() -> Self {
-        let (folder, tasks) = (tempfile::tempdir().unwrap(), Tasks::new());
-        let listener = UnixListener::bind(folder.path().join("a.sock")).unwrap();
-        tasks.spawn("server", http::serve(Arc::new(Ok), listener, tasks.clone()));
-        Self { folder, tasks }
+        let (directory, tasks) = (tempfile::tempdir().unwrap(), Tasks::new());
+        let listener = UnixListener::bind(directory.path().join("a.sock")).unwrap();
+        tasks.spawn("server", serve_front(Front::new("it starts"), listener, tasks.clone()));
+        Self { directory, tasks }
     }
 
     async fn connect(&self) -> UnixStream {
-        UnixStream::connect(self.folder.path().join("a.sock")).await.unwrap()
+        UnixStream::connect(self.directory.path().join("a.sock")).await.unwrap()
     }
 
     /// What is answered to these bytes, up to the end of the connection.
@@ -48,7 +39,7 @@ impl Server {
 /// A connection that is closed with bytes unread is reset, which is an end as well.
 async fn rest(stream: &mut UnixStream) -> String {
     let (mut answer, mut part) = (Vec::new(), [0; 4096]);
-    while let std::result::Result::Ok(count @ 1..) = stream.read(&mut part).await {
+    while let Ok(count @ 1..) = stream.read(&mut part).await {
         answer.extend_from_slice(&part[..count]);
     }
     String::from_utf8(answer).unwrap()
@@ -65,8 +56,27 @@ async fn a_request_is_answered_and_the_connection_ends() {
         server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok\n"), "{answer}");
     assert_eq!(answer.matches("200 OK").count(), 1, "one request for each connection");
-    let answer = server.ask(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    assert!(status(&answer) == "503" && answer.ends_with("/readyz is awaited\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn an_instance_that_waits_lives_and_is_not_ready() {
+    let server = Server::start();
+    for (request, expected, body) in [
+        ("GET /livez", "200", "ok\n"),
+        ("GET /livez?verbose=1", "200", "ok\n"),
+        ("GET /readyz", "503", "it starts\n"),
+        ("GET /metrics", "503", "it starts\n"),
+        ("POST /livez", "405", "only GET is answered\n"),
+        ("HEAD /livez", "405", ""),
+        ("POST /metrics", "405", "only GET is answered\n"),
+    ] {
+        let answer = server.ask(format!("{request} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await;
+        let (head, found) = answer.split_once("\r\n\r\n").unwrap();
+        assert_eq!((status(&answer), found), (expected, body), "{request}: {answer}");
+        let head = head.to_ascii_lowercase();
+        assert!(head.contains("\r\ncontent-type: text/plain; charset=utf-8"), "{answer}");
+        assert_eq!(head.contains("\r\nallow: get\r\n"), expected == "405", "{answer}");
+    }
 }
 
 #[tokio::test]
@@ -130,17 +140,14 @@ async fn the_server_stops_with_its_tasks_whatever_its_clients_do() {
     assert_eq!(rest(&mut silent).await, "");
 }
 
-/// Names, labels and meanings are promises: whoever changes one changes the page as well.
+/// Names, labels and meanings are promises: a change of one is a change of the page.
 #[test]
 fn the_page_of_metrics_has_every_family_as_it_is() {
     let row = |family: &families::Family| {
-        let (suffix, kind) = match family.kind {
-            Kind::Counter => ("_total", "counter"),
-            Kind::Gauge => ("", "gauge"),
-            Kind::Histogram => ("", "histogram"),
-        };
+        let suffix = if matches!(family.kind, MetricType::Counter) { "_total" } else { "" };
         let labels: Vec<_> = family.labels.iter().map(|label| format!("`{label}`")).collect();
-        format!("| `{}{suffix}` | {kind} | {} | {} |", family.name, labels.join(", "), family.help)
+        let (kind, labels) = (family.kind.as_str(), labels.join(", "));
+        format!("| `{}{suffix}` | {kind} | {labels} | {} |", family.name, family.help)
     };
     let page = include_str!("../../../../docs/metrics.md");
     let on_page: Vec<_> =

@@ -1,25 +1,16 @@
 //! Metrics of the kubelet's calls and of what it is offered; `docs/metrics.md` has the families.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use tonic::Code;
 
 use super::sockets::Connections;
-use nodedock_base::metrics::CLAIM_SECONDS;
+use nodedock_base::metrics::{BoundedNames, Counters, Histograms, Labels, call_seconds, claim_seconds};
 use nodedock_model::{DriverName, ExtendedResource, limit};
-
-/// The bounds of Prometheus' own libraries, which a kubelet takes for allocations.
-const ALLOCATION_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-
-type Labels<const N: usize> = [(&'static str, String); N];
-type Counters<const N: usize> = Family<Labels<N>, Counter>;
-type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 
 /// A call of the DRA API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,14 +64,12 @@ pub struct Metrics {
     pub in_use_looks: Counters<1>,
     /// Claims released because no pod uses their devices.
     pub released: Counter,
-    driver_names: Names,
-    resource_names: Names,
+    driver_names: BoundedNames,
+    resource_names: BoundedNames,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        let claim_seconds: fn() -> Histogram = || Histogram::new(CLAIM_SECONDS.iter().copied());
-        let allocation_seconds: fn() -> Histogram = || Histogram::new(ALLOCATION_SECONDS.iter().copied());
         let metrics = Self {
             registrations: Family::default(),
             connections: Arc::default(),
@@ -89,12 +78,12 @@ impl Default for Metrics {
             operations: Family::new_with_constructor(claim_seconds),
             resource_registrations: Family::default(),
             lists: Family::default(),
-            allocations: Family::new_with_constructor(allocation_seconds),
+            allocations: Family::new_with_constructor(call_seconds),
             allocation_failures: Family::default(),
             in_use_looks: Family::default(),
             released: Counter::default(),
-            driver_names: Names::at_most(limit::BRIDGE_DRIVERS_MAX),
-            resource_names: Names::at_most(limit::PLUGIN_RESOURCES_MAX),
+            driver_names: BoundedNames::at_most(limit::BRIDGE_DRIVERS_MAX),
+            resource_names: BoundedNames::at_most(limit::PLUGIN_RESOURCES_MAX),
         };
         // A sample of each outcome is there from the start.
         for outcome in ["registered", "refused"] {
@@ -142,7 +131,7 @@ impl Metrics {
 
     /// The label of a resource, which has a sample in each family from the first one on.
     fn resource(&self, resource: &ExtendedResource) -> Labels<1> {
-        let (name, is_new) = self.resource_names.bounded(resource.as_str());
+        let (name, is_new) = self.resource_names.value(resource.as_str());
         let label = ("resource", name);
         if is_new {
             for outcome in ["registered", "refused"] {
@@ -190,35 +179,13 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         let (seconds, (code, is_error)) = (self.began.elapsed().as_secs_f64(), self.end);
         self.metrics.calls_in_flight.dec();
-        let (driver, _) = self.metrics.driver_names.bounded(self.driver.as_str());
+        let (driver, _) = self.metrics.driver_names.value(self.driver.as_str());
         let (method, code) = (self.method.as_str().to_owned(), format!("{code:?}"));
         let call = [("driver", driver), ("method", method), ("code", code)];
         self.metrics.calls.get_or_create(&call).observe(seconds);
         let operation =
             [("operation", self.method.operation().to_owned()), ("is_error", is_error.to_string())];
         self.metrics.operations.get_or_create(&operation).observe(seconds);
-    }
-}
-
-/// Values of a label that others choose.
-struct Names {
-    known: Mutex<BTreeSet<String>>,
-    max: usize,
-}
-
-impl Names {
-    fn at_most(max: usize) -> Self {
-        Self { known: Mutex::default(), max }
-    }
-
-    /// The name as a label, empty where there are too many, and whether it is a new one.
-    fn bounded(&self, name: &str) -> (String, bool) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.contains(name) {
-            return (name.to_owned(), false);
-        }
-        let name = if known.len() < self.max { name } else { "" };
-        (name.to_owned(), known.insert(name.to_owned()))
     }
 }
 

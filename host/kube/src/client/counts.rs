@@ -1,13 +1,14 @@
-//! Counters of requests to the API server.
+//! Metrics of requests to the API server.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use http::Method;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
 
-use nodedock_base::metrics::{Histogram, HistogramView};
+use nodedock_base::metrics::call_seconds;
 use nodedock_base::worded;
 
 worded! {
@@ -25,11 +26,8 @@ worded! {
 /// Resources that are counted by their name.
 const RESOURCES: [&str; 5] = ["resourceclaims", "resourceslices", "pods", "nodes", "events"];
 
-/// Seconds: a healthy API server answers in milliseconds, and a request ends after ten seconds.
-const SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-
 /// What a request is counted as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Call {
     pub(super) verb: Verb,
     resource: &'static str,
@@ -62,66 +60,51 @@ impl Call {
     }
 }
 
+/// A request that was answered.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct AnsweredLabels {
+    pub verb: &'static str,
+    pub resource: &'static str,
+    /// The status code; 0 is no answer.
+    pub code: u16,
+}
+
+/// Metrics of requests since the start.
 #[derive(Debug)]
-pub(super) struct Counts {
-    /// By call and status code; code 0 is no answer. There are few resources, and few codes.
-    requests: Mutex<BTreeMap<(Call, u16), u64>>,
-    seconds: Histogram,
-    retries: AtomicU64,
-    waits: Histogram,
-}
-
-/// What was counted, at a moment.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RequestCounts {
-    /// Verb, resource, status code (0: no answer) and how often.
-    pub requests: Vec<(Verb, &'static str, u16, u64)>,
-    /// Of requests with their answers, but for watches.
-    pub seconds: HistogramView,
-    pub retries: u64,
-    pub watch_restarts: u64,
+pub struct RequestMetrics {
+    /// There are few resources, and few codes.
+    pub requests: Family<AnsweredLabels, Counter>,
+    /// Seconds of requests with their answers, but for watches.
+    pub seconds: Histogram,
     /// Seconds for which requests waited for their turn.
-    pub waits: HistogramView,
+    pub waits: Histogram,
+    /// Requests that were repeated with newer credentials.
+    pub retries: Counter,
+    pub watch_restarts: Counter,
 }
 
-impl Default for Counts {
+impl Default for RequestMetrics {
     fn default() -> Self {
-        Self {
-            requests: Mutex::default(),
-            seconds: Histogram::new(SECONDS),
-            retries: AtomicU64::default(),
-            waits: Histogram::new(SECONDS),
-        }
+        let (requests, retries, watch_restarts) = Default::default();
+        Self { requests, seconds: call_seconds(), waits: call_seconds(), retries, watch_restarts }
     }
 }
 
-impl Counts {
+impl RequestMetrics {
     pub(super) fn answered(&self, call: Call, code: u16, took: Duration) {
-        *self.requests.lock().unwrap_or_else(PoisonError::into_inner).entry((call, code)).or_default() += 1;
+        let labels = AnsweredLabels { verb: call.verb.as_str(), resource: call.resource, code };
+        self.requests.get_or_create(&labels).inc();
         if call.verb != Verb::Watch {
-            self.seconds.observe_time(took);
+            self.seconds.observe(took.as_secs_f64());
         }
     }
 
-    pub(super) fn waited(&self, waited: Duration) {
-        self.waits.observe_time(waited);
-    }
-
-    pub(super) fn retried(&self) {
-        self.retries.fetch_add(1, Relaxed);
-    }
-
-    pub(super) fn view(&self, watch_restarts: u64) -> RequestCounts {
-        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        RequestCounts {
-            requests: requests
-                .iter()
-                .map(|((call, code), &n)| (call.verb, call.resource, *code, n))
-                .collect(),
-            seconds: self.seconds.view(),
-            retries: self.retries.load(Relaxed),
-            watch_restarts,
-            waits: self.waits.view(),
-        }
+    /// Returns the requests of a verb for a resource with a status code that means success.
+    pub(crate) fn succeeded(&self, verb: Verb, resource: &'static str) -> u64 {
+        let count = |code| {
+            let labels = AnsweredLabels { verb: verb.as_str(), resource, code };
+            self.requests.get(&labels).map_or(0, |count| count.get())
+        };
+        (200..300).map(count).sum()
     }
 }

@@ -1,7 +1,6 @@
 //! The layer around the client: the turn of a request, its time, the size of its answer, and what the answer says of the server.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -10,6 +9,7 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
 use hyper::body::Frame;
 use kube::client::Body;
 use kube::core::Status;
+use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, timeout};
 use tower::BoxError;
 
@@ -43,7 +43,7 @@ impl Shared {
         match again {
             Some(request) if refused => match self.credentials.replaced(&used).await {
                 Some(newer) => {
-                    self.counts.retried();
+                    self.metrics.retries.inc();
                     self.timed(urgency, &newer, request).await
                 }
                 None => outcome,
@@ -62,7 +62,7 @@ impl Shared {
         let call = Call::of(request.method(), request.uri());
         let asked = Instant::now();
         let turn = self.rate.turn(urgency).await;
-        self.counts.waited(asked.elapsed());
+        self.metrics.waits.observe(asked.elapsed().as_secs_f64());
         let _turn = turn?;
         let sent = Instant::now();
         let exchange = async { self.answer(call, client.send(request).await?).await };
@@ -75,13 +75,13 @@ impl Shared {
             Err(error) => Some(error),
         };
         let code = outcome.as_ref().map_or(0, |(answer, _)| answer.status().as_u16());
-        self.counts.answered(call, code, sent.elapsed());
+        self.metrics.answered(call, code, sent.elapsed());
         reachability::learn(&self.reachability, failure);
         if let Some(delay) = failure.and_then(|failure| failure.retry_after) {
             self.rate.pause(delay);
         }
         if call.verb == Verb::Watch && failure.is_some() {
-            self.watch_restarts.fetch_add(1, Relaxed);
+            self.metrics.watch_restarts.inc();
         }
         outcome.map(|(answer, _)| answer)
     }
@@ -100,7 +100,7 @@ impl Shared {
             return Err(ApiError::new(ErrorKind::NotKubernetes, words));
         }
         if head.status.is_success() && call.verb == Verb::Watch {
-            let body = watched(body, Arc::clone(&self.watch_restarts));
+            let body = watched(body, self.metrics.watch_restarts.clone());
             return Ok((Response::from_parts(head, body), None));
         }
         let bytes_max = match call.verb {
@@ -154,14 +154,14 @@ async fn collected(body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
 
 /// The body of a watch, which fails when it is silent for too long or has too large an event, and when the server ends it as soon as
 /// it began: then the next one waits.
-fn watched(body: Body, restarts: Arc<AtomicU64>) -> UnsyncBoxBody<Bytes, BoxError> {
+fn watched(body: Body, restarts: Counter) -> UnsyncBoxBody<Bytes, BoxError> {
     let opened = Instant::now();
     let frames = futures::stream::try_unfold((body, 0), move |(mut body, line)| {
-        let restarts = Arc::clone(&restarts);
+        let restarts = restarts.clone();
         async move {
             let next = frame(&mut body, line).await;
             if !matches!(next, Ok(Some(_))) {
-                restarts.fetch_add(1, Relaxed);
+                restarts.inc();
             }
             match next? {
                 Some((data, line)) => Ok(Some((Frame::data(data), (body, line)))),

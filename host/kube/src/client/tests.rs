@@ -4,7 +4,7 @@ mod credentials;
 mod errors;
 
 use std::sync::Mutex;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -69,9 +69,12 @@ async fn a_server_that_throttles_is_left_alone_and_requests_are_counted() {
     assert!(start.elapsed() >= Duration::from_secs(5), "{:?}", start.elapsed());
     let nodes: Api<Node> = Api::all(client.client());
     nodes.list(&kube::api::ListParams::default()).await.unwrap();
-    let counts = client.counts();
-    let counted = [(Verb::Get, "nodes", 200, 1), (Verb::Get, "nodes", 429, 1), (Verb::List, "nodes", 200, 1)];
-    assert_eq!((counts.requests, counts.waits.count(), counts.seconds.count()), (counted.to_vec(), 3, 3));
+    let metrics = client.metrics();
+    for (verb, code) in [("get", 200), ("get", 429), ("list", 200)] {
+        let labels = AnsweredLabels { verb, resource: "nodes", code };
+        assert_eq!(metrics.requests.get(&labels).unwrap().get(), 1, "{labels:?}");
+    }
+    assert_eq!((metrics.requests.len(), metrics.waits.count(), metrics.seconds.count()), (3, 3, 3));
     assert_eq!(
         Call::of(
             &http::Method::PATCH,
@@ -255,7 +258,7 @@ async fn a_set_is_listed_and_then_watched_and_goes_on_when_the_server_ends_the_w
     watched.open().await;
     watched.server.delete("resourceclaims", "default", "b");
     assert_eq!(watched.next().await, "deleted b");
-    assert_eq!(watched.client.counts().watch_restarts, 1);
+    assert_eq!(watched.client.metrics().watch_restarts.get(), 1);
 }
 
 /// What was deleted while nothing was watched is seen by the list that follows a 410.

@@ -249,7 +249,7 @@ impl Reconciler {
         pool.done = Some(done);
         let is_idle = pool.pace.is_idle();
         if is_repair {
-            self.parts.report.repaired();
+            self.parts.report.repairs.inc();
             self.parts.node.read_again();
             tracing::info!(pool = %key, "slices written again, others had changed them");
         } else if wrote {
@@ -307,7 +307,7 @@ impl Reconciler {
     }
 
     fn count<T>(&self, verb: Verb, answer: Result<T, ApiError>) -> Result<T, ApiError> {
-        self.parts.report.wrote(verb, answer.as_ref().map_or_else(outcome, |_| Outcome::Done));
+        self.parts.report.writes(verb, answer.as_ref().map_or_else(outcome, |_| Outcome::Done)).inc();
         answer
     }
 

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+
 use super::slice::PoolKey;
 use nodedock_base::worded;
 use nodedock_model::Problem;
@@ -42,55 +45,51 @@ pub struct PoolStatus {
     pub problem: Option<Problem>,
 }
 
-/// Handle to the report.
-#[derive(Debug, Clone, Default)]
-pub struct SliceReport(Arc<Mutex<Counted>>);
+/// Handle to the report. Clones share it.
+#[derive(Debug, Clone)]
+pub struct SliceReport {
+    pools: Arc<Mutex<BTreeMap<PoolKey, PoolStatus>>>,
+    /// By verb and outcome.
+    pub writes: Family<WriteLabels, Counter>,
+    /// How often a pool was written again because others had changed it.
+    pub repairs: Counter,
+}
 
-#[derive(Debug, Default)]
-struct Counted {
-    pools: BTreeMap<PoolKey, PoolStatus>,
-    writes: [[u64; Outcome::ALL.len()]; Verb::ALL.len()],
-    repairs: u64,
+type WriteLabels = [(&'static str, &'static str); 2];
+
+impl Default for SliceReport {
+    fn default() -> Self {
+        let report = Self { pools: Arc::default(), writes: Family::default(), repairs: Counter::default() };
+        // The samples exist from the start.
+        for (verb, outcome) in Verb::ALL.iter().flat_map(|verb| Outcome::ALL.iter().map(move |o| (verb, o))) {
+            drop(report.writes(*verb, *outcome));
+        }
+        report
+    }
 }
 
 impl SliceReport {
     pub fn pools(&self) -> BTreeMap<PoolKey, PoolStatus> {
-        self.lock().pools.clone()
+        self.lock().clone()
     }
 
     pub fn pool(&self, key: &PoolKey) -> Option<PoolStatus> {
-        self.lock().pools.get(key).cloned()
+        self.lock().get(key).cloned()
     }
 
-    /// Returns the number of writes by verb and outcome.
-    pub fn writes(&self) -> Vec<(Verb, Outcome, u64)> {
-        let counted = self.lock();
-        let all = Verb::ALL.iter().flat_map(|verb| Outcome::ALL.iter().map(move |outcome| (*verb, *outcome)));
-        all.map(|(verb, outcome)| (verb, outcome, counted.writes[verb as usize][outcome as usize])).collect()
-    }
-
-    /// Returns how often a pool was written again because others had changed it.
-    pub fn repairs(&self) -> u64 {
-        self.lock().repairs
-    }
-
-    pub(super) fn wrote(&self, verb: Verb, outcome: Outcome) {
-        self.lock().writes[verb as usize][outcome as usize] += 1;
-    }
-
-    pub(super) fn repaired(&self) {
-        self.lock().repairs += 1;
+    pub(super) fn writes(&self, verb: Verb, outcome: Outcome) -> Counter {
+        self.writes.get_or_create_owned(&[("verb", verb.as_str()), ("outcome", outcome.as_str())])
     }
 
     pub(super) fn set(&self, key: &PoolKey, status: PoolStatus) {
-        self.lock().pools.insert(key.clone(), status);
+        self.lock().insert(key.clone(), status);
     }
 
     pub(super) fn remove(&self, key: &PoolKey) {
-        self.lock().pools.remove(key);
+        self.lock().remove(key);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Counted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<PoolKey, PoolStatus>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -48,8 +48,7 @@ impl Cluster {
 
     fn counts(&self) -> [u64; 4] {
         let counts = self.writer.counts();
-        [&counts.written, &counts.unchanged, &counts.refused, &counts.dropped]
-            .map(|count| count.load(Relaxed))
+        [&counts.written, &counts.unchanged, &counts.refused, &counts.dropped].map(Counter::get)
     }
 
     fn codes(&self) -> Vec<String> {
@@ -205,7 +204,7 @@ fn the_queue_has_a_bound_and_a_driver_s_part_of_a_claim_one_entry() {
         }
     }
     let length = || queue.waiting().statuses.len();
-    assert_eq!((length(), queue.counts.dropped.load(Relaxed)), (limit::STATUSES_WAITING_MAX, 1));
+    assert_eq!((length(), queue.counts.dropped.get()), (limit::STATUSES_WAITING_MAX, 1));
     queue.waiting().forget(&Uid::new("uid-0").unwrap());
     assert_eq!(length(), limit::STATUSES_WAITING_MAX - 1);
     let first = queue.waiting().next(Instant::now()).unwrap();

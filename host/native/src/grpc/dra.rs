@@ -8,7 +8,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::rpc::{self, Answers, Envelope};
-use super::stats::{Method, Rpcs};
+use super::stats::Rpcs;
 use super::{Connection, DraService, convert, problem};
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
 use nodedock_model::{DriverClaim, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem, Uid, limit};
@@ -26,7 +26,7 @@ impl DraPlugin {
     async fn call<F>(
         &self,
         call: &Call,
-        method: Method,
+        method: &str,
         work: impl FnOnce(Channel, Envelope) -> F,
     ) -> Result<Answers, Problem>
     where
@@ -41,7 +41,7 @@ impl DraPlugin {
         let ended = tokio::time::timeout_at(until, work(channel, envelope)).await;
         let outcome = ended.map_err(|_| Status::deadline_exceeded("our own deadline"));
         let seen = outcome.as_ref().and_then(Result::as_ref);
-        self.rpcs.record(method, self.service, started.elapsed(), seen);
+        self.rpcs.record(self.service, method, started.elapsed(), seen);
         match outcome {
             Err(_) => Err(problem::no_answer(&self.name, call.deadline)),
             Ok(Err(status)) => Err(problem::of_status(&self.name, &status)),
@@ -94,7 +94,7 @@ impl ClaimDriver for DraPlugin {
             let (ids, service) = (&ids, self.service);
             async move { rpc::prepare(channel, service, &envelope, ids).await }
         };
-        let answers = match self.call(call, Method::Prepare, work).await {
+        let answers = match self.call(call, "NodePrepareResources", work).await {
             Ok(answers) => answers,
             Err(problem) => return all_failed(asked(), &problem),
         };
@@ -116,7 +116,7 @@ impl ClaimDriver for DraPlugin {
             let (ids, service) = (&ids, self.service);
             async move { rpc::unprepare(channel, service, &envelope, ids).await }
         };
-        match self.call(call, Method::Unprepare, work).await {
+        match self.call(call, "NodeUnprepareResources", work).await {
             Ok(answers) => {
                 let answered =
                     answers.into_iter().map(|(uid, answer)| (uid, convert::unprepared(&self.name, &answer)));

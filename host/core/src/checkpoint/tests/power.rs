@@ -146,7 +146,7 @@ async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowle
         assert_eq!((&mut requests).now_or_never(), None);
     }
     let acknowledged = requests.await;
-    let batches = checkpoint.stats().commits;
+    let batches = checkpoint.metrics().durable.get();
     assert!(batches < commits.len() as u64, "{batches} commits");
     checkpoint.close().await;
 
@@ -179,7 +179,7 @@ async fn a_full_disk_refuses_and_the_writer_goes_on_when_there_is_room() {
         let health = checkpoint.health();
         assert!(health.degraded.is_some() && health.since_ms > 0, "{health:?}");
         assert!(checkpoint.probe().await.is_err());
-        assert!(checkpoint.stats().failed_commits > 1);
+        assert!(checkpoint.metrics().failed.get() > 1);
 
         disk.accept();
         checkpoint.probe().await.unwrap();

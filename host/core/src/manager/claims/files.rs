@@ -4,7 +4,6 @@
 //! plugin has to write, is only reported.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -135,7 +134,7 @@ impl Manager {
         nodes: Nodes,
     ) -> BTreeMap<Uid, Problem> {
         let (rendered, refused) = self.write_files(records).await;
-        self.claim_metrics.files_rendered_again.fetch_add(rendered, Relaxed);
+        self.claim_metrics.files_rendered_again.inc_by(rendered);
         let refused = self.check_written(records, nodes, refused).await;
         let noted = records.iter().filter_map(|record| self.with_file_note(record)).collect::<Vec<_>>();
         if !noted.is_empty()

@@ -1,48 +1,52 @@
-//! Counts of requests about claims, of pods and of kubelets.
+//! Metrics of requests about claims, of pods and of kubelets.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use nodedock_base::metrics::{CLAIM_SECONDS, Histogram, HistogramView};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
 
-/// Requests since the start: successful ones, and those with a claim that failed.
-pub(crate) struct ClaimMetrics {
-    prepares: [Histogram; 2],
-    unprepares: [Histogram; 2],
-    pub(super) files_rendered_again: AtomicU64,
-}
+use nodedock_base::metrics::claim_seconds;
 
-/// What was counted since the start. Seconds of requests: successful ones, and the others.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ClaimStats {
-    pub prepares: [HistogramView; 2],
-    pub unprepares: [HistogramView; 2],
+const PREPARE: &str = "PrepareResources";
+const UNPREPARE: &str = "UnprepareResources";
+
+type Labels = [(&'static str, &'static str); 2];
+
+#[derive(Debug)]
+pub struct ClaimMetrics {
+    /// Seconds of requests since the start: by operation, and whether one of their claims failed.
+    pub operations: Family<Labels, Histogram, fn() -> Histogram>,
     /// CDI files of prepared claims that were missing or altered.
-    pub files_rendered_again: u64,
+    pub files_rendered_again: Counter,
 }
 
 impl Default for ClaimMetrics {
     fn default() -> Self {
-        let both = || [Histogram::new(CLAIM_SECONDS), Histogram::new(CLAIM_SECONDS)];
-        Self { prepares: both(), unprepares: both(), files_rendered_again: AtomicU64::new(0) }
+        let operations = Family::<_, _, fn() -> Histogram>::new_with_constructor(claim_seconds);
+        // The samples exist from the start.
+        for (operation, failed) in [(PREPARE, false), (PREPARE, true), (UNPREPARE, false), (UNPREPARE, true)]
+        {
+            drop(operations.get_or_create(&labels(operation, failed)));
+        }
+        Self { operations, files_rendered_again: Counter::default() }
     }
+}
+
+fn labels(operation: &'static str, failed: bool) -> Labels {
+    [("operation_name", operation), ("is_error", if failed { "true" } else { "false" })]
 }
 
 impl ClaimMetrics {
     pub(crate) fn prepared(&self, elapsed: Duration, failed: bool) {
-        self.prepares[usize::from(failed)].observe_time(elapsed);
+        self.observe(PREPARE, elapsed, failed);
     }
 
     pub(crate) fn unprepared(&self, elapsed: Duration, failed: bool) {
-        self.unprepares[usize::from(failed)].observe_time(elapsed);
+        self.observe(UNPREPARE, elapsed, failed);
     }
 
-    pub(super) fn stats(&self) -> ClaimStats {
-        let both = |[good, bad]: &[Histogram; 2]| [good.view(), bad.view()];
-        ClaimStats {
-            prepares: both(&self.prepares),
-            unprepares: both(&self.unprepares),
-            files_rendered_again: self.files_rendered_again.load(Relaxed),
-        }
+    fn observe(&self, operation: &'static str, elapsed: Duration, failed: bool) {
+        self.operations.get_or_create(&labels(operation, failed)).observe(elapsed.as_secs_f64());
     }
 }

@@ -153,7 +153,7 @@ impl Daemon {
     }
 
     pub(crate) fn commits(&self) -> u64 {
-        self.checkpoint().stats().commits
+        self.checkpoint().metrics().durable.get()
     }
 
     pub(crate) fn tasks(&self) -> &Tasks {

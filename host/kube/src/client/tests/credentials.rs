@@ -154,7 +154,7 @@ async fn a_token_is_read_again_after_a_refusal() {
     assert_eq!(ask(&client).await.unwrap_err().kind, ErrorKind::Unauthorized);
     tokio::time::sleep(limit::API_CREDENTIALS_REST).await;
     assert_eq!(ask(&client).await.unwrap()["token"], "Bearer new");
-    assert_eq!(client.counts().retries, 1);
+    assert_eq!(client.metrics().retries.get(), 1);
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::super::conditions::{CONTESTED, FIELDS_DROPPED, KEPT, REFUSED};
+use super::super::report::{Outcome, Verb};
 use super::super::{DriverSnapshot, PoolNames, SliceParts, SliceReport, SliceSettings, start};
 use super::*;
 use crate::client::tests::over;
@@ -175,7 +176,7 @@ async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
     assert_eq!(server.kubelet_starts(NODE), 4);
     sleep(2 * limit::SLICE_SETTLE).await;
     assert!(is_there(&server, &had));
-    assert_eq!((writes(&server).len(), daemon.report.repairs()), (4, 2));
+    assert_eq!((writes(&server).len(), daemon.report.repairs.get()), (4, 2));
     // A kubelet that restarts all the time.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(120) {
@@ -352,10 +353,8 @@ async fn conflicts_are_written_over_when_the_watch_reports_them() {
     assert!(is_there(&server, &had));
     let slice = server.get("resourceslices", "", &name).unwrap();
     assert_eq!(slice["metadata"]["annotations"], json!({ "a": "b" }));
-    let conflicts = |(_, outcome, count): &(_, super::super::Outcome, u64)| {
-        (*outcome == super::super::Outcome::Conflict).then_some(*count)
-    };
-    assert!(daemon.report.writes().iter().filter_map(conflicts).sum::<u64>() > 0);
+    let conflicts = |verb: &Verb| daemon.report.writes(*verb, Outcome::Conflict).get();
+    assert!(Verb::ALL.iter().map(conflicts).sum::<u64>() > 0);
 }
 
 #[tokio::test(start_paused = true)]
