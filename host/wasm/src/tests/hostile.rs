@@ -5,7 +5,7 @@
 mod craft;
 mod files;
 mod others;
-mod table;
+pub(super) mod table;
 
 use std::os::unix::fs::symlink;
 
@@ -229,7 +229,7 @@ async fn play(stage: &Arc<Stage>, good: &WasmDriver, case: &Case) -> Result<(), 
     if case.stop == Stop::Admission && bytes.len() < 1 << 20 {
         let file = DriverFile { name: case.name.into(), bytes };
         let seen = stage.host.inspect(file, &Grant::empty()).await;
-        let code = seen.error.map(|error| error.code());
+        let code = seen.driver.err().map(|error| error.code());
         if code != Some(case.code) {
             return Err(format!("inspection says {code:?}"));
         }
@@ -266,7 +266,7 @@ async fn every_hostile_driver_gets_its_answer_and_leaves_the_host_unharmed() {
 }
 
 #[test]
-fn names_are_told_apart() {
+fn names_are_unique() {
     let mut names: Vec<_> = corpus().iter().map(|case| case.name).collect();
     let count = names.len();
     names.sort_unstable();
@@ -279,7 +279,7 @@ fn page() -> String {
     let mut text = "# Hostile drivers\n\n\
         Drivers that mean harm, and how each is stopped. The table is generated from the cases in `host/wasm/src/tests/hostile`, whose test \
         takes\neach of them through the life of a driver and checks afterwards that the host is as before: a good driver answers, and \
-        nothing is left\nof any call. `NODEDOCK_WRITE_DOCS=1 cargo test -p nodedock-wasm --lib hostile` writes it anew.\n\n\
+        nothing is left\nof any call. `NODEDOCK_WRITE_DOCS=1 cargo test -p nodedock-wasm --lib hostile` writes it again.\n\n\
         | name | what it tries | stopped at | code | says |\n| --- | --- | --- | --- | --- |\n"
         .to_owned();
     for case in corpus() {

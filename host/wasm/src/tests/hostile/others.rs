@@ -204,7 +204,7 @@ case(
         ),
 case(
             "calls-100000",
-            "asks the host a hundred thousand times, until it is told to stop",
+            "asks the host a hundred thousand times, until it is refused",
             || {
                 let guest = small().relays("sysfs", "read", "none");
                 let again = "(i32.ne (i32.load8_u (i32.load (i32.const 8200))) (i32.const 104))";

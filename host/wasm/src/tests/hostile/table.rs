@@ -38,7 +38,7 @@ fn make(function: &str, input: &Value) -> Vec<u8> {
         "discover" => Guest { discover: text().into(), ..small() },
         "extra" => Guest { extra: text().into(), ..small() },
         "realloc" => Guest { realloc: text().into(), ..small() },
-        "wasi" => Guest { wit: Some(WASI), imports: IMPORTS.into(), discover: text().into(), ..small() },
+        "wasi" => Guest { wit: Some(WASI), imports: WASI_IMPORTS.into(), discover: text().into(), ..small() },
         "describes" => small().describes(value()),
         "asks" => small().asks(value()),
         "has" | "pools" => small().has(value()),
@@ -122,7 +122,7 @@ pub(super) fn writes(path: &str, value: &str) -> Guest {
 }
 
 /// What a driver may have of WASI, as far as these drivers use it.
-const WASI: &str = "
+pub(in crate::tests) const WASI: &str = "
     package nodedock:hostile;
     world hostile {
         include nodedock:driver/driver@0.1.0;
@@ -167,7 +167,7 @@ const WASI: &str = "
         }
     }";
 
-const IMPORTS: &str = r#"
+pub(in crate::tests) const WASI_IMPORTS: &str = r#"
     (import "wasi:clocks/monotonic-clock@0.2.0" "now" (func $now (result i64)))
     (import "wasi:clocks/monotonic-clock@0.2.0" "subscribe-duration" (func $timer (param i64) (result i32)))
     (import "wasi:io/poll@0.2.0" "[method]pollable.block" (func $block (param i32)))
