@@ -9,6 +9,8 @@ pub(super) mod table;
 
 use std::os::unix::fs::symlink;
 
+use serde::Deserialize;
+
 use nodedock_core::driver::{Call, ClaimDriver};
 use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, LiveClaim, PoolName, Problem};
 
@@ -22,7 +24,8 @@ const UID: &str = "u-1";
 const CASE_WALL: Duration = Duration::from_secs(30);
 
 /// Where a driver is stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 enum Stop {
     Admission,
     Compile,
@@ -38,19 +41,6 @@ enum Stop {
 }
 
 impl Stop {
-    const ALL: &[Self] = &[
-        Self::Admission,
-        Self::Compile,
-        Self::Describe,
-        Self::Grant,
-        Self::Config,
-        Self::Discover,
-        Self::Health,
-        Self::Prepare,
-        Self::Unprepare,
-        Self::Harmless,
-    ];
-
     fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
