@@ -122,7 +122,7 @@ fn devices_beyond_the_bounds_are_refused() {
 }
 
 #[test]
-fn a_pool_has_each_counter_set_and_counter_once() {
+fn pools_beyond_the_bounds_are_refused() {
     for (sets, expected) in [
         (vec![set("a", &[("x", "1"), ("x", "2")])], "counter x occurs twice"),
         (vec![set("a", &[]), set("a", &[])], "counter set \"a\" occurs twice"),
