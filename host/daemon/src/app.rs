@@ -45,10 +45,10 @@ use nodedock_native::registration;
 use nodedock_native::sockets;
 use nodedock_wasm::file_watch;
 use nodedock_wasm::kernel::{self, KernelEvents};
-use nodedock_wasm::registry::predecessors::KeptDrivers;
+use nodedock_wasm::registry::previous_versions::PreviousVersions;
 use nodedock_wasm::registry::wasm_files::{FileMemory, WasmFiles};
 use nodedock_wasm::trust::Trust;
-use nodedock_wasm::{Compiler, KeptFiles, WasmHost, WasmSettings};
+use nodedock_wasm::{Compiler, StoredFiles, WasmHost, WasmSettings};
 
 use self::cluster::{Connected, KubeletSockets};
 use self::reload::Reload;
@@ -165,8 +165,8 @@ impl Daemon {
             .context("set up the sandbox for drivers")?;
         let registry = Registry::with_conditions(changes.clone(), conditions.clone());
         let trust = Trust::new(config.file.policy.clone());
-        let kept = KeptFiles::open(&config.paths.kept_drivers)
-            .and_then(|files| KeptDrivers::open(files, host.clone(), trust.clone(), drivers.clone()))
+        let kept = StoredFiles::open(&config.paths.kept_drivers)
+            .and_then(|files| PreviousVersions::open(files, host.clone(), trust.clone(), drivers.clone()))
             .context("look at the kept files of drivers")?;
         let predecessors = Arc::new(kept);
         registry.keep_predecessors(predecessors.clone());
@@ -193,7 +193,7 @@ impl Daemon {
         let wasm = WasmFiles {
             registry: registry.clone(),
             host,
-            predecessors,
+            previous_versions: predecessors,
             memory: FileMemory::default(),
             kernel: KernelEvents::default(),
             trust,

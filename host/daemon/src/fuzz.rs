@@ -17,7 +17,7 @@ pub use texts::{config, grant, manifest};
 
 /// A dropped file: what is admitted is a driver, and stays one.
 pub fn admission(data: &[u8]) -> bool {
-    nodedock_wasm::fuzz::admission(data)
+    nodedock_wasm::testing::fuzz::admission(data)
 }
 
 /// A value of the checkpoint: what is read of it can be written, and nothing is lost on the way.

@@ -231,14 +231,13 @@ pub(super) fn admit<'a>(bytes: &'a [u8], surface: &mut Surface) -> Result<Cow<'a
         Form::Component => Cow::Borrowed(bytes),
         Form::CoreModule => Cow::Owned(componentize(bytes, surface)?),
     };
-    let outline = outline(&component);
-    let names = outline.imports.len() + outline.exports.len();
-    if names > NAMES_MAX {
-        return Err(LoadError::TooManyNames(names));
+    let (names, is_composed) = read_names(&component);
+    let count = names.imports.len() + names.exports.len();
+    if count > NAMES_MAX {
+        return Err(LoadError::TooManyNames(count));
     }
-    surface.imports = outline.imports;
-    surface.exports = outline.exports;
-    if outline.composed {
+    *surface = Surface { form: Some(form), ..names };
+    if is_composed {
         return Err(LoadError::Composed);
     }
     check_contract(surface)?;
@@ -345,39 +344,30 @@ pub(super) fn bounded_line(text: &str) -> String {
     one_line(text, LINE_BYTES_MAX)
 }
 
-struct Outline {
-    imports: BTreeSet<String>,
-    exports: BTreeSet<String>,
-    composed: bool,
-}
-
-/// The component's own imports and exports, and whether it contains components with code. Those without code are made by wit-component
-/// around exported interfaces.
-fn outline(component: &[u8]) -> Outline {
-    let mut outline = Outline { imports: BTreeSet::new(), exports: BTreeSet::new(), composed: false };
-    let mut open: Vec<Encoding> = Vec::new();
+/// Reads the component's own imports and exports. Returns whether it contains components with code; those without code are made by
+/// wit-component around exported interfaces.
+fn read_names(component: &[u8]) -> (Surface, bool) {
+    let (mut surface, mut is_composed, mut open) = (Surface::default(), false, Vec::new());
     for payload in Parser::new(0).parse_all(component).filter_map(Result::ok) {
         match payload {
             Payload::Version { encoding, .. } => {
                 let components = open.iter().filter(|outer| **outer == Encoding::Component).count();
-                outline.composed |= encoding == Encoding::Module && components > 1;
+                is_composed |= encoding == Encoding::Module && components > 1;
                 open.push(encoding);
             }
             Payload::End(_) => drop(open.pop()),
             Payload::ComponentImportSection(section) if open.len() == 1 => {
-                outline
-                    .imports
-                    .extend(section.into_iter().filter_map(Result::ok).map(|i| i.name.name.to_owned()));
+                let names = section.into_iter().filter_map(Result::ok);
+                surface.imports.extend(names.map(|import| import.name.name.to_owned()));
             }
             Payload::ComponentExportSection(section) if open.len() == 1 => {
-                outline
-                    .exports
-                    .extend(section.into_iter().filter_map(Result::ok).map(|e| e.name.name.to_owned()));
+                let names = section.into_iter().filter_map(Result::ok);
+                surface.exports.extend(names.map(|export| export.name.name.to_owned()));
             }
             _ => {}
         }
     }
-    outline
+    (surface, is_composed)
 }
 
 /// An interface of the contract, and whether its version is one of ours.
@@ -417,24 +407,29 @@ fn is_linked(name: &str) -> bool {
 }
 
 fn unknown_imports(names: &[&str]) -> LoadError {
-    let any = |test: fn(&str) -> bool| names.iter().any(|name| test(name));
-    let hint = if any(|name| name.starts_with("wasi:") && name.contains("@0.3")) {
-        ": it was built for WASI 0.3, and this host supports 0.2"
-    } else if any(|name| name.starts_with("wasi:sockets") || name.starts_with("wasi:http")) {
-        ": a driver has no network; componentize-py leaves it out with --stub-wasi"
-    } else if any(|name| name.starts_with("wasi:")) {
-        ": of WASI 0.2 a driver has io, cli, clocks and random"
-    } else if any(|name| name.starts_with("wasi_snapshot")) {
-        ": it was built for wasm32-wasip1; build it for wasm32-unknown-unknown or wasm32-wasip2"
-    } else if any(|name| name.starts_with("__wbindgen") || name == "wbg") {
-        ": a dependency takes the target for a browser (wasm-bindgen); turn that feature of it off (getrandom, uuid, chrono)"
-    } else if any(|name| name == "env") {
-        ": functions of C that are not defined"
-    } else if any(|name| name.starts_with(CONTRACT)) {
-        ": it was built against a newer version of the contract"
-    } else {
-        ""
-    };
+    type Test = fn(&&str) -> bool;
+    let hints: [(Test, &str); 7] = [
+        (
+            |name| name.starts_with("wasi:") && name.contains("@0.3"),
+            ": it was built for WASI 0.3, and this host supports 0.2",
+        ),
+        (
+            |name| name.starts_with("wasi:sockets") || name.starts_with("wasi:http"),
+            ": a driver has no network; componentize-py leaves it out with --stub-wasi",
+        ),
+        (|name| name.starts_with("wasi:"), ": of WASI 0.2 a driver has io, cli, clocks and random"),
+        (
+            |name| name.starts_with("wasi_snapshot"),
+            ": it was built for wasm32-wasip1; build it for wasm32-unknown-unknown or wasm32-wasip2",
+        ),
+        (
+            |name| name.starts_with("__wbindgen") || *name == "wbg",
+            ": a dependency takes the target for a browser (wasm-bindgen); turn that feature of it off (getrandom, uuid, chrono)",
+        ),
+        (|name| *name == "env", ": functions of C that are not defined"),
+        (|name| name.starts_with(CONTRACT), ": it was built against a newer version of the contract"),
+    ];
+    let hint = hints.iter().find(|(test, _)| names.iter().any(test)).map_or("", |(_, hint)| *hint);
     let mut shown = names[..names.len().min(NAMES_SHOWN)].join(", ");
     if names.len() > NAMES_SHOWN {
         shown.push_str(", …");

@@ -4,7 +4,7 @@
 //! before its seal is verified, and the file that is mapped is the open file that was verified.
 
 use std::fs::File;
-use std::hash::{Hash, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -31,7 +31,7 @@ pub(super) const ARTIFACT_BYTES_MAX: u64 = CODE_BYTES_MAX + (REPORT_BYTES_MAX + 
 pub(super) struct Key {
     /// SHA-256 of the driver's file.
     pub(super) source: [u8; 32],
-    pub(super) settings: [u8; 32],
+    pub(super) settings: u64,
 }
 
 impl Key {
@@ -45,30 +45,17 @@ impl Key {
     }
 
     fn seal(&self) -> Sha256 {
-        Sha256::new().chain_update(self.source).chain_update(self.settings)
+        Sha256::new().chain_update(self.source).chain_update(self.settings.to_le_bytes())
     }
 }
 
-/// A digest of the engine's version and settings, and of our own.
-pub(super) fn settings(engine: &Engine) -> [u8; 32] {
-    /// Digests what a type hashes: the standard hasher may change with the compiler.
-    struct Settings(Sha256);
-
-    impl Hasher for Settings {
-        fn write(&mut self, bytes: &[u8]) {
-            self.0.update(bytes);
-        }
-
-        fn finish(&self) -> u64 {
-            unreachable!("the digest is taken from the hasher itself")
-        }
-    }
-
-    let mut settings = Settings(Sha256::new());
-    engine.precompile_compatibility_hash().hash(&mut settings);
-    let ours = [env!("CARGO_PKG_VERSION").as_bytes(), CONTRACT_VERSION.as_bytes(), &[FORMAT]];
-    ours.iter().for_each(|bytes| settings.write(bytes));
-    settings.0.finalize().into()
+/// A hash of the engine's version and settings, and of our own. Built by another Rust compiler, this program may have another hash: then it
+/// compiles drivers again.
+pub(super) fn settings(engine: &Engine) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    engine.precompile_compatibility_hash().hash(&mut hasher);
+    (env!("CARGO_PKG_VERSION"), CONTRACT_VERSION, FORMAT).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The compiler's report about a file.

@@ -39,7 +39,7 @@ pub(super) struct Cache {
 impl Cache {
     /// Creates the directory, or checks that only this user can write to it. Removes files that no daemon of this version can use.
     pub(super) fn open(path: &Path, engine: &Engine) -> io::Result<Self> {
-        let suffix = format!("-{}.cwasm", &hex::encode(settings(engine))[..16]);
+        let suffix = format!("-{:016x}.cwasm", settings(engine));
         let cache = Self { path: path.to_owned(), suffix };
         let directory = cache.directory()?;
         directory.remove_all(|name| !name.ends_with(&cache.suffix));
@@ -76,7 +76,7 @@ impl Cache {
     /// Removes a file that cannot be used.
     pub(super) fn discard(&self, key: &Key, error: &ArtifactError) {
         let (directory, name, error) = (self.path.display(), self.name(key), chain(error));
-        tracing::warn!(%directory, name, error, "compiled driver is damaged and made anew");
+        tracing::warn!(%directory, name, error, "compiled driver is damaged and compiled again");
         if let Some(directory) = self.directory_or_warn() {
             directory.remove(&name);
         }

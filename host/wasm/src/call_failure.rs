@@ -27,8 +27,8 @@ pub enum CallFailure {
     Limit(#[from] Reached),
     #[error("the driver ended itself with exit({0})")]
     Exited(i32),
-    #[error("the driver trapped: {message}")]
-    Trapped { message: String, frames: Vec<String> },
+    #[error("the driver trapped: {0}")]
+    Trapped(String),
 }
 
 fn busy(limit: Limit, max: Option<usize>, waited: Duration) -> String {
@@ -44,7 +44,7 @@ impl CallFailure {
             Self::Busy { limit, .. } => Some(*limit),
             Self::Timeout(_) => Some(Limit::Wall),
             Self::Limit(reached) => Some(reached.limit),
-            Self::Quarantined(_) | Self::Exited(_) | Self::Trapped { .. } => None,
+            Self::Quarantined(_) | Self::Exited(_) | Self::Trapped(_) => None,
         }
     }
 
@@ -54,7 +54,7 @@ impl CallFailure {
             Self::Busy { .. } => Outcome::Busy,
             Self::Timeout(_) => Outcome::Deadline,
             Self::Limit(_) => Outcome::Limit,
-            Self::Exited(_) | Self::Trapped { .. } => Outcome::Trap,
+            Self::Exited(_) | Self::Trapped(_) => Outcome::Trap,
         }
     }
 
@@ -65,7 +65,7 @@ impl CallFailure {
             Self::Timeout(_) => "driver-deadline",
             Self::Limit(reached) => reached.code(),
             Self::Exited(_) => "driver-exited",
-            Self::Trapped { .. } => "driver-trapped",
+            Self::Trapped(_) => "driver-trapped",
         }
     }
 

@@ -1,7 +1,5 @@
 //! A compiled driver, linked: its code can be instantiated, and its exported functions are known.
 
-use std::time::Duration;
-
 use wasmtime::component::{Component, Instance, InstancePre};
 use wasmtime::{Result, Store};
 
@@ -20,8 +18,6 @@ pub(super) struct Compiled {
     /// Of the file: `sha256:` and hex.
     pub(super) digest: String,
     pub(super) from_cache: bool,
-    /// Time that admission and compilation, or the cache, took.
-    pub(super) took: Duration,
 }
 
 /// Linear memories of an instance; the highest possible number where the component does not say.
@@ -59,12 +55,8 @@ impl Exports {
         self.identity.load(&mut *store, instance)?;
         self.discovery.load(&mut *store, instance)?;
         self.preparation.load(&mut *store, instance)?;
-        if let Some(configuration) = &self.configuration {
-            configuration.load(&mut *store, instance)?;
-        }
-        if let Some(health) = &self.health {
-            health.load(&mut *store, instance)?;
-        }
+        self.configuration.as_ref().map(|facet| facet.load(&mut *store, instance)).transpose()?;
+        self.health.as_ref().map(|facet| facet.load(&mut *store, instance)).transpose()?;
         Ok(())
     }
 }

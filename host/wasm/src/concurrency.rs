@@ -22,15 +22,6 @@ pub(super) const SLOW_CALLS_PER_DRIVER: usize = 4;
 pub(super) const SLOW_CALLS_MAX: usize = 16;
 const SLOW_CALLS_MEMORY_MAX: usize = 1 << 30;
 
-/// What a call needs of a pool.
-#[derive(Debug, Clone, Copy)]
-struct Demand {
-    /// Linear memories of an instance.
-    memories: usize,
-    /// Bytes of all of them together, at most.
-    bytes: usize,
-}
-
 /// Permits for linear memories, of which each takes a slot of the allocator, and for MiB of memory.
 struct Pool {
     memories: Arc<Semaphore>,
@@ -42,9 +33,9 @@ impl Pool {
         Self { memories: Arc::new(Semaphore::new(memories)), mib: Arc::new(Semaphore::new(bytes >> 20)) }
     }
 
-    async fn acquire(&self, demand: Demand) -> [OwnedSemaphorePermit; 2] {
-        let memories = acquire(&self.memories, demand.memories).await;
-        [memories, acquire(&self.mib, demand.bytes.div_ceil(1 << 20)).await]
+    async fn acquire(&self, driver: &DriverPermits) -> [OwnedSemaphorePermit; 2] {
+        let memories = acquire(&self.memories, driver.memories).await;
+        [memories, acquire(&self.mib, driver.bytes.div_ceil(1 << 20)).await]
     }
 }
 
@@ -76,7 +67,9 @@ impl Default for NodePermits {
 /// The permits of a driver, which are also permits of the node.
 pub(super) struct DriverPermits {
     node: NodePermits,
-    demand: Demand,
+    /// Linear memories of an instance, and bytes of all of them together, at most.
+    memories: usize,
+    bytes: usize,
     calls_max: usize,
     calls: Arc<Semaphore>,
     slow: Arc<Semaphore>,
@@ -95,7 +88,8 @@ impl DriverPermits {
         let semaphore = |permits| Arc::new(Semaphore::new(permits));
         Self {
             node: node.clone(),
-            demand: Demand { memories, bytes },
+            memories,
+            bytes,
             calls_max,
             calls: semaphore(calls_max),
             slow: semaphore(SLOW_CALLS_PER_DRIVER),
@@ -111,19 +105,19 @@ impl DriverPermits {
         }
         permits.push(acquire(&self.calls, 1).await);
         if is_slow {
-            permits.extend(self.node.slow.acquire(self.demand).await);
+            permits.extend(self.node.slow.acquire(self).await);
         }
         match self.first_call() {
             Some(permit) => permits.push(permit),
-            None => permits.extend(self.node.shared.acquire(self.demand).await),
+            None => permits.extend(self.node.shared.acquire(self).await),
         }
-        permits.extend(self.node.all.acquire(self.demand).await);
+        permits.extend(self.node.all.acquire(self).await);
         permits
     }
 
     /// Reserved permits are for calls of the usual size.
     fn first_call(&self) -> Option<OwnedSemaphorePermit> {
-        let is_usual = self.demand.memories == 1 && self.demand.bytes <= CALL_MEMORY;
+        let is_usual = self.memories == 1 && self.bytes <= CALL_MEMORY;
         is_usual.then(|| Arc::clone(&self.first).try_acquire_owned().ok())?
     }
 

@@ -81,14 +81,19 @@ fn name<T, E: std::fmt::Display>(parsed: Result<T, E>) -> Checked<T> {
 
 /// Text for one line: bounded, without control characters.
 fn line(what: &str, text: String, max: usize) -> Checked<String> {
-    if text.len() > max {
-        let text = format!("{what} has {} bytes, at most {max} are allowed", text.len());
-        return Err(Refusal::beyond(Limit::AnswerBytes, text));
-    }
+    bytes_within(what, &text, max)?;
     if text.contains(is_unprintable) {
         return refuse(format!("{what} {} contains a control character", shown(&text)));
     }
     Ok(text)
+}
+
+fn bytes_within(what: &str, text: &str, max: usize) -> Checked<()> {
+    if text.len() <= max {
+        return Ok(());
+    }
+    let text = format!("{what} has {} bytes, at most {max} are allowed", text.len());
+    Err(Refusal::beyond(Limit::AnswerBytes, text))
 }
 
 fn non_empty_line(what: &str, text: String, max: usize) -> Checked<String> {
@@ -100,20 +105,14 @@ fn labels(what: &str, labels: Vec<types::Label>) -> Checked<BTreeMap<String, Str
     let mut all = BTreeMap::new();
     for (key, value) in labels {
         let key = non_empty_line(&format!("a key of {what}"), key, LABEL_KEY_BYTES_MAX)?;
-        if value.len() > LABEL_VALUE_BYTES_MAX {
-            let text = format!(
-                "{what}: {key} has {} bytes, at most {LABEL_VALUE_BYTES_MAX} are allowed",
-                value.len()
-            );
-            return Err(Refusal::beyond(Limit::AnswerBytes, text));
-        }
+        bytes_within(&format!("{what}: {key}"), &value, LABEL_VALUE_BYTES_MAX)?;
         if value.contains('\0') {
             return refuse(format!("{what}: {key} contains NUL"));
         }
-        let shown = shown(&key);
-        if all.insert(key, value).is_some() {
-            return refuse(format!("{what}: {shown} occurs twice"));
+        if all.contains_key(&key) {
+            return refuse(format!("{what}: {} occurs twice", shown(&key)));
         }
+        all.insert(key, value);
     }
     Ok(all)
 }

@@ -1,5 +1,6 @@
 //! A loaded WASM driver: its functions as the rest of the host calls them.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ pub struct WasmDriver(Arc<Loaded>);
 
 struct Loaded {
     sandbox: Sandbox,
-    info: Arc<DriverInfo>,
+    info: DriverInfo,
     missing: Vec<String>,
     config: Option<String>,
 }
@@ -42,14 +43,10 @@ impl WasmDriver {
         missing: Vec<String>,
         config: Option<String>,
     ) -> Self {
-        Self(Arc::new(Loaded { sandbox, info: Arc::new(info), missing, config }))
+        Self(Arc::new(Loaded { sandbox, info, missing, config }))
     }
 
     pub fn info(&self) -> &DriverInfo {
-        &self.0.info
-    }
-
-    pub(super) fn shared_info(&self) -> &Arc<DriverInfo> {
         &self.0.info
     }
 
@@ -68,9 +65,10 @@ impl WasmDriver {
         self.0.sandbox.scope.effective.revoke();
     }
 
-    /// Of a call that only looks, including its wait for permits.
-    pub fn look_deadline(&self) -> Duration {
-        self.limits().look_wall() + PERMIT_WAIT
+    /// A call that only looks; its deadline includes the wait for permits.
+    pub(super) fn look_call(&self) -> Call {
+        let deadline = self.limits().look_wall() + PERMIT_WAIT;
+        Call { request_id: nodedock_base::request::new_id(), deadline }
     }
 
     /// The limits of its calls.
@@ -110,11 +108,6 @@ impl WasmDriver {
         self.0.sandbox.compiled.from_cache
     }
 
-    /// Time that admission and compilation, or the cache, took.
-    pub fn compile_duration(&self) -> Duration {
-        self.0.sandbox.compiled.took
-    }
-
     /// Discovers its devices on this node.
     pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
         let context = self.context(call);
@@ -152,17 +145,8 @@ impl WasmDriver {
     /// Checks the operator's config: it has to be JSON, match the driver's schema, and be accepted by the driver.
     pub async fn validate_config(&self, call: &Call) -> Result<(), Problem> {
         let text = self.config_text().to_owned();
-        self.validate(call, "config", text, false).await
-    }
-
-    /// Checks the parameters of a claim or class in the same way.
-    pub async fn validate_parameters(&self, call: &Call, parameters: String) -> Result<(), Problem> {
-        self.validate(call, "parameters", parameters, true).await
-    }
-
-    async fn validate(&self, call: &Call, what: &str, text: String, parameters: bool) -> Result<(), Problem> {
         let value: Value = serde_json::from_str(&text)
-            .map_err(|error| Problem::invalid("not-json", format!("the {what} is not JSON: {error}")))?;
+            .map_err(|error| Problem::invalid("not-json", format!("the config is not JSON: {error}")))?;
         if !self.has_configuration() {
             return Ok(());
         }
@@ -170,19 +154,14 @@ impl WasmDriver {
             Box::pin(async move {
                 let Some(configuration) = &exports.configuration else { return Ok((None, Ok(()))) };
                 let configuration = configuration.load(&mut *store, instance)?;
-                Ok(if parameters {
-                    let schema = configuration.call_parameters_schema(&mut *store).await?;
-                    (schema, configuration.call_validate_parameters(store, &text).await?)
-                } else {
-                    let schema = configuration.call_config_schema(&mut *store).await?;
-                    (schema, configuration.call_validate_config(store, &text).await?)
-                })
+                let schema = configuration.call_config_schema(&mut *store).await?;
+                Ok((schema, configuration.call_validate_config(store, &text).await?))
             })
         });
         let (schema, verdict) = answer.await?;
         // The schema's error comes first: it names the place.
         if let Some(schema) = schema {
-            schema::check(what, &schema, &value)?;
+            schema::check(&schema, &value)?;
         }
         verdict.map_err(|problem| self.problem(problem))
     }
@@ -279,13 +258,8 @@ impl WasmDriver {
     ) -> Outcomes<T> {
         let (outcomes, others) = settle(requested, outcomes);
         if !others.is_empty() {
-            let (driver, request) = (self.info().name.as_str(), &*call.request_id);
-            tracing::warn!(
-                driver,
-                request,
-                count = others.len(),
-                "driver answered for claims that were not requested"
-            );
+            let (driver, request, count) = (self.info().name.as_str(), &*call.request_id, others.len());
+            tracing::warn!(driver, request, count, "driver answered for claims that were not requested");
         }
         outcomes
     }
@@ -330,6 +304,12 @@ impl WasmDriver {
             config: self.config_text().to_owned(),
             facts: Vec::new(),
         }
+    }
+}
+
+impl fmt::Debug for WasmDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WasmDriver({}, {})", self.info().name, self.digest())
     }
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
 use super::convert;
 use super::limiter::{Reached, stuck};
-use super::log::{Level, Line};
 use super::nodes::{DevRoot, FoundNode, below_dev};
 use super::sandbox::{Scope, State};
 use super::stats::{Limit, Usage};
@@ -260,14 +259,7 @@ impl log::Host for State {
         fields: Vec<types::Label>,
     ) -> wasmtime::Result<()> {
         self.view.count_operation()?;
-        let level = match level {
-            log::Level::Trace => Level::Trace,
-            log::Level::Debug => Level::Debug,
-            log::Level::Info => Level::Info,
-            log::Level::Warn => Level::Warn,
-            log::Level::Error => Level::Error,
-        };
-        self.log.write(Line { level, message: &message, fields: &fields });
+        self.log.write(level, &message, &fields);
         Ok(())
     }
 }

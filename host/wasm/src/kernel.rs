@@ -52,8 +52,8 @@ impl KernelEvents {
         self.0.subscribe()
     }
 
-    pub fn tell(&self, event: KernelEvent) {
-        // Nobody listening is no error.
+    fn publish(&self, event: KernelEvent) {
+        // Without a listener the event is not needed.
         let _ = self.0.send(event);
     }
 }
@@ -79,7 +79,7 @@ pub async fn read_uevents(tasks: Tasks, events: KernelEvents) {
                 Ok(sender) => take(&buffer, &sender, &events),
                 // ENOBUFS: the kernel dropped events because we were slow.
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {
-                    events.tell(KernelEvent::Lost);
+                    events.publish(KernelEvent::Lost);
                 }
                 Err(error) => {
                     tracing::warn!(error = chain(&error), "kernel events ended, devices are looked for on timers");
@@ -104,7 +104,7 @@ fn take(datagram: &[u8], sender: &SocketAddr, events: &KernelEvents) {
         return;
     }
     if let Some(event) = parse(datagram) {
-        events.tell(event);
+        events.publish(event);
     }
 }
 
@@ -116,19 +116,19 @@ fn parse(datagram: &[u8]) -> Option<KernelEvent> {
 
 /// Publishes events of nodes that come and go in `/dev` until the tasks stop.
 pub async fn watch_nodes(dev: PathBuf, tasks: Tasks, events: KernelEvents) {
-    match watch_folder(&dev, events) {
+    match watch_directory(&dev, events) {
         // The watch ends when it is dropped.
         Ok(_watcher) => tasks.stopped().await,
         Err(error) => {
-            tracing::warn!(folder = %dev.display(), error = chain(&error), "no watch on device nodes")
+            tracing::warn!(directory = %dev.display(), error = chain(&error), "no watch on device nodes")
         }
     }
 }
 
-fn watch_folder(dev: &Path, events: KernelEvents) -> notify::Result<RecommendedWatcher> {
+fn watch_directory(dev: &Path, events: KernelEvents) -> notify::Result<RecommendedWatcher> {
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| match event {
         Ok(event) if !matches!(event.kind, EventKind::Create(_) | EventKind::Remove(_)) => {}
-        _ => events.tell(KernelEvent::Node),
+        _ => events.publish(KernelEvent::Node),
     })?;
     watcher.watch(dev, RecursiveMode::NonRecursive)?;
     Ok(watcher)
@@ -148,19 +148,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_uevent_is_dropped() {
+    fn datagrams_that_are_not_uevents_are_dropped() {
         for bad in [&b""[..], b"libudev\0\xfe\xed\xca\xfe", b"add@", b"\xff\xff\xff", b"add@/x\0ACTION=\0"] {
             assert_eq!(parse(bad), None, "{bad:?}");
         }
     }
 
     #[tokio::test]
-    async fn a_node_that_appears_is_told() {
+    async fn a_node_that_appears_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let events = KernelEvents::default();
-        let mut told = events.listen();
-        let _watcher = watch_folder(dir.path(), events).unwrap();
+        let mut reported = events.listen();
+        let _watcher = watch_directory(dir.path(), events).unwrap();
         std::fs::write(dir.path().join("x"), "").unwrap();
-        assert_eq!(told.recv().await, Ok(KernelEvent::Node));
+        assert_eq!(reported.recv().await, Ok(KernelEvent::Node));
     }
 }

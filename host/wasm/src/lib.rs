@@ -37,10 +37,7 @@ mod edits;
 mod engine;
 mod executor;
 pub mod file_watch;
-#[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzz;
 mod hostcalls;
-mod kept;
 pub mod kernel;
 mod limiter;
 mod log;
@@ -48,6 +45,11 @@ mod nodes;
 pub mod registry;
 mod sandbox;
 mod schema;
+mod stored_files;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod testing {
+    pub mod fuzz;
+}
 pub mod trust;
 mod wasi;
 mod wit_packages;
@@ -69,8 +71,8 @@ pub use self::call_failure::CallFailure;
 pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
-pub use self::kept::{KeptError, KeptFacts, KeptFiles, SignedFile};
 pub use self::limiter::Reached;
+pub use self::stored_files::{SignedFile, StoreError, StoredFacts, StoredFiles};
 pub use nodedock_core::driver::containment::{Containment, QUARANTINED, Quarantined};
 pub use nodedock_core::driver::stats::{Limit, Operation, Outcome, Stats};
 
@@ -157,18 +159,15 @@ pub struct DriverInfo {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What is known of a file.
+/// Facts about a file.
 #[derive(Debug)]
 pub struct Inspection {
     pub size: usize,
     pub digest: String,
+    /// As much as could be read of it.
     pub surface: Surface,
-    /// None: the file was refused before.
-    pub info: Option<Arc<DriverInfo>>,
-    pub missing_grants: Vec<String>,
-    pub limits: Option<Limits>,
-    /// Why it cannot be loaded.
-    pub error: Option<LoadError>,
+    /// Or why it cannot be loaded.
+    pub driver: Result<WasmDriver, LoadError>,
 }
 
 /// One per daemon: the engine, the cache, and what all drivers share.
@@ -189,23 +188,22 @@ impl WasmHost {
         journal: Arc<dyn Journal>,
     ) -> Result<Arc<Self>, HostError> {
         let runtime = Runtime::new().map_err(|error| HostError::Engine(format!("{error:#}")))?;
-        let root = |path: &PathBuf| {
-            let path = path.clone();
-            move |source| HostError::Root { path, source }
-        };
-        let sysfs = SysfsRoot::open(&settings.sysfs_root).map_err(root(&settings.sysfs_root))?;
-        let dev = DevRoot::open(&settings.dev_root).map_err(root(&settings.dev_root))?;
-        let (sysfs, dev) = (Arc::new(sysfs), Arc::new(dev));
-        let node = Node { facts: settings.node, sysfs, dev, ledger, journal };
+        let WasmSettings { cache_dir, compiler, sysfs_root, dev_root, node } = settings;
+        let sysfs = SysfsRoot::open(&sysfs_root)
+            .map_err(|source| HostError::Root { path: sysfs_root.clone(), source })?;
+        let dev =
+            DevRoot::open(&dev_root).map_err(|source| HostError::Root { path: dev_root.clone(), source })?;
         let open = |path: PathBuf| {
             Cache::open(&path, &runtime.engine).map_err(|source| HostError::Cache { path, source })
         };
+        let cache = cache_dir.map(open).transpose()?;
+        let node = Node { facts: node, sysfs: Arc::new(sysfs), dev: Arc::new(dev), ledger, journal };
         Ok(Arc::new(Self {
-            cache: settings.cache_dir.map(open).transpose()?,
             runtime: Arc::new(runtime),
+            cache,
             node: Arc::new(node),
             permits: NodePermits::default(),
-            compiler: settings.compiler,
+            compiler,
             compiling: Semaphore::new(1),
         }))
     }
@@ -217,32 +215,26 @@ impl WasmHost {
         grant: Grant,
         config: Option<String>,
     ) -> Result<WasmDriver, LoadError> {
-        let (mut surface, label) = (Surface::default(), file.name.clone());
-        let compiled = self.compile(file, &mut surface).await?;
-        self.describe(&label, compiled, &grant, config).await
+        self.load_with(file, &grant, config, &mut Surface::default()).await
     }
 
     /// Reports as much as possible about a file, also about one that cannot be loaded.
     pub async fn inspect(self: &Arc<Self>, file: DriverFile, grant: &Grant) -> Inspection {
-        let (mut surface, label) = (Surface::default(), file.name.clone());
-        let (size, digest) = (file.bytes.len(), file.digest());
-        let driver = match self.compile(file, &mut surface).await {
-            Ok(compiled) => self.describe(&label, compiled, grant, None).await,
-            Err(error) => Err(error),
-        };
-        let (driver, error) = driver.map_or_else(|error| (None, Some(error)), |driver| (Some(driver), None));
-        Inspection {
-            size,
-            digest,
-            surface,
-            info: driver.as_ref().map(|driver| Arc::clone(driver.shared_info())),
-            missing_grants: driver
-                .as_ref()
-                .map(|driver| driver.missing_grants().to_vec())
-                .unwrap_or_default(),
-            limits: driver.as_ref().map(WasmDriver::limits),
-            error,
-        }
+        let (size, digest, mut surface) = (file.bytes.len(), file.digest(), Surface::default());
+        let driver = self.load_with(file, grant, None, &mut surface).await;
+        Inspection { size, digest, surface, driver }
+    }
+
+    async fn load_with(
+        self: &Arc<Self>,
+        file: DriverFile,
+        grant: &Grant,
+        config: Option<String>,
+        surface: &mut Surface,
+    ) -> Result<WasmDriver, LoadError> {
+        let label = file.name.clone();
+        let compiled = self.compile(file, surface).await?;
+        self.describe(&label, compiled, grant, config).await
     }
 
     /// Takes a file's code from the cache, or compiles it. When the future is dropped, the compilation ends.
@@ -251,27 +243,26 @@ impl WasmHost {
         file: DriverFile,
         surface: &mut Surface,
     ) -> Result<Arc<Compiled>, LoadError> {
-        let start = Instant::now();
         surface.form = Some(admission::form(&file.bytes)?);
         let (host, source) = (Arc::clone(self), file.bytes.clone());
         let key = blocking(move || Ok(Key::new(&host.runtime.engine, &source))).await?;
         let (component, from_cache) = match self.cached(key, surface).await? {
             Some(component) => (component, true),
-            None => self.compile_anew(key, file.bytes, surface).await?,
+            None => self.compile_new(key, file.bytes, surface).await?,
         };
         let (host, surface) = (Arc::clone(self), surface.clone());
-        blocking(move || host.link(key, &component, surface, from_cache, start)).await
+        blocking(move || host.link(key, &component, surface, from_cache)).await
     }
 
     /// The second: whether the same file was compiled under another name meanwhile.
-    async fn compile_anew(
+    async fn compile_new(
         self: &Arc<Self>,
         key: Key,
         bytes: Bytes,
         surface: &mut Surface,
     ) -> Result<(Component, bool), LoadError> {
         let closed = |_| LoadError::Host("compile: the host ends".to_owned());
-        let _turn = self.compiling.acquire().await.map_err(closed)?;
+        let _permit = self.compiling.acquire().await.map_err(closed)?;
         if let Some(component) = self.cached(key, surface).await? {
             return Ok((component, true));
         }
@@ -331,13 +322,12 @@ impl WasmHost {
         component: &Component,
         surface: Surface,
         from_cache: bool,
-        start: Instant,
     ) -> Result<Arc<Compiled>, LoadError> {
         let types = |error: wasmtime::Error| LoadError::Types(bounded_line(&format!("{error:#}")));
         let pre = self.runtime.linker.instantiate_pre(component).map_err(types)?;
         let exports = Exports::new(&pre, &surface).map_err(types)?;
         let (memories, digest) = (compiled::memories(component), key.digest());
-        Ok(Arc::new(Compiled { pre, exports, memories, surface, digest, from_cache, took: start.elapsed() }))
+        Ok(Arc::new(Compiled { pre, exports, memories, surface, digest, from_cache }))
     }
 
     /// Calls a driver's `describe`. All functions are looked up before it, so that wrong types show here and not at the first claim.

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::stats::{Limit, Stats};
+use super::bindings::nodedock::driver::log::Level;
+use super::{Limit, Stats};
 use nodedock_base::printable;
 use nodedock_model::grant::LogRates;
 
@@ -14,21 +15,6 @@ const LOG_LINE_BYTES_MAX: usize = 4096;
 const BURST: f64 = 4.0;
 /// Fields of a line; more are omitted.
 const FIELDS_MAX: usize = 32;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Level {
-    Trace,
-    Debug,
-    Info,
-    Warn,
-    Error,
-}
-
-pub(super) struct Line<'a> {
-    pub(super) level: Level,
-    pub(super) message: &'a str,
-    pub(super) fields: &'a [(String, String)],
-}
 
 /// One driver's share of the log.
 pub(super) struct DriverLog {
@@ -80,9 +66,9 @@ impl LogSink {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn write(&self, line: Line<'_>) {
-        let text = render(&line);
-        if line.level == Level::Error {
+    pub(super) fn write(&self, level: Level, message: &str, fields: &[(String, String)]) {
+        let text = render(message, fields);
+        if level == Level::Error {
             *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.clone());
         }
         let Some(suppressed) = self.log.admit(text.len()) else { return };
@@ -98,7 +84,7 @@ impl LogSink {
                 "lines of the driver were suppressed: it logs too much"
             );
         }
-        match line.level {
+        match level {
             Level::Trace => tracing::trace!(driver, request, "{text}"),
             Level::Debug => tracing::debug!(driver, request, "{text}"),
             Level::Info => tracing::info!(driver, request, "{text}"),
@@ -109,20 +95,14 @@ impl LogSink {
 }
 
 /// Message and fields in one line of bounded length.
-fn render(line: &Line<'_>) -> String {
+fn render(message: &str, fields: &[(String, String)]) -> String {
     let mut text = String::new();
-    push_clean(&mut text, line.message);
-    for (key, value) in line.fields.iter().take(FIELDS_MAX) {
-        text.push(' ');
-        push_clean(&mut text, key);
-        text.push('=');
-        push_clean(&mut text, value);
+    let mut push = |part: &str| printable::push(&mut text, part, LOG_LINE_BYTES_MAX);
+    push(message);
+    for (key, value) in fields.iter().take(FIELDS_MAX) {
+        [" ", key, "=", value].into_iter().for_each(&mut push);
     }
     text
-}
-
-fn push_clean(text: &mut String, part: &str) {
-    printable::push(text, part, LOG_LINE_BYTES_MAX);
 }
 
 /// A token bucket of lines, and one of bytes.
@@ -204,10 +184,7 @@ mod tests {
     #[test]
     fn a_line_is_one_line_of_bounded_length() {
         let fields = [("k\n".to_owned(), "\u{1b}[31mv".to_owned())];
-        let line = Line { level: Level::Info, message: "a\r\nb", fields: &fields };
-        assert_eq!(render(&line), "a  b k = [31mv");
-        let long = "é".repeat(5000);
-        let line = Line { level: Level::Info, message: &long, fields: &[] };
-        assert_eq!(render(&line).len(), LOG_LINE_BYTES_MAX);
+        assert_eq!(render("a\r\nb", &fields), "a  b k = [31mv");
+        assert_eq!(render(&"é".repeat(5000), &[]).len(), LOG_LINE_BYTES_MAX);
     }
 }

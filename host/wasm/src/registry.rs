@@ -1,10 +1,10 @@
 //! The files of WASM drivers, from their arrival to the driver that serves.
 
 mod file_memory;
-mod keeper;
-pub mod predecessors;
-mod vetting;
+mod inventory_poller;
+pub mod previous_versions;
+mod verification;
 pub mod wasm_files;
 
 #[cfg(test)]
-mod keeper_tests;
+mod inventory_poller_tests;

@@ -242,7 +242,7 @@ impl Sandbox {
             backtrace = frames.join(" < "),
             "driver trapped"
         );
-        CallFailure::Trapped { message: trap_message(state, &root, &frames), frames }
+        CallFailure::Trapped(trap_message(state, &root, &frames))
     }
 }
 

@@ -27,10 +27,10 @@ const MOVING: &[&str] =
     &["$id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"];
 
 /// Validates `value`. A refused schema is the driver's fault.
-pub(super) fn check(what: &str, schema: &str, value: &Value) -> Result<(), Problem> {
+pub(super) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
     let broken = |why: String| {
         let why = one_line(&why, 2 * FINDING_BYTES_MAX);
-        Problem::internal("schema-invalid", format!("the driver's schema of its {what}: {why}"))
+        Problem::internal("schema-invalid", format!("the driver's schema of its config: {why}"))
     };
     if schema.len() > SCHEMA_BYTES_MAX {
         return Err(broken(format!("{} bytes, at most {SCHEMA_BYTES_MAX} are allowed", schema.len())));
@@ -54,7 +54,7 @@ pub(super) fn check(what: &str, schema: &str, value: &Value) -> Result<(), Probl
     }
     Err(Problem::invalid(
         "schema-violated",
-        format!("the {what} does not fit the driver's schema: {}", findings.join("; ")),
+        format!("the config does not fit the driver's schema: {}", findings.join("; ")),
     ))
 }
 
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     fn verdict(schema: &Value, value: &Value) -> Result<(), String> {
-        check("config", &schema.to_string(), value).map_err(|problem| problem.message)
+        check(&schema.to_string(), value).map_err(|problem| problem.message)
     }
 
     #[test]

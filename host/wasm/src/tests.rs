@@ -51,9 +51,9 @@ impl Stage {
         self.try_load(guest.module(), "").await.unwrap()
     }
 
-    /// Why it is not taken.
+    /// Why it is refused.
     async fn refusal(&self, bytes: impl Into<Bytes>) -> LoadError {
-        self.try_load(bytes, "").await.map(|driver| driver.info().clone()).unwrap_err()
+        self.try_load(bytes, "").await.unwrap_err()
     }
 }
 

@@ -8,7 +8,7 @@
 
 mod key;
 pub mod open;
-pub mod place;
+pub mod permissions;
 mod section;
 mod signature;
 
@@ -16,21 +16,20 @@ mod signature;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use globset::{Glob, GlobMatcher};
+use globset::Glob;
 use serde::Deserialize;
 use tokio::sync::watch;
 
 use nodedock_core::registry::TrustView;
 
-pub use self::key::{KeyError, KeyId};
+pub use self::key::KeyError;
 pub use self::section::{Section, SectionError};
 pub use self::signature::SignatureError;
 
-use self::key::{Content, PublicKey};
+use self::key::{Content, KeyId, PublicKey};
 
 /// What happens to a file that is not trusted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -60,51 +59,20 @@ impl Mode {
 struct Key {
     name: String,
     public: PublicKey,
-    /// None: drivers of any name.
-    drivers: Option<Names>,
+    /// Globs of driver names; `*` matches anything, also dots. None: drivers of any name.
+    drivers: Option<Vec<String>>,
 }
 
-/// Globs of driver names; `*` matches anything, also dots.
-#[derive(Clone)]
-struct Names {
-    texts: Vec<String>,
-    globs: Vec<GlobMatcher>,
+fn matches(glob: &str, name: &str) -> bool {
+    Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(name))
 }
 
-impl Names {
-    fn new(texts: Vec<String>) -> Result<Self, globset::Error> {
-        let globs = texts.iter().map(|text| Ok(Glob::new(text)?.compile_matcher()));
-        Ok(Self { globs: globs.collect::<Result<_, globset::Error>>()?, texts })
-    }
-
-    fn have(&self, name: &str) -> bool {
-        self.globs.iter().any(|glob| glob.is_match(name))
-    }
-
-    /// Whether a file of this stem may be a driver of one of the names: its stem is a name, or the first label of one.
-    fn may_have(&self, stem: &str) -> bool {
-        let by_label = |text: &String| match Glob::new(text.split('.').next().unwrap_or(text)) {
-            Ok(glob) => glob.compile_matcher().is_match(stem),
-            // Alternatives with dots: only the name itself tells.
-            Err(_) => true,
-        };
-        self.have(stem) || self.texts.iter().any(by_label)
-    }
+/// Whether a file of this stem may be a driver of a matching name: its stem is a name, or the first label of one.
+fn may_match(glob: &str, stem: &str) -> bool {
+    let label = glob.split('.').next().unwrap_or(glob);
+    // A label that is not a glob is cut off within alternatives: only the driver's name decides.
+    matches(glob, stem) || matches(label, stem) || Glob::new(label).is_err()
 }
-
-impl fmt::Debug for Names {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.texts.fmt(f)
-    }
-}
-
-impl PartialEq for Names {
-    fn eq(&self, other: &Self) -> bool {
-        self.texts == other.texts
-    }
-}
-
-impl Eq for Names {}
 
 /// The `trust` section, checked, with its keys read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -130,17 +98,8 @@ pub struct Evidence<'a> {
 struct Seen {
     stem: String,
     digest: String,
-    signer: Signer,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Signer {
-    Nobody,
-    /// The signature cannot be read.
-    Unreadable(SignatureError),
-    /// None of the known keys has made the signature over these bytes.
-    Unknown,
-    Key(KeyId),
+    /// The known key that made the signature over these bytes, if one did; an error if there is no signature that can be read.
+    signer: Result<Option<KeyId>, Distrust>,
 }
 
 /// Why a file is not trusted, and what to do.
@@ -205,15 +164,15 @@ impl Verdict {
     pub fn view(&self) -> TrustView {
         TrustView {
             mode: self.mode.as_str(),
-            verdict: self.word(),
+            verdict: self.state(),
             key: self.key.clone(),
             pin: self.pin.clone(),
             reason: self.distrust.as_ref().map(ToString::to_string),
         }
     }
 
-    /// The verdict in a word: trusted, distrusted, or unchecked where nothing is required of files.
-    pub fn word(&self) -> &'static str {
+    /// Trusted, distrusted, or unchecked where the config requires nothing of files.
+    fn state(&self) -> &'static str {
         match (self.mode, &self.distrust) {
             (_, None) => "trusted",
             (Mode::Off, Some(_)) => "unchecked",
@@ -238,15 +197,16 @@ impl Policy {
     /// driver's name. Blocking: it hashes and verifies.
     pub fn judge(&self, evidence: &Evidence<'_>) -> Verdict {
         let content = Content::new(evidence.bytes);
+        let stem = evidence.stem.to_owned();
         let signer = match evidence.signature.map(signature::decode) {
-            None => Signer::Nobody,
-            Some(Err(why)) => Signer::Unreadable(why),
+            None => Err(Distrust::Unsigned { stem: stem.clone() }),
+            Some(Err(why)) => Err(Distrust::Unreadable { stem: stem.clone(), why }),
             Some(Ok(signature)) => {
                 let signer = self.keys.iter().find(|key| key.public.signed(&content, &signature));
-                signer.map_or(Signer::Unknown, |key| Signer::Key(key.public.id()))
+                Ok(signer.map(|key| key.public.id))
             }
         };
-        let seen = Seen { stem: evidence.stem.to_owned(), digest: content.digest(), signer };
+        let seen = Seen { stem, digest: content.digest(), signer };
         self.decide(Arc::new(seen), None)
     }
 
@@ -270,31 +230,28 @@ impl Policy {
     }
 
     fn key_of(&self, seen: &Seen) -> Option<&Key> {
-        let Signer::Key(id) = seen.signer else { return None };
-        self.keys.iter().find(|key| key.public.id() == id)
+        let id = seen.signer.as_ref().ok()?.as_ref()?;
+        self.keys.iter().find(|key| key.public.id == *id)
     }
 
     /// The key that signed it, where there are keys.
     fn signed(&self, seen: &Seen, name: Option<&str>) -> Result<Option<&Key>, Distrust> {
-        let stem = || seen.stem.clone();
         if self.keys.is_empty() {
             return Ok(None);
         }
-        let key = match &seen.signer {
-            Signer::Nobody => return Err(Distrust::Unsigned { stem: stem() }),
-            Signer::Unreadable(why) => return Err(Distrust::Unreadable { stem: stem(), why: why.clone() }),
-            Signer::Unknown | Signer::Key(_) => self.key_of(seen).ok_or_else(|| {
-                let keys: Vec<_> = self.keys.iter().map(|key| key.name.as_str()).collect();
-                Distrust::UnknownKey { stem: stem(), keys: keys.join(", ") }
-            })?,
-        };
-        let Some(names) = &key.drivers else { return Ok(Some(key)) };
-        let (of, drivers) = (key.name.clone(), names.texts.join(", "));
+        seen.signer.clone()?;
+        let stem = || seen.stem.clone();
+        let key = self.key_of(seen).ok_or_else(|| {
+            let keys: Vec<_> = self.keys.iter().map(|key| key.name.as_str()).collect();
+            Distrust::UnknownKey { stem: stem(), keys: keys.join(", ") }
+        })?;
+        let Some(globs) = &key.drivers else { return Ok(Some(key)) };
+        let (of, drivers) = (key.name.clone(), globs.join(", "));
         match name {
-            Some(name) if !names.have(name) => {
+            Some(name) if !globs.iter().any(|glob| matches(glob, name)) => {
                 Err(Distrust::NotForKey { key: of, drivers, name: name.to_owned() })
             }
-            None if !names.may_have(&seen.stem) => {
+            None if !globs.iter().any(|glob| may_match(glob, &seen.stem)) => {
                 Err(Distrust::NotForStem { key: of, drivers, stem: stem() })
             }
             _ => Ok(Some(key)),

@@ -12,7 +12,8 @@ use wasmtime_wasi::p2::{OutputStream, Pollable, StreamError, StreamResult};
 use wasmtime_wasi::random::WasiRandom;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
-use super::log::{Level, Line, LogSink};
+use super::bindings::nodedock::driver::log::Level;
+use super::log::LogSink;
 use super::sandbox::State;
 
 /// Random bytes of one call: keys and seeds, not data.
@@ -181,7 +182,7 @@ impl LineStream {
     fn emit(&mut self) {
         if !self.buffer.is_empty() {
             let text = String::from_utf8_lossy(&self.buffer);
-            self.log.write(Line { level: self.level, message: &text, fields: &[] });
+            self.log.write(self.level, &text, &[]);
             self.buffer.clear();
         }
     }

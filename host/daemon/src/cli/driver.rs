@@ -11,7 +11,7 @@ use nodedock_proto::node::v1;
 
 use super::client::connect;
 use super::output::{print_text, printable};
-use super::{CliError, Location, Outcome};
+use super::{Location, Outcome};
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::driver::{NoClaims, NodeFacts};
 use nodedock_model::grant::{self, Grant};
@@ -79,15 +79,11 @@ fn grant_beside(file: &Path, given: Option<&Path>) -> Result<(Grant, Option<Path
 
 async fn print_grant(file: &Path) -> Result<Outcome> {
     let found = load(file, read(file, limit::DRIVER_FILE_BYTES_MAX)?, &Grant::empty()).await?;
-    match (found.info, found.error) {
-        (Some(info), _) => {
-            let grant = grant::to_yaml(info.name.as_str(), &info.summary, &info.capabilities, &info.limits);
-            print_text(grant.trim_end())?;
-            Ok(Outcome::Done)
-        }
-        (None, Some(error)) => Err(error).with_context(|| format!("{} cannot be loaded", file.display())),
-        (None, None) => Err(CliError::usage("the file does not describe itself", "is it a driver?").into()),
-    }
+    let driver = found.driver.with_context(|| format!("{} cannot be loaded", file.display()))?;
+    let info = driver.info();
+    let grant = grant::to_yaml(info.name.as_str(), &info.summary, &info.capabilities, &info.limits);
+    print_text(grant.trim_end())?;
+    Ok(Outcome::Done)
 }
 
 async fn reload(location: &Location, name: String) -> Result<Outcome> {

@@ -10,7 +10,7 @@ use nodedock_model::{
     AllocatedDevice, Allocation, ClaimRecord, ClaimState, DriverKind, DriverPart, ObjectRef, PreparedBy,
     PreparedClaim, Problem, Transition, is_cdi_vendor_or_class,
 };
-use nodedock_wasm::fuzz::{Answer, Prepared, answer, driver};
+use nodedock_wasm::testing::fuzz::{Answer, Prepared, answer, driver};
 
 /// An answer of a driver.
 pub fn answers(data: &[u8]) -> bool {

@@ -25,20 +25,16 @@ struct Bulk {
 
 /// Refuses a file that contains too much. An invalid file is refused by the validator.
 pub(super) fn check(bytes: &[u8]) -> Result<(), LoadError> {
-    let bulk = Bulk::of(bytes);
-    let too_complex = |what: String, max| Err(LoadError::TooComplex { what, max });
-    if bulk.modules > MODULES_MAX {
-        return too_complex(format!("has {} modules and components", bulk.modules), MODULES_MAX);
-    }
-    if bulk.functions > FUNCTIONS_MAX {
-        return too_complex(format!("has {} functions", bulk.functions), FUNCTIONS_MAX);
-    }
-    if bulk.function > FUNCTION_BYTES_MAX {
-        return too_complex(format!("has a function of {} bytes", bulk.function), FUNCTION_BYTES_MAX);
-    }
-    if bulk.declarations > DECLARATION_BYTES_MAX {
-        let what = format!("has {} bytes of types, imports, exports and tables", bulk.declarations);
-        return too_complex(what, DECLARATION_BYTES_MAX);
+    let Bulk { modules, functions, function, declarations } = Bulk::of(bytes);
+    for (count, max, before, after) in [
+        (modules, MODULES_MAX, "", "modules and components"),
+        (functions, FUNCTIONS_MAX, "", "functions"),
+        (function, FUNCTION_BYTES_MAX, "a function of ", "bytes"),
+        (declarations, DECLARATION_BYTES_MAX, "", "bytes of types, imports, exports and tables"),
+    ] {
+        if count > max {
+            return Err(LoadError::TooComplex { what: format!("has {before}{count} {after}"), max });
+        }
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::CompileBounds;
 
-/// `nobody`, on every Linux.
+/// The unprivileged user of every Linux.
 const NOBODY: u32 = 65534;
 /// Standard input, output and error.
 const PIPES: u64 = 3;

@@ -76,44 +76,22 @@ fn device(driver: &DriverName, device: guest::Device) -> Checked<Device> {
     })
 }
 
-/// Names of one kind, each once: `name` and `driver/name` are the same (`resource.k8s.io/v1`).
-struct Names<'a> {
-    driver: &'a DriverName,
-    seen: BTreeSet<String>,
-}
-
-impl<'a> Names<'a> {
-    fn new(driver: &'a DriverName) -> Self {
-        Self { driver, seen: BTreeSet::new() }
-    }
-
-    fn take(&mut self, text: &str) -> Checked<QualifiedName> {
-        let parsed = name(QualifiedName::new(text))?;
-        let full = if text.contains('/') { text.to_owned() } else { format!("{}/{text}", self.driver) };
-        if !self.seen.insert(full) {
-            return refuse(format!("{text} occurs twice"));
-        }
-        Ok(parsed)
-    }
+/// A name of an attribute or capacity, which is not in `seen` yet: `name` and `driver/name` are the same (`resource.k8s.io/v1`).
+fn new_name(driver: &DriverName, seen: &mut BTreeSet<String>, text: &str) -> Checked<QualifiedName> {
+    let parsed = name(QualifiedName::new(text))?;
+    let full = if text.contains('/') { text.to_owned() } else { format!("{driver}/{text}") };
+    if seen.insert(full) { Ok(parsed) } else { refuse(format!("{text} occurs twice")) }
 }
 
 fn attributes(
     driver: &DriverName,
     attributes: Vec<guest::Attribute>,
 ) -> Checked<BTreeMap<QualifiedName, AttributeValue>> {
-    let mut names = Names::new(driver);
-    let mut all = BTreeMap::new();
-    let mut values = 0;
+    let (mut seen, mut all, mut values) = (BTreeSet::new(), BTreeMap::new(), 0);
     for attribute in attributes {
-        let key = names.take(&attribute.name).map_err(|why| why.at("attribute"))?;
+        let key = new_name(driver, &mut seen, &attribute.name).map_err(|why| why.at("attribute"))?;
         let value = attribute_value(attribute.value).map_err(|why| why.at(format!("attribute {key}")))?;
-        values += match &value {
-            AttributeValue::Ints(list) => list.len(),
-            AttributeValue::Bools(list) => list.len(),
-            AttributeValue::Texts(list) => list.len(),
-            AttributeValue::Versions(list) => list.len(),
-            _ => 1,
-        };
+        values += count(&value);
         all.insert(key, value);
     }
     at_most("attribute values", values, ATTRIBUTE_VALUES_MAX)?;
@@ -122,29 +100,32 @@ fn attributes(
 
 fn attribute_value(value: guest::AttributeValue) -> Checked<AttributeValue> {
     let text = |text: String| line("the text", text, ATTRIBUTE_TEXT_MAX);
-    let filled = |count: usize| if count == 0 { refuse("the list is empty") } else { Ok(()) };
-    Ok(match value {
+    let value = match value {
         guest::AttributeValue::Int(value) => AttributeValue::Int(value),
         guest::AttributeValue::Boolean(value) => AttributeValue::Bool(value),
         guest::AttributeValue::Text(value) => AttributeValue::Text(text(value)?),
         guest::AttributeValue::Version(value) => AttributeValue::Version(version(&value)?),
-        guest::AttributeValue::Ints(list) => {
-            filled(list.len())?;
-            AttributeValue::Ints(list)
-        }
-        guest::AttributeValue::Booleans(list) => {
-            filled(list.len())?;
-            AttributeValue::Bools(list)
-        }
+        guest::AttributeValue::Ints(list) => AttributeValue::Ints(list),
+        guest::AttributeValue::Booleans(list) => AttributeValue::Bools(list),
         guest::AttributeValue::Texts(list) => {
-            filled(list.len())?;
             AttributeValue::Texts(list.into_iter().map(text).collect::<Checked<_>>()?)
         }
         guest::AttributeValue::Versions(list) => {
-            filled(list.len())?;
             AttributeValue::Versions(list.iter().map(|v| version(v)).collect::<Checked<_>>()?)
         }
-    })
+    };
+    if count(&value) == 0 { refuse("the list is empty") } else { Ok(value) }
+}
+
+/// Values of an attribute.
+fn count(value: &AttributeValue) -> usize {
+    match value {
+        AttributeValue::Ints(list) => list.len(),
+        AttributeValue::Bools(list) => list.len(),
+        AttributeValue::Texts(list) => list.len(),
+        AttributeValue::Versions(list) => list.len(),
+        _ => 1,
+    }
 }
 
 fn version(text: &str) -> Checked<semver::Version> {
@@ -158,10 +139,9 @@ fn capacities(
     capacities: Vec<guest::Capacity>,
     shared: bool,
 ) -> Checked<BTreeMap<QualifiedName, Capacity>> {
-    let mut names = Names::new(driver);
-    let mut all = BTreeMap::new();
+    let (mut seen, mut all) = (BTreeSet::new(), BTreeMap::new());
     for capacity in capacities {
-        let key = names.take(&capacity.name).map_err(|why| why.at("capacity"))?;
+        let key = new_name(driver, &mut seen, &capacity.name).map_err(|why| why.at("capacity"))?;
         let converted = self::capacity(capacity, shared).map_err(|why| why.at(format!("capacity {key}")))?;
         all.insert(key, converted);
     }

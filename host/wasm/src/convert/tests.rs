@@ -1,6 +1,6 @@
 use super::*;
 use crate::bindings::exports::nodedock::driver::identity as guest_identity;
-use nodedock_model::limit::{DEVICES_MAX, MEMO_BYTES_MAX};
+use nodedock_model::limit::MEMO_BYTES_MAX;
 use nodedock_model::{AllocatedDevice, DeviceAccess, DeviceName, DriverName, ObjectRef, PoolName};
 
 fn driver() -> DriverName {
@@ -99,80 +99,37 @@ fn a_refusal_says_where_it_is() {
     );
 }
 
+// The hostile drivers (`tests/hostile/cases.txt`) reach the other bounds.
 #[test]
 fn devices_beyond_the_bounds_are_refused() {
-    use types::AttributeValue::{Int, Ints, Text, Texts, Version};
-    let text = |gpu: &mut types::Device, value| gpu.attributes = vec![attribute("a", value)];
-    type Change = Box<dyn Fn(&mut types::Device)>;
-    let cases: Vec<(Change, &str)> = vec![
-        (Box::new(|gpu| gpu.name = "GPU".into()), "device name"),
-        (Box::new(|gpu| gpu.attributes = vec![attribute("a-b", Int(1))]), "attribute or capacity name"),
+    type Change = fn(&mut types::Device);
+    let cases: [(Change, &str); 7] = [
         (
-            Box::new(|gpu| gpu.attributes = (0..33).map(|n| attribute(&format!("a{n}"), Int(n))).collect()),
-            "33 attributes",
+            |gpu| gpu.attributes = vec![attribute("a", types::AttributeValue::Texts(Vec::new()))],
+            "the list is empty",
         ),
-        (
-            Box::new(|gpu| {
-                gpu.attributes = vec![attribute("a", Int(1)), attribute("gpu.example.com/a", Int(2))]
-            }),
-            "occurs twice",
-        ),
-        (Box::new(move |gpu| text(gpu, Ints((0..49).collect()))), "49 attribute values"),
-        (Box::new(move |gpu| text(gpu, Texts(Vec::new()))), "the list is empty"),
-        (Box::new(move |gpu| text(gpu, Text("a\u{1b}[31m".into()))), "control character"),
-        (Box::new(move |gpu| text(gpu, Version("1.0".into()))), "not a semantic version"),
-        (Box::new(|gpu| gpu.capacities = vec![capacity("8GiB", None)]), "not a quantity"),
-        (Box::new(|gpu| gpu.capacities = vec![capacity("1", None), capacity("2", None)]), "occurs twice"),
-        (
-            Box::new(|gpu| {
-                let policy =
-                    types::CapacityPolicy { default_amount: None, choice: types::CapacityChoice::Any };
-                gpu.capacities = vec![capacity("1", Some(policy))];
-            }),
-            "several allocations",
-        ),
-        (Box::new(|gpu| gpu.identity = vec![String::new()]), "an identity is empty"),
-        (Box::new(|gpu| gpu.identity = vec!["a".into(); 17]), "17 identities"),
-        (Box::new(|gpu| gpu.numa_nodes = vec![0; 65]), "65 NUMA nodes"),
-        (Box::new(|gpu| gpu.consumes = vec![set("none", &[])]), "which the pool does not have"),
-        (Box::new(|gpu| gpu.annotations = vec![("a".into(), "x".repeat(1025))]), "1025 bytes"),
-        (
-            Box::new(|gpu| gpu.annotations = vec![("a".into(), "1".into()), ("a".into(), "2".into())]),
-            "occurs twice",
-        ),
-        (
-            Box::new(|gpu| {
-                let effect = types::TaintEffect::None;
-                gpu.taints = vec![types::Taint { key: "a b".into(), value: String::new(), effect }];
-            }),
-            "not a label key",
-        ),
+        (|gpu| gpu.capacities = vec![capacity("1", None), capacity("2", None)], "occurs twice"),
+        (|gpu| gpu.identity = vec![String::new()], "an identity is empty"),
+        (|gpu| gpu.identity = vec!["a".into(); 17], "17 identities"),
+        (|gpu| gpu.numa_nodes = vec![0; 65], "65 NUMA nodes"),
+        (|gpu| gpu.annotations = vec![("a".into(), "x".repeat(1025))], "1025 bytes"),
+        (|gpu| gpu.annotations = vec![("a".into(), "1".into()), ("a".into(), "2".into())], "occurs twice"),
     ];
-    for (change, wanted) in cases {
+    for (change, expected) in cases {
         let text = refusal(change);
-        assert!(text.contains(wanted), "{wanted}: {text}");
+        assert!(text.contains(expected), "{expected}: {text}");
     }
 }
 
 #[test]
 fn pools_beyond_the_bounds_are_refused() {
-    assert!(refusal_of_pool(types::Pool { name: "A".into(), ..pool(Vec::new()) }).contains("pool name"));
-    assert!(refusal_of_pool(pool(vec![device("a"), device("a")])).contains("device a occurs twice"));
-    let foreign = types::Pool { extended_resource: Some("cpu".into()), ..pool(Vec::new()) };
-    assert!(refusal_of_pool(foreign).contains("extended resource"));
-    let counters =
-        types::Pool { shared_counters: vec![set("a", &[("x", "1"), ("x", "2")])], ..pool(Vec::new()) };
-    assert!(refusal_of_pool(counters).contains("counter x occurs twice"));
-    let sets = types::Pool { shared_counters: vec![set("a", &[]), set("a", &[])], ..pool(Vec::new()) };
-    assert!(refusal_of_pool(sets).contains("counter set \"a\" occurs twice"));
-    let mut draws = device("gpu-0");
-    draws.consumes = vec![set("a", &[("y", "1")])];
-    let unknown = types::Pool { shared_counters: vec![set("a", &[("x", "1")])], ..pool(vec![draws]) };
-    assert!(refusal_of_pool(unknown).contains("counter y, which the pool's set a does not have"));
-    let many = pool((0..=DEVICES_MAX).map(|n| device(&format!("d{n}"))).collect());
-    assert!(refusal_of_pool(many).contains("4097 devices, at most 4096"));
-    let twice = types::Inventory { pools: vec![pool(Vec::new()), pool(Vec::new())] };
-    assert!(inventory(&driver(), twice).unwrap_err().to_string().contains("pool pool occurs twice"));
+    for (sets, expected) in [
+        (vec![set("a", &[("x", "1"), ("x", "2")])], "counter x occurs twice"),
+        (vec![set("a", &[]), set("a", &[])], "counter set \"a\" occurs twice"),
+    ] {
+        let text = refusal_of_pool(types::Pool { shared_counters: sets, ..pool(Vec::new()) });
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
 }
 
 #[test]
@@ -263,74 +220,46 @@ fn a_prepared_claim_comes_through() {
 }
 
 #[test]
-fn a_claim_is_prepared_with_its_own_devices_only() {
-    let other = refusal_of_claim(|claim| claim.devices[0].device = "gpu-1".into());
-    assert!(other.contains("\"gpu-1\": it is not allocated"), "{other}");
-    assert!(refusal_of_claim(|claim| claim.devices[0].share_id = Some("s".into())).contains("not allocated"));
+fn a_device_is_prepared_for_requests_and_not_for_subrequests() {
     let request = refusal_of_claim(|claim| claim.devices[0].requests = vec!["gpu/big".into()]);
     assert!(request.contains("(gpu)"), "{request}");
-    assert!(
-        refusal_of_claim(|claim| claim.devices.push(answer().devices.remove(0))).contains("occurs twice")
-    );
-    assert!(
-        refusal_of_claim(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]).contains("65537 bytes of memo")
-    );
 }
 
 #[test]
-fn edits_that_are_no_edits_are_refused() {
-    let node = |path: &str, permissions: &str| types::DeviceNode {
-        path: path.into(),
-        host_path: None,
-        kind: None,
-        major: None,
-        minor: None,
-        permissions: permissions.into(),
-        file_mode: None,
-        uid: None,
-        gid: None,
-    };
-    let of_node = |node| types::Edits { device_nodes: vec![node], ..no_edits() };
-    let of_env =
-        |name: &str, value: &str| types::Edits { env: vec![(name.into(), value.into())], ..no_edits() };
-    let of_net = |name: &str| {
-        let device = types::NetDevice { host_interface: name.into(), container_interface: "net1".into() };
-        types::Edits { net_devices: vec![device], ..no_edits() }
-    };
-    let of_nets = |names: [(&str, &str); 2]| {
-        let device = |(host, container): (&str, &str)| types::NetDevice {
-            host_interface: host.into(),
-            container_interface: container.into(),
+fn edits_that_are_not_valid_are_refused() {
+    let node = |path: &str, permissions: &str| {
+        let node = types::DeviceNode {
+            path: path.into(),
+            host_path: None,
+            kind: None,
+            major: None,
+            minor: None,
+            permissions: permissions.into(),
+            file_mode: None,
+            uid: None,
+            gid: None,
         };
-        types::Edits { net_devices: names.map(device).into(), ..no_edits() }
+        types::Edits { device_nodes: vec![node], ..no_edits() }
     };
-    let hook = types::Hook {
-        stage: "afterwards".into(),
-        path: "/bin/x".into(),
-        args: Vec::new(),
-        env: Vec::new(),
-        timeout_seconds: None,
+    let net = |names: &[(&str, &str)]| {
+        let device = |(host, container): &(&str, &str)| types::NetDevice {
+            host_interface: (*host).into(),
+            container_interface: (*container).into(),
+        };
+        types::Edits { net_devices: names.iter().map(device).collect(), ..no_edits() }
     };
-    for (edits, wanted) in [
-        (of_env("A=B", ""), "env[0]: \"A=B\" is not the name"),
-        (of_env("", ""), "is not the name"),
-        (of_env("A", "x\ny"), "control character"),
-        (of_env("A", "x\0"), "control character"),
-        (of_node(node("dev/x", "r")), "not an absolute, plain path"),
-        (of_node(node("/dev/../etc/shadow", "r")), "not an absolute, plain path"),
-        (of_node(node("/dev/x", "rx")), "not a subset of rwm"),
-        (of_node(node("/dev/x", "rr")), "not a subset of rwm"),
-        (of_node(node("/dev/x", "")), "not a subset of rwm"),
-        (of_node(types::DeviceNode { file_mode: Some(0o4755), ..node("/dev/x", "r") }), "file mode 4755"),
-        (of_net("a/b"), "name of a network interface"),
-        (of_net("a-name-that-is-too-long"), "name of a network interface"),
-        (of_nets([("eth0", "net1"), ("eth0", "net2")]), "interface eth0 occurs twice"),
-        (of_nets([("eth0", "net1"), ("eth1", "net1")]), "interface net1 occurs twice"),
-        (types::Edits { hooks: vec![hook], ..no_edits() }, "stage \"afterwards\""),
+    for (edits, expected) in [
+        (types::Edits { env: vec![(String::new(), String::new())], ..no_edits() }, "is not the name"),
+        (node("dev/x", "r"), "not an absolute, plain path"),
+        (node("/dev/x", "rr"), "not a subset of rwm"),
+        (node("/dev/x", ""), "not a subset of rwm"),
+        (net(&[("a-name-that-is-too-long", "net1")]), "name of a network interface"),
+        (net(&[("eth0", "net1"), ("eth0", "net2")]), "interface eth0 occurs twice"),
+        (net(&[("eth0", "net1"), ("eth1", "net1")]), "interface net1 occurs twice"),
         (types::Edits { additional_gids: vec![1; 65], ..no_edits() }, "65 additional groups"),
     ] {
         let text = refusal_of_claim(|claim| claim.edits = edits);
-        assert!(text.starts_with("edits of the claim") && text.contains(wanted), "{wanted}: {text}");
+        assert!(text.starts_with("edits of the claim") && text.contains(expected), "{expected}: {text}");
     }
 }
 
@@ -360,7 +289,7 @@ fn a_status_is_json_and_addresses() {
 }
 
 #[test]
-fn a_driver_says_who_it_is() {
+fn a_description_is_checked_and_its_period_clamped() {
     let info = || guest_identity::DriverInfo {
         name: "gpu.example.com".into(),
         version: "1.0.0".into(),
@@ -380,20 +309,14 @@ fn a_driver_says_who_it_is() {
         annotations: Vec::new(),
     };
     let good = driver_info(info()).unwrap();
-    assert_eq!(good.discovery_period.as_secs(), 1, "brought within the bounds");
+    assert_eq!(good.discovery_period.as_secs(), 1, "clamped");
     let refusal = |change: fn(&mut guest_identity::DriverInfo)| {
         let mut bad = info();
         change(&mut bad);
         driver_info(bad).unwrap_err().to_string()
     };
-    assert!(refusal(|info| info.name = "GPU".into()).contains("driver name"));
     assert!(refusal(|info| info.name = "3gpu.example.com".into()).contains("begins with a digit"));
-    assert!(refusal(|info| info.version = "one".into()).contains("not a semantic version"));
-    assert!(refusal(|info| info.summary = "a\nb".into()).contains("control character"));
-    assert!(refusal(|info| info.event_subsystems = vec!["a/b".into()]).contains("event subsystem"));
-    assert!(refusal(|info| info.capabilities.sysfs_read = vec!["/sys".into()]).contains("sysfs-read"));
     assert!(refusal(|info| info.capabilities.hooks = vec!["/usr/bin/*".into()]).contains("hooks"));
-    assert!(refusal(|info| info.capabilities.env = vec!["A".into(); 65]).contains("65 entries"));
 }
 
 #[test]
@@ -420,7 +343,7 @@ fn a_drivers_refusal_is_cut_to_its_bounds() {
 }
 
 #[test]
-fn health_names_each_device_once() {
+fn health_is_of_devices_and_its_messages_are_bounded() {
     let health = |device: &str| types::DeviceHealth {
         pool: "pool".into(),
         device: device.into(),
@@ -428,7 +351,6 @@ fn health_names_each_device_once() {
         message: "hot".into(),
     };
     assert_eq!(health_report(vec![health("a"), health("b")]).unwrap().len(), 2);
-    assert!(health_report(vec![health("a"), health("a")]).unwrap_err().to_string().contains("occurs twice"));
     let long = types::DeviceHealth { message: "x".repeat(1025), ..health("a") };
     assert!(health_report(vec![long]).unwrap_err().to_string().contains("1025 bytes"));
 }

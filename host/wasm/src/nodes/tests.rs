@@ -4,7 +4,7 @@ use rustix::fs::{CWD, makedev};
 
 use super::*;
 
-/// A `/dev` of a test, or None where nobody may make device nodes.
+/// A `/dev` of a test, or None where device nodes cannot be made.
 pub(crate) fn dev() -> Option<(tempfile::TempDir, DevRoot, SysfsRoot)> {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().join("dev");
@@ -53,7 +53,7 @@ fn a_node_is_looked_at_and_not_opened() {
 }
 
 #[test]
-fn what_is_no_node_or_nobodys_is_refused() {
+fn paths_that_are_not_nodes_and_nodes_that_no_driver_may_have_are_refused() {
     let Some((_directory, dev, sysfs)) = dev() else { return };
     for (path, code) in [
         ("/dev/link", "not-a-node"),

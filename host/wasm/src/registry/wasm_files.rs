@@ -13,39 +13,37 @@
 //! parsed. When the policy changes, every file is judged again: a serving driver that is no longer trusted is drained as if its file were
 //! gone, and its claims are kept (`docs/decisions/0006-trust-in-driver-files.md`).
 
-mod inbox;
-mod standing;
+mod serving;
 mod trusted;
 mod workers;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use crate::registry::file_memory::FileMemory;
 
-use self::inbox::Inbox;
-use self::standing::{Drained, Serving};
-use self::workers::{Ended, Handle, Workers};
-use crate::file_watch::{DriverFiles, FileEvent};
+use self::serving::Serving;
+use self::workers::{Desired, Ended, Handle, Workers};
+use crate::file_watch::FileEvent;
 use crate::kernel::KernelEvents;
-use crate::registry::keeper::{InventoryPoller, look};
-use crate::registry::predecessors::KeptDrivers;
-use crate::registry::vetting::{Looked, VetError, Vetted, Vetting};
+use crate::registry::inventory_poller::{self, discover};
+use crate::registry::previous_versions::PreviousVersions;
+use crate::registry::verification::{self, FileError, Verification, Verified};
 use crate::trust::{Trust, Verdict};
 use crate::{DriverFile, LoadError, SignedFile, Trigger, WasmDriver, WasmHost};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::tasks::Tasks;
-use nodedock_core::driver::{Call, Driver, DriverIdentity, Published};
+use nodedock_core::driver::{Driver, DriverIdentity, Published};
 use nodedock_core::registry::{DriverState, DriverView, Registry, Reloaded};
 use nodedock_model::grant::Grant;
-use nodedock_model::{DriverKind, DriverName, Problem};
+use nodedock_model::{DriverKind, Problem};
 
-/// Orders that wait for a worker: only the newest files are loaded.
-const ORDERS_WAITING_MAX: usize = 64;
+/// Queue of reloads of one file, of which half may be used.
+const RELOADS_WAITING_MAX: usize = 64;
 
 /// What all workers use.
 #[derive(Clone)]
@@ -53,21 +51,12 @@ pub struct WasmFiles {
     pub registry: Registry,
     pub host: Arc<WasmHost>,
     /// The code of versions that served before.
-    pub predecessors: Arc<KeptDrivers>,
+    pub previous_versions: Arc<PreviousVersions>,
     pub memory: FileMemory,
     pub kernel: KernelEvents,
     pub trust: Trust,
     pub conditions: Conditions,
     pub tasks: Tasks,
-}
-
-enum Order {
-    Load(DriverFiles),
-    /// Loads the same files again, because something outside the files changed, and reports the end.
-    Again(Option<oneshot::Sender<Reloaded>>),
-    /// Judges the file by the current policy.
-    Judge,
-    Gone,
 }
 
 impl WasmFiles {
@@ -87,40 +76,40 @@ impl WasmFiles {
                 event = events.recv() => match event {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
-                        workers.load(files, |stem, before| self.worker(stem, before)).await;
+                        workers.load(files, |stem, before| self.worker(stem, before));
                     }
-                    Some(FileEvent::Gone(stem)) => workers.leave(stem).await,
-                    Some(FileEvent::Place(faults)) => {
-                        self.tell_place(&faults);
-                        workers.tell_all(|| Order::Judge).await;
+                    Some(FileEvent::Gone(stem)) => workers.remove(stem),
+                    Some(FileEvent::Permissions(faults)) => {
+                        self.report_directory(&faults);
+                        workers.update_all(|desired| desired.judgement += 1);
                     }
                 },
-                Some(request) = reloads.recv() => {
-                    if let Some(stem) = request.source.strip_suffix(".wasm").map(str::to_owned) {
-                        workers.reload(&stem, request);
-                    }
-                }
-                Ok(()) = policies.changed() => workers.tell_all(|| Order::Judge).await,
-                Ok(()) = names_freed.changed() => workers.look_again(),
+                Some(request) = reloads.recv() => workers.reload(request),
+                Ok(()) = policies.changed() => workers.update_all(|desired| desired.judgement += 1),
+                Ok(()) = names_freed.changed() => workers.update_all(|desired| desired.freed_name += 1),
             }
         }
     }
 
     /// Starts a file's worker. It begins when the worker `before` it has ended.
     fn worker(&self, stem: &str, before: Option<Ended>) -> Handle {
-        let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
+        let (sender, desired) = watch::channel(Desired::default());
+        let (requests, reloads) = mpsc::channel(RELOADS_WAITING_MAX);
         let (end, ended) = oneshot::channel::<()>();
         let worker = Worker {
             shared: self.clone(),
             source: format!("{stem}.wasm"),
-            files: None,
+            desired,
+            handled: Desired::default(),
+            reloads,
+            interrupted_reload: None,
             name_taken: false,
             reason_is_of_trust: false,
-            overtaken: false,
+            interrupted: false,
             open_files: Vec::new(),
             read: None,
             serving: None,
-            drained: Drained::default(),
+            replaced: Vec::new(),
         };
         let stopped = self.tasks.stopped();
         self.tasks.spawn("driver-file", async move {
@@ -132,50 +121,59 @@ impl WasmFiles {
                     _ = before => {}
                 }
             }
-            worker.run(Inbox::new(inbox)).await;
+            worker.run().await;
         });
-        Handle { orders, ended }
+        Handle { desired: sender, reloads: requests, ended }
     }
 }
 
 struct Worker {
     shared: WasmFiles,
     source: String,
-    files: Option<DriverFiles>,
+    desired: watch::Receiver<Desired>,
+    /// The part of the desired state that was handled.
+    handled: Desired,
+    reloads: mpsc::Receiver<oneshot::Sender<Reloaded>>,
+    /// A reload that did not end.
+    interrupted_reload: Option<oneshot::Sender<Reloaded>>,
     /// The last load failed because another driver has the name.
     name_taken: bool,
     /// The last load failed because the file is not trusted, or others may change it.
     reason_is_of_trust: bool,
     /// The last load did not end.
-    overtaken: bool,
+    interrupted: bool,
     /// Files that others may change, as reported.
     open_files: Vec<String>,
     /// Digest of the file that was read last.
     read: Option<String>,
     serving: Option<Serving>,
-    /// Earlier versions with calls that may still run.
-    drained: Drained,
+    /// Replaced versions with calls that may still run.
+    replaced: Vec<Weak<WasmDriver>>,
+}
+
+/// What a worker does next.
+enum Next {
+    Load,
+    Judge,
+    RetryName,
+    Reload(oneshot::Sender<Reloaded>),
+    Remove,
 }
 
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error(transparent)]
-    Vet(#[from] VetError),
+    File(#[from] FileError),
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error("the config was refused: {0}")]
     ConfigRefused(Problem),
     #[error("the first discovery of its devices failed: {0}")]
     Discovery(Problem),
+    #[error("requests more than it is granted: {}", .0.missing_grants().join("; "))]
+    Blocked(Arc<WasmDriver>, Box<Verdict>),
     #[error("driver name {name} is taken by {other}, which came first")]
     NameTaken { name: String, other: String },
-    #[error("driver name {0} does not start with a letter, and it has to be the vendor of a CDI kind")]
-    NameNoVendor(String),
-}
-
-enum Loaded {
-    Ready(Box<Ready>),
-    Blocked(Arc<WasmDriver>, Verdict),
 }
 
 /// A version that may serve.
@@ -189,44 +187,84 @@ struct Ready {
 }
 
 impl Worker {
-    async fn run(mut self, mut inbox: Inbox) {
+    async fn run(mut self) {
         let stopped = self.shared.tasks.stopped();
         tokio::pin!(stopped);
         loop {
-            let order = tokio::select! {
+            let next = tokio::select! {
                 // A load that did not begin begins at the next start.
                 () = &mut stopped => return,
-                order = inbox.next() => order,
+                next = self.next() => next,
             };
-            match order {
+            match next {
                 None => return,
-                Some(Order::Load(files)) => {
-                    self.files = Some(files);
-                    if !inbox.has_newer() {
-                        self.load("file", &mut inbox).await;
-                    }
-                }
-                Some(Order::Again(None)) if !self.name_taken => {}
-                Some(Order::Again(None)) => self.load("name free", &mut inbox).await,
-                Some(Order::Again(Some(done))) => {
-                    self.load("reload", &mut inbox).await;
-                    if self.overtaken {
-                        inbox.return_order(Order::Again(Some(done)));
-                        continue;
-                    }
-                    if let Some(serving) = &self.serving {
-                        serving.looker.look().await;
-                    }
-                    // The operator may no longer wait.
-                    let _ = done.send(Ok(()));
-                }
-                Some(Order::Judge) => self.judge_again(&mut inbox).await,
-                Some(Order::Gone) => {
-                    self.leave();
+                Some(Next::Load) => self.load("file").await,
+                Some(Next::Judge) => self.judge_again().await,
+                Some(Next::RetryName) => self.load("name free").await,
+                Some(Next::Reload(done)) => self.reload(done).await,
+                Some(Next::Remove) => {
+                    self.remove();
                     return;
                 }
             }
         }
+    }
+
+    /// The next difference between the desired state and the handled one, or the next reload. Cancel safe.
+    async fn next(&mut self) -> Option<Next> {
+        loop {
+            let desired = self.desired.borrow_and_update().clone();
+            if desired.files.is_none() && desired.change > 0 {
+                return Some(Next::Remove);
+            }
+            let handled = &mut self.handled;
+            handled.files = desired.files;
+            if std::mem::replace(&mut handled.change, desired.change) != desired.change {
+                return Some(Next::Load);
+            }
+            if std::mem::replace(&mut handled.judgement, desired.judgement) != desired.judgement {
+                return Some(Next::Judge);
+            }
+            if std::mem::replace(&mut handled.freed_name, desired.freed_name) != desired.freed_name
+                && self.name_taken
+            {
+                return Some(Next::RetryName);
+            }
+            if let Some(done) = self.interrupted_reload.take() {
+                return Some(Next::Reload(done));
+            }
+            tokio::select! {
+                // A change that is not seen here is seen by the next call.
+                changed = self.desired.changed() => changed.ok()?,
+                // A request that is not received stays in the channel.
+                Some(done) = self.reloads.recv() => return Some(Next::Reload(done)),
+            }
+        }
+    }
+
+    /// Resolves when the file changes or goes, or the policy changes: the current work may be obsolete.
+    fn obsolete(&self) -> impl Future<Output = ()> + use<> {
+        let (mut desired, handled) = (self.desired.clone(), (self.handled.change, self.handled.judgement));
+        async move {
+            let is_obsolete = |now: &Desired| now.files.is_none() || (now.change, now.judgement) != handled;
+            if desired.wait_for(is_obsolete).await.is_err() {
+                // No more changes come: the work continues to its end.
+                std::future::pending().await
+            }
+        }
+    }
+
+    async fn reload(&mut self, done: oneshot::Sender<Reloaded>) {
+        self.load("reload").await;
+        if self.interrupted {
+            self.interrupted_reload = Some(done);
+            return;
+        }
+        if let Some(serving) = &self.serving {
+            serving.requests.discover().await;
+        }
+        // The operator may no longer wait.
+        let _ = done.send(Ok(()));
     }
 
     fn show(&self, change: impl FnOnce(&mut DriverView)) {
@@ -234,77 +272,62 @@ impl Worker {
     }
 
     /// Loads the files, unless they change or go meanwhile.
-    async fn load(&mut self, cause: &str, inbox: &mut Inbox) {
-        let Some(files) = self.files.clone() else { return };
+    async fn load(&mut self, cause: &str) {
+        let Some(files) = self.handled.files.clone() else { return };
         if self.serving.is_none() {
             self.show(|view| view.state = DriverState::Seen);
         }
         let started = Instant::now();
-        let vetting = Vetting::begin(&files).await;
-        if let Some(grant) = vetting.grant() {
+        let verification = Verification::begin(&files).await;
+        if let Ok(grant) = &verification.grant {
             self.revoke(grant, cause);
         }
         let tasks = self.shared.tasks.clone();
-        self.overtaken = true;
+        self.interrupted = true;
         let room = tokio::select! {
-            // As below: it begins at the next start, or by the next order.
+            // As below: it begins at the next start, or with the next change.
             () = tasks.stopped() => return,
-            () = inbox.overtaken() => return,
-            room = self.shared.memory.to_load(vetting.size()) => room,
+            () = self.obsolete() => return,
+            room = self.shared.memory.to_load(verification.size) => room,
         };
-        let Looked { digest, vetted, .. } = self.vet(vetting, room).await;
+        let verification::Outcome { digest, verified, .. } = self.verify(verification, room).await;
         self.read = digest;
         let loaded = tokio::select! {
             // A load that did not end begins again at the next start.
             () = tasks.stopped() => return,
-            // The newer files are the next order, and the compilation ends with this load.
-            () = inbox.overtaken() => return,
-            loaded = self.try_load(vetted) => loaded,
+            // The newer files are loaded next, and the compilation ends with this load.
+            () = self.obsolete() => return,
+            loaded = self.try_load(verified) => loaded,
         };
-        self.overtaken = false;
+        self.interrupted = false;
         let outcome = match loaded {
-            Ok(Loaded::Ready(ready)) => self.switch(*ready, started, cause).await,
-            Ok(Loaded::Blocked(driver, verdict)) => {
-                if self.serving.is_none() {
-                    self.show_verdict(&verdict);
-                }
-                self.blocked(&driver, started, cause);
-                return;
-            }
+            Ok(ready) => self.switch(ready, started, cause).await,
             Err(refusal) => Err(refusal),
         };
         self.name_taken = matches!(outcome, Err(Refusal::NameTaken { .. }));
-        let of_trust = |error: &VetError| matches!(error, VetError::Distrusted(_) | VetError::Place(_));
-        self.reason_is_of_trust = matches!(&outcome, Err(Refusal::Vet(error)) if of_trust(error));
+        self.reason_is_of_trust =
+            matches!(outcome, Err(Refusal::File(FileError::Distrusted(_) | FileError::Permissions(_))));
         if let Err(refusal) = outcome {
-            self.failed(&refusal, started, cause);
+            self.refused(&refusal, started, cause);
         }
     }
 
-    async fn try_load(&self, vetted: Result<Vetted, VetError>) -> Result<Loaded, Refusal> {
-        let Vetted { file, grant, config, verdict } = vetted?;
+    async fn try_load(&self, verified: Result<Verified, FileError>) -> Result<Ready, Refusal> {
+        let Verified { file, grant, config, verdict } = verified?;
         let loading = DriverFile { name: self.source.clone(), bytes: file.code.clone() };
         let driver = Arc::new(self.shared.host.load(loading, grant.clone(), config.clone()).await?);
         let name = &driver.info().name;
         let verdict = self.judge_named(&verdict, name.as_str())?;
-        self.check_name(name)?;
+        if let Some(other) = self.shared.registry.taken_by_other(name, &self.source) {
+            return Err(Refusal::NameTaken { name: name.to_string(), other });
+        }
         if !driver.missing_grants().is_empty() {
-            return Ok(Loaded::Blocked(driver, verdict));
+            return Err(Refusal::Blocked(driver, Box::new(verdict)));
         }
-        let call = Call { request_id: nodedock_base::request::new_id(), deadline: driver.look_deadline() };
+        let call = driver.look_call();
         driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
-        let found = look(&driver, &call, Trigger::Load).await.map_err(Refusal::Discovery)?;
-        Ok(Loaded::Ready(Box::new(Ready { driver, found, file, config, grant, verdict })))
-    }
-
-    fn check_name(&self, name: &DriverName) -> Result<(), Refusal> {
-        if !name.as_str().starts_with(|c: char| c.is_ascii_alphabetic()) {
-            return Err(Refusal::NameNoVendor(name.to_string()));
-        }
-        match self.shared.registry.taken_by_other(name, &self.source) {
-            Some(other) => Err(Refusal::NameTaken { name: name.to_string(), other }),
-            None => Ok(()),
-        }
+        let found = discover(&driver, &call, Trigger::Load).await.map_err(Refusal::Discovery)?;
+        Ok(Ready { driver, found, file, config, grant, verdict })
     }
 
     async fn switch(&mut self, ready: Ready, started: Instant, cause: &str) -> Result<(), Refusal> {
@@ -313,7 +336,7 @@ impl Worker {
         let (published, inventory) = watch::channel(Arc::new(found));
         let identity = Arc::new(identity(&driver, &self.source));
         let name = identity.name.clone();
-        self.keep(&identity, file, config).await;
+        self.store(&identity, file, config).await;
         failpoint::pass(Point::KeptWritten);
         let serving = Driver { identity, claims: Some(driver.clone()), inventory: Some(inventory) };
         let taken = |other| Refusal::NameTaken { name: name.to_string(), other };
@@ -322,9 +345,9 @@ impl Worker {
         // Before the new version is shown: the old one reports nothing after this.
         let old = self.serving.take();
         if let Some(old) = &old {
-            old.keeper.stop();
+            old.tasks.stop();
         }
-        self.shared.predecessors.granted(&name, &self.source, &grant);
+        self.shared.previous_versions.granted(&name, &self.source, &grant);
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.show(|view| {
             describe(view, &driver);
@@ -338,80 +361,61 @@ impl Worker {
             view.note("serving", cause, duration_us, None);
         });
         self.show_verdict(&verdict);
-        let keeper = self.shared.tasks.child();
-        self.shared.registry.follow_conduct(&self.source, &name, driver.containment(), &keeper);
-        let looker = InventoryPoller {
-            registry: self.shared.registry.clone(),
-            source: self.source.clone(),
-            driver: driver.clone(),
-            published,
-        }
-        .start(&keeper, &self.shared.kernel);
+        let tasks = self.shared.tasks.child();
+        let Self { shared: WasmFiles { registry, kernel, .. }, source, .. } = &*self;
+        registry.follow_conduct(source, &name, driver.containment(), &tasks);
+        let requests = inventory_poller::start(registry, source, driver.clone(), published, &tasks, kernel);
         let version = driver.info().version.clone();
         let (from_cache, digest) = (driver.from_cache(), driver.digest());
         tracing::info!(driver = %name, version, digest, devices, from_cache, duration_us, file = self.source, "driver serves");
-        self.serving = Some(Serving { driver, verdict, looker, keeper });
+        self.serving = Some(Serving { driver, verdict, requests, tasks });
         if let Some(old) = old {
-            self.drained(old);
+            self.note_replaced(&old);
         }
         self.shared.registry.tell_devices(&name);
         Ok(())
     }
 
-    fn blocked(&mut self, driver: &WasmDriver, started: Instant, cause: &str) {
-        self.name_taken = false;
-        let missing = driver.missing_grants().to_vec();
-        let reason = format!("requests more than it is granted: {}", missing.join("; "));
-        self.refused(DriverState::Blocked, Some(driver), &reason, missing, started, cause);
-    }
-
-    fn failed(&mut self, refusal: &Refusal, started: Instant, cause: &str) {
-        if let (Refusal::Vet(error), None) = (refusal, &self.serving) {
-            let verdict = error.verdict().cloned();
-            self.show(|view| view.trust = verdict.map(|verdict| verdict.view()));
-        }
-        self.refused(DriverState::Failed, None, &chain(refusal), Vec::new(), started, cause);
-    }
-
-    /// The old version goes on serving, if there is one, and the reason explains why the new one does not.
-    fn refused(
-        &self,
-        state: DriverState,
-        driver: Option<&WasmDriver>,
-        reason: &str,
-        missing: Vec<String>,
-        started: Instant,
-        cause: &str,
-    ) {
+    /// The old version continues to serve, if there is one, and the reason explains why the new one does not.
+    fn refused(&self, refusal: &Refusal, started: Instant, cause: &str) {
+        let blocked = match refusal {
+            Refusal::Blocked(driver, verdict) => Some((driver, verdict)),
+            _ => None,
+        };
+        let state = if blocked.is_some() { DriverState::Blocked } else { DriverState::Failed };
+        let (file, reason) = (&self.source, chain(refusal));
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let file = &self.source;
         tracing::error!(file, state = state.as_str(), reason, "driver file refused");
-        let goes_on = self.serving.as_ref().map(|serving| serving.goes_on(self.read.as_deref(), state));
+        if let (None, Some((_, verdict))) = (&self.serving, blocked) {
+            self.show_verdict(verdict);
+        }
         self.show(|view| {
-            view.missing_grants = missing;
-            match goes_on {
-                Some(goes_on) => view.reason = format!("{goes_on}: {reason}"),
-                None => {
-                    if let Some(driver) = driver {
-                        describe(view, driver);
-                    }
-                    view.state = state;
-                    view.reason = reason.to_owned();
+            view.missing_grants =
+                blocked.map(|(driver, _)| driver.missing_grants().to_vec()).unwrap_or_default();
+            if let Some(serving) = &self.serving {
+                view.reason = format!("{}: {reason}", serving.still_serves(self.read.as_deref(), state));
+            } else {
+                match refusal {
+                    Refusal::Blocked(driver, _) => describe(view, driver),
+                    Refusal::File(error) => view.trust = error.verdict().map(Verdict::view),
+                    _ => {}
                 }
+                view.state = state;
+                view.reason.clone_from(&reason);
             }
-            let problem = Problem::invalid("driver-not-taken", reason);
+            let problem = Problem::invalid("driver-not-taken", &reason);
             view.note(state.as_str(), cause, duration_us, Some(problem));
         });
     }
 
     /// The file is gone: its claims stay, and running calls end.
-    fn leave(&mut self) {
-        self.forget_trust();
+    fn remove(&mut self) {
+        self.clear_trust();
         self.show(|view| view.state = DriverState::Draining);
         if self.retire() {
             tracing::info!(file = self.source, "driver file gone, its claims are kept");
         }
-        self.shared.conditions.clear(standing::NOT_KEPT, &self.source);
+        self.shared.conditions.clear(serving::NOT_STORED, &self.source);
         self.shared.registry.remove(&self.source);
     }
 }

@@ -109,7 +109,7 @@ async fn a_call_that_is_late_counts_as_a_failure_and_a_refusal_does_not() {
 }
 
 #[tokio::test]
-async fn one_probe_at_a_time_and_one_that_is_given_up_leaves_its_place() {
+async fn one_probe_at_a_time_and_a_cancelled_one_frees_its_permit() {
     let driver = Stage::new().try_load(two_faced(SPIN).module(), "limits: {cpuMs: 100}").await.unwrap();
     into_quarantine(&driver, "driver-cpu-limit").await;
     after_it().await;

@@ -23,8 +23,6 @@ pub(crate) struct Guest {
     pub(crate) sysfs_read: Option<&'static str>,
     /// A glob and a pattern.
     pub(crate) sysfs_write: Option<(&'static str, &'static str)>,
-    /// Packages besides the contract, the last with the world `beside`, which the driver imports from.
-    pub(crate) beside: Option<&'static [&'static str]>,
     pub(crate) version: &'static str,
     /// A WIT package of its own, whose world `hostile` is taken instead.
     pub(crate) wit: Option<&'static str>,
@@ -45,21 +43,11 @@ impl Default for Guest {
             env: None,
             sysfs_read: None,
             sysfs_write: None,
-            beside: None,
             version: "0.1.0",
             wit: None,
         }
     }
 }
-
-/// As much of WASI's clock as makes handles.
-pub(crate) const WASI_CLOCK: &[&str] = &[
-    "package wasi:io@0.2.6; interface poll { resource pollable; }",
-    "package wasi:clocks@0.2.6; interface monotonic-clock {
-        use wasi:io/poll@0.2.6.{pollable}; subscribe-duration: func(when: u64) -> pollable; }",
-    "package test:beside; world beside {
-        include nodedock:driver/driver@0.1.0; import wasi:clocks/monotonic-clock@0.2.6; }",
-];
 
 pub(crate) const NAME: &str = "tiny.example.com";
 
@@ -153,17 +141,10 @@ impl Guest {
             include_str!("../../../../wit/driver.wit").replace("@0.1.0", &format!("@{}", self.version));
         let mut resolve = Resolve::default();
         let mut package = resolve.push_str("driver.wit", &contract).unwrap();
-        for text in self.beside.into_iter().flatten() {
-            package = resolve.push_str("beside.wit", text).unwrap();
-        }
         if let Some(wit) = self.wit {
             package = resolve.push_str("hostile.wit", wit).unwrap();
         }
-        let world = match (self.wit, self.beside) {
-            (Some(_), _) => "hostile",
-            (None, Some(_)) => "beside",
-            (None, None) => self.world,
-        };
+        let world = if self.wit.is_some() { "hostile" } else { self.world };
         let world = resolve.select_world(&[package], Some(world)).unwrap();
         embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8).unwrap();
         module

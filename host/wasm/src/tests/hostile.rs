@@ -5,9 +5,11 @@
 mod craft;
 mod files;
 mod others;
-mod table;
+pub(super) mod table;
 
 use std::os::unix::fs::symlink;
+
+use serde::Deserialize;
 
 use nodedock_core::driver::{Call, ClaimDriver};
 use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, LiveClaim, PoolName, Problem};
@@ -22,7 +24,8 @@ const UID: &str = "u-1";
 const CASE_WALL: Duration = Duration::from_secs(30);
 
 /// Where a driver is stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 enum Stop {
     Admission,
     Compile,
@@ -38,19 +41,6 @@ enum Stop {
 }
 
 impl Stop {
-    const ALL: &[Self] = &[
-        Self::Admission,
-        Self::Compile,
-        Self::Describe,
-        Self::Grant,
-        Self::Config,
-        Self::Discover,
-        Self::Health,
-        Self::Prepare,
-        Self::Unprepare,
-        Self::Harmless,
-    ];
-
     fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
@@ -229,7 +219,7 @@ async fn play(stage: &Arc<Stage>, good: &WasmDriver, case: &Case) -> Result<(), 
     if case.stop == Stop::Admission && bytes.len() < 1 << 20 {
         let file = DriverFile { name: case.name.into(), bytes };
         let seen = stage.host.inspect(file, &Grant::empty()).await;
-        let code = seen.error.map(|error| error.code());
+        let code = seen.driver.err().map(|error| error.code());
         if code != Some(case.code) {
             return Err(format!("inspection says {code:?}"));
         }
@@ -266,7 +256,7 @@ async fn every_hostile_driver_gets_its_answer_and_leaves_the_host_unharmed() {
 }
 
 #[test]
-fn names_are_told_apart() {
+fn names_are_unique() {
     let mut names: Vec<_> = corpus().iter().map(|case| case.name).collect();
     let count = names.len();
     names.sort_unstable();
@@ -279,7 +269,7 @@ fn page() -> String {
     let mut text = "# Hostile drivers\n\n\
         Drivers that mean harm, and how each is stopped. The table is generated from the cases in `host/wasm/src/tests/hostile`, whose test \
         takes\neach of them through the life of a driver and checks afterwards that the host is as before: a good driver answers, and \
-        nothing is left\nof any call. `NODEDOCK_WRITE_DOCS=1 cargo test -p nodedock-wasm --lib hostile` writes it anew.\n\n\
+        nothing is left\nof any call. `NODEDOCK_WRITE_DOCS=1 cargo test -p nodedock-wasm --lib hostile` writes it again.\n\n\
         | name | what it tries | stopped at | code | says |\n| --- | --- | --- | --- | --- |\n"
         .to_owned();
     for case in corpus() {

@@ -1,14 +1,7 @@
 use super::guest::{PREPARE_ONE, env_edit};
 use super::*;
 use nodedock_core::driver::ClaimDriver;
-use nodedock_model::limit::CALLS_PER_DRIVER;
-use nodedock_model::{Edits, PreparedClaim, Problem, ProblemKind};
-
-async fn discovery_fails(guest: Guest, grant: &str) -> (Problem, WasmDriver) {
-    let stage = Stage::new();
-    let driver = stage.try_load(guest.module(), grant).await.unwrap();
-    (driver.discover(&a_call(), Trigger::Load).await.unwrap_err(), driver)
-}
+use nodedock_model::{Edits, ProblemKind};
 
 #[tokio::test]
 async fn an_empty_driver_has_an_empty_inventory_and_a_fresh_instance_each_time() {
@@ -27,77 +20,12 @@ async fn an_empty_driver_has_an_empty_inventory_and_a_fresh_instance_each_time()
 #[tokio::test]
 async fn a_trap_costs_one_call_and_says_where_it_was() {
     let trap = "(if (i32.eqz (local.get 11)) (then unreachable)) i32.const 8192";
-    let (problem, driver) = discovery_fails(Guest { discover: trap.into(), ..Guest::default() }, "").await;
+    let driver = Stage::new().load(&Guest { discover: trap.into(), ..Guest::default() }).await;
+    let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
     assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Internal, "driver-trapped"));
     assert!(problem.message.contains("unreachable"), "{}", problem.message);
     driver.discover(&a_call(), Trigger::Timer).await.unwrap();
     assert_eq!(driver.stats().ended(Outcome::Trap), 1);
-}
-
-#[tokio::test]
-async fn a_driver_that_spins_is_stopped_and_others_go_on_meanwhile() {
-    let spin = Guest { discover: "(loop $l (br $l)) unreachable".into(), ..Guest::default() };
-    let stage = Stage::new();
-    let spinning = stage.try_load(spin.module(), "limits: {cpuMs: 100}").await.unwrap();
-    let other = stage.load(&Guest::default()).await;
-    let call = a_call();
-    // One thread serves both: it is the spinning guest that gives way.
-    let stopped = spinning.discover(&call, Trigger::Load);
-    tokio::pin!(stopped);
-    assert!(futures::poll!(&mut stopped).is_pending());
-    other.discover(&call, Trigger::Load).await.unwrap();
-    assert_eq!(stopped.await.unwrap_err().code, "driver-cpu-limit");
-    assert_eq!(spinning.stats().refusals(Limit::Cpu).get(), 1);
-}
-
-#[tokio::test]
-async fn the_deadline_of_the_request_ends_a_call() {
-    let spin = Guest { discover: "(loop $l (br $l)) unreachable".into(), ..Guest::default() };
-    let driver = Stage::new().load(&spin).await;
-    let call = nodedock_core::driver::Call { deadline: Duration::from_millis(30), ..a_call() };
-    assert_eq!(driver.discover(&call, Trigger::Load).await.unwrap_err().code, "driver-deadline");
-    assert_eq!(driver.stats().ended(Outcome::Deadline), 1);
-}
-
-#[tokio::test]
-async fn memory_is_summed_and_bounded() {
-    let greedy = "(loop $l (drop (memory.grow (i32.const 16))) (br $l)) unreachable";
-    let guest = Guest { discover: greedy.into(), ..Guest::default() };
-    let (problem, driver) = discovery_fails(guest, "limits: {memoryMiB: 8}").await;
-    assert_eq!(problem.code, "driver-memory-limit");
-    assert!(problem.message.contains("8 MiB"), "{}", problem.message);
-    assert!(driver.stats().peak_memory.get() <= 8 << 20);
-}
-
-#[tokio::test]
-async fn an_answer_that_is_huge_or_points_nowhere_is_refused() {
-    // Half a million pools in a memory that has them, and a hundred beyond the memory.
-    for (pages, place, count, code) in
-        [(600, 65536, 500_000, "driver-answer-too-large"), (1, 65000, 100, "driver-trapped")]
-    {
-        let discover = format!(
-            "(i32.store (i32.const 8196) (i32.const {place})) (i32.store (i32.const 8200) (i32.const {count})) i32.const 8192"
-        );
-        let (problem, _) = discovery_fails(Guest { discover, pages, ..Guest::default() }, "").await;
-        assert_eq!(problem.code, code, "{problem:?}");
-    }
-    // Pools at the zeroes: each has an empty name.
-    let body = "(i32.store (i32.const 8196) (i32.const 20000)) (i32.store (i32.const 8200) (i32.const 2)) i32.const 8192";
-    let (problem, driver) = discovery_fails(Guest { discover: body.into(), ..Guest::default() }, "").await;
-    assert_eq!(problem.code, "driver-answer-not-valid");
-    assert!(problem.message.contains("pool name \"\""), "{}", problem.message);
-    assert_eq!(driver.stats().answers_refused.get(), 1);
-    let body = "(i32.store (i32.const 8196) (i32.const 20000)) (i32.store (i32.const 8200) (i32.const 65)) i32.const 8192";
-    let (problem, _) = discovery_fails(Guest { discover: body.into(), ..Guest::default() }, "").await;
-    assert!(problem.message.contains("65 pools, at most 64"), "{}", problem.message);
-}
-
-#[tokio::test]
-async fn each_claim_has_an_outcome_whatever_the_driver_says() {
-    let driver = Stage::new().load(&Guest { prepare: PREPARE_ONE.into(), ..Guest::default() }).await;
-    let outcomes = driver.prepare(&a_call(), &[a_claim("u-1"), a_claim("u-2")]).await;
-    assert_eq!(outcomes["u-1"], Ok(PreparedClaim::default()));
-    assert_eq!(outcomes["u-2"].as_ref().unwrap_err().code, "claim-skipped");
 }
 
 #[tokio::test]
@@ -119,22 +47,6 @@ async fn edits_beyond_the_grant_are_refused_and_those_within_come_through() {
     let outcomes = granted.prepare(&a_call(), &[a_claim("u-1")]).await;
     let edits = Edits { env: vec![("TINY_X".into(), "1".into())], ..Edits::default() };
     assert_eq!(outcomes["u-1"].as_ref().unwrap().edits, edits);
-}
-
-#[tokio::test]
-async fn a_driver_that_is_busy_says_so_at_the_deadline() {
-    let spin = Guest { discover: "(loop $l (br $l)) unreachable".into(), ..Guest::default() };
-    let driver = Stage::new().load(&spin).await;
-    let long = a_call();
-    let mut calls = Vec::new();
-    for _ in 0..CALLS_PER_DRIVER {
-        let mut call = Box::pin(driver.discover(&long, Trigger::Load));
-        assert!(futures::poll!(&mut call).is_pending());
-        calls.push(call);
-    }
-    let call = nodedock_core::driver::Call { deadline: Duration::from_millis(20), ..a_call() };
-    let problem = driver.discover(&call, Trigger::Load).await.unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-busy"));
 }
 
 #[tokio::test]

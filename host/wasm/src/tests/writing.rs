@@ -1,4 +1,4 @@
-//! Writes below `/sys` by a driver: kept before they are made, within grant and ceiling, and in the audit.
+//! Writes below `/sys` by a driver: durable as intents before they are made, within grant and ceiling, and in the audit log.
 
 use std::io;
 use std::path::Path;
@@ -16,13 +16,13 @@ use nodedock_model::Problem;
 
 const LED: &str = "class/led/brightness";
 
-/// Notes what it is told, and what stands in the file then.
+/// Records each call, and the content of the file at that time.
 #[derive(Default)]
 struct Notes {
     lines: Mutex<Vec<String>>,
     file: Mutex<Option<std::path::PathBuf>>,
     refuses: bool,
-    /// While a write waits for its turn this one loses its rights.
+    /// While a write waits for its lock, the grant of this driver is revoked.
     revoked: Mutex<Option<WasmDriver>>,
 }
 
@@ -35,7 +35,7 @@ impl Notes {
         self.lines.lock().unwrap().clone()
     }
 
-    fn stands(&self) -> String {
+    fn content(&self) -> String {
         let file = self.file.lock().unwrap();
         file.as_ref().map(|file| std::fs::read_to_string(file).unwrap()).unwrap_or_default()
     }
@@ -54,7 +54,7 @@ impl Journal for Notes {
         let before = write.before.unwrap_or("?");
         self.note(format!(
             "{driver} {claims} {path} {before} -> {value}, while it is {}",
-            self.stands().trim()
+            self.content().trim()
         ));
         match self.refuses {
             true => Err(Problem::unavailable("checkpoint-disk-full", "not now")),
@@ -62,8 +62,8 @@ impl Journal for Notes {
         }
     }
 
-    fn settle(&self, _: &Write<'_>, stands: Option<String>) {
-        self.note(format!("{stands:?}, and it is {}", self.stands().trim()));
+    fn settle(&self, _: &Write<'_>, value: Option<String>) {
+        self.note(format!("{value:?}, and it is {}", self.content().trim()));
     }
 }
 
@@ -87,7 +87,7 @@ fn led(stage: &Stage) -> String {
     std::fs::read_to_string(stage.directory.path().join("sys/devices/led/brightness")).unwrap()
 }
 
-/// A driver that writes when it prepares, and does with the claims what follows.
+/// A driver that writes when it prepares, and then runs `then`.
 fn writer(path: &'static str, value: &'static str, times: usize, then: &str) -> Guest {
     Guest {
         imports: WRITE_IMPORT.to_owned(),
@@ -106,7 +106,7 @@ async fn prepare(stage: &Stage, guest: &Guest, grant: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_write_is_kept_with_its_claim_before_it_is_made() {
+async fn a_write_is_an_intent_of_its_claim_before_it_is_made() {
     let (stage, notes) = stage(false);
     assert!(prepare(&stage, &writer(LED, "5", 1, PREPARE_ONE), GRANT).await);
     let expected =
@@ -115,7 +115,7 @@ async fn a_write_is_kept_with_its_claim_before_it_is_made() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_kept_is_not_written() {
+async fn a_write_without_an_intent_is_not_made() {
     let (stage, notes) = stage(true);
     assert!(prepare(&stage, &writer(LED, "5", 1, PREPARE_ONE), GRANT).await);
     assert_eq!((notes.lines().len(), led(&stage).as_str()), (1, "0\n"));
@@ -123,11 +123,11 @@ async fn what_cannot_be_kept_is_not_written() {
     node(bare.path());
     let stage = Stage::on(bare, false);
     assert!(prepare(&stage, &writer(LED, "5", 1, PREPARE_ONE), GRANT).await);
-    assert_eq!(led(&stage), "0\n", "nobody keeps anything");
+    assert_eq!(led(&stage), "0\n", "there is no journal");
 }
 
 #[tokio::test]
-async fn a_write_whose_right_goes_while_it_waits_is_not_made() {
+async fn a_write_whose_grant_is_revoked_while_it_waits_is_not_made() {
     let (stage, notes) = stage(false);
     let driver = stage.try_load(writer(LED, "5", 1, PREPARE_ONE).module(), GRANT).await.unwrap();
     *notes.revoked.lock().unwrap() = Some(driver.clone());
@@ -137,7 +137,7 @@ async fn a_write_whose_right_goes_while_it_waits_is_not_made() {
 }
 
 #[tokio::test]
-async fn a_driver_that_traps_after_its_write_has_left_what_is_kept() {
+async fn a_write_before_a_trap_is_kept_in_the_journal() {
     let (stage, notes) = stage(false);
     assert!(!prepare(&stage, &writer(LED, "5", 1, "unreachable"), GRANT).await);
     assert_eq!((notes.lines().len(), led(&stage).as_str()), (2, "5\n"));
@@ -163,7 +163,7 @@ async fn nothing_is_written_beyond_grant_ceiling_and_bounds() {
         assert_eq!(std::fs::read_to_string(control).unwrap(), "0\n");
         assert_eq!((notes.lines().len(), led(&stage).as_str()), (0, "0\n"), "{path} {value} {grant}");
     }
-    // A discovery is no time to write, whatever is granted.
+    // A discovery may not write, whatever is granted.
     let (stage, notes) = stage(false);
     let mut guest = writer(LED, "5", 1, PREPARE_ONE);
     guest.discover = format!("{} i32.const 8192", write_call(LED, "5"));
@@ -173,10 +173,13 @@ async fn nothing_is_written_beyond_grant_ceiling_and_bounds() {
 }
 
 #[tokio::test]
-async fn a_call_has_a_number_of_writes() {
+async fn a_call_has_a_bounded_number_of_writes() {
     let (stage, notes) = stage(false);
-    assert!(prepare(&stage, &writer(LED, "5", WRITES_PER_CALL + 4, PREPARE_ONE), GRANT).await);
+    let guest = writer(LED, "5", WRITES_PER_CALL + 4, PREPARE_ONE);
+    let driver = stage.try_load(guest.module(), GRANT).await.unwrap();
+    assert!(driver.prepare(&a_call(), &[a_claim("u-1")]).await["u-1"].is_ok());
     assert_eq!(notes.lines().len(), 2 * WRITES_PER_CALL);
+    assert_eq!(driver.stats().refusals(Limit::SysfsWrites).get(), 1, "once for the call");
 }
 
 #[derive(Clone, Default)]

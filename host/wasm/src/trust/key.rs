@@ -1,6 +1,6 @@
 //! Public keys: the supported kinds, and the verification of signatures.
 
-use std::fmt;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use ed25519_dalek::pkcs8::{Document, ObjectIdentifier, spki::SubjectPublicKeyInfoRef};
@@ -39,26 +39,19 @@ pub enum KeyError {
 }
 
 /// The SHA-256 of a key's DER encoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct KeyId([u8; 32]);
+pub(super) type KeyId = [u8; 32];
 
 /// A public key.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PublicKey {
-    id: KeyId,
+    pub(super) id: KeyId,
     material: Material,
 }
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Material {
-    P256(Box<p256::ecdsa::VerifyingKey>),
-    Ed25519(Box<ed25519_dalek::VerifyingKey>),
-}
-
-impl fmt::Debug for PublicKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PublicKey({}, {})", self.kind(), hex::encode(self.id.0))
-    }
+    P256(p256::ecdsa::VerifyingKey),
+    Ed25519(ed25519_dalek::VerifyingKey),
 }
 
 /// A file's content, hashed once for all keys.
@@ -93,42 +86,17 @@ impl PublicKey {
         if label != PUBLIC_KEY {
             return Err(KeyError::Label(label.to_owned()));
         }
-        let malformed = |error: &dyn fmt::Display| KeyError::Malformed(error.to_string());
-        let info: SubjectPublicKeyInfoRef<'_> = document.decode_msg().map_err(|e| malformed(&e))?;
+        let info: SubjectPublicKeyInfoRef<'_> = document.decode_msg().map_err(malformed)?;
         let material = match info.algorithm.oid {
-            EC => Self::p256(info).map_err(|e| malformed(&e))?,
-            ED25519 => {
-                let key = ed25519_dalek::VerifyingKey::try_from(info).map_err(|e| malformed(&e))?;
-                if key.is_weak() {
-                    return Err(KeyError::Weak);
-                }
-                Some(Material::Ed25519(Box::new(key)))
+            EC if info.algorithm.parameters_oid().is_ok_and(|curve| curve == P256) => {
+                Material::P256(info.try_into().map_err(malformed)?)
             }
-            _ => None,
+            ED25519 => Material::Ed25519(info.try_into().map_err(malformed)?),
+            _ => return Err(KeyError::Kind(kind_of(&info))),
         };
-        let info: SubjectPublicKeyInfoRef<'_> = document.decode_msg().map_err(|e| malformed(&e))?;
-        let material = material.ok_or_else(|| KeyError::Kind(kind_of(&info)))?;
-        Ok(Self { id: KeyId(Sha256::digest(document.as_bytes()).into()), material })
-    }
-
-    /// None: another curve.
-    fn p256(
-        info: SubjectPublicKeyInfoRef<'_>,
-    ) -> Result<Option<Material>, ed25519_dalek::pkcs8::spki::Error> {
-        match info.algorithm.parameters_oid() {
-            Ok(P256) => Ok(Some(Material::P256(Box::new(p256::ecdsa::VerifyingKey::try_from(info)?)))),
-            _ => Ok(None),
-        }
-    }
-
-    pub(super) fn id(&self) -> KeyId {
-        self.id
-    }
-
-    pub(super) fn kind(&self) -> &'static str {
-        match self.material {
-            Material::P256(_) => "ECDSA P-256",
-            Material::Ed25519(_) => "Ed25519",
+        match material {
+            Material::Ed25519(key) if key.is_weak() => Err(KeyError::Weak),
+            material => Ok(Self { id: Sha256::digest(document.as_bytes()).into(), material }),
         }
     }
 
@@ -148,6 +116,10 @@ impl PublicKey {
             }
         }
     }
+}
+
+fn malformed(error: impl Display) -> KeyError {
+    KeyError::Malformed(error.to_string())
 }
 
 /// The kind of a refused key, for the operator.

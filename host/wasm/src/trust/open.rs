@@ -93,9 +93,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_followed_inside_the_folder_and_not_out_of_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+    fn links_are_followed_inside_the_directory_and_not_out_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
         std::fs::write(at("outside"), "secret").unwrap();
         let drivers = at("drivers");
         // As the kubelet mounts a ConfigMap.
@@ -119,12 +119,12 @@ mod tests {
 
     #[test]
     fn only_regular_files_of_a_bounded_size_are_read_and_nothing_blocks() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
         rustix::fs::mknodat(CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        std::fs::create_dir(at("folder")).unwrap();
-        for name in ["pipe", "folder"] {
-            let refused = open_in(folder.path(), OsStr::new(name), 64).unwrap_err();
+        std::fs::create_dir(at("directory")).unwrap();
+        for name in ["pipe", "directory"] {
+            let refused = open_in(directory.path(), OsStr::new(name), 64).unwrap_err();
             assert!(matches!(refused, OpenError::NotRegular), "{name}: {refused:?}");
         }
         std::fs::write(at("full"), [0; 64]).unwrap();
@@ -132,7 +132,7 @@ mod tests {
         assert!(matches!(open(&at("full"), 63), Err(OpenError::TooLarge(63))));
         // It says that it is empty, and is not: as a file that grows meanwhile.
         assert!(matches!(open(Path::new("/proc/self/stat"), 4096), Err(OpenError::Changed)));
-        let refused = open_in(folder.path(), OsStr::new("none"), 64).unwrap_err();
+        let refused = open_in(directory.path(), OsStr::new("none"), 64).unwrap_err();
         assert!(matches!(refused, OpenError::Io(ref error) if error.kind() == io::ErrorKind::NotFound));
     }
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::key::{KeyError, PublicKey};
-use super::{Key, Mode, Names, Policy};
+use super::{Key, Mode, Policy};
 use nodedock_model::limit;
 
 /// The section as it is written. `Policy` is made of it.
@@ -44,18 +44,18 @@ fn at<T>(entry: &Spanned<T>, message: impl Into<String>) -> SectionError {
 }
 
 impl Section {
-    /// Checks everything and reads the keys; `folder` is the config file's directory, to which paths of keys are relative.
-    pub fn check(&self, folder: &Path) -> Result<Policy, SectionError> {
+    /// Checks everything and reads the keys; `directory` is the config file's directory, to which paths of keys are relative.
+    pub fn check(&self, directory: &Path) -> Result<Policy, SectionError> {
         let mut keys: Vec<Key> = Vec::new();
         for entry in &self.keys {
-            let key = entry.check(folder)?;
+            let key = entry.check(directory)?;
             if keys.len() >= limit::TRUST_KEYS_MAX {
                 return Err(at(&entry.name, format!("trust.keys has more than {}", limit::TRUST_KEYS_MAX)));
             }
             if let Some(other) = keys.iter().find(|other| other.name == key.name) {
                 return Err(at(&entry.name, format!("there are two keys named {}", other.name)));
             }
-            if let Some(other) = keys.iter().find(|other| other.public.id() == key.public.id()) {
+            if let Some(other) = keys.iter().find(|other| other.public.id == key.public.id) {
                 let message = format!("key {} is the same key as {}", key.name, other.name);
                 return Err(at(&entry.name, message));
             }
@@ -110,7 +110,7 @@ fn is_digest(text: &str) -> bool {
 }
 
 impl KeyEntry {
-    fn check(&self, folder: &Path) -> Result<Key, SectionError> {
+    fn check(&self, directory: &Path) -> Result<Key, SectionError> {
         let name = self.name.value.clone();
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_.@ ".contains(c);
         if name.trim().is_empty() || name.len() > 64 || !name.chars().all(fits) {
@@ -118,28 +118,25 @@ impl KeyEntry {
                 format!("a key's name is {name:?}, and 1 to 64 letters, digits and -_.@ are wanted");
             return Err(at(&self.name, message));
         }
-        Ok(Key { public: self.public(folder)?, drivers: self.drivers()?, name })
+        Ok(Key { public: self.public(directory)?, drivers: self.drivers()?, name })
     }
 
-    fn public(&self, folder: &Path) -> Result<PublicKey, SectionError> {
+    fn public(&self, directory: &Path) -> Result<PublicKey, SectionError> {
         let name = &self.name.value;
-        let is_no_key = |mut error: SectionError, source| {
-            error.source = Some(source);
-            error
-        };
         let message = format!("key {name}");
+        let refused = |source, place: SectionError| SectionError { source: Some(source), ..place };
         match (&self.file, &self.pem) {
-            (Some(file), None) => PublicKey::read(&folder.join(&file.value))
-                .map_err(|source| is_no_key(at(file, message), source)),
+            (Some(file), None) => PublicKey::read(&directory.join(&file.value))
+                .map_err(|source| refused(source, at(file, message))),
             (None, Some(pem)) => {
-                PublicKey::parse(&pem.value).map_err(|source| is_no_key(at(pem, message), source))
+                PublicKey::parse(&pem.value).map_err(|source| refused(source, at(pem, message)))
             }
             (None, None) => Err(at(&self.name, format!("key {name} has neither `file` nor `pem`"))),
             (Some(file), Some(_)) => Err(at(file, format!("key {name} has both `file` and `pem`"))),
         }
     }
 
-    fn drivers(&self) -> Result<Option<Names>, SectionError> {
+    fn drivers(&self) -> Result<Option<Vec<String>>, SectionError> {
         let (Some(entries), name) = (&self.drivers, &self.name.value) else { return Ok(None) };
         if entries.value.is_empty() || entries.value.len() > limit::TRUST_NAMES_MAX {
             let max = limit::TRUST_NAMES_MAX;
@@ -157,7 +154,6 @@ impl KeyEntry {
                 return Err(at(entry, format!("key {name}: {text:?} is not a glob of driver names{why}")));
             }
         }
-        let texts = entries.value.iter().map(|entry| entry.value.clone()).collect();
-        Names::new(texts).map(Some).map_err(|error| at(entries, format!("key {name}: {error}")))
+        Ok(Some(entries.value.iter().map(|entry| entry.value.clone()).collect()))
     }
 }

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_signature_is_told_in_words() {
+    fn content_that_is_not_a_signature_is_named() {
         assert_eq!(decode(b""), Err(SignatureError::Empty));
         assert_eq!(decode(b" \n"), Err(SignatureError::Empty));
         assert_eq!(decode(b"not a signature!"), Err(SignatureError::Unknown(16)));

@@ -73,7 +73,7 @@ fn a_signature_by_a_known_key_is_trusted_whatever_its_algorithm() {
     for (signature, by) in [(ec_signature(1, FILE), "ec"), (pure, "ed"), (prehashed, "ed")] {
         let verdict = judge(&policy, Some(&signature));
         assert_eq!((verdict.key.as_deref(), said(&verdict)), (Some(by), String::new()));
-        assert!(!verdict.refuses() && verdict.word() == "trusted" && verdict.digest() == digest());
+        assert!(!verdict.refuses() && verdict.state() == "trusted" && verdict.digest() == digest());
     }
 }
 
@@ -95,7 +95,7 @@ fn what_is_not_signed_by_a_known_key_over_these_bytes_is_refused() {
     for (signature, words) in cases {
         let verdict = judge(&policy, signature.as_deref());
         assert!(said(&verdict).contains(words), "{words} in {verdict:?}");
-        assert!(verdict.refuses() && verdict.key.is_none() && verdict.word() == "distrusted");
+        assert!(verdict.refuses() && verdict.key.is_none() && verdict.state() == "distrusted");
     }
 }
 
@@ -107,7 +107,7 @@ fn the_mode_says_what_follows() {
         ("enforce", true, false, "distrusted"),
     ] {
         let verdict = judge(&of_keys(mode, &key("ec", &ec_pem(1), ""), ""), None);
-        assert_eq!((verdict.refuses(), verdict.warns(), verdict.word()), (refuses, warns, word));
+        assert_eq!((verdict.refuses(), verdict.warns(), verdict.state()), (refuses, warns, word));
     }
     assert_eq!(judge(&Policy::default(), None).mode, Mode::Off);
 }
@@ -130,7 +130,7 @@ fn a_key_signs_drivers_of_its_names_only_by_the_stem_first_and_the_name_in_the_e
         let before = judge(&policy, Some(&signature));
         let after = policy.judge_named(&before, "gpu.example.com");
         assert_eq!((before.distrust.is_none(), after.distrust.is_none()), (stem_fits, name_fits), "{names}");
-        assert_eq!(after.key.as_deref(), Some("ec"), "who signed is told all the same");
+        assert_eq!(after.key.as_deref(), Some("ec"), "the signer is reported all the same");
     }
     let said_of = |verdict: Verdict| said(&verdict);
     let policy = key_for("nic.example.com");
@@ -172,7 +172,7 @@ fn pins_hold_beside_signatures_and_alone() {
     assert!(said(&alone("")).contains(&digest()));
 }
 
-/// A file whose digest was pinned under its driver's name was refused before anybody could know that name.
+/// A file whose digest was pinned under its driver's name was refused before that name was known.
 #[test]
 fn a_pin_under_the_drivers_name_lets_the_file_be_asked_for_its_name_and_the_name_decides() {
     let other = format!("sha256:{}", "0".repeat(64));
@@ -181,7 +181,7 @@ fn a_pin_under_the_drivers_name_lets_the_file_be_asked_for_its_name_and_the_name
     let of_another = format!("nic.example.com: ['{}']", digest());
     for (pins, wanted) in [(&of_name, true), (&of_another, false)] {
         let verdict = before(pins);
-        assert!(!verdict.refuses() && verdict.word() == "trusted", "{verdict:?}");
+        assert!(!verdict.refuses() && verdict.state() == "trusted", "{verdict:?}");
         let policy = policy(&format!("mode: enforce\npins: {{{pins}}}\n"));
         let after = policy.judge_named(&verdict, "gpu.example.com");
         assert_eq!(!after.refuses(), wanted, "{after:?}");
@@ -218,7 +218,7 @@ fn trust_tells_of_another_policy_and_not_of_the_same() {
 }
 
 #[test]
-fn mistakes_are_told_with_the_key_and_the_place() {
+fn mistakes_are_reported_with_the_key_and_the_place() {
     let good = key("a", &ec_pem(1), "");
     let zeros = "0".repeat(64);
     let rsa = "-----BEGIN PUBLIC KEY-----
@@ -302,22 +302,22 @@ fn a_weak_key_and_one_that_is_not_on_its_curve_are_refused() {
 
 #[test]
 fn keys_of_files_are_read_beside_the_config() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("release.pub"), ed_pem(3)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("release.pub"), ed_pem(3)).unwrap();
     let section: Section =
         serde_saphyr::from_str("mode: warn\nkeys:\n  - {name: release, file: release.pub}\n").unwrap();
-    let policy = section.check(folder.path()).unwrap();
+    let policy = section.check(directory.path()).unwrap();
     assert_eq!(
         judge(&policy, Some(&STANDARD.encode(ed(3).sign(FILE).to_bytes()))).key.as_deref(),
         Some("release")
     );
-    let single = Policy::of_key_file(&folder.path().join("release.pub")).unwrap();
+    let single = Policy::of_key_file(&directory.path().join("release.pub")).unwrap();
     assert_eq!(
         judge(&single, Some(&STANDARD.encode(ed(3).sign(FILE).to_bytes()))).key.as_deref(),
         Some("release")
     );
-    std::fs::write(folder.path().join("release.pub"), [0xff; 20]).unwrap();
-    assert!(chain(&section.check(folder.path()).unwrap_err()).contains("release.pub is not text"));
-    std::fs::write(folder.path().join("release.pub"), vec![b'x'; 1 << 20]).unwrap();
-    assert!(chain(&section.check(folder.path()).unwrap_err()).contains("larger than"));
+    std::fs::write(directory.path().join("release.pub"), [0xff; 20]).unwrap();
+    assert!(chain(&section.check(directory.path()).unwrap_err()).contains("release.pub is not text"));
+    std::fs::write(directory.path().join("release.pub"), vec![b'x'; 1 << 20]).unwrap();
+    assert!(chain(&section.check(directory.path()).unwrap_err()).contains("larger than"));
 }

@@ -124,9 +124,9 @@ pub(super) async fn run(args: InspectArgs) -> Result<Outcome> {
     let verdict = policy.as_ref().map(|policy| judge(policy, file, &bytes)).transpose()?;
     let found = load(file, bytes, &grant).await?;
     // A pin may be for the driver's name, which is known now.
-    let verdict = match (policy, verdict, &found.info) {
-        (Some(policy), Some(verdict), Some(info)) if verdict.distrust.is_none() => {
-            Some(policy.judge_named(&verdict, info.name.as_str()))
+    let verdict = match (policy, verdict, &found.driver) {
+        (Some(policy), Some(verdict), Ok(driver)) if verdict.distrust.is_none() => {
+            Some(policy.judge_named(&verdict, driver.info().name.as_str()))
         }
         (_, verdict, _) => verdict,
     };
@@ -153,7 +153,9 @@ fn inspected(
     grant_path: Option<PathBuf>,
     verdict: Option<Verdict>,
 ) -> Inspected {
-    let info = found.info.as_deref();
+    let driver = found.driver.as_ref().ok();
+    let info = driver.map(|driver| driver.info());
+    let missing_grants = driver.map(|driver| driver.missing_grants().to_vec()).unwrap_or_default();
     Inspected {
         file: file.display().to_string(),
         size: found.size,
@@ -167,15 +169,13 @@ fn inspected(
         name: info.map(|info| info.name.to_string()),
         version: info.map(|info| info.version.clone()),
         summary: info.map(|info| info.summary.clone()),
-        requests: info.map(|info| requests(info, &found.missing_grants)).unwrap_or_default(),
+        requests: info.map(|info| requests(info, &missing_grants)).unwrap_or_default(),
         grant: grant_path.map(|path| path.display().to_string()),
-        missing_grants: found.missing_grants.clone(),
-        limits: info
-            .zip(found.limits.as_ref())
-            .map(|(info, effective)| limits(&info.limits, &grant.limits, effective)),
+        missing_grants,
+        limits: driver.map(|driver| limits(&driver.info().limits, &grant.limits, &driver.limits())),
         distrusted: verdict.as_ref().is_some_and(Verdict::refuses),
         trust: verdict.as_ref().map(|verdict| convert::trust(&verdict.view())),
-        error: found.error.as_ref().map(|error| chain(error)),
+        error: found.driver.as_ref().err().map(|error| chain(error)),
     }
 }
 

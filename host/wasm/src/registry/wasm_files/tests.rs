@@ -5,12 +5,13 @@ use std::time::Duration;
 use tokio::sync::broadcast;
 
 use super::*;
-use crate::KeptFiles;
+use crate::StoredFiles;
+use crate::file_watch::DriverFiles;
 use crate::tests::Stage;
 use crate::tests::guest::{Guest, NAME};
 use crate::trust::Policy;
 use nodedock_base::changes::Changes;
-use nodedock_model::Changed;
+use nodedock_model::{Changed, DriverName};
 
 const STEM: &str = "tiny";
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -23,18 +24,19 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let stage = Stage::new();
-        for part in ["drivers", "kept"] {
+        for part in ["drivers", "stored"] {
             std::fs::create_dir(stage.directory.path().join(part)).unwrap();
         }
         let (changes, trust) = (Changes::default(), Trust::new(Policy::default()));
         let conditions = Conditions::new(changes.clone());
-        let kept = KeptFiles::open(&stage.directory.path().join("kept")).unwrap();
+        let stored = StoredFiles::open(&stage.directory.path().join("stored")).unwrap();
         let tasks = Tasks::new();
-        let kept = KeptDrivers::open(kept, stage.host.clone(), trust.clone(), tasks.clone()).unwrap();
+        let stored =
+            PreviousVersions::open(stored, stage.host.clone(), trust.clone(), tasks.clone()).unwrap();
         let files = WasmFiles {
             registry: Registry::with_conditions(changes, conditions.clone()),
             host: stage.host.clone(),
-            predecessors: Arc::new(kept),
+            previous_versions: Arc::new(stored),
             memory: FileMemory::default(),
             kernel: KernelEvents::default(),
             trust,
@@ -44,7 +46,7 @@ impl Scene {
         Self { stage, files }
     }
 
-    /// Puts a file of the driver into the folder, by what its name ends with.
+    /// Puts a file of the driver into the directory, by the end of its name.
     fn put(&self, suffix: &str, content: impl AsRef<[u8]>) {
         let path = self.stage.directory.path().join(format!("drivers/{STEM}{suffix}"));
         std::fs::write(path, content).unwrap();
@@ -54,7 +56,7 @@ impl Scene {
         self.put(".grant.yaml", format!("apiVersion: nodedock.dev/v1\nkind: DriverGrant\n{text}"));
     }
 
-    /// The driver's files, as discovery tells them.
+    /// The driver's files, as the file watcher reports them.
     fn driver_files(&self) -> DriverFiles {
         let path = |suffix: &str| self.stage.directory.path().join(format!("drivers/{STEM}{suffix}"));
         let beside = |suffix: &str| Some(path(suffix)).filter(|path| path.exists());
@@ -68,7 +70,7 @@ impl Scene {
     }
 
     fn grant(&self) -> Option<Grant> {
-        self.files.predecessors.grant_of(&DriverName::new(NAME).unwrap())
+        self.files.previous_versions.grant_of(&DriverName::new(NAME).unwrap())
     }
 
     fn shown(&self) -> (DriverState, String) {
@@ -80,20 +82,20 @@ impl Scene {
 /// Has a worker load files, and returns when it has.
 async fn load(worker: &Handle, files: DriverFiles) {
     let (done, loaded) = oneshot::channel();
-    worker.orders.send(Order::Load(files)).await.ok().unwrap();
-    worker.orders.send(Order::Again(Some(done))).await.ok().unwrap();
+    worker.load(files);
+    worker.reloads.send(done).await.unwrap();
     loaded.await.unwrap().unwrap();
 }
 
-/// Returns when a driver is told to be in a state.
-async fn told(changes: &mut broadcast::Receiver<Changed>, state: &str) {
-    let told = async { while changes.recv().await.unwrap().state != state {} };
-    tokio::time::timeout(DEADLINE, told).await.unwrap_or_else(|_| panic!("waited in vain for {state}"));
+/// Returns when a driver is reported to be in a state.
+async fn reported(changes: &mut broadcast::Receiver<Changed>, state: &str) {
+    let reported = async { while changes.recv().await.unwrap().state != state {} };
+    tokio::time::timeout(DEADLINE, reported).await.unwrap_or_else(|_| panic!("{state} was not reported"));
 }
 
-/// As long as the new files could not be loaded, the versions before the one that serves went on with what was taken back.
+/// Until the new files could be loaded, previous versions kept a right that was revoked.
 #[tokio::test]
-async fn a_right_that_is_taken_back_is_taken_from_earlier_versions_though_the_new_files_are_not_loaded() {
+async fn a_revoked_right_is_revoked_for_previous_versions_also_if_the_new_files_are_not_loaded() {
     let scene = Scene::new();
     scene.put(".wasm", Guest::default().module());
     scene.put_grant("env: [A]");
@@ -110,10 +112,9 @@ async fn a_right_that_is_taken_back_is_taken_from_earlier_versions_though_the_ne
     assert_eq!(scene.grant(), Some(Grant::empty()));
 }
 
-/// A worker that was still at a look when its file went and came back took the new file's driver out of service, and nobody could
-/// find that any more.
+/// A worker that still discovered devices when its file went and came back took the new file's driver out of service for good.
 #[tokio::test]
-async fn a_file_that_comes_back_before_its_worker_has_left_is_served() {
+async fn a_file_that_comes_back_before_its_worker_has_ended_is_served() {
     let scene = Scene::new();
     let on_request = "(if (i32.eq (local.get 11) (i32.const 3)) (then (loop $l (br $l))))";
     let slow = Guest { discover: format!("{on_request} i32.const 8192"), ..Guest::default() };
@@ -123,39 +124,39 @@ async fn a_file_that_comes_back_before_its_worker_has_left_is_served() {
     let (events, received) = mpsc::channel(8);
     scene.files.tasks.spawn("files", scene.files.clone().run(received));
     events.send(FileEvent::Changed(scene.driver_files())).await.unwrap();
-    told(&mut changes, "serving").await;
+    reported(&mut changes, "serving").await;
 
     let mut serving = registry.serving_changes();
     serving.mark_unchanged();
     let back = async {
-        // The worker looks at its driver's devices next.
+        // The worker discovers its driver's devices next.
         serving.changed().await.unwrap();
         scene.put(".wasm", Guest::default().module());
         events.send(FileEvent::Gone(STEM.to_owned())).await.unwrap();
         events.send(FileEvent::Changed(scene.driver_files())).await.unwrap();
     };
     let (_, ()) = tokio::join!(registry.reload("tiny.wasm"), back);
-    told(&mut changes, "gone").await;
-    told(&mut changes, "serving").await;
+    reported(&mut changes, "gone").await;
+    reported(&mut changes, "serving").await;
     let name = DriverName::new(NAME).unwrap();
     assert!(registry.serving(&name).is_ok() && registry.reload(NAME).await.is_ok());
     assert!(scene.files.tasks.drain(DEADLINE).await);
 }
 
 #[tokio::test]
-async fn while_there_is_no_room_for_a_file_its_grant_and_its_end_count_all_the_same() {
+async fn a_file_that_waits_for_memory_can_be_revoked_and_removed() {
     let scene = Scene::new();
     scene.put(".wasm", Guest { env: Some("A"), ..Guest::default() }.module());
     scene.put_grant("env: [A]");
     let mut changes = scene.files.registry.changes().listen();
     let worker = scene.files.worker(STEM, None);
     load(&worker, scene.driver_files()).await;
-    told(&mut changes, "serving").await;
+    reported(&mut changes, "serving").await;
     let _room = scene.files.memory.fill().await;
     scene.put_grant("");
-    worker.orders.send(Order::Load(scene.driver_files())).await.ok().unwrap();
-    told(&mut changes, "blocked").await;
-    worker.orders.send(Order::Gone).await.ok().unwrap();
-    told(&mut changes, "gone").await;
+    worker.load(scene.driver_files());
+    reported(&mut changes, "blocked").await;
+    worker.desired.send_modify(|desired| desired.files = None);
+    reported(&mut changes, "gone").await;
     assert!(worker.ended.await.is_err());
 }

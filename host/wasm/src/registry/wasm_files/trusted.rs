@@ -3,17 +3,16 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::inbox::Inbox;
 use super::{DriverState, Refusal, WasmFiles, Worker};
 use crate::file_watch::DriverFiles;
 use crate::registry::file_memory::Room;
-use crate::registry::vetting::{self, FileFaults, Looked, VetError, Vetting};
+use crate::registry::verification::{self, FileError, FileFaults, Outcome, Verification};
 use crate::trust::Verdict;
-use crate::trust::place::Fault;
+use crate::trust::permissions::Fault;
 use nodedock_model::Problem;
 
 /// Other users may put files into the drivers directory.
-const FOLDER_OPEN: &str = "drivers-folder-open";
+const DIRECTORY_OPEN: &str = "drivers-folder-open";
 /// Other users may change a file of the drivers directory.
 const FILE_OPEN: &str = "driver-file-open";
 /// A driver that is not trusted is loaded, because the mode is `warn`.
@@ -21,47 +20,46 @@ const DISTRUSTED: &str = "driver-distrusted";
 
 impl WasmFiles {
     /// Sets conditions for the directory's faults, and clears those of former faults.
-    pub(super) fn tell_place(&self, faults: &[Fault]) {
+    pub(super) fn report_directory(&self, faults: &[Fault]) {
         let subject = |fault: &Fault| fault.path.display().to_string();
-        let standing: Vec<_> = faults.iter().map(subject).collect();
-        self.conditions.retain(FOLDER_OPEN, |known| standing.iter().any(|subject| subject == known));
+        let found: Vec<_> = faults.iter().map(subject).collect();
+        self.conditions.retain(DIRECTORY_OPEN, |known| found.iter().any(|subject| subject == known));
         for fault in faults {
-            self.conditions.set(&subject(fault), Problem::denied(FOLDER_OPEN, fault.to_string()));
+            self.conditions.set(&subject(fault), Problem::denied(DIRECTORY_OPEN, fault.to_string()));
         }
     }
 }
 
 impl Worker {
     /// Reads all files and judges them by the current policy.
-    pub(super) async fn vet(&mut self, vetting: Vetting, room: Room) -> Looked {
-        let looked = vetting.end(self.shared.trust.policy(), room).await;
-        self.tell_faults(&looked.faults);
-        looked
+    pub(super) async fn verify(&mut self, verification: Verification, room: Room) -> Outcome {
+        let outcome = verification.end(self.shared.trust.policy(), room).await;
+        self.report_files(&outcome.faults);
+        outcome
     }
 
-    fn tell_faults(&mut self, faults: &FileFaults) {
+    fn report_files(&mut self, faults: &FileFaults) {
         let subject = |path: &Path| path.display().to_string();
-        let over =
-            self.open_files.iter().filter(|known| !faults.iter().any(|(path, _)| subject(path) == **known));
-        over.for_each(|known| self.shared.conditions.clear(FILE_OPEN, known));
-        self.open_files = faults.iter().map(|(path, _)| subject(path)).collect();
-        for (path, fault) in faults {
-            let problem = Problem::denied(FILE_OPEN, fault.to_string());
-            self.shared.conditions.set(&subject(path), problem);
+        let found: Vec<_> = faults.iter().map(|(path, _)| subject(path)).collect();
+        let repaired = self.open_files.iter().filter(|known| !found.contains(known));
+        repaired.for_each(|known| self.shared.conditions.clear(FILE_OPEN, known));
+        for (subject, (_, fault)) in found.iter().zip(faults) {
+            self.shared.conditions.set(subject, Problem::denied(FILE_OPEN, fault.to_string()));
         }
+        self.open_files = found;
     }
 
     /// Judges again, now that the driver's name is known. The policy may have changed while the driver was compiled.
-    pub(super) fn judge_named(&self, verdict: &Verdict, name: &str) -> Result<Verdict, VetError> {
+    pub(super) fn judge_named(&self, verdict: &Verdict, name: &str) -> Result<Verdict, FileError> {
         let verdict = self.shared.trust.policy().judge_named(verdict, name);
-        if verdict.refuses() { Err(VetError::Distrusted(Box::new(verdict))) } else { Ok(verdict) }
+        if verdict.refuses() { Err(FileError::Distrusted(Box::new(verdict))) } else { Ok(verdict) }
     }
 
     /// Shows the verdict on the serving version, or on the file where none serves.
     pub(super) fn show_verdict(&self, verdict: &Verdict) {
         self.show(|view| view.trust = Some(verdict.view()));
         if verdict.warns() {
-            let reason = format!("it is loaded and not trusted: {}", vetting::reason(verdict));
+            let reason = format!("it is loaded and not trusted: {}", verification::reason(verdict));
             self.shared.conditions.set(&self.source, Problem::denied(DISTRUSTED, reason));
         } else {
             self.shared.conditions.clear(DISTRUSTED, &self.source);
@@ -69,23 +67,23 @@ impl Worker {
     }
 
     /// Clears the conditions of a file that is gone.
-    pub(super) fn forget_trust(&mut self) {
-        self.tell_faults(&Vec::new());
+    pub(super) fn clear_trust(&mut self) {
+        self.report_files(&Vec::new());
         self.shared.conditions.clear(DISTRUSTED, &self.source);
     }
 
     /// The policy, or the directory's owner or mode, has changed: the serving version is judged by the findings about it, then by its file if
     /// that is unchanged. A version that is no longer trusted is drained as if its file were gone. A file that does not serve is loaded again.
-    pub(super) async fn judge_again(&mut self, inbox: &mut Inbox) {
-        let Some(files) = self.files.clone() else { return };
+    pub(super) async fn judge_again(&mut self) {
+        let Some(files) = self.handled.files.clone() else { return };
         let Some(serving) = &self.serving else {
-            self.load("trust", inbox).await;
+            self.load("trust").await;
             return;
         };
         let (name, digest) = (serving.driver.info().name.clone(), serving.verdict.digest().to_owned());
         let policy = self.shared.trust.policy();
         let mut verdict = policy.judge_named(&serving.verdict, name.as_str());
-        let (may_load, fresh) = self.look_again(&files).await;
+        let (may_load, fresh) = self.read_again(&files).await;
         let is_same = fresh.as_ref().is_some_and(|fresh| fresh.digest() == digest);
         if let Some(fresh) = fresh.as_ref().filter(|_| is_same && verdict.distrust.is_some()) {
             verdict = policy.judge_named(fresh, name.as_str());
@@ -98,17 +96,17 @@ impl Worker {
                 serving.verdict = verdict;
             }
         }
-        if self.overtaken || may_load && (!is_same || self.reason_is_of_trust) {
-            self.load("trust", inbox).await;
+        if self.interrupted || may_load && (!is_same || self.reason_is_of_trust) {
+            self.load("trust").await;
         }
     }
 
     /// Whether the files may be loaded, and the verdict on the driver's. Their bytes do not stay in memory.
-    async fn look_again(&mut self, files: &DriverFiles) -> (bool, Option<Verdict>) {
-        let vetting = Vetting::begin(files).await;
-        let room = self.shared.memory.to_judge(vetting.size()).await;
-        match self.vet(vetting, room).await.vetted {
-            Ok(vetted) => (true, Some(vetted.verdict)),
+    async fn read_again(&mut self, files: &DriverFiles) -> (bool, Option<Verdict>) {
+        let verification = Verification::begin(files).await;
+        let room = self.shared.memory.to_judge(verification.size).await;
+        match self.verify(verification, room).await.verified {
+            Ok(verified) => (true, Some(verified.verdict)),
             Err(error) => (false, error.verdict().cloned()),
         }
     }
@@ -118,8 +116,8 @@ impl Worker {
         let started = Instant::now();
         self.show(|view| view.state = DriverState::Draining);
         self.retire();
-        tracing::warn!(file = self.source, "driver is trusted no more, its claims are kept");
+        tracing::warn!(file = self.source, "driver is not trusted any more, its claims are kept");
         self.show_verdict(&verdict);
-        self.failed(&Refusal::Vet(VetError::Distrusted(Box::new(verdict))), started, "trust");
+        self.refused(&Refusal::File(FileError::Distrusted(Box::new(verdict))), started, "trust");
     }
 }

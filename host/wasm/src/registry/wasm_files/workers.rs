@@ -6,139 +6,128 @@
 use std::collections::HashMap;
 
 use tokio::sync::oneshot::error::TryRecvError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use super::Order;
 use crate::file_watch::DriverFiles;
-use nodedock_core::registry::{ReloadRequest, spare_place};
+use nodedock_core::registry::{ReloadRequest, Reloaded};
 
 /// Resolves, with an error, when a worker has ended.
 pub(super) type Ended = oneshot::Receiver<()>;
 
+/// The desired state of a worker's file. The numbers grow with each request.
+#[derive(Clone, Default)]
+pub(super) struct Desired {
+    /// None: the file is gone, or was not reported yet.
+    pub(super) files: Option<DriverFiles>,
+    pub(super) change: u64,
+    /// The policy, or the permissions of the directory, changed.
+    pub(super) judgement: u64,
+    /// A driver's name became free.
+    pub(super) freed_name: u64,
+}
+
 pub(super) struct Handle {
-    pub(super) orders: mpsc::Sender<Order>,
+    pub(super) desired: watch::Sender<Desired>,
+    /// Requests to load the same files again, each with the sender of its result.
+    pub(super) reloads: mpsc::Sender<oneshot::Sender<Reloaded>>,
     pub(super) ended: Ended,
+}
+
+impl Handle {
+    pub(super) fn load(&self, files: DriverFiles) {
+        self.desired.send_modify(|desired| {
+            desired.files = Some(files);
+            desired.change += 1;
+        });
+    }
 }
 
 #[derive(Default)]
 pub(super) struct Workers {
-    at_work: HashMap<String, Handle>,
+    running: HashMap<String, Handle>,
     /// Workers whose file is gone.
-    leaving: HashMap<String, Ended>,
+    ending: HashMap<String, Ended>,
 }
 
 impl Workers {
     /// Has a file's worker load it; `start` makes a worker where there is none, which begins when the one before has ended.
-    pub(super) async fn load(
-        &mut self,
-        files: DriverFiles,
-        start: impl FnOnce(&str, Option<Ended>) -> Handle,
-    ) {
-        let Self { at_work, leaving } = self;
+    pub(super) fn load(&mut self, files: DriverFiles, start: impl FnOnce(&str, Option<Ended>) -> Handle) {
+        let Self { running, ending } = self;
         let stem = files.stem.clone();
-        let started = || start(&stem, leaving.remove(&stem));
-        let worker = at_work.entry(stem.clone()).or_insert_with(started);
-        tell(worker, Order::Load(files)).await;
+        let started = || start(&stem, ending.remove(&stem));
+        running.entry(stem.clone()).or_insert_with(started).load(files);
     }
 
     /// Reports to a file's worker that the file is gone.
-    pub(super) async fn leave(&mut self, stem: String) {
-        self.leaving.retain(|_, ended| ended.try_recv() == Err(TryRecvError::Empty));
-        if let Some(worker) = self.at_work.remove(&stem) {
-            tell(&worker, Order::Gone).await;
-            self.leaving.insert(stem, worker.ended);
+    pub(super) fn remove(&mut self, stem: String) {
+        self.ending.retain(|_, ended| ended.try_recv() == Err(TryRecvError::Empty));
+        if let Some(Handle { desired, ended, .. }) = self.running.remove(&stem) {
+            desired.send_modify(|desired| desired.files = None);
+            self.ending.insert(stem, ended);
         }
     }
 
     /// Has one worker load its file again, if there is one.
-    pub(super) fn reload(&self, stem: &str, request: ReloadRequest) {
-        if let Some(worker) = self.at_work.get(stem) {
-            request.hand_to(&worker.orders, |done| Order::Again(Some(done)));
+    pub(super) fn reload(&self, request: ReloadRequest) {
+        let stem = request.source.strip_suffix(".wasm").unwrap_or_default();
+        if let Some(worker) = self.running.get(stem) {
+            request.hand_to(&worker.reloads, |done| done);
         }
     }
 
-    /// Has all workers check their files again, but those whose queue is full: they will.
-    pub(super) fn look_again(&self) {
-        for place in self.at_work.values().filter_map(|worker| spare_place(&worker.orders)) {
-            place.send(Order::Again(None));
-        }
+    pub(super) fn update_all(&self, change: impl Fn(&mut Desired)) {
+        self.running.values().for_each(|worker| worker.desired.send_modify(&change));
     }
-
-    pub(super) async fn tell_all(&self, order: impl Fn() -> Order) {
-        for worker in self.at_work.values() {
-            tell(worker, order()).await;
-        }
-    }
-}
-
-async fn tell(worker: &Handle, order: Order) {
-    // An error means that the worker stopped with the tasks.
-    worker.orders.send(order).await.ok();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn files(stem: &str) -> DriverFiles {
-        let wasm = format!("/drivers/{stem}.wasm").into();
-        DriverFiles { stem: stem.to_owned(), wasm, grant: None, config: None, signature: None }
-    }
-
     /// A simulated worker.
-    struct Played {
-        orders: mpsc::Receiver<Order>,
+    struct Simulated {
+        desired: watch::Receiver<Desired>,
+        reloads: mpsc::Receiver<oneshot::Sender<Reloaded>>,
         end: oneshot::Sender<()>,
         before: Option<Ended>,
     }
 
-    async fn load(workers: &mut Workers, stem: &str) -> Option<Played> {
-        let mut played = None;
+    fn load(workers: &mut Workers, stem: &str) -> Option<Simulated> {
+        let mut simulated = None;
         let start = |_: &str, before| {
-            let ((sender, orders), (end, ended)) = (mpsc::channel(8), oneshot::channel());
-            played = Some(Played { orders, end, before });
-            Handle { orders: sender, ended }
+            let (sender, desired) = watch::channel(Desired::default());
+            let ((requests, reloads), (end, ended)) = (mpsc::channel(8), oneshot::channel());
+            simulated = Some(Simulated { desired, reloads, end, before });
+            Handle { desired: sender, reloads: requests, ended }
         };
-        workers.load(files(stem), start).await;
-        played
+        let wasm = format!("/drivers/{stem}.wasm").into();
+        let files = DriverFiles { stem: stem.to_owned(), wasm, grant: None, config: None, signature: None };
+        workers.load(files, start);
+        simulated
     }
 
-    #[tokio::test]
-    async fn a_worker_follows_the_one_that_leaves_and_who_has_left_is_forgotten() {
+    #[test]
+    fn a_worker_begins_after_the_one_before_it_and_workers_that_ended_are_forgotten() {
         let mut workers = Workers::default();
-        let mut first = load(&mut workers, "a").await.unwrap();
-        assert!(first.before.is_none() && load(&mut workers, "a").await.is_none());
-        workers.leave("a".to_owned()).await;
-        let told: Vec<_> = std::iter::from_fn(|| first.orders.try_recv().ok()).collect();
-        assert!(matches!(told[..], [Order::Load(_), Order::Load(_), Order::Gone]));
+        let mut first = load(&mut workers, "a").unwrap();
+        assert!(first.before.is_none() && load(&mut workers, "a").is_none());
+        assert_eq!(first.desired.borrow().change, 2);
+        for stem in ["a", "b"] {
+            workers.reload(ReloadRequest { source: format!("{stem}.wasm"), done: oneshot::channel().0 });
+        }
+        assert!(first.reloads.try_recv().is_ok() && first.reloads.try_recv().is_err());
+        workers.remove("a".to_owned());
+        assert!(first.desired.borrow().files.is_none());
 
-        let mut second = load(&mut workers, "a").await.unwrap();
+        let mut second = load(&mut workers, "a").unwrap();
         let before = second.before.as_mut().unwrap();
         assert_eq!(before.try_recv(), Err(TryRecvError::Empty));
         drop(first.end);
         assert_eq!(before.try_recv(), Err(TryRecvError::Closed));
 
-        workers.leave("a".to_owned()).await;
+        workers.remove("a".to_owned());
         drop(second);
-        workers.leave("b".to_owned()).await;
-        assert!(workers.leaving.is_empty() && load(&mut workers, "a").await.unwrap().before.is_none());
-    }
-
-    #[tokio::test]
-    async fn who_has_no_worker_is_not_told_and_all_others_are() {
-        let mut workers = Workers::default();
-        let mut worker = load(&mut workers, "a").await.unwrap();
-        workers.leave("b".to_owned()).await;
-        workers.look_again();
-        workers.tell_all(|| Order::Judge).await;
-        for stem in ["a", "b"] {
-            let (done, _) = oneshot::channel();
-            workers.reload(stem, ReloadRequest { source: format!("{stem}.wasm"), done });
-        }
-        let told: Vec<_> = std::iter::from_fn(|| worker.orders.try_recv().ok()).collect();
-        assert!(matches!(
-            told[..],
-            [Order::Load(_), Order::Again(None), Order::Judge, Order::Again(Some(_))]
-        ));
+        workers.remove("b".to_owned());
+        assert!(workers.ending.is_empty() && load(&mut workers, "a").unwrap().before.is_none());
     }
 }

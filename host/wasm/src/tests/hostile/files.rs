@@ -52,30 +52,11 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn forms() -> Vec<Case> {
     vec![
-        case("file-empty", "a file of nothing", Vec::new, (Admission, "file-empty", "empty")),
-        case(
-            "file-elf",
-            "machine code for the node",
-            || b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec(),
-            (Admission, "precompiled", "never taken"),
-        ),
         case(
             "file-cwasm",
             "machine code as wasmtime keeps it, which would be run unchecked",
             || wasmtime::Engine::default().precompile_component(&small().component()).unwrap(),
             (Admission, "precompiled", "never taken"),
-        ),
-        case(
-            "file-script",
-            "a shell script",
-            || b"#!/bin/sh\nreboot\n".to_vec(),
-            (Admission, "not-wasm", "\"#!/bin/sh\\nreboot\""),
-        ),
-        case(
-            "file-text",
-            "WebAssembly as text",
-            || b"(module)".to_vec(),
-            (Admission, "wasm-text", "translate it"),
         ),
         case(
             "file-cut",
@@ -92,12 +73,6 @@ fn forms() -> Vec<Case> {
             "a section that claims 4 GiB",
             || [HEADER, &[1, 0xff, 0xff, 0xff, 0xff, 0x0f]].concat(),
             (Admission, "wasm-truncated", "cut off"),
-        ),
-        case(
-            "file-future",
-            "an unknown kind of WebAssembly",
-            || b"\0asm\x63\0\0\0".to_vec(),
-            (Admission, "not-wasm", "unknown kind"),
         ),
         case(
             "file-huge",
@@ -123,12 +98,6 @@ fn floods() -> Vec<Case> {
             (Admission, "too-complex", "modules and components"),
         ),
         case(
-            "nested-code",
-            "a component with code in a component in a component",
-            || wat("(component (component (component (core module (func)))))"),
-            (Admission, "composed", "several components"),
-        ),
-        case(
             "nested-types",
             "a list of lists of lists, a hundred thousand deep",
             || {
@@ -147,12 +116,6 @@ fn floods() -> Vec<Case> {
                 wat(&format!("(component (type $t0 (tuple u8 u8)) {pairs})"))
             },
             (Admission, INVALID, "size"),
-        ),
-        case(
-            "types-100000",
-            "a hundred thousand types",
-            || extra(&"(type (func))".repeat(100_000)),
-            (Harmless, "", ""),
         ),
         case(
             "exports-100000",
@@ -222,7 +185,6 @@ fn floods() -> Vec<Case> {
 fn contracts() -> Vec<Case> {
     const TYPES: &str = "contract-types";
     vec![
-        case("contract-none", "speaks no contract", || wat("(module)"), (Admission, "no-contract", "no WIT")),
         case(
             "contract-garbage",
             "a contract of random bytes",
@@ -263,12 +225,6 @@ fn contracts() -> Vec<Case> {
 fn words() -> Vec<Case> {
     vec![
         case(
-            "import-c",
-            "wants functions of C",
-            || wat("(module (import \"env\" \"system\" (func)))"),
-            (Admission, "unknown-imports", "functions of C"),
-        ),
-        case(
             "export-twice-long",
             "exports a name of 90 kB twice",
             || {
@@ -282,21 +238,6 @@ fn words() -> Vec<Case> {
             "exports a name of a megabyte",
             || extra(&format!("(func (export \"{}\"))", "x".repeat(1 << 20))),
             (Admission, INVALID, "string size"),
-        ),
-        case(
-            "import-with-escapes",
-            "an import whose name writes to the terminal",
-            || wat("(module (import \"\\1b[2J\\nserving\" \"f\" (func)))"),
-            (Admission, "unknown-imports", "serving"),
-        ),
-        case(
-            "import-with-escapes-of-ours",
-            "the same with a name that looks like an interface",
-            || {
-                let import = "(import \"a:b/c\\n\\1b[2J\" \"f\" (func))";
-                Guest { imports: import.into(), ..small() }.module()
-            },
-            (Admission, "not-a-driver", "a:b/c"),
         ),
     ]
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Case, Guest, PREPARE_ONE, Stop, small};
+use super::{Case, Guest, PREPARE_ONE, small};
 
 /// The grant of a careless operator, for drivers that request all of it.
 const EDITS_GRANT: &str =
@@ -25,7 +25,7 @@ fn parse(line: &'static str) -> Case {
         (grant, _) => text(grant),
     };
     let input: Value = serde_json::from_str(input).expect(line);
-    let stop = *Stop::ALL.iter().find(|known| known.name() == stop).expect(line);
+    let stop = serde_json::from_value(stop.into()).expect(line);
     let file = Box::new(move || make(function, &input));
     Case { name, attack, grant, file, stop, code: text(code), says: text(says) }
 }
@@ -36,9 +36,17 @@ fn make(function: &str, input: &Value) -> Vec<u8> {
     let guest = match function {
         "guest" => guest(input),
         "discover" => Guest { discover: text().into(), ..small() },
+        "bytes" => return text().as_bytes().to_vec(),
+        "wat" => return wat::parse_str(text()).unwrap(),
         "extra" => Guest { extra: text().into(), ..small() },
+        "times" => {
+            let times = usize::try_from(input[1].as_u64().unwrap()).unwrap();
+            Guest { extra: part(0).repeat(times), ..small() }
+        }
+        "large has" => Guest { pages: 1000, ..small().has(value()) },
+        "large prepares" => Guest { pages: 1000, ..small().prepares(value()) },
         "realloc" => Guest { realloc: text().into(), ..small() },
-        "wasi" => Guest { wit: Some(WASI), imports: IMPORTS.into(), discover: text().into(), ..small() },
+        "wasi" => Guest { wit: Some(WASI), imports: WASI_IMPORTS.into(), discover: text().into(), ..small() },
         "describes" => small().describes(value()),
         "asks" => small().asks(value()),
         "has" | "pools" => small().has(value()),
@@ -122,7 +130,7 @@ pub(super) fn writes(path: &str, value: &str) -> Guest {
 }
 
 /// What a driver may have of WASI, as far as these drivers use it.
-const WASI: &str = "
+pub(in crate::tests) const WASI: &str = "
     package nodedock:hostile;
     world hostile {
         include nodedock:driver/driver@0.1.0;
@@ -167,7 +175,7 @@ const WASI: &str = "
         }
     }";
 
-const IMPORTS: &str = r#"
+pub(in crate::tests) const WASI_IMPORTS: &str = r#"
     (import "wasi:clocks/monotonic-clock@0.2.0" "now" (func $now (result i64)))
     (import "wasi:clocks/monotonic-clock@0.2.0" "subscribe-duration" (func $timer (param i64) (result i32)))
     (import "wasi:io/poll@0.2.0" "[method]pollable.block" (func $block (param i32)))

@@ -6,11 +6,11 @@ mod bytes;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use super::DriverInfo;
-use super::admission::{self, Form, LoadError, Surface};
-use super::convert::{self, Refusal};
-use super::edits::Verifier;
-use super::nodes::DevRoot;
+use crate::DriverInfo;
+use crate::admission::{self, Form, LoadError, Surface};
+use crate::convert::{self, Refusal};
+use crate::edits::Verifier;
+use crate::nodes::DevRoot;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::{Capabilities, Effective, Grant};
 use nodedock_model::{

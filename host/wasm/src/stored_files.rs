@@ -23,7 +23,7 @@ const VERSIONS_MAX: usize = 16;
 
 /// Facts about a stored file, from when it served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeptFacts {
+pub struct StoredFacts {
     pub driver: DriverName,
     pub version: String,
     /// Name of the file without `.wasm`.
@@ -41,7 +41,7 @@ pub struct SignedFile {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum KeptError {
+pub enum StoreError {
     #[error("no file of digest {digest:?} is stored in {}", directory.display())]
     Missing { digest: String, directory: PathBuf },
     #[error("{} is damaged: {why}", path.display())]
@@ -60,13 +60,13 @@ pub enum KeptError {
 
 /// The directory.
 #[derive(Debug, Clone)]
-pub struct KeptFiles {
+pub struct StoredFiles {
     directory: PathBuf,
 }
 
-impl KeptFiles {
+impl StoredFiles {
     /// Removes what an interrupted write or removal left.
-    pub fn open(directory: &Path) -> Result<Self, KeptError> {
+    pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let files = Self { directory: directory.to_owned() };
         let whole = files.digests()?;
         for name in files.names()? {
@@ -81,28 +81,28 @@ impl KeptFiles {
     }
 
     /// The digests of all stored files.
-    pub fn digests(&self) -> Result<BTreeSet<String>, KeptError> {
+    pub fn digests(&self) -> Result<BTreeSet<String>, StoreError> {
         let names = self.names()?;
         let stems = names.iter().filter_map(|name| name.strip_suffix(".wasm"));
         Ok(stems.filter(|stem| is_hex(stem)).map(with_prefix).collect())
     }
 
     /// Stores a file durably. A whole stored file is not written again.
-    pub fn put(&self, digest: &str, facts: &KeptFacts, file: &SignedFile) -> Result<(), KeptError> {
+    pub fn put(&self, digest: &str, facts: &StoredFacts, file: &SignedFile) -> Result<(), StoreError> {
         let [code, beside, signature] = self.paths(digest)?;
         self.make_room(digest, &facts.driver)?;
         let text = serde_json::to_vec(facts).expect("names and texts make JSON");
         let write = |path: &Path, content: &[u8]| {
-            let io = |source| KeptError::Io { action: "write", path: path.to_owned(), source };
-            replace(path, content).map_err(io)
+            let failed = |source| StoreError::Io { action: "write", path: path.to_owned(), source };
+            replace(path, content).map_err(failed)
         };
-        let renew = |path: &Path, content: &[u8]| match std::fs::read(path) {
-            Ok(known) if known == content => Ok(()),
-            _ => write(path, content),
-        };
-        renew(&beside, &text)?;
-        if let Some(content) = &file.signature {
-            renew(&signature, content)?;
+        let beside = [(beside, Some(&text[..])), (signature, file.signature.as_deref())];
+        for (path, content) in beside {
+            if let Some(content) = content
+                && !std::fs::read(&path).is_ok_and(|known| known == content)
+            {
+                write(&path, content)?;
+            }
         }
         failpoint::pass(Point::KeptStaged);
         if self.code(digest, &code).is_err() {
@@ -111,54 +111,55 @@ impl KeptFiles {
         Ok(())
     }
 
-    fn make_room(&self, digest: &str, driver: &DriverName) -> Result<(), KeptError> {
+    fn make_room(&self, digest: &str, driver: &DriverName) -> Result<(), StoreError> {
         let others = self.digests()?.into_iter().filter(|other| other != digest);
         let of_driver = others.filter(|other| self.facts(other).is_ok_and(|facts| facts.driver == *driver));
-        match of_driver.count() {
-            stored if stored >= VERSIONS_MAX => Err(KeptError::TooMany { driver: driver.clone(), stored }),
-            _ => Ok(()),
+        let stored = of_driver.count();
+        if stored >= VERSIONS_MAX {
+            return Err(StoreError::TooMany { driver: driver.clone(), stored });
         }
+        Ok(())
     }
 
     /// Reads a stored file and verifies its digest.
-    pub fn take(&self, digest: &str) -> Result<(KeptFacts, SignedFile), KeptError> {
+    pub fn take(&self, digest: &str) -> Result<(StoredFacts, SignedFile), StoreError> {
         let [code, _, signature] = self.paths(digest)?;
         let code = self.code(digest, &code)?;
         let signature = match self.read(digest, &signature, limit::SIGNATURE_FILE_BYTES_MAX) {
-            Err(KeptError::Missing { .. }) => None,
+            Err(StoreError::Missing { .. }) => None,
             signature => Some(signature?),
         };
         Ok((self.facts(digest)?, SignedFile { code, signature }))
     }
 
     /// Where the signature of a stored file is read from.
-    pub fn signature_path(&self, digest: &str) -> Result<PathBuf, KeptError> {
+    pub fn signature_path(&self, digest: &str) -> Result<PathBuf, StoreError> {
         self.paths(digest).map(|[.., signature]| signature)
     }
 
-    fn code(&self, digest: &str, path: &Path) -> Result<Bytes, KeptError> {
+    fn code(&self, digest: &str, path: &Path) -> Result<Bytes, StoreError> {
         let bytes = self.read(digest, path, limit::DRIVER_FILE_BYTES_MAX)?;
         let file = DriverFile { name: String::new(), bytes };
         match file.digest() {
             found if found == digest => Ok(file.bytes),
             found => {
                 let why = format!("its digest is {found}");
-                Err(KeptError::Damaged { path: path.to_owned(), why })
+                Err(StoreError::Damaged { path: path.to_owned(), why })
             }
         }
     }
 
-    fn facts(&self, digest: &str) -> Result<KeptFacts, KeptError> {
+    fn facts(&self, digest: &str) -> Result<StoredFacts, StoreError> {
         let [_, path, _] = self.paths(digest)?;
         let text = self.read(digest, &path, limit::DRIVER_FILE_BYTES_MAX)?;
         serde_json::from_slice(&text)
-            .map_err(|error| KeptError::Damaged { path: path.clone(), why: error.to_string() })
+            .map_err(|error| StoreError::Damaged { path: path.clone(), why: error.to_string() })
     }
 
-    fn read(&self, digest: &str, path: &Path, max: u64) -> Result<Bytes, KeptError> {
+    fn read(&self, digest: &str, path: &Path, max: u64) -> Result<Bytes, StoreError> {
         let failed = |source: OpenError| match source {
             OpenError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.missing(digest),
-            source => KeptError::Read { path: path.to_owned(), source },
+            source => StoreError::Read { path: path.to_owned(), source },
         };
         open::open(path, max).map(|opened| opened.bytes.into()).map_err(failed)
     }
@@ -173,18 +174,18 @@ impl KeptFiles {
     }
 
     /// Of the code, its facts and its signature.
-    fn paths(&self, digest: &str) -> Result<[PathBuf; 3], KeptError> {
+    fn paths(&self, digest: &str) -> Result<[PathBuf; 3], StoreError> {
         let stem = digest.strip_prefix("sha256:").filter(|stem| is_hex(stem));
         let stem = stem.ok_or_else(|| self.missing(digest))?;
         Ok(["wasm", "json", "wasm.sig"].map(|end| self.directory.join(format!("{stem}.{end}"))))
     }
 
-    fn missing(&self, digest: &str) -> KeptError {
-        KeptError::Missing { digest: digest.to_owned(), directory: self.directory.clone() }
+    fn missing(&self, digest: &str) -> StoreError {
+        StoreError::Missing { digest: digest.to_owned(), directory: self.directory.clone() }
     }
 
-    fn names(&self) -> Result<Vec<String>, KeptError> {
-        let failed = |source| KeptError::Io { action: "read", path: self.directory.clone(), source };
+    fn names(&self) -> Result<Vec<String>, StoreError> {
+        let failed = |source| StoreError::Io { action: "read", path: self.directory.clone(), source };
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
             // A name that is not UTF-8 is not one of ours.
@@ -236,9 +237,9 @@ mod tests {
         (file.digest(), SignedFile { code: file.bytes, signature: None })
     }
 
-    fn facts(driver: &str, config: Option<&str>) -> KeptFacts {
+    fn facts(driver: &str, config: Option<&str>) -> StoredFacts {
         let driver = DriverName::new(driver).unwrap();
-        KeptFacts {
+        StoredFacts {
             driver,
             version: "1.0.0".to_owned(),
             stem: "a".to_owned(),
@@ -249,7 +250,7 @@ mod tests {
     #[test]
     fn a_stored_file_comes_back_whole_with_its_last_config_and_signature() {
         let directory = tempfile::tempdir().unwrap();
-        let (files, (digest, mut bytes)) = (KeptFiles::open(directory.path()).unwrap(), file("code"));
+        let (files, (digest, mut bytes)) = (StoredFiles::open(directory.path()).unwrap(), file("code"));
         files.put(&digest, &facts("a.example", None), &bytes).unwrap();
         let last = facts("a.example", Some("{\"n\":1}"));
         for signature in [b"first" as &[u8], b"second"] {
@@ -264,32 +265,32 @@ mod tests {
         }
         files.remove(&digest);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
-        assert!(matches!(files.take(&digest), Err(KeptError::Missing { .. })));
+        assert!(matches!(files.take(&digest), Err(StoreError::Missing { .. })));
     }
 
     #[test]
     fn a_damaged_file_is_an_error_and_is_replaced_by_the_next_that_is_stored() {
         let directory = tempfile::tempdir().unwrap();
-        let (files, (digest, bytes)) = (KeptFiles::open(directory.path()).unwrap(), file("code"));
+        let (files, (digest, bytes)) = (StoredFiles::open(directory.path()).unwrap(), file("code"));
         files.put(&digest, &facts("a.example", None), &bytes).unwrap();
         let [code, beside, _] = files.paths(&digest).unwrap();
         for path in [&code, &beside] {
             std::fs::write(path, "cod").unwrap();
             let error = files.take(&digest).unwrap_err();
             assert!(chain(&error).contains(&path.display().to_string()), "{error}");
-            assert!(matches!(error, KeptError::Damaged { .. }), "{error:?}");
+            assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
             files.put(&digest, &facts("a.example", None), &bytes).unwrap();
             files.take(&digest).unwrap();
         }
         std::fs::remove_file(&beside).unwrap();
-        assert!(matches!(files.take(&digest), Err(KeptError::Missing { .. })));
-        assert!(matches!(files.take("sha256:../../passwd"), Err(KeptError::Missing { .. })));
+        assert!(matches!(files.take(&digest), Err(StoreError::Missing { .. })));
+        assert!(matches!(files.take("sha256:../../passwd"), Err(StoreError::Missing { .. })));
     }
 
     #[test]
-    fn what_an_interruption_left_is_removed_and_what_others_put_there_is_not() {
+    fn leftovers_of_an_interruption_are_removed_and_files_of_others_are_not() {
         let directory = tempfile::tempdir().unwrap();
-        let (files, (digest, bytes)) = (KeptFiles::open(directory.path()).unwrap(), file("code"));
+        let (files, (digest, bytes)) = (StoredFiles::open(directory.path()).unwrap(), file("code"));
         files.put(&digest, &facts("a.example", None), &bytes).unwrap();
         let (other, _) = file("other");
         let [code, beside, signature] = files.paths(&other).unwrap();
@@ -297,15 +298,15 @@ mod tests {
         std::fs::write(&signature, "x").unwrap();
         std::fs::write(format!("{}.new", code.display()), "half").unwrap();
         std::fs::write(directory.path().join("README"), "mine").unwrap();
-        let files = KeptFiles::open(directory.path()).unwrap();
+        let files = StoredFiles::open(directory.path()).unwrap();
         assert_eq!(files.digests().unwrap(), BTreeSet::from([digest]));
         assert_eq!(files.names().unwrap().len(), 3);
     }
 
     #[test]
-    fn versions_of_one_driver_are_bounded_and_other_drivers_do_not_notice() {
+    fn versions_of_one_driver_are_bounded_and_other_drivers_are_unaffected() {
         let directory = tempfile::tempdir().unwrap();
-        let files = KeptFiles::open(directory.path()).unwrap();
+        let files = StoredFiles::open(directory.path()).unwrap();
         let put = |driver: &str, content: &str| {
             let (digest, bytes) = file(content);
             files.put(&digest, &facts(driver, None), &bytes)
@@ -313,7 +314,7 @@ mod tests {
         for n in 0..VERSIONS_MAX {
             put("a.example", &format!("a {n}")).unwrap();
         }
-        assert!(matches!(put("a.example", "one more"), Err(KeptError::TooMany { .. })));
+        assert!(matches!(put("a.example", "one more"), Err(StoreError::TooMany { .. })));
         put("a.example", "a 0").unwrap();
         put("b.example", "b").unwrap();
         files.remove(&file("a 3").0);
@@ -321,13 +322,13 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_takes_no_file_is_an_error() {
+    fn a_directory_that_cannot_be_written_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
-        let files = KeptFiles::open(directory.path()).unwrap();
+        let files = StoredFiles::open(directory.path()).unwrap();
         drop(directory);
         let (digest, bytes) = file("code");
         let error = files.put(&digest, &facts("a.example", None), &bytes).unwrap_err();
-        assert!(matches!(error, KeptError::Io { .. }), "{error:?}");
-        assert!(KeptFiles::open(&files.directory).is_err());
+        assert!(matches!(error, StoreError::Io { .. }), "{error:?}");
+        assert!(StoredFiles::open(&files.directory).is_err());
     }
 }

@@ -11,9 +11,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use crate::registry::vetting;
+use crate::registry::verification;
 use crate::trust::{Evidence, Policy, Trust, Verdict};
-use crate::{DriverFile, KeptError, KeptFacts, KeptFiles, SignedFile, WasmDriver, WasmHost};
+use crate::{DriverFile, SignedFile, StoreError, StoredFacts, StoredFiles, WasmDriver, WasmHost};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{ClaimDriver, DriverIdentity, Predecessors};
@@ -21,7 +21,7 @@ use nodedock_model::grant::Grant;
 use nodedock_model::{DriverName, Problem};
 
 /// The stored files, and the versions that were loaded from them.
-pub struct KeptDrivers {
+pub struct PreviousVersions {
     loader: Loader,
     tasks: Tasks,
     state: Mutex<State>,
@@ -31,13 +31,13 @@ pub struct KeptDrivers {
 #[derive(Clone)]
 struct Loader {
     host: Arc<WasmHost>,
-    files: KeptFiles,
+    files: StoredFiles,
     trust: Trust,
 }
 
 #[derive(Default)]
 struct State {
-    kept: BTreeSet<String>,
+    stored: BTreeSet<String>,
     /// Versions that serve, or served and still run calls: each call holds its version's identity until its result is durable.
     users: Vec<Weak<DriverIdentity>>,
     /// The current grants of the serving files.
@@ -72,7 +72,7 @@ impl Loading {
     }
 
     /// Whether it is being loaded, or is loaded and not refused by the current policy.
-    fn is_of_use(&self, name: &DriverName, policy: &Policy) -> bool {
+    fn is_usable(&self, name: &DriverName, policy: &Policy) -> bool {
         match &*self.0.borrow() {
             None => self.0.has_changed().is_ok(),
             Some(Ok(version)) => !policy.judge_named(&version.verdict, name.as_str()).refuses(),
@@ -83,7 +83,7 @@ impl Loading {
     async fn outcome(mut self) -> Outcome {
         match self.0.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone().expect("it was waited for"),
-            Err(_) => Err(not_loaded("loading it was given up, because the daemon ends")),
+            Err(_) => Err(not_loaded("loading it was cancelled, because the daemon ends")),
         }
     }
 }
@@ -100,48 +100,48 @@ impl State {
     }
 }
 
-impl KeptDrivers {
+impl PreviousVersions {
     pub fn open(
-        files: KeptFiles,
+        files: StoredFiles,
         host: Arc<WasmHost>,
         trust: Trust,
         tasks: Tasks,
-    ) -> Result<Self, KeptError> {
-        let state = State { kept: files.digests()?, ..State::default() };
+    ) -> Result<Self, StoreError> {
+        let state = State { stored: files.digests()?, ..State::default() };
         Ok(Self { loader: Loader { host, files, trust }, tasks, state: Mutex::new(state) })
     }
 
     /// Stores the code of a version that is about to serve under this identity.
-    pub(super) async fn keep(
+    pub(super) async fn store(
         &self,
         identity: &Arc<DriverIdentity>,
         file: SignedFile,
         config: Option<String>,
-    ) -> Result<(), KeptError> {
+    ) -> Result<(), StoreError> {
         // First, so that the file is not removed as one that is not needed.
         self.serves_as(identity);
         let (driver, version) = (identity.name.clone(), identity.version.clone());
         let stem = identity.source.strip_suffix(".wasm").unwrap_or(&identity.source).to_owned();
-        let facts = KeptFacts { driver, version, stem, config };
+        let facts = StoredFacts { driver, version, stem, config };
         let (files, digest) = (self.loader.files.clone(), identity.digest.clone());
         let put = tokio::task::spawn_blocking(move || files.put(&digest, &facts, &file));
         put.await??;
-        self.state().kept.insert(identity.digest.clone());
+        self.state().stored.insert(identity.digest.clone());
         Ok(())
     }
 
     /// Notes the new grant of the file that serves under a name.
     pub(super) fn granted(&self, name: &DriverName, source: &str, grant: &Grant) {
         let mut state = self.state();
-        if let Some(known) = state.grants.get_mut(name)
-            && *known.grant == *grant
-        {
-            source.clone_into(&mut known.source);
-            return;
-        }
-        state.unload(name);
-        let granted = Granted { source: source.to_owned(), grant: Arc::new(grant.clone()) };
-        state.grants.insert(name.clone(), granted);
+        let known = state.grants.get(name).filter(|known| *known.grant == *grant);
+        let grant = match known.map(|known| known.grant.clone()) {
+            Some(same) => same,
+            None => {
+                state.unload(name);
+                Arc::new(grant.clone())
+            }
+        };
+        state.grants.insert(name.clone(), Granted { source: source.to_owned(), grant });
     }
 
     /// Notes that a file no longer serves under a name. Another file may have the name by now.
@@ -160,7 +160,7 @@ impl KeptDrivers {
         let (grant, key) = (known.grant.clone(), (name.clone(), digest.to_owned()));
         // A failed load is retried, and so is a version that is no longer trusted: it may have been signed again.
         let policy = self.loader.trust.policy();
-        let known = state.loaded.get(&key).filter(|known| known.is_of_use(name, &policy)).cloned();
+        let known = state.loaded.get(&key).filter(|known| known.is_usable(name, &policy)).cloned();
         let loading = known.unwrap_or_else(|| self.start(name, digest, grant.clone()));
         state.loaded.insert(key, loading.clone());
         Ok((loading, grant))
@@ -168,17 +168,17 @@ impl KeptDrivers {
 
     /// Loads a version in a task of its own, which is not cancelled with its callers.
     fn start(&self, name: &DriverName, digest: &str, grant: Arc<Grant>) -> Loading {
-        let (told, outcome) = watch::channel(None);
+        let (sender, outcome) = watch::channel(None);
         let (loader, stopped) = (self.loader.clone(), self.tasks.stopped());
         let (name, digest) = (name.clone(), digest.to_owned());
-        self.tasks.spawn("predecessor", async move {
+        self.tasks.spawn("previous-version", async move {
             tokio::select! {
                 // Its claims are retried after the next start.
                 () = stopped => {}
-                // It was unloaded or removed, and no caller waits.
-                () = told.closed() => {}
+                // It was unloaded or removed, and no caller waits for it.
+                () = sender.closed() => {}
                 loaded = loader.load(&name, &digest, &grant) => {
-                    told.send_replace(Some(loaded));
+                    sender.send_replace(Some(loaded));
                 }
             }
         });
@@ -204,35 +204,35 @@ impl Loader {
         }
         // The policy may have changed while it was compiled.
         self.check(&verdict, name, &facts)?;
-        tracing::info!(driver = %name, version = facts.version, digest, "an earlier version is loaded for its claims");
+        tracing::info!(driver = %name, version = facts.version, digest, "a previous version is loaded for its claims");
         Ok(Version { driver: Arc::new(driver), verdict })
     }
 
     /// The stored file, with the policy's verdict.
-    async fn take(&self, digest: &str) -> Result<(KeptFacts, Bytes, Verdict), Problem> {
+    async fn take(&self, digest: &str) -> Result<(StoredFacts, Bytes, Verdict), Problem> {
         let (files, policy, wanted) = (self.files.clone(), self.trust.policy(), digest.to_owned());
         let taken = tokio::task::spawn_blocking(move || {
             let (facts, SignedFile { code, signature }) = files.take(&wanted)?;
             let evidence = Evidence { stem: &facts.stem, bytes: &code, signature: signature.as_deref() };
             let verdict = policy.judge(&evidence);
-            Ok::<_, KeptError>((facts, code, verdict))
+            Ok::<_, StoreError>((facts, code, verdict))
         });
-        taken.await.expect("reading a file does not panic").map_err(|error| not_kept(&error))
+        taken.await.expect("reading a file does not panic").map_err(|error| not_stored(&error))
     }
 
     /// Judges a stored file by the current policy.
-    fn check(&self, verdict: &Verdict, name: &DriverName, facts: &KeptFacts) -> Result<(), Problem> {
+    fn check(&self, verdict: &Verdict, name: &DriverName, facts: &StoredFacts) -> Result<(), Problem> {
         let verdict = self.trust.policy().judge_named(verdict, name.as_str());
-        let (reason, digest) = (vetting::reason(&verdict), verdict.digest());
+        let (reason, digest) = (verification::reason(&verdict), verdict.digest());
         if verdict.warns() {
-            tracing::warn!(driver = %name, version = facts.version, digest, reason, "an earlier version is needed for its claims, and not trusted");
+            tracing::warn!(driver = %name, version = facts.version, digest, reason, "a previous version is needed for its claims, and not trusted");
         }
         if !verdict.refuses() {
             return Ok(());
         }
-        let signature = self.files.signature_path(digest).map_err(|error| not_kept(&error))?;
+        let signature = self.files.signature_path(digest).map_err(|error| not_stored(&error))?;
         let message = format!(
-            "version {} is not trusted any more: {reason}; the signature of the file that was kept is {}",
+            "version {} is not trusted any more: {reason}; the signature of the stored file is {}",
             facts.version,
             signature.display()
         );
@@ -241,7 +241,7 @@ impl Loader {
 }
 
 #[async_trait]
-impl Predecessors for KeptDrivers {
+impl Predecessors for PreviousVersions {
     async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
         let (loading, grant) = self.loading(name, digest)?;
         let Version { driver, .. } = loading.outcome().await?;
@@ -260,7 +260,7 @@ impl Predecessors for KeptDrivers {
 
     fn idle(&self) -> Vec<String> {
         let state = self.state();
-        state.kept.iter().filter(|digest| !state.is_used(digest)).cloned().collect()
+        state.stored.iter().filter(|digest| !state.is_used(digest)).cloned().collect()
     }
 
     fn forget(&self, digest: &str) {
@@ -270,9 +270,9 @@ impl Predecessors for KeptDrivers {
             return;
         }
         self.loader.files.remove(digest);
-        state.kept.remove(digest);
+        state.stored.remove(digest);
         state.loaded.retain(|(_, known), _| known != digest);
-        tracing::info!(digest, "a driver's file that no claim needs any more is forgotten");
+        tracing::info!(digest, "a driver's file that no claim needs any more is removed");
     }
 }
 
@@ -284,10 +284,10 @@ fn not_loaded(why: &str) -> Problem {
     Problem::unavailable("predecessor-not-loaded", why)
 }
 
-fn not_kept(error: &KeptError) -> Problem {
+fn not_stored(error: &StoreError) -> Problem {
     let code = match error {
-        KeptError::Missing { .. } => "predecessor-missing",
-        KeptError::Damaged { .. } => "predecessor-damaged",
+        StoreError::Missing { .. } => "predecessor-missing",
+        StoreError::Damaged { .. } => "predecessor-damaged",
         _ => "predecessor-not-read",
     };
     Problem::internal(code, chain(error))

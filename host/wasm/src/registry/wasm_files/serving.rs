@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use super::Worker;
-use crate::registry::keeper::Looker;
+use crate::registry::inventory_poller::DiscoveryRequests;
 use crate::trust::Verdict;
 use crate::{SignedFile, WasmDriver};
 use nodedock_base::error::chain;
@@ -14,18 +14,19 @@ use nodedock_model::Problem;
 use nodedock_model::grant::{self, Grant};
 
 /// Code of the condition that a serving version could not be stored for its claims.
-pub(super) const NOT_KEPT: &str = "driver-not-kept";
+pub(super) const NOT_STORED: &str = "driver-not-kept";
 
 pub(super) struct Serving {
     pub(super) driver: Arc<WasmDriver>,
     pub(super) verdict: Verdict,
-    pub(super) looker: Looker,
-    pub(super) keeper: Tasks,
+    pub(super) requests: DiscoveryRequests,
+    /// Its inventory poller and what follows its calls.
+    pub(super) tasks: Tasks,
 }
 
 impl Serving {
-    /// Says that it goes on although the file, whose digest is `read`, was refused.
-    pub(super) fn goes_on(&self, read: Option<&str>, state: DriverState) -> String {
+    /// Says that it still serves although the file, whose digest is `read`, was refused.
+    pub(super) fn still_serves(&self, read: Option<&str>, state: DriverState) -> String {
         let (version, digest, state) = (&self.driver.info().version, self.driver.digest(), state.as_str());
         let file = match read {
             None => "the new file".to_owned(),
@@ -33,22 +34,6 @@ impl Serving {
             Some(other) => format!("the new file ({other})"),
         };
         format!("version {version} ({digest}) goes on serving; {file} is {state}")
-    }
-}
-
-/// Replaced versions with calls that may still run.
-#[derive(Default)]
-pub(super) struct Drained(Vec<Weak<WasmDriver>>);
-
-impl Drained {
-    fn add(&mut self, driver: &Arc<WasmDriver>) {
-        self.0.retain(|driver| driver.strong_count() > 0);
-        self.0.push(Arc::downgrade(driver));
-    }
-
-    fn revoke(&self, grant: &Grant) {
-        let running = self.0.iter().filter_map(Weak::upgrade);
-        running.filter(|driver| !beyond(driver, grant).is_empty()).for_each(|driver| driver.revoke());
     }
 }
 
@@ -60,15 +45,15 @@ fn beyond(driver: &WasmDriver, grant: &Grant) -> Vec<String> {
 
 impl Worker {
     /// Stores the code of a version for the claims that it will prepare. A version that cannot be stored serves all the same.
-    pub(super) async fn keep(
+    pub(super) async fn store(
         &self,
         identity: &Arc<DriverIdentity>,
         file: SignedFile,
         config: Option<String>,
     ) {
         let shared = &self.shared;
-        match shared.predecessors.keep(identity, file, config).await {
-            Ok(()) => shared.conditions.clear(NOT_KEPT, &self.source),
+        match shared.previous_versions.store(identity, file, config).await {
+            Ok(()) => shared.conditions.clear(NOT_STORED, &self.source),
             Err(error) => {
                 let message = format!(
                     "version {} serves, and is not stored for the claims that it prepares: {}; `nodedock driver reload {}` tries again",
@@ -76,7 +61,7 @@ impl Worker {
                     chain(&error),
                     self.source
                 );
-                shared.conditions.set(&self.source, Problem::unavailable(NOT_KEPT, message));
+                shared.conditions.set(&self.source, Problem::unavailable(NOT_STORED, message));
             }
         }
     }
@@ -84,12 +69,14 @@ impl Worker {
     /// Ends a version that requests more than is granted now, before anything else, also when no other version can take over. Earlier versions
     /// may request more than it does.
     pub(super) fn revoke(&mut self, grant: &Grant, cause: &str) {
-        self.drained.revoke(grant);
-        if let Some(serving) = &self.serving {
-            self.shared.predecessors.granted(&serving.driver.info().name, &self.source, grant);
+        let running = self.replaced.iter().filter_map(Weak::upgrade);
+        running.filter(|driver| !beyond(driver, grant).is_empty()).for_each(|driver| driver.revoke());
+        let Some(serving) = &self.serving else { return };
+        self.shared.previous_versions.granted(&serving.driver.info().name, &self.source, grant);
+        let missing = beyond(&serving.driver, grant);
+        if missing.is_empty() {
+            return;
         }
-        let missing = self.serving.as_ref().map(|serving| beyond(&serving.driver, grant)).unwrap_or_default();
-        let Some(serving) = self.serving.as_ref().filter(|_| !missing.is_empty()) else { return };
         serving.driver.revoke();
         let info = serving.driver.info();
         let reason = format!("its grant no longer has what it requests: {}", missing.join("; "));
@@ -106,23 +93,23 @@ impl Worker {
         self.shared.registry.tell_devices(&name);
     }
 
-    /// Takes the serving version out of service. Its running calls go on.
+    /// Takes the serving version out of service. Its running calls continue.
     pub(super) fn retire(&mut self) -> bool {
         self.shared.registry.retire(&self.source);
         let Some(serving) = self.serving.take() else { return false };
-        serving.keeper.stop();
-        self.shared.predecessors.left(&serving.driver.info().name, &self.source);
-        self.drained(serving);
+        serving.tasks.stop();
+        self.note_replaced(&serving);
         true
     }
 
     /// Notes a version that no longer serves.
-    pub(super) fn drained(&mut self, old: Serving) {
+    pub(super) fn note_replaced(&mut self, old: &Serving) {
         let name = &old.driver.info().name;
         let now = self.serving.as_ref().map(|serving| &serving.driver.info().name);
-        if now.is_some_and(|now| now != name) {
-            self.shared.predecessors.left(name, &self.source);
+        if now != Some(name) {
+            self.shared.previous_versions.left(name, &self.source);
         }
-        self.drained.add(&old.driver);
+        self.replaced.retain(|driver| driver.strong_count() > 0);
+        self.replaced.push(Arc::downgrade(&old.driver));
     }
 }

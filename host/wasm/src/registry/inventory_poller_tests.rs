@@ -1,4 +1,4 @@
-//! A poller of a driver's inventory whose driver is in quarantine.
+//! An inventory poller whose driver is in quarantine.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::keeper::InventoryPoller;
+use super::inventory_poller;
 use crate::kernel::KernelEvents;
 use crate::tests::Stage;
 use crate::tests::guest::Guest;
@@ -18,24 +18,24 @@ use nodedock_model::{Inventory, Pool, PoolName};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Where a quarantine began between the question and the call, the look was forgotten, and with it the kernel's event.
+/// When a quarantine began between the check and the call, the poller forgot the discovery, and with it the kernel's event.
 #[tokio::test]
-async fn a_look_that_a_quarantine_held_back_is_made_up_for_when_it_is_over() {
+async fn a_discovery_that_a_quarantine_refused_is_repeated_when_it_is_over() {
     let driver = Arc::new(Stage::new().load(&Guest::default()).await);
     let (tasks, kernel) = (Tasks::new(), KernelEvents::default());
     let pools = BTreeMap::from([(PoolName::new("node-1").unwrap(), Pool::default())]);
     let before = Published { inventory: Inventory { pools }, ..Published::default() };
     let (published, mut found) = watch::channel(Arc::new(before));
-    let (registry, source) = (Registry::new(Changes::default()), "tiny.wasm".to_owned());
-    let looker =
-        InventoryPoller { registry, source, driver: driver.clone(), published }.start(&tasks, &kernel);
+    let registry = Registry::new(Changes::default());
+    let requests =
+        inventory_poller::start(&registry, "tiny.wasm", driver.clone(), published, &tasks, &kernel);
 
     driver.containment().fail();
-    // Who asks is not asked whether there is a quarantine.
-    looker.look().await;
+    // A request is not checked against the quarantine.
+    requests.discover().await;
     assert!(!found.has_changed().unwrap());
     assert!(driver.containment().resume());
-    tokio::time::timeout(DEADLINE, found.changed()).await.expect("it is asked again").unwrap();
+    tokio::time::timeout(DEADLINE, found.changed()).await.expect("it is repeated").unwrap();
     assert_eq!(found.borrow().inventory, Inventory::default());
     assert!(tasks.drain(DEADLINE).await);
 }

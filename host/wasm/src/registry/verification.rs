@@ -1,0 +1,250 @@
+//! Reads a driver's files once and judges them: the same bytes are hashed, verified and compiled.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::SignedFile;
+use crate::driver_config::{self, DriverConfigError};
+use crate::file_watch::DriverFiles;
+use crate::registry::file_memory::Room;
+use crate::trust::open::{self, OpenError};
+use crate::trust::permissions::{self, Fault};
+use crate::trust::{Evidence, Mode, Policy, Verdict};
+use nodedock_model::grant::{Grant, GrantError};
+use nodedock_model::limit;
+
+/// The result of reading and judging files.
+pub(super) struct Outcome {
+    pub(super) faults: FileFaults,
+    /// Of the driver's file, if it was read.
+    pub(super) digest: Option<String>,
+    pub(super) verified: Result<Verified, FileError>,
+}
+
+/// Files that may be loaded.
+pub(super) struct Verified {
+    pub(super) file: SignedFile,
+    pub(super) grant: Grant,
+    pub(super) config: Option<String>,
+    pub(super) verdict: Verdict,
+}
+
+/// Why files are not compiled.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FileError {
+    #[error("read {}", path.display())]
+    Read { path: PathBuf, source: OpenError },
+    #[error("{} is larger than {max} bytes", path.display())]
+    TooLarge { path: PathBuf, max: u64 },
+    #[error("grant {file}")]
+    Grant { file: String, source: GrantError },
+    #[error("config {file}")]
+    Config { file: String, source: DriverConfigError },
+    #[error("others may change it: {0}")]
+    Permissions(Fault),
+    #[error("not trusted: {}", reason(.0))]
+    Distrusted(Box<Verdict>),
+    #[error("reading it was interrupted")]
+    Interrupted,
+}
+
+impl FileError {
+    /// The verdict on the file, if there is one.
+    pub(super) fn verdict(&self) -> Option<&Verdict> {
+        match self {
+            Self::Distrusted(verdict) => Some(verdict),
+            _ => None,
+        }
+    }
+}
+
+/// Why a file is not trusted, as a text.
+pub(super) fn reason(verdict: &Verdict) -> String {
+    verdict.distrust.as_ref().map(ToString::to_string).unwrap_or_default()
+}
+
+/// Faults of the files themselves, by the opened file; the file watcher reports those of the directory.
+pub(super) type FileFaults = Vec<(PathBuf, Fault)>;
+
+/// Files of which only the grant is read yet.
+pub(super) struct Verification {
+    files: DriverFiles,
+    faults: FileFaults,
+    /// The current grant: a revocation counts whatever happens to the driver's file.
+    pub(super) grant: Result<Grant, FileError>,
+    /// Bytes of the driver's file as it was then, for which memory is reserved.
+    pub(super) size: u64,
+}
+
+impl Verification {
+    /// Reads the grant in a blocking thread.
+    pub(super) async fn begin(files: &DriverFiles) -> Self {
+        let new = |files: &DriverFiles| Self {
+            files: files.clone(),
+            faults: Vec::new(),
+            grant: Err(FileError::Interrupted),
+            size: 0,
+        };
+        let mut begun = new(files);
+        let begun = tokio::task::spawn_blocking(move || {
+            let grant = begun.files.grant.clone();
+            begun.grant = begun.read_text(grant.as_deref()).and_then(parse_grant);
+            // A path that is not a file has no size, and fails when it is read.
+            begun.size = std::fs::metadata(&begun.files.wasm).map_or(0, |found| found.len());
+            begun
+        });
+        begun.await.unwrap_or_else(|_| new(files))
+    }
+
+    /// Reads and judges the rest in a blocking thread.
+    pub(super) async fn end(mut self, policy: Arc<Policy>, room: Room) -> Outcome {
+        let outcome = tokio::task::spawn_blocking(move || {
+            let mut digest = None;
+            let verdict = self.judge(&policy, room, &mut digest);
+            let grant = self.grant;
+            let verified = verdict.and_then(|(file, config, verdict)| {
+                Ok(Verified { file, grant: grant?, config: parse_config(config?)?, verdict })
+            });
+            Outcome { faults: self.faults, digest, verified }
+        });
+        let interrupted =
+            |_| Outcome { faults: Vec::new(), digest: None, verified: Err(FileError::Interrupted) };
+        outcome.await.unwrap_or_else(interrupted)
+    }
+
+    fn judge(
+        &mut self,
+        policy: &Policy,
+        room: Room,
+        digest: &mut Option<String>,
+    ) -> Result<(SignedFile, Result<NamedText, FileError>, Verdict), FileError> {
+        let files = self.files.clone();
+        let code = self.read_code(&files.wasm, room)?;
+        let signature = files.signature.as_deref();
+        let signature = signature.map(|path| self.read(path, limit::SIGNATURE_FILE_BYTES_MAX)).transpose()?;
+        let config = self.read_text(files.config.as_deref());
+        self.check_permissions(policy)?;
+        let verdict =
+            policy.judge(&Evidence { stem: &files.stem, bytes: &code, signature: signature.as_deref() });
+        *digest = Some(verdict.digest().to_owned());
+        match verdict.refuses() {
+            true => Err(FileError::Distrusted(Box::new(verdict))),
+            false => Ok((SignedFile { code, signature: signature.map(Into::into) }, config, verdict)),
+        }
+    }
+
+    fn read_code(&mut self, path: &Path, room: Room) -> Result<Bytes, FileError> {
+        let max = room.bytes_max();
+        match self.read(path, max) {
+            Ok(code) => Ok(room.hold(code)),
+            // Memory was reserved for the size that the file had before.
+            Err(FileError::TooLarge { path, .. }) if max < limit::DRIVER_FILE_BYTES_MAX => {
+                Err(FileError::Read { path, source: OpenError::Changed })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn read(&mut self, path: &Path, max: u64) -> Result<Vec<u8>, FileError> {
+        let failed = |source| match source {
+            OpenError::TooLarge(max) => FileError::TooLarge { path: path.to_owned(), max },
+            source => FileError::Read { path: path.to_owned(), source },
+        };
+        let place = path.parent().zip(path.file_name()).ok_or(OpenError::NotRegular);
+        let (directory, name) = place.map_err(failed)?;
+        let opened = open::open_in(directory, name, max).map_err(failed)?;
+        let faults = permissions::of_file(&opened, directory);
+        self.faults.extend(faults.into_iter().map(|fault| (path.to_owned(), fault)));
+        Ok(opened.bytes)
+    }
+
+    fn read_text(&mut self, path: Option<&Path>) -> Result<NamedText, FileError> {
+        let Some(path) = path else { return Ok(None) };
+        let bytes = self.read(path, limit::SIDE_FILE_BYTES_MAX)?;
+        let not_text = |error| {
+            let source = io::Error::new(io::ErrorKind::InvalidData, error).into();
+            FileError::Read { path: path.to_owned(), source }
+        };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Some((name, String::from_utf8(bytes).map_err(not_text)?)))
+    }
+
+    /// In a directory that others may write, a name and its side files prove nothing.
+    fn check_permissions(&self, policy: &Policy) -> Result<(), FileError> {
+        if policy.mode() != Mode::Enforce {
+            return Ok(());
+        }
+        let directory = self.files.wasm.parent();
+        let of_directory = || permissions::of_directory(directory?).into_iter().next();
+        let fault = self.faults.first().map(|(_, fault)| fault.clone()).or_else(of_directory);
+        fault.map_or(Ok(()), |fault| Err(FileError::Permissions(fault)))
+    }
+}
+
+/// A file's name and content. None: there is no such file.
+type NamedText = Option<(String, String)>;
+
+/// No grant file: the empty grant.
+fn parse_grant(text: NamedText) -> Result<Grant, FileError> {
+    let Some((file, text)) = text else { return Ok(Grant::empty()) };
+    Grant::parse(&text).map_err(|source| FileError::Grant { file, source })
+}
+
+fn parse_config(text: NamedText) -> Result<Option<String>, FileError> {
+    let Some((file, text)) = text else { return Ok(None) };
+    driver_config::driver_config(&text).map(Some).map_err(|source| FileError::Config { file, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::file_memory::FileMemory;
+
+    const MIB: usize = 1 << 20;
+
+    async fn end(verification: Verification, memory: &FileMemory) -> Outcome {
+        let room = memory.to_load(verification.size).await;
+        verification.end(Arc::default(), room).await
+    }
+
+    fn files(directory: &Path, code: &[u8]) -> DriverFiles {
+        let wasm = directory.join("a.wasm");
+        std::fs::write(&wasm, code).unwrap();
+        DriverFiles { stem: "a".to_owned(), wasm, grant: None, config: None, signature: None }
+    }
+
+    /// A directory full of large files that wait for the compiler was in memory as a whole.
+    #[tokio::test]
+    async fn a_file_has_its_room_until_its_bytes_are_dropped() {
+        let (directory, memory) = (tempfile::tempdir().unwrap(), FileMemory::default());
+        let (files, all) = (files(directory.path(), &vec![0; 3 * MIB]), memory.left());
+        let outcome = end(Verification::begin(&files).await, &memory).await;
+        let code = outcome.verified.ok().unwrap().file.code;
+        assert_eq!((code.len(), memory.left()), (3 * MIB, all - 4));
+        drop(code);
+        assert_eq!(memory.left(), all);
+
+        let gone = DriverFiles { wasm: directory.path().join("b.wasm"), ..files };
+        let outcome = end(Verification::begin(&gone).await, &memory).await;
+        assert!(matches!(outcome.verified, Err(FileError::Read { .. })) && memory.left() == all);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_has_grown_beyond_its_room_is_read_again_later() {
+        let (directory, memory) = (tempfile::tempdir().unwrap(), FileMemory::default());
+        let small = files(directory.path(), b"small");
+        let verification = Verification::begin(&small).await;
+        files(directory.path(), &vec![0; 2 * MIB]);
+        let outcome = end(verification, &memory).await;
+        assert!(matches!(outcome.verified, Err(FileError::Read { source: OpenError::Changed, .. })));
+
+        let file = std::fs::File::options().write(true).open(&small.wasm).unwrap();
+        file.set_len(limit::DRIVER_FILE_BYTES_MAX + 1).unwrap();
+        let outcome = end(Verification::begin(&small).await, &memory).await;
+        let max = limit::DRIVER_FILE_BYTES_MAX;
+        assert!(matches!(outcome.verified, Err(FileError::TooLarge { max: found, .. }) if found == max));
+    }
+}

@@ -1,0 +1,160 @@
+//! Checks who else may change a file: its owner and mode, and those of the directories above it.
+//!
+//! A user who may write a directory may put any file into it, and a user who may write its parent may replace it. So all of them have to
+//! belong to root or to the daemon's user, and no other user may write them.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::open::Opened;
+
+const WRITE_OF_OTHERS: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+/// A file or directory that another user may change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    pub path: PathBuf,
+    uid: u32,
+    mode: u32,
+    /// The daemon's user.
+    own_uid: u32,
+}
+
+/// The fault, and the command that repairs it.
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (path, shown, own) = (self.path.display(), quoted(&self.path), self.own_uid);
+        write!(f, "{path} (owner {}, mode {:04o}) ", self.uid, self.mode)?;
+        if is_owned(self.uid, own) {
+            return write!(f, "can be written by group or others: chmod go-w {shown}");
+        }
+        let whose = if own == 0 { "root" } else { "root or the daemon's user" };
+        write!(f, "belongs to another than {whose}: chown {own} {shown}")
+    }
+}
+
+impl Fault {
+    /// `shielded`: in this directory, no other user can replace the entry that matters.
+    fn find(path: &Path, uid: u32, mode: u32, own_uid: u32, shielded: bool) -> Option<Self> {
+        let is_writable = mode & WRITE_OF_OTHERS != 0 && !shielded;
+        let fault = || Self { path: path.to_owned(), uid, mode, own_uid };
+        (!is_owned(uid, own_uid) || is_writable).then(fault)
+    }
+}
+
+fn is_owned(uid: u32, own_uid: u32) -> bool {
+    uid == 0 || uid == own_uid
+}
+
+fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// A path, quoted for a shell.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    if text.chars().all(|c| c.is_alphanumeric() || "/._-+:@".contains(c)) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// The faults of a directory and of those above it. A missing one has none.
+pub fn of_directory(directory: &Path) -> Vec<Fault> {
+    let Ok(directory) = directory.canonicalize() else { return Vec::new() };
+    let (own, mut faults, mut below_is_owned) = (own_uid(), Vec::new(), false);
+    for path in directory.ancestors() {
+        let Ok(found) = std::fs::symlink_metadata(path) else { continue };
+        // In a sticky directory no other user can replace what is root's or ours, as in /tmp.
+        let shielded = found.mode() & STICKY != 0 && below_is_owned;
+        faults.extend(Fault::find(path, found.uid(), found.mode() & 0o7777, own, shielded));
+        below_is_owned = is_owned(found.uid(), own);
+    }
+    faults
+}
+
+/// The faults of a file in a directory, and of the directories between them if the file is behind a link.
+pub fn of_file(opened: &Opened, directory: &Path) -> Vec<Fault> {
+    let own = own_uid();
+    let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    let is_between = |path: &&Path| *path != directory && path.starts_with(&directory);
+    let between = opened.path.ancestors().skip(1).take_while(is_between).filter_map(|path| {
+        let found = std::fs::symlink_metadata(path).ok()?;
+        Fault::find(path, found.uid(), found.mode() & 0o7777, own, false)
+    });
+    Fault::find(&opened.path, opened.uid, opened.mode, own, false).into_iter().chain(between).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::fs::{Permissions, set_permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::open::open_in;
+    use super::*;
+
+    fn chmod(path: &Path, mode: u32) {
+        set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn said(faults: &[Fault]) -> Vec<String> {
+        faults.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_or_replace_is_reported_with_its_repair() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().canonicalize().unwrap();
+        let directory = path.join("the drivers");
+        std::fs::create_dir(&directory).unwrap();
+        chmod(&directory, 0o755);
+        assert_eq!(said(&of_directory(&directory)), [""; 0]);
+        for (mode, shown) in [(0o775, "0775"), (0o757, "0757"), (0o1777, "1777")] {
+            chmod(&directory, mode);
+            let [fault] = said(&of_directory(&directory)).try_into().unwrap();
+            assert!(fault.contains(&format!("mode {shown}")), "{fault}");
+            assert!(fault.ends_with(&format!("chmod go-w '{}'", directory.display())), "{fault}");
+        }
+        chmod(&directory, 0o700);
+        chmod(&path, 0o777);
+        let [fault] = said(&of_directory(&directory)).try_into().unwrap();
+        assert!(fault.ends_with(&format!("chmod go-w {}", path.display())), "{fault}");
+        chmod(&path, 0o1777);
+        assert_eq!(
+            said(&of_directory(&directory)),
+            [""; 0],
+            "no other user can replace an entry of a sticky directory"
+        );
+        assert_eq!(of_directory(&path.join("none")), []);
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_reported_and_a_directory_on_its_way_too() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().canonicalize().unwrap();
+        std::fs::create_dir(path.join("..now")).unwrap();
+        std::fs::write(path.join("..now/a.wasm"), "x").unwrap();
+        std::os::unix::fs::symlink("..now/a.wasm", path.join("a.wasm")).unwrap();
+        chmod(&path.join("..now"), 0o755);
+        chmod(&path.join("..now/a.wasm"), 0o644);
+        let faults = || said(&of_file(&open_in(&path, OsStr::new("a.wasm"), 64).unwrap(), &path));
+        assert_eq!(faults(), [""; 0]);
+        chmod(&path.join("..now"), 0o777);
+        chmod(&path.join("..now/a.wasm"), 0o664);
+        let found = faults();
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("a.wasm") && found[0].contains("0664"), "{found:?}");
+        assert!(found[1].contains("..now (") && found[1].contains("0777"), "{found:?}");
+    }
+
+    #[test]
+    fn a_fault_of_the_owner_names_the_right_owners() {
+        let said = |own| Fault::find(Path::new("/x"), 1234, 0o600, own, false).map(|fault| fault.to_string());
+        assert_eq!(said(0).unwrap(), "/x (owner 1234, mode 0600) belongs to another than root: chown 0 /x");
+        assert!(said(7).unwrap().contains("root or the daemon's user: chown 7 /x"));
+        assert_eq!(said(1234), None);
+    }
+}
