@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use notify::RecursiveMode;
 use notify::event::{EventKind, ModifyKind, RenameMode};
 use tokio::sync::mpsc;
+use walkdir::{DirEntry, WalkDir};
 
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -70,17 +71,40 @@ impl SocketDirectory {
         }
     }
 
+    /// Only an error of the directory itself counts: one below it may be removed during the walk.
     fn list(&mut self) -> io::Result<Listing> {
-        let mut walk =
-            Walk { entries_left: limit::REGISTRY_ENTRIES_MAX, found: Listing::new(), too_many: false };
-        walk.directory(&self.directory, 0)?;
-        if walk.too_many && !self.too_many {
-            let (entries, sockets) = (limit::REGISTRY_ENTRIES_MAX, limit::PLUGIN_SOCKETS_MAX);
+        let (entries, sockets) = (limit::REGISTRY_ENTRIES_MAX, limit::PLUGIN_SOCKETS_MAX);
+        let is_hidden = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+        let walk = WalkDir::new(&self.directory).max_depth(limit::REGISTRY_DEPTH_MAX + 1).into_iter();
+        let walk = walk.filter_entry(|entry| entry.depth() == 0 || !is_hidden(entry));
+        let (mut found, mut too_many) = (Listing::new(), false);
+        for (count, entry) in walk.enumerate() {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) if error.depth() == 0 => return Err(error.into()),
+                Err(error) => {
+                    tracing::debug!(error = chain(&error), "a directory below is not listed");
+                    continue;
+                }
+            };
+            let kind = entry.file_type();
+            let is_too_deep = kind.is_dir() && entry.depth() > limit::REGISTRY_DEPTH_MAX;
+            let stamp = (kind.is_socket() || kind.is_symlink()).then(|| stamp(entry.path())).flatten();
+            if is_too_deep || count > entries || (stamp.is_some() && found.len() >= sockets) {
+                too_many = true;
+            } else if let Some(stamp) = stamp {
+                found.insert(entry.into_path(), stamp);
+            }
+            if count > entries {
+                break;
+            }
+        }
+        if too_many && !self.too_many {
             let directory = self.directory.display();
             tracing::warn!(%directory, entries, sockets, "the directory of registration sockets has too many entries");
         }
-        self.too_many = walk.too_many;
-        Ok(walk.found)
+        self.too_many = too_many;
+        Ok(found)
     }
 
     fn complain(&mut self, error: &io::Error) {
@@ -136,54 +160,6 @@ impl Directory for SocketDirectory {
     }
 }
 
-/// One walk through the directory.
-struct Walk {
-    entries_left: usize,
-    found: Listing,
-    too_many: bool,
-}
-
-impl Walk {
-    /// Only an error of the top directory counts: a subdirectory may be removed during the walk.
-    fn directory(&mut self, directory: &Path, depth: usize) -> io::Result<()> {
-        let mut below = Vec::new();
-        for entry in std::fs::read_dir(directory)? {
-            let entry = entry?;
-            if entry.file_name().as_encoded_bytes().starts_with(b".") {
-                continue;
-            }
-            if self.entries_left == 0 {
-                self.too_many = true;
-                return Ok(());
-            }
-            self.entries_left -= 1;
-            let Ok(kind) = entry.file_type() else { continue };
-            if kind.is_dir() {
-                below.push(entry.path());
-            } else if kind.is_socket() || kind.is_symlink() {
-                self.socket(entry.path());
-            }
-        }
-        for directory in below {
-            if depth >= limit::REGISTRY_DEPTH_MAX {
-                self.too_many = true;
-            } else if let Err(error) = self.directory(&directory, depth + 1) {
-                tracing::debug!(directory = %directory.display(), error = chain(&error), "a directory below is not listed");
-            }
-        }
-        Ok(())
-    }
-
-    fn socket(&mut self, path: PathBuf) {
-        let Some(stamp) = stamp(&path) else { return };
-        if self.found.len() >= limit::PLUGIN_SOCKETS_MAX {
-            self.too_many = true;
-            return;
-        }
-        self.found.insert(path, stamp);
-    }
-}
-
 /// Follows links. `None`: it is not a socket.
 fn stamp(path: &Path) -> Option<Stamp> {
     let found = std::fs::metadata(path).ok().filter(|found| found.file_type().is_socket())?;
@@ -221,22 +197,6 @@ mod tests {
             UnixListener::bind(self.path(name)).unwrap()
         }
 
-        /// Waits for a number of events, sorted by path.
-        async fn next(&mut self, count: usize) -> Vec<SocketEvent> {
-            let mut events = Vec::new();
-            while events.len() < count {
-                events.push(self.events.recv().await.unwrap());
-            }
-            events.sort_by_key(|event| match event {
-                SocketEvent::Appeared(path) | SocketEvent::Gone(path) => path.clone(),
-            });
-            events
-        }
-
-        fn each(&self, names: &[String], event: fn(PathBuf) -> SocketEvent) -> Vec<SocketEvent> {
-            names.iter().map(|name| event(self.path(name))).collect()
-        }
-
         async fn appeared(&mut self, name: &str) {
             let path = self.path(name);
             assert_eq!(self.events.recv().await, Some(SocketEvent::Appeared(path)));
@@ -259,22 +219,6 @@ mod tests {
         std::fs::remove_file(directory.path("a.sock")).unwrap();
         directory.gone("a.sock").await;
         assert!(directory.tasks.drain(Duration::from_secs(5)).await);
-    }
-
-    #[tokio::test]
-    async fn each_of_many_sockets_is_reported_when_it_is_created_and_removed() {
-        let names = |when: &str| (0..10).map(|n| format!("{when}-{n}.sock")).collect::<Vec<_>>();
-        let before = names("before");
-        let mut directory = Watching::new(|dir| {
-            before.iter().for_each(|name| drop(UnixListener::bind(dir.join(name)).unwrap()));
-        });
-        assert_eq!(directory.next(10).await, directory.each(&before, SocketEvent::Appeared));
-        let later = names("later");
-        let _later: Vec<_> = later.iter().map(|name| directory.bind(name)).collect();
-        assert_eq!(directory.next(10).await, directory.each(&later, SocketEvent::Appeared));
-        let all = [before, later].concat();
-        all.iter().for_each(|name| std::fs::remove_file(directory.path(name)).unwrap());
-        assert_eq!(directory.next(20).await, directory.each(&all, SocketEvent::Gone));
     }
 
     #[tokio::test]
