@@ -1,8 +1,8 @@
-//! Instances of the daemon that take turns on one root, as pods of a DaemonSet do in a surge update (`docs/decisions/0009-surge-updates.md`).
+//! Instances of the daemon that share one root, as pods of a DaemonSet do in a surge update (`docs/decisions/0009-surge-updates.md`).
 //!
-//! Of the instances that run one serves, and the others wait for their turn. A newer one is handed the place at its request; an older
-//! one stands by, and serves again when the newer one is gone before it. Who has the place is known by a lock that the kernel gives back:
-//! no crash leaves it taken, and no two serve.
+//! One of them serves, and the others wait. The serving instance hands over to a newer one that requests it. An older instance stands by,
+//! and serves again if the newer one ends first. The instance that serves owns a lock, which the kernel releases at its end: no crash
+//! leaves it locked, and no two instances serve.
 //!
 //! # Life of an instance
 //!
@@ -10,143 +10,141 @@
 //! handover ends everything but the kubelet's sockets: calls fail with a problem that says to retry, the bridge leaves its sockets open, the
 //! checkpoint is closed, and the sockets are removed when the next instance has its own.
 
-mod asker;
-mod holder;
+mod message;
 mod order;
-mod place;
-mod words;
+mod serving;
+mod shared_root;
+mod waiting;
+
+use std::ops::ControlFlow;
 
 use anyhow::{Context, Result};
 use tokio::time::timeout;
 
-use self::asker::Taken;
-use self::holder::{Holder, Successor};
-use self::place::Place;
+use self::message::{Message, Peer};
+use self::serving::HandoverListener;
+use self::shared_root::SharedRoot;
 use super::{Daemon, KubeletSockets, Signals};
 use crate::admin::{self, Front};
 use crate::config::Config;
+use nodedock_base::error::chain;
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Uid, limit};
 
-/// Whether another turn may come.
-#[derive(Debug, PartialEq, Eq)]
-enum Next {
-    Turn,
-    Stop,
-}
-
-struct Turns {
+struct Instance {
     config: Config,
     boot_id: String,
-    place: Place,
-    /// Answers probes about this instance, whoever serves.
+    root: SharedRoot,
+    /// Answers probes about this instance, whichever instance serves.
     front: Front,
     signals: Signals,
 }
 
-/// Serves whenever it is this instance's turn, until a signal says stop.
+/// Waits and serves in turn until a signal requests the end.
 pub(super) async fn run(config: Config, boot_id: String, instance: Uid, signals: Signals) -> Result<()> {
-    super::prepare_folders(&config)?;
+    super::prepare_directories(&config.paths)?;
     let (front, tasks) = (Front::new("it starts"), Tasks::new());
     let probes = config.paths.probes_of(&instance);
     let listener = socket::bind(&probes).await.with_context(|| {
         format!("answer probes of {instance}: each instance has an --instance-uid of its own")
     })?;
     tasks.spawn("instance-probes", admin::serve_front(front.clone(), listener, tasks.clone()));
-    let place = Place::new(&config.paths, instance);
-    let mut turns = Turns { config, boot_id, place, front, signals };
+    let root = SharedRoot { paths: config.paths.clone(), instance };
+    let mut instance = Instance { config, boot_id, root, front, signals };
     let ended = loop {
-        match turns.turn().await {
-            Ok(Next::Turn) => {}
-            Ok(Next::Stop) => break Ok(()),
+        match instance.serve_once().await {
+            Ok(ControlFlow::Continue(())) => {}
+            Ok(ControlFlow::Break(())) => break Ok(()),
             Err(error) => break Err(error),
         }
     };
     tasks.drain(limit::DRAIN).await;
-    // One that is left is removed by whoever serves next.
+    // The next instance that serves removes one that is left.
     let _ = std::fs::remove_file(probes);
     ended
 }
 
-impl Turns {
-    async fn turn(&mut self) -> Result<Next> {
-        let taken = tokio::select! {
+impl Instance {
+    async fn serve_once(&mut self) -> Result<ControlFlow<()>> {
+        let (lease, mut previous) = tokio::select! {
             // Nothing is begun yet.
-            () = self.signals.wanted() => return Ok(Next::Stop),
-            taken = asker::take(&self.place, |words| self.front.stand_by(&words)) => taken?,
+            () = self.signals.received() => return Ok(ControlFlow::Break(())),
+            acquired = waiting::acquire(&self.root, |state| self.front.stand_by(&state)) => acquired?,
         };
         self.front.stand_by("it starts");
-        let Taken { lease, mut before } = taken;
         let daemon = Daemon::start(self.config.clone(), self.boot_id.clone()).await?;
-        self.place.sweep().await;
-        let mut holder = Holder::open(&self.place).await?;
+        self.root.remove_abandoned_sockets().await;
+        let mut requests = HandoverListener::open(&self.root).await?;
         self.front.serve(daemon.admin.clone());
-        super::say_ready();
-        if let Some(before) = &mut before {
-            tracing::info!(from = %before.instance, "took over from the instance before");
+        super::report_ready();
+        if let Some(previous) = &mut previous {
+            tracing::info!(from = %previous.instance, "took over from the instance before");
             tokio::select! {
                 // The drain is the same whether its sockets were known or not.
-                () = self.signals.wanted() => return Ok(self.stop(daemon).await),
+                () = self.signals.received() => return Ok(self.stop(daemon).await),
                 known = timeout(limit::HANDOVER_REGISTERED, daemon.kubelet_sockets.known_to_kubelet()) => {
                     if known.is_err() {
-                        tracing::warn!("the kubelet does not know all drivers yet; the instance before gives its sockets up");
+                        tracing::warn!("the kubelet does not know all drivers yet; the instance before removes its sockets");
                     }
                 }
             }
-            before.serving().await;
+            // The connection is kept: by its end the other instance learns of the end of this one.
+            if let Err(error) = previous.connection.send(&Message::Serving).await {
+                tracing::debug!(error = chain(&error), "the instance before is gone already");
+            }
         }
         let successor = tokio::select! {
-            // Whoever asks in this moment sees the connection end, and the place free.
-            () = self.signals.wanted() => return Ok(self.stop(daemon).await),
-            successor = holder.asked() => successor,
+            // An instance that sends a request in this moment sees the connection end, and the lock free.
+            () = self.signals.received() => return Ok(self.stop(daemon).await),
+            successor = requests.newer_instance() => successor,
         };
-        // Whoever asks from now on finds the successor, or nobody yet.
-        drop((holder, before));
-        let kubelet_sockets = self.hand_over(daemon, &successor).await;
-        drop(lease);
-        self.step_back(kubelet_sockets, successor).await
-    }
-
-    async fn stop(&mut self, daemon: Daemon) -> Next {
-        super::stop(daemon, &mut self.signals).await;
-        Next::Stop
-    }
-
-    /// Ends all but the sockets that the kubelet knows.
-    async fn hand_over(&self, daemon: Daemon, successor: &Successor) -> KubeletSockets {
+        // Later requests find the successor, or no listener yet.
+        drop((requests, previous));
         tracing::info!(to = %successor.instance, "handing over to a newer instance");
         self.front.stand_by(&format!("it hands over to the newer instance {}", successor.instance));
-        daemon.hand_over().await
+        let kubelet_sockets = daemon.hand_over().await;
+        drop(lease);
+        Ok(self.stand_by(kubelet_sockets, successor).await)
     }
 
-    /// Keeps the kubelet's sockets until the successor has its own, and stands by for its end.
-    async fn step_back(&mut self, kubelet_sockets: KubeletSockets, mut successor: Successor) -> Result<Next> {
-        let served = successor.release(&self.place.instance).await
-            && tokio::select! {
-                // The sockets go in either case.
-                () = self.signals.wanted() => {
-                    kubelet_sockets.drain().await;
-                    return Ok(Next::Stop);
-                }
-                served = successor.serves(limit::HANDOVER_SOCKETS) => served,
-            };
+    async fn stop(&mut self, daemon: Daemon) -> ControlFlow<()> {
+        super::stop(daemon, &mut self.signals).await;
+        ControlFlow::Break(())
+    }
+
+    /// Keeps the kubelet's sockets until the successor has its own, and waits for its end.
+    async fn stand_by(&mut self, kubelet_sockets: KubeletSockets, mut successor: Peer) -> ControlFlow<()> {
+        let released = Message::Released { instance: self.root.instance.clone() };
+        let reported = async {
+            successor.connection.send(&released).await.is_ok()
+                && matches!(
+                    successor.connection.receive(limit::HANDOVER_SOCKETS).await,
+                    Ok(Some(Message::Serving))
+                )
+        };
+        let serves = tokio::select! {
+            // The sockets are removed in either case.
+            () = self.signals.received() => None,
+            serves = reported => Some(serves),
+        };
         kubelet_sockets.drain().await;
-        if served {
-            tracing::info!(serves = %successor.instance, "the newer instance serves; standing by");
-        } else {
-            tracing::warn!(instance = %successor.instance, "the newer instance did not say that it serves");
+        let instance = &successor.instance;
+        match serves {
+            None => return ControlFlow::Break(()),
+            Some(true) => tracing::info!(serves = %instance, "the newer instance serves; standing by"),
+            Some(false) => tracing::warn!(%instance, "the newer instance did not say that it serves"),
         }
-        self.front.stand_by(&format!("it stands by: the newer instance {} serves", successor.instance));
-        let over = async {
-            successor.gone().await;
-            // It may be started again at once, and has the place then.
+        self.front.stand_by(&format!("it stands by: the newer instance {instance} serves"));
+        let ended = async {
+            successor.connection.closed().await;
+            // It may be started again at once, and takes precedence.
             tokio::time::sleep(limit::HANDOVER_PATIENCE).await;
         };
         tokio::select! {
             // Nothing is begun.
-            () = self.signals.wanted() => Ok(Next::Stop),
-            () = over => Ok(Next::Turn),
+            () = self.signals.received() => ControlFlow::Break(()),
+            () = ended => ControlFlow::Continue(()),
         }
     }
 }

@@ -6,22 +6,22 @@ use nodedock_model::{Uid, limit};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Order(Vec<Uid>);
 
-/// What becomes of an instance that asks for the place of the one that serves.
+/// The answer to an instance that requests the handover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Judgement {
+pub(super) enum Decision {
     /// It is newer.
     HandOver,
     /// It was there before: it serves again when the newer one is gone.
     StandBy,
-    /// It says that it is the one that serves.
-    Twice,
+    /// It has the UID of the instance that serves.
+    Duplicate,
 }
 
 impl Order {
-    /// A line for each. What is no UID is left out: an order that is lost costs a hand-over too many.
+    /// Parses a line for each. A line that is not a UID is left out: a lost order costs one needless handover.
     pub(super) fn parse(text: &str) -> Self {
         let mut order = Self::default();
-        text.lines().filter_map(|line| Uid::new(line.trim()).ok()).for_each(|uid| order.note(&uid));
+        text.lines().filter_map(|line| Uid::new(line.trim()).ok()).for_each(|uid| order.add(&uid));
         order
     }
 
@@ -29,8 +29,8 @@ impl Order {
         self.0.iter().map(|uid| format!("{uid}\n")).collect()
     }
 
-    /// Notes one that serves. One that is known keeps its place.
-    pub(super) fn note(&mut self, instance: &Uid) {
+    /// Adds an instance that serves. A known one keeps its position.
+    pub(super) fn add(&mut self, instance: &Uid) {
         if self.0.contains(instance) {
             return;
         }
@@ -40,13 +40,13 @@ impl Order {
         self.0.push(instance.clone());
     }
 
-    pub(super) fn judge(&self, serves: &Uid, asks: &Uid) -> Judgement {
-        let place = |uid: &Uid| self.0.iter().position(|known| known == uid);
-        match (place(serves), place(asks)) {
-            _ if serves == asks => Judgement::Twice,
-            (Some(serves), Some(asks)) if asks < serves => Judgement::StandBy,
-            // Nobody knows it, so it is new.
-            _ => Judgement::HandOver,
+    pub(super) fn decide(&self, serves: &Uid, requests: &Uid) -> Decision {
+        let position = |uid: &Uid| self.0.iter().position(|known| known == uid);
+        match (position(serves), position(requests)) {
+            _ if serves == requests => Decision::Duplicate,
+            (Some(serves), Some(requests)) if requests < serves => Decision::StandBy,
+            // An unknown instance is new.
+            _ => Decision::HandOver,
         }
     }
 }
@@ -62,24 +62,24 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_was_seen_later_has_the_place() {
+    fn the_instance_that_was_seen_later_takes_precedence() {
         let mut order = Order::default();
-        order.note(&uid("old"));
-        let judge = |order: &Order, serves, asks| order.judge(&uid(serves), &uid(asks));
-        assert_eq!(judge(&order, "old", "new"), Judgement::HandOver);
-        order.note(&uid("new"));
-        assert_eq!(judge(&order, "new", "old"), Judgement::StandBy);
-        // The new one crashed, the old one took its place again, and the new one is back.
-        order.note(&uid("old"));
-        assert_eq!(judge(&order, "old", "new"), Judgement::HandOver);
-        assert_eq!(judge(&order, "new", "new"), Judgement::Twice);
+        order.add(&uid("old"));
+        let decide = |order: &Order, serves, asks| order.decide(&uid(serves), &uid(asks));
+        assert_eq!(decide(&order, "old", "new"), Decision::HandOver);
+        order.add(&uid("new"));
+        assert_eq!(decide(&order, "new", "old"), Decision::StandBy);
+        // The new one crashed, the old one served again, and the new one is back.
+        order.add(&uid("old"));
+        assert_eq!(decide(&order, "old", "new"), Decision::HandOver);
+        assert_eq!(decide(&order, "new", "new"), Decision::Duplicate);
     }
 
     #[test]
-    fn what_is_written_is_read_and_the_rest_left_out() {
+    fn an_order_is_read_as_it_was_written_and_other_lines_are_left_out() {
         let mut order = Order::default();
         for n in 0..limit::INSTANCES_MAX + 3 {
-            order.note(&uid(&format!("i-{n}")));
+            order.add(&uid(&format!("i-{n}")));
         }
         assert_eq!(order.0.len(), limit::INSTANCES_MAX);
         assert_eq!(Order::parse(&order.text()), order);
@@ -88,16 +88,16 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever of two gives way to the other is not asked back by it: they never pass the place to and fro.
+        /// An instance that handed over to another one is not handed the lease back by it.
         #[test]
-        fn two_never_pass_the_place_to_and_fro(seen in proptest::collection::vec(0..6u8, 0..12), a in 0..6u8, b in 0..6u8) {
+        fn two_instances_never_hand_over_to_and_fro(seen in proptest::collection::vec(0..6u8, 0..12), a in 0..6u8, b in 0..6u8) {
             let name = |n: u8| uid(&format!("i-{n}"));
             let mut order = Order::default();
-            seen.iter().for_each(|n| order.note(&name(*n)));
-            order.note(&name(a));
-            if order.judge(&name(a), &name(b)) == Judgement::HandOver {
-                order.note(&name(b));
-                prop_assert_eq!(order.judge(&name(b), &name(a)), Judgement::StandBy);
+            seen.iter().for_each(|n| order.add(&name(*n)));
+            order.add(&name(a));
+            if order.decide(&name(a), &name(b)) == Decision::HandOver {
+                order.add(&name(b));
+                prop_assert_eq!(order.decide(&name(b), &name(a)), Decision::StandBy);
             }
         }
     }

@@ -1,43 +1,36 @@
-//! The side of the instance that serves: hears who asks for its place, lets older ones wait, and gives way to a newer one.
+//! The side of the instance that serves: it receives the requests of others, lets older instances wait, and returns a newer one.
 
 use std::collections::VecDeque;
 use std::io;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::order::{Judgement, Order};
-use super::place::Place;
-use super::words::{Talk, Word};
+use super::message::{Connection, Message, Peer};
+use super::order::{Decision, Order};
+use super::shared_root::SharedRoot;
 use nodedock_base::error::chain;
 use nodedock_base::socket;
 use nodedock_model::{Uid, limit};
 
-pub(super) struct Holder {
+pub(super) struct HandoverListener {
     instance: Uid,
     order: Order,
     listener: UnixListener,
-    /// Who learns by the end of its connection that the place may be free.
-    standing_by: VecDeque<Talk>,
+    /// Older instances: the end of its connection shows each of them that the lock may be free.
+    standing_by: VecDeque<Connection>,
 }
 
-/// The newer instance to which the place is given.
-pub(super) struct Successor {
-    pub(super) instance: Uid,
-    talk: Talk,
-}
-
-impl Holder {
-    /// Whoever has the lease.
-    pub(super) async fn open(place: &Place) -> Result<Self> {
-        let listener = socket::bind(&place.door).await.context("listen for the next instance")?;
-        let (instance, order) = (place.instance.clone(), place.note());
+impl HandoverListener {
+    /// The caller owns the lease.
+    pub(super) async fn open(root: &SharedRoot) -> Result<Self> {
+        let listener = socket::bind(&root.paths.handover).await.context("listen for the next instance")?;
+        let (instance, order) = (root.instance.clone(), root.record());
         Ok(Self { instance, order, listener, standing_by: VecDeque::new() })
     }
 
-    /// Waits until a newer instance asks.
-    pub(super) async fn asked(&mut self) -> Successor {
+    /// Waits for the request of a newer instance.
+    pub(super) async fn newer_instance(&mut self) -> Peer {
         loop {
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
@@ -47,52 +40,36 @@ impl Holder {
                     continue;
                 }
             };
-            match self.judge(stream).await {
+            match self.decide(stream).await {
                 Ok(Some(successor)) => return successor,
                 Ok(None) => {}
-                Err(error) => tracing::debug!(error = chain(&error), "nobody asked for this place"),
+                Err(error) => tracing::debug!(error = chain(&error), "a connection brought no valid request"),
             }
         }
     }
 
-    async fn judge(&mut self, stream: UnixStream) -> io::Result<Option<Successor>> {
-        let own = rustix::process::geteuid().as_raw();
-        if stream.peer_cred()?.uid() != own {
+    async fn decide(&mut self, stream: UnixStream) -> io::Result<Option<Peer>> {
+        if stream.peer_cred()?.uid() != rustix::process::geteuid().as_raw() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        let mut talk = Talk::new(stream);
-        let Some(Word::Ask { instance }) = talk.hear(limit::HANDOVER_WORD).await? else { return Ok(None) };
-        match self.order.judge(&self.instance, &instance) {
-            Judgement::HandOver => Ok(Some(Successor { instance, talk })),
-            Judgement::StandBy => {
+        let mut connection = Connection::new(stream);
+        let request = connection.receive(limit::HANDOVER_WORD).await?;
+        let Some(Message::Ask { instance }) = request else { return Ok(None) };
+        match self.order.decide(&self.instance, &instance) {
+            Decision::HandOver => return Ok(Some(Peer { instance, connection })),
+            Decision::StandBy => {
                 tracing::info!(%instance, "an older instance stands by");
-                talk.say(&Word::StandBy { instance: self.instance.clone() }).await?;
+                connection.send(&Message::StandBy { instance: self.instance.clone() }).await?;
                 if self.standing_by.len() >= limit::HANDOVER_STANDBY_MAX {
                     self.standing_by.pop_front();
                 }
-                self.standing_by.push_back(talk);
-                Ok(None)
+                self.standing_by.push_back(connection);
             }
-            Judgement::Twice => {
+            Decision::Duplicate => {
                 let why = format!("another process serves as instance {instance}");
-                talk.say(&Word::Refused { why }).await.map(|()| None)
+                connection.send(&Message::Refused { why }).await?;
             }
         }
-    }
-}
-
-impl Successor {
-    /// Says that the place is free. False: it is gone.
-    pub(super) async fn release(&mut self, by: &Uid) -> bool {
-        self.talk.say(&Word::Released { instance: by.clone() }).await.is_ok()
-    }
-
-    /// Waits until it says that the kubelet knows it. False: it is gone, or says nothing.
-    pub(super) async fn serves(&mut self, within: Duration) -> bool {
-        matches!(self.talk.hear(within).await, Ok(Some(Word::Serving)))
-    }
-
-    pub(super) async fn gone(&mut self) {
-        self.talk.gone().await;
+        Ok(None)
     }
 }

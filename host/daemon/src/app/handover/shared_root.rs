@@ -1,10 +1,10 @@
-//! The one place on a root that instances take in turn: a lock that the kernel gives back when its holder dies, the order in which
-//! they came, and the socket on which the holder is asked.
+//! The files that the instances on one root share: the lock of the instance that serves, which the kernel releases at its end, the order
+//! in which they came, and their sockets.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use rustix::fs::FlockOperation;
@@ -18,78 +18,60 @@ use nodedock_model::{Uid, limit};
 /// Bytes of the order's file: each UID has 128 at most.
 const ORDER_BYTES_MAX: u64 = (limit::INSTANCES_MAX as u64) * 256;
 
-pub(super) struct Place {
+pub(super) struct SharedRoot {
+    pub(super) paths: Paths,
+    /// This instance.
     pub(super) instance: Uid,
-    lock: PathBuf,
-    order: PathBuf,
-    /// Where the holder is asked.
-    pub(super) door: PathBuf,
-    probes: PathBuf,
 }
 
-/// The place is taken while this lives.
+/// The lock is held while this lives.
 #[derive(Debug)]
 pub(super) struct Lease {
     _locked: File,
 }
 
-impl Place {
-    pub(super) fn new(paths: &Paths, instance: Uid) -> Self {
-        Self {
-            lock: paths.instance_lock.clone(),
-            order: paths.instances.clone(),
-            door: paths.handover.clone(),
-            probes: paths.probes_of(&instance),
-            instance,
-        }
-    }
-
-    pub(super) fn lock_path(&self) -> &Path {
-        &self.lock
-    }
-
-    /// Takes the place if it is free.
-    pub(super) fn try_take(&self) -> Result<Option<Lease>> {
+impl SharedRoot {
+    /// Takes the lease if it is free.
+    pub(super) fn try_lock(&self) -> Result<Option<Lease>> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&self.lock).with_context(|| format!("open {}", self.lock.display()))?;
+        let path = &self.paths.instance_lock;
+        let file = options.open(path).with_context(|| format!("open {}", path.display()))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Lease { _locked: file })),
             Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
-            Err(error) => {
-                Err(io::Error::from(error)).with_context(|| format!("lock {}", self.lock.display()))
-            }
+            Err(error) => Err(io::Error::from(error)).with_context(|| format!("lock {}", path.display())),
         }
     }
 
-    /// Notes that this instance serves; the order with it. Only the holder calls this.
-    pub(super) fn note(&self) -> Order {
-        let mut order = read_order(&self.order).unwrap_or_else(|error| {
-            tracing::warn!(error = chain(&error), "the order of instances is not known; it begins anew");
+    /// Adds this instance to the order, and returns that. The caller owns the lease.
+    pub(super) fn record(&self) -> Order {
+        let path = &self.paths.instances;
+        let mut order = read_order(path).unwrap_or_else(|error| {
+            tracing::warn!(error = chain(&error), "the order of instances is not known; it begins again");
             Order::default()
         });
         let before = order.clone();
-        order.note(&self.instance);
+        order.add(&self.instance);
         if order != before
-            && let Err(error) = write_order(&self.order, &order)
+            && let Err(error) = write_order(path, &order)
         {
-            // It costs a hand-over too many.
-            tracing::warn!(error = chain(&error), "the order of instances cannot be kept");
+            // It costs one needless handover.
+            tracing::warn!(error = chain(&error), "the order of instances cannot be stored");
         }
         order
     }
 
-    /// Removes the probes' sockets of instances that are gone: those of the living accept.
-    pub(super) async fn sweep(&self) {
-        let Some(folder) = self.probes.parent() else { return };
-        let Ok(entries) = std::fs::read_dir(folder) else { return };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            let is_probe = name.strip_prefix(INSTANCE_PROBES).is_some_and(|rest| rest.ends_with(".sock"));
-            if is_probe && entry.path() != self.probes && is_abandoned(&entry.path()).await {
-                // One that is left is looked at by the next holder.
-                let _ = std::fs::remove_file(entry.path());
+    /// Removes the sockets for probes of instances that have ended: those of the others accept.
+    pub(super) async fn remove_abandoned_sockets(&self) {
+        let own = self.paths.probes_of(&self.instance);
+        let Some(Ok(entries)) = own.parent().map(std::fs::read_dir) else { return };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let is_probe = name.starts_with(INSTANCE_PROBES) && name.ends_with(".sock");
+            if is_probe && path != own && is_abandoned(&path).await {
+                // The next instance that serves retries.
+                let _ = std::fs::remove_file(&path);
             }
         }
     }
@@ -125,51 +107,43 @@ fn write_order(path: &Path, order: &Order) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::root;
     use super::*;
 
-    fn place(folder: &Path, instance: &str) -> Place {
-        let paths = Paths::below(folder);
-        for file in [&paths.instance_lock, &paths.handover] {
-            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        }
-        Place::new(&paths, Uid::new(instance).unwrap())
-    }
-
     #[test]
-    fn the_place_is_one_s_until_the_lease_is_dropped() {
-        let folder = tempfile::tempdir().unwrap();
-        let (one, other) = (place(folder.path(), "one"), place(folder.path(), "other"));
-        let lease = one.try_take().unwrap().unwrap();
-        assert!(other.try_take().unwrap().is_none() && one.try_take().unwrap().is_none());
+    fn one_instance_has_the_lease_until_it_is_dropped() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, other) = (root(directory.path(), "one"), root(directory.path(), "other"));
+        let lease = one.try_lock().unwrap().unwrap();
+        assert!(other.try_lock().unwrap().is_none() && one.try_lock().unwrap().is_none());
         drop(lease);
-        assert!(other.try_take().unwrap().is_some());
+        assert!(other.try_lock().unwrap().is_some());
     }
 
     #[test]
-    fn the_order_is_kept_in_a_file_and_a_damaged_one_begins_anew() {
-        let folder = tempfile::tempdir().unwrap();
-        place(folder.path(), "one").note();
-        let order = place(folder.path(), "other").note();
+    fn the_order_is_stored_in_a_file_and_a_damaged_one_begins_again() {
+        let directory = tempfile::tempdir().unwrap();
+        root(directory.path(), "one").record();
+        let order = root(directory.path(), "other").record();
         assert_eq!(order.text(), "one\nother\n");
-        let file = Paths::below(folder.path()).instances;
+        let file = Paths::below(directory.path()).instances;
         assert_eq!(std::fs::read_to_string(&file).unwrap(), order.text());
         std::fs::write(&file, [0xff, 0xfe, b'\n']).unwrap();
-        assert_eq!(place(folder.path(), "other").note().text(), "other\n");
+        assert_eq!(root(directory.path(), "other").record().text(), "other\n");
     }
 
     #[tokio::test]
-    async fn sockets_of_the_living_and_what_is_no_socket_stay() {
-        let folder = tempfile::tempdir().unwrap();
-        let (place, paths) = (place(folder.path(), "one"), Paths::below(folder.path()));
-        let socket = |name: &str| paths.probes_of(&Uid::new(name).unwrap());
-        let living = std::os::unix::net::UnixListener::bind(socket("living")).unwrap();
+    async fn sockets_that_accept_and_other_files_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = root(directory.path(), "one");
+        let socket = |name: &str| root.paths.probes_of(&Uid::new(name).unwrap());
+        let _living = std::os::unix::net::UnixListener::bind(socket("living")).unwrap();
         for gone in ["one", "gone"] {
             drop(std::os::unix::net::UnixListener::bind(socket(gone)).unwrap());
         }
         std::fs::write(socket("file"), "precious").unwrap();
-        place.sweep().await;
+        root.remove_abandoned_sockets().await;
         let there = ["living", "one", "gone", "file"].map(|name| socket(name).exists());
         assert_eq!(there, [true, true, false, true]);
-        drop(living);
     }
 }

@@ -1,138 +1,120 @@
-//! Instances that ask each other on a root of their own, without a daemon behind.
+//! Instances on one root, without a daemon.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use tokio::time::{Duration, Instant};
 
-use super::asker::{self, Taken};
-use super::holder::Holder;
-use super::place::Place;
+use super::message::{Message, Peer};
+use super::serving::HandoverListener;
+use super::shared_root::{Lease, SharedRoot};
+use super::waiting;
 use crate::config::Paths;
 use nodedock_model::{Uid, limit};
 
-fn place(folder: &Path, instance: &str) -> Arc<Place> {
-    let paths = Paths::below(folder);
+type Acquired = anyhow::Result<(Lease, Option<Peer>)>;
+
+pub(super) fn root(directory: &Path, instance: &str) -> SharedRoot {
+    let paths = Paths::below(directory);
     for file in [&paths.instance_lock, &paths.handover] {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     }
-    Arc::new(Place::new(&paths, Uid::new(instance).unwrap()))
+    SharedRoot { paths, instance: Uid::new(instance).unwrap() }
 }
 
-async fn taken(place: &Place) -> Taken {
-    asker::take(place, |_| ()).await.unwrap()
+fn roots(directory: &Path) -> (Arc<SharedRoot>, Arc<SharedRoot>) {
+    (root(directory, "old").into(), root(directory, "new").into())
 }
 
-fn taking(place: &Arc<Place>) -> tokio::task::JoinHandle<anyhow::Result<Taken>> {
-    let place = place.clone();
-    tokio::spawn(async move { asker::take(&place, |_| ()).await })
+/// An instance that serves.
+async fn serving(root: &SharedRoot) -> (Lease, HandoverListener) {
+    let (lease, _) = waiting::acquire(root, |_| ()).await.unwrap();
+    (lease, HandoverListener::open(root).await.unwrap())
+}
+
+fn acquiring(root: &Arc<SharedRoot>) -> tokio::task::JoinHandle<Acquired> {
+    let root = root.clone();
+    tokio::spawn(async move { waiting::acquire(&root, |_| ()).await })
+}
+
+fn released() -> Message {
+    Message::Released { instance: Uid::new("old").unwrap() }
 }
 
 #[tokio::test]
-async fn a_newer_instance_is_given_the_place_when_it_is_released_and_not_before() {
-    let folder = tempfile::tempdir().unwrap();
-    let (old, new) = (place(folder.path(), "old"), place(folder.path(), "new"));
-    let first = taken(&old).await;
-    let mut holder = Holder::open(&old).await.unwrap();
-    let second = taking(&new);
-    let mut successor = holder.asked().await;
+async fn a_newer_instance_has_the_lease_when_it_is_released_and_not_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let (lease, mut requests) = serving(&old).await;
+    let second = acquiring(&new);
+    let mut successor = requests.newer_instance().await;
     assert_eq!(successor.instance.as_str(), "new");
-    assert!(new.try_take().unwrap().is_none() && !second.is_finished());
-    drop((holder, first));
-    assert!(successor.release(&old.instance).await);
-    let mut second = second.await.unwrap().unwrap();
-    let before = second.before.as_mut().unwrap();
-    assert_eq!(before.instance.as_str(), "old");
-    before.serving().await;
-    assert!(successor.serves(limit::HANDOVER_SOCKETS).await);
+    assert!(new.try_lock().unwrap().is_none() && !second.is_finished());
+    drop((requests, lease));
+    successor.connection.send(&released()).await.unwrap();
+    let (_lease, previous) = second.await.unwrap().unwrap();
+    let mut previous = previous.unwrap();
+    assert_eq!(previous.instance.as_str(), "old");
+    previous.connection.send(&Message::Serving).await.unwrap();
+    let answer = successor.connection.receive(limit::HANDOVER_SOCKETS).await;
+    assert_eq!(answer.unwrap(), Some(Message::Serving));
 }
 
 #[tokio::test]
-async fn an_older_instance_stands_by_until_the_newer_is_gone_and_then_has_the_place() {
-    let folder = tempfile::tempdir().unwrap();
-    let (old, new) = (place(folder.path(), "old"), place(folder.path(), "new"));
-    old.note();
-    let newer = taken(&new).await;
-    let mut holder = Holder::open(&new).await.unwrap();
-    let (words, mut said) = tokio::sync::mpsc::unbounded_channel();
-    let older = {
-        let old = old.clone();
-        tokio::spawn(async move { asker::take(&old, |word| words.send(word).unwrap()).await })
-    };
-    let stands_by =
-        async { while !said.recv().await.unwrap().contains("stands by: the newer instance new") {} };
-    tokio::select! {
-        () = stands_by => {}
-        _ = holder.asked() => panic!("an older instance is given the place"),
-    }
-    drop((holder, newer));
-    let again = older.await.unwrap().unwrap();
-    assert!(again.before.is_none());
-    // The newer one is back, and has it again.
-    let mut holder = Holder::open(&old).await.unwrap();
-    let second = taking(&new);
-    assert_eq!(holder.asked().await.instance.as_str(), "new");
-    drop((holder, again));
-    second.await.unwrap().unwrap();
-}
-
-#[tokio::test]
-async fn a_predecessor_that_dies_while_it_hands_over_leaves_the_place_free() {
-    let folder = tempfile::tempdir().unwrap();
-    let (old, new) = (place(folder.path(), "old"), place(folder.path(), "new"));
-    let first = taken(&old).await;
-    let mut holder = Holder::open(&old).await.unwrap();
-    let second = taking(&new);
-    let successor = holder.asked().await;
+async fn an_instance_that_dies_while_it_hands_over_leaves_the_lease_free() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let (lease, mut requests) = serving(&old).await;
+    let second = acquiring(&new);
+    let successor = requests.newer_instance().await;
     // Its end takes the connection and the lock together.
-    drop((successor, holder, first));
-    assert!(second.await.unwrap().unwrap().before.is_none());
+    drop((successor, requests, lease));
+    assert!(second.await.unwrap().unwrap().1.is_none());
 }
 
 #[tokio::test]
 async fn a_successor_that_dies_is_noticed_before_and_after_the_release() {
-    let folder = tempfile::tempdir().unwrap();
-    let (old, new) = (place(folder.path(), "old"), place(folder.path(), "new"));
-    let _first = taken(&old).await;
-    let mut holder = Holder::open(&old).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let (_lease, mut requests) = serving(&old).await;
     for _ in 0..2 {
-        let second = taking(&new);
-        let mut successor = holder.asked().await;
+        let second = acquiring(&new);
+        let mut successor = requests.newer_instance().await.connection;
         second.abort();
         assert!(second.await.is_err_and(|error| error.is_cancelled()));
-        let heard = successor.release(&old.instance).await && successor.serves(limit::HANDOVER_SOCKETS).await;
-        assert!(!heard);
-        successor.gone().await;
+        if successor.send(&released()).await.is_ok() {
+            let answer = successor.receive(limit::HANDOVER_SOCKETS).await;
+            assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
+        }
+        successor.closed().await;
     }
 }
 
 #[tokio::test]
-async fn the_same_instance_twice_is_refused_and_strangers_keep_nobody() {
-    let folder = tempfile::tempdir().unwrap();
-    let (old, new) = (place(folder.path(), "old"), place(folder.path(), "new"));
-    let _first = taken(&old).await;
-    let mut holder = Holder::open(&old).await.unwrap();
-    let twice = taking(&old);
+async fn a_second_instance_of_a_uid_is_refused_and_strangers_delay_no_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let (_lease, mut requests) = serving(&old).await;
     let refused = tokio::select! {
-        refused = twice => refused.unwrap().err().unwrap().to_string(),
-        _ = holder.asked() => panic!("it asks itself"),
+        refused = acquiring(&old) => refused.unwrap().unwrap_err().to_string(),
+        _ = requests.newer_instance() => panic!("it is no newer instance"),
     };
     assert!(refused.contains("serves as instance old") && refused.contains("--instance-uid"), "{refused}");
 
     use tokio::io::AsyncWriteExt;
-    let mut stranger = tokio::net::UnixStream::connect(&old.door).await.unwrap();
+    let mut stranger = tokio::net::UnixStream::connect(&old.paths.handover).await.unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
-    let _second = taking(&new);
-    assert_eq!(holder.asked().await.instance.as_str(), "new");
+    let _second = acquiring(&new);
+    assert_eq!(requests.newer_instance().await.instance.as_str(), "new");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_never_answers_ends_the_start_with_a_word() {
-    let folder = tempfile::tempdir().unwrap();
-    let (old, new) = (place(folder.path(), "old"), place(folder.path(), "new"));
-    let _first = taken(&old).await;
+async fn a_start_fails_when_the_owner_of_the_lock_never_answers() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let _lease = old.try_lock().unwrap().unwrap();
     let began = Instant::now();
-    let error = asker::take(&new, |_| ()).await.err().unwrap().to_string();
+    let error = waiting::acquire(&new, |_| ()).await.unwrap_err().to_string();
     assert!(error.contains("instance.lock") && error.contains("handover.sock"), "{error}");
     assert!(began.elapsed() < limit::HANDOVER_SILENT + Duration::from_secs(5), "{:?}", began.elapsed());
 }

@@ -1,4 +1,5 @@
-//! The side of an instance that has not the place yet: takes it when it is free, asks who has it, and stands by where that one is newer.
+//! The side of an instance that does not serve: it takes the lease when that is free, requests the handover from the instance that
+//! serves, and stands by while that one is newer.
 
 use std::io;
 
@@ -6,118 +7,92 @@ use anyhow::{Result, bail};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
-use super::place::{Lease, Place};
-use super::words::{Talk, Word};
+use super::message::{Connection, Message, Peer};
+use super::shared_root::{Lease, SharedRoot};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
-use nodedock_model::{Uid, limit};
+use nodedock_model::limit;
 
-/// The place, and who had it before and waits to hear that its sockets are for nobody any more.
-pub(super) struct Taken {
-    pub(super) lease: Lease,
-    pub(super) before: Option<Predecessor>,
-}
-
-pub(super) struct Predecessor {
-    pub(super) instance: Uid,
-    talk: Talk,
-}
-
-impl Predecessor {
-    /// Tells it that the kubelet knows this instance. It is kept: by its end the other learns of ours.
-    pub(super) async fn serving(&mut self) {
-        if let Err(error) = self.talk.say(&Word::Serving).await {
-            tracing::debug!(error = chain(&error), "the instance before is gone already");
-        }
-    }
-}
-
-/// What came of asking.
+/// The end of a request.
 enum Answer {
-    Released(Predecessor),
-    /// Somebody newer served, and its end has come.
-    Over,
-    /// Nobody answered.
+    Released(Peer),
+    /// A newer instance served, and has ended.
+    Ended,
+    /// There was no answer that makes sense.
     Silence,
 }
 
-/// Waits for the place. `say` is told what is waited for.
-pub(super) async fn take(place: &Place, say: impl Fn(String)) -> Result<Taken> {
-    let mut backoff = Backoff::new(limit::HANDOVER_RETRY_MIN, limit::HANDOVER_RETRY_MAX);
-    let mut silent_since = None;
+/// Waits for the lease, and returns it with the instance that handed over, if one did. `report` is called with what is waited for.
+pub(super) async fn acquire(root: &SharedRoot, report: impl Fn(String)) -> Result<(Lease, Option<Peer>)> {
+    let new_backoff = || Backoff::new(limit::HANDOVER_RETRY_MIN, limit::HANDOVER_RETRY_MAX);
+    let (mut backoff, mut silent_since) = (new_backoff(), None);
     loop {
-        if let Some(lease) = place.try_take()? {
-            return Ok(Taken { lease, before: None });
+        if let Some(lease) = root.try_lock()? {
+            return Ok((lease, None));
         }
-        match ask(place, &say).await? {
-            Answer::Released(before) => match taken(place, before).await? {
-                Some(taken) => return Ok(taken),
+        match request(root, &report).await? {
+            Answer::Released(previous) => match released_lease(root).await? {
+                Some(lease) => return Ok((lease, Some(previous))),
                 None => silent_since = None,
             },
-            Answer::Over => {
-                (backoff, silent_since) =
-                    (Backoff::new(limit::HANDOVER_RETRY_MIN, limit::HANDOVER_RETRY_MAX), None);
+            Answer::Ended => {
+                (backoff, silent_since) = (new_backoff(), None);
                 sleep(limit::HANDOVER_PATIENCE).await;
             }
             Answer::Silence => {
                 let since = *silent_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > limit::HANDOVER_SILENT {
+                    let (lock, socket) = (root.paths.instance_lock.display(), root.paths.handover.display());
                     bail!(
-                        "another instance holds {} and does not answer on {}: stop it, or see what it hangs in",
-                        place.lock_path().display(),
-                        place.door.display()
+                        "another instance holds {lock} and does not answer on {socket}: stop it, or see what it hangs in"
                     );
                 }
-                say("it waits for the instance before, which does not answer".to_owned());
+                report("it waits for the instance before, which does not answer".to_owned());
                 sleep(backoff.delay()).await;
             }
         }
     }
 }
 
-async fn ask(place: &Place, say: &impl Fn(String)) -> Result<Answer> {
-    let Ok(stream) = UnixStream::connect(&place.door).await else { return Ok(Answer::Silence) };
-    let mut talk = Talk::new(stream);
-    let asked = talk.say(&Word::Ask { instance: place.instance.clone() }).await;
-    say("it waits for the instance before to hand over".to_owned());
-    let heard = match asked {
-        Ok(()) => talk.hear(limit::HANDOVER_RELEASE).await,
+async fn request(root: &SharedRoot, report: &impl Fn(String)) -> Result<Answer> {
+    let Ok(stream) = UnixStream::connect(&root.paths.handover).await else { return Ok(Answer::Silence) };
+    let mut connection = Connection::new(stream);
+    let sent = connection.send(&Message::Ask { instance: root.instance.clone() }).await;
+    report("it waits for the instance before to hand over".to_owned());
+    let answer = match sent {
+        Ok(()) => connection.receive(limit::HANDOVER_RELEASE).await,
         Err(error) => Err(error),
     };
-    match heard {
-        Ok(Some(Word::Released { instance })) => Ok(Answer::Released(Predecessor { instance, talk })),
-        Ok(Some(Word::StandBy { instance })) => {
+    match answer {
+        Ok(Some(Message::Released { instance })) => {
+            return Ok(Answer::Released(Peer { instance, connection }));
+        }
+        Ok(Some(Message::StandBy { instance })) => {
             tracing::info!(serves = %instance, "a newer instance serves; standing by");
-            say(format!("it stands by: the newer instance {instance} serves"));
-            talk.gone().await;
-            Ok(Answer::Over)
+            report(format!("it stands by: the newer instance {instance} serves"));
+            connection.closed().await;
+            return Ok(Answer::Ended);
         }
-        Ok(Some(Word::Refused { why })) => bail!("{why}: each needs an --instance-uid of its own"),
-        Ok(Some(word @ (Word::Ask { .. } | Word::Serving))) => {
-            tracing::debug!(?word, "the instance that serves says what makes no sense");
-            Ok(Answer::Silence)
+        Ok(Some(Message::Refused { why })) => bail!("{why}: each needs an --instance-uid of its own"),
+        Ok(Some(message @ (Message::Ask { .. } | Message::Serving))) => {
+            tracing::debug!(?message, "the instance that serves answered with a message that makes no sense");
         }
-        Ok(None) => Ok(Answer::Silence),
+        Ok(None) => {}
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-            tracing::warn!("the instance that serves does not hand over in time; asking again");
-            Ok(Answer::Silence)
+            tracing::warn!("the instance that serves does not hand over in time, retrying");
         }
-        Err(error) => {
-            tracing::debug!(error = chain(&error), "the instance that serves was not understood");
-            Ok(Answer::Silence)
-        }
+        Err(error) => tracing::debug!(error = chain(&error), "the instance that serves was not understood"),
     }
+    Ok(Answer::Silence)
 }
 
-/// Takes the place that was released. None: somebody else was faster.
-async fn taken(place: &Place, before: Predecessor) -> Result<Option<Taken>> {
+/// Takes the lease that was released. `None`: another instance was faster.
+async fn released_lease(root: &SharedRoot) -> Result<Option<Lease>> {
     let until = Instant::now() + limit::HANDOVER_WORD;
     loop {
-        if let Some(lease) = place.try_take()? {
-            return Ok(Some(Taken { lease, before: Some(before) }));
-        }
-        if Instant::now() >= until {
-            return Ok(None);
+        let lease = root.try_lock()?;
+        if lease.is_some() || Instant::now() >= until {
+            return Ok(lease);
         }
         sleep(limit::HANDOVER_RETRY_MIN).await;
     }
