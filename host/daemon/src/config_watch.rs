@@ -17,12 +17,10 @@ use nodedock_model::limit;
 
 /// Watches until the tasks stop. Reports at once, on changes, and periodically: keys are in files of their own, which may be anywhere.
 pub(crate) async fn watch(file: PathBuf, tasks: Tasks, events: mpsc::Sender<()>) {
-    let Some(directory) = file.parent().map(Path::to_owned) else { return };
-    watched::follow(ConfigDirectory::new(directory, file), tasks, events).await;
+    watched::follow(ConfigDirectory::new(file), tasks, events).await;
 }
 
 struct ConfigDirectory {
-    directory: PathBuf,
     file: PathBuf,
     /// Whether the file may be another one since the last check.
     changed: bool,
@@ -32,8 +30,8 @@ struct ConfigDirectory {
 }
 
 impl ConfigDirectory {
-    fn new(directory: PathBuf, file: PathBuf) -> Self {
-        Self { directory, file, changed: false, settles: None, due: Instant::now() }
+    fn new(file: PathBuf) -> Self {
+        Self { file, changed: false, settles: None, due: Instant::now() }
     }
 }
 
@@ -41,7 +39,7 @@ impl Directory for ConfigDirectory {
     type Event = ();
 
     fn path(&self) -> &Path {
-        &self.directory
+        self.file.parent().unwrap_or(Path::new("/"))
     }
 
     fn depth(&self) -> RecursiveMode {
@@ -92,7 +90,7 @@ mod tests {
 
     /// How many reports an event of a file leads to.
     fn reports(state: &mut ConfigDirectory, kind: EventKind, name: &str) -> usize {
-        let path = state.directory.join(name);
+        let path = state.file.with_file_name(name);
         state.note(&notify::Event::new(kind).add_path(path));
         state.look().len()
     }
@@ -100,8 +98,7 @@ mod tests {
     #[test]
     fn data_written_to_other_files_is_not_reported_and_a_moved_link_is() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path();
-        let mut state = ConfigDirectory::new(path.into(), path.join("nodedock.yaml"));
+        let mut state = ConfigDirectory::new(directory.path().join("nodedock.yaml"));
         assert_eq!(state.look().len(), 1, "the first report comes at once");
         let mut reports = |kind, name: &str| reports(&mut state, kind, name);
         assert_eq!((reports(WRITTEN, "daemon.log"), reports(WRITTEN, "nodedock.yaml")), (0, 1));
@@ -112,8 +109,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_report_is_due_in_time_however_often_other_files_are_written() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path();
-        let mut state = ConfigDirectory::new(path.into(), path.join("nodedock.yaml"));
+        let mut state = ConfigDirectory::new(directory.path().join("nodedock.yaml"));
         assert_eq!(state.look().len(), 1);
         let period = limit::RELIST_PERIOD;
         for _ in 0..3 {

@@ -34,11 +34,7 @@ pub async fn watch(directory: PathBuf, tasks: Tasks, events: mpsc::Sender<Socket
 
 /// Returns the current registration sockets. A missing directory has none.
 pub fn present(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    match SocketDirectory::new(directory.to_owned()).list() {
-        Ok(listing) => Ok(listing.into_keys().collect()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
+    SocketDirectory::new(directory.to_owned()).list().map(|listing| listing.into_keys().collect())
 }
 
 /// Distinguishes sockets of the same path. A change of mode or owner does not change it.
@@ -71,7 +67,8 @@ impl SocketDirectory {
         }
     }
 
-    /// Only an error of the directory itself counts: one below it may be removed during the walk.
+    /// A missing directory has no sockets. Of errors only one of the directory itself counts: one below it may be removed during the
+    /// walk.
     fn list(&mut self) -> io::Result<Listing> {
         let (entries, sockets) = (limit::REGISTRY_ENTRIES_MAX, limit::PLUGIN_SOCKETS_MAX);
         let is_hidden = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
@@ -81,7 +78,10 @@ impl SocketDirectory {
         for (count, entry) in walk.enumerate() {
             let entry = match entry {
                 Ok(entry) => entry,
-                Err(error) if error.depth() == 0 => return Err(error.into()),
+                Err(error) if error.depth() == 0 => match io::Error::from(error) {
+                    error if error.kind() == io::ErrorKind::NotFound => break,
+                    error => return Err(error),
+                },
                 Err(error) => {
                     tracing::debug!(error = chain(&error), "a directory below is not listed");
                     continue;
@@ -105,13 +105,6 @@ impl SocketDirectory {
         }
         self.too_many = too_many;
         Ok(found)
-    }
-
-    fn complain(&mut self, error: &io::Error) {
-        if !std::mem::replace(&mut self.complained, true) {
-            let directory = self.directory.display().to_string();
-            tracing::warn!(directory, error = chain(error), "cannot list the directory, its plugins stay");
-        }
     }
 }
 
@@ -140,9 +133,12 @@ impl Directory for SocketDirectory {
     fn look(&mut self) -> Vec<SocketEvent> {
         let listing = match self.list() {
             Ok(listing) => listing,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Listing::new(),
             Err(error) => {
-                self.complain(&error);
+                if !std::mem::replace(&mut self.complained, true) {
+                    let directory = self.directory.display().to_string();
+                    let error = chain(&error);
+                    tracing::warn!(directory, error, "cannot list the directory, its plugins stay");
+                }
                 return Vec::new();
             }
         };

@@ -44,7 +44,14 @@ impl Health {
     pub fn follow(driver: DriverName, service: HealthService, connection: Connection, tasks: &Tasks) -> Self {
         let health = Self::default();
         let watch = Watch { driver, service, connection, health: health.clone() };
-        tasks.spawn("plugin-health", watch.run(tasks.clone()));
+        let stopped = tasks.stopped();
+        tasks.spawn("plugin-health", async move {
+            tokio::select! {
+                // Safe to drop: the next stream sends the health again.
+                () = stopped => {}
+                () = watch.run() => {}
+            }
+        });
         health
     }
 
@@ -84,17 +91,11 @@ struct Watch {
 }
 
 impl Watch {
-    async fn run(self, tasks: Tasks) {
-        let stopped = tasks.stopped();
-        tokio::pin!(stopped);
+    /// Opens the stream again whenever it ends, if the plugin implements it.
+    async fn run(self) {
         let mut complained = false;
         loop {
-            let end = tokio::select! {
-                // Safe to drop: the next stream sends the health again.
-                () = &mut stopped => return,
-                end = self.stream() => end,
-            };
-            let driver = &self.driver;
+            let (end, driver) = (self.stream().await, &self.driver);
             match end {
                 Err(status) if status.code() == Code::Unimplemented => {
                     // The Go helper registers the service for every driver.
@@ -107,10 +108,7 @@ impl Watch {
                 }
                 Err(_) | Ok(()) => {}
             }
-            tokio::select! {
-                () = &mut stopped => return,
-                () = tokio::time::sleep(limit::HEALTH_RESTART) => {}
-            }
+            tokio::time::sleep(limit::HEALTH_RESTART).await;
         }
     }
 

@@ -70,30 +70,19 @@ fn device(device: &Device) {
     labels("annotations", device.annotations.iter());
 }
 
-/// How many values it has.
+/// Returns how many values it has.
 fn attribute(value: &AttributeValue) -> usize {
-    let text = |text: &String| line("bytes of a text", text, ATTRIBUTE_TEXT_MAX);
-    match value {
-        AttributeValue::Int(_) | AttributeValue::Bool(_) => 1,
-        AttributeValue::Text(one) => {
-            text(one);
-            1
-        }
-        AttributeValue::Version(version) => {
-            text(&version.to_string());
-            1
-        }
-        AttributeValue::Ints(list) => list.len(),
-        AttributeValue::Bools(list) => list.len(),
-        AttributeValue::Texts(list) => {
-            list.iter().for_each(text);
-            list.len()
-        }
-        AttributeValue::Versions(list) => {
-            list.iter().for_each(|version| text(&version.to_string()));
-            list.len()
-        }
-    }
+    let texts = match value {
+        AttributeValue::Int(_) | AttributeValue::Bool(_) => return 1,
+        AttributeValue::Ints(list) => return list.len(),
+        AttributeValue::Bools(list) => return list.len(),
+        AttributeValue::Text(one) => vec![one.to_string()],
+        AttributeValue::Version(version) => vec![version.to_string()],
+        AttributeValue::Texts(list) => list.iter().map(ToString::to_string).collect(),
+        AttributeValue::Versions(list) => list.iter().map(ToString::to_string).collect(),
+    };
+    texts.iter().for_each(|text| line("bytes of a text", text, ATTRIBUTE_TEXT_MAX));
+    texts.len()
 }
 
 fn quantity(text: &str) {
