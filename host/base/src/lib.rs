@@ -12,6 +12,7 @@ pub mod locks;
 pub mod memory;
 pub mod metrics;
 pub mod printable;
+pub mod rate;
 pub mod request;
 pub mod socket;
 pub mod tasks;

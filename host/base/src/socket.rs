@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use hyper_util::rt::TokioIo;
 use tokio::net::{UnixListener, UnixStream};
+use tokio_util::io::InspectReader;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use nodedock_model::limit::{PLUGIN_HEADERS_BYTES_MAX, SOCKET_PATH_BYTES_MAX};
@@ -72,15 +73,27 @@ pub enum ConnectError {
     Http2 { socket: PathBuf, source: tonic::transport::Error },
 }
 
-/// Connects to the gRPC server on a socket, once: a channel whose connection has ended does not connect again. The caller sets a
-/// deadline.
+/// Connects to the gRPC server on a socket, once: a channel whose connection has ended does not connect again, and its calls fail at
+/// once. The caller sets a deadline.
 pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
+    connect_guarded(socket, ()).await
+}
+
+/// Connects as `connect` does. The guard is dropped when the connection ends.
+pub async fn connect_guarded<G>(socket: &Path, guard: G) -> Result<Channel, ConnectError>
+where
+    G: Send + Unpin + 'static,
+{
     let stream = UnixStream::connect(socket).await;
     let stream = stream.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
-    let mut stream = Some(TokioIo::new(stream));
+    let owner = move |_: &[u8]| {
+        let _ = &guard;
+    };
+    let mut stream = Some(TokioIo::new(InspectReader::new(stream, owner)));
     let connector = tower::service_fn(move |_: Uri| {
         std::future::ready(stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
     });
+    // The authority is `localhost`, as from a kubelet.
     let endpoint =
         Endpoint::from_static("http://localhost").http2_max_header_list_size(PLUGIN_HEADERS_BYTES_MAX);
     let connected = endpoint.connect_with_connector(connector).await;

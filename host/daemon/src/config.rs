@@ -14,7 +14,7 @@ use serde::Deserialize;
 use nodedock_model::{Uid, limit};
 use nodedock_wasm::trust;
 
-pub use kubernetes::{KubernetesConfig, KubernetesError, KubernetesFlags, KubernetesSection, OwnPodName};
+pub use kubernetes::{KubernetesConfig, KubernetesError, KubernetesFlags, KubernetesSection};
 
 /// The daemon's config file. Every key may be absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -121,7 +121,10 @@ pub struct Flags {
 pub struct Config {
     pub paths: Paths,
     pub node_name: String,
-    pub claims: ClaimsConfig,
+    /// How long a prepare waits for another claim to be released from a device.
+    pub exclusive_wait: Duration,
+    /// How long a driver has for a prepare or an unprepare.
+    pub call_deadline: Duration,
     /// Where metrics and probes are answered besides the admin socket.
     pub admin_address: Option<SocketAddr>,
     /// None: this is no Kubernetes node.
@@ -132,15 +135,6 @@ pub struct Config {
     pub file: ConfigFile,
     /// Path of the config file, which is read again when it changes.
     pub file_path: Option<PathBuf>,
-}
-
-/// Times of the claim manager.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClaimsConfig {
-    /// How long a prepare waits for another claim to be released from a device.
-    pub exclusive_wait: Duration,
-    /// How long a driver has for a prepare or an unprepare.
-    pub call_deadline: Duration,
 }
 
 impl Config {
@@ -162,10 +156,8 @@ impl Config {
             paths,
             kubernetes: kubernetes::resolve(flags.kubernetes, &file.kubernetes, root, node_name.as_deref())?,
             node_name: node_name.unwrap_or_else(host_name),
-            claims: ClaimsConfig {
-                exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
-                call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
-            },
+            exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
+            call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
             admin_address: file.admin.listen,
             instance: flags.instance_uid,
             file,

@@ -12,5 +12,8 @@ mod telemetry;
 pub mod app;
 pub mod cli;
 
+/// For fuzz targets and tests. In no build that is shipped.
 #[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzz;
+pub mod testing {
+    pub mod fuzz;
+}

@@ -4,9 +4,8 @@
 //! so are pods without claims and resources.
 
 mod assemble;
-mod rate;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_server as server;
 use nodedock_proto::kubelet::pod_resources::v1alpha1::pod_resources_lister_server as server_v1alpha1;
@@ -20,11 +19,10 @@ use tonic::{Request, Response, Status};
 
 use nodedock_base::error::chain;
 use nodedock_base::grpc::begin;
+use nodedock_base::rate::TokenBucket;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
 use nodedock_model::{ObjectName, limit};
-
-use rate::Bucket;
 
 /// The service, in both versions of the API.
 #[derive(Clone)]
@@ -64,14 +62,14 @@ pub async fn serve(api: PodResources, listener: UnixListener) {
 
 /// Limits the rate of all methods together, as a kubelet does.
 fn limiter(counters: Arc<Counters>) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone {
-    let bucket =
-        Arc::new(Bucket::full(limit::POD_RESOURCES_PER_SECOND, limit::POD_RESOURCES_BURST, Instant::now()));
+    let (per_second, burst) = (limit::POD_RESOURCES_PER_SECOND, limit::POD_RESOURCES_BURST);
+    let bucket = Arc::new(Mutex::new(TokenBucket::full(per_second, burst, Instant::now())));
     move |request| {
-        if bucket.take(Instant::now()) {
-            return Ok(request);
-        }
-        count(&counters.rejected, "rejected");
-        Err(Status::resource_exhausted("rejected by rate limit"))
+        let taken = bucket.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now(), 0);
+        taken.map(|()| request).map_err(|_| {
+            count(&counters.rejected, "rejected");
+            Status::resource_exhausted("rejected by rate limit")
+        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Endpoints of device plugins: the registered plugin of each resource, and the connection to it.
 //!
-//! Given registrations, from the socket that plugins call and from the directory of registration sockets, it reports to a `PluginSink`
+//! Given registrations, from the socket that plugins call and from the workers of registration sockets, it reports to a `PluginSink`
 //! which plugin arrived, what it lists and why it left. Of two registrations of a resource the later one counts. It dials a lost plugin
 //! again, which a kubelet leaves to the plugin. Never allocates anything, and deletes no socket.
 //!
@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::grpc::{DevicePlugin, PluginSteps};
+use crate::grpc::{DevicePlugin, PluginTimes};
 use controller::{Order, ResourceController};
 pub use location::Location;
 use nodedock_base::tasks::Tasks;
@@ -39,6 +39,7 @@ use nodedock_core::driver::DeviceDriver;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::devices::PluginId;
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, limit};
+use sockets::Accepted;
 
 /// Queue of orders for a resource's controller, which executes them without waiting for a plugin.
 const ORDERS_WAITING_MAX: usize = 16;
@@ -90,15 +91,6 @@ impl PluginSink for Arc<Manager> {
     }
 }
 
-/// How a plugin registered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// By a call on `kubelet.sock`.
-    KubeletSocket,
-    /// By a registration socket, whose removal ends the registration.
-    RegistrationSocket(String),
-}
-
 /// Handle to the endpoints. Clones share the state.
 #[derive(Clone)]
 pub struct Endpoints<S: PluginSink>(Arc<Shared<S>>);
@@ -106,10 +98,12 @@ pub struct Endpoints<S: PluginSink>(Arc<Shared<S>>);
 struct Shared<S> {
     sink: S,
     tasks: Tasks,
-    steps: PluginSteps,
+    steps: PluginTimes,
     /// Permits for the steps of a registration.
     at_once: Semaphore,
     slots: Mutex<BTreeMap<ExtendedResource, Slot>>,
+    /// Locked before the slots.
+    accepted: Mutex<Accepted>,
 }
 
 /// State of a resource: a registration in progress, a controller, or both. Without either there is no slot.
@@ -118,16 +112,23 @@ struct Slot {
     /// Number of registrations; the last one counts.
     registrations: u64,
     /// Cancelled when a newer registration begins.
-    turn: Option<CancellationToken>,
+    attempt: Option<CancellationToken>,
     controller: Option<mpsc::Sender<Order>>,
-    /// How the controller's plugin registered.
-    origin: Option<Origin>,
+    /// Of the controller's plugin.
+    location: Option<Location>,
 }
 
 impl<S: PluginSink> Endpoints<S> {
-    pub fn new(sink: S, steps: PluginSteps, tasks: Tasks) -> Self {
+    pub fn new(sink: S, steps: PluginTimes, tasks: Tasks) -> Self {
         let at_once = Semaphore::new(limit::REGISTRATIONS_AT_ONCE);
-        Self(Arc::new(Shared { sink, tasks, steps, at_once, slots: Mutex::default() }))
+        Self(Arc::new(Shared {
+            sink,
+            tasks,
+            steps,
+            at_once,
+            slots: Mutex::default(),
+            accepted: Mutex::default(),
+        }))
     }
 
     /// Reports a plugin's call to register, before it is checked.
@@ -137,53 +138,41 @@ impl<S: PluginSink> Endpoints<S> {
 
     /// Connects to a plugin, calls it for its options, and replaces the previous plugin. Returns when the sink has the report of its
     /// arrival, which is before its first list. If a step fails the previous plugin stays.
-    pub async fn register(
-        &self,
-        resource: &ExtendedResource,
-        location: Location,
-        origin: Origin,
-    ) -> Result<(), Problem> {
-        let turn = Turn::begin(&self.0, resource)?;
-        self.attempt(&turn, &location, &origin).await
+    pub async fn register(&self, resource: &ExtendedResource, location: Location) -> Result<(), Problem> {
+        self.try_register(&Attempt::begin(&self.0, resource)?, &location).await
     }
 
-    async fn attempt(&self, turn: &Turn<S>, location: &Location, origin: &Origin) -> Result<(), Problem> {
+    async fn try_register(&self, attempt: &Attempt<S>, location: &Location) -> Result<(), Problem> {
+        let connect = async {
+            let _permit = self.0.at_once.acquire().await;
+            self.0.connect(&attempt.resource, location).await
+        };
         let plugin = tokio::select! {
             biased;
             // Dropping the future closes the connection, here and below.
-            () = turn.superseded.cancelled() => return Err(turn.superseded_problem()),
+            () = attempt.superseded.cancelled() => return Err(attempt.superseded_problem()),
             () = self.0.tasks.stopped() => return Err(stopping()),
-            plugin = self.shake_hands(&turn.resource, location) => plugin?,
+            plugin = connect => plugin?,
         };
-        let taken = self.hand_over(turn, location.clone(), origin.clone(), plugin)?;
+        let taken = self.hand_over(attempt, location.clone(), plugin)?;
         taken.await.map_err(|_| stopping())
-    }
-
-    async fn shake_hands(
-        &self,
-        resource: &ExtendedResource,
-        location: &Location,
-    ) -> Result<DevicePlugin, Problem> {
-        let _permit = self.0.at_once.acquire().await;
-        self.0.connect(resource, location).await
     }
 
     fn hand_over(
         &self,
-        turn: &Turn<S>,
+        attempt: &Attempt<S>,
         location: Location,
-        origin: Origin,
         plugin: DevicePlugin,
     ) -> Result<oneshot::Receiver<()>, Problem> {
         let mut slots = self.0.slots();
-        let current = slots.get_mut(&turn.resource).filter(|slot| slot.registrations == turn.number);
-        let slot = current.ok_or_else(|| turn.superseded_problem())?;
-        let controller = slot.controller.get_or_insert_with(|| self.spawn_controller(&turn.resource));
+        let current = slots.get_mut(&attempt.resource).filter(|slot| slot.registrations == attempt.number);
+        let slot = current.ok_or_else(|| attempt.superseded_problem())?;
+        let controller = slot.controller.get_or_insert_with(|| self.spawn_controller(&attempt.resource));
         let (taken, is_taken) = oneshot::channel();
-        let (plugin, number) = (Arc::new(plugin), turn.number);
-        let order = Order::Take { location, origin: origin.clone(), plugin, number, taken };
-        controller.try_send(order).map_err(|_| turn.superseded_problem())?;
-        slot.origin = Some(origin);
+        let (plugin, number) = (Arc::new(plugin), attempt.number);
+        let order = Order::Take { location: location.clone(), plugin, number, taken };
+        controller.try_send(order).map_err(|_| attempt.superseded_problem())?;
+        slot.location = Some(location);
         Ok(is_taken)
     }
 
@@ -198,8 +187,8 @@ impl<S: PluginSink> Endpoints<S> {
     fn end(&self, resource: &ExtendedResource, socket: &str) -> bool {
         let mut slots = self.0.slots();
         let Some(slot) = slots.get_mut(resource) else { return false };
-        let is_its = |origin: &mut Origin| matches!(origin, Origin::RegistrationSocket(of) if of == socket);
-        let is_ended = slot.origin.take_if(is_its).is_some();
+        let is_its = |location: &mut Location| matches!(location, Location::At { registration, .. } if registration == socket);
+        let is_ended = slot.location.take_if(is_its).is_some();
         if let Some(controller) = slot.controller.as_ref().filter(|_| is_ended) {
             // A controller that is stopping needs no order.
             let _ = controller.try_send(Order::End);
@@ -215,22 +204,26 @@ impl<S: PluginSink> Shared<S> {
         location: &Location,
     ) -> Result<DevicePlugin, Problem> {
         let socket = location.resolve().await?;
-        DevicePlugin::connect(resource.clone(), &socket, self.steps, &self.tasks).await
+        DevicePlugin::connect(resource, &socket, self.steps, &self.tasks).await
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<ExtendedResource, Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn accepted(&self) -> MutexGuard<'_, Accepted> {
+        self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Ends the slot of a controller without a plugin, unless a registration is in progress. Returns true if the controller must end.
-    fn let_go(&self, resource: &ExtendedResource, inbox: &mpsc::Receiver<Order>) -> bool {
+    fn end_if_idle(&self, resource: &ExtendedResource, inbox: &mpsc::Receiver<Order>) -> bool {
         // Orders are sent only under this lock.
         let mut slots = self.slots();
-        let is_free = inbox.is_empty() && slots.get(resource).is_none_or(|slot| slot.turn.is_none());
-        if is_free {
+        let is_idle = inbox.is_empty() && slots.get(resource).is_none_or(|slot| slot.attempt.is_none());
+        if is_idle {
             slots.remove(resource);
         }
-        is_free
+        is_idle
     }
 }
 
@@ -238,23 +231,27 @@ impl<S: PluginSink> Shared<S> {
 const SUPERSEDED: &str = "registration-superseded";
 
 /// A registration in progress: the newest of its resource, until `superseded`.
-struct Turn<S: PluginSink> {
+struct Attempt<S: PluginSink> {
     shared: Arc<Shared<S>>,
     resource: ExtendedResource,
     number: u64,
     superseded: CancellationToken,
 }
 
-impl<S: PluginSink> Turn<S> {
+impl<S: PluginSink> Attempt<S> {
     fn begin(shared: &Arc<Shared<S>>, resource: &ExtendedResource) -> Result<Self, Problem> {
         let mut slots = shared.slots();
         if !slots.contains_key(resource) && slots.len() >= limit::PLUGIN_RESOURCES_MAX {
-            return Err(too_many(resource));
+            let max = limit::PLUGIN_RESOURCES_MAX;
+            let message = format!(
+                "{resource} is not taken: device plugins have {max} resources already, the most that are served"
+            );
+            return Err(Problem::unavailable("too-many-resources", message));
         }
         let slot = slots.entry(resource.clone()).or_default();
         slot.registrations += 1;
         let superseded = CancellationToken::new();
-        if let Some(before) = slot.turn.replace(superseded.clone()) {
+        if let Some(before) = slot.attempt.replace(superseded.clone()) {
             before.cancel();
         }
         let number = slot.registrations;
@@ -267,14 +264,14 @@ impl<S: PluginSink> Turn<S> {
     }
 }
 
-impl<S: PluginSink> Drop for Turn<S> {
+impl<S: PluginSink> Drop for Attempt<S> {
     fn drop(&mut self) {
         let mut slots = self.shared.slots();
         let Some(slot) = slots.get_mut(&self.resource).filter(|slot| slot.registrations == self.number)
         else {
             return;
         };
-        slot.turn = None;
+        slot.attempt = None;
         match &slot.controller {
             // The controller may have waited for this registration. A full channel triggers a check as well.
             Some(controller) => drop(controller.try_send(Order::Look)),
@@ -285,12 +282,4 @@ impl<S: PluginSink> Drop for Turn<S> {
 
 fn stopping() -> Problem {
     Problem::unavailable("daemon-stopping", "the daemon is about to end")
-}
-
-fn too_many(resource: &ExtendedResource) -> Problem {
-    let max = limit::PLUGIN_RESOURCES_MAX;
-    let message = format!(
-        "{resource} is not taken: device plugins have {max} resources already, the most that are served"
-    );
-    Problem::unavailable("too-many-resources", message)
 }

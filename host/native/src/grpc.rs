@@ -17,19 +17,19 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Connection, Link};
-pub use device_plugin::{DevicePlugin, Following, PluginSteps};
+pub use connection::Connection;
+pub use device_plugin::{DevicePlugin, Following};
 pub use dra::DraPlugin;
 pub use health::Health;
 pub use nodedock_model::{DraService, HealthService};
-pub use registration::{PluginInfo, Registrar, RegistrarError, StepTimes};
+pub use registration::{PluginInfo, PluginTimes, Registrar, RegistrarError};
 pub use stats::Rpcs;
 
 use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
 
 /// Converts a plugin's text to one bounded line for a log, an event or a terminal.
 fn clean(text: &str) -> String {
-    cut(text, PROBLEM_MESSAGE_BYTES_MAX).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    cut(text, PROBLEM_MESSAGE_BYTES_MAX).replace(char::is_control, " ")
 }
 
 /// Truncates to at most `max` bytes, with dots at the end.

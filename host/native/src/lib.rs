@@ -1,6 +1,5 @@
 //! Native plugins: their sockets, their registration as with a kubelet, and the clients of the DRA and device-plugin APIs.
 
-pub mod device_plugins;
 pub mod endpoints;
 pub mod grpc;
 pub mod plugins;

@@ -27,50 +27,31 @@ mod tests;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::device_plugins::DevicePlugins;
-use crate::grpc::StepTimes;
+use crate::endpoints::{Endpoints, PluginSink};
+use crate::grpc::PluginTimes;
 use crate::sockets::SocketEvent;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::registry::Registry;
-use nodedock_model::{DriverKind, limit};
+use nodedock_model::DriverKind;
 use worker::{Order, Worker};
 
 /// Queue of orders for a worker, which executes only the last one.
 const ORDERS_WAITING_MAX: usize = 64;
 
-/// Deadlines and backoff of a registration.
-#[derive(Debug, Clone, Copy)]
-pub struct PluginTimes {
-    pub steps: StepTimes,
-    pub retry_min: Duration,
-    pub retry_max: Duration,
-}
-
-impl Default for PluginTimes {
-    fn default() -> Self {
-        Self {
-            steps: StepTimes::default(),
-            retry_min: limit::PLUGIN_RETRY_MIN,
-            retry_max: limit::PLUGIN_RETRY_MAX,
-        }
-    }
-}
-
 /// State that the workers share.
 #[derive(Clone)]
-pub struct Plugins {
+pub struct Plugins<S: PluginSink> {
     pub registry: Registry,
-    /// Accepted device plugins, for the device manager.
-    pub device_plugins: DevicePlugins,
+    /// Where accepted device plugins are registered.
+    pub endpoints: Endpoints<S>,
     pub times: PluginTimes,
     pub tasks: Tasks,
 }
 
-impl Plugins {
+impl<S: PluginSink> Plugins<S> {
     /// Executes the requests of the watcher and of operators, until the tasks stop.
     pub async fn run(self, mut events: mpsc::Receiver<SocketEvent>) {
         let Some(mut reloads) = self.registry.take_reloads(DriverKind::Grpc) else { return };

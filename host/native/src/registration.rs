@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
 use nodedock_proto::unix;
 use tokio::net::UnixListener;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use wire::registration_server::{Registration, RegistrationServer};
 
-use crate::endpoints::{Endpoints, Location, Origin, PluginSink};
+use crate::endpoints::{Endpoints, Location, PluginSink};
 use nodedock_base::error::chain;
+use nodedock_base::grpc;
 use nodedock_base::socket::{self, BindError};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{ExtendedResource, Problem, ProblemKind, limit};
@@ -92,7 +93,7 @@ impl<S: PluginSink> Registrations<S> {
         check_version(&request.version)?;
         let resource = resource?;
         let location = Location::beside(&self.directory, &request.endpoint, SOCKET)?;
-        self.endpoints.register(&resource, location, Origin::KubeletSocket).await
+        self.endpoints.register(&resource, location).await
     }
 }
 
@@ -133,15 +134,11 @@ fn resource(name: &str) -> Result<ExtendedResource, Problem> {
 }
 
 fn status(problem: &Problem) -> Status {
-    let message = problem.message.as_str();
-    match problem.kind {
-        ProblemKind::Invalid => Status::invalid_argument(message),
-        ProblemKind::Denied => Status::permission_denied(message),
-        ProblemKind::NotFound => Status::not_found(message),
-        ProblemKind::Conflict => Status::aborted(message),
-        ProblemKind::Unavailable => Status::unavailable(message),
-        ProblemKind::Internal => Status::internal(message),
-    }
+    let code = match problem.kind {
+        ProblemKind::Conflict => Code::Aborted,
+        kind => grpc::code(kind),
+    };
+    Status::new(code, problem.message.as_str())
 }
 
 /// Shortens a plugin's text for the log.

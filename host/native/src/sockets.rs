@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use notify::RecursiveMode;
 use notify::event::{EventKind, ModifyKind, RenameMode};
 use tokio::sync::mpsc;
+use walkdir::{DirEntry, WalkDir};
 
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -33,11 +34,7 @@ pub async fn watch(directory: PathBuf, tasks: Tasks, events: mpsc::Sender<Socket
 
 /// Returns the current registration sockets. A missing directory has none.
 pub fn present(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    match SocketDirectory::new(directory.to_owned()).list() {
-        Ok(listing) => Ok(listing.into_keys().collect()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
+    SocketDirectory::new(directory.to_owned()).list().map(|listing| listing.into_keys().collect())
 }
 
 /// Distinguishes sockets of the same path. A change of mode or owner does not change it.
@@ -70,24 +67,44 @@ impl SocketDirectory {
         }
     }
 
+    /// A missing directory has no sockets. Of errors only one of the directory itself counts: one below it may be removed during the
+    /// walk.
     fn list(&mut self) -> io::Result<Listing> {
-        let mut walk =
-            Walk { entries_left: limit::REGISTRY_ENTRIES_MAX, found: Listing::new(), too_many: false };
-        walk.directory(&self.directory, 0)?;
-        if walk.too_many && !self.too_many {
-            let (entries, sockets) = (limit::REGISTRY_ENTRIES_MAX, limit::PLUGIN_SOCKETS_MAX);
+        let (entries, sockets) = (limit::REGISTRY_ENTRIES_MAX, limit::PLUGIN_SOCKETS_MAX);
+        let is_hidden = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+        let walk = WalkDir::new(&self.directory).max_depth(limit::REGISTRY_DEPTH_MAX + 1).into_iter();
+        let walk = walk.filter_entry(|entry| entry.depth() == 0 || !is_hidden(entry));
+        let (mut found, mut too_many) = (Listing::new(), false);
+        for (count, entry) in walk.enumerate() {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) if error.depth() == 0 => match io::Error::from(error) {
+                    error if error.kind() == io::ErrorKind::NotFound => break,
+                    error => return Err(error),
+                },
+                Err(error) => {
+                    tracing::debug!(error = chain(&error), "a directory below is not listed");
+                    continue;
+                }
+            };
+            let kind = entry.file_type();
+            let is_too_deep = kind.is_dir() && entry.depth() > limit::REGISTRY_DEPTH_MAX;
+            let stamp = (kind.is_socket() || kind.is_symlink()).then(|| stamp(entry.path())).flatten();
+            if is_too_deep || count > entries || (stamp.is_some() && found.len() >= sockets) {
+                too_many = true;
+            } else if let Some(stamp) = stamp {
+                found.insert(entry.into_path(), stamp);
+            }
+            if count > entries {
+                break;
+            }
+        }
+        if too_many && !self.too_many {
             let directory = self.directory.display();
             tracing::warn!(%directory, entries, sockets, "the directory of registration sockets has too many entries");
         }
-        self.too_many = walk.too_many;
-        Ok(walk.found)
-    }
-
-    fn complain(&mut self, error: &io::Error) {
-        if !std::mem::replace(&mut self.complained, true) {
-            let directory = self.directory.display().to_string();
-            tracing::warn!(directory, error = chain(error), "cannot list the directory, its plugins stay");
-        }
+        self.too_many = too_many;
+        Ok(found)
     }
 }
 
@@ -116,9 +133,12 @@ impl Directory for SocketDirectory {
     fn look(&mut self) -> Vec<SocketEvent> {
         let listing = match self.list() {
             Ok(listing) => listing,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Listing::new(),
             Err(error) => {
-                self.complain(&error);
+                if !std::mem::replace(&mut self.complained, true) {
+                    let directory = self.directory.display().to_string();
+                    let error = chain(&error);
+                    tracing::warn!(directory, error, "cannot list the directory, its plugins stay");
+                }
                 return Vec::new();
             }
         };
@@ -133,54 +153,6 @@ impl Directory for SocketDirectory {
         events.extend(listing.iter().filter(is_new).map(|(path, _)| SocketEvent::Appeared(path.clone())));
         self.reported = listing;
         events
-    }
-}
-
-/// One walk through the directory.
-struct Walk {
-    entries_left: usize,
-    found: Listing,
-    too_many: bool,
-}
-
-impl Walk {
-    /// Only an error of the top directory counts: a subdirectory may be removed during the walk.
-    fn directory(&mut self, directory: &Path, depth: usize) -> io::Result<()> {
-        let mut below = Vec::new();
-        for entry in std::fs::read_dir(directory)? {
-            let entry = entry?;
-            if entry.file_name().as_encoded_bytes().starts_with(b".") {
-                continue;
-            }
-            if self.entries_left == 0 {
-                self.too_many = true;
-                return Ok(());
-            }
-            self.entries_left -= 1;
-            let Ok(kind) = entry.file_type() else { continue };
-            if kind.is_dir() {
-                below.push(entry.path());
-            } else if kind.is_socket() || kind.is_symlink() {
-                self.socket(entry.path());
-            }
-        }
-        for directory in below {
-            if depth >= limit::REGISTRY_DEPTH_MAX {
-                self.too_many = true;
-            } else if let Err(error) = self.directory(&directory, depth + 1) {
-                tracing::debug!(directory = %directory.display(), error = chain(&error), "a directory below is not listed");
-            }
-        }
-        Ok(())
-    }
-
-    fn socket(&mut self, path: PathBuf) {
-        let Some(stamp) = stamp(&path) else { return };
-        if self.found.len() >= limit::PLUGIN_SOCKETS_MAX {
-            self.too_many = true;
-            return;
-        }
-        self.found.insert(path, stamp);
     }
 }
 
@@ -221,22 +193,6 @@ mod tests {
             UnixListener::bind(self.path(name)).unwrap()
         }
 
-        /// Waits for a number of events, sorted by path.
-        async fn next(&mut self, count: usize) -> Vec<SocketEvent> {
-            let mut events = Vec::new();
-            while events.len() < count {
-                events.push(self.events.recv().await.unwrap());
-            }
-            events.sort_by_key(|event| match event {
-                SocketEvent::Appeared(path) | SocketEvent::Gone(path) => path.clone(),
-            });
-            events
-        }
-
-        fn each(&self, names: &[String], event: fn(PathBuf) -> SocketEvent) -> Vec<SocketEvent> {
-            names.iter().map(|name| event(self.path(name))).collect()
-        }
-
         async fn appeared(&mut self, name: &str) {
             let path = self.path(name);
             assert_eq!(self.events.recv().await, Some(SocketEvent::Appeared(path)));
@@ -259,22 +215,6 @@ mod tests {
         std::fs::remove_file(directory.path("a.sock")).unwrap();
         directory.gone("a.sock").await;
         assert!(directory.tasks.drain(Duration::from_secs(5)).await);
-    }
-
-    #[tokio::test]
-    async fn each_of_many_sockets_is_reported_when_it_is_created_and_removed() {
-        let names = |when: &str| (0..10).map(|n| format!("{when}-{n}.sock")).collect::<Vec<_>>();
-        let before = names("before");
-        let mut directory = Watching::new(|dir| {
-            before.iter().for_each(|name| drop(UnixListener::bind(dir.join(name)).unwrap()));
-        });
-        assert_eq!(directory.next(10).await, directory.each(&before, SocketEvent::Appeared));
-        let later = names("later");
-        let _later: Vec<_> = later.iter().map(|name| directory.bind(name)).collect();
-        assert_eq!(directory.next(10).await, directory.each(&later, SocketEvent::Appeared));
-        let all = [before, later].concat();
-        all.iter().for_each(|name| std::fs::remove_file(directory.path(name)).unwrap());
-        assert_eq!(directory.next(20).await, directory.each(&all, SocketEvent::Gone));
     }
 
     #[tokio::test]

@@ -55,7 +55,8 @@ pub(super) struct Parts<'a> {
 #[derive(Default)]
 pub(super) struct KubeletSockets {
     tasks: Tasks,
-    cluster: Option<Cluster>,
+    /// What metrics and probes read.
+    pub(super) cluster: Option<Cluster>,
 }
 
 impl KubeletSockets {
@@ -83,31 +84,30 @@ impl KubeletSockets {
             tracing::warn!("some of the kubelet's connections did not end in time");
         }
     }
-
-    /// What metrics and probes read.
-    pub(super) fn cluster(&self) -> Option<Cluster> {
-        self.cluster.clone()
-    }
 }
 
-/// Reads how to reach the API server, which need not be there yet.
-pub(super) async fn connect(
-    config: &KubernetesConfig,
-    registry: &Registry,
-    conditions: &Conditions,
-    tasks: &Tasks,
-) -> Result<Connected> {
-    let node = config.node_name.to_string();
+/// Reads how to reach the API server, which need not be reachable yet.
+pub(super) async fn client(config: &KubernetesConfig) -> Result<KubeClient> {
     let rate = RequestRate { per_second: config.requests_per_second, burst: config.request_burst };
     let client = KubeClient::connect(ClientConfig { rate, ..ClientConfig::new(config.kubeconfig.clone()) });
-    let client = client.await.context("connect to the API server")?;
-    let claims = ApiClaims::new(client.clone(), node.clone(), conditions.clone(), tasks.clone());
-    let pools = NodePools { names: PoolNames::OfNode(node), registry: registry.clone() };
-    let source = Arc::new(LocalClaims { source: Arc::new(claims.clone()), pools: pools.clone() });
-    Ok(Connected { config: config.clone(), client, claims, source, pools })
+    client.await.context("connect to the API server")
 }
 
 impl Connected {
+    pub(super) fn new(
+        config: KubernetesConfig,
+        client: KubeClient,
+        registry: Registry,
+        conditions: Conditions,
+        tasks: Tasks,
+    ) -> Self {
+        let node = config.node_name.to_string();
+        let claims = ApiClaims::new(client.clone(), node.clone(), conditions, tasks);
+        let pools = NodePools { names: PoolNames::OfNode(node), registry };
+        let source = Arc::new(LocalClaims { source: Arc::new(claims.clone()), pools: pools.clone() });
+        Self { config, client, claims, source, pools }
+    }
+
     /// Where the claim manager reads claims.
     pub(super) fn source(&self) -> Arc<dyn ClaimSource> {
         self.source.clone()
@@ -171,11 +171,11 @@ impl Connected {
     fn bridge(&self, parts: &Parts<'_>, events: Events, tasks: &Tasks) -> Result<Bridge> {
         let on_refused: OnRefused =
             Arc::new(move |claim, consumers, problem| events.refused(claim, consumers, problem));
-        let (paths, own_pod) = (&parts.config.paths, self.config.own_pod.clone());
+        let paths = &parts.config.paths;
         let bridge = Bridge::new(BridgeParts {
             root: self.config.kubelet_root.clone(),
             instance: parts.config.instance.clone(),
-            own_pod: own_pod.map(|pod| (pod.namespace, pod.name)),
+            own_pod: self.config.own_pod.clone(),
             own_registry: paths.plugins_registry.clone(),
             drivers_file: paths.offered_drivers.clone(),
             devices_file: paths.offered_devices.clone(),

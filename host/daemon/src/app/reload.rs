@@ -1,4 +1,4 @@
-//! The config file read again while the daemon runs: trust in drivers takes effect at once, and the rest is said to need a restart.
+//! Reads the config file again while the daemon runs: the trust in drivers takes effect at once, other changes set a condition.
 
 use std::path::PathBuf;
 
@@ -10,9 +10,9 @@ use nodedock_base::error::chain;
 use nodedock_model::Problem;
 use nodedock_wasm::trust::Trust;
 
-/// The file is not valid, and what was before counts.
+/// The file is not valid, and the previous values count.
 const REFUSED: &str = "config-refused";
-/// The file has another value of what is looked at when the daemon starts only.
+/// The file has another value of a key that is read only at the start.
 const NEEDS_RESTART: &str = "config-needs-restart";
 
 pub(super) struct Reload {
@@ -24,19 +24,19 @@ pub(super) struct Reload {
 }
 
 impl Reload {
-    /// Reads the file at each word of its watch, until that ends.
-    pub(super) async fn follow(self, mut words: mpsc::Receiver<()>) {
-        while let Some(()) = words.recv().await {
+    /// Reads the file at each report of its watch, until that ends.
+    pub(super) async fn run(self, mut reports: mpsc::Receiver<()>) {
+        while let Some(()) = reports.recv().await {
             let path = self.path.clone();
             match tokio::task::spawn_blocking(move || ConfigFile::read(&path)).await {
-                Ok(read) => self.take(read),
+                Ok(read) => self.apply(read),
                 // The runtime ends.
                 Err(_) => return,
             }
         }
     }
 
-    fn take(&self, read: Result<ConfigFile, ConfigError>) {
+    fn apply(&self, read: Result<ConfigFile, ConfigError>) {
         let subject = self.path.display().to_string();
         let file = match read {
             Ok(file) => file,

@@ -1,5 +1,4 @@
-//! What a start finds of the node's state: the checkpoint, or after its loss what the CDI files tell. What was not found whole
-//! stands as a condition until the next start.
+//! The node's state at a start: the checkpoint, or after its loss the claims in the CDI files. Defects are conditions until the next start.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,18 +14,18 @@ use nodedock_core::manager::claims::machine;
 use nodedock_model::Problem;
 
 /// Keys of unreadable records that a condition names; the log has all of them.
-const KEYS_TOLD_MAX: usize = 8;
+const KEYS_NAMED_MAX: usize = 8;
 
-/// What came back after the loss of the checkpoint.
+/// The result of a recovery after the loss of the checkpoint.
 #[derive(Debug, Default, Clone, Copy)]
 struct Recovered {
     claims: usize,
-    /// CDI files of ours that gave no claim back.
+    /// CDI files of ours from which no claim could be read.
     unusable: usize,
 }
 
-/// Opens the checkpoint, and takes claims back from CDI files where it has no record: it is new, or a start before this one died
-/// between the new file and what was taken back into it. Files never outlive the records of their claims.
+/// Opens the checkpoint, and recovers claims from CDI files if it has no record: it is new, or a previous start died before it had
+/// written the recovered claims. Files never outlive the records of their claims.
 pub(super) async fn open(path: &Path, cdi: &CdiDir, conditions: &Conditions) -> Result<Opened> {
     let mut opened = checkpoint::open(path)?;
     failpoint::pass(Point::CheckpointOpened);
@@ -35,12 +34,11 @@ pub(super) async fn open(path: &Path, cdi: &CdiDir, conditions: &Conditions) -> 
         true => recover(&mut opened, cdi).await?,
         false => Recovered::default(),
     };
-    tell(path, &opened, recovered, conditions);
+    report(path, &opened, recovered, conditions);
     Ok(opened)
 }
 
-/// After the loss of the checkpoint: what the CDI specs say of their claims is taken for true, so that pods that run keep their
-/// devices and can be unprepared.
+/// Recovers claims from the CDI specs, so that running pods keep their devices and can be unprepared.
 async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<Recovered> {
     let Rebuilt { claims, unusable } =
         cdi::rebuild(cdi.list_ours().context("read the CDI files for lost claims")?);
@@ -49,24 +47,24 @@ async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<Recovered> {
         tracing::error!(file, error = chain(&error), "a cdi file gives no claim back; it stays");
     }
     for mut record in claims.into_values() {
-        // What devices allow is not in the files: each is taken to be held alone unless it is a share.
+        // The files do not say what devices allow: each is held exclusively unless it is a share.
         record.holds = machine::holds(&record.allocation, |_, _, _| machine::DeviceFacts::default());
         opened.claims.push(record);
     }
     let changes = opened.claims.iter().cloned().map(Arc::new).map(Change::PutClaim).collect();
-    opened.checkpoint.commit(changes).await.context("write the claims that the CDI files gave back")?;
+    opened.checkpoint.commit(changes).await.context("write the claims that were recovered from CDI files")?;
     Ok(recovered)
 }
 
-fn tell(path: &Path, opened: &Opened, recovered: Recovered, conditions: &Conditions) {
+fn report(path: &Path, opened: &Opened, recovered: Recovered, conditions: &Conditions) {
     let subject = path.display().to_string();
     if let Some(aside) = &opened.set_aside {
-        let words =
+        let message =
             format!("the checkpoint could not be read ({}) and is set aside; {recovered}", aside.reason);
-        conditions.set(&aside.path.display().to_string(), Problem::internal("checkpoint-set-aside", words));
+        conditions.set(&aside.path.display().to_string(), Problem::internal("checkpoint-set-aside", message));
     } else if recovered.claims + recovered.unusable > 0 {
-        let words = format!("the checkpoint was missing, or had no record; {recovered}");
-        conditions.set(&subject, Problem::internal("checkpoint-missing", words));
+        let message = format!("the checkpoint was missing, or had no record; {recovered}");
+        conditions.set(&subject, Problem::internal("checkpoint-missing", message));
     }
     if !opened.skipped.is_empty() {
         conditions.set(&subject, unreadable(&opened.skipped));
@@ -88,14 +86,14 @@ fn unreadable(skipped: &[Skipped]) -> Problem {
         let Skipped { table, key, reason, .. } = record;
         tracing::error!(%table, key, reason, "a record of the checkpoint is unreadable and stays in the file");
     }
-    let keys = skipped.iter().take(KEYS_TOLD_MAX).map(|record| format!("{}/{}", record.table, record.key));
+    let keys = skipped.iter().take(KEYS_NAMED_MAX).map(|record| format!("{}/{}", record.table, record.key));
     let mut keys = keys.collect::<Vec<_>>().join(", ");
-    if let Some(more) = skipped.len().checked_sub(KEYS_TOLD_MAX + 1) {
+    if let Some(more) = skipped.len().checked_sub(KEYS_NAMED_MAX + 1) {
         keys.push_str(&format!(" and {} more", more + 1));
     }
-    let words =
+    let message =
         format!("{} records of the checkpoint are unreadable and stay in the file: {keys}", skipped.len());
-    Problem::internal("checkpoint-records-unreadable", words).with("count", skipped.len())
+    Problem::internal("checkpoint-records-unreadable", message).with("count", skipped.len())
 }
 
 #[cfg(test)]
@@ -119,31 +117,31 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_start_finds_wrong_stands_as_conditions() {
-        let (folder, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
-        let path = folder.path().join("checkpoint.redb");
-        let cdi = CdiDir::open(&folder.path().join("cdi"), "test", cdi::Durability::Rendered).unwrap();
+    async fn defects_that_a_start_finds_are_conditions() {
+        let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
+        let path = directory.path().join("checkpoint.redb");
+        let cdi = CdiDir::open(&directory.path().join("cdi"), "test", cdi::Durability::Rendered).unwrap();
         let mut opened = open(&path, &cdi, &conditions).await.unwrap();
         assert_eq!(conditions.list(), [], "a first start is no loss");
 
-        let aside = folder.path().join("aside");
+        let aside = directory.path().join("aside");
         opened.set_aside = Some(checkpoint::SetAside { path: aside.clone(), reason: "bad magic".to_owned() });
         let (table, key, reason) = (Table::Claims, "uid-1".to_owned(), "EOF".to_owned());
         opened.skipped.push(Skipped { table, key, reason, bytes: 0 });
-        tell(&path, &opened, Recovered { claims: 2, unusable: 1 }, &conditions);
-        let told: Vec<_> = conditions.list().into_iter().map(|c| (c.subject, c.problem.code)).collect();
+        report(&path, &opened, Recovered { claims: 2, unusable: 1 }, &conditions);
+        let found: Vec<_> = conditions.list().into_iter().map(|c| (c.subject, c.problem.code)).collect();
         let subject = |path: &Path| path.display().to_string();
         let expected = [
             (subject(&path), "checkpoint-records-unreadable".to_owned()),
             (subject(&aside), "checkpoint-set-aside".to_owned()),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
         let message = &conditions.list()[1].problem.message;
         assert!(message.contains("bad magic") && message.contains("2 claims"), "{message}");
     }
 
     #[test]
-    fn what_gave_nothing_is_told_where_there_is_such() {
+    fn unusable_files_are_counted_if_there_are_any() {
         let recovered = |claims, unusable| Recovered { claims, unusable }.to_string();
         assert_eq!(recovered(2, 0), "2 claims were taken back from CDI files");
         let nothing = "0 claims were taken back from CDI files, and 1 of our files there gave none";

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::output::{Column, Format, Row, join, print, table};
+use super::output::{Column, Format, Row, join, joined, print, table};
 use super::{Location, Outcome};
 use crate::config::Paths;
 use nodedock_base::clock::rfc3339;
@@ -95,53 +95,39 @@ impl Row for (ObjectRef, AllocationEntry) {
     ];
 }
 
-/// A value below `/sys` that a driver changed for a claim.
-struct ChangedValue {
-    claim: ObjectRef,
-    boot_id: String,
-    driver: DriverName,
-    value: KeptValue,
-}
+/// The claim, the boot and the driver of a value below `/sys` that was changed.
+type ChangedValue = (ObjectRef, String, DriverName, KeptValue);
 
 impl Row for ChangedValue {
     const COLUMNS: &'static [Column<Self>] = &[
-        ("CLAIM", |of| of.claim.to_string()),
-        ("DRIVER", |of| of.driver.to_string()),
-        ("PATH", |of| format!("/sys/{}", of.value.path)),
-        ("BEFORE", |of| of.value.before.clone().unwrap_or_else(|| "?".to_owned())),
-        ("LEFT", |of| of.value.left().unwrap_or_default().to_owned()),
-        ("BOOT", |of| of.boot_id.clone()),
+        ("CLAIM", |(claim, ..)| claim.to_string()),
+        ("DRIVER", |(_, _, driver, _)| driver.to_string()),
+        ("PATH", |(.., value)| format!("/sys/{}", value.path)),
+        ("BEFORE", |(.., value)| value.before.clone().unwrap_or_else(|| "?".to_owned())),
+        ("LEFT", |(.., value)| value.left().unwrap_or_default().to_owned()),
+        ("BOOT", |(_, boot_id, ..)| boot_id.clone()),
     ];
     const NARROW: usize = 5;
 }
 
-fn joined(names: impl Iterator<Item = impl ToString>) -> String {
-    names.map(|name| name.to_string()).collect::<Vec<_>>().join(",")
-}
-
 fn changed_values(dump: &Dump) -> Vec<ChangedValue> {
     let mut rows = Vec::new();
-    for ClaimValues { id, boot_id, drivers, .. } in dump.values.clone() {
+    for ClaimValues { id, boot_id, drivers, .. } in &dump.values {
         for (driver, values) in drivers {
-            let row = |value| ChangedValue {
-                claim: id.clone(),
-                boot_id: boot_id.clone(),
-                driver: driver.clone(),
-                value,
-            };
-            rows.extend(values.into_iter().map(row));
+            let row = |value: &KeptValue| (id.clone(), boot_id.clone(), driver.clone(), value.clone());
+            rows.extend(values.iter().map(row));
         }
     }
     rows
 }
 
 fn released(record: &ReleaseRecord) -> String {
-    let untold = match record.untold.is_empty() {
+    let rest = match record.untold.is_empty() {
         true => String::new(),
         false => format!(", not unprepared by {}", joined(record.untold.keys())),
     };
     let (claim, uid, at, by) = (&record.id, &record.id.uid, rfc3339(record.at_ms), &record.by);
-    format!("released: {claim} (UID {uid}) on {at} by {by}{untold}")
+    format!("released: {claim} (UID {uid}) on {at} by {by}{rest}")
 }
 
 fn report_lines(path: &Path, report: &Report) -> Vec<String> {

@@ -290,7 +290,7 @@ mod tests {
             entry(4, "prepared"),
             entry(5, "joined"),
             entry(6, "unpreparing"),
-            entry(7, "not given up by driver"),
+            entry(7, "not unprepared by driver"),
         ];
         let cases = [
             ("preparing", 3, Some(1)),

@@ -62,6 +62,11 @@ pub(super) fn table<R: Row>(format: Format, rows: &[R], none: &str) -> String {
     table.trim_fmt()
 }
 
+/// Joins the items of a cell.
+pub(super) fn joined(items: impl IntoIterator<Item = impl ToString>) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",")
+}
+
 /// Joins lines, each without control characters.
 pub(super) fn join(lines: impl IntoIterator<Item = String>) -> String {
     lines.into_iter().map(|line| printable(&line)).collect::<Vec<_>>().join("\n")

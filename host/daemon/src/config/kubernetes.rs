@@ -47,13 +47,6 @@ pub struct KubernetesFlags {
     pub pod: Option<String>,
 }
 
-/// The pod in which the daemon runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnPodName {
-    pub namespace: ObjectName,
-    pub name: ObjectName,
-}
-
 /// The configuration of a daemon on a Kubernetes node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubernetesConfig {
@@ -62,8 +55,8 @@ pub struct KubernetesConfig {
     pub kubelet_root: PathBuf,
     /// None: the service account of the pod.
     pub kubeconfig: Option<PathBuf>,
-    /// None: it runs in no pod, or was not given its name.
-    pub own_pod: Option<OwnPodName>,
+    /// Namespace and name of the pod in which the daemon runs. None: it runs in no pod, or was not given its name.
+    pub own_pod: Option<(ObjectName, ObjectName)>,
     pub requests_per_second: u32,
     pub request_burst: u32,
 }
@@ -134,9 +127,9 @@ pub(super) fn resolve(
     }))
 }
 
-fn own_pod(text: &str) -> Option<OwnPodName> {
+fn own_pod(text: &str) -> Option<(ObjectName, ObjectName)> {
     let (namespace, name) = text.split_once('/')?;
-    Some(OwnPodName { namespace: ObjectName::new(namespace).ok()?, name: ObjectName::new(name).ok()? })
+    ObjectName::new(namespace).ok().zip(ObjectName::new(name).ok())
 }
 
 fn refuse_stray(flags: &KubernetesFlags) -> Result<(), KubernetesError> {

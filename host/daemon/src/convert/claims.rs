@@ -83,13 +83,13 @@ pub fn released_claim(released: &ReleaseRecord) -> v1::ReleasedClaim {
         at_ms: released.at_ms,
         by: Some(v1::Caller { uid, user: user.unwrap_or_default(), pid }),
         pods: released.pods.values().map(object_message).collect(),
-        untold: untold(released),
+        untold: not_unprepared(released),
         timeline: released.timeline.iter().map(transition).collect(),
         values: released.put_back.iter().map(restored_value).collect(),
     }
 }
 
-fn untold(released: &ReleaseRecord) -> Vec<v1::UntoldDriver> {
+fn not_unprepared(released: &ReleaseRecord) -> Vec<v1::UntoldDriver> {
     let one = |(driver, untold): (&DriverName, &Untold)| v1::UntoldDriver {
         driver: driver.to_string(),
         devices: untold.devices.clone(),
@@ -115,20 +115,20 @@ pub fn release_outcome(outcome: &ReleaseOutcome) -> v1::ReleaseClaimResponse {
             claim: Some(object_message(&record.id)),
             state: record.state.as_str().to_owned(),
             pods: record.pods.values().map(object_message).collect(),
-            drivers: drivers.iter().map(|(name, serves)| untold_driver(record, name, serves)).collect(),
+            drivers: drivers.iter().map(|(name, serves)| driver_to_release(record, name, serves)).collect(),
             values: values.iter().map(restored_value).collect(),
         },
         ReleaseOutcome::Released(released) => v1::ReleaseClaimResponse {
             claim: Some(object_message(&released.id)),
             state: String::new(),
             pods: released.pods.values().map(object_message).collect(),
-            drivers: untold(released),
+            drivers: not_unprepared(released),
             values: released.put_back.iter().map(restored_value).collect(),
         },
     }
 }
 
-fn untold_driver(
+fn driver_to_release(
     record: &ClaimRecord,
     driver: &DriverName,
     serves: &Result<(), Problem>,

@@ -75,14 +75,17 @@ fn capacity_counts_every_device_allocatable_the_healthy_and_allocated_those_of_p
 #[test]
 fn a_plugins_device_names_its_socket_its_resource_and_its_pods() {
     let resource = view("a.dev/a", plugin(), vec![device("0", false, &[1])]);
-    let told = plugin_device(&resource, &resource.devices[0]);
-    assert_eq!((told.driver.as_str(), told.pool.as_str(), told.name.as_str()), ("/plugins/a.sock", "", "0"));
-    assert_eq!((told.health.as_str(), told.extended_resource.as_str()), ("unhealthy", "a.dev/a"));
-    assert_eq!((told.numa_nodes.as_slice(), told.pods[0].uid.as_str()), ([1].as_slice(), "uid-a"));
+    let device = plugin_device(&resource, &resource.devices[0]);
+    assert_eq!(
+        (device.driver.as_str(), device.pool.as_str(), device.name.as_str()),
+        ("/plugins/a.sock", "", "0")
+    );
+    assert_eq!((device.health.as_str(), device.extended_resource.as_str()), ("unhealthy", "a.dev/a"));
+    assert_eq!((device.numa_nodes.as_slice(), device.pods[0].uid.as_str()), ([1].as_slice(), "uid-a"));
 }
 
 #[test]
-fn hints_tell_a_resource_without_topology_from_one_that_cannot_be_served() {
+fn hints_distinguish_a_resource_without_topology_from_one_that_cannot_be_served() {
     let of = |resource: &str, hints| ResourceHints {
         container: "main".to_owned(),
         resource: name(resource),
@@ -90,8 +93,8 @@ fn hints_tell_a_resource_without_topology_from_one_that_cannot_be_served() {
     };
     let hint = TopologyHint { numa_nodes: vec![0, 1], preferred: true };
     let answer = hints(&[of("a.dev/a", None), of("b.dev/b", Some(vec![])), of("c.dev/c", Some(vec![hint]))]);
-    let told: Vec<_> = answer.resources.iter().map(|r| (r.has_topology, r.hints.len())).collect();
-    assert_eq!(told, [(false, 0), (true, 0), (true, 1)]);
+    let found: Vec<_> = answer.resources.iter().map(|r| (r.has_topology, r.hints.len())).collect();
+    assert_eq!(found, [(false, 0), (true, 0), (true, 1)]);
     assert_eq!(answer.resources[2].hints[0], v1::TopologyHint { numa_nodes: vec![0, 1], preferred: true });
     assert_eq!(hint_scope("").unwrap(), HintScope::Container);
     assert_eq!(hint_scope("container").unwrap(), HintScope::Container);

@@ -202,7 +202,7 @@ fn a_pod_is_selected_by_uid_or_else_by_name() {
 fn an_answer_says_of_each_claim_what_became_of_it() {
     let outcome =
         |name: &str, end| ClaimOutcome { namespace: id(name).namespace, name: id(name).name, uid: None, end };
-    let refused = Problem::conflict("device-held", "somebody has it").with("holder", "default/x");
+    let refused = Problem::conflict("device-held", "another claim has it").with("holder", "default/x");
     let outcome = PodOutcome {
         pod: id("pod"),
         claims: vec![
@@ -278,7 +278,7 @@ fn an_answer_says_of_each_resource_what_became_of_it_and_what_a_runtime_needs() 
         conflicts: vec![text("twice")],
     };
     assert_eq!(answer.containers, [expected]);
-    let given_up = unprepared(&object_message(&id("pod")), &[outcome]);
-    let words: Vec<_> = given_up.resources.iter().map(|resource| resource.outcome.as_str()).collect();
+    let freed = unprepared(&object_message(&id("pod")), &[outcome]);
+    let words: Vec<_> = freed.resources.iter().map(|resource| resource.outcome.as_str()).collect();
     assert_eq!(words, ["freed", "refused"]);
 }

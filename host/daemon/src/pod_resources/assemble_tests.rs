@@ -1,4 +1,4 @@
-//! Pods as the managers hold them, and what a monitoring agent is told of them.
+//! Pods as the manager has them, and what a monitoring agent gets.
 
 use std::sync::Arc;
 
@@ -100,7 +100,7 @@ fn view(claims: Option<ClaimTable>, allocation: Option<Arc<PodAllocation>>) -> P
 }
 
 /// Resource, device and NUMA nodes of each.
-fn told(devices: &[v1::ContainerDevices]) -> Vec<(&str, &str, Vec<i64>)> {
+fn listed(devices: &[v1::ContainerDevices]) -> Vec<(&str, &str, Vec<i64>)> {
     let one =
         |device: &v1::ContainerDevices| device.topology.iter().flat_map(|t| &t.nodes).map(|n| n.id).collect();
     devices.iter().map(|d| (d.resource_name.as_str(), d.device_ids[0].as_str(), one(d))).collect()
@@ -111,14 +111,14 @@ fn names(pod: &v1::PodResources) -> Vec<&str> {
 }
 
 #[test]
-fn a_device_is_told_once_for_each_numa_node_and_once_where_it_has_none() {
+fn a_device_is_listed_once_for_each_numa_node_and_once_where_it_has_none() {
     let devices: [(&str, &[u32]); 3] = [("a", &[0]), ("b", &[0, 1]), ("c", &[])];
     let entries = vec![entry("main", ContainerKind::App, "example.com/nic", &devices)];
     let pod = pod(&view(None, Some(allocation("a", entries))));
     assert_eq!((pod.name.as_str(), pod.namespace.as_str()), ("a", "default"));
     let nic = "example.com/nic";
     assert_eq!(
-        told(&pod.containers[0].devices),
+        listed(&pod.containers[0].devices),
         [(nic, "a", vec![0]), (nic, "b", vec![0]), (nic, "b", vec![1]), (nic, "c", vec![])]
     );
     assert!(
@@ -127,7 +127,7 @@ fn a_device_is_told_once_for_each_numa_node_and_once_where_it_has_none() {
 }
 
 #[test]
-fn a_claim_is_told_whole_whatever_request_a_container_names() {
+fn a_claim_is_listed_whole_whatever_request_a_container_names() {
     let containers = vec![
         container("one", ContainerKind::App, &[("own", Some("gpu-0")), ("own", Some("gpu-1"))]),
         container("none", ContainerKind::App, &[]),
@@ -138,7 +138,7 @@ fn a_claim_is_told_whole_whatever_request_a_container_names() {
     assert_eq!(names(&pod), ["one", "none"], "a container without devices is there");
     let [claim] = pod.containers[0].dynamic_resources.as_slice() else { panic!("{pod:#?}") };
     assert_eq!((claim.claim_name.as_str(), claim.claim_namespace.as_str()), ("c", "default"));
-    let told = |r: &v1::ClaimResource| {
+    let entry = |r: &v1::ClaimResource| {
         let cdi: Vec<_> = r.cdi_devices.iter().map(|device| device.name.clone()).collect();
         (r.driver_name.clone(), r.pool_name.clone(), r.device_name.clone(), r.share_id.clone(), cdi)
     };
@@ -147,7 +147,7 @@ fn a_claim_is_told_whole_whatever_request_a_container_names() {
         (driver.clone(), pool.clone(), "gpu-0".to_owned(), None, vec![format!("{DRIVER}/claim=uid-c-gpu-0")]),
         (driver, pool, "gpu-1".to_owned(), Some("s-1".to_owned()), vec!["v/c=1".to_owned()]),
     ];
-    assert_eq!(claim.claim_resources.iter().map(told).collect::<Vec<_>>(), expected);
+    assert_eq!(claim.claim_resources.iter().map(entry).collect::<Vec<_>>(), expected);
     assert!(pod.containers[1].dynamic_resources.is_empty() && pod.containers[1].devices.is_empty());
 }
 
@@ -183,12 +183,12 @@ fn devices_of_a_pool_are_devices_and_their_claim_is_no_dynamic_resource() {
     let containers = vec![container("main", ContainerKind::App, &[("example.com/gpu/p", None)])];
     let claims = of_claims(object("a"), containers, &[("example.com/gpu/p", record)]);
     let pod = pod(&view(Some(claims), Some(allocation("a", vec![gpu]))));
-    assert_eq!(told(&pod.containers[0].devices), [("example.com/gpu", "pool/gpu-0", vec![1])]);
+    assert_eq!(listed(&pod.containers[0].devices), [("example.com/gpu", "pool/gpu-0", vec![1])]);
     assert!(pod.containers[0].dynamic_resources.is_empty(), "{pod:#?}");
 }
 
 #[test]
-fn what_was_asked_for_and_not_given_is_not_told() {
+fn devices_that_are_still_being_allocated_are_not_listed() {
     let mut open = entry("main", ContainerKind::App, "example.com/nic", &[("a", &[])]);
     open.response = None;
     let view = view(None, Some(allocation("a", vec![open])));
@@ -221,7 +221,7 @@ fn healthy_devices_can_be_allocated_whether_or_not_they_are() {
         removed: vec![ExtendedResource::new("example.com/gone").unwrap()],
     };
     let answer = allocatable(&capacity);
-    assert_eq!(told(&answer.devices), [(gpu, "a", vec![0]), (gpu, "a", vec![1]), (nic, "a", vec![])]);
+    assert_eq!(listed(&answer.devices), [(gpu, "a", vec![0]), (gpu, "a", vec![1]), (nic, "a", vec![])]);
     assert!(answer.cpu_ids.is_empty() && answer.memory.is_empty());
     assert_eq!(allocatable(&Capacity::default()), v1::AllocatableResourcesResponse::default());
 }

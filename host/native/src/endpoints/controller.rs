@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::location::{Location, MISSING};
-use super::{Origin, PluginSink, Shared, stopping};
+use super::{PluginSink, Shared, stopping};
 use crate::grpc::{DevicePlugin, Following};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::request;
@@ -14,13 +14,7 @@ use nodedock_model::{ExtendedResource, Problem, limit};
 
 pub(super) enum Order {
     /// A newer registration, already connected.
-    Take {
-        location: Location,
-        origin: Origin,
-        plugin: Arc<DevicePlugin>,
-        number: u64,
-        taken: oneshot::Sender<()>,
-    },
+    Take { location: Location, plugin: Arc<DevicePlugin>, number: u64, taken: oneshot::Sender<()> },
     /// The registration socket is gone.
     End,
     /// Check whether there is still work.
@@ -30,18 +24,13 @@ pub(super) enum Order {
 pub(super) struct ResourceController<S: PluginSink> {
     shared: Arc<Shared<S>>,
     resource: ExtendedResource,
-    registered: Option<Registered>,
+    registered: Option<Location>,
     serving: Option<Serving<S::Id>>,
     backoff: Backoff,
     next_try: Instant,
     /// Time since when the socket is missing.
     missing_since: Option<Instant>,
     complained: bool,
-}
-
-struct Registered {
-    location: Location,
-    origin: Origin,
 }
 
 /// A connected plugin and its stream of lists.
@@ -52,11 +41,6 @@ struct Serving<Id> {
     has_listed: bool,
     /// Whether a missing list was logged.
     complained: bool,
-}
-
-enum Next {
-    Order(Option<Order>),
-    Kept,
 }
 
 impl<S: PluginSink> ResourceController<S> {
@@ -78,21 +62,19 @@ impl<S: PluginSink> ResourceController<S> {
         let stopped = self.shared.tasks.stopped();
         tokio::pin!(stopped);
         loop {
-            let next = tokio::select! {
+            tokio::select! {
                 biased;
                 // Safe to drop: plugins register with the next daemon.
                 () = &mut stopped => return,
                 // Safe to drop: an order that is not received stays in the channel.
-                order = inbox.recv() => Next::Order(order),
+                order = inbox.recv() => match order {
+                    Some(order) => self.carry_out(order),
+                    None => return,
+                },
                 // Safe to drop: the next call continues from `serving` and `next_try`; a dial starts again.
-                () = self.keep() => Next::Kept,
-            };
-            match next {
-                Next::Order(None) => return,
-                Next::Order(Some(order)) => self.carry_out(order),
-                Next::Kept => {}
+                () = self.advance() => {}
             }
-            if self.registered.is_none() && self.shared.let_go(&self.resource, &inbox) {
+            if self.registered.is_none() && self.shared.end_if_idle(&self.resource, &inbox) {
                 return;
             }
         }
@@ -100,10 +82,10 @@ impl<S: PluginSink> ResourceController<S> {
 
     fn carry_out(&mut self, order: Order) {
         match order {
-            Order::Take { location, origin, plugin, number, taken } => {
+            Order::Take { location, plugin, number, taken } => {
                 let (resource, socket) = (&self.resource, location.path());
                 tracing::info!(%resource, socket = %socket.display(), registrations = number, "device plugin registered");
-                self.registered = Some(Registered { location, origin });
+                self.registered = Some(location);
                 self.backoff.reset();
                 self.serve(plugin);
                 // The caller may have been cancelled.
@@ -120,9 +102,9 @@ impl<S: PluginSink> ResourceController<S> {
 
     /// Reports a plugin and starts to watch it. It replaces the previous one.
     fn serve(&mut self, plugin: Arc<DevicePlugin>) {
-        let Some(registered) = &self.registered else { return };
+        let Some(location) = &self.registered else { return };
         let following = plugin.follow(request::new_id());
-        let (resource, source) = (self.resource.clone(), registered.location.path());
+        let (resource, source) = (self.resource.clone(), location.path());
         let id = self.shared.sink.plugin_arrived(resource, source, plugin);
         (self.missing_since, self.complained) = (None, false);
         self.serving =
@@ -136,10 +118,8 @@ impl<S: PluginSink> ResourceController<S> {
     }
 
     /// Takes the next step: watches the plugin to its end, or connects again.
-    async fn keep(&mut self) {
-        let Some(location) = self.registered.as_ref().map(|registered| registered.location.clone()) else {
-            return std::future::pending().await;
-        };
+    async fn advance(&mut self) {
+        let Some(location) = self.registered.clone() else { return std::future::pending().await };
         if let Some(serving) = &mut self.serving {
             let why = follow(&self.shared.sink, &self.resource, serving).await;
             return self.lost(&why);
@@ -172,7 +152,7 @@ impl<S: PluginSink> ResourceController<S> {
             return;
         }
         let since = *self.missing_since.get_or_insert_with(Instant::now);
-        let called = |registered: &mut Registered| registered.origin == Origin::KubeletSocket;
+        let called = |location: &mut Location| matches!(location, Location::Beside { .. });
         if since.elapsed() >= limit::RESOURCE_GRACE && self.registered.take_if(called).is_some() {
             tracing::warn!(%resource, "removed a device plugin whose socket is gone; it may register again");
         }

@@ -1,81 +1,79 @@
-//! Registers device plugins with a registration socket, as the registry accepts and removes them.
+//! Device plugins with a registration socket: they are registered when the socket's worker accepts them, and end with the socket.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-use super::{Endpoints, Location, Origin, PluginSink, SUPERSEDED, Turn};
-use crate::device_plugins::{DevicePluginEndpoint, DevicePlugins};
+use super::{Attempt, Endpoints, Location, PluginSink, SUPERSEDED};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::limit;
+use nodedock_model::{ExtendedResource, limit};
 
-/// Accepted plugins by registration socket, with the task that registers each.
-type Known = BTreeMap<String, (DevicePluginEndpoint, Tasks)>;
+/// Accepted plugins by registration socket.
+pub(super) type Accepted = BTreeMap<String, AcceptedPlugin>;
+
+pub(super) struct AcceptedPlugin {
+    resource: ExtendedResource,
+    endpoint: PathBuf,
+    /// The task that registers it.
+    tasks: Tasks,
+}
 
 impl<S: PluginSink> Endpoints<S> {
-    /// Registers plugins that are accepted on registration sockets, until the tasks stop.
-    pub async fn follow(self, registered: DevicePlugins) {
-        let mut accepted = registered.follow();
-        let mut known = Known::new();
-        let stopped = self.0.tasks.stopped();
-        tokio::pin!(stopped);
-        loop {
-            let now = accepted.borrow_and_update().clone();
-            let freed = self.let_go(&now, &mut known);
-            for (socket, endpoint) in now {
-                // Another plugin that is accepted for a free resource takes over.
-                if !known.contains_key(&socket) || freed.contains(endpoint.resource.as_str()) {
-                    self.begin(socket, endpoint, &mut known);
-                }
-            }
-            tokio::select! {
-                // Safe to drop: the sockets exist at the next start.
-                () = &mut stopped => return,
-                changed = accepted.changed() => if changed.is_err() { return },
-            }
+    /// Registers a plugin that was accepted on a registration socket. It replaces another plugin of the socket; the same plugin again
+    /// changes nothing.
+    pub fn accept(&self, socket: &str, resource: ExtendedResource, endpoint: PathBuf) {
+        let mut accepted = self.0.accepted();
+        let is_same = |known: &AcceptedPlugin| known.resource == resource && known.endpoint == endpoint;
+        if accepted.get(socket).is_some_and(is_same) {
+            return;
+        }
+        self.end_accepted(socket, &mut accepted);
+        let tasks = self.begin(socket.to_owned(), resource.clone(), endpoint.clone());
+        accepted.insert(socket.to_owned(), AcceptedPlugin { resource, endpoint, tasks });
+    }
+
+    /// Ends the plugin that was accepted on a registration socket, if there is one.
+    pub fn withdraw(&self, socket: &str) {
+        self.end_accepted(socket, &mut self.0.accepted());
+    }
+
+    /// Another plugin that is accepted for the resource takes over.
+    fn end_accepted(&self, socket: &str, accepted: &mut Accepted) {
+        let Some(gone) = accepted.remove(socket) else { return };
+        gone.tasks.stop();
+        if !self.end(&gone.resource, socket) {
+            return;
+        }
+        for (socket, other) in accepted.iter_mut().filter(|(_, other)| other.resource == gone.resource) {
+            other.tasks.stop();
+            other.tasks = self.begin(socket.clone(), other.resource.clone(), other.endpoint.clone());
         }
     }
 
-    /// Ends plugins that are no longer accepted. Returns the resources that lost their plugin.
-    fn let_go(&self, now: &BTreeMap<String, DevicePluginEndpoint>, known: &mut Known) -> BTreeSet<String> {
-        let is_gone = |socket: &String, (endpoint, _): &mut (_, _)| now.get(socket) != Some(endpoint);
-        let mut freed = BTreeSet::new();
-        for (socket, (endpoint, tasks)) in known.extract_if(.., is_gone) {
-            tasks.stop();
-            if self.end(&endpoint.resource, &socket) {
-                freed.insert(endpoint.resource.to_string());
-            }
-        }
-        freed
-    }
-
-    fn begin(&self, socket: String, endpoint: DevicePluginEndpoint, known: &mut Known) {
+    fn begin(&self, socket: String, resource: ExtendedResource, endpoint: PathBuf) -> Tasks {
         let tasks = self.0.tasks.child();
-        let before = known.insert(socket.clone(), (endpoint.clone(), tasks.clone()));
-        if let Some((_, tasks)) = before {
-            tasks.stop();
-        }
         let (endpoints, stopped) = (self.clone(), tasks.stopped());
         self.0.tasks.spawn("device-plugin-socket", async move {
             tokio::select! {
                 // A registration in progress ends with its socket.
                 () = stopped => {}
-                () = endpoints.take_up(socket, endpoint) => {}
+                () = endpoints.register_accepted(socket, resource, endpoint) => {}
             }
         });
+        tasks
     }
 
-    /// Registers a plugin that was notified of its acceptance, with retries until it succeeds or a newer registration exists.
-    async fn take_up(&self, socket: String, endpoint: DevicePluginEndpoint) {
-        let DevicePluginEndpoint { resource, endpoint, .. } = endpoint;
-        let (location, origin) = (Location::At(endpoint), Origin::RegistrationSocket(socket.clone()));
+    /// Retries until the registration succeeds or a newer one exists.
+    async fn register_accepted(&self, socket: String, resource: ExtendedResource, endpoint: PathBuf) {
+        let location = Location::At { endpoint, registration: socket.clone() };
         let mut backoff = Backoff::new(limit::RECONNECT_MIN, limit::RECONNECT_MAX);
-        let (mut turn, mut complained) = (None, false);
+        let (mut attempt, mut complained) = (None, false);
         loop {
             // One registration for all attempts: a later attempt is no newer registration.
-            let begun = turn.take().map_or_else(|| Turn::begin(&self.0, &resource), Ok);
+            let begun = attempt.take().map_or_else(|| Attempt::begin(&self.0, &resource), Ok);
             let problem = match begun {
                 Err(problem) => problem,
-                Ok(begun) => match self.attempt(turn.insert(begun), &location, &origin).await {
+                Ok(begun) => match self.try_register(attempt.insert(begun), &location).await {
                     Ok(()) => return,
                     Err(problem) if problem.code == SUPERSEDED => return,
                     Err(problem) => problem,

@@ -8,8 +8,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::*;
-use crate::device_plugins::DevicePlugins;
-use crate::plugins::{PluginTimes, Plugins};
+use crate::plugins::Plugins;
 use crate::sockets;
 use nodedock_base::changes::Changes;
 use nodedock_core::driver::Call;
@@ -25,17 +24,18 @@ pub(crate) fn resource(name: &str) -> ExtendedResource {
 }
 
 /// A report to a sink, with the number of the plugin.
+#[derive(Debug, PartialEq)]
 pub(crate) enum Report {
-    Arrived(u64, Arc<dyn DeviceDriver>),
+    Arrived(u64),
     Listed(u64, Vec<String>),
     Left(u64, Problem),
 }
 
-/// Records the reports.
+/// Records the reports, the plugins that arrived, and the resources whose plugins called.
 #[derive(Clone)]
 pub(crate) struct Sink {
     reports: mpsc::UnboundedSender<Report>,
-    last: Arc<Mutex<u64>>,
+    drivers: Arc<Mutex<Vec<Arc<dyn DeviceDriver>>>>,
     calls: Arc<Mutex<Vec<String>>>,
 }
 
@@ -47,10 +47,11 @@ impl PluginSink for Sink {
     }
 
     fn plugin_arrived(&self, _: ExtendedResource, _: PathBuf, driver: Arc<dyn DeviceDriver>) -> u64 {
-        let mut last = self.last.lock().unwrap();
-        *last += 1;
-        let _ = self.reports.send(Report::Arrived(*last, driver));
-        *last
+        let mut drivers = self.drivers.lock().unwrap();
+        drivers.push(driver);
+        let id = drivers.len() as u64;
+        let _ = self.reports.send(Report::Arrived(id));
+        id
     }
 
     fn plugin_listed(&self, id: &u64, devices: &[PluginDevice]) {
@@ -80,10 +81,39 @@ impl Drop for Bench {
 impl Bench {
     pub(crate) fn new() -> Self {
         let (sender, reports) = mpsc::unbounded_channel();
-        let (sink, tasks) =
-            (Sink { reports: sender, last: Arc::default(), calls: Arc::default() }, Tasks::new());
-        let endpoints = Endpoints::new(sink, PluginSteps::default(), tasks.clone());
+        let tasks = Tasks::new();
+        let sink = Sink { reports: sender, drivers: Arc::default(), calls: Arc::default() };
+        let endpoints = Endpoints::new(sink, PluginTimes::default(), tasks.clone());
         Self { dir: tempfile::tempdir().unwrap(), endpoints, tasks, reports }
+    }
+
+    /// Registers the plugins in the directory `reg`, and returns their states.
+    pub(crate) fn watch(&self, times: PluginTimes, changes: Changes) -> Registry {
+        let (directory, tasks) = (self.dir.path().join("reg"), self.tasks.clone());
+        std::fs::create_dir(&directory).unwrap();
+        let (registry, endpoints) = (Registry::new(changes), self.endpoints.clone());
+        let plugins = Plugins { registry: registry.clone(), endpoints, times, tasks: tasks.clone() };
+        let (sender, events) = mpsc::channel(64);
+        tasks.spawn("plugins", plugins.run(events));
+        tasks.spawn("sockets", sockets::watch(directory, tasks.clone(), sender));
+        registry
+    }
+
+    fn watching() -> Self {
+        let bench = Self::new();
+        bench.watch(PluginTimes::default(), Changes::default());
+        bench
+    }
+
+    /// Starts a plugin with a registration socket.
+    async fn start(&self, name: &str, device: &str) -> Plugin {
+        self.start_as(RESOURCE, name, device).await
+    }
+
+    async fn start_as(&self, resource: &str, name: &str, device: &str) -> Plugin {
+        let mut options = Options::new(resource, &self.dir.path().join(name));
+        options.register = Register::PluginsRegistry(self.dir.path().join("reg").join(name));
+        Plugin::start(options, Script::ok(), vec![Device::healthy(device)]).await.unwrap()
     }
 
     pub(crate) fn plugin(&self, script: Script, devices: &[&str]) -> Plugin {
@@ -93,8 +123,8 @@ impl Bench {
     }
 
     async fn register(&self, plugin: &Plugin) -> Result<(), Problem> {
-        let location = place(&self.dir, &plugin.options().endpoint);
-        self.endpoints.register(&resource(RESOURCE), location, Origin::KubeletSocket).await
+        let location = location(&self.dir, &plugin.options().endpoint);
+        self.endpoints.register(&resource(RESOURCE), location).await
     }
 
     /// Returns the resources whose plugins called to register.
@@ -106,30 +136,40 @@ impl Bench {
         tokio::time::timeout(PATIENCE, self.reports.recv()).await.expect("no report arrives").unwrap()
     }
 
-    pub(crate) async fn arrived(&mut self) -> (u64, Arc<dyn DeviceDriver>) {
+    pub(crate) async fn arrived(&mut self) -> u64 {
         match self.report().await {
-            Report::Arrived(id, driver) => (id, driver),
-            Report::Listed(id, devices) => panic!("{id} listed {devices:?}"),
-            Report::Left(id, why) => panic!("{id} left: {why}"),
+            Report::Arrived(id) => id,
+            other => panic!("{other:?}"),
         }
     }
 
     pub(crate) async fn listed(&mut self, by: u64, expected: &[&str]) {
-        match self.report().await {
-            Report::Listed(id, devices) => {
-                assert_eq!((id, devices), (by, expected.iter().map(|id| (*id).to_owned()).collect()))
-            }
-            Report::Arrived(id, _) => panic!("{id} arrived"),
-            Report::Left(id, why) => panic!("{id} left: {why}"),
-        }
+        let expected = expected.iter().map(|id| (*id).to_owned()).collect();
+        assert_eq!(self.report().await, Report::Listed(by, expected));
+    }
+
+    pub(crate) async fn arrived_with(&mut self, devices: &[&str]) -> u64 {
+        let id = self.arrived().await;
+        self.listed(id, devices).await;
+        id
+    }
+
+    /// Registers a plugin, and waits until it has arrived with its devices.
+    async fn registered(&mut self, script: Script, devices: &[&str]) -> (Plugin, u64) {
+        let plugin = self.plugin(script, devices);
+        self.register(&plugin).await.unwrap();
+        let id = self.arrived_with(devices).await;
+        (plugin, id)
+    }
+
+    pub(crate) fn driver(&self, id: u64) -> Arc<dyn DeviceDriver> {
+        self.endpoints.0.sink.drivers.lock().unwrap()[id as usize - 1].clone()
     }
 
     async fn left(&mut self, by: u64) -> Problem {
         match self.report().await {
             Report::Left(id, why) if id == by => why,
-            Report::Left(id, why) => panic!("{id} left: {why}"),
-            Report::Arrived(id, _) => panic!("{id} arrived"),
-            Report::Listed(id, devices) => panic!("{id} listed {devices:?}"),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -139,7 +179,7 @@ impl Bench {
     }
 }
 
-fn place(dir: &tempfile::TempDir, endpoint: &str) -> Location {
+fn location(dir: &tempfile::TempDir, endpoint: &str) -> Location {
     Location::beside(dir.path(), endpoint, "kubelet.sock").unwrap()
 }
 
@@ -152,10 +192,8 @@ async fn allocate(driver: &Arc<dyn DeviceDriver>) -> Result<String, Problem> {
 #[tokio::test]
 async fn a_plugin_arrives_and_its_lists_follow_each_the_one_before() {
     let mut bench = Bench::new();
-    let plugin = bench.plugin(Script::ok(), &["a", "b"]);
-    bench.register(&plugin).await.unwrap();
-    let (one, driver) = bench.arrived().await;
-    bench.listed(one, &["a", "b"]).await;
+    let (plugin, one) = bench.registered(Script::ok(), &["a", "b"]).await;
+    let driver = bench.driver(one);
     plugin.list(vec![Device::healthy("c")]);
     bench.listed(one, &["c"]).await;
     assert_eq!(allocate(&driver).await.unwrap(), "a");
@@ -165,19 +203,12 @@ async fn a_plugin_arrives_and_its_lists_follow_each_the_one_before() {
 #[tokio::test]
 async fn a_plugin_that_registers_again_replaces_itself_without_a_report_of_its_former_self() {
     let mut bench = Bench::new();
-    let first = bench.plugin(Script::ok(), &["a", "b"]);
-    bench.register(&first).await.unwrap();
-    let (one, _) = bench.arrived().await;
-    bench.listed(one, &["a", "b"]).await;
+    let (first, _) = bench.registered(Script::ok(), &["a", "b"]).await;
     // The same again, as a plugin does when it sees a new socket.
     bench.register(&first).await.unwrap();
-    let (two, _) = bench.arrived().await;
-    bench.listed(two, &["a", "b"]).await;
+    bench.arrived_with(&["a", "b"]).await;
     // Another process with another list. The previous one ends only then.
-    let second = bench.plugin(Script::ok(), &["c"]);
-    bench.register(&second).await.unwrap();
-    let (three, _) = bench.arrived().await;
-    bench.listed(three, &["c"]).await;
+    let (second, three) = bench.registered(Script::ok(), &["c"]).await;
     first.die();
     second.list(vec![Device::healthy("d")]);
     bench.listed(three, &["d"]).await;
@@ -186,12 +217,9 @@ async fn a_plugin_that_registers_again_replaces_itself_without_a_report_of_its_f
 #[tokio::test]
 async fn a_registration_that_fails_leaves_the_one_before_as_it_is() {
     let mut bench = Bench::new();
-    let good = bench.plugin(Script::ok(), &["a"]);
-    bench.register(&good).await.unwrap();
-    let (one, _) = bench.arrived().await;
-    bench.listed(one, &["a"]).await;
-    let nowhere = place(&bench.dir, "nowhere.sock");
-    let refused = bench.endpoints.register(&resource(RESOURCE), nowhere, Origin::KubeletSocket).await;
+    let (good, one) = bench.registered(Script::ok(), &["a"]).await;
+    let nowhere = location(&bench.dir, "nowhere.sock");
+    let refused = bench.endpoints.register(&resource(RESOURCE), nowhere).await;
     assert_eq!(refused.unwrap_err().kind, ProblemKind::NotFound);
     good.set_script(Script::ok().options(Answer::refuse("no GPU")));
     assert!(bench.register(&good).await.unwrap_err().message.contains("no GPU"));
@@ -200,51 +228,19 @@ async fn a_registration_that_fails_leaves_the_one_before_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_broken_stream_is_reported_with_its_reason_and_opened_again() {
-    let mut bench = Bench::new();
-    let plugin = bench.plugin(Script::ok(), &["a"]);
-    bench.register(&plugin).await.unwrap();
-    let (one, _) = bench.arrived().await;
-    bench.listed(one, &["a"]).await;
-    plugin.fail_lists(Status::internal("driver unloaded"));
-    let why = bench.left(one).await;
-    assert!(why.message.contains(RESOURCE) && why.message.contains("driver unloaded"), "{why}");
-    let (two, _) = bench.arrived().await;
-    bench.listed(two, &["a"]).await;
-}
-
-#[tokio::test]
-async fn a_plugin_that_restarts_without_registering_is_found_again() {
-    let mut bench = Bench::new();
-    let plugin = bench.plugin(Script::ok(), &["a"]);
-    bench.register(&plugin).await.unwrap();
-    let (one, _) = bench.arrived().await;
-    bench.listed(one, &["a"]).await;
-    let socket = plugin.options().socket();
-    plugin.die();
-    assert_eq!(bench.left(one).await.kind, ProblemKind::Unavailable);
-    std::fs::remove_file(socket).unwrap();
-    let _again = bench.plugin(Script::ok(), &["b"]);
-    let (two, _) = bench.arrived().await;
-    bench.listed(two, &["b"]).await;
-}
-
-#[tokio::test]
 async fn a_call_in_flight_ends_with_its_plugin_and_the_next_goes_to_the_one_in_its_place() {
     let mut bench = Bench::new();
-    let old = bench.plugin(Script::always(Answer::Hang), &["a"]);
-    bench.register(&old).await.unwrap();
-    let (one, driver) = bench.arrived().await;
-    bench.listed(one, &["a"]).await;
+    let (old, one) = bench.registered(Script::always(Answer::Hang), &["a"]).await;
+    let driver = bench.driver(one);
     let (answer, ()) = tokio::join!(allocate(&driver), async {
         while !matches!(old.event().await, Event::Allocate { .. }) {}
         old.die();
     });
     assert_eq!(answer.unwrap_err().code, "driver-unavailable");
-    bench.left(one).await;
+    assert_eq!(bench.left(one).await.kind, ProblemKind::Unavailable);
     let _new = bench.plugin(Script::ok(), &["b"]);
-    let (two, driver) = bench.arrived().await;
-    bench.listed(two, &["b"]).await;
+    let two = bench.arrived_with(&["b"]).await;
+    let driver = bench.driver(two);
     assert_eq!(allocate(&driver).await.unwrap(), "a");
 }
 
@@ -253,10 +249,8 @@ async fn a_socket_that_is_replaced_does_not_harm_a_call_in_flight_and_is_taken_w
     let mut bench = Bench::new();
     let due = Arc::new(Notify::new());
     let answer = Answer::After(due.clone(), Box::new(Answer::ok(&["old".to_owned()])));
-    let old = bench.plugin(Script::always(answer), &["a"]);
-    bench.register(&old).await.unwrap();
-    let (one, driver) = bench.arrived().await;
-    bench.listed(one, &["a"]).await;
+    let (old, one) = bench.registered(Script::always(answer), &["a"]).await;
+    let driver = bench.driver(one);
     let (answer, _new) = tokio::join!(allocate(&driver), async {
         while !matches!(old.event().await, Event::Allocate { .. }) {}
         let new = bench.plugin(Script::ok(), &["b"]);
@@ -267,8 +261,7 @@ async fn a_socket_that_is_replaced_does_not_harm_a_call_in_flight_and_is_taken_w
     assert!(bench.is_quiet(), "the old plugin serves as long as it lives");
     old.die();
     bench.left(one).await;
-    let (two, _) = bench.arrived().await;
-    bench.listed(two, &["b"]).await;
+    bench.arrived_with(&["b"]).await;
 }
 
 #[tokio::test]
@@ -284,8 +277,7 @@ async fn of_two_registrations_at_once_the_later_counts() {
     });
     assert_eq!(earlier.unwrap_err().code, SUPERSEDED);
     later.unwrap();
-    let (one, _) = bench.arrived().await;
-    bench.listed(one, &["b"]).await;
+    bench.arrived_with(&["b"]).await;
 }
 
 #[tokio::test]
@@ -297,8 +289,7 @@ async fn five_hundred_registrations_of_a_resource_leave_one_plugin() {
         assert!(outcome.as_ref().is_err_and(|problem| problem.code == SUPERSEDED), "{outcome:?}");
     }
     outcomes[499].as_ref().unwrap();
-    let (one, _) = bench.arrived().await;
-    bench.listed(one, &["a"]).await;
+    bench.arrived_with(&["a"]).await;
     assert!(bench.is_quiet());
     assert_eq!(bench.endpoints.0.slots().len(), 1);
 }
@@ -310,7 +301,7 @@ async fn five_hundred_resources_are_accepted_up_to_the_bound_and_the_others_are_
     let names: Vec<_> = (0..500).map(|index| resource(&format!("null.example.com/{index}"))).collect();
     let directory = bench.dir.path().to_owned();
     let here = || Location::beside(&directory, &plugin.options().endpoint, "kubelet.sock").unwrap();
-    let all = names.iter().map(|name| bench.endpoints.register(name, here(), Origin::KubeletSocket));
+    let all = names.iter().map(|name| bench.endpoints.register(name, here()));
     let outcomes = futures::future::join_all(all).await;
     let refused: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
     assert_eq!(refused.len(), 500 - limit::PLUGIN_RESOURCES_MAX);
@@ -319,7 +310,7 @@ async fn five_hundred_resources_are_accepted_up_to_the_bound_and_the_others_are_
         assert!(!matches!(bench.report().await, Report::Left(..)));
     }
     // A known resource may register again although the maximum of resources is reached.
-    bench.endpoints.register(&names[0], here(), Origin::KubeletSocket).await.unwrap();
+    bench.endpoints.register(&names[0], here()).await.unwrap();
 }
 
 #[tokio::test]
@@ -327,10 +318,11 @@ async fn plugins_that_do_not_answer_are_asked_a_few_at_a_time() {
     let bench = Bench::new();
     let plugin = bench.plugin(Script::ok().options(Answer::Hang), &[]);
     for index in 0..limit::REGISTRATIONS_AT_ONCE * 2 {
-        let (endpoints, location) = (bench.endpoints.clone(), place(&bench.dir, &plugin.options().endpoint));
+        let (endpoints, location) =
+            (bench.endpoints.clone(), location(&bench.dir, &plugin.options().endpoint));
         bench.tasks.spawn("registration", async move {
             let name = resource(&format!("null.example.com/{index}"));
-            drop(endpoints.register(&name, location, Origin::KubeletSocket).await);
+            drop(endpoints.register(&name, location).await);
         });
     }
     for _ in 0..limit::REGISTRATIONS_AT_ONCE {
@@ -349,10 +341,9 @@ async fn a_plugin_whose_stream_ends_at_once_is_tried_ever_more_seldom() {
     for round in 1..=6 {
         while plugin.event().await != Event::ListWatched {}
         plugin.fail_lists(Status::internal("driver unloaded"));
-        let (id, _) = bench.arrived().await;
-        bench.listed(id, &[]).await;
-        assert_eq!(id, round);
-        assert!(bench.left(id).await.message.contains("driver unloaded"));
+        assert_eq!(bench.arrived_with(&[]).await, round);
+        let why = bench.left(round).await;
+        assert!(why.message.contains(RESOURCE) && why.message.contains("driver unloaded"), "{why}");
     }
     assert!(began.elapsed() >= limit::RECONNECT_MIN * (1 + 2 + 4 + 8 + 16), "{:?}", began.elapsed());
 }
@@ -360,10 +351,7 @@ async fn a_plugin_whose_stream_ends_at_once_is_tried_ever_more_seldom() {
 #[tokio::test]
 async fn a_plugin_whose_socket_is_gone_for_the_grace_period_is_removed() {
     let mut bench = Bench::new();
-    let plugin = bench.plugin(Script::ok(), &["a"]);
-    bench.register(&plugin).await.unwrap();
-    let (one, _) = bench.arrived().await;
-    bench.listed(one, &["a"]).await;
+    let (plugin, one) = bench.registered(Script::ok(), &["a"]).await;
     std::fs::remove_file(plugin.options().socket()).unwrap();
     let lost = Instant::now();
     plugin.die();
@@ -376,41 +364,6 @@ async fn a_plugin_whose_socket_is_gone_for_the_grace_period_is_removed() {
     assert!(bench.is_quiet());
 }
 
-/// Native plugins of a directory, from the registration socket to the endpoints.
-struct Dock {
-    bench: Bench,
-    registered: PathBuf,
-}
-
-impl Dock {
-    fn new() -> Self {
-        let bench = Bench::new();
-        let registered = bench.dir.path().join("reg");
-        std::fs::create_dir(&registered).unwrap();
-        let device_plugins = DevicePlugins::default();
-        let (registry, tasks) = (Registry::new(Changes::default()), bench.tasks.clone());
-        let times = PluginTimes::default();
-        let plugins =
-            Plugins { registry, device_plugins: device_plugins.clone(), times, tasks: tasks.clone() };
-        let (sender, events) = mpsc::channel(64);
-        tasks.spawn("plugins", plugins.run(events));
-        tasks.spawn("sockets", sockets::watch(registered.clone(), tasks.clone(), sender));
-        tasks.spawn("endpoints", bench.endpoints.clone().follow(device_plugins));
-        Self { bench, registered }
-    }
-
-    async fn start(&self, name: &str, device: &str) -> Plugin {
-        self.start_as(RESOURCE, name, device).await
-    }
-
-    async fn start_as(&self, resource: &str, name: &str, device: &str) -> Plugin {
-        let directory = self.bench.dir.path().join(name);
-        let mut options = Options::new(resource, &directory);
-        options.register = Register::PluginsRegistry(self.registered.join(name));
-        Plugin::start(options, Script::ok(), vec![Device::healthy(device)]).await.unwrap()
-    }
-}
-
 fn unregister(plugin: &Plugin) {
     std::fs::remove_file(plugin.options().registration_socket().unwrap()).unwrap();
 }
@@ -421,61 +374,55 @@ async fn until_registered(plugin: &Plugin) {
 
 #[tokio::test]
 async fn a_registration_socket_brings_a_plugin_and_takes_it_away() {
-    let mut dock = Dock::new();
-    let plugin = dock.start("one", "a").await;
-    let (one, driver) = dock.bench.arrived().await;
-    dock.bench.listed(one, &["a"]).await;
+    let mut bench = Bench::watching();
+    let plugin = bench.start("one", "a").await;
+    let one = bench.arrived_with(&["a"]).await;
+    let driver = bench.driver(one);
     until_registered(&plugin).await;
     plugin.list(vec![Device::healthy("a"), Device::healthy("b")]);
-    dock.bench.listed(one, &["a", "b"]).await;
+    bench.listed(one, &["a", "b"]).await;
     unregister(&plugin);
-    assert_eq!(dock.bench.left(one).await.code, "driver-not-registered");
+    assert_eq!(bench.left(one).await.code, "driver-not-registered");
     assert_eq!(allocate(&driver).await.unwrap(), "a", "who has the driver may end its calls");
 }
 
 #[tokio::test]
 async fn of_two_registration_sockets_the_newer_serves_and_the_older_falls_in_for_it() {
-    let mut dock = Dock::new();
-    let _old = dock.start("old", "a").await;
-    let (one, _) = dock.bench.arrived().await;
-    dock.bench.listed(one, &["a"]).await;
-    let new = dock.start("new", "b").await;
-    let (two, _) = dock.bench.arrived().await;
-    dock.bench.listed(two, &["b"]).await;
+    let mut bench = Bench::watching();
+    let _old = bench.start("old", "a").await;
+    bench.arrived_with(&["a"]).await;
+    let new = bench.start("new", "b").await;
+    let two = bench.arrived_with(&["b"]).await;
     until_registered(&new).await;
     unregister(&new);
-    dock.bench.left(two).await;
-    let (three, _) = dock.bench.arrived().await;
-    dock.bench.listed(three, &["a"]).await;
+    bench.left(two).await;
+    bench.arrived_with(&["a"]).await;
 }
 
 #[tokio::test]
 async fn of_two_registration_sockets_the_older_goes_without_a_word() {
-    let mut dock = Dock::new();
-    let old = dock.start("old", "a").await;
-    let (one, _) = dock.bench.arrived().await;
-    dock.bench.listed(one, &["a"]).await;
-    let new = dock.start("new", "b").await;
-    let (two, _) = dock.bench.arrived().await;
-    dock.bench.listed(two, &["b"]).await;
+    let mut bench = Bench::watching();
+    let old = bench.start("old", "a").await;
+    bench.arrived_with(&["a"]).await;
+    let new = bench.start("new", "b").await;
+    let two = bench.arrived_with(&["b"]).await;
     until_registered(&old).await;
     unregister(&old);
     // Reports of this one follow all effects of the older one's end.
-    let other = dock.start_as("other.example.com/device", "other", "c").await;
-    let (three, _) = dock.bench.arrived().await;
-    dock.bench.listed(three, &["c"]).await;
+    let other = bench.start_as("other.example.com/device", "other", "c").await;
+    bench.arrived_with(&["c"]).await;
     until_registered(&other).await;
     new.list(vec![Device::healthy("d")]);
-    dock.bench.listed(two, &["d"]).await;
+    bench.listed(two, &["d"]).await;
 }
 
 #[tokio::test]
 async fn a_plugin_that_is_accepted_before_it_serves_is_taken_up_when_it_does() {
-    let mut dock = Dock::new();
-    let directory = dock.bench.dir.path().join("late");
+    let mut bench = Bench::watching();
+    let directory = bench.dir.path().join("late");
     std::fs::create_dir(&directory).unwrap();
     let mut options = Options::new(RESOURCE, &directory);
-    options.register = Register::PluginsRegistry(dock.registered.join("late"));
+    options.register = Register::PluginsRegistry(bench.dir.path().join("reg").join("late"));
     let dead = options.socket();
     let plugin = Plugin::unregistered(options, Script::ok()).unwrap();
     plugin.disconnect();
@@ -485,25 +432,19 @@ async fn a_plugin_that_is_accepted_before_it_serves_is_taken_up_when_it_does() {
     until_registered(&plugin).await;
     plugin.list(vec![Device::healthy("a")]);
     plugin.serve().unwrap();
-    let (one, _) = dock.bench.arrived().await;
-    dock.bench.listed(one, &["a"]).await;
+    bench.arrived_with(&["a"]).await;
 }
 
 #[tokio::test]
 async fn a_plugin_that_registers_by_call_is_not_removed_with_the_registration_socket_of_another() {
-    let mut dock = Dock::new();
-    let first = dock.start("one", "a").await;
-    let (one, _) = dock.bench.arrived().await;
-    dock.bench.listed(one, &["a"]).await;
+    let mut bench = Bench::watching();
+    let first = bench.start("one", "a").await;
+    bench.arrived_with(&["a"]).await;
     until_registered(&first).await;
-    let second = dock.bench.plugin(Script::ok(), &["b"]);
-    dock.bench.register(&second).await.unwrap();
-    let (two, _) = dock.bench.arrived().await;
-    dock.bench.listed(two, &["b"]).await;
+    let (_second, _) = bench.registered(Script::ok(), &["b"]).await;
     unregister(&first);
     // It is detected before this one, which is registered after it.
-    let third = dock.start("third", "c").await;
-    let (three, _) = dock.bench.arrived().await;
-    dock.bench.listed(three, &["c"]).await;
+    let third = bench.start("third", "c").await;
+    bench.arrived_with(&["c"]).await;
     until_registered(&third).await;
 }

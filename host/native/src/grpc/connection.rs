@@ -1,32 +1,25 @@
 //! One connection to a plugin's socket, opened at once and opened again when it is lost.
 
-use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
 use tokio::sync::{Notify, oneshot, watch};
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::Channel;
 
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
+use nodedock_base::socket::{self, ConnectError};
 use nodedock_base::tasks::Tasks;
-pub use nodedock_core::driver::Link;
+use nodedock_core::driver::Link;
 use nodedock_model::limit;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    #[error("connect to {}", socket.display())]
-    Connect { socket: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     #[error("connect to {} within {} ms", socket.display(), deadline.as_millis())]
     Deadline { socket: PathBuf, deadline: Duration },
-    #[error("begin HTTP/2 on {}", socket.display())]
-    Begin { socket: PathBuf, source: tonic::transport::Error },
 }
 
 #[derive(Debug, Clone, Default)]
@@ -60,10 +53,6 @@ impl Connection {
 
     pub fn link(&self) -> Link {
         self.state.borrow().link.clone()
-    }
-
-    pub fn is_connected(&self) -> bool {
-        self.state.borrow().link == Link::Connected
     }
 
     /// Resolves when the link has changed since this handle's last check; never again after a close.
@@ -143,64 +132,8 @@ pub(super) async fn dial(
     socket: &Path,
     deadline: Duration,
 ) -> Result<(Channel, oneshot::Receiver<()>), DialError> {
-    let path = || socket.to_owned();
-    let late = |_| DialError::Deadline { socket: path(), deadline };
-    let stream = tokio::time::timeout(deadline, UnixStream::connect(socket)).await.map_err(late)?;
-    let stream = stream.map_err(|source| DialError::Connect { socket: path(), source })?;
     let (open, ended) = oneshot::channel();
-    let mut stream = Some(TokioIo::new(Plugged { stream, _open: open }));
-    let connector = tower::service_fn(move |_: Uri| {
-        let stream = stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
-        std::future::ready(stream)
-    });
-    // Plugins get `localhost` as the authority, as from a kubelet. The connector has only one stream, so that calls on a lost
-    // connection fail at once.
-    let endpoint = Endpoint::from_static("http://localhost");
-    let endpoint = endpoint.http2_max_header_list_size(limit::PLUGIN_HEADERS_BYTES_MAX);
-    let begun =
-        tokio::time::timeout(deadline, endpoint.connect_with_connector(connector)).await.map_err(late)?;
-    let channel = begun.map_err(|source| DialError::Begin { socket: path(), source })?;
+    let connected = tokio::time::timeout(deadline, socket::connect_guarded(socket, open)).await;
+    let channel = connected.map_err(|_| DialError::Deadline { socket: socket.to_owned(), deadline })??;
     Ok((channel, ended))
-}
-
-/// A stream that signals its drop, which is the end of the HTTP/2 connection.
-struct Plugged {
-    stream: UnixStream,
-    _open: oneshot::Sender<()>,
-}
-
-impl AsyncRead for Plugged {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Plugged {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
 }

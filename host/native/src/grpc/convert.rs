@@ -1,32 +1,24 @@
 //! Conversions from and to the kubelet's plugin protocols. Checks a plugin's responses.
+//!
+//! `v1` and `v1beta1` of the DRA API have the same messages, except that `v1beta1` has no shares of devices.
 
-use std::time::Duration;
+use nodedock_proto::kubelet::dra::v1 as wire;
+use nodedock_proto::kubelet::registration;
 
-use nodedock_proto::kubelet::registration as wire;
-use tonic::Request;
-
-use super::problem;
 use super::registration::PluginInfo;
-use super::rpc::{ClaimAnswer, DeviceAnswer};
-use super::{clean, cut};
+use super::{DraService, cut, problem};
 use nodedock_model::limit::{
     PLUGIN_CDI_NAMES_MAX, PLUGIN_DEVICES_MAX, PLUGIN_SERVICES_MAX, SHARE_ID_BYTES_MAX,
 };
 use nodedock_model::{
-    DeviceAccess, DeviceName, DriverName, PoolName, PreparedClaim, PreparedDevice, Problem,
+    DeviceAccess, DeviceName, ObjectRef, PoolName, PreparedClaim, PreparedDevice, Problem,
     is_cdi_qualified_name, is_dns_label,
 };
 
 pub(super) mod device_plugin;
 pub(super) mod health;
 
-pub(super) fn info_request(deadline: Duration) -> Request<wire::InfoRequest> {
-    let mut request = Request::new(wire::InfoRequest {});
-    request.set_timeout(deadline);
-    request
-}
-
-pub(super) fn plugin_info(info: wire::PluginInfo) -> PluginInfo {
+pub(super) fn plugin_info(info: registration::PluginInfo) -> PluginInfo {
     PluginInfo {
         kind: info.r#type,
         name: info.name,
@@ -35,114 +27,60 @@ pub(super) fn plugin_info(info: wire::PluginInfo) -> PluginInfo {
     }
 }
 
-pub(super) fn registration_status(
-    registered: bool,
-    error: &str,
-    deadline: Duration,
-) -> Request<wire::RegistrationStatus> {
-    let mut request =
-        Request::new(wire::RegistrationStatus { plugin_registered: registered, error: clean(error) });
-    request.set_timeout(deadline);
-    request
+pub(super) fn claim(id: &ObjectRef) -> wire::Claim {
+    wire::Claim { namespace: id.namespace.to_string(), uid: id.uid.to_string(), name: id.name.to_string() }
 }
 
-/// The two versions differ in one field: `share_id`.
-macro_rules! dra_version {
-    ($version:ident, |$device:ident| $share_id:expr) => {
-        pub(in crate::grpc) mod $version {
-            use nodedock_proto::kubelet::dra::$version as wire;
-
-            use crate::grpc::rpc::{Answers, ClaimAnswer, DeviceAnswer};
-            use nodedock_model::ObjectRef;
-
-            pub(in crate::grpc) fn prepare_request(
-                claims: &[&ObjectRef],
-            ) -> wire::NodePrepareResourcesRequest {
-                wire::NodePrepareResourcesRequest { claims: claims.iter().map(|id| claim(id)).collect() }
-            }
-
-            pub(in crate::grpc) fn unprepare_request(
-                claims: &[&ObjectRef],
-            ) -> wire::NodeUnprepareResourcesRequest {
-                wire::NodeUnprepareResourcesRequest { claims: claims.iter().map(|id| claim(id)).collect() }
-            }
-
-            fn claim(id: &ObjectRef) -> wire::Claim {
-                wire::Claim {
-                    namespace: id.namespace.to_string(),
-                    uid: id.uid.to_string(),
-                    name: id.name.to_string(),
-                }
-            }
-
-            pub(in crate::grpc) fn prepared(answer: wire::NodePrepareResourcesResponse) -> Answers {
-                let one = |answer: wire::NodePrepareResourceResponse| ClaimAnswer {
-                    devices: answer.devices.into_iter().map(device).collect(),
-                    error: answer.error,
-                };
-                // A missing value is a success without devices.
-                answer
-                    .claims
-                    .into_iter()
-                    .map(|entry| (entry.key, one(entry.value.unwrap_or_default())))
-                    .collect()
-            }
-
-            pub(in crate::grpc) fn unprepared(answer: wire::NodeUnprepareResourcesResponse) -> Answers {
-                let one = |answer: wire::NodeUnprepareResourceResponse| ClaimAnswer {
-                    devices: Vec::new(),
-                    error: answer.error,
-                };
-                answer
-                    .claims
-                    .into_iter()
-                    .map(|entry| (entry.key, one(entry.value.unwrap_or_default())))
-                    .collect()
-            }
-
-            fn device($device: wire::Device) -> DeviceAnswer {
-                DeviceAnswer {
-                    share_id: $share_id,
-                    requests: $device.request_names,
-                    pool: $device.pool_name,
-                    device: $device.device_name,
-                    cdi_names: $device.cdi_device_ids,
-                }
-            }
-        }
-    };
+/// Checks every entry of a response, by claim UID; a UID may occur twice. A missing value is a success without devices.
+pub(super) fn prepared(
+    peer: &str,
+    service: DraService,
+    answer: wire::NodePrepareResourcesResponse,
+) -> impl Iterator<Item = (String, Result<PreparedClaim, Problem>)> {
+    let checked = move |answer| prepared_claim(peer, service, answer);
+    answer.claims.into_iter().map(move |entry| (entry.key, checked(entry.value.unwrap_or_default())))
 }
 
-dra_version!(v1, |device| device.share_id);
-dra_version!(v1beta1, |device| None);
+/// Reads every entry of a response as `prepared` does.
+pub(super) fn unprepared(
+    peer: &str,
+    answer: wire::NodeUnprepareResourcesResponse,
+) -> impl Iterator<Item = (String, Result<(), Problem>)> {
+    let outcome = move |answer: wire::NodeUnprepareResourceResponse| refused(peer, &answer.error);
+    answer.claims.into_iter().map(move |entry| (entry.key, outcome(entry.value.unwrap_or_default())))
+}
 
-/// Checks a plugin's result of a prepare of one claim.
-pub(super) fn prepared_claim(driver: &DriverName, answer: ClaimAnswer) -> Result<PreparedClaim, Problem> {
-    if !answer.error.is_empty() {
-        return Err(problem::of_claim(driver, &answer.error));
+fn prepared_claim(
+    peer: &str,
+    service: DraService,
+    mut answer: wire::NodePrepareResourceResponse,
+) -> Result<PreparedClaim, Problem> {
+    refused(peer, &answer.error)?;
+    if service == DraService::V1beta1 {
+        answer.devices.iter_mut().for_each(|device| device.share_id = None);
     }
-    let devices = prepared_devices(answer.devices).map_err(|why| problem::not_valid(driver, &why))?;
+    let devices = prepared_devices(answer.devices).map_err(|why| problem::not_valid(peer, &why))?;
     Ok(PreparedClaim { devices, ..PreparedClaim::default() })
 }
 
-/// Checks a plugin's result of an unprepare of one claim.
-pub(super) fn unprepared(driver: &DriverName, answer: &ClaimAnswer) -> Result<(), Problem> {
-    if answer.error.is_empty() { Ok(()) } else { Err(problem::of_claim(driver, &answer.error)) }
+/// An empty error is success.
+fn refused(peer: &str, error: &str) -> Result<(), Problem> {
+    if error.is_empty() { Ok(()) } else { Err(problem::of_claim(peer, error)) }
 }
 
-fn prepared_devices(answers: Vec<DeviceAnswer>) -> Result<Vec<PreparedDevice>, String> {
+fn prepared_devices(answers: Vec<wire::Device>) -> Result<Vec<PreparedDevice>, String> {
     at_most("devices", answers.len(), PLUGIN_DEVICES_MAX)?;
     let mut devices: Vec<PreparedDevice> = Vec::with_capacity(answers.len());
     for answer in answers {
-        let place = format!("pool {} device {}", shown(&answer.pool), shown(&answer.device));
-        let device = prepared_device(answer).map_err(|why| format!("{place}: {why}"))?;
+        let subject = format!("pool {} device {}", shown(&answer.pool_name), shown(&answer.device_name));
+        let device = prepared_device(answer).map_err(|why| format!("{subject}: {why}"))?;
         let same = |other: &&mut PreparedDevice| {
             (&other.pool, &other.device, &other.share_id, &other.requests)
                 == (&device.pool, &device.device, &device.share_id, &device.requests)
         };
         match devices.iter_mut().find(same) {
             Some(other) => {
-                merge(&mut other.access, device.access).map_err(|why| format!("{place}: {why}"))?
+                merge(&mut other.access, device.access).map_err(|why| format!("{subject}: {why}"))?
             }
             None => devices.push(device),
         }
@@ -150,21 +88,21 @@ fn prepared_devices(answers: Vec<DeviceAnswer>) -> Result<Vec<PreparedDevice>, S
     Ok(devices)
 }
 
-fn prepared_device(answer: DeviceAnswer) -> Result<PreparedDevice, String> {
-    at_most("CDI devices", answer.cdi_names.len(), PLUGIN_CDI_NAMES_MAX)?;
-    if let Some(bad) = answer.cdi_names.iter().find(|name| !is_cdi_qualified_name(name)) {
+fn prepared_device(answer: wire::Device) -> Result<PreparedDevice, String> {
+    at_most("CDI devices", answer.cdi_device_ids.len(), PLUGIN_CDI_NAMES_MAX)?;
+    if let Some(bad) = answer.cdi_device_ids.iter().find(|name| !is_cdi_qualified_name(name)) {
         return Err(format!("CDI device {} is not VENDOR/CLASS=NAME", shown(bad)));
     }
     if let Some(share_id) = answer.share_id.as_ref().filter(|id| !is_share_id(id)) {
         return Err(format!("share {} is no UUID", shown(share_id)));
     }
-    at_most("requests", answer.requests.len(), PLUGIN_DEVICES_MAX)?;
+    at_most("requests", answer.request_names.len(), PLUGIN_DEVICES_MAX)?;
     Ok(PreparedDevice {
-        requests: base_requests(answer.requests)?,
-        pool: PoolName::new(&answer.pool).map_err(|error| error.to_string())?,
-        device: DeviceName::new(&answer.device).map_err(|error| error.to_string())?,
+        requests: base_requests(answer.request_names)?,
+        pool: PoolName::new(&answer.pool_name).map_err(|error| error.to_string())?,
+        device: DeviceName::new(&answer.device_name).map_err(|error| error.to_string())?,
         share_id: answer.share_id,
-        access: DeviceAccess::CdiDevices(unique(answer.cdi_names)),
+        access: DeviceAccess::CdiDevices(unique(answer.cdi_device_ids)),
         status: None,
     })
 }

@@ -1,10 +1,8 @@
 //! A device plugin as a `DeviceDriver`: one connection, from its start to its end. The device manager decides whether there is
 //! another.
 
-use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::{FutureExt, StreamExt};
@@ -15,26 +13,13 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::connection::dial;
-use super::{clean, convert, problem};
+use super::{PluginTimes, clean, convert, problem, rpc};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, DeviceDriver, DeviceLists, DeviceOptions};
 use nodedock_model::{ContainerAllocation, ExtendedResource, PluginDevice, Problem, limit};
 
 type Client = wire::device_plugin_client::DevicePluginClient<Channel>;
-
-/// Deadlines of the steps.
-#[derive(Debug, Clone, Copy)]
-pub struct PluginSteps {
-    pub dial: Duration,
-    pub options: Duration,
-}
-
-impl Default for PluginSteps {
-    fn default() -> Self {
-        Self { dial: limit::PLUGIN_DIAL, options: limit::DEVICE_OPTIONS_DEADLINE }
-    }
-}
 
 /// A plugin's stream of lists.
 pub struct Following {
@@ -45,7 +30,8 @@ pub struct Following {
 
 /// A device plugin on one connection. Its calls fail when the connection is lost.
 pub struct DevicePlugin {
-    resource: ExtendedResource,
+    /// As problems name it.
+    peer: Arc<str>,
     client: Client,
     options: DeviceOptions,
     tasks: Tasks,
@@ -54,34 +40,35 @@ pub struct DevicePlugin {
 impl DevicePlugin {
     /// Connects, and calls the plugin for its options. Streams end with the tasks.
     pub async fn connect(
-        resource: ExtendedResource,
+        resource: &ExtendedResource,
         socket: &Path,
-        steps: PluginSteps,
+        times: PluginTimes,
         tasks: &Tasks,
     ) -> Result<Self, Problem> {
-        let dialled = dial(socket, steps.dial).await;
-        let (channel, _ended) = dialled.map_err(|error| not_reached(&resource, &chain(&error)))?;
-        let client = Client::new(channel).max_decoding_message_size(limit::PLUGIN_ANSWER_BYTES_MAX);
-        let mut plugin = Self { resource, client, options: DeviceOptions::default(), tasks: tasks.clone() };
-        let call = Call { request_id: nodedock_base::request::new_id(), deadline: steps.options };
-        let mut client = plugin.client.clone();
-        let asked = client.get_device_plugin_options(request(&call, wire::Empty {}));
-        plugin.options = convert::device_plugin::options(plugin.within(&call, asked).await?);
-        Ok(plugin)
+        let peer: Arc<str> = format!("device plugin {resource}").into();
+        let (channel, _ended) = dial(socket, times.dial).await.map_err(|error| {
+            let message = clean(&format!("{peer}: {}", chain(&error)));
+            Problem::unavailable("driver-not-connected", message)
+        })?;
+        let mut client = Client::new(channel).max_decoding_message_size(limit::PLUGIN_ANSWER_BYTES_MAX);
+        let call = Call { request_id: nodedock_base::request::new_id(), deadline: times.options };
+        let asked = client.get_device_plugin_options(rpc::request(&call, wire::Empty {}));
+        let options = convert::device_plugin::options(within(&peer, &call, asked).await?);
+        Ok(Self { peer, client, options, tasks: tasks.clone() })
     }
 
     /// Opens a stream of lists.
     pub fn follow(&self, request_id: Arc<str>) -> Following {
         let (sender, lists) = watch::channel(None);
         let (ended, end) = oneshot::channel();
-        let (client, resource, stopped) = (self.client.clone(), self.resource.clone(), self.tasks.stopped());
+        let (client, peer, stopped) = (self.client.clone(), self.peer.clone(), self.tasks.stopped());
         self.tasks.spawn("device-lists", async move {
             tokio::select! {
                 // Safe to drop: the next start opens the list again.
                 () = stopped => {}
                 // The receiver is gone.
                 () = sender.closed() => {}
-                problem = read(client, &resource, &request_id, &sender) => {
+                problem = read(client, &peer, &request_id, &sender) => {
                     // A watcher may use only the lists.
                     let _ = ended.send(problem);
                 }
@@ -90,24 +77,8 @@ impl DevicePlugin {
         Following { lists, end }
     }
 
-    async fn within<T>(
-        &self,
-        call: &Call,
-        work: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<T, Problem> {
-        match tokio::time::timeout(call.deadline, work).await {
-            Err(_) => Err(problem::no_answer(&self.resource, call.deadline)),
-            // The call has the deadline, and either side may end it first.
-            Ok(Err(status)) if problem::is_late(&status) => {
-                Err(problem::no_answer(&self.resource, call.deadline))
-            }
-            Ok(Err(status)) => Err(problem::of_status(&self.resource, &status)),
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-        }
-    }
-
     fn not_valid(&self, why: &str) -> Problem {
-        problem::not_valid(&self.resource, why)
+        problem::not_valid(&self.peer, why)
     }
 }
 
@@ -125,7 +96,7 @@ impl DeviceDriver for DevicePlugin {
     async fn allocate(&self, call: &Call, device_ids: &[String]) -> Result<ContainerAllocation, Problem> {
         let message = convert::device_plugin::allocate_request(device_ids);
         let mut client = self.client.clone();
-        let answer = self.within(call, client.allocate(request(call, message))).await?;
+        let answer = within(&self.peer, call, client.allocate(rpc::request(call, message))).await?;
         convert::device_plugin::allocation(answer).map_err(|why| self.not_valid(&why))
     }
 
@@ -138,7 +109,8 @@ impl DeviceDriver for DevicePlugin {
     ) -> Result<Vec<String>, Problem> {
         let message = convert::device_plugin::preferred_request(available, must_include, size);
         let mut client = self.client.clone();
-        let answer = self.within(call, client.get_preferred_allocation(request(call, message))).await?;
+        let answer =
+            within(&self.peer, call, client.get_preferred_allocation(rpc::request(call, message))).await?;
         convert::device_plugin::preferred(answer).map_err(|why| self.not_valid(&why))
     }
 
@@ -147,49 +119,51 @@ impl DeviceDriver for DevicePlugin {
         let call = Call { request_id: call.request_id.clone(), deadline };
         let message = wire::PreStartContainerRequest { devices_ids: device_ids.to_vec() };
         let mut client = self.client.clone();
-        self.within(&call, client.pre_start_container(request(&call, message))).await.map(drop)
+        within(&self.peer, &call, client.pre_start_container(rpc::request(&call, message))).await.map(drop)
     }
 }
 
-/// Passes the deadline in the call, so that the plugin can stop in time.
-fn request<T>(call: &Call, message: T) -> Request<T> {
-    let mut request = named(&call.request_id, message);
-    request.set_timeout(call.deadline);
-    request
-}
-
-fn named<T>(request_id: &str, message: T) -> Request<T> {
-    let mut request = Request::new(message);
-    // The request id comes from the node API, which accepts only plain characters.
-    if let Ok(id) = request_id.parse() {
-        request.metadata_mut().insert("x-request-id", id);
+async fn within<T>(
+    peer: &str,
+    call: &Call,
+    work: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Problem> {
+    match tokio::time::timeout(call.deadline, work).await {
+        Err(_) => Err(problem::no_answer(peer, call.deadline)),
+        // The call has the deadline, and either side may end it first.
+        Ok(Err(status)) if problem::is_late(&status) => Err(problem::no_answer(peer, call.deadline)),
+        Ok(answer) => answer.map(Response::into_inner).map_err(|status| problem::of_status(peer, &status)),
     }
-    request
 }
 
 /// Reads a stream to its end and returns the reason.
 async fn read(
     mut client: Client,
-    resource: &ExtendedResource,
+    peer: &str,
     request_id: &str,
     lists: &watch::Sender<Option<Arc<[PluginDevice]>>>,
 ) -> Problem {
-    let mut stream = match client.list_and_watch(named(request_id, wire::Empty {})).await {
+    let mut stream = match client.list_and_watch(rpc::named(request_id, Request::new(wire::Empty {}))).await {
         Ok(answer) => answer.into_inner(),
-        Err(status) => return problem::of_status(resource, &status),
+        Err(status) => return problem::of_status(peer, &status),
     };
     loop {
         let (newest, end) = newest(&mut stream).await;
         if let Some(list) = newest {
             match convert::device_plugin::listed(list) {
                 Ok(listed) => lists.send_replace(Some(listed)),
-                Err(why) => return problem::not_valid(resource, &why),
+                Err(why) => return problem::not_valid(peer, &why),
             };
         }
         match end {
             None => tokio::time::sleep(limit::LIST_PACE).await,
-            Some(Ok(())) => return ended(resource),
-            Some(Err(status)) => return problem::of_status(resource, &status),
+            Some(Ok(())) => {
+                return Problem::unavailable(
+                    "driver-unavailable",
+                    format!("{peer} ended its list of devices"),
+                );
+            }
+            Some(Err(status)) => return problem::of_status(peer, &status),
         }
     }
 }
@@ -216,15 +190,6 @@ async fn newest(
             None => return (newest, None),
         }
     }
-}
-
-fn not_reached(resource: &ExtendedResource, why: &str) -> Problem {
-    Problem::unavailable("driver-not-connected", clean(&format!("device plugin {resource}: {why}")))
-}
-
-fn ended(resource: &ExtendedResource) -> Problem {
-    let message = format!("device plugin {resource} ended its list of devices");
-    Problem::unavailable("driver-unavailable", message)
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
 //! A DRA plugin as a `ClaimDriver`.
 
-use std::future::Future;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use nodedock_proto::kubelet::dra::v1 as wire;
+use nodedock_proto::prost::Message;
+use tokio::time::{Instant, timeout_at};
 use tonic::Status;
-use tonic::transport::Channel;
 
-use super::rpc::{self, Answers, Envelope};
 use super::stats::Rpcs;
-use super::{Connection, DraService, convert, problem};
+use super::{Connection, DraService, convert, problem, rpc};
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
-use nodedock_model::{DriverClaim, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem, Uid, limit};
+use nodedock_model::{DriverClaim, DriverName, LiveClaim, PreparedClaim, Problem, Uid, limit};
 
 /// One instance of a native driver.
 pub struct DraPlugin {
@@ -22,30 +22,36 @@ pub struct DraPlugin {
 }
 
 impl DraPlugin {
+    /// The gRPC path of a method.
+    fn path(&self, method: &str) -> String {
+        format!("/k8s.io.kubelet.pkg.apis.dra.{}.DRAPlugin/{method}", self.service.version())
+    }
+
+    /// As problems name it.
+    fn peer(&self) -> String {
+        format!("driver {}", self.name)
+    }
+
     /// Calls on the current connection, or after a short wait on the next one.
-    async fn call<F>(
-        &self,
-        call: &Call,
-        method: &str,
-        work: impl FnOnce(Channel, Envelope) -> F,
-    ) -> Result<Answers, Problem>
+    async fn call<Q, A>(&self, call: &Call, method: &str, message: Q) -> Result<A, Problem>
     where
-        F: Future<Output = Result<Answers, Status>>,
+        Q: Message + 'static,
+        A: Message + Default + 'static,
     {
-        let until = tokio::time::Instant::now() + call.deadline;
+        let until = Instant::now() + call.deadline;
         let channel = self.connection.channel(limit::RECONNECT_WAIT.min(call.deadline)).await;
-        let channel = channel.map_err(|link| problem::not_connected(&self.name, &link))?;
-        let left = until.saturating_duration_since(tokio::time::Instant::now()).max(Duration::from_millis(1));
-        let envelope = Envelope { request_id: call.request_id.clone(), deadline: left };
-        let started = tokio::time::Instant::now();
-        let ended = tokio::time::timeout_at(until, work(channel, envelope)).await;
+        let channel = channel.map_err(|link| problem::not_connected(&self.peer(), &link))?;
+        let started = Instant::now();
+        let deadline = until.saturating_duration_since(started).max(Duration::from_millis(1));
+        let request = rpc::request(&Call { request_id: call.request_id.clone(), deadline }, message);
+        let path = self.path(method);
+        let ended = timeout_at(until, rpc::unary(channel, path.clone(), request)).await;
         let outcome = ended.map_err(|_| Status::deadline_exceeded("our own deadline"));
         let seen = outcome.as_ref().and_then(Result::as_ref);
-        self.rpcs.record(self.service, method, started.elapsed(), seen);
+        self.rpcs.record(path, started.elapsed(), seen);
         match outcome {
-            Err(_) => Err(problem::no_answer(&self.name, call.deadline)),
-            Ok(Err(status)) => Err(problem::of_status(&self.name, &status)),
-            Ok(Ok(answers)) => Ok(answers),
+            Err(_) => Err(problem::no_answer(&self.peer(), call.deadline)),
+            Ok(answer) => answer.map_err(|status| problem::of_status(&self.peer(), &status)),
         }
     }
 
@@ -89,18 +95,14 @@ impl ClaimDriver for DraPlugin {
 
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         let asked = || claims.iter().map(|claim| &claim.id.uid);
-        let ids: Vec<&ObjectRef> = claims.iter().map(|claim| &claim.id).collect();
-        let work = |channel, envelope| {
-            let (ids, service) = (&ids, self.service);
-            async move { rpc::prepare(channel, service, &envelope, ids).await }
+        let request = wire::NodePrepareResourcesRequest {
+            claims: claims.iter().map(|claim| convert::claim(&claim.id)).collect(),
         };
-        let answers = match self.call(call, "NodePrepareResources", work).await {
-            Ok(answers) => answers,
+        let answer = match self.call(call, "NodePrepareResources", request).await {
+            Ok(answer) => answer,
             Err(problem) => return all_failed(asked(), &problem),
         };
-        let answered =
-            answers.into_iter().map(|(uid, answer)| (uid, convert::prepared_claim(&self.name, answer)));
-        let outcomes = self.settle(call, asked(), answered);
+        let outcomes = self.settle(call, asked(), convert::prepared(&self.peer(), self.service, answer));
         for claim in claims {
             if let Some(Ok(prepared)) = outcomes.get(&claim.id.uid) {
                 self.note_strangers(call, claim, prepared);
@@ -111,17 +113,11 @@ impl ClaimDriver for DraPlugin {
 
     async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
         let asked = || claims.iter().map(|live| &live.claim.id.uid);
-        let ids: Vec<&ObjectRef> = claims.iter().map(|live| &live.claim.id).collect();
-        let work = |channel, envelope| {
-            let (ids, service) = (&ids, self.service);
-            async move { rpc::unprepare(channel, service, &envelope, ids).await }
+        let request = wire::NodeUnprepareResourcesRequest {
+            claims: claims.iter().map(|live| convert::claim(&live.claim.id)).collect(),
         };
-        match self.call(call, "NodeUnprepareResources", work).await {
-            Ok(answers) => {
-                let answered =
-                    answers.into_iter().map(|(uid, answer)| (uid, convert::unprepared(&self.name, &answer)));
-                self.settle(call, asked(), answered)
-            }
+        match self.call(call, "NodeUnprepareResources", request).await {
+            Ok(answer) => self.settle(call, asked(), convert::unprepared(&self.peer(), answer)),
             Err(problem) => all_failed(asked(), &problem),
         }
     }

@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
-use nodedock_proto::kubelet::dra_health::{v1, v1alpha1};
+use nodedock_proto::kubelet::dra_health::v1 as wire;
 use tokio::time::Instant;
-use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
-use super::{Connection, HealthService, clean, convert};
+use super::{Connection, HealthService, clean, convert, rpc};
 use nodedock_base::tasks::Tasks;
-use nodedock_model::limit::{self, DEVICES_MAX, PLUGIN_ANSWER_BYTES_MAX};
+use nodedock_model::limit::{self, DEVICES_MAX};
 use nodedock_model::{DeviceHealth, DeviceName, DriverName, HealthReport, PoolName};
 
 /// A message of the stream.
@@ -32,10 +30,10 @@ pub(super) struct DeviceReport {
 
 /// Last report for each device. Clones share the state.
 #[derive(Debug, Clone, Default)]
-pub struct Health(Arc<Mutex<BTreeMap<(PoolName, DeviceName), Said>>>);
+pub struct Health(Arc<Mutex<BTreeMap<(PoolName, DeviceName), Reported>>>);
 
 #[derive(Debug)]
-struct Said {
+struct Reported {
     health: DeviceHealth,
     /// The time of receipt counts, as in a kubelet, not the plugin's clock.
     until: Instant,
@@ -46,37 +44,41 @@ impl Health {
     pub fn follow(driver: DriverName, service: HealthService, connection: Connection, tasks: &Tasks) -> Self {
         let health = Self::default();
         let watch = Watch { driver, service, connection, health: health.clone() };
-        tasks.spawn("plugin-health", watch.run(tasks.clone()));
+        let stopped = tasks.stopped();
+        tasks.spawn("plugin-health", async move {
+            tokio::select! {
+                // Safe to drop: the next stream sends the health again.
+                () = stopped => {}
+                () = watch.run() => {}
+            }
+        });
         health
     }
 
     /// Returns the current health. A device without a report within its timeout is unknown.
     pub fn now(&self) -> HealthReport {
-        self.at(Instant::now())
-    }
-
-    fn at(&self, now: Instant) -> HealthReport {
+        let now = Instant::now();
         let fresh =
-            |said: &Said| if now < said.until { said.health.clone() } else { DeviceHealth::default() };
-        self.lock().iter().map(|(key, said)| (key.clone(), fresh(said))).collect()
+            |last: &Reported| if now < last.until { last.health.clone() } else { DeviceHealth::default() };
+        self.lock().iter().map(|(key, last)| (key.clone(), fresh(last))).collect()
     }
 
     /// Applies a message. Devices that it omits keep their report until its timeout. Returns false if some did not fit.
     fn take(&self, report: Report, now: Instant) -> bool {
         let mut known = self.lock();
-        known.retain(|_, said| now < said.until);
+        known.retain(|_, last| now < last.until);
         let mut all_fit = true;
         for device in report.devices {
             if known.len() >= DEVICES_MAX && !known.contains_key(&device.key) {
                 all_fit = false;
                 continue;
             }
-            known.insert(device.key, Said { health: device.health, until: now + device.timeout });
+            known.insert(device.key, Reported { health: device.health, until: now + device.timeout });
         }
         all_fit
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(PoolName, DeviceName), Said>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(PoolName, DeviceName), Reported>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -89,17 +91,11 @@ struct Watch {
 }
 
 impl Watch {
-    async fn run(self, tasks: Tasks) {
-        let stopped = tasks.stopped();
-        tokio::pin!(stopped);
+    /// Opens the stream again whenever it ends, if the plugin implements it.
+    async fn run(self) {
         let mut complained = false;
         loop {
-            let end = tokio::select! {
-                // Safe to drop: the next stream sends the health again.
-                () = &mut stopped => return,
-                end = self.stream() => end,
-            };
-            let driver = &self.driver;
+            let (end, driver) = (self.stream().await, &self.driver);
             match end {
                 Err(status) if status.code() == Code::Unimplemented => {
                     // The Go helper registers the service for every driver.
@@ -112,10 +108,7 @@ impl Watch {
                 }
                 Err(_) | Ok(()) => {}
             }
-            tokio::select! {
-                () = &mut stopped => return,
-                () = tokio::time::sleep(limit::HEALTH_RESTART) => {}
-            }
+            tokio::time::sleep(limit::HEALTH_RESTART).await;
         }
     }
 
@@ -123,21 +116,14 @@ impl Watch {
     async fn stream(&self) -> Result<(), Status> {
         let connected = self.connection.channel(limit::PLUGIN_DIAL).await;
         let channel = connected.map_err(|link| Status::unavailable(link.as_str()))?;
-        match self.service {
-            HealthService::V1 => {
-                self.drain(stream_v1(channel).await?.map(|m| m.map(convert::health::v1::report))).await
-            }
-            HealthService::V1alpha1 => {
-                self.drain(stream_v1alpha1(channel).await?.map(|m| m.map(convert::health::v1alpha1::report)))
-                    .await
-            }
-        }
+        let request = wire::NodeWatchResourcesRequest {};
+        let messages = rpc::stream(channel, path(self.service), request).await?;
+        self.drain(messages).await
     }
 
-    async fn drain(&self, messages: impl Stream<Item = Result<Report, Status>>) -> Result<(), Status> {
-        tokio::pin!(messages);
-        while let Some(report) = messages.next().await {
-            let report = report?;
+    async fn drain(&self, mut messages: Streaming<wire::NodeWatchResourcesResponse>) -> Result<(), Status> {
+        while let Some(message) = messages.message().await? {
+            let report = convert::health::report(message);
             let nameless = report.nameless;
             let all_fit = self.health.take(report, Instant::now());
             if nameless > 0 || !all_fit {
@@ -149,18 +135,11 @@ impl Watch {
     }
 }
 
-async fn stream_v1(channel: Channel) -> Result<tonic::Streaming<v1::NodeWatchResourcesResponse>, Status> {
-    let client = v1::dra_resource_health_client::DraResourceHealthClient::new(channel);
-    let mut client = client.max_decoding_message_size(PLUGIN_ANSWER_BYTES_MAX);
-    Ok(client.node_watch_resources(v1::NodeWatchResourcesRequest {}).await?.into_inner())
-}
-
-async fn stream_v1alpha1(
-    channel: Channel,
-) -> Result<tonic::Streaming<v1alpha1::NodeWatchResourcesResponse>, Status> {
-    let client = v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(channel);
-    let mut client = client.max_decoding_message_size(PLUGIN_ANSWER_BYTES_MAX);
-    Ok(client.node_watch_resources(v1alpha1::NodeWatchResourcesRequest {}).await?.into_inner())
+fn path(service: HealthService) -> &'static str {
+    match service {
+        HealthService::V1 => "/v1.DRAResourceHealth/NodeWatchResources",
+        HealthService::V1alpha1 => "/v1alpha1.DRAResourceHealth/NodeWatchResources",
+    }
 }
 
 #[cfg(test)]

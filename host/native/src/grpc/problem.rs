@@ -1,46 +1,18 @@
-//! Converts a plugin's errors to problems.
+//! Converts a plugin's errors to problems. `peer` is the plugin in a message: `driver NAME` or `device plugin RESOURCE`.
 
-use std::fmt;
 use std::time::Duration;
 
 use tonic::{Code, Status};
 
-use super::{Link, clean};
-use nodedock_model::{DriverName, ExtendedResource, Problem, ProblemKind};
-
-/// The subject of a problem.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Peer<'a> {
-    Driver(&'a DriverName),
-    DevicePlugin(&'a ExtendedResource),
-}
-
-impl<'a> From<&'a DriverName> for Peer<'a> {
-    fn from(name: &'a DriverName) -> Self {
-        Self::Driver(name)
-    }
-}
-
-impl<'a> From<&'a ExtendedResource> for Peer<'a> {
-    fn from(resource: &'a ExtendedResource) -> Self {
-        Self::DevicePlugin(resource)
-    }
-}
-
-impl fmt::Display for Peer<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Driver(name) => write!(f, "driver {name}"),
-            Self::DevicePlugin(resource) => write!(f, "device plugin {resource}"),
-        }
-    }
-}
+use super::clean;
+use nodedock_core::driver::Link;
+use nodedock_model::{Problem, ProblemKind};
 
 /// Converts the error of a whole call.
-pub(super) fn of_status<'a>(peer: impl Into<Peer<'a>>, status: &Status) -> Problem {
-    let (kind, code) = meaning(status);
-    Problem::new(kind, code, clean(&format!("{}: {}", peer.into(), text(status))))
-        .with("grpc-code", format!("{:?}", status.code()))
+pub(super) fn of_status(peer: &str, status: &Status) -> Problem {
+    let ((kind, code), grpc_code) = (meaning(status), format!("{:?}", status.code()));
+    let text = if status.message().is_empty() { &grpc_code } else { status.message() };
+    Problem::new(kind, code, clean(&format!("{peer}: {text}"))).with("grpc-code", grpc_code)
 }
 
 fn meaning(status: &Status) -> (ProblemKind, &'static str) {
@@ -75,34 +47,26 @@ pub(super) fn is_late(status: &Status) -> bool {
     std::iter::successors(first, |error| error.source()).any(|error| error.is::<tonic::TimeoutExpired>())
 }
 
-fn text(status: &Status) -> String {
-    match status.message() {
-        "" => format!("{:?}", status.code()),
-        message => message.to_owned(),
-    }
-}
-
 /// A claim that a plugin refuses by its `error`. The API has no kinds of errors, and the caller retries, as a kubelet does.
-pub(super) fn of_claim(driver: &DriverName, error: &str) -> Problem {
-    Problem::unavailable("driver-refused", clean(&format!("driver {driver}: {error}")))
+pub(super) fn of_claim(peer: &str, error: &str) -> Problem {
+    Problem::unavailable("driver-refused", clean(&format!("{peer}: {error}")))
 }
 
 /// A response that violates the API.
-pub(super) fn not_valid<'a>(peer: impl Into<Peer<'a>>, why: &str) -> Problem {
-    let message = format!("{} answered what is not valid: {why}", peer.into());
-    Problem::internal("driver-answer-not-valid", clean(&message))
+pub(super) fn not_valid(peer: &str, why: &str) -> Problem {
+    Problem::internal("driver-answer-not-valid", clean(&format!("{peer} answered what is not valid: {why}")))
 }
 
-pub(super) fn no_answer<'a>(peer: impl Into<Peer<'a>>, deadline: Duration) -> Problem {
-    let message = format!("{} did not answer within {} ms", peer.into(), deadline.as_millis());
+pub(super) fn no_answer(peer: &str, deadline: Duration) -> Problem {
+    let message = format!("{peer} did not answer within {} ms", deadline.as_millis());
     Problem::unavailable("driver-deadline", message)
 }
 
-pub(super) fn not_connected(driver: &DriverName, link: &Link) -> Problem {
+pub(super) fn not_connected(peer: &str, link: &Link) -> Problem {
     let why = match link {
         Link::Lost(why) => why.as_str(),
         Link::Closed => "its registration is gone",
         Link::Connecting | Link::Connected => "the connection is not made yet",
     };
-    Problem::unavailable("driver-not-connected", clean(&format!("driver {driver} is not connected: {why}")))
+    Problem::unavailable("driver-not-connected", clean(&format!("{peer} is not connected: {why}")))
 }

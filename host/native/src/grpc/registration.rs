@@ -4,12 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nodedock_proto::kubelet::registration::registration_client::RegistrationClient;
+use nodedock_proto::kubelet::registration::{self as wire, registration_client::RegistrationClient};
 use tonic::Status;
 use tonic::transport::Channel;
 
 use super::connection::{DialError, dial};
-use super::{clean, convert};
+use super::{clean, convert, rpc};
 use nodedock_model::limit;
 
 /// A plugin's GetInfo response, unchecked except for its size.
@@ -32,28 +32,39 @@ pub enum RegistrarError {
     Refused { step: &'static str, text: String },
 }
 
-/// Deadline of each step.
+/// Deadlines of the steps of a registration, and its backoff.
 #[derive(Debug, Clone, Copy)]
-pub struct StepTimes {
+pub struct PluginTimes {
     pub dial: Duration,
     pub info: Duration,
     pub notify: Duration,
+    /// Of a device plugin's GetDevicePluginOptions.
+    pub options: Duration,
+    pub retry_min: Duration,
+    pub retry_max: Duration,
 }
 
-impl Default for StepTimes {
+impl Default for PluginTimes {
     fn default() -> Self {
-        Self { dial: limit::PLUGIN_DIAL, info: limit::PLUGIN_INFO, notify: limit::PLUGIN_NOTIFY }
+        Self {
+            dial: limit::PLUGIN_DIAL,
+            info: limit::PLUGIN_INFO,
+            notify: limit::PLUGIN_NOTIFY,
+            options: limit::DEVICE_OPTIONS_DEADLINE,
+            retry_min: limit::PLUGIN_RETRY_MIN,
+            retry_max: limit::PLUGIN_RETRY_MAX,
+        }
     }
 }
 
 /// A connection to a registration socket.
 pub struct Registrar {
     client: RegistrationClient<Channel>,
-    times: StepTimes,
+    times: PluginTimes,
 }
 
 impl Registrar {
-    pub async fn dial(socket: &Path, times: StepTimes) -> Result<Self, RegistrarError> {
+    pub async fn dial(socket: &Path, times: PluginTimes) -> Result<Self, RegistrarError> {
         let (channel, _ended) = dial(socket, times.dial).await?;
         let client = RegistrationClient::new(channel).max_decoding_message_size(limit::PLUGIN_INFO_BYTES_MAX);
         Ok(Self { client, times })
@@ -61,24 +72,16 @@ impl Registrar {
 
     /// Calls GetInfo.
     pub async fn info(&mut self) -> Result<PluginInfo, RegistrarError> {
-        let request = convert::info_request(self.times.info);
+        let request = rpc::timed(self.times.info, wire::InfoRequest {});
         let answer = within("GetInfo", self.times.info, self.client.get_info(request)).await?;
         Ok(convert::plugin_info(answer))
     }
 
-    /// Notifies the plugin that it is registered. An error of the plugin reverts the registration.
-    pub async fn accept(&mut self) -> Result<(), RegistrarError> {
-        self.notify(true, "").await
-    }
-
-    /// Notifies the plugin why it is not registered.
-    pub async fn refuse(&mut self, why: &str) -> Result<(), RegistrarError> {
-        self.notify(false, why).await
-    }
-
-    async fn notify(&mut self, registered: bool, error: &str) -> Result<(), RegistrarError> {
-        let request = convert::registration_status(registered, error, self.times.notify);
-        let call = self.client.notify_registration_status(request);
+    /// Notifies the plugin that it is registered (an error of the plugin reverts the registration), or why it is not.
+    pub async fn notify(&mut self, outcome: Result<(), &str>) -> Result<(), RegistrarError> {
+        let error = clean(outcome.err().unwrap_or_default());
+        let status = wire::RegistrationStatus { plugin_registered: outcome.is_ok(), error };
+        let call = self.client.notify_registration_status(rpc::timed(self.times.notify, status));
         within("NotifyRegistrationStatus", self.times.notify, call).await.map(drop)
     }
 }

@@ -1,95 +1,64 @@
-//! The calls of the DRA API, in the version of the plugin, with one internal form for all versions.
+//! Calls of services whose versions have the same messages: the version is only a part of the path.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient as V1;
-use nodedock_proto::kubelet::dra::v1beta1::dra_plugin_client::DraPluginClient as V1beta1;
+use nodedock_proto::prost::Message;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
-use tonic::{Request, Status};
+use tonic::{Request, Response, Status, Streaming};
+use tonic_prost::ProstCodec;
 
-use super::{DraService, convert};
-use nodedock_model::ObjectRef;
+use nodedock_core::driver::Call;
 use nodedock_model::limit::PLUGIN_ANSWER_BYTES_MAX;
 
-/// A plugin's result for one claim, unchecked.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct ClaimAnswer {
-    pub(super) devices: Vec<DeviceAnswer>,
-    /// Empty: success.
-    pub(super) error: String,
+/// Passes the deadline in the call, so that the plugin can stop in time.
+pub(super) fn timed<T>(deadline: Duration, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(deadline);
+    request
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct DeviceAnswer {
-    pub(super) requests: Vec<String>,
-    pub(super) pool: String,
-    pub(super) device: String,
-    pub(super) cdi_names: Vec<String>,
-    pub(super) share_id: Option<String>,
+pub(super) fn named<T>(request_id: &str, mut request: Request<T>) -> Request<T> {
+    // The request id comes from the node API, which accepts only plain characters.
+    if let Ok(id) = request_id.parse() {
+        request.metadata_mut().insert("x-request-id", id);
+    }
+    request
 }
 
-/// Every entry of the response, by claim UID; a UID may occur twice.
-pub(super) type Answers = Vec<(String, ClaimAnswer)>;
-
-/// Metadata of a call.
-pub(super) struct Envelope {
-    pub(super) request_id: Arc<str>,
-    pub(super) deadline: Duration,
+pub(super) fn request<T>(call: &Call, message: T) -> Request<T> {
+    named(&call.request_id, timed(call.deadline, message))
 }
 
-pub(super) async fn prepare(
+pub(super) async fn unary<Q, A>(channel: Channel, path: String, request: Request<Q>) -> Result<A, Status>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    let path = PathAndQuery::from_maybe_shared(path).expect("names of services and methods are plain");
+    let answer = ready(channel).await?.unary(request, path, ProstCodec::default()).await;
+    answer.map(Response::into_inner)
+}
+
+/// Opens a stream of a plugin's messages.
+pub(super) async fn stream<Q, A>(
     channel: Channel,
-    service: DraService,
-    envelope: &Envelope,
-    claims: &[&ObjectRef],
-) -> Result<Answers, Status> {
-    match service {
-        DraService::V1 => {
-            let request = envelope.request(convert::v1::prepare_request(claims));
-            let mut client = V1::new(channel).max_decoding_message_size(PLUGIN_ANSWER_BYTES_MAX);
-            client.node_prepare_resources(request).await.map(|a| convert::v1::prepared(a.into_inner()))
-        }
-        DraService::V1beta1 => {
-            let request = envelope.request(convert::v1beta1::prepare_request(claims));
-            let mut client = V1beta1::new(channel).max_decoding_message_size(PLUGIN_ANSWER_BYTES_MAX);
-            client.node_prepare_resources(request).await.map(|a| convert::v1beta1::prepared(a.into_inner()))
-        }
-    }
+    path: &'static str,
+    message: Q,
+) -> Result<Streaming<A>, Status>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    let (path, request) = (PathAndQuery::from_static(path), Request::new(message));
+    let answer = ready(channel).await?.server_streaming(request, path, ProstCodec::default()).await;
+    answer.map(Response::into_inner)
 }
 
-pub(super) async fn unprepare(
-    channel: Channel,
-    service: DraService,
-    envelope: &Envelope,
-    claims: &[&ObjectRef],
-) -> Result<Answers, Status> {
-    match service {
-        DraService::V1 => {
-            let request = envelope.request(convert::v1::unprepare_request(claims));
-            let mut client = V1::new(channel).max_decoding_message_size(PLUGIN_ANSWER_BYTES_MAX);
-            client.node_unprepare_resources(request).await.map(|a| convert::v1::unprepared(a.into_inner()))
-        }
-        DraService::V1beta1 => {
-            let request = envelope.request(convert::v1beta1::unprepare_request(claims));
-            let mut client = V1beta1::new(channel).max_decoding_message_size(PLUGIN_ANSWER_BYTES_MAX);
-            client
-                .node_unprepare_resources(request)
-                .await
-                .map(|a| convert::v1beta1::unprepared(a.into_inner()))
-        }
-    }
-}
-
-impl Envelope {
-    /// Passes the deadline in the call, so that the plugin can stop in time.
-    fn request<T>(&self, message: T) -> Request<T> {
-        let mut request = Request::new(message);
-        request.set_timeout(self.deadline);
-        // The request id comes from the node API, which accepts only plain characters.
-        if let Ok(id) = self.request_id.parse() {
-            request.metadata_mut().insert("x-request-id", id);
-        }
-        request
-    }
+async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {
+    let mut client = Grpc::new(channel).max_decoding_message_size(PLUGIN_ANSWER_BYTES_MAX);
+    let ready = client.ready().await;
+    ready.map_err(|error| Status::unknown(format!("the connection is not ready: {error}")))?;
+    Ok(client)
 }

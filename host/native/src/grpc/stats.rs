@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use nodedock_proto::kubelet::dra::{v1, v1beta1};
 use prometheus_client::metrics::histogram::Histogram;
 use tonic::{Code, Status};
 
-use super::DraService;
 use nodedock_base::metrics::claim_seconds;
 use nodedock_core::driver::stats::RpcSeconds;
 
@@ -17,17 +15,7 @@ use nodedock_core::driver::stats::RpcSeconds;
 pub struct Rpcs(Mutex<BTreeMap<[String; 2], Histogram>>);
 
 impl Rpcs {
-    pub(super) fn record<T>(
-        &self,
-        service: DraService,
-        method: &str,
-        elapsed: Duration,
-        outcome: Result<T, &Status>,
-    ) {
-        let service = match service {
-            DraService::V1 => v1::dra_plugin_server::SERVICE_NAME,
-            DraService::V1beta1 => v1beta1::dra_plugin_server::SERVICE_NAME,
-        };
+    pub(super) fn record<T>(&self, path: String, elapsed: Duration, outcome: Result<T, &Status>) {
         // The names of grpc-go.
         let code = match outcome.map_or_else(Status::code, |_| Code::Ok) {
             Code::Ok => "OK".to_owned(),
@@ -35,7 +23,7 @@ impl Rpcs {
             code => format!("{code:?}"),
         };
         let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let seconds = calls.entry([format!("/{service}/{method}"), code]).or_insert_with(claim_seconds);
+        let seconds = calls.entry([path, code]).or_insert_with(claim_seconds);
         seconds.observe(elapsed.as_secs_f64());
     }
 
@@ -52,17 +40,17 @@ mod tests {
     #[test]
     fn calls_are_counted_by_method_and_code() {
         let rpcs = Rpcs::default();
-        rpcs.record(DraService::V1, "NodePrepareResources", Duration::from_secs(1), Ok(()));
-        rpcs.record(DraService::V1, "NodePrepareResources", Duration::from_secs(3), Ok(()));
+        rpcs.record("/a/Prepare".to_owned(), Duration::from_secs(1), Ok(()));
+        rpcs.record("/a/Prepare".to_owned(), Duration::from_secs(3), Ok(()));
         for code in [Code::DeadlineExceeded, Code::Cancelled] {
             let status = Status::new(code, "");
-            rpcs.record::<()>(DraService::V1beta1, "NodeUnprepareResources", Duration::ZERO, Err(&status));
+            rpcs.record::<()>("/a/Unprepare".to_owned(), Duration::ZERO, Err(&status));
         }
         let counts = rpcs.list().into_iter().map(|([method, code], seconds)| (method, code, seconds.count()));
         let expected = [
-            ("/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources", "OK", 2),
-            ("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources", "Canceled", 1),
-            ("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources", "DeadlineExceeded", 1),
+            ("/a/Prepare", "OK", 2),
+            ("/a/Unprepare", "Canceled", 1),
+            ("/a/Unprepare", "DeadlineExceeded", 1),
         ];
         let expected = expected.map(|(method, code, count)| (method.to_owned(), code.to_owned(), count));
         assert_eq!(counts.collect::<Vec<_>>(), expected);

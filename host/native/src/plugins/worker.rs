@@ -1,5 +1,6 @@
 //! The worker of one registration socket.
 
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 
 use super::Plugins;
 use super::offer::{self, DraOffer, Invalid, Offer, OfferError};
-use crate::device_plugins::DevicePluginEndpoint;
+use crate::endpoints::PluginSink;
 use crate::grpc::{Connection, DraPlugin, Health, PluginInfo, Registrar, RegistrarError, Rpcs};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
@@ -17,7 +18,7 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Driver, DriverIdentity};
 use nodedock_core::registry::{DriverState, DriverView, Reloaded};
 use nodedock_core::registry::{Native, Taken};
-use nodedock_model::{DriverKind, DriverName, Problem};
+use nodedock_model::{DriverKind, DriverName, ExtendedResource, Problem};
 
 pub(super) enum Order {
     /// The socket is new or was replaced.
@@ -27,8 +28,8 @@ pub(super) enum Order {
     Gone,
 }
 
-pub(super) struct Worker {
-    shared: Plugins,
+pub(super) struct Worker<S: PluginSink> {
+    shared: Plugins<S>,
     socket: PathBuf,
     /// The socket's path in the state.
     source: String,
@@ -38,28 +39,19 @@ pub(super) struct Worker {
     waiting: Option<Waiting>,
 }
 
-/// State of a registered plugin.
-struct Registered {
-    /// `None`: a device plugin, which this module does not connect to.
-    dra: Option<DraInstance>,
+enum Registered {
+    Dra(DraInstance),
+    /// The endpoints connect to it.
+    DevicePlugin,
 }
 
 struct DraInstance {
     name: DriverName,
     endpoint: PathBuf,
     connection: Connection,
-    /// Tasks of the connection.
+    /// Tasks of the connection. Those of the health stream stop with them.
     tasks: Tasks,
     health_tasks: Tasks,
-}
-
-impl Registered {
-    fn stop(&self) {
-        if let Some(dra) = &self.dra {
-            dra.tasks.stop();
-            dra.health_tasks.stop();
-        }
-    }
 }
 
 struct Waiting {
@@ -79,15 +71,8 @@ enum Refusal {
     Taken(#[from] Taken),
 }
 
-/// Next step of a worker.
-enum Next {
-    Order(Option<Order>),
-    Retry,
-    LinkChanged,
-}
-
-impl Worker {
-    pub(super) fn new(shared: Plugins, socket: PathBuf) -> Self {
+impl<S: PluginSink> Worker<S> {
+    pub(super) fn new(shared: Plugins<S>, socket: PathBuf) -> Self {
         let source = socket.display().to_string();
         let backoff = Backoff::new(shared.times.retry_min, shared.times.retry_max);
         Self { shared, socket, source, backoff, registered: None, waiting: None }
@@ -98,53 +83,65 @@ impl Worker {
         tokio::pin!(stopped);
         let mut freed = self.shared.registry.freed_changes();
         loop {
-            let next = tokio::select! {
-                // Safe to drop: the plugin detects the daemon's end and registers with the next one.
-                () = &mut stopped => return,
-                // Safe to drop: an order that is not received stays in the channel.
-                order = inbox.recv() => Next::Order(order),
-                () = retry(self.waiting.as_ref(), &mut freed) => Next::Retry,
-                () = link_changed(self.registered.as_mut()) => Next::LinkChanged,
-            };
             tokio::select! {
-                // Safe to drop: a registration in progress starts again at the next start.
+                // Safe to drop: the plugin detects the daemon's end, and a registration in progress starts again with the next daemon.
                 () = &mut stopped => return,
-                goes_on = self.step(next, inbox.is_empty(), &mut freed) => if !goes_on { return },
+                flow = self.step(&mut inbox, &mut freed) => if flow.is_break() { return },
             }
         }
     }
 
-    async fn step(&mut self, next: Next, is_last: bool, freed: &mut watch::Receiver<u64>) -> bool {
-        match next {
-            Next::Order(Some(Order::Register)) => {
-                self.backoff.reset();
-                // A later order has the newer state of the socket.
-                if is_last {
-                    self.register("socket", freed).await;
+    /// Waits for the next reason to act, and acts. Ends with the socket.
+    async fn step(
+        &mut self,
+        inbox: &mut mpsc::Receiver<Order>,
+        freed: &mut watch::Receiver<u64>,
+    ) -> ControlFlow<()> {
+        tokio::select! {
+            // Safe to drop: an order that is not received stays in the channel.
+            order = inbox.recv() => match order {
+                Some(Order::Register) => {
+                    self.backoff.reset();
+                    // A later order has the newer state of the socket.
+                    if inbox.is_empty() {
+                        self.register("socket", freed).await;
+                    }
                 }
-            }
-            Next::Order(Some(Order::Again(done))) => {
-                self.register("reload", freed).await;
-                // The caller may have been cancelled.
-                let _ = done.send(Ok(()));
-            }
-            Next::Order(Some(Order::Gone)) => {
-                self.leave();
-                return false;
-            }
-            Next::Order(None) => return false,
-            Next::Retry => self.register("retry", freed).await,
-            Next::LinkChanged => {
+                Some(Order::Again(done)) => {
+                    self.register("reload", freed).await;
+                    // The caller may have been cancelled.
+                    let _ = done.send(Ok(()));
+                }
+                Some(Order::Gone) => {
+                    self.leave();
+                    return ControlFlow::Break(());
+                }
+                None => return ControlFlow::Break(()),
+            },
+            () = retry(self.waiting.as_ref(), freed) => self.register("retry", freed).await,
+            () = link_changed(self.registered.as_mut()) => {
                 if let Some(dra) = self.instance() {
                     self.shared.registry.settle(&dra.name);
                 }
             }
         }
-        true
+        ControlFlow::Continue(())
+    }
+
+    /// Handles the removal of the socket; claims stay.
+    fn leave(&mut self) {
+        if self.registered.is_some() {
+            tracing::info!(socket = self.source, "registration socket gone, the plugin's claims are kept");
+        }
+        self.dismiss();
+        self.shared.registry.remove(&self.source);
     }
 
     fn instance(&self) -> Option<&DraInstance> {
-        self.registered.as_ref().and_then(|registered| registered.dra.as_ref())
+        match &self.registered {
+            Some(Registered::Dra(dra)) => Some(dra),
+            Some(Registered::DevicePlugin) | None => None,
+        }
     }
 
     fn show(&self, change: impl FnOnce(&mut DriverView)) {
@@ -180,45 +177,44 @@ impl Worker {
 
     /// Returns the plugin's name. After a failure the caller must remove `registered`.
     async fn shake_hands(&mut self) -> Result<String, Refusal> {
-        let mut registrar = Registrar::dial(&self.socket, self.shared.times.steps).await?;
+        let mut registrar = Registrar::dial(&self.socket, self.shared.times).await?;
         let info = registrar.info().await?;
         let name = info.name.clone();
         if let Err(refusal) = self.admit(info).await {
-            let notified = registrar.refuse(&format!("{refusal} at socket {}", self.source)).await;
-            if let Err(error) = notified {
-                tracing::debug!(
-                    socket = self.source,
-                    error = chain(&error),
-                    "cannot notify the plugin of its refusal"
-                );
+            let message = format!("{refusal} at socket {}", self.source);
+            if let Err(error) = registrar.notify(Err(&message)).await {
+                let (socket, error) = (&self.source, chain(&error));
+                tracing::debug!(socket, error, "cannot notify the plugin of its refusal");
             }
             return Err(refusal);
         }
-        registrar.accept().await?;
+        registrar.notify(Ok(())).await?;
         Ok(name)
     }
 
     async fn admit(&mut self, info: PluginInfo) -> Result<(), Refusal> {
         let offer = offer::read(info, &self.socket)?;
-        let endpoint = resolve(offer.endpoint()).await.map_err(OfferError::from)?;
+        let resolved = resolve(offer.endpoint()).await.map_err(OfferError::from)?;
         match offer {
-            Offer::Dra(offer) => self.admit_dra(offer, endpoint)?,
-            Offer::DevicePlugin(offer) => self.admit_device_plugin(offer),
+            Offer::Dra(offer) => self.admit_dra(offer, resolved)?,
+            Offer::DevicePlugin { resource, endpoint } => self.admit_device_plugin(resource, endpoint),
         }
         Ok(())
     }
 
-    fn admit_device_plugin(&mut self, offer: DevicePluginEndpoint) {
-        self.dismiss();
+    fn admit_device_plugin(&mut self, resource: ExtendedResource, endpoint: PathBuf) {
+        if self.instance().is_some() {
+            self.dismiss();
+        }
         self.show(|view| {
             view.name = None;
             view.state = DriverState::Described;
-            view.summary = format!("device plugin for {}", offer.resource);
+            view.summary = format!("device plugin for {resource}");
             view.reason = "registered; the device manager connects to it".to_owned();
             view.version = "v1beta1".to_owned();
         });
-        self.shared.device_plugins.put(&self.source, offer);
-        self.registered = Some(Registered { dra: None });
+        self.shared.endpoints.accept(&self.source, resource, endpoint);
+        self.registered = Some(Registered::DevicePlugin);
     }
 
     fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Taken> {
@@ -240,8 +236,8 @@ impl Worker {
             source: self.source.clone(),
             summary: String::new(),
         };
-        let (identity, claims) = (Arc::new(identity), Some(Arc::new(plugin) as _));
-        let driver = Driver { identity, claims, inventory: None };
+        let driver =
+            Driver { identity: identity.into(), claims: Some(Arc::new(plugin) as _), inventory: None };
         let health =
             health.map(|service| Health::follow(name.clone(), service, connection.clone(), &health_tasks));
         let link = connection.clone();
@@ -251,13 +247,17 @@ impl Worker {
             link: Box::new(move || link.link()),
             health: health.map(|health| Box::new(move || health.now()) as _),
         };
-        let now = Registered { dra: Some(DraInstance { name, endpoint, connection, tasks, health_tasks }) };
+        let now = DraInstance { name, endpoint, connection, tasks, health_tasks };
         if let Err(taken) = self.shared.registry.serve_instance(&self.source, driver, native) {
-            now.stop();
+            now.tasks.stop();
             return Err(taken);
         }
-        self.shared.device_plugins.remove(&self.source);
-        self.replace(now);
+        self.shared.endpoints.withdraw(&self.source);
+        if let Some(Registered::Dra(before)) = self.registered.take() {
+            let is_reused = before.endpoint == now.endpoint;
+            if is_reused { before.health_tasks.stop() } else { before.tasks.stop() }
+        }
+        self.registered = Some(Registered::Dra(now));
         Ok(())
     }
 
@@ -273,19 +273,6 @@ impl Worker {
                 (Connection::open(endpoint.to_owned(), &tasks), tasks)
             }
         }
-    }
-
-    /// Stops unused parts of the previous registration.
-    fn replace(&mut self, now: Registered) {
-        let endpoint = |registered: &Registered| registered.dra.as_ref().map(|dra| dra.endpoint.clone());
-        let is_kept = |before: &Registered| endpoint(before) == endpoint(&now);
-        if let Some(before) = self.registered.take() {
-            match &before.dra {
-                Some(dra) if is_kept(&before) => dra.health_tasks.stop(),
-                _ => before.stop(),
-            }
-        }
-        self.registered = Some(now);
     }
 
     fn failed(&mut self, refusal: &Refusal, cause: &str) {
@@ -312,17 +299,10 @@ impl Worker {
     fn dismiss(&mut self) {
         let Some(registered) = self.registered.take() else { return };
         self.shared.registry.retire(&self.source);
-        self.shared.device_plugins.remove(&self.source);
-        registered.stop();
-    }
-
-    /// Handles the removal of the socket; claims stay.
-    fn leave(&mut self) {
-        if self.registered.is_some() {
-            tracing::info!(socket = self.source, "registration socket gone, the plugin's claims are kept");
+        self.shared.endpoints.withdraw(&self.source);
+        if let Registered::Dra(dra) = registered {
+            dra.tasks.stop();
         }
-        self.dismiss();
-        self.shared.registry.remove(&self.source);
     }
 }
 
@@ -341,9 +321,9 @@ async fn retry(waiting: Option<&Waiting>, freed: &mut watch::Receiver<u64>) {
 }
 
 async fn link_changed(registered: Option<&mut Registered>) {
-    match registered.and_then(|registered| registered.dra.as_mut()) {
-        Some(dra) => dra.connection.changed().await,
-        None => std::future::pending().await,
+    match registered {
+        Some(Registered::Dra(dra)) => dra.connection.changed().await,
+        Some(Registered::DevicePlugin) | None => std::future::pending().await,
     }
 }
 

@@ -1,14 +1,10 @@
 //! Tests with valid and invalid calls of plugins.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener as StdListener;
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
 use native_device_plugin::{Answer, Device, Event, Options, Plugin, Script};
-use tokio::net::UnixStream;
-use tonic::Code;
-use tonic::transport::{Endpoint, Uri};
 use wire::registration_client::RegistrationClient;
 
 use super::*;
@@ -37,12 +33,7 @@ fn request(endpoint: &str) -> wire::RegisterRequest {
 }
 
 async fn register(bench: &Bench, request: wire::RegisterRequest) -> Result<(), Status> {
-    let path = bench.dir.path().join(SOCKET);
-    let connector = tower::service_fn(move |_: Uri| {
-        let path = path.clone();
-        async move { UnixStream::connect(path).await.map(TokioIo::new) }
-    });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap();
+    let channel = socket::connect(&bench.dir.path().join(SOCKET)).await.unwrap();
     RegistrationClient::new(channel).register(request).await.map(drop)
 }
 
@@ -91,7 +82,7 @@ async fn a_registration_is_answered_after_the_plugins_options_and_before_its_fir
     let plugin = Plugin::unregistered(Options::new(RESOURCE, bench.dir.path()), Script::ok()).unwrap();
     plugin.register().await.unwrap();
     assert_eq!(plugin.event().await, Event::OptionsAsked);
-    let (one, _) = bench.arrived().await;
+    let one = bench.arrived().await;
     plugin.list(vec![Device::healthy("a")]);
     bench.listed(one, &["a"]).await;
 }
@@ -104,7 +95,8 @@ async fn options_in_the_request_are_ignored() {
         wire::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true };
     let request = wire::RegisterRequest { options: Some(all), ..request(&plugin.options().endpoint) };
     register(&bench, request).await.unwrap();
-    assert_eq!(bench.arrived().await.1.options(), Default::default());
+    let id = bench.arrived().await;
+    assert_eq!(bench.driver(id).options(), Default::default());
 }
 
 #[tokio::test]
@@ -115,7 +107,9 @@ async fn bad_requests_are_refused_with_the_rule() {
     std::fs::write(bench.dir.path().join("file.sock"), "").unwrap();
     let outside = tempfile::tempdir().unwrap();
     let _far = StdListener::bind(outside.path().join("far.sock")).unwrap();
-    std::os::unix::fs::symlink(outside.path().join("far.sock"), bench.dir.path().join("out.sock")).unwrap();
+    symlink(outside.path().join("far.sock"), bench.dir.path().join("out.sock")).unwrap();
+    symlink("nothing", bench.dir.path().join("dangling.sock")).unwrap();
+    symlink(endpoint, bench.dir.path().join("link.sock")).unwrap();
     let absolute = bench.dir.path().join(endpoint);
     let version = |text: &str| wire::RegisterRequest { version: text.into(), ..request(endpoint) };
     let named = |text: &str| wire::RegisterRequest { resource_name: text.into(), ..request(endpoint) };
@@ -135,21 +129,24 @@ async fn bad_requests_are_refused_with_the_rule() {
         (named(&long), Code::InvalidArgument, "domain/name is wanted"),
         (request("../far.sock"), Code::InvalidArgument, "the name of a file"),
         (request(absolute.to_str().unwrap()), Code::InvalidArgument, "the name of a file"),
-        (request(""), Code::InvalidArgument, "the name of a file"),
+        (request(""), Code::InvalidArgument, "endpoint \"\": the name of a file"),
+        (request(".."), Code::InvalidArgument, "the name of a file"),
+        (request("a\0b"), Code::InvalidArgument, "endpoint \"a\\0b\": the name of a file"),
         (request(&long), Code::InvalidArgument, "107 bytes"),
         (request(SOCKET), Code::InvalidArgument, "on which plugins register"),
         (request("file.sock"), Code::InvalidArgument, "is not a socket"),
         (request("out.sock"), Code::InvalidArgument, "leads out of its directory"),
         (request("none.sock"), Code::NotFound, "does not exist"),
+        (request("dangling.sock"), Code::NotFound, "does not exist"),
     ];
     for (request, code, rule) in cases {
         let status = register(&bench, request).await.unwrap_err();
         assert!(status.code() == code && status.message().contains(rule), "{rule}: {status}");
         assert!(status.message().len() <= 1024, "{rule}");
     }
-    // No call counted as a registration.
-    register(&bench, request(endpoint)).await.unwrap();
-    assert_eq!(bench.arrived().await.0, 1);
+    // No call counted as a registration. A link to a socket of the directory is one.
+    register(&bench, request("link.sock")).await.unwrap();
+    assert_eq!(bench.arrived().await, 1);
 }
 
 #[tokio::test]

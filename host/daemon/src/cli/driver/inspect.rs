@@ -276,11 +276,6 @@ impl Limit {
 mod tests {
     use super::*;
 
-    fn trust(verdict: &str, key: &str, pin: &str, reason: &str) -> DriverTrust {
-        let [mode, verdict, key, pin, reason] = ["enforce", verdict, key, pin, reason].map(str::to_owned);
-        DriverTrust { mode, verdict, key, pin, reason }
-    }
-
     fn whole() -> Inspected {
         let asked = LimitRequest { memory_mib: Some(128), cpu_ms: Some(500), ..LimitRequest::default() };
         let granted = LimitGrant {
@@ -310,7 +305,13 @@ mod tests {
             grant: Some("gpu.grant.yaml".into()),
             missing_grants: vec!["env: GPU_*".into()],
             limits: Some(limits(&asked, &granted, &effective)),
-            trust: Some(trust("trusted", "release", "gpu", "")),
+            trust: Some(DriverTrust {
+                mode: "enforce".into(),
+                verdict: "trusted".into(),
+                key: "release".into(),
+                pin: "gpu".into(),
+                reason: String::new(),
+            }),
             distrusted: false,
             error: None,
         }
@@ -346,39 +347,5 @@ verdict   would be blocked; not granted:
           env: GPU_*
 ";
         assert_eq!(join(whole().lines()), expected.trim_end());
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_loaded_is_shown_as_far_as_it_is_known() {
-        let inspected = Inspected {
-            file: "x.wasm".into(),
-            form: None,
-            contract: None,
-            profile: None,
-            imports: vec![],
-            exports: vec![],
-            name: None,
-            summary: None,
-            requests: vec![],
-            grant: None,
-            missing_grants: vec![],
-            limits: None,
-            trust: Some(trust("distrusted", "", "", "it is not signed")),
-            distrusted: true,
-            error: Some("it is empty".into()),
-            ..whole()
-        };
-        let expected = "\
-file      x.wasm, 1234 bytes
-digest    sha256:00
-form      not WebAssembly
-contract  none
-grant     none: only the log is granted
-trust     distrusted (mode enforce): it is not signed
-verdict   cannot be loaded: it is empty
-";
-        assert_eq!(join(inspected.lines()), expected.trim_end());
-        let sound = Inspected { error: None, ..inspected };
-        assert_eq!(sound.lines().last().unwrap(), "verdict   would be refused: not trusted");
     }
 }

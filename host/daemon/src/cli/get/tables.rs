@@ -6,7 +6,7 @@ use nodedock_proto::node::v1;
 use serde_json::{Map, Value};
 
 use super::super::describe;
-use super::super::output::{Column, Row};
+use super::super::output::{Column, Row, joined};
 use nodedock_base::clock::rfc3339;
 
 impl Row for v1::Driver {
@@ -125,10 +125,6 @@ fn or_dash(text: &str) -> String {
 
 fn of_object(object: &Option<v1::ObjectRef>, part: fn(&v1::ObjectRef) -> &String) -> String {
     object.as_ref().map(part).cloned().unwrap_or_default()
-}
-
-fn joined(items: impl IntoIterator<Item = impl ToString>) -> String {
-    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",")
 }
 
 fn attributes(json: &str) -> String {

@@ -1,5 +1,5 @@
-//! What a guest answers: once taken it is within every bound, becomes CDI files that the libraries take, and is the same when it
-//! comes back from the checkpoint.
+//! A guest's answers: an accepted one is within every bound, becomes CDI files that the libraries accept, and is the same after the
+//! checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -79,12 +79,12 @@ fn check_durable(record: &ClaimRecord) {
     check_kept(record);
     match cdi::render(record) {
         Ok(files) => files.iter().for_each(check_file),
-        // What is for all containers of a claim needs a device by which they ask for it; the claim's driver is told.
+        // Edits for all containers of a claim need a device through which containers request them.
         Err(cdi::RenderError::EditsWithoutDevice { .. }) => {
             assert!(current(record).devices.is_empty());
         }
         Err(error) => {
-            panic!("an answer that was taken has no CDI file: {}", nodedock_base::error::chain(&error))
+            panic!("an accepted answer has no CDI file: {}", nodedock_base::error::chain(&error))
         }
     }
 }
@@ -93,7 +93,7 @@ fn current(record: &ClaimRecord) -> &PreparedClaim {
     record.drivers[driver().as_str()].current().expect("it is prepared")
 }
 
-/// Two lines: whose it is as a comment, and the spec, which is what anybody who reads it has before them.
+/// Two lines: the claim as a comment, and the spec.
 fn check_file(file: &cdi::SpecFile) {
     let text = std::str::from_utf8(&file.bytes).expect("a file of ours is text");
     let lines: Vec<&str> = text.split('\n').collect();
@@ -102,6 +102,6 @@ fn check_file(file: &cdi::SpecFile) {
     assert!(cdi::file_of(&file.name).is_some(), "{}", file.name);
     let as_json: cdi::Spec = serde_json::from_str(spec).expect("the spec is JSON");
     let as_yaml: cdi::Spec = serde_saphyr::from_str(text).expect("the file is YAML");
-    assert_eq!(as_json, as_yaml, "the file says another thing as YAML than as JSON");
-    cdi::validate(&as_json).expect("the file is a spec that libraries take");
+    assert_eq!(as_json, as_yaml, "the file differs as YAML and as JSON");
+    cdi::validate(&as_json).expect("the file is a spec that libraries accept");
 }

@@ -1,4 +1,4 @@
-//! What holds of every answer that was taken, looked at in the model and not by the code that converts.
+//! The bounds of every accepted answer, checked on the model and not by the code that converts.
 
 use std::path::Path;
 
@@ -32,14 +32,20 @@ pub(super) fn description(info: &DriverInfo) {
     at_most("event subsystems", info.event_subsystems.len(), EVENT_SUBSYSTEMS_MAX);
     assert!((DISCOVERY_PERIOD_MIN..=DISCOVERY_PERIOD_MAX).contains(&info.discovery_period));
     labels("annotations", info.annotations.iter());
-    let asked = &info.capabilities;
-    let lists =
-        [&asked.sysfs_read, &asked.device_nodes, &asked.mounts, &asked.hooks, &asked.env, &asked.net_devices];
+    let requested = &info.capabilities;
+    let lists = [
+        &requested.sysfs_read,
+        &requested.device_nodes,
+        &requested.mounts,
+        &requested.hooks,
+        &requested.env,
+        &requested.net_devices,
+    ];
     for list in lists {
         at_most("globs", list.len(), GRANT_ENTRIES_MAX);
         list.iter().for_each(|glob| line("bytes of a glob", glob, GRANT_ENTRY_BYTES_MAX));
     }
-    at_most("writes", asked.sysfs_write.len(), GRANT_ENTRIES_MAX);
+    at_most("writes", requested.sysfs_write.len(), GRANT_ENTRIES_MAX);
 }
 
 pub(super) fn inventory(inventory: &Inventory) {
@@ -64,30 +70,19 @@ fn device(device: &Device) {
     labels("annotations", device.annotations.iter());
 }
 
-/// How many values it has.
+/// Returns how many values it has.
 fn attribute(value: &AttributeValue) -> usize {
-    let text = |text: &String| line("bytes of a text", text, ATTRIBUTE_TEXT_MAX);
-    match value {
-        AttributeValue::Int(_) | AttributeValue::Bool(_) => 1,
-        AttributeValue::Text(one) => {
-            text(one);
-            1
-        }
-        AttributeValue::Version(version) => {
-            text(&version.to_string());
-            1
-        }
-        AttributeValue::Ints(list) => list.len(),
-        AttributeValue::Bools(list) => list.len(),
-        AttributeValue::Texts(list) => {
-            list.iter().for_each(text);
-            list.len()
-        }
-        AttributeValue::Versions(list) => {
-            list.iter().for_each(|version| text(&version.to_string()));
-            list.len()
-        }
-    }
+    let texts = match value {
+        AttributeValue::Int(_) | AttributeValue::Bool(_) => return 1,
+        AttributeValue::Ints(list) => return list.len(),
+        AttributeValue::Bools(list) => return list.len(),
+        AttributeValue::Text(one) => vec![one.to_string()],
+        AttributeValue::Version(version) => vec![version.to_string()],
+        AttributeValue::Texts(list) => list.iter().map(ToString::to_string).collect(),
+        AttributeValue::Versions(list) => list.iter().map(ToString::to_string).collect(),
+    };
+    texts.iter().for_each(|text| line("bytes of a text", text, ATTRIBUTE_TEXT_MAX));
+    texts.len()
 }
 
 fn quantity(text: &str) {
@@ -176,7 +171,7 @@ fn device_node(node: &DeviceNode) {
 fn mount(mount: &Mount) {
     path(&mount.host_path);
     path(&mount.container_path);
-    // One more: whoever looks at the node adds that it is a bind mount.
+    // One more: the check of the node adds that it is a bind mount.
     at_most("options", mount.options.len(), EDITS_MAX + 1);
 }
 
@@ -195,7 +190,7 @@ fn status(status: &DeviceStatus) {
     status.network.iter().for_each(|network| at_most("addresses", network.ips.len(), STATUS_IPS_MAX));
 }
 
-/// What no grant of globs gives, however wide.
+/// Edits that no grant of globs allows, however wide.
 pub(super) fn verified(claim: &PreparedClaim) {
     prepared(claim);
     all_edits(claim).for_each(|edits| {

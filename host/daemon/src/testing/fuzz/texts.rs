@@ -12,7 +12,7 @@ use nodedock_model::grant::{self, Effective, Grant, GrantError, LimitGrant, Limi
 use nodedock_model::limit::{CDI_DIRECTORIES_MAX, SIDE_FILE_BYTES_MAX};
 use nodedock_model::{Claim, ClaimRecord, ClaimState, PodRecord, PodRequest};
 
-/// A grant: it covers what it says, and says the same when it is written anew. An error names a line that is there.
+/// A grant: it covers what it lists, and is the same after it was written. An error names an existing line.
 pub fn grant(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     match Grant::parse(text) {
@@ -31,16 +31,16 @@ pub fn grant(data: &[u8]) -> bool {
 
 fn check_grant(grant: &Grant, text: &str) {
     let allowed = &grant.allowed;
-    allowed.check().expect("what is granted could be asked for");
+    allowed.check().expect("what is granted can be requested");
     let LimitGrant { memory_mib, wall_ms, cpu_ms, .. } = grant.limits;
-    let asked = LimitRequest { memory_mib, wall_ms, cpu_ms };
-    assert_eq!(grant::missing(allowed, &asked, grant), [""; 0], "what is granted is granted");
+    let requested = LimitRequest { memory_mib, wall_ms, cpu_ms };
+    assert_eq!(grant::missing(allowed, &requested, grant), [""; 0], "what is granted is granted");
     let effective = Effective::new(allowed, grant).expect("what was read can be used");
     assert!(allowed.sysfs_read.iter().all(|glob| effective.allows_sysfs_glob(glob)));
-    let yaml = grant::to_yaml("gpu.example.com", text, allowed, &asked);
+    let yaml = grant::to_yaml("gpu.example.com", text, allowed, &requested);
     if yaml.len() as u64 <= SIDE_FILE_BYTES_MAX {
         let again = Grant::parse(&yaml).expect("a grant that was written can be read");
-        // The other limits cannot be asked for.
+        // The other limits cannot be requested.
         let limits = LimitGrant { memory_mib, wall_ms, cpu_ms, ..LimitGrant::default() };
         let expected = Grant { limits, ..grant.clone() };
         assert_eq!(again, expected, "another grant came back from {yaml}");
@@ -68,8 +68,8 @@ pub fn config(data: &[u8]) -> bool {
 }
 
 fn check_config(file: &ConfigFile) {
-    let folders = file.cdi_spec_dirs.as_deref().unwrap_or_default();
-    assert!(folders.len() <= CDI_DIRECTORIES_MAX && folders.iter().all(|folder| folder.is_absolute()));
+    let directories = file.cdi_spec_dirs.as_deref().unwrap_or_default();
+    assert!(directories.len() <= CDI_DIRECTORIES_MAX && directories.iter().all(|path| path.is_absolute()));
     let within = |value: Option<u64>, min, max| value.is_none_or(|value| (min..=max).contains(&value));
     assert!(within(file.claims.exclusive_wait_ms, 0, 60_000), "{file:?}");
     assert!(within(file.claims.call_deadline_ms, 100, 300_000), "{file:?}");

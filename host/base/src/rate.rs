@@ -1,0 +1,66 @@
+//! A token bucket: a burst at once, and a number of tokens a second after that. Without a clock of its own.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+#[derive(Debug)]
+pub struct TokenBucket {
+    per_second: f64,
+    burst: f64,
+    tokens: f64,
+    filled_at: Instant,
+}
+
+impl TokenBucket {
+    /// Both numbers are at least 1.
+    pub fn full(per_second: u32, burst: u32, now: Instant) -> Self {
+        let burst = f64::from(burst);
+        Self { per_second: f64::from(per_second), burst, tokens: burst, filled_at: now }
+    }
+
+    /// Takes a token if more than `reserve` are left; otherwise returns the delay after which there is one. A clock that goes back adds
+    /// nothing.
+    pub fn take(&mut self, now: Instant, reserve: u32) -> Result<(), Duration> {
+        let passed = now.saturating_duration_since(self.filled_at).as_secs_f64();
+        self.tokens = (self.tokens + passed * self.per_second).min(self.burst);
+        self.filled_at = self.filled_at.max(now);
+        let missing = 1.0 + f64::from(reserve) - self.tokens;
+        // A rounding error is not waited for.
+        if missing > 1e-6 {
+            return Err(Duration::from_secs_f64(missing / self.per_second));
+        }
+        self.tokens -= 1.0;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(bucket: &mut TokenBucket, now: Instant, reserve: u32) -> usize {
+        (0..100).filter(|_| bucket.take(now, reserve).is_ok()).count()
+    }
+
+    #[test]
+    fn a_burst_is_free_at_once_and_then_the_rate_holds() {
+        let start = Instant::now();
+        let after = |ms| start + Duration::from_millis(ms);
+        let mut bucket = TokenBucket::full(100, 10, start);
+        let counts = [0, 9, 51, 3_600_000].map(|ms| taken(&mut bucket, after(ms), 0));
+        assert_eq!(counts, [10, 0, 5, 10], "it holds no more than a burst");
+        assert_eq!(bucket.take(after(3_600_000), 0), Err(Duration::from_millis(10)));
+        let steady = (0..1000).filter(|ms| bucket.take(after(7_200_000 + ms), 0).is_ok()).count();
+        assert!((108..=110).contains(&steady), "{steady} in a second");
+    }
+
+    #[test]
+    fn a_reserve_is_left_and_a_clock_that_goes_back_adds_nothing() {
+        let start = Instant::now();
+        let later = start + Duration::from_secs(1);
+        let mut bucket = TokenBucket::full(10, 20, later);
+        assert_eq!((taken(&mut bucket, later, 5), taken(&mut bucket, later, 0)), (15, 5));
+        assert_eq!((taken(&mut bucket, start, 0), taken(&mut bucket, later, 0)), (0, 0));
+    }
+}

@@ -1,0 +1,153 @@
+//! Instances of the daemon that share one root, as pods of a DaemonSet do in a surge update (`docs/decisions/0009-surge-updates.md`).
+//!
+//! One of them serves, and the others wait. The serving instance hands over to a newer one that requests it. An older instance stands by,
+//! and serves again if the newer one ends first. The instance that serves owns a lock, which the kernel releases at its end: no crash
+//! leaves it locked, and no two instances serve.
+//!
+//! # Life of an instance
+//!
+//! `waits → serves → hands over → stands by`, and `serves` again if the newer instance ends first. A file has the order of the instances. A
+//! handover ends everything but the kubelet's sockets: calls fail with a problem that says to retry, the bridge leaves its sockets open, the
+//! checkpoint is closed, and the sockets are removed when the next instance has its own.
+
+mod message;
+mod order;
+mod serving;
+mod shared_root;
+mod waiting;
+
+use std::ops::ControlFlow;
+
+use anyhow::{Context, Result};
+use tokio::time::timeout;
+
+use self::message::{Message, Peer};
+use self::serving::HandoverListener;
+use self::shared_root::SharedRoot;
+use super::{Daemon, KubeletSockets, Signals};
+use crate::admin::{self, Front};
+use crate::config::Config;
+use nodedock_base::error::chain;
+use nodedock_base::socket;
+use nodedock_base::tasks::Tasks;
+use nodedock_model::{Uid, limit};
+
+struct Instance {
+    config: Config,
+    boot_id: String,
+    root: SharedRoot,
+    /// Answers probes about this instance, whichever instance serves.
+    front: Front,
+    signals: Signals,
+}
+
+/// Waits and serves in turn until a signal requests the end.
+pub(super) async fn run(config: Config, boot_id: String, instance: Uid, signals: Signals) -> Result<()> {
+    super::prepare_directories(&config.paths)?;
+    let (front, tasks) = (Front::new("it starts"), Tasks::new());
+    let probes = config.paths.probes_of(&instance);
+    let listener = socket::bind(&probes).await.with_context(|| {
+        format!("answer probes of {instance}: each instance has an --instance-uid of its own")
+    })?;
+    tasks.spawn("instance-probes", admin::serve_front(front.clone(), listener, tasks.clone()));
+    let root = SharedRoot { paths: config.paths.clone(), instance };
+    let mut instance = Instance { config, boot_id, root, front, signals };
+    let ended = loop {
+        match instance.serve_once().await {
+            Ok(ControlFlow::Continue(())) => {}
+            Ok(ControlFlow::Break(())) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
+    tasks.drain(limit::DRAIN).await;
+    // The next instance that serves removes one that is left.
+    let _ = std::fs::remove_file(probes);
+    ended
+}
+
+impl Instance {
+    async fn serve_once(&mut self) -> Result<ControlFlow<()>> {
+        let (lease, mut previous) = tokio::select! {
+            // Nothing is begun yet.
+            () = self.signals.received() => return Ok(ControlFlow::Break(())),
+            acquired = waiting::acquire(&self.root, |state| self.front.stand_by(&state)) => acquired?,
+        };
+        self.front.stand_by("it starts");
+        let daemon = Daemon::start(self.config.clone(), self.boot_id.clone()).await?;
+        self.root.remove_abandoned_sockets().await;
+        let mut requests = HandoverListener::open(&self.root).await?;
+        self.front.serve(daemon.admin.clone());
+        super::report_ready();
+        if let Some(previous) = &mut previous {
+            tracing::info!(from = %previous.instance, "took over from the instance before");
+            tokio::select! {
+                // The drain is the same whether its sockets were known or not.
+                () = self.signals.received() => return Ok(self.stop(daemon).await),
+                known = timeout(limit::HANDOVER_REGISTERED, daemon.kubelet_sockets.known_to_kubelet()) => {
+                    if known.is_err() {
+                        tracing::warn!("the kubelet does not know all drivers yet; the instance before removes its sockets");
+                    }
+                }
+            }
+            // The connection is kept: by its end the other instance learns of the end of this one.
+            if let Err(error) = previous.connection.send(&Message::Serving).await {
+                tracing::debug!(error = chain(&error), "the instance before is gone already");
+            }
+        }
+        let successor = tokio::select! {
+            // An instance that sends a request in this moment sees the connection end, and the lock free.
+            () = self.signals.received() => return Ok(self.stop(daemon).await),
+            successor = requests.newer_instance() => successor,
+        };
+        // Later requests find the successor, or no listener yet.
+        drop((requests, previous));
+        tracing::info!(to = %successor.instance, "handing over to a newer instance");
+        self.front.stand_by(&format!("it hands over to the newer instance {}", successor.instance));
+        let kubelet_sockets = daemon.hand_over().await;
+        drop(lease);
+        Ok(self.stand_by(kubelet_sockets, successor).await)
+    }
+
+    async fn stop(&mut self, daemon: Daemon) -> ControlFlow<()> {
+        super::stop(daemon, &mut self.signals).await;
+        ControlFlow::Break(())
+    }
+
+    /// Keeps the kubelet's sockets until the successor has its own, and waits for its end.
+    async fn stand_by(&mut self, kubelet_sockets: KubeletSockets, mut successor: Peer) -> ControlFlow<()> {
+        let released = Message::Released { instance: self.root.instance.clone() };
+        let reported = async {
+            successor.connection.send(&released).await.is_ok()
+                && matches!(
+                    successor.connection.receive(limit::HANDOVER_SOCKETS).await,
+                    Ok(Some(Message::Serving))
+                )
+        };
+        let serves = tokio::select! {
+            // The sockets are removed in either case.
+            () = self.signals.received() => None,
+            serves = reported => Some(serves),
+        };
+        kubelet_sockets.drain().await;
+        let instance = &successor.instance;
+        match serves {
+            None => return ControlFlow::Break(()),
+            Some(true) => tracing::info!(serves = %instance, "the newer instance serves; standing by"),
+            Some(false) => tracing::warn!(%instance, "the newer instance did not say that it serves"),
+        }
+        self.front.stand_by(&format!("it stands by: the newer instance {instance} serves"));
+        let ended = async {
+            successor.connection.closed().await;
+            // It may be started again at once, and takes precedence.
+            tokio::time::sleep(limit::HANDOVER_PATIENCE).await;
+        };
+        tokio::select! {
+            // Nothing is begun.
+            () = self.signals.received() => ControlFlow::Break(()),
+            () = ended => ControlFlow::Continue(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

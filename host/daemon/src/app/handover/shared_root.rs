@@ -1,0 +1,149 @@
+//! The files that the instances on one root share: the lock of the instance that serves, which the kernel releases at its end, the order
+//! in which they came, and their sockets.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::fs::FlockOperation;
+use tokio::net::UnixStream;
+
+use super::order::Order;
+use crate::config::{INSTANCE_PROBES, Paths};
+use nodedock_base::error::chain;
+use nodedock_model::{Uid, limit};
+
+/// Bytes of the order's file: each UID has 128 at most.
+const ORDER_BYTES_MAX: u64 = (limit::INSTANCES_MAX as u64) * 256;
+
+pub(super) struct SharedRoot {
+    pub(super) paths: Paths,
+    /// This instance.
+    pub(super) instance: Uid,
+}
+
+/// The lock is held while this lives.
+#[derive(Debug)]
+pub(super) struct Lease {
+    _locked: File,
+}
+
+impl SharedRoot {
+    /// Takes the lease if it is free.
+    pub(super) fn try_lock(&self) -> Result<Option<Lease>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let path = &self.paths.instance_lock;
+        let file = options.open(path).with_context(|| format!("open {}", path.display()))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Lease { _locked: file })),
+            Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
+            Err(error) => Err(io::Error::from(error)).with_context(|| format!("lock {}", path.display())),
+        }
+    }
+
+    /// Adds this instance to the order, and returns that. The caller owns the lease.
+    pub(super) fn record(&self) -> Order {
+        let path = &self.paths.instances;
+        let mut order = read_order(path).unwrap_or_else(|error| {
+            tracing::warn!(error = chain(&error), "the order of instances is not known; it begins again");
+            Order::default()
+        });
+        let before = order.clone();
+        order.add(&self.instance);
+        if order != before
+            && let Err(error) = write_order(path, &order)
+        {
+            // It costs one needless handover.
+            tracing::warn!(error = chain(&error), "the order of instances cannot be stored");
+        }
+        order
+    }
+
+    /// Removes the sockets for probes of instances that have ended: those of the others accept.
+    pub(super) async fn remove_abandoned_sockets(&self) {
+        let own = self.paths.probes_of(&self.instance);
+        let Some(Ok(entries)) = own.parent().map(std::fs::read_dir) else { return };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let is_probe = name.starts_with(INSTANCE_PROBES) && name.ends_with(".sock");
+            if is_probe && path != own && is_abandoned(&path).await {
+                // The next instance that serves retries.
+                let _ = std::fs::remove_file(&path);
+            }
+        }
+    }
+}
+
+async fn is_abandoned(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let connected = UnixStream::connect(path).await;
+    is_socket && connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+fn read_order(path: &Path) -> io::Result<Order> {
+    let mut text = String::new();
+    match File::open(path) {
+        Ok(file) => file.take(ORDER_BYTES_MAX).read_to_string(&mut text)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        Err(error) => return Err(error),
+    };
+    Ok(Order::parse(&text))
+}
+
+/// Whole or not at all, also when the power fails.
+fn write_order(path: &Path, order: &Order) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(order.text().as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::root;
+    use super::*;
+
+    #[test]
+    fn one_instance_has_the_lease_until_it_is_dropped() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, other) = (root(directory.path(), "one"), root(directory.path(), "other"));
+        let lease = one.try_lock().unwrap().unwrap();
+        assert!(other.try_lock().unwrap().is_none() && one.try_lock().unwrap().is_none());
+        drop(lease);
+        assert!(other.try_lock().unwrap().is_some());
+    }
+
+    #[test]
+    fn the_order_is_stored_in_a_file_and_a_damaged_one_begins_again() {
+        let directory = tempfile::tempdir().unwrap();
+        root(directory.path(), "one").record();
+        let order = root(directory.path(), "other").record();
+        assert_eq!(order.text(), "one\nother\n");
+        let file = Paths::below(directory.path()).instances;
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), order.text());
+        std::fs::write(&file, [0xff, 0xfe, b'\n']).unwrap();
+        assert_eq!(root(directory.path(), "other").record().text(), "other\n");
+    }
+
+    #[tokio::test]
+    async fn sockets_that_accept_and_other_files_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = root(directory.path(), "one");
+        let socket = |name: &str| root.paths.probes_of(&Uid::new(name).unwrap());
+        let _living = std::os::unix::net::UnixListener::bind(socket("living")).unwrap();
+        for gone in ["one", "gone"] {
+            drop(std::os::unix::net::UnixListener::bind(socket(gone)).unwrap());
+        }
+        std::fs::write(socket("file"), "precious").unwrap();
+        root.remove_abandoned_sockets().await;
+        let there = ["living", "one", "gone", "file"].map(|name| socket(name).exists());
+        assert_eq!(there, [true, true, false, true]);
+    }
+}

@@ -1,0 +1,120 @@
+//! Instances on one root, without a daemon.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::time::{Duration, Instant};
+
+use super::message::{Message, Peer};
+use super::serving::HandoverListener;
+use super::shared_root::{Lease, SharedRoot};
+use super::waiting;
+use crate::config::Paths;
+use nodedock_model::{Uid, limit};
+
+type Acquired = anyhow::Result<(Lease, Option<Peer>)>;
+
+pub(super) fn root(directory: &Path, instance: &str) -> SharedRoot {
+    let paths = Paths::below(directory);
+    for file in [&paths.instance_lock, &paths.handover] {
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    }
+    SharedRoot { paths, instance: Uid::new(instance).unwrap() }
+}
+
+fn roots(directory: &Path) -> (Arc<SharedRoot>, Arc<SharedRoot>) {
+    (root(directory, "old").into(), root(directory, "new").into())
+}
+
+/// An instance that serves.
+async fn serving(root: &SharedRoot) -> (Lease, HandoverListener) {
+    let (lease, _) = waiting::acquire(root, |_| ()).await.unwrap();
+    (lease, HandoverListener::open(root).await.unwrap())
+}
+
+fn acquiring(root: &Arc<SharedRoot>) -> tokio::task::JoinHandle<Acquired> {
+    let root = root.clone();
+    tokio::spawn(async move { waiting::acquire(&root, |_| ()).await })
+}
+
+fn released() -> Message {
+    Message::Released { instance: Uid::new("old").unwrap() }
+}
+
+#[tokio::test]
+async fn a_newer_instance_has_the_lease_when_it_is_released_and_not_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let (lease, mut requests) = serving(&old).await;
+    let second = acquiring(&new);
+    let mut successor = requests.newer_instance().await;
+    assert_eq!(successor.instance.as_str(), "new");
+    assert!(new.try_lock().unwrap().is_none() && !second.is_finished());
+    drop((requests, lease));
+    successor.connection.send(&released()).await.unwrap();
+    let (_lease, previous) = second.await.unwrap().unwrap();
+    let mut previous = previous.unwrap();
+    assert_eq!(previous.instance.as_str(), "old");
+    previous.connection.send(&Message::Serving).await.unwrap();
+    let answer = successor.connection.receive(limit::HANDOVER_SOCKETS).await;
+    assert_eq!(answer.unwrap(), Some(Message::Serving));
+}
+
+#[tokio::test]
+async fn an_instance_that_dies_while_it_hands_over_leaves_the_lease_free() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let (lease, mut requests) = serving(&old).await;
+    let second = acquiring(&new);
+    let successor = requests.newer_instance().await;
+    // Its end takes the connection and the lock together.
+    drop((successor, requests, lease));
+    assert!(second.await.unwrap().unwrap().1.is_none());
+}
+
+#[tokio::test]
+async fn a_successor_that_dies_is_noticed_before_and_after_the_release() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let (_lease, mut requests) = serving(&old).await;
+    for _ in 0..2 {
+        let second = acquiring(&new);
+        let mut successor = requests.newer_instance().await.connection;
+        second.abort();
+        assert!(second.await.is_err_and(|error| error.is_cancelled()));
+        if successor.send(&released()).await.is_ok() {
+            let answer = successor.receive(limit::HANDOVER_SOCKETS).await;
+            assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
+        }
+        successor.closed().await;
+    }
+}
+
+#[tokio::test]
+async fn a_second_instance_of_a_uid_is_refused_and_strangers_delay_no_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let (_lease, mut requests) = serving(&old).await;
+    let refused = tokio::select! {
+        refused = acquiring(&old) => refused.unwrap().unwrap_err().to_string(),
+        _ = requests.newer_instance() => panic!("it is no newer instance"),
+    };
+    assert!(refused.contains("serves as instance old") && refused.contains("--instance-uid"), "{refused}");
+
+    use tokio::io::AsyncWriteExt;
+    let mut stranger = tokio::net::UnixStream::connect(&old.paths.handover).await.unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let _second = acquiring(&new);
+    assert_eq!(requests.newer_instance().await.instance.as_str(), "new");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_fails_when_the_owner_of_the_lock_never_answers() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let _lease = old.try_lock().unwrap().unwrap();
+    let began = Instant::now();
+    let error = waiting::acquire(&new, |_| ()).await.unwrap_err().to_string();
+    assert!(error.contains("instance.lock") && error.contains("handover.sock"), "{error}");
+    assert!(began.elapsed() < limit::HANDOVER_SILENT + Duration::from_secs(5), "{:?}", began.elapsed());
+}

@@ -1,0 +1,99 @@
+//! The side of an instance that does not serve: it takes the lease when that is free, requests the handover from the instance that
+//! serves, and stands by while that one is newer.
+
+use std::io;
+
+use anyhow::{Result, bail};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep};
+
+use super::message::{Connection, Message, Peer};
+use super::shared_root::{Lease, SharedRoot};
+use nodedock_base::backoff::Backoff;
+use nodedock_base::error::chain;
+use nodedock_model::limit;
+
+/// The end of a request.
+enum Answer {
+    Released(Peer),
+    /// A newer instance served, and has ended.
+    Ended,
+    /// There was no answer that makes sense.
+    Silence,
+}
+
+/// Waits for the lease, and returns it with the instance that handed over, if one did. `report` is called with what is waited for.
+pub(super) async fn acquire(root: &SharedRoot, report: impl Fn(String)) -> Result<(Lease, Option<Peer>)> {
+    let new_backoff = || Backoff::new(limit::HANDOVER_RETRY_MIN, limit::HANDOVER_RETRY_MAX);
+    let (mut backoff, mut silent_since) = (new_backoff(), None);
+    loop {
+        if let Some(lease) = root.try_lock()? {
+            return Ok((lease, None));
+        }
+        match request(root, &report).await? {
+            Answer::Released(previous) => match released_lease(root).await? {
+                Some(lease) => return Ok((lease, Some(previous))),
+                None => silent_since = None,
+            },
+            Answer::Ended => {
+                (backoff, silent_since) = (new_backoff(), None);
+                sleep(limit::HANDOVER_PATIENCE).await;
+            }
+            Answer::Silence => {
+                let since = *silent_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > limit::HANDOVER_SILENT {
+                    let (lock, socket) = (root.paths.instance_lock.display(), root.paths.handover.display());
+                    bail!(
+                        "another instance holds {lock} and does not answer on {socket}: stop it, or see what it hangs in"
+                    );
+                }
+                report("it waits for the instance before, which does not answer".to_owned());
+                sleep(backoff.delay()).await;
+            }
+        }
+    }
+}
+
+async fn request(root: &SharedRoot, report: &impl Fn(String)) -> Result<Answer> {
+    let Ok(stream) = UnixStream::connect(&root.paths.handover).await else { return Ok(Answer::Silence) };
+    let mut connection = Connection::new(stream);
+    let sent = connection.send(&Message::Ask { instance: root.instance.clone() }).await;
+    report("it waits for the instance before to hand over".to_owned());
+    let answer = match sent {
+        Ok(()) => connection.receive(limit::HANDOVER_RELEASE).await,
+        Err(error) => Err(error),
+    };
+    match answer {
+        Ok(Some(Message::Released { instance })) => {
+            return Ok(Answer::Released(Peer { instance, connection }));
+        }
+        Ok(Some(Message::StandBy { instance })) => {
+            tracing::info!(serves = %instance, "a newer instance serves; standing by");
+            report(format!("it stands by: the newer instance {instance} serves"));
+            connection.closed().await;
+            return Ok(Answer::Ended);
+        }
+        Ok(Some(Message::Refused { why })) => bail!("{why}: each needs an --instance-uid of its own"),
+        Ok(Some(message @ (Message::Ask { .. } | Message::Serving))) => {
+            tracing::debug!(?message, "the instance that serves answered with a message that makes no sense");
+        }
+        Ok(None) => {}
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            tracing::warn!("the instance that serves does not hand over in time, retrying");
+        }
+        Err(error) => tracing::debug!(error = chain(&error), "the instance that serves was not understood"),
+    }
+    Ok(Answer::Silence)
+}
+
+/// Takes the lease that was released. `None`: another instance was faster.
+async fn released_lease(root: &SharedRoot) -> Result<Option<Lease>> {
+    let until = Instant::now() + limit::HANDOVER_WORD;
+    loop {
+        let lease = root.try_lock()?;
+        if lease.is_some() || Instant::now() >= until {
+            return Ok(lease);
+        }
+        sleep(limit::HANDOVER_RETRY_MIN).await;
+    }
+}
