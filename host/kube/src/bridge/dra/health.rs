@@ -2,8 +2,8 @@
 //!
 //! Each message is the whole list, at first and whenever it changed, and again before a kubelet takes it for outdated. While the
 //! driver does not serve nothing is sent: what was sent before counts for its time. Of a driver that reports no health nothing is sent
-//! either. The stream stays open: the driver's next version may report some, and a kubelet that was once told that a plugin has no such
-//! service does not ask again (1.37).
+//! either. The stream stays open: the driver's next version may report some, and a kubelet that once got the answer that a plugin has
+//! no such service does not retry (1.37).
 
 use std::pin::Pin;
 use std::sync::Arc;
