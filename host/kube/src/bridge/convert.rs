@@ -131,7 +131,7 @@ pub(super) fn allocate_request(request: plugin::AllocateRequest) -> Result<Vec<I
         return Err(Problem::invalid("too-many-containers", message));
     }
     let mut seen = BTreeSet::new();
-    let mut wanted = Vec::with_capacity(containers.len());
+    let mut requested = Vec::with_capacity(containers.len());
     for container in containers {
         let ids: Ids = container.devices_ids.into_iter().collect();
         if let Some(twice) = ids.iter().find(|id| seen.contains(*id)) {
@@ -139,12 +139,12 @@ pub(super) fn allocate_request(request: plugin::AllocateRequest) -> Result<Vec<I
             return Err(Problem::invalid("device-asked-twice", message));
         }
         seen.extend(ids.iter().cloned());
-        wanted.push(ids);
+        requested.push(ids);
     }
-    Ok(wanted)
+    Ok(requested)
 }
 
-/// Devices by CDI alone: a runtime that got the device nodes as well would be told each of them twice, and a kubelet that does not know
+/// Devices by CDI alone: a runtime that got the device nodes as well would have each of them twice, and a kubelet that does not know
 /// the field (before 1.28) does not run on a node whose drivers need CDI.
 pub(super) fn container(allocation: ContainerAllocation) -> plugin::ContainerAllocateResponse {
     let ContainerAllocation { cdi_devices, annotations, .. } = allocation;
@@ -159,12 +159,12 @@ pub(super) fn preferred(
 ) -> plugin::ContainerPreferredAllocationResponse {
     let known: BTreeMap<&str, &PluginDevice> =
         devices.iter().map(|device| (device.id.as_str(), device)).collect();
-    let wanted: BTreeSet<&String> =
+    let ids: BTreeSet<&String> =
         request.available_device_ids.iter().chain(&request.must_include_device_ids).collect();
-    let stranger = |id: &String| PluginDevice { id: id.clone(), healthy: true, numa_nodes: Vec::new() };
-    let available: Vec<PluginDevice> = wanted
+    let unknown = |id: &String| PluginDevice { id: id.clone(), healthy: true, numa_nodes: Vec::new() };
+    let available: Vec<PluginDevice> = ids
         .into_iter()
-        .map(|id| known.get(id.as_str()).map_or_else(|| stranger(id), |device| (*device).clone()))
+        .map(|id| known.get(id.as_str()).map_or_else(|| unknown(id), |device| (*device).clone()))
         .collect();
     let size = usize::try_from(request.allocation_size).unwrap_or(0);
     let device_ids = closest(&available.iter().collect::<Vec<_>>(), &request.must_include_device_ids, size);
@@ -211,24 +211,20 @@ mod tests {
             vec![("u1".into(), Ok(vec![device])), ("u2".into(), Ok(Vec::new())), ("".into(), Err(refused))];
         let beta: v1beta1::NodePrepareResourcesResponse = transcode(&prepared(outcomes.clone())).unwrap();
         let (v1, beta) = (prepared(outcomes.clone()).into_claims(), beta.into_claims());
-        assert_eq!(v1.len(), 3);
-        let found = &v1["u1"].devices[0];
-        assert_eq!((found.pool_name.as_str(), found.device_name.as_str()), ("node-1", "gpu-0"));
-        assert_eq!((&found.request_names[..], found.cdi_device_ids.len()), (&["gpu".to_owned()][..], 2));
-        assert_eq!(found.share_id.as_deref(), Some("s-1"));
-        assert_eq!(v1["u2"], Default::default());
-        assert_eq!(v1[""].error, "claim default/a holds it (device-held)");
-        let expected = v1beta1::Device {
-            request_names: found.request_names.clone(),
+        let expected = dra::Device {
+            request_names: vec!["gpu".into()],
             pool_name: "node-1".into(),
             device_name: "gpu-0".into(),
-            cdi_device_ids: found.cdi_device_ids.clone(),
+            cdi_device_ids: vec!["example.com/gpu=0".into(), "example.com/gpu=1".into()],
+            share_id: Some("s-1".into()),
         };
-        assert_eq!((&beta["u1"].devices[..], &beta[""].error), (&[expected][..], &v1[""].error));
-        let gone = unprepared(outcomes.clone()).into_claims();
-        assert_eq!((gone.len(), &gone["u1"].error[..], &gone[""].error), (3, "", &v1[""].error));
-        let beta: v1beta1::NodeUnprepareResourcesResponse = transcode(&unprepared(outcomes)).unwrap();
-        assert_eq!(beta.into_claims()[""].error, v1[""].error);
+        assert_eq!(transcode::<_, v1beta1::Device>(&expected).unwrap(), beta["u1"].devices[0]);
+        assert_eq!((v1.len(), &v1["u1"].devices[..]), (3, &[expected][..]));
+        assert_eq!((&v1["u2"], beta.len()), (&dra::NodePrepareResourceResponse::default(), 3));
+        let error = "claim default/a holds it (device-held)";
+        assert_eq!((&v1[""].error[..], &beta[""].error[..]), (error, error));
+        let gone = unprepared(outcomes).into_claims();
+        assert_eq!((gone.len(), &gone["u1"].error[..], &gone[""].error[..]), (3, "", error));
     }
 
     #[test]
@@ -258,11 +254,10 @@ mod tests {
     #[test]
     fn a_list_has_health_and_topology() {
         let listed = list(&[device("p/0", true, &[0, 1]), device("p/1", false, &[])]).devices;
-        let nodes = |at: usize| {
-            listed[at].topology.as_ref().map(|t| t.nodes.iter().map(|n| n.id).collect::<Vec<_>>())
-        };
-        assert_eq!((listed[0].health.as_str(), nodes(0)), ("Healthy", Some(vec![0, 1])));
-        assert_eq!((listed[1].health.as_str(), nodes(1)), ("Unhealthy", None));
+        let nodes = [0, 1].map(|id| plugin::NumaNode { id }).to_vec();
+        assert_eq!((&listed[0].health[..], &listed[1].health[..]), ("Healthy", "Unhealthy"));
+        assert_eq!(listed[0].topology, Some(plugin::TopologyInfo { nodes }));
+        assert_eq!(listed[1].topology, None);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use futures::future::OptionFuture;
 use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -87,11 +88,12 @@ impl ResourceController {
                 continue;
             }
             let away = self.state.away_at().filter(|at| *at > Instant::now());
+            let wake = [due, away].into_iter().flatten().min();
             tokio::select! {
                 // Whichever it was, the next round checks everything.
                 changed = self.sockets.changed() => if changed.is_err() { return },
                 changed = lists.changed() => if changed.is_err() { return },
-                () = sleep_until([due, away].into_iter().flatten().min()) => {}
+                Some(()) = OptionFuture::from(wake.map(tokio::time::sleep_until)) => {}
             }
         }
     }
@@ -232,11 +234,4 @@ async fn another_socket(sockets: &mut watch::Receiver<Arc<Sockets>>, path: &Path
         }
     }
     std::future::pending().await
-}
-
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }

@@ -1,7 +1,7 @@
 //! Which claims answer an Allocate: existing ones, and a new one for the rest. Pure.
 //!
 //! A kubelet allocates a device to one pod at a time, so a claim that has some of the wanted devices is either of the same pod (its
-//! init containers' devices serve its later containers, in any combination), or of a pod that is gone. Time tells which, because a pod
+//! init containers' devices serve its later containers, in any combination), or of a pod that is gone. Time shows which, because a pod
 //! is admitted as a whole, and the kubelet's list of the devices that pods use.
 
 use super::claim::Ids;

@@ -2,12 +2,13 @@
 //!
 //! Each message is the whole list, at first and whenever it changed, and again before a kubelet takes it for outdated. While the
 //! driver does not serve nothing is sent: what was sent before counts for its time. Of a driver that reports no health nothing is sent
-//! either. The stream stays open: the driver's next version may report some, and a kubelet that was once told that a plugin has no such
-//! service does not ask again (1.37).
+//! either. The stream stays open: the driver's next version may report some, and a kubelet that once got the answer that a plugin has
+//! no such service does not retry (1.37).
 
 use std::pin::Pin;
 use std::sync::Arc;
 
+use futures::future::OptionFuture;
 use futures::{FutureExt, Stream, StreamExt};
 use nodedock_proto::kubelet::dra_health::{v1, v1alpha1};
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -120,16 +121,11 @@ impl HealthWatch {
 
     /// Resolves when there may be another list, or this one is due again. A change of what a native plugin reports is seen by polling.
     async fn changed(&mut self) {
-        let published = async {
-            match &mut self.inventory {
-                Some(inventory) => inventory.changed().await,
-                None => std::future::pending().await,
-            }
-        };
+        let published = OptionFuture::from(self.inventory.as_mut().map(|inventory| inventory.changed()));
         tokio::select! {
             // What is missed here is seen in the next round, for each of the three. A driver that is replaced publishes no more: the
             // next begins to serve.
-            Ok(()) = published => {}
+            Some(Ok(())) = published => {}
             _ = self.serving.changed() => {}
             () = tokio::time::sleep(BRIDGE_LOOK_PERIOD) => {}
         }
@@ -143,16 +139,15 @@ fn published(published: &Published, names: &PoolNames) -> Option<HealthReport> {
     if health.is_empty() {
         return None;
     }
-    let devices = inventory
-        .pools
-        .iter()
-        .flat_map(|(pool, listed)| listed.devices.keys().map(move |device| (pool.clone(), device.clone())));
-    let list = devices.filter_map(|(pool, device)| {
-        let name = names.published(&pool).ok()?;
-        let reported = health.get(&(pool, device.clone())).cloned().unwrap_or_default();
-        Some(((name, device), reported))
-    });
-    Some(list.collect())
+    let mut list = HealthReport::new();
+    for (pool, listed) in &inventory.pools {
+        let Ok(name) = names.published(pool) else { continue };
+        for device in listed.devices.keys() {
+            let reported = health.get(&(pool.clone(), device.clone())).cloned().unwrap_or_default();
+            list.insert((name.clone(), device.clone()), reported);
+        }
+    }
+    Some(list)
 }
 
 #[cfg(test)]

@@ -109,7 +109,7 @@ impl OfferedDriver {
 
 #[tonic::async_trait]
 impl wire::registration_server::Registration for OfferedDriver {
-    /// A kubelet that asks again begins again; a refusal stays until it reports otherwise.
+    /// A kubelet that repeats the call begins again; a refusal stays until it reports otherwise.
     async fn get_info(
         &self,
         request: Request<wire::InfoRequest>,

@@ -71,7 +71,7 @@ async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
     assert_eq!(soon(stream.message()).await.unwrap(), None, "the stream ends with the bridge");
 }
 
-/// A kubelet does not ask again once it was answered that there is no such service.
+/// A kubelet does not retry once it got the answer that there is no such service.
 #[tokio::test]
 async fn a_driver_that_loads_or_reports_no_health_is_waited_for_in_the_same_stream() {
     let node = Node::new();
