@@ -34,6 +34,17 @@ impl Tasks {
         self.tracker.spawn(work.instrument(tracing::info_span!("task", task = name)));
     }
 
+    /// Starts a named task that is dropped when the tasks must stop.
+    pub fn spawn_until_stopped(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        let stopped = self.stopped();
+        self.spawn(name, async move {
+            tokio::select! {
+                () = stopped => {}
+                () = work => {}
+            }
+        });
+    }
+
     /// Runs work to completion even if the caller is cancelled: in the caller's own task while it waits, which saves two thread switches,
     /// and in a task of its own after a cancellation. `None`: the work panicked.
     pub async fn complete<T: Send + 'static>(

@@ -78,14 +78,8 @@ impl ApiClaims {
             lost: broadcast::Sender::new(LOST_BEHIND_MAX),
             counts: ApiClaimCounts::default(),
         });
-        let (stopped, idle) = (tasks.stopped(), Arc::downgrade(&shared));
-        tasks.spawn("api-claims", async move {
-            tokio::select! {
-                // The cache does not outlive the process.
-                () = stopped => {}
-                () = forget_idle(idle) => {}
-            }
-        });
+        // The cache does not outlive the process.
+        tasks.spawn_until_stopped("api-claims", forget_idle(Arc::downgrade(&shared)));
         Self(shared)
     }
 
@@ -216,14 +210,10 @@ impl Shared {
         let events = self.client.watch("a claim", DraResource::Claims, Some(key.0.clone()), fields);
         let (live, end) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
         let follow = follow(Arc::downgrade(self), key.clone(), events, Arc::clone(&live));
-        let (stopped, ended) = (self.tasks.stopped(), end.clone());
-        self.tasks.spawn("claim-watch", async move {
-            tokio::select! {
-                // The next watch of the claim begins with its state.
-                () = stopped => {}
-                () = ended.cancelled() => {}
-                () = follow => {}
-            }
+        let ended = end.clone();
+        // The next watch of the claim begins with its state.
+        self.tasks.spawn_until_stopped("claim-watch", async move {
+            ended.run_until_cancelled(follow).await;
         });
         ClaimWatch { live, _end: end.drop_guard() }
     }

@@ -33,8 +33,6 @@ pub use version::{DraResource, DraVersion};
 use self::credentials::Credentials;
 use self::rate::{RateLimit, Urgency};
 use self::version::ServedVersion;
-use nodedock_base::conditions::Conditions;
-use nodedock_base::tasks::Tasks;
 
 /// Handle to the API server. Clones share the connection, the credentials, the rate, the counts and the served version.
 #[derive(Clone)]
@@ -153,11 +151,6 @@ impl KubeClient {
     /// Whether the last request did not reach the API server.
     pub fn is_unreachable(&self) -> bool {
         matches!(*self.shared.reachability.borrow(), Reachability::Unreachable { .. })
-    }
-
-    /// Sets a condition while the API server is unreachable, and probes it meanwhile.
-    pub fn report_reachability(&self, conditions: Conditions, tasks: &Tasks) {
-        reachability::report(self.clone(), conditions, tasks);
     }
 
     pub fn metrics(&self) -> &RequestMetrics {

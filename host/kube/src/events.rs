@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 pub use self::node::publish_conditions;
-use super::client::{ApiError, DraVersion, ErrorKind, KubeClient, Verb};
+use super::client::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient, Verb};
 use super::facts::NodeFacts;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
@@ -85,13 +85,7 @@ impl Events {
             backoff: Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX),
             forbidden: BTreeMap::new(),
         };
-        let stopped = tasks.stopped();
-        tasks.spawn("events", async move {
-            tokio::select! {
-                () = stopped => {}
-                () = publisher.run(waiting) => {}
-            }
-        });
+        tasks.spawn_until_stopped("events", publisher.run(waiting));
         Self { queue, kube, node_name, counters }
     }
 
@@ -271,7 +265,10 @@ impl Publisher {
     async fn completed(&self, regarding: &ObjectReference) -> ObjectReference {
         let mut regarding = regarding.clone();
         let api_version = match regarding.kind.as_deref() {
-            Some("ResourceClaim") => self.kube.dra_version().await.unwrap_or(DraVersion::V1).api_version(),
+            Some("ResourceClaim") => {
+                let version = self.kube.dra_version().await.unwrap_or(DraVersion::V1);
+                version.resource(DraResource::Claims).api_version
+            }
             _ => "v1".to_owned(),
         };
         regarding.api_version = Some(api_version);

@@ -39,8 +39,8 @@ impl Facts {
         let again = Arc::new(Notify::new());
         let reader =
             Reader { api: Api::all(client.client()), node, conditions, publish, again: Arc::clone(&again) };
-        let stop = tasks.clone();
-        tasks.spawn("node-facts", async move { reader.run(&stop).await });
+        // A read that is dropped had no effect.
+        tasks.spawn_until_stopped("node-facts", async move { reader.run().await });
         Self { facts, again }
     }
 
@@ -64,14 +64,10 @@ struct Reader {
 }
 
 impl Reader {
-    async fn run(&self, tasks: &Tasks) {
+    async fn run(&self) {
         let mut backoff = Backoff::new(limit::NODE_READ_MIN, limit::NODE_READ_MAX);
         loop {
-            let read = tokio::select! {
-                // A read that is dropped had no effect.
-                () = tasks.stopped() => return,
-                read = self.read() => read,
-            };
+            let read = self.read().await;
             let began = Instant::now();
             let delay = match self.report(read) {
                 true => {
@@ -81,7 +77,6 @@ impl Reader {
                 false => backoff.delay(),
             };
             tokio::select! {
-                () = tasks.stopped() => return,
                 () = sleep_until(began + delay) => {}
                 // However many ask, the object is read at most so often.
                 () = self.asked(began + limit::NODE_READ_MIN) => {}

@@ -10,7 +10,7 @@ mod observe;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 pub use self::decide::Why;
-use self::decide::{AbandonedClaims, ClaimState, NodePod, OtherPod, Verdict, is_used_here, unseen, verdict};
+use self::decide::{AbandonedClaims, ClaimState, NodePod, abandoned, is_used_here, unseen};
 use self::observe::Observer;
 use super::client::KubeClient;
 use nodedock_base::tasks::Tasks;
@@ -68,8 +68,8 @@ impl Reconcile {
             shared: Arc::clone(&shared),
             abandoned: AbandonedClaims::default(),
         };
-        let stop = tasks.clone();
-        tasks.spawn("reconcile", rounds.run(stop));
+        // The manager records its intent before it unprepares a claim.
+        tasks.spawn_until_stopped("reconcile", rounds.run());
         Self { shared }
     }
 
@@ -91,15 +91,11 @@ struct Rounds {
 }
 
 impl Rounds {
-    async fn run(mut self, tasks: Tasks) {
+    async fn run(mut self) {
         let mut logged = false;
         loop {
             let began = Instant::now();
-            let round = tokio::select! {
-                // The manager records its intent before it unprepares a claim.
-                () = tasks.stopped() => return,
-                round = self.round() => round,
-            };
+            let round = self.round().await;
             let counts = &self.shared.counts;
             match round {
                 Ok(()) => {
@@ -127,7 +123,6 @@ impl Rounds {
                 sleep_until(began + limit::RECONCILE_PERIOD_MIN).await;
             };
             tokio::select! {
-                () = tasks.stopped() => return,
                 () = triggered => {}
                 () = sleep_until(began + period) => {}
             }
@@ -148,7 +143,7 @@ impl Rounds {
         let mut abandoned = BTreeMap::new();
         let mut requests = limit::RECONCILE_ASKS_MAX;
         for claim in held.iter().filter(|claim| !is_used_here(claim, &pods)) {
-            if let Verdict::Abandoned(why) = self.judge(claim, &pods, &mut requests).await {
+            if let Some(why) = self.judge(claim, &pods, &mut requests).await {
                 abandoned.insert(claim.claim.uid.clone(), (claim, why));
             }
         }
@@ -159,32 +154,26 @@ impl Rounds {
             // for a second pod.
             let mut requests = limit::RECONCILE_ASKS_MAX;
             match self.judge(claim, &pods, &mut requests).await {
-                Verdict::Abandoned(_) => self.unprepare(claim, *why).await,
-                Verdict::Used => tracing::debug!(claim = %claim.claim, "an abandoned claim is used again"),
+                Some(_) => self.unprepare(claim, *why).await,
+                None => tracing::debug!(claim = %claim.claim, "an abandoned claim is used again"),
             }
         }
         Ok(())
     }
 
-    /// What is not known because a round has made all its requests counts as use.
-    async fn judge(&self, claim: &KubeletClaim, pods: &[NodePod], requests: &mut usize) -> Verdict {
-        let Some(left) = requests.checked_sub(1) else { return Verdict::Used };
-        *requests = left;
+    /// Returns why the claim is abandoned. What is not known because a round has made all its requests counts as use.
+    async fn judge(&self, claim: &KubeletClaim, pods: &[NodePod], requests: &mut usize) -> Option<Why> {
+        *requests = requests.checked_sub(1)?;
         let state = self.observer.claim(&claim.claim).await;
-        if state == ClaimState::Unknown {
-            return Verdict::Used;
-        }
-        let mut others: BTreeMap<Uid, OtherPod> = BTreeMap::new();
+        let mut elsewhere = BTreeSet::new();
         for pod in unseen(&state, pods) {
-            let Some(left) = requests.checked_sub(1) else { return Verdict::Used };
-            *requests = left;
-            let other = self.observer.other_pod(&claim.claim.namespace, pod).await;
-            others.insert(pod.uid.clone(), other);
-            if other == OtherPod::Possible {
-                break;
+            *requests = requests.checked_sub(1)?;
+            if self.observer.may_be_here(&claim.claim.namespace, pod).await {
+                return None;
             }
+            elsewhere.insert(pod.uid.clone());
         }
-        verdict(claim, &state, pods, &others)
+        abandoned(claim, &state, pods, &elsewhere)
     }
 
     async fn unprepare(&self, seen: &KubeletClaim, why: Why) {

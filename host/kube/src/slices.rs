@@ -66,5 +66,6 @@ pub struct SliceParts {
 /// Starts the task that writes the slices; it ends with the tasks.
 pub fn start(parts: SliceParts) {
     let tasks = parts.tasks.clone();
-    tasks.spawn("slices", reconcile::Reconciler::run(parts));
+    // A write that is interrupted is found by the next start.
+    tasks.spawn_until_stopped("slices", reconcile::Reconciler::run(parts));
 }

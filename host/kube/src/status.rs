@@ -80,8 +80,8 @@ impl Statuses {
     pub fn start(tasks: &Tasks, client: &KubeClient, conditions: Conditions) -> Self {
         let queue = Arc::new(Queue { conditions, ..Queue::default() });
         let writer = Writer { client: client.clone(), queue: Arc::clone(&queue) };
-        let stop = tasks.clone();
-        tasks.spawn("claim-statuses", async move { writer.run(&stop).await });
+        // After the next start drivers report again.
+        tasks.spawn_until_stopped("claim-statuses", async move { writer.run().await });
         Self { queue }
     }
 
@@ -180,7 +180,7 @@ struct Writer {
 }
 
 impl Writer {
-    async fn run(&self, tasks: &Tasks) {
+    async fn run(&self) {
         let mut backoff = Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX);
         let mut logged = false;
         loop {
@@ -190,7 +190,6 @@ impl Writer {
                 Err(until) => {
                     self.queue.clear_conditions();
                     tokio::select! {
-                        () = tasks.stopped() => return,
                         // A report that comes between is kept as a permit.
                         () = self.queue.reported.notified() => {}
                         () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {}
@@ -198,12 +197,7 @@ impl Writer {
                     continue;
                 }
             };
-            let outcome = tokio::select! {
-                // After the next start drivers report again.
-                () = tasks.stopped() => return,
-                outcome = self.write(&status) => outcome,
-            };
-            let error = match outcome {
+            let error = match self.write(&status).await {
                 Ok(was_written) => {
                     backoff.reset();
                     logged = false;
@@ -223,10 +217,7 @@ impl Writer {
             }
             let delay = backoff.delay().max(error.retry_after.unwrap_or_default().min(limit::KUBE_RETRY_MAX));
             self.queue.requeue(status);
-            tokio::select! {
-                () = tasks.stopped() => return,
-                () = tokio::time::sleep(delay) => {}
-            }
+            tokio::time::sleep(delay).await;
         }
     }
 
@@ -271,8 +262,8 @@ impl Writer {
             tracing::warn!(%claim, left_out, "part of a device's status does not fit into the claim");
         }
         let applied = json!({
-            "apiVersion": version.api_version(),
-            "kind": "ResourceClaim",
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
             // Another claim of this name is a conflict.
             "metadata": { "name": claim.name, "namespace": claim.namespace, "uid": claim.uid },
             "status": if entries.is_empty() { json!({}) } else { json!({ "devices": entries }) },

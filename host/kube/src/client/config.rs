@@ -7,6 +7,7 @@ use http::header::USER_AGENT;
 use kube::config::{AuthInfo, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 
 use super::RequestRate;
+use super::credentials::Files;
 use nodedock_base::error::chain;
 use nodedock_model::limit;
 
@@ -45,8 +46,7 @@ pub enum ClientConfigError {
 
 pub(super) struct Loaded {
     pub(super) client: kube::Client,
-    /// Files that the credentials come from.
-    pub(super) files: Vec<PathBuf>,
+    pub(super) files: Files,
 }
 
 impl ClientConfig {
@@ -61,7 +61,8 @@ impl ClientConfig {
             None => (SERVICE_ACCOUNT.to_owned(), from_service_account()?),
         };
         let making = tokio::task::spawn_blocking(move || client_of(config, &from)).await;
-        Ok(Loaded { client: making.unwrap_or(Err(ClientConfigError::Interrupted))?, files })
+        let client = making.unwrap_or(Err(ClientConfigError::Interrupted))?;
+        Ok(Loaded { client, files: Files::read(files).await })
     }
 }
 

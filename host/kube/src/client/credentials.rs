@@ -23,29 +23,42 @@ pub(super) struct Credentials {
 /// The last look at the files.
 struct Checked {
     at: Instant,
-    files: Vec<PathBuf>,
-    digest: [u8; 32],
+    files: Files,
     failing: bool,
+}
+
+/// Files that the credentials come from.
+#[derive(Default, PartialEq)]
+pub(super) struct Files {
+    paths: Vec<PathBuf>,
+    /// Of their contents; one that cannot be read counts as empty.
+    digest: [u8; 32],
+}
+
+impl Files {
+    pub(super) async fn read(paths: Vec<PathBuf>) -> Self {
+        let mut hash = Sha256::new();
+        for path in &paths {
+            let bytes = tokio::fs::read(path).await.unwrap_or_default();
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        }
+        Self { paths, digest: hash.finalize().into() }
+    }
 }
 
 impl Credentials {
     pub(super) async fn load(config: ClientConfig) -> Result<Self, ClientConfigError> {
-        let Loaded { client, files } = config.load().await?;
-        let digest = digest_of(&files).await;
-        Ok(Self::new(Some(config), client, files, digest))
+        let loaded = config.load().await?;
+        Ok(Self::new(Some(config), loaded))
     }
 
     pub(super) fn fixed(client: kube::Client) -> Self {
-        Self::new(None, client, Vec::new(), [0; 32])
+        Self::new(None, Loaded { client, files: Files::default() })
     }
 
-    fn new(
-        config: Option<ClientConfig>,
-        client: kube::Client,
-        files: Vec<PathBuf>,
-        digest: [u8; 32],
-    ) -> Self {
-        let checked = Mutex::new(Checked { at: Instant::now(), files, digest, failing: false });
+    fn new(config: Option<ClientConfig>, Loaded { client, files }: Loaded) -> Self {
+        let checked = Mutex::new(Checked { at: Instant::now(), files, failing: false });
         Self { config, current: ArcSwap::from_pointee(client), checked }
     }
 
@@ -79,14 +92,13 @@ impl Credentials {
     async fn check(&self, checked: &mut Checked) {
         let Some(config) = &self.config else { return };
         checked.at = Instant::now();
-        let digest = digest_of(&checked.files).await;
-        if digest == checked.digest && !checked.failing {
+        let files = Files::read(checked.files.paths.clone()).await;
+        if files == checked.files && !checked.failing {
             return;
         }
         match config.load().await {
             Ok(Loaded { client, files }) => {
                 self.current.store(Arc::new(client));
-                checked.digest = digest_of(&files).await;
                 (checked.files, checked.failing) = (files, false);
                 tracing::info!("credentials for the API server are loaded again");
             }
@@ -99,15 +111,4 @@ impl Credentials {
             Err(_) => {}
         }
     }
-}
-
-/// Of the contents of files; one that cannot be read counts as empty.
-async fn digest_of(files: &[PathBuf]) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    for file in files {
-        let bytes = tokio::fs::read(file).await.unwrap_or_default();
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
-    }
-    hash.finalize().into()
 }

@@ -35,9 +35,8 @@ pub enum ErrorKind {
     NotFound,
     /// The version, the group or the whole path is not served.
     NotServed,
-    /// The object changed since it was read, or is another one.
+    /// The object changed since it was read, is another one, or exists already.
     Conflict,
-    AlreadyExists,
     /// The resource version is too old: what is watched has to be listed again.
     Expired,
     /// 429, or a request that was not sent because of an earlier one.
@@ -57,9 +56,7 @@ pub enum ErrorKind {
 impl ErrorKind {
     fn prefix(self) -> &'static str {
         match self {
-            Self::NotFound | Self::Conflict | Self::AlreadyExists | Self::Expired => {
-                "the API server answers: "
-            }
+            Self::NotFound | Self::Conflict | Self::Expired => "the API server answers: ",
             Self::NotServed => "the API server does not serve ",
             Self::Throttled => "the API server throttles requests: ",
             Self::Forbidden | Self::NamespaceTerminating => "the API server forbids it: ",
@@ -73,7 +70,6 @@ impl ErrorKind {
     fn of_status(code: u16, reason: &str) -> Self {
         match (code, reason) {
             (404, _) => Self::NotFound,
-            (409, "AlreadyExists") => Self::AlreadyExists,
             (409, _) => Self::Conflict,
             (410, _) | (_, "Expired" | "Gone") => Self::Expired,
             (429, _) => Self::Throttled,
@@ -117,7 +113,7 @@ impl ApiError {
         let (kind, code) = match self.kind {
             ErrorKind::NotFound => (NotFound, "api-not-found"),
             ErrorKind::NotServed => (Unavailable, "api-not-served"),
-            ErrorKind::Conflict | ErrorKind::AlreadyExists => (Conflict, "api-conflict"),
+            ErrorKind::Conflict => (Conflict, "api-conflict"),
             ErrorKind::Expired => (Unavailable, "api-expired"),
             ErrorKind::Throttled => (Unavailable, "api-server-busy"),
             ErrorKind::Forbidden | ErrorKind::NamespaceTerminating => (Denied, "api-forbidden"),

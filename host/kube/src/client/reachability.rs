@@ -26,40 +26,33 @@ pub enum Reachability {
 }
 
 impl Reachability {
-    /// None: nothing changes.
-    fn after(&self, failure: Option<&ApiError>, now: Instant) -> Option<Self> {
-        match (self, failure.filter(|error| error.is_unreachable())) {
-            (Self::Reachable, None) => None,
-            (_, None) => Some(Self::Reachable),
-            (Self::Unreachable { since, .. }, Some(error)) => {
-                Some(Self::Unreachable { since: *since, message: error.to_string() })
-            }
-            (_, Some(error)) => Some(Self::Unreachable { since: now, message: error.to_string() }),
-        }
+    fn after(&self, failure: Option<&ApiError>, now: Instant) -> Self {
+        let Some(error) = failure.filter(|error| error.is_unreachable()) else { return Self::Reachable };
+        let since = match self {
+            Self::Unreachable { since, .. } => *since,
+            Self::Unknown | Self::Reachable => now,
+        };
+        Self::Unreachable { since, message: error.to_string() }
     }
 }
 
 /// Learns from the end of a request.
 pub(super) fn learn(reachability: &watch::Sender<Reachability>, failure: Option<&ApiError>) {
-    reachability.send_if_modified(|known| match known.after(failure, Instant::now()) {
-        Some(next) => {
-            *known = next;
-            true
-        }
-        None => false,
+    reachability.send_if_modified(|known| {
+        let next = known.after(failure, Instant::now());
+        let is_new = *known != next;
+        *known = next;
+        is_new
     });
 }
 
-/// Sets and clears the condition, and probes an unreachable API server.
-pub(super) fn report(client: KubeClient, conditions: Conditions, tasks: &Tasks) {
-    let stopped = tasks.stopped();
-    tasks.spawn("api-reachability", async move {
-        tokio::select! {
-            // A probe that is dropped has no effect.
-            () = stopped => {}
-            () = follow(client, &conditions) => {}
-        }
-    });
+impl KubeClient {
+    /// Sets a condition while the API server is unreachable, and probes it meanwhile.
+    pub fn report_reachability(&self, conditions: Conditions, tasks: &Tasks) {
+        let client = self.clone();
+        // A probe that is dropped has no effect.
+        tasks.spawn_until_stopped("api-reachability", async move { follow(client, &conditions).await });
+    }
 }
 
 async fn follow(client: KubeClient, conditions: &Conditions) {

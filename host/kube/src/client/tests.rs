@@ -21,6 +21,8 @@ use nodedock_stand_ins::api_server::{Allocated, ApiServer, Fault, When};
 
 use super::counts::Call;
 use super::*;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
 use nodedock_model::{ObjectName, limit};
 
 /// A client of a server in memory.

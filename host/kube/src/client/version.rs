@@ -25,11 +25,6 @@ pub enum DraResource {
 }
 
 impl DraVersion {
-    /// `resource.k8s.io/v1`, as objects say it.
-    pub fn api_version(self) -> String {
-        format!("resource.k8s.io/{}", self.as_str())
-    }
-
     pub fn resource(self, of: DraResource) -> ApiResource {
         let (kind, plural) = match of {
             DraResource::Claims => ("ResourceClaim", "resourceclaims"),

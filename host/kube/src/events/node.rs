@@ -18,8 +18,7 @@ type Messages = BTreeMap<(String, String), String>;
 /// Publishes the node's conditions, which change on `changes`.
 pub fn publish_conditions(tasks: &Tasks, events: Events, conditions: Conditions, changes: &Changes) {
     let mut changes = changes.listen();
-    let stop = tasks.clone();
-    tasks.spawn("node-events", async move {
+    tasks.spawn_until_stopped("node-events", async move {
         let mut known = Messages::new();
         loop {
             let now = messages(conditions.list());
@@ -31,11 +30,7 @@ pub fn publish_conditions(tasks: &Tasks, events: Events, conditions: Conditions,
             }
             known = now;
             loop {
-                let change = tokio::select! {
-                    () = stop.stopped() => return,
-                    change = changes.recv() => change,
-                };
-                match change {
+                match changes.recv().await {
                     Ok(change) if change.kind == ChangedKind::Node => break,
                     Ok(_) => {}
                     Err(RecvError::Lagged(_)) => break,

@@ -4,7 +4,7 @@
 //! that names it. A kubelet does not prepare a claim again for a second pod, so the consumers at the prepare are never all of them. What
 //! is not known counts as use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::time::Instant;
 
@@ -37,22 +37,7 @@ pub(super) enum ClaimState {
     },
 }
 
-/// A pod for which a claim is reserved, and which is not bound to this node as far as the list of its pods says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum OtherPod {
-    Gone,
-    /// Of another node, or ended.
-    Elsewhere,
-    /// It may be bound to this node, or it is not known.
-    Possible,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Used,
-    Abandoned(Why),
-}
-
+/// Why no pod needs a claim any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
     Gone,
@@ -89,45 +74,34 @@ pub(super) fn unseen<'a>(state: &'a ClaimState, pods: &'a [NodePod]) -> impl Ite
     reserved_for.iter().filter(|c| c.is_pod() && !pods.iter().any(|pod| pod.uid == c.uid))
 }
 
-/// `others`: the state of those that `unseen` names.
-pub(super) fn verdict(
+/// Returns why the claim is abandoned; None: it is used, or that is not known. `elsewhere`: the pods of those that `unseen` names that are
+/// gone, have ended or are bound to another node.
+pub(super) fn abandoned(
     held: &KubeletClaim,
     state: &ClaimState,
     pods: &[NodePod],
-    others: &BTreeMap<Uid, OtherPod>,
-) -> Verdict {
-    let live = || pods.iter().filter(|pod| !pod.finished);
-    let prepared_for = |pod: &NodePod| held.consumers.iter().any(|consumer| consumer.uid == pod.uid);
-    if live().any(prepared_for) {
-        return Verdict::Used;
-    }
-    match state {
-        ClaimState::Unknown => Verdict::Used,
-        ClaimState::Gone if live().any(|pod| names(pod, held)) => Verdict::Used,
-        ClaimState::Gone => Verdict::Abandoned(Why::Gone),
+    elsewhere: &BTreeSet<Uid>,
+) -> Option<Why> {
+    let is_for = |pod: &NodePod, consumers: &[Consumer]| consumers.iter().any(|c| c.uid == pod.uid);
+    let is_live = |is_used: &dyn Fn(&NodePod) -> bool| pods.iter().any(|pod| !pod.finished && is_used(pod));
+    let (why, is_used) = match state {
+        ClaimState::Unknown => return None,
+        ClaimState::Gone => (Why::Gone, is_live(&|pod| names(pod, held))),
         // A pod that names it means the new one only where that is reserved for it.
         ClaimState::Replaced { reserved_for } => {
-            let of_the_new = |pod: &NodePod| reserved_for.iter().any(|consumer| consumer.uid == pod.uid);
-            match live().any(|pod| names(pod, held) && !of_the_new(pod)) {
-                true => Verdict::Used,
-                false => Verdict::Abandoned(Why::Replaced),
-            }
+            (Why::Replaced, is_live(&|pod| names(pod, held) && !is_for(pod, reserved_for)))
         }
         ClaimState::Present { reserved_for } => {
             let needs = |consumer: &Consumer| match pods.iter().find(|pod| pod.uid == consumer.uid) {
                 Some(pod) => !pod.finished,
-                None if consumer.is_pod() => {
-                    !matches!(others.get(&consumer.uid), Some(OtherPod::Gone | OtherPod::Elsewhere))
-                }
                 // Of other consumers it is not known whether they are on this node.
-                None => true,
+                None => !consumer.is_pod() || !elsewhere.contains(&consumer.uid),
             };
-            match live().any(|pod| names(pod, held)) || reserved_for.iter().any(needs) {
-                true => Verdict::Used,
-                false => Verdict::Abandoned(Why::NoPods),
-            }
+            (Why::NoPods, is_live(&|pod| names(pod, held)) || reserved_for.iter().any(needs))
         }
-    }
+    };
+    let is_prepared_for = is_live(&|pod| is_for(pod, &held.consumers));
+    (!is_used && !is_prepared_for).then_some(why)
 }
 
 /// For how long each claim was seen abandoned, in each round. It is abandoned for good when it was seen so for a while and in several
@@ -207,46 +181,36 @@ mod tests {
         ClaimState::Present { reserved_for: pods.iter().map(|pod| consumer(pod)).collect() }
     }
 
-    fn judged(
-        held: &KubeletClaim,
-        state: &ClaimState,
-        pods: &[NodePod],
-        others: &[(&str, OtherPod)],
-    ) -> Verdict {
-        verdict(held, state, pods, &others.iter().map(|(pod, what)| (uid(pod), *what)).collect())
+    fn judged(held: &KubeletClaim, state: &ClaimState, pods: &[NodePod], elsewhere: &[&str]) -> Option<Why> {
+        abandoned(held, state, pods, &elsewhere.iter().map(|pod| uid(pod)).collect())
     }
 
     #[test]
     fn a_claim_without_an_object_and_without_pods_is_abandoned() {
-        use Verdict::{Abandoned, Used};
         let replaced = ClaimState::Replaced { reserved_for: vec![consumer("new")] };
-        assert_eq!(judged(&held(&["a"]), &ClaimState::Gone, &[], &[]), Abandoned(Why::Gone));
-        assert_eq!(judged(&held(&["a"]), &replaced, &[], &[]), Abandoned(Why::Replaced));
-        assert_eq!(judged(&held(&["a"]), &replaced, &[pod("new", &["c"])], &[]), Abandoned(Why::Replaced));
-        assert_eq!(judged(&held(&["a"]), &replaced, &[pod("second", &["c"])], &[]), Used);
-        assert_eq!(judged(&held(&["a"]), &here(&[]), &[], &[]), Abandoned(Why::NoPods));
-        assert_eq!(judged(&held(&["a"]), &ClaimState::Unknown, &[], &[]), Used);
-        assert_eq!(judged(&held(&["a"]), &ClaimState::Gone, &[pod("a", &[])], &[]), Used);
-        assert_eq!(judged(&held(&[]), &ClaimState::Gone, &[pod("b", &["c"])], &[]), Used);
+        assert_eq!(judged(&held(&["a"]), &ClaimState::Gone, &[], &[]), Some(Why::Gone));
+        assert_eq!(judged(&held(&["a"]), &replaced, &[], &[]), Some(Why::Replaced));
+        assert_eq!(judged(&held(&["a"]), &replaced, &[pod("new", &["c"])], &[]), Some(Why::Replaced));
+        assert_eq!(judged(&held(&["a"]), &replaced, &[pod("second", &["c"])], &[]), None);
+        assert_eq!(judged(&held(&["a"]), &here(&[]), &[], &[]), Some(Why::NoPods));
+        assert_eq!(judged(&held(&["a"]), &ClaimState::Unknown, &[], &[]), None);
+        assert_eq!(judged(&held(&["a"]), &ClaimState::Gone, &[pod("a", &[])], &[]), None);
+        assert_eq!(judged(&held(&[]), &ClaimState::Gone, &[pod("b", &["c"])], &[]), None);
     }
 
     #[test]
     fn pods_that_are_not_of_this_node_count_until_it_is_known_that_they_do_not_come() {
-        use Verdict::{Abandoned, Used};
         let claim = held(&["a"]);
-        assert_eq!(judged(&claim, &here(&["b"]), &[], &[]), Used);
-        assert_eq!(judged(&claim, &here(&["b"]), &[], &[("b", OtherPod::Possible)]), Used);
-        for what in [OtherPod::Gone, OtherPod::Elsewhere] {
-            assert_eq!(judged(&claim, &here(&["b"]), &[], &[("b", what)]), Abandoned(Why::NoPods));
-        }
+        assert_eq!(judged(&claim, &here(&["b"]), &[], &[]), None);
+        assert_eq!(judged(&claim, &here(&["b"]), &[], &["b"]), Some(Why::NoPods));
         let mut other = consumer("g");
         other.resource = "podgroups".to_owned();
         let state = ClaimState::Present { reserved_for: vec![other] };
         assert_eq!(unseen(&state, &[]).count(), 0);
-        assert_eq!(judged(&claim, &state, &[], &[("g", OtherPod::Gone)]), Used);
+        assert_eq!(judged(&claim, &state, &[], &["g"]), None);
         let mut ended = pod("a", &["c"]);
         ended.finished = true;
-        assert_eq!(judged(&claim, &here(&["a"]), &[ended.clone()], &[]), Abandoned(Why::NoPods));
+        assert_eq!(judged(&claim, &here(&["a"]), &[ended.clone()], &[]), Some(Why::NoPods));
         assert!(!is_used_here(&claim, &[ended]) && is_used_here(&claim, &[pod("x", &["c"])]));
         let mut elsewhere = pod("x", &["c"]);
         elsewhere.namespace = name("other");
@@ -292,7 +256,7 @@ mod tests {
             state in states(),
             prepared_for in proptest::collection::vec(0usize..5, 0..3),
             here in proptest::collection::vec((0usize..5, any::<bool>(), any::<bool>(), any::<bool>()), 0..5),
-            others in proptest::collection::vec((0usize..5, 0u8..3), 0..5),
+            elsewhere in proptest::collection::vec(0usize..5, 0..5),
         ) {
             let consumers: Vec<_> = prepared_for.iter().map(|i| format!("p{i}")).collect();
             let held = held(&consumers.iter().map(String::as_str).collect::<Vec<_>>());
@@ -307,9 +271,8 @@ mod tests {
                     pods.push(pod);
                 }
             }
-            let what = [OtherPod::Gone, OtherPod::Elsewhere, OtherPod::Possible];
-            let others = others.iter().map(|(i, w)| (uid(&format!("p{i}")), what[usize::from(*w)])).collect();
-            let verdict = verdict(&held, &state, &pods, &others);
+            let elsewhere = elsewhere.iter().map(|i| uid(&format!("p{i}"))).collect();
+            let verdict = abandoned(&held, &state, &pods, &elsewhere);
             let reserved_now: Vec<_> = match &state {
                 ClaimState::Present { reserved_for } => reserved_for.clone(),
                 _ => Vec::new(),
@@ -324,16 +287,16 @@ mod tests {
                 let uses_new = new.iter().any(|c| c.uid == pod.uid);
                 let named = pod.namespace == held.claim.namespace && pod.claims.contains(&held.claim.name);
                 if prepared || reserved || (named && !uses_new) {
-                    prop_assert_eq!(verdict, Verdict::Used);
+                    prop_assert_eq!(verdict, None);
                 }
             }
             for consumer in unseen(&state, &pods) {
-                if !matches!(others.get(&consumer.uid), Some(OtherPod::Gone | OtherPod::Elsewhere)) {
-                    prop_assert_eq!(verdict, Verdict::Used);
+                if !elsewhere.contains(&consumer.uid) {
+                    prop_assert_eq!(verdict, None);
                 }
             }
             if state == ClaimState::Unknown {
-                prop_assert_eq!(verdict, Verdict::Used);
+                prop_assert_eq!(verdict, None);
             }
         }
     }

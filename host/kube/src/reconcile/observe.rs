@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use kube::api::{Api, DynamicObject, ListParams};
 
-use super::decide::{ClaimState, NodePod, OtherPod};
+use super::decide::{ClaimState, NodePod};
 use crate::client::{ApiError, DraResource, ErrorKind, KubeClient};
 use nodedock_model::{Consumer, NameError, ObjectName, ObjectRef, Uid, limit};
 
@@ -79,30 +79,23 @@ impl Observer {
         }
     }
 
-    /// A pod that is not among those of this node.
-    pub(super) async fn other_pod(&self, namespace: &ObjectName, pod: &Consumer) -> OtherPod {
+    /// Whether a pod that is not among those of this node may be bound to it, or that is not known.
+    pub(super) async fn may_be_here(&self, namespace: &ObjectName, pod: &Consumer) -> bool {
         let api: Api<Pod> = Api::namespaced(self.client.client(), namespace.as_str());
         let read = match api.get(pod.name.as_str()).await.map_err(ApiError::from) {
             Ok(read) => read,
-            Err(error) if error.is_missing(pod.name.as_str()) => return OtherPod::Gone,
-            Err(_) => return OtherPod::Possible,
+            Err(error) => return !error.is_missing(pod.name.as_str()),
         };
         let uid = read.metadata.uid.as_deref().unwrap_or_default();
         if read.metadata.name.as_deref() != Some(pod.name.as_str()) || uid.is_empty() {
-            return OtherPod::Possible;
+            return true;
         }
-        if uid != pod.uid.as_str() {
-            return OtherPod::Gone;
+        if uid != pod.uid.as_str() || is_finished(&read) {
+            return false;
         }
-        if is_finished(&read) {
-            return OtherPod::Elsewhere;
-        }
-        match read.spec.and_then(|spec| spec.node_name).as_deref() {
-            // Not bound yet, or bound since the list was made.
-            None | Some("") => OtherPod::Possible,
-            Some(node) if node == self.node.as_str() => OtherPod::Possible,
-            Some(_) => OtherPod::Elsewhere,
-        }
+        // Without a node it is not bound yet; with this one it was bound since the list was made.
+        let node = read.spec.and_then(|spec| spec.node_name).unwrap_or_default();
+        node.is_empty() || node == self.node.as_str()
     }
 }
 

@@ -61,14 +61,9 @@ pub fn watch_drivers(
 ) -> watch::Receiver<DriverSnapshot> {
     let (mut serving, mut changes) = (registry.serving_changes(), changes.listen());
     let (publish, snapshots) = watch::channel(DriverSnapshot::of(&registry, *settled.borrow_and_update()));
-    let stop = tasks.clone();
-    tasks.spawn("slice-drivers", async move {
+    tasks.spawn_until_stopped("slice-drivers", async move {
         loop {
-            tokio::select! {
-                () = stop.stopped() => return,
-                // What is not received now stays in its channel.
-                () = changed(&mut changes, &mut serving, &mut settled) => {}
-            }
+            changed(&mut changes, &mut serving, &mut settled).await;
             tokio::time::sleep(limit::SLICE_SETTLE).await;
             publish.send_replace(DriverSnapshot::of(&registry, *settled.borrow()));
         }

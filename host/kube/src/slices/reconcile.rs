@@ -60,7 +60,7 @@ impl Reconciler {
         let fields = format!("spec.nodeName={}", parts.node_name);
         let events = parts.kube.watch("resource slices of this node", DraResource::Slices, None, fields);
         let mut events = std::pin::pin!(events);
-        let (stopped, settings) = (parts.tasks.stopped(), parts.settings.clone());
+        let settings = parts.settings.clone();
         let mut reconciler = Self {
             api: SliceApi::new(parts.kube.clone()),
             node: parts.node.watch(),
@@ -73,12 +73,10 @@ impl Reconciler {
             counters: CounterPlacement::default(),
             derive_at: Some(Instant::now()),
         };
-        tokio::pin!(stopped);
         loop {
             let due = reconciler.next_due();
             tokio::select! {
                 biased;
-                () = &mut stopped => return,
                 // Events, and the newest drivers and node, stay in their channels until they are received.
                 Some(event) = events.next() => if let Ok(event) = event {
                     reconciler.observe(event).await;
@@ -86,11 +84,7 @@ impl Reconciler {
                 Ok(()) = reconciler.parts.drivers.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.node.changed() => reconciler.all_changed(),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                    // A write that is interrupted here is found by the next start.
-                    tokio::select! {
-                        () = &mut stopped => return,
-                        () = reconciler.step() => {}
-                    }
+                    reconciler.step().await;
                 }
             }
         }
@@ -342,7 +336,7 @@ impl Reconciler {
 
 fn outcome(error: &ApiError) -> Outcome {
     match error.kind {
-        ErrorKind::Conflict | ErrorKind::AlreadyExists | ErrorKind::NotFound => Outcome::Conflict,
+        ErrorKind::Conflict | ErrorKind::NotFound => Outcome::Conflict,
         ErrorKind::NotServed | ErrorKind::Forbidden | ErrorKind::Invalid => Outcome::Refused,
         _ => Outcome::Failed,
     }

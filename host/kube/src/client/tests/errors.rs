@@ -113,7 +113,6 @@ fn every_error_has_a_problem_and_a_time_to_retry_if_it_may_heal() {
         (NotFound, "not-found", false),
         (NotServed, "unavailable", false),
         (Conflict, "conflict", false),
-        (AlreadyExists, "conflict", false),
         (Expired, "unavailable", true),
         (Throttled, "unavailable", true),
         (Forbidden, "denied", false),
