@@ -29,7 +29,7 @@ use crate::cdi::CdiDir;
 use crate::cdi_watch::SpecEvent;
 use crate::checkpoint::Checkpoint;
 use crate::driver::{Call, NodeFacts};
-use crate::manager::claims::files::FileConditions;
+use crate::manager::claims::machine::UnprepareRequest;
 use crate::manager::claims::metrics::ClaimMetrics;
 use crate::manager::claims::prepare_retry::PrepareRetries;
 use crate::manager::claims::source::ClaimSource;
@@ -112,7 +112,10 @@ pub struct Manager {
     changes: Changes,
     conditions: Conditions,
     tasks: Tasks,
-    file_conditions: FileConditions,
+    /// Claims with a condition about their CDI files.
+    file_conditions: Mutex<BTreeSet<Uid>>,
+    /// Wakes the task that repairs files when there is one more.
+    file_condition_set: Notify,
     prepare_retries: Mutex<PrepareRetries>,
     unprepare_retries: Mutex<UnprepareRetries>,
     /// Changes when a claim may have freed devices: prepares that wait for one decide again.
@@ -183,7 +186,8 @@ impl Manager {
             changes,
             conditions,
             tasks,
-            file_conditions: FileConditions::default(),
+            file_conditions: Mutex::default(),
+            file_condition_set: Notify::new(),
             prepare_retries: Mutex::default(),
             unprepare_retries: Mutex::default(),
             claims_freed: watch::Sender::default(),
@@ -350,7 +354,8 @@ impl Manager {
         resources: &mut [ResourceOutcome],
     ) {
         let Some(user) = pool_claims.user(claim) else { return };
-        let unprepared = self.unprepare_pool_claim(&pod.uid, claim, request_id.clone()).await;
+        let unprepared =
+            self.unprepare_one_claim(claim, UnprepareRequest::Pod(&pod.uid), request_id.clone()).await;
         let chosen = match unprepared {
             Ok(()) => self.reallocate(&pod.uid, &user.container, &user.resource, request_id).await,
             Err(problem) => Err(problem),

@@ -4,10 +4,10 @@
 //! plugin has to write, is only reported.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::{lock, machine, name_few, unrendered};
@@ -39,20 +39,6 @@ const DEVICES_NAMED_MAX: usize = 3;
 const LOCKED_WAIT: Duration = Duration::from_millis(100);
 /// Without a watch everything is checked again and again: after so many times the duration of a check.
 const SWEEP_REST: u32 = 10;
-
-/// Claims with a condition about their files.
-#[derive(Default)]
-pub(crate) struct FileConditions {
-    claims: Mutex<BTreeSet<Uid>>,
-    /// Wakes the task that repairs files when there is one more.
-    more: Notify,
-}
-
-impl FileConditions {
-    fn claims(&self) -> MutexGuard<'_, BTreeSet<Uid>> {
-        lock(&self.claims)
-    }
-}
 
 /// Whether the device nodes in claims' files have to be checked.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -171,7 +157,7 @@ impl Manager {
 
     /// Sets the conditions about a claim's files, and clears all others.
     fn set_file_conditions(&self, record: &ClaimRecord, problems: Vec<Problem>) {
-        let mut claims = self.file_conditions.claims();
+        let mut claims = lock(&self.file_conditions);
         if problems.is_empty() && !claims.remove(&record.id.uid) {
             return;
         }
@@ -179,7 +165,7 @@ impl Manager {
         let cleared = CODES.iter().filter(|code| problems.iter().all(|problem| problem.code != **code));
         cleared.for_each(|code| self.conditions.clear(code, &subject));
         if !problems.is_empty() && claims.insert(record.id.uid.clone()) {
-            self.file_conditions.more.notify_one();
+            self.file_condition_set.notify_one();
         }
         problems.into_iter().for_each(|problem| self.conditions.set(&subject, problem));
     }
@@ -190,7 +176,7 @@ impl Manager {
     }
 
     fn claims_with_conditions(&self) -> BTreeSet<Uid> {
-        self.file_conditions.claims().clone()
+        lock(&self.file_conditions).clone()
     }
 
     /// Writes the CDI files of claims that are missing or differ from the checkpoint. Returns their number, and the claims for which
@@ -252,7 +238,7 @@ impl Manager {
                     Some(SpecEvent::Unsure) => sweep = sweep.min(rested),
                 },
                 // The permit stays until it is consumed.
-                () = self.file_conditions.more.notified() => recheck.restart(),
+                () = self.file_condition_set.notified() => recheck.restart(),
                 () = tokio::time::sleep_until(wake) => {}
             }
             let started = Instant::now();
@@ -265,7 +251,7 @@ impl Manager {
                 locked.extend(self.claims_with_conditions());
             }
             locked = self.repair_files(locked).await;
-            recheck.plan(!self.file_conditions.claims().is_empty());
+            recheck.plan(!lock(&self.file_conditions).is_empty());
         }
     }
 

@@ -17,10 +17,9 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-use super::machine;
+use super::machine::{self, UnprepareRequest};
 use super::prepare::Requester;
 use super::source::check_bounds;
-use super::unprepare::Leaving;
 use crate::cdi;
 use crate::manager::{Manager, interrupted};
 use nodedock_model::{
@@ -37,8 +36,7 @@ impl Manager {
         claim: &ObjectRef,
         request_id: Arc<str>,
     ) -> Result<Vec<KubeletDevice>, Problem> {
-        let prepared = self.prepare_part(driver, claim.clone(), None, request_id).await;
-        prepared.map(|prepared| prepared.devices)
+        Ok(self.prepare_part(driver, claim.clone(), None, request_id).await?.devices)
     }
 
     /// The same for a claim that no API server knows, such as one for devices that a kubelet allocates through a device plugin.
@@ -130,43 +128,32 @@ impl Manager {
         let (driver, uid) = (driver.clone(), claim.uid.clone());
         let work = |manager: Arc<Self>| async move {
             let started = Instant::now();
-            let outcome = manager.unprepare_part(&driver, &uid, request_id).await;
-            manager.claim_metrics.unprepared(started.elapsed(), outcome.is_err());
-            outcome
+            let _part = manager.part_locks.take([(uid.clone(), driver.clone())]).await;
+            let by = UnprepareRequest::Kubelet { driver: Some(&driver), cause: "unprepare kubelet" };
+            let end = manager.unprepare_one_claim(&uid, by, request_id).await;
+            // The next prepare calls the driver again.
+            manager.prepare_retries().clear(&uid, &driver);
+            manager.claim_metrics.unprepared(started.elapsed(), end.is_err());
+            end
         };
         self.complete("kubelet", work).await
-    }
-
-    async fn unprepare_part(
-        &self,
-        driver: &DriverName,
-        uid: &Uid,
-        request_id: Arc<str>,
-    ) -> Result<(), Problem> {
-        let _part = self.part_locks.take([(uid.clone(), driver.clone())]).await;
-        let leaving = Leaving::Kubelet { driver: Some(driver), cause: "unprepare kubelet" };
-        let end = self.unprepare_one_claim(uid, leaving, request_id).await;
-        // The next prepare calls the driver again.
-        self.prepare_retries().clear(uid, driver);
-        end
     }
 
     /// Unprepares every part of a claim that a kubelet holds and will not unprepare itself: the claim's object or its pods are gone.
     /// `why` goes into the claim's history. Fails if some driver did; that is retried. Not cancelled when the future is dropped.
     pub async fn unprepare_all_for_kubelet(self: &Arc<Self>, claim: &Uid, why: &str) -> Result<(), Problem> {
-        let (claim, why) = (claim.clone(), why.to_owned());
-        self.complete("kubelet", |manager| async move { manager.unprepare_parts(&claim, &why).await }).await
-    }
-
-    async fn unprepare_parts(&self, uid: &Uid, why: &str) -> Result<(), Problem> {
-        let record = self.table().claim(uid.as_str()).cloned();
-        let drivers: Vec<_> = record.iter().flat_map(|record| record.drivers.keys()).cloned().collect();
-        let parts = drivers.iter().map(|driver| (uid.clone(), driver.clone()));
-        let _parts = self.part_locks.take(parts).await;
-        let leaving = Leaving::Kubelet { driver: None, cause: why };
-        let end = self.unprepare_one_claim(uid, leaving, format!("give-up-{uid}").into()).await;
-        drivers.iter().for_each(|driver| self.prepare_retries().clear(uid, driver));
-        end
+        let (uid, why) = (claim.clone(), why.to_owned());
+        let work = |manager: Arc<Self>| async move {
+            let record = manager.table().claim(uid.as_str()).cloned();
+            let drivers: Vec<_> = record.iter().flat_map(|record| record.drivers.keys()).cloned().collect();
+            let parts = drivers.iter().map(|driver| (uid.clone(), driver.clone()));
+            let _parts = manager.part_locks.take(parts).await;
+            let by = UnprepareRequest::Kubelet { driver: None, cause: &why };
+            let end = manager.unprepare_one_claim(&uid, by, format!("unprepare-{uid}").into()).await;
+            drivers.iter().for_each(|driver| manager.prepare_retries().clear(&uid, driver));
+            end
+        };
+        self.complete("kubelet", work).await
     }
 
     /// Claims of the API server of which a kubelet holds parts, by UID.

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::name_few;
 use super::table::{ClaimTable, device_key};
 use nodedock_model::{
@@ -16,11 +18,11 @@ use nodedock_model::{
     Transition, Uid,
 };
 
-pub use kubelet::{
-    admit_for_kubelet, end_of_part, finish_prepare_part, known_claim, roll_back_part, unprepare_by_kubelet,
-};
+pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
 pub use release::{check_release, release, released};
-pub use unprepare::{UnprepareEnd, UnprepareResult, UnprepareStep, finish_unprepare, roll_back, unprepare};
+pub use unprepare::{
+    UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep, finish_unprepare, roll_back, unprepare,
+};
 
 /// The facts of a device that decide whether several claims may have it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -115,9 +117,18 @@ pub enum PrepareStep {
         record: Arc<ClaimRecord>,
         drivers: Vec<DriverName>,
     },
-    /// Another claim is in the way: decide again when one was unprepared.
-    Wait(Problem),
+    /// Another claim is in the way: decide again when one was unprepared. Or a driver may be called at a later time.
+    Wait {
+        at: Option<Instant>,
+        problem: Problem,
+    },
     Refuse(Problem),
+}
+
+impl PrepareStep {
+    fn wait(problem: Problem) -> Self {
+        Self::Wait { at: None, problem }
+    }
 }
 
 /// Checks of a claim that need nothing but the claim, the pod and the node.
@@ -155,11 +166,11 @@ fn check_node(claim: &Claim, allocation: &Allocation, node_name: &str) -> Result
 pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep {
     let id = &request.claim.id;
     if let Some(old) = table.claim_named(&id.namespace, &id.name).filter(|old| old.id.uid != id.uid) {
-        return PrepareStep::Wait(replaced(id, old));
+        return PrepareStep::wait(replaced(id, old));
     }
     match table.claim(id.uid.as_str()) {
         None => begin(table, request, None),
-        Some(known) if is_leaving(known, request) => PrepareStep::Wait(being_unprepared(id)),
+        Some(known) if is_leaving(known, request) => PrepareStep::wait(being_unprepared(id)),
         Some(known) if !is_same(&known.allocation, request.allocation) => {
             PrepareStep::Refuse(changed_allocation(id))
         }
@@ -254,7 +265,7 @@ fn begin(table: &ClaimTable, request: &PrepareRequest<'_>, known: Option<&Arc<Cl
     // In one boot a claim keeps its holds: the facts of a device are not known while its driver is absent.
     let holds = holds_for(known, request);
     if let Some((holder, key)) = table.conflict(&id.uid, &holds) {
-        return PrepareStep::Wait(held(id, holder, key));
+        return PrepareStep::wait(held(id, holder, key));
     }
     let mut record = known.map_or_else(|| new_record(request), |known| ClaimRecord::clone(known));
     complete(&mut record, request);
@@ -396,17 +407,34 @@ pub enum PrepareEnd {
     RolledBack(Arc<ClaimRecord>, Problem),
 }
 
-/// Notes the drivers' results in the record of a claim that a pod requested.
-pub fn finish_prepare(record: &ClaimRecord, results: Vec<DriverResult>, now_ms: u64) -> PrepareEnd {
+/// Notes the results of the drivers that were called in a claim's record. `part`: a kubelet requested this driver's part; other open parts
+/// do not matter to it.
+pub fn finish_prepare(
+    record: &ClaimRecord,
+    part: Option<&DriverName>,
+    results: Vec<DriverResult>,
+    now_ms: u64,
+) -> PrepareEnd {
     let mut record = record.clone();
-    let Some(problem) = take_results(&mut record, results, now_ms) else {
+    take_results(&mut record, results, now_ms);
+    let drivers = record.drivers.iter().filter(|(driver, _)| part.is_none_or(|part| part == *driver));
+    let requested: Vec<_> = drivers.map(|(_, part)| part).collect();
+    let Some(problem) = worst(requested.iter().copied().filter(|part| is_open(part))) else {
         return PrepareEnd::Prepared(Arc::new(record));
     };
-    let nothing_done = record.drivers.values().all(is_refused_for_good);
-    if nothing_done && record.pods.len() <= 1 && !record.is_held_by_kubelet() {
+    let has_other_users = match part {
+        Some(_) => !record.pods.is_empty(),
+        None => record.pods.len() > 1 || record.is_held_by_kubelet(),
+    };
+    if !has_other_users && requested.iter().all(|part| is_refused_for_good(part)) {
         return PrepareEnd::RolledBack(Arc::new(record), problem);
     }
     PrepareEnd::Open(Arc::new(record), problem)
+}
+
+/// Whether a part is requested, and not prepared in this boot.
+fn is_open(part: &DriverPart) -> bool {
+    !part.leaving && part.current().is_none()
 }
 
 /// Whether the driver has done nothing, and will not.
@@ -414,8 +442,8 @@ fn is_refused_for_good(part: &DriverPart) -> bool {
     part.prepared.is_none() && part.problem.as_ref().is_some_and(|problem| problem.kind.is_permanent())
 }
 
-/// Notes drivers' results in a claim's record. Returns the problem that keeps it from being prepared as a whole.
-fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u64) -> Option<Problem> {
+/// Notes drivers' results in a claim's record.
+fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u64) {
     for result in results {
         let part = record.drivers.entry(result.driver.clone()).or_default();
         let what = if result.outcome.is_ok() { "prepared by driver" } else { "refused by driver" };
@@ -436,18 +464,16 @@ fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u6
         }
         record.note(entry);
     }
-    let open = settle(record);
-    if open.is_none() {
+    settle(record);
+    if record.state == ClaimState::Prepared {
         record.note(transition(now_ms, "prepared", ""));
     }
-    open
 }
 
-/// Sets the state of a claim that is held, by its parts that are not being unprepared. Returns the problem that keeps it from being prepared.
-fn settle(record: &mut ClaimRecord) -> Option<Problem> {
-    let open = worst(record.drivers.values().filter(|part| !part.leaving && part.current().is_none()));
-    record.state = if open.is_some() { ClaimState::Preparing } else { ClaimState::Prepared };
-    open
+/// Sets the state of a claim that is in use, by its parts that are not being unprepared.
+fn settle(record: &mut ClaimRecord) {
+    let is_open = record.drivers.values().any(is_open);
+    record.state = if is_open { ClaimState::Preparing } else { ClaimState::Prepared };
 }
 
 /// The problem that a person should see first: a permanent one before one that passes.

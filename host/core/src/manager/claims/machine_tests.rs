@@ -3,40 +3,43 @@
 mod kubelet;
 mod node;
 mod properties;
+pub(crate) mod requests;
 mod retries;
 mod table;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::fixtures::{allocation, claim, device, driver, permanent, pod, prepared, transient, uid};
+use super::fixtures::{allocation, claim, driver, permanent, pod, prepared, transient, uid};
 use super::machine::*;
 use super::table::ClaimTable;
 use nodedock_model::{
-    Again, Claim, ClaimRecord, ClaimState, Consumer, Device, DeviceName, DriverName, Hold, Inventory,
-    ObjectRef, Pool, PoolName, PreparedClaim, Problem, limit,
+    Again, Claim, ClaimRecord, ClaimState, Consumer, DriverName, Hold, ObjectRef, PreparedClaim, Problem,
+    limit,
 };
 
 const BOOT: &str = "boot-1";
 
-/// What a pod's request for a claim comes to.
-fn ask(table: &ClaimTable, claim: &Claim, pod: &ObjectRef, boot_id: &str) -> PrepareStep {
-    ask_with_moved(table, claim, pod, boot_id, &[])
+fn no_facts(_: &DriverName, _: &str, _: &str) -> DeviceFacts {
+    DeviceFacts::default()
 }
 
-/// The same where nodes of drivers are no longer what they were.
-fn ask_with_moved(
-    table: &ClaimTable,
-    claim: &Claim,
-    pod: &ObjectRef,
-    boot_id: &str,
-    moved: &[DriverName],
-) -> PrepareStep {
-    let allocation = claim.allocation.as_ref().unwrap();
-    let (holder, facts) = (Holder::Pod(pod), &|_: &DriverName, _: &str, _: &str| DeviceFacts::default());
-    let request =
-        PrepareRequest { claim, allocation, holder, facts, moved, boot_id, now_ms: 1, cause: "prepare" };
-    prepare(table, &request)
+/// A request of a pod in the boot `BOOT`, where nothing is known of the devices and none has moved.
+fn request<'a>(claim: &'a Claim, holder: Holder<'a>) -> PrepareRequest<'a> {
+    let (allocation, facts) = (claim.allocation.as_ref().unwrap(), &no_facts);
+    PrepareRequest {
+        claim,
+        allocation,
+        holder,
+        facts,
+        moved: &[],
+        boot_id: BOOT,
+        now_ms: 1,
+        cause: "prepare",
+    }
+}
+
+fn ask(table: &ClaimTable, claim: &Claim, pod: &ObjectRef, boot_id: &str) -> PrepareStep {
+    prepare(table, &PrepareRequest { boot_id, ..request(claim, Holder::Pod(pod)) })
 }
 
 #[track_caller]
@@ -50,7 +53,7 @@ fn called(step: PrepareStep) -> (Arc<ClaimRecord>, Vec<DriverName>) {
 #[track_caller]
 fn waits(step: PrepareStep) -> Problem {
     match step {
-        PrepareStep::Wait(problem) => problem,
+        PrepareStep::Wait { at: None, problem } => problem,
         other => panic!("it was to wait: {other:?}"),
     }
 }
@@ -74,7 +77,7 @@ fn prepared_for(claim: &Claim, pod: &ObjectRef) -> (ClaimTable, Arc<ClaimRecord>
     let mut table = ClaimTable::default();
     let (record, drivers) = called(ask(&table, claim, pod, BOOT));
     let results = drivers.iter().map(|name| done(&record, name)).collect();
-    let PrepareEnd::Prepared(record) = finish_prepare(&record, results, 2) else {
+    let PrepareEnd::Prepared(record) = finish_prepare(&record, None, results, 2) else {
         panic!("all drivers answered")
     };
     table.put(record.clone());
@@ -84,7 +87,7 @@ fn prepared_for(claim: &Claim, pod: &ObjectRef) -> (ClaimTable, Arc<ClaimRecord>
 /// A claim that is being unprepared, in a table.
 fn unpreparing(claim: &Claim, pod: &ObjectRef) -> ClaimTable {
     let (mut table, record) = prepared_for(claim, pod);
-    table.put(roll_back(&record, 3).0);
+    table.put(roll_back(&record, None, 3).0);
     table
 }
 
@@ -97,26 +100,41 @@ fn admission_says_what_is_wrong_with_a_claim() {
         change(&mut claim);
         claim
     };
+    let of_group = |c: &mut Claim| {
+        c.owner_pod = Some(uid("uid-a"));
+        let api_group = "scheduling.k8s.io".to_owned();
+        c.reserved_for = vec![Consumer { api_group, ..Consumer::of_pod(&pod("b")) }];
+    };
+    let (of_another, not_reserved) = (Some("claim-of-another-pod"), Some("claim-not-reserved"));
+    let (not_allocated, elsewhere) = (Some("claim-not-allocated"), Some("claim-on-another-node"));
+    // The code for a pod, then for a kubelet, which has checked the pods itself.
     let cases = [
-        ("claim-of-another-pod", with(|c| c.owner_pod = Some(uid("uid-b")))),
-        ("claim-not-allocated", with(|c| c.allocation = None)),
-        ("claim-not-reserved", with(|c| c.reserved_for = vec![Consumer::of_pod(&pod("b"))])),
-        ("claim-not-reserved", with(|c| (c.reserved_for, c.allocation) = (vec![], Some(allocation(&[]))))),
-        ("claim-not-reserved", claim("some", &["!gpu/0", "gpu/1"], &[&b])),
+        (of_another, of_another, with(|c| c.owner_pod = Some(uid("uid-b")))),
+        (not_allocated, not_allocated, with(|c| c.allocation = None)),
+        (not_reserved, None, with(|c| c.reserved_for = vec![Consumer::of_pod(&pod("b"))])),
+        (not_reserved, None, with(|c| (c.reserved_for, c.allocation) = (vec![], Some(allocation(&[]))))),
+        (not_reserved, None, claim("some", &["!gpu/0", "gpu/1"], &[&b])),
+        (not_reserved, None, with(of_group)),
         (
-            "claim-on-another-node",
+            elsewhere,
+            elsewhere,
             with(|c| c.allocation.as_mut().unwrap().node_name = Some("node-2".to_owned())),
         ),
+        (None, None, good.clone()),
+        (None, None, with(|c| c.owner_pod = Some(uid("uid-a")))),
+        (None, None, claim("all", &["!gpu/0"], &[])),
     ];
-    for (code, claim) in cases {
-        let problem = admit(&claim, &a, "node-1").unwrap_err();
-        assert_eq!(problem.code, code, "{problem}");
-        assert!(problem.message.contains(&claim.id.to_string()), "{problem}");
+    for (for_pod, for_kubelet, claim) in cases {
+        for (admitted, code) in
+            [(admit(&claim, &a, "node-1"), for_pod), (admit_for_kubelet(&claim, "node-1"), for_kubelet)]
+        {
+            let problem = admitted.err();
+            assert_eq!(problem.as_ref().map(|problem| problem.code.as_str()), code, "{claim:?}");
+            let is_named = |problem: &Problem| problem.message.contains(&claim.id.to_string());
+            assert!(problem.as_ref().is_none_or(is_named), "{problem:?}");
+            assert!(code != not_allocated || !problem.unwrap().kind.is_permanent());
+        }
     }
-    for claim in [good.clone(), with(|c| c.owner_pod = Some(uid("uid-a"))), claim("all", &["!gpu/0"], &[])] {
-        assert!(admit(&claim, &a, "node-1").is_ok());
-    }
-    assert!(!admit(&with(|c| c.allocation = None), &a, "node-1").unwrap_err().kind.is_permanent());
 }
 
 #[test]
@@ -140,74 +158,31 @@ fn a_claim_holds_its_devices_and_their_identities() {
 }
 
 #[test]
-fn a_new_claim_is_an_intent_and_a_call_of_each_driver_once() {
-    let (a, table) = (pod("a"), ClaimTable::default());
-    let wanted = claim("one", &["gpu/0", "gpu/1", "nic/0"], &[&a]);
-    let (record, drivers) = called(ask(&table, &wanted, &a, BOOT));
-    assert_eq!((&record.id, Some(&record.allocation)), (&wanted.id, wanted.allocation.as_ref()));
-    assert_eq!(drivers, [driver("gpu"), driver("nic")]);
-    assert_eq!((record.state, record.boot_id.as_str()), (ClaimState::Preparing, BOOT));
-    assert_eq!(record.pods.keys().collect::<Vec<_>>(), [&a.uid]);
-    assert_eq!(record.holds.len(), 3);
-}
-
-#[test]
 fn a_claim_without_devices_is_prepared_without_a_driver() {
     let a = pod("a");
     let (_, record) = prepared_for(&claim("none", &[], &[&a]), &a);
     assert_eq!(record.state, ClaimState::Prepared);
 }
 
+/// The second reboot overwrote in which boot a memo was written.
 #[test]
-fn another_pod_joins_a_prepared_claim_without_a_call_and_the_same_pod_changes_nothing() {
-    let (a, b) = (pod("a"), pod("b"));
-    let wanted = claim("one", &["gpu/0"], &[&a, &b]);
-    let (table, record) = prepared_for(&wanted, &a);
-    assert_eq!(ask(&table, &wanted, &a, BOOT), PrepareStep::Known { record, changed: false });
-    let PrepareStep::Known { record, changed: true } = ask(&table, &wanted, &b, BOOT) else {
-        panic!("b joins")
-    };
-    assert_eq!(record.pods.keys().collect::<Vec<_>>(), [&a.uid, &b.uid]);
-    assert_eq!(record.state, ClaimState::Prepared);
-}
-
-#[test]
-fn a_new_boot_calls_every_driver_again_and_keeps_their_memos() {
+fn a_refusal_after_a_reboot_keeps_the_claim_with_its_memo_and_the_memos_boot() {
     let a = pod("a");
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
-    let (table, _) = prepared_for(&wanted, &a);
-    let (record, drivers) = called(ask(&table, &wanted, &a, "boot-2"));
-    assert_eq!(drivers.len(), 2);
-    let results = vec![done(&record, &driver("gpu")), result(&driver("nic"), Err(permanent()))];
-    let PrepareEnd::Open(record, _) = finish_prepare(&record, results, 3) else {
-        panic!("the nic may be in place")
-    };
-    let boot_of = |name| record.live_claim(&driver(name)).map(|live| (live.memo, live.boot_id)).unwrap();
-    assert_eq!(boot_of("gpu"), (b"memo".to_vec(), "boot-2".to_owned()));
-    assert_eq!(boot_of("nic"), (b"memo".to_vec(), BOOT.to_owned()));
-}
-
-#[test]
-fn a_claim_that_was_prepared_before_a_reboot_is_kept_when_its_driver_refuses_it() {
-    let a = pod("a");
-    let wanted = claim("one", &["gpu/0"], &[&a]);
-    let (table, _) = prepared_for(&wanted, &a);
-    let (record, _) = called(ask(&table, &wanted, &a, "boot-2"));
-    let end = finish_prepare(&record, vec![result(&driver("gpu"), Err(permanent()))], 3);
-    assert!(matches!(end, PrepareEnd::Open(..)), "it is its pod's to unprepare: {end:?}");
-}
-
-/// A memo of two boots ago was said to be of the last: the second reboot overwrote where it came from.
-#[test]
-fn a_memo_keeps_its_boot_over_a_second_boot() {
-    let a = pod("a");
-    let wanted = claim("one", &["gpu/0"], &[&a]);
     let (mut table, _) = prepared_for(&wanted, &a);
-    for boot in ["boot-2", "boot-3"] {
-        let (record, _) = called(ask(&table, &wanted, &a, boot));
-        table.put(record);
+    table.put(called(ask(&table, &wanted, &a, "boot-2")).0);
+    let (record, drivers) = called(ask(&table, &wanted, &a, "boot-3"));
+    assert_eq!(drivers.len(), 2);
+    for (of_gpu, boot_of_gpu) in
+        [(done(&record, &driver("gpu")), "boot-3"), (result(&driver("gpu"), Err(permanent())), BOOT)]
+    {
+        let results = vec![of_gpu, result(&driver("nic"), Err(permanent()))];
+        let end = finish_prepare(&record, None, results, 3);
+        let PrepareEnd::Open(record, _) = end else { panic!("its pod unprepares it: {end:?}") };
+        let memo = |name| record.live_claim(&driver(name)).map(|live| (live.memo, live.boot_id)).unwrap();
+        assert_eq!(memo("gpu"), (b"memo".to_vec(), boot_of_gpu.to_owned()));
+        assert_eq!(memo("nic"), (b"memo".to_vec(), BOOT.to_owned()));
     }
-    assert_eq!(table.claim("uid-one").unwrap().live_claim(&driver("gpu")).unwrap().boot_id, BOOT);
 }
 
 #[test]
@@ -227,20 +202,6 @@ fn what_is_in_the_way_is_named() {
 }
 
 #[test]
-fn a_problem_names_few_of_many_pods() {
-    let pods: Vec<_> = (0..200).map(|n| pod(&format!("pod-{n:03}"))).collect();
-    let shared = claim("shared", &["gpu/0"], &pods.iter().collect::<Vec<_>>());
-    let (mut table, _) = prepared_for(&shared, &pods[0]);
-    for pod in &pods[1..] {
-        let PrepareStep::Known { record, .. } = ask(&table, &shared, pod, BOOT) else { panic!("it joins") };
-        table.put(record);
-    }
-    let held = waits(ask(&table, &claim("two", &["gpu/0"], &[]), &pod("b"), BOOT));
-    assert!(held.message.contains("pod-002, and 197 more"), "{held}");
-    assert!(held.message.len() < limit::PROBLEM_MESSAGE_BYTES_MAX);
-}
-
-#[test]
 fn shares_and_admin_access_are_not_in_the_way() {
     let (a, b) = (pod("a"), pod("b"));
     let (table, _) = prepared_for(&claim("one", &["gpu/0#a"], &[&a]), &a);
@@ -250,42 +211,20 @@ fn shares_and_admin_access_are_not_in_the_way() {
     }
 }
 
-#[test]
-fn another_allocation_of_a_known_claim_is_refused() {
-    let a = pod("a");
-    let (table, _) = prepared_for(&claim("one", &["gpu/0"], &[&a]), &a);
-    let PrepareStep::Refuse(problem) = ask(&table, &claim("one", &["gpu/1"], &[&a]), &a, BOOT) else {
-        panic!("an allocation is final")
-    };
-    assert_eq!(problem.code, "allocation-changed");
-}
-
 /// A claim lost what it shared while its driver was away: the retry for another driver made its device exclusive, and it was
 /// refused for a sharer that was there all the time.
 #[test]
 fn what_a_claim_holds_does_not_change_while_a_driver_is_away() {
     let a = pod("a");
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
-    let (mut table, allocation) = (ClaimTable::default(), wanted.allocation.as_ref().unwrap());
-    fn shared(_: &DriverName, _: &str, _: &str) -> DeviceFacts {
-        DeviceFacts { allow_multiple_allocations: true, ..DeviceFacts::default() }
-    }
-    fn unknown(_: &DriverName, _: &str, _: &str) -> DeviceFacts {
-        DeviceFacts::default()
-    }
-    let request = |facts| PrepareRequest {
-        claim: &wanted,
-        allocation,
-        holder: Holder::Pod(&a),
-        facts,
-        moved: &[],
-        boot_id: BOOT,
-        now_ms: 1,
-        cause: "prepare",
+    let shared = |_: &DriverName, _: &str, _: &str| DeviceFacts {
+        allow_multiple_allocations: true,
+        ..DeviceFacts::default()
     };
-    table.put(called(prepare(&table, &request(&shared))).0);
-    let (record, _) = called(prepare(&table, &request(&unknown)));
-    assert_eq!(record.holds, holds(allocation, shared));
+    let (request, mut table) = (request(&wanted, Holder::Pod(&a)), ClaimTable::default());
+    table.put(called(prepare(&table, &PrepareRequest { facts: &shared, ..request.clone() })).0);
+    let (record, _) = called(prepare(&table, &request));
+    assert_eq!(record.holds, holds(wanted.allocation.as_ref().unwrap(), shared));
     assert!(record.holds.iter().all(|hold| hold.shared), "{:?}", record.holds);
 }
 
@@ -295,18 +234,21 @@ fn a_claim_whose_device_nodes_moved_is_prepared_again_by_their_driver() {
     let a = pod("a");
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
     let (mut table, before) = prepared_for(&wanted, &a);
-    let (record, drivers) = called(ask_with_moved(&table, &wanted, &a, BOOT, &[driver("gpu")]));
+    let (record, drivers) = called({
+        let moved = &[driver("gpu")];
+        prepare(&table, &PrepareRequest { moved, ..request(&wanted, Holder::Pod(&a)) })
+    });
     assert_eq!((drivers, record.state), (vec![driver("gpu")], ClaimState::Preparing));
     assert!(record.drivers[&driver("gpu")].current().is_none());
     assert_eq!(record.drivers[&driver("nic")], before.drivers[&driver("nic")]);
     let memo = &record.live_claim(&driver("gpu")).unwrap().memo;
     assert_eq!(memo.as_slice(), b"memo", "it is still good for an unprepare");
-    let refused = finish_prepare(&record, vec![result(&driver("gpu"), Err(permanent()))], 3);
+    let refused = finish_prepare(&record, None, vec![result(&driver("gpu"), Err(permanent()))], 3);
     let PrepareEnd::Open(record, _) = refused else { panic!("the nic stands: {refused:?}") };
     table.put(record);
     let (record, drivers) = called(ask(&table, &wanted, &a, BOOT));
     assert_eq!(drivers, [driver("gpu")], "it stays void until the driver prepares it");
-    let end = finish_prepare(&record, vec![done(&record, &driver("gpu"))], 4);
+    let end = finish_prepare(&record, None, vec![done(&record, &driver("gpu"))], 4);
     assert!(matches!(end, PrepareEnd::Prepared(record) if !record.drivers[&driver("gpu")].stale));
 }
 
@@ -333,7 +275,7 @@ fn repeated_tries_of_an_unprepare_are_one_entry_for_each_driver() {
     let before = record.timeline.len();
     let mut attempt = |now_ms, gpu: Problem, nic: Problem| {
         let results = vec![(driver("gpu"), Err(gpu), now_ms), (driver("nic"), Err(nic), 0)];
-        let UnprepareEnd::Kept(kept, _) = finish_unprepare(&record, results, now_ms) else {
+        let UnprepareEnd::Stays(kept, Some(_)) = finish_unprepare(&record, results, now_ms) else {
             panic!("it is not unprepared")
         };
         record = kept;
@@ -347,11 +289,11 @@ fn repeated_tries_of_an_unprepare_are_one_entry_for_each_driver() {
     }
     let again = |count, last_at_ms| Some(Again { count, last_at_ms });
     let (gpu, nic) = (driver("gpu").to_string(), driver("nic").to_string());
-    let told = attempt(100, other("at last"), permanent());
+    let entries = attempt(100, other("at last"), permanent());
     let expected = [(gpu, 10, again(91, 100)), (nic.clone(), 10, again(90, 99)), (nic.clone(), 100, None)];
-    assert_eq!(told, expected, "another problem is another entry");
-    let told = attempt(101, transient(), transient());
-    assert_eq!(told.last(), Some(&(nic, 101, None)), "and what came before it is not counted on");
+    assert_eq!(entries, expected, "another problem is another entry");
+    let entries = attempt(101, transient(), transient());
+    assert_eq!(entries.last(), Some(&(nic, 101, None)), "and what came before it is not counted on");
     let last = record.timeline.iter().find(|entry| entry.again.is_some()).unwrap();
     assert_eq!((last.problem.as_ref(), last.duration_us), (Some(&transient()), 101), "those of the last");
     let json = serde_json::to_value(&record.timeline[0]).unwrap();
@@ -359,113 +301,48 @@ fn repeated_tries_of_an_unprepare_are_one_entry_for_each_driver() {
 }
 
 #[test]
-fn a_retry_calls_only_what_is_missing() {
-    let a = pod("a");
-    let wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
-    let mut table = ClaimTable::default();
-    let (record, _) = called(ask(&table, &wanted, &a, BOOT));
-    let results = vec![done(&record, &driver("gpu")), result(&driver("nic"), Err(transient()))];
-    let PrepareEnd::Open(record, problem) = finish_prepare(&record, results, 2) else {
-        panic!("the nic is missing")
-    };
-    assert_eq!(problem, transient());
-    table.put(record);
-    let (record, drivers) = called(ask(&table, &wanted, &a, BOOT));
-    assert_eq!(drivers, [driver("nic")]);
-    let end = finish_prepare(&record, vec![done(&record, &driver("nic"))], 3);
-    assert!(matches!(end, PrepareEnd::Prepared(_)), "{end:?}");
-}
-
-#[test]
 fn a_claim_is_rolled_back_only_if_nothing_can_have_been_done() {
     let (a, b) = (pod("a"), pod("b"));
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&a, &b]);
     let (record, _) = called(ask(&ClaimTable::default(), &wanted, &a, BOOT));
-    let two = |gpu, nic| vec![result(&driver("gpu"), gpu), result(&driver("nic"), nic)];
+    let refusal = |short| result(&driver(short), Err(permanent()));
+    let two = |nic| vec![refusal("gpu"), result(&driver("nic"), nic)];
     let ok = || Ok(PreparedClaim::default());
+    let shared = || {
+        let mut shared = ClaimRecord::clone(&record);
+        shared.pods.insert(b.uid.clone(), b.clone());
+        shared
+    };
+    let with_kubelet = |pod: Option<&ObjectRef>| {
+        let (nic, mut table) = (driver("nic"), ClaimTable::default());
+        let given = false;
+        let part = called(prepare(&table, &request(&wanted, Holder::Kubelet { driver: &nic, given }))).0;
+        table.put(part.clone());
+        let record = pod.map_or(part, |pod| called(ask(&table, &wanted, pod, BOOT)).0);
+        ClaimRecord::clone(&record)
+    };
+    let nic = &driver("nic");
     let cases = [
-        ("rolled back", two(Err(permanent()), Err(permanent()))),
-        ("open", two(Err(permanent()), Err(transient()))),
-        ("open", two(Err(permanent()), ok())),
-        ("open", vec![result(&driver("gpu"), Err(permanent()))]),
-        ("prepared", two(ok(), ok())),
+        ("rolled back", &record, None, two(Err(permanent()))),
+        ("open", &record, None, two(Err(transient()))),
+        ("open", &record, None, two(ok())),
+        ("open", &record, None, vec![refusal("gpu")]),
+        ("open", &shared().into(), None, two(Err(permanent()))),
+        ("open", &with_kubelet(Some(&a)).into(), None, two(Err(permanent()))),
+        ("rolled back", &with_kubelet(None).into(), Some(nic), vec![refusal("nic")]),
+        ("open", &with_kubelet(Some(&a)).into(), Some(nic), vec![refusal("nic")]),
     ];
-    for (wanted, results) in cases {
-        let end = match finish_prepare(&record, results.clone(), 2) {
+    for (wanted, record, part, results) in cases {
+        let end = match finish_prepare(record, part, results.clone(), 2) {
             PrepareEnd::Prepared(_) => "prepared",
             PrepareEnd::Open(_, problem) => {
-                assert_eq!(problem, permanent(), "what does not pass is said first");
+                assert_eq!(problem, permanent(), "one that does not pass comes first");
                 "open"
             }
             PrepareEnd::RolledBack(..) => "rolled back",
         };
-        assert_eq!(end, wanted, "{results:?}");
+        assert_eq!(end, wanted, "{part:?}: {results:?}");
     }
-    let mut shared = ClaimRecord::clone(&record);
-    shared.pods.insert(b.uid.clone(), b);
-    let end = finish_prepare(&shared, two(Err(permanent()), Err(permanent())), 2);
-    assert!(matches!(end, PrepareEnd::Open(..)), "each pod leaves by itself: {end:?}");
-}
-
-#[test]
-fn an_unprepare_is_for_the_last_pod_that_holds_the_claim() {
-    let (a, b) = (pod("a"), pod("b"));
-    let wanted = claim("one", &["gpu/0", "nic/0"], &[&a, &b]);
-    let (mut table, _) = prepared_for(&wanted, &a);
-    let PrepareStep::Known { record, .. } = ask(&table, &wanted, &b, BOOT) else { panic!("b joins") };
-    table.put(record);
-    let step = |table: &ClaimTable, pod: Option<&ObjectRef>| {
-        unprepare(table, &wanted.id.uid, pod.map(|pod| &pod.uid), 5, "unprepare")
-    };
-    assert_eq!(step(&table, Some(&pod("c"))), UnprepareStep::Nothing);
-    assert_eq!(step(&table, None), UnprepareStep::Nothing, "no unprepare was begun");
-    assert_eq!(unprepare(&table, &uid("none"), Some(&a.uid), 5, "unprepare"), UnprepareStep::Nothing);
-    let UnprepareStep::Left(record) = step(&table, Some(&a)) else { panic!("b holds it still") };
-    assert_eq!(record.pods.keys().collect::<Vec<_>>(), [&b.uid]);
-    table.put(record);
-    let UnprepareStep::Call { record, drivers } = step(&table, Some(&b)) else { panic!("b was the last") };
-    assert_eq!((record.state, drivers.len()), (ClaimState::Unpreparing, 2));
-    assert!(record.pods.contains_key(&b.uid), "until it is done, b can ask again");
-    table.put(record.clone());
-    let again = step(&table, None);
-    assert_eq!(again, UnprepareStep::Call { record, drivers });
-}
-
-#[test]
-fn an_unprepare_goes_on_with_the_drivers_that_did_not_unprepare() {
-    let a = pod("a");
-    let (table, _) = prepared_for(&claim("one", &["gpu/0", "nic/0"], &[&a]), &a);
-    let UnprepareStep::Call { record, .. } = unprepare(&table, &uid("uid-one"), Some(&a.uid), 5, "unprepare")
-    else {
-        panic!("a is the last")
-    };
-    let results = vec![(driver("gpu"), Ok(()), 1), (driver("nic"), Err(transient()), 1)];
-    let UnprepareEnd::Kept(record, problem) = finish_unprepare(&record, results, 6) else {
-        panic!("nic is left")
-    };
-    assert_eq!(problem, transient());
-    assert_eq!(record.drivers.keys().collect::<Vec<_>>(), [&driver("nic")]);
-    assert_eq!(record.live_claim(&driver("nic")).unwrap().memo, b"memo");
-    assert_eq!(finish_unprepare(&record, vec![(driver("nic"), Ok(()), 1)], 7), UnprepareEnd::Gone);
-    assert!(
-        matches!(finish_unprepare(&record, vec![], 7), UnprepareEnd::Kept(..)),
-        "no answer is no success"
-    );
-}
-
-#[test]
-fn a_driver_is_not_called_for_devices_that_it_does_not_have() {
-    let names = |pool: &str, device: &str| (PoolName::new(pool).unwrap(), DeviceName::new(device).unwrap());
-    let (pool, here) = names("pool", "0");
-    let devices = BTreeMap::from([(here, Device::default())]);
-    let inventory = Inventory { pools: BTreeMap::from([(pool, Pool { devices, ..Pool::default() })]) };
-    let check = |allocation| check_devices(&allocation, &driver("gpu"), &inventory).map_err(|p| p.code);
-    assert_eq!(check(allocation(&["gpu/0", "nic/7"])), Ok(()));
-    assert_eq!(check(allocation(&["gpu/0", "gpu/1"])), Err("no-such-device".to_owned()));
-    let mut elsewhere = allocation(&["gpu/0"]);
-    elsewhere.devices.push(device("gpu/0"));
-    elsewhere.devices[1].pool = PoolName::new("other").unwrap();
-    assert_eq!(check(elsewhere), Err("no-such-pool".to_owned()));
 }
 
 #[test]
@@ -476,10 +353,8 @@ fn a_claims_history_is_bounded_and_the_newest_stays() {
     for _ in 0..limit::TIMELINE_MAX {
         let PrepareStep::Known { record, .. } = ask(&table, &wanted, &b, BOOT) else { panic!("b joins") };
         table.put(record);
-        let UnprepareStep::Left(record) = unprepare(&table, &wanted.id.uid, Some(&b.uid), 9, "unprepare")
-        else {
-            panic!("b leaves")
-        };
+        let step = unprepare(&table, &wanted.id.uid, UnprepareRequest::Pod(&b.uid), 9);
+        let UnprepareStep::Left(record) = step else { panic!("b leaves: {step:?}") };
         table.put(record);
     }
     let timeline = &table.claim("uid-one").unwrap().timeline;

@@ -85,11 +85,11 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
     if document.is_null() {
         return Ok(());
     }
+    let wrong = |what: String| Err(ManifestError::Shape { document: index, what, source: None });
     let text = |key: &str| document.get(key).and_then(Value::as_str).unwrap_or_default();
     match (text("apiVersion"), text("kind")) {
         ("", _) | (_, "") => {
-            let what = "apiVersion and kind are wanted, as in every Kubernetes object".to_owned();
-            Err(ManifestError::Shape { document: index, what, source: None })
+            wrong("apiVersion and kind are wanted, as in every Kubernetes object".to_owned())
         }
         ("resource.k8s.io/v1", "ResourceClaim") => {
             objects.claims.push(claim(&typed(document, index, "ResourceClaim")?, index)?);
@@ -100,8 +100,7 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
             Ok(())
         }
         (version, "ResourceClaim") => {
-            let what = format!("ResourceClaim of {version} is not read here; resource.k8s.io/v1 is");
-            Err(ManifestError::Shape { document: index, what, source: None })
+            wrong(format!("ResourceClaim of {version} is not read here; resource.k8s.io/v1 is"))
         }
         (version, kind) if kind.ends_with("List") => {
             let items = document.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
@@ -318,17 +317,13 @@ fn claim_name<'a>(
     created: &BTreeMap<&str, Option<&'a str>>,
     context: &Context,
 ) -> Result<Option<&'a str>, ManifestError> {
-    let at = || (context.what.clone(), entry.name.clone());
+    let (pod, claim) = (context.what.clone(), entry.name.clone());
     match (&entry.resource_claim_name, &entry.resource_claim_template_name) {
         (Some(name), _) => Ok(Some(name)),
-        (None, Some(_)) => created.get(entry.name.as_str()).copied().ok_or_else(|| {
-            let (pod, claim) = at();
-            ManifestError::NotCreatedYet { pod, claim }
-        }),
-        (None, None) => {
-            let (pod, claim) = at();
-            Err(ManifestError::NoClaimName { pod, claim })
+        (None, Some(_)) => {
+            created.get(entry.name.as_str()).copied().ok_or(ManifestError::NotCreatedYet { pod, claim })
         }
+        (None, None) => Err(ManifestError::NoClaimName { pod, claim }),
     }
 }
 

@@ -270,7 +270,7 @@ fn extended_resources_are_read_from_the_limits_of_every_kind_of_container() {
             {name: plain}]",
     );
     let pod = parse(&text, "pod.yaml").unwrap().pods.remove(0);
-    let told = |container: &PodContainer| {
+    let read = |container: &PodContainer| {
         let resources = container.resources.iter().map(|(name, count)| format!("{name}={count}"));
         (container.name.clone(), container.kind.as_str(), resources.collect::<Vec<_>>().join(","))
     };
@@ -281,7 +281,7 @@ fn extended_resources_are_read_from_the_limits_of_every_kind_of_container() {
         ("plain", "app", ""),
     ];
     let expected = expected.map(|(name, kind, resources)| (name.to_owned(), kind, resources.to_owned()));
-    assert_eq!(pod.containers.iter().map(told).collect::<Vec<_>>(), expected);
+    assert_eq!(pod.containers.iter().map(read).collect::<Vec<_>>(), expected);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::calls::{CalledDrivers, prepared_by};
 use super::files::Nodes;
 use super::machine::{self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
-use super::prepare_retry::{self, Admission, DriverRevision, FailedPrepare, Verdict};
+use super::prepare_retry::{self, DriverRevision, FailedPrepare, Verdict};
 use super::source::check_bounds;
 use super::table::Undo;
 use super::{ClaimEnd, ClaimOutcome, unrendered};
@@ -74,21 +74,6 @@ pub(super) struct Plan {
     /// The earliest time at which a driver of a waiting claim may be called.
     wake: Option<Instant>,
     undo: Undo,
-}
-
-impl Plan {
-    /// The records that change by the request.
-    fn intents(&self) -> Vec<Arc<ClaimRecord>> {
-        self.joined.iter().chain(self.work.iter().map(|(record, _)| record)).cloned().collect()
-    }
-}
-
-/// Whether the drivers of an intent may be called.
-enum Decision {
-    Call(Arc<ClaimRecord>, Vec<DriverName>),
-    /// Until a claim is unprepared, or until a time.
-    Wait(Option<Instant>, Problem),
-    Refuse(Problem),
 }
 
 impl Manager {
@@ -198,32 +183,27 @@ impl Manager {
                 now_ms: now_ms(),
                 cause: "prepare",
             };
-            let decision = match machine::prepare(&table, &request) {
-                PrepareStep::Known { record, changed: false } => {
-                    plan.known.push(record);
-                    continue;
-                }
+            let step = match machine::prepare(&table, &request) {
+                PrepareStep::Call { record, drivers } => self.admit_calls(record, drivers),
+                step => step,
+            };
+            match step {
+                PrepareStep::Known { record, changed: false } => plan.known.push(record),
                 PrepareStep::Known { record, changed: true } => {
                     plan.undo.put(&mut table, &record);
                     plan.joined.push(record);
-                    continue;
                 }
-                PrepareStep::Call { record, drivers } => self.admit_calls(record, drivers),
-                PrepareStep::Wait(problem) => Decision::Wait(None, problem),
-                PrepareStep::Refuse(problem) => Decision::Refuse(problem),
-            };
-            match decision {
-                Decision::Call(record, drivers) => {
+                PrepareStep::Call { record, drivers } => {
                     let by = |driver: &DriverName| Some(prepared_by(&self.registry.serving(driver).ok()?));
                     let record = machine::note_called(record, &drivers, by);
                     plan.undo.put(&mut table, &record);
                     plan.work.push((record, drivers));
                 }
-                Decision::Wait(at, problem) => {
+                PrepareStep::Wait { at, problem } => {
                     plan.wake = plan.wake.into_iter().chain(at).min();
                     plan.waiting.insert(uid.clone(), problem);
                 }
-                Decision::Refuse(problem) => drop(plan.refused.insert(uid.clone(), problem)),
+                PrepareStep::Refuse(problem) => drop(plan.refused.insert(uid.clone(), problem)),
             }
         }
         if may_wait && !plan.waiting.is_empty() {
@@ -255,14 +235,11 @@ impl Manager {
     }
 
     /// Whether the drivers serve, have the devices, and need not back off.
-    fn admit_calls(&self, record: Arc<ClaimRecord>, drivers: Vec<DriverName>) -> Decision {
+    fn admit_calls(&self, record: Arc<ClaimRecord>, drivers: Vec<DriverName>) -> PrepareStep {
         if let Err(problem) = self.check_drivers(&record, &drivers) {
-            return Decision::Refuse(problem);
+            return PrepareStep::Refuse(problem);
         }
         let retries = self.prepare_retries();
-        if retries.is_empty() {
-            return Decision::Call(record, drivers);
-        }
         let now = Instant::now();
         let verdict = |name: DriverName| {
             let Ok(driver) = self.registry.serving(&name) else { return (name, Verdict::Call) };
@@ -271,13 +248,8 @@ impl Manager {
             let verdict = retries.verdict(&record.id.uid, &name, &revision, request, now);
             (name, verdict)
         };
-        match prepare_retry::admission(drivers.into_iter().map(verdict).collect(), now) {
-            Admission::Call { drivers, postponed } => {
-                Decision::Call(machine::postpone(record, postponed), drivers)
-            }
-            Admission::Wait { at, problem } => Decision::Wait(Some(at), problem),
-            Admission::Refuse(problem) => Decision::Refuse(problem),
-        }
+        let verdicts: Vec<_> = drivers.into_iter().map(verdict).collect();
+        prepare_retry::admission(record, verdicts, now)
     }
 
     fn check_drivers(&self, record: &ClaimRecord, drivers: &[DriverName]) -> Result<(), Problem> {
@@ -294,7 +266,8 @@ impl Manager {
     pub(super) async fn carry_out(&self, requester: Requester<'_>, mut plan: Plan, call: &Call) -> Outcomes {
         let refused = std::mem::take(&mut plan.refused).into_iter();
         let mut ends: Outcomes = refused.map(|(uid, problem)| (uid, Err(problem))).collect();
-        let intents = plan.intents();
+        let to_call = plan.work.iter().map(|(record, _)| record);
+        let intents: Vec<_> = plan.joined.iter().chain(to_call).cloned().collect();
         let accepted: Vec<_> =
             plan.known.iter().chain(&intents).map(|record| record.id.uid.clone()).collect();
         if accepted.is_empty() {
@@ -354,10 +327,7 @@ impl Manager {
             let uid = record.id.uid.clone();
             let results = renderable(record, results);
             self.note_results(requester.pod(), record, &results, &called);
-            let end = match requester.part() {
-                Some(driver) => machine::finish_prepare_part(record, driver, results, now_ms()),
-                None => machine::finish_prepare(record, results, now_ms()),
-            };
+            let end = machine::finish_prepare(record, requester.part(), results, now_ms());
             let (records, record, end) = match end {
                 PrepareEnd::Prepared(record) => (&mut prepared, record, Ok(ClaimEnd::Prepared)),
                 PrepareEnd::Open(record, problem) => (&mut open, record, Err(problem)),

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::machine::{self, PrepareStep};
 use crate::driver::{Driver, DriverIdentity, Published};
 use nodedock_base::backoff::Backoff;
-use nodedock_model::{DriverClaim, DriverKind, DriverName, ObjectRef, Problem, Uid, limit};
+use nodedock_model::{ClaimRecord, DriverClaim, DriverKind, DriverName, ObjectRef, Problem, Uid, limit};
 
 /// A driver as it serves: another version, grant, config, instance or inventory is another revision.
 #[derive(Debug, Clone)]
@@ -58,28 +59,17 @@ pub(super) enum Verdict {
     Never(Problem),
 }
 
-/// Whether the drivers of a claim may be called, some of which failed before.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Admission {
-    /// These may be called; the others keep their problem.
-    Call {
-        drivers: Vec<DriverName>,
-        postponed: Vec<(DriverName, Problem)>,
-    },
-    /// The delay is so short that the request waits for it.
-    Wait {
-        at: Instant,
-        problem: Problem,
-    },
-    Refuse(Problem),
-}
-
-/// Combines the verdicts of a claim's drivers. If one of them never prepares the claim, the others are not called.
-pub(super) fn admission(verdicts: Vec<(DriverName, Verdict)>, now: Instant) -> Admission {
+/// Combines the verdicts of the drivers that an intent calls: those that may not be called yet keep their problem. If one of them never
+/// prepares the claim, the others are not called.
+pub(super) fn admission(
+    record: Arc<ClaimRecord>,
+    verdicts: Vec<(DriverName, Verdict)>,
+    now: Instant,
+) -> PrepareStep {
     let (mut drivers, mut postponed, mut soonest) = (Vec::new(), Vec::new(), None::<(Instant, Problem)>);
     for (driver, verdict) in verdicts {
         match verdict {
-            Verdict::Never(problem) => return Admission::Refuse(problem),
+            Verdict::Never(problem) => return PrepareStep::Refuse(problem),
             Verdict::Call => drivers.push(driver),
             Verdict::Later { at, problem } => {
                 if soonest.as_ref().is_none_or(|(known, _)| at < *known) {
@@ -90,9 +80,11 @@ pub(super) fn admission(verdicts: Vec<(DriverName, Verdict)>, now: Instant) -> A
         }
     }
     match soonest {
-        Some((at, problem)) if at - now <= limit::PREPARE_RETRY_PATIENCE => Admission::Wait { at, problem },
-        Some((_, problem)) if drivers.is_empty() => Admission::Refuse(problem),
-        _ => Admission::Call { drivers, postponed },
+        Some((at, problem)) if at - now <= limit::PREPARE_RETRY_PATIENCE => {
+            PrepareStep::Wait { at: Some(at), problem }
+        }
+        Some((_, problem)) if drivers.is_empty() => PrepareStep::Refuse(problem),
+        _ => PrepareStep::Call { record: machine::postpone(record, postponed), drivers },
     }
 }
 
@@ -111,17 +103,11 @@ pub(super) struct PrepareRetry {
     /// None: a kubelet requested the claim.
     pod: Option<ObjectRef>,
     request: u64,
-    revision: DriverRevision,
+    /// Of the driver that failed.
+    pub(super) revision: DriverRevision,
     backoff: Backoff,
     /// Its place among all failures, by age.
     noted: u64,
-}
-
-impl PrepareRetry {
-    /// Whether the driver is still the one that failed.
-    pub(super) fn is_of(&self, revision: &DriverRevision) -> bool {
-        self.revision == *revision
-    }
 }
 
 /// What is noted of a failed prepare.
@@ -162,10 +148,6 @@ impl PrepareRetries {
         Self { known: BTreeMap::new(), hasher: RandomState::new(), notes: 0, max }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.known.is_empty()
-    }
-
     pub(super) fn get(&self, claim: &Uid, driver: &DriverName) -> Option<&PrepareRetry> {
         self.known.get(&(claim.clone(), driver.clone()))
     }
@@ -184,7 +166,7 @@ impl PrepareRetries {
         request: impl FnOnce() -> DriverClaim,
         now: Instant,
     ) -> Verdict {
-        let Some(retry) = self.get(claim, driver).filter(|retry| retry.is_of(revision)) else {
+        let Some(retry) = self.get(claim, driver).filter(|retry| retry.revision == *revision) else {
             return Verdict::Call;
         };
         if retry.request != self.hasher.hash_one(request()) {

@@ -145,11 +145,11 @@ mod tests {
             digest: "sha256:00".to_owned(),
         };
         let mut first = Problem::invalid("unknown-memo", "what is this");
-        let told = both(&first, &by, &Problem::internal("predecessor-missing", "it is not kept"));
-        assert_eq!((told.kind, told.code.as_str()), (ProblemKind::Invalid, "unknown-memo"));
-        let keys: Vec<_> = told.details.iter().map(|(key, _)| key.as_str()).collect();
+        let problem = both(&first, &by, &Problem::internal("predecessor-missing", "it is not kept"));
+        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, "unknown-memo"));
+        let keys: Vec<_> = problem.details.iter().map(|(key, _)| key.as_str()).collect();
         assert_eq!(keys, ["predecessor", "predecessor-code", "predecessor-problem"]);
         first.details = vec![("k".to_owned(), "v".to_owned()); limit::LABELS_MAX - 1];
-        assert_eq!(both(&first, &by, &told).details.len(), limit::LABELS_MAX);
+        assert_eq!(both(&first, &by, &problem).details.len(), limit::LABELS_MAX);
     }
 }

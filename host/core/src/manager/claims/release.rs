@@ -1,11 +1,11 @@
 //! Release by force: an operator removes a claim that its driver cannot unprepare. Drivers that serve are called once more; a durable
-//! record says which drivers were not told.
+//! record says which drivers did not unprepare the claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::machine;
-use super::values::{RestoreDeadline, Restored};
+use super::values::{RestoreRequest, Restored};
 use crate::checkpoint::Change;
 use crate::driver::Call;
 use crate::manager::Manager;
@@ -46,7 +46,11 @@ impl Manager {
         let serves = |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
         let drivers = record.drivers.keys().map(serves).collect();
         let call = self.driver_call("look".into());
-        let values = self.values.preview(&record.id, &RestoreDeadline::of(&call)).await;
+        let values = self
+            .values
+            .restore(&record.id, |_| true, |_| false, &RestoreRequest::preview(&call))
+            .await
+            .values;
         Ok(ReleaseOutcome::Looked { record, drivers, values })
     }
 
@@ -111,7 +115,7 @@ impl Manager {
         let results = self.call_unprepare(&work, call).await.pop().unwrap_or_default();
         // The locks of the values' paths are kept until the end is durable.
         let Restored { values: put_back, locks: _locks } =
-            self.restore_released(&record, &results, &RestoreDeadline::of(call)).await;
+            self.restore_released(&record, &results, &RestoreRequest::of(call)).await;
         failpoint::pass(Point::ReleasePutBack);
         self.remove_files(std::slice::from_ref(&record)).await?;
         let released = machine::released(&record, results, now_ms(), by);

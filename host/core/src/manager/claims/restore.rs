@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::machine::UnprepareResult;
-use super::values::{RestoreDeadline, Restored};
+use super::values::{RestoreRequest, Restored};
 use crate::manager::Manager;
 use nodedock_base::error::chain;
 use nodedock_model::{ClaimRecord, ClaimState, DriverName, Uid};
@@ -15,10 +15,10 @@ impl Manager {
         &self,
         record: &ClaimRecord,
         results: &[UnprepareResult],
-        deadline: &RestoreDeadline<'_>,
+        request: &RestoreRequest<'_>,
     ) -> Restored {
         let decided = |driver: &DriverName| unprepared(results, driver) && was_prepared(record, driver);
-        self.values.restore(&record.id, |driver| !decided(driver), |_| false, deadline).await
+        self.values.restore(&record.id, |driver| !decided(driver), |_| false, request).await
     }
 
     /// Restores the values of drivers that unprepared a claim which they never prepared: their calls failed, and so may have their
@@ -27,10 +27,10 @@ impl Manager {
         &self,
         record: &ClaimRecord,
         results: &[UnprepareResult],
-        deadline: &RestoreDeadline<'_>,
+        request: &RestoreRequest<'_>,
     ) -> Restored {
         let unfinished = |driver: &DriverName| unprepared(results, driver) && !was_prepared(record, driver);
-        self.values.restore(&record.id, unfinished, |driver| !unprepared(results, driver), deadline).await
+        self.values.restore(&record.id, unfinished, |driver| !unprepared(results, driver), request).await
     }
 
     /// Ends the values of drivers that unprepared a claim.

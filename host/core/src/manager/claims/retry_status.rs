@@ -122,7 +122,7 @@ impl Manager {
     fn refused_claim(&self, refused: PrepareRetry) -> RefusedClaim {
         let retry = match self.registry.serving(&refused.driver) {
             Err(_) => Retry::WhenServing,
-            Ok(driver) if !refused.is_of(&DriverRevision::of(&driver)) => Retry::Now,
+            Ok(driver) if refused.revision != DriverRevision::of(&driver) => Retry::Now,
             Ok(_) => refused.again.map_or(Retry::WhenChanged, Retry::at),
         };
         let retry = RetryStatus { driver: refused.driver, attempts: refused.attempts, retry };

@@ -87,23 +87,21 @@ impl ClaimSource for ClaimDirectory {
 
 /// Checks the bounds of a claim.
 pub fn check_bounds(claim: &Claim) -> Result<(), Problem> {
-    let too_many = |what: &str, count: usize, max: usize| {
-        let message = format!("claim {} has {count} {what}, and {max} are the most", claim.id);
-        Err(Problem::invalid("claim-too-large", message))
-    };
-    if claim.reserved_for.len() > limit::RESERVED_FOR_MAX {
-        return too_many("consumers", claim.reserved_for.len(), limit::RESERVED_FOR_MAX);
+    let (mut devices, mut configs, mut parameters) = (0, 0, 0);
+    if let Some(allocation) = &claim.allocation {
+        (devices, configs) = (allocation.devices.len(), allocation.configs.len());
+        parameters = allocation.configs.iter().map(|config| config.parameters.len()).max().unwrap_or(0);
     }
-    let Some(allocation) = &claim.allocation else { return Ok(()) };
-    if allocation.devices.len() > limit::ALLOCATED_DEVICES_MAX {
-        return too_many("allocated devices", allocation.devices.len(), limit::ALLOCATED_DEVICES_MAX);
-    }
-    if allocation.configs.len() > limit::CONFIGS_MAX {
-        return too_many("configs", allocation.configs.len(), limit::CONFIGS_MAX);
-    }
-    let parameters = allocation.configs.iter().map(|config| config.parameters.len()).max().unwrap_or(0);
-    if parameters > limit::PARAMETERS_BYTES_MAX {
-        return too_many("bytes of parameters", parameters, limit::PARAMETERS_BYTES_MAX);
+    for (what, count, max) in [
+        ("consumers", claim.reserved_for.len(), limit::RESERVED_FOR_MAX),
+        ("allocated devices", devices, limit::ALLOCATED_DEVICES_MAX),
+        ("configs", configs, limit::CONFIGS_MAX),
+        ("bytes of parameters", parameters, limit::PARAMETERS_BYTES_MAX),
+    ] {
+        if count > max {
+            let message = format!("claim {} has {count} {what}, and {max} are the most", claim.id);
+            return Err(Problem::invalid("claim-too-large", message));
+        }
     }
     Ok(())
 }

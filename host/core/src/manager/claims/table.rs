@@ -27,8 +27,8 @@ pub struct ClaimTable {
     claims_of_pods: Index<Uid>,
     /// Every pod that has a record or a claim, by namespace and name.
     known_pods: BTreeSet<ObjectRef>,
-    /// By digest of a driver's file, the number of claims' parts that it prepared, or was asked to prepare.
-    prepared_by: BTreeMap<String, usize>,
+    /// By digest of a driver's file, claims of which it prepared a part, or was called to.
+    prepared_by: Index<String>,
     /// UIDs of claims whose records this release cannot read. Another may, so their files, values and code stay.
     unreadable: BTreeSet<String>,
     /// The newest claims that operators released by force.
@@ -108,7 +108,7 @@ impl ClaimTable {
 
     /// Whether a claim was prepared by the driver file of a digest, or may have been, as any that cannot be read.
     pub fn needs_code(&self, digest: &str) -> bool {
-        self.prepared_by.contains_key(digest) || !self.unreadable.is_empty()
+        self.prepared_by.contains(digest) || !self.unreadable.is_empty()
     }
 
     /// Claims that have a device, by UID.
@@ -158,9 +158,7 @@ impl ClaimTable {
             self.claims_of_pods.add(pod.uid.clone(), uid);
             self.known_pods.insert(pod.clone());
         }
-        for digest in digests(&record) {
-            *self.prepared_by.entry(digest.to_owned()).or_default() += 1;
-        }
+        digests(&record).for_each(|digest| self.prepared_by.add(digest.to_owned(), uid));
         self.claims.insert(uid.clone(), record);
         before
     }
@@ -173,28 +171,12 @@ impl ClaimTable {
         }
         record.holds.iter().for_each(|hold| self.holds(hold).remove(&hold.key, uid));
         device_keys(&record).for_each(|key| self.users.remove(&key, uid));
-        for digest in digests(&record) {
-            let parts = self.prepared_by.get_mut(digest).map(|parts| {
-                *parts -= 1;
-                *parts
-            });
-            if parts == Some(0) {
-                self.prepared_by.remove(digest);
-            }
-        }
+        digests(&record).for_each(|digest| self.prepared_by.remove(digest, uid));
         for pod in record.pods.values() {
             self.claims_of_pods.remove(&pod.uid, uid);
             self.forget_pod(pod);
         }
         Some(record)
-    }
-
-    /// Restores a claim's record after a change that did not become durable.
-    pub fn restore(&mut self, uid: &Uid, before: Option<Arc<ClaimRecord>>) {
-        match before {
-            Some(record) => drop(self.put(record)),
-            None => drop(self.remove(uid)),
-        }
     }
 
     pub fn put_pod(&mut self, record: Arc<PodRecord>) -> Option<Arc<PodRecord>> {
@@ -211,13 +193,6 @@ impl ClaimTable {
     fn forget_pod(&mut self, pod: &ObjectRef) {
         if !self.pods.contains_key(&pod.uid) && !self.claims_of_pods.contains(&pod.uid) {
             self.known_pods.remove(pod);
-        }
-    }
-
-    pub fn restore_pod(&mut self, uid: &Uid, before: Option<Arc<PodRecord>>) {
-        match before {
-            Some(record) => drop(self.put_pod(record)),
-            None => drop(self.remove_pod(uid.as_str())),
         }
     }
 
@@ -278,8 +253,14 @@ impl Undo {
 
     /// Undoes the newest change first.
     pub(super) fn restore(self, table: &mut ClaimTable) {
-        self.claims.into_iter().rev().for_each(|(uid, before)| table.restore(&uid, before));
-        self.pods.into_iter().rev().for_each(|(uid, before)| table.restore_pod(&uid, before));
+        for (uid, before) in self.claims.into_iter().rev() {
+            drop(table.remove(&uid));
+            before.map(|record| table.put(record));
+        }
+        for (uid, before) in self.pods.into_iter().rev() {
+            drop(table.remove_pod(uid.as_str()));
+            before.map(|record| table.put_pod(record));
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use super::fixtures::{claim, driver, permanent, pod, transient, uid};
 use super::{ClaimEnd, PodSelector};
 use crate::driver::Ledger;
-use nodedock_model::{ClaimState, ContainerClaim, Device, DeviceName, Pool};
+use nodedock_model::{ClaimState, ContainerClaim, Device, DeviceName, Pool, PoolName};
 
 use crate::manager::tests::scene::{
     FakeDriver, Home, Reply, cdi_devices, ends, request, with_claim, with_gpu, with_prepared,
@@ -33,9 +33,9 @@ async fn a_repeated_prepare_calls_no_driver_and_answers_the_same() {
     let first = daemon.prepare(&a, &["one"]).await;
     assert_eq!(ends(&first), ["prepared"]);
     assert_eq!(cdi_devices(&first), ["gpu.example.com/claim=uid-one-0", "gpu.example.com/claim=uid-one-1"]);
+    let commits = daemon.commits();
     assert_eq!(daemon.prepare(&a, &["one"]).await, first);
-    assert_eq!(gpu.counts(), (1, 0));
-    assert_eq!(daemon.cdi_files().len(), 1);
+    assert_eq!((gpu.counts(), daemon.commits(), daemon.cdi_files().len()), ((1, 0), commits, 1));
 
     daemon.stop().await;
     let daemon = home.start();
@@ -110,11 +110,7 @@ async fn a_claim_that_is_refused_for_good_is_rolled_back_and_its_driver_called()
 
 #[tokio::test]
 async fn the_claims_of_a_pod_are_one_call_of_each_driver() {
-    let (home, a) = (Home::new(), pod("a"));
-    let (gpu, nic) = (FakeDriver::new(driver("gpu")), FakeDriver::new(driver("nic")));
-    let daemon = home.start();
-    daemon.serve(&gpu);
-    daemon.serve(&nic);
+    let (_home, daemon, a, gpu, nic) = with_two_drivers();
     for (name, devices) in
         [("one", ["gpu/0", "nic/0"]), ("two", ["gpu/1", "gpu/2"]), ("three", ["gpu/3", "nic/1"])]
     {
@@ -129,19 +125,6 @@ async fn the_claims_of_a_pod_are_one_call_of_each_driver() {
     assert_eq!((gpu.calls().unprepare[0].len(), nic.calls().unprepare[0].len()), (3, 2));
 }
 
-#[tokio::test]
-async fn another_pod_joins_and_the_last_one_takes_it_away() {
-    let ((_home, daemon, a, gpu), b) = (with_gpu(), pod("b"));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a, &b]));
-    let first = daemon.prepare(&a, &["one"]).await;
-    assert_eq!(daemon.prepare(&b, &["one"]).await.containers, first.containers);
-    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Kept)]);
-    assert!(daemon.manager.pod("uid-a").is_none());
-    assert_eq!(gpu.counts(), (1, 0));
-    assert_eq!(daemon.unprepare(&b).await, [Ok(ClaimEnd::Unprepared)]);
-    assert_eq!(gpu.counts(), (1, 1));
-}
-
 /// Claims that came with one that makes no CDI file were refused with it, and the bad one stayed `prepared` for good.
 #[tokio::test]
 async fn a_claim_that_makes_no_cdi_file_is_refused_alone() {
@@ -154,7 +137,7 @@ async fn a_claim_that_makes_no_cdi_file_is_refused_alone() {
     assert_eq!(
         ends(&daemon.prepare(&a, &["bad", "good"]).await),
         ["prepared", "prepared"],
-        "it is asked again"
+        "it is called again"
     );
 }
 
@@ -178,10 +161,13 @@ async fn a_claim_of_no_driver_no_device_or_no_name_is_refused_before_anything_is
     let daemon = home.start();
     daemon.serve(&gpu);
     daemon.source.put(claim("absent", &["nic/0"], &[&a]));
-    daemon.source.put(claim("beyond", &["gpu/1"], &[&a]));
+    daemon.source.put(claim("beyond", &["gpu/0", "gpu/1"], &[&a]));
+    let mut elsewhere = claim("elsewhere", &["gpu/0"], &[&a]);
+    elsewhere.allocation.as_mut().unwrap().devices[0].pool = PoolName::new("other").unwrap();
+    daemon.source.put(elsewhere);
     let before = daemon.commits();
-    let outcome = daemon.prepare(&a, &["absent", "beyond", "none"]).await;
-    assert_eq!(ends(&outcome), ["driver-unknown", "no-such-device", "no-such-claim"]);
+    let outcome = daemon.prepare(&a, &["absent", "beyond", "elsewhere", "none"]).await;
+    assert_eq!(ends(&outcome), ["driver-unknown", "no-such-device", "no-such-pool", "no-such-claim"]);
     assert_eq!(daemon.commits(), before);
     assert!(daemon.manager.pods().is_empty());
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::files::Nodes;
-use super::machine::{self, UnprepareEnd, UnprepareResult, UnprepareStep};
+use super::machine::{self, UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep};
 use super::prepare::{Outcomes, Work};
-use super::table::{ClaimTable, Undo};
-use super::values::RestoreDeadline;
+use super::table::Undo;
+use super::values::RestoreRequest;
 use super::{ClaimEnd, ClaimOutcome};
 use crate::cdi::{self, CdiError};
 use crate::checkpoint::Change;
@@ -20,28 +20,7 @@ use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, Uid};
 
-/// Who unprepares claims.
-#[derive(Clone, Copy)]
-pub(super) enum Leaving<'a> {
-    /// A pod whose lock the caller has.
-    Pod(&'a Uid),
-    /// A kubelet: one driver's part, or (`driver` none) every part that it holds.
-    Kubelet { driver: Option<&'a DriverName>, cause: &'a str },
-    /// A retry of an unprepare that was begun.
-    Retry,
-}
-
-impl<'a> Leaving<'a> {
-    fn step(self, table: &ClaimTable, uid: &Uid) -> UnprepareStep {
-        match self {
-            Self::Pod(pod) => machine::unprepare(table, uid, Some(pod), now_ms(), "unprepare"),
-            Self::Kubelet { driver, cause } => {
-                machine::unprepare_by_kubelet(table, uid, driver, now_ms(), cause)
-            }
-            Self::Retry => machine::unprepare(table, uid, None, now_ms(), "unprepare"),
-        }
-    }
-
+impl<'a> UnprepareRequest<'a> {
     fn pod(self) -> Option<&'a Uid> {
         if let Self::Pod(pod) = self { Some(pod) } else { None }
     }
@@ -58,7 +37,7 @@ impl Manager {
         let claims = self.table().claims_of_pod(pod.uid.as_str());
         let uids: Vec<_> = claims.iter().map(|claim| claim.id.uid.clone()).collect();
         let _claims = self.claim_locks.take(uids.iter().cloned()).await;
-        let mut ends = self.unprepare_claims(&uids, Leaving::Pod(&pod.uid), call).await;
+        let mut ends = self.unprepare_claims(&uids, UnprepareRequest::Pod(&pod.uid), call).await;
         if claims.is_empty()
             && let Err(problem) = self.forget(&[], &BTreeSet::from([pod.uid.clone()]), Vec::new()).await
         {
@@ -74,34 +53,25 @@ impl Manager {
         claims.into_iter().map(outcome).collect()
     }
 
-    /// Unprepares a pool claim of a pod whose lock the caller has.
-    pub(crate) async fn unprepare_pool_claim(
-        &self,
-        pod: &Uid,
-        claim: &Uid,
-        request_id: Arc<str>,
-    ) -> Result<(), Problem> {
-        self.unprepare_one_claim(claim, Leaving::Pod(pod), request_id).await
-    }
-
-    pub(super) async fn unprepare_one_claim(
+    /// Unprepares one claim. The caller has the lock of the pod that requests it.
+    pub(crate) async fn unprepare_one_claim(
         &self,
         uid: &Uid,
-        leaving: Leaving<'_>,
+        by: UnprepareRequest<'_>,
         request_id: Arc<str>,
     ) -> Result<(), Problem> {
         let _claim = self.claim_locks.take([uid.clone()]).await;
-        self.unprepare_locked_claim(uid, leaving, request_id).await
+        self.unprepare_locked_claim(uid, by, request_id).await
     }
 
     pub(super) async fn unprepare_locked_claim(
         &self,
         uid: &Uid,
-        leaving: Leaving<'_>,
+        by: UnprepareRequest<'_>,
         request_id: Arc<str>,
     ) -> Result<(), Problem> {
         let call = self.driver_call(request_id);
-        let end = self.unprepare_claims(std::slice::from_ref(uid), leaving, &call).await.remove(uid);
+        let end = self.unprepare_claims(std::slice::from_ref(uid), by, &call).await.remove(uid);
         end.map_or(Ok(()), |end| end.map(drop))
     }
 
@@ -112,10 +82,7 @@ impl Manager {
         part: Option<&DriverName>,
         call: &Call,
     ) {
-        let roll_back = |record: Arc<ClaimRecord>| match part {
-            Some(driver) => machine::roll_back_part(&record, driver, now_ms()),
-            None => machine::roll_back(&record, now_ms()),
-        };
+        let roll_back = |record: Arc<ClaimRecord>| machine::roll_back(&record, part, now_ms());
         let work: Vec<Work> = records.into_iter().map(roll_back).collect();
         let mut undo = Undo::default();
         {
@@ -131,14 +98,14 @@ impl Manager {
     }
 
     /// Unprepares claims whose locks the caller has.
-    async fn unprepare_claims(&self, uids: &[Uid], leaving: Leaving<'_>, call: &Call) -> Outcomes {
-        let pod = leaving.pod();
+    async fn unprepare_claims(&self, uids: &[Uid], by: UnprepareRequest<'_>, call: &Call) -> Outcomes {
+        let pod = by.pod();
         let (mut ends, mut undo) = (Outcomes::new(), Undo::default());
         let (mut work, mut left): (Vec<Work>, Vec<Arc<ClaimRecord>>) = Default::default();
         let removed_pod = {
             let mut table = self.table();
             for uid in uids {
-                match leaving.step(&table, uid) {
+                match machine::unprepare(&table, uid, by, now_ms()) {
                     UnprepareStep::Nothing => drop(ends.insert(uid.clone(), Ok(ClaimEnd::Unprepared))),
                     UnprepareStep::Left(record) => {
                         undo.put(&mut table, &record);
@@ -147,7 +114,7 @@ impl Manager {
                     UnprepareStep::Call { record, drivers } => {
                         undo.put(&mut table, &record);
                         // A request calls all drivers; a retry calls those whose backoff has ended.
-                        let is_retry = matches!(leaving, Leaving::Retry);
+                        let is_retry = matches!(by, UnprepareRequest::Retry);
                         let drivers = if is_retry { self.due_drivers(&record) } else { drivers };
                         work.push((record, drivers));
                     }
@@ -169,7 +136,7 @@ impl Manager {
         // A file names the pods of its claim: one that left must not come back with a claim that is rebuilt from it.
         self.check_files(&left, Nodes::Checked).await;
         ends.extend(left.into_iter().map(|record| (record.id.uid.clone(), Ok(ClaimEnd::Kept))));
-        self.call_and_remove(work, pod.is_some(), leaving.part(), call, &mut ends).await;
+        self.call_and_remove(work, pod.is_some(), by.part(), call, &mut ends).await;
         ends
     }
 
@@ -187,10 +154,10 @@ impl Manager {
             return;
         }
         let mut results = self.call_unprepare(&work, call).await;
-        let (mut gone, mut kept) = (Vec::new(), Vec::new());
-        let deadline = RestoreDeadline::of(call);
+        let (mut gone, mut stay) = (Vec::new(), Vec::new());
+        let restore = RestoreRequest::of(call);
         for ((record, _), results) in work.iter().zip(&mut results) {
-            let restored = self.restore_unfinished(record, results, &deadline).await;
+            let restored = self.restore_unfinished(record, results, &restore).await;
             // Before the next claim: the last of the claims that share a value restores it.
             self.end_values(record, results).await;
             drop(restored);
@@ -198,20 +165,19 @@ impl Manager {
             let uid = record.id.uid.clone();
             match machine::finish_unprepare(record, results.clone(), now_ms()) {
                 UnprepareEnd::Gone => gone.push(record.clone()),
-                UnprepareEnd::Kept(record, problem) => {
-                    let end = part.map_or(Err(problem), |driver| machine::end_of_part(&record, driver));
+                UnprepareEnd::Stays(record, problem) => {
+                    let end = match part {
+                        Some(driver) => machine::end_of_part(&record, driver),
+                        None => problem.map_or(Ok(()), Err),
+                    };
                     ends.insert(uid, end.map(|()| ClaimEnd::Unprepared));
-                    kept.push(record);
-                }
-                UnprepareEnd::Stays(record) => {
-                    ends.insert(uid, Ok(ClaimEnd::Unprepared));
-                    kept.push(record);
+                    stay.push(record);
                 }
             }
         }
         let mut open: BTreeSet<Uid> =
-            kept.iter().filter(|record| record.is_leaving()).map(|record| record.id.uid.clone()).collect();
-        open.extend(self.commit_kept(kept, ends).await);
+            stay.iter().filter(|record| record.is_leaving()).map(|record| record.id.uid.clone()).collect();
+        open.extend(self.commit_rest(stay, ends).await);
         let end = self.remove(&gone, pods_locked).await.map(|()| ClaimEnd::Unprepared);
         ends.extend(gone.iter().map(|record| (record.id.uid.clone(), end.clone())));
         for ((record, _), results) in work.iter().zip(&results) {
@@ -225,12 +191,12 @@ impl Manager {
     }
 
     /// Makes durable what is left of claims. Returns those for which that failed: their drivers have to unprepare them again.
-    async fn commit_kept(&self, kept: Vec<Arc<ClaimRecord>>, ends: &mut Outcomes) -> Vec<Uid> {
-        if kept.is_empty() {
+    async fn commit_rest(&self, rest: Vec<Arc<ClaimRecord>>, ends: &mut Outcomes) -> Vec<Uid> {
+        if rest.is_empty() {
             return Vec::new();
         }
-        let uids: Vec<_> = kept.iter().map(|record| record.id.uid.clone()).collect();
-        let Err(problem) = self.commit_claims(kept).await else {
+        let uids: Vec<_> = rest.iter().map(|record| record.id.uid.clone()).collect();
+        let Err(problem) = self.commit_claims(rest).await else {
             // A prepare that waits for a part that was unprepared decides again.
             self.claims_freed.send_modify(|count| *count += 1);
             return Vec::new();

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::machine::UnprepareRequest;
 use super::prepare_retry::DriverRevision;
-use super::unprepare::Leaving;
 use super::unprepare_retry::Serving;
 use crate::manager::Manager;
 use nodedock_model::{ClaimRecord, DriverName, Uid, limit};
@@ -127,7 +127,7 @@ impl Manager {
         let record = self.table().claim(uid.as_str()).cloned();
         let Some(record) = record.filter(is_due) else { return BTreeSet::new() };
         let request_id = format!("resume-{uid}").into();
-        match self.unprepare_locked_claim(uid, Leaving::Retry, request_id).await {
+        match self.unprepare_locked_claim(uid, UnprepareRequest::Retry, request_id).await {
             Ok(()) => {
                 tracing::info!(claim = %record.id, "finished an interrupted unprepare");
                 self.empty_pods(&record)

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard};
 use async_trait::async_trait;
 
 use self::records::Records;
-pub(super) use self::restoring::{RestoreDeadline, Restored};
+pub(super) use self::restoring::{RestoreRequest, Restored};
 use super::lock;
 use crate::checkpoint::{Change, Checkpoint, CommitError};
 use crate::driver::values::{Journal, Write};

@@ -15,10 +15,10 @@ use crate::driver::{
     Call, ClaimDriver, DeviceDriver, DeviceLists, DeviceOptions, Driver, DriverIdentity, NodeFacts, Outcomes,
     Published,
 };
-use crate::manager::claims::fixtures::{claim, driver, pod, prepared};
+use crate::manager::claims::fixtures::{claim, driver, name, pod, prepared};
 use crate::manager::claims::source::ClaimSource;
 use crate::manager::claims::table::ClaimTable;
-use crate::manager::claims::{ClaimEnd, PodSelector, RecordedValues};
+use crate::manager::claims::{ClaimEnd, PodSelector, RecordedValues, ReleaseOutcome, ReleaseRequest};
 use crate::manager::devices::fixtures::resource;
 use crate::manager::devices::{PluginId, ResourceOutcome, ResourceView};
 use crate::manager::{Manager, ManagerParts, ManagerSettings, PodOutcome, pool_claims};
@@ -28,10 +28,10 @@ use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Claim, ClaimRecord, ClaimReference, ClaimState, ContainerAllocation, ContainerClaim, ContainerKind,
-    DeviceAccess, DeviceStatus, DriverClaim, DriverKind, DriverName, Edits, Hold, Inventory, KubeletDevice,
-    LiveClaim, ObjectName, ObjectRef, PluginDevice, PodContainer, PodRequest, Pool, PoolName, PreparedClaim,
-    Problem, Uid,
+    Caller, Claim, ClaimRecord, ClaimReference, ClaimState, ContainerAllocation, ContainerClaim,
+    ContainerKind, DeviceAccess, DeviceStatus, DriverClaim, DriverKind, DriverName, Edits, Hold, Inventory,
+    KubeletDevice, LiveClaim, ObjectName, ObjectRef, PluginDevice, PodContainer, PodRequest, Pool, PoolName,
+    PreparedClaim, Problem, ReleaseRecord, Uid,
 };
 
 pub(crate) const GRACE: Duration = Duration::from_secs(300);
@@ -303,6 +303,14 @@ impl Daemon {
         self.manager.unprepare_for_kubelet(driver, &claim.id, "test".into()).await
     }
 
+    /// An operator releases a claim by force.
+    pub(crate) async fn release(&self, claim: &str) -> Result<ReleaseRecord, Problem> {
+        match self.manager.release_claim(release_request(claim), "test".into()).await? {
+            ReleaseOutcome::Released(record) => Ok(Arc::unwrap_or_clone(record)),
+            looked => panic!("it was to be released: {looked:?}"),
+        }
+    }
+
     /// Allocates a pod's devices and prepares no claim for them.
     pub(crate) async fn allocate(&self, short: &str, containers: &[PodContainer]) -> Vec<ResourceOutcome> {
         self.allocate_request(device_request(short, containers)).await
@@ -422,6 +430,12 @@ pub(crate) fn request(pod: &ObjectRef, claims: &[&str]) -> PodRequest {
     };
     let claims = claims.iter().map(reference).collect();
     PodRequest { pod: pod.clone(), claims, containers: vec![container] }
+}
+
+/// A release by root, of the only claim of a name.
+pub(crate) fn release_request(claim: &str) -> ReleaseRequest {
+    let by = Caller { uid: Some(0), user: Some("root".to_owned()), pid: Some(7) };
+    ReleaseRequest { namespace: name("default"), name: name(claim), uid: None, by }
 }
 
 /// A request of a pod without claims.

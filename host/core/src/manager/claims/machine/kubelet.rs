@@ -3,14 +3,10 @@
 use std::sync::Arc;
 
 use super::unprepare::UnprepareStep;
-use super::{
-    DriverResult, PODS_NAMED_MAX, PrepareEnd, allocated, check_node, is_refused_for_good, not_called,
-    pods_named, settle, take_results, transition,
-};
+use super::{PODS_NAMED_MAX, allocated, check_node, not_called, pods_named, settle, transition};
 use crate::manager::claims::name_few;
-use crate::manager::claims::table::ClaimTable;
 use nodedock_model::{
-    Allocation, Claim, ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemKind, Uid,
+    Allocation, Claim, ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemKind,
 };
 
 /// Checks of a claim that need nothing but the claim and the node. The kubelet has checked which pods it is reserved for; without the pod it
@@ -51,46 +47,13 @@ pub fn known_claim(
     })
 }
 
-/// Notes the result of the one driver that was called in a claim's record. Other open parts do not matter for the answer.
-pub fn finish_prepare_part(
-    record: &ClaimRecord,
-    driver: &DriverName,
-    results: Vec<DriverResult>,
-    now_ms: u64,
-) -> PrepareEnd {
-    let mut record = record.clone();
-    take_results(&mut record, results, now_ms);
-    let Some(part) = record.drivers.get(driver).filter(|part| part.current().is_none()) else {
-        return PrepareEnd::Prepared(Arc::new(record));
-    };
-    let problem = part.problem.clone().unwrap_or_else(not_called);
-    if is_refused_for_good(part) && record.pods.is_empty() {
-        return PrepareEnd::RolledBack(Arc::new(record), problem);
-    }
-    PrepareEnd::Open(Arc::new(record), problem)
-}
-
-/// The intent to unprepare the part of a driver that refused it for good. The driver is called all the same: it may have begun.
-pub fn roll_back_part(
-    record: &ClaimRecord,
-    driver: &DriverName,
-    now_ms: u64,
-) -> (Arc<ClaimRecord>, Vec<DriverName>) {
-    let mut record = record.clone();
-    record.note(transition(now_ms, "rolled back", &format!("refused by driver {driver}")));
-    release_parts(&mut record, std::slice::from_ref(driver));
-    (Arc::new(record), vec![driver.clone()])
-}
-
-/// Decides an unprepare by a kubelet: of one driver's part, or (`driver` none) of every part that it holds.
-pub fn unprepare_by_kubelet(
-    table: &ClaimTable,
-    uid: &Uid,
+/// Decides an unprepare by a kubelet: of one driver's part, or (`driver` none) of every part that it uses.
+pub(super) fn unprepare(
+    known: &Arc<ClaimRecord>,
     driver: Option<&DriverName>,
     now_ms: u64,
     cause: &str,
 ) -> UnprepareStep {
-    let Some(known) = table.claim(uid.as_str()) else { return UnprepareStep::Nothing };
     let drivers: Vec<DriverName> = match driver {
         Some(driver) => known.drivers.keys().filter(|of| *of == driver).cloned().collect(),
         None => known.kubelet_drivers().cloned().collect(),
@@ -103,15 +66,16 @@ pub fn unprepare_by_kubelet(
     let mut record = ClaimRecord::clone(known);
     if !record.pods.is_empty() {
         // The pods hold every part.
-        let mut was_held = false;
-        for driver in &drivers {
-            let part = record.drivers.get_mut(driver);
-            was_held |= part.is_some_and(|part| std::mem::take(&mut part.kubelet));
+        let mut was_used = false;
+        for (_, part) in record.drivers.iter_mut().filter(|(driver, _)| drivers.contains(driver)) {
+            was_used |= std::mem::take(&mut part.kubelet);
         }
-        if !was_held {
+        if !was_used {
             return UnprepareStep::Nothing;
         }
-        forget_kubelet(&mut record);
+        if !record.is_held_by_kubelet() {
+            record.kubelet = None;
+        }
         record.note(transition(now_ms, "left", cause));
         return UnprepareStep::Left(Arc::new(record));
     }
@@ -124,24 +88,8 @@ pub fn unprepare_by_kubelet(
     UnprepareStep::Call { record: Arc::new(record), drivers }
 }
 
-/// The last pod leaves, and the kubelet holds some parts: the others are unprepared.
-pub(super) fn leave_to_kubelet(
-    mut record: ClaimRecord,
-    pod: &Uid,
-    now_ms: u64,
-    cause: &str,
-) -> UnprepareStep {
-    record.pods.remove(pod);
-    record.note(transition(now_ms, "left", &format!("{cause} pod {pod}")));
-    let unheld = record.drivers.iter().filter(|(_, part)| !part.kubelet).map(|(driver, _)| driver.clone());
-    let drivers: Vec<_> = unheld.collect();
-    release_parts(&mut record, &drivers);
-    let record = Arc::new(record);
-    if drivers.is_empty() { UnprepareStep::Left(record) } else { UnprepareStep::Call { record, drivers } }
-}
-
-/// Marks parts that have no holder any more, and the claim if none has.
-fn release_parts(record: &mut ClaimRecord, drivers: &[DriverName]) {
+/// Marks parts that have no users any more, and the claim if none has.
+pub(super) fn release_parts(record: &mut ClaimRecord, drivers: &[DriverName]) {
     for driver in drivers {
         if let Some(part) = record.drivers.get_mut(driver) {
             (part.kubelet, part.leaving) = (false, true);
@@ -151,13 +99,6 @@ fn release_parts(record: &mut ClaimRecord, drivers: &[DriverName]) {
         record.state = ClaimState::Unpreparing;
     } else {
         settle(record);
-    }
-}
-
-/// Removes the kubelet's data if it holds no part.
-fn forget_kubelet(record: &mut ClaimRecord) {
-    if !record.is_held_by_kubelet() {
-        record.kubelet = None;
     }
 }
 

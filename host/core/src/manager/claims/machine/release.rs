@@ -36,7 +36,7 @@ pub fn release(record: &ClaimRecord, now_ms: u64, by: &Caller) -> (Arc<ClaimReco
     (Arc::new(record), drivers)
 }
 
-/// The record of a released claim. The drivers' results say which of them were not told.
+/// The record of a released claim. The drivers' results say which of them did not unprepare it.
 pub fn released(
     record: &ClaimRecord,
     results: Vec<UnprepareResult>,
@@ -45,7 +45,7 @@ pub fn released(
 ) -> ReleaseRecord {
     let mut left = match finish_unprepare(record, results, now_ms) {
         UnprepareEnd::Gone => ClaimRecord { drivers: BTreeMap::new(), ..record.clone() },
-        UnprepareEnd::Kept(left, _) | UnprepareEnd::Stays(left) => Arc::unwrap_or_clone(left),
+        UnprepareEnd::Stays(left, _) => Arc::unwrap_or_clone(left),
     };
     left.note(transition(now_ms, "released", &by.to_string()));
     let untold = left.drivers.iter().map(|(driver, part)| {

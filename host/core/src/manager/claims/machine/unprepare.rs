@@ -16,35 +16,58 @@ pub enum UnprepareStep {
     Call { record: Arc<ClaimRecord>, drivers: Vec<DriverName> },
 }
 
-/// Decides an unprepare for a pod, or (`pod` none) a retry.
-pub fn unprepare(
-    table: &ClaimTable,
-    uid: &Uid,
-    pod: Option<&Uid>,
-    now_ms: u64,
-    cause: &str,
-) -> UnprepareStep {
+/// Who unprepares a claim.
+#[derive(Debug, Clone, Copy)]
+pub enum UnprepareRequest<'a> {
+    Pod(&'a Uid),
+    /// A kubelet: one driver's part, or (`driver` none) every part that it uses.
+    Kubelet {
+        driver: Option<&'a DriverName>,
+        cause: &'a str,
+    },
+    /// A retry of an unprepare that was begun.
+    Retry,
+}
+
+/// Decides an unprepare.
+pub fn unprepare(table: &ClaimTable, uid: &Uid, request: UnprepareRequest<'_>, now_ms: u64) -> UnprepareStep {
     let Some(known) = table.claim(uid.as_str()) else { return UnprepareStep::Nothing };
-    let resumes = pod.is_none() && known.is_leaving();
-    let holds = pod.is_some_and(|pod| known.pods.contains_key(pod));
-    if !holds && !resumes {
-        return UnprepareStep::Nothing;
+    match request {
+        UnprepareRequest::Pod(pod) if known.pods.contains_key(pod) => {
+            unprepare_for_pod(ClaimRecord::clone(known), pod, now_ms)
+        }
+        UnprepareRequest::Kubelet { driver, cause } => kubelet::unprepare(known, driver, now_ms, cause),
+        UnprepareRequest::Retry if known.is_leaving() => call_leaving(known.clone()),
+        UnprepareRequest::Pod(_) | UnprepareRequest::Retry => UnprepareStep::Nothing,
     }
-    let mut record = ClaimRecord::clone(known);
-    if let Some(pod) = pod.filter(|_| record.pods.len() > 1) {
-        record.pods.remove(pod);
-        record.note(transition(now_ms, "left", &format!("{cause} pod {pod}")));
-        return UnprepareStep::Left(Arc::new(record));
+}
+
+fn unprepare_for_pod(mut record: ClaimRecord, pod: &Uid, now_ms: u64) -> UnprepareStep {
+    let is_last = record.pods.len() == 1;
+    if is_last && !record.is_held_by_kubelet() {
+        if record.state != ClaimState::Unpreparing {
+            record.state = ClaimState::Unpreparing;
+            record.note(transition(now_ms, "unpreparing", "unprepare"));
+        }
+        // The pod stays in the record until the claim is unprepared: it may repeat its request.
+        return call_leaving(Arc::new(record));
     }
-    if let Some(pod) = pod.filter(|_| record.is_held_by_kubelet()) {
-        return kubelet::leave_to_kubelet(record, pod, now_ms, cause);
+    record.pods.remove(pod);
+    record.note(transition(now_ms, "left", &format!("unprepare pod {pod}")));
+    let mut drivers = Vec::new();
+    if is_last {
+        // The kubelet uses some parts; the others are unprepared.
+        let unused = record.drivers.iter().filter(|(_, part)| !part.kubelet);
+        drivers.extend(unused.map(|(driver, _)| driver.clone()));
+        kubelet::release_parts(&mut record, &drivers);
     }
-    if pod.is_some() && record.state != ClaimState::Unpreparing {
-        record.state = ClaimState::Unpreparing;
-        record.note(transition(now_ms, "unpreparing", cause));
-    }
+    let record = Arc::new(record);
+    if drivers.is_empty() { UnprepareStep::Left(record) } else { UnprepareStep::Call { record, drivers } }
+}
+
+fn call_leaving(record: Arc<ClaimRecord>) -> UnprepareStep {
     let drivers = record.leaving().map(|(driver, _)| driver.clone()).collect();
-    UnprepareStep::Call { record: Arc::new(record), drivers }
+    UnprepareStep::Call { record, drivers }
 }
 
 /// A driver's result of an unprepare, and its duration in microseconds.
@@ -55,10 +78,8 @@ pub type UnprepareResult = (DriverName, Result<(), Problem>, u64);
 pub enum UnprepareEnd {
     /// Every driver unprepared it: remove its CDI files, then its record.
     Gone,
-    /// Some did not: commit, keep, and retry.
-    Kept(Arc<ClaimRecord>, Problem),
-    /// The parts are unprepared, and the rest is held: commit.
-    Stays(Arc<ClaimRecord>),
+    /// Commit: a problem of a driver that did not unprepare its part, which is retried, or else the parts that are in use.
+    Stays(Arc<ClaimRecord>, Option<Problem>),
 }
 
 /// Notes the drivers' results of an unprepare in a claim's record.
@@ -78,18 +99,27 @@ pub fn finish_unprepare(record: &ClaimRecord, results: Vec<UnprepareResult>, now
         record.note_repeated(entry);
     }
     let problem = worst(record.leaving().map(|(_, part)| part));
-    match problem {
-        Some(problem) => UnprepareEnd::Kept(Arc::new(record), problem),
-        None if record.state == ClaimState::Unpreparing => UnprepareEnd::Gone,
-        None => UnprepareEnd::Stays(Arc::new(record)),
+    if problem.is_none() && record.state == ClaimState::Unpreparing {
+        return UnprepareEnd::Gone;
     }
+    UnprepareEnd::Stays(Arc::new(record), problem)
 }
 
-/// The intent to unprepare a claim that every driver refused for good. They are called all the same: they may have begun.
-pub fn roll_back(record: &ClaimRecord, now_ms: u64) -> (Arc<ClaimRecord>, Vec<DriverName>) {
+/// The intent to unprepare a claim that every driver refused for good, or (`part`) the part of one that did. The drivers are called all
+/// the same: they may have begun.
+pub fn roll_back(
+    record: &ClaimRecord,
+    part: Option<&DriverName>,
+    now_ms: u64,
+) -> (Arc<ClaimRecord>, Vec<DriverName>) {
     let mut record = record.clone();
-    record.state = ClaimState::Unpreparing;
-    record.note(transition(now_ms, "rolled back", "refused by every driver"));
-    let drivers = record.drivers.keys().cloned().collect();
+    let by = part.map_or_else(|| "every driver".to_owned(), |driver| format!("driver {driver}"));
+    record.note(transition(now_ms, "rolled back", &format!("refused by {by}")));
+    let drivers =
+        part.map_or_else(|| record.drivers.keys().cloned().collect(), |driver| vec![driver.clone()]);
+    match part {
+        Some(_) => kubelet::release_parts(&mut record, &drivers),
+        None => record.state = ClaimState::Unpreparing,
+    }
     (Arc::new(record), drivers)
 }

@@ -5,15 +5,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::super::fixtures::{permanent, prepared, transient};
+use super::requests::{Facts, assert_devices_are_exclusive, facts};
 use crate::checkpoint::Change;
 use crate::manager::claims::machine::{
-    self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep, UnprepareEnd,
+    self, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep, UnprepareEnd, UnprepareRequest,
     UnprepareStep,
 };
 use crate::manager::claims::table::{ClaimTable, Undo};
 use nodedock_model::{
-    AllocatedDevice, Caller, Claim, ClaimRecord, ClaimState, DriverKind, DriverName, LiveClaim, ObjectRef,
-    PodRecord, PreparedBy, PreparedClaim, Problem, ReleaseRecord, Uid, limit,
+    Caller, Claim, ClaimRecord, ClaimState, DriverKind, DriverName, LiveClaim, PodRecord, PreparedBy,
+    PreparedClaim, Problem, ReleaseRecord, Uid, limit,
 };
 
 /// What happens at the next commit or call.
@@ -38,14 +39,14 @@ pub(super) struct Crash;
 type Alive<T> = Result<T, Crash>;
 type Work = Vec<(Arc<ClaimRecord>, Vec<DriverName>)>;
 
-/// What a driver holds, and what it has to be told of still.
+/// The claims of a driver.
 #[derive(Debug, Default)]
 struct Driver {
     serves: bool,
     /// Claims that are in place in the hardware.
     holds: BTreeSet<Uid>,
-    /// Claims that it was asked to prepare, and not to unprepare since.
-    asked: BTreeSet<Uid>,
+    /// Claims that it was called to prepare, and has not unprepared since.
+    called: BTreeSet<Uid>,
     calls: u32,
 }
 
@@ -53,7 +54,7 @@ struct Driver {
 struct Durable {
     claims: BTreeMap<Uid, Arc<ClaimRecord>>,
     pods: BTreeMap<Uid, Arc<PodRecord>>,
-    /// Claims that were unprepared by hand.
+    /// Claims that were released by force.
     released: BTreeMap<Uid, Arc<ReleaseRecord>>,
 }
 
@@ -72,38 +73,26 @@ impl Durable {
     }
 }
 
-/// Who unprepares claims.
-#[derive(Clone, Copy)]
-enum Leaving<'a> {
-    Pod(&'a Uid),
-    /// Of one driver's part, or of all that it holds.
-    Kubelet(Option<&'a DriverName>),
-    Retry,
-}
-
 pub(super) struct Node {
     table: ClaimTable,
     durable: Durable,
     drivers: BTreeMap<DriverName, Driver>,
-    facts: BTreeMap<(DriverName, String), DeviceFacts>,
+    facts: Facts,
     boot: u32,
     clock_ms: u64,
     luck: VecDeque<Luck>,
-    /// What was told of a driver's part of a claim, and in which boot; until it is unprepared.
+    /// The answer for a driver's part of a claim, and its boot; until it is unprepared.
     answered: BTreeMap<(Uid, DriverName), (u32, PreparedClaim)>,
 }
 
 impl Node {
-    pub(super) fn new(
-        drivers: impl IntoIterator<Item = DriverName>,
-        facts: BTreeMap<(DriverName, String), DeviceFacts>,
-    ) -> Self {
+    pub(super) fn new(drivers: impl IntoIterator<Item = DriverName>) -> Self {
         let serving = |name| (name, Driver { serves: true, ..Driver::default() });
         Self {
             table: ClaimTable::default(),
             durable: Durable::default(),
             drivers: drivers.into_iter().map(serving).collect(),
-            facts,
+            facts: facts(),
             boot: 1,
             clock_ms: 0,
             luck: VecDeque::new(),
@@ -117,10 +106,6 @@ impl Node {
 
     pub(super) fn set_serving(&mut self, driver: &DriverName, serves: bool) {
         self.drivers.get_mut(driver).unwrap().serves = serves;
-    }
-
-    pub(super) fn serve_all(&mut self) {
-        self.drivers.values_mut().for_each(|driver| driver.serves = true);
     }
 
     /// The daemon starts again from what is durable.
@@ -143,63 +128,48 @@ impl Node {
         pods.into_iter().collect()
     }
 
-    /// A pod asks for claims; those that have to wait are refused at once.
-    pub(super) fn prepare(&mut self, pod: &ObjectRef, claims: &BTreeMap<Uid, &Claim>) -> Alive<()> {
+    /// A pod requests claims, or a kubelet a part of one; those that have to wait are refused at once.
+    pub(super) fn prepare(&mut self, holder: Holder<'_>, claims: &[&Claim]) -> Alive<()> {
+        let part = if let Holder::Kubelet { driver, .. } = holder { Some(driver) } else { None };
         let mut undo = Undo::default();
-        let (mut standing, mut changed, mut work): (Vec<_>, Vec<_>, Work) = Default::default();
-        for claim in claims.values() {
-            match self.decide(Holder::Pod(pod), claim) {
-                PrepareStep::Known { record, changed: false } => standing.push(record),
-                PrepareStep::Known { record, changed: true } => {
-                    undo.put(&mut self.table, &record);
-                    changed.push(record.clone());
-                    standing.push(record);
+        let (mut known, mut changes, mut work): (Vec<_>, Vec<_>, Work) = Default::default();
+        for claim in claims {
+            let (record, drivers) = match self.decide(holder, claim) {
+                PrepareStep::Known { record, changed: false } => {
+                    known.push(record);
+                    continue;
                 }
-                PrepareStep::Call { record, drivers } if self.all_serve(&drivers) => {
-                    undo.put(&mut self.table, &record);
-                    changed.push(record.clone());
-                    work.push((record, drivers));
-                }
-                PrepareStep::Call { .. } | PrepareStep::Wait(_) | PrepareStep::Refuse(_) => {}
-            }
+                PrepareStep::Known { record, changed: true } => (record, None),
+                PrepareStep::Call { record, drivers } if self.all_serve(&drivers) => (record, Some(drivers)),
+                PrepareStep::Call { .. } | PrepareStep::Wait { .. } | PrepareStep::Refuse(_) => continue,
+            };
+            undo.put(&mut self.table, &record);
+            changes.push(Change::PutClaim(record.clone()));
+            let Some(drivers) = drivers else {
+                known.push(record);
+                continue;
+            };
+            assert!(
+                part.is_none_or(|part| drivers == std::slice::from_ref(part)),
+                "no other driver is called"
+            );
+            work.push((record, drivers));
         }
-        let accepted = standing.iter().chain(work.iter().map(|(record, _)| record));
+        let accepted = known.iter().chain(work.iter().map(|(record, _)| record));
         let accepted: BTreeMap<_, _> = accepted.map(|r| (r.id.uid.to_string(), r.id.clone())).collect();
         if accepted.is_empty() {
             return Ok(());
         }
-        let pod_record = Arc::new(machine::pod_record(&self.table, pod, &[], accepted));
-        undo.put_pod(&mut self.table, &pod_record);
-        let claims = changed.into_iter().map(Change::PutClaim);
-        if !self.commit(claims.chain([Change::PutPod(pod_record)]).collect(), undo)? {
+        if let Holder::Pod(pod) = holder {
+            let pod_record = Arc::new(machine::pod_record(&self.table, pod, &[], accepted));
+            undo.put_pod(&mut self.table, &pod_record);
+            changes.push(Change::PutPod(pod_record));
+        }
+        if !self.commit(changes, undo)? {
             return Ok(());
         }
-        standing.iter().for_each(|record| self.answer(record, None));
-        self.call_and_finish(work, None)
-    }
-
-    /// A kubelet asks for a driver's part; what has to wait is refused at once.
-    pub(super) fn kubelet_prepare(&mut self, driver: &DriverName, claim: &Claim) -> Alive<()> {
-        let mut undo = Undo::default();
-        let (record, work) = match self.decide(Holder::Kubelet { driver, given: false }, claim) {
-            PrepareStep::Known { record, changed: false } => {
-                self.answer(&record, Some(driver));
-                return Ok(());
-            }
-            PrepareStep::Known { record, changed: true } => (record, None),
-            PrepareStep::Call { record, drivers } if self.all_serve(&drivers) => (record, Some(drivers)),
-            PrepareStep::Call { .. } | PrepareStep::Wait(_) | PrepareStep::Refuse(_) => return Ok(()),
-        };
-        undo.put(&mut self.table, &record);
-        if !self.commit(vec![Change::PutClaim(record.clone())], undo)? {
-            return Ok(());
-        }
-        let Some(drivers) = work else {
-            self.answer(&record, Some(driver));
-            return Ok(());
-        };
-        assert_eq!(drivers, std::slice::from_ref(driver), "no other driver is asked");
-        self.call_and_finish(vec![(record, drivers)], Some(driver))
+        known.iter().for_each(|record| self.answer(record, part));
+        self.call_and_finish(work, part)
     }
 
     fn decide(&mut self, holder: Holder<'_>, claim: &Claim) -> PrepareStep {
@@ -233,33 +203,26 @@ impl Node {
     }
 
     fn call_and_finish(&mut self, work: Work, part: Option<&DriverName>) -> Alive<()> {
-        let (mut prepared, mut kept, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut prepared, mut open, mut refused) = (Vec::new(), Vec::new(), Vec::new());
         for (record, drivers) in work {
             let mut results = Vec::new();
             for driver in &drivers {
                 results.push(self.call_prepare(driver, &record)?);
             }
-            let end = match part {
-                Some(driver) => machine::finish_prepare_part(&record, driver, results, self.clock_ms),
-                None => machine::finish_prepare(&record, results, self.clock_ms),
-            };
-            match end {
+            match machine::finish_prepare(&record, part, results, self.clock_ms) {
                 PrepareEnd::Prepared(record) => prepared.push(record),
-                PrepareEnd::Open(record, _) => kept.push(record),
+                PrepareEnd::Open(record, _) => open.push(record),
                 PrepareEnd::RolledBack(record, _) => refused.push(record),
             }
         }
-        let changed: Vec<_> = prepared.iter().chain(&kept).cloned().collect();
+        let changed: Vec<_> = prepared.iter().chain(&open).cloned().collect();
         if self.commit_claims(&changed)? {
             prepared.iter().for_each(|record| self.answer(record, part));
         }
-        let roll_back = |record: &Arc<ClaimRecord>| match part {
-            Some(driver) => machine::roll_back_part(record, driver, self.clock_ms),
-            None => machine::roll_back(record, self.clock_ms),
-        };
-        let given_up: Work = refused.iter().map(roll_back).collect();
-        let records: Vec<_> = given_up.iter().map(|(record, _)| record.clone()).collect();
-        if self.commit_claims(&records)? { self.call_and_forget(given_up) } else { Ok(()) }
+        let roll_back = |record: &Arc<ClaimRecord>| machine::roll_back(record, part, self.clock_ms);
+        let rolled_back: Work = refused.iter().map(roll_back).collect();
+        let records: Vec<_> = rolled_back.iter().map(|(record, _)| record.clone()).collect();
+        if self.commit_claims(&records)? { self.call_and_forget(rolled_back) } else { Ok(()) }
     }
 
     /// A pod leaves.
@@ -269,19 +232,14 @@ impl Node {
         if uids.is_empty() {
             return self.forget(&[], &BTreeSet::from([pod.clone()]));
         }
-        self.unprepare_claims(&uids, Leaving::Pod(pod))
+        self.unprepare_claims(&uids, UnprepareRequest::Pod(pod))
     }
 
-    /// A kubelet unprepares a driver's part, or (`driver` none) all that it holds.
-    pub(super) fn kubelet_unprepare(&mut self, uid: &Uid, driver: Option<&DriverName>) -> Alive<()> {
-        self.unprepare_claims(std::slice::from_ref(uid), Leaving::Kubelet(driver))
-    }
-
-    /// What was being unprepared is tried again.
+    /// Retries the unprepares that were begun.
     pub(super) fn resume(&mut self) -> Alive<()> {
         let open: Vec<_> = self.table.claims().filter(|claim| claim.is_leaving()).cloned().collect();
         for record in open {
-            self.unprepare_claims(std::slice::from_ref(&record.id.uid), Leaving::Retry)?;
+            self.unprepare_claims(std::slice::from_ref(&record.id.uid), UnprepareRequest::Retry)?;
             if self.table.claim(record.id.uid.as_str()).is_none() {
                 self.forget(&[], &record.pods.keys().cloned().collect())?;
             }
@@ -289,7 +247,7 @@ impl Node {
         Ok(())
     }
 
-    /// An operator gives a claim up by hand.
+    /// An operator releases a claim by force.
     pub(super) fn release(&mut self, uid: &Uid) -> Alive<()> {
         let Some(record) = self.table.claim(uid.as_str()).cloned() else { return Ok(()) };
         if machine::check_release(&record).is_err() {
@@ -301,11 +259,7 @@ impl Node {
         if !self.commit_claims(std::slice::from_ref(&record))? {
             return Ok(());
         }
-        let mut results = Vec::new();
-        for driver in &drivers {
-            let live = record.live_claim(driver).expect("a driver of the record");
-            results.push((driver.clone(), self.call_unprepare(driver, &live)?, 0));
-        }
+        let results = self.call_unprepare_each(&record, &drivers)?;
         let agreed: Vec<_> = results.iter().filter(|(_, end, _)| end.is_ok()).map(|r| r.0.clone()).collect();
         let released = Arc::new(machine::released(&record, results, self.clock_ms, &by));
         for driver in &drivers {
@@ -315,25 +269,25 @@ impl Node {
         self.forget_with(std::slice::from_ref(uid), &pods, vec![Change::PutReleased(released)])
     }
 
-    /// A pod that holds nothing of a claim cannot take it away.
-    pub(super) fn assert_strangers_take_nothing(&self, pod: &Uid) {
-        for claim in self.table.claims().filter(|claim| !claim.pods.contains_key(pod)) {
-            let step = machine::unprepare(&self.table, &claim.id.uid, Some(pod), 0, "unprepare");
-            assert_eq!(step, UnprepareStep::Nothing);
+    /// A pod cannot unprepare a claim that it does not use, and without an intent there is no retry.
+    pub(super) fn assert_others_take_nothing(&self, pod: &Uid) {
+        for claim in self.table.claims() {
+            for (by, has_intent) in [
+                (UnprepareRequest::Pod(pod), claim.pods.contains_key(pod)),
+                (UnprepareRequest::Retry, claim.is_leaving()),
+            ] {
+                let step = machine::unprepare(&self.table, &claim.id.uid, by, 0);
+                assert_eq!(step == UnprepareStep::Nothing, !has_intent, "{by:?}");
+            }
         }
     }
 
-    fn unprepare_claims(&mut self, uids: &[Uid], leaver: Leaving<'_>) -> Alive<()> {
-        let pod = if let Leaving::Pod(pod) = leaver { Some(pod) } else { None };
+    pub(super) fn unprepare_claims(&mut self, uids: &[Uid], by: UnprepareRequest<'_>) -> Alive<()> {
+        let pod = if let UnprepareRequest::Pod(pod) = by { Some(pod) } else { None };
         let mut undo = Undo::default();
         let (mut changed, mut work): (Vec<_>, Work) = Default::default();
         for uid in uids {
-            let step = match leaver {
-                Leaving::Kubelet(driver) => {
-                    machine::unprepare_by_kubelet(&self.table, uid, driver, self.clock_ms, "kubelet")
-                }
-                _ => machine::unprepare(&self.table, uid, pod, self.clock_ms, "unprepare"),
-            };
+            let step = machine::unprepare(&self.table, uid, by, self.clock_ms);
             let (record, drivers) = match step {
                 UnprepareStep::Nothing => continue,
                 UnprepareStep::Left(record) => (record, None),
@@ -352,19 +306,15 @@ impl Node {
     }
 
     fn call_and_forget(&mut self, work: Work) -> Alive<()> {
-        let (mut gone, mut kept) = (Vec::new(), Vec::new());
+        let (mut gone, mut rest) = (Vec::new(), Vec::new());
         for (record, drivers) in work {
-            let mut results = Vec::new();
-            for driver in &drivers {
-                let live = record.live_claim(driver).expect("a driver of the record");
-                results.push((driver.clone(), self.call_unprepare(driver, &live)?, 0));
-            }
+            let results = self.call_unprepare_each(&record, &drivers)?;
             match machine::finish_unprepare(&record, results, self.clock_ms) {
                 UnprepareEnd::Gone => gone.push(record),
-                UnprepareEnd::Kept(record, _) | UnprepareEnd::Stays(record) => kept.push(record),
+                UnprepareEnd::Stays(record, _) => rest.push(record),
             }
         }
-        self.commit_claims(&kept)?;
+        self.commit_claims(&rest)?;
         let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
         self.forget(&uids, &gone.iter().flat_map(|record| record.pods.keys().cloned()).collect())
     }
@@ -411,18 +361,17 @@ impl Node {
 
     fn call_prepare(&mut self, name: &DriverName, record: &ClaimRecord) -> Alive<DriverResult> {
         let uid = &record.id.uid;
-        let durable =
-            self.durable.claims.get(uid).expect("nothing is asked of a driver before the intent is durable");
+        let durable = self.durable.claims.get(uid).expect("no driver is called before the intent is durable");
         assert_eq!(durable.state, ClaimState::Preparing, "the intent is durable");
         assert!(
             durable.drivers[name].current().is_none(),
-            "what is prepared and durable is not asked for again"
+            "no driver is called for a part that is prepared and durable"
         );
         let luck = self.luck.pop_front().unwrap_or(Luck::Good);
         let driver = self.drivers.get_mut(name).unwrap();
         driver.calls += 1;
         if luck != Luck::CrashBefore {
-            driver.asked.insert(uid.clone());
+            driver.called.insert(uid.clone());
         }
         if matches!(luck, Luck::Good | Luck::TooLateDone | Luck::CrashAfter) {
             driver.holds.insert(uid.clone());
@@ -438,13 +387,26 @@ impl Node {
         Ok(DriverResult { driver: name.clone(), by: Some(by), outcome, duration_us: 1 })
     }
 
+    fn call_unprepare_each(
+        &mut self,
+        record: &ClaimRecord,
+        drivers: &[DriverName],
+    ) -> Alive<Vec<machine::UnprepareResult>> {
+        let mut results = Vec::new();
+        for driver in drivers {
+            let live = record.live_claim(driver).expect("a driver of the record");
+            results.push((driver.clone(), self.call_unprepare(driver, &live)?, 0));
+        }
+        Ok(results)
+    }
+
     fn call_unprepare(&mut self, name: &DriverName, live: &LiveClaim) -> Alive<Result<(), Problem>> {
         let uid = &live.claim.id.uid;
         let durable = self.durable.claims.get(uid).expect("an unprepare is of a claim that is durable");
         assert!(durable.is_part_leaving(name), "the intent is durable");
         let memo = String::from_utf8(live.memo.clone()).unwrap();
         let memo_boot = memo.split_once(' ').map(|(boot, _)| boot);
-        assert!(memo_boot.is_none_or(|boot| boot == live.boot_id), "memo of {memo:?}, told {}", live.boot_id);
+        assert!(memo_boot.is_none_or(|boot| boot == live.boot_id), "memo {memo:?}, boot {}", live.boot_id);
         let driver = self.drivers.get_mut(name).unwrap();
         if !driver.serves {
             return Ok(Err(transient()));
@@ -452,7 +414,7 @@ impl Node {
         let luck = self.luck.pop_front().unwrap_or(Luck::Good);
         if matches!(luck, Luck::Good | Luck::TooLateDone | Luck::CrashAfter) {
             driver.holds.remove(uid);
-            driver.asked.remove(uid);
+            driver.called.remove(uid);
         }
         match luck {
             Luck::Good => Ok(Ok(())),
@@ -487,52 +449,34 @@ impl Node {
         };
         self.answered.retain(|(uid, driver), _| stands(uid, driver));
         self.assert_drivers_are_known();
-        self.assert_devices_are_exclusive();
+        assert_devices_are_exclusive(self.durable.claims.values().map(Arc::as_ref));
         let claims: BTreeMap<_, _> = self.table.claims().map(|c| (c.id.uid.clone(), c.clone())).collect();
         assert_eq!(claims, self.durable.claims, "the table says what is durable");
         let pods: BTreeMap<_, _> = self.table.pods().map(|p| (p.pod.uid.clone(), p.clone())).collect();
         assert_eq!(pods, self.durable.pods, "the table says what is durable");
         for claim in claims.values() {
             assert!(claim.timeline.len() <= limit::TIMELINE_MAX);
-            assert_held(claim);
+            assert_used(claim);
+            let holds: BTreeSet<_> = claim.holds.iter().map(|hold| &hold.key).collect();
+            assert_eq!(holds.len(), claim.holds.len(), "each hold once: {:?}", claim.holds);
             let named = self.table.claim_named(&claim.id.namespace, &claim.id.name);
             assert_eq!(named, Some(claim), "one claim of a name at a time");
         }
     }
 
-    /// No driver holds a device of a claim that no durable record knows to be its, be it that the claim was unprepared without it.
+    /// No driver has a claim that no durable record has, be it one of a release that the driver did not take part in.
     fn assert_drivers_are_known(&self) {
         for (name, driver) in &self.drivers {
-            for uid in driver.holds.iter().chain(&driver.asked) {
+            for uid in driver.holds.iter().chain(&driver.called) {
                 let claim = self.durable.claims.get(uid).is_some_and(|r| r.drivers.contains_key(name));
                 assert!(claim || self.is_untold(name, uid), "{name} has {uid}, which no record knows");
             }
         }
     }
 
-    /// Whether the claim was unprepared by hand, and it is durable that the driver was not told.
+    /// Whether the claim was released by force, and it is durable that the driver did not unprepare it.
     fn is_untold(&self, driver: &DriverName, uid: &Uid) -> bool {
         self.durable.released.get(uid).is_some_and(|released| released.untold.contains_key(driver))
-    }
-
-    /// No device, and no identity, is in two claims unless both share it: by the allocations, not by what records say they hold.
-    fn assert_devices_are_exclusive(&self) {
-        let mut users: BTreeMap<String, Vec<(&Uid, bool)>> = BTreeMap::new();
-        for (uid, record) in &self.durable.claims {
-            let has_part = |device: &&AllocatedDevice| record.drivers.contains_key(&device.driver);
-            let devices = record.allocation.devices.iter().filter(has_part);
-            for device in devices.filter(|device| !device.admin_access) {
-                let key = (device.driver.clone(), device.device.to_string());
-                let facts = self.facts.get(&key).cloned().unwrap_or_default();
-                let shared = device.share_id.is_some() || facts.allow_multiple_allocations;
-                let keys = facts.identity.into_iter().chain([format!("{}/{}", key.0, key.1)]);
-                keys.for_each(|key| users.entry(key).or_default().push((uid, shared)));
-            }
-        }
-        for (key, users) in users {
-            let several = users.iter().any(|(uid, _)| *uid != users[0].0);
-            assert!(!several || users.iter().all(|(_, shared)| *shared), "{key} is in two claims: {users:?}");
-        }
     }
 
     pub(super) fn assert_empty(&self) {
@@ -541,28 +485,31 @@ impl Node {
             "nothing is left in the checkpoint"
         );
         for (name, driver) in &self.drivers {
-            let mut left = driver.holds.iter().chain(&driver.asked);
-            assert!(left.all(|uid| self.is_untold(name, uid)), "{name} was told of everything: {driver:?}");
+            let mut left = driver.holds.iter().chain(&driver.called);
+            assert!(
+                left.all(|uid| self.is_untold(name, uid)),
+                "{name} was called for everything: {driver:?}"
+            );
         }
     }
 }
 
-/// Every part of a claim has a holder, or is being unprepared.
-fn assert_held(claim: &ClaimRecord) {
+/// Every part of a claim has a user, or is being unprepared.
+fn assert_used(claim: &ClaimRecord) {
     let (uid, by_pods) = (&claim.id.uid, !claim.pods.is_empty());
     if claim.state == ClaimState::Unpreparing {
-        assert!(!claim.is_held_by_kubelet(), "{uid} leaves though a kubelet holds it");
+        assert!(!claim.is_held_by_kubelet(), "{uid} leaves though a kubelet uses it");
         return;
     }
-    assert!(by_pods || claim.is_held_by_kubelet(), "a holder of {uid}");
+    assert!(by_pods || claim.is_held_by_kubelet(), "a user of {uid}");
     assert!(!claim.is_held_by_kubelet() || claim.kubelet.is_some(), "{uid}: since when, and for whom");
     for (driver, part) in &claim.drivers {
-        assert!(!(part.leaving && (by_pods || part.kubelet)), "{driver} of {uid} leaves and is held");
-        assert!(by_pods || part.kubelet || part.leaving, "a holder of {driver} of {uid}");
+        assert!(!(part.leaving && (by_pods || part.kubelet)), "{driver} of {uid} leaves and is used");
+        assert!(by_pods || part.kubelet || part.leaving, "a user of {driver} of {uid}");
     }
     let open = claim.drivers.values().any(|part| !part.leaving && part.current().is_none());
     assert_eq!(claim.state == ClaimState::Prepared, !open, "the state of {uid} is that of its parts");
     for device in claim.allocation.devices.iter().filter(|_| by_pods) {
-        assert!(claim.drivers.contains_key(&device.driver), "a pod holds all of {uid}");
+        assert!(claim.drivers.contains_key(&device.driver), "a pod uses all of {uid}");
     }
 }

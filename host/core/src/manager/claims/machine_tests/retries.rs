@@ -1,21 +1,21 @@
-//! What drivers may be asked again, and when: retries that stand, and claims that are unprepared bit by bit.
+//! When drivers are called again: retries of prepares, and of unprepares of claims with several drivers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::super::fixtures::{allocation, claim, driver, permanent, pod, transient, uid};
-use crate::driver::{Driver, DriverIdentity, Published};
+use super::super::fixtures::{allocation, claim, driver, permanent, transient, uid};
+use crate::driver::{Driver, DriverIdentity};
+use crate::manager::claims::machine::PrepareStep;
 use crate::manager::claims::prepare_retry::{
-    Admission, DriverRevision, FailedPrepare, PrepareRetries, Verdict, admission,
+    DriverRevision, FailedPrepare, PrepareRetries, Verdict, admission,
 };
 use crate::manager::claims::unprepare_retry::{Serving, UnprepareRetries};
 use nodedock_model::{
-    AllocatedDevice, ClaimRecord, ClaimState, ConfigSource, DriverClaim, DriverKind, DriverPart, ObjectRef,
+    AllocatedDevice, ClaimRecord, ClaimState, ConfigSource, DriverClaim, DriverKind, DriverPart,
     OpaqueConfig, Problem, limit,
 };
 
@@ -50,12 +50,8 @@ impl Story {
     }
 
     fn refuse(&mut self, request: &DriverClaim, problem: &Problem) {
-        self.refuse_to(&pod("a"), request, problem);
-    }
-
-    fn refuse_to(&mut self, pod: &ObjectRef, request: &DriverClaim, problem: &Problem) {
         let (driver, revision) = (&self.driver.identity.name, &DriverRevision::of(&self.driver));
-        self.retries.note(&FailedPrepare { pod: Some(pod), request, driver, revision, problem }, self.now, 1);
+        self.retries.note(&FailedPrepare { pod: None, request, driver, revision, problem }, self.now, 1);
     }
 
     fn verdict(&self, request: &DriverClaim) -> Verdict {
@@ -68,8 +64,11 @@ impl Story {
     fn waits_for(&self, request: &DriverClaim) -> Duration {
         match self.verdict(request) {
             Verdict::Later { at, problem } => {
-                let told = Duration::from_millis(problem.retry_after_ms.expect("a time").into());
-                assert!(told >= at - self.now && told < at - self.now + Duration::from_millis(1), "{told:?}");
+                let rounded = Duration::from_millis(problem.retry_after_ms.expect("a time").into());
+                assert!(
+                    rounded >= at - self.now && rounded < at - self.now + Duration::from_millis(1),
+                    "{rounded:?}"
+                );
                 at - self.now
             }
             other => panic!("it was to wait: {other:?}"),
@@ -106,34 +105,6 @@ fn what_is_refused_for_good_is_refused_until_the_request_changes() {
 }
 
 #[test]
-fn another_instance_or_inventory_of_a_driver_is_another_driver() {
-    let mut story = Story::new(DriverKind::Wasm);
-    let (published, inventory) = watch::channel(Arc::new(Published::default()));
-    story.driver.inventory = Some(inventory);
-    let asked = request("one", &["gpu/0"]);
-    story.refuse(&asked, &permanent());
-    assert_eq!(story.verdict(&asked), Verdict::Never(permanent()));
-    published.send_replace(Arc::new(Published::default()));
-    assert_eq!(story.verdict(&asked), Verdict::Call, "another inventory");
-
-    story.refuse(&asked, &permanent());
-    assert_eq!(story.verdict(&asked), Verdict::Never(permanent()));
-    story.driver = Driver { inventory: story.driver.inventory.take(), ..loaded("gpu", DriverKind::Wasm) };
-    assert_eq!(story.verdict(&asked), Verdict::Call, "loaded again");
-}
-
-/// A kubelet comes again whatever a plugin says, and plugins say "not found" while they wait for the API server.
-#[test]
-fn what_a_plugin_refuses_for_good_may_be_called_again() {
-    let mut story = Story::new(DriverKind::Grpc);
-    let asked = request("one", &["gpu/0"]);
-    story.refuse(&asked, &permanent());
-    assert_eq!(story.verdict(&asked), Verdict::Call);
-    story.refuse(&asked, &permanent());
-    assert_eq!(story.waits_for(&asked), limit::PREPARE_RETRY_MIN);
-}
-
-#[test]
 fn the_first_retry_is_free_and_then_the_delays_double_up_to_the_longest() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked = request("one", &["gpu/0"]);
@@ -164,18 +135,6 @@ fn a_drivers_own_time_is_honoured_and_bounded() {
 }
 
 #[test]
-fn refusals_are_forgotten_with_their_pod_their_claim_and_their_end() {
-    let mut story = Story::new(DriverKind::Wasm);
-    let (one, two) = (request("one", &["gpu/0"]), request("two", &["gpu/1"]));
-    story.refuse_to(&pod("a"), &one, &permanent());
-    story.refuse_to(&pod("b"), &two, &permanent());
-    story.retries.forget(|of, _| of == Some(&pod("a")));
-    assert_eq!((story.verdict(&one), story.verdict(&two)), (Verdict::Call, Verdict::Never(permanent())));
-    story.retries.clear(&two.id.uid, &driver("gpu"));
-    assert!(story.retries.is_empty());
-}
-
-#[test]
 fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
     let mut story = Story { retries: PrepareRetries::bounded(2), ..Story::new(DriverKind::Wasm) };
     let asked = ["one", "two", "three"].map(|name| request(name, &["gpu/0"]));
@@ -188,24 +147,33 @@ fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
 
 #[test]
 fn the_drivers_of_a_claim_decide_together() {
-    let now = Instant::now();
+    let (now, record) = (Instant::now(), Arc::new(leaving(&["gpu", "nic"])));
     let later = |ms| {
         let at = now + Duration::from_millis(ms);
         Verdict::Later { at, problem: Problem::unavailable(&format!("in-{ms}"), "not now") }
     };
-    let decide = |gpu, nic| admission(vec![(driver("gpu"), gpu), (driver("nic"), nic)], now);
-    let both = Admission::Call { drivers: vec![driver("gpu"), driver("nic")], postponed: vec![] };
-    assert_eq!(decide(Verdict::Call, Verdict::Call), both);
-    assert_eq!(decide(Verdict::Call, Verdict::Never(permanent())), Admission::Refuse(permanent()));
-    assert_eq!(decide(later(9000), Verdict::Never(permanent())), Admission::Refuse(permanent()));
-    let Admission::Call { drivers, postponed } = decide(Verdict::Call, later(9000)) else {
-        panic!("the gpu may be asked")
-    };
-    assert_eq!((drivers, postponed[0].1.code.as_str()), (vec![driver("gpu")], "in-9000"));
-    let Admission::Refuse(problem) = decide(later(9000), later(3000)) else { panic!("none may be asked") };
-    assert_eq!(problem.code, "in-3000", "that is when asking makes sense");
-    let Admission::Wait { at, .. } = decide(Verdict::Call, later(200)) else { panic!("it is waited out") };
-    assert_eq!(at, now + Duration::from_millis(200));
+    let decide =
+        |gpu, nic| match admission(record.clone(), vec![(driver("gpu"), gpu), (driver("nic"), nic)], now) {
+            PrepareStep::Call { record, drivers } => {
+                let code =
+                    record.drivers[&driver("nic")].problem.as_ref().map(|problem| problem.code.clone());
+                format!("calls {}, nic: {}", drivers.len(), code.unwrap_or_default())
+            }
+            PrepareStep::Wait { at, .. } => format!("waits {} ms", (at.unwrap() - now).as_millis()),
+            PrepareStep::Refuse(problem) => format!("refused: {}", problem.code),
+            PrepareStep::Known { .. } => unreachable!("the claim is not prepared"),
+        };
+    for (gpu, nic, expected) in [
+        (Verdict::Call, Verdict::Call, "calls 2, nic: device-busy"),
+        (Verdict::Call, Verdict::Never(permanent()), "refused: bad-parameters"),
+        (later(9000), Verdict::Never(permanent()), "refused: bad-parameters"),
+        (Verdict::Call, later(9000), "calls 1, nic: in-9000"),
+        // The problem of the driver that may be called first.
+        (later(9000), later(3000), "refused: in-3000"),
+        (Verdict::Call, later(200), "waits 200 ms"),
+    ] {
+        assert_eq!(decide(gpu, nic), expected);
+    }
 }
 
 /// A claim that is being unprepared, with these drivers left.
@@ -265,9 +233,9 @@ fn a_claim_is_unprepared_at_its_own_time_and_at_once_when_a_driver_comes() {
         Some(now + Duration::from_secs(19))
     );
     assert_eq!(retries.attempts(&uid("uid-one")), 2);
-    let anew = loaded("gpu", DriverKind::Wasm);
+    let reloaded = loaded("gpu", DriverKind::Wasm);
     assert_eq!(
-        retries.drivers(&record, &serving(&[&anew, &nic]), now),
+        retries.drivers(&record, &serving(&[&reloaded, &nic]), now),
         [driver("gpu")],
         "it may be better now"
     );
@@ -289,10 +257,10 @@ fn failed_tries_of_a_version_count_for_it_alone() {
         retries.failed(&one, serving(&[&gpu, &nic]), &refused("nic"), now);
         assert_eq!((tries(&retries, &gpu), tries(&retries, &nic)), (0, expected));
     }
-    let anew = loaded("nic", DriverKind::Wasm);
-    assert_eq!((tries(&retries, &anew), retries.attempts(&one)), (0, 3));
-    retries.failed(&one, serving(&[&gpu, &anew]), &refused("gpu"), now);
-    assert_eq!((tries(&retries, &gpu), tries(&retries, &anew), tries(&retries, &nic)), (1, 0, 0));
+    let reloaded = loaded("nic", DriverKind::Wasm);
+    assert_eq!((tries(&retries, &reloaded), retries.attempts(&one)), (0, 3));
+    retries.failed(&one, serving(&[&gpu, &reloaded]), &refused("gpu"), now);
+    assert_eq!((tries(&retries, &gpu), tries(&retries, &reloaded), tries(&retries, &nic)), (1, 0, 0));
 }
 
 #[test]
@@ -322,7 +290,7 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Who asks whenever it may: the calls of one driver come as seldom as they should, and never seldomer than the bound.
+    /// A client that requests whenever it may: the driver is not called before its time, nor later than after the longest delay.
     #[test]
     fn no_driver_is_called_before_its_time_or_after_the_longest(
         events in prop::collection::vec(event(), 1..60),
@@ -330,7 +298,7 @@ proptest! {
     ) {
         let mut story = Story::new(kind);
         let asked = request("one", &["gpu/0"]);
-        // Since the driver was loaded: when it was asked, and what it wanted.
+        // Since the driver was loaded: the time of each call, the delay that it named, and whether it refused for good.
         let mut calls: Vec<(Instant, Option<Duration>, bool)> = Vec::new();
         for event in events {
             match event {

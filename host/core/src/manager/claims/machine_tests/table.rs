@@ -39,30 +39,22 @@ fn two_claims_of_one_name_do_not_hide_each_other() {
 }
 
 #[test]
-fn a_pod_keeps_what_it_holds_when_a_later_request_takes_on_less() {
+fn a_pod_keeps_its_claims_when_a_later_request_names_fewer() {
     let mut table = ClaimTable::default();
-    let (a, containers) =
-        (pod("a"), [PodContainer { name: "main".to_owned(), claims: vec![], ..PodContainer::default() }]);
+    let used = ContainerClaim { pod_claim_name: "gpu".to_owned(), request: None };
+    let container = |claims| [PodContainer { name: "main".to_owned(), claims, ..PodContainer::default() }];
+    let (a, containers) = (pod("a"), container(vec![used]));
     let ids = |names: &[&str]| -> BTreeMap<String, ObjectRef> {
         names.iter().map(|name| ((*name).to_owned(), claim(name, &[], &[]).id)).collect()
     };
     table.put(record("one", &[], &["a"]));
     table.put(record("two", &[], &["a"]));
-    let mut first = pod_record(&table, &a, &containers, ids(&["one", "two", "gone"]));
+    let mut first = pod_record(&table, &a, &container(vec![]), ids(&["one", "two", "gone"]));
     first.unknown.insert("newer".to_owned(), true.into());
     table.put_pod(Arc::new(first.clone()));
     let second = pod_record(&table, &a, &containers, ids(&["one"]));
-    assert_eq!(second.claims, ids(&["one", "two"]));
+    assert_eq!((second.claims, second.containers), (ids(&["one", "two"]), containers.to_vec()));
     assert_eq!(second.unknown, first.unknown, "what a newer release wrote stays");
-}
-
-#[test]
-fn a_pods_containers_are_those_of_its_last_request() {
-    let used = ContainerClaim { pod_claim_name: "gpu".to_owned(), request: None };
-    let containers =
-        [PodContainer { name: "main".to_owned(), claims: vec![used], ..PodContainer::default() }];
-    let record = pod_record(&ClaimTable::default(), &pod("a"), &containers, BTreeMap::new());
-    assert_eq!(record.containers, containers);
 }
 
 #[derive(Debug, Clone)]

@@ -20,19 +20,14 @@ pub(super) fn extended(
     let limits = counts("limits", resources.limits.as_ref()).map_err(wrong)?;
     let requests = counts("requests", resources.requests.as_ref()).map_err(wrong)?;
     for (name, requested) in &requests {
-        match limits.get(name) {
-            None => {
-                return Err(wrong(format!(
-                    "resources.requests.{name} has no limit, which an extended resource needs"
-                )));
+        let why = match limits.get(name) {
+            Some(limit) if limit == requested => continue,
+            Some(limit) => {
+                format!("is {requested} and its limit {limit}: of an extended resource they are the same")
             }
-            Some(limit) if limit != requested => {
-                return Err(wrong(format!(
-                    "resources.requests.{name} is {requested} and its limit {limit}: of an extended resource they are the same"
-                )));
-            }
-            Some(_) => {}
-        }
+            None => "has no limit, which an extended resource needs".to_owned(),
+        };
+        return Err(wrong(format!("resources.requests.{name} {why}")));
     }
     Ok(limits.into_iter().filter(|(_, count)| *count > 0).collect())
 }
@@ -73,25 +68,10 @@ const TOO_LARGE: &str = "is more devices than a node can have";
 /// A count of devices, or what is wrong with it.
 type Count = Result<u32, &'static str>;
 
-/// Powers by suffix: of ten, then of two.
-const SUFFIXES: [(&str, i32, u32); 16] = [
-    ("n", -9, 0),
-    ("u", -6, 0),
-    ("m", -3, 0),
-    ("", 0, 0),
-    ("k", 3, 0),
-    ("M", 6, 0),
-    ("G", 9, 0),
-    ("T", 12, 0),
-    ("P", 15, 0),
-    ("E", 18, 0),
-    ("Ki", 0, 10),
-    ("Mi", 0, 20),
-    ("Gi", 0, 30),
-    ("Ti", 0, 40),
-    ("Pi", 0, 50),
-    ("Ei", 0, 60),
-];
+/// Suffixes of powers of 1000, from the smallest, and of 1024.
+const DECIMAL: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
+const DECIMAL_MIN: i32 = -9;
+const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 
 /// Digits of a number and of an exponent that are looked at: more than any quantity has.
 const DIGITS_MAX: usize = 18;
@@ -125,9 +105,15 @@ fn parse(text: &str) -> Option<Count> {
     Some(scale(mantissa << two, ten - i32::try_from(fraction.len()).ok()?))
 }
 
+/// The powers of ten and of two of a suffix or an exponent.
 fn powers(suffix: &str) -> Option<(i32, u32)> {
-    if let Some((_, ten, two)) = SUFFIXES.into_iter().find(|(known, ..)| *known == suffix) {
-        return Some((ten, two));
+    if let Some((_, ten)) =
+        DECIMAL.into_iter().zip((DECIMAL_MIN..).step_by(3)).find(|(known, _)| *known == suffix)
+    {
+        return Some((ten, 0));
+    }
+    if let Some((_, two)) = BINARY.into_iter().zip((10..).step_by(10)).find(|(known, _)| *known == suffix) {
+        return Some((0, two));
     }
     let exponent = suffix.strip_prefix(['e', 'E'])?;
     let digits = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);

@@ -1,39 +1,12 @@
 //! Pods that want the same claim, the same device or the same name at once.
 
 use crate::manager::claims::ClaimEnd;
-use crate::manager::claims::fixtures::{claim, driver, pod};
-use crate::manager::tests::scene::{FakeDriver, Home, ends, with_claim, with_gpu, with_prepared};
-
-/// Lets every task go as far as it comes without an event.
-async fn settle() {
-    for _ in 0..64 {
-        tokio::task::yield_now().await;
-    }
-}
-
-#[tokio::test]
-async fn pods_that_want_one_claim_at_once_are_one_driver_call() {
-    let ((_home, daemon, a, gpu), b) = (with_gpu(), pod("b"));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a, &b]));
-    gpu.shut(true);
-    let open = async {
-        gpu.called(|calls| calls.prepare.len() == 1).await;
-        settle().await;
-        gpu.shut(false);
-    };
-    let (first, second, ()) = tokio::join!(daemon.prepare(&a, &["one"]), daemon.prepare(&b, &["one"]), open);
-    assert_eq!((ends(&first), ends(&second)), (vec!["prepared"], vec!["prepared"]));
-    assert_eq!(first.containers, second.containers);
-    assert_eq!(gpu.counts(), (1, 0));
-}
+use crate::manager::claims::fixtures::{claim, pod};
+use crate::manager::tests::scene::{ends, settle, with_claim, with_prepared, with_two_drivers};
 
 #[tokio::test]
 async fn claims_that_have_nothing_in_common_do_not_wait_for_each_other() {
-    let (home, a, b) = (Home::new(), pod("a"), pod("b"));
-    let (gpu, nic) = (FakeDriver::new(driver("gpu")), FakeDriver::new(driver("nic")));
-    let daemon = home.start();
-    daemon.serve(&gpu);
-    daemon.serve(&nic);
+    let ((_home, daemon, a, gpu, _), b) = (with_two_drivers(), pod("b"));
     daemon.source.put(claim("one", &["gpu/0"], &[&a]));
     daemon.source.put(claim("two", &["nic/0"], &[&b]));
     gpu.shut(true);
@@ -60,31 +33,33 @@ async fn a_prepare_that_waits_too_long_is_refused_with_the_holder_of_the_device(
 }
 
 #[tokio::test]
-async fn a_prepare_that_waits_goes_on_when_the_holder_leaves() {
-    let ((_home, daemon, a, _gpu), b) = (with_claim(), pod("b"));
-    daemon.source.put(claim("two", &["gpu/0"], &[&b]));
-    daemon.prepare(&a, &["one"]).await;
-    let leave = async {
-        settle().await;
-        assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
-    };
-    let (outcome, ()) = tokio::join!(daemon.prepare(&b, &["two"]), leave);
-    assert_eq!(ends(&outcome), ["prepared"]);
-    assert_eq!(daemon.manager.claims().len(), 1);
-}
-
-#[tokio::test]
-async fn a_claim_of_the_same_name_waits_for_the_older_one_to_go() {
-    let ((_home, daemon, a, _gpu), b) = (with_prepared().await, pod("b"));
-    daemon.source.put(claim("one@uid-newer", &["gpu/1"], &[&b]));
-    let leave = async {
-        settle().await;
-        assert_eq!(daemon.manager.claims()[0].id.uid.as_str(), "uid-one");
-        daemon.unprepare(&a).await;
-    };
-    let (outcome, ()) = tokio::join!(daemon.prepare(&b, &["one"]), leave);
-    assert_eq!(ends(&outcome), ["prepared"]);
-    assert_eq!(daemon.manager.claims()[0].id.uid.as_str(), "uid-newer");
+async fn a_prepare_that_waits_goes_on_when_the_other_claim_is_unprepared_or_released() {
+    for (other, device) in [("two", "gpu/0"), ("one@uid-newer", "gpu/1")] {
+        for released in [false, true] {
+            let ((_home, daemon, a, gpu), b) = (with_prepared().await, pod("b"));
+            if released {
+                daemon.retire(&gpu);
+                assert!(daemon.unprepare(&a).await[0].is_err());
+                daemon.serve(&gpu);
+            }
+            let other = claim(other, &[device], &[&b]);
+            daemon.source.put(other.clone());
+            let leave = async {
+                settle().await;
+                assert!(daemon.state("uid-one").is_some());
+                if released {
+                    daemon.release("one").await.unwrap();
+                } else {
+                    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+                }
+            };
+            let names = [other.id.name.as_str()];
+            let (outcome, ()) = tokio::join!(daemon.prepare(&b, &names), leave);
+            assert_eq!(ends(&outcome), ["prepared"]);
+            let claims = daemon.manager.claims();
+            assert_eq!(claims.iter().map(|record| &record.id.uid).collect::<Vec<_>>(), [&other.id.uid]);
+        }
+    }
 }
 
 /// A prepare that still waited when its pod was unprepared went on afterwards, for a pod that would not be unprepared again.

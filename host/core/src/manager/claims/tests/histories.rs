@@ -12,11 +12,13 @@ use tokio::sync::watch;
 
 use crate::driver::{Call, ClaimDriver, Outcomes};
 use crate::manager::claims::ReleaseRequest;
-use crate::manager::claims::fixtures::{claim, driver, permanent, pod, prepared, transient};
-use crate::manager::tests::scene::{Daemon, Home, request};
+use crate::manager::claims::fixtures::{driver, permanent, prepared, transient};
+use crate::manager::claims::machine_tests::requests::{
+    self, CLAIMS_OF_TWO_DRIVERS, Request, claims, driver_of, pods,
+};
+use crate::manager::tests::scene::{Daemon, Home, release_request, request};
 use nodedock_model::{
-    Caller, Claim, ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, ObjectRef, PreparedClaim,
-    Problem, Uid,
+    ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, PreparedClaim, Problem, Uid,
 };
 
 /// What a driver does at its next call.
@@ -44,7 +46,7 @@ struct Hardware {
 
 #[derive(Default)]
 struct State {
-    /// Claims that it was asked to prepare, and has not unprepared since.
+    /// Claims that it was called to prepare, and has not unprepared since.
     holds: BTreeSet<Uid>,
     luck: VecDeque<Luck>,
     calls: usize,
@@ -108,32 +110,6 @@ impl ClaimDriver for Hardware {
 }
 
 #[derive(Debug, Clone)]
-enum Request {
-    Prepare {
-        pod: usize,
-        claims: BTreeSet<usize>,
-    },
-    Unprepare {
-        pod: usize,
-    },
-    Release {
-        claim: usize,
-    },
-    /// A kubelet asks for a driver's part of a claim, gives it up, or all that it holds is unprepared for it.
-    KubeletPrepare {
-        claim: usize,
-        driver: usize,
-    },
-    KubeletUnprepare {
-        claim: usize,
-        driver: usize,
-    },
-    KubeletGivesUp {
-        claim: usize,
-    },
-}
-
-#[derive(Debug, Clone)]
 enum Event {
     /// Several at once. `crash`: after so many turns of the tasks, while drivers do not answer, the daemon is gone.
     Requests {
@@ -156,26 +132,6 @@ enum Event {
 }
 
 const DRIVERS: [&str; 2] = ["gpu", "nic"];
-const PODS: [&str; 3] = ["a", "b", "c"];
-/// Some want the same device, or a share of it; some are of both drivers; one has the name of another.
-const CLAIMS: [(&str, &[&str]); 6] = [
-    ("one", &["gpu/0"]),
-    ("both", &["gpu/0", "nic/0"]),
-    ("share-a", &["gpu/1#a", "nic/1"]),
-    ("share-b", &["gpu/1#b"]),
-    ("whole", &["gpu/1"]),
-    ("one@uid-one-again", &["nic/2"]),
-];
-
-fn pods() -> Vec<ObjectRef> {
-    PODS.iter().map(|name| pod(name)).collect()
-}
-
-fn claims() -> Vec<Claim> {
-    let pods = pods();
-    let pods: Vec<_> = pods.iter().collect();
-    CLAIMS.iter().map(|(name, devices)| claim(name, devices, &pods)).collect()
-}
 
 fn luck() -> impl Strategy<Value = Luck> {
     prop_oneof![
@@ -189,23 +145,9 @@ fn luck() -> impl Strategy<Value = Luck> {
     ]
 }
 
-fn one_request() -> impl Strategy<Value = Request> {
-    let claims = prop::collection::btree_set(0..CLAIMS.len(), 1..3);
-    prop_oneof![
-        6 => (0..PODS.len(), claims).prop_map(|(pod, claims)| Request::Prepare { pod, claims }),
-        3 => (0..PODS.len()).prop_map(|pod| Request::Unprepare { pod }),
-        1 => (0..CLAIMS.len()).prop_map(|claim| Request::Release { claim }),
-        6 => (0..CLAIMS.len(), 0..DRIVERS.len())
-            .prop_map(|(claim, driver)| Request::KubeletPrepare { claim, driver }),
-        3 => (0..CLAIMS.len(), 0..DRIVERS.len())
-            .prop_map(|(claim, driver)| Request::KubeletUnprepare { claim, driver }),
-        1 => (0..CLAIMS.len()).prop_map(|claim| Request::KubeletGivesUp { claim }),
-    ]
-}
-
 fn event() -> impl Strategy<Value = Event> {
     let crash = prop::option::weighted(0.25, 0..60usize);
-    let requests = prop::collection::vec(one_request(), 1..4);
+    let requests = prop::collection::vec(requests::request(CLAIMS_OF_TWO_DRIVERS), 1..4);
     prop_oneof![
         8 => (requests, crash).prop_map(|(requests, crash)| Event::Requests { requests, crash }),
         3 => (0..DRIVERS.len(), prop::collection::vec(luck(), 1..4))
@@ -217,32 +159,29 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Who was told of a claim.
+/// A user of a claim that is prepared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Holder {
+enum User {
     Pod(Uid),
     /// Of a driver's part.
     Kubelet(DriverName),
 }
 
-impl Request {
-    /// Whether it asks that a holder unprepare a claim, or all of them.
-    fn takes(&self, holder: &Holder, claim: &Uid) -> bool {
-        let is_claim = |index: &usize| claims()[*index].id.uid == *claim;
-        match (self, holder) {
-            (Self::Unprepare { pod }, Holder::Pod(uid)) => pods()[*pod].uid == *uid,
-            (Self::Release { claim }, _) => is_claim(claim),
-            (Self::KubeletUnprepare { claim, driver: index }, Holder::Kubelet(name)) => {
-                is_claim(claim) && driver(DRIVERS[*index]) == *name
-            }
-            (Self::KubeletGivesUp { claim }, Holder::Kubelet(_)) => is_claim(claim),
-            _ => false,
+/// Whether a request unprepares a claim for a user.
+fn takes(request: &Request, user: &User, uid: &Uid) -> bool {
+    let claim = |index: &usize| Some(claims().swap_remove(*index)).filter(|claim| claim.id.uid == *uid);
+    match (request, user) {
+        (Request::Unprepare { pod }, User::Pod(uid)) => pods()[*pod].uid == *uid,
+        (Request::Release { claim: index }, _) => claim(index).is_some(),
+        (Request::KubeletUnprepare { claim: index, part }, User::Kubelet(name)) => {
+            claim(index).is_some_and(|claim| part.is_none_or(|part| driver_of(&claim, part) == *name))
         }
+        _ => false,
     }
 }
 
-/// What a holder was told: in which boot, and what the CDI files said then.
-type Told = (u32, Vec<String>, BTreeMap<String, Vec<u8>>);
+/// An answer: its boot, and the CDI files of that time.
+type Answer = (u32, Vec<String>, BTreeMap<String, Vec<u8>>);
 
 struct World {
     home: Home,
@@ -250,8 +189,8 @@ struct World {
     drivers: Vec<Arc<Hardware>>,
     serving: BTreeSet<usize>,
     boot: u32,
-    /// By holder and claim, what stands; until its unprepare is requested.
-    told: BTreeMap<(Holder, Uid), Told>,
+    /// By user and claim; until its unprepare is requested.
+    answers: BTreeMap<(User, Uid), Answer>,
 }
 
 impl World {
@@ -259,7 +198,8 @@ impl World {
         let (home, boot) = (Home::new(), 1);
         let daemon = Self::start(&home, boot);
         let drivers = DRIVERS.map(Hardware::new).to_vec();
-        let mut world = Self { home, daemon, drivers, serving: BTreeSet::new(), boot, told: BTreeMap::new() };
+        let mut world =
+            Self { home, daemon, drivers, serving: BTreeSet::new(), boot, answers: BTreeMap::new() };
         (0..DRIVERS.len()).for_each(|driver| world.serve(driver, true));
         world
     }
@@ -286,7 +226,7 @@ impl World {
     fn begin_again(&mut self) {
         self.daemon = Self::start(&self.home, self.boot);
         self.serving.clone().into_iter().for_each(|driver| self.serve(driver, true));
-        self.assert_told_is_durable();
+        self.assert_answers_are_durable();
     }
 
     async fn happen(&mut self, event: &Event) {
@@ -316,8 +256,8 @@ impl World {
     }
 
     async fn ask(&mut self, requests: &[Request], crash: Option<usize>) {
-        // What is asked to be unprepared may be gone whatever the answer is.
-        self.told.retain(|(holder, claim), _| !requests.iter().any(|request| request.takes(holder, claim)));
+        // A claim whose unprepare is requested may be gone whatever the answer is.
+        self.answers.retain(|(user, claim), _| !requests.iter().any(|request| takes(request, user, claim)));
         let work = futures::future::join_all(requests.iter().map(|request| carry_out(&self.daemon, request)));
         let Some(turns) = crash else {
             let answers = work.await;
@@ -346,23 +286,23 @@ impl World {
     }
 
     /// Compares what was answered with what was answered before, and keeps it.
-    fn take(&mut self, requests: &[Request], answers: Vec<Vec<(Holder, Uid)>>) {
-        let is_leaving = |holder: &Holder, claim: &Uid| requests.iter().any(|one| one.takes(holder, claim));
+    fn take(&mut self, requests: &[Request], answers: Vec<Vec<(User, Uid)>>) {
+        let is_leaving = |user: &User, claim: &Uid| requests.iter().any(|one| takes(one, user, claim));
         let answers = answers.into_iter().flatten();
-        for (holder, claim) in answers.filter(|(holder, claim)| !is_leaving(holder, claim)) {
-            let told = self.files_of(&holder, &claim);
-            let before = self.told.insert((holder, claim), told.clone());
+        for (user, claim) in answers.filter(|(user, claim)| !is_leaving(user, claim)) {
+            let answer = self.files_of(&user, &claim);
+            let before = self.answers.insert((user, claim), answer.clone());
             assert!(
-                before.is_none_or(|before| before.0 != told.0 || before == told),
+                before.is_none_or(|before| before.0 != answer.0 || before == answer),
                 "the same answer again"
             );
         }
     }
 
-    fn files_of(&self, holder: &Holder, claim: &Uid) -> Told {
-        let of_claim = |name: &String| match holder {
-            Holder::Pod(_) => name.ends_with(&format!("_{claim}.yaml")),
-            Holder::Kubelet(driver) => *name == format!("{driver}_{claim}.yaml"),
+    fn files_of(&self, user: &User, claim: &Uid) -> Answer {
+        let of_claim = |name: &String| match user {
+            User::Pod(_) => name.ends_with(&format!("_{claim}.yaml")),
+            User::Kubelet(driver) => *name == format!("{driver}_{claim}.yaml"),
         };
         let name = |path: &std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
         let files = self.daemon.cdi_files().into_iter().map(|path| (name(&path), path));
@@ -372,46 +312,41 @@ impl World {
         (self.boot, files.keys().cloned().collect(), files)
     }
 
-    fn assert_told_is_durable(&self) {
+    fn assert_answers_are_durable(&self) {
         let records = self.daemon.manager.claims();
-        for ((holder, claim), (boot, ..)) in &self.told {
+        for ((user, claim), (boot, ..)) in &self.answers {
             let record = records.iter().find(|record| record.id.uid == *claim);
             let record =
-                record.unwrap_or_else(|| panic!("{claim} was answered to {holder:?} and is not known"));
-            let (is_held, is_ready) = match holder {
-                Holder::Pod(pod) => (record.pods.contains_key(pod), record.state == ClaimState::Prepared),
-                Holder::Kubelet(driver) => {
+                record.unwrap_or_else(|| panic!("{claim} was answered to {user:?} and is not known"));
+            let (is_held, is_ready) = match user {
+                User::Pod(pod) => (record.pods.contains_key(pod), record.state == ClaimState::Prepared),
+                User::Kubelet(driver) => {
                     let part = record.drivers.get(driver);
                     (part.is_some_and(|part| part.kubelet), part.is_some_and(|part| part.current().is_some()))
                 }
             };
-            assert!(is_held, "{claim} was answered to {holder:?}");
-            assert!(is_ready || *boot != self.boot, "{claim} was answered to {holder:?}");
+            assert!(is_held, "{claim} was answered to {user:?}");
+            assert!(is_ready || *boot != self.boot, "{claim} was answered to {user:?}");
         }
     }
 
     /// What holds whenever no request is under way, whatever the daemon does by itself.
     fn assert_sound(&self) {
         let records = self.daemon.manager.claims();
-        let released = self.daemon.manager.released_claims();
         for driver in &self.drivers {
-            for uid in driver.holds() {
+            for uid in self.claims_of(driver) {
                 let known = records.iter().any(|r| r.id.uid == uid && r.drivers.contains_key(&driver.name));
-                let untold = released.iter().any(|r| r.id.uid == uid && r.untold.contains_key(&driver.name));
-                assert!(known || untold, "{} has {uid}, which no record knows", driver.name);
+                assert!(known, "{} has {uid}, which no record has", driver.name);
             }
         }
-        let mut users: BTreeMap<String, Vec<(&Uid, bool)>> = BTreeMap::new();
-        for record in &records {
-            let devices = record.allocation.devices.iter();
-            for device in devices.filter(|device| record.drivers.contains_key(&device.driver)) {
-                let key = format!("{}/{}", device.driver, device.device);
-                users.entry(key).or_default().push((&record.id.uid, device.share_id.is_some()));
-            }
-        }
-        for (device, users) in users {
-            assert!(users.len() < 2 || users.iter().all(|(_, shared)| *shared), "{device} is in {users:?}");
-        }
+        requests::assert_devices_are_exclusive(records.iter().map(Arc::as_ref));
+    }
+
+    /// Claims that a driver has, without those that were released while it could not unprepare them.
+    fn claims_of(&self, driver: &Hardware) -> BTreeSet<Uid> {
+        let (mut uids, released) = (driver.holds(), self.daemon.manager.released_claims());
+        uids.retain(|uid| !released.iter().any(|r| r.id.uid == *uid && r.untold.contains_key(&driver.name)));
+        uids
     }
 
     /// Faults stop, drivers come back, the kubelet unprepares what it holds, and every pod leaves.
@@ -420,7 +355,7 @@ impl World {
         (0..DRIVERS.len()).for_each(|driver| self.serve(driver, true));
         for claim in claims() {
             for name in DRIVERS.map(driver) {
-                // What is not unprepared at once is by itself.
+                // A part that is not unprepared at once is retried.
                 self.daemon.kubelet_unprepare(&name, &claim).await.ok();
             }
         }
@@ -433,16 +368,8 @@ impl World {
         self.assert_sound();
         self.finish().await;
         assert_eq!(self.daemon.cdi_files(), Vec::<std::path::PathBuf>::new());
-        let untold = |driver: &DriverName, uid: &Uid| {
-            self.daemon
-                .manager
-                .released_claims()
-                .iter()
-                .any(|r| r.id.uid == *uid && r.untold.contains_key(driver))
-        };
         for driver in &self.drivers {
-            let left: Vec<_> = driver.holds().into_iter().filter(|uid| !untold(&driver.name, uid)).collect();
-            assert_eq!(left, Vec::<Uid>::new(), "{} was told of everything", driver.name);
+            assert_eq!(self.claims_of(driver), BTreeSet::new(), "{} unprepared everything", driver.name);
         }
         self.daemon.checkpoint().close().await;
         let last = self.home.start();
@@ -455,32 +382,30 @@ fn devices(file: &[u8]) -> Vec<u8> {
     file.split(|byte| *byte == b'\n').skip(1).flatten().copied().collect()
 }
 
-/// Holders and claims that were answered to be prepared.
-async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(Holder, Uid)> {
+/// Returns the users and claims that were answered to be prepared.
+async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(User, Uid)> {
     match asked {
         Request::Unprepare { pod } => drop(daemon.unprepare(&pods()[*pod]).await),
-        Request::KubeletUnprepare { claim, driver: index } => {
-            daemon.kubelet_unprepare(&driver(DRIVERS[*index]), &claims()[*claim]).await.ok();
+        Request::KubeletUnprepare { claim, part: Some(part) } => {
+            let claim = &claims()[*claim];
+            daemon.kubelet_unprepare(&driver_of(claim, *part), claim).await.ok();
         }
-        Request::KubeletGivesUp { claim } => {
-            daemon
-                .manager
-                .unprepare_all_for_kubelet(&claims()[*claim].id.uid, "its pods are gone")
-                .await
-                .ok();
+        Request::KubeletUnprepare { claim, part: None } => {
+            let uid = &claims()[*claim].id.uid;
+            daemon.manager.unprepare_all_for_kubelet(uid, "its pods are gone").await.ok();
         }
-        Request::KubeletPrepare { claim, driver: index } => {
-            let (claim, name) = (claims()[*claim].clone(), driver(DRIVERS[*index]));
+        Request::KubeletPrepare { claim, part } => {
+            let claim = claims()[*claim].clone();
+            let name = driver_of(&claim, *part);
             daemon.source.put(claim.clone());
             // Two claims have the same name: it may be the other that is there.
             let answer = daemon.kubelet_prepare(&name, &claim).await;
             let has_devices = answer.is_ok_and(|devices| !devices.is_empty());
-            return has_devices.then_some((Holder::Kubelet(name), claim.id.uid)).into_iter().collect();
+            return has_devices.then_some((User::Kubelet(name), claim.id.uid)).into_iter().collect();
         }
         Request::Release { claim } => {
             let id = claims()[*claim].id.clone();
-            let (namespace, name, uid, by) = (id.namespace, id.name, Some(id.uid), Caller::default());
-            let request = ReleaseRequest { namespace, name, uid, by };
+            let request = ReleaseRequest { uid: Some(id.uid), ..release_request(id.name.as_str()) };
             // It is refused where the claim is in use.
             daemon.manager.release_claim(request, "test".into()).await.ok();
         }
@@ -491,28 +416,27 @@ async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(Holder, Uid)> {
                 inline.insert(claim.id.name.clone(), claim);
             }
             let names: Vec<_> = inline.keys().map(|name| name.as_str()).collect();
-            let request = request(pod, &names);
             let inline = inline.values().cloned().collect();
-            let outcome = daemon.prepare_request(request, inline).await;
+            let outcome = daemon.prepare_request(request(pod, &names), inline).await;
             let prepared = outcome.claims.into_iter().filter(|claim| claim.end.is_ok());
-            return prepared.filter_map(|claim| Some((Holder::Pod(pod.uid.clone()), claim.uid?))).collect();
+            return prepared.filter_map(|claim| Some((User::Pod(pod.uid.clone()), claim.uid?))).collect();
         }
     }
     Vec::new()
 }
 
-/// A history takes milliseconds; one that never ends is told with its events. By the true clock: the paused one runs ahead of the
+/// A history takes milliseconds; one that never ends is reported with its events. By the true clock: the paused one runs ahead of the
 /// checkpoint's thread.
 async fn too_long() {
-    let (tell, told) = tokio::sync::oneshot::channel::<()>();
+    let (report, reported) = tokio::sync::oneshot::channel::<()>();
     let (over, watched) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || {
         if watched.recv_timeout(Duration::from_secs(30)).is_err_and(|end| end == RecvTimeoutError::Timeout) {
-            tell.send(()).ok();
+            report.send(()).ok();
         }
     });
     let _over = over;
-    if told.await.is_err() {
+    if reported.await.is_err() {
         std::future::pending::<()>().await;
     }
 }

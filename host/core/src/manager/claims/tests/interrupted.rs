@@ -1,18 +1,14 @@
 //! Crashes, reboots, absent drivers, callers that go away, and a checkpoint that takes nothing.
 
 use crate::manager::claims::ClaimEnd;
-use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient, uid};
-use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_claim, with_prepared};
+use crate::manager::claims::fixtures::{claim, driver, transient, uid};
+use crate::manager::tests::scene::{Daemon, Reply, ends, with_claim, with_prepared};
 use nodedock_model::ClaimState;
 
 #[tokio::test]
 async fn a_claim_of_a_driver_that_is_gone_is_kept_and_unprepared_when_it_serves_again() {
-    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
-    let daemon = home.start();
+    let (home, daemon, a, gpu) = with_prepared().await;
     daemon.start_tasks();
-    daemon.serve(&gpu);
-    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-    daemon.prepare(&a, &["one"]).await;
     daemon.retire(&gpu);
     let problem = daemon.unprepare(&a).await.remove(0).unwrap_err();
     assert!(problem.message.contains("kept until its driver is back"), "{problem}");
@@ -24,43 +20,10 @@ async fn a_claim_of_a_driver_that_is_gone_is_kept_and_unprepared_when_it_serves_
     assert!(daemon.is_empty());
 }
 
-/// A claim that was rolled back and that its driver did not unprepare stood in its own pod's way until the driver was started anew.
-#[tokio::test(start_paused = true)]
-async fn a_claim_that_a_driver_does_not_unprepare_is_tried_again() {
-    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
-    let daemon = home.start();
-    daemon.start_tasks();
-    daemon.serve(&gpu);
-    gpu.reply("uid-one", Reply::Refuse(permanent()));
-    (0..3).for_each(|_| gpu.reply_unprepare(Reply::Refuse(transient())));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["bad-parameters"]);
-    daemon.gone("uid-one").await;
-    assert_eq!(gpu.counts(), (1, 4));
-    daemon.serve(&gpu);
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"], "its driver is another one now");
-}
-
-#[tokio::test]
-async fn an_operation_goes_on_when_its_caller_goes_away() {
-    let (_home, daemon, a, gpu) = with_claim();
-    gpu.shut(true);
-    tokio::select! {
-        _ = daemon.prepare(&a, &["one"]) => panic!("the driver does not answer yet"),
-        () = gpu.called(|calls| calls.prepare.len() == 1) => {}
-    }
-    gpu.shut(false);
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
-    assert_eq!(gpu.counts(), (1, 0));
-}
-
 #[tokio::test]
 async fn a_crash_during_a_call_leaves_an_intent_that_a_retry_or_an_unprepare_takes_up() {
     for retry in [true, false] {
-        let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
-        let daemon = home.start();
-        daemon.serve(&gpu);
-        daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+        let (home, daemon, a, gpu) = with_claim();
         gpu.shut(true);
         let crash = async {
             gpu.called(|calls| calls.prepare.len() == 1).await;
@@ -125,24 +88,6 @@ async fn a_pod_with_a_request_under_way_keeps_its_record_until_that_ends() {
 }
 
 #[tokio::test]
-async fn after_a_reboot_the_driver_is_called_once_more() {
-    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
-    for (boot, calls) in [("boot-1", 1), ("boot-1", 1), ("boot-2", 2), ("boot-2", 2)] {
-        let daemon = home.start_in(boot);
-        daemon.serve(&gpu);
-        daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-        assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
-        assert_eq!(gpu.counts(), (calls, 0), "in {boot}");
-        daemon.stop().await;
-    }
-    let daemon = home.start_in("boot-3");
-    daemon.serve(&gpu);
-    daemon.unprepare(&a).await;
-    let told = gpu.calls().unprepare.remove(0).remove(0);
-    assert_eq!((told.memo.as_slice(), told.boot_id.as_str()), (b"call 2".as_slice(), "boot-2"));
-}
-
-#[tokio::test]
 async fn no_driver_is_called_while_the_checkpoint_accepts_nothing() {
     let (_home, daemon, a, gpu) = with_claim();
     daemon.crash().await;
@@ -152,22 +97,6 @@ async fn no_driver_is_called_while_the_checkpoint_accepts_nothing() {
     assert_eq!(gpu.counts(), (0, 0));
     assert!(daemon.is_empty());
     assert!(daemon.manager.users_of_device(&driver("gpu"), "pool", "0").is_empty());
-}
-
-#[tokio::test]
-async fn at_start_files_without_a_claim_go_and_missing_ones_come_back() {
-    let ((_home, daemon, a, _gpu), b) = (with_claim(), pod("b"));
-    daemon.source.put(claim("two", &["gpu/1"], &[&b]));
-    daemon.prepare(&a, &["one"]).await;
-    daemon.prepare(&b, &["two"]).await;
-    let mut paths = daemon.cdi_files();
-    let (one, two) = (paths.remove(0), paths.remove(0));
-    let orphan = std::fs::read(&two).unwrap();
-    daemon.unprepare(&b).await;
-    std::fs::write(&two, orphan).unwrap();
-    std::fs::remove_file(&one).unwrap();
-    daemon.sweep().await;
-    assert_eq!(daemon.cdi_files(), [one]);
 }
 
 #[tokio::test]

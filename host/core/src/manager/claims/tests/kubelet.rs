@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient, uid};
-use crate::manager::claims::{ClaimEnd, ReleaseRequest};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
-use nodedock_model::{Caller, Claim, ClaimState, DeviceStatus, KubeletDevice, Problem};
+use nodedock_model::{Claim, ClaimState, DeviceStatus, KubeletDevice, Problem};
 
 const PREPARED: Option<ClaimState> = Some(ClaimState::Prepared);
 
@@ -151,14 +151,18 @@ async fn a_claim_that_is_not_ours_to_prepare_is_refused_before_anything_is_writt
 async fn while_its_source_is_away_a_known_claim_is_answered_and_one_that_is_gone_is_not() {
     let ((home, gpu, nic), a) = (home(), pod("a"));
     let both = claim("both", &["gpu/0", "nic/0"], &[&a]);
-    let other = claim("other", &["gpu/1"], &[&a]);
-    let daemon = start(&home, &[&gpu, &nic], &[&both, &other]);
+    let (other, alone) = (claim("other", &["gpu/1"], &[&a]), claim("alone", &["gpu/2"], &[&a]));
+    let daemon = start(&home, &[&gpu, &nic], &[&both, &other, &alone]);
     let first = daemon.kubelet_prepare(&gpu.name, &both).await;
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &alone).await), "done");
+    assert_eq!(daemon.kubelet_prepare(&nic.name, &alone).await, Ok(Vec::new()));
     daemon.source.fail(Some(Problem::unavailable("api-away", "no route")));
     let commits = daemon.commits();
     assert_eq!(daemon.kubelet_prepare(&gpu.name, &both).await, first);
-    assert_eq!((gpu.counts(), daemon.commits()), ((1, 0), commits));
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &other).await), "api-away", "nothing is known of it");
+    assert_eq!((gpu.counts(), daemon.commits()), ((2, 0), commits));
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &other).await), "api-away", "it has no record");
+    let of_nic = daemon.kubelet_prepare(&nic.name, &alone).await;
+    assert_eq!(code(of_nic), "api-away", "a record does not say that a driver has no device of the claim");
     assert_eq!(code(daemon.kubelet_prepare(&nic.name, &both).await), "done", "an allocation is final");
     daemon.source.fail(None);
     daemon.source.remove(&both);
@@ -170,23 +174,11 @@ async fn while_its_source_is_away_a_known_claim_is_answered_and_one_that_is_gone
     let daemon = start_in("boot-2", &home, &[&gpu, &nic], &[]);
     daemon.source.fail(Some(Problem::unavailable("api-away", "no route")));
     assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "done");
-    assert_eq!(gpu.counts(), (2, 0), "after a boot its driver is asked again");
-    for name in [&gpu.name, &nic.name] {
-        assert_eq!(daemon.kubelet_unprepare(name, &both).await, Ok(()), "which needs no source");
+    assert_eq!(gpu.counts(), (3, 0), "after a boot its driver is called again");
+    for (name, claim) in [(&gpu.name, &both), (&nic.name, &both), (&gpu.name, &alone)] {
+        assert_eq!(daemon.kubelet_unprepare(name, claim).await, Ok(()), "which needs no source");
     }
     assert!(daemon.manager.claims().is_empty());
-}
-
-#[tokio::test]
-async fn a_known_claim_does_not_say_of_a_driver_that_it_has_nothing_while_its_source_is_away() {
-    let ((home, gpu, nic), a) = (home(), pod("a"));
-    let alone = claim("alone", &["gpu/0"], &[&a]);
-    let daemon = start(&home, &[&gpu, &nic], &[&alone]);
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &alone).await), "done");
-    assert_eq!(daemon.kubelet_prepare(&nic.name, &alone).await, Ok(Vec::new()));
-    daemon.source.fail(Some(Problem::unavailable("api-away", "no route")));
-    assert_eq!(code(daemon.kubelet_prepare(&nic.name, &alone).await), "api-away");
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &alone).await), "done");
 }
 
 #[tokio::test(start_paused = true)]
@@ -207,8 +199,17 @@ async fn a_part_of_a_driver_that_is_gone_is_kept_until_it_is_back_and_the_others
         assert_eq!(held(&daemon), [("uid-both".to_owned(), vec!["nic.example.com".to_owned()])]);
         assert_eq!(daemon.state("uid-both"), PREPARED, "the nic stands");
         assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "claim-unpreparing");
+        assert_eq!(
+            ends(&daemon.prepare(&pod("a"), &["both"]).await),
+            ["claim-unpreparing"],
+            "a pod needs all"
+        );
         assert_eq!(code(daemon.kubelet_prepare(&nic.name, &both).await), "done");
-        assert_eq!(daemon.kubelet_unprepare(&nic.name, &both).await, Ok(()), "it is told of its own part");
+        assert_eq!(
+            daemon.kubelet_unprepare(&nic.name, &both).await,
+            Ok(()),
+            "the answer is about its own part"
+        );
         assert_eq!(daemon.state("uid-both"), Some(ClaimState::Unpreparing));
         assert!(daemon.kubelet_unprepare(&gpu.name, &both).await.is_err());
         if by_itself {
@@ -237,91 +238,7 @@ async fn a_part_that_its_driver_does_not_unprepare_is_tried_again_while_the_rest
     }
     assert_eq!((gpu.counts(), nic.counts()), ((1, 4), (1, 0)));
     assert_eq!((daemon.state("uid-both"), daemon.cdi_files().len()), (PREPARED, 1));
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "done", "it may come again");
-}
-
-#[tokio::test]
-async fn a_prepare_that_meets_a_part_on_its_way_out_gets_it_when_it_is_out() {
-    let ((home, gpu, nic), a) = (home(), pod("a"));
-    let both = claim("both", &["gpu/0", "nic/0"], &[&a]);
-    let daemon = home.start();
-    [&gpu, &nic].into_iter().for_each(|driver| daemon.serve(driver));
-    daemon.source.put(both.clone());
-    for name in [&gpu.name, &nic.name] {
-        daemon.kubelet_prepare(name, &both).await.unwrap();
-    }
-    gpu.reply_unprepare(Reply::Refuse(transient()));
-    assert!(daemon.kubelet_unprepare(&gpu.name, &both).await.is_err());
-    let again = async {
-        daemon.source.asked(3).await;
-        daemon.serve(&gpu);
-        daemon.manager.finish_unprepares([uid("uid-both")].into_iter()).await;
-    };
-    let (outcome, ()) = tokio::join!(daemon.kubelet_prepare(&gpu.name, &both), again);
-    assert_eq!(code(outcome), "done");
-    assert_eq!((gpu.counts(), nic.counts()), ((2, 2), (1, 0)));
-    assert_eq!(held(&daemon)[0].1.len(), 2);
-}
-
-#[tokio::test]
-async fn a_crash_during_a_prepare_leaves_an_intent_that_the_kubelet_takes_up() {
-    for retry in [true, false] {
-        let Both { home, daemon, gpu, nic, both } = Both::start();
-        daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
-        gpu.shut(true);
-        let crash = async {
-            gpu.called(|calls| calls.prepare.len() == 1).await;
-            daemon.crash().await;
-            gpu.shut(false);
-        };
-        let (lost, ()) = tokio::join!(daemon.kubelet_prepare(&gpu.name, &both), crash);
-        assert_eq!(code(lost), "checkpoint-unavailable", "nothing is answered that is not durable");
-
-        let daemon = start(&home, &[&gpu, &nic], &[&both]);
-        assert_eq!(daemon.state("uid-both"), Some(ClaimState::Preparing));
-        assert_eq!(held(&daemon)[0].1.len(), 2, "what was asked for is known");
-        assert_eq!(code(daemon.kubelet_prepare(&nic.name, &both).await), "done");
-        assert_eq!(nic.counts(), (1, 0), "the other part stood all the time");
-        if retry {
-            assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "done");
-            assert_eq!((gpu.counts(), daemon.state("uid-both")), ((2, 0), PREPARED));
-        }
-        for name in [&gpu.name, &nic.name] {
-            assert_eq!(daemon.kubelet_unprepare(name, &both).await, Ok(()));
-        }
-        assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
-        assert_eq!(gpu.counts().1, 1, "it may have begun");
-    }
-}
-
-#[tokio::test]
-async fn an_unprepare_that_a_crash_interrupts_is_finished_at_the_next_start() {
-    for whole in [true, false] {
-        let Both { home, daemon, gpu, nic, both } = Both::start();
-        daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
-        if !whole {
-            daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
-        }
-        gpu.shut(true);
-        let crash = async {
-            gpu.called(|calls| calls.unprepare.len() == 1).await;
-            daemon.crash().await;
-            gpu.shut(false);
-        };
-        let (lost, ()) = tokio::join!(daemon.kubelet_unprepare(&gpu.name, &both), crash);
-        assert_eq!(code(lost), "checkpoint-unavailable");
-
-        let daemon = start(&home, &[&gpu, &nic], &[]);
-        assert!(daemon.manager.claims()[0].is_part_leaving(&gpu.name), "the intent is durable");
-        let mut changes = daemon.manager.changes.listen();
-        daemon.start_unprepares();
-        while daemon.manager.claims().iter().any(|record| record.is_leaving()) {
-            changes.recv().await.unwrap();
-        }
-        assert_eq!((gpu.counts().1, nic.counts().1), (2, 0));
-        assert_eq!(daemon.state("uid-both"), if whole { None } else { PREPARED });
-        assert_eq!(daemon.cdi_files().len(), usize::from(!whole));
-    }
+    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "done", "it may be prepared again");
 }
 
 #[tokio::test]
@@ -396,18 +313,6 @@ async fn a_prepare_whose_caller_goes_away_is_finished_and_found_by_what_comes_af
 }
 
 #[tokio::test]
-async fn two_calls_at_once_are_one_call_of_the_driver() {
-    let (_home, daemon, gpu, one) = one();
-    let ask = || daemon.kubelet_prepare(&gpu.name, &one);
-    let (first, second) = tokio::join!(ask(), ask());
-    assert!(first.is_ok() && first == second);
-    assert_eq!(gpu.counts(), (1, 0));
-    let leave = || daemon.kubelet_unprepare(&gpu.name, &one);
-    assert_eq!(tokio::join!(leave(), leave()), (Ok(()), Ok(())));
-    assert_eq!(gpu.counts(), (1, 1));
-}
-
-#[tokio::test]
 async fn after_a_reboot_the_driver_is_called_once_more() {
     let ((home, gpu, _), a) = (home(), pod("a"));
     let one = claim("one", &["gpu/0"], &[&a]);
@@ -419,8 +324,8 @@ async fn after_a_reboot_the_driver_is_called_once_more() {
     }
     let daemon = start_in("boot-3", &home, &[&gpu], &[]);
     daemon.kubelet_unprepare(&gpu.name, &one).await.unwrap();
-    let told = gpu.calls().unprepare.remove(0).remove(0);
-    assert_eq!((told.memo.as_slice(), told.boot_id.as_str()), (b"call 2".as_slice(), "boot-2"));
+    let live = gpu.calls().unprepare.remove(0).remove(0);
+    assert_eq!((live.memo.as_slice(), live.boot_id.as_str()), (b"call 2".as_slice(), "boot-2"));
 }
 
 #[tokio::test]
@@ -445,17 +350,17 @@ async fn a_part_that_is_refused_for_good_is_rolled_back_and_the_rest_stays() {
 async fn a_claim_whose_pods_are_gone_is_unprepared_for_the_kubelet() {
     let Both { home: _home, daemon, gpu, nic, both } = Both::prepared().await;
     nic.reply_unprepare(Reply::Refuse(transient()));
-    let give_up = || daemon.manager.unprepare_all_for_kubelet(&both.id.uid, "its pods are gone");
-    assert_eq!(give_up().await, Err(transient()));
+    let unprepare = || daemon.manager.unprepare_all_for_kubelet(&both.id.uid, "its pods are gone");
+    assert_eq!(unprepare().await, Err(transient()));
     let record = daemon.manager.claims().remove(0);
     assert!(record.timeline.iter().any(|entry| entry.cause.starts_with("its pods are gone")), "{record:?}");
     assert_eq!((held(&daemon), daemon.state("uid-both")), (vec![], Some(ClaimState::Unpreparing)));
-    assert_eq!(give_up().await, Ok(()), "which goes on by itself");
+    assert_eq!(unprepare().await, Ok(()), "which goes on by itself");
     daemon.serve(&nic);
     daemon.start_unprepares();
     daemon.gone("uid-both").await;
     assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (1, 2)));
-    assert_eq!(give_up().await, Ok(()));
+    assert_eq!(unprepare().await, Ok(()));
 }
 
 #[tokio::test]
@@ -494,11 +399,11 @@ async fn statuses_of_devices_are_reported_while_the_kubelet_holds_them() {
     daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
     daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
     assert!(changes.has_changed().unwrap());
-    let told = daemon.manager.device_statuses();
-    assert_eq!((told.len(), &told[0].claim, told[0].devices.len()), (1, &both.id, 1));
-    let device = &told[0].devices[0];
+    let statuses = daemon.manager.device_statuses();
+    assert_eq!((statuses.len(), &statuses[0].claim, statuses[0].devices.len()), (1, &both.id, 1));
+    let device = &statuses[0].devices[0];
     assert_eq!((&device.driver, device.share_id.as_deref(), &device.status), (&gpu.name, Some("s"), &status));
-    assert_eq!(daemon.manager.device_statuses_of(&both.id.uid).as_ref(), Some(&told[0]));
+    assert_eq!(daemon.manager.device_statuses_of(&both.id.uid).as_ref(), Some(&statuses[0]));
     changes.mark_unchanged();
     daemon.kubelet_unprepare(&gpu.name, &both).await.unwrap();
     assert!(changes.has_changed().unwrap() && daemon.manager.device_statuses().is_empty());
@@ -508,37 +413,9 @@ async fn statuses_of_devices_are_reported_while_the_kubelet_holds_them() {
 async fn an_operator_does_not_take_from_a_kubelet_what_it_holds() {
     let (_home, daemon, gpu, one) = one();
     daemon.kubelet_prepare(&gpu.name, &one).await.unwrap();
-    let release = || {
-        let (namespace, name) = (one.id.namespace.clone(), one.id.name.clone());
-        let request = ReleaseRequest { namespace, name, uid: None, by: Caller::default() };
-        daemon.manager.release_claim(request, "test".into())
-    };
-    assert_eq!(code(release().await), "claim-in-use");
+    assert_eq!(code(daemon.release("one").await), "claim-in-use");
     daemon.retire(&gpu);
     assert!(daemon.kubelet_unprepare(&gpu.name, &one).await.is_err());
-    assert_eq!(code(release().await), "done");
+    assert_eq!(code(daemon.release("one").await), "done");
     assert_eq!(daemon.kubelet_unprepare(&gpu.name, &one).await, Ok(()));
-}
-
-#[tokio::test]
-async fn no_driver_is_called_while_the_checkpoint_accepts_nothing() {
-    let (_home, daemon, gpu, one) = one();
-    daemon.crash().await;
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &one).await), "checkpoint-unavailable");
-    assert_eq!(gpu.counts(), (0, 0));
-    assert!(daemon.manager.claims().is_empty() && held(&daemon).is_empty());
-}
-
-#[tokio::test]
-async fn a_claim_that_was_replaced_leaves_the_old_one_to_its_own_unprepare() {
-    let ((home, gpu, _), a) = (home(), pod("a"));
-    let (old, new) = (claim("one", &["gpu/0"], &[&a]), claim("one@uid-newer", &["gpu/0"], &[&a]));
-    let daemon = start(&home, &[&gpu], &[&old]);
-    daemon.kubelet_prepare(&gpu.name, &old).await.unwrap();
-    daemon.source.put(new.clone());
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &new).await), "claim-replaced");
-    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &new).await, Ok(()), "it is unknown");
-    assert_eq!(daemon.state("uid-one"), PREPARED);
-    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &old).await, Ok(()));
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &new).await), "done");
 }

@@ -1,48 +1,34 @@
-//! Claims that an operator unprepares by hand.
+//! Claims that an operator releases by force.
 
-use crate::manager::claims::fixtures::{claim, driver, name, pod, transient, uid};
+use std::sync::Arc;
+
+use crate::manager::claims::fixtures::{claim, driver, pod, transient, uid};
 use crate::manager::claims::{ReleaseOutcome, ReleaseRequest};
-use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_gpu, with_prepared};
-use nodedock_model::{Caller, ClaimRecord, ClaimState, ObjectRef, Problem, ReleaseRecord, limit};
+use crate::manager::tests::scene::{
+    Daemon, FakeDriver, Home, Reply, ends, release_request, with_gpu, with_prepared,
+};
+use nodedock_model::{ClaimRecord, ClaimState, ObjectRef, limit};
 
-fn by_root() -> Caller {
-    Caller { uid: Some(0), user: Some("root".to_owned()), pid: Some(7) }
-}
-
-fn request(claim: &str) -> ReleaseRequest {
-    ReleaseRequest { namespace: name("default"), name: name(claim), uid: None, by: by_root() }
-}
-
-async fn release(daemon: &Daemon, claim: &str) -> Result<ReleaseRecord, Problem> {
-    match daemon.manager.release_claim(request(claim), "test".into()).await? {
-        ReleaseOutcome::Released(record) => Ok(ReleaseRecord::clone(&record)),
-        looked => panic!("it was to be released: {looked:?}"),
-    }
-}
-
-/// A claim of a driver that is gone, whose pod is gone too.
-async fn stuck(daemon: &Daemon, gpu: &std::sync::Arc<FakeDriver>, a: &ObjectRef) {
-    daemon.serve(gpu);
-    daemon.source.put(claim("one", &["gpu/0"], &[a]));
-    assert_eq!(ends(&daemon.prepare(a, &["one"]).await), ["prepared"]);
-    daemon.retire(gpu);
-    assert!(daemon.unprepare(a).await[0].is_err());
+/// A daemon with the claim `one` of a driver that is gone, whose pod is gone too.
+async fn with_stuck() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>) {
+    let (home, daemon, a, gpu) = with_prepared().await;
+    daemon.retire(&gpu);
+    assert!(daemon.unprepare(&a).await[0].is_err());
+    (home, daemon, a, gpu)
 }
 
 #[tokio::test]
 async fn a_claim_of_a_driver_that_is_gone_is_released_and_stays_so_when_it_is_back() {
-    let (home, a, b, gpu) = (Home::new(), pod("a"), pod("b"), FakeDriver::new(driver("gpu")));
-    let daemon = home.start();
+    let ((home, daemon, _, gpu), b) = (with_stuck().await, pod("b"));
     daemon.start_tasks();
-    stuck(&daemon, &gpu, &a).await;
-    let looked = daemon.manager.look_at_release(&request("one")).await.unwrap();
+    let looked = daemon.manager.look_at_release(&release_request("one")).await.unwrap();
     let ReleaseOutcome::Looked { record, drivers, .. } = looked else { panic!("it is not released yet") };
     assert_eq!(record.id.uid, uid("uid-one"));
     assert!(drivers[&driver("gpu")].is_err());
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing), "looking changes nothing");
 
-    let released = release(&daemon, "one").await.unwrap();
-    assert_eq!(released.by, by_root());
+    let released = daemon.release("one").await.unwrap();
+    assert_eq!(released.by, release_request("one").by);
     assert_eq!(released.untold[&driver("gpu")].devices, ["pool/0"]);
     assert_eq!(released.untold[&driver("gpu")].problem.code, "driver-unknown");
     assert!(released.timeline.iter().any(|entry| entry.what == "prepared"), "its history is kept");
@@ -60,9 +46,8 @@ async fn a_claim_of_a_driver_that_is_gone_is_released_and_stays_so_when_it_is_ba
 }
 
 #[tokio::test]
-async fn a_driver_that_serves_is_called_once_more_and_unprepared_if_it_refuses() {
-    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
-    let daemon = home.start();
+async fn a_driver_that_serves_is_called_once_more_and_the_claim_is_released_if_it_refuses() {
+    let (_home, daemon, a, gpu) = with_gpu();
     for (refuses, untold) in [(true, 1), (false, 0)] {
         daemon.serve(&gpu);
         daemon.source.put(claim("one", &["gpu/0"], &[&a]));
@@ -73,7 +58,7 @@ async fn a_driver_that_serves_is_called_once_more_and_unprepared_if_it_refuses()
             gpu.reply_unprepare(Reply::Refuse(transient()));
         }
         let before = gpu.counts().1;
-        assert_eq!(release(&daemon, "one").await.unwrap().untold.len(), untold);
+        assert_eq!(daemon.release("one").await.unwrap().untold.len(), untold);
         assert_eq!(gpu.counts().1, before + 1);
         assert!(daemon.manager.claims().is_empty());
     }
@@ -83,35 +68,33 @@ async fn a_driver_that_serves_is_called_once_more_and_unprepared_if_it_refuses()
 #[tokio::test]
 async fn a_claim_that_pods_hold_is_not_released_and_they_are_named() {
     let (_home, daemon, _a, gpu) = with_prepared().await;
-    let problem = release(&daemon, "one").await.unwrap_err();
+    let problem = daemon.release("one").await.unwrap_err();
     assert_eq!(problem.code, "claim-in-use");
     for part in ["default/a", "nodedock unprepare"] {
         assert!(problem.message.contains(part), "{problem}");
     }
-    assert_eq!(daemon.manager.look_at_release(&request("one")).await, Err(problem));
+    assert_eq!(daemon.manager.look_at_release(&release_request("one")).await, Err(problem));
     assert_eq!((daemon.state("uid-one"), gpu.counts()), (Some(ClaimState::Prepared), (1, 0)));
-    assert_eq!(release(&daemon, "two").await.unwrap_err().code, "no-such-claim");
-    let other = ReleaseRequest { uid: Some(uid("uid-other")), ..request("one") };
+    assert_eq!(daemon.release("two").await.unwrap_err().code, "no-such-claim");
+    let other = ReleaseRequest { uid: Some(uid("uid-other")), ..release_request("one") };
     assert_eq!(daemon.manager.look_at_release(&other).await.unwrap_err().code, "no-such-claim");
 }
 
 /// Two can only have come of a lost checkpoint: the older was never unprepared.
 #[tokio::test]
 async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
-    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
-    let daemon = home.start();
-    stuck(&daemon, &gpu, &a).await;
+    let (_home, daemon, _, _) = with_stuck().await;
     let mut newer = ClaimRecord::clone(&daemon.manager.claims()[0]);
     newer.id.uid = uid("uid-newer");
     daemon.manager.commit_claims(vec![newer.into()]).await.unwrap();
-    let problem = release(&daemon, "one").await.unwrap_err();
+    let problem = daemon.release("one").await.unwrap_err();
     assert_eq!(problem.code, "claim-ambiguous");
     for part in ["default/one", "uid-one (unpreparing)", "uid-newer (unpreparing)"] {
         assert!(problem.message.contains(part), "{problem}");
     }
     assert_eq!((daemon.manager.claims().len(), daemon.manager.released_claims().len()), (2, 0));
     for (wanted, left) in [("uid-one", Some(uid("uid-newer"))), ("uid-newer", None)] {
-        let of = |uid| ReleaseRequest { uid: Some(uid), ..request("one") };
+        let of = |uid| ReleaseRequest { uid: Some(uid), ..release_request("one") };
         let outcome = daemon.manager.release_claim(of(uid(wanted)), "test".into()).await.unwrap();
         assert!(
             matches!(outcome, ReleaseOutcome::Released(ref record) if record.id.uid == uid(wanted)),
@@ -126,27 +109,8 @@ async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
 }
 
 #[tokio::test]
-async fn a_prepare_that_waits_for_a_device_goes_on_when_its_holder_is_released() {
-    let (home, a, b, gpu) = (Home::new(), pod("a"), pod("b"), FakeDriver::new(driver("gpu")));
-    let daemon = home.start();
-    stuck(&daemon, &gpu, &a).await;
-    daemon.serve(&gpu);
-    daemon.source.put(claim("two", &["gpu/0"], &[&b]));
-    let free = async {
-        for _ in 0..64 {
-            tokio::task::yield_now().await;
-        }
-        release(&daemon, "one").await.unwrap()
-    };
-    let (outcome, _) = tokio::join!(daemon.prepare(&b, &["two"]), free);
-    assert_eq!(ends(&outcome), ["prepared"]);
-}
-
-#[tokio::test]
 async fn a_crash_in_the_middle_of_a_release_leaves_the_claim_as_it_was() {
-    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
-    let daemon = home.start();
-    stuck(&daemon, &gpu, &a).await;
+    let (home, daemon, _, gpu) = with_stuck().await;
     daemon.serve(&gpu);
     gpu.shut(true);
     let crash = async {
@@ -154,12 +118,12 @@ async fn a_crash_in_the_middle_of_a_release_leaves_the_claim_as_it_was() {
         daemon.crash().await;
         gpu.shut(false);
     };
-    let (lost, ()) = tokio::join!(release(&daemon, "one"), crash);
+    let (lost, ()) = tokio::join!(daemon.release("one"), crash);
     assert_eq!(lost.unwrap_err().code, "checkpoint-unavailable");
     let daemon = home.start();
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     assert!(daemon.manager.released_claims().is_empty(), "it is not said before it is done");
-    assert!(release(&daemon, "one").await.is_ok());
+    assert!(daemon.release("one").await.is_ok());
 }
 
 /// A claim whose release failed halfway was not retried: it blocked others until the next start.
@@ -175,7 +139,7 @@ async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
     let (cdi, aside) = (daemon.cdi.clone(), daemon.cdi.with_extension("aside"));
     std::fs::rename(&cdi, &aside).unwrap();
     std::fs::write(&cdi, "").unwrap();
-    assert_eq!(release(&daemon, "one").await.unwrap_err().code, "cdi-not-removed");
+    assert_eq!(daemon.release("one").await.unwrap_err().code, "cdi-not-removed");
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     std::fs::remove_file(&cdi).unwrap();
     std::fs::rename(&aside, &cdi).unwrap();
@@ -192,7 +156,7 @@ async fn the_newest_released_claims_are_kept() {
         daemon.prepare(&a, &["one"]).await;
         gpu.reply_unprepare(Reply::Refuse(transient()));
         daemon.unprepare(&a).await;
-        release(&daemon, "one").await.unwrap();
+        daemon.release("one").await.unwrap();
     }
     let uids = |daemon: &Daemon| {
         daemon.manager.released_claims().iter().map(|r| r.id.uid.clone()).collect::<Vec<_>>()

@@ -3,27 +3,16 @@
 use std::time::Duration;
 
 use crate::manager::claims::ClaimEnd;
-use crate::manager::claims::fixtures::{claim, driver, pod};
-use crate::manager::tests::scene::{Daemon, FakeDriver, Home, ends};
-use nodedock_model::ClaimState;
-
-/// A daemon on which an older claim of the name is still being unprepared, because its driver is gone.
-async fn replaced(home: &Home, gpu: &std::sync::Arc<FakeDriver>) -> Daemon {
-    let (daemon, a) = (home.start(), pod("a"));
-    daemon.start_tasks();
-    daemon.serve(gpu);
-    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-    daemon.prepare(&a, &["one"]).await;
-    daemon.retire(gpu);
-    assert!(daemon.unprepare(&a).await[0].is_err());
-    daemon.source.put(claim("one@uid-newer", &["gpu/0"], &[&pod("b")]));
-    daemon
-}
+use crate::manager::claims::fixtures::{claim, pod, uid};
+use crate::manager::tests::scene::{ends, with_gpu, with_prepared};
+use nodedock_model::{ClaimState, ObjectRef};
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_replaces_one_that_stays_is_refused_with_its_state() {
-    let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
-    let daemon = replaced(&home, &gpu).await;
+    let (_home, daemon, a, gpu) = with_prepared().await;
+    daemon.retire(&gpu);
+    assert!(daemon.unprepare(&a).await[0].is_err());
+    daemon.source.put(claim("one@uid-newer", &["gpu/0"], &[&pod("b")]));
     let refused = daemon.prepare(&pod("b"), &["one"]).await;
     let problem = refused.claims[0].end.as_ref().unwrap_err();
     assert_eq!(problem.code, "claim-replaced");
@@ -31,30 +20,9 @@ async fn a_claim_that_replaces_one_that_stays_is_refused_with_its_state() {
 }
 
 #[tokio::test]
-async fn a_claim_that_replaces_another_gets_its_devices_when_that_is_unprepared() {
-    let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
-    let daemon = replaced(&home, &gpu).await;
-    let b = pod("b");
-    let back = async {
-        for _ in 0..64 {
-            tokio::task::yield_now().await;
-        }
-        daemon.serve(&gpu);
-    };
-    let (outcome, ()) = tokio::join!(daemon.prepare(&b, &["one"]), back);
-    assert_eq!(ends(&outcome), ["prepared"]);
-    assert_eq!(daemon.manager.claims()[0].id.uid.as_str(), "uid-newer");
-    assert_eq!(gpu.calls().unprepare[0][0].claim.id.uid.as_str(), "uid-one");
-}
-
-#[tokio::test]
 async fn a_pod_that_was_deleted_by_force_is_unprepared_though_its_claim_is_another_or_none() {
     for replaced in [true, false] {
-        let (home, a, b, gpu) = (Home::new(), pod("a"), pod("b"), FakeDriver::new(driver("gpu")));
-        let daemon = home.start();
-        daemon.serve(&gpu);
-        daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-        daemon.prepare(&a, &["one"]).await;
+        let ((home, daemon, a, gpu), b) = (with_prepared().await, pod("b"));
         daemon.stop().await;
 
         // The source of the next daemon never knew the claim.
@@ -66,19 +34,16 @@ async fn a_pod_that_was_deleted_by_force_is_unprepared_though_its_claim_is_anoth
         assert_eq!(daemon.unprepare(&b).await, [], "it holds nothing");
         assert_eq!(daemon.state("uid-one"), Some(ClaimState::Prepared));
         assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
-        let told = gpu.calls().unprepare.remove(0).remove(0);
-        assert_eq!((told.claim.id.uid.as_str(), told.memo.as_slice()), ("uid-one", b"call 1".as_slice()));
+        let live = gpu.calls().unprepare.remove(0).remove(0);
+        assert_eq!((live.claim.id.uid.as_str(), live.memo.as_slice()), ("uid-one", b"call 1".as_slice()));
     }
 }
 
 /// A pod that is replaced under its name asks while the old one still leaves.
 #[tokio::test]
 async fn a_pod_of_the_same_name_is_not_unprepared_with_the_old_one() {
-    let (home, old, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
-    let mut new = old.clone();
-    new.uid = nodedock_model::Uid::new("uid-a-again").unwrap();
-    let daemon = home.start();
-    daemon.serve(&gpu);
+    let (_home, daemon, old, gpu) = with_gpu();
+    let new = ObjectRef { uid: uid("uid-a-again"), ..old.clone() };
     daemon.source.put(claim("one", &["gpu/0"], &[&old, &new]));
     daemon.prepare(&old, &["one"]).await;
     let (joined, left) = tokio::join!(daemon.prepare(&new, &["one"]), daemon.unprepare(&old));
@@ -90,10 +55,7 @@ async fn a_pod_of_the_same_name_is_not_unprepared_with_the_old_one() {
 #[tokio::test]
 async fn pods_that_share_a_claim_come_and_go_in_any_order() {
     const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
-    let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
-    let pods = ["a", "b", "c"].map(pod);
-    let daemon = home.start();
-    daemon.serve(&gpu);
+    let ((_home, daemon, _, gpu), pods) = (with_gpu(), ["a", "b", "c"].map(pod));
     daemon.source.put(claim("one", &["gpu/0"], &pods.each_ref()));
     for (round, order) in ORDERS.into_iter().enumerate() {
         let asked = order.map(|index| daemon.prepare(&pods[index], &["one"]));

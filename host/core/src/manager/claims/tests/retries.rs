@@ -1,4 +1,4 @@
-//! When drivers are asked again, and when not.
+//! When drivers are called again, and when not.
 
 use std::time::Duration;
 
@@ -7,7 +7,9 @@ use tokio::time::Instant;
 use crate::manager::PodOutcome;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient, uid};
 use crate::manager::claims::{ClaimEnd, Retry};
-use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_claim, with_two_drivers};
+use crate::manager::tests::scene::{
+    Daemon, FakeDriver, Home, Reply, ends, with_claim, with_gpu, with_two_drivers,
+};
 use nodedock_model::{ClaimState, Device, DeviceName, DriverKind, Pool, limit};
 
 fn retry_after(outcome: &PodOutcome) -> Option<u64> {
@@ -29,7 +31,7 @@ async fn what_is_refused_for_good_is_not_called_again() {
     let first = daemon.prepare(&a, &["one"]).await;
     assert_eq!(ends(&first), ["bad-parameters"]);
     assert_eq!(daemon.prepare(&a, &["one"]).await, first);
-    assert_eq!(gpu.counts(), (1, 1), "it was told of the roll-back once");
+    assert_eq!(gpu.counts(), (1, 1), "it was called for the roll-back once");
     assert!(daemon.is_empty());
     let refused = daemon.manager.refused_claims();
     assert_eq!((refused.len(), refused[0].retry.retry), (1, Retry::WhenChanged));
@@ -58,11 +60,15 @@ async fn a_driver_that_is_loaded_again_or_has_other_devices_is_called_again() {
 }
 
 #[tokio::test]
-async fn a_pod_that_leaves_takes_its_refusals_with_it() {
-    let (_home, daemon, a, gpu) = with_claim();
-    gpu.reply("uid-one", Reply::Refuse(permanent()));
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["bad-parameters"]);
+async fn a_pod_that_leaves_takes_its_own_refusals_with_it() {
+    let ((_home, daemon, a, gpu), b) = (with_claim(), pod("b"));
+    daemon.source.put(claim("two", &["gpu/1"], &[&b]));
+    for (pod, name) in [(&a, "one"), (&b, "two")] {
+        gpu.reply(&format!("uid-{name}"), Reply::Refuse(permanent()));
+        assert_eq!(ends(&daemon.prepare(pod, &[name]).await), ["bad-parameters"]);
+    }
     assert_eq!(daemon.unprepare(&a).await, []);
+    assert_eq!(ends(&daemon.prepare(&b, &["two"]).await), ["bad-parameters"]);
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
 }
 
@@ -155,13 +161,11 @@ async fn a_driver_that_may_be_called_is_called_while_another_wants_time() {
     assert_eq!((gpu.counts(), nic.counts()), ((2, 0), (2, 0)));
 }
 
-/// A driver call that never ended held its claim, and every other claim of its device, until the daemon was started anew.
+/// A driver call that never ended locked its claim, and every other claim of its device, until the daemon was restarted.
 #[tokio::test(start_paused = true)]
-async fn a_face_that_never_answers_holds_nothing_for_ever() {
-    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
-    let daemon = home.start();
+async fn a_driver_that_never_answers_locks_nothing_for_ever() {
+    let (_home, daemon, a, gpu) = with_gpu();
     daemon.start_unprepares();
-    daemon.serve(&gpu);
     gpu.shut(true);
     daemon.source.put(claim("one", &["gpu/0"], &[&a]));
     let (started, bound) = (Instant::now(), Duration::from_secs(45) + limit::CALL_MARGIN);
@@ -176,10 +180,8 @@ async fn a_face_that_never_answers_holds_nothing_for_ever() {
 
 #[tokio::test(start_paused = true)]
 async fn each_claim_is_unprepared_after_its_own_backoff() {
-    let (home, a, b, gpu) = (Home::new(), pod("a"), pod("b"), FakeDriver::new(driver("gpu")));
-    let daemon = home.start();
+    let ((_home, daemon, a, gpu), b) = (with_gpu(), pod("b"));
     daemon.start_unprepares();
-    daemon.serve(&gpu);
     for (pod, name, device) in [(&a, "one", "gpu/0"), (&b, "two", "gpu/1")] {
         daemon.source.put(claim(name, &[device], &[pod]));
         daemon.prepare(pod, &[name]).await;

@@ -1,34 +1,40 @@
 //! Versions of a driver that take over from one another, with the claims that those before them prepared.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 
 use crate::driver::containment::QUARANTINED;
 use crate::driver::{ClaimDriver, DriverIdentity, Predecessors};
-use crate::manager::claims::fixtures::{claim, driver, name, permanent, pod, transient};
-use crate::manager::claims::{ClaimEnd, ReleaseRequest};
+use crate::manager::claims::ClaimEnd;
+use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
 use nodedock_model::{
-    Caller, ClaimState, Device, DeviceName, DriverKind, DriverName, LiveClaim, ObjectRef, Pool, Problem,
-    limit,
+    ClaimState, Device, DeviceName, DriverKind, DriverName, LiveClaim, ObjectRef, Pool, Problem, limit,
 };
 
 const NO_CODE: &str = "predecessor-missing";
 
-/// Versions by digest.
+/// Stored versions by digest.
 #[derive(Default)]
-struct Kept {
+struct Stored {
     versions: BTreeMap<String, Arc<FakeDriver>>,
     forgotten: Mutex<Vec<String>>,
+    /// Loading does not end.
+    stuck: AtomicBool,
 }
 
 #[async_trait]
-impl Predecessors for Kept {
+impl Predecessors for Stored {
     async fn driver(&self, _: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
+        if self.stuck.load(Relaxed) {
+            std::future::pending::<()>().await;
+        }
         let version = self.versions.get(digest).cloned();
-        version.map(|version| version as Arc<dyn ClaimDriver>).ok_or(Problem::internal(NO_CODE, "not kept"))
+        version.map(|version| version as Arc<dyn ClaimDriver>).ok_or(Problem::internal(NO_CODE, "not stored"))
     }
 
     fn serves_as(&self, _: &Arc<DriverIdentity>) {}
@@ -43,48 +49,44 @@ impl Predecessors for Kept {
     }
 }
 
-/// Versions whose loading has no end.
-struct Stuck;
+/// A daemon, the pod `a` and versions of the driver `gpu`.
+struct Scene {
+    home: Home,
+    daemon: Daemon,
+    a: ObjectRef,
+    versions: [Arc<FakeDriver>; 3],
+    stored: Arc<Stored>,
+}
 
-#[async_trait]
-impl Predecessors for Stuck {
-    async fn driver(&self, _: &DriverName, _: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
-        std::future::pending().await
+impl Scene {
+    /// `stored`: so many versions, from the first, are stored after they served.
+    fn new(stored: usize) -> Self {
+        let versions = [(); 3].map(|()| FakeDriver::new(driver("gpu")));
+        let (home, a) = (Home::new(), pod("a"));
+        let daemon = home.start();
+        let stored = store(&daemon, &versions[..stored]);
+        Self { home, daemon, a, versions, stored }
     }
 
-    fn serves_as(&self, _: &Arc<DriverIdentity>) {}
-
-    fn idle(&self) -> Vec<String> {
-        Vec::new()
+    /// The same, with a claim `one` of the pod that the first version has prepared.
+    async fn served_by_the_first(stored: usize) -> Self {
+        let scene = Self::new(stored);
+        scene.serve(0);
+        scene.daemon.source.put(claim("one", &["gpu/0"], &[&scene.a]));
+        assert_eq!(ends(&scene.daemon.prepare(&scene.a, &["one"]).await), ["prepared"]);
+        scene
     }
 
-    fn forget(&self, _: &str) {}
+    fn serve(&self, version: usize) {
+        self.daemon.serve_version(&self.versions[version], &digest(version));
+    }
 }
 
-/// Versions of the driver `gpu`; `kept` of them, from the first, are to be had after they served.
-fn versions(daemon: &Daemon, kept: usize) -> ([Arc<FakeDriver>; 3], Arc<Kept>) {
-    let versions = [(); 3].map(|()| FakeDriver::new(driver("gpu")));
-    (versions.clone(), keep(daemon, &versions[..kept]))
-}
-
-/// The same, with a claim `one` of the pod that the first version has prepared.
-async fn served_by_the_first(
-    daemon: &Daemon,
-    a: &ObjectRef,
-    kept: usize,
-) -> ([Arc<FakeDriver>; 3], Arc<Kept>) {
-    let (versions, kept) = versions(daemon, kept);
-    daemon.serve_version(&versions[0], &digest(0));
-    daemon.source.put(claim("one", &["gpu/0"], &[a]));
-    assert_eq!(ends(&daemon.prepare(a, &["one"]).await), ["prepared"]);
-    (versions, kept)
-}
-
-fn keep(daemon: &Daemon, versions: &[Arc<FakeDriver>]) -> Arc<Kept> {
+fn store(daemon: &Daemon, versions: &[Arc<FakeDriver>]) -> Arc<Stored> {
     let versions = versions.iter().enumerate().map(|(n, version)| (digest(n), version.clone())).collect();
-    let kept = Arc::new(Kept { versions, ..Kept::default() });
-    daemon.manager.registry.keep_predecessors(kept.clone());
-    kept
+    let stored = Arc::new(Stored { versions, ..Stored::default() });
+    daemon.manager.registry.keep_predecessors(stored.clone());
+    stored
 }
 
 fn digest(version: usize) -> String {
@@ -92,7 +94,7 @@ fn digest(version: usize) -> String {
 }
 
 /// The claims of each unprepare, by name, with the memo that came along.
-fn told(version: &FakeDriver) -> Vec<Vec<(String, Vec<u8>)>> {
+fn calls(version: &FakeDriver) -> Vec<Vec<(String, Vec<u8>)>> {
     let one = |live: &LiveClaim| (live.claim.id.name.to_string(), live.memo.clone());
     version.calls().unprepare.iter().map(|claims| claims.iter().map(one).collect()).collect()
 }
@@ -104,70 +106,58 @@ fn memo(claims: &[&str]) -> Vec<(String, Vec<u8>)> {
 #[tokio::test]
 async fn what_a_new_version_refuses_is_unprepared_by_the_one_that_prepared_it() {
     for refusal in [permanent(), Problem::internal("driver-trapped", "unreachable")] {
-        let (home, a) = (Home::new(), pod("a"));
-        let daemon = home.start();
-        let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 1).await;
-        daemon.serve_version(&new, &digest(1));
+        let scene = Scene::served_by_the_first(1).await;
+        let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
+        daemon.serve_version(new, &digest(1));
         new.reply_unprepare(Reply::Refuse(refusal));
-        assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
-        assert_eq!((told(&new), told(&old)), (vec![memo(&["one"])], vec![memo(&["one"])]));
+        assert_eq!(daemon.unprepare(a).await, [Ok(ClaimEnd::Unprepared)]);
+        assert_eq!((calls(new), calls(old)), (vec![memo(&["one"])], vec![memo(&["one"])]));
         assert!(daemon.manager.claims().is_empty());
     }
 }
 
 #[tokio::test]
 async fn a_new_version_that_knows_what_to_do_is_the_only_one_that_is_called() {
-    let (home, a) = (Home::new(), pod("a"));
-    let daemon = home.start();
-    let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 1).await;
-    daemon.serve_version(&new, &digest(1));
-    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
-    assert_eq!((told(&new), old.counts()), (vec![memo(&["one"])], (1, 0)));
+    let scene = Scene::served_by_the_first(1).await;
+    let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
+    daemon.serve_version(new, &digest(1));
+    assert_eq!(daemon.unprepare(a).await, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!((calls(new), old.counts()), (vec![memo(&["one"])], (1, 0)));
 }
 
 #[tokio::test]
 async fn each_claim_goes_to_the_version_that_prepared_it_however_many_came_since() {
-    let (home, a) = (Home::new(), pod("a"));
-    let daemon = home.start();
-    let ([first, second, third], _kept) = versions(&daemon, 2);
-    for (number, (version, claim_name)) in
-        [(&first, "one"), (&second, "two"), (&third, "three")].into_iter().enumerate()
-    {
-        daemon.serve_version(version, &digest(number));
-        daemon.source.put(claim(claim_name, &[&format!("gpu/{number}")], &[&a]));
+    let scene = Scene::new(2);
+    let Scene { daemon, a, versions: [first, second, third], .. } = &scene;
+    let names = ["one", "two", "three"];
+    for (version, name) in names.into_iter().enumerate() {
+        scene.serve(version);
+        daemon.source.put(claim(name, &[&format!("gpu/{version}")], &[a]));
+        daemon.prepare(a, &names[..=version]).await;
     }
-    daemon.serve_version(&first, &digest(0));
-    daemon.prepare(&a, &["one"]).await;
-    daemon.serve_version(&second, &digest(1));
-    daemon.prepare(&a, &["one", "two"]).await;
-    daemon.serve_version(&third, &digest(2));
-    daemon.prepare(&a, &["one", "two", "three"]).await;
     third.reply_unprepare(Reply::Refuse(permanent()));
-    let ends = daemon.unprepare(&a).await;
+    let ends = daemon.unprepare(a).await;
     let refused: Vec<_> = ends.iter().filter_map(|end| end.as_ref().err()).collect();
     assert_eq!(refused, [&permanent()], "its own claim has no previous version");
-    assert_eq!((told(&first), told(&second)), (vec![memo(&["one"])], vec![memo(&["two"])]));
-    assert_eq!(told(&third)[0].len(), 3);
+    assert_eq!((calls(first), calls(second)), (vec![memo(&["one"])], vec![memo(&["two"])]));
+    assert_eq!(calls(third)[0].len(), 3);
     assert_eq!(daemon.manager.claims().len(), 1);
 }
 
 #[tokio::test]
 async fn what_both_refuse_stays_with_both_reasons_and_can_be_released() {
-    let (home, a) = (Home::new(), pod("a"));
-    let daemon = home.start();
-    let ([_, new, _], _kept) = served_by_the_first(&daemon, &a, 0).await;
-    daemon.serve_version(&new, &digest(1));
+    let scene = Scene::served_by_the_first(0).await;
+    let Scene { daemon, a, versions: [_, new, _], .. } = &scene;
+    daemon.serve_version(new, &digest(1));
     new.reply_unprepare(Reply::Refuse(permanent()));
-    let problem = daemon.unprepare(&a).await.remove(0).unwrap_err();
+    let problem = daemon.unprepare(a).await.remove(0).unwrap_err();
     assert_eq!((problem.kind, problem.code.as_str()), (permanent().kind, "bad-parameters"));
     assert!(problem.details.contains(&("predecessor-code".to_owned(), NO_CODE.to_owned())), "{problem:?}");
     assert!(problem.details.iter().any(|(_, value)| value.contains(&digest(0))), "{problem:?}");
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
 
     new.reply_unprepare(Reply::Refuse(permanent()));
-    let by = Caller { uid: Some(0), ..Caller::default() };
-    let request = ReleaseRequest { namespace: name("default"), name: name("one"), uid: None, by };
-    daemon.manager.release_claim(request, "test".into()).await.unwrap();
+    daemon.release("one").await.unwrap();
     assert!(daemon.manager.claims().is_empty());
 }
 
@@ -176,33 +166,28 @@ async fn a_new_version_that_wants_time_or_is_quarantined_gets_some_and_then_the_
     let quarantined =
         Problem::unavailable(QUARANTINED, "it trapped").retry_after(std::time::Duration::from_secs(300));
     for wait in [transient(), quarantined] {
-        let (home, a) = (Home::new(), pod("a"));
-        let daemon = home.start();
+        let scene = Scene::served_by_the_first(1).await;
+        let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
         daemon.start_unprepares();
-        let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 1).await;
-        daemon.serve_version(&new, &digest(1));
+        daemon.serve_version(new, &digest(1));
         (0..=limit::PREDECESSOR_PATIENCE).for_each(|_| new.reply_unprepare(Reply::Refuse(wait.clone())));
-        assert!(daemon.unprepare(&a).await[0].is_err());
+        assert!(daemon.unprepare(a).await[0].is_err());
         assert_eq!(old.counts(), (1, 0), "not yet");
         daemon.gone("uid-one").await;
         assert_eq!(new.counts().1, 1 + limit::PREDECESSOR_PATIENCE as usize);
-        assert_eq!(told(&old), [memo(&["one"])]);
+        assert_eq!(calls(old), [memo(&["one"])]);
     }
 }
 
 /// The compiler may be busy with other files for hours: the claim, and all who wait for it, were held as long.
 #[tokio::test(start_paused = true)]
 async fn a_version_that_is_not_loaded_in_time_keeps_no_request_waiting() {
-    let (home, a) = (Home::new(), pod("a"));
-    let daemon = home.start();
-    daemon.manager.registry.keep_predecessors(Arc::new(Stuck));
-    let [old, new] = [(); 2].map(|()| FakeDriver::new(driver("gpu")));
-    daemon.serve_version(&old, &digest(0));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-    daemon.prepare(&a, &["one"]).await;
-    daemon.serve_version(&new, &digest(1));
+    let scene = Scene::served_by_the_first(0).await;
+    let Scene { daemon, a, versions: [_, new, _], .. } = &scene;
+    scene.stored.stuck.store(true, Relaxed);
+    daemon.serve_version(new, &digest(1));
     new.reply_unprepare(Reply::Refuse(permanent()));
-    let problem = daemon.unprepare(&a).await.remove(0).unwrap_err();
+    let problem = daemon.unprepare(a).await.remove(0).unwrap_err();
     assert_eq!(problem.code, permanent().code);
     let code = ("predecessor-code".to_owned(), "predecessor-not-loaded".to_owned());
     assert!(problem.details.contains(&code), "{problem:?}");
@@ -212,93 +197,84 @@ async fn a_version_that_is_not_loaded_in_time_keeps_no_request_waiting() {
 /// Every try counted, also those at which no version served: one that came then and wanted a moment was passed over at once.
 #[tokio::test]
 async fn tries_without_any_version_are_none_of_the_one_that_comes_then() {
-    let (home, a) = (Home::new(), pod("a"));
-    let daemon = home.start();
-    let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 1).await;
-    daemon.retire(&old);
+    let scene = Scene::served_by_the_first(1).await;
+    let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
+    daemon.retire(old);
     for _ in 0..=limit::PREDECESSOR_PATIENCE {
-        assert!(daemon.unprepare(&a).await[0].is_err());
+        assert!(daemon.unprepare(a).await[0].is_err());
     }
-    daemon.serve_version(&new, &digest(1));
+    daemon.serve_version(new, &digest(1));
     for tries in 1..=limit::PREDECESSOR_PATIENCE {
         new.reply_unprepare(Reply::Refuse(transient()));
-        assert!(daemon.unprepare(&a).await[0].is_err());
+        assert!(daemon.unprepare(a).await[0].is_err());
         assert_eq!((new.counts().1, old.counts().1), (tries as usize, 0));
     }
     new.reply_unprepare(Reply::Refuse(transient()));
-    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
-    assert_eq!(told(&old), [memo(&["one"])]);
+    assert_eq!(daemon.unprepare(a).await, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!(calls(old), [memo(&["one"])]);
 }
 
 #[tokio::test]
 async fn after_a_restart_it_is_still_known_who_prepared_a_claim_and_who_was_only_called() {
-    let (home, a, b) = (Home::new(), pod("a"), pod("b"));
-    let daemon = home.start();
-    let ([old, new, _], _kept) = versions(&daemon, 1);
-    daemon.serve_version(&old, &digest(0));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    let (Scene { home, daemon, a, versions: [old, new, _], .. }, b) =
+        (Scene::served_by_the_first(1).await, pod("b"));
     daemon.source.put(claim("two", &["gpu/1"], &[&b]));
-    daemon.prepare(&a, &["one"]).await;
     old.reply("uid-two", Reply::Refuse(transient()));
     assert_eq!(ends(&daemon.prepare(&b, &["two"]).await), [transient().code]);
     daemon.stop().await;
 
     let daemon = home.start();
-    keep(&daemon, std::slice::from_ref(&old));
+    store(&daemon, std::slice::from_ref(&old));
     daemon.serve_version(&new, &digest(1));
     for pod in [&a, &b] {
         new.reply_unprepare(Reply::Refuse(permanent()));
         assert_eq!(daemon.unprepare(pod).await, [Ok(ClaimEnd::Unprepared)]);
     }
     let nothing = vec![("two".to_owned(), Vec::new())];
-    assert_eq!(told(&old), [memo(&["one"]), nothing]);
+    assert_eq!(calls(&old), [memo(&["one"]), nothing]);
 }
 
 #[tokio::test]
 async fn while_no_version_serves_and_when_a_plugin_took_the_name_no_other_version_is_called() {
-    let (home, a) = (Home::new(), pod("a"));
-    let daemon = home.start();
-    let ([old, new, _], _kept) = served_by_the_first(&daemon, &a, 1).await;
-    daemon.retire(&old);
-    let problem = daemon.unprepare(&a).await.remove(0).unwrap_err();
+    let scene = Scene::served_by_the_first(1).await;
+    let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
+    daemon.retire(old);
+    let problem = daemon.unprepare(a).await.remove(0).unwrap_err();
     assert!(problem.message.contains("kept until its driver is back"), "{problem}");
-    daemon.serve_as(&new, DriverKind::Grpc);
+    daemon.serve_as(new, DriverKind::Grpc);
     new.reply_unprepare(Reply::Refuse(permanent()));
-    assert_eq!(daemon.unprepare(&a).await.remove(0), Err(permanent()));
+    assert_eq!(daemon.unprepare(a).await.remove(0), Err(permanent()));
     assert_eq!((old.counts(), new.counts()), ((1, 0), (0, 1)));
 }
 
 #[tokio::test]
 async fn code_is_forgotten_with_the_last_claim_that_needs_it() {
-    let (home, a, b) = (Home::new(), pod("a"), pod("b"));
-    let daemon = home.start();
-    let ([old, new, _], kept) = versions(&daemon, 3);
-    daemon.serve_version(&old, &digest(0));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a, &b]));
-    daemon.prepare(&a, &["one"]).await;
-    daemon.prepare(&b, &["one"]).await;
-    daemon.serve_version(&new, &digest(1));
-    for (pod, forgotten) in [(None, vec![1, 2]), (Some(&a), vec![1, 2]), (Some(&b), vec![1, 2, 0])] {
+    let scene = Scene::new(3);
+    let (Scene { daemon, a, stored, .. }, b) = (&scene, &pod("b"));
+    scene.serve(0);
+    daemon.source.put(claim("one", &["gpu/0"], &[a, b]));
+    daemon.prepare(a, &["one"]).await;
+    daemon.prepare(b, &["one"]).await;
+    scene.serve(1);
+    for (pod, forgotten) in [(None, vec![1, 2]), (Some(a), vec![1, 2]), (Some(b), vec![1, 2, 0])] {
         if let Some(pod) = pod {
             daemon.unprepare(pod).await;
         }
         daemon.manager.forget_code();
         let forgotten: Vec<_> = forgotten.into_iter().map(digest).collect();
-        assert_eq!(*kept.forgotten.lock().unwrap(), forgotten);
+        assert_eq!(*stored.forgotten.lock().unwrap(), forgotten);
     }
 }
 
 #[tokio::test]
 async fn code_is_kept_while_there_is_a_claim_that_cannot_be_read() {
-    let (home, a) = (Home::new(), pod("a"));
-    let daemon = home.start();
-    let ([old, ..], _kept) = served_by_the_first(&daemon, &a, 1).await;
+    let Scene { home, daemon, versions: [old, ..], .. } = Scene::served_by_the_first(1).await;
     daemon.stop().await;
     home.make_unreadable("uid-one");
     let daemon = home.start();
-    let kept = keep(&daemon, std::slice::from_ref(&old));
+    let stored = store(&daemon, std::slice::from_ref(&old));
     daemon.manager.forget_code();
-    assert!(kept.forgotten.lock().unwrap().is_empty());
+    assert!(stored.forgotten.lock().unwrap().is_empty());
 }
 
 #[tokio::test]

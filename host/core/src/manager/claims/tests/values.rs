@@ -12,12 +12,12 @@ use async_trait::async_trait;
 use crate::checkpoint::Change;
 use crate::driver::values::{Journal, Write};
 use crate::driver::{Call, ClaimDriver, Outcomes};
-use crate::manager::claims::fixtures::{claim, driver, name, permanent, pod, prepared, transient, uid};
-use crate::manager::claims::{RecordedValues, ReleaseOutcome, ReleaseRequest, machine};
-use crate::manager::tests::scene::{Daemon, Home, ends};
+use crate::manager::claims::fixtures::{claim, driver, permanent, pod, prepared, transient, uid};
+use crate::manager::claims::{RecordedValues, ReleaseOutcome, machine};
+use crate::manager::tests::scene::{Daemon, Home, ends, release_request};
 use nodedock_model::{
-    Caller, ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem,
-    PutBack, PutBackEnd, ReleaseRecord, limit,
+    ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem, PutBack,
+    PutBackEnd, ReleaseRecord, limit,
 };
 
 const LED: &str = "devices/led/brightness";
@@ -129,20 +129,8 @@ impl ClaimDriver for Writer {
     }
 }
 
-fn request(claim: &str) -> ReleaseRequest {
-    let by = Caller { uid: Some(0), user: Some("root".to_owned()), pid: Some(7) };
-    ReleaseRequest { namespace: name("default"), name: name(claim), uid: None, by }
-}
-
-async fn release(daemon: &Daemon, claim: &str) -> ReleaseRecord {
-    match daemon.manager.release_claim(request(claim), "test".into()).await.unwrap() {
-        ReleaseOutcome::Released(record) => ReleaseRecord::clone(&record),
-        looked => panic!("it was to be released: {looked:?}"),
-    }
-}
-
-/// Path, what stood there and what became of it, or why nothing did.
-fn told(record: &ReleaseRecord) -> Vec<(&str, Option<&str>, &str)> {
+/// Path, value found and outcome, or the code of the problem.
+fn outcomes(record: &ReleaseRecord) -> Vec<(&str, Option<&str>, &str)> {
     record.put_back.iter().map(one).collect()
 }
 
@@ -195,15 +183,15 @@ async fn a_released_claims_values_are_restored_the_newest_first_also_after_a_res
     daemon.stop().await;
 
     let daemon = home.start();
-    let looked = daemon.manager.look_at_release(&request("one")).await.unwrap();
+    let looked = daemon.manager.look_at_release(&release_request("one")).await.unwrap();
     let ReleaseOutcome::Looked { values, .. } = looked else { panic!("it is not released") };
     assert!(values.iter().all(|value| value.end == PutBackEnd::Possible), "{values:?}");
     assert_eq!((is(&home, LED), is(&home, FAN)), ("3".into(), "2".into()), "looking changes nothing");
     let view = daemon.manager.claim_view(daemon.manager.claims().remove(0));
     assert_eq!(view.values.unwrap().newest_first().len(), 2);
 
-    let released = release(&daemon, "one").await;
-    assert_eq!(told(&released), [(FAN, Some("2"), "put-back"), (LED, Some("3"), "put-back")]);
+    let released = daemon.release("one").await.unwrap();
+    assert_eq!(outcomes(&released), [(FAN, Some("2"), "put-back"), (LED, Some("3"), "put-back")]);
     assert_eq!((is(&home, LED), is(&home, FAN)), ("0".into(), "0".into()));
     daemon.stop().await;
     let daemon = home.start();
@@ -244,9 +232,9 @@ async fn a_crash_in_the_middle_of_a_call_loses_no_value() {
 
         let daemon = home.start();
         assert!(daemon.unprepare(&a).await[0].is_err(), "its driver is not there");
-        let released = release(&daemon, "one").await;
+        let released = daemon.release("one").await.unwrap();
         let expected = if written { (LED, Some("1"), "put-back") } else { (LED, Some("0"), "as-before") };
-        assert_eq!(told(&released), [expected]);
+        assert_eq!(outcomes(&released), [expected]);
         assert_eq!(is(&home, LED), "0");
     }
 }
@@ -305,7 +293,7 @@ async fn a_refusal_for_now_keeps_what_was_there_first() {
 
 /// A release whose intent is durable, and nothing else of it.
 async fn begin_release(daemon: &Daemon, claim: &str) {
-    let (intent, _) = machine::release(&daemon.manager.claims()[0], 1, &request(claim).by);
+    let (intent, _) = machine::release(&daemon.manager.claims()[0], 1, &release_request(claim).by);
     daemon.manager.commit_claims(vec![intent]).await.unwrap();
 }
 
@@ -325,12 +313,12 @@ async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
     daemon.gone("uid-one").await;
     assert!(started.elapsed() >= limit::RELEASE_GRACE, "its driver may have come");
     let released = daemon.manager.released_claims().remove(0);
-    assert_eq!(released.by, request("one").by);
-    assert_eq!(told(&released), [(FAN, Some("0"), "as-before"), (LED, Some("1"), "put-back")]);
+    assert_eq!(released.by, release_request("one").by);
+    assert_eq!(outcomes(&released), [(FAN, Some("0"), "as-before"), (LED, Some("1"), "put-back")]);
     assert_eq!(is(&home, LED), "0");
 }
 
-/// The host restored what the driver had decided to leave, and said of a driver that came a moment later that it was not told.
+/// The host restored what the driver had decided to leave, and recorded of a driver that came a moment later that it had not unprepared the claim.
 #[tokio::test]
 async fn the_driver_of_an_interrupted_release_is_called_when_it_comes_after_the_start() {
     let home = Home::new();
@@ -350,7 +338,7 @@ async fn the_driver_of_an_interrupted_release_is_called_when_it_comes_after_the_
     Writer::new(&home, &daemon).serve(&daemon);
     daemon.gone("uid-one").await;
     let released = daemon.manager.released_claims().remove(0);
-    assert_eq!((released.untold.len(), told(&released)), (0, vec![]));
+    assert_eq!((released.untold.len(), outcomes(&released)), (0, vec![]));
     assert_eq!(is(&home, LED), "1", "it was asked, and left it so");
 }
 
@@ -367,7 +355,7 @@ async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() 
     daemon.start_unprepares();
     daemon.gone("uid-one").await;
     let released = daemon.manager.released_claims().remove(0);
-    assert_eq!((&released.by, released.untold.len()), (&request("one").by, 1));
+    assert_eq!((&released.by, released.untold.len()), (&release_request("one").by, 1));
 }
 
 /// Such a mark is the last release's; it ended with the boot, and the release was never finished.
@@ -377,14 +365,14 @@ async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() 
         let home = Home::new();
         let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
         let mut values = daemon.manager.values.of(&uid("uid-one")).unwrap();
-        values.releasing = Some(request("one").by);
+        values.releasing = Some(release_request("one").by);
         daemon.checkpoint().commit(vec![Change::PutValues(Arc::new(values))]).await.unwrap();
         daemon.stop().await;
         tokio::time::pause();
         let daemon = home.start_in(boot);
         daemon.start_unprepares();
         daemon.gone("uid-one").await;
-        assert_eq!(daemon.manager.released_claims()[0].by, request("one").by);
+        assert_eq!(daemon.manager.released_claims()[0].by, release_request("one").by);
         tokio::time::resume();
     }
 }
@@ -396,7 +384,7 @@ async fn values_of_another_boot_are_never_restored() {
     daemon.stop().await;
     let daemon = home.start_in("boot-2");
     assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
-    assert_eq!(told(&release(&daemon, "one").await), []);
+    assert_eq!(outcomes(&daemon.release("one").await.unwrap()), []);
     assert_eq!(is(&home, LED), "1");
     daemon.manager.resume_values().await;
     daemon.stop().await;
@@ -410,8 +398,8 @@ async fn a_value_that_another_program_changed_is_left_and_reported() {
     let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     std::fs::write(home.sys().join(LED), "9").unwrap();
     std::fs::remove_file(home.sys().join(FAN)).unwrap();
-    let released = release(&daemon, "one").await;
-    assert_eq!(told(&released), [(FAN, None, "path-gone"), (LED, Some("9"), "value-changed")]);
+    let released = daemon.release("one").await.unwrap();
+    assert_eq!(outcomes(&released), [(FAN, None, "path-gone"), (LED, Some("9"), "value-changed")]);
     assert_eq!(is(&home, LED), "9");
 }
 
@@ -420,11 +408,11 @@ async fn a_value_that_another_program_changed_is_left_and_reported() {
 async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_found() {
     let home = Home::new();
     let (daemon, _) = two_stuck(&home).await;
-    assert_eq!(told(&release(&daemon, "one").await), [(LED, None, "value-of-another-claim")]);
+    assert_eq!(outcomes(&daemon.release("one").await.unwrap()), [(LED, None, "value-of-another-claim")]);
     assert_eq!(is(&home, LED), "2");
     daemon.stop().await;
     let daemon = home.start();
-    assert_eq!(told(&release(&daemon, "two").await), [(LED, Some("2"), "put-back")]);
+    assert_eq!(outcomes(&daemon.release("two").await.unwrap()), [(LED, Some("2"), "put-back")]);
     assert_eq!(is(&home, LED), "0");
 }
 
@@ -462,9 +450,9 @@ async fn claims_of_one_call_keep_a_value_until_the_last_of_them_is_gone() {
     assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared"; 2]);
     daemon.manager.registry.retire(led.name.as_str());
     assert!(daemon.unprepare(&a).await.iter().all(Result::is_err));
-    assert_eq!(told(&release(&daemon, "two").await), [(LED, None, "value-of-another-claim")]);
+    assert_eq!(outcomes(&daemon.release("two").await.unwrap()), [(LED, None, "value-of-another-claim")]);
     assert_eq!(is(&home, LED), "1");
-    assert_eq!(told(&release(&daemon, "one").await), [(LED, Some("1"), "put-back")]);
+    assert_eq!(outcomes(&daemon.release("one").await.unwrap()), [(LED, Some("1"), "put-back")]);
     assert_eq!(is(&home, LED), "0");
 }
 
@@ -485,11 +473,11 @@ async fn claims_of_one_call_that_are_rolled_back_together_restore_the_value() {
 }
 
 #[tokio::test]
-async fn a_driver_that_serves_decides_and_the_host_puts_back_for_the_others() {
+async fn a_driver_that_serves_decides_and_the_host_restores_values_for_the_others() {
     let home = Home::new();
     let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
     led.serve(&daemon);
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
-    assert_eq!(told(&release(&daemon, "one").await), []);
+    assert_eq!(outcomes(&daemon.release("one").await.unwrap()), []);
     assert_eq!(is(&home, LED), "1", "it was asked, and left it so");
 }

@@ -91,90 +91,84 @@ fn after_a_crash_the_value_now_is_taken_for_the_last_write() {
     assert_eq!((kept.before.as_deref(), kept.after.as_deref()), (Some("0"), Some("Y")));
 }
 
-#[test]
-fn the_later_of_two_claims_is_restored_to_the_earlier_ones_value() {
-    let mut scene = Scene::new();
-    scene.write(&["a"], "1");
-    scene.write(&["b"], "2");
-    assert_eq!(scene.release("b"), None);
-    assert_eq!(scene.value, "1", "that of a, which stands");
-    assert_eq!(scene.release("a"), None);
-    assert_eq!(scene.value, "0");
+enum Step {
+    /// A write for claims.
+    Write(&'static [&'static str], &'static str),
+    /// Another program writes.
+    Other(&'static str),
+    /// The release of a claim, which restores the value.
+    Restored(&'static str),
+    /// The release of a claim, which leaves the value to a later one.
+    LeftTo(&'static str, &'static str),
+    /// The value now.
+    Value(&'static str),
+    /// The values that a claim found and left.
+    Kept(&'static str, &'static str, &'static str),
 }
 
+/// In the end as if no claim had been: the later of several claims restores the value of the earlier one or inherits it.
 #[test]
-fn the_earlier_of_two_claims_leaves_the_value_and_hands_down_the_value_that_it_found() {
-    let mut scene = Scene::new();
-    scene.write(&["a"], "1");
-    scene.write(&["b"], "2");
-    scene.write(&["c"], "3");
-    assert_eq!(scene.release("b").as_deref(), Some("c"));
-    assert_eq!((scene.value.as_str(), scene.kept("c")), ("3", Some((Some("1"), Some("3")))));
-    assert_eq!(scene.release("a").as_deref(), Some("c"));
-    assert_eq!(scene.kept("c"), Some((Some("0"), Some("3"))));
-    assert_eq!(scene.release("c"), None);
-    assert_eq!(scene.value, "0", "as if none had been");
+fn claims_that_changed_a_value_restore_it_in_whatever_order_they_are_released() {
+    use Step::{Kept, LeftTo, Other, Restored, Value, Write};
+    let histories: [&[Step]; 7] = [
+        &[Write(&["a"], "1"), Write(&["b"], "2"), Restored("b"), Value("1"), Restored("a"), Value("0")],
+        &[
+            Write(&["a"], "1"),
+            Write(&["b"], "2"),
+            Write(&["c"], "3"),
+            LeftTo("b", "c"),
+            Value("3"),
+            Kept("c", "1", "3"),
+            LeftTo("a", "c"),
+            Kept("c", "0", "3"),
+            Restored("c"),
+            Value("0"),
+        ],
+        // A value that another program set in between is not inherited.
+        &[Write(&["a"], "1"), Other("5"), Write(&["b"], "6"), LeftTo("a", "b"), Restored("b"), Value("5")],
+        // Claims of one call.
+        &[Write(&["a", "b"], "1"), LeftTo("a", "b"), Value("1"), Restored("b"), Value("0")],
+        &[Write(&["a", "b"], "1"), LeftTo("b", "a"), Value("1"), Restored("a"), Value("0")],
+        &[Write(&["a"], "1"), Write(&["a", "b"], "2"), LeftTo("a", "b"), Restored("b"), Value("0")],
+        // The same value twice.
+        &[Write(&["a"], "1"), Write(&["b"], "1"), LeftTo("a", "b"), Value("1"), Restored("b"), Value("0")],
+    ];
+    for (number, history) in histories.into_iter().enumerate() {
+        let mut scene = Scene::new();
+        for step in history {
+            match step {
+                Write(claims, value) => scene.write(claims, value),
+                Other(value) => scene.value = (*value).to_owned(),
+                Restored(claim) => assert_eq!(scene.release(claim), None, "history {number}"),
+                LeftTo(claim, heir) => assert_eq!(scene.release(claim).as_deref(), Some(*heir), "{number}"),
+                Value(value) => assert_eq!(scene.value, *value, "history {number}"),
+                Kept(claim, before, left) => {
+                    assert_eq!(scene.kept(claim), Some((Some(*before), Some(*left))), "history {number}");
+                }
+            }
+        }
+    }
 }
 
 /// What the heir has been restored to before it inherits is its own doing; before that it would be another program's.
 #[test]
 fn an_heir_that_may_have_been_restored_already_knows_that_value_too() {
-    for putting_back in [false, true] {
+    for restoring in [false, true] {
         let mut scene = Scene::new();
         scene.write(&["a"], "1");
         scene.write(&["b"], "2");
         let (a, b) = (claim("a").uid, claim("b").uid);
-        if putting_back {
+        if restoring {
             assert!(scene.records.intend_restore(&b, |_| true));
             assert!(!scene.records.intend_restore(&b, |_| true), "that is known");
         }
         scene.records.end(&a, None);
-        assert_eq!(scene.records.newest_first(&b, |_| true)[0].1.may_have_left("1"), putting_back);
+        assert_eq!(scene.records.newest_first(&b, |_| true)[0].1.may_have_left("1"), restoring);
         assert_eq!(scene.kept("b"), Some((Some("0"), Some("2"))));
         scene.value = "0".to_owned();
         scene.write(&["b"], "4");
-        assert!(!scene.records.newest_first(&b, |_| true)[0].1.may_have_left("1"), "it was written anew");
+        assert!(!scene.records.newest_first(&b, |_| true)[0].1.may_have_left("1"), "it was written again");
     }
-}
-
-#[test]
-fn a_value_that_another_program_set_in_between_is_not_handed_down() {
-    let mut scene = Scene::new();
-    scene.write(&["a"], "1");
-    scene.value = "5".to_owned();
-    scene.write(&["b"], "6");
-    assert_eq!(scene.release("a").as_deref(), Some("b"));
-    assert_eq!(scene.release("b"), None);
-    assert_eq!(scene.value, "5");
-}
-
-#[test]
-fn claims_of_one_call_share_a_value_and_the_last_of_them_restores_it() {
-    for (first, last) in [("a", "b"), ("b", "a")] {
-        let mut scene = Scene::new();
-        scene.write(&["a", "b"], "1");
-        assert_eq!(scene.release(first).as_deref(), Some(last));
-        assert_eq!(scene.value, "1");
-        assert_eq!(scene.release(last), None);
-        assert_eq!(scene.value, "0");
-    }
-    let mut scene = Scene::new();
-    scene.write(&["a"], "1");
-    scene.write(&["a", "b"], "2");
-    assert_eq!(scene.release("a").as_deref(), Some("b"), "a joins what the call of both has written");
-    assert_eq!(scene.release("b"), None);
-    assert_eq!(scene.value, "0");
-}
-
-#[test]
-fn the_same_value_written_twice_stays_until_both_are_gone() {
-    let mut scene = Scene::new();
-    scene.write(&["a"], "1");
-    scene.write(&["b"], "1");
-    assert_eq!(scene.release("a").as_deref(), Some("b"));
-    assert_eq!(scene.value, "1");
-    assert_eq!(scene.release("b"), None);
-    assert_eq!(scene.value, "0");
 }
 
 #[test]

@@ -26,29 +26,26 @@ pub(in crate::manager::claims) struct Restored {
 /// By path.
 pub(in crate::manager::claims) type PathLocks = BTreeMap<String, Vec<Held<String>>>;
 
-/// The deadline of a request for restoring the values of all its claims.
-pub(in crate::manager::claims) struct RestoreDeadline<'a> {
+/// How the values of all claims of a request are restored.
+pub(in crate::manager::claims) struct RestoreRequest<'a> {
     request: &'a str,
-    at: Instant,
+    deadline: Instant,
+    /// Only finds out what would be restored.
+    preview: bool,
 }
 
-impl<'a> RestoreDeadline<'a> {
-    /// The time that a call of a driver may take.
+impl<'a> RestoreRequest<'a> {
+    /// Within the time that a call of a driver may take.
     pub(in crate::manager::claims) fn of(call: &'a Call) -> Self {
-        Self { request: &call.request_id, at: Instant::now() + call.deadline }
+        Self { request: &call.request_id, deadline: Instant::now() + call.deadline, preview: false }
+    }
+
+    pub(in crate::manager::claims) fn preview(call: &'a Call) -> Self {
+        Self { preview: true, ..Self::of(call) }
     }
 }
 
 impl RecordedValues {
-    /// What `restore` would do with the values of all drivers of a claim.
-    pub(in crate::manager::claims) async fn preview(
-        &self,
-        claim: &ObjectRef,
-        deadline: &RestoreDeadline<'_>,
-    ) -> Vec<PutBack> {
-        self.restore_or_preview(claim, |_| true, |_| false, deadline, true).await.values
-    }
-
     /// Restores the values that `drivers` changed for a claim, the newest first. Values that are not reached before the deadline, and
     /// those that other drivers which stay with the claim changed since, are left.
     pub(in crate::manager::claims) async fn restore(
@@ -56,41 +53,30 @@ impl RecordedValues {
         claim: &ObjectRef,
         drivers: impl Fn(&DriverName) -> bool,
         stays: impl Fn(&DriverName) -> bool,
-        deadline: &RestoreDeadline<'_>,
+        request: &RestoreRequest<'_>,
     ) -> Restored {
-        self.restore_or_preview(claim, drivers, stays, deadline, false).await
-    }
-
-    async fn restore_or_preview(
-        &self,
-        claim: &ObjectRef,
-        drivers: impl Fn(&DriverName) -> bool,
-        stays: impl Fn(&DriverName) -> bool,
-        deadline: &RestoreDeadline<'_>,
-        preview: bool,
-    ) -> Restored {
-        let (locks, kept) = self.lock_paths(&claim.uid, &drivers, deadline.at).await;
+        let (locks, kept) = self.lock_paths(&claim.uid, &drivers, request.deadline).await;
         if kept.is_empty() {
             return Restored::default();
         }
-        if !preview {
+        if !request.preview {
             self.intend_restore(&claim.uid, &drivers).await;
         }
         let mut values = Vec::with_capacity(kept.len());
         for (driver, kept) in kept {
             let obstacle = if locks.contains_key(&kept.path) {
-                let is_late = Instant::now() >= deadline.at;
+                let is_late = Instant::now() >= request.deadline;
                 self.other_owner(claim, &kept, &stays).or_else(|| is_late.then(|| out_of_time(&kept)))
             } else {
                 Some(write_stuck())
             };
             let Fate { end, found, problem } = match obstacle {
                 Some(problem) => Fate::left(None, problem),
-                None => self.tree.put_back(&kept, preview).await,
+                None => self.tree.put_back(&kept, request.preview).await,
             };
             let value = PutBack { driver, path: kept.path, before: kept.before, found, end, problem };
-            if !preview {
-                audit(&value, claim, deadline.request);
+            if !request.preview {
+                audit(&value, claim, request.request);
             }
             values.push(value);
         }

@@ -1,14 +1,14 @@
-//! Whose turn it is at a path: from the putting back of a value to the end of its claim.
+//! The lock of a path: from the restore of a value to the end of its claim.
 
 use std::time::Duration;
 
 use super::*;
 use crate::manager::claims::table::Undo;
-use crate::manager::claims::values::{RestoreDeadline, Restored};
+use crate::manager::claims::values::{RestoreRequest, Restored};
 
 async fn restore(daemon: &Daemon, short: &str, deadline: Duration) -> Restored {
     let (id, call) = (claim(short, &[], &[]).id, Call { request_id: "test".into(), deadline });
-    daemon.manager.values.restore(&id, |_| true, |_| false, &RestoreDeadline::of(&call)).await
+    daemon.manager.values.restore(&id, |_| true, |_| false, &RestoreRequest::of(&call)).await
 }
 
 const LONG: Duration = Duration::from_secs(45);
@@ -40,7 +40,7 @@ async fn a_value_that_was_restored_before_a_crash_is_known_in_whatever_order_cla
         drop((daemon, led, lost));
         let daemon = home.start();
         for claim in order {
-            release(&daemon, claim).await;
+            daemon.release(claim).await.unwrap();
         }
         assert_eq!(is(&home, LED), "0", "{order:?}");
     }
@@ -52,8 +52,8 @@ async fn a_locked_path_is_left_and_delays_no_other() {
     let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     let _kept = daemon.manager.values.turn(LED).await;
     tokio::time::pause();
-    let released = release(&daemon, "one").await;
-    assert_eq!(told(&released), [(FAN, Some("2"), "put-back"), (LED, None, "sysfs-stuck")]);
+    let released = daemon.release("one").await.unwrap();
+    assert_eq!(outcomes(&released), [(FAN, Some("2"), "put-back"), (LED, None, "sysfs-stuck")]);
     assert_eq!((is(&home, LED), is(&home, FAN)), ("1".into(), "0".into()));
 }
 
@@ -64,7 +64,7 @@ async fn values_that_are_not_reached_within_the_deadline_are_left_and_reported()
     let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     let late = restore(&daemon, "one", Duration::ZERO).await;
     let out_of_time = "put-back-out-of-time";
-    let told: Vec<_> = late.values.iter().map(one).collect();
-    assert_eq!(told, [(FAN, None, out_of_time), (LED, None, out_of_time)]);
+    let values: Vec<_> = late.values.iter().map(one).collect();
+    assert_eq!(values, [(FAN, None, out_of_time), (LED, None, out_of_time)]);
     assert_eq!((is(&home, LED), is(&home, FAN)), ("1".into(), "2".into()));
 }
