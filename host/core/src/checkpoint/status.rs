@@ -1,6 +1,5 @@
 //! Status of the writer: counters, and whether the last commit succeeded.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -62,15 +61,6 @@ pub(super) struct Status {
     /// Wakes the monitor.
     news: Notify,
     takes_writes: watch::Sender<bool>,
-    commits: AtomicU64,
-    failed_commits: AtomicU64,
-    requests: AtomicU64,
-    changes: AtomicU64,
-    value_bytes: AtomicU64,
-    changes_max: AtomicU64,
-    nanos: AtomicU64,
-    nanos_max: AtomicU64,
-    nanos_last: AtomicU64,
 }
 
 /// Activity of the writer.
@@ -82,6 +72,7 @@ pub(super) struct Now {
     pub(super) under_way: Option<Instant>,
     /// Whether the monitor waits for the next begin.
     wants_beginning: bool,
+    stats: Stats,
 }
 
 /// Size of a commit.
@@ -99,15 +90,6 @@ impl Default for Status {
             times: Histogram::new(SECONDS),
             news: Notify::new(),
             takes_writes: watch::Sender::new(true),
-            commits: AtomicU64::new(0),
-            failed_commits: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
-            changes: AtomicU64::new(0),
-            value_bytes: AtomicU64::new(0),
-            changes_max: AtomicU64::new(0),
-            nanos: AtomicU64::new(0),
-            nanos_max: AtomicU64::new(0),
-            nanos_last: AtomicU64::new(0),
         }
     }
 }
@@ -149,8 +131,9 @@ impl Status {
     }
 
     /// Records the end of the current commit.
-    fn end(&self, failure: Option<&CommitError>) {
+    fn end(&self, failure: Option<&CommitError>, count: impl FnOnce(&mut Stats)) {
         let mut now = self.now();
+        count(&mut now.stats);
         let was_slow = now.under_way.take().is_some_and(|began| began.elapsed() >= limit::CHECKPOINT_SLOW);
         let failed_before = now.failure.take();
         if let Some(failure) = failure {
@@ -166,17 +149,7 @@ impl Status {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        Stats {
-            commits: self.commits.load(Relaxed),
-            failed_commits: self.failed_commits.load(Relaxed),
-            requests: self.requests.load(Relaxed),
-            changes: self.changes.load(Relaxed),
-            value_bytes: self.value_bytes.load(Relaxed),
-            changes_max: self.changes_max.load(Relaxed),
-            commit_time: Duration::from_nanos(self.nanos.load(Relaxed)),
-            commit_time_max: Duration::from_nanos(self.nanos_max.load(Relaxed)),
-            commit_time_last: Duration::from_nanos(self.nanos_last.load(Relaxed)),
-        }
+        self.now().stats
     }
 
     pub(super) fn distributions(&self) -> Distributions {
@@ -184,22 +157,21 @@ impl Status {
     }
 
     pub(super) fn succeeded(&self, size: &Size, took: Duration) {
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.commits.fetch_add(1, Relaxed);
-        self.requests.fetch_add(size.requests, Relaxed);
-        self.changes.fetch_add(size.changes, Relaxed);
-        self.value_bytes.fetch_add(size.value_bytes, Relaxed);
-        self.changes_max.fetch_max(size.changes, Relaxed);
-        self.nanos.fetch_add(nanos, Relaxed);
-        self.nanos_max.fetch_max(nanos, Relaxed);
-        self.nanos_last.store(nanos, Relaxed);
         self.sizes.observe(size.changes as f64);
         self.times.observe_time(took);
-        self.end(None);
+        self.end(None, |stats| {
+            stats.commits += 1;
+            stats.requests += size.requests;
+            stats.changes += size.changes;
+            stats.value_bytes += size.value_bytes;
+            stats.changes_max = stats.changes_max.max(size.changes);
+            stats.commit_time += took;
+            stats.commit_time_max = stats.commit_time_max.max(took);
+            stats.commit_time_last = took;
+        });
     }
 
     pub(super) fn failed(&self, failure: &CommitError) {
-        self.failed_commits.fetch_add(1, Relaxed);
-        self.end(Some(failure));
+        self.end(Some(failure), |stats| stats.failed_commits += 1);
     }
 }
