@@ -10,6 +10,7 @@ mod error;
 mod file;
 mod format;
 #[cfg(any(test, feature = "fuzzing"))]
+#[path = "checkpoint/testing/fuzz.rs"]
 pub mod fuzz;
 mod inspect;
 mod monitor;
@@ -17,8 +18,6 @@ mod status;
 mod upgrade;
 mod writer;
 
-#[cfg(test)]
-mod disk;
 #[cfg(test)]
 mod tests;
 
@@ -33,11 +32,11 @@ use nodedock_base::tasks::Tasks;
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid, limit};
 
 pub use error::{CommitError, OpenError, ReadError};
-pub use format::{FORMAT_VERSION, Meta, Skipped, Table};
-pub use inspect::{Dump, Integrity, Report, read, verify};
+pub use format::{Dump, FORMAT_VERSION, Meta, Skipped, Table};
+pub use inspect::{Integrity, Report, read, verify};
 pub use status::{CommitMetrics, Health};
 
-use format::{Contents, Precious};
+use format::Precious;
 use monitor::WriterMonitor;
 use status::Status;
 use upgrade::{UPGRADES, Upgrades};
@@ -117,11 +116,11 @@ pub fn open(path: &Path) -> Result<Opened, OpenError> {
 fn open_with(path: &Path, upgrades: &Upgrades) -> Result<Opened, OpenError> {
     let found = file::open(path, upgrades)?;
     let opener = file::reopener(path)?;
-    let checkpoint = start(found.database, opener, found.contents.precious()).map_err(|source| {
+    let checkpoint = start(found.database, opener, found.dump.precious()).map_err(|source| {
         OpenError::Io { path: path.to_owned(), doing: "start the writer thread of", source }
     })?;
     let set_aside = found.set_aside;
-    let Contents { claims, pods, released, allocations, values, skipped, .. } = found.contents;
+    let Dump { claims, pods, released, allocations, values, skipped, .. } = found.dump;
     Ok(Opened { checkpoint, claims, pods, released, allocations, values, set_aside, skipped })
 }
 
@@ -156,7 +155,7 @@ impl Checkpoint {
         more: impl FnOnce() -> (L, Vec<Change>),
     ) -> Result<(), CommitError> {
         let mut writes = encoded(changes)?;
-        let place = self.inbox.reserve().await.map_err(|_| CommitError::Closed)?;
+        let permit = self.inbox.reserve().await.map_err(|_| CommitError::Closed)?;
         let outcome = {
             let (_lock, more) = more();
             writes.extend(encoded(more)?);
@@ -164,7 +163,7 @@ impl Checkpoint {
                 return Ok(());
             }
             let (done, outcome) = oneshot::channel();
-            place.send(Message::Commit { writes, done });
+            permit.send(Message::Commit { writes, done });
             outcome
         };
         outcome.await.unwrap_or(Err(CommitError::Closed))

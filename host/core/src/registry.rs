@@ -22,63 +22,42 @@ use crate::driver::{Driver, DriverStats, Predecessors};
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
+use nodedock_base::worded;
 use nodedock_model::{
     ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
     limit,
 };
 
-/// State of a driver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DriverState {
-    Seen,
-    Verified,
-    Compiled,
-    Described,
-    /// It requests more than its grant.
-    Blocked,
-    Serving,
-    /// A native plugin without a connection; its registration stays.
-    Lost,
-    Draining,
-    Failed,
-    /// A WASM driver whose calls failed repeatedly: it is not called until a probe succeeds.
-    Quarantined,
-}
-
-impl DriverState {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Seen => "seen",
-            Self::Verified => "verified",
-            Self::Compiled => "compiled",
-            Self::Described => "described",
-            Self::Blocked => "blocked",
-            Self::Serving => "serving",
-            Self::Lost => "lost",
-            Self::Draining => "draining",
-            Self::Failed => "failed",
-            Self::Quarantined => "quarantined",
-        }
+worded! {
+    /// State of a driver.
+    #[derive(Default)]
+    DriverState {
+        #[default]
+        Seen = "seen",
+        Verified = "verified",
+        Compiled = "compiled",
+        Described = "described",
+        /// It requests more than its grant.
+        Blocked = "blocked",
+        Serving = "serving",
+        /// A native plugin without a connection; its registration stays.
+        Lost = "lost",
+        Draining = "draining",
+        Failed = "failed",
+        /// A WASM driver whose calls failed repeatedly: it is not called until a probe succeeds.
+        Quarantined = "quarantined",
     }
 }
 
 impl DriverState {
     /// Returns whether the state is transient: the driver is about to serve or to fail.
     pub fn is_under_way(self) -> bool {
-        match self {
-            Self::Seen | Self::Verified | Self::Compiled | Self::Described => true,
-            Self::Blocked
-            | Self::Serving
-            | Self::Lost
-            | Self::Draining
-            | Self::Failed
-            | Self::Quarantined => false,
-        }
+        matches!(self, Self::Seen | Self::Verified | Self::Compiled | Self::Described)
     }
 }
 
 /// A source of a driver and its state.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct DriverView {
     /// `None` while it is unknown.
     pub name: Option<DriverName>,
@@ -133,23 +112,7 @@ pub struct NativeView {
 
 impl DriverView {
     fn new(kind: DriverKind, source: &str) -> Self {
-        Self {
-            name: None,
-            kind,
-            source: source.to_owned(),
-            version: String::new(),
-            state: DriverState::Seen,
-            reason: String::new(),
-            digest: String::new(),
-            summary: String::new(),
-            devices: 0,
-            missing_grants: Vec::new(),
-            discovered_ms: None,
-            problem: None,
-            timeline: VecDeque::new(),
-            native: None,
-            trust: None,
-        }
+        Self { kind, source: source.to_owned(), ..Self::default() }
     }
 
     pub fn note(&mut self, what: &str, cause: &str, duration_us: u64, problem: Option<Problem>) {
@@ -157,14 +120,8 @@ impl DriverView {
             self.timeline.pop_front();
         }
         let (what, cause) = (what.to_owned(), cause.to_owned());
-        self.timeline.push_back(Transition {
-            at_ms: now_ms(),
-            what,
-            cause,
-            duration_us,
-            problem,
-            again: None,
-        });
+        let transition = Transition { at_ms: now_ms(), what, cause, duration_us, problem, again: None };
+        self.timeline.push_back(transition);
     }
 }
 

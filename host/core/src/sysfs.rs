@@ -5,9 +5,9 @@
 
 pub mod attribute;
 pub mod blocking;
-mod put_back;
+mod restore;
 
-pub use self::put_back::{Fate, SysfsTree};
+pub use self::restore::{Fate, SysfsTree};
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -233,6 +233,10 @@ fn too_many(path: &str) -> Problem {
     Problem::invalid("too-many-entries", format!("/sys/{path} has more than {ENTRIES_MAX} entries"))
 }
 
+fn too_wide(does: &str, max: usize, what: &str) -> Problem {
+    Problem::invalid("glob-too-wide", format!("the glob {does} more than {max} {what}"))
+}
+
 pub fn io_problem(path: &str, error: &std::io::Error) -> Problem {
     Problem::unavailable("io-error", format!("/sys/{path}: {error}"))
 }
@@ -306,10 +310,7 @@ impl Walk<'_> {
             return Err(read_stuck());
         }
         if self.directories > GLOB_DIRECTORIES_MAX {
-            return Err(Problem::invalid(
-                "glob-too-wide",
-                format!("the glob reads more than {GLOB_DIRECTORIES_MAX} directories"),
-            ));
+            return Err(too_wide("reads", GLOB_DIRECTORIES_MAX, "directories"));
         }
         Ok(self.root.names(directory).unwrap_or_default())
     }
@@ -317,10 +318,7 @@ impl Walk<'_> {
     fn find(&mut self, path: String) -> Result<(), Problem> {
         // `**` can reach a path in several ways; duplicates are dropped at the end.
         if self.found.len() >= ENTRIES_MAX {
-            return Err(Problem::invalid(
-                "glob-too-wide",
-                format!("the glob matches more than {ENTRIES_MAX} paths"),
-            ));
+            return Err(too_wide("matches", ENTRIES_MAX, "paths"));
         }
         self.found.push(path);
         Ok(())

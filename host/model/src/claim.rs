@@ -134,6 +134,16 @@ pub enum DeviceAccess {
     CdiDevices(Vec<String>),
 }
 
+impl DeviceAccess {
+    /// Returns the edits. `None`: a native plugin wrote the CDI files.
+    pub fn edits(&self) -> Option<&Edits> {
+        match self {
+            Self::Edits(edits) => Some(edits),
+            Self::CdiDevices(_) => None,
+        }
+    }
+}
+
 /// Status of a device for the claim's `status.devices`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceStatus {

@@ -332,9 +332,7 @@ impl Both {
         }
         if self.only_by_name.matches(text) { self.by_name.contains(text) } else { self.granted.matches(text) }
     }
-}
 
-impl Both {
     /// Returns whether everything that a glob may match is allowed.
     fn allows_glob(&self, glob: &str) -> bool {
         let within = |texts: &[String]| texts.iter().any(|text| covers(text, glob));

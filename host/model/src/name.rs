@@ -128,6 +128,14 @@ name_type!(
     is_extended_resource,
     "domain/name is wanted, outside kubernetes.io, such as example.com/gpu"
 );
+name_type!(
+    /// Name of an attribute or a capacity: a C identifier of at most 32 bytes, optionally with a domain of at most 63 bytes before it
+    /// (`resource.k8s.io/v1`).
+    QualifiedName,
+    "attribute or capacity name",
+    is_qualified_name,
+    "a C identifier of at most 32 bytes is wanted, with a DNS subdomain of at most 63 and '/' before it or none"
+);
 
 /// A DNS label (RFC 1123, lower case) of at most 63 bytes.
 pub fn is_dns_label(value: &str) -> bool {
@@ -156,18 +164,19 @@ fn is_pool_name(value: &str) -> bool {
 }
 
 fn is_uid(value: &str) -> bool {
-    let bytes = value.as_bytes();
-    let inner = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
-    bytes.len() <= 128 && bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
+    value.len() <= 128 && is_identifier(value)
 }
 
 /// The part after the domain of a qualified name (Kubernetes `IsQualifiedName`).
 fn is_qualified_part(value: &str) -> bool {
-    let bytes = value.as_bytes();
-    let inner = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
-    bytes.len() <= 63 && bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
+    value.len() <= 63 && is_identifier(value)
+}
+
+/// Letters, digits, `-`, `_` and `.`, with a letter or a digit at each end.
+fn is_identifier(value: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
+    value.bytes().all(inner) && edge(value.bytes().next()) && edge(value.bytes().last())
 }
 
 /// Key of a label, an annotation or a taint: a name of at most 63 bytes, optionally with a DNS subdomain and `/` before it.
@@ -195,49 +204,9 @@ fn is_extended_resource(value: &str) -> bool {
         && is_qualified_part(name)
 }
 
-/// Name of an attribute or a capacity: a C identifier of at most 32 bytes, optionally with a domain of at most 63 bytes before it
-/// (`resource.k8s.io/v1`).
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct QualifiedName(Arc<str>);
-
-impl QualifiedName {
-    pub fn new(value: impl AsRef<str>) -> Result<Self, NameError> {
-        let value = value.as_ref();
-        let (domain, id) = match value.split_once('/') {
-            Some((domain, id)) => (Some(domain), id),
-            None => (None, value),
-        };
-        let domain_fits = domain.is_none_or(|d| d.len() <= 63 && is_dns_subdomain(d));
-        if domain_fits && is_c_identifier(id) {
-            return Ok(Self(value.into()));
-        }
-        let rule = "a C identifier of at most 32 bytes is wanted, with a DNS subdomain of at most 63 and '/' before it or none";
-        Err(NameError::new("attribute or capacity name", value, rule))
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl TryFrom<String> for QualifiedName {
-    type Error = NameError;
-    fn try_from(value: String) -> Result<Self, NameError> {
-        Self::new(value)
-    }
-}
-
-impl From<QualifiedName> for String {
-    fn from(value: QualifiedName) -> String {
-        value.0.as_ref().to_owned()
-    }
-}
-
-impl fmt::Display for QualifiedName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+fn is_qualified_name(value: &str) -> bool {
+    let (domain, id) = value.split_once('/').map_or((None, value), |(domain, id)| (Some(domain), id));
+    domain.is_none_or(|domain| domain.len() <= 63 && is_dns_subdomain(domain)) && is_c_identifier(id)
 }
 
 fn is_c_identifier(value: &str) -> bool {

@@ -63,6 +63,24 @@ pub struct ClaimRecord {
 }
 
 impl ClaimRecord {
+    /// Returns the record of a claim without users, devices and drivers.
+    pub fn new(id: ObjectRef, state: ClaimState, boot_id: &str) -> Self {
+        Self {
+            id,
+            state,
+            boot_id: boot_id.to_owned(),
+            pods: BTreeMap::new(),
+            allocation: Allocation::default(),
+            annotations: BTreeMap::new(),
+            drivers: BTreeMap::new(),
+            kubelet: None,
+            holds: Vec::new(),
+            releasing: None,
+            timeline: VecDeque::new(),
+            unknown: BTreeMap::new(),
+        }
+    }
+
     /// Returns one driver's part of this claim.
     pub fn driver_claim(&self, driver: &DriverName) -> DriverClaim {
         DriverClaim {
@@ -200,9 +218,10 @@ pub struct PreparedBy {
 }
 
 /// Kind of a driver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriverKind {
+    #[default]
     Wasm,
     Grpc,
 }
@@ -217,7 +236,7 @@ impl DriverKind {
 }
 
 /// An entry of a claim's or a driver's history.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Transition {
     /// Milliseconds since the Unix epoch.
     pub at_ms: u64,

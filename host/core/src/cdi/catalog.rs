@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use super::directory::{CLOCK_TICK_MAX, Stamp, is_spec_name, open_plain};
+use super::directory::{CLOCK_TICK_MAX, Known, Stamp, is_spec_name, open_plain};
+use super::identity::{DAEMON_OPENING, MARK};
 
 /// Bytes of a file that are read; a larger file is skipped.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -39,17 +40,15 @@ pub struct Touched {
     pub ours: Vec<String>,
 }
 
-/// Distinguishes this daemon's files from others: by the beginning of a file, and, without opening it, by name and inode.
-pub(super) struct Ours<'a> {
-    pub(super) beginning: &'a dyn Fn(&[u8]) -> bool,
-    pub(super) known: &'a dyn Fn(&str, u64) -> bool,
-}
-
 pub(super) struct Catalog {
     /// By priority: of two files with a device, runtimes use the one in the later directory.
     directories: Vec<PathBuf>,
     /// The directory that the daemon writes.
     own: usize,
+    /// The beginning of every file of this daemon, and of no other file.
+    pub(super) mark: String,
+    /// State of this daemon's files, by name.
+    known: Mutex<HashMap<String, Known>>,
     state: Mutex<State>,
     /// One reader at a time; waiting callers use its result.
     reading: Mutex<()>,
@@ -68,7 +67,7 @@ struct State {
     seen: HashMap<usize, Seen>,
     /// Set during a change of the daemon's directory: whether the directory was unchanged since its read when the change began. Stamps are
     /// meaningless meanwhile.
-    turn: Option<bool>,
+    changing: Option<bool>,
     /// By directory and name.
     files: BTreeMap<(usize, String), Entry>,
     devices: HashMap<String, BTreeSet<(usize, String)>>,
@@ -108,7 +107,7 @@ struct Name {
 
 impl Catalog {
     /// `own` must exist, and is the last of the directories if it is not one of them.
-    pub(super) fn new(own: &Path, directories: &[PathBuf]) -> Self {
+    pub(super) fn new(own: &Path, directories: &[PathBuf], mark: String) -> Self {
         let mut directories = directories.to_vec();
         let same = |directory: &PathBuf| directory.metadata().is_ok_and(|found| is_same(&found, own));
         let at = directories.iter().position(same).unwrap_or_else(|| {
@@ -119,6 +118,8 @@ impl Catalog {
         Self {
             directories,
             own: at,
+            mark,
+            known: Mutex::default(),
             state: Mutex::default(),
             reading: Mutex::default(),
             begun: AtomicU64::new(0),
@@ -126,10 +127,25 @@ impl Catalog {
         }
     }
 
+    /// Returns the files that this process wrote or compared.
+    pub(super) fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a file with this text, or its beginning, belongs to this daemon: it has the mark, or what damage left of it. The mark
+    /// of another daemon differs.
+    pub(super) fn is_ours(&self, text: &[u8]) -> bool {
+        let beginning = &text[..text.len().min(self.mark.len())];
+        let damaged =
+            beginning.starts_with(MARK.as_bytes()) && !beginning.starts_with(DAEMON_OPENING.as_bytes());
+        let cut = self.mark.as_bytes().starts_with(beginning) && beginning.len() > MARK.len();
+        beginning == self.mark.as_bytes() || damaged || cut
+    }
+
     /// Returns whether the directories are unchanged since they were read, by a `stat` of each.
     pub(super) fn is_fresh(&self) -> bool {
         (0..self.directories.len()).all(|directory| {
-            if let (true, Some(unchanged)) = (directory == self.own, self.state().turn) {
+            if let (true, Some(unchanged)) = (directory == self.own, self.state().changing) {
                 return unchanged;
             }
             let now = self.stamp(directory);
@@ -141,19 +157,14 @@ impl Catalog {
     /// does not change its directory. Blocks.
     ///
     /// Of many concurrent callers few read: a read that began after `requested` satisfies the caller.
-    pub(super) fn refresh(
-        &self,
-        ours: &Ours<'_>,
-        requested: Moment,
-        all: bool,
-    ) -> Result<(), (PathBuf, io::Error)> {
+    pub(super) fn refresh(&self, requested: Moment, all: bool) -> Result<(), (PathBuf, io::Error)> {
         let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         if !all && self.done.load(Ordering::Relaxed) > requested.0 {
             return Ok(());
         }
         let reading = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         for directory in 0..self.directories.len() {
-            self.refresh_directory(directory, ours, all)
+            self.refresh_directory(directory, all)
                 .map_err(|error| (self.directories[directory].clone(), error))?;
         }
         self.done.store(reading, Ordering::Relaxed);
@@ -165,15 +176,14 @@ impl Catalog {
         Moment(self.begun.load(Ordering::SeqCst))
     }
 
-    fn refresh_directory(&self, directory: usize, ours: &Ours<'_>, all: bool) -> io::Result<()> {
+    fn refresh_directory(&self, directory: usize, all: bool) -> io::Result<()> {
         let (stamp, at) = (self.stamp(directory)?, Instant::now());
         if !all && self.state().is_fresh(directory, stamp) {
             return Ok(());
         }
-        let listed = if stamp.is_some() { self.list(directory, ours)? } else { BTreeMap::new() };
+        let listed = if stamp.is_some() { self.list(directory)? } else { BTreeMap::new() };
         let changed = self.state().changed(directory, &listed);
-        let read: Vec<_> =
-            changed.into_iter().map(|name| (self.read(directory, &name, ours), name)).collect();
+        let read: Vec<_> = changed.into_iter().map(|name| (self.read(directory, &name), name)).collect();
         let settled = stamp.is_none_or(|stamp| stamp.is_settled_at(at));
         let mut state = self.state();
         state.keep_listed(directory, &listed);
@@ -183,13 +193,13 @@ impl Catalog {
     }
 
     /// Reads files of the daemon's directory again, whatever their stamps say. Blocks.
-    pub(super) fn touched(&self, names: &[String], ours: &Ours<'_>) -> Touched {
+    pub(super) fn touched(&self, names: &[String]) -> Touched {
         let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let mut touched = Touched::default();
         for name in names {
             let path = self.directories[self.own].join(name);
             let there = path.symlink_metadata().is_ok();
-            let entry = if there { self.read(self.own, name, ours) } else { Entry::default() };
+            let entry = if there { self.read(self.own, name) } else { Entry::default() };
             touched.devices.extend(entry.devices.iter().cloned());
             touched.ours.extend(entry.ours.then(|| name.clone()));
             let mut state = self.state();
@@ -202,10 +212,10 @@ impl Catalog {
     }
 
     /// Must be called before a change of the daemon's directory. The daemon's own changes cause no read, neither then nor meanwhile.
-    pub(super) fn begin_turn(&self) {
+    pub(super) fn begin_change(&self) {
         let now = self.stamp(self.own);
         let mut state = self.state();
-        state.turn =
+        state.changing =
             Some(now.is_ok_and(|now| state.is_fresh(self.own, now) || state.is_recent(self.own, now)));
     }
 
@@ -213,12 +223,12 @@ impl Catalog {
     /// daemon's changes would be outdated at the next one. A change of another program during the daemon's change is not visible in the
     /// stamp; only a list would show it, and one list for every prepare is the cost that this saves. The watch reports such a change
     /// (`touched`), possibly after the response to a claim that should have been refused. Blocks.
-    pub(super) fn end_turn(&self, ours: &Ours<'_>) {
+    pub(super) fn end_change(&self) {
         let after = self.stamp(self.own);
         {
             let mut state = self.state();
-            let unchanged = state.turn == Some(true);
-            state.turn = None;
+            let unchanged = state.changing == Some(true);
+            state.changing = None;
             match (after, state.seen.get_mut(&self.own)) {
                 (Ok(after), Some(seen)) if unchanged => {
                     seen.stamp = after;
@@ -228,7 +238,7 @@ impl Catalog {
             }
         }
         // The next read fails as well, and reports the error.
-        self.refresh(ours, self.now(), false).ok();
+        self.refresh(self.now(), false).ok();
     }
 
     /// Returns the other programs' files that collide with this daemon's devices, the first of each, by the last read.
@@ -271,12 +281,13 @@ impl Catalog {
     }
 
     /// Returns the specs of a directory that may belong to other programs.
-    fn list(&self, directory: usize, ours: &Ours<'_>) -> io::Result<BTreeMap<String, Stamp>> {
+    fn list(&self, directory: usize) -> io::Result<BTreeMap<String, Stamp>> {
         let mut listed = BTreeMap::new();
         for entry in std::fs::read_dir(&self.directories[directory])? {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
-            if !is_spec_name(&name) || (directory == self.own && (ours.known)(&name, entry.ino())) {
+            let is_known = || self.known().get(&name).is_some_and(|known| known.stamp.inode == entry.ino());
+            if !is_spec_name(&name) || (directory == self.own && is_known()) {
                 continue;
             }
             // A file that was removed meanwhile does not count.
@@ -288,12 +299,12 @@ impl Catalog {
     }
 
     /// A runtime cannot read such a file either.
-    fn read(&self, directory: usize, name: &str, ours: &Ours<'_>) -> Entry {
+    fn read(&self, directory: usize, name: &str) -> Entry {
         let path = self.directories[directory].join(name);
         let stamp = path.symlink_metadata().ok().map(|metadata| Stamp::of(&metadata));
         let stamp = stamp.filter(Stamp::is_settled);
         let text = read_plain(&path).unwrap_or_default();
-        if directory == self.own && (ours.beginning)(text.as_bytes()) {
+        if directory == self.own && self.is_ours(text.as_bytes()) {
             return Entry { stamp, devices: Vec::new(), ours: true };
         }
         let devices = serde_saphyr::from_str::<Names>(&text).map(Names::qualified).unwrap_or_default();
@@ -382,20 +393,22 @@ fn read_plain(path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    const NOBODYS: Ours<'_> = Ours { beginning: &|_| false, known: &|_, _| false };
+    fn catalog(own: &Path, directories: &[PathBuf]) -> Catalog {
+        Catalog::new(own, directories, "# test".to_owned())
+    }
 
     #[test]
     fn a_caller_that_came_before_a_read_began_needs_no_other() {
         let directory = tempfile::tempdir().unwrap();
-        let catalog = Catalog::new(directory.path(), &[]);
+        let catalog = catalog(directory.path(), &[]);
         let device = ["v/c=a".to_owned()];
         let (early, late) = (catalog.now(), catalog.now());
-        catalog.refresh(&NOBODYS, early, false).unwrap();
+        catalog.refresh(early, false).unwrap();
         let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
         std::fs::write(directory.path().join("a.json"), spec).unwrap();
-        catalog.refresh(&NOBODYS, late, false).unwrap();
+        catalog.refresh(late, false).unwrap();
         assert_eq!(catalog.missing(&device), device, "it was not there when they requested");
-        catalog.refresh(&NOBODYS, catalog.now(), false).unwrap();
+        catalog.refresh(catalog.now(), false).unwrap();
         assert_eq!(catalog.missing(&device), [] as [String; 0]);
     }
 
@@ -405,16 +418,16 @@ mod tests {
         let (own, other) = (directory.path().join("own"), directory.path().join("other"));
         std::fs::create_dir(&own).unwrap();
         std::fs::write(&other, "no directory").unwrap();
-        let catalog = Catalog::new(&own, &[other.clone(), own.clone()]);
+        let catalog = catalog(&own, &[other.clone(), own.clone()]);
         let (early, late) = (catalog.now(), catalog.now());
-        assert_eq!(catalog.refresh(&NOBODYS, early, false).unwrap_err().0, other);
-        assert_eq!(catalog.refresh(&NOBODYS, late, false).unwrap_err().0, other);
+        assert_eq!(catalog.refresh(early, false).unwrap_err().0, other);
+        assert_eq!(catalog.refresh(late, false).unwrap_err().0, other);
     }
 
     /// A catalog of one directory that was read long after its last change.
     fn read_at_rest(directory: &Path) -> Catalog {
-        let catalog = Catalog::new(directory, &[]);
-        catalog.refresh(&NOBODYS, catalog.now(), false).unwrap();
+        let catalog = catalog(directory, &[]);
+        catalog.refresh(catalog.now(), false).unwrap();
         catalog.state().seen.get_mut(&catalog.own).unwrap().settled = true;
         catalog
     }
@@ -428,48 +441,48 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let catalog = read_at_rest(directory.path());
         for name in ["a.json", "b.json"] {
-            catalog.begin_turn();
+            catalog.begin_change();
             std::fs::write(directory.path().join(name), "{}").unwrap();
             assert!(catalog.is_fresh());
-            catalog.end_turn(&NOBODYS);
+            catalog.end_change();
             assert!(catalog.is_fresh());
         }
         assert_eq!(readings(&catalog), 1);
     }
 
     #[test]
-    fn a_file_of_others_that_comes_in_the_middle_of_a_turn_is_known_when_the_watch_tells_of_it() {
+    fn a_file_of_others_that_comes_during_a_change_is_known_when_the_watch_reports_it() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = read_at_rest(directory.path());
         let device = ["v/c=a".to_owned()];
-        catalog.begin_turn();
+        catalog.begin_change();
         std::fs::write(directory.path().join("ours.json"), "{}").unwrap();
         let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
         std::fs::write(directory.path().join("a.json"), spec).unwrap();
-        catalog.end_turn(&NOBODYS);
+        catalog.end_change();
         assert_eq!((catalog.is_fresh(), catalog.collisions(&device).len()), (true, 0));
-        catalog.touched(&["a.json".to_owned()], &NOBODYS);
+        catalog.touched(&["a.json".to_owned()]);
         assert_eq!((catalog.collisions(&device).len(), readings(&catalog)), (1, 1));
     }
 
     #[test]
-    fn a_directory_that_others_changed_before_a_turn_is_read_for_who_asks_meanwhile_and_at_its_end() {
+    fn a_directory_that_others_changed_before_a_change_is_read_for_callers_meanwhile_and_at_its_end() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = read_at_rest(directory.path());
         let device = ["v/c=a".to_owned()];
         std::fs::create_dir(directory.path().join("changed by others")).unwrap();
         // It may have been created within the tick of the read.
         catalog.state().seen.clear();
-        catalog.begin_turn();
+        catalog.begin_change();
         assert!(!catalog.is_fresh());
         let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
         std::fs::write(directory.path().join("a.json"), spec).unwrap();
-        catalog.end_turn(&NOBODYS);
+        catalog.end_change();
         assert_eq!((readings(&catalog), catalog.missing(&device).len()), (2, 0));
         // Under load this read satisfies the next change.
-        catalog.begin_turn();
+        catalog.begin_change();
         assert!(catalog.is_fresh());
-        catalog.end_turn(&NOBODYS);
+        catalog.end_change();
         assert_eq!(readings(&catalog), 2);
     }
 }

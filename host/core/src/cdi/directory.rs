@@ -1,20 +1,19 @@
 //! The directory that container runtimes read. One thread writes it and groups waiting requests; callers read it themselves. Changes
 //! only files that begin with this daemon's line.
 
-use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
 
-use super::catalog::{Catalog, Collision, Moment, Ours, Touched};
-use super::identity::{DAEMON_OPENING, Identity, MARK, OPENING};
+use super::catalog::{Catalog, Collision, Moment, Touched};
+use super::identity::{Identity, OPENING};
 use super::render::{SpecFile, mark_of};
 
 mod writer;
@@ -92,21 +91,17 @@ pub struct CdiDir {
 /// State that the handles and the writer share.
 struct Directory {
     path: PathBuf,
-    /// The beginning of every file of this daemon, and of no other file.
-    mark: String,
     /// Prefix of its temporary files.
     temporary_prefix: String,
     hasher: RandomState,
-    /// State of this daemon's files, by name.
-    known: Mutex<HashMap<String, Known>>,
     catalog: Catalog,
 }
 
 /// A file after it was written or compared.
 #[derive(Clone, Copy)]
-struct Known {
+pub(super) struct Known {
     hash: u64,
-    stamp: Stamp,
+    pub(super) stamp: Stamp,
     /// Whether a later change certainly changes the stamp.
     settled: bool,
 }
@@ -114,7 +109,7 @@ struct Known {
 /// Metadata that change when a file is changed or replaced, to the granularity of the file system's clock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
-    inode: u64,
+    pub(super) inode: u64,
     size: u64,
     modified: (i64, i64),
     changed: (i64, i64),
@@ -166,11 +161,9 @@ impl CdiDir {
         sweep(path, &temporary_prefix)?;
         let directory = Arc::new(Directory {
             path: path.to_owned(),
-            mark: mark_of(daemon),
             temporary_prefix,
             hasher: RandomState::new(),
-            known: Mutex::default(),
-            catalog: Catalog::new(path, directories),
+            catalog: Catalog::new(path, directories, mark_of(daemon)),
         });
         let (inbox, jobs) = mpsc::channel(QUEUE);
         let writer = writer::Writer::new(directory.clone(), durability);
@@ -192,7 +185,7 @@ impl CdiDir {
             return Ok(());
         }
         let files = files.iter().map(|file| self.directory.marked(file)).collect();
-        self.request(|done| Job::Write { files, done }).await
+        self.request(files, Vec::new()).await
     }
 
     /// Removes files of this daemon by name; a missing one is no error.
@@ -200,15 +193,12 @@ impl CdiDir {
         if names.is_empty() {
             return Ok(());
         }
-        self.request(|done| Job::Remove { names, done }).await
+        self.request(Vec::new(), names).await
     }
 
-    async fn request(
-        &self,
-        job: impl FnOnce(oneshot::Sender<Result<(), CdiError>>) -> Job,
-    ) -> Result<(), CdiError> {
+    async fn request(&self, write: Vec<SpecFile>, remove: Vec<String>) -> Result<(), CdiError> {
         let (done, outcome) = oneshot::channel();
-        self.inbox.send(job(done)).await.map_err(|_| CdiError::Closed)?;
+        self.inbox.send(Job { write, remove, done }).await.map_err(|_| CdiError::Closed)?;
         outcome.await.unwrap_or(Err(CdiError::Closed))
     }
 
@@ -221,13 +211,14 @@ impl CdiDir {
     /// Returns the files of this daemon, by name. Blocks: reads all of them.
     pub fn list_ours(&self) -> Result<Vec<OurFile>, CdiError> {
         let mut ours = Vec::new();
-        for name in spec_names(&self.directory.path)? {
-            let path = self.directory.path.join(&name);
-            match self.directory.read_ours(&path) {
-                Ok(Some(text)) => ours.push(OurFile::new(name, &text)),
-                Ok(None) => {}
+        for entry in entries(&self.directory.path)? {
+            let Some(name) = entry.file_name().into_string().ok().filter(|name| is_spec_name(name)) else {
+                continue;
+            };
+            match self.directory.read_ours(&entry.path()) {
+                Ok(text) => ours.extend(text.map(|text| OurFile::new(name, &text))),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(CdiError::io("read", &path)(error)),
+                Err(error) => return Err(CdiError::io("read", &entry.path())(error)),
             }
         }
         ours.sort_by(|a, b| a.name.cmp(&b.name));
@@ -238,7 +229,7 @@ impl CdiDir {
     /// clock is not visible; `is_current` is certain.
     pub fn is_as_left(&self, name: &str) -> bool {
         let found = std::fs::symlink_metadata(self.directory.path.join(name));
-        match (found, self.directory.known().get(name)) {
+        match (found, self.directory.catalog.known().get(name)) {
             (Ok(metadata), Some(known)) => known.stamp == Stamp::of(&metadata),
             (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
                 !self.directory.catalog.has(name)
@@ -263,7 +254,7 @@ impl CdiDir {
     }
 
     fn look(&self, requested: Moment, all: bool) -> Result<(), CdiError> {
-        let read = self.directory.with_ours(|ours| self.directory.catalog.refresh(ours, requested, all));
+        let read = self.directory.catalog.refresh(requested, all);
         read.map_err(|(directory, error)| CdiError::io("read the directory", &directory)(error))
     }
 
@@ -281,14 +272,14 @@ impl CdiDir {
     /// Reads changed files again.
     pub async fn touched(&self, names: Vec<String>) -> Touched {
         let dir = self.clone();
-        let look = move || dir.directory.with_ours(|ours| dir.directory.catalog.touched(&names, ours));
+        let look = move || dir.directory.catalog.touched(&names);
         tokio::task::spawn_blocking(look).await.unwrap_or_default()
     }
 
     /// Returns the names of this daemon's files that this process neither wrote nor compared: copies, or files of an earlier
     /// run. By the last `survey`.
     pub fn strays(&self) -> Vec<String> {
-        let (ours, known) = (self.directory.catalog.ours(), self.directory.known());
+        let (ours, known) = (self.directory.catalog.ours(), self.directory.catalog.known());
         ours.into_iter().filter(|name| !known.contains_key(name)).collect()
     }
 
@@ -314,19 +305,7 @@ impl Directory {
     /// Returns the file with this daemon's mark instead of the general one.
     fn marked(&self, file: &SpecFile) -> SpecFile {
         let rest = file.bytes.strip_prefix(OPENING.as_bytes()).unwrap_or(&file.bytes);
-        let mut bytes = Vec::with_capacity(self.mark.len() + rest.len());
-        bytes.extend_from_slice(self.mark.as_bytes());
-        bytes.extend_from_slice(rest);
-        SpecFile { name: file.name.clone(), bytes }
-    }
-
-    fn with_ours<T>(&self, look: impl FnOnce(&Ours<'_>) -> T) -> T {
-        let known = |name: &str, inode| {
-            let known = self.known();
-            known.get(name).is_some_and(|known| known.stamp.inode == inode)
-        };
-        let beginning = |text: &[u8]| self.is_ours(&text[..text.len().min(self.mark.len())]);
-        look(&Ours { beginning: &beginning, known: &known })
+        SpecFile { name: file.name.clone(), bytes: [self.catalog.mark.as_bytes(), rest].concat() }
     }
 
     /// Reads a file of this daemon. `None`: it belongs to another program, or is not a plain file.
@@ -335,25 +314,12 @@ impl Directory {
         let mut file = file.take(FILE_BYTES_MAX);
         let mut bytes = Vec::new();
         // Another program's file may be large, and its beginning suffices.
-        file.by_ref().take(self.mark.len() as u64).read_to_end(&mut bytes)?;
-        if !self.is_ours(&bytes) {
+        file.by_ref().take(self.catalog.mark.len() as u64).read_to_end(&mut bytes)?;
+        if !self.catalog.is_ours(&bytes) {
             return Ok(None);
         }
         file.read_to_end(&mut bytes)?;
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
-    }
-
-    /// Returns whether a file with this beginning belongs to this daemon: it has the mark, or what damage left of it. The mark of another
-    /// daemon differs.
-    fn is_ours(&self, beginning: &[u8]) -> bool {
-        let damaged =
-            beginning.starts_with(MARK.as_bytes()) && !beginning.starts_with(DAEMON_OPENING.as_bytes());
-        let cut = self.mark.as_bytes().starts_with(beginning) && beginning.len() > MARK.len();
-        beginning == self.mark.as_bytes() || damaged || cut
-    }
-
-    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_current(&self, file: &SpecFile) -> bool {
@@ -361,7 +327,7 @@ impl Directory {
         let Ok(metadata) = std::fs::symlink_metadata(&path) else { return false };
         let (hash, stamp) = (self.hasher.hash_one(&file.bytes), Stamp::of(&metadata));
         let as_left = |known: &Known| known.settled && known.stamp == stamp;
-        if let Some(known) = self.known().get(&file.name).filter(|known| as_left(known)) {
+        if let Some(known) = self.catalog.known().get(&file.name).filter(|known| as_left(known)) {
             return known.hash == hash;
         }
         let settled = stamp.is_settled();
@@ -369,7 +335,7 @@ impl Directory {
             && metadata.size() == file.bytes.len() as u64
             && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes);
         if same {
-            self.known().insert(file.name.clone(), Known { hash, stamp, settled });
+            self.catalog.known().insert(file.name.clone(), Known { hash, stamp, settled });
         }
         same
     }
@@ -382,8 +348,7 @@ fn make_directory(path: &Path) -> Result<(), CdiError> {
 
 /// Removes temporary files that a crash left.
 fn sweep(path: &Path, prefix: &str) -> Result<(), CdiError> {
-    for entry in std::fs::read_dir(path).map_err(CdiError::io("read the directory", path))? {
-        let entry = entry.map_err(CdiError::io("read the directory", path))?;
+    for entry in entries(path)? {
         let name = entry.file_name();
         let name = name.as_encoded_bytes();
         if name.starts_with(prefix.as_bytes()) && name.ends_with(TEMPORARY_SUFFIX.as_bytes()) {
@@ -394,15 +359,9 @@ fn sweep(path: &Path, prefix: &str) -> Result<(), CdiError> {
     Ok(())
 }
 
-/// Returns the names of the files that runtimes read as specs.
-fn spec_names(path: &Path) -> Result<Vec<String>, CdiError> {
-    let entries = std::fs::read_dir(path).map_err(CdiError::io("read the directory", path))?;
-    let mut names = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(CdiError::io("read the directory", path))?;
-        names.extend(entry.file_name().into_string().ok().filter(|name| is_spec_name(name)));
-    }
-    Ok(names)
+fn entries(path: &Path) -> Result<Vec<DirEntry>, CdiError> {
+    let entries = std::fs::read_dir(path).and_then(Iterator::collect);
+    entries.map_err(CdiError::io("read the directory", path))
 }
 
 pub(super) fn is_spec_name(name: &str) -> bool {

@@ -3,7 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use nodedock_model::{AllocatedDevice, ClaimRecord, DriverName, KubeletHold, ObjectRef, PreparedDevice};
+use nodedock_model::{
+    AllocatedDevice, ClaimRecord, DriverName, KubeletHold, ObjectRef, PreparedClaim, PreparedDevice,
+};
 
 /// The beginning of each file of this daemon.
 pub(super) const MARK: &str = "# nodedock.dev/claim: ";
@@ -55,11 +57,8 @@ pub struct IdentityDevice {
 }
 
 impl Identity {
-    pub(super) fn of<'a>(
-        record: &ClaimRecord,
-        driver: &DriverName,
-        devices: impl Iterator<Item = (&'a PreparedDevice, bool)>,
-    ) -> Self {
+    /// Returns the identity of the file for the edits of a driver.
+    pub(super) fn of(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) -> Self {
         let part = record.drivers.get(driver);
         let by = part.and_then(|part| part.by.as_ref());
         let kubelet = record.kubelet.as_ref().filter(|_| part.is_some_and(|part| part.kubelet));
@@ -73,7 +72,7 @@ impl Identity {
             boot_id: record.boot_id.clone(),
             pods: record.pods.values().cloned().collect(),
             kubelet,
-            devices: devices.map(|(device, no_edits)| IdentityDevice::of(device, no_edits)).collect(),
+            devices: prepared.devices.iter().filter_map(IdentityDevice::of).collect(),
             allocated: record.driver_claim(driver).devices,
         }
     }
@@ -86,13 +85,13 @@ impl Identity {
 }
 
 impl IdentityDevice {
-    fn of(device: &PreparedDevice, no_edits: bool) -> Self {
-        Self {
+    fn of(device: &PreparedDevice) -> Option<Self> {
+        Some(Self {
             requests: device.requests.clone(),
             pool: device.pool.clone(),
             device: device.device.clone(),
             share_id: device.share_id.clone(),
-            no_edits,
-        }
+            no_edits: device.access.edits()?.is_empty(),
+        })
     }
 }

@@ -7,8 +7,8 @@ use super::directory::OurFile;
 use super::identity::{Identity, IdentityDevice};
 use super::spec::{ContainerEdits, DeviceNode, Spec};
 use nodedock_model::{
-    self, Allocation, ClaimRecord, ClaimState, DeviceAccess, DriverKind, DriverPart, Edits, NodeKind,
-    PreparedBy, PreparedClaim, PreparedDevice, Uid,
+    self, ClaimRecord, ClaimState, DeviceAccess, DriverKind, DriverPart, Edits, NodeKind, PreparedBy,
+    PreparedClaim, PreparedDevice, Uid,
 };
 
 /// The rebuilt records.
@@ -46,20 +46,8 @@ pub fn rebuild(files: impl IntoIterator<Item = OurFile>) -> Rebuilt {
 }
 
 fn add(claims: &mut BTreeMap<Uid, ClaimRecord>, identity: Identity, part: DriverPart) {
-    let record = claims.entry(identity.claim.uid.clone()).or_insert_with(|| ClaimRecord {
-        id: identity.claim,
-        state: ClaimState::Prepared,
-        boot_id: identity.boot_id,
-        pods: BTreeMap::new(),
-        allocation: Allocation::default(),
-        annotations: BTreeMap::new(),
-        drivers: BTreeMap::new(),
-        kubelet: None,
-        holds: Vec::new(),
-        releasing: None,
-        timeline: Default::default(),
-        unknown: BTreeMap::new(),
-    });
+    let new = || ClaimRecord::new(identity.claim.clone(), ClaimState::Prepared, &identity.boot_id);
+    let record = claims.entry(identity.claim.uid.clone()).or_insert_with(new);
     record.pods.extend(identity.pods.into_iter().map(|pod| (pod.uid.clone(), pod)));
     record.allocation.devices.extend(identity.allocated);
     let part = DriverPart { kubelet: identity.kubelet.is_some(), ..part };

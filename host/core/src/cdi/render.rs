@@ -69,13 +69,12 @@ pub fn render_driver(record: &ClaimRecord, driver: &DriverName) -> Result<Option
     };
     let spec = spec_of(record, driver, prepared);
     if spec.devices.is_empty() {
-        let edits_lost = !prepared.edits.is_empty();
         let error = RenderError::EditsWithoutDevice { driver: driver.clone(), claim: claim.clone() };
-        return if edits_lost { Err(error) } else { Ok(None) };
+        return if prepared.edits.is_empty() { Ok(None) } else { Err(error) };
     }
     let refused = |source| RenderError::Refused { driver: driver.clone(), claim: claim.clone(), source };
     validate(&spec).map_err(refused)?;
-    let identity = identity_of(record, driver, prepared);
+    let identity = Identity::of(record, driver, prepared);
     Ok(Some(SpecFile { name: file_name(driver, claim), bytes: bytes_of(&identity, &spec) }))
 }
 
@@ -102,10 +101,8 @@ fn device_names(claim: &Uid, prepared: &PreparedClaim) -> Vec<String> {
 
 fn spec_of(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) -> Spec {
     let names = device_names(&record.id.uid, prepared);
-    let devices = prepared.devices.iter().zip(names).filter_map(|(device, name)| match &device.access {
-        DeviceAccess::Edits(edits) => Some(device_of(record, name, edits)),
-        DeviceAccess::CdiDevices(_) => None,
-    });
+    let devices = prepared.devices.iter().zip(names);
+    let devices = devices.filter_map(|(device, name)| Some(device_of(record, name, device.access.edits()?)));
     let mut spec = Spec {
         kind: format!("{driver}/{CLASS}"),
         devices: devices.collect(),
@@ -121,7 +118,7 @@ fn device_of(record: &ClaimRecord, name: String, edits: &Edits) -> Device {
     if container_edits.is_empty() {
         container_edits.env.push(filler(record));
     }
-    Device { name, container_edits, ..Device::default() }
+    Device { name, container_edits }
 }
 
 /// CDI libraries refuse a device without edits, so a device that needs none gets a variable that names the claim, with the same
@@ -130,14 +127,6 @@ fn filler(record: &ClaimRecord) -> String {
     let upper = |b: u8| if b.is_ascii_alphanumeric() { b.to_ascii_uppercase() as char } else { '_' };
     let uid: String = record.id.uid.as_str().bytes().map(upper).collect();
     format!("NODEDOCK_CLAIM_{uid}={}", record.id)
-}
-
-fn identity_of(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) -> Identity {
-    let ours = prepared.devices.iter().filter_map(|device| match &device.access {
-        DeviceAccess::Edits(edits) => Some((device, edits.is_empty())),
-        DeviceAccess::CdiDevices(_) => None,
-    });
-    Identity::of(record, driver, ours)
 }
 
 fn bytes_of(identity: &Identity, spec: &Spec) -> Vec<u8> {
@@ -265,7 +254,6 @@ impl From<&nodedock_model::IntelRdt> for IntelRdt {
             schemata: (!rdt.schemata.is_empty()).then(|| rdt.schemata.clone()),
             // False is a runtime's default, and would need 1.1.0.
             enable_monitoring: rdt.enable_monitoring.then_some(true),
-            ..Self::default()
         }
     }
 }

@@ -1,7 +1,5 @@
-//! CDI specs as in files (tags.cncf.io/container-device-interface, 0.3.0 to 1.1.0), and the version that a spec needs.
-
-use std::collections::BTreeMap;
-use std::fmt;
+//! CDI specs as in files (tags.cncf.io/container-device-interface, 0.3.0 to 1.1.0), with the fields that the host writes, and the version
+//! that a spec needs.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,8 +10,6 @@ pub struct Spec {
     pub cdi_version: String,
     /// `vendor/class`.
     pub kind: String,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, String>,
     pub devices: Vec<Device>,
     /// For every container that uses any of the devices.
     #[serde(skip_serializing_if = "ContainerEdits::is_empty")]
@@ -24,8 +20,6 @@ pub struct Spec {
 #[serde(rename_all = "camelCase", default)]
 pub struct Device {
     pub name: String,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, String>,
     pub container_edits: ContainerEdits,
 }
 
@@ -122,90 +116,30 @@ pub struct IntelRdt {
     #[serde(rename = "closID", skip_serializing_if = "Option::is_none")]
     pub clos_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub l3_cache_schema: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mem_bw_schema: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub schemata: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_monitoring: Option<bool>,
-    /// Removed in 1.1.0, like the next.
-    #[serde(rename = "enableCMT", skip_serializing_if = "Option::is_none")]
-    pub enable_cmt: Option<bool>,
-    #[serde(rename = "enableMBM", skip_serializing_if = "Option::is_none")]
-    pub enable_mbm: Option<bool>,
 }
 
-/// A released version of the CDI specification.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Version {
-    V0_3_0,
-    V0_4_0,
-    V0_5_0,
-    V0_6_0,
-    V0_7_0,
-    V0_8_0,
-    V1_0_0,
-    V1_1_0,
-}
-
-impl Version {
-    pub(super) const ALL: [Self; 8] = [
-        Self::V0_3_0,
-        Self::V0_4_0,
-        Self::V0_5_0,
-        Self::V0_6_0,
-        Self::V0_7_0,
-        Self::V0_8_0,
-        Self::V1_0_0,
-        Self::V1_1_0,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::V0_3_0 => "0.3.0",
-            Self::V0_4_0 => "0.4.0",
-            Self::V0_5_0 => "0.5.0",
-            Self::V0_6_0 => "0.6.0",
-            Self::V0_7_0 => "0.7.0",
-            Self::V0_8_0 => "0.8.0",
-            Self::V1_0_0 => "1.0.0",
-            Self::V1_1_0 => "1.1.0",
-        }
-    }
-
-    /// Parses a version; `None` if it is unknown.
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|version| version.as_str() == text)
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+nodedock_base::worded! {
+    /// A version of the CDI specification that brought a field of the host.
+    Version {
+        V0_3_0 = "0.3.0",
+        V0_4_0 = "0.4.0",
+        V0_5_0 = "0.5.0",
+        V0_7_0 = "0.7.0",
+        V1_1_0 = "1.1.0",
     }
 }
 
 impl Spec {
-    /// Returns the spec's edits and each device's.
-    pub(super) fn all_edits(&self) -> impl Iterator<Item = &ContainerEdits> {
-        std::iter::once(&self.container_edits)
-            .chain(self.devices.iter().map(|device| &device.container_edits))
-    }
-
     /// Returns the lowest version that has every feature of the spec. Runtimes refuse unknown versions (podman 4.3 supports
     /// up to 0.5.0), so the lowest works with most of them.
     pub fn required_version(&self) -> Version {
-        let edits = self.all_edits().map(ContainerEdits::required_version).max();
-        let names = self.devices.iter().map(|device| name_version(&device.name)).max();
-        [edits, names, Some(self.base_version())].into_iter().flatten().max().unwrap_or(Version::V0_3_0)
-    }
-
-    fn base_version(&self) -> Version {
-        let annotated =
-            !self.annotations.is_empty() || self.devices.iter().any(|device| !device.annotations.is_empty());
-        let dotted = self.kind.split_once('/').is_some_and(|(_, class)| class.contains('.'));
-        if annotated || dotted { Version::V0_6_0 } else { Version::V0_3_0 }
+        let devices = self.devices.iter();
+        let versions =
+            devices.map(|device| name_version(&device.name).max(device.container_edits.required_version()));
+        versions.fold(self.container_edits.required_version(), Version::max)
     }
 }
 
@@ -237,11 +171,7 @@ fn is_given(text: Option<&String>) -> bool {
 }
 
 impl IntelRdt {
-    pub(super) fn has_fields_of_1_1(&self) -> bool {
+    fn has_fields_of_1_1(&self) -> bool {
         self.schemata.is_some() || self.enable_monitoring.is_some()
-    }
-
-    pub(super) fn has_fields_before_1_1(&self) -> bool {
-        self.enable_cmt.is_some() || self.enable_mbm.is_some()
     }
 }

@@ -2,9 +2,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 use nodedock_model::{
-    self, AllocatedDevice, Allocation, ClaimRecord, ClaimState, DeviceAccess, DeviceName, DriverKind,
-    DriverName, DriverPart, Edits, NodeKind, ObjectRef, PoolName, PreparedBy, PreparedClaim, PreparedDevice,
-    Uid,
+    self, AllocatedDevice, ClaimRecord, ClaimState, DeviceAccess, DeviceName, DriverKind, DriverName,
+    DriverPart, Edits, NodeKind, ObjectRef, PoolName, PreparedBy, PreparedClaim, PreparedDevice, Uid,
 };
 
 mod directory;
@@ -55,26 +54,13 @@ fn claim_with_uid(uid: &str, prepared: PreparedClaim) -> ClaimRecord {
     };
     let by = PreparedBy { kind: DriverKind::Wasm, version: "1.2.0".to_owned(), digest: String::new() };
     let pod = ObjectRef::new("ml", "train-0", "pod-1").unwrap();
-    ClaimRecord {
-        id: ObjectRef::new("ml", "train-gpu", uid).unwrap(),
-        state: ClaimState::Prepared,
-        boot_id: "5a8d".to_owned(),
-        pods: BTreeMap::from([(pod.uid.clone(), pod)]),
-        allocation: Allocation {
-            devices: prepared.devices.iter().map(allocated).collect(),
-            ..Allocation::default()
-        },
-        annotations: BTreeMap::new(),
-        drivers: BTreeMap::from([(
-            driver(),
-            DriverPart { prepared: Some(prepared), by: Some(by), ..DriverPart::default() },
-        )]),
-        kubelet: None,
-        holds: Vec::new(),
-        releasing: None,
-        timeline: Default::default(),
-        unknown: BTreeMap::new(),
-    }
+    let id = ObjectRef::new("ml", "train-gpu", uid).unwrap();
+    let mut record = ClaimRecord::new(id, ClaimState::Prepared, "5a8d");
+    record.pods.insert(pod.uid.clone(), pod);
+    record.allocation.devices = prepared.devices.iter().map(allocated).collect();
+    let part = DriverPart { prepared: Some(prepared), by: Some(by), ..DriverPart::default() };
+    record.drivers.insert(driver(), part);
+    record
 }
 
 fn claim(prepared: PreparedClaim) -> ClaimRecord {

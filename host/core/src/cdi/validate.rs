@@ -1,9 +1,9 @@
 //! The rules of the CDI libraries for specs (the Go module tags.cncf.io/container-device-interface 1.1 and the crate of
-//! the same name). They accept a spec that passes here.
+//! the same name), except for fields that the host does not write. They accept a spec that passes here.
 
 use std::collections::HashSet;
 
-use super::spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec, Version};
+use super::spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec};
 use nodedock_model::{is_cdi_device_name, is_cdi_vendor_or_class};
 
 /// Hooks that a runtime knows (OCI runtime specification).
@@ -11,18 +11,10 @@ const HOOK_NAMES: [&str; 6] =
     ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
 /// Bytes of a `closID`: a directory's name in resctrl, which the libraries limit to a page.
 const CLOS_ID_BYTES_MAX: usize = 4095;
-/// Keys and values of a map of annotations together (Kubernetes' bound).
-const ANNOTATIONS_BYTES_MAX: usize = 256 << 10;
 
 /// Why a library would refuse the spec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    #[error("the CDI version {0:?} is unknown")]
-    UnknownVersion(String),
-    #[error("the CDI version is {stated}, and the spec uses features of {required}")]
-    VersionTooLow { stated: Version, required: Version },
-    #[error("{0} of intelRdt was removed in CDI 1.1.0")]
-    RemovedField(&'static str),
     #[error(
         "the kind {0:?} is not VENDOR/CLASS, each a letter, then letters, digits, '-', '_' or '.', and a letter or digit at its end"
     )]
@@ -64,17 +56,11 @@ pub enum EditsError {
     ClosId(String),
     #[error("a network device lacks a name, or two have the same: {0:?}")]
     NetDevice(String),
-    #[error(
-        "the annotations have a key that is not a qualified name, or more than {ANNOTATIONS_BYTES_MAX} bytes"
-    )]
-    Annotations,
 }
 
 /// Refuses a spec that a CDI library would refuse.
 pub fn validate(spec: &Spec) -> Result<(), SpecError> {
-    check_version(spec)?;
     check_kind(&spec.kind)?;
-    check_annotations(&spec.annotations).map_err(|rule| at("the spec", rule))?;
     check_edits(&spec.container_edits).map_err(|rule| at("the spec's edits", rule))?;
     let mut names = HashSet::new();
     for device in &spec.devices {
@@ -90,46 +76,11 @@ fn at(place: impl Into<String>, rule: EditsError) -> SpecError {
     SpecError::Edits { place: place.into(), rule }
 }
 
-fn check_version(spec: &Spec) -> Result<(), SpecError> {
-    let stated = Version::parse(&spec.cdi_version)
-        .ok_or_else(|| SpecError::UnknownVersion(spec.cdi_version.clone()))?;
-    let required = spec.required_version();
-    if stated < required {
-        return Err(SpecError::VersionTooLow { stated, required });
-    }
-    let removed =
-        |edits: &ContainerEdits| edits.intel_rdt.as_ref().is_some_and(IntelRdt::has_fields_before_1_1);
-    if stated >= Version::V1_1_0 && spec.all_edits().any(removed) {
-        return Err(SpecError::RemovedField("enableCMT or enableMBM"));
-    }
-    Ok(())
-}
-
 fn check_kind(kind: &str) -> Result<(), SpecError> {
     match kind.split_once('/') {
         Some((vendor, class)) if is_cdi_vendor_or_class(vendor) && is_cdi_vendor_or_class(class) => Ok(()),
         _ => Err(SpecError::Kind(kind.to_owned())),
     }
-}
-
-/// Kubernetes' rule for annotations, which CDI adopted.
-fn check_annotations(annotations: &std::collections::BTreeMap<String, String>) -> Result<(), EditsError> {
-    let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
-    let keys_fit = annotations.keys().all(|key| is_qualified_name(&key.to_ascii_lowercase()));
-    if keys_fit && bytes <= ANNOTATIONS_BYTES_MAX { Ok(()) } else { Err(EditsError::Annotations) }
-}
-
-fn is_qualified_name(key: &str) -> bool {
-    let (domain, name) = match key.split_once('/') {
-        Some((domain, name)) => (Some(domain), name),
-        None => (None, key),
-    };
-    let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
-    name.len() <= 63
-        && edge(name.bytes().next())
-        && edge(name.bytes().last())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-        && domain.is_none_or(nodedock_model::is_dns_subdomain)
 }
 
 fn check_device(device: &Device) -> Result<(), SpecError> {
@@ -139,9 +90,7 @@ fn check_device(device: &Device) -> Result<(), SpecError> {
     if device.container_edits.is_empty() {
         return Err(SpecError::NoEdits(device.name.clone()));
     }
-    check_annotations(&device.annotations)
-        .and_then(|()| check_edits(&device.container_edits))
-        .map_err(|rule| at(format!("the device {:?}", device.name), rule))
+    check_edits(&device.container_edits).map_err(|rule| at(format!("the device {:?}", device.name), rule))
 }
 
 fn check_edits(edits: &ContainerEdits) -> Result<(), EditsError> {

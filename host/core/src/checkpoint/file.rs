@@ -11,7 +11,7 @@ use redb::{Builder, Database, DatabaseError, StorageError};
 use rustix::fs::{Advice, FlockOperation, RenameFlags};
 
 use super::buffered::BufferedFile;
-use super::format::{self, Contents, FORMAT_VERSION, LoadError};
+use super::format::{self, Dump, FORMAT_VERSION, LoadError};
 use super::upgrade::{UPGRADES, Upgrades};
 use super::writer::{self, Opener};
 use super::{OpenError, SetAside};
@@ -24,43 +24,32 @@ const NAMES_MAX: u32 = 1000;
 
 pub(super) struct Found {
     pub(super) database: Database,
-    pub(super) contents: Contents,
+    pub(super) dump: Dump,
     pub(super) set_aside: Option<SetAside>,
 }
 
-/// Why a file was not opened.
-enum Refusal {
-    InUse,
-    Newer {
-        found: u32,
-        written_by: String,
-    },
-    Older {
-        found: u32,
-        written_by: String,
-    },
-    Io(io::Error),
-    /// Of another program, or damaged.
-    Damaged(String),
-}
-
-impl From<redb::Error> for Refusal {
-    fn from(error: redb::Error) -> Self {
-        match error {
-            redb::Error::DatabaseAlreadyOpen => Self::InUse,
-            redb::Error::Io(error) if !is_damage(&error) => Self::Io(error),
-            other => Self::Damaged(other.to_string()),
+impl LoadError {
+    /// Returns the reason to set the file aside: another program wrote it, or it is damaged.
+    fn damage(&self) -> Option<String> {
+        match self {
+            Self::Foreign(reason) => Some(reason.clone()),
+            Self::Storage(redb::Error::Io(error)) => is_damage(error).then(|| error.to_string()),
+            Self::Storage(redb::Error::DatabaseAlreadyOpen) | Self::Newer { .. } | Self::Older { .. } => None,
+            Self::Storage(error) => Some(error.to_string()),
         }
     }
-}
 
-impl From<LoadError> for Refusal {
-    fn from(error: LoadError) -> Self {
-        match error {
-            LoadError::Newer { found, written_by } => Self::Newer { found, written_by },
-            LoadError::Older { found, written_by } => Self::Older { found, written_by },
-            LoadError::Foreign(reason) => Self::Damaged(reason),
-            LoadError::Storage(error) => error.into(),
+    fn into_open_error(self, path: &Path) -> OpenError {
+        let (path, known) = (path.to_owned(), FORMAT_VERSION);
+        match self {
+            Self::Newer { found, written_by } => OpenError::Newer { path, found, known, written_by },
+            Self::Older { found, written_by } => OpenError::Older { path, found, known, written_by },
+            Self::Storage(redb::Error::DatabaseAlreadyOpen) => OpenError::InUse(path),
+            Self::Storage(redb::Error::Io(source)) if !is_damage(&source) => {
+                OpenError::Io { path, doing: "open", source }
+            }
+            Self::Storage(source) => OpenError::Storage { path, source },
+            Self::Foreign(reason) => OpenError::Storage { path, source: redb::Error::Corrupted(reason) },
         }
     }
 }
@@ -86,34 +75,23 @@ pub(super) fn open(path: &Path, upgrades: &Upgrades) -> Result<Found, OpenError>
     if !path.try_exists().map_err(io("look for"))? {
         make(path, &directory)?;
     }
-    match open_existing(path, upgrades) {
-        Ok((database, contents)) => Ok(Found { database, contents, set_aside: None }),
-        Err(Refusal::Damaged(reason)) => {
-            let set_aside = set_aside(path, &directory, reason)?;
-            make(path, &directory)?;
-            let (database, contents) =
-                open_existing(path, upgrades).map_err(|refusal| refusal.into_error(path))?;
-            Ok(Found { database, contents, set_aside: Some(set_aside) })
-        }
-        Err(refusal) => Err(refusal.into_error(path)),
-    }
-}
-
-impl Refusal {
-    fn into_error(self, path: &Path) -> OpenError {
-        let path = path.to_owned();
-        match self {
-            Self::InUse => OpenError::InUse(path),
-            Self::Newer { found, written_by } => {
-                OpenError::Newer { path, found, known: FORMAT_VERSION, written_by }
+    let open = || {
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(io("open"))?;
+        Ok::<_, OpenError>(open_existing(file, upgrades))
+    };
+    let (opened, set_aside) = match open()? {
+        Err(error) => match error.damage() {
+            Some(reason) => {
+                let set_aside = set_aside(path, &directory, reason)?;
+                make(path, &directory)?;
+                (open()?, Some(set_aside))
             }
-            Self::Older { found, written_by } => {
-                OpenError::Older { path, found, known: FORMAT_VERSION, written_by }
-            }
-            Self::Io(source) => OpenError::Io { path, doing: "open", source },
-            Self::Damaged(reason) => OpenError::Storage { path, source: redb::Error::Corrupted(reason) },
-        }
-    }
+            None => (Err(error), None),
+        },
+        opened => (opened, None),
+    };
+    let (database, dump) = opened.map_err(|error| error.into_open_error(path))?;
+    Ok(Found { database, dump, set_aside })
 }
 
 fn directory_of(path: &Path) -> &Path {
@@ -121,27 +99,25 @@ fn directory_of(path: &Path) -> &Path {
 }
 
 /// Opens an existing file. A panic of the storage engine over its bytes counts as damage. A refused file is unchanged.
-fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<(Database, Contents), Refusal> {
+fn open_existing(file: File, upgrades: &Upgrades) -> Result<(Database, Dump), LoadError> {
     catch_unwind(AssertUnwindSafe(|| {
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(Refusal::Io)?;
-        let (database, contents) = open_file(file, Some(upgrades))?;
-        let contents =
-            contents.ok_or_else(|| Refusal::Damaged("it lost the tables that were just made".to_owned()))?;
-        Ok((database, contents))
+        let (database, dump) = open_file(file, Some(upgrades))?;
+        let lost = || LoadError::Foreign("it lost the tables that were just made".to_owned());
+        Ok((database, dump.ok_or_else(lost)?))
     }))
-    .unwrap_or_else(|panic| Err(Refusal::Damaged(writer::panic_text(&*panic))))
+    .unwrap_or_else(|panic| Err(LoadError::Foreign(writer::panic_text(&*panic))))
 }
 
 /// Opens a file, upgrades it, and reads it; writes to it only if all of that succeeded.
-fn open_file(file: File, upgrades: Option<&Upgrades>) -> Result<(Database, Option<Contents>), LoadError> {
+fn open_file(file: File, upgrades: Option<&Upgrades>) -> Result<(Database, Option<Dump>), LoadError> {
     let buffered = BufferedFile::new(file)?;
     let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(buffered.clone())?;
     if let Some(upgrades) = upgrades {
         format::sign(&database, format::load_meta(&database)?.as_ref(), upgrades)?;
     }
-    let contents = format::load(&database, upgrades.unwrap_or(&UPGRADES).records)?;
-    buffered.release().map_err(redb::Error::Io)?;
-    Ok((database, contents))
+    let dump = format::load(&database, upgrades.unwrap_or(&UPGRADES).records)?;
+    buffered.release()?;
+    Ok((database, dump))
 }
 
 /// Creates a file under another name and renames it when it is complete: a crash leaves no partial checkpoint.
@@ -154,7 +130,7 @@ fn make(path: &Path, directory: &File) -> Result<(), OpenError> {
     }
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create_new(true).mode(0o600).open(&new).map_err(io("make"))?;
-    initialise(file).map_err(|error| Refusal::from(error).into_error(path))?;
+    initialise(file).map_err(|error| error.into_open_error(path))?;
     rename_to_free(&new, path).map_err(io("make"))?;
     directory.sync_all().map_err(io("make"))
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::writer::Write;
 use super::{Change, CommitError, carry};
-use nodedock_base::clock;
+use nodedock_base::{clock, worded};
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
 /// Version of the tables and of the meaning of their keys.
@@ -21,13 +21,6 @@ pub const FORMAT_VERSION: u32 = 1;
 pub(super) const VALUE_VERSION: u8 = 1;
 
 pub(super) const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
-const CLAIMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("claims");
-const PODS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pods");
-/// Created at the first write; a release that does not know it leaves it unchanged.
-const RELEASED: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("released");
-const ALLOCATIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("allocations");
-/// Created at the first write, like the table before it.
-const VALUES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("values");
 pub(super) const UNREADABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("unreadable");
 
 const META_FORMAT: &str = "format";
@@ -35,39 +28,23 @@ const META_WRITTEN_BY: &str = "written-by";
 const META_CREATED: &str = "created";
 pub(super) const META_PROBED: &str = "probed";
 
-/// A table of records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Table {
-    Claims,
-    Pods,
-    Released,
-    Allocations,
-    Values,
+worded! {
+    /// A table of records. The first two exist in every file, the others from their first write; a release that does not know a table leaves
+    /// it unchanged.
+    #[derive(Serialize)]
+    #[serde(rename_all = "lowercase")]
+    Table {
+        Claims = "claims",
+        Pods = "pods",
+        Released = "released",
+        Allocations = "allocations",
+        Values = "values",
+    }
 }
 
 impl Table {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Claims, Self::Pods, Self::Released, Self::Allocations, Self::Values];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Claims => "claims",
-            Self::Pods => "pods",
-            Self::Released => "released",
-            Self::Allocations => "allocations",
-            Self::Values => "values",
-        }
-    }
-
     pub(super) fn definition(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
-        match self {
-            Self::Claims => CLAIMS,
-            Self::Pods => PODS,
-            Self::Released => RELEASED,
-            Self::Allocations => ALLOCATIONS,
-            Self::Values => VALUES,
-        }
+        TableDefinition::new(self.as_str())
     }
 }
 
@@ -98,20 +75,24 @@ pub struct Meta {
     pub created: String,
 }
 
-/// The content of a file.
-#[derive(Debug, Default)]
-pub(super) struct Contents {
-    pub(super) meta: Meta,
-    pub(super) claims: Vec<ClaimRecord>,
-    pub(super) pods: Vec<PodRecord>,
-    pub(super) released: Vec<ReleaseRecord>,
-    pub(super) allocations: Vec<PodAllocation>,
-    pub(super) values: Vec<ClaimValues>,
-    pub(super) skipped: Vec<Skipped>,
+/// The content of a checkpoint.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Dump {
+    pub meta: Meta,
+    /// By UID, ascending.
+    pub claims: Vec<ClaimRecord>,
+    pub pods: Vec<PodRecord>,
+    /// Claims that an operator released.
+    pub released: Vec<ReleaseRecord>,
+    pub allocations: Vec<PodAllocation>,
+    /// Values below `/sys` that drivers changed for claims.
+    pub values: Vec<ClaimValues>,
+    pub skipped: Vec<Skipped>,
+    /// Unreadable values whose key was written again.
+    pub unreadable: u64,
     /// Records with fields that this release does not know.
+    #[serde(skip)]
     pub(super) partly: HashSet<(Table, String)>,
-    /// Values in the table `unreadable`.
-    pub(super) unreadable: u64,
 }
 
 /// Keys whose values a write must preserve.
@@ -123,7 +104,7 @@ pub(super) struct Precious {
     pub(super) partly: HashSet<(Table, String)>,
 }
 
-impl Contents {
+impl Dump {
     pub(super) fn precious(&self) -> Precious {
         let unreadable = self.skipped.iter().map(|skipped| (skipped.table, skipped.key.clone())).collect();
         Precious { unreadable, partly: self.partly.clone() }
@@ -142,6 +123,7 @@ pub(super) enum LoadError {
         found: u32,
         written_by: String,
     },
+    /// Of another program, or damaged.
     Foreign(String),
     Storage(redb::Error),
 }
@@ -240,68 +222,21 @@ fn as_known<R: DeserializeOwned + Serialize>(stored: &Value) -> serde_json::Resu
     serde_json::to_value(R::deserialize(stored)?)
 }
 
-/// A record with its own key.
-trait Keyed {
-    fn key(&self) -> &Uid;
-}
-
-impl Keyed for ClaimRecord {
-    fn key(&self) -> &Uid {
-        &self.id.uid
-    }
-}
-
-impl Keyed for PodRecord {
-    fn key(&self) -> &Uid {
-        &self.pod.uid
-    }
-}
-
-impl Keyed for ReleaseRecord {
-    fn key(&self) -> &Uid {
-        &self.id.uid
-    }
-}
-
-impl Keyed for ClaimValues {
-    fn key(&self) -> &Uid {
-        &self.id.uid
-    }
-}
-
-impl Keyed for PodAllocation {
-    fn key(&self) -> &Uid {
-        self.uid()
-    }
-}
-
-fn decode_under<R: DeserializeOwned + Keyed>(
-    key: &str,
-    value: &[u8],
-    steps: &[(u8, RecordStep)],
-) -> Result<R, String> {
-    let record: R = decode(value, steps)?;
-    if record.key().as_str() == key {
-        return Ok(record);
-    }
-    Err(format!("the record has the key {}", record.key()))
-}
-
 /// Reads everything. `None`: the file is new, without a table.
 pub(super) fn load(
     database: &impl ReadableDatabase,
     steps: &[(u8, RecordStep)],
-) -> Result<Option<Contents>, LoadError> {
+) -> Result<Option<Dump>, LoadError> {
     let Some(meta) = load_meta(database)? else { return Ok(None) };
     let read = database.begin_read()?;
-    let mut contents = Contents { meta, ..Contents::default() };
-    contents.claims = load_table(&read, Table::Claims, steps, &mut contents)?;
-    contents.pods = load_table(&read, Table::Pods, steps, &mut contents)?;
-    contents.released = load_table(&read, Table::Released, steps, &mut contents)?;
-    contents.allocations = load_table(&read, Table::Allocations, steps, &mut contents)?;
-    contents.values = load_table(&read, Table::Values, steps, &mut contents)?;
-    contents.unreadable = count(&read)?;
-    Ok(Some(contents))
+    let mut dump = Dump { meta, unreadable: count(&read)?, ..Dump::default() };
+    let found = &mut dump;
+    found.claims = load_table(&read, Table::Claims, |claim: &ClaimRecord| &claim.id.uid, steps, found)?;
+    found.pods = load_table(&read, Table::Pods, |pod: &PodRecord| &pod.pod.uid, steps, found)?;
+    found.released = load_table(&read, Table::Released, |claim: &ReleaseRecord| &claim.id.uid, steps, found)?;
+    found.allocations = load_table(&read, Table::Allocations, PodAllocation::uid, steps, found)?;
+    found.values = load_table(&read, Table::Values, |values: &ClaimValues| &values.id.uid, steps, found)?;
+    Ok(Some(dump))
 }
 
 /// Reads the metadata of a file. `None`: it is new, without a table.
@@ -328,11 +263,13 @@ pub(super) fn load_meta(database: &impl ReadableDatabase) -> Result<Option<Meta>
     Ok(Some(Meta { format, written_by, created }))
 }
 
-fn load_table<R: DeserializeOwned + Serialize + Keyed>(
+/// Reads a table. `key_of` returns the key that a record must have.
+fn load_table<R: DeserializeOwned + Serialize>(
     read: &ReadTransaction,
     table: Table,
+    key_of: impl Fn(&R) -> &Uid,
     steps: &[(u8, RecordStep)],
-    contents: &mut Contents,
+    dump: &mut Dump,
 ) -> Result<Vec<R>, LoadError> {
     let open = match read.open_table(table.definition()) {
         Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
@@ -342,16 +279,22 @@ fn load_table<R: DeserializeOwned + Serialize + Keyed>(
     for entry in open.iter()? {
         let (key, value) = entry?;
         let (key, value) = (key.value(), value.value());
-        match decode_under(key, value, steps) {
+        let own_key = |record: R| {
+            if key_of(&record).as_str() == key {
+                return Ok(record);
+            }
+            Err(format!("the record has the key {}", key_of(&record)))
+        };
+        match decode(value, steps).and_then(own_key) {
             Ok(record) => {
                 if says_more(value, &record, steps) {
-                    contents.partly.insert((table, key.to_owned()));
+                    dump.partly.insert((table, key.to_owned()));
                 }
                 records.push(record);
             }
             Err(reason) => {
                 let bytes = value.len();
-                contents.skipped.push(Skipped { table, key: key.to_owned(), reason, bytes });
+                dump.skipped.push(Skipped { table, key: key.to_owned(), reason, bytes });
             }
         }
     }
@@ -391,8 +334,8 @@ pub(super) fn sign(
         if found.is_none() {
             meta.insert(META_CREATED, clock::rfc3339(clock::now_ms()).as_str())?;
         }
-        write.open_table(CLAIMS)?;
-        write.open_table(PODS)?;
+        write.open_table(Table::Claims.definition())?;
+        write.open_table(Table::Pods.definition())?;
     }
     write.commit()?;
     Ok(())

@@ -10,32 +10,15 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::format::{self, Contents, FORMAT_VERSION, LoadError, Meta, Skipped};
+use super::format::{self, Dump, FORMAT_VERSION, LoadError, Meta, Skipped};
 use super::upgrade::UPGRADES;
 use super::{ReadError, file, writer};
-use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
+use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord};
 
 /// Attempts to copy a file that changes meanwhile; each takes a few milliseconds.
 const ATTEMPTS: u32 = 8;
 /// Bytes that are read into memory: room for more than 100,000 claims.
 const FILE_BYTES_MAX: u64 = 1 << 30;
-
-/// The content of a checkpoint.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Dump {
-    pub meta: Meta,
-    /// By UID, ascending.
-    pub claims: Vec<ClaimRecord>,
-    pub pods: Vec<PodRecord>,
-    /// Claims that an operator released.
-    pub released: Vec<ReleaseRecord>,
-    pub allocations: Vec<PodAllocation>,
-    /// Values below `/sys` that drivers changed for claims.
-    pub values: Vec<ClaimValues>,
-    pub skipped: Vec<Skipped>,
-    /// Unreadable values whose key was written again.
-    pub unreadable: u64,
-}
 
 /// Integrity of a file's pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -80,36 +63,33 @@ impl Report {
 
 /// Reads a checkpoint without changing it; a daemon may have it open.
 pub fn read(path: &Path) -> Result<Dump, ReadError> {
-    let Copy { contents, .. } = copy(path)?;
-    let Contents { meta, claims, pods, released, allocations, values, skipped, unreadable, .. } = contents;
-    Ok(Dump { meta, claims, pods, released, allocations, values, skipped, unreadable })
+    Ok(copy(path)?.dump)
 }
 
 /// Checks a checkpoint without changing it; a daemon may have it open.
 pub fn verify(path: &Path) -> Result<Report, ReadError> {
-    let Copy { integrity, contents, bytes } = copy(path)?;
-    let mut findings = disagreements(&contents.claims, &contents.pods);
-    findings.extend(given_twice(&contents.allocations));
-    findings.extend(without_claim(&contents.claims, &contents.values));
-    let Contents { meta, claims, pods, released, allocations, values, skipped, unreadable, .. } = contents;
+    let Copy { integrity, dump, bytes } = copy(path)?;
+    let mut findings = disagreements(&dump.claims, &dump.pods);
+    findings.extend(given_twice(&dump.allocations));
+    findings.extend(without_claim(&dump.claims, &dump.values));
     Ok(Report {
         integrity,
-        meta,
+        meta: dump.meta,
         bytes,
-        claims: claims.len(),
-        pods: pods.len(),
-        released: released.len(),
-        allocations: allocations.len(),
-        values: values.len(),
-        skipped,
-        unreadable,
+        claims: dump.claims.len(),
+        pods: dump.pods.len(),
+        released: dump.released.len(),
+        allocations: dump.allocations.len(),
+        values: dump.values.len(),
+        skipped: dump.skipped,
+        unreadable: dump.unreadable,
         findings,
     })
 }
 
 struct Copy {
     integrity: Integrity,
-    contents: Contents,
+    dump: Dump,
     bytes: u64,
 }
 
@@ -119,7 +99,7 @@ fn copy(path: &Path) -> Result<Copy, ReadError> {
         let bytes = bytes_of(path)?;
         let (length, before) = (bytes.len() as u64, hasher.hash_one(&bytes));
         match open_copy(bytes) {
-            Ok((integrity, contents)) => return Ok(Copy { integrity, contents, bytes: length }),
+            Ok((integrity, dump)) => return Ok(Copy { integrity, dump, bytes: length }),
             Err(LoadError::Newer { found, written_by }) => {
                 let path = path.to_owned();
                 return Err(ReadError::Newer { path, found, known: FORMAT_VERSION, written_by });
@@ -152,7 +132,7 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>, ReadError> {
     Ok(bytes)
 }
 
-fn open_copy(bytes: Vec<u8>) -> Result<(Integrity, Contents), LoadError> {
+fn open_copy(bytes: Vec<u8>) -> Result<(Integrity, Dump), LoadError> {
     if bytes.is_empty() {
         return Err(LoadError::Foreign("it is empty".to_owned()));
     }
@@ -168,8 +148,8 @@ fn open_copy(bytes: Vec<u8>) -> Result<(Integrity, Contents), LoadError> {
         let meta = format::load_meta(&database)?.ok_or_else(nothing)?;
         // An older file is upgraded in memory, and reported with its own format.
         format::sign(&database, Some(&meta), &UPGRADES)?;
-        let contents = format::load(&database, UPGRADES.records)?.ok_or_else(nothing)?;
-        Ok((integrity, Contents { meta, ..contents }))
+        let dump = format::load(&database, UPGRADES.records)?.ok_or_else(nothing)?;
+        Ok((integrity, Dump { meta, ..dump }))
     }))
     .unwrap_or_else(|panic| Err(LoadError::Foreign(writer::panic_text(&*panic))))
 }

@@ -4,16 +4,17 @@ use std::path::PathBuf;
 
 use redb::Builder;
 
-use super::disk::{Disk, Op, coin, cut};
+use self::disk::{Disk, Op, coin, cut};
 use super::format::{self, META, UNREADABLE};
 use super::*;
 use nodedock_model::{
-    Allocation, AllocationEntry, Caller, ClaimState, ContainerAllocation, ContainerKind, DeviceAccess,
-    DeviceName, DriverName, DriverPart, ExtendedResource, ObjectRef, PodAllocation, PodContainer, PoolName,
-    PooledClaim, PreparedClaim, PreparedDevice, Transition,
+    AllocationEntry, Caller, ClaimState, ContainerAllocation, ContainerKind, DeviceAccess, DeviceName,
+    DriverName, DriverPart, ExtendedResource, ObjectRef, PodAllocation, PodContainer, PoolName, PooledClaim,
+    PreparedClaim, PreparedDevice, Transition,
 };
 
 mod damage;
+mod disk;
 mod doubt;
 mod power;
 mod releases;
@@ -27,28 +28,13 @@ fn pod_ref(n: usize) -> ObjectRef {
 }
 
 fn claim(n: usize, cause: &str) -> ClaimRecord {
-    ClaimRecord {
-        id: ObjectRef::new("default", &format!("claim-{n}"), uid(n).as_str()).unwrap(),
-        state: ClaimState::Prepared,
-        boot_id: "5a8d".to_owned(),
-        pods: BTreeMap::from([(uid(n), pod_ref(n))]),
-        allocation: Allocation::default(),
-        annotations: BTreeMap::new(),
-        drivers: BTreeMap::from([(DriverName::new("gpu.example.com").unwrap(), DriverPart::default())]),
-        kubelet: None,
-        holds: Vec::new(),
-        releasing: None,
-        timeline: [Transition {
-            at_ms: 1,
-            what: "prepared".to_owned(),
-            cause: cause.to_owned(),
-            duration_us: 2,
-            problem: None,
-            again: None,
-        }]
-        .into(),
-        unknown: BTreeMap::new(),
-    }
+    let id = ObjectRef::new("default", &format!("claim-{n}"), uid(n).as_str()).unwrap();
+    let mut record = ClaimRecord::new(id, ClaimState::Prepared, "5a8d");
+    record.pods.insert(uid(n), pod_ref(n));
+    record.drivers.insert(DriverName::new("gpu.example.com").unwrap(), DriverPart::default());
+    let (what, cause) = ("prepared".to_owned(), cause.to_owned());
+    record.note(Transition { at_ms: 1, what, cause, duration_us: 2, ..Transition::default() });
+    record
 }
 
 fn pod(n: usize) -> PodRecord {
@@ -116,28 +102,8 @@ impl Home {
     }
 }
 
-#[tokio::test]
-async fn records_come_back_as_they_were_put() {
-    let home = Home::new();
-    let opened = home.open();
-    assert!(opened.claims.is_empty() && opened.pods.is_empty() && opened.set_aside.is_none());
-    let mut changes =
-        vec![put(2), put(1), put(3), Change::PutPod(Arc::new(pod(1))), Change::PutPod(Arc::new(pod(2)))];
-    changes.extend([2, 1].map(|n| Change::PutAllocation(Arc::new(allocation(n)))));
-    opened.checkpoint.commit(changes).await.unwrap();
-    opened.checkpoint.commit(vec![Change::DeleteClaim(uid(3)), Change::DeletePod(uid(2))]).await.unwrap();
-    opened.checkpoint.commit(vec![Change::DeleteAllocation(uid(2))]).await.unwrap();
-    opened.checkpoint.close().await;
-
-    let opened = home.open();
-    assert_eq!(opened.claims, [claim(1, "test"), claim(2, "test")]);
-    assert_eq!(opened.pods, [pod(1)]);
-    assert_eq!(opened.allocations, [allocation(1)]);
-    assert!(opened.skipped.is_empty() && opened.set_aside.is_none());
-}
-
-#[tokio::test]
-async fn what_drivers_prepared_comes_back_with_every_device_and_share() {
+/// A claim with devices and shares of one driver, and without a result of another.
+fn prepared_claim(n: usize) -> ClaimRecord {
     let device = |name: &str, share: Option<&str>| PreparedDevice {
         requests: vec!["gpu".to_owned()],
         pool: PoolName::new("pool").unwrap(),
@@ -148,15 +114,39 @@ async fn what_drivers_prepared_comes_back_with_every_device_and_share() {
     };
     let devices = vec![device("a", None), device("b", Some("s-1")), device("b", Some("s-2"))];
     let prepared = PreparedClaim { devices, memo: b"memo".to_vec(), ..PreparedClaim::default() };
-    let (mut two, home) = (claim(1, "test"), Home::new());
+    let mut record = claim(n, "test");
     for (name, prepared) in [("gpu.example.com", Some(prepared)), ("nic.example.com", None)] {
         let part = DriverPart { prepared, ..DriverPart::default() };
-        two.drivers.insert(DriverName::new(name).unwrap(), part);
+        record.drivers.insert(DriverName::new(name).unwrap(), part);
     }
-    let checkpoint = home.open().checkpoint;
-    checkpoint.commit(vec![Change::PutClaim(Arc::new(two.clone()))]).await.unwrap();
-    checkpoint.close().await;
-    assert_eq!(home.open().claims, [two]);
+    record
+}
+
+#[tokio::test]
+async fn records_come_back_as_they_were_put() {
+    let home = Home::new();
+    let opened = home.open();
+    assert!(opened.claims.is_empty() && opened.pods.is_empty() && opened.set_aside.is_none());
+    let prepared = Change::PutClaim(Arc::new(prepared_claim(2)));
+    let mut changes = vec![
+        put(2),
+        put(1),
+        prepared,
+        put(3),
+        Change::PutPod(Arc::new(pod(1))),
+        Change::PutPod(Arc::new(pod(2))),
+    ];
+    changes.extend([2, 1].map(|n| Change::PutAllocation(Arc::new(allocation(n)))));
+    opened.checkpoint.commit(changes).await.unwrap();
+    opened.checkpoint.commit(vec![Change::DeleteClaim(uid(3)), Change::DeletePod(uid(2))]).await.unwrap();
+    opened.checkpoint.commit(vec![Change::DeleteAllocation(uid(2))]).await.unwrap();
+    opened.checkpoint.close().await;
+
+    let opened = home.open();
+    assert_eq!(opened.claims, [claim(1, "test"), prepared_claim(2)], "of two puts the later one");
+    assert_eq!(opened.pods, [pod(1)]);
+    assert_eq!(opened.allocations, [allocation(1)]);
+    assert!(opened.skipped.is_empty() && opened.set_aside.is_none());
 }
 
 #[tokio::test]
@@ -178,26 +168,6 @@ async fn deleting_what_is_not_there_and_committing_nothing_succeed() {
 }
 
 #[tokio::test]
-async fn unknown_fields_survive_a_read_and_a_write() {
-    let home = Home::new();
-    let checkpoint = home.open().checkpoint;
-    let mut newer = claim(1, "newer");
-    newer.unknown.insert("lease".to_owned(), serde_json::json!({"until": 7, "by": ["a"]}));
-    checkpoint.commit(vec![Change::PutClaim(Arc::new(newer.clone()))]).await.unwrap();
-    checkpoint.close().await;
-
-    let mut read = home.open();
-    let mut record = read.claims.remove(0);
-    assert_eq!(record, newer);
-    record.state = ClaimState::Unpreparing;
-    read.checkpoint.commit(vec![Change::PutClaim(Arc::new(record.clone()))]).await.unwrap();
-    read.checkpoint.close().await;
-    let read = home.open();
-    assert_eq!(read.claims, [record]);
-    assert_eq!(read.claims[0].unknown, newer.unknown);
-}
-
-#[tokio::test]
 async fn requests_that_wait_share_a_commit() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
@@ -208,17 +178,6 @@ async fn requests_that_wait_share_a_commit() {
     let metrics = checkpoint.metrics();
     assert_eq!(metrics.changes.sum(), 64.0);
     assert!(metrics.durable.get() < 64 && metrics.value_bytes.get() > 64 * 100, "{metrics:?}");
-}
-
-#[tokio::test]
-async fn later_changes_of_a_record_win_within_a_commit_and_across() {
-    let home = Home::new();
-    let checkpoint = home.open().checkpoint;
-    let last = Arc::new(claim(1, "last"));
-    let changes = vec![put(1), Change::DeleteClaim(uid(1)), Change::PutClaim(last.clone())];
-    checkpoint.commit(changes).await.unwrap();
-    checkpoint.close().await;
-    assert_eq!(home.open().claims, [(*last).clone()]);
 }
 
 #[tokio::test]

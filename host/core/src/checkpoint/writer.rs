@@ -200,7 +200,7 @@ pub(super) fn guarded<T>(
 pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "panic without words".to_owned())
+        .unwrap_or_else(|| "panic without a message".to_owned())
 }
 
 /// Changes of a transaction to the records.
@@ -219,7 +219,7 @@ fn apply(
 ) -> Result<(), redb::Error> {
     // One-phase commits with checksums, redb's default: one sync. After a crash redb reads the whole file once.
     let transaction = database.begin_write()?;
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         let is_doubtful = doubtful.keys().any(|(of, _)| *of == table);
         if is_doubtful || writes.iter().any(|write| write.table == table) {
             let mut open = transaction.open_table(table.definition())?;

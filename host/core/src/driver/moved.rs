@@ -4,7 +4,7 @@
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-use nodedock_model::{DeviceAccess, DeviceNode, NodeKind, PreparedClaim};
+use nodedock_model::{DeviceNode, NodeKind, PreparedClaim};
 
 /// A node that has changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,10 +25,7 @@ pub fn have_moved(prepared: &PreparedClaim) -> bool {
 /// Returns the first node that is gone, or has another type or number. Needs one `stat` for each node of the edits; opens nothing, and
 /// follows no link.
 pub fn first_moved(prepared: &PreparedClaim) -> Option<Moved> {
-    let of_devices = prepared.devices.iter().filter_map(|device| match &device.access {
-        DeviceAccess::Edits(edits) => Some(edits),
-        DeviceAccess::CdiDevices(_) => None,
-    });
+    let of_devices = prepared.devices.iter().filter_map(|device| device.access.edits());
     let mut nodes = of_devices.chain([&prepared.edits]).flat_map(|edits| &edits.device_nodes);
     nodes.find_map(moved)
 }

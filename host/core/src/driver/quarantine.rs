@@ -86,7 +86,7 @@ impl Quarantine {
         Ok(Admitted::Probe(self.probes))
     }
 
-    /// The call succeeded. After a probe the quarantine is over; the delays begin anew when every function that failed works.
+    /// The call succeeded. After a probe the quarantine is over; the delays begin again with the shortest when every function that failed works.
     pub fn succeeded(&mut self, admission: Admitted, operation: Operation) {
         self.streaks[operation as usize] = 0;
         if self.is_the_probe(admission) {

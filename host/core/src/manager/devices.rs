@@ -61,8 +61,8 @@ pub use affinity::{closest, parse_nodes};
 pub use metrics::DeviceMetrics;
 pub use resources::PluginId;
 pub use view::{
-    Capacity, DeviceHolders, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource,
-    ResourceView, TopologyHint,
+    Capacity, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
+    TopologyHint,
 };
 
 use resources::{Listed, Resources};
@@ -132,13 +132,8 @@ impl Manager {
     /// Sets a plugin's list. Its faults are dropped, and reported in a condition.
     pub fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
         let (devices, faults) = list::screen(devices);
-        let changed = {
-            let mut state = self.devices();
-            if !state.resources.is_current(id) {
-                return;
-            }
-            state.resources.list(id, Listed::new(devices))
-        };
+        let listed = self.devices().resources.list(id, Listed::new(devices));
+        let Some(changed) = listed else { return };
         let subject = id.resource().as_str();
         match faults.problem(id.resource()) {
             Some(problem) => self.conditions.set(subject, problem),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{DriverState, DriverView, NativeView, Registry, State};
+use super::{DriverState, NativeView, Registry, State};
 use crate::driver::{Driver, Link, Predecessors};
 use nodedock_model::{ChangedKind, DriverName, HealthReport};
 
@@ -48,7 +48,8 @@ impl Instances {
 
     /// Returns the instance for calls: the newest connected one, or the newest.
     pub(super) fn picked(&self) -> &Instance {
-        &self.0[pick(self.0.iter().map(Instance::is_connected)).expect("a name without instances is removed")]
+        let connected = self.0.iter().rfind(|instance| instance.is_connected());
+        connected.or(self.0.last()).expect("a name without instances is removed")
     }
 
     /// Returns a source with the name, other than `source`.
@@ -65,17 +66,6 @@ impl Instance {
     fn is_connected(&self) -> bool {
         self.native.as_ref().is_none_or(|native| (native.link)() == Link::Connected)
     }
-}
-
-/// Returns the last connected instance, or the last.
-fn pick(connected: impl Iterator<Item = bool>) -> Option<usize> {
-    let mut picked = None;
-    let mut last = None;
-    for (index, connected) in connected.enumerate() {
-        last = Some(index);
-        picked = if connected { last } else { picked };
-    }
-    picked.or(last)
 }
 
 impl State {
@@ -142,8 +132,10 @@ impl State {
         let mut changed = Vec::new();
         for instance in &instances.0 {
             let Some(view) = self.sources.get_mut(&instance.source) else { continue };
-            let (state, reason) = standing(instance, serving);
-            if note(view, state, &reason) {
+            let (state, reason) = state_of(instance, serving);
+            if view.state != state {
+                view.state = state;
+                view.note(state.as_str(), &reason, 0, None);
                 changed.push((instance.source.clone(), state));
             }
             view.reason = reason;
@@ -153,7 +145,7 @@ impl State {
 }
 
 /// Returns the state of an instance, with the reason.
-fn standing(instance: &Instance, serving: &str) -> (DriverState, String) {
+fn state_of(instance: &Instance, serving: &str) -> (DriverState, String) {
     match instance.native.as_ref().map(|native| (native.link)()) {
         Some(Link::Lost(why)) => (DriverState::Lost, why),
         Some(Link::Closed) => (DriverState::Draining, "its registration is gone".to_owned()),
@@ -163,16 +155,6 @@ fn standing(instance: &Instance, serving: &str) -> (DriverState, String) {
             (DriverState::Draining, format!("a newer instance serves: {serving}"))
         }
     }
-}
-
-/// Returns whether the state changed.
-fn note(view: &mut DriverView, state: DriverState, reason: &str) -> bool {
-    let is_new = view.state != state;
-    if is_new {
-        view.state = state;
-        view.note(state.as_str(), reason, 0, None);
-    }
-    is_new
 }
 
 impl Registry {
@@ -214,18 +196,5 @@ impl Registry {
         if changed.iter().any(|(_, state)| *state == DriverState::Serving) {
             self.0.serving.send_modify(|count| *count += 1);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_newest_connected_instance_is_picked_and_the_newest_where_none_is() {
-        assert_eq!(pick([true, true, false].into_iter()), Some(1));
-        assert_eq!(pick([true, false, true].into_iter()), Some(2));
-        assert_eq!(pick([false, false].into_iter()), Some(1));
-        assert_eq!(pick([].into_iter()), None);
     }
 }

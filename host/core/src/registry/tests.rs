@@ -3,7 +3,7 @@ mod quarantine;
 use std::sync::Arc;
 
 use super::*;
-use crate::driver::{DriverIdentity, Published};
+use crate::driver::{DriverIdentity, Link, Published};
 use nodedock_model::{Inventory, Pool};
 
 fn name(short: &str) -> DriverName {
@@ -48,6 +48,22 @@ fn a_name_is_the_first_sources_until_it_retires() {
     assert_eq!(version(&registry, "gpu"), None);
     registry.serve("b.wasm", driver("gpu", "2")).unwrap();
     assert_eq!(version(&registry, "gpu").as_deref(), Some("2"));
+}
+
+#[test]
+fn the_newest_connected_instance_serves_and_the_newest_where_none_is() {
+    let (registry, connected) = (registry(), Arc::new(std::sync::Mutex::new([true, true, false])));
+    for (number, version) in ["1", "2", "3"].into_iter().enumerate() {
+        let connected = connected.clone();
+        let link = move || if connected.lock().unwrap()[number] { Link::Connected } else { Link::Connecting };
+        let (endpoint, services) = (format!("/{version}.sock").into(), Vec::new());
+        let native = Native { endpoint, services, link: Box::new(link), health: None };
+        registry.serve_instance(version, driver("gpu", version), native).unwrap();
+    }
+    for (now, serving) in [([true, true, false], "2"), ([true, false, true], "3"), ([false; 3], "3")] {
+        *connected.lock().unwrap() = now;
+        assert_eq!(version(&registry, "gpu").as_deref(), Some(serving), "{now:?}");
+    }
 }
 
 #[test]
@@ -175,13 +191,8 @@ async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
     };
     let (view, ()) = tokio::join!(registry.reload("a.wasm"), gone);
     assert_eq!(view.unwrap_err().message, "a.wasm is gone");
-}
-
-#[tokio::test]
-async fn a_reload_of_an_unknown_name_is_refused() {
-    let problem = registry().reload("gpu.example.com").await.unwrap_err();
-    assert_eq!(problem.code, "driver-unknown");
-    assert!(problem.message.contains("gpu.example.com"), "{problem}");
+    let unknown = registry.reload("gpu.example.com").await.unwrap_err();
+    assert!(unknown.code == "driver-unknown" && unknown.message.contains("gpu.example.com"), "{unknown}");
 }
 
 #[tokio::test]

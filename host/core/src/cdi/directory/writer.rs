@@ -1,13 +1,14 @@
 //! The thread that changes the directory: takes the waiting requests, writes all temporary files, then renames and removes in the order
 //! of the requests, then responds.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Permissions};
 use std::hash::BuildHasher;
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 
+use tempfile::TempPath;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
@@ -17,122 +18,105 @@ use crate::cdi::render::SpecFile;
 use nodedock_base::failpoint::{self, Point};
 
 /// Files of one batch: bounds the time that the first one waits for the others.
-const TURN_FILES_MAX: usize = 256;
+const BATCH_FILES_MAX: usize = 256;
 
-pub(super) enum Job {
-    Write { files: Vec<SpecFile>, done: oneshot::Sender<Result<(), CdiError>> },
-    Remove { names: Vec<String>, done: oneshot::Sender<Result<(), CdiError>> },
+/// A request: files to write, or names of files to remove.
+pub(super) struct Job {
+    pub(super) write: Vec<SpecFile>,
+    pub(super) remove: Vec<String>,
+    pub(super) done: oneshot::Sender<Result<(), CdiError>>,
 }
 
 impl Job {
     fn len(&self) -> usize {
-        match self {
-            Self::Write { files, .. } => files.len(),
-            Self::Remove { names, .. } => names.len(),
-        }
+        self.write.len() + self.remove.len()
     }
 }
 
-/// A job with written temporary files.
-enum Staged {
-    Write { files: Vec<(String, u64, PathBuf)>, done: oneshot::Sender<Result<(), CdiError>> },
-    Remove { names: Vec<String>, done: oneshot::Sender<Result<(), CdiError>> },
-    Failed { error: CdiError, done: oneshot::Sender<Result<(), CdiError>> },
-}
-
-/// A job that lacks only the sync of the directory.
-struct Finished {
-    outcome: Result<(), CdiError>,
-    /// The job writes files, it does not remove them.
-    wrote: bool,
-    done: oneshot::Sender<Result<(), CdiError>>,
+/// A written temporary file, which is removed when it is dropped.
+struct Staged {
+    name: String,
+    hash: u64,
+    file: TempPath,
 }
 
 pub(super) struct Writer {
     directory: Arc<Directory>,
     durability: Durability,
-    temporaries: u64,
 }
 
 impl Writer {
     pub(super) fn new(directory: Arc<Directory>, durability: Durability) -> Self {
-        Self { directory, durability, temporaries: 0 }
+        Self { directory, durability }
     }
 
     /// Runs until every handle is dropped.
-    pub(super) fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+    pub(super) fn run(self, mut jobs: mpsc::Receiver<Job>) {
         while let Some(first) = jobs.blocking_recv() {
             let mut files = first.len();
-            let mut turn = vec![first];
-            while files < TURN_FILES_MAX {
+            let mut batch = vec![first];
+            while files < BATCH_FILES_MAX {
                 let Ok(next) = jobs.try_recv() else { break };
                 files += next.len();
-                turn.push(next);
+                batch.push(next);
             }
-            self.serve(turn);
+            self.serve(batch);
         }
     }
 
-    fn serve(&mut self, turn: Vec<Job>) {
-        self.directory.catalog.begin_turn();
-        let staged: Vec<_> = turn.into_iter().map(|job| self.stage(job)).collect();
-        let finished: Vec<_> = staged.into_iter().map(|staged| self.finish(staged)).collect();
+    fn serve(&self, batch: Vec<Job>) {
+        self.directory.catalog.begin_change();
+        let stage = |job: &Job| job.write.iter().filter_map(|file| self.stage(file).transpose()).collect();
+        let staged: Vec<Result<Vec<_>, _>> = batch.iter().map(stage).collect();
+        let change = |(job, staged): (&Job, Result<_, _>)| {
+            staged.and_then(|files| self.move_into_place(files)).and_then(|()| self.remove_all(&job.remove))
+        };
+        let outcomes: Vec<_> = batch.iter().zip(staged).map(change).collect();
         let synced = self.sync_directory();
-        // If the directory was removed, every file is gone.
-        let emptied = if synced.as_ref().is_err_and(CdiError::is_gone) { Ok(()) } else { synced.clone() };
         failpoint::pass(Point::CdiSynced);
-        self.directory.with_ours(|ours| self.directory.catalog.end_turn(ours));
-        for Finished { outcome, wrote, done } in finished {
-            let durable = if wrote { &synced } else { &emptied };
+        self.directory.catalog.end_change();
+        for (Job { write, done, .. }, outcome) in batch.into_iter().zip(outcomes) {
+            let durable = match &synced {
+                // If the directory was removed, every file is gone.
+                Err(error) if write.is_empty() && error.is_gone() => Ok(()),
+                synced => synced.clone(),
+            };
             // A cancelled caller gets no response; its files stay.
-            done.send(outcome.and_then(|()| durable.clone())).ok();
-        }
-    }
-
-    fn stage(&mut self, job: Job) -> Staged {
-        match job {
-            Job::Remove { names, done } => Staged::Remove { names, done },
-            Job::Write { files, done } => {
-                let mut staged = Vec::with_capacity(files.len());
-                for file in &files {
-                    match self.stage_file(file) {
-                        Ok(entry) => staged.extend(entry),
-                        Err(error) => {
-                            discard(staged);
-                            return Staged::Failed { error, done };
-                        }
-                    }
-                }
-                Staged::Write { files: staged, done }
-            }
+            done.send(outcome.and(durable)).ok();
         }
     }
 
     /// Writes a temporary file. `None`: the directory has these bytes already.
-    fn stage_file(&mut self, file: &SpecFile) -> Result<Option<(String, u64, PathBuf)>, CdiError> {
+    fn stage(&self, file: &SpecFile) -> Result<Option<Staged>, CdiError> {
         check_name(&file.name)?;
         if self.directory.is_current(file) {
             return Ok(None);
         }
         self.refuse_foreign(&file.name)?;
-        self.temporaries += 1;
-        let pid = std::process::id();
-        let name = format!("{}{pid}-{}{TEMPORARY_SUFFIX}", self.directory.temporary_prefix, self.temporaries);
-        let path = self.directory.path.join(name);
-        let written = match write_file(&path, &file.bytes, self.durability) {
+        let written = match self.write_temporary(&file.bytes) {
             // The directory was removed while the daemon was running.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 make_directory(&self.directory.path)?;
-                write_file(&path, &file.bytes, self.durability)
+                self.write_temporary(&file.bytes)
             }
             written => written,
         };
-        if let Err(error) = written {
-            std::fs::remove_file(&path).ok();
-            return Err(CdiError::io("write", &path)(error));
-        }
+        let temporary = written.map_err(CdiError::io("write", &self.directory.path.join(&file.name)))?;
         failpoint::pass(Point::CdiStaged);
-        Ok(Some((file.name.clone(), self.directory.hasher.hash_one(&file.bytes), path)))
+        let hash = self.directory.hasher.hash_one(&file.bytes);
+        Ok(Some(Staged { name: file.name.clone(), hash, file: temporary }))
+    }
+
+    fn write_temporary(&self, bytes: &[u8]) -> io::Result<TempPath> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(&self.directory.temporary_prefix).suffix(TEMPORARY_SUFFIX);
+        let mut file =
+            builder.permissions(Permissions::from_mode(0o644)).tempfile_in(&self.directory.path)?;
+        file.write_all(bytes)?;
+        if self.durability == Durability::Synced {
+            file.as_file().sync_data()?;
+        }
+        Ok(file.into_temp_path())
     }
 
     /// Refuses to change a file of another program. A known file needs no read.
@@ -143,7 +127,7 @@ impl Writer {
             metadata => metadata.map_err(CdiError::io("look at", &path))?,
         };
         let stamp = Stamp::of(&metadata);
-        if self.directory.known().get(name).is_some_and(|known| known.stamp == stamp) {
+        if self.directory.catalog.known().get(name).is_some_and(|known| known.stamp == stamp) {
             return Ok(());
         }
         if self.is_ours_or_empty(&path).map_err(CdiError::io("read", &path))? {
@@ -158,32 +142,18 @@ impl Writer {
         Ok(file.metadata()?.len() == 0 || self.directory.read_ours(path)?.is_some())
     }
 
-    fn finish(&mut self, staged: Staged) -> Finished {
-        let (outcome, wrote, done) = match staged {
-            Staged::Failed { error, done } => (Err(error), true, done),
-            Staged::Write { files, done } => (self.move_into_place(files), true, done),
-            Staged::Remove { names, done } => (self.remove_all(&names), false, done),
-        };
-        Finished { outcome, wrote, done }
-    }
-
-    fn move_into_place(&self, files: Vec<(String, u64, PathBuf)>) -> Result<(), CdiError> {
-        let mut files = files.into_iter();
-        while let Some((name, hash, temporary)) = files.next() {
+    fn move_into_place(&self, files: Vec<Staged>) -> Result<(), CdiError> {
+        for Staged { name, hash, file } in files {
             let path = self.directory.path.join(&name);
-            if let Err(error) = std::fs::rename(&temporary, &path) {
-                discard(std::iter::once((name, hash, temporary)).chain(files));
-                return Err(CdiError::io("put into place", &path)(error));
-            }
+            file.persist(&path).map_err(|refused| CdiError::io("put into place", &path)(refused.error))?;
             failpoint::pass(Point::CdiRenamed);
             match std::fs::symlink_metadata(&path) {
                 Ok(metadata) => {
-                    self.directory
-                        .known()
-                        .insert(name, Known { hash, stamp: Stamp::of(&metadata), settled: false });
+                    let known = Known { hash, stamp: Stamp::of(&metadata), settled: false };
+                    self.directory.catalog.known().insert(name, known);
                 }
                 // Then the next check reads the file.
-                Err(_) => drop(self.directory.known().remove(&name)),
+                Err(_) => drop(self.directory.catalog.known().remove(&name)),
             }
         }
         Ok(())
@@ -199,7 +169,7 @@ impl Writer {
     fn remove(&self, name: &str) -> Result<(), CdiError> {
         check_name(name)?;
         self.refuse_foreign(name)?;
-        self.directory.known().remove(name);
+        self.directory.catalog.known().remove(name);
         let path = self.directory.path.join(name);
         let removed = std::fs::remove_file(&path);
         failpoint::pass(Point::CdiRemoved);
@@ -218,20 +188,6 @@ impl Writer {
         let path = &self.directory.path;
         File::open(path).and_then(|directory| directory.sync_all()).map_err(CdiError::io("sync", path))
     }
-}
-
-/// Removes temporary files of failed jobs.
-fn discard(files: impl IntoIterator<Item = (String, u64, PathBuf)>) {
-    for (_, _, path) in files {
-        // The next start removes the rest.
-        std::fs::remove_file(path).ok();
-    }
-}
-
-fn write_file(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
-    file.write_all(bytes)?;
-    if durability == Durability::Synced { file.sync_data() } else { Ok(()) }
 }
 
 /// Returns the plain name of a spec in the directory.

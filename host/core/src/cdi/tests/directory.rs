@@ -120,15 +120,6 @@ async fn a_missing_or_altered_file_is_not_current_and_is_written_again() {
     assert!(dir.is_current(&file));
 }
 
-#[tokio::test]
-async fn a_directory_that_went_away_comes_back() {
-    let home = Home::new();
-    let dir = home.open();
-    std::fs::remove_dir(home.path()).unwrap();
-    dir.write(vec![file("a", "1")]).await.unwrap();
-    assert_eq!(home.names().len(), 1);
-}
-
 /// Claims could not be unprepared while the directory was missing, since its sync failed and only a write created it again.
 #[tokio::test]
 async fn of_a_directory_that_went_away_every_file_is_removed() {

@@ -9,89 +9,63 @@ fn valid() -> Spec {
     Spec {
         cdi_version: "1.1.0".to_owned(),
         kind: "vendor.com/class".to_owned(),
-        devices: vec![Device { name: "dev0".to_owned(), container_edits, ..Device::default() }],
+        devices: vec![Device { name: "dev0".to_owned(), container_edits }],
         ..Spec::default()
     }
+}
+
+fn edits(spec: &mut Spec) -> &mut ContainerEdits {
+    &mut spec.devices[0].container_edits
+}
+
+fn node(spec: &mut Spec, change: impl FnOnce(&mut DeviceNode)) {
+    let mut node = DeviceNode { path: "/dev/a".to_owned(), ..DeviceNode::default() };
+    change(&mut node);
+    edits(spec).device_nodes.push(node);
+}
+
+fn mount(spec: &mut Spec, fs_type: Option<&str>) {
+    let fs_type = fs_type.map(str::to_owned);
+    let mount =
+        Mount { host_path: "/a".to_owned(), container_path: "/b".to_owned(), fs_type, options: Vec::new() };
+    edits(spec).mounts.push(mount);
+}
+
+fn nets(spec: &mut Spec, names: &[(&str, &str)]) {
+    let device = |(a, b): &(&str, &str)| NetDevice { host_interface_name: (*a).into(), name: (*b).into() };
+    edits(spec).net_devices = names.iter().map(device).collect();
+}
+
+fn rdt(spec: &mut Spec) -> &mut IntelRdt {
+    spec.container_edits.intel_rdt.get_or_insert_default()
 }
 
 type Feature = (&'static str, fn(&mut Spec), Version);
 
 /// Each feature: how it changes a spec, and the version that brought it.
-fn features() -> Vec<Feature> {
-    fn edits(spec: &mut Spec) -> &mut ContainerEdits {
-        &mut spec.devices[0].container_edits
-    }
-    fn with_path() -> DeviceNode {
-        DeviceNode { path: "/dev/a".to_owned(), ..DeviceNode::default() }
-    }
-    fn with_paths() -> Mount {
-        Mount { host_path: "/a".to_owned(), container_path: "/b".to_owned(), ..Mount::default() }
-    }
-    vec![
-        ("device node", |s| edits(s).device_nodes.push(with_path()), Version::V0_3_0),
-        ("mount", |s| edits(s).mounts.push(with_paths()), Version::V0_3_0),
-        (
-            "mount type",
-            |s| edits(s).mounts.push(Mount { fs_type: Some("bind".to_owned()), ..with_paths() }),
-            Version::V0_4_0,
-        ),
-        ("digit first", |s| s.devices[0].name = "0dev".to_owned(), Version::V0_5_0),
-        (
-            "host path",
-            |s| {
-                s.container_edits
-                    .device_nodes
-                    .push(DeviceNode { host_path: Some("/x".to_owned()), ..with_path() })
-            },
-            Version::V0_5_0,
-        ),
-        ("dotted class", |s| s.kind = "vendor.com/a.b".to_owned(), Version::V0_6_0),
-        ("annotations", |s| drop(s.annotations.insert("a/b".to_owned(), "c".to_owned())), Version::V0_6_0),
-        ("gids", |s| s.container_edits.additional_gids.push(1), Version::V0_7_0),
-        ("rdt", |s| edits(s).intel_rdt = Some(IntelRdt::default()), Version::V0_7_0),
-        (
-            "net device",
-            |s| {
-                let (host_interface_name, name) = ("eth0".to_owned(), "net0".to_owned());
-                edits(s).net_devices.push(NetDevice { host_interface_name, name });
-            },
-            Version::V1_1_0,
-        ),
-        (
-            "monitoring",
-            |s| edits(s).intel_rdt = Some(IntelRdt { enable_monitoring: Some(true), ..IntelRdt::default() }),
-            Version::V1_1_0,
-        ),
-        (
-            "schemata",
-            |s| {
-                let schemata = Some(vec!["L3:0=f".to_owned()]);
-                s.container_edits.intel_rdt = Some(IntelRdt { schemata, ..IntelRdt::default() });
-            },
-            Version::V1_1_0,
-        ),
-    ]
-}
+const FEATURES: [Feature; 10] = [
+    ("device node", |s| node(s, |_| {}), Version::V0_3_0),
+    ("mount", |s| mount(s, None), Version::V0_3_0),
+    ("mount type", |s| mount(s, Some("bind")), Version::V0_4_0),
+    ("digit first", |s| s.devices[0].name = "0dev".to_owned(), Version::V0_5_0),
+    ("host path", |s| node(s, |n| n.host_path = Some("/x".to_owned())), Version::V0_5_0),
+    ("gids", |s| s.container_edits.additional_gids.push(1), Version::V0_7_0),
+    ("rdt", |s| _ = rdt(s), Version::V0_7_0),
+    ("net device", |s| nets(s, &[("eth0", "net0")]), Version::V1_1_0),
+    ("monitoring", |s| rdt(s).enable_monitoring = Some(true), Version::V1_1_0),
+    ("schemata", |s| rdt(s).schemata = Some(vec!["L3:0=f".to_owned()]), Version::V1_1_0),
+];
 
 proptest! {
     #[test]
-    fn a_spec_needs_the_highest_version_of_what_it_uses(chosen in proptest::collection::vec(any::<bool>(), features().len())) {
-        let mut spec = valid();
-        let mut needed = Version::V0_3_0;
-        for ((name, change, version), _) in features().into_iter().zip(chosen).filter(|(_, chosen)| *chosen) {
-            // Only one of the two that set the same field can be seen.
-            if !matches!(name, "rdt" | "net device") {
-                change(&mut spec);
-                needed = needed.max(version);
-            }
+    fn a_spec_needs_the_highest_version_of_what_it_uses(chosen in any::<[bool; FEATURES.len()]>()) {
+        let (mut spec, mut needed) = (valid(), Version::V0_3_0);
+        for ((_, change, version), _) in FEATURES.into_iter().zip(chosen).filter(|(_, chosen)| *chosen) {
+            change(&mut spec);
+            needed = needed.max(version);
         }
         prop_assert_eq!(spec.required_version(), needed);
-        spec.cdi_version = needed.as_str().to_owned();
         prop_assert_eq!(validate(&spec), Ok(()));
-        if let Some(lower) = Version::ALL.into_iter().rfind(|version| *version < needed) {
-            spec.cdi_version = lower.as_str().to_owned();
-            prop_assert_eq!(validate(&spec), Err(SpecError::VersionTooLow { stated: lower, required: needed }));
-        }
     }
 
     /// Whatever a driver says: either there is no file, or one that libraries take, with a name for each device.
@@ -125,7 +99,7 @@ proptest! {
 
 #[test]
 fn each_feature_has_its_version() {
-    for (name, change, version) in features() {
+    for (name, change, version) in FEATURES {
         let mut spec = valid();
         change(&mut spec);
         assert_eq!(spec.required_version(), version, "{name}");
@@ -134,32 +108,17 @@ fn each_feature_has_its_version() {
 
 #[test]
 fn what_libraries_refuse_is_refused() {
-    fn edits(spec: &mut Spec) -> &mut ContainerEdits {
-        &mut spec.devices[0].container_edits
-    }
-    fn node(spec: &mut Spec, change: impl FnOnce(&mut DeviceNode)) {
-        let mut node = DeviceNode { path: "/dev/a".to_owned(), ..DeviceNode::default() };
-        change(&mut node);
-        edits(spec).device_nodes.push(node);
-    }
-    fn nets(spec: &mut Spec, names: &[(&str, &str)]) {
-        let device =
-            |(a, b): &(&str, &str)| NetDevice { host_interface_name: (*a).into(), name: (*b).into() };
-        edits(spec).net_devices = names.iter().map(device).collect();
-    }
     fn hook(spec: &mut Spec, name: &str, path: &str, env: &str) {
         let hook =
             Hook { hook_name: name.into(), path: path.into(), env: vec![env.into()], ..Hook::default() };
         edits(spec).hooks.push(hook);
     }
-    fn rdt(spec: &mut Spec, id: &str) {
-        edits(spec).intel_rdt = Some(IntelRdt { clos_id: Some(id.to_owned()), ..IntelRdt::default() });
+    fn clos(spec: &mut Spec, id: &str) {
+        rdt(spec).clos_id = Some(id.to_owned());
     }
     let long = "x".repeat(4096);
     type Change<'a> = &'a dyn Fn(&mut Spec);
     let bad: &[(&str, Change<'_>)] = &[
-        ("version", &|s| s.cdi_version = "0.2.9".to_owned()),
-        ("version", &|s| s.cdi_version = "2.0.0".to_owned()),
         ("kind", &|s| s.kind = "vendor.com".to_owned()),
         ("kind", &|s| s.kind = "vendor.com/a/b".to_owned()),
         ("kind", &|s| s.kind = "0vendor/a".to_owned()),
@@ -182,19 +141,14 @@ fn what_libraries_refuse_is_refused() {
         ("hook name", &|s| hook(s, "prestop", "/a", "A=1")),
         ("no path", &|s| hook(s, "prestart", "", "A=1")),
         ("NAME=VALUE", &|s| hook(s, "prestart", "/a", "A")),
-        ("closID", &|s| rdt(s, "..")),
-        ("closID", &|s| rdt(s, ".")),
-        ("closID", &|s| rdt(s, "a/b")),
-        ("closID", &|s| rdt(s, &long)),
+        ("closID", &|s| clos(s, "..")),
+        ("closID", &|s| clos(s, ".")),
+        ("closID", &|s| clos(s, "a/b")),
+        ("closID", &|s| clos(s, &long)),
         ("network device", &|s| nets(s, &[("", "a")])),
         ("network device", &|s| nets(s, &[("a", "")])),
         ("network device", &|s| nets(s, &[("a", "b"), ("a", "c")])),
         ("network device", &|s| nets(s, &[("a", "b"), ("c", "b")])),
-        ("removed in CDI", &|s| {
-            edits(s).intel_rdt = Some(IntelRdt { enable_cmt: Some(true), ..IntelRdt::default() })
-        }),
-        ("annotations", &|s| drop(s.annotations.insert("a b".to_owned(), String::new()))),
-        ("annotations", &|s| drop(s.devices[0].annotations.insert("a".to_owned(), "x".repeat(300_000)))),
     ];
     for (word, change) in bad {
         let mut spec = valid();
@@ -207,7 +161,7 @@ fn what_libraries_refuse_is_refused() {
         &|s| node(s, |n| n.permissions = Some("none".to_owned())),
         &|s| s.devices[0].name = "0a:b_c.d-e".to_owned(),
         &|s| edits(s).env.push("A=".to_owned()),
-        &|s| rdt(s, &long[..4095]),
+        &|s| clos(s, &long[..4095]),
         &|s| hook(s, "poststop", "/a", "A=1"),
     ];
     for change in good {

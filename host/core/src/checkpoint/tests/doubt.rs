@@ -22,41 +22,6 @@ fn start_forgetful(disk: &Disk, seed: u64) -> Checkpoint {
 }
 
 #[tokio::test]
-async fn the_next_commit_takes_back_what_a_failed_one_left() {
-    let first = [put_claim(1, "old"), put_claim(2, "old"), put_pod(1, "old")];
-    // A key twice, a replacement, deletes, a new key, and a delete of a missing key.
-    let refused = vec![
-        put_claim(1, "refused"),
-        put_claim(1, "refused again"),
-        Change::DeleteClaim(uid(2)),
-        put_claim(3, "refused"),
-        Change::DeletePod(uid(1)),
-        Change::DeletePod(uid(2)),
-    ];
-    let mut landed = 0;
-    for credit in 0..CREDITS {
-        let disk = Disk::default();
-        let checkpoint = start_on(&disk);
-        checkpoint.commit(first.to_vec()).await.unwrap();
-        disk.refuse(io::ErrorKind::StorageFull, credit);
-        let outcome = checkpoint.commit(refused.clone()).await;
-        disk.accept();
-        let mut state = State::new();
-        model(&mut state, &first);
-        match outcome {
-            Ok(()) => model(&mut state, &refused),
-            Err(_) => landed += usize::from(records_on(disk.bytes()) != state),
-        }
-        let last = [put_claim(4, "new"), put_pod(3, "new")];
-        checkpoint.commit(last.to_vec()).await.unwrap();
-        model(&mut state, &last);
-        assert_eq!(records_on(disk.bytes()), state, "refused after {credit} operations");
-        checkpoint.close().await;
-    }
-    assert!(landed > 0, "a refused sync leaves the commit on the disk");
-}
-
-#[tokio::test]
 async fn a_probe_and_a_close_take_back_as_well() {
     for with_probe in [true, false] {
         let disk = Disk::default();

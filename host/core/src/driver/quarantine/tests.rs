@@ -117,7 +117,7 @@ fn a_probe_that_succeeds_ends_it_and_the_next_begins_with_the_shortest_time() {
 }
 
 #[test]
-fn a_probe_that_is_given_up_gives_its_place_back() {
+fn a_probe_that_is_cancelled_lets_another_call_probe() {
     let mut story = Story::quarantined();
     let first = story.probe();
     story.quarantine.cancelled(first);

@@ -187,19 +187,6 @@ mod tests {
     }
 
     #[test]
-    fn only_nodes_that_have_devices_and_are_the_machines_count() {
-        let machine = [0, 1, 2, 3];
-        for (devices, wanted) in [
-            (vec![device("a", &[0]), device("b", &[2])], vec![0, 2]),
-            (vec![device("a", &[1]), device("b", &[])], vec![1]),
-            (vec![device("a", &[1, 9])], vec![1]),
-            (vec![device("a", &[])], vec![]),
-        ] {
-            assert_eq!(nodes_of(devices.iter(), &machine), wanted.into_iter().collect());
-        }
-    }
-
-    #[test]
     fn the_fewest_nodes_are_chosen_and_large_groups_stay_whole() {
         let devices = [
             device("a0", &[0]),
@@ -220,12 +207,6 @@ mod tests {
         ] {
             assert_eq!(closest(&devices, &ids(must), size), ids(wanted), "{must:?} {size}");
         }
-    }
-
-    #[test]
-    fn sets_of_nodes_come_by_size_and_then_by_node() {
-        assert_eq!(sets(3), [0b001, 0b010, 0b100, 0b011, 0b101, 0b110, 0b111]);
-        assert_eq!(sets(limit::HINT_NUMA_NODES_MAX).len(), 255);
     }
 
     #[test]

@@ -160,19 +160,11 @@ impl Resources {
         offers.push(offer);
     }
 
-    /// Sets a plugin's list. False: nothing changed, or the registration was replaced.
-    pub(super) fn list(&mut self, id: &PluginId, devices: Listed) -> bool {
-        self.offer_of(id).is_some_and(|offer| offer.replace(devices))
-    }
-
-    pub(super) fn is_current(&self, id: &PluginId) -> bool {
-        let offers = self.offers.get(&id.resource).into_iter().flatten();
-        offers.into_iter().any(|offer| offer.origin.is_generation(id.generation))
-    }
-
-    fn offer_of(&mut self, id: &PluginId) -> Option<&mut Offer> {
+    /// Sets a plugin's list. Returns whether anything changed; `None`: the registration was replaced.
+    pub(super) fn list(&mut self, id: &PluginId, devices: Listed) -> Option<bool> {
         let offers = self.offers.get_mut(&id.resource)?;
-        offers.iter_mut().find(|offer| offer.origin.is_generation(id.generation))
+        let offer = offers.iter_mut().find(|offer| offer.origin.is_generation(id.generation))?;
+        Some(offer.replace(devices))
     }
 
     /// Marks a plugin as gone. False: it was gone before, or its registration was replaced.

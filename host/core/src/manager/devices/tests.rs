@@ -6,6 +6,7 @@ mod life;
 mod pools;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::HintScope;
 use super::fixtures::{device, ids, pod, resource, sick, uid};
@@ -15,6 +16,25 @@ use crate::manager::tests::scene::{Daemon, FakePlugin, Home, app, container, dev
 
 fn numbered(count: usize) -> Vec<PluginDevice> {
     (0..count).map(|n| device(&format!("dev{n}"), &[u32::from(n % 2 == 1)])).collect()
+}
+
+/// A daemon with a plugin of `example.com/gpu` that lists so many devices.
+fn plugged(devices: usize) -> (Home, Daemon, Arc<FakePlugin>) {
+    plugged_with(FakePlugin::new(), devices)
+}
+
+fn plugged_with(gpu: Arc<FakePlugin>, devices: usize) -> (Home, Daemon, Arc<FakePlugin>) {
+    let home = Home::new();
+    let daemon = home.start();
+    daemon.plug("gpu", &gpu, &numbered(devices));
+    (home, daemon, gpu)
+}
+
+impl Daemon {
+    /// The devices that the container of a pod is given of each resource, or the codes of the problems.
+    async fn given(&self, pod: &str, wants: &[(&str, u32)]) -> Vec<String> {
+        device_ends(&self.allocate(pod, &app(wants)).await)
+    }
 }
 
 fn env(name: &str) -> ContainerAllocation {
@@ -72,7 +92,7 @@ async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin(
     daemon.manager.plugin_left(&id, &Problem::unavailable("eof", "its stream ended"));
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
     for changed in [0, 1, 3] {
-        assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", changed)])).await), ["request-changed"]);
+        assert_eq!(daemon.given("a", &[("gpu", changed)]).await, ["request-changed"]);
     }
     assert_eq!((gpu.calls().allocate.len(), daemon.commits()), (1, commits));
     let record = daemon.manager.allocation("uid-a").unwrap();
@@ -113,10 +133,8 @@ async fn devices_of_init_containers_are_used_again_and_those_of_sidecars_are_not
 
 #[tokio::test]
 async fn the_plugin_is_called_for_a_preference_whose_unavailable_devices_are_ignored() {
-    let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev3", "dev9", "dev0", "dev2"]));
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(4));
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["dev3"]);
+    let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev3", "dev9", "dev0", "dev2"]), 4);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev3"]);
     let mut near = app(&[("gpu", 1)]);
     near[0].numa_affinity = vec![0];
     assert_eq!(device_ends(&daemon.allocate("b", &near).await), ["dev0"]);
@@ -135,11 +153,8 @@ async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
     let refused = daemon.allocate("a", &app(&[("gpu", 1), ("nic", 1)])).await;
     assert_eq!(device_ends(&refused), ["broken", "dev0"]);
     assert_eq!(daemon.manager.allocation("uid-a").unwrap().entries.len(), 1);
-    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["dev0"], "its device is free");
-    assert_eq!(
-        device_ends(&daemon.allocate("a", &app(&[("gpu", 1), ("nic", 1)])).await),
-        ["too-few-devices", "dev0"]
-    );
+    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["dev0"], "its device is free");
+    assert_eq!(daemon.given("a", &[("gpu", 1), ("nic", 1)]).await, ["too-few-devices", "dev0"]);
     gpu.refuse(Problem::internal("broken", "the plugin cannot"));
     daemon.free("b").await.unwrap();
     daemon.free("a").await.unwrap();
@@ -150,18 +165,16 @@ async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
 
 #[tokio::test]
 async fn an_answer_that_names_a_path_that_is_not_there_is_refused() {
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(1));
+    let (_home, daemon, gpu) = plugged(1);
     let mount = |host: &str| AllocationMount {
         host_path: host.to_owned(),
         container_path: "/lib/gpu".to_owned(),
         read_only: true,
     };
     gpu.answer(ContainerAllocation { mounts: vec![mount("/no/lib")], ..Default::default() });
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["allocation-path-missing"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["allocation-path-missing"]);
     gpu.answer(ContainerAllocation { mounts: vec![mount("/checkpoint.redb")], ..Default::default() });
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["dev0"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"]);
 }
 
 #[tokio::test]
@@ -195,9 +208,7 @@ async fn a_plugin_that_wants_it_is_called_before_each_start() {
 
 #[tokio::test]
 async fn what_pods_have_covers_what_a_node_shows_and_lowers_nothing() {
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(4));
+    let (_home, daemon, _) = plugged(4);
     daemon.allocate("a", &app(&[("gpu", 2)])).await;
     daemon.allocate("b", &app(&[("gpu", 1)])).await;
     let covered = |pod: &str, shown: &[(&str, u64)]| {
@@ -219,13 +230,11 @@ async fn what_pods_have_covers_what_a_node_shows_and_lowers_nothing() {
 
 #[tokio::test]
 async fn freed_devices_are_available_for_others_and_durably_so() {
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(1));
+    let (home, daemon, _) = plugged(1);
     daemon.allocate("a", &app(&[("gpu", 1)])).await;
     assert_eq!(daemon.free("a").await, Ok(()));
     assert_eq!(daemon.free("a").await, Ok(()), "what is unknown is done");
-    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["dev0"]);
+    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["dev0"]);
     daemon.stop().await;
     let daemon = home.start();
     let pods: Vec<_> = daemon.manager.allocations().values().map(|record| record.pod.clone()).collect();
@@ -234,9 +243,7 @@ async fn freed_devices_are_available_for_others_and_durably_so() {
 
 #[tokio::test]
 async fn of_pods_that_race_for_the_last_device_one_gets_it() {
-    let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev0"]));
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(1));
+    let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev0"]), 1);
     gpu.shut(true);
     let names: Vec<_> = (0..10).map(|n| format!("pod-{n}")).collect();
     let wanted = app(&[("gpu", 1)]);
@@ -255,9 +262,7 @@ async fn of_pods_that_race_for_the_last_device_one_gets_it() {
 #[tokio::test]
 async fn hints_look_at_what_a_pod_has_and_what_its_containers_leave() {
     use ContainerKind::{App, Init};
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(4));
+    let (_home, daemon, _) = plugged(4);
     let hints = |short: &str, containers: &[_], scope| {
         let hints = daemon.manager.hints(&device_request(short, containers), scope);
         let words = |hint: &super::TopologyHint| (hint.numa_nodes.clone(), hint.preferred);

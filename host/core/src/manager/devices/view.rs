@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use super::DeviceNodes;
-use crate::manager::Manager;
 use nodedock_model::{DriverName, ExtendedResource, ObjectRef, PluginDevice, Problem};
 
 /// The outcome for one resource of one container.
@@ -90,16 +89,4 @@ pub struct ResourceHints {
     pub container: String,
     pub resource: ExtendedResource,
     pub hints: Option<Vec<TopologyHint>>,
-}
-
-/// Tells which claims hold a device of a pool.
-pub trait DeviceHolders: Send + Sync {
-    /// Claims that keep the device, or the hardware behind it, from an exclusive claim; pool claims are among them.
-    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef>;
-}
-
-impl DeviceHolders for Manager {
-    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
-        self.holders_of_device(driver, pool, device)
-    }
 }

@@ -72,7 +72,7 @@ impl RecordedValues {
             };
             let Fate { end, found, problem } = match obstacle {
                 Some(problem) => Fate::left(None, problem),
-                None => self.tree.put_back(&kept, request.preview).await,
+                None => self.tree.restore(&kept, request.preview).await,
             };
             let value = PutBack { driver, path: kept.path, before: kept.before, found, end, problem };
             if !request.preview {

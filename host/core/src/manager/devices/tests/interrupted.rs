@@ -4,79 +4,62 @@ use std::time::Duration;
 
 use tokio::time::{Instant, pause};
 
-use super::numbered;
+use super::{numbered, plugged, plugged_with};
 use crate::checkpoint;
 use crate::manager::devices::fixtures::{device, ids, resource, sick};
-use crate::manager::tests::scene::{DEADLINE, FakePlugin, Home, app, container, device_ends};
+use crate::manager::tests::scene::{DEADLINE, Daemon, FakePlugin, Home, app, container, device_ends};
 use nodedock_model::ContainerKind;
 
-#[tokio::test]
-async fn a_crash_before_the_answer_leaves_an_intent_that_is_called_again_with_the_same_devices() {
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(2));
+/// Allocates a device for the pod `a` of a daemon that crashes during the plugin's call.
+async fn crash_in_allocate(daemon: &Daemon, gpu: &FakePlugin) -> Vec<String> {
     gpu.shut(true);
     let crash = async {
         gpu.called(|calls| calls.allocate.len() == 1).await;
         daemon.crash().await;
         gpu.shut(false);
     };
-    let wanted = app(&[("gpu", 1)]);
-    let (lost, ()) = tokio::join!(daemon.allocate("a", &wanted), crash);
-    assert_eq!(device_ends(&lost), ["checkpoint-unavailable"], "nothing is answered that is not durable");
+    tokio::join!(daemon.given("a", &[("gpu", 1)]), crash).0
+}
+
+#[tokio::test]
+async fn a_crash_before_the_answer_leaves_an_intent_that_is_called_again_with_the_same_devices() {
+    let (home, daemon, gpu) = plugged(2);
+    let lost = crash_in_allocate(&daemon, &gpu).await;
+    assert_eq!(lost, ["checkpoint-unavailable"], "nothing is answered that is not durable");
 
     let daemon = home.start();
     let found = daemon.manager.allocation("uid-a").unwrap();
     assert!(!found.entries[0].is_complete());
-    assert_eq!(
-        device_ends(&daemon.allocate("a", &wanted).await),
-        ["no-healthy-device"],
-        "its plugin is not back yet"
-    );
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["no-healthy-device"], "its plugin is not back yet");
     assert_eq!(daemon.manager.allocation("uid-a").unwrap(), found);
     let better = FakePlugin::preferring(&["dev1"]);
     daemon.plug("gpu", &better, &numbered(2));
-    assert_eq!(device_ends(&daemon.allocate("b", &wanted).await), ["dev1"]);
-    assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["dev0"]);
+    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["dev1"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"]);
     assert_eq!(better.calls().allocate, [ids(&["dev1"]), ids(&["dev0"])]);
     assert!(daemon.manager.allocation("uid-a").unwrap().entries[0].is_complete());
 }
 
 #[tokio::test]
 async fn an_intent_whose_device_is_not_healthy_any_more_is_unprepared_for_another() {
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(2));
-    gpu.shut(true);
-    let crash = async {
-        gpu.called(|calls| calls.allocate.len() == 1).await;
-        daemon.crash().await;
-        gpu.shut(false);
-    };
-    let wanted = app(&[("gpu", 1)]);
-    tokio::join!(daemon.allocate("a", &wanted), crash);
+    let (home, daemon, gpu) = plugged(2);
+    crash_in_allocate(&daemon, &gpu).await;
     let daemon = home.start();
     daemon.plug("gpu", &gpu, &[sick("dev0"), device("dev1", &[])]);
-    assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["devices-unhealthy"]);
-    assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["dev1"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["devices-unhealthy"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev1"]);
 }
 
 #[tokio::test]
 async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(2));
+    let (home, daemon, gpu) = plugged(2);
     daemon.allocate("a", &app(&[("gpu", 1)])).await;
     daemon.crash().await;
-    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["checkpoint-unavailable"]);
+    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["checkpoint-unavailable"]);
     assert_eq!(gpu.calls().allocate.len(), 1);
     let devices = daemon.view("gpu").unwrap().devices;
     assert!(devices[1].pods.is_empty(), "what was taken is given back");
-    assert_eq!(
-        device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await),
-        ["dev0"],
-        "what is durable is answered"
-    );
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"], "what is durable is answered");
     assert_eq!(daemon.free("a").await.unwrap_err().code, "checkpoint-unavailable");
     assert_eq!(daemon.view("gpu").unwrap().devices[0].pods.len(), 1, "it is free after the commit only");
     assert_eq!(home.start().manager.allocations().len(), 1);
@@ -84,9 +67,7 @@ async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
 
 #[tokio::test]
 async fn an_allocation_goes_on_when_its_caller_goes_away() {
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(1));
+    let (_home, daemon, gpu) = plugged(1);
     gpu.shut(true);
     let wanted = app(&[("gpu", 1)]);
     tokio::select! {
@@ -127,9 +108,7 @@ async fn a_plugin_that_hangs_holds_up_its_own_resource_and_only_until_the_deadli
 
 #[tokio::test]
 async fn an_allocate_that_hangs_ends_at_the_deadline_for_all_containers_together() {
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(3));
+    let (_home, daemon, gpu) = plugged(3);
     gpu.shut(true);
     pause();
     let wanted: Vec<_> =
@@ -143,11 +122,9 @@ async fn an_allocate_that_hangs_ends_at_the_deadline_for_all_containers_together
 /// A kubelet loses a reservation that is made while a plugin thinks and another pod is cleaned up.
 #[tokio::test]
 async fn a_pod_that_leaves_during_a_plugin_call_takes_nothing_from_the_pod_that_waits() {
-    let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev1"]));
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(2));
+    let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev1"]), 2);
     gpu.shut(false);
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["dev1"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev1"]);
     gpu.shut(true);
     let wanted = app(&[("gpu", 1)]);
     let leave = async {
@@ -179,9 +156,7 @@ async fn devices_that_become_unhealthy_during_a_plugin_call_are_not_allocated() 
 
 #[tokio::test]
 async fn the_checkpoint_shows_what_pods_have_and_finds_a_device_in_two_pods() {
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(2));
+    let (home, daemon, gpu) = plugged(2);
     daemon.allocate("a", &app(&[("gpu", 2)])).await;
     let good = checkpoint::verify(&home.checkpoint_path()).unwrap();
     assert_eq!((good.allocations, good.findings.len()), (1, 0));

@@ -2,10 +2,10 @@
 
 use tokio::time::{advance, pause};
 
-use super::numbered;
+use super::{numbered, plugged};
 use crate::manager::devices::fixtures::{device, driver, ids, resource, sick};
 use crate::manager::devices::{PluginId, ResourceSource};
-use crate::manager::tests::scene::{Daemon, FakePlugin, GRACE, Home, app, device_ends};
+use crate::manager::tests::scene::{Daemon, FakePlugin, GRACE, Home, app};
 use nodedock_model::{ChangedKind, DriverKind, Problem};
 
 fn gone(daemon: &Daemon, id: &PluginId) {
@@ -26,12 +26,8 @@ async fn a_plugin_that_registers_again_has_the_devices_that_it_lists_then() {
     assert_eq!(daemon.counts("gpu"), Some((2, 2)));
     daemon.plug("gpu", &second, &[device("other", &[])]);
     assert_eq!(daemon.counts("gpu"), Some((1, 1)), "nothing of the old list is left");
-    assert_eq!(
-        device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await),
-        ["dev0"],
-        "what was allocated stays"
-    );
-    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["other"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"], "what was allocated stays");
+    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["other"]);
     assert_eq!((first.calls().allocate.len(), second.calls().allocate), (1, vec![ids(&["other"])]));
 }
 
@@ -44,9 +40,9 @@ async fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
     assert_eq!((daemon.counts("gpu"), daemon.counts("nic")), (Some((3, 2)), Some((1, 1))));
     daemon.manager.plugin_listed(&id, &[device("a", &[]), sick("b")]);
     assert_eq!(daemon.counts("gpu"), Some((2, 1)));
-    assert_eq!(device_ends(&daemon.allocate("p", &app(&[("gpu", 2)])).await), ["too-few-devices"]);
+    assert_eq!(daemon.given("p", &[("gpu", 2)]).await, ["too-few-devices"]);
     daemon.manager.plugin_listed(&id, &[device("a", &[]), device("b", &[])]);
-    assert_eq!(device_ends(&daemon.allocate("p", &app(&[("gpu", 2)])).await), ["a,b"], "healthy again");
+    assert_eq!(daemon.given("p", &[("gpu", 2)]).await, ["a,b"], "healthy again");
     daemon.manager.plugin_listed(&id, &[]);
     assert_eq!(daemon.counts("gpu"), Some((0, 0)), "known, and without devices");
 }
@@ -61,7 +57,7 @@ async fn a_resource_without_its_plugin_has_no_healthy_device_and_goes_after_a_ti
     gone(&daemon, &id);
     assert_eq!(daemon.counts("gpu"), Some((2, 0)));
     assert!(!daemon.view("gpu").unwrap().active);
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["no-healthy-device"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["no-healthy-device"]);
     assert!(gpu.calls().allocate.is_empty());
 
     advance(GRACE / 2).await;
@@ -72,16 +68,14 @@ async fn a_resource_without_its_plugin_has_no_healthy_device_and_goes_after_a_ti
     gone(&daemon, &id);
     daemon.until(|daemon| daemon.counts("gpu").is_none()).await;
     assert_eq!(daemon.manager.capacity().removed, [resource("gpu")]);
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["resource-unknown"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["resource-unknown"]);
     daemon.plug("gpu", &gpu, &numbered(1));
     assert_eq!((daemon.counts("gpu"), daemon.manager.capacity().removed.len()), (Some((1, 1)), 0));
 }
 
 #[tokio::test]
 async fn a_resource_of_records_is_remembered_for_a_time() {
-    let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
-    daemon.plug("gpu", &gpu, &numbered(2));
+    let (home, daemon, _) = plugged(2);
     daemon.allocate("a", &app(&[("gpu", 1)])).await;
     daemon.stop().await;
 
@@ -89,15 +83,11 @@ async fn a_resource_of_records_is_remembered_for_a_time() {
     daemon.start_devices();
     let view = daemon.view("gpu").unwrap();
     assert_eq!((view.source, view.active, view.devices.len()), (ResourceSource::Remembered, false, 0));
-    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["no-healthy-device"]);
+    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["no-healthy-device"]);
     pause();
     daemon.until(|daemon| daemon.counts("gpu").is_none()).await;
     assert_eq!(daemon.manager.capacity().removed, [resource("gpu")]);
-    assert_eq!(
-        device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await),
-        ["dev0"],
-        "its pod keeps what it has"
-    );
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"], "its pod keeps what it has");
 }
 
 /// The end of an old stream took the plugin that had replaced it out of service.

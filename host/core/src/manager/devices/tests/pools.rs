@@ -108,18 +108,14 @@ async fn devices_that_claims_hold_are_not_given() {
     let home = Home::new();
     let daemon = start(&home, &published("gpu", &[("0", &[]), ("1", &[])])).await;
     daemon.hold("pool/0", &stranger());
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 33)])).await), ["too-many-devices"]);
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 2)])).await), ["too-few-devices"]);
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["pool/1"]);
+    assert_eq!(daemon.given("a", &[("gpu", 33)]).await, ["too-many-devices"]);
+    assert_eq!(daemon.given("a", &[("gpu", 2)]).await, ["too-few-devices"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/1"]);
     let own = daemon.manager.allocation("uid-a").unwrap().entries[0].claim.clone().unwrap().id;
     daemon.free("a").await.unwrap();
     daemon.hold("pool/1", &own);
-    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["too-few-devices"]);
-    assert_eq!(
-        device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await),
-        ["pool/1"],
-        "its own claim does not count"
-    );
+    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["too-few-devices"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/1"], "its own claim does not count");
 }
 
 #[tokio::test]
@@ -129,11 +125,11 @@ async fn a_device_that_a_claim_took_meanwhile_is_chosen_again() {
     let anew = async |container: &str| {
         daemon.manager.reallocate(&uid("a"), container, &resource("gpu"), "test").await
     };
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["pool/0"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/0"]);
     daemon.hold("pool/0", &stranger());
     let devices = anew("main").await.unwrap();
     assert_eq!(devices.into_keys().collect::<Vec<_>>(), ids(&["pool/1"]));
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["pool/1"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/1"]);
     assert_eq!(anew("other").await.unwrap_err().code, "no-such-allocation");
     daemon.hold("pool/1", &stranger());
     assert_eq!(anew("main").await.unwrap_err().code, "too-few-devices");
@@ -175,7 +171,7 @@ async fn pools_follow_their_driver() {
         Arc::make_mut(published).health.insert(key, health);
     });
     daemon.until(|daemon| daemon.counts("gpu") == Some((2, 1))).await;
-    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["pool/1"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/1"]);
     assert_eq!(daemon.view("gpu").unwrap().devices[1].pods, [pod("a")]);
 
     daemon.manager.registry.retire(driver("gpu").as_str());

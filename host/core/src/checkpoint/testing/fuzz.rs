@@ -35,7 +35,7 @@ pub fn record(data: &[u8]) -> bool {
 }
 
 fn named(letter: u8) -> Option<Table> {
-    Table::ALL.into_iter().find(|table| letter_of(*table) == letter)
+    Table::ALL.iter().copied().find(|table| letter_of(*table) == letter)
 }
 
 fn letter_of(table: Table) -> u8 {
@@ -44,7 +44,7 @@ fn letter_of(table: Table) -> u8 {
 
 /// The tables, each with the letter that names it.
 pub fn letters() -> Vec<(&'static str, u8)> {
-    Table::ALL.into_iter().map(|table| (table.as_str(), letter_of(table))).collect()
+    Table::ALL.iter().map(|table| (table.as_str(), letter_of(*table))).collect()
 }
 
 fn read<R: Serialize + DeserializeOwned + Debug>(table: Table, value: &[u8]) -> bool {

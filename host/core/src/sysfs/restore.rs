@@ -43,16 +43,16 @@ impl SysfsTree {
     }
 
     /// Restores a value where that is possible; `dry`: only reports whether it is.
-    pub async fn put_back(&self, kept: &KeptValue, dry: bool) -> Fate {
+    pub async fn restore(&self, kept: &KeptValue, dry: bool) -> Fate {
         let (root, kept) = (Arc::clone(&self.root), kept.clone());
-        let work = move || Ok(root.put_back(&kept, dry));
+        let work = move || Ok(root.restore(&kept, dry));
         let fate = blocking(&self.threads, SYSFS_WRITE_WALL, write_stuck, work).await;
         fate.unwrap_or_else(|problem| Fate::left(None, problem))
     }
 }
 
 impl SysfsRoot {
-    fn put_back(&self, kept: &KeptValue, dry: bool) -> Fate {
+    fn restore(&self, kept: &KeptValue, dry: bool) -> Fate {
         let path = &kept.path;
         let found = match self.same(kept) {
             Ok(found) => found,
@@ -80,7 +80,7 @@ impl SysfsRoot {
             return Fate { end: PutBackEnd::Possible, found: stood, problem: None };
         }
         failpoint::pass(Point::PutBackBegun);
-        let fate = self.restore(&found, before);
+        let fate = self.write_back(&found, before);
         failpoint::pass(Point::PutBackWritten);
         fate
     }
@@ -99,7 +99,7 @@ impl SysfsRoot {
         }
     }
 
-    fn restore(&self, found: &Attribute, before: &str) -> Fate {
+    fn write_back(&self, found: &Attribute, before: &str) -> Fate {
         let stood = found.value.clone();
         let written = match self.store(found, &to_write(before)) {
             Ok(written) => written,

@@ -48,7 +48,7 @@ impl Tree {
     }
 
     async fn left(&self, kept: &KeptValue) -> String {
-        let fate = self.tree.put_back(kept, false).await;
+        let fate = self.tree.restore(kept, false).await;
         assert_eq!(fate.end, PutBackEnd::Left, "{fate:?}");
         fate.problem.unwrap().code
     }
@@ -57,32 +57,32 @@ impl Tree {
 const LED: &str = "devices/led/brightness";
 
 #[tokio::test]
-async fn a_value_that_stands_as_it_was_left_is_put_back_once() {
+async fn a_value_that_is_as_the_driver_left_it_is_restored_once() {
     let tree = Tree::new();
     std::fs::write(tree.path(LED), "7\n").unwrap();
     let kept = tree.kept(LED, "0", "7");
-    let dry = tree.tree.put_back(&kept, true).await;
+    let dry = tree.tree.restore(&kept, true).await;
     assert_eq!((dry.end, dry.found.as_deref()), (PutBackEnd::Possible, Some("7")));
     assert_eq!(tree.is(LED), "7\n", "a question changes nothing");
-    let done = tree.tree.put_back(&kept, false).await;
+    let done = tree.tree.restore(&kept, false).await;
     assert_eq!((done.end, done.found.as_deref(), done.problem), (PutBackEnd::PutBack, Some("7"), None));
     assert_eq!(tree.is(LED), "0\n");
-    let again = tree.tree.put_back(&kept, false).await;
+    let again = tree.tree.restore(&kept, false).await;
     assert_eq!((again.end, again.found.as_deref()), (PutBackEnd::AsBefore, Some("0")));
 }
 
 #[tokio::test]
-async fn a_write_of_which_nobody_knows_counts_as_made_where_its_value_stands() {
+async fn a_write_without_a_known_outcome_counts_as_made_if_its_value_is_there() {
     let tree = Tree::new();
     std::fs::write(tree.path(LED), "7\n").unwrap();
     let open = KeptValue { after: None, pending: Some("7\n".into()), ..tree.kept(LED, "0", "") };
-    assert_eq!(tree.tree.put_back(&open, false).await.end, PutBackEnd::PutBack);
+    assert_eq!(tree.tree.restore(&open, false).await.end, PutBackEnd::PutBack);
     let older = KeptValue { pending: Some("9".into()), ..tree.kept(LED, "1", "0") };
-    assert_eq!(tree.tree.put_back(&older, true).await.end, PutBackEnd::Possible, "it was not made");
+    assert_eq!(tree.tree.restore(&older, true).await.end, PutBackEnd::Possible, "it was not made");
 }
 
 #[tokio::test]
-async fn what_somebody_else_changed_is_gone_or_is_another_is_left() {
+async fn a_value_that_another_program_changed_that_is_gone_or_of_another_file_is_left() {
     let tree = Tree::new();
     let kept = tree.kept(LED, "0", "7");
     std::fs::write(tree.path(LED), "3\n").unwrap();
@@ -100,7 +100,7 @@ async fn what_somebody_else_changed_is_gone_or_is_another_is_left() {
 }
 
 #[tokio::test]
-async fn what_may_not_be_written_today_is_left_whoever_wrote_it() {
+async fn what_may_not_be_written_today_is_left() {
     let tree = Tree::new();
     let denied = tree.kept("devices/led/power/control", "0", "1");
     assert_eq!(tree.left(&denied).await, "never-allowed");
@@ -130,12 +130,12 @@ async fn a_value_that_could_not_be_read_is_left_and_said() {
     assert_eq!(tree.left(&kept).await, "value-unreadable");
 }
 
-/// A file of a test keeps the rest of what was longer, as no attribute does: what it reads as then is told.
+/// A file of a test keeps the rest of a longer value, as no attribute does. The value that it then reads as is reported.
 #[tokio::test]
-async fn what_reads_otherwise_than_before_is_told() {
+async fn a_value_that_reads_otherwise_than_before_is_reported() {
     let tree = Tree::new();
     std::fs::write(tree.path(LED), "100\n").unwrap();
-    let fate = tree.tree.put_back(&tree.kept(LED, "5", "100"), false).await;
+    let fate = tree.tree.restore(&tree.kept(LED, "5", "100"), false).await;
     assert_eq!(
         (fate.end, fate.problem.unwrap().code.as_str()),
         (PutBackEnd::PutBack, "value-reads-otherwise")
