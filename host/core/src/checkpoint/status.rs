@@ -112,9 +112,8 @@ impl Status {
     }
 
     /// Records the end of the current commit.
-    fn end(&self, failure: Option<&CommitError>, count: impl FnOnce(&mut Stats)) {
+    fn end(&self, failure: Option<&CommitError>) {
         let mut now = self.now();
-        count(&mut now.stats);
         let was_slow = now.under_way.take().is_some_and(|began| began.elapsed() >= limit::CHECKPOINT_SLOW);
         let failed_before = now.failure.take();
         if let Some(failure) = failure {
