@@ -193,6 +193,22 @@ mod tests {
             UnixListener::bind(self.path(name)).unwrap()
         }
 
+        /// Waits for a number of events, sorted by path.
+        async fn next(&mut self, count: usize) -> Vec<SocketEvent> {
+            let mut events = Vec::new();
+            while events.len() < count {
+                events.push(self.events.recv().await.unwrap());
+            }
+            events.sort_by_key(|event| match event {
+                SocketEvent::Appeared(path) | SocketEvent::Gone(path) => path.clone(),
+            });
+            events
+        }
+
+        fn each(&self, names: &[String], event: fn(PathBuf) -> SocketEvent) -> Vec<SocketEvent> {
+            names.iter().map(|name| event(self.path(name))).collect()
+        }
+
         async fn appeared(&mut self, name: &str) {
             let path = self.path(name);
             assert_eq!(self.events.recv().await, Some(SocketEvent::Appeared(path)));
@@ -215,6 +231,22 @@ mod tests {
         std::fs::remove_file(directory.path("a.sock")).unwrap();
         directory.gone("a.sock").await;
         assert!(directory.tasks.drain(Duration::from_secs(5)).await);
+    }
+
+    #[tokio::test]
+    async fn each_of_many_sockets_is_reported_when_it_is_created_and_removed() {
+        let names = |when: &str| (0..10).map(|n| format!("{when}-{n}.sock")).collect::<Vec<_>>();
+        let before = names("before");
+        let mut directory = Watching::new(|dir| {
+            before.iter().for_each(|name| drop(UnixListener::bind(dir.join(name)).unwrap()));
+        });
+        assert_eq!(directory.next(10).await, directory.each(&before, SocketEvent::Appeared));
+        let later = names("later");
+        let _later: Vec<_> = later.iter().map(|name| directory.bind(name)).collect();
+        assert_eq!(directory.next(10).await, directory.each(&later, SocketEvent::Appeared));
+        let all = [before, later].concat();
+        all.iter().for_each(|name| std::fs::remove_file(directory.path(name)).unwrap());
+        assert_eq!(directory.next(20).await, directory.each(&all, SocketEvent::Gone));
     }
 
     #[tokio::test]

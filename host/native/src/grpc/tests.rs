@@ -158,7 +158,6 @@ async fn a_claim_answered_twice_is_a_defect_and_a_strangers_claim_is_dropped() {
         "claim-answered-twice"
     );
     let bench = Bench::new(Script::prepare(Answer::Stranger("another-claim".into(), Vec::new())));
-    // An answer without devices is success.
     assert_eq!(bench.prepare("c1").await.unwrap(), PreparedClaim::default());
 }
 
@@ -201,6 +200,11 @@ async fn answers_that_break_a_rule_are_refused_with_the_rule() {
     }
     let problem = Bench::refusal(devices(vec![device(&["v/c=1"]); 300])).await;
     assert!(problem.message.contains("at most 256"), "{problem}");
+}
+
+#[tokio::test]
+async fn an_answer_without_devices_is_success() {
+    assert_eq!(Bench::new(devices(Vec::new())).prepare("c1").await.unwrap(), PreparedClaim::default());
 }
 
 #[tokio::test]

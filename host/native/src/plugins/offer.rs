@@ -193,6 +193,13 @@ mod tests {
     }
 
     #[test]
+    fn a_driver_name_is_a_short_dns_subdomain() {
+        for bad in ["", "GPU", "a/b", &"a".repeat(64)] {
+            assert!(read(info("DRAPlugin", bad, "/a", &["v1.DRAPlugin"]), Path::new("/s")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn a_device_plugin_names_an_extended_resource_and_its_version() {
         let read =
             |name, versions: &[&str]| read(info("DevicePlugin", name, "/d.sock", versions), Path::new("/s"));

@@ -8,6 +8,24 @@ use super::*;
 use nodedock_model::HealthState;
 
 #[tokio::test]
+async fn instances_of_one_driver_are_all_registered_and_fall_in_for_each_other() {
+    let mut dock = Dock::new();
+    let mut instances = Vec::new();
+    for n in 0..10 {
+        let plugin = dock.start(dock.options(DRIVER).instance(&n.to_string())).await;
+        dock.state(&plugin.registration_socket(), DriverState::Serving).await;
+        instances.push(plugin);
+    }
+    while let Some(newest) = instances.pop() {
+        assert_eq!(dock.registry.list().len(), instances.len() + 1);
+        assert_eq!(dock.served_by(DRIVER).unwrap(), newest.registration_socket().display().to_string());
+        newest.unregister().unwrap();
+        dock.gone(&newest.registration_socket()).await;
+    }
+    assert!(dock.registry.list().is_empty() && dock.registry.all_serving().is_empty());
+}
+
+#[tokio::test]
 async fn a_replaced_socket_under_other_names_is_one_plugin_with_the_last_name() {
     let mut dock = Dock::new();
     let mut before = None;
