@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 pub use self::decide::Why;
-use self::decide::{AbandonedClaims, ClaimState, NodePod, abandoned, is_used_here, unseen};
+use self::decide::{AbandonedClaims, NodePod, abandoned, is_used_here, unseen};
 use self::observe::Observer;
 use super::client::KubeClient;
 use nodedock_base::tasks::Tasks;
@@ -47,46 +47,41 @@ pub struct ReconcileCounts {
 }
 
 /// Handle to the reconcile.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Reconcile {
-    shared: Arc<Shared>,
-}
-
-#[derive(Default)]
-struct Shared {
-    trigger: Notify,
-    counts: ReconcileCounts,
+    trigger: Arc<Notify>,
+    counts: Arc<ReconcileCounts>,
 }
 
 impl Reconcile {
     /// Starts the task.
     pub fn start(tasks: &Tasks, client: &KubeClient, node: ObjectName, claims: Arc<dyn HeldClaims>) -> Self {
-        let shared = Arc::new(Shared::default());
+        let reconcile = Self::default();
         let rounds = Rounds {
             observer: Observer { client: client.clone(), node },
             claims,
-            shared: Arc::clone(&shared),
+            handle: reconcile.clone(),
             abandoned: AbandonedClaims::default(),
         };
         // The manager records its intent before it unprepares a claim.
         tasks.spawn_until_stopped("reconcile", rounds.run());
-        Self { shared }
+        reconcile
     }
 
     /// Runs the next round soon: an event may have left a claim behind.
     pub fn trigger(&self) {
-        self.shared.trigger.notify_one();
+        self.trigger.notify_one();
     }
 
     pub fn counts(&self) -> &ReconcileCounts {
-        &self.shared.counts
+        &self.counts
     }
 }
 
 struct Rounds {
     observer: Observer,
     claims: Arc<dyn HeldClaims>,
-    shared: Arc<Shared>,
+    handle: Reconcile,
     abandoned: AbandonedClaims,
 }
 
@@ -96,7 +91,7 @@ impl Rounds {
         loop {
             let began = Instant::now();
             let round = self.round().await;
-            let counts = &self.shared.counts;
+            let counts = &self.handle.counts;
             match round {
                 Ok(()) => {
                     counts.seen.inc();
@@ -118,7 +113,7 @@ impl Rounds {
                 false => limit::RECONCILE_PERIOD_PENDING,
             };
             let triggered = async {
-                self.shared.trigger.notified().await;
+                self.handle.trigger.notified().await;
                 // However often it is triggered.
                 sleep_until(began + limit::RECONCILE_PERIOD_MIN).await;
             };
@@ -185,7 +180,7 @@ impl Rounds {
         let (claim, why) = (&seen.claim, why.words());
         match self.claims.unprepare_abandoned(&claim.uid, why).await {
             Ok(()) => {
-                self.shared.counts.unprepared.inc();
+                self.handle.counts.unprepared.inc();
                 tracing::warn!(%claim, uid = %claim.uid, why, "a claim that the kubelet left behind is unprepared");
             }
             Err(problem) => {

@@ -5,6 +5,7 @@ use serde_json::Value;
 use tokio::time::Duration;
 
 use super::super::client::tests::{answer, answered, over};
+use super::decide::ClaimState;
 use super::*;
 use nodedock_model::{Consumer, ObjectRef};
 

@@ -2,6 +2,4 @@
 
 mod behaviour;
 mod client;
-mod faults;
 mod recorded;
-mod watching;

@@ -1,9 +1,13 @@
-//! What the recordings do not show of requests and their answers.
+//! What the recordings do not show of requests and their answers, of faults and of watches.
+
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
-use super::client::{Asking, get, send, send_as, try_ask};
-use crate::api_server::{Allocated, ApiServer};
+use super::client::{Asking, get, send, send_as, try_ask, watch};
+use crate::api_server::{Allocated, ApiServer, Fault, When};
 
 const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
 const CLAIMS: &str = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
@@ -205,4 +209,105 @@ async fn only_metadata_is_sent_to_who_wants_no_more() {
     let body = try_ask(&server, &asking).await.unwrap().body;
     assert_eq!((&body["kind"], &body["spec"]), (&json!("PartialObjectMetadata"), &Value::Null));
     assert_eq!(body["metadata"]["name"], "node-1");
+}
+
+#[tokio::test]
+async fn faults_meet_the_requests_they_are_for_as_often_as_they_are_meant_to() {
+    let server = ApiServer::start().await;
+    server.fail_times(
+        2,
+        Fault::TooMany { retry_after: 7 },
+        When::any().verb("list").resource("resourceslices"),
+    );
+    for _ in 0..2 {
+        let answer = get(&server, SLICES).await;
+        assert_eq!(answer.code, 429);
+        assert_eq!(answer.headers["retry-after"], "7");
+    }
+    assert_eq!(get(&server, SLICES).await.code, 200);
+    let id = server.fail(Fault::Html(200), When::any());
+    let page = get(&server, "/version").await;
+    assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
+    assert!(page.text.starts_with("<!DOCTYPE html>"));
+    server.lift(id);
+    assert_eq!(get(&server, "/version").await.body["minor"], "36");
+    server.fail(Fault::Status(503), When::any().version("v1"));
+    assert_eq!(get(&server, SLICES).await.body["reason"], "ServiceUnavailable");
+    server.lift_all();
+    assert_eq!(get(&server, SLICES).await.code, 200);
+}
+
+#[tokio::test]
+async fn a_server_that_stops_is_gone_and_comes_back_as_it_was() {
+    let server = ApiServer::start().await;
+    server.put(json!({ "kind": "ResourceSlice", "metadata": { "name": "a" } }));
+    let open = async || TcpStream::connect(("127.0.0.1", server.port)).await;
+    let mut stream = open().await.unwrap();
+    let request = format!("GET {SLICES}?watch=true HTTP/1.1\r\nHost: a\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    assert_ne!(stream.read(&mut [0; 4096]).await.unwrap(), 0);
+    server.stop().await;
+    // The open watch breaks, and there is no new connection.
+    let _ = stream.read_to_end(&mut Vec::new()).await;
+    assert!(open().await.is_err());
+    server.start_again().await;
+    assert!(open().await.is_ok());
+    assert_eq!(get(&server, SLICES).await.body["items"].as_array().map(Vec::len), Some(1));
+}
+
+fn put(server: &ApiServer, name: &str, driver: &str) -> Value {
+    server.put(json!({
+        "kind": "ResourceSlice", "metadata": { "name": name }, "spec": { "driver": driver, "nodeName": "node-1" },
+    }))
+}
+
+fn told(kind: &str, name: &str) -> (String, String) {
+    (kind.to_owned(), name.to_owned())
+}
+
+#[tokio::test]
+async fn a_watch_goes_on_from_the_version_of_a_list() {
+    let server = ApiServer::start().await;
+    put(&server, "a", "x");
+    let list = get(&server, SLICES).await.body;
+    let version = list["metadata"]["resourceVersion"].as_str().unwrap();
+    put(&server, "b", "x");
+    put(&server, "a", "y");
+    let mut watch = watch(&server, &format!("{SLICES}?watch=1&resourceVersion={version}")).await;
+    assert_eq!(watch.next_name().await, told("ADDED", "b"));
+    assert_eq!(watch.next_name().await, told("MODIFIED", "a"));
+    server.wait_until("the watch", |state| state.watches("resourceslices") == 1).await;
+    send(&server, "DELETE", &format!("{SLICES}?fieldSelector=spec.driver=x"), &Value::Null).await;
+    assert_eq!(watch.next_name().await, told("DELETED", "b"));
+    server.close_watches();
+    assert_eq!(watch.next().await, None);
+    server.wait_until("its end", |state| state.watches("resourceslices") == 0).await;
+}
+
+#[tokio::test]
+async fn a_watch_through_a_selector_sees_objects_come_and_go() {
+    let server = ApiServer::start().await;
+    let mut watch = watch(&server, &format!("{SLICES}?watch=true&fieldSelector=spec.driver=x")).await;
+    put(&server, "a", "y");
+    let came = put(&server, "a", "x");
+    put(&server, "a", "x");
+    put(&server, "a", "y");
+    put(&server, "a", "y");
+    put(&server, "b", "x");
+    assert_eq!(
+        watch.next().await.unwrap()["object"]["metadata"]["resourceVersion"],
+        came["metadata"]["resourceVersion"]
+    );
+    assert_eq!(watch.next_name().await, told("MODIFIED", "a"));
+    assert_eq!(watch.next_name().await, told("DELETED", "a"));
+    assert_eq!(watch.next_name().await, told("ADDED", "b"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_ends_after_the_time_it_asked_for() {
+    let server = ApiServer::start().await;
+    let began = tokio::time::Instant::now();
+    let mut watch = watch(&server, &format!("{SLICES}?watch=true&timeoutSeconds=60")).await;
+    assert_eq!(watch.next().await, None);
+    assert!(began.elapsed() >= Duration::from_secs(60));
 }
