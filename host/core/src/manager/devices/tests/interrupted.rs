@@ -156,7 +156,7 @@ async fn devices_that_become_unhealthy_during_a_plugin_call_are_not_allocated() 
 
 #[tokio::test]
 async fn the_checkpoint_shows_what_pods_have_and_finds_a_device_in_two_pods() {
-    let (home, daemon, gpu) = plugged(2);
+    let (home, daemon, _) = plugged(2);
     daemon.allocate("a", &app(&[("gpu", 2)])).await;
     let good = checkpoint::verify(&home.checkpoint_path()).unwrap();
     assert_eq!((good.allocations, good.findings.len()), (1, 0));
