@@ -90,7 +90,7 @@ async fn what_was_put_is_found_again_and_can_be_mapped() {
 }
 
 #[tokio::test]
-async fn every_damaged_or_foreign_file_is_removed_and_can_be_made_anew() {
+async fn every_damaged_or_foreign_file_is_removed_and_can_be_stored_again() {
     let scene = Scene::new();
     let cache = scene.open();
     let outside = scene.directory.path().join("outside");

@@ -62,16 +62,16 @@ impl Room {
 
     /// Bytes that keep the reservation until the last part of them is dropped.
     pub(super) fn hold(self, bytes: Vec<u8>) -> Bytes {
-        Bytes::from_owner(Held { bytes, _room: self })
+        Bytes::from_owner(ReservedBytes { bytes, _room: self })
     }
 }
 
-struct Held {
+struct ReservedBytes {
     bytes: Vec<u8>,
     _room: Room,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
