@@ -27,7 +27,7 @@ pub(crate) async fn a_claim_of_a_driver_that_is_gone_is_released_and_does_not_co
 
     scene.daemon.cli(&RELEASE).await.failed_with(1, &["will not be told", "--yes", K::DRIVER]);
     scene.see(&[("ok", "unpreparing")]).await;
-    let done = scene.daemon.cli(&RELEASE_YES).await.done_with(&["not told", "script/ok"]);
+    scene.daemon.cli(&RELEASE_YES).await.done_with(&["not told", "script/ok"]);
     scene.see(&[]).await;
     assert_eq!((scene.daemon.pods().await, scene.daemon.cdi_files()), (vec![], vec![]));
     assert!(scene.daemon.log().contains("claim released by force"));

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use nodedock_proto::node::v1;
 use nodedock_tests::cdi::CdiFile;
-use nodedock_tests::compose::{claim, gpu_claim, pod, request};
+use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::MOCK_GPU_FILE;
 use nodedock_tests::wait::until_path;
 use nodedock_tests::{Daemon, Root};

@@ -5,7 +5,7 @@ use nodedock_tests::{Daemon, Options};
 use tonic::Code;
 
 use super::agreement::agree;
-use super::{NIC, freed, ids, limited, ready, refusal, short, with_nics};
+use super::{NIC, freed, ids, limited, ready, short, with_nics};
 
 const OTHER: &str = "example.com/other";
 const SHORT_DEADLINE: &str = "claims: {callDeadlineMs: 300}\n";

@@ -1,6 +1,6 @@
 //! Names that are no extended resources and numbers that do not exist: refused wherever they come in.
 
-use native_device_plugin::{Options as PluginOptions, Script};
+use native_device_plugin::Script;
 use nodedock_tests::Daemon;
 use tonic::Code;
 

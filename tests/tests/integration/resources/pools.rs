@@ -7,7 +7,7 @@ use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, wasm
 use nodedock_tests::{Daemon, Options};
 
 use super::agreement::agree;
-use super::{GPU, freed, ids, limited, ready, refusal, short, with_gpus};
+use super::{GPU, freed, ids, limited, ready, short, with_gpus};
 
 /// A claim does not wait for a device.
 const NO_WAIT: &str = "claims: {exclusiveWaitMs: 0}\n";

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_of_one_pod_share_claims_and_those_of_gone_pods_are_released_up() {
+    fn containers_of_one_pod_share_claims_and_those_of_gone_pods_are_released() {
         let of = |released: &str, joined: &str, new: &str| {
             (released.to_owned(), joined.to_owned(), new.to_owned())
         };
@@ -136,7 +136,12 @@ mod tests {
             claims in prop::collection::vec(("[a-h]{1,4}", any::<bool>()), 0..5),
             in_use in prop::option::of("[a-h]{0,5}"),
         ) {
-            let claims: Vec<_> = claims.iter().map(|(devices, fresh)| existing(devices, *fresh)).collect();
+            let numbered = |(number, (devices, fresh)): (usize, &(String, bool))| {
+                let mut existing = existing(devices, *fresh);
+                existing.claim.claim = ObjectRef::new("nodedock", "c", &number.to_string()).unwrap();
+                existing
+            };
+            let claims: Vec<_> = claims.iter().enumerate().map(numbered).collect();
             let in_use = in_use.as_deref().map(ids);
             let plan = plan(&ids(&wanted), &with_use(&claims, in_use.as_ref()));
             let mut served: Vec<_> = plan.join.iter().flat_map(|(_, of)| of).chain(&plan.new).cloned().collect();
