@@ -7,7 +7,6 @@ use tonic::Code;
 use super::agreement::agree;
 use super::{NIC, freed, ids, limited, ready, short, with_nics};
 
-const OTHER: &str = "example.com/other";
 const SHORT_DEADLINE: &str = "claims: {callDeadlineMs: 300}\n";
 
 /// With a deadline for calls that a test can wait for.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use native_device_plugin::{Device, Script, api};
+use native_device_plugin::{Device, Script};
 use nodedock_tests::Daemon;
 use tokio::time::interval;
 
@@ -11,10 +11,6 @@ use super::{NIC, calling, freed, ids, limited, nics, ready, started, with_nics};
 
 const OTHER: &str = "example.com/other";
 const FAULTY: &str = "device-list-faulty";
-
-fn raw(id: &str, health: &str) -> api::Device {
-    api::Device { id: id.to_owned(), health: health.to_owned(), topology: None }
-}
 
 #[tokio::test]
 async fn of_a_hundred_thousand_devices_the_first_ten_thousand_are_used() {
