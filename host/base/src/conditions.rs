@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::changes::Changes;
 use crate::clock::now_ms;
-use nodedock_model::{ChangedKind, Problem};
+use nodedock_model::{ChangedKind, Problem, ProblemCode};
 
 /// A condition, and the time since when it exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,53 +20,53 @@ pub struct Condition {
 /// Handle to the node's conditions, which are keyed by the problem's code and the subject.
 #[derive(Clone, Default)]
 pub struct Conditions {
-    standing: Arc<Mutex<BTreeMap<(String, String), Condition>>>,
+    current: Arc<Mutex<BTreeMap<(String, String), Condition>>>,
     changes: Changes,
 }
 
 impl Conditions {
     pub fn new(changes: Changes) -> Self {
-        Self { standing: Arc::default(), changes }
+        Self { current: Arc::default(), changes }
     }
 
     /// Sets a condition. An existing one keeps its time and gets the new message; only a new one is logged.
     pub fn set(&self, subject: &str, problem: Problem) {
         let key = (problem.code.clone(), subject.to_owned());
-        let mut standing = self.standing();
-        if let Some(known) = standing.get_mut(&key) {
+        let mut current = self.current();
+        if let Some(known) = current.get_mut(&key) {
             known.problem = problem;
             return;
         }
         let code = problem.code.clone();
         tracing::warn!(subject, code, %problem, "the node has a problem");
-        standing.insert(key, Condition { subject: subject.to_owned(), problem, since_ms: now_ms() });
-        drop(standing);
+        current.insert(key, Condition { subject: subject.to_owned(), problem, since_ms: now_ms() });
+        drop(current);
         self.changes.tell(ChangedKind::Node, subject, &code);
     }
 
     /// Clears a condition. Clearing an unknown one is no error.
-    pub fn clear(&self, code: &str, subject: &str) {
-        let Some(condition) = self.standing().remove(&(code.to_owned(), subject.to_owned())) else { return };
-        tracing::info!(subject, code, problem = %condition.problem, "the node's problem is over");
+    pub fn clear(&self, code: ProblemCode, subject: &str) {
+        let Some(condition) = self.current().remove(&(code.into(), subject.to_owned())) else { return };
+        tracing::info!(subject, %code, problem = %condition.problem, "the node's problem is over");
         self.changes.tell(ChangedKind::Node, subject, "over");
     }
 
     /// Clears the conditions of a code whose subject is not in `subjects`, for a caller that finds all of them at once.
-    pub fn retain(&self, code: &str, subjects: impl Fn(&str) -> bool) {
-        let standing = self.standing();
-        let over = standing.keys().filter(|(of, subject)| of == code && !subjects(subject));
-        let over: Vec<_> = over.cloned().collect();
-        drop(standing);
-        over.iter().for_each(|(code, subject)| self.clear(code, subject));
+    pub fn retain(&self, code: ProblemCode, subjects: impl Fn(&str) -> bool) {
+        let current = self.current();
+        let over = current.keys().filter(|(of, subject)| *of == code && !subjects(subject));
+        let over: Vec<_> = over.map(|(_, subject)| subject.clone()).collect();
+        drop(current);
+        over.iter().for_each(|subject| self.clear(code, subject));
     }
 
     /// Returns the conditions, sorted by code and subject.
     pub fn list(&self) -> Vec<Condition> {
-        self.standing().values().cloned().collect()
+        self.current().values().cloned().collect()
     }
 
-    fn standing(&self) -> MutexGuard<'_, BTreeMap<(String, String), Condition>> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn current(&self) -> MutexGuard<'_, BTreeMap<(String, String), Condition>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     fn full(words: &str) -> Problem {
-        Problem::unavailable("disk-full", words)
+        Problem::unavailable(ProblemCode::CheckpointDiskFull, words)
     }
 
     #[test]
@@ -89,13 +89,13 @@ mod tests {
         assert_eq!(conditions.list().len(), 1);
         assert_eq!(conditions.list()[0].problem.message, "still no space");
         assert_eq!(conditions.list()[0].since_ms, since);
-        conditions.clear("disk-full", "/tmp");
-        conditions.clear("disk-full", "/var");
-        conditions.clear("disk-full", "/var");
+        conditions.clear(ProblemCode::CheckpointDiskFull, "/tmp");
+        conditions.clear(ProblemCode::CheckpointDiskFull, "/var");
+        conditions.clear(ProblemCode::CheckpointDiskFull, "/var");
         assert_eq!(conditions.list(), []);
         let states: Vec<_> =
             std::iter::from_fn(|| listener.try_recv().ok()).map(|change| change.state).collect();
-        assert_eq!(states, ["disk-full", "over"]);
+        assert_eq!(states, ["checkpoint-disk-full", "over"]);
     }
 
     #[test]
@@ -104,8 +104,11 @@ mod tests {
         conditions.set("a", full("no space"));
         conditions.set("b", full("no space"));
         conditions.set("a", Problem::internal("other", "something else"));
-        conditions.retain("disk-full", |subject| subject == "b");
+        conditions.retain(ProblemCode::CheckpointDiskFull, |subject| subject == "b");
         let left: Vec<_> = conditions.list().into_iter().map(|c| (c.problem.code, c.subject)).collect();
-        assert_eq!(left, [("disk-full".to_owned(), "b".to_owned()), ("other".to_owned(), "a".to_owned())]);
+        assert_eq!(
+            left,
+            [("checkpoint-disk-full".to_owned(), "b".to_owned()), ("other".to_owned(), "a".to_owned())]
+        );
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use nodedock_model::{
     ContainerAllocation, DriverClaim, DriverKind, DriverName, HealthReport, Inventory, LiveClaim,
-    PluginDevice, PreparedClaim, Problem, Uid,
+    PluginDevice, PreparedClaim, Problem, ProblemCode, Uid,
 };
 
 /// Identity of a driver, constant over its life.
@@ -244,11 +244,11 @@ pub fn all_failed<'a, T>(asked: impl IntoIterator<Item = &'a Uid>, problem: &Pro
 }
 
 fn twice(uid: &str) -> Problem {
-    Problem::internal("claim-answered-twice", format!("the driver answered twice for claim {uid}"))
+    Problem::internal(ProblemCode::ClaimAnsweredTwice, format!("the driver answered twice for claim {uid}"))
 }
 
 fn skipped(uid: &Uid) -> Problem {
-    Problem::internal("claim-skipped", format!("the driver gave no outcome for claim {uid}"))
+    Problem::internal(ProblemCode::ClaimSkipped, format!("the driver gave no outcome for claim {uid}"))
 }
 
 #[cfg(test)]

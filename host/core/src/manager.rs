@@ -46,7 +46,7 @@ use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     Claim, ClaimReference, DriverName, ExtendedResource, ObjectName, ObjectRef, PodAllocation, PodRequest,
-    Problem, Uid,
+    Problem, ProblemCode, Uid,
 };
 
 pub use answer::ContainerAnswer;
@@ -55,8 +55,6 @@ pub use view::{PodResource, PodView, ResourceState};
 
 /// How often devices are chosen for a pod: each repetition means that another claim took one between the choice and the prepare.
 const CHOICES_MAX: usize = 4;
-/// The code of a refusal because another claim holds a device.
-const DEVICE_HELD: &str = "device-held";
 
 /// Deadlines and facts of the node.
 #[derive(Debug, Clone)]
@@ -323,7 +321,7 @@ impl Manager {
             let refused = claims.split_off(request.claims.len()).into_iter();
             let refused: BTreeMap<_, _> = refused.filter_map(|o| Some((o.uid?, o.end.err()?))).collect();
             let mut held = refused.clone();
-            held.retain(|_, problem| problem.code == DEVICE_HELD);
+            held.retain(|_, problem| problem.code == ProblemCode::DeviceHeld);
             if choices < CHOICES_MAX && !held.is_empty() && !self.tasks.is_stopping() {
                 choices += 1;
                 for claim in held.keys() {
@@ -441,7 +439,7 @@ impl Manager {
     ) -> Result<ContainerAnswer, Problem> {
         let _pod = self.pod_locks.take([pod.clone()]).await;
         let view = self.pod(pod.as_str()).ok_or_else(|| {
-            Problem::not_found("no-such-pod", format!("the pod with UID {pod} holds nothing here"))
+            Problem::not_found(ProblemCode::NoSuchPod, format!("the pod with UID {pod} holds nothing here"))
         })?;
         let answer = view.startable(container, &self.settings.node.boot_id)?;
         self.check_files_of(pod.as_str()).await?;
@@ -453,5 +451,5 @@ impl Manager {
 }
 
 fn interrupted() -> Problem {
-    Problem::unavailable("interrupted", "the daemon is stopping")
+    Problem::unavailable(ProblemCode::Interrupted, "the daemon is stopping")
 }

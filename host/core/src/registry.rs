@@ -24,8 +24,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::worded;
 use nodedock_model::{
-    ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, Transition,
-    limit,
+    ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, ProblemCode,
+    Transition, limit,
 };
 
 worded! {
@@ -163,7 +163,7 @@ pub fn spare_place<T>(worker: &mpsc::Sender<T>) -> Option<mpsc::Permit<'_, T>> {
 }
 
 fn too_many_reloads() -> Problem {
-    Problem::unavailable("too-many-reloads", "too many reloads wait already")
+    Problem::unavailable(ProblemCode::TooManyReloads, "too many reloads wait already")
 }
 
 /// Queue of reloads; further ones get an error to retry.
@@ -239,11 +239,11 @@ impl Registry {
         }
         let known = state.sources.values().find(|view| view.name.as_ref() == Some(name));
         Err(match known {
-            None => Problem::unavailable("driver-unknown", format!("driver {name} is not here")),
+            None => Problem::unavailable(ProblemCode::DriverUnknown, format!("driver {name} is not here")),
             Some(view) => {
                 let why = if view.reason.is_empty() { String::new() } else { format!(": {}", view.reason) };
                 let message = format!("driver {name} ({}) is {}{why}", view.source, view.state.as_str());
-                Problem::unavailable("driver-not-serving", message)
+                Problem::unavailable(ProblemCode::DriverNotServing, message)
             }
         })
     }
@@ -338,7 +338,10 @@ impl Registry {
 
     fn known_source(&self, name: &str) -> Result<String, Problem> {
         self.source_of(name).ok_or_else(|| {
-            Problem::not_found("driver-unknown", format!("there is no driver or driver file {name:?}"))
+            Problem::not_found(
+                ProblemCode::DriverUnknown,
+                format!("there is no driver or driver file {name:?}"),
+            )
         })
     }
 

@@ -19,9 +19,9 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::sysfs::blocking::LOOK_WALL;
-use nodedock_model::Problem;
 use nodedock_model::grant::pattern::{self, PatternSet};
 use nodedock_model::limit::PATH_BYTES_MAX;
+use nodedock_model::{Problem, ProblemCode};
 
 /// Bytes of one read: sysfs files have at most a page, `config` spaces 4 KiB; binary attributes may be larger.
 const READ_BYTES_MAX: usize = 64 << 10;
@@ -62,7 +62,10 @@ pub fn patterns(texts: &[&str]) -> PatternSet {
 /// The problem of a read below `/sys` that takes longer than `LOOK_WALL`.
 pub fn read_stuck() -> Problem {
     let millis = LOOK_WALL.as_millis();
-    Problem::unavailable("sysfs-stuck", format!("the driver read what did not answer within {millis} ms"))
+    Problem::unavailable(
+        ProblemCode::SysfsStuck,
+        format!("the driver read what did not answer within {millis} ms"),
+    )
 }
 
 /// `/sys`, or a tree of a test.
@@ -77,7 +80,7 @@ pub fn check_path(path: &str) -> Result<(), Problem> {
     if plain && path.len() <= PATH_BYTES_MAX && !path.contains(char::is_control) {
         return Ok(());
     }
-    Err(Problem::invalid("bad-path", format!("{} is no plain path relative to /sys", shown(path))))
+    Err(Problem::invalid(ProblemCode::BadPath, format!("{} is no plain path relative to /sys", shown(path))))
 }
 
 fn shown(path: &str) -> String {
@@ -98,7 +101,7 @@ impl SysfsRoot {
         let content = self.content(path, &resolved)?;
         if content.len() > READ_BYTES_MAX {
             let message = format!("/sys/{path} has more than {READ_BYTES_MAX} bytes");
-            return Err(Problem::invalid("file-too-large", message));
+            return Err(Problem::invalid(ProblemCode::FileTooLarge, message));
         }
         Ok(content)
     }
@@ -118,7 +121,7 @@ impl SysfsRoot {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let link = self.open_beneath(path, flags, ResolveFlags::empty())?;
         if FileType::from_raw_mode(stat(path, &link)?.st_mode) != FileType::Symlink {
-            return Err(Problem::invalid("not-a-link", format!("/sys/{path} is no link")));
+            return Err(Problem::invalid(ProblemCode::NotALink, format!("/sys/{path} is no link")));
         }
         self.resolve(path)
     }
@@ -152,7 +155,7 @@ impl SysfsRoot {
         let resolved = self.resolved(path, &end)?;
         let stat = stat(path, &end)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Problem::invalid("not-a-file", format!("/sys/{path} is no regular file")));
+            return Err(Problem::invalid(ProblemCode::NotAFile, format!("/sys/{path} is no regular file")));
         }
         Ok((resolved, stat))
     }
@@ -192,13 +195,17 @@ impl SysfsRoot {
     pub fn open_beneath(&self, path: &str, flags: OFlags, more: ResolveFlags) -> Result<OwnedFd, Problem> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV | more;
         rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
-            Errno::NOENT => Problem::not_found("no-such-path", format!("/sys/{path} does not exist")),
-            Errno::NOTDIR if flags.contains(OFlags::DIRECTORY) => {
-                Problem::invalid("not-a-folder", format!("/sys/{path} is not a directory"))
+            Errno::NOENT => {
+                Problem::not_found(ProblemCode::NoSuchPath, format!("/sys/{path} does not exist"))
             }
-            Errno::NOTDIR => Problem::not_found("no-such-path", format!("/sys/{path} does not exist")),
+            Errno::NOTDIR if flags.contains(OFlags::DIRECTORY) => {
+                Problem::invalid(ProblemCode::NotAFolder, format!("/sys/{path} is not a directory"))
+            }
+            Errno::NOTDIR => {
+                Problem::not_found(ProblemCode::NoSuchPath, format!("/sys/{path} does not exist"))
+            }
             Errno::XDEV | Errno::LOOP => {
-                Problem::denied("outside-sysfs", format!("/sys/{path} leads out of /sys"))
+                Problem::denied(ProblemCode::OutsideSysfs, format!("/sys/{path} leads out of /sys"))
             }
             errno => io_problem(path, &errno.into()),
         })
@@ -208,9 +215,10 @@ impl SysfsRoot {
     fn resolved(&self, path: &str, fd: &OwnedFd) -> Result<String, Problem> {
         use std::os::fd::AsRawFd;
         let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        let target = rustix::fs::readlinkat(CWD, link, Vec::new())
-            .map_err(|errno| Problem::unavailable("io-error", format!("/sys/{path}: resolve: {errno}")))?;
-        let outside = || Problem::denied("outside-sysfs", format!("/sys/{path} leads out of /sys"));
+        let target = rustix::fs::readlinkat(CWD, link, Vec::new()).map_err(|errno| {
+            Problem::unavailable(ProblemCode::IoError, format!("/sys/{path}: resolve: {errno}"))
+        })?;
+        let outside = || Problem::denied(ProblemCode::OutsideSysfs, format!("/sys/{path} leads out of /sys"));
         let target = Path::new(target.to_str().map_err(|_| outside())?);
         let inside = target.strip_prefix(&self.path).map_err(|_| outside())?;
         let inside = inside.to_str().ok_or_else(outside)?.to_owned();
@@ -226,19 +234,22 @@ pub fn stat(path: &str, fd: &OwnedFd) -> Result<Stat, Problem> {
 }
 
 pub fn denied(path: &str) -> Problem {
-    Problem::denied("never-allowed", format!("no driver may touch /sys/{path}, whatever is granted"))
+    Problem::denied(
+        ProblemCode::NeverAllowed,
+        format!("no driver may touch /sys/{path}, whatever is granted"),
+    )
 }
 
 fn too_many(path: &str) -> Problem {
-    Problem::invalid("too-many-entries", format!("/sys/{path} has more than {ENTRIES_MAX} entries"))
+    Problem::invalid(ProblemCode::TooManyEntries, format!("/sys/{path} has more than {ENTRIES_MAX} entries"))
 }
 
 fn too_wide(does: &str, max: usize, what: &str) -> Problem {
-    Problem::invalid("glob-too-wide", format!("the glob {does} more than {max} {what}"))
+    Problem::invalid(ProblemCode::GlobTooWide, format!("the glob {does} more than {max} {what}"))
 }
 
 pub fn io_problem(path: &str, error: &std::io::Error) -> Problem {
-    Problem::unavailable("io-error", format!("/sys/{path}: {error}"))
+    Problem::unavailable(ProblemCode::IoError, format!("/sys/{path}: {error}"))
 }
 
 /// The walk of a glob.
@@ -330,7 +341,7 @@ pub fn join(directory: &str, name: &str) -> String {
 }
 
 pub fn bad_glob(glob: &str, error: &pattern::PatternError) -> Problem {
-    Problem::invalid("bad-glob", format!("{} is not a glob: {error}", shown(glob)))
+    Problem::invalid(ProblemCode::BadGlob, format!("{} is not a glob: {error}", shown(glob)))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use nodedock_core::registry::{DriverView, NativeView, TrustView};
 use nodedock_model::{
     AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim, ClaimRecord,
     ClaimReference, ConfigSource, Consumer, ContainerClaim, ContainerKind, NameError, ObjectRef,
-    OpaqueConfig, PodContainer, PodRequest, Problem, is_dns_label, limit,
+    OpaqueConfig, PodContainer, PodRequest, Problem, ProblemCode, is_dns_label, limit,
 };
 
 mod claims;
@@ -28,7 +28,7 @@ const SHOWN_CHARS_MAX: usize = 64;
 const UNNAMED: &str = "unnamed";
 
 fn invalid(message: impl Into<String>) -> Problem {
-    Problem::invalid("bad-request", message)
+    Problem::invalid(ProblemCode::BadRequest, message)
 }
 
 fn missing(field: &str) -> Problem {

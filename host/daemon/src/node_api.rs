@@ -33,7 +33,7 @@ use nodedock_core::driver::{Driver, NodeFacts};
 use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
 use nodedock_core::manager::{Manager, PodView};
 use nodedock_core::registry::Registry;
-use nodedock_model::{Caller, DriverName, ExtendedResource, ObjectRef, Problem, limit};
+use nodedock_model::{Caller, DriverName, ExtendedResource, ObjectRef, Problem, ProblemCode, limit};
 
 /// The service, with the managers that it calls.
 #[derive(Clone)]
@@ -114,7 +114,7 @@ impl Node for NodeApi {
                 "pod {}/{} (UID {:?}) has no claims or resources here",
                 pod.namespace, pod.name, pod.uid
             );
-            refuse(Problem::not_found("no-such-pod", message))
+            refuse(Problem::not_found(ProblemCode::NoSuchPod, message))
         })?;
         self.manager.check_files_of(&pod.uid).await.map_err(refuse)?;
         Ok(Response::new(convert::known_pod(&view)))

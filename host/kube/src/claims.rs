@@ -29,7 +29,7 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::claims::source::ClaimSource;
-use nodedock_model::{Claim, ObjectName, ObjectRef, Problem, Uid, limit};
+use nodedock_model::{Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit};
 
 /// How far a receiver of lost claims may fall behind: more than there are claims in the cache.
 const LOST_BEHIND_MAX: usize = limit::KNOWN_CLAIMS_MAX * 2;
@@ -297,7 +297,8 @@ fn is_cache_valid(error: &ApiError) -> bool {
 }
 
 fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
-    let malformed = |error: serde_json::Error| Problem::invalid("claim-malformed", error.to_string());
+    let malformed =
+        |error: serde_json::Error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string());
     let claim = convert::claim(&serde_json::to_value(object).map_err(malformed)?)?;
     let version = object.resource_version().and_then(|version| version.parse().ok());
     Ok(CachedClaim { claim, version })

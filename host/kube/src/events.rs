@@ -23,9 +23,8 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::printable::{cut, one_line};
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{Consumer, ObjectName, ObjectRef, Problem, Uid, limit};
+use nodedock_model::{Consumer, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit};
 
-const FORBIDDEN: &str = "events-forbidden";
 const CONTROLLER: &str = "nodedock";
 const NODE_NAMESPACE: &str = "default";
 
@@ -218,7 +217,7 @@ impl Publisher {
             match published.map_err(ApiError::from) {
                 Ok(()) => {
                     self.backoff.reset();
-                    return self.conditions.clear(FORBIDDEN, namespace);
+                    return self.conditions.clear(ProblemCode::EventsForbidden, namespace);
                 }
                 Err(error) if error.is_retryable() => {
                     tracing::debug!(%error, "events wait to be published");
@@ -231,7 +230,7 @@ impl Publisher {
                 }
                 Err(error) if error.kind == ErrorKind::Forbidden => {
                     let message = format!("events cannot be created in namespace {namespace}: {error}");
-                    self.conditions.set(namespace, Problem::denied(FORBIDDEN, message));
+                    self.conditions.set(namespace, Problem::denied(ProblemCode::EventsForbidden, message));
                     let retry_at = Instant::now() + limit::KUBE_FORBIDDEN_PAUSE;
                     self.forbidden.insert(namespace.to_owned(), (retry_at, publication));
                     return;
@@ -240,12 +239,12 @@ impl Publisher {
                     let (regarding, reason) = (&publication.regarding, &publication.event.reason);
                     tracing::warn!(?regarding, reason, %error, "the API server refuses an event");
                     self.counters.refused.inc();
-                    return self.conditions.clear(FORBIDDEN, namespace);
+                    return self.conditions.clear(ProblemCode::EventsForbidden, namespace);
                 }
             }
         }
         self.drop_one();
-        self.conditions.clear(FORBIDDEN, namespace);
+        self.conditions.clear(ProblemCode::EventsForbidden, namespace);
     }
 
     fn drop_one(&self) {

@@ -14,10 +14,7 @@ use super::client::{ApiError, ErrorKind, KubeClient};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ObjectName, Problem, Uid, limit};
-
-const MISSING: &str = "node-object-missing";
-const UNREADABLE: &str = "node-object-unreadable";
+use nodedock_model::{ObjectName, Problem, ProblemCode, Uid, limit};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {
@@ -105,8 +102,8 @@ impl Reader {
         let (code, words) = match read {
             Ok(facts) => {
                 self.publish(Some(facts));
-                self.conditions.clear(MISSING, node);
-                self.conditions.clear(UNREADABLE, node);
+                self.conditions.clear(ProblemCode::NodeObjectMissing, node);
+                self.conditions.clear(ProblemCode::NodeObjectUnreadable, node);
                 return true;
             }
             Err(error) if error.is_missing(node) => {
@@ -114,11 +111,20 @@ impl Reader {
                 let words = format!(
                     "the API server has no Node object {node}: no slices are published until it exists; is the node's name right?"
                 );
-                (MISSING, words)
+                (ProblemCode::NodeObjectMissing, words)
             }
-            Err(error) => (UNREADABLE, format!("the Node object {node} cannot be read: {error}")),
+            Err(error) => {
+                (ProblemCode::NodeObjectUnreadable, format!("the Node object {node} cannot be read: {error}"))
+            }
         };
-        self.conditions.clear(if code == MISSING { UNREADABLE } else { MISSING }, node);
+        self.conditions.clear(
+            if code == ProblemCode::NodeObjectMissing {
+                ProblemCode::NodeObjectUnreadable
+            } else {
+                ProblemCode::NodeObjectMissing
+            },
+            node,
+        );
         self.conditions.set(node, Problem::unavailable(code, words));
         false
     }
@@ -155,7 +161,7 @@ mod tests {
         let a_while = limit::NODE_READ_MIN * 2;
         tokio::time::sleep(a_while).await;
         assert!((2..=3).contains(&server.requests().len()));
-        assert_eq!(conditions.list()[0].problem.code, MISSING);
+        assert_eq!(conditions.list()[0].problem.code, ProblemCode::NodeObjectMissing);
         let first = server.add_node("node-1");
         known.wait_for(|facts| facts.as_ref().is_some_and(|f| f.uid.as_str() == first)).await.unwrap();
         tokio::time::sleep(a_while).await;
@@ -165,7 +171,7 @@ mod tests {
         let fault = server.fail(Fault::Away, When::any());
         facts.read_again();
         tokio::time::sleep(a_while).await;
-        assert_eq!(conditions.list()[0].problem.code, UNREADABLE);
+        assert_eq!(conditions.list()[0].problem.code, ProblemCode::NodeObjectUnreadable);
         assert!(known.borrow().is_some());
 
         server.lift(fault);

@@ -26,10 +26,7 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{DriverName, ObjectRef, Problem, Uid, limit};
-
-const FORBIDDEN: &str = "claim-status-forbidden";
-const UNWRITABLE: &str = "claim-status-unwritable";
+use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode, Uid, limit};
 
 /// What drivers report of a claim: of each driver that serves it, all that it reports. The entries of a driver without reports are
 /// removed; those of a driver that is not named stay.
@@ -98,7 +95,7 @@ impl Statuses {
     /// The claim was unprepared: what waits for it is not written any more.
     pub fn forget(&self, claim: &ObjectRef) {
         self.queue.waiting().forget(&claim.uid);
-        self.queue.conditions.clear(UNWRITABLE, &claim.to_string());
+        self.queue.conditions.clear(ProblemCode::ClaimStatusUnwritable, &claim.to_string());
     }
 
     pub fn counts(&self) -> &StatusCounts {
@@ -130,7 +127,7 @@ impl Queue {
     fn hold_back(&self, status: DriverStatus, error: &ApiError) {
         let driver = status.driver.clone();
         let words = format!("the status of devices of {driver} cannot be written into claims: {error}");
-        self.conditions.set(driver.as_str(), Problem::denied(FORBIDDEN, words));
+        self.conditions.set(driver.as_str(), Problem::denied(ProblemCode::ClaimStatusForbidden, words));
         self.waiting().held_back.insert(driver, Instant::now() + limit::KUBE_FORBIDDEN_PAUSE);
         self.requeue(status);
     }
@@ -138,7 +135,7 @@ impl Queue {
     /// Where nothing waits any more, or something was written, nothing is known to be forbidden.
     fn clear_conditions(&self) {
         let held_back: BTreeSet<String> = self.waiting().held_back.keys().map(ToString::to_string).collect();
-        self.conditions.retain(FORBIDDEN, |driver| held_back.contains(driver));
+        self.conditions.retain(ProblemCode::ClaimStatusForbidden, |driver| held_back.contains(driver));
     }
 }
 
@@ -271,7 +268,7 @@ impl Writer {
         let parameters = PatchParams::apply(&field_manager(&status.driver)).force();
         api.patch_status(claim.name.as_str(), &parameters, &Patch::Apply(applied)).await?;
         self.queue.counts.written.inc();
-        self.queue.conditions.clear(UNWRITABLE, &claim.to_string());
+        self.queue.conditions.clear(ProblemCode::ClaimStatusUnwritable, &claim.to_string());
         Ok(true)
     }
 
@@ -284,7 +281,9 @@ impl Writer {
                 "the API server refuses every status of devices of claim {claim}: its parameters were stored in a form that no \
                  client can send again, such as with spaces between them; create the claim without them"
             );
-            self.queue.conditions.set(&claim.to_string(), Problem::invalid(UNWRITABLE, words));
+            self.queue
+                .conditions
+                .set(&claim.to_string(), Problem::invalid(ProblemCode::ClaimStatusUnwritable, words));
         }
     }
 }

@@ -279,6 +279,12 @@ impl From<ProblemCode> for String {
     }
 }
 
+impl PartialEq<&str> for ProblemCode {
+    fn eq(&self, code: &&str) -> bool {
+        self.as_str() == *code
+    }
+}
+
 impl PartialEq<ProblemCode> for String {
     fn eq(&self, code: &ProblemCode) -> bool {
         self == code.as_str()

@@ -38,7 +38,7 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::DeviceDriver;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::devices::PluginId;
-use nodedock_model::{ExtendedResource, PluginDevice, Problem, limit};
+use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
 use sockets::Accepted;
 
 /// Queue of orders for a resource's controller, which executes them without waiting for a plugin.
@@ -227,9 +227,6 @@ impl<S: PluginSink> Shared<S> {
     }
 }
 
-/// The code of a registration that a newer one replaced.
-const SUPERSEDED: &str = "registration-superseded";
-
 /// A registration in progress: the newest of its resource, until `superseded`.
 struct Attempt<S: PluginSink> {
     shared: Arc<Shared<S>>,
@@ -246,7 +243,7 @@ impl<S: PluginSink> Attempt<S> {
             let message = format!(
                 "{resource} is not taken: device plugins have {max} resources already, the most that are served"
             );
-            return Err(Problem::unavailable("too-many-resources", message));
+            return Err(Problem::unavailable(ProblemCode::TooManyResources, message));
         }
         let slot = slots.entry(resource.clone()).or_default();
         slot.registrations += 1;
@@ -260,7 +257,7 @@ impl<S: PluginSink> Attempt<S> {
 
     fn superseded_problem(&self) -> Problem {
         let message = format!("a newer registration of {} came before this one was done", self.resource);
-        Problem::conflict(SUPERSEDED, message)
+        Problem::conflict(ProblemCode::RegistrationSuperseded, message)
     }
 }
 
@@ -281,5 +278,5 @@ impl<S: PluginSink> Drop for Attempt<S> {
 }
 
 fn stopping() -> Problem {
-    Problem::unavailable("daemon-stopping", "the daemon is about to end")
+    Problem::unavailable(ProblemCode::DaemonStopping, "the daemon is about to end")
 }

@@ -18,7 +18,7 @@ use nodedock_base::error::chain;
 use nodedock_base::grpc;
 use nodedock_base::socket::{self, BindError};
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ExtendedResource, Problem, ProblemKind, limit};
+use nodedock_model::{ExtendedResource, Problem, ProblemCode, ProblemKind, limit};
 
 /// The socket's name (device plugin API).
 const SOCKET: &str = "kubelet.sock";
@@ -124,12 +124,13 @@ fn check_version(version: &str) -> Result<(), Problem> {
         "requested API version {:?} is not supported; supported version is {VERSION:?}",
         shown(version)
     );
-    Err(Problem::invalid("version-not-supported", message))
+    Err(Problem::invalid(ProblemCode::VersionNotSupported, message))
 }
 
 fn resource(name: &str) -> Result<ExtendedResource, Problem> {
-    let invalid =
-        |error| Problem::invalid("resource-not-valid", format!("the ResourceName is invalid: {error}"));
+    let invalid = |error| {
+        Problem::invalid(ProblemCode::ResourceNotValid, format!("the ResourceName is invalid: {error}"))
+    };
     ExtendedResource::new(name).map_err(invalid)
 }
 

@@ -19,6 +19,7 @@ use super::call_failure::CallFailure;
 use super::wasi;
 use super::wit_packages::WitPackages;
 use nodedock_base::printable::one_line;
+use nodedock_model::ProblemCode;
 use nodedock_model::limit::DRIVER_FILE_BYTES_MAX;
 
 /// The package of the contract, and the version that this host was built with.
@@ -155,33 +156,33 @@ impl LoadError {
     }
 
     /// A stable code.
-    pub fn code(&self) -> &'static str {
+    pub fn code(&self) -> ProblemCode {
         match self {
-            Self::Empty => "file-empty",
-            Self::TooLarge(_) => "file-too-large",
-            Self::NotWasm(_) | Self::Encoding(_) => "not-wasm",
-            Self::Text => "wasm-text",
-            Self::Precompiled => "precompiled",
-            Self::Invalid { .. } => "wasm-invalid",
-            Self::Truncated { .. } => "wasm-truncated",
-            Self::NoContract => "no-contract",
-            Self::Encode(_) => "not-a-driver",
-            Self::UnknownImports { .. } => "unknown-imports",
-            Self::ContractVersion { .. } => "contract-version",
-            Self::MissingExports { .. } => "missing-exports",
-            Self::TooManyNames(_) => "too-many-names",
-            Self::Composed => "composed",
-            Self::Types(_) => "contract-types",
-            Self::TooComplex { .. } => "too-complex",
-            Self::Compile(_) => "compile-failed",
-            Self::CompileMemory(_) => "compile-memory",
-            Self::CompileCpu(_) => "compile-cpu",
-            Self::CompileTime(_) => "compile-time",
-            Self::CompiledTooLarge => "compiled-too-large",
-            Self::CompilerKilled(_) => "compiler-killed",
-            Self::Describe(_) => "describe-failed",
-            Self::Description(_) => "description-refused",
-            Self::Host(_) => "host-failed",
+            Self::Empty => ProblemCode::FileEmpty,
+            Self::TooLarge(_) => ProblemCode::FileTooLarge,
+            Self::NotWasm(_) | Self::Encoding(_) => ProblemCode::NotWasm,
+            Self::Text => ProblemCode::WasmText,
+            Self::Precompiled => ProblemCode::Precompiled,
+            Self::Invalid { .. } => ProblemCode::WasmInvalid,
+            Self::Truncated { .. } => ProblemCode::WasmTruncated,
+            Self::NoContract => ProblemCode::NoContract,
+            Self::Encode(_) => ProblemCode::NotADriver,
+            Self::UnknownImports { .. } => ProblemCode::UnknownImports,
+            Self::ContractVersion { .. } => ProblemCode::ContractVersion,
+            Self::MissingExports { .. } => ProblemCode::MissingExports,
+            Self::TooManyNames(_) => ProblemCode::TooManyNames,
+            Self::Composed => ProblemCode::Composed,
+            Self::Types(_) => ProblemCode::ContractTypes,
+            Self::TooComplex { .. } => ProblemCode::TooComplex,
+            Self::Compile(_) => ProblemCode::CompileFailed,
+            Self::CompileMemory(_) => ProblemCode::CompileMemory,
+            Self::CompileCpu(_) => ProblemCode::CompileCpu,
+            Self::CompileTime(_) => ProblemCode::CompileTime,
+            Self::CompiledTooLarge => ProblemCode::CompiledTooLarge,
+            Self::CompilerKilled(_) => ProblemCode::CompilerKilled,
+            Self::Describe(_) => ProblemCode::DescribeFailed,
+            Self::Description(_) => ProblemCode::DescriptionRefused,
+            Self::Host(_) => ProblemCode::HostFailed,
         }
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::limiter::Reached;
 use super::stats::{Limit, Outcome};
-use nodedock_core::driver::containment::{CallResult, QUARANTINED};
-use nodedock_model::Problem;
+use nodedock_core::driver::containment::CallResult;
+use nodedock_model::{Problem, ProblemCode};
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CallFailure {
@@ -58,14 +58,14 @@ impl CallFailure {
         }
     }
 
-    pub fn code(&self) -> &'static str {
+    pub fn code(&self) -> ProblemCode {
         match self {
-            Self::Quarantined(_) => QUARANTINED,
-            Self::Busy { .. } => "driver-busy",
-            Self::Timeout(_) => "driver-deadline",
+            Self::Quarantined(_) => ProblemCode::DriverQuarantined,
+            Self::Busy { .. } => ProblemCode::DriverBusy,
+            Self::Timeout(_) => ProblemCode::DriverDeadline,
             Self::Limit(reached) => reached.code(),
-            Self::Exited(_) => "driver-exited",
-            Self::Trapped(_) => "driver-trapped",
+            Self::Exited(_) => ProblemCode::DriverExited,
+            Self::Trapped(_) => ProblemCode::DriverTrapped,
         }
     }
 

@@ -10,13 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::bindings::exports::nodedock::driver::discovery as guest_discovery;
 use super::bindings::nodedock::driver::{device_nodes, types};
 use super::nodes::FoundNode;
-use crate::{Limit, QUARANTINED, Trigger};
+use crate::{Limit, Trigger};
 use nodedock_base::printable::{cut, is_unprintable};
 use nodedock_model::limit::{
     LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX,
     PROBLEM_MESSAGE_BYTES_MAX, QUANTITY_BYTES_MAX,
 };
-use nodedock_model::{ConfigSource, DriverClaim, LiveClaim, NodeKind, Problem, ProblemKind};
+use nodedock_model::{ConfigSource, DriverClaim, LiveClaim, NodeKind, Problem, ProblemCode, ProblemKind};
 
 pub(super) use identity::driver_info;
 pub(super) use inventory::{health_report, inventory};
@@ -53,7 +53,7 @@ impl Refusal {
     pub(super) fn into_problem(self) -> Problem {
         let message =
             cut(&format!("the driver's answer is refused: {}", self.text), PROBLEM_MESSAGE_BYTES_MAX);
-        Problem::internal("driver-answer-not-valid", message)
+        Problem::internal(ProblemCode::DriverAnswerNotValid, message)
     }
 }
 
@@ -177,7 +177,7 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     let code = problem.code;
     // Callers wait for the end of a quarantine: only the host may report one.
     let is_code = !code.is_empty()
-        && code != QUARANTINED
+        && code != ProblemCode::DriverQuarantined
         && code.len() <= PROBLEM_CODE_BYTES_MAX
         && code.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     let plain = |text: &str, max: usize| cut(text, max).replace(is_unprintable, " ");
@@ -187,7 +187,7 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     }
     Problem {
         kind,
-        code: if is_code { code } else { "no-code".to_owned() },
+        code: if is_code { code } else { ProblemCode::NoCode.into() },
         message,
         retry_after_ms: problem.retry_after_ms,
         details: (problem.details.iter().take(LABELS_MAX))

@@ -17,7 +17,8 @@ use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed
 use nodedock_core::sysfs::blocking::blocking;
 use nodedock_model::grant::Limits;
 use nodedock_model::{
-    DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem, Uid,
+    DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem,
+    ProblemCode, Uid,
 };
 
 /// How long a call that only looks waits for its permits, in addition to its own time.
@@ -145,8 +146,9 @@ impl WasmDriver {
     /// Checks the operator's config: it has to be JSON, match the driver's schema, and be accepted by the driver.
     pub async fn validate_config(&self, call: &Call) -> Result<(), Problem> {
         let text = self.config_text().to_owned();
-        let value: Value = serde_json::from_str(&text)
-            .map_err(|error| Problem::invalid("not-json", format!("the config is not JSON: {error}")))?;
+        let value: Value = serde_json::from_str(&text).map_err(|error| {
+            Problem::invalid(ProblemCode::NotJson, format!("the config is not JSON: {error}"))
+        })?;
         if !self.has_configuration() {
             return Ok(());
         }
@@ -214,7 +216,7 @@ impl WasmDriver {
         let (driver, threads) = (self.clone(), &self.0.sandbox.scope.blocking);
         let stuck = || {
             let message = format!("a file that the edits name could not be looked at within {VERIFY_WALL:?}");
-            Problem::unavailable("file-stuck", message)
+            Problem::unavailable(ProblemCode::FileStuck, message)
         };
         let verified = blocking(threads, VERIFY_WALL, stuck, move || Ok(driver.verify(outcomes))).await;
         verified.unwrap_or_else(|problem| all_failed(&uids, &problem))

@@ -8,7 +8,7 @@ use super::nodes::{DevRoot, FoundNode};
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::Effective;
 use nodedock_model::{
-    DeviceAccess, DeviceNode, Edits, Hook, Mount, NodeKind, PreparedClaim, Problem, ProblemKind,
+    DeviceAccess, DeviceNode, Edits, Hook, Mount, NodeKind, PreparedClaim, Problem, ProblemCode, ProblemKind,
 };
 
 /// Never mounted, nor anything below: the node's own state, secrets, and sockets that give control of the node.
@@ -70,11 +70,11 @@ pub(super) struct Verifier<'a> {
 }
 
 fn refused(what: &str, why: impl std::fmt::Display) -> Problem {
-    Problem::denied("edit-denied", format!("{what}: {why}"))
+    Problem::denied(ProblemCode::EditDenied, format!("{what}: {why}"))
 }
 
 fn wrong(what: &str, why: impl std::fmt::Display) -> Problem {
-    Problem::invalid("edit-invalid", format!("{what}: {why}"))
+    Problem::invalid(ProblemCode::EditInvalid, format!("{what}: {why}"))
 }
 
 impl Verifier<'_> {

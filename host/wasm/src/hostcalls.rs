@@ -12,7 +12,7 @@ use super::stats::{Limit, Usage};
 use nodedock_core::sysfs::blocking::{LOOK_WALL, blocking};
 use nodedock_core::sysfs::{SysfsRoot, bad_glob, check_path};
 use nodedock_model::grant::{Limits, pattern};
-use nodedock_model::{LiveClaim, Problem};
+use nodedock_model::{LiveClaim, Problem, ProblemCode};
 
 /// What one call has read, and how much it asked of the host.
 pub(super) struct CallView {
@@ -117,7 +117,7 @@ fn granted(is_granted: bool, list: &str, what: &str) -> Result<(), Problem> {
 }
 
 pub(super) fn not_granted(list: &str, what: &str) -> Problem {
-    Problem::denied("not-granted", format!("{what} is not granted ({list})")).with("grant", list)
+    Problem::denied(ProblemCode::NotGranted, format!("{what} is not granted ({list})")).with("grant", list)
 }
 
 impl Scope {
@@ -185,7 +185,7 @@ impl State {
     }
 
     async fn text(&mut self, path: String) -> Result<String, Problem> {
-        let not_text = Problem::invalid("not-text", format!("/sys/{path} is not UTF-8"));
+        let not_text = Problem::invalid(ProblemCode::NotText, format!("/sys/{path} is not UTF-8"));
         let bytes = self.content(path).await?;
         let text = str::from_utf8(&bytes).map_err(|_| not_text)?;
         Ok(text.strip_suffix('\n').unwrap_or(text).to_owned())

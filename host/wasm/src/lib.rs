@@ -73,7 +73,7 @@ pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
 pub use self::limiter::Reached;
 pub use self::stored_files::{SignedFile, StoreError, StoredFacts, StoredFiles};
-pub use nodedock_core::driver::containment::{Containment, QUARANTINED, Quarantined};
+pub use nodedock_core::driver::containment::{Containment, Quarantined};
 pub use nodedock_core::driver::stats::{Limit, Operation, Outcome, Stats};
 
 use self::admission::bounded_line;

@@ -7,7 +7,7 @@ use wasmtime::component::ResourceTableError;
 
 use super::stats::Limit;
 use nodedock_core::sysfs::blocking::LOOK_WALL;
-use nodedock_model::Problem;
+use nodedock_model::{Problem, ProblemCode};
 
 /// Core instances, memories and tables of a call. Python components have some ten instances.
 pub(super) const CALL_INSTANCES: usize = 64;
@@ -28,41 +28,61 @@ pub struct Reached {
 
 impl Reached {
     /// The code of the problem that reports it.
-    pub(super) fn code(&self) -> &'static str {
+    pub(super) fn code(&self) -> ProblemCode {
         self.code_and_text().0
     }
 
-    fn code_and_text(&self) -> (&'static str, String) {
-        const HOST: &str = "host-call-limit";
-        const ANSWER: &str = "driver-answer-not-valid";
-        const LOG: &str = "driver-log-limit";
+    fn code_and_text(&self) -> (ProblemCode, String) {
         let max = self.max;
         match self.limit {
-            Limit::Wall => ("driver-deadline", format!("did not answer within {max} ms")),
-            Limit::Cpu => ("driver-cpu-limit", format!("used more than {max} ms of CPU")),
-            Limit::Memory => ("driver-memory-limit", format!("wanted more than {} MiB of memory", max >> 20)),
-            Limit::Memories => ("driver-memories-limit", format!("wanted more than {max} memories")),
-            Limit::Tables => ("driver-tables-limit", format!("wanted more than {max} tables")),
-            Limit::TableElements => {
-                ("driver-table-elements-limit", format!("wanted more than {max} entries over all its tables"))
+            Limit::Wall => (ProblemCode::DriverDeadline, format!("did not answer within {max} ms")),
+            Limit::Cpu => (ProblemCode::DriverCpuLimit, format!("used more than {max} ms of CPU")),
+            Limit::Memory => {
+                (ProblemCode::DriverMemoryLimit, format!("wanted more than {} MiB of memory", max >> 20))
             }
-            Limit::Instances => ("driver-instances-limit", format!("wanted more than {max} core instances")),
+            Limit::Memories => (ProblemCode::DriverMemoriesLimit, format!("wanted more than {max} memories")),
+            Limit::Tables => (ProblemCode::DriverTablesLimit, format!("wanted more than {max} tables")),
+            Limit::TableElements => (
+                ProblemCode::DriverTableElementsLimit,
+                format!("wanted more than {max} entries over all its tables"),
+            ),
+            Limit::Instances => {
+                (ProblemCode::DriverInstancesLimit, format!("wanted more than {max} core instances"))
+            }
             Limit::HostcallData => {
-                ("driver-answer-too-large", format!("passed more than {max} bytes at once"))
+                (ProblemCode::DriverAnswerTooLarge, format!("passed more than {max} bytes at once"))
             }
-            Limit::Handles => ("driver-handles-limit", format!("wanted more than {max} handles at once")),
-            Limit::HostOperations => (HOST, format!("called the host more than {max} times in one call")),
-            Limit::HostBytes => (HOST, format!("read more than {max} bytes from the host in one call")),
-            Limit::HostLook => ("sysfs-stuck", format!("read what did not answer within {max} ms")),
-            Limit::SysfsWrites => (HOST, format!("wanted to write more than {max} values in one call")),
-            Limit::AnswerEntries => (ANSWER, format!("answered a list of more than {max} entries")),
-            Limit::AnswerBytes => (ANSWER, format!("answered a text of more than {max} bytes")),
-            Limit::Memo => (ANSWER, format!("returned a memo of more than {max} bytes")),
-            Limit::ProblemBytes => (ANSWER, format!("returned a problem of more than {max} bytes")),
-            Limit::LogLines => (LOG, format!("logs more than {max} lines a second")),
-            Limit::LogBytes => (LOG, format!("logs more than {max} bytes a second")),
-            Limit::DriverCalls => ("driver-busy", format!("has more than {max} calls at once")),
-            Limit::NodeCalls => ("driver-busy", format!("shares a node with more than {max} calls at once")),
+            Limit::Handles => {
+                (ProblemCode::DriverHandlesLimit, format!("wanted more than {max} handles at once"))
+            }
+            Limit::HostOperations => {
+                (ProblemCode::HostCallLimit, format!("called the host more than {max} times in one call"))
+            }
+            Limit::HostBytes => {
+                (ProblemCode::HostCallLimit, format!("read more than {max} bytes from the host in one call"))
+            }
+            Limit::HostLook => (ProblemCode::SysfsStuck, format!("read what did not answer within {max} ms")),
+            Limit::SysfsWrites => {
+                (ProblemCode::HostCallLimit, format!("wanted to write more than {max} values in one call"))
+            }
+            Limit::AnswerEntries => {
+                (ProblemCode::DriverAnswerNotValid, format!("answered a list of more than {max} entries"))
+            }
+            Limit::AnswerBytes => {
+                (ProblemCode::DriverAnswerNotValid, format!("answered a text of more than {max} bytes"))
+            }
+            Limit::Memo => {
+                (ProblemCode::DriverAnswerNotValid, format!("returned a memo of more than {max} bytes"))
+            }
+            Limit::ProblemBytes => {
+                (ProblemCode::DriverAnswerNotValid, format!("returned a problem of more than {max} bytes"))
+            }
+            Limit::LogLines => (ProblemCode::DriverLogLimit, format!("logs more than {max} lines a second")),
+            Limit::LogBytes => (ProblemCode::DriverLogLimit, format!("logs more than {max} bytes a second")),
+            Limit::DriverCalls => (ProblemCode::DriverBusy, format!("has more than {max} calls at once")),
+            Limit::NodeCalls => {
+                (ProblemCode::DriverBusy, format!("shares a node with more than {max} calls at once"))
+            }
         }
     }
 }
@@ -250,7 +270,7 @@ mod tests {
             let reached = Reached { limit: *limit, max: 7 << 20 };
             let value = if *limit == Limit::Memory { "7 MiB" } else { "7340032" };
             assert!(reached.to_string().contains(value), "{reached}");
-            assert!(!reached.code().is_empty() && !limit.as_str().is_empty());
+            assert!(!limit.as_str().is_empty());
         }
     }
 }

@@ -13,7 +13,7 @@ use nodedock_core::sysfs::blocking::LOOK_WALL;
 use nodedock_core::sysfs::{ENTRIES_MAX, SysfsRoot, bad_glob, join};
 use nodedock_model::grant::pattern::{self, PatternSet};
 use nodedock_model::limit::PATH_BYTES_MAX;
-use nodedock_model::{NodeKind, Problem};
+use nodedock_model::{NodeKind, Problem, ProblemCode};
 
 /// Never shown nor given to containers, whatever is granted: the machine's memory and log, raw disks, and watchdogs.
 static DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
@@ -61,7 +61,9 @@ pub(super) fn below_dev(path: &str) -> Result<&str, Problem> {
         plain && path.len() <= PATH_BYTES_MAX && !inside.contains(char::is_control)
     });
     let shown: String = path.chars().take(128).collect();
-    inside.ok_or_else(|| Problem::invalid("bad-path", format!("{shown:?} is no plain path below /dev")))
+    inside.ok_or_else(|| {
+        Problem::invalid(ProblemCode::BadPath, format!("{shown:?} is no plain path below /dev"))
+    })
 }
 
 impl DevRoot {
@@ -83,7 +85,7 @@ impl DevRoot {
             FileType::CharacterDevice => NodeKind::Character,
             FileType::BlockDevice => NodeKind::Block,
             FileType::Fifo => NodeKind::Fifo,
-            _ => return Err(Problem::invalid("not-a-node", format!("{path} is no device node"))),
+            _ => return Err(Problem::invalid(ProblemCode::NotANode, format!("{path} is no device node"))),
         };
         let numbered = kind != NodeKind::Fifo;
         let (major, minor) = match numbered {
@@ -143,7 +145,7 @@ impl DevRoot {
                 }
                 if found.len() > ENTRIES_MAX || open.len() > ENTRIES_MAX {
                     let message = format!("{glob} matches more than {ENTRIES_MAX} nodes");
-                    return Err(Problem::invalid("glob-too-wide", message));
+                    return Err(Problem::invalid(ProblemCode::GlobTooWide, message));
                 }
             }
         }
@@ -156,10 +158,10 @@ impl DevRoot {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
         rustix::fs::openat2(&self.0, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
             Errno::NOENT | Errno::NOTDIR => {
-                Problem::not_found("no-such-node", format!("/dev/{path} does not exist"))
+                Problem::not_found(ProblemCode::NoSuchNode, format!("/dev/{path} does not exist"))
             }
             Errno::LOOP | Errno::XDEV => {
-                Problem::invalid("not-a-node", format!("/dev/{path} is behind a link"))
+                Problem::invalid(ProblemCode::NotANode, format!("/dev/{path} is behind a link"))
             }
             errno => io_problem(path, errno),
         })
@@ -192,11 +194,11 @@ fn is_disk(sysfs_path: Option<&str>) -> bool {
 }
 
 fn denied(path: &str) -> Problem {
-    Problem::denied("never-allowed", format!("no driver may have {path}, whatever is granted"))
+    Problem::denied(ProblemCode::NeverAllowed, format!("no driver may have {path}, whatever is granted"))
 }
 
 fn io_problem(path: &str, errno: Errno) -> Problem {
-    Problem::unavailable("io-error", format!("{path}: {errno}"))
+    Problem::unavailable(ProblemCode::IoError, format!("{path}: {errno}"))
 }
 
 #[cfg(test)]

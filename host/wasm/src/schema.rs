@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use nodedock_base::printable::one_line;
-use nodedock_model::Problem;
+use nodedock_model::{Problem, ProblemCode};
 
 /// Bytes of a schema.
 const SCHEMA_BYTES_MAX: usize = 256 << 10;
@@ -30,7 +30,7 @@ const MOVING: &[&str] =
 pub(super) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
     let broken = |why: String| {
         let why = one_line(&why, 2 * FINDING_BYTES_MAX);
-        Problem::internal("schema-invalid", format!("the driver's schema of its config: {why}"))
+        Problem::internal(ProblemCode::SchemaInvalid, format!("the driver's schema of its config: {why}"))
     };
     if schema.len() > SCHEMA_BYTES_MAX {
         return Err(broken(format!("{} bytes, at most {SCHEMA_BYTES_MAX} are allowed", schema.len())));
@@ -53,7 +53,7 @@ pub(super) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
         return Ok(());
     }
     Err(Problem::invalid(
-        "schema-violated",
+        ProblemCode::SchemaViolated,
         format!("the config does not fit the driver's schema: {}", findings.join("; ")),
     ))
 }

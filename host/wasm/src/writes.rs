@@ -13,7 +13,7 @@ use nodedock_core::sysfs::attribute::{Attribute, Written, replaced};
 use nodedock_core::sysfs::blocking::{blocking, write_stuck};
 use nodedock_core::sysfs::{VALUE_BYTES_MAX, check_path};
 use nodedock_model::limit::SYSFS_WRITE_WALL;
-use nodedock_model::{DriverName, ObjectRef, Problem};
+use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode};
 
 /// Values that one call may write below `/sys`: a driver that writes more is at fault.
 pub(super) const WRITES_PER_CALL: usize = 256;
@@ -43,14 +43,14 @@ impl State {
         check_path(path)?;
         let (Some(driver), true) = (self.scope.driver.clone(), self.writes_for.is_some()) else {
             let message = format!("{path} may be written during prepare and unprepare only");
-            return Err(Problem::denied("not-now", message));
+            return Err(Problem::denied(ProblemCode::NotNow, message));
         };
         if value.len() > VALUE_BYTES_MAX {
             let message = format!("a value has at most {VALUE_BYTES_MAX} bytes");
-            return Err(Problem::invalid("value-too-large", message));
+            return Err(Problem::invalid(ProblemCode::ValueTooLarge, message));
         }
         if value.contains('\0') {
-            return Err(Problem::invalid("bad-value", "a value has no zero byte"));
+            return Err(Problem::invalid(ProblemCode::BadValue, "a value has no zero byte"));
         }
         if !self.scope.effective.allows_sysfs_write(path, value) {
             return Err(not_granted("sysfsWrite", path));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodedock_base::error::chain;
-use nodedock_model::{Problem, Uid};
+use nodedock_model::{Problem, ProblemCode, Uid};
 
 /// Retry delay of a refused request: about the interval of testing the disk.
 const RETRY: Duration = Duration::from_secs(5);
@@ -51,8 +51,11 @@ pub enum CommitError {
 
 impl CommitError {
     /// The values of `code`.
-    pub const CODES: [&'static str; 3] =
-        ["checkpoint-disk-full", "checkpoint-read-only", "checkpoint-unavailable"];
+    pub const CODES: [ProblemCode; 3] = [
+        ProblemCode::CheckpointDiskFull,
+        ProblemCode::CheckpointReadOnly,
+        ProblemCode::CheckpointUnavailable,
+    ];
 
     /// The disk or a quota is full.
     pub fn is_full(&self) -> bool {
@@ -65,7 +68,7 @@ impl CommitError {
     }
 
     /// Returns its stable code.
-    pub fn code(&self) -> &'static str {
+    pub fn code(&self) -> ProblemCode {
         let [full, read_only, other] = Self::CODES;
         if self.is_full() {
             full

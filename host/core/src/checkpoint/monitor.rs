@@ -13,10 +13,7 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{Problem, limit};
-
-/// The condition of a commit that takes too long.
-const SLOW: &str = "checkpoint-slow";
+use nodedock_model::{Problem, ProblemCode, limit};
 
 pub(super) struct WriterMonitor {
     pub(super) status: Arc<Status>,
@@ -67,12 +64,12 @@ impl WriterMonitor {
             self.conditions.set(&self.subject, failure.problem());
         }
         if !slow {
-            return self.conditions.clear(SLOW, &self.subject);
+            return self.conditions.clear(ProblemCode::CheckpointSlow, &self.subject);
         }
         let seconds = limit::CHECKPOINT_SLOW.as_secs();
         let words =
             format!("a commit has been running for more than {seconds} s, and all other changes wait for it");
-        self.conditions.set(&self.subject, Problem::unavailable(SLOW, words));
+        self.conditions.set(&self.subject, Problem::unavailable(ProblemCode::CheckpointSlow, words));
     }
 
     /// Requests an empty commit, whose outcome is in the status; with a full queue it is not needed.
@@ -197,7 +194,7 @@ mod tests {
         assert_eq!(scene.standing(), Vec::<String>::new());
         scene.status.begin();
         let began = Instant::now();
-        assert_eq!(scene.reported().await, SLOW);
+        assert_eq!(scene.reported().await, ProblemCode::CheckpointSlow);
         assert_eq!(began.elapsed().as_secs(), limit::CHECKPOINT_SLOW.as_secs());
         assert!(*scene.status.takes_writes().borrow(), "it has not failed");
         scene.fail(io::ErrorKind::StorageFull);

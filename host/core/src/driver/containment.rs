@@ -12,10 +12,8 @@ use crate::driver::Operation;
 use crate::driver::quarantine::{Admitted, Quarantine, QuarantinePeriod};
 use nodedock_base::clock::{now_ms, rfc3339};
 use nodedock_model::limit::QUARANTINE_PROBE_WAIT;
-use nodedock_model::{DriverName, Problem};
+use nodedock_model::{DriverName, Problem, ProblemCode};
 
-/// The code of a call that a quarantine refused, and of the node's condition.
-pub const QUARANTINED: &str = "driver-quarantined";
 /// Calls of a function that was slow start on the slow runtime for so long.
 const SLOW_FOR: Duration = Duration::from_secs(60);
 
@@ -69,8 +67,11 @@ impl Quarantined {
         let wait = if left.is_zero() { QUARANTINE_PROBE_WAIT } else { left };
         // Rounded up, so that a caller that waits for it does not retry too early.
         let wait = wait + Duration::from_millis(1);
-        Problem::unavailable(QUARANTINED, format!("driver {} is {}", self.driver, self.reason()))
-            .retry_after(wait)
+        Problem::unavailable(
+            ProblemCode::DriverQuarantined,
+            format!("driver {} is {}", self.driver, self.reason()),
+        )
+        .retry_after(wait)
     }
 }
 
@@ -130,7 +131,7 @@ impl Containment {
             }
             Err(period) => match &self.driver {
                 Some(driver) => Err(Quarantined::new(driver, period).problem()),
-                None => Err(Problem::unavailable(QUARANTINED, period.why.clone())),
+                None => Err(Problem::unavailable(ProblemCode::DriverQuarantined, period.why.clone())),
             },
         }
     }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use nodedock_base::locks::Held;
 use nodedock_base::printable::printable;
-use nodedock_model::{DriverName, ObjectRef, Problem};
+use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode};
 
 /// Log target of the audit: every value below `/sys` that is written, restored or refused.
 pub const AUDIT: &str = "audit";
@@ -49,7 +49,7 @@ impl Journal for NoJournal {
 
     async fn intend(&self, write: &Write<'_>) -> Result<(), Problem> {
         let message = format!("/sys/{} is not written: its previous value cannot be recorded", write.path);
-        Err(Problem::unavailable("not-kept", message))
+        Err(Problem::unavailable(ProblemCode::NotKept, message))
     }
 
     fn settle(&self, _write: &Write<'_>, _stands: Option<String>) {}

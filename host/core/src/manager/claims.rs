@@ -56,7 +56,8 @@ use crate::driver::Ledger;
 use crate::manager::Manager;
 use nodedock_base::error::chain;
 use nodedock_model::{
-    ChangedKind, ClaimRecord, DriverName, LiveClaim, ObjectName, ObjectRef, Problem, ReleaseRecord, Uid,
+    ChangedKind, ClaimRecord, DriverName, LiveClaim, ObjectName, ObjectRef, Problem, ProblemCode,
+    ReleaseRecord, Uid,
 };
 
 pub use metrics::ClaimMetrics;
@@ -268,5 +269,5 @@ impl Manager {
 
 fn unrendered(record: &ClaimRecord, error: &crate::cdi::RenderError) -> Problem {
     let message = format!("claim {} makes no valid CDI file: {}", record.id, chain(error));
-    Problem::internal("cdi-not-valid", message)
+    Problem::internal(ProblemCode::CdiNotValid, message)
 }

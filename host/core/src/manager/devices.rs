@@ -55,7 +55,7 @@ use tokio::time::Instant;
 use crate::driver::DeviceDriver;
 use crate::manager::Manager;
 use crate::manager::claims::lock;
-use nodedock_model::{ExtendedResource, PluginDevice, PodAllocation, PodRequest, Problem, Uid};
+use nodedock_model::{ExtendedResource, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid};
 
 pub use affinity::{closest, parse_nodes};
 pub use metrics::DeviceMetrics;
@@ -137,7 +137,7 @@ impl Manager {
         let subject = id.resource().as_str();
         match faults.problem(id.resource()) {
             Some(problem) => self.conditions.set(subject, problem),
-            None => self.conditions.clear(list::FAULTY_LIST, subject),
+            None => self.conditions.clear(ProblemCode::DeviceListFaulty, subject),
         }
         if changed {
             self.report_resources([id.resource().clone()]);

@@ -13,7 +13,7 @@ use crate::manager::devices::ResourceOutcome;
 use nodedock_model::{
     AllocatedDevice, Allocation, AllocationEntry, Claim, ClaimReference, Consumer, ContainerClaim,
     DeviceName, DriverName, ExtendedResource, NameError, ObjectName, ObjectRef, PodAllocation, PodRecord,
-    PodRequest, PoolName, PooledClaim, Problem, Uid,
+    PodRequest, PoolName, PooledClaim, Problem, ProblemCode, Uid,
 };
 
 /// The request of a pool claim.
@@ -38,7 +38,7 @@ pub(crate) fn name_claim(
         let (name, uid) = (ObjectName::new(&name)?, Uid::new(&uid)?);
         Ok(ObjectRef { namespace: pod.namespace.clone(), name, uid })
     };
-    let id = id().map_err(|error| Problem::internal("claim-name", error.to_string()))?;
+    let id = id().map_err(|error| Problem::internal(ProblemCode::ClaimName, error.to_string()))?;
     Ok(PooledClaim { driver: driver.clone(), id })
 }
 
@@ -62,7 +62,8 @@ pub(crate) fn claim_of(entry: &AllocationEntry, pod: &ObjectRef) -> Option<Resul
 }
 
 fn allocated(claim: &PooledClaim, id: &str) -> Result<AllocatedDevice, Problem> {
-    let wrong = || Problem::internal("device-id", format!("{id:?} is not POOL/DEVICE of {}", claim.driver));
+    let wrong =
+        || Problem::internal(ProblemCode::DeviceId, format!("{id:?} is not POOL/DEVICE of {}", claim.driver));
     let (pool, device) = split_id(id).ok_or_else(wrong)?;
     Ok(AllocatedDevice {
         request: REQUEST.to_owned(),

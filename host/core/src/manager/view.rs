@@ -10,7 +10,7 @@ use crate::manager::claims::table::ClaimTable;
 use crate::manager::devices::ResourceOutcome;
 use nodedock_model::{
     AllocationEntry, ClaimRecord, ClaimState, ContainerKind, DriverName, ExtendedResource, ObjectRef,
-    PodAllocation, PodRecord, Problem, Uid,
+    PodAllocation, PodRecord, Problem, ProblemCode, Uid,
 };
 
 /// A pod and what it holds.
@@ -140,7 +140,7 @@ impl PodView {
         let answer = self.containers.iter().find(|answer| answer.name == container);
         if answer.is_none() && self.record.is_some() {
             let message = format!("pod {} has no container {container:?}", self.pod);
-            return Err(Problem::not_found("no-such-container", message));
+            return Err(Problem::not_found(ProblemCode::NoSuchContainer, message));
         }
         let is_ready =
             |claim: &Arc<ClaimRecord>| claim.state == ClaimState::Prepared && claim.boot_id == boot_id;
@@ -150,7 +150,7 @@ impl PodView {
         let open = open.or(resource.map(|open| format!("{} of container {}", open.resource, open.container)));
         if let Some(open) = open {
             let message = format!("pod {} is not prepared ({open}): prepare it first", self.pod);
-            return Err(Problem::unavailable("pod-not-prepared", message));
+            return Err(Problem::unavailable(ProblemCode::PodNotPrepared, message));
         }
         // A container that nothing is known of has no devices.
         Ok(answer.cloned().unwrap_or_else(|| ContainerAnswer::named(container)))

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::{DriverState, DriverView, Registry, State};
 use crate::driver::Predecessors;
-use crate::driver::containment::{Containment, QUARANTINED, Quarantined};
+use crate::driver::containment::{Containment, Quarantined};
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ChangedKind, DriverKind, DriverName, Problem};
+use nodedock_model::{ChangedKind, DriverKind, DriverName, Problem, ProblemCode};
 
 /// A serving WASM driver, and its conduct.
 pub(super) struct Conduct {
@@ -89,7 +89,7 @@ impl Registry {
     /// Drops the recorded conduct of a source, if any. Called with the state locked, since the condition is part of it.
     pub(super) fn forget_conduct(&self, before: Option<Conduct>) {
         if let Some(before) = before {
-            self.0.conditions.clear(QUARANTINED, before.driver.as_str());
+            self.0.conditions.clear(ProblemCode::DriverQuarantined, before.driver.as_str());
         }
     }
 
@@ -103,7 +103,7 @@ impl Registry {
                 DriverState::Quarantined
             }
             Change::Over => {
-                self.0.conditions.clear(QUARANTINED, driver.as_str());
+                self.0.conditions.clear(ProblemCode::DriverQuarantined, driver.as_str());
                 DriverState::Serving
             }
         };
@@ -135,7 +135,7 @@ impl Registry {
 }
 
 pub(super) fn gone(source: &str) -> Problem {
-    Problem::not_found("driver-unknown", format!("{source} is gone"))
+    Problem::not_found(ProblemCode::DriverUnknown, format!("{source} is gone"))
 }
 
 fn called(view: &DriverView) -> &str {
@@ -147,11 +147,11 @@ fn native(view: &DriverView) -> Problem {
         "driver {} is a native plugin, and only WASM drivers are put in quarantine: restart the plugin instead",
         called(view)
     );
-    Problem::invalid("driver-native", message)
+    Problem::invalid(ProblemCode::DriverNative, message)
 }
 
 fn not_quarantined(view: &DriverView) -> Problem {
     let message =
         format!("driver {} is {}: there is no quarantine to end", called(view), view.state.as_str());
-    Problem::conflict("driver-not-quarantined", message)
+    Problem::conflict(ProblemCode::DriverNotQuarantined, message)
 }

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 
 use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, patterns, stat};
-use nodedock_model::Problem;
 use nodedock_model::grant::pattern::PatternSet;
+use nodedock_model::{Problem, ProblemCode};
 
 /// Never written, in addition to what is never read: the machine's power and hotplug, CPUs and memory, block devices, the kernel itself,
 /// and files that fake events, load firmware or bind drivers.
@@ -65,9 +65,10 @@ impl SysfsRoot {
         // One system call: the kernel takes a value as a whole or not at all.
         let outcome = match std::fs::File::from(file).write(value.as_bytes()) {
             Ok(bytes) if bytes == value.len() => Ok(()),
-            Ok(_) => {
-                Err(Problem::unavailable("io-error", format!("/sys/{path} took only a part of the value")))
-            }
+            Ok(_) => Err(Problem::unavailable(
+                ProblemCode::IoError,
+                format!("/sys/{path} took only a part of the value"),
+            )),
             Err(error) => Err(io_problem(path, &error)),
         };
         Ok(Written { outcome, value: self.value(path) })
@@ -81,5 +82,5 @@ impl SysfsRoot {
 
 /// The path names another file than before.
 pub fn replaced(path: &str) -> Problem {
-    Problem::conflict("path-replaced", format!("/sys/{path} is another device's than before"))
+    Problem::conflict(ProblemCode::PathReplaced, format!("/sys/{path} is another device's than before"))
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use nodedock_model::Problem;
 use nodedock_model::limit::SYSFS_WRITE_WALL;
+use nodedock_model::{Problem, ProblemCode};
 
 /// Threads of one driver that read below `/sys` or hang in it.
 pub const SYSFS_THREADS_PER_DRIVER: usize = 8;
@@ -30,7 +30,7 @@ pub async fn blocking<T: Send + 'static>(
     let thread = tokio::task::spawn_blocking(move || {
         let _permit = permit;
         match waiting.strong_count() {
-            0 => Err(Problem::unavailable("given-up", "the caller no longer waits for it")),
+            0 => Err(Problem::unavailable(ProblemCode::GivenUp, "the caller no longer waits for it")),
             _ => work(),
         }
     });
@@ -38,7 +38,7 @@ pub async fn blocking<T: Send + 'static>(
     drop(caller);
     match ended {
         Ok(Ok(result)) => result,
-        Ok(Err(_)) => Err(Problem::unavailable("io-error", "the host could not look")),
+        Ok(Err(_)) => Err(Problem::unavailable(ProblemCode::IoError, "the host could not look")),
         Err(_) => Err(stuck()),
     }
 }
@@ -46,5 +46,5 @@ pub async fn blocking<T: Send + 'static>(
 /// The kernel did not take a value in time.
 pub fn write_stuck() -> Problem {
     let message = format!("the node did not take the value within {SYSFS_WRITE_WALL:?}");
-    Problem::unavailable("sysfs-stuck", message)
+    Problem::unavailable(ProblemCode::SysfsStuck, message)
 }

@@ -12,7 +12,7 @@ use crate::sysfs::attribute::{Attribute, replaced};
 use crate::sysfs::blocking::{SYSFS_THREADS_PER_DRIVER, blocking, write_stuck};
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::limit::SYSFS_WRITE_WALL;
-use nodedock_model::{KeptValue, Problem, ProblemKind, PutBackEnd};
+use nodedock_model::{KeptValue, Problem, ProblemCode, ProblemKind, PutBackEnd};
 
 /// `/sys`, or a tree of a test, for the host's own writes. Clones are the same.
 #[derive(Clone)]
@@ -61,11 +61,11 @@ impl SysfsRoot {
         let stood = found.value.clone();
         let Some(before) = kept.before.as_deref() else {
             let message = format!("what /sys/{path} was before could not be read");
-            return Fate::left(stood, Problem::unavailable("value-unknown", message));
+            return Fate::left(stood, Problem::unavailable(ProblemCode::ValueUnknown, message));
         };
         let Some(now) = found.value.as_deref() else {
             let message = format!("/sys/{path} cannot be read, so it is unknown whose value it is");
-            return Fate::left(None, Problem::unavailable("value-unreadable", message));
+            return Fate::left(None, Problem::unavailable(ProblemCode::ValueUnreadable, message));
         };
         if now == before {
             return Fate { end: PutBackEnd::AsBefore, found: stood, problem: None };
@@ -74,7 +74,7 @@ impl SysfsRoot {
             let left = kept.left().unwrap_or_default();
             let message =
                 format!("/sys/{path} is {now:?}, and the driver left {left:?}: another program changed it");
-            return Fate::left(stood, Problem::conflict("value-changed", message));
+            return Fate::left(stood, Problem::conflict(ProblemCode::ValueChanged, message));
         }
         if dry {
             return Fate { end: PutBackEnd::Possible, found: stood, problem: None };
@@ -88,9 +88,10 @@ impl SysfsRoot {
     /// The file of a stored value, if its path still names that file.
     fn same(&self, kept: &KeptValue) -> Result<Attribute, Problem> {
         let found = self.attribute(&kept.path).map_err(|problem| match problem.kind {
-            ProblemKind::NotFound => {
-                Problem::not_found("path-gone", format!("/sys/{} is gone, and its value with it", kept.path))
-            }
+            ProblemKind::NotFound => Problem::not_found(
+                ProblemCode::PathGone,
+                format!("/sys/{} is gone, and its value with it", kept.path),
+            ),
             _ => problem,
         })?;
         match found.path == kept.path && found.inode == kept.inode {
@@ -110,7 +111,7 @@ impl SysfsRoot {
         }
         let odd = written.value.filter(|value| value != before).map(|value| {
             let message = format!("/sys/{} took {before:?} and reads as {value:?}", found.path);
-            Problem::unavailable("value-reads-otherwise", message)
+            Problem::unavailable(ProblemCode::ValueReadsOtherwise, message)
         });
         Fate { end: PutBackEnd::PutBack, found: stood, problem: odd }
     }

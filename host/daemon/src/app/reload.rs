@@ -7,13 +7,8 @@ use tokio::sync::mpsc;
 use crate::config::{ConfigError, ConfigFile};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
-use nodedock_model::Problem;
+use nodedock_model::{Problem, ProblemCode};
 use nodedock_wasm::trust::Trust;
-
-/// The file is not valid, and the previous values count.
-const REFUSED: &str = "config-refused";
-/// The file has another value of a key that is read only at the start.
-const NEEDS_RESTART: &str = "config-needs-restart";
 
 pub(super) struct Reload {
     pub(super) path: PathBuf,
@@ -42,17 +37,17 @@ impl Reload {
             Ok(file) => file,
             Err(error) => {
                 let message = format!("{}; what was before goes on to count", chain(&error));
-                self.conditions.set(&subject, Problem::invalid(REFUSED, message));
+                self.conditions.set(&subject, Problem::invalid(ProblemCode::ConfigRefused, message));
                 return;
             }
         };
-        self.conditions.clear(REFUSED, &subject);
+        self.conditions.clear(ProblemCode::ConfigRefused, &subject);
         match file.needs_restart(&self.started).as_slice() {
-            [] => self.conditions.clear(NEEDS_RESTART, &subject),
+            [] => self.conditions.clear(ProblemCode::ConfigNeedsRestart, &subject),
             keys => {
                 let message =
                     format!("{} changed, which takes effect when the daemon starts again", keys.join(", "));
-                self.conditions.set(&subject, Problem::unavailable(NEEDS_RESTART, message));
+                self.conditions.set(&subject, Problem::unavailable(ProblemCode::ConfigNeedsRestart, message));
             }
         }
         let mode = file.policy.mode().as_str();

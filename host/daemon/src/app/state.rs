@@ -11,7 +11,7 @@ use nodedock_base::failpoint::{self, Point};
 use nodedock_core::cdi::{self, CdiDir, Rebuilt};
 use nodedock_core::checkpoint::{self, Change, Opened, Skipped};
 use nodedock_core::manager::claims::machine;
-use nodedock_model::Problem;
+use nodedock_model::{Problem, ProblemCode};
 
 /// Keys of unreadable records that a condition names; the log has all of them.
 const KEYS_NAMED_MAX: usize = 8;
@@ -61,10 +61,13 @@ fn report(path: &Path, opened: &Opened, recovered: Recovered, conditions: &Condi
     if let Some(aside) = &opened.set_aside {
         let message =
             format!("the checkpoint could not be read ({}) and is set aside; {recovered}", aside.reason);
-        conditions.set(&aside.path.display().to_string(), Problem::internal("checkpoint-set-aside", message));
+        conditions.set(
+            &aside.path.display().to_string(),
+            Problem::internal(ProblemCode::CheckpointSetAside, message),
+        );
     } else if recovered.claims + recovered.unusable > 0 {
         let message = format!("the checkpoint was missing, or had no record; {recovered}");
-        conditions.set(&subject, Problem::internal("checkpoint-missing", message));
+        conditions.set(&subject, Problem::internal(ProblemCode::CheckpointMissing, message));
     }
     if !opened.skipped.is_empty() {
         conditions.set(&subject, unreadable(&opened.skipped));
@@ -93,7 +96,7 @@ fn unreadable(skipped: &[Skipped]) -> Problem {
     }
     let message =
         format!("{} records of the checkpoint are unreadable and stay in the file: {keys}", skipped.len());
-    Problem::internal("checkpoint-records-unreadable", message).with("count", skipped.len())
+    Problem::internal(ProblemCode::CheckpointRecordsUnreadable, message).with("count", skipped.len())
 }
 
 #[cfg(test)]

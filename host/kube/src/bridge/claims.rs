@@ -10,10 +10,8 @@ use tokio::time::Instant;
 use super::Context;
 use super::device_plugins::{device_id, is_plugin_claim, split_id};
 use nodedock_core::manager::Manager;
-use nodedock_model::{DriverKind, DriverName, KubeletDevice, ObjectRef, Problem};
+use nodedock_model::{DriverKind, DriverName, KubeletDevice, ObjectRef, Problem, ProblemCode};
 
-/// Calls fail with this code while no instance serves.
-const HANDING_OVER: &str = "handing-over";
 /// A start takes about so long.
 const HANDOVER_RETRY: Duration = Duration::from_secs(2);
 /// For so long a refused claim's consumers are waited for, while the kubelet waits for its answer.
@@ -37,7 +35,7 @@ impl Context {
             return Ok(&self.parts.manager);
         }
         let message = "the daemon stops, or a newer instance takes over just now";
-        Err(Problem::unavailable(HANDING_OVER, message).retry_after(HANDOVER_RETRY))
+        Err(Problem::unavailable(ProblemCode::HandingOver, message).retry_after(HANDOVER_RETRY))
     }
 
     /// Prepares a claim of the API server with one driver. May be repeated at any time.
@@ -65,7 +63,7 @@ impl Context {
     /// Reports a refusal on the claim and its pods, unless it says nothing about them. The pods of a claim that is not prepared are
     /// those that a moment ago were read with it; none, if it cannot be read now.
     pub(super) async fn report_refusal(&self, claim: &ObjectRef, problem: &Problem) {
-        if problem.code == HANDING_OVER || problem.code == "claim-not-read" {
+        if problem.code == ProblemCode::HandingOver || problem.code == ProblemCode::ClaimNotRead {
             return;
         }
         let prepared = self.parts.manager.held_for_kubelet();

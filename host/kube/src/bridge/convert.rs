@@ -20,7 +20,7 @@ use nodedock_model::limit::{
 };
 use nodedock_model::{
     ContainerAllocation, DriverName, ExtendedResource, HealthReport, HealthState, KubeletDevice,
-    PluginDevice, Problem,
+    PluginDevice, Problem, ProblemCode,
 };
 use nodedock_model::{DraService, HealthService};
 
@@ -128,7 +128,7 @@ pub(super) fn allocate_request(request: plugin::AllocateRequest) -> Result<Vec<I
         let count = containers.len();
         let message =
             format!("the request is for {count} containers, and at most {ALLOCATE_CONTAINERS_MAX} are taken");
-        return Err(Problem::invalid("too-many-containers", message));
+        return Err(Problem::invalid(ProblemCode::TooManyContainers, message));
     }
     let mut seen = BTreeSet::new();
     let mut requested = Vec::with_capacity(containers.len());
@@ -136,7 +136,7 @@ pub(super) fn allocate_request(request: plugin::AllocateRequest) -> Result<Vec<I
         let ids: Ids = container.devices_ids.into_iter().collect();
         if let Some(twice) = ids.iter().find(|id| seen.contains(*id)) {
             let message = format!("device {} is requested for two containers", shown(twice));
-            return Err(Problem::invalid("device-asked-twice", message));
+            return Err(Problem::invalid(ProblemCode::DeviceAskedTwice, message));
         }
         seen.extend(ids.iter().cloned());
         requested.push(ids);

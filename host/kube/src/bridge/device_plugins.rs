@@ -35,7 +35,7 @@ use nodedock_base::changes::Changes;
 use nodedock_base::device_plugin_sockets::{self, Sockets};
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::devices::ResourceSource;
-use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, limit};
+use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, ProblemCode, limit};
 
 pub(super) use allocate::Allocations;
 pub(super) use claim::{Ids, device_id, is_plugin_claim, split_id};
@@ -46,9 +46,6 @@ pub use registration::PluginRegistration;
 use controller::ResourceController;
 use in_use::UnusedClaims;
 use offers::ObservedPools;
-
-/// There are more resources than can be offered.
-const TOO_MANY: &str = "too-many-resources";
 
 /// How one resource is offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,7 +161,7 @@ impl DevicePluginController {
         let (conditions, max) = (&self.context.parts.conditions, limit::PLUGIN_RESOURCES_MAX);
         let mut offers = offers::desired(&self.observed(), &mut self.remembered);
         let Some(first) = offers.keys().nth(max).cloned() else {
-            conditions.clear(TOO_MANY, "");
+            conditions.clear(ProblemCode::TooManyResources, "");
             return offers;
         };
         let dropped = offers.split_off(&first);
@@ -172,7 +169,7 @@ impl DevicePluginController {
             "{} extended resources beyond the {max} that are offered to a kubelet are not offered, the first is {first}",
             dropped.len()
         );
-        conditions.set("", Problem::unavailable(TOO_MANY, message));
+        conditions.set("", Problem::unavailable(ProblemCode::TooManyResources, message));
         offers
     }
 

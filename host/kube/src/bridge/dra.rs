@@ -32,7 +32,7 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::limit::{BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX, DRAIN, REGISTER_BYTES_MAX};
-use nodedock_model::{DriverName, Problem};
+use nodedock_model::{DriverName, Problem, ProblemCode};
 
 pub use registration::{DriverBridgeStatus, Registration};
 
@@ -40,10 +40,6 @@ pub(super) use health::HealthService;
 use offered::OfferedNames;
 pub(super) use registration::OfferedDriver;
 
-/// The kubelet's directories are not as they should be, by the kubelet's root.
-const NO_DIRECTORY: &str = "kubelet-folder";
-/// A driver's sockets are not as they should be, by the driver's name.
-const NO_SOCKET: &str = "kubelet-socket";
 /// A little less than what the whole daemon has.
 const DRAIN_OF_SOCKETS: Duration = DRAIN.saturating_sub(Duration::from_secs(1));
 
@@ -120,10 +116,10 @@ fn has_directories(context: &Context) -> bool {
         .and_then(|()| make_directory(&directories.plugins));
     let (conditions, subject) = (&context.parts.conditions, root.to_string_lossy());
     match &made {
-        Ok(()) => conditions.clear(NO_DIRECTORY, &subject),
+        Ok(()) => conditions.clear(ProblemCode::KubeletFolder, &subject),
         Err(error) => {
             let message = format!("no driver can be offered to the kubelet: {}", chain(error));
-            conditions.set(&subject, Problem::unavailable(NO_DIRECTORY, message));
+            conditions.set(&subject, Problem::unavailable(ProblemCode::KubeletFolder, message));
         }
     }
     made.is_ok()
@@ -207,7 +203,7 @@ impl DriverSockets {
             let _ = std::fs::remove_dir(directory);
         }
         self.driver.reset_registration();
-        self.driver.set_condition(NO_SOCKET, None);
+        self.driver.set_condition(ProblemCode::KubeletSocket, None);
         closed
     }
 }

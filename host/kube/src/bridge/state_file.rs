@@ -14,10 +14,8 @@ use nodedock_base::conditions::Conditions;
 use nodedock_model::limit::{
     BRIDGE_DRIVERS_MAX, BRIDGE_MEMORY_BYTES_MAX, NUMA_NODE_ID_MAX, PLUGIN_RESOURCES_MAX, RESOURCE_DEVICES_MAX,
 };
-use nodedock_model::{DriverName, ExtendedResource, PluginDevice, Problem};
+use nodedock_model::{DriverName, ExtendedResource, PluginDevice, Problem, ProblemCode};
 
-/// What is offered cannot be stored, by the file.
-const NOT_STORED: &str = "bridge-memory";
 const VERSION: u32 = 1;
 
 /// What a file stores.
@@ -69,11 +67,11 @@ impl<T: Stored> StateFile<T> {
         let written = tokio::task::spawn_blocking(move || write(&path, &new)).await;
         let Err(error) = written.unwrap_or_else(|error| Err(error.into())) else {
             self.content = Some(content.clone());
-            self.conditions.clear(NOT_STORED, &subject);
+            self.conditions.clear(ProblemCode::BridgeMemory, &subject);
             return true;
         };
         let message = format!("{}: write {subject}: {error}", T::CONSEQUENCE);
-        self.conditions.set(&subject, Problem::unavailable(NOT_STORED, message));
+        self.conditions.set(&subject, Problem::unavailable(ProblemCode::BridgeMemory, message));
         false
     }
 }
@@ -249,7 +247,7 @@ mod tests {
         assert!(!file.save(&offers()).await && !file.has(&offers()));
         let [condition] = &conditions.list()[..] else { panic!("one condition") };
         let (subject, message) = (path.display().to_string(), &condition.problem.message);
-        assert_eq!((&condition.problem.code[..], &condition.subject), (NOT_STORED, &subject));
+        assert_eq!((&condition.problem.code[..], &condition.subject), (ProblemCode::BridgeMemory, &subject));
         assert!(
             message.starts_with("after a restart the kubelet has no devices") && message.contains(&subject)
         );

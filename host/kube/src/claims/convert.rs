@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
 use nodedock_core::manager::claims::manifest::{self, ManifestError};
-use nodedock_model::{Claim, Problem, limit};
+use nodedock_model::{Claim, Problem, ProblemCode, limit};
 
 /// Fields that are read. Lists of objects are taken whole.
 const METADATA: [&str; 5] = ["name", "namespace", "uid", "annotations", "ownerReferences"];
@@ -16,7 +16,8 @@ const ALLOCATION: [&str; 2] = ["devices", "nodeSelector"];
 
 pub(super) fn claim(object: &Value) -> Result<Claim, Problem> {
     let name = name_of(object);
-    let malformed = |what: String| Problem::invalid("claim-malformed", format!("claim {name}: {what}"));
+    let malformed =
+        |what: String| Problem::invalid(ProblemCode::ClaimMalformed, format!("claim {name}: {what}"));
     if let Some(kind) = object.get("kind").filter(|kind| *kind != "ResourceClaim") {
         let kind = one_line(&kind.to_string(), 64);
         return Err(malformed(format!("the API server gave an object of kind {kind}")));
@@ -78,7 +79,7 @@ fn check_parameters(object: &Value, name: &str) -> Result<(), Problem> {
         let path = format!("status.allocation.devices.config[{index}].opaque.parameters");
         let message =
             format!("claim {name}: {path} for driver {driver} is {what}, and a JSON object is wanted");
-        return Err(Problem::invalid("claim-parameters-malformed", message));
+        return Err(Problem::invalid(ProblemCode::ClaimParametersMalformed, message));
     }
     Ok(())
 }

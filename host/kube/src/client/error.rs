@@ -111,15 +111,15 @@ impl ApiError {
     pub fn problem(&self) -> Problem {
         use ProblemKind::{Conflict, Denied, Invalid, NotFound, Unavailable};
         let (kind, code) = match self.kind {
-            ErrorKind::NotFound => (NotFound, "api-not-found"),
-            ErrorKind::NotServed => (Unavailable, "api-not-served"),
-            ErrorKind::Conflict => (Conflict, "api-conflict"),
-            ErrorKind::Expired => (Unavailable, "api-expired"),
-            ErrorKind::Throttled => (Unavailable, "api-server-busy"),
-            ErrorKind::Forbidden | ErrorKind::NamespaceTerminating => (Denied, "api-forbidden"),
-            ErrorKind::Invalid => (Invalid, "api-refused"),
+            ErrorKind::NotFound => (NotFound, ProblemCode::ApiNotFound),
+            ErrorKind::NotServed => (Unavailable, ProblemCode::ApiNotServed),
+            ErrorKind::Conflict => (Conflict, ProblemCode::ApiConflict),
+            ErrorKind::Expired => (Unavailable, ProblemCode::ApiExpired),
+            ErrorKind::Throttled => (Unavailable, ProblemCode::ApiServerBusy),
+            ErrorKind::Forbidden | ErrorKind::NamespaceTerminating => (Denied, ProblemCode::ApiForbidden),
+            ErrorKind::Invalid => (Invalid, ProblemCode::ApiRefused),
             ErrorKind::Unauthorized | ErrorKind::NotKubernetes | ErrorKind::Unreachable => {
-                (Unavailable, "api-server-unreachable")
+                (Unavailable, ProblemCode::ApiServerUnreachable)
             }
         };
         let problem = Problem::new(kind, code, self.to_string());

@@ -6,10 +6,8 @@ use tokio::time::Instant;
 use super::{ApiError, KubeClient};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{Problem, limit};
+use nodedock_model::{Problem, ProblemCode, limit};
 
-/// The condition's code and subject.
-const UNREACHABLE: &str = "api-server-unreachable";
 const SUBJECT: &str = "API server";
 
 /// What the last request found.
@@ -62,14 +60,17 @@ async fn follow(client: KubeClient, conditions: &Conditions) {
         let now = Instant::now();
         let next = match &*reachability.borrow_and_update() {
             Reachability::Unknown | Reachability::Reachable => {
-                conditions.clear(UNREACHABLE, SUBJECT);
+                conditions.clear(ProblemCode::ApiServerUnreachable, SUBJECT);
                 probe_at = None;
                 None
             }
             Reachability::Unreachable { since, message } => {
                 let due = *since + limit::API_AWAY_NOTICE;
                 if due <= now {
-                    conditions.set(SUBJECT, Problem::unavailable(UNREACHABLE, message.clone()));
+                    conditions.set(
+                        SUBJECT,
+                        Problem::unavailable(ProblemCode::ApiServerUnreachable, message.clone()),
+                    );
                 }
                 let probe = *probe_at.get_or_insert(now + limit::API_PROBE_PERIOD);
                 Some(if due > now { probe.min(due) } else { probe })

@@ -10,7 +10,7 @@ use super::{Events, camel_case, reference};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::{Condition, Conditions};
 use nodedock_base::tasks::Tasks;
-use nodedock_model::ChangedKind;
+use nodedock_model::{ChangedKind, ProblemCode};
 
 /// Messages of conditions by code and subject.
 type Messages = BTreeMap<(String, String), String>;
@@ -43,7 +43,7 @@ pub fn publish_conditions(tasks: &Tasks, events: Events, conditions: Conditions,
 
 /// Whether a condition belongs on the Node object: its drivers or its records do not work. `nodedock get node` shows the others.
 fn is_published(code: &str) -> bool {
-    code == "driver-quarantined" || code.starts_with("checkpoint-")
+    code == ProblemCode::DriverQuarantined.as_str() || code.starts_with("checkpoint-")
 }
 
 fn messages(conditions: Vec<Condition>) -> Messages {

@@ -8,16 +8,7 @@ use kube::ResourceExt;
 use super::slice::{Content, NODEDOCK, PoolKey, Slice, SliceSpec};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::printable::one_line;
-use nodedock_model::{DriverName, Problem, limit};
-
-/// The server refuses a pool, or the pool cannot be published at all.
-pub(super) const REFUSED: &str = "slices-refused";
-/// The server drops fields of a driver's devices.
-pub(super) const FIELDS_DROPPED: &str = "slice-fields-dropped";
-/// Another writer changes a pool of ours again and again.
-pub(super) const CONTESTED: &str = "slices-contested";
-/// The slices of a driver that seems to be gone are kept.
-pub(super) const KEPT: &str = "slices-kept";
+use nodedock_model::{DriverName, Problem, ProblemCode, limit};
 
 /// Bytes of others' texts in a message.
 const QUOTED_BYTES_MAX: usize = limit::PROBLEM_MESSAGE_BYTES_MAX / 2;
@@ -27,14 +18,14 @@ pub(super) fn refusal(key: &PoolKey, reason: &str) -> Problem {
     let reason = one_line(reason, QUOTED_BYTES_MAX);
     let message =
         format!("pool {} of driver {} cannot be published as slices: {reason}", key.pool, key.driver);
-    Problem::invalid(REFUSED, message)
+    Problem::invalid(ProblemCode::SlicesRefused, message)
 }
 
 /// Clears all conditions of a pool that is no longer published, and those of its driver that may be about it.
 pub(super) fn clear(conditions: &Conditions, key: &PoolKey) {
-    conditions.clear(REFUSED, &key.to_string());
-    conditions.clear(CONTESTED, &key.to_string());
-    conditions.clear(FIELDS_DROPPED, key.driver.as_str());
+    conditions.clear(ProblemCode::SlicesRefused, &key.to_string());
+    conditions.clear(ProblemCode::SlicesContested, &key.to_string());
+    conditions.clear(ProblemCode::SliceFieldsDropped, key.driver.as_str());
 }
 
 /// Sets the condition that others change what nodedock writes.
@@ -52,7 +43,7 @@ pub(super) fn set_contested(conditions: &Conditions, key: &PoolKey, slices: &[Ar
          as well; one of the two has to be removed, or a kubelet restarts all the time",
         key.pool, key.driver
     );
-    conditions.set(&key.to_string(), Problem::conflict(CONTESTED, message));
+    conditions.set(&key.to_string(), Problem::conflict(ProblemCode::SlicesContested, message));
 }
 
 /// Sets or clears the condition that the server drops fields of a driver's devices. `slices` are those of the driver.
@@ -63,7 +54,7 @@ pub(super) fn set_dropped<'a>(
 ) {
     let fields: BTreeSet<_> = slices.flat_map(|(slice, desired)| slice.dropped(desired)).collect();
     if fields.is_empty() {
-        return conditions.clear(FIELDS_DROPPED, driver.as_str());
+        return conditions.clear(ProblemCode::SliceFieldsDropped, driver.as_str());
     }
     let fields: Vec<_> = fields.into_iter().collect();
     let message = format!(
@@ -71,7 +62,7 @@ pub(super) fn set_dropped<'a>(
          version is too old",
         one_line(&fields.join(", "), QUOTED_BYTES_MAX)
     );
-    conditions.set(driver.as_str(), Problem::unavailable(FIELDS_DROPPED, message));
+    conditions.set(driver.as_str(), Problem::unavailable(ProblemCode::SliceFieldsDropped, message));
 }
 
 /// Sets the condition of exactly these drivers that their slices are kept, since each of the `nameless` files may be theirs.
@@ -82,9 +73,9 @@ pub(super) fn set_kept(conditions: &Conditions, drivers: &BTreeSet<DriverName>, 
             "the slices of driver {driver}, which is not present, are kept: it is not known which drivers are in {}",
             files.join(", ")
         );
-        conditions.set(driver.as_str(), Problem::unavailable(KEPT, message));
+        conditions.set(driver.as_str(), Problem::unavailable(ProblemCode::SlicesKept, message));
     }
-    conditions.retain(KEPT, |subject| drivers.contains(subject));
+    conditions.retain(ProblemCode::SlicesKept, |subject| drivers.contains(subject));
 }
 
 /// Sets the condition of exactly these pools that they cannot be named in the API. `before` had it until now.
@@ -94,6 +85,6 @@ pub(super) fn set_unnameable(
     now: &BTreeMap<PoolKey, String>,
 ) {
     let nameable = before.keys().filter(|key| !now.contains_key(*key));
-    nameable.for_each(|key| conditions.clear(REFUSED, &key.to_string()));
+    nameable.for_each(|key| conditions.clear(ProblemCode::SlicesRefused, &key.to_string()));
     now.iter().for_each(|(key, reason)| conditions.set(&key.to_string(), refusal(key, reason)));
 }

@@ -26,9 +26,7 @@ use super::store::SliceStore;
 use crate::client::{ApiError, DraResource, ErrorKind};
 use crate::facts::NodeFacts;
 use nodedock_base::clock::now_ms;
-use nodedock_model::{DriverName, Problem, limit};
-
-const NOT_WRITTEN: &str = "slices-not-written";
+use nodedock_model::{DriverName, Problem, ProblemCode, limit};
 
 pub(super) struct Reconciler {
     parts: SliceParts,
@@ -199,7 +197,7 @@ impl Reconciler {
         };
         let (slices, counters) = (self.store.of_pool(key), self.counters);
         if self.pool(key).pace.started(now) {
-            self.parts.conditions.clear(conditions::CONTESTED, &key.to_string());
+            self.parts.conditions.clear(ProblemCode::SlicesContested, &key.to_string());
         }
         let pool = self.pool(key);
         pool.times.learn(&slices, &content);
@@ -317,7 +315,10 @@ impl Reconciler {
             Outcome::Failed | Outcome::Done => {
                 pace.failed(now, error.retry_after);
                 tracing::debug!(pool = %key, %error, "slices could not be written, trying again");
-                self.report_problem(key, Problem::unavailable(NOT_WRITTEN, error.to_string()));
+                self.report_problem(
+                    key,
+                    Problem::unavailable(ProblemCode::SlicesNotWritten, error.to_string()),
+                );
             }
         }
     }

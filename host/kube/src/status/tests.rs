@@ -4,7 +4,7 @@ use tokio::time::Duration;
 
 use super::super::client::tests::over;
 use super::*;
-use nodedock_model::{Condition, DeviceName, DeviceStatus, PoolName};
+use nodedock_model::{Condition, DeviceName, DeviceStatus, PoolName, ProblemCode};
 
 struct Cluster {
     server: Arc<ApiServer>,
@@ -149,7 +149,10 @@ async fn a_claim_whose_parameters_have_white_space_is_a_condition_until_it_is_un
     cluster.report(GPU, &["New"]);
     assert_eq!((cluster.written().await.len(), cluster.counts()), (2, [0, 0, 1, 0]));
     let condition = cluster.conditions.list().remove(0);
-    assert_eq!((condition.subject.as_str(), condition.problem.code.as_str()), ("default/one", UNWRITABLE));
+    assert_eq!(
+        (condition.subject.as_str(), condition.problem.code.as_str()),
+        ("default/one", ProblemCode::ClaimStatusUnwritable)
+    );
     cluster.writer.forget(&cluster.claim);
     assert_eq!(cluster.codes(), [""; 0]);
 }
@@ -169,7 +172,10 @@ async fn what_is_forbidden_is_one_condition_and_not_hammered() {
     cluster.server.deny("patch", "resourceclaims/status");
     cluster.report(GPU, &["New"]);
     tokio::time::sleep(limit::KUBE_FORBIDDEN_PAUSE - Duration::from_secs(1)).await;
-    assert_eq!((cluster.written().await.len(), cluster.codes()), (2, vec![FORBIDDEN.to_owned()]));
+    assert_eq!(
+        (cluster.written().await.len(), cluster.codes()),
+        (2, vec![ProblemCode::ClaimStatusForbidden.to_owned()])
+    );
     cluster.server.allow_all();
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!((cluster.entries(), cluster.codes()), (pairs(&[(GPU, "New")]), vec![]));

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::location::{Location, MISSING};
+use super::location::Location;
 use super::{PluginSink, Shared, stopping};
 use crate::grpc::{DevicePlugin, Following};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::request;
-use nodedock_model::{ExtendedResource, Problem, limit};
+use nodedock_model::{ProblemCode, ExtendedResource, Problem, ProblemCode, limit};
 
 pub(super) enum Order {
     /// A newer registration, already connected.
@@ -94,7 +94,7 @@ impl<S: PluginSink> ResourceController<S> {
             Order::End => {
                 self.registered = None;
                 let message = format!("the registration socket of device plugin {} is gone", self.resource);
-                self.leave(&Problem::unavailable("driver-not-registered", message));
+                self.leave(&Problem::unavailable(ProblemCode::DriverNotRegistered, message));
             }
             Order::Look => {}
         }
@@ -147,7 +147,7 @@ impl<S: PluginSink> ResourceController<S> {
         if !std::mem::replace(&mut self.complained, true) {
             tracing::warn!(%resource, %problem, "device plugin not connected, retrying");
         }
-        if problem.code != MISSING {
+        if problem.code != ProblemCode::EndpointMissing {
             self.missing_since = None;
             return;
         }

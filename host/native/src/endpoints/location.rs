@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use nodedock_model::{Problem, limit};
+use nodedock_model::{Problem, ProblemCode, limit};
 
 /// Bytes of an endpoint in an error to the plugin.
 const SHOWN_CHARS_MAX: usize = 128;
@@ -18,15 +18,12 @@ pub enum Location {
     At { endpoint: PathBuf, registration: String },
 }
 
-/// The code of a missing socket.
-pub(super) const MISSING: &str = "endpoint-missing";
-
 impl Location {
     /// Returns the endpoint of a request to register: a file in `directory`, other than the registration socket itself.
     pub fn beside(directory: &Path, endpoint: &str, reserved: &str) -> Result<Self, Problem> {
         let invalid = |why: &str| {
             let shown: String = endpoint.chars().take(SHOWN_CHARS_MAX).collect();
-            Problem::invalid("endpoint-not-valid", format!("endpoint {shown:?}: {why}"))
+            Problem::invalid(ProblemCode::EndpointNotValid, format!("endpoint {shown:?}: {why}"))
         };
         let is_name = !matches!(endpoint, "" | "." | "..") && !endpoint.contains(['/', '\0']);
         if !is_name {
@@ -56,11 +53,11 @@ impl Location {
         let shown = path.display();
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => {
-                Problem::not_found(MISSING, format!("the socket {shown} does not exist"))
+                Problem::not_found(ProblemCode::EndpointMissing, format!("the socket {shown} does not exist"))
             }
-            _ => Problem::unavailable("endpoint-unreadable", format!("check {shown}: {error}")),
+            _ => Problem::unavailable(ProblemCode::EndpointUnreadable, format!("check {shown}: {error}")),
         };
-        let invalid = |why: &str| Problem::invalid("endpoint-not-valid", format!("{shown} {why}"));
+        let invalid = |why: &str| Problem::invalid(ProblemCode::EndpointNotValid, format!("{shown} {why}"));
         let resolved = tokio::fs::canonicalize(&path).await.map_err(failed)?;
         if let Self::Beside { directory, .. } = self {
             let directory = tokio::fs::canonicalize(directory).await.map_err(failed)?;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::{Attempt, Endpoints, Location, PluginSink, SUPERSEDED};
+use super::{Attempt, Endpoints, Location, PluginSink};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ExtendedResource, limit};
+use nodedock_model::{ExtendedResource, ProblemCode, limit};
 
 /// Accepted plugins by registration socket.
 pub(super) type Accepted = BTreeMap<String, AcceptedPlugin>;
@@ -75,7 +75,7 @@ impl<S: PluginSink> Endpoints<S> {
                 Err(problem) => problem,
                 Ok(begun) => match self.try_register(attempt.insert(begun), &location).await {
                     Ok(()) => return,
-                    Err(problem) if problem.code == SUPERSEDED => return,
+                    Err(problem) if problem.code == ProblemCode::RegistrationSuperseded => return,
                     Err(problem) => problem,
                 },
             };

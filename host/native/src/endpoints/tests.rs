@@ -13,7 +13,7 @@ use crate::sockets;
 use nodedock_base::changes::Changes;
 use nodedock_core::driver::Call;
 use nodedock_core::registry::Registry;
-use nodedock_model::ProblemKind;
+use nodedock_model::{ProblemCode, ProblemKind};
 
 pub(crate) const RESOURCE: &str = "null.example.com/device";
 /// Longer than any step takes, and shorter than a person waits.
@@ -275,7 +275,7 @@ async fn of_two_registrations_at_once_the_later_counts() {
         assert_eq!(slow.event().await, Event::OptionsAsked);
         bench.register(&quick).await
     });
-    assert_eq!(earlier.unwrap_err().code, SUPERSEDED);
+    assert_eq!(earlier.unwrap_err().code, ProblemCode::RegistrationSuperseded);
     later.unwrap();
     bench.arrived_with(&["b"]).await;
 }
@@ -286,7 +286,10 @@ async fn five_hundred_registrations_of_a_resource_leave_one_plugin() {
     let plugin = bench.plugin(Script::ok(), &["a"]);
     let outcomes = futures::future::join_all((0..500).map(|_| bench.register(&plugin))).await;
     for outcome in &outcomes[..499] {
-        assert!(outcome.as_ref().is_err_and(|problem| problem.code == SUPERSEDED), "{outcome:?}");
+        assert!(
+            outcome.as_ref().is_err_and(|problem| problem.code == ProblemCode::RegistrationSuperseded),
+            "{outcome:?}"
+        );
     }
     outcomes[499].as_ref().unwrap();
     bench.arrived_with(&["a"]).await;

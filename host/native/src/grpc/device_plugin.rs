@@ -17,7 +17,7 @@ use super::{PluginTimes, clean, convert, problem, rpc};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, DeviceDriver, DeviceLists, DeviceOptions};
-use nodedock_model::{ContainerAllocation, ExtendedResource, PluginDevice, Problem, limit};
+use nodedock_model::{ContainerAllocation, ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
 
 type Client = wire::device_plugin_client::DevicePluginClient<Channel>;
 
@@ -48,7 +48,7 @@ impl DevicePlugin {
         let peer: Arc<str> = format!("device plugin {resource}").into();
         let (channel, _ended) = dial(socket, times.dial).await.map_err(|error| {
             let message = clean(&format!("{peer}: {}", chain(&error)));
-            Problem::unavailable("driver-not-connected", message)
+            Problem::unavailable(ProblemCode::DriverNotConnected, message)
         })?;
         let mut client = Client::new(channel).max_decoding_message_size(limit::PLUGIN_ANSWER_BYTES_MAX);
         let call = Call { request_id: nodedock_base::request::new_id(), deadline: times.options };
@@ -159,7 +159,7 @@ async fn read(
             None => tokio::time::sleep(limit::LIST_PACE).await,
             Some(Ok(())) => {
                 return Problem::unavailable(
-                    "driver-unavailable",
+                    ProblemCode::DriverUnavailable,
                     format!("{peer} ended its list of devices"),
                 );
             }

@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 
 use super::clean;
 use nodedock_core::driver::Link;
-use nodedock_model::{Problem, ProblemKind};
+use nodedock_model::{Problem, ProblemCode, ProblemKind};
 
 /// Converts the error of a whole call.
 pub(super) fn of_status(peer: &str, status: &Status) -> Problem {
@@ -15,23 +15,23 @@ pub(super) fn of_status(peer: &str, status: &Status) -> Problem {
     Problem::new(kind, code, clean(&format!("{peer}: {text}"))).with("grpc-code", grpc_code)
 }
 
-fn meaning(status: &Status) -> (ProblemKind, &'static str) {
+fn meaning(status: &Status) -> (ProblemKind, ProblemCode) {
     match status.code() {
         Code::Unknown | Code::Cancelled if is_broken(status) => {
-            (ProblemKind::Unavailable, "driver-unavailable")
+            (ProblemKind::Unavailable, ProblemCode::DriverUnavailable)
         }
-        Code::DeadlineExceeded | Code::Cancelled => (ProblemKind::Unavailable, "driver-deadline"),
-        Code::Unavailable => (ProblemKind::Unavailable, "driver-unavailable"),
+        Code::DeadlineExceeded | Code::Cancelled => (ProblemKind::Unavailable, ProblemCode::DriverDeadline),
+        Code::Unavailable => (ProblemKind::Unavailable, ProblemCode::DriverUnavailable),
         // The local decoder's error for a message above the bound.
-        Code::OutOfRange => (ProblemKind::Internal, "driver-answer-too-large"),
-        Code::InvalidArgument => (ProblemKind::Invalid, "driver-refused"),
-        Code::NotFound => (ProblemKind::NotFound, "driver-refused"),
-        Code::PermissionDenied | Code::Unauthenticated => (ProblemKind::Denied, "driver-refused"),
-        Code::AlreadyExists | Code::Aborted => (ProblemKind::Conflict, "driver-refused"),
-        Code::Unimplemented => (ProblemKind::Internal, "driver-without-service"),
-        Code::Internal | Code::DataLoss => (ProblemKind::Internal, "driver-failed"),
+        Code::OutOfRange => (ProblemKind::Internal, ProblemCode::DriverAnswerTooLarge),
+        Code::InvalidArgument => (ProblemKind::Invalid, ProblemCode::DriverRefused),
+        Code::NotFound => (ProblemKind::NotFound, ProblemCode::DriverRefused),
+        Code::PermissionDenied | Code::Unauthenticated => (ProblemKind::Denied, ProblemCode::DriverRefused),
+        Code::AlreadyExists | Code::Aborted => (ProblemKind::Conflict, ProblemCode::DriverRefused),
+        Code::Unimplemented => (ProblemKind::Internal, ProblemCode::DriverWithoutService),
+        Code::Internal | Code::DataLoss => (ProblemKind::Internal, ProblemCode::DriverFailed),
         // The Go helper converts every plain error to Unknown; most of them are temporary.
-        _ => (ProblemKind::Unavailable, "driver-refused"),
+        _ => (ProblemKind::Unavailable, ProblemCode::DriverRefused),
     }
 }
 
@@ -49,17 +49,20 @@ pub(super) fn is_late(status: &Status) -> bool {
 
 /// A claim that a plugin refuses by its `error`. The API has no kinds of errors, and the caller retries, as a kubelet does.
 pub(super) fn of_claim(peer: &str, error: &str) -> Problem {
-    Problem::unavailable("driver-refused", clean(&format!("{peer}: {error}")))
+    Problem::unavailable(ProblemCode::DriverRefused, clean(&format!("{peer}: {error}")))
 }
 
 /// A response that violates the API.
 pub(super) fn not_valid(peer: &str, why: &str) -> Problem {
-    Problem::internal("driver-answer-not-valid", clean(&format!("{peer} answered what is not valid: {why}")))
+    Problem::internal(
+        ProblemCode::DriverAnswerNotValid,
+        clean(&format!("{peer} answered what is not valid: {why}")),
+    )
 }
 
 pub(super) fn no_answer(peer: &str, deadline: Duration) -> Problem {
     let message = format!("{peer} did not answer within {} ms", deadline.as_millis());
-    Problem::unavailable("driver-deadline", message)
+    Problem::unavailable(ProblemCode::DriverDeadline, message)
 }
 
 pub(super) fn not_connected(peer: &str, link: &Link) -> Problem {
@@ -68,5 +71,5 @@ pub(super) fn not_connected(peer: &str, link: &Link) -> Problem {
         Link::Closed => "its registration is gone",
         Link::Connecting | Link::Connected => "the connection is not made yet",
     };
-    Problem::unavailable("driver-not-connected", clean(&format!("{peer} is not connected: {why}")))
+    Problem::unavailable(ProblemCode::DriverNotConnected, clean(&format!("{peer} is not connected: {why}")))
 }

@@ -18,7 +18,7 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Driver, DriverIdentity};
 use nodedock_core::registry::{DriverState, DriverView, Reloaded};
 use nodedock_core::registry::{Native, Taken};
-use nodedock_model::{DriverKind, DriverName, ExtendedResource, Problem};
+use nodedock_model::{DriverKind, DriverName, ExtendedResource, Problem, ProblemCode};
 
 pub(super) enum Order {
     /// The socket is new or was replaced.
@@ -286,7 +286,7 @@ impl<S: PluginSink> Worker<S> {
         self.show(|view| {
             view.state = DriverState::Failed;
             view.reason = reason.clone();
-            let problem = Problem::unavailable("plugin-not-registered", &reason).retry_after(delay);
+            let problem = Problem::unavailable(ProblemCode::PluginNotRegistered, &reason).retry_after(delay);
             view.problem = Some(problem.clone());
             if is_new {
                 view.note("failed", cause, 0, Some(problem));

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn ended(raw: i32, stderr: &str) -> String {
-        explain(ExitStatus::from_raw(raw), stderr, &CompileBounds::default()).code().to_owned()
+        explain(ExitStatus::from_raw(raw), stderr, &CompileBounds::default()).code().to_string()
     }
 
     #[test]

@@ -1,7 +1,9 @@
 use super::*;
 use crate::bindings::exports::nodedock::driver::identity as guest_identity;
 use nodedock_model::limit::MEMO_BYTES_MAX;
-use nodedock_model::{AllocatedDevice, DeviceAccess, DeviceName, DriverName, ObjectRef, PoolName};
+use nodedock_model::{
+    AllocatedDevice, DeviceAccess, DeviceName, DriverName, ObjectRef, PoolName, ProblemCode,
+};
 
 fn driver() -> DriverName {
     DriverName::new("gpu.example.com").unwrap()
@@ -338,7 +340,7 @@ fn a_drivers_refusal_is_cut_to_its_bounds() {
         (16, 253, "v ")
     );
     assert_eq!(problem_to_model(problem_to_guest(&problem)), problem);
-    let feigned = Problem::unavailable(QUARANTINED, "call me again");
+    let feigned = Problem::unavailable(ProblemCode::DriverQuarantined, "call me again");
     assert_eq!(problem_to_model(problem_to_guest(&feigned)).code, "no-code", "it is the host's to say");
 }
 

@@ -9,12 +9,12 @@ use std::time::Instant;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::kernel::{KernelEvent, KernelEvents};
-use crate::{QUARANTINED, Quarantined, Trigger, WasmDriver};
+use crate::{Quarantined, Trigger, WasmDriver};
 use nodedock_base::clock::now_ms;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, Published};
 use nodedock_core::registry::{DriverView, Registry};
-use nodedock_model::{DriverKind, HealthReport, Problem, limit};
+use nodedock_model::{DriverKind, HealthReport, Problem, ProblemCode, limit};
 
 /// Requests that wait for a discovery; one discovery answers them all.
 const REQUESTS_WAITING_MAX: usize = 16;
@@ -181,7 +181,7 @@ impl InventoryPoller {
             _ if self.tasks.is_stopping() => {}
             Ok(found) => self.publish(found, duration_us),
             // A quarantine that began since the check refused the call: the discovery is repeated when it is over.
-            Err(problem) if problem.code == QUARANTINED => self.missed = true,
+            Err(problem) if problem.code == ProblemCode::DriverQuarantined => self.missed = true,
             Err(problem) => self.report_failure(&call, problem, duration_us),
         }
     }

@@ -18,7 +18,7 @@ use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{ClaimDriver, DriverIdentity, Predecessors};
 use nodedock_model::grant::Grant;
-use nodedock_model::{DriverName, Problem};
+use nodedock_model::{DriverName, Problem, ProblemCode};
 
 /// The stored files, and the versions that were loaded from them.
 pub struct PreviousVersions {
@@ -196,11 +196,11 @@ impl Loader {
         self.check(&verdict, name, &facts)?;
         let file = DriverFile { name: format!("{name} {}", facts.version), bytes: code };
         let driver = self.host.load(file, grant.clone(), facts.config.clone()).await.map_err(|error| {
-            Problem::internal("predecessor-not-loaded", format!("load it again: {}", chain(&error)))
+            Problem::internal(ProblemCode::PredecessorNotLoaded, format!("load it again: {}", chain(&error)))
         })?;
         if driver.info().name != *name {
             let message = format!("its file says that it is {}", driver.info().name);
-            return Err(Problem::internal("predecessor-not-loaded", message));
+            return Err(Problem::internal(ProblemCode::PredecessorNotLoaded, message));
         }
         // The policy may have changed while it was compiled.
         self.check(&verdict, name, &facts)?;
@@ -236,7 +236,7 @@ impl Loader {
             facts.version,
             signature.display()
         );
-        Err(Problem::denied("predecessor-distrusted", message))
+        Err(Problem::denied(ProblemCode::PredecessorDistrusted, message))
     }
 }
 
@@ -277,18 +277,18 @@ impl Predecessors for PreviousVersions {
 }
 
 fn no_file(name: &DriverName) -> Problem {
-    Problem::unavailable("driver-not-serving", format!("no file of driver {name} serves"))
+    Problem::unavailable(ProblemCode::DriverNotServing, format!("no file of driver {name} serves"))
 }
 
 fn not_loaded(why: &str) -> Problem {
-    Problem::unavailable("predecessor-not-loaded", why)
+    Problem::unavailable(ProblemCode::PredecessorNotLoaded, why)
 }
 
 fn not_stored(error: &StoreError) -> Problem {
     let code = match error {
-        StoreError::Missing { .. } => "predecessor-missing",
-        StoreError::Damaged { .. } => "predecessor-damaged",
-        _ => "predecessor-not-read",
+        StoreError::Missing { .. } => ProblemCode::PredecessorMissing,
+        StoreError::Damaged { .. } => ProblemCode::PredecessorDamaged,
+        _ => ProblemCode::PredecessorNotRead,
     };
     Problem::internal(code, chain(error))
 }

@@ -40,7 +40,7 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Driver, DriverIdentity, Published};
 use nodedock_core::registry::{DriverState, DriverView, Registry, Reloaded};
 use nodedock_model::grant::Grant;
-use nodedock_model::{DriverKind, Problem};
+use nodedock_model::{DriverKind, Problem, ProblemCode};
 
 /// Queue of reloads of one file, of which half may be used.
 const RELOADS_WAITING_MAX: usize = 64;
@@ -403,7 +403,7 @@ impl Worker {
                 view.state = state;
                 view.reason.clone_from(&reason);
             }
-            let problem = Problem::invalid("driver-not-taken", &reason);
+            let problem = Problem::invalid(ProblemCode::DriverNotTaken, &reason);
             view.note(state.as_str(), cause, duration_us, Some(problem));
         });
     }
@@ -415,7 +415,7 @@ impl Worker {
         if self.retire() {
             tracing::info!(file = self.source, "driver file gone, its claims are kept");
         }
-        self.shared.conditions.clear(serving::NOT_STORED, &self.source);
+        self.shared.conditions.clear(ProblemCode::DriverNotKept, &self.source);
         self.shared.registry.remove(&self.source);
     }
 }

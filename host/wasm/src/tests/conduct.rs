@@ -5,7 +5,7 @@ use super::*;
 use crate::concurrency::SLOW_CALLS_PER_DRIVER;
 use nodedock_core::driver::quarantine::{FAILURES_MAX, PERIOD_MIN};
 use nodedock_core::driver::{Call, ClaimDriver};
-use nodedock_model::{Problem, ProblemKind};
+use nodedock_model::{Problem, ProblemCode, ProblemKind};
 
 /// Misbehaves when it is asked for two claims, and prepares one.
 fn two_faced(misbehaviour: &str) -> Guest {
@@ -63,7 +63,10 @@ async fn whatever_a_driver_does_it_is_left_alone_and_comes_back_by_a_probe() {
         into_quarantine(&driver, code).await;
         let before = calls(&driver);
         for problem in [badly(&driver).await, well(&driver).await.unwrap_err()] {
-            assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, QUARANTINED));
+            assert_eq!(
+                (problem.kind, problem.code.as_str()),
+                (ProblemKind::Unavailable, ProblemCode::DriverQuarantined)
+            );
             let wait = problem.retry_after_ms.unwrap();
             assert!((1000..=5001).contains(&wait), "{wait}");
             for part in [
@@ -79,7 +82,7 @@ async fn whatever_a_driver_does_it_is_left_alone_and_comes_back_by_a_probe() {
         assert_eq!(calls(&driver), before, "it is not called");
         after_it().await;
         assert_eq!(badly(&driver).await.code, code, "the probe");
-        assert_eq!(well(&driver).await.unwrap_err().code, QUARANTINED);
+        assert_eq!(well(&driver).await.unwrap_err().code, ProblemCode::DriverQuarantined);
         after_it().await;
         after_it().await;
         well(&driver).await.unwrap();
@@ -96,14 +99,14 @@ async fn a_call_that_is_late_counts_as_a_failure_and_a_refusal_does_not() {
         let outcomes = spin.prepare(&call, &[a_claim("u-1"), a_claim("u-2")]).await;
         assert_eq!(outcomes["u-1"].as_ref().unwrap_err().code, "driver-deadline");
     }
-    assert_eq!(well(&spin).await.unwrap_err().code, QUARANTINED);
+    assert_eq!(well(&spin).await.unwrap_err().code, ProblemCode::DriverQuarantined);
 
     // An inventory at the place of a problem: kind invalid, and no code.
     let refuses = "(i32.store8 (i32.const 8192) (i32.const 1)) i32.const 8192";
     let driver = Stage::new().load(&Guest { discover: refuses.into(), ..Guest::default() }).await;
     for _ in 0..=FAILURES_MAX {
         let problem = driver.discover(&a_call(), Trigger::Timer).await.unwrap_err();
-        assert_ne!(problem.code, QUARANTINED);
+        assert_ne!(problem.code, ProblemCode::DriverQuarantined);
     }
     assert!(driver.containment().quarantined().is_none());
 }
@@ -120,7 +123,7 @@ async fn one_probe_at_a_time_and_a_cancelled_one_frees_its_permit() {
         assert!(futures::poll!(&mut probe).is_pending());
         assert!(driver.containment().quarantined().unwrap().is_probed);
         let problem = well(&driver).await.unwrap_err();
-        assert_eq!(problem.code, QUARANTINED);
+        assert_eq!(problem.code, ProblemCode::DriverQuarantined);
         assert!(problem.retry_after_ms.unwrap() > 0);
     }
     assert!(!driver.containment().quarantined().unwrap().is_probed);
@@ -135,7 +138,7 @@ async fn an_operator_ends_a_quarantine_and_so_does_loading_the_file_again() {
     into_quarantine(&driver, "driver-trapped").await;
     let again = stage.load(&two_faced("unreachable")).await;
     well(&again).await.unwrap();
-    assert_eq!(well(&driver).await.unwrap_err().code, QUARANTINED);
+    assert_eq!(well(&driver).await.unwrap_err().code, ProblemCode::DriverQuarantined);
     assert!(driver.containment().resume());
     into_quarantine(&driver, "driver-trapped").await;
 }

@@ -103,7 +103,7 @@ impl Verdict {
             LoadError::Describe(_) | LoadError::Description(_) => Stop::Describe,
             _ => Stop::Admission,
         };
-        Self { stop, code: error.code().to_owned(), message: error.to_string() }
+        Self { stop, code: error.code().to_string(), message: error.to_string() }
     }
 }
 

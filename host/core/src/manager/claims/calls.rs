@@ -12,7 +12,9 @@ use super::prepare_retry::DriverRevision;
 use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, all_failed};
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, DriverName, LiveClaim, PreparedBy, Problem, ProblemKind, Uid, limit};
+use nodedock_model::{
+    ClaimRecord, DriverName, LiveClaim, PreparedBy, Problem, ProblemCode, ProblemKind, Uid, limit,
+};
 
 /// The drivers that were called, as they served. Holding the identity keeps the driver's file until the results are durable, though
 /// no claim names it yet.
@@ -174,17 +176,17 @@ pub(super) fn prepared_by(driver: &Driver) -> PreparedBy {
 }
 
 fn no_claims(driver: &DriverName) -> Problem {
-    Problem::invalid("driver-without-claims", format!("driver {driver} takes no claims"))
+    Problem::invalid(ProblemCode::DriverWithoutClaims, format!("driver {driver} takes no claims"))
 }
 
 fn no_outcome(driver: &DriverName) -> Problem {
-    Problem::internal("claim-skipped", format!("driver {driver} returned no outcome for the claim"))
+    Problem::internal(ProblemCode::ClaimSkipped, format!("driver {driver} returned no outcome for the claim"))
 }
 
 fn no_end(driver: &DriverName, call: &Call) -> Problem {
     let deadline_ms = call.deadline.as_millis();
     let message = format!("the call of driver {driver} did not end at its deadline of {deadline_ms} ms");
-    Problem::internal("driver-call-stuck", message)
+    Problem::internal(ProblemCode::DriverCallStuck, message)
 }
 
 /// A claim is kept while its driver is absent, and unprepared when the driver serves again.

@@ -9,10 +9,8 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
 use super::name_few;
 use crate::manager::Manager;
-use nodedock_model::{Changed, ChangedKind, ClaimRecord, DriverName, Inventory, Problem, limit};
+use nodedock_model::{Changed, ChangedKind, ClaimRecord, DriverName, Inventory, Problem, ProblemCode, limit};
 
-/// The condition of a driver whose claims hold devices that it does not have.
-const DEVICES_GONE: &str = "claim-devices-gone";
 /// Devices that a condition names; the message is one line.
 const DEVICES_NAMED_MAX: usize = 8;
 
@@ -74,17 +72,17 @@ impl Manager {
                 let lost = self.lost_devices(name, &inventory.borrow().inventory);
                 if !lost.is_empty() {
                     with_condition.insert(name.clone());
-                    let problem = Problem::unavailable(DEVICES_GONE, describe(name, &lost));
+                    let problem = Problem::unavailable(ProblemCode::ClaimDevicesGone, describe(name, &lost));
                     self.conditions.set(name.as_str(), problem);
                 } else if with_condition.remove(name) {
-                    self.conditions.clear(DEVICES_GONE, name.as_str());
+                    self.conditions.clear(ProblemCode::ClaimDevicesGone, name.as_str());
                 }
             }
         }
         // The devices of a driver that does not serve are not known.
         let is_absent = |name: &DriverName| !serving.iter().any(|driver| driver.identity.name == *name);
         for name in with_condition.extract_if(.., |name| is_absent(name)) {
-            self.conditions.clear(DEVICES_GONE, name.as_str());
+            self.conditions.clear(ProblemCode::ClaimDevicesGone, name.as_str());
         }
     }
 

@@ -19,18 +19,19 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, ClaimState, DeviceAccess, DriverName, DriverPart, Problem, Uid, limit};
+use nodedock_model::{
+    ClaimRecord, ClaimState, DeviceAccess, DriverName, DriverPart, Problem, ProblemCode, Uid, limit,
+};
 
-const NOT_WRITTEN: &str = "cdi-not-written";
-const NOT_VALID: &str = "cdi-not-valid";
-const FOREIGN: &str = "cdi-file-foreign";
-const CLAIMED_TWICE: &str = "cdi-device-claimed-twice";
-const MISSING: &str = "cdi-device-missing";
-const MOVED: &str = "device-node-moved";
 /// Every condition about a claim's files.
-const CODES: [&str; 6] = [NOT_WRITTEN, NOT_VALID, FOREIGN, CLAIMED_TWICE, MISSING, MOVED];
-/// The condition about the directories, and its subject.
-const NOT_READ: &str = "cdi-not-read";
+const CODES: [ProblemCode; 6] = [
+    ProblemCode::CdiNotWritten,
+    ProblemCode::CdiNotValid,
+    ProblemCode::CdiFileForeign,
+    ProblemCode::CdiDeviceClaimedTwice,
+    ProblemCode::CdiDeviceMissing,
+    ProblemCode::DeviceNodeMoved,
+];
 const DIRECTORIES: &str = "CDI directories";
 
 /// Devices that a problem names: its message is one line.
@@ -150,8 +151,10 @@ impl Manager {
 
     fn report_survey(&self, read: Result<(), CdiError>) {
         match read {
-            Ok(()) => self.conditions.clear(NOT_READ, DIRECTORIES),
-            Err(error) => self.conditions.set(DIRECTORIES, Problem::unavailable(NOT_READ, chain(&error))),
+            Ok(()) => self.conditions.clear(ProblemCode::CdiNotRead, DIRECTORIES),
+            Err(error) => {
+                self.conditions.set(DIRECTORIES, Problem::unavailable(ProblemCode::CdiNotRead, chain(&error)))
+            }
         }
     }
 
@@ -163,7 +166,7 @@ impl Manager {
         }
         let subject = format!("claim {}", record.id);
         let cleared = CODES.iter().filter(|code| problems.iter().all(|problem| problem.code != **code));
-        cleared.for_each(|code| self.conditions.clear(code, &subject));
+        cleared.for_each(|code| self.conditions.clear(*code, &subject));
         if !problems.is_empty() && claims.insert(record.id.uid.clone()) {
             self.file_condition_set.notify_one();
         }
@@ -411,7 +414,11 @@ fn collision(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
         "{file} has the CDI device {device} of claim {} as well: container runtimes refuse a device that two files have; remove the other file",
         record.id
     );
-    Some(Problem::conflict(CLAIMED_TWICE, message).with("file", file).with("device", device))
+    Some(
+        Problem::conflict(ProblemCode::CdiDeviceClaimedTwice, message)
+            .with("file", file)
+            .with("device", device),
+    )
 }
 
 /// Devices of a native plugin that are in no file. The plugin may write it a moment later, so the claim is answered.
@@ -424,7 +431,7 @@ fn missing(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
         name_few(missing.iter(), DEVICES_NAMED_MAX),
         record.id
     );
-    Some(Problem::unavailable(MISSING, message).with("device", first))
+    Some(Problem::unavailable(ProblemCode::CdiDeviceMissing, message).with("device", first))
 }
 
 /// A device node that differs from the claim's file. The file stays: runtimes that start a container again may need it, and the next prepare
@@ -436,15 +443,15 @@ fn moved(record: &ClaimRecord) -> Option<Problem> {
         "the device node {path} of claim {} was {then} when driver {driver} prepared it, and is {now}: a container that is started again may get a wrong device; the claim is prepared again when a pod requests it",
         record.id
     );
-    let problem = Problem::unavailable(MOVED, message).with("node", path);
+    let problem = Problem::unavailable(ProblemCode::DeviceNodeMoved, message).with("node", path);
     Some(problem.with("driver", driver).with("then", then).with("now", now))
 }
 
 fn not_written(error: &CdiError) -> Problem {
     let message = format!("write CDI files: {}", chain(error));
     match error {
-        CdiError::Foreign(file) => Problem::conflict(FOREIGN, message).with("file", file),
-        _ => Problem::unavailable(NOT_WRITTEN, message),
+        CdiError::Foreign(file) => Problem::conflict(ProblemCode::CdiFileForeign, message).with("file", file),
+        _ => Problem::unavailable(ProblemCode::CdiNotWritten, message),
     }
 }
 

@@ -24,7 +24,7 @@ use crate::cdi;
 use crate::manager::{Manager, interrupted};
 use nodedock_model::{
     Claim, ClaimRecord, ClaimStatuses, DriverName, KubeletClaim, KubeletDevice, ObjectRef,
-    PreparedForKubelet, Problem, ReportedDevice, Uid, limit,
+    PreparedForKubelet, Problem, ProblemCode, ReportedDevice, Uid, limit,
 };
 
 impl Manager {
@@ -241,10 +241,13 @@ fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
 }
 
 fn no_claim(wanted: &ObjectRef) -> Problem {
-    Problem::not_found("no-such-claim", format!("claim {wanted} (UID {}) does not exist", wanted.uid))
+    Problem::not_found(
+        ProblemCode::NoSuchClaim,
+        format!("claim {wanted} (UID {}) does not exist", wanted.uid),
+    )
 }
 
 fn source_slow(wanted: &ObjectRef) -> Problem {
     let seconds = limit::CLAIM_SOURCE_WAIT.as_secs();
-    Problem::unavailable("claim-not-read", format!("claim {wanted} was not read within {seconds} s"))
+    Problem::unavailable(ProblemCode::ClaimNotRead, format!("claim {wanted} was not read within {seconds} s"))
 }

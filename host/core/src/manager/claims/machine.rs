@@ -14,8 +14,8 @@ use super::name_few;
 use super::table::{ClaimTable, device_key};
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
-    KubeletHold, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemKind,
-    Transition, Uid,
+    KubeletHold, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemCode,
+    ProblemKind, Transition, Uid,
 };
 
 pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
@@ -136,13 +136,13 @@ pub fn admit<'a>(claim: &'a Claim, pod: &ObjectRef, node_name: &str) -> Result<&
     let name = &claim.id;
     if let Some(owner) = claim.owner_pod.as_ref().filter(|owner| **owner != pod.uid) {
         let message = format!("claim {name} was made for another pod than {pod} (its owner has UID {owner})");
-        return Err(Problem::denied("claim-of-another-pod", message));
+        return Err(Problem::denied(ProblemCode::ClaimOfAnotherPod, message));
     }
     let allocation = allocated(claim)?;
     let admin_only = !allocation.devices.is_empty() && allocation.devices.iter().all(|d| d.admin_access);
     if !claim.is_reserved_for(&pod.uid) && !admin_only {
         let message = format!("claim {name} is not reserved for pod {pod} (UID {})", pod.uid);
-        return Err(Problem::denied("claim-not-reserved", message));
+        return Err(Problem::denied(ProblemCode::ClaimNotReserved, message));
     }
     check_node(claim, allocation, node_name)?;
     Ok(allocation)
@@ -150,7 +150,7 @@ pub fn admit<'a>(claim: &'a Claim, pod: &ObjectRef, node_name: &str) -> Result<&
 
 fn allocated(claim: &Claim) -> Result<&Allocation, Problem> {
     claim.allocation.as_ref().ok_or_else(|| {
-        Problem::unavailable("claim-not-allocated", format!("claim {} is not allocated", claim.id))
+        Problem::unavailable(ProblemCode::ClaimNotAllocated, format!("claim {} is not allocated", claim.id))
     })
 }
 
@@ -158,7 +158,7 @@ fn check_node(claim: &Claim, allocation: &Allocation, node_name: &str) -> Result
     let other = allocation.node_name.as_ref().filter(|other| *other != node_name);
     other.map_or(Ok(()), |other| {
         let message = format!("claim {} is allocated on node {other}, and this is {node_name}", claim.id);
-        Err(Problem::denied("claim-on-another-node", message))
+        Err(Problem::denied(ProblemCode::ClaimOnAnotherNode, message))
     })
 }
 
@@ -500,7 +500,7 @@ pub fn note_files(record: &ClaimRecord, missing: Option<Problem>, now_ms: u64) -
 }
 
 fn not_called() -> Problem {
-    Problem::unavailable("driver-not-asked", "the driver was not called yet")
+    Problem::unavailable(ProblemCode::DriverNotAsked, "the driver was not called yet")
 }
 
 /// A pod's record after a request whose `accepted` claims are given by the pod's own names for them. Claims that it still holds stay, also
@@ -529,11 +529,11 @@ pub fn check_devices(
     for device in allocation.devices.iter().filter(|device| device.driver == *driver) {
         let Some(pool) = inventory.pools.get(&device.pool) else {
             let message = format!("driver {driver} has no pool {}", device.pool);
-            return Err(Problem::not_found("no-such-pool", message));
+            return Err(Problem::not_found(ProblemCode::NoSuchPool, message));
         };
         if !pool.devices.contains_key(&device.device) {
             let message = format!("pool {} of driver {driver} has no device {}", device.pool, device.device);
-            return Err(Problem::not_found("no-such-device", message));
+            return Err(Problem::not_found(ProblemCode::NoSuchDevice, message));
         }
     }
     Ok(())
@@ -547,7 +547,7 @@ fn transition(at_ms: u64, what: &str, cause: &str) -> Transition {
 /// The problem of a claim that has another UID than the one that is wanted.
 pub fn other_uid(claim: &ObjectRef, uid: &Uid, wanted: &Uid) -> Problem {
     let message = format!("claim {claim} has UID {uid}, and {wanted} is wanted: it was replaced");
-    Problem::conflict("claim-replaced", message)
+    Problem::conflict(ProblemCode::ClaimReplaced, message)
 }
 
 fn replaced(id: &ObjectRef, old: &ClaimRecord) -> Problem {
@@ -557,18 +557,18 @@ fn replaced(id: &ObjectRef, old: &ClaimRecord) -> Problem {
         old.state.as_str(),
         id.uid
     );
-    Problem::conflict("claim-replaced", message).with("old-uid", &old.id.uid)
+    Problem::conflict(ProblemCode::ClaimReplaced, message).with("old-uid", &old.id.uid)
 }
 
 fn being_unprepared(id: &ObjectRef) -> Problem {
-    Problem::conflict("claim-unpreparing", format!("claim {id} is being unprepared"))
+    Problem::conflict(ProblemCode::ClaimUnpreparing, format!("claim {id} is being unprepared"))
 }
 
 fn changed_allocation(id: &ObjectRef) -> Problem {
     let message = format!(
         "claim {id} is known here with another allocation: an allocation is final until the claim is unprepared"
     );
-    Problem::new(ProblemKind::Invalid, "allocation-changed", message)
+    Problem::new(ProblemKind::Invalid, ProblemCode::AllocationChanged, message)
 }
 
 /// Pods that a problem names: its message is one line.
@@ -581,5 +581,5 @@ fn pods_named(claim: &ClaimRecord) -> String {
 fn held(id: &ObjectRef, holder: &ClaimRecord, key: &str) -> Problem {
     let (of, by) = (&holder.id, kubelet::holders_named(holder));
     let message = format!("claim {id} wants {key}, which claim {of} (UID {}, {by}) holds", of.uid);
-    Problem::conflict("device-held", message).with("holder", &holder.id).with("device", key)
+    Problem::conflict(ProblemCode::DeviceHeld, message).with("holder", &holder.id).with("device", key)
 }

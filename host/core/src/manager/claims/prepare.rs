@@ -22,7 +22,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::locks::Held;
 use nodedock_model::{
-    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, ObjectRef, PodRequest, Problem, Uid,
+    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, ObjectRef, PodRequest, Problem, ProblemCode,
+    Uid,
 };
 
 /// A claim of a request, as its source has it.
@@ -124,7 +125,7 @@ impl Manager {
         };
         let claim = claim.ok_or_else(|| {
             let message = format!("claim {}/{name} does not exist", pod.namespace);
-            Problem::not_found("no-such-claim", message)
+            Problem::not_found(ProblemCode::NoSuchClaim, message)
         })?;
         if let Some(uid) = reference.claim_uid.as_ref().filter(|uid| **uid != claim.id.uid) {
             return Err(machine::other_uid(&claim.id, &claim.id.uid, uid));

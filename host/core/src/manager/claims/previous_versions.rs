@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 
 use super::calls::unprepare;
 use super::prepare_retry::DriverRevision;
-use crate::driver::containment::QUARANTINED;
 use crate::driver::{Call, Driver, Predecessors};
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, DriverKind, LiveClaim, PreparedBy, Problem, ProblemKind, limit};
+use nodedock_model::{
+    ClaimRecord, DriverKind, LiveClaim, PreparedBy, Problem, ProblemCode, ProblemKind, limit,
+};
 
 impl Manager {
     /// Calls the code that prepared those claims that the serving version did not unprepare. `ends` are the outcomes of that version, in
@@ -70,7 +71,7 @@ fn previous_version<'a>(record: &'a ClaimRecord, serving: &Driver) -> Option<&'a
 /// may never recover, so those get some tries. `tries`: earlier failed tries of this version.
 fn is_final(problem: &Problem, tries: u32) -> bool {
     let is_broken = problem.kind.is_permanent() || problem.kind == ProblemKind::Internal;
-    let names_time = problem.retry_after_ms.is_some() && problem.code != QUARANTINED;
+    let names_time = problem.retry_after_ms.is_some() && problem.code != ProblemCode::DriverQuarantined;
     is_broken || tries >= limit::PREDECESSOR_PATIENCE && !names_time
 }
 
@@ -96,7 +97,7 @@ fn not_loaded_in_time(call: &Call) -> Problem {
     let deadline_ms = call.deadline.as_millis();
     let message =
         format!("it was not loaded within {deadline_ms} ms; loading goes on, and the claim is retried");
-    Problem::unavailable("predecessor-not-loaded", message)
+    Problem::unavailable(ProblemCode::PredecessorNotLoaded, message)
 }
 
 /// The problem of the serving version, with that of the previous one in its details.
@@ -120,7 +121,8 @@ mod tests {
     #[test]
     fn a_permanent_error_is_final_and_a_named_delay_is_not() {
         let quarantined = || {
-            Problem::unavailable(QUARANTINED, "quarantined").retry_after(std::time::Duration::from_secs(5))
+            Problem::unavailable(ProblemCode::DriverQuarantined, "quarantined")
+                .retry_after(std::time::Duration::from_secs(5))
         };
         let transient = || Problem::unavailable("device-busy", "not now");
         for (problem, tries, wanted) in [

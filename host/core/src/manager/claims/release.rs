@@ -12,7 +12,7 @@ use crate::manager::Manager;
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    Caller, ClaimRecord, DriverName, ObjectName, ObjectRef, Problem, PutBack, ReleaseRecord, Uid,
+    Caller, ClaimRecord, DriverName, ObjectName, ObjectRef, Problem, ProblemCode, PutBack, ReleaseRecord, Uid,
 };
 
 /// Which claim to release, and who requests it.
@@ -78,7 +78,7 @@ impl Manager {
         machine::check_release(&record)?;
         if record.pods.keys().any(|pod| !found.pods.contains_key(pod)) {
             let message = format!("claim {} was just prepared for another pod", record.id);
-            return Err(Problem::conflict("claim-in-use", message));
+            return Err(Problem::conflict(ProblemCode::ClaimInUse, message));
         }
         let released = self.release_locked(&record, &request.by, &self.driver_call(request_id)).await;
         // The intent may be durable: then the release is finished without a request.
@@ -171,7 +171,7 @@ fn audit(released: &ReleaseRecord, call: &Call) {
 fn no_claim(request: &ReleaseRequest) -> Problem {
     let uid = request.uid.as_ref().map(|uid| format!(" with UID {uid}")).unwrap_or_default();
     let message = format!("there is no claim {}/{}{uid} here", request.namespace, request.name);
-    Problem::not_found("no-such-claim", message)
+    Problem::not_found(ProblemCode::NoSuchClaim, message)
 }
 
 fn ambiguous(claims: &[&Arc<ClaimRecord>]) -> Problem {
@@ -179,5 +179,5 @@ fn ambiguous(claims: &[&Arc<ClaimRecord>]) -> Problem {
         claims.iter().map(|claim| format!("{} ({})", claim.id.uid, claim.state.as_str())).collect();
     let (name, uids) = (&claims[0].id, uids.join(", "));
     let message = format!("several claims are called {name}; name one by its UID: {uids}");
-    Problem::conflict("claim-ambiguous", message)
+    Problem::conflict(ProblemCode::ClaimAmbiguous, message)
 }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use crate::manager::claims::manifest;
 use nodedock_base::error::chain;
-use nodedock_model::{Claim, ObjectName, Problem, Uid, limit};
+use nodedock_model::{Claim, ObjectName, Problem, ProblemCode, Uid, limit};
 
 /// The source from which the manager reads claims.
 #[async_trait]
@@ -62,11 +62,12 @@ impl ClaimDirectory {
     }
 
     fn unreadable(&self, path: &std::path::Path, why: &str) -> Problem {
-        Problem::unavailable(UNREADABLE, format!("read claims from {}: {why}", path.display()))
+        Problem::unavailable(
+            ProblemCode::ClaimsFolderUnreadable,
+            format!("read claims from {}: {why}", path.display()),
+        )
     }
 }
-
-const UNREADABLE: &str = "claims-folder-unreadable";
 
 fn is_manifest(path: &std::path::Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -80,7 +81,10 @@ impl ClaimSource for ClaimDirectory {
         let (path, namespace, name) = (self.path.clone(), namespace.clone(), name.clone());
         let look = move || ClaimDirectory::new(path).find(&namespace, &name);
         tokio::task::spawn_blocking(look).await.unwrap_or_else(|error| {
-            Err(Problem::internal(UNREADABLE, format!("read the directory of claims: {error}")))
+            Err(Problem::internal(
+                ProblemCode::ClaimsFolderUnreadable,
+                format!("read the directory of claims: {error}"),
+            ))
         })
     }
 }
@@ -100,7 +104,7 @@ pub fn check_bounds(claim: &Claim) -> Result<(), Problem> {
     ] {
         if count > max {
             let message = format!("claim {} has {count} {what}, and {max} are the most", claim.id);
-            return Err(Problem::invalid("claim-too-large", message));
+            return Err(Problem::invalid(ProblemCode::ClaimTooLarge, message));
         }
     }
     Ok(())

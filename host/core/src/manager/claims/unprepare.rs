@@ -18,7 +18,7 @@ use crate::manager::Manager;
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, Uid};
+use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemCode, Uid};
 
 impl<'a> UnprepareRequest<'a> {
     fn pod(self) -> Option<&'a Uid> {
@@ -267,7 +267,7 @@ impl Manager {
             Ok(()) | Err(CdiError::Foreign(_)) => {}
             Err(error) => {
                 let message = format!("remove CDI files: {}", chain(&error));
-                return Err(Problem::unavailable("cdi-not-removed", message));
+                return Err(Problem::unavailable(ProblemCode::CdiNotRemoved, message));
             }
         }
         failpoint::pass(Point::UnprepareFilesRemoved);

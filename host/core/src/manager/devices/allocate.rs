@@ -22,7 +22,7 @@ use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
     AllocationEntry, DriverName, ExtendedResource, ObjectRef, PluginDevice, PodAllocation, PodRequest,
-    PooledClaim, Problem, limit,
+    PooledClaim, Problem, ProblemCode, limit,
 };
 
 /// The choice for a want. None: no devices are wanted, and none are held.
@@ -233,7 +233,7 @@ impl Manager {
         let pod = &job.pod().uid;
         let Some(reserved) = self.allocation(pod.as_str()) else { return Ok(None) };
         // A device that is not healthy any more is dropped: the next try chooses another.
-        let is_lost = |choice: &Chosen| matches!(choice, Err(p) if p.code == choose::HELD_UNHEALTHY);
+        let is_lost = |choice: &Chosen| matches!(choice, Err(p) if p.code == ProblemCode::DevicesUnhealthy);
         let lost: BTreeSet<_> =
             choices.iter().filter(|(_, choice)| is_lost(choice)).map(|(key, _)| key.clone()).collect();
         if lost.is_empty() && job.before.as_ref() == Some(&reserved) {
@@ -396,7 +396,7 @@ fn too_many(want: &Want) -> Problem {
     let max = limit::ALLOCATED_DEVICES_MAX;
     let message =
         format!("container {container} wants {count} devices of {resource}, and a claim has {max} at most");
-    Problem::invalid("too-many-devices", message)
+    Problem::invalid(ProblemCode::TooManyDevices, message)
 }
 
 /// Ends a plugin's call at the deadline, whatever the plugin does.
@@ -408,16 +408,16 @@ pub(super) async fn within<T>(
 ) -> Result<T, Problem> {
     let timed_out = |_| {
         let message = format!("the plugin of {resource} did not answer in time ({what})");
-        Err(Problem::unavailable("driver-deadline", message).retry_after(Duration::from_secs(5)))
+        Err(Problem::unavailable(ProblemCode::DriverDeadline, message).retry_after(Duration::from_secs(5)))
     };
     timeout_at(deadline, call).await.unwrap_or_else(timed_out)
 }
 
 pub(super) fn busy(resource: &ExtendedResource) -> Problem {
     let message = format!("another pod waits for the plugin of {resource}, which does not answer");
-    Problem::unavailable("resource-busy", message).retry_after(Duration::from_secs(5))
+    Problem::unavailable(ProblemCode::ResourceBusy, message).retry_after(Duration::from_secs(5))
 }
 
 pub(super) fn no_plugin(resource: &ExtendedResource) -> Problem {
-    Problem::unavailable("plugin-gone", format!("the plugin of {resource} is not connected"))
+    Problem::unavailable(ProblemCode::PluginGone, format!("the plugin of {resource} is not connected"))
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use nodedock_model::{ContainerAllocation, ExtendedResource, Problem};
+use nodedock_model::{ContainerAllocation, ExtendedResource, Problem, ProblemCode};
 
 /// Fails if a path of an answer does not exist below `root`. Blocks: a path may be on a file system that hangs.
 pub(super) fn paths_exist(
@@ -18,7 +18,7 @@ pub(super) fn paths_exist(
             let message = format!(
                 "the answer of the plugin of {resource} names {path} (host_path of {field}): {error}"
             );
-            return Err(Problem::invalid("allocation-path-missing", message).with("field", field));
+            return Err(Problem::invalid(ProblemCode::AllocationPathMissing, message).with("field", field));
         }
     }
     Ok(())

@@ -5,12 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::DeviceNodes;
 use super::affinity::{self, Split};
 use super::record::Want;
-use nodedock_model::{ExtendedResource, PluginDevice, Problem};
-
-/// The code of a refusal because chosen devices are not healthy any more.
-pub(super) const HELD_UNHEALTHY: &str = "devices-unhealthy";
-/// The code of a refusal because a container has another number of devices than it asks for.
-pub(super) const REQUEST_CHANGED: &str = "request-changed";
+use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode};
 
 /// The devices of a resource, and which of them are taken.
 pub(super) struct Stock<'a> {
@@ -108,7 +103,7 @@ pub(super) fn check_count(want: &Want, held: Option<&DeviceNodes>) -> Result<(),
     let message = format!(
         "container {container} changed its request for {resource} from {held} to {count}: a pod's devices are final"
     );
-    Err(Problem::invalid(REQUEST_CHANGED, message))
+    Err(Problem::invalid(ProblemCode::RequestChanged, message))
 }
 
 fn keep(stock: &Stock<'_>, want: &Want, held: &DeviceNodes) -> Result<Step, Problem> {
@@ -122,7 +117,7 @@ fn keep(stock: &Stock<'_>, want: &Want, held: &DeviceNodes) -> Result<Step, Prob
 /// The problem of devices that were chosen for a container and became unhealthy before they were allocated.
 pub(super) fn lost(what: &str, container: &str) -> Problem {
     let message = format!("{what} was chosen for container {container} before, and is not healthy any more");
-    Problem::unavailable(HELD_UNHEALTHY, message)
+    Problem::unavailable(ProblemCode::DevicesUnhealthy, message)
 }
 
 /// The healthy ones of reusable devices, aligned ones first.
@@ -178,14 +173,14 @@ impl Taken {
 
 pub(super) fn unregistered(resource: &ExtendedResource) -> Problem {
     Problem::unavailable(
-        "resource-unknown",
+        ProblemCode::ResourceUnknown,
         format!("cannot allocate {resource}: no plugin or driver has registered it"),
     )
 }
 
 fn no_healthy(resource: &ExtendedResource) -> Problem {
     Problem::unavailable(
-        "no-healthy-device",
+        ProblemCode::NoHealthyDevice,
         format!("cannot allocate {resource}: no device of it is healthy"),
     )
 }
@@ -195,7 +190,7 @@ fn too_few(want: &Want, needed: usize, available: usize) -> Problem {
         "container {} needs {needed} more devices of {}, and {available} are available",
         want.container, want.resource
     );
-    Problem::unavailable("too-few-devices", message)
+    Problem::unavailable(ProblemCode::TooFewDevices, message)
         .with("requested", want.count)
         .with("available", available)
 }

@@ -12,7 +12,7 @@ use super::resources::Origin;
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    AllocationEntry, ExtendedResource, ObjectRef, PodAllocation, PooledClaim, Problem, Uid,
+    AllocationEntry, ExtendedResource, ObjectRef, PodAllocation, PooledClaim, Problem, ProblemCode, Uid,
 };
 
 impl Manager {
@@ -84,5 +84,5 @@ impl Manager {
 
 fn not_pooled(container: &str, resource: &ExtendedResource) -> Problem {
     let message = format!("container {container} has no device of {resource} that is of a driver's pool");
-    Problem::not_found("no-such-allocation", message)
+    Problem::not_found(ProblemCode::NoSuchAllocation, message)
 }

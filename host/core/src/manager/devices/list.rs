@@ -2,10 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nodedock_model::{ExtendedResource, PluginDevice, Problem, limit};
-
-/// The code of the condition of a resource whose list has faults.
-pub(super) const FAULTY_LIST: &str = "device-list-faulty";
+use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
 
 /// Characters of an id in a message.
 const ID_SHOWN_MAX: usize = 64;
@@ -47,7 +44,7 @@ impl Faults {
         let example = self.example.as_ref().map(|id| format!(" (such as {id:?})")).unwrap_or_default();
         let message =
             format!("of the devices that the plugin of {resource} lists, {}{example}", faults.join(", "));
-        Some(Problem::invalid(FAULTY_LIST, message))
+        Some(Problem::invalid(ProblemCode::DeviceListFaulty, message))
     }
 }
 

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::allocate::{no_plugin, plugin_call, within};
 use crate::manager::Manager;
-use nodedock_model::{AllocationEntry, Problem, Uid};
+use nodedock_model::{AllocationEntry, Problem, ProblemCode, Uid};
 
 impl Manager {
     /// Calls the plugins of a container's devices. A container without devices is success.
@@ -29,7 +29,7 @@ impl Manager {
         if !entry.is_complete() {
             let message =
                 format!("container {container} has no devices of {resource}: they are not allocated yet");
-            return Err(Problem::unavailable("devices-not-allocated", message));
+            return Err(Problem::unavailable(ProblemCode::DevicesNotAllocated, message));
         }
         let Some(driver) = self.plugin(resource) else {
             // The plugin's options at the allocation still count.

@@ -8,15 +8,12 @@ use futures::future::{BoxFuture, select_all};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::pools;
 use super::resources::Contender;
-use super::{list, pools};
 use crate::driver::Published;
 use crate::manager::Manager;
 use crate::manager::claims::upkeep::until;
-use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, limit};
-
-/// The code of the condition of a source that waits for a resource's name.
-const TAKEN: &str = "resource-taken";
+use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, ProblemCode, limit};
 
 type Followed = Vec<(DriverName, watch::Receiver<Arc<Published>>)>;
 
@@ -38,10 +35,11 @@ impl Manager {
         for contender in contenders {
             let Contender { resource, waits, keeps } = contender;
             let message = format!("{waits} offers {resource}, which {keeps} had first: it is not used");
-            self.conditions.set(&subject(contender), Problem::conflict(TAKEN, message));
+            self.conditions.set(&subject(contender), Problem::conflict(ProblemCode::ResourceTaken, message));
         }
         let subjects: Vec<_> = contenders.iter().map(subject).collect();
-        self.conditions.retain(TAKEN, |known| subjects.iter().any(|subject| subject == known));
+        self.conditions
+            .retain(ProblemCode::ResourceTaken, |known| subjects.iter().any(|subject| subject == known));
     }
 
     /// Sends changes to the subscribers of `changes`, each resource at most once per period.
@@ -82,7 +80,7 @@ impl Manager {
         let gone = self.devices().resources.expire(Instant::now(), grace);
         for resource in &gone {
             tracing::warn!(%resource, "a source of the resource did not come back");
-            self.conditions.clear(list::FAULTY_LIST, resource.as_str());
+            self.conditions.clear(ProblemCode::DeviceListFaulty, resource.as_str());
         }
         if !gone.is_empty() {
             self.report_resources(gone);

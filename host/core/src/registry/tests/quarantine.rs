@@ -4,8 +4,9 @@ use async_trait::async_trait;
 
 use super::*;
 use crate::driver::ClaimDriver;
-use crate::driver::containment::{Containment, QUARANTINED};
+use crate::driver::containment::Containment;
 use nodedock_base::tasks::Tasks;
+use nodedock_model::ProblemCode;
 
 /// Records the identity under which a file is in use.
 #[derive(Default)]
@@ -82,7 +83,10 @@ async fn a_quarantine_is_shown_until_its_end_which_notifies_waiting_callers() {
     scene.until(DriverState::Quarantined).await;
     let reason = scene.shown().1;
     assert!(reason.contains("it trapped") && reason.contains("resume gpu.example.com"), "{reason}");
-    assert_eq!(scene.conditions(), [(QUARANTINED.to_owned(), "gpu.example.com".to_owned())]);
+    assert_eq!(
+        scene.conditions(),
+        [(ProblemCode::DriverQuarantined.to_string(), "gpu.example.com".to_owned())]
+    );
     let still = scene.registry.serving(&name("gpu")).unwrap();
     assert!(Arc::ptr_eq(&still.identity, &before.identity) && !serving.has_changed().unwrap());
 
@@ -137,10 +141,10 @@ async fn a_driver_that_is_replaced_or_gone_leaves_no_quarantine() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quarantine_and_its_condition_are_seen_together() {
     let scene = Scene::new();
-    scene.conditions.set("/var", Problem::unavailable("disk-full", "no space"));
+    scene.conditions.set("/var", Problem::unavailable(ProblemCode::CheckpointDiskFull, "no space"));
     let state = || scene.registry.0.state.try_read().ok().map(|state| state.sources["a.wasm"].state);
     // Read while no other task can set a condition.
-    scene.conditions.retain("disk-full", |_| {
+    scene.conditions.retain(ProblemCode::CheckpointDiskFull, |_| {
         scene.containment.fail();
         let mut held = 0;
         while held < 10_000 {

@@ -17,8 +17,8 @@ use crate::bridge::{Context, convert, lock};
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{
-    ContainerAllocation, DriverName, KubeletDevice, ObjectRef, PreparedForKubelet, Problem, ProblemKind, Uid,
-    limit,
+    ContainerAllocation, DriverName, KubeletDevice, ObjectRef, PreparedForKubelet, Problem, ProblemCode,
+    ProblemKind, Uid, limit,
 };
 
 /// What the Allocates of all resources share.
@@ -49,7 +49,7 @@ impl Allocate {
         }
         let context = self.resource.context.clone();
         let interrupted =
-            || Problem::internal("interrupted", "the allocation ended before its time; retry it");
+            || Problem::internal(ProblemCode::Interrupted, "the allocation ended before its time; retry it");
         let work = async move { self.allocate_when_served().await };
         let tasks = &context.parts.tasks;
         tasks.complete("device-plugin-allocate", work).await.unwrap_or_else(|| Err(interrupted()))
@@ -124,7 +124,7 @@ impl Allocate {
         let Some(unknown) = self.ids.iter().find(|id| !is_known(id)) else { return Ok(()) };
         let (unknown, resource, driver) = (convert::shown(unknown), &self.resource.name, &self.offer.driver);
         let message = format!("{unknown} is no device of {resource} by the driver {driver}");
-        Err(Problem::not_found("device-unknown", message))
+        Err(Problem::not_found(ProblemCode::DeviceUnknown, message))
     }
 
     async fn release(&self, unused: &DeviceClaim) -> Result<(), Problem> {
@@ -142,7 +142,7 @@ impl Allocate {
         let devices: Vec<_> = devices.iter().map(String::as_str).collect();
         let message =
             format!("driver {driver} has not unprepared {} of a pod that is gone: {why}", devices.join(", "));
-        Err(Problem::unavailable("devices-not-given-up", message).with("claim", claim))
+        Err(Problem::unavailable(ProblemCode::DevicesNotGivenUp, message).with("claim", claim))
     }
 
     async fn prepare(&self, id: ObjectRef, devices: &Ids) -> Result<PreparedForKubelet, Problem> {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, DeviceName, DriverName, ExtendedResource, ObjectRef, PoolName,
-    Problem, limit,
+    Problem, ProblemCode, limit,
 };
 
 /// The request of such a claim.
@@ -35,7 +35,7 @@ pub(super) fn id(driver: &DriverName, resource: &ExtendedResource, ids: &Ids) ->
     ids.iter().for_each(|id| of.extend(["\0", id]));
     let uid = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes()).to_string();
     ObjectRef::new(NAMESPACE, &format!("{NAME_PREFIX}{uid}"), &uid)
-        .map_err(|error| Problem::internal("claim-name", error.to_string()))
+        .map_err(|error| Problem::internal(ProblemCode::ClaimName, error.to_string()))
 }
 
 /// Whether a claim stands for devices that a kubelet's device manager allocated. An object of the API server cannot have its own UID in
@@ -58,7 +58,7 @@ pub(super) fn claim(id: ObjectRef, driver: &DriverName, ids: &Ids) -> Result<Cla
 }
 
 fn device(driver: &DriverName, id: &str) -> Result<AllocatedDevice, Problem> {
-    let wrong = || Problem::internal("device-id", format!("{id:?} is not POOL/DEVICE of {driver}"));
+    let wrong = || Problem::internal(ProblemCode::DeviceId, format!("{id:?} is not POOL/DEVICE of {driver}"));
     let (pool, device) = split_id(id).ok_or_else(wrong)?;
     Ok(AllocatedDevice {
         request: REQUEST.to_owned(),

@@ -25,12 +25,8 @@ use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets, so
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
 use nodedock_base::socket::connect;
-use nodedock_model::{Problem, limit};
+use nodedock_model::{Problem, ProblemCode, limit};
 
-/// A kubelet does not take a resource, by the resource.
-const REFUSED: &str = "device-plugin-refused";
-/// No kubelet takes registrations, by its socket.
-const AWAY: &str = "kubelet-away";
 /// Bytes of a kubelet's message that are kept.
 const MESSAGE_BYTES_MAX: usize = 512;
 
@@ -61,7 +57,11 @@ impl ResourceController {
             () = stopped => {}
             () = self.keep_registered() => {}
         }
-        self.resource.context.parts.conditions.clear(REFUSED, self.resource.name.as_str());
+        self.resource
+            .context
+            .parts
+            .conditions
+            .clear(ProblemCode::DevicePluginRefused, self.resource.name.as_str());
         self.set_away(None);
         let Some(socket) = self.socket else { return };
         if !socket.close().drain(limit::DRAIN).await {
@@ -197,9 +197,9 @@ impl ResourceController {
         let conditions = &self.resource.context.parts.conditions;
         if let PluginRegistration::Refused(why) = status {
             let message = format!("the kubelet does not take the extended resource {name}: {why}");
-            conditions.set(name.as_str(), Problem::unavailable(REFUSED, message));
+            conditions.set(name.as_str(), Problem::unavailable(ProblemCode::DevicePluginRefused, message));
         } else {
-            conditions.clear(REFUSED, name.as_str());
+            conditions.clear(ProblemCode::DevicePluginRefused, name.as_str());
         }
         let is_away = self.state.away_at().is_some_and(|at| at <= Instant::now());
         match status {
@@ -219,9 +219,9 @@ impl ResourceController {
             let message = format!(
                 "no kubelet takes device plugins at {socket} ({why}): the extended resources of drivers are not offered to it"
             );
-            conditions.set(&socket, Problem::unavailable(AWAY, message));
+            conditions.set(&socket, Problem::unavailable(ProblemCode::KubeletAway, message));
         } else if waiting.remove(name) && waiting.is_empty() {
-            conditions.clear(AWAY, &socket);
+            conditions.clear(ProblemCode::KubeletAway, &socket);
         }
     }
 }

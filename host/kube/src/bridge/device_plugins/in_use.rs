@@ -20,10 +20,8 @@ use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets};
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
 use nodedock_base::socket::{ConnectError, connect};
-use nodedock_model::{ExtendedResource, Problem, limit};
+use nodedock_model::{ExtendedResource, Problem, ProblemCode, limit};
 
-/// The condition that the kubelet does not list which devices pods use.
-const UNKNOWN: &str = "pod-resources-away";
 const MESSAGE_BYTES_MAX: usize = 512;
 
 #[derive(Debug, thiserror::Error)]
@@ -161,14 +159,14 @@ impl UnusedClaims {
             (&self.context.parts.conditions, self.context.directories.pod_resources.display().to_string());
         let Err(error) = listed else {
             self.failing_since = None;
-            return conditions.clear(UNKNOWN, &subject);
+            return conditions.clear(ProblemCode::PodResourcesAway, &subject);
         };
         tracing::debug!(error, "which devices pods use is not known");
         if self.failing_since.get_or_insert_with(Instant::now).elapsed() >= limit::IN_USE_UNKNOWN {
             let message = format!(
                 "the kubelet does not list which devices pods use ({error}): devices of extended resources stay with pods that are gone"
             );
-            conditions.set(&subject, Problem::unavailable(UNKNOWN, message));
+            conditions.set(&subject, Problem::unavailable(ProblemCode::PodResourcesAway, message));
         }
     }
 }

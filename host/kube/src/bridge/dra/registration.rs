@@ -9,16 +9,12 @@ use nodedock_proto::kubelet::registration as wire;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
-use super::NO_SOCKET;
 use crate::bridge::sockets::Connections;
 use crate::bridge::{Context, SocketPaths, convert, lock};
 use nodedock_base::grpc::begin;
 use nodedock_base::printable::one_line;
 use nodedock_model::limit::{BRIDGE_HEALTH_STREAMS_MAX, PROBLEM_MESSAGE_BYTES_MAX};
-use nodedock_model::{DriverName, Problem};
-
-/// A kubelet refused a driver, by the driver's name.
-const REFUSED: &str = "kubelet-refused-driver";
+use nodedock_model::{DriverName, Problem, ProblemCode};
 
 /// What a kubelet made of a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +59,7 @@ impl OfferedDriver {
         let paths = context.directories.of_driver(&name);
         let problem = paths.as_ref().err().map(ToString::to_string);
         if let Some(why) = &problem {
-            context.parts.conditions.set(name.as_str(), Problem::invalid(NO_SOCKET, why));
+            context.parts.conditions.set(name.as_str(), Problem::invalid(ProblemCode::KubeletSocket, why));
         }
         let paths = paths.ok();
         let state = Mutex::new(DriverBridgeStatus {
@@ -86,7 +82,7 @@ impl OfferedDriver {
     pub(super) fn set_open(&self, problem: Option<String>, is_open: bool) {
         let message =
             problem.as_ref().map(|why| format!("the kubelet cannot reach driver {}: {why}", self.name));
-        self.set_condition(NO_SOCKET, message);
+        self.set_condition(ProblemCode::KubeletSocket, message);
         let mut state = lock(&self.state);
         (state.problem, state.is_open) = (problem, is_open);
     }
@@ -94,7 +90,7 @@ impl OfferedDriver {
     /// Its registration socket is a new one: a registration on the one before counts no more.
     pub(super) fn reset_registration(&self) {
         lock(&self.state).registration = Registration::Offered;
-        self.set_condition(REFUSED, None);
+        self.set_condition(ProblemCode::KubeletRefusedDriver, None);
     }
 
     /// Sets a condition of the driver, or clears it.
@@ -133,7 +129,7 @@ impl wire::registration_server::Registration for OfferedDriver {
         if plugin_registered {
             self.context.metrics.registered("registered");
             lock(&self.state).registration = Registration::Registered;
-            self.set_condition(REFUSED, None);
+            self.set_condition(ProblemCode::KubeletRefusedDriver, None);
             tracing::info!(driver = %self.name, "registered with the kubelet");
             return Ok(Response::new(wire::RegistrationStatusResponse {}));
         }
@@ -141,7 +137,7 @@ impl wire::registration_server::Registration for OfferedDriver {
         self.context.metrics.registered("refused");
         lock(&self.state).registration = Registration::Refused(why.clone());
         let message = format!("the kubelet does not register driver {}: {why}", self.name);
-        self.set_condition(REFUSED, Some(message));
+        self.set_condition(ProblemCode::KubeletRefusedDriver, Some(message));
         // As the Go helper does it.
         Err(Status::failed_precondition(format!("driver {} was not registered: {why}", self.name)))
     }

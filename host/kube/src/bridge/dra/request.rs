@@ -6,7 +6,7 @@ use std::time::Duration;
 use nodedock_proto::kubelet::dra::v1::Claim;
 
 use nodedock_model::limit::BRIDGE_DRIVER_WAIT;
-use nodedock_model::{ObjectRef, Problem};
+use nodedock_model::{ObjectRef, Problem, ProblemCode};
 
 /// The claims of a call by UID exactly as it was sent, for that is how the answer is read. A claim that is named twice is one claim, and
 /// a UID with two names is none.
@@ -14,11 +14,11 @@ pub(super) fn by_uid(claims: Vec<Claim>) -> BTreeMap<String, Result<ObjectRef, P
     let mut by_uid = BTreeMap::new();
     for Claim { namespace, name, uid } in claims {
         let claim = ObjectRef::new(&namespace, &name, &uid)
-            .map_err(|error| Problem::invalid("claim-name-invalid", error.to_string()));
+            .map_err(|error| Problem::invalid(ProblemCode::ClaimNameInvalid, error.to_string()));
         let entry = by_uid.entry(uid).or_insert_with(|| claim.clone());
         if *entry != claim {
             let message = "the call gives this UID to two claims";
-            *entry = Err(Problem::invalid("claim-named-twice", message));
+            *entry = Err(Problem::invalid(ProblemCode::ClaimNamedTwice, message));
         }
     }
     by_uid

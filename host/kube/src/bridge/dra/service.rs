@@ -19,7 +19,7 @@ use crate::bridge::metrics::Method;
 use nodedock_base::grpc::begin;
 use nodedock_base::printable::one_line;
 use nodedock_model::limit::{BRIDGE_CLAIMS_AT_ONCE, BRIDGE_CLAIMS_MAX};
-use nodedock_model::{KubeletDevice, ObjectRef, Problem, ProblemKind};
+use nodedock_model::{KubeletDevice, ObjectRef, Problem, ProblemCode, ProblemKind};
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -122,7 +122,8 @@ impl OfferedDriver {
 
     /// A driver that began to serve after it was missed is called as well.
     fn waits_after(&self, problem: &Problem) -> bool {
-        let was_missed = matches!(problem.code.as_str(), "driver-unknown" | "driver-not-serving");
+        let was_missed =
+            problem.code == ProblemCode::DriverUnknown || problem.code == ProblemCode::DriverNotServing;
         problem.kind == ProblemKind::Unavailable && (was_missed || self.context.may_come(&self.name))
     }
 
@@ -136,7 +137,8 @@ impl OfferedDriver {
             }
             context.manager()?.unprepare_for_kubelet(&driver, &claim, request_id).await.map(|()| Vec::new())
         };
-        let interrupted = || Problem::internal("call-broke", "the call broke off: the log says where");
+        let interrupted =
+            || Problem::internal(ProblemCode::CallBroke, "the call broke off: the log says where");
         self.context.parts.tasks.complete("kubelet-claim", work).await.unwrap_or_else(|| Err(interrupted()))
     }
 }

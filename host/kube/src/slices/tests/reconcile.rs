@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::super::conditions::{CONTESTED, FIELDS_DROPPED, KEPT, REFUSED};
+use super::super::conditions::REFUSED;
 use super::super::report::{Outcome, Verb};
 use super::super::{DriverSnapshot, PoolNames, SliceParts, SliceReport, SliceSettings, start};
 use super::*;
@@ -16,7 +16,7 @@ use crate::client::tests::over;
 use crate::facts::Facts;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::limit;
+use nodedock_model::{ProblemCode, limit};
 
 /// A server with the Node object.
 pub(super) async fn server() -> Arc<ApiServer> {
@@ -185,7 +185,7 @@ async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
     }
     let writes = writes(&server).len();
     assert!((20..=50).contains(&writes), "{writes}");
-    assert!(daemon.codes().contains(&CONTESTED.to_owned()));
+    assert!(daemon.codes().contains(&ProblemCode::SlicesContested.to_owned()));
     pass(limit::SLICE_CALM.as_secs() + limit::SLICE_REPAIR_MAX.as_secs()).await;
     assert!(is_there(&server, &had));
     assert_eq!(daemon.codes(), Vec::<String>::new());
@@ -256,7 +256,7 @@ async fn slices_are_withdrawn_when_their_driver_is_surely_gone() {
     daemon.drivers.send_replace(DriverSnapshot { nameless, ..none() });
     pass(60).await;
     assert!(is_there(&server, &had), "the driver may be in the file that cannot be read");
-    assert_eq!(daemon.codes(), [KEPT]);
+    assert_eq!(daemon.codes(), [ProblemCode::SlicesKept]);
     daemon.drivers.send_replace(none());
     pass(60).await;
     let left: Vec<_> = slices(&server).iter().map(|slice| slice.spec.key().to_string()).collect();
@@ -304,7 +304,10 @@ async fn dropped_fields_are_named_and_not_written_again() {
     pass(600).await;
     assert_eq!(writes(&server).len(), 4);
     let [condition] = &daemon.conditions.list()[..] else { panic!() };
-    assert_eq!((condition.problem.code.as_str(), condition.subject.as_str()), (FIELDS_DROPPED, GPU));
+    assert_eq!(
+        (condition.problem.code.as_str(), condition.subject.as_str()),
+        (ProblemCode::SliceFieldsDropped, GPU)
+    );
     assert!(condition.problem.message.contains("devices[].taints"), "{condition:?}");
     server.compact();
     server.close_watches();

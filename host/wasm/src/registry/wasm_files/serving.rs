@@ -10,11 +10,8 @@ use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::DriverIdentity;
 use nodedock_core::registry::DriverState;
-use nodedock_model::Problem;
 use nodedock_model::grant::{self, Grant};
-
-/// Code of the condition that a serving version could not be stored for its claims.
-pub(super) const NOT_STORED: &str = "driver-not-kept";
+use nodedock_model::{Problem, ProblemCode};
 
 pub(super) struct Serving {
     pub(super) driver: Arc<WasmDriver>,
@@ -53,7 +50,7 @@ impl Worker {
     ) {
         let shared = &self.shared;
         match shared.previous_versions.store(identity, file, config).await {
-            Ok(()) => shared.conditions.clear(NOT_STORED, &self.source),
+            Ok(()) => shared.conditions.clear(ProblemCode::DriverNotKept, &self.source),
             Err(error) => {
                 let message = format!(
                     "version {} serves, and is not stored for the claims that it prepares: {}; `nodedock driver reload {}` tries again",
@@ -61,7 +58,9 @@ impl Worker {
                     chain(&error),
                     self.source
                 );
-                shared.conditions.set(&self.source, Problem::unavailable(NOT_STORED, message));
+                shared
+                    .conditions
+                    .set(&self.source, Problem::unavailable(ProblemCode::DriverNotKept, message));
             }
         }
     }
@@ -87,7 +86,7 @@ impl Worker {
             view.state = DriverState::Blocked;
             view.devices = 0;
             view.missing_grants = missing;
-            view.note("stopped", cause, 0, Some(Problem::denied("grant-revoked", &reason)));
+            view.note("stopped", cause, 0, Some(Problem::denied(ProblemCode::GrantRevoked, &reason)));
             view.reason = reason;
         });
         self.shared.registry.tell_devices(&name);

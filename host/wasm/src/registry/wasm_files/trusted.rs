@@ -9,23 +9,18 @@ use crate::registry::file_memory::Room;
 use crate::registry::verification::{self, FileError, FileFaults, Outcome, Verification};
 use crate::trust::Verdict;
 use crate::trust::permissions::Fault;
-use nodedock_model::Problem;
-
-/// Other users may put files into the drivers directory.
-const DIRECTORY_OPEN: &str = "drivers-folder-open";
-/// Other users may change a file of the drivers directory.
-const FILE_OPEN: &str = "driver-file-open";
-/// A driver that is not trusted is loaded, because the mode is `warn`.
-const DISTRUSTED: &str = "driver-distrusted";
+use nodedock_model::{Problem, ProblemCode};
 
 impl WasmFiles {
     /// Sets conditions for the directory's faults, and clears those of former faults.
     pub(super) fn report_directory(&self, faults: &[Fault]) {
         let subject = |fault: &Fault| fault.path.display().to_string();
         let found: Vec<_> = faults.iter().map(subject).collect();
-        self.conditions.retain(DIRECTORY_OPEN, |known| found.iter().any(|subject| subject == known));
+        self.conditions
+            .retain(ProblemCode::DriversFolderOpen, |known| found.iter().any(|subject| subject == known));
         for fault in faults {
-            self.conditions.set(&subject(fault), Problem::denied(DIRECTORY_OPEN, fault.to_string()));
+            self.conditions
+                .set(&subject(fault), Problem::denied(ProblemCode::DriversFolderOpen, fault.to_string()));
         }
     }
 }
@@ -42,9 +37,11 @@ impl Worker {
         let subject = |path: &Path| path.display().to_string();
         let found: Vec<_> = faults.iter().map(|(path, _)| subject(path)).collect();
         let repaired = self.open_files.iter().filter(|known| !found.contains(known));
-        repaired.for_each(|known| self.shared.conditions.clear(FILE_OPEN, known));
+        repaired.for_each(|known| self.shared.conditions.clear(ProblemCode::DriverFileOpen, known));
         for (subject, (_, fault)) in found.iter().zip(faults) {
-            self.shared.conditions.set(subject, Problem::denied(FILE_OPEN, fault.to_string()));
+            self.shared
+                .conditions
+                .set(subject, Problem::denied(ProblemCode::DriverFileOpen, fault.to_string()));
         }
         self.open_files = found;
     }
@@ -60,16 +57,16 @@ impl Worker {
         self.show(|view| view.trust = Some(verdict.view()));
         if verdict.warns() {
             let reason = format!("it is loaded and not trusted: {}", verification::reason(verdict));
-            self.shared.conditions.set(&self.source, Problem::denied(DISTRUSTED, reason));
+            self.shared.conditions.set(&self.source, Problem::denied(ProblemCode::DriverDistrusted, reason));
         } else {
-            self.shared.conditions.clear(DISTRUSTED, &self.source);
+            self.shared.conditions.clear(ProblemCode::DriverDistrusted, &self.source);
         }
     }
 
     /// Clears the conditions of a file that is gone.
     pub(super) fn clear_trust(&mut self) {
         self.report_files(&Vec::new());
-        self.shared.conditions.clear(DISTRUSTED, &self.source);
+        self.shared.conditions.clear(ProblemCode::DriverDistrusted, &self.source);
     }
 
     /// The policy, or the directory's owner or mode, has changed: the serving version is judged by the findings about it, then by its file if

@@ -6,7 +6,7 @@ use super::unprepare::UnprepareStep;
 use super::{PODS_NAMED_MAX, allocated, check_node, not_called, pods_named, settle, transition};
 use crate::manager::claims::name_few;
 use nodedock_model::{
-    Allocation, Claim, ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemKind,
+    Allocation, Claim, ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemCode, ProblemKind,
 };
 
 /// Checks of a claim that need nothing but the claim and the node. The kubelet has checked which pods it is reserved for; without the pod it
@@ -22,7 +22,7 @@ pub fn admit_for_kubelet<'a>(claim: &'a Claim, node_name: &str) -> Result<&'a Al
             "claim {} was made for the pod with UID {owner}, and is reserved for others only",
             claim.id
         );
-        return Err(Problem::denied("claim-of-another-pod", message));
+        return Err(Problem::denied(ProblemCode::ClaimOfAnotherPod, message));
     }
     Ok(allocation)
 }
@@ -116,7 +116,7 @@ pub(super) fn in_use(record: &ClaimRecord) -> Problem {
         record.state.as_str(),
         holders_named(record)
     );
-    Problem::conflict("claim-in-use", message)
+    Problem::conflict(ProblemCode::ClaimInUse, message)
 }
 
 /// Who holds a claim, for a problem's one line.

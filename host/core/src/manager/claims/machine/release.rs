@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use super::unprepare::{UnprepareEnd, UnprepareResult, finish_unprepare};
 use super::{kubelet, not_called, pods_named, transition};
-use nodedock_model::{Caller, ClaimRecord, ClaimState, DriverName, Problem, ReleaseRecord, Untold};
+use nodedock_model::{
+    Caller, ClaimRecord, ClaimState, DriverName, Problem, ProblemCode, ReleaseRecord, Untold,
+};
 
 /// Whether an operator may release a claim: only if no pod and no kubelet holds it.
 pub fn check_release(record: &ClaimRecord) -> Result<(), Problem> {
@@ -23,7 +25,7 @@ pub fn check_release(record: &ClaimRecord) -> Result<(), Problem> {
         record.state.as_str(),
         pods_named(record)
     );
-    Err(Problem::conflict("claim-in-use", message))
+    Err(Problem::conflict(ProblemCode::ClaimInUse, message))
 }
 
 /// The intent to release a claim.

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 
-use crate::driver::containment::QUARANTINED;
 use crate::driver::{ClaimDriver, DriverIdentity, Predecessors};
 use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
 use nodedock_model::{
-    ClaimState, Device, DeviceName, DriverKind, DriverName, LiveClaim, ObjectRef, Pool, Problem, limit,
+    ClaimState, Device, DeviceName, DriverKind, DriverName, LiveClaim, ObjectRef, Pool, Problem, ProblemCode,
+    limit,
 };
 
 const NO_CODE: &str = "predecessor-missing";
@@ -163,8 +163,8 @@ async fn what_both_refuse_stays_with_both_reasons_and_can_be_released() {
 
 #[tokio::test(start_paused = true)]
 async fn a_new_version_that_wants_time_or_is_quarantined_gets_some_and_then_the_other_is_called() {
-    let quarantined =
-        Problem::unavailable(QUARANTINED, "it trapped").retry_after(std::time::Duration::from_secs(300));
+    let quarantined = Problem::unavailable(ProblemCode::DriverQuarantined, "it trapped")
+        .retry_after(std::time::Duration::from_secs(300));
     for wait in [transient(), quarantined] {
         let scene = Scene::served_by_the_first(1).await;
         let Scene { daemon, a, versions: [old, new, _], .. } = &scene;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::checkpoint::Change;
 use crate::driver::values::Write;
 use nodedock_model::limit::{VALUES_BYTES_PER_CLAIM_MAX, VALUES_PER_CLAIM_MAX};
-use nodedock_model::{Caller, ClaimValues, DriverName, KeptValue, ObjectRef, Problem, Uid};
+use nodedock_model::{Caller, ClaimValues, DriverName, KeptValue, ObjectRef, Problem, ProblemCode, Uid};
 
 /// The values of every claim, of this boot only.
 #[derive(Debug, Default)]
@@ -117,7 +117,7 @@ impl Records {
         let message = format!(
             "the driver changed {VALUES_PER_CLAIM_MAX} values, or {VALUES_BYTES_PER_CLAIM_MAX} bytes of them, for claim {claim} already"
         );
-        Err(Problem::denied("too-many-values", message).with("path", write.path))
+        Err(Problem::denied(ProblemCode::TooManyValues, message).with("path", write.path))
     }
 
     /// Records the value after a write. None: nothing was changed.

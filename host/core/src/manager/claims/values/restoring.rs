@@ -13,7 +13,7 @@ use crate::sysfs::blocking::write_stuck;
 use nodedock_base::error::chain;
 use nodedock_base::locks::Held;
 use nodedock_model::limit::SYSFS_WRITE_WALL;
-use nodedock_model::{DriverName, KeptValue, ObjectRef, Problem, PutBack, Uid};
+use nodedock_model::{DriverName, KeptValue, ObjectRef, Problem, ProblemCode, PutBack, Uid};
 
 /// The outcome for values, with the locks of their paths. Keep the locks until the end of the claim is durable: another claim that ends
 /// meanwhile would hand its value down to one that has been restored already.
@@ -126,16 +126,18 @@ impl RecordedValues {
         let (other, driver) = records.successor(&claim.uid, kept, stays)?;
         if other.uid == claim.uid {
             let message = format!("/sys/{path} was also written by driver {driver}, which keeps the claim");
-            return Some(Problem::conflict("value-of-another-driver", message).with("driver", driver));
+            return Some(
+                Problem::conflict(ProblemCode::ValueOfAnotherDriver, message).with("driver", driver),
+            );
         }
         let message = format!("/sys/{path} was also written for claim {other}, which still exists");
-        Some(Problem::conflict("value-of-another-claim", message).with("claim", other))
+        Some(Problem::conflict(ProblemCode::ValueOfAnotherClaim, message).with("claim", other))
     }
 }
 
 fn out_of_time(kept: &KeptValue) -> Problem {
     let message = format!("/sys/{} was not reached in time: other values took too long", kept.path);
-    Problem::unavailable("put-back-out-of-time", message)
+    Problem::unavailable(ProblemCode::PutBackOutOfTime, message)
 }
 
 fn audit(value: &PutBack, claim: &ObjectRef, request: &str) {
