@@ -8,6 +8,7 @@ use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
 use nodedock_stand_ins::api_server::{Allocated, ApiServer};
 use serde_json::Value;
 use tempfile::TempDir;
+use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::drivers::MOCK_GPU_NAME;
@@ -162,11 +163,12 @@ impl Root {
         until_path(dir, &format!("{} is there", path.display()), is_there).await;
     }
 
-    /// A connection to a driver's service, as a kubelet's.
-    pub fn dra_client<'a>(&self, driver: impl Into<Offered<'a>>) -> DraPluginClient<Channel> {
+    /// A kubelet's client of a driver's service.
+    pub fn dra_client<'a>(&self, driver: impl Into<Offered<'a>>) -> DraClient {
         let Offered { driver, instance } = driver.into();
         let name = instance.map_or_else(|| "dra.sock".to_owned(), |instance| format!("dra-{instance}.sock"));
-        DraPluginClient::new(crate::daemon::channel(self.kubelet().join("plugins").join(driver).join(name)))
+        let socket = self.kubelet().join("plugins").join(driver).join(name);
+        DraClient(DraPluginClient::new(crate::daemon::channel(socket)))
     }
 
     /// Prepares claims with a driver as a kubelet does.
@@ -175,15 +177,8 @@ impl Root {
         driver: impl Into<Offered<'_>>,
         claims: &[ClaimName<'_>],
     ) -> BTreeMap<String, Prepared> {
-        let claims = claims.iter().map(dra_claim).collect();
-        let request = dra::NodePrepareResourcesRequest { claims };
-        let answer = self.dra_client(driver).node_prepare_resources(request).await;
-        let answer = answer.unwrap_or_else(|status| panic!("{status}\n{}", self.log())).into_inner();
-        let outcome = |answer: dra::NodePrepareResourceResponse| {
-            if answer.error.is_empty() { Ok(answer.devices) } else { Err(answer.error) }
-        };
-        let answered = answer.claims.into_iter();
-        answered.map(|entry| (entry.key, outcome(entry.value.expect("a kubelet wants a value")))).collect()
+        let answers = self.dra_client(driver).prepare(claims).await;
+        answers.unwrap_or_else(|status| panic!("{status}\n{}", self.log()))
     }
 
     /// Prepares one claim, and expects it to go well.
@@ -197,25 +192,20 @@ impl Root {
         answer.unwrap_or_else(|why| panic!("{}: {why}\n{}", claim.0, self.log()))
     }
 
-    /// Prepares one claim, and expects a refusal; its words.
+    /// Prepares one claim, and expects a refusal; its message.
     pub async fn kubelet_refused(&self, driver: impl Into<Offered<'_>>, claim: ClaimName<'_>) -> String {
         let mut answers = self.kubelet_prepares(driver, &[claim]).await;
-        let answer = answers.remove(claim.1).expect("every claim has an answer");
-        answer.expect_err("it is refused")
+        answers.remove(claim.1).expect("every claim has an answer").expect_err("it is refused")
     }
 
-    /// Gives one claim up with a driver as a kubelet does. An error has the words of the refusal.
+    /// Unprepares one claim with a driver as a kubelet does. An error has the message of the refusal.
     pub async fn kubelet_unprepares(
         &self,
         driver: impl Into<Offered<'_>>,
         claim: ClaimName<'_>,
     ) -> Result<(), String> {
-        let request = dra::NodeUnprepareResourcesRequest { claims: vec![dra_claim(&claim)] };
-        let answer = self.dra_client(driver).node_unprepare_resources(request).await;
-        let answer = answer.unwrap_or_else(|status| panic!("{status}\n{}", self.log())).into_inner();
-        let answer = answer.claims.into_iter().find(|entry| entry.key == claim.1);
-        let answer = answer.and_then(|entry| entry.value).expect("every claim has an answer");
-        if answer.error.is_empty() { Ok(()) } else { Err(answer.error) }
+        let answer = self.dra_client(driver).unprepare(claim).await;
+        answer.unwrap_or_else(|status| panic!("{status}\n{}", self.log()))
     }
 }
 
@@ -223,48 +213,44 @@ fn dra_claim(claim: &ClaimName<'_>) -> dra::Claim {
     dra::Claim { namespace: NAMESPACE.to_owned(), uid: claim.1.to_owned(), name: claim.0.to_owned() }
 }
 
-/// Calls of a kubelet that are repeated until they succeed, as a kubelet repeats them: the daemon may be away meanwhile.
+/// A kubelet's client of a driver's service.
 #[derive(Debug, Clone)]
 pub struct DraClient(DraPluginClient<Channel>);
 
 impl DraClient {
-    /// On the directory of a kubelet.
-    pub fn new(kubelet: &Path, driver: &str) -> Self {
-        let socket = kubelet.join("plugins").join(driver).join("dra.sock");
-        Self(DraPluginClient::new(crate::daemon::channel(socket)))
+    async fn prepare(&self, claims: &[ClaimName<'_>]) -> Result<BTreeMap<String, Prepared>, Status> {
+        let request = dra::NodePrepareResourcesRequest { claims: claims.iter().map(dra_claim).collect() };
+        let answer = self.0.clone().node_prepare_resources(request).await?.into_inner();
+        let outcome = |answer: dra::NodePrepareResourceResponse| {
+            if answer.error.is_empty() { Ok(answer.devices) } else { Err(answer.error) }
+        };
+        let answers = answer.claims.into_iter();
+        Ok(answers.map(|entry| (entry.key, outcome(entry.value.expect("a kubelet wants a value")))).collect())
     }
 
-    /// The error has the last refusal.
+    async fn unprepare(&self, claim: ClaimName<'_>) -> Result<Result<(), String>, Status> {
+        let request = dra::NodeUnprepareResourcesRequest { claims: vec![dra_claim(&claim)] };
+        let answer = self.0.clone().node_unprepare_resources(request).await?.into_inner();
+        let answer = answer.claims.into_iter().find(|entry| entry.key == claim.1);
+        let answer = answer.and_then(|entry| entry.value).expect("every claim has an answer");
+        Ok(if answer.error.is_empty() { Ok(()) } else { Err(answer.error) })
+    }
+
+    /// Prepares a claim with one device, and retries until it succeeds: the daemon may be away meanwhile. The error has the last refusal.
     pub async fn prepare_until_ready(&self, claim: ClaimName<'_>) -> Result<(), String> {
         let once = || async {
-            let request = dra::NodePrepareResourcesRequest { claims: vec![dra_claim(&claim)] };
-            let answer =
-                self.0.clone().node_prepare_resources(request).await.map_err(|status| status.to_string())?;
-            let entry = answer.into_inner().claims.pop().and_then(|entry| entry.value);
-            let entry = entry.ok_or("no answer for the claim")?;
-            match (entry.error, entry.devices.len()) {
-                (error, _) if !error.is_empty() => Err(error),
-                (_, 1) => Ok(()),
-                (_, devices) => Err(format!("{devices} devices")),
+            let mut answers = self.prepare(&[claim]).await.map_err(|status| status.to_string())?;
+            match answers.remove(claim.1).ok_or("no answer for the claim")??.len() {
+                1 => Ok(()),
+                devices => Err(format!("{devices} devices")),
             }
         };
         repeated(once).await
     }
 
+    /// The same for its unprepare.
     pub async fn unprepare_until_done(&self, claim: ClaimName<'_>) -> Result<(), String> {
-        let once = || async {
-            let request = dra::NodeUnprepareResourcesRequest { claims: vec![dra_claim(&claim)] };
-            let answer = self
-                .0
-                .clone()
-                .node_unprepare_resources(request)
-                .await
-                .map_err(|status| status.to_string())?;
-            let entry = answer.into_inner().claims.pop().and_then(|entry| entry.value);
-            let entry = entry.ok_or("no answer for the claim")?;
-            if entry.error.is_empty() { Ok(()) } else { Err(entry.error) }
-        };
-        repeated(once).await
+        repeated(|| async { self.unprepare(claim).await.map_err(|status| status.to_string())? }).await
     }
 }
 

@@ -144,7 +144,7 @@ impl Daemon {
         command.spawn().expect("start the daemon")
     }
 
-    /// The next word of the daemon to its service manager.
+    /// The next notification of the daemon to its service manager.
     pub async fn notification(&self) -> String {
         let mut buffer = [0; 256];
         let received = timeout(DEADLINE, self.notifications.recv(&mut buffer)).await;
@@ -273,7 +273,27 @@ impl Daemon {
         claim.problem.clone().expect("a refusal has a problem")
     }
 
-    /// Gives a pod's claims up: the outcomes by claim name.
+    /// Prepares, and expects the only claim to be refused with this kind and code of problem.
+    pub async fn refused_as(&self, request: v1::PreparePodRequest, kind: &str, code: &str) -> v1::Problem {
+        let problem = self.refused(request).await;
+        assert_eq!((problem.kind.as_str(), problem.code.as_str()), (kind, code), "{problem:?}");
+        problem
+    }
+
+    /// Expects that the daemon has neither claims nor pods nor CDI files.
+    pub async fn assert_empty(&self) {
+        assert_eq!((self.claims().await, self.pods().await, self.cdi_files()), (vec![], vec![], vec![]));
+    }
+
+    /// The MiB in a line of `/proc/PID/status`, such as `VmHWM`.
+    pub fn memory_mib(&self, field: &str) -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
+        kib.unwrap_or(f64::NAN) / 1024.0
+    }
+
+    /// Unprepares a pod's claims: the outcomes by claim name.
     pub async fn unprepare(&self, pod: &v1::ObjectRef) -> Vec<(String, String)> {
         let answer = self.unprepare_pod(pod).await;
         let name = |claim: v1::ClaimOutcome| (claim.id.unwrap_or_default().name, claim.outcome);
@@ -339,12 +359,12 @@ impl Drop for Daemon {
     }
 }
 
-/// A client that connects when it is first used.
 fn connect(socket: PathBuf) -> Client {
     NodeClient::new(channel(socket))
 }
 
-pub(crate) fn channel(socket: PathBuf) -> Channel {
+/// A connection to a socket, made when it is first used.
+pub fn channel(socket: PathBuf) -> Channel {
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }

@@ -135,6 +135,17 @@ impl Ledger for Claims {
     }
 }
 
+/// A sandbox on this machine that compiles in processes of the built program.
+pub fn settings(cache: Option<&Path>) -> WasmSettings {
+    WasmSettings {
+        cache_dir: cache.map(Into::into),
+        compiler: Compiler::Process { program: places::nodedock(), bounds: CompileBounds::default() },
+        sysfs_root: "/sys".into(),
+        dev_root: "/dev".into(),
+        node: NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() },
+    }
+}
+
 /// A node without a daemon: four CPUs below `/sys`, nothing below `/dev`.
 pub struct Bench {
     pub claims: Arc<Claims>,
@@ -151,14 +162,7 @@ impl Bench {
         std::fs::create_dir_all(cpus.parent().expect("it has a directory")).expect("a new directory");
         std::fs::create_dir(&dev).expect("a new directory");
         std::fs::write(cpus, "0-3\n").expect("a new file");
-        let node = NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() };
-        let settings = WasmSettings {
-            cache_dir: cache.map(Into::into),
-            compiler: Compiler::Process { program: places::nodedock(), bounds: CompileBounds::default() },
-            sysfs_root: sys,
-            dev_root: dev,
-            node,
-        };
+        let settings = WasmSettings { sysfs_root: sys, dev_root: dev, ..settings(cache) };
         let claims = Arc::new(Claims::default());
         let host = WasmHost::new(settings, Arc::clone(&claims) as _, Arc::new(NoJournal))
             .expect("set up the sandbox");

@@ -1,4 +1,4 @@
-//! Drives the real daemon: starts it on a temporary root, talks to it as agents and operators do, waits for what it tells.
+//! Drives the real daemon: starts it on a temporary root, talks to it as agents and operators do, waits for what it reports.
 //!
 //! Nothing here sleeps: readiness comes from the daemon's own notification, states from its `Watch`, files from the kernel.
 
@@ -17,7 +17,7 @@ pub mod versions;
 pub mod wait;
 
 pub use daemon::{Client, Daemon, Options};
-pub use root::{Output, Root};
+pub use root::{Output, Root, assert_parts};
 
 /// How long anything is waited for. It only bounds a failure: a machine may be slow, and no test depends on time.
 pub const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);

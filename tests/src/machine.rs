@@ -11,6 +11,11 @@ pub fn skip(what: &str, why: &str) {
     tell(&format!("skipped in {}: {what}: {}", thread.name().unwrap_or("a thread"), why.replace('\n', " ")));
 }
 
+/// Reports the checks as skipped if what they need is not on this machine.
+pub fn or_skip<T>(what: &str, found: Result<T, String>) -> Option<T> {
+    found.map_err(|why| skip(what, &why)).ok()
+}
+
 /// Writes a line past the harness, which shows the output of failed tests only.
 pub fn tell(line: &str) {
     // In one piece, between the lines of others. A closed output is no reason to fail.

@@ -29,7 +29,7 @@ enum Mounted {
     Ext4(Ext4),
 }
 
-/// What a command came to.
+/// The outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// None: a signal ended it.
@@ -190,6 +190,14 @@ impl Output {
         self.stdout
     }
 
+    /// The same, which has these parts.
+    #[track_caller]
+    pub fn done_with(self, parts: &[&str]) -> String {
+        let text = self.done();
+        assert_parts(&text, parts);
+        text
+    }
+
     /// The same as JSON.
     #[track_caller]
     pub fn json(self) -> serde_json::Value {
@@ -202,5 +210,21 @@ impl Output {
     pub fn failed(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{self:?}");
         format!("{}{}", self.stdout, self.stderr)
+    }
+
+    /// The same, which has these parts.
+    #[track_caller]
+    pub fn failed_with(self, code: i32, parts: &[&str]) -> String {
+        let text = self.failed(code);
+        assert_parts(&text, parts);
+        text
+    }
+}
+
+/// Expects each part in a text.
+#[track_caller]
+pub fn assert_parts(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} in {text}");
     }
 }

@@ -7,7 +7,9 @@ use notify::{RecursiveMode, Watcher};
 use tokio::time::timeout;
 use tonic::Status;
 
-use crate::{Client, DEADLINE, Daemon, Root};
+use crate::drivers::{Form, MOCK_GPU};
+use crate::root::assert_parts;
+use crate::{Client, DEADLINE, Daemon, Options, Root};
 
 impl Daemon {
     /// Returns what `condition` finds, asking again at each event of the daemon. An error of it is the state that was seen,
@@ -48,13 +50,38 @@ impl Daemon {
 
     /// Returns the driver of a file as soon as it is as wanted.
     pub async fn until_driver(&self, file: &str, wanted: impl Fn(&v1::Driver) -> bool) -> v1::Driver {
-        self.until(&format!("{file} is as wanted"), async |mut client| {
-            let answer = client.list_drivers(v1::ListDriversRequest { name: file.to_owned() }).await;
-            let drivers = answer.map_err(|status| status.to_string())?.into_inner().drivers;
-            let found = drivers.into_iter().next().ok_or("no such driver")?;
+        self.try_until_driver(file, wanted).await.expect("watch")
+    }
+
+    /// The same with a daemon that may die meanwhile.
+    pub async fn try_until_driver(
+        &self,
+        file: &str,
+        wanted: impl Fn(&v1::Driver) -> bool,
+    ) -> Result<v1::Driver, Status> {
+        self.try_until(&format!("{file} is as wanted"), async |mut client| {
+            let found = driver(&mut client, file).await?.ok_or("no such driver")?;
             if wanted(&found) { Ok(found) } else { Err(format!("{} {}", found.state, found.reason)) }
         })
         .await
+    }
+
+    /// Returns an extended resource as soon as it is as wanted.
+    pub async fn until_resource(&self, name: &str, wanted: impl Fn(&v1::Resource) -> bool) -> v1::Resource {
+        self.until(&format!("{name} is as wanted"), async |mut client| {
+            let answer = client.get_capacity(v1::GetCapacityRequest {}).await;
+            let resources = answer.map_err(|status| status.to_string())?.into_inner().resources;
+            let found = resources.into_iter().find(|resource| resource.name == name);
+            let found = found.ok_or("no such resource")?;
+            if wanted(&found) { Ok(found) } else { Err(format!("{found:?}")) }
+        })
+        .await
+    }
+
+    /// Returns an extended resource as soon as a source serves it with so many healthy devices.
+    pub async fn until_allocatable(&self, name: &str, count: usize) -> v1::Resource {
+        let wanted = |resource: &v1::Resource| resource.active && resource.allocatable as usize == count;
+        self.until_resource(name, wanted).await
     }
 
     pub async fn until_state(&self, file: &str, state: &str) -> v1::Driver {
@@ -65,11 +92,29 @@ impl Daemon {
         self.until_state(file, "serving").await
     }
 
+    /// Starts one with the simulated GPUs, which serve.
+    pub async fn with_gpus(options: Options) -> Self {
+        let daemon = Self::start_with(options).await;
+        daemon.serve(MOCK_GPU, Form::Core).await;
+        daemon
+    }
+
+    /// Installs an example driver, and waits until it serves.
+    pub async fn serve(&self, driver: &str, form: Form) -> v1::Driver {
+        self.install(driver, form);
+        self.until_serving(&format!("{driver}.wasm")).await
+    }
+
+    /// Waits until the driver of a file has failed with a reason that has these parts.
+    pub async fn until_failed(&self, file: &str, parts: &[&str]) -> v1::Driver {
+        let failed = self.until_state(file, "failed").await;
+        assert_parts(&failed.reason, parts);
+        failed
+    }
+
     pub async fn until_gone(&self, file: &str) {
         self.until(&format!("{file} is gone"), async |mut client| {
-            let answer = client.list_drivers(v1::ListDriversRequest { name: file.to_owned() }).await;
-            let drivers = answer.map_err(|status| status.to_string())?.into_inner().drivers;
-            drivers.first().map_or(Ok(()), |driver| Err(driver.state.clone()))
+            driver(&mut client, file).await?.map_or(Ok(()), |driver| Err(driver.state))
         })
         .await;
     }
@@ -111,6 +156,12 @@ impl Daemon {
         })
         .await;
     }
+}
+
+/// The driver of a file.
+async fn driver(client: &mut Client, file: &str) -> Result<Option<v1::Driver>, String> {
+    let answer = client.list_drivers(v1::ListDriversRequest { name: file.to_owned() }).await;
+    Ok(answer.map_err(|status| status.to_string())?.into_inner().drivers.into_iter().next())
 }
 
 impl Root {

@@ -48,8 +48,11 @@ async fn a_permanent_refusal_is_retried_for_a_plugin_only() {
     let first = scene.prepare(&["refuse-permanent"]).await;
     assert_eq!(scene.prepare(&["refuse-permanent"]).await, first);
     scene.expect_calls(&calls);
-    let text = scene.daemon.cli(&["explain", "claim", "refuse-permanent"]).await.done();
-    assert!(text.contains("was refused") && text.contains("until the request changes"), "{text}");
+    scene
+        .daemon
+        .cli(&["explain", "claim", "refuse-permanent"])
+        .await
+        .done_with(&["was refused", "until the request changes"]);
     let explained = scene.daemon.cli(&["explain", "claim", "refuse-permanent", "-o", "json"]).await.json();
     assert_eq!(
         (&explained["refused"][0]["attempts"], &explained["claims"]),

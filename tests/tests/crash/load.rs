@@ -6,11 +6,13 @@ use nodedock_proto::node::v1;
 use nodedock_tests::Client;
 use nodedock_tests::compose::pod;
 use nodedock_tests::machine::tell;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use tokio::task::JoinSet;
 
 use crate::Place;
 use crate::driver::{Driver, Native, Wasm};
-use crate::random::{Random, explain, seed};
+use crate::random::{explain, seed};
 use crate::scene::{Known, Scene, request_of};
 
 /// Pods that work at once; two and two share a claim.
@@ -39,14 +41,14 @@ fn claims_of(number: u64) -> [String; 3] {
 async fn work<D: Driver>(
     number: u64,
     mut known: Known,
-    mut random: Random,
+    mut random: StdRng,
     mut client: Client,
 ) -> (String, Known) {
     let name = name_of(number);
-    for _ in 0..random.below(CALLS_MAX) {
-        let answered = match random.below(2) {
-            0 => prepare::<D>(number, &mut known, &mut client).await,
-            _ => unprepare(number, &mut known, &mut client).await,
+    for _ in 0..random.random_range(0..CALLS_MAX) {
+        let answered = match random.random() {
+            true => prepare::<D>(number, &mut known, &mut client).await,
+            false => unprepare(number, &mut known, &mut client).await,
         };
         if answered.is_err() {
             break;
@@ -98,17 +100,17 @@ impl<D: Driver> Scene<D> {
     /// Lets the pods loose, and calls `stop` at a moment that chance decides.
     async fn interrupted(
         &mut self,
-        random: &mut Random,
+        random: &mut StdRng,
         tally: &mut Tally,
         stop: impl AsyncFnOnce(&mut Self),
     ) {
         let mut workers = JoinSet::new();
         for number in 0..PODS {
             let known = self.known.remove(&name_of(number)).unwrap_or(Known::Gone);
-            workers.spawn(work::<D>(number, known, random.fork(), self.daemon.client()));
+            workers.spawn(work::<D>(number, known, StdRng::from_rng(random), self.daemon.client()));
         }
         // Nothing is waited for: this is the moment.
-        tokio::time::sleep(Duration::from_micros(random.below(KILL_MAX_US))).await;
+        tokio::time::sleep(Duration::from_micros(random.random_range(0..KILL_MAX_US))).await;
         stop(self).await;
         while let Some(pod) = workers.join_next().await {
             let (name, known) = pod.expect("a pod was answered wrongly");
@@ -121,7 +123,7 @@ impl<D: Driver> Scene<D> {
 async fn kill_at_any_moment<D: Driver>() {
     let seed = seed();
     let _place = Place(format!("with {} and {}", explain(seed), D::NAME));
-    let (mut random, mut tally) = (Random::new(seed), Tally::default());
+    let (mut random, mut tally) = (StdRng::seed_from_u64(seed), Tally::default());
     let mut scene = Scene::<D>::start().await;
     let (started, mut rounds) = (Instant::now(), 0);
     while rounds < ROUNDS_MIN || (rounds < ROUNDS && started.elapsed() < BUDGET) {
@@ -142,7 +144,7 @@ async fn kill_at_any_moment<D: Driver>() {
 async fn stop_under_load<D: Driver>() {
     let seed = seed();
     let _place = Place(format!("with {} and {}", explain(seed), D::NAME));
-    let (mut random, mut tally) = (Random::new(seed), Tally::default());
+    let (mut random, mut tally) = (StdRng::seed_from_u64(seed), Tally::default());
     let mut scene = Scene::<D>::start().await;
     for _ in 0..5 {
         let stop = async |scene: &mut Scene<D>| {

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use nodedock_base::failpoint::Point;
 use nodedock_proto::node::v1;
-use nodedock_tests::Client;
 use nodedock_tests::compose::pod;
 use nodedock_tests::machine::tell;
 use nodedock_tests::wait::until_path;
@@ -108,14 +107,8 @@ impl<D: Driver> Play<'_, D> {
             () = daemon.death() => {}
             () = until_path(&dir, "the CDI directory is as before", as_before) => {}
         }
-        let serves = async |mut client: Client| {
-            let drivers = client.list_drivers(v1::ListDriversRequest { name: D::NAME.to_owned() }).await;
-            let drivers = drivers.map_err(|status| status.to_string())?.into_inner().drivers;
-            let serves = drivers.iter().any(|driver| driver.state == "serving");
-            if serves { Ok(()) } else { Err(format!("{drivers:?}")) }
-        };
         // The same: that it died is found by who asks next.
-        let _ = self.scene.daemon.try_until("the driver serves", serves).await;
+        let _ = self.scene.daemon.try_until_driver(D::NAME, |driver| driver.state == "serving").await;
     }
 
     /// The file of the claim is lost, and there is one of an unknown claim.

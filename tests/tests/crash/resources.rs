@@ -7,11 +7,11 @@ use std::time::Instant;
 use native_device_plugin::{Device, Options, Plugin, Script};
 use nodedock_base::failpoint::Point;
 use nodedock_proto::node::v1;
+use nodedock_tests::Daemon;
 use nodedock_tests::compose::pod;
 use nodedock_tests::drivers::MOCK_GPU_FILE;
 use nodedock_tests::machine::tell;
 use nodedock_tests::wait::until_path;
-use nodedock_tests::{Client, Daemon};
 use tonic::Status;
 
 use crate::Place;
@@ -88,7 +88,7 @@ impl Scene {
     /// for which the daemon may wait a second.
     async fn sources(&self) {
         self.daemon.until_serving(MOCK_GPU_FILE).await;
-        self.until_whole(GPU, GPUS).await;
+        self.daemon.until_allocatable(GPU, GPUS as usize).await;
         let lists = || self.daemon.log().matches("device plugin listed its devices").count();
         let before = lists();
         // The daemon removed the socket when it started.
@@ -96,17 +96,7 @@ impl Scene {
         self.plugin.register().await.expect("it registers");
         let is_listed = || if lists() > before { Ok(()) } else { Err(before.to_string()) };
         until_path(&self.daemon.log_path(), "the plugin's devices are there", is_listed).await;
-        self.until_whole(NIC, NICS).await;
-    }
-
-    async fn until_whole(&self, name: &str, count: u32) {
-        let is_whole = async |mut client: Client| {
-            let answer = client.get_capacity(v1::GetCapacityRequest {}).await;
-            let resources = answer.map_err(|status| status.to_string())?.into_inner().resources;
-            let found = resources.iter().any(|of| of.name == name && of.active && of.allocatable == count);
-            if found { Ok(()) } else { Err(format!("{resources:?}")) }
-        };
-        self.daemon.until(&format!("{name} is there"), is_whole).await;
+        self.daemon.until_allocatable(NIC, NICS as usize).await;
     }
 
     async fn run_again(&mut self) {
@@ -190,15 +180,12 @@ impl Scene {
         let resources = [(NIC.to_owned(), NICS), (GPU.to_owned(), GPUS)].into();
         let container =
             v1::Container { name: "main".to_owned(), extended_resources: resources, ..Default::default() };
-        let all = v1::PreparePodRequest {
-            pod: Some(pod("all")),
-            containers: vec![container],
-            ..Default::default()
-        };
+        let (pod, containers) = (pod("all"), vec![container]);
+        let all = v1::PreparePodRequest { pod: Some(pod.clone()), containers, ..Default::default() };
         let answer = self.daemon.prepare(all).await;
         assert!(answer.resources.iter().all(|of| of.outcome == "allocated"), "{answer:#?}");
-        self.daemon.unprepare(&pod("all")).await;
-        assert_eq!((self.daemon.pods().await, self.daemon.claims().await), (vec![], vec![]));
+        self.daemon.unprepare(&pod).await;
+        self.daemon.assert_empty().await;
     }
 }
 

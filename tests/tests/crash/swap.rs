@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use nodedock_base::failpoint::Point;
 use nodedock_proto::node::v1;
+use nodedock_tests::Daemon;
 use nodedock_tests::compose::{pod, request};
 use nodedock_tests::drivers::{digest, side_file};
 use nodedock_tests::machine::tell;
 use nodedock_tests::versions::{FILE, NAME, claim, file, script, with_unprepare};
 use nodedock_tests::wait::until_path;
-use nodedock_tests::{Client, Daemon};
 use tonic::Status;
 
 use crate::Place;
@@ -41,32 +41,20 @@ enum Step {
 
 const STEPS: [Step; 4] = [Step::Replace, Step::Configure, Step::Unprepare, Step::Forget];
 
-/// Returns when a driver is as wanted; the error says that the daemon died.
-async fn until(daemon: &Daemon, what: &str, wanted: impl Fn(&v1::Driver) -> bool) -> Result<(), Status> {
-    let condition = async |mut client: Client| {
-        let answer = client.list_drivers(v1::ListDriversRequest { name: NAME.to_owned() }).await;
-        let drivers = answer.map_err(|status| status.to_string())?.into_inner().drivers;
-        if drivers.iter().any(&wanted) { Ok(()) } else { Err(format!("{drivers:?}")) }
-    };
-    daemon.try_until(what, condition).await
-}
-
+/// Takes a step; the error says that the daemon died.
 async fn take(daemon: &Daemon, step: Step) -> Result<(), Status> {
     let new = digest(&file("new"));
     match step {
         Step::Replace => {
             daemon.drop_in(FILE, file("new"));
-            until(daemon, "the new version serves", |driver| {
-                driver.digest == new && driver.state == "serving"
-            })
-            .await
+            let serves = |driver: &v1::Driver| driver.digest == new && driver.state == "serving";
+            daemon.try_until_driver(NAME, serves).await.map(drop)
         }
         Step::Configure => {
             daemon.drop_in_script(&with_unprepare(refusing(), &[CLAIM], "refuse-permanent"));
-            until(daemon, "it has its config", |driver| {
-                driver.state == "serving" && driver.devices == refusing_devices()
-            })
-            .await
+            let has_config =
+                |driver: &v1::Driver| driver.state == "serving" && driver.devices == refusing_devices();
+            daemon.try_until_driver(NAME, has_config).await.map(drop)
         }
         Step::Unprepare => {
             let request = v1::UnpreparePodRequest { pod: Some(pod(CLAIM)) };

@@ -103,8 +103,9 @@ async fn inspect_tells_the_profile() {
         let file = file.to_str().expect("UTF-8");
         let found = root.cli(&["driver", "inspect", file, "-o", "json"]).await.json();
         assert_eq!(found["profile"], json!(golden.profile.as_str()), "{found}");
-        let text = root.cli(&["driver", "inspect", file]).await.done();
-        assert!(text.contains(&format!("profile   {}\n", golden.profile.as_str())), "{text}");
+        root.cli(&["driver", "inspect", file])
+            .await
+            .done_with(&[&format!("profile   {}\n", golden.profile.as_str())]);
     }
     let bad = root.write("bad.wasm", "not a driver");
     let text = root.cli(&["driver", "inspect", bad.to_str().expect("UTF-8")]).await.failed(1);

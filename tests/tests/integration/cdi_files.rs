@@ -1,12 +1,10 @@
 //! CDI files agree with the claims while the daemon runs, whatever changes them; what it cannot repair it reports.
 
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use native_null::{Options as PluginOptions, Plugin, Script};
 use nodedock_proto::node::v1;
 use nodedock_tests::cdi::CdiFile;
-use nodedock_tests::compose::{claim, gpu_claim, pod, request};
+use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::MOCK_GPU_FILE;
 use nodedock_tests::wait::until_path;
 use nodedock_tests::{Daemon, Root};
@@ -16,8 +14,6 @@ use crate::with_gpus;
 /// What the log says of a problem that begins, and of one that is over.
 const BEGINS: &str = "the node has a problem";
 const ENDS: &str = "the node's problem is over";
-
-const PLUGIN: &str = "null.example.com";
 
 async fn until_there(file: &CdiFile) {
     let dir = file.path.parent().unwrap();
@@ -73,39 +69,6 @@ async fn a_file_that_is_removed_cut_altered_or_replaced_is_rendered_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_ours_under_our_name_is_left_alone_and_said() {
-    let daemon = with_gpus().await;
-    let (request, file) = one_claim(&daemon).await;
-    let put: [fn(&Path); 3] = [
-        |path| std::fs::write(path, "# by hand\n").unwrap(),
-        |path| std::fs::create_dir(path).unwrap(),
-        |path| symlink("/dev/null", path).unwrap(),
-    ];
-    for (times, put) in put.iter().enumerate() {
-        // Into its place at once, so that nothing can be rendered between.
-        let beside = daemon.path().join("beside");
-        put(&beside);
-        exchange(&beside, &file.path);
-        std::fs::remove_file(&beside).unwrap();
-        until_said(&daemon, BEGINS, "cdi-file-foreign", times + 1).await;
-        let problem = daemon.refused(request.clone()).await;
-        assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("conflict", "cdi-file-foreign"));
-        assert_eq!(problem.details["file"], file.path.to_str().unwrap());
-        if file.path.is_dir() { std::fs::remove_dir(&file.path) } else { std::fs::remove_file(&file.path) }
-            .unwrap();
-        until_there(&file).await;
-        until_said(&daemon, ENDS, "cdi-file-foreign", times + 1).await;
-    }
-    daemon.prepared(request).await;
-}
-
-/// Swaps two names at once.
-fn exchange(one: &Path, other: &Path) {
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
-    renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE).unwrap();
-}
-
-#[tokio::test]
 async fn a_directory_that_is_removed_is_made_again_and_watched_again() {
     let daemon = with_gpus().await;
     let (_, file) = one_claim(&daemon).await;
@@ -150,31 +113,13 @@ async fn many_files_that_go_at_once_come_back_at_once() {
 }
 
 #[tokio::test]
-async fn an_old_file_of_ours_that_comes_back_is_removed() {
-    let daemon = with_gpus().await;
-    let (request, file) = one_claim(&daemon).await;
-    let copy = daemon.cdi().join("copy.yaml");
-    let until_gone = async |path: &Path| {
-        let gone = || if path.exists() { Err("it is there".to_owned()) } else { Ok(()) };
-        until_path(&daemon.cdi(), "the file of no claim is removed", gone).await;
-    };
-    std::fs::write(&copy, &file.text).unwrap();
-    until_gone(&copy).await;
-    assert_eq!(daemon.only_cdi_file(), file, "the claim's own stays");
-    daemon.unprepare(&request.pod.unwrap()).await;
-    std::fs::write(&file.path, &file.text).unwrap();
-    until_gone(&file.path).await;
-}
-
-#[tokio::test]
 async fn a_device_that_another_programs_file_has_too_is_refused_and_reported_until_that_file_goes() {
     let daemon = with_gpus().await;
     let (request, file) = one_claim(&daemon).await;
     let device = &file.devices()[0];
     let theirs = put_foreign(&daemon.cdi(), device);
     until_said(&daemon, BEGINS, "cdi-device-claimed-twice", 1).await;
-    let problem = daemon.refused(request.clone()).await;
-    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("conflict", "cdi-device-claimed-twice"));
+    let problem = daemon.refused_as(request.clone(), "conflict", "cdi-device-claimed-twice").await;
     assert_eq!(problem.details["file"], theirs.to_str().unwrap());
     assert_eq!(&problem.details["device"], device);
     assert_eq!(daemon.only_claim().await.state, "prepared", "only the answer is refused");
@@ -193,34 +138,4 @@ async fn a_device_that_another_programs_file_has_too_is_refused_and_reported_unt
     daemon.unprepare(&request.pod.unwrap()).await;
     until_said(&daemon, ENDS, "cdi-device-claimed-twice", 2).await;
     assert!(theirs.is_file(), "it is not ours to remove");
-}
-
-#[tokio::test]
-async fn a_file_that_a_plugin_does_not_write_is_said_and_its_claim_answered() {
-    let daemon = Daemon::start().await;
-    let options =
-        PluginOptions::new(PLUGIN, &daemon.state().join("plugins_registry"), &daemon.path().join("plugins"));
-    let plugin = Plugin::start(options, Script::ok(PLUGIN)).await.unwrap();
-    daemon.until_serving(&plugin.registration_socket().to_string_lossy()).await;
-    let request = request(&pod("one"), &[&claim("a", &[&format!("{PLUGIN}/null/null-0")])]);
-    let answer = daemon.prepared(request.clone()).await;
-    let device = format!("{PLUGIN}/null=claim-a");
-    assert_eq!(answer.containers[0].cdi_devices, std::slice::from_ref(&device));
-    until_said(&daemon, BEGINS, "cdi-device-missing", 1).await;
-    let explained = daemon.cli(&["explain", "claim", "default/a"]).await.done();
-    assert!(explained.contains("cdi-device-missing") && explained.contains(&device), "{explained}");
-
-    let theirs = put_foreign(&daemon.cdi(), &device);
-    until_said(&daemon, ENDS, "cdi-device-missing", 1).await;
-    assert_eq!(daemon.prepared(request.clone()).await, answer);
-    std::fs::remove_file(&theirs).unwrap();
-    assert_eq!(daemon.prepared(request.clone()).await, answer);
-    until_said(&daemon, BEGINS, "cdi-device-missing", 2).await;
-    // Plugins may write into the directory of static specs as well.
-    let fixed = daemon.path().join("etc/cdi");
-    std::fs::create_dir_all(&fixed).unwrap();
-    put_foreign(&fixed, &device);
-    assert_eq!(daemon.prepared(request).await, answer);
-    until_said(&daemon, ENDS, "cdi-device-missing", 2).await;
-    assert_eq!(daemon.cdi_files(), [], "a plugin's file is never written by us");
 }

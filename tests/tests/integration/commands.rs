@@ -21,19 +21,17 @@ async fn inspect_tells_what_a_file_is_without_a_daemon() {
         assert_eq!((&found["contract"], &found["error"]), (&json!("nodedock:driver@0.1.0"), &json!(null)));
         assert_eq!(found["facets"], json!(["configuration", "health"]));
         assert_eq!(found["missingGrants"].as_array().unwrap().len(), 1, "{found}");
-        let text = root.cli(&["driver", "inspect", file]).await.done();
-        assert!(text.contains("would be blocked") && text.contains("MOCK_GPU_*"), "{text}");
+        root.cli(&["driver", "inspect", file]).await.done_with(&["would be blocked", "MOCK_GPU_*"]);
 
         let grant = root.write("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
-        let text = root.cli(&["driver", "inspect", file]).await.done();
-        assert!(text.contains("would serve"), "{text}");
+        root.cli(&["driver", "inspect", file]).await.done_with(&["would serve"]);
         std::fs::remove_file(grant).unwrap();
     }
     let bad = root.write("bad.wasm", "not a driver");
-    let text = root.cli(&["driver", "inspect", bad.to_str().unwrap()]).await.failed(1);
-    assert!(text.contains("cannot be loaded") && text.contains("not WebAssembly"), "{text}");
-    let text = root.cli(&["driver", "inspect", "/nowhere.wasm"]).await.failed(1);
-    assert!(text.contains("/nowhere.wasm"), "{text}");
+    root.cli(&["driver", "inspect", bad.to_str().unwrap()])
+        .await
+        .failed_with(1, &["cannot be loaded", "not WebAssembly"]);
+    root.cli(&["driver", "inspect", "/nowhere.wasm"]).await.failed_with(1, &["/nowhere.wasm"]);
 }
 
 #[tokio::test]
@@ -41,21 +39,18 @@ async fn the_grant_that_is_printed_is_what_the_driver_needs() {
     let root = Root::new();
     let file = root.write("device-nodes.wasm", wasm(DEVICE_NODES, Form::Core));
     let file = file.to_str().unwrap();
-    let grant = root.cli(&["driver", "grant", file]).await.done();
-    assert!(grant.contains("kind: DriverGrant") && grant.contains("/dev/fuse"), "{grant}");
+    let grant = root.cli(&["driver", "grant", file]).await.done_with(&["kind: DriverGrant", "/dev/fuse"]);
     root.write("device-nodes.grant.yaml", &grant);
-    let text = root.cli(&["driver", "inspect", file]).await.done();
-    assert!(text.contains("would serve"), "{text}");
+    root.cli(&["driver", "inspect", file]).await.done_with(&["would serve"]);
 
     root.write("device-nodes.grant.yaml", grant.replace("/dev/fuse", "/dev/null"));
-    let text = root.cli(&["driver", "inspect", file]).await.done();
-    assert!(text.contains("would be blocked") && text.contains("/dev/fuse"), "{text}");
+    root.cli(&["driver", "inspect", file]).await.done_with(&["would be blocked", "/dev/fuse"]);
     root.write("device-nodes.grant.yaml", "kind: Wrong\n");
-    let text = root.cli(&["driver", "inspect", file]).await.failed(1);
-    assert!(text.contains("device-nodes.grant.yaml"), "{text}");
+    root.cli(&["driver", "inspect", file]).await.failed_with(1, &["device-nodes.grant.yaml"]);
     let bad = root.write("bad.wasm", "");
-    let text = root.cli(&["driver", "grant", bad.to_str().unwrap()]).await.failed(1);
-    assert!(text.contains("cannot be loaded") && text.contains("empty"), "{text}");
+    root.cli(&["driver", "grant", bad.to_str().unwrap()])
+        .await
+        .failed_with(1, &["cannot be loaded", "empty"]);
 }
 
 #[tokio::test]
@@ -63,39 +58,39 @@ async fn explain_tells_the_history_of_a_claim_and_of_a_driver() {
     let daemon = with_gpus().await;
     daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
     for name in ["a", "default/a", "claim-a"] {
-        let text = daemon.cli(&["explain", "claim", name]).await.done();
-        for part in ["is prepared", "default/one", "gpus/gpu-0", MOCK_GPU_NAME, "prepared by driver"] {
-            assert!(text.contains(part), "{part} in {text}");
-        }
+        daemon.cli(&["explain", "claim", name]).await.done_with(&[
+            "is prepared",
+            "default/one",
+            "gpus/gpu-0",
+            MOCK_GPU_NAME,
+            "prepared by driver",
+        ]);
     }
     for name in [MOCK_GPU_NAME, MOCK_GPU_FILE] {
-        let text = daemon.cli(&["explain", "driver", name]).await.done();
-        for part in ["is serving", "11 devices", "sha256:", "Simulated GPUs"] {
-            assert!(text.contains(part), "{part} in {text}");
-        }
+        daemon.cli(&["explain", "driver", name]).await.done_with(&[
+            "is serving",
+            "11 devices",
+            "sha256:",
+            "Simulated GPUs",
+        ]);
     }
-    let text = daemon.cli(&["explain", "claim", "unknown"]).await.failed(1);
-    assert!(text.contains("no claim \"unknown\""), "{text}");
-    let text = daemon.cli(&["explain", "driver", "unknown"]).await.failed(1);
-    assert!(text.contains("no driver \"unknown\""), "{text}");
+    daemon.cli(&["explain", "claim", "unknown"]).await.failed_with(1, &["no claim \"unknown\""]);
+    daemon.cli(&["explain", "driver", "unknown"]).await.failed_with(1, &["no driver \"unknown\""]);
 
     daemon.copy_in("bad.wasm", "nonsense");
     daemon.until_state("bad.wasm", "failed").await;
-    let text = daemon.cli(&["explain", "driver", "bad.wasm"]).await.done();
-    assert!(text.contains("is failed") && text.contains("not WebAssembly"), "{text}");
+    daemon.cli(&["explain", "driver", "bad.wasm"]).await.done_with(&["is failed", "not WebAssembly"]);
 }
 
 #[tokio::test]
 async fn a_name_that_is_not_there_is_an_error_and_an_empty_list_is_not() {
     let daemon = with_gpus().await;
     for what in ["drivers", "devices", "claims", "pods", "resources"] {
-        let text = daemon.cli(&["get", what, "unknown"]).await.failed(1);
-        assert!(text.contains("unknown"), "{text}");
+        daemon.cli(&["get", what, "unknown"]).await.failed_with(1, &["unknown"]);
     }
     assert_eq!(daemon.cli(&["get", "claims"]).await.done(), "no claims\n");
     for format in ["table", "wide", "yaml", "json"] {
-        let text = daemon.cli(&["get", "driver", "-o", format]).await.done();
-        assert!(text.contains(MOCK_GPU_NAME), "{text}");
+        daemon.cli(&["get", "driver", "-o", format]).await.done_with(&[MOCK_GPU_NAME]);
     }
 }
 
@@ -146,10 +141,32 @@ async fn get_node_tells_who_it_is_what_it_has_and_that_nothing_is_wrong() {
     );
     assert!(status.started_ms > 0 && !status.name.is_empty(), "{status:?}");
 
-    let table = daemon.cli(&["get", "node", &status.name]).await.done();
-    assert!(table.contains("1 prepared") && table.contains("the node has no problems"), "{table}");
+    daemon.cli(&["get", "node", &status.name]).await.done_with(&["1 prepared", "the node has no problems"]);
     let said = daemon.cli(&["get", "node", "another"]).await;
     assert!(said.stdout.is_empty(), "{said:?}");
     assert!(said.failed(1).contains("not the node \"another\""));
     assert_eq!(daemon.cli(&["get", "claims"]).await.stderr, "", "there is nothing to warn of");
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_good_after_a_crash_and_read_beside_a_daemon() {
+    let mut daemon = with_gpus().await;
+    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    for running in [true, false] {
+        if !running {
+            daemon.kill9().await;
+        }
+        let report = daemon.cli(&["checkpoint", "verify", "-o", "json"]).await.json();
+        assert_eq!((&report["claims"], &report["pods"]), (&json!(1), &json!(1)), "{report}");
+        let dump = daemon.cli(&["checkpoint", "dump", "-o", "json"]).await.json();
+        assert_eq!(dump["claims"][0]["id"]["uid"], json!("claim-a"), "running: {running}");
+        assert_eq!(dump["claims"][0]["state"], json!("prepared"));
+    }
+    daemon.cli(&["checkpoint", "dump"]).await.done_with(&["default/a"]);
+    let cut = daemon.write("cut.redb", &std::fs::read(daemon.checkpoint()).unwrap()[..3000]);
+    daemon.cli(&["checkpoint", "verify", cut.to_str().unwrap()]).await.failed_with(1, &["cut.redb"]);
+    daemon.run().await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.restart().await;
+    daemon.cli(&["checkpoint", "verify"]).await.done_with(&["1 claims"]);
 }

@@ -1,6 +1,6 @@
 //! Compilation happens in a process of its own: whatever becomes of it, the daemon and its other drivers go on.
 
-mod bombs;
+pub(crate) mod bombs;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -9,12 +9,13 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nodedock_core::driver::NoClaims;
 use nodedock_core::driver::values::NoJournal;
-use nodedock_core::driver::{NoClaims, NodeFacts};
 use nodedock_model::grant::Grant;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
-use nodedock_tests::machine::{Tmpfs, is_root, skip};
+use nodedock_tests::golden::settings;
+use nodedock_tests::machine::{Tmpfs, is_root, or_skip, skip};
 use nodedock_tests::wait::until_path;
 use nodedock_tests::{DEADLINE, Daemon, Options, Root, places};
 use nodedock_wasm::{
@@ -27,13 +28,7 @@ use tokio::io::unix::AsyncFd;
 use crate::with_gpus;
 
 fn host(program: PathBuf, bounds: CompileBounds) -> Arc<WasmHost> {
-    let settings = WasmSettings {
-        cache_dir: None,
-        compiler: Compiler::Process { program, bounds },
-        sysfs_root: "/sys".into(),
-        dev_root: "/dev".into(),
-        node: NodeFacts { name: "node".into(), boot_id: "boot".into() },
-    };
+    let settings = WasmSettings { compiler: Compiler::Process { program, bounds }, ..settings(None) };
     WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).expect("set up the sandbox")
 }
 
@@ -90,8 +85,7 @@ fn kept_files(root: &Root) -> Vec<PathBuf> {
 #[tokio::test]
 async fn a_file_whose_compiler_does_not_live_fails_with_a_reason_while_others_serve() {
     let daemon = Daemon::start_with(telling()).await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.serve(MOCK_GPU, Form::Core).await;
     daemon.drop_in("slow.wasm", bombs::slow(20));
     for started in [2, 3] {
         let pid = compiler_of(&daemon, started).await;
@@ -112,8 +106,7 @@ async fn a_file_that_holds_too_much_is_not_compiled_at_all() {
         ("huge.wasm", bombs::huge(), "a function of 2800011 bytes, at most 2097152 are taken"),
     ] {
         daemon.drop_in(name, bytes);
-        let failed = daemon.until_state(name, "failed").await;
-        assert!(failed.reason.contains(wanted), "{failed:?}");
+        daemon.until_failed(name, &[wanted]).await;
     }
 }
 
@@ -189,8 +182,7 @@ async fn a_cancelled_load_ends_its_compiler() {
 #[tokio::test]
 async fn a_compiler_dies_with_its_daemon_and_the_next_one_compiles_again() {
     let mut daemon = Daemon::start_with(telling()).await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.serve(MOCK_GPU, Form::Core).await;
     daemon.take_out(MOCK_GPU_FILE);
     daemon.until_gone(MOCK_GPU_FILE).await;
     daemon.drop_in(MOCK_GPU_FILE, bombs::slow(12));
@@ -218,17 +210,10 @@ async fn a_file_that_changes_while_it_is_compiled_is_compiled_no_further() {
     assert_eq!(kept_files(&daemon).len(), 1, "the first was not compiled to its end");
 }
 
-/// The bytes of a line of `/proc/PID/status`.
-fn peak(pid: Pid) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
-}
-
 #[tokio::test]
 async fn what_a_compilation_takes_never_shows_in_the_daemons_memory() {
     let daemon = with_gpus().await;
-    let before = peak(daemon.pid());
+    let before = daemon.memory_mib("VmHWM");
     let large = bombs::slow(1);
     daemon.take_out(MOCK_GPU_FILE);
     daemon.until_gone(MOCK_GPU_FILE).await;
@@ -237,10 +222,10 @@ async fn what_a_compilation_takes_never_shows_in_the_daemons_memory() {
     let log = daemon.log();
     let compiled = log.lines().rfind(|line| line.contains("memory_peak_mib: ")).expect("it is logged");
     let (_, words) = compiled.split_once("memory_peak_mib: ").unwrap();
-    let taken: u64 = words.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap();
-    let grown = (peak(daemon.pid()) - before) >> 20;
+    let taken: f64 = words.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap();
+    let grown = daemon.memory_mib("VmHWM") - before;
     assert!(
-        taken > 50 && grown < taken / 3,
+        taken > 50.0 && grown < taken / 3.0,
         "{taken} MiB to compile, the daemon grew by {grown}: {compiled}"
     );
 }
@@ -301,27 +286,7 @@ async fn a_compiler_is_no_command_for_people() {
     let root = Root::new();
     let help = root.cli(&["--help"]).await.done();
     assert!(help.contains("prepare") && !help.contains(COMPILE_COMMAND), "{help}");
-    let said = root.cli(&[COMPILE_COMMAND, "1", "536870912", "7"]).await.failed(1);
-    assert!(said.contains("the parent process is gone"), "{said}");
-}
-
-#[tokio::test]
-async fn a_damaged_file_of_the_cache_is_made_again_at_the_next_start() {
-    let mut daemon = with_gpus().await;
-    assert!(daemon.terminate().await.success());
-    let kept = kept_files(&daemon);
-    let [path] = kept.as_slice() else { panic!("{kept:?}") };
-    let mut bytes = std::fs::read(path).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    std::fs::write(path, bytes).unwrap();
-    daemon.run().await;
-    daemon.until_serving(MOCK_GPU_FILE).await;
-    let damaged = "compiled driver is damaged and made anew";
-    assert_eq!(daemon.log().matches(damaged).count(), 1, "{}", daemon.log());
-    daemon.restart().await;
-    daemon.until_serving(MOCK_GPU_FILE).await;
-    assert_eq!(daemon.log().matches(damaged).count(), 1, "{}", daemon.log());
+    root.cli(&[COMPILE_COMMAND, "1", "536870912", "7"]).await.failed_with(1, &["the parent process is gone"]);
 }
 
 #[tokio::test]
@@ -329,13 +294,13 @@ async fn a_cache_whose_disk_runs_no_code_is_of_use_all_the_same() {
     let root = Root::new();
     let cache = root.path().join("var/cache/nodedock");
     std::fs::create_dir_all(&cache).unwrap();
-    let mounted = match Tmpfs::mount(&cache, "noexec,mode=700") {
-        Ok(mounted) => mounted,
-        Err(why) => return skip("a cache on a disk that runs no code", &why),
+    let Some(mounted) =
+        or_skip("a cache on a disk that runs no code", Tmpfs::mount(&cache, "noexec,mode=700"))
+    else {
+        return;
     };
     let mut daemon = Daemon::start_on(root, Options::default()).await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.serve(MOCK_GPU, Form::Core).await;
     daemon.restart().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.until_log("from_cache=true").await;

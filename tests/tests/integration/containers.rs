@@ -7,7 +7,7 @@ use nodedock_tests::cdi::CdiFile;
 use nodedock_tests::drivers::{
     DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME,
 };
-use nodedock_tests::machine::{is_root, program, skip};
+use nodedock_tests::machine::{is_root, or_skip, program, skip};
 use nodedock_tests::{Daemon, Options, Root};
 use serde_json::Value;
 
@@ -76,10 +76,7 @@ impl Drop for Leftovers {
 
 #[tokio::test]
 async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
-    let podman = match Podman::find() {
-        Ok(podman) => podman,
-        Err(why) => return skip("devices in a real container", &why),
-    };
+    let Some(podman) = or_skip("devices in a real container", Podman::find()) else { return };
     let daemon = Daemon::start_with(Options::default().arg("--cdi-dir", CDI_DIR)).await;
     daemon.install(DEVICE_NODES, Form::Core);
     daemon.install(MOCK_GPU, Form::Component);

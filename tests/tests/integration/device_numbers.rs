@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::drivers::{DEVICE_NODES, DEVICE_NODES_FILE, DEVICE_NODES_NAME, Form, side_file, wasm};
-use nodedock_tests::machine::skip;
-use nodedock_tests::{Daemon, Options, Root};
+use nodedock_tests::machine::or_skip;
+use nodedock_tests::{Daemon, Root};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use serde_json::{Value, json};
 
@@ -19,15 +19,10 @@ struct Node(PathBuf);
 
 impl Node {
     /// None: this machine does not permit it.
-    fn make(name: &str, minor: u32) -> Option<Self> {
-        let node = Self(PathBuf::from(format!("/dev/ttyUSB{name}{}", std::process::id())));
-        match node.plug(minor) {
-            Ok(()) => Some(node),
-            Err(why) => {
-                skip("device nodes that get other numbers", &why);
-                None
-            }
-        }
+    fn make(minor: u32) -> Option<Self> {
+        let node = Self(PathBuf::from(format!("/dev/ttyUSB{}", std::process::id())));
+        or_skip("device nodes that get other numbers", node.plug(minor))?;
+        Some(node)
     }
 
     fn plug(&self, minor: u32) -> Result<(), String> {
@@ -64,10 +59,6 @@ impl Drop for Node {
     }
 }
 
-fn boot(id: &str) -> Options {
-    Options::default().arg("--boot-id", id)
-}
-
 /// The minor of the claim's node in its CDI file and in its record.
 async fn minors(daemon: &Daemon) -> (Value, Value) {
     let node = |edits: &Value, key: &str| edits[key][0]["minor"].clone();
@@ -82,27 +73,8 @@ fn prepares(claim: &v1::ClaimStatus) -> usize {
 }
 
 #[tokio::test]
-async fn a_node_that_has_another_number_after_a_boot_is_taken_again() {
-    let Some(node) = Node::make("1", ZERO) else { return };
-    let root = Root::new();
-    node.install(&root);
-    let daemon = Daemon::start_on(root, boot("boot-1")).await;
-    daemon.until_serving(DEVICE_NODES_FILE).await;
-    daemon.prepared(node.request()).await;
-    assert_eq!(minors(&daemon).await, (json!(ZERO), json!(ZERO)));
-    let root = daemon.into_root().await;
-    node.unplug();
-    node.plug(FULL).unwrap();
-    let daemon = Daemon::start_on(root, boot("boot-2")).await;
-    daemon.until_serving(DEVICE_NODES_FILE).await;
-    daemon.prepared(node.request()).await;
-    assert_eq!(minors(&daemon).await, (json!(FULL), json!(FULL)));
-    assert_eq!(prepares(&daemon.only_claim().await), 2);
-}
-
-#[tokio::test]
 async fn a_node_that_is_plugged_in_again_is_taken_again_and_one_that_is_gone_is_refused() {
-    let Some(node) = Node::make("2", ZERO) else { return };
+    let Some(node) = Node::make(ZERO) else { return };
     let daemon = Daemon::start().await;
     node.install(&daemon);
     daemon.until_serving(DEVICE_NODES_FILE).await;

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use nodedock_tests::Daemon;
-use nodedock_tests::drivers::{DEVICE_NODES, DEVICE_NODES_FILE, Form};
-use nodedock_tests::machine::skip;
+use nodedock_tests::drivers::{DEVICE_NODES, Form};
+use nodedock_tests::machine::{or_skip, skip};
 use rustix::fs::{CWD, FileType, makedev, mknodat};
 use rustix::ioctl::{IntegerSetter, Opcode, ioctl};
 
@@ -60,18 +60,14 @@ impl Drop for Node {
 
 async fn with_nodes() -> Daemon {
     let daemon = Daemon::start().await;
-    daemon.install(DEVICE_NODES, Form::Core);
-    daemon.until_serving(DEVICE_NODES_FILE).await;
+    daemon.serve(DEVICE_NODES, Form::Core).await;
     daemon
 }
 
 #[tokio::test]
 async fn a_device_that_the_kernel_adds_appears_and_vanishes_with_it() {
     let daemon = with_nodes().await;
-    let device = match LoopDevice::add() {
-        Ok(device) => device,
-        Err(why) => return skip("a loop device that comes and goes", &why),
-    };
+    let Some(device) = or_skip("a loop device that comes and goes", LoopDevice::add()) else { return };
     let name = format!("loop{}", device.number);
     if !path(device.number).exists() {
         return skip("a loop device that comes and goes", "nothing makes nodes in /dev here");

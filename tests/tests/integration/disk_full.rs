@@ -2,7 +2,7 @@
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::MOCK_GPU_FILE;
-use nodedock_tests::machine::skip;
+use nodedock_tests::machine::{or_skip, skip};
 use nodedock_tests::{Daemon, Options, Root};
 
 const GPUS: usize = 200;
@@ -19,9 +19,7 @@ fn fill(file: &std::path::Path) {
 #[tokio::test]
 async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
     let mut root = Root::new();
-    if let Err(why) = root.mount_state("size=4m") {
-        return skip("a full disk", &why);
-    }
+    let Some(()) = or_skip("a full disk", root.mount_state("size=4m")) else { return };
     let mut daemon = Daemon::start_on(root, Options::default()).await;
     daemon.install_gpus(&format!("pools: [{{name: gpus, count: {GPUS}}}]\n"));
     daemon.until_serving(MOCK_GPU_FILE).await;
@@ -102,8 +100,7 @@ async fn without_room_for_cdi_files_a_claim_is_refused_and_prepared_when_there_i
     let known = daemon.prepared(one_gpu(0)).await;
     let filler = daemon.cdi().join("filler");
     fill(&filler);
-    let problem = daemon.refused(one_gpu(1)).await;
-    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("unavailable", "cdi-not-written"));
+    let problem = daemon.refused_as(one_gpu(1), "unavailable", "cdi-not-written").await;
     assert!(problem.message.to_lowercase().contains("no space left"), "{problem:?}");
     assert_eq!(daemon.prepared(one_gpu(0)).await, known);
     assert_eq!(daemon.cdi_files().len(), 1, "no half of a file is left");

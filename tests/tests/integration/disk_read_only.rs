@@ -2,8 +2,8 @@
 //! by itself when writes are possible again.
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
-use nodedock_tests::machine::{remount, set_immutable, skip};
+use nodedock_tests::drivers::{Form, MOCK_GPU};
+use nodedock_tests::machine::{or_skip, remount, set_immutable};
 use nodedock_tests::{Daemon, Options, Root};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -38,23 +38,19 @@ async fn healths(daemon: &Daemon) -> [ServingStatus; 2] {
 #[tokio::test]
 async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_when_it_is_writable() {
     let mut root = Root::new();
-    if let Err(why) = root.mount_state_disk(DISK_BYTES) {
-        return skip("a disk that turns read-only", &why);
-    }
+    let Some(()) = or_skip("a disk that turns read-only", root.mount_state_disk(DISK_BYTES)) else { return };
     let mut daemon = Daemon::start_on(root, Options::default()).await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.serve(MOCK_GPU, Form::Core).await;
     let known = daemon.prepared(asked("one", "gpus/gpu-0")).await;
     assert_eq!(healths(&daemon).await, [ServingStatus::Serving; 2]);
 
     // A file open for writing keeps its file system from being mounted read-only: it is closed after the first refusal.
-    if let Err(why) = set_immutable(&daemon.checkpoint(), true) {
-        return skip("a disk that turns read-only", &why);
-    }
+    let Some(()) = or_skip("a disk that turns read-only", set_immutable(&daemon.checkpoint(), true)) else {
+        return;
+    };
     assert_eq!(daemon.refused(asked("two", "gpus/gpu-1")).await.code, CODE);
     remount(&daemon.state(), "ro").unwrap();
-    let problem = daemon.refused(asked("two", "gpus/gpu-1")).await;
-    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("unavailable", CODE));
+    let problem = daemon.refused_as(asked("two", "gpus/gpu-1"), "unavailable", CODE).await;
     assert!(problem.message.to_lowercase().contains("read-only file system"), "{problem:?}");
 
     assert_eq!(daemon.prepared(asked("one", "gpus/gpu-0")).await, known, "it is prepared, and that is known");
@@ -68,8 +64,7 @@ async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_
     assert_eq!(conditions[0].subject, daemon.checkpoint().to_str().unwrap());
     until_health(&daemon, ServingStatus::NotServing).await;
     assert_eq!(healths(&daemon).await, [ServingStatus::Serving, ServingStatus::NotServing]);
-    let output = daemon.cli(&["get", "node"]).await.done();
-    assert!(output.contains(CODE) && output.contains("new work is refused"), "{output}");
+    daemon.cli(&["get", "node"]).await.done_with(&[CODE, "new work is refused"]);
     let warned = daemon.cli(&["get", "claims"]).await;
     assert_eq!(warned.stderr, "warning: the node has 1 problem: see nodedock get node\n");
 
@@ -88,14 +83,11 @@ async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_
 #[tokio::test]
 async fn a_start_on_a_read_only_disk_is_refused_and_says_which_file() {
     let mut root = Root::new();
-    if let Err(why) = root.mount_state_disk(DISK_BYTES) {
-        return skip("a start on a read-only disk", &why);
-    }
+    let Some(()) = or_skip("a start on a read-only disk", root.mount_state_disk(DISK_BYTES)) else { return };
     let daemon = Daemon::start_on(root, Options::default()).await;
     let root = daemon.into_root().await;
     remount(&root.state(), "ro").unwrap();
-    let said = root.cli(&["run"]).await.failed(1);
-    assert!(said.contains(root.checkpoint().to_str().unwrap()), "{said}");
+    let said = root.cli(&["run"]).await.failed_with(1, &[root.checkpoint().to_str().unwrap()]);
     assert!(said.to_lowercase().contains("read-only file system"), "{said}");
     remount(&root.state(), "rw").unwrap();
     Daemon::start_on(root, Options::default()).await;

@@ -1,24 +1,20 @@
 //! A disk that does not answer: what needs no write is answered, what needs one waits, and nothing is lost.
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
-use nodedock_tests::machine::{Frozen, skip};
+use nodedock_tests::drivers::{Form, MOCK_GPU};
+use nodedock_tests::machine::{Frozen, or_skip};
 use nodedock_tests::{Daemon, Options, Root};
 
 #[tokio::test]
 async fn a_frozen_disk_holds_up_what_is_new_and_nothing_else() {
     let mut root = Root::new();
-    if let Err(why) = root.mount_state_disk(32 << 20) {
-        return skip("a disk that does not answer", &why);
-    }
+    let Some(()) = or_skip("a disk that does not answer", root.mount_state_disk(32 << 20)) else { return };
     let mut daemon = Daemon::start_on(root, Options::default()).await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.serve(MOCK_GPU, Form::Core).await;
     let asked = |name: &str, device: &str| request(&pod(name), &[&gpu_claim(name, &[device])]);
     let known = daemon.prepared(asked("one", "gpus/gpu-0")).await;
-    let frozen = match Frozen::freeze(&daemon.state()) {
-        Ok(frozen) => frozen,
-        Err(why) => return skip("a disk that does not answer", &why),
+    let Some(frozen) = or_skip("a disk that does not answer", Frozen::freeze(&daemon.state())) else {
+        return;
     };
     let (mut client, second) = (daemon.client(), asked("two", "gpus/gpu-1"));
     let waiting = tokio::spawn(async move { client.prepare_pod(second).await });

@@ -2,9 +2,7 @@
 
 use nodedock_tests::Daemon;
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::{
-    DEVICE_NODES, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest, side_file, wasm,
-};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm};
 
 use crate::with_gpus;
 
@@ -16,8 +14,13 @@ async fn a_driver_without_its_grant_is_blocked_until_the_grant_is_there() {
     assert_eq!(blocked.name, MOCK_GPU_NAME);
     assert!(blocked.reason.contains("MOCK_GPU_*"), "{blocked:?}");
     assert!(blocked.missing_grants.iter().any(|missing| missing.contains("MOCK_GPU_*")), "{blocked:?}");
-    let problem = daemon.refused(request(&pod("early"), &[&gpu_claim("early", &["gpus/gpu-0"])])).await;
-    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("unavailable", "driver-not-serving"));
+    let problem = daemon
+        .refused_as(
+            request(&pod("early"), &[&gpu_claim("early", &["gpus/gpu-0"])]),
+            "unavailable",
+            "driver-not-serving",
+        )
+        .await;
     assert!(problem.message.contains("blocked"), "{problem:?}");
 
     daemon.copy_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
@@ -103,91 +106,11 @@ async fn a_broken_side_file_is_named_with_line_and_column_and_mending_it_is_enou
 }
 
 #[tokio::test]
-async fn a_config_that_changes_changes_the_devices() {
-    let daemon = with_gpus().await;
-    daemon.copy_in("mock-gpu.config.yaml", "pools: [{name: gpus, count: 9}]\n");
-    daemon.until_device("gpus", "gpu-8", true).await;
-    daemon.until_device("shared", "gpu-4", false).await;
-    assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.devices, 9);
-}
-
-#[tokio::test]
-async fn a_new_version_takes_over_while_claims_stay() {
-    let daemon = with_gpus().await;
-    let pod = pod("one");
-    let request = request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])]);
-    let answer = daemon.prepared(request.clone()).await;
-    let old = daemon.until_serving(MOCK_GPU_FILE).await.digest;
-
-    daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Component));
-    let new = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest != old).await;
-    assert_eq!((new.state.as_str(), new.reason.as_str()), ("serving", ""));
-    assert_eq!(daemon.prepared(request).await, answer);
-    assert_eq!(daemon.unprepare(&pod).await, [("a".to_owned(), "unprepared".to_owned())]);
-    assert!(daemon.devices().await.iter().all(|device| device.claims.is_empty()));
-}
-
-#[tokio::test]
-async fn the_old_version_goes_on_serving_when_the_new_one_is_broken() {
-    let daemon = with_gpus().await;
-    let old = daemon.until_serving(MOCK_GPU_FILE).await;
-    let whole = wasm(MOCK_GPU, Form::Component);
-    // It asks for device nodes, and the grant beside it is another's.
-    let greedy = wasm(DEVICE_NODES, Form::Core);
-    for (broken, expected) in [
-        (&whole[..whole.len() / 2], "cut off"),
-        (&b"hello, I am a text"[..], "not WebAssembly"),
-        (&greedy[..], "requests more than it is granted"),
-    ] {
-        daemon.copy_in(MOCK_GPU_FILE, broken);
-        let kept = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains(expected)).await;
-        assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &old.digest));
-        assert!(kept.reason.contains(&old.version), "{kept:?}");
-        assert!(kept.reason.contains(&old.digest) && kept.reason.contains(&digest(broken)), "{kept:?}");
-        let explained = daemon.cli(&["explain", "driver", MOCK_GPU_NAME]).await.done();
-        assert!(explained.contains(expected) && explained.contains(&digest(broken)), "{explained}");
-        daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
-        daemon.unprepare(&pod("one")).await;
-    }
-    daemon.copy_in(MOCK_GPU_FILE, &whole);
-    let new = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest != old.digest).await;
-    assert_eq!((new.state.as_str(), new.reason.as_str()), ("serving", ""));
-}
-
-#[tokio::test]
-async fn a_driver_that_is_gone_keeps_its_claims_and_finishes_them_when_it_is_back() {
-    let mut daemon = with_gpus().await;
-    let pod = pod("one");
-    let request = request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])]);
-    let answer = daemon.prepared(request.clone()).await;
-    daemon.take_out(MOCK_GPU_FILE);
-    daemon.until_gone(MOCK_GPU_FILE).await;
-    assert_eq!(daemon.devices().await, []);
-    assert_eq!(daemon.prepared(request).await, answer, "what is prepared needs no driver");
-
-    let refused = daemon.unprepare_pod(&pod).await;
-    let problem = refused.claims[0].problem.clone().unwrap();
-    assert_eq!((refused.claims[0].outcome.as_str(), problem.kind.as_str()), ("refused", "unavailable"));
-    assert!(problem.message.contains(MOCK_GPU_NAME) && problem.message.contains("kept"), "{problem:?}");
-    assert_eq!(daemon.only_claim().await.state, "unpreparing");
-    let explained = daemon.cli(&["explain", "claim", "a"]).await.done();
-    assert!(explained.contains("unpreparing") && explained.contains("next:"), "{explained}");
-
-    // The intent outlives the daemon, too.
-    daemon.crash().await;
-    assert_eq!(daemon.only_claim().await.state, "unpreparing");
-    daemon.install(MOCK_GPU, Form::Component);
-    daemon.until_claims("the open unprepare is finished", <[_]>::is_empty).await;
-    assert_eq!((daemon.pods().await, daemon.cdi_files()), (vec![], vec![]));
-}
-
-#[tokio::test]
 async fn of_two_files_with_one_name_the_first_serves_and_the_second_takes_over() {
     let daemon = with_gpus().await;
     daemon.copy_in("copy.grant.yaml", side_file(MOCK_GPU, "grant"));
     daemon.copy_in("copy.wasm", wasm(MOCK_GPU, Form::Component));
-    let second = daemon.until_state("copy.wasm", "failed").await;
-    assert!(second.reason.contains(MOCK_GPU_FILE) && second.reason.contains(MOCK_GPU_NAME), "{second:?}");
+    daemon.until_failed("copy.wasm", &[MOCK_GPU_FILE, MOCK_GPU_NAME]).await;
     assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.devices, 11);
 
     daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
@@ -200,8 +123,6 @@ async fn of_two_files_with_one_name_the_first_serves_and_the_second_takes_over()
 #[tokio::test]
 async fn a_reload_reads_the_files_again_and_says_what_came_of_it() {
     let daemon = with_gpus().await;
-    let said = daemon.cli(&["driver", "reload", MOCK_GPU_NAME]).await.done();
-    assert!(said.contains("serving, 11 devices"), "{said}");
-    let said = daemon.cli(&["driver", "reload", "unknown.example"]).await.failed(1);
-    assert!(said.contains("unknown.example"), "{said}");
+    daemon.cli(&["driver", "reload", MOCK_GPU_NAME]).await.done_with(&["serving, 11 devices"]);
+    daemon.cli(&["driver", "reload", "unknown.example"]).await.failed_with(1, &["unknown.example"]);
 }

@@ -1,25 +1,19 @@
 //! Who may hold a device beside whom.
 
-use nodedock_tests::Options;
 use nodedock_tests::compose::{gpu_claim, pod, request, with_parameters};
-
-use crate::with_gpus_and;
+use nodedock_tests::{Daemon, Options, assert_parts};
 
 const SHORT_WAIT: &str = "claims: {exclusiveWaitMs: 200}\n";
-const LONG_WAIT: &str = "claims: {exclusiveWaitMs: 60000}\n";
 const TIME_SLICING: &str = r#"{"sharing": {"strategy": "TimeSlicing"}}"#;
 const EXCLUSIVE: &str = r#"{"sharing": {"strategy": "Exclusive"}}"#;
 
 #[tokio::test]
 async fn a_device_that_another_claim_holds_is_refused_and_the_holder_is_named() {
-    let daemon = with_gpus_and(Options::default().config(SHORT_WAIT)).await;
+    let daemon = Daemon::with_gpus(Options::default().config(SHORT_WAIT)).await;
     daemon.prepared(request(&pod("holder"), &[&gpu_claim("first", &["gpus/gpu-0"])])).await;
     let second = request(&pod("other"), &[&gpu_claim("second", &["gpus/gpu-0"])]);
-    let problem = daemon.refused(second.clone()).await;
-    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("conflict", "device-held"));
-    for part in ["default/first", "claim-first", "default/holder"] {
-        assert!(problem.message.contains(part), "{part} in {problem:?}");
-    }
+    let problem = daemon.refused_as(second.clone(), "conflict", "device-held").await;
+    assert_parts(&problem.message, &["default/first", "claim-first", "default/holder"]);
     assert_eq!(problem.details["holder"], "default/first");
     assert_eq!(daemon.only_claim().await.id.unwrap().name, "first", "a refused claim leaves no record");
 
@@ -28,42 +22,8 @@ async fn a_device_that_another_claim_holds_is_refused_and_the_holder_is_named() 
 }
 
 #[tokio::test]
-async fn a_prepare_that_waits_for_a_device_gets_it_when_its_holder_leaves() {
-    let options = Options::default().config(LONG_WAIT).env("NODEDOCK_LOG", "debug");
-    let daemon = with_gpus_and(options).await;
-    daemon.prepared(request(&pod("holder"), &[&gpu_claim("first", &["gpus/gpu-0"])])).await;
-    let mut second = tonic::Request::new(request(&pod("other"), &[&gpu_claim("second", &["gpus/gpu-0"])]));
-    second.metadata_mut().insert("x-request-id", "the-one-that-waits".parse().unwrap());
-    let mut client = daemon.client();
-    let waiting = tokio::spawn(async move { client.prepare_pod(second).await });
-    daemon.until_log("the-one-that-waits").await;
-    daemon.unprepare(&pod("holder")).await;
-    let answer = waiting.await.unwrap().unwrap().into_inner();
-    assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
-}
-
-#[tokio::test]
-async fn two_pods_that_race_for_a_device_do_not_both_get_it() {
-    let daemon = with_gpus_and(Options::default().config("claims: {exclusiveWaitMs: 0}\n")).await;
-    for round in 0..10 {
-        let ask = |who: &str| {
-            let name = format!("{who}-{round}");
-            let mut client = daemon.client();
-            let request = request(&pod(&name), &[&gpu_claim(&name, &["gpus/gpu-0"])]);
-            async move { client.prepare_pod(request).await.unwrap().into_inner().claims[0].outcome.clone() }
-        };
-        let mut outcomes = futures::future::join_all([ask("a"), ask("b"), ask("c")]).await;
-        outcomes.sort();
-        assert_eq!(outcomes, ["prepared", "refused", "refused"]);
-        for pod in daemon.pods().await {
-            daemon.unprepare(&pod.pod.unwrap()).await;
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_shared_device_serves_several_claims_that_agree_on_how() {
-    let daemon = with_gpus_and(Options::default().config(SHORT_WAIT)).await;
+    let daemon = Daemon::with_gpus(Options::default().config(SHORT_WAIT)).await;
     for name in ["a", "b", "c"] {
         let claim = with_parameters(gpu_claim(name, &["shared/gpu-4"]), TIME_SLICING);
         daemon.prepared(request(&pod(name), &[&claim])).await;
@@ -72,8 +32,7 @@ async fn a_shared_device_serves_several_claims_that_agree_on_how() {
     assert_eq!(shared.claims.len(), 3);
 
     let alone = with_parameters(gpu_claim("alone", &["shared/gpu-4"]), EXCLUSIVE);
-    let problem = daemon.refused(request(&pod("alone"), &[&alone])).await;
-    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("conflict", "sharing-mismatch"));
+    daemon.refused_as(request(&pod("alone"), &[&alone]), "conflict", "sharing-mismatch").await;
     for name in ["a", "b", "c"] {
         daemon.unprepare(&pod(name)).await;
     }
@@ -82,7 +41,7 @@ async fn a_shared_device_serves_several_claims_that_agree_on_how() {
 
 #[tokio::test]
 async fn a_part_of_a_device_and_the_whole_one_exclude_each_other() {
-    let daemon = with_gpus_and(Options::default().config(SHORT_WAIT)).await;
+    let daemon = Daemon::with_gpus(Options::default().config(SHORT_WAIT)).await;
     let devices = daemon.devices().await;
     let parts: Vec<_> = devices.iter().filter(|d| d.pool == "split" && d.name != "gpu-6").collect();
     let [first, second, ..] = parts.as_slice() else { panic!("{devices:?}") };
@@ -95,7 +54,7 @@ async fn a_part_of_a_device_and_the_whole_one_exclude_each_other() {
 
 #[tokio::test]
 async fn parameters_that_a_driver_does_not_understand_are_refused_and_leave_nothing() {
-    let daemon = with_gpus_and(Options::default().config(SHORT_WAIT)).await;
+    let daemon = Daemon::with_gpus(Options::default().config(SHORT_WAIT)).await;
     for bad in [r#"{"sharing": {"strategy": "Magic"}}"#, r#"{"shring": {}}"#, "no json"] {
         let claim = with_parameters(gpu_claim("bad", &["gpus/gpu-0"]), bad);
         let problem = daemon.refused(request(&pod("bad"), &[&claim])).await;

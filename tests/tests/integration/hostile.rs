@@ -13,8 +13,6 @@ mod guest;
 
 use guest::Guest;
 
-const SPIN: &str = "(loop $l (br $l)) unreachable";
-
 /// A driver: its file, what is in it, and what the daemon says of it.
 type Hostile = (&'static str, Vec<u8>, &'static str);
 
@@ -24,37 +22,9 @@ fn guest(change: impl FnOnce(&mut Guest)) -> Vec<u8> {
     guest.module()
 }
 
-fn discovers(body: &str) -> Vec<u8> {
-    guest(|guest| guest.discover = body.to_owned())
-}
-
-fn never_loaded() -> Vec<Hostile> {
+/// One that is never loaded, one that fails at describe, and two at discover. Text of theirs has escapes of a terminal.
+fn hostile() -> Vec<Hostile> {
     let export = r#"(func (export "a\n\1b[31mserving"))"#;
-    vec![
-        ("elf", b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec(), "precompiled"),
-        ("future", guest(|guest| guest.version = "1.0.0"), "nodedock:driver@1.0.0"),
-        ("painted", guest(|guest| guest.extra = export.repeat(2)), "duplicate export name"),
-        ("threads", guest(|guest| guest.extra = "(memory 1 1 shared)".into()), "threads"),
-        ("whole", guest(|guest| guest.pages = 65536), "cannot be compiled"),
-        ("greedy", guest(|guest| guest.env = Some("LD_PRELOAD")), "requests more than it is granted"),
-    ]
-}
-
-fn bad_at_describe() -> Vec<Hostile> {
-    let start = format!("(func $s {SPIN}) (start $s)");
-    vec![
-        ("start", guest(|guest| guest.extra = start), "of CPU"),
-        ("describe", guest(|guest| guest.describe = SPIN.into()), "of CPU"),
-        ("large", guest(|guest| guest.pages = 1025), "64 MiB"),
-        (
-            "nameless",
-            guest(|guest| guest.describe = "i32.const 8192".into()),
-            "driver name \"\" is not valid",
-        ),
-    ]
-}
-
-fn bad_at_discover() -> Vec<Hostile> {
     let log = r#"(import "nodedock:driver/log@0.1.0" "write" (func $log (param i32 i32 i32 i32 i32)))"#;
     let flood =
         "(loop $l (call $log (i32.const 4) (i32.const 300) (i32.const 16) (i32.const 0) (i32.const 0))
@@ -64,19 +34,11 @@ fn bad_at_discover() -> Vec<Hostile> {
         guest.extra = r#"(data (i32.const 300) "\1b[2J\nlevel=error")"#.into();
         guest.discover = flood.into();
     });
+    let grow = "(loop $l (drop (memory.grow (i32.const 16))) (br $l)) unreachable";
     vec![
-        ("loop", discovers(SPIN), "of CPU"),
-        ("memory", discovers("(loop $l (drop (memory.grow (i32.const 16))) (br $l)) unreachable"), "64 MiB"),
-        ("nowhere", discovers("i32.const 0x7ffffff0"), "trapped"),
-        ("realloc", guest(|guest| guest.realloc = "unreachable".into()), "trapped"),
-        (
-            "stack",
-            guest(|guest| {
-                (guest.extra, guest.discover) =
-                    ("(func $r (call $r))".into(), "(call $r) i32.const 8192".into())
-            }),
-            "call stack exhausted",
-        ),
+        ("painted", guest(|guest| guest.extra = export.repeat(2)), "duplicate export name"),
+        ("describe", guest(|guest| guest.describe = "(loop $l (br $l)) unreachable".into()), "of CPU"),
+        ("memory", guest(|guest| guest.discover = grow.into()), "64 MiB"),
         ("flood", flood, "of CPU"),
     ]
 }
@@ -102,17 +64,10 @@ async fn until_all_are_refused(daemon: &Daemon, hostile: &[Hostile]) {
     }
 }
 
-/// The most memory that the daemon ever had.
-fn peak_mib(daemon: &Daemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
-}
-
 #[tokio::test]
 async fn hostile_drivers_are_reported_while_good_claims_go_on() {
     let mut daemon = with_gpus().await;
-    let hostile = [never_loaded(), bad_at_describe(), bad_at_discover()].concat();
+    let hostile = hostile();
     for (name, bytes, _) in &hostile {
         let grant = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nlimits: {cpuMs: 100}\n";
         daemon.drop_in(&format!("{name}.grant.yaml"), grant);
@@ -129,7 +84,7 @@ async fn hostile_drivers_are_reported_while_good_claims_go_on() {
     let table = daemon.cli(&["get", "drivers"]).await.done();
     assert_eq!(table.lines().count(), hostile.len() + 2, "a line for each: {table}");
     assert!(!daemon.log().contains('\u{1b}'), "the log has no escapes of a driver");
-    let peak = peak_mib(&daemon);
-    assert!(peak < 768, "the daemon had {peak} MiB");
+    let peak = daemon.memory_mib("VmHWM");
+    assert!(peak < 768.0, "the daemon had {peak} MiB");
     assert_eq!(daemon.terminate().await.code(), Some(0), "it ends as it should");
 }

@@ -6,7 +6,6 @@ mod cdi_files;
 mod commands;
 mod compile;
 mod containers;
-mod crash;
 mod device_numbers;
 mod discovery;
 mod disk_full;
@@ -31,17 +30,9 @@ mod stop;
 mod swaps;
 mod trust;
 
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
 use nodedock_tests::{Daemon, Options};
 
 /// A daemon with simulated GPUs.
 async fn with_gpus() -> Daemon {
-    with_gpus_and(Options::default()).await
-}
-
-async fn with_gpus_and(options: Options) -> Daemon {
-    let daemon = Daemon::start_with(options).await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
-    daemon
+    Daemon::with_gpus(Options::default()).await
 }

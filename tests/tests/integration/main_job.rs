@@ -1,5 +1,6 @@
 //! The main job: a driver arrives, a pod's claims are prepared, runtimes find the devices, nothing stays behind.
 
+use crate::with_gpus;
 use nodedock_tests::drivers::{
     DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, wasm,
 };
@@ -158,9 +159,7 @@ async fn a_composed_pod_gets_its_device_and_gives_it_back_in_either_form() {
 
 #[tokio::test]
 async fn a_manifest_gives_each_container_the_devices_of_its_requests() {
-    let daemon = Daemon::start().await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
+    let daemon = with_gpus().await;
     let file = daemon.write("pod.yaml", MANIFEST);
     let file = file.to_str().unwrap();
     let answer = prepare(&daemon, file).await.json();

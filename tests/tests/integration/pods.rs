@@ -1,13 +1,13 @@
 //! A pod as a whole: the start of its containers, and extended resources as agents and operators ask for them.
 
 use nodedock_proto::node::v1;
-use nodedock_tests::Options;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::{Daemon, Options};
 use serde_json::json;
 use tonic::Code;
 
-use crate::{with_gpus, with_gpus_and};
+use crate::with_gpus;
 
 /// A resource that no driver of the node has.
 const NOWHERE: &str = "nowhere.example.com/gpu";
@@ -37,21 +37,6 @@ async fn each_start_of_a_container_gives_what_the_pod_was_answered_also_after_a_
     daemon.unprepare(&one).await;
     let refused = daemon.client().start_container(start(&one, "main")).await.expect_err("it holds nothing");
     assert!(refused.code() == Code::NotFound && refused.message().contains("pod-one"), "{refused:?}");
-}
-
-#[tokio::test]
-async fn a_container_does_not_start_before_its_pod_is_prepared_in_this_boot() {
-    let (mut daemon, one) = (with_gpus().await, pod("one"));
-    let wanted = request(&one, &[&gpu_claim("a", &["gpus/gpu-0"])]);
-    daemon.prepared(wanted.clone()).await;
-    *daemon.options() = daemon.options().clone().arg("--boot-id", "another-boot");
-    daemon.restart().await;
-    daemon.until_serving(MOCK_GPU_FILE).await;
-    let refused =
-        daemon.client().start_container(start(&one, "main")).await.expect_err("a boot lies between");
-    assert!(refused.code() == Code::Unavailable && refused.message().contains("default/a"), "{refused:?}");
-    daemon.prepared(wanted).await;
-    daemon.client().start_container(start(&one, "main")).await.expect("it may start");
 }
 
 #[tokio::test]
@@ -97,8 +82,7 @@ async fn a_node_without_extended_resources_says_so() {
     let daemon = with_gpus().await;
     assert_eq!(daemon.cli(&["get", "resources"]).await.done(), "no extended resources\n");
     assert_eq!(daemon.cli(&["get", "resources", "-o", "json"]).await.json(), json!([]));
-    let text = daemon.cli(&["get", "resource", NOWHERE]).await.failed(1);
-    assert!(text.contains(NOWHERE), "{text}");
+    daemon.cli(&["get", "resource", NOWHERE]).await.failed_with(1, &[NOWHERE]);
     let capacity = daemon.client().get_capacity(v1::GetCapacityRequest {}).await.expect("an answer");
     assert_eq!(capacity.into_inner(), v1::GetCapacityResponse::default());
     let cover = v1::CoverAllocatedRequest {
@@ -117,18 +101,8 @@ async fn a_node_without_extended_resources_says_so() {
 }
 
 #[tokio::test]
-async fn a_claims_device_is_listed_as_before() {
-    let daemon = with_gpus().await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
-    let devices = daemon.client().list_devices(v1::ListDevicesRequest::default()).await.expect("an answer");
-    let devices = devices.into_inner().devices;
-    let gpu = devices.iter().find(|device| device.name == "gpu-0").expect("it is listed");
-    assert_eq!((gpu.driver.as_str(), gpu.claims.len(), gpu.pods.len()), (MOCK_GPU_NAME, 1, 0));
-}
-
-#[tokio::test]
 async fn the_command_line_announces_the_start_of_each_container() {
-    let daemon = with_gpus_and(Options::default().env("NODEDOCK_LOG", "debug")).await;
+    let daemon = Daemon::with_gpus(Options::default().env("NODEDOCK_LOG", "debug")).await;
     let device = format!("{MOCK_GPU_NAME}/gpus/gpu-0");
     assert!(!daemon.log().contains("StartContainer"));
     daemon.cli(&["prepare", "--pod", "demo", "--device", &device]).await.done();

@@ -66,8 +66,7 @@ async fn what_is_prepared_stands_and_an_operator_ends_it() {
     daemon.prepared(ask(1)).await;
     into_quarantine(&daemon, BAD, &["driver-trapped"]).await;
 
-    let problem = daemon.refused(ask(2)).await;
-    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("unavailable", QUARANTINED));
+    let problem = daemon.refused_as(ask(2), "unavailable", QUARANTINED).await;
     assert!(problem.retry_after_ms.is_some_and(|ms| ms > 0), "{problem:?}");
     for part in
         ["since 2", "not before 2", "the driver trapped", "nodedock driver resume scripted.nodedock.dev"]
@@ -79,8 +78,7 @@ async fn what_is_prepared_stands_and_an_operator_ends_it() {
     let shown = daemon.cli(&["get", "drivers", "-o", "json"]).await.json();
     let shown = shown.as_array().unwrap().iter().find(|driver| driver["source"] == FILE).unwrap();
     assert_eq!(shown["state"], json!("quarantined"), "{shown}");
-    let output = daemon.cli(&["explain", "driver", scripted::NAME]).await.done();
-    assert!(output.contains("is quarantined") && output.contains("driver resume"), "{output}");
+    daemon.cli(&["explain", "driver", scripted::NAME]).await.done_with(&["is quarantined", "driver resume"]);
 
     assert_eq!(daemon.prepared(ask(0)).await, answer, "what is prepared needs no driver");
     let left = daemon.unprepare_pod(&pod("device-1")).await;
@@ -89,38 +87,16 @@ async fn what_is_prepared_stands_and_an_operator_ends_it() {
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.prepared(request(&pod("gpu"), &[&gpu_claim("gpu", &["gpus/gpu-0"])])).await;
 
-    let said = daemon.cli(&["driver", "resume", scripted::NAME]).await.done();
-    assert!(said.contains("(scripted.wasm) is over: it is serving"), "{said}");
+    daemon
+        .cli(&["driver", "resume", scripted::NAME])
+        .await
+        .done_with(&["(scripted.wasm) is over: it is serving"]);
     daemon.until_conditions(&[]).await;
     let is_gone = |claims: &[v1::ClaimStatus]| {
         claims.iter().all(|claim| claim.id.as_ref().is_none_or(|id| id.name != "device-1"))
     };
     daemon.until_claims("the unprepare that waited is done", is_gone).await;
     daemon.prepared(ask(2)).await;
-}
-
-#[tokio::test]
-async fn a_resume_that_cannot_be_is_refused_with_the_reason() {
-    let daemon = with_driver(Word::Die).await;
-    let said = daemon.cli(&["driver", "resume", "unknown.example"]).await.failed(1);
-    assert!(said.contains("unknown.example"), "{said}");
-    for name in [scripted::NAME, FILE] {
-        let said = daemon.cli(&["driver", "resume", name]).await.failed(1);
-        assert!(said.contains("is serving: there is no quarantine to end"), "{said}");
-    }
-    daemon.cli(&["driver", "resume"]).await.failed(2);
-}
-
-#[tokio::test]
-async fn a_driver_that_is_well_again_comes_back_by_itself() {
-    let daemon = with_driver(Word::Spin).await;
-    into_quarantine(&daemon, BAD, &["driver-cpu-limit"]).await;
-    // Its poller tries it when the quarantine is over, and every poll succeeds.
-    let back = daemon.until_serving(FILE).await;
-    let states: Vec<_> = back.timeline.iter().map(|entry| entry.what.as_str()).collect();
-    assert!(states.ends_with(&["quarantined", "serving"]), "{states:?}");
-    daemon.prepared(ask(1)).await;
-    into_quarantine(&daemon, BAD + FAILURES, &["driver-cpu-limit"]).await;
 }
 
 #[tokio::test]
@@ -139,22 +115,4 @@ async fn whatever_a_driver_does_it_is_left_alone_and_a_new_config_is_a_new_begin
     daemon.until_claims("the first claim is gone", |claims| !held(claims)).await;
     daemon.prepared(ask(0)).await;
     into_quarantine(&daemon, BAD + FAILURES, &["driver-cpu-limit", "driver-trapped"]).await;
-}
-
-#[tokio::test]
-async fn a_restart_is_a_new_beginning_and_forgets_no_claim() {
-    let mut daemon = with_driver(Word::Die).await;
-    let answer = daemon.prepared(ask(1)).await;
-    daemon.prepared(ask(0)).await;
-    into_quarantine(&daemon, BAD, &["driver-trapped"]).await;
-    assert_eq!(daemon.unprepare_pod(&pod("device-0")).await.claims[0].outcome, "refused");
-    daemon.kill9().await;
-    daemon.drop_in(CONFIG, script(Word::Die, true));
-    daemon.run().await;
-    daemon.until_serving(FILE).await;
-    daemon.until_conditions(&[]).await;
-    let held = |claims: &[v1::ClaimStatus]| claims.iter().any(|claim| claim.state == "unpreparing");
-    daemon.until_claims("the unprepare that waited is done", |claims| !held(claims)).await;
-    assert_eq!(daemon.prepared(ask(1)).await, answer);
-    daemon.prepared(ask(2)).await;
 }

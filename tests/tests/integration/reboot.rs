@@ -5,8 +5,6 @@ use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::MOCK_GPU_FILE;
 use nodedock_tests::{Daemon, Options, Root};
 
-use crate::with_gpus_and;
-
 fn boot(id: &str) -> Options {
     Options::default().arg("--boot-id", id)
 }
@@ -25,7 +23,7 @@ async fn reboot(daemon: Daemon, id: &str) -> Daemon {
 
 #[tokio::test]
 async fn a_claim_of_an_earlier_boot_is_stale_until_its_pod_prepares_it_once_more() {
-    let daemon = with_gpus_and(boot("boot-1")).await;
+    let daemon = Daemon::with_gpus(boot("boot-1")).await;
     let request = request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]);
     let answer = daemon.prepared(request.clone()).await;
     assert!(!daemon.only_claim().await.stale_boot);
@@ -34,8 +32,7 @@ async fn a_claim_of_an_earlier_boot_is_stale_until_its_pod_prepares_it_once_more
     let claim = daemon.only_claim().await;
     assert!(claim.stale_boot, "{claim:?}");
     assert_eq!((claim.state.as_str(), prepares(&claim)), ("prepared", 1));
-    let explained = daemon.cli(&["explain", "claim", "default/a"]).await.done();
-    assert!(explained.contains("earlier boot"), "{explained}");
+    daemon.cli(&["explain", "claim", "default/a"]).await.done_with(&["earlier boot"]);
 
     daemon.until_serving(MOCK_GPU_FILE).await;
     assert_eq!(daemon.prepared(request.clone()).await, answer);
@@ -49,11 +46,11 @@ async fn a_claim_of_an_earlier_boot_is_stale_until_its_pod_prepares_it_once_more
 
 #[tokio::test]
 async fn a_claim_of_an_earlier_boot_can_be_unprepared_without_a_prepare() {
-    let daemon = with_gpus_and(boot("boot-1")).await;
+    let daemon = Daemon::with_gpus(boot("boot-1")).await;
     let pod = pod("one");
     daemon.prepared(request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
     let daemon = reboot(daemon, "boot-2").await;
     daemon.until_serving(MOCK_GPU_FILE).await;
     assert_eq!(daemon.unprepare(&pod).await, [("a".to_owned(), "unprepared".to_owned())]);
-    assert_eq!((daemon.claims().await, daemon.cdi_files()), (vec![], vec![]));
+    daemon.assert_empty().await;
 }

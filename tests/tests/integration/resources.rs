@@ -40,7 +40,7 @@ fn nics(count: usize) -> Vec<Device> {
 async fn started(daemon: &Daemon, options: PluginOptions, script: Script, devices: Vec<Device>) -> Plugin {
     let (resource, healthy) = (options.resource.clone(), devices.iter().filter(|d| d.healthy).count());
     let plugin = Plugin::start(options, script, devices).await.expect("it registers");
-    until_allocatable(daemon, &resource, healthy).await;
+    daemon.until_allocatable(&resource, healthy).await;
     plugin
 }
 
@@ -53,24 +53,7 @@ async fn with_nics(daemon: &Daemon, script: Script, count: usize) -> Plugin {
 async fn with_gpus(daemon: &Daemon) {
     daemon.install_gpus(GPUS);
     daemon.until_serving(MOCK_GPU_FILE).await;
-    until_allocatable(daemon, GPU, 3).await;
-}
-
-/// Waits until a resource is as wanted.
-async fn until_resource(daemon: &Daemon, name: &str, wanted: impl Fn(&v1::Resource) -> bool) -> v1::Resource {
-    daemon
-        .until(&format!("{name} is as wanted"), async |mut client| {
-            let answer = client.get_capacity(v1::GetCapacityRequest {}).await;
-            let resources = answer.map_err(|status| status.to_string())?.into_inner().resources;
-            let found = resources.into_iter().find(|resource| resource.name == name);
-            let found = found.ok_or("no such resource")?;
-            if wanted(&found) { Ok(found) } else { Err(format!("{found:?}")) }
-        })
-        .await
-}
-
-async fn until_allocatable(daemon: &Daemon, name: &str, count: usize) -> v1::Resource {
-    until_resource(daemon, name, |resource| resource.active && resource.allocatable as usize == count).await
+    daemon.until_allocatable(GPU, 3).await;
 }
 
 /// The next event that is as wanted; those before it are passed over.

@@ -31,8 +31,7 @@ async fn pods_join_and_leave_a_claim_without_another_call_of_its_driver() {
     assert_eq!(daemon.pod_devices(&one).await.unwrap_err().code(), tonic::Code::NotFound);
 
     assert_eq!(daemon.unprepare(&two).await, [("both".to_owned(), "unprepared".to_owned())]);
-    assert_eq!((daemon.claims().await, daemon.pods().await), (vec![], vec![]));
-    assert_eq!(daemon.cdi_files(), []);
+    daemon.assert_empty().await;
 }
 
 #[tokio::test]

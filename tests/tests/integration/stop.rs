@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::{with_gpus, with_gpus_and};
+use crate::with_gpus;
 
 #[tokio::test]
 async fn the_service_manager_is_notified_of_readiness_and_of_the_end() {
@@ -26,7 +26,7 @@ async fn the_service_manager_is_notified_of_readiness_and_of_the_end() {
 async fn a_prepare_that_waits_is_answered_before_the_end() {
     let options =
         Options::default().config("claims: {exclusiveWaitMs: 60000}\n").env("NODEDOCK_LOG", "debug");
-    let mut daemon = with_gpus_and(options).await;
+    let mut daemon = Daemon::with_gpus(options).await;
     daemon.prepared(request(&pod("holder"), &[&gpu_claim("first", &["gpus/gpu-0"])])).await;
     let mut second = tonic::Request::new(request(&pod("other"), &[&gpu_claim("second", &["gpus/gpu-0"])]));
     second.metadata_mut().insert("x-request-id", "the-one-that-waits".parse().unwrap());

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{pod, request};
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, digest, wasm};
+use nodedock_tests::drivers::{Form, MOCK_GPU, digest, wasm};
 use nodedock_tests::versions::{FILE, claim, file, script};
 use nodedock_tests::{Client, Daemon};
 use tokio::task::JoinSet;
@@ -71,8 +71,7 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
     let daemon = Daemon::start().await;
     daemon.drop_in_script(&script(0));
     let old = daemon.swap("v1", &script(0)).await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.serve(MOCK_GPU, Form::Core).await;
     let whole = file("v2");
     let cases = [
         (whole[..whole.len() / 2].to_vec(), "cut off"),
@@ -97,22 +96,7 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
     assert!(kept.reason.contains("the same file with its current side files"), "{kept:?}");
     assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &new));
     daemon.prepared(request(&pod("last"), &[&claim("device-9")])).await;
-    let explained = daemon.cli(&["explain", "driver", FILE]).await.done();
-    assert!(explained.contains("goes on serving") && explained.contains(&new), "{explained}");
-}
-
-#[tokio::test]
-async fn devices_that_a_new_version_does_not_have_any_more_are_named_while_claims_hold_them() {
-    let daemon = Daemon::start().await;
-    daemon.drop_in_script(&script(0));
-    daemon.swap("v1", &script(0)).await;
-    daemon.prepared(request(&pod("one"), &[&claim("device-3")])).await;
-    daemon.swap("v2", &serde_json::json!({"devices": 2, "generation": 1})).await;
-    let conditions = daemon.until_conditions(&["claim-devices-gone"]).await;
-    let problem = conditions[0].problem.as_ref().expect("a condition has a problem");
-    assert!(problem.message.contains("script/device-3 (claim default/device-3"), "{problem:?}");
-    assert_eq!(daemon.unprepare(&pod("one")).await.len(), 1);
-    daemon.until_conditions(&[]).await;
+    daemon.cli(&["explain", "driver", FILE]).await.done_with(&["goes on serving", &new]);
 }
 
 #[tokio::test]

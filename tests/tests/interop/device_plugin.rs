@@ -1,39 +1,30 @@
 //! A device plugin in Go on the official API, which registers with the real daemon and watches for its socket.
 
 use std::path::Path;
-use std::process::Stdio;
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::pod;
-use nodedock_tests::{Client, DEADLINE, Daemon, Root, machine};
+use nodedock_tests::machine::or_skip;
+use nodedock_tests::{Daemon, Root};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
-use tokio::time::timeout;
+use tokio::process::Command;
 
-use crate::{pod_resources, programs};
+use crate::pod_resources;
+use crate::programs::{self, Running};
 
 /// A running plugin. It is killed when dropped.
-struct Plugin {
-    _process: Child,
-    events: Lines<BufReader<ChildStdout>>,
-}
+struct Plugin(Running);
 
 impl Plugin {
     fn start(root: &Root, program: &Path, options: &[&str]) -> Self {
         let mut command = Command::new(program);
         command.arg("--device-plugins-dir").arg(root.state().join("device-plugins")).args(options);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut process = command.spawn().expect("start the plugin");
-        let stdout = process.stdout.take().expect("it is piped");
-        Self { _process: process, events: BufReader::new(stdout).lines() }
+        Self(Running::start(command))
     }
 
     /// The next event.
     async fn event(&mut self) -> Value {
-        let line = timeout(DEADLINE, self.events.next_line()).await.expect("the plugin says nothing");
-        let line = line.expect("read the plugin's output").expect("the plugin ended");
-        serde_json::from_str(&line).expect("JSON")
+        self.0.event("the next event", |_| true).await
     }
 
     /// Waits until it is registered and was asked for its devices, which come in any order.
@@ -46,10 +37,7 @@ impl Plugin {
 
 #[tokio::test]
 async fn a_plugin_that_dials_the_path_registers_and_lists_and_is_back_after_a_crash_of_the_daemon() {
-    let program = match programs::go("device-plugin") {
-        Ok(program) => program,
-        Err(why) => return machine::skip("a device plugin in Go", &why),
-    };
+    let Some(program) = or_skip("a device plugin in Go", programs::go("device-plugin")) else { return };
     let mut daemon = Daemon::start().await;
     let options = ["--resource", "go.example.com/device", "--devices", "device-0,device-1,device-2"];
     let mut plugin = Plugin::start(&daemon, &program, &options);
@@ -76,28 +64,15 @@ fn wanted() -> v1::PreparePodRequest {
     v1::PreparePodRequest { pod: Some(pod("one")), containers, ..Default::default() }
 }
 
-async fn until_listed(daemon: &Daemon) {
-    let listed = async |mut client: Client| {
-        let answer = client.get_capacity(v1::GetCapacityRequest {}).await;
-        let resources = answer.map_err(|status| status.to_string())?.into_inner().resources;
-        let is_there = resources.iter().any(|of| of.name == RESOURCE && of.allocatable == 3);
-        if is_there { Ok(()) } else { Err(format!("{resources:?}")) }
-    };
-    daemon.until("the plugin's devices are there", listed).await;
-}
-
 #[tokio::test]
 async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them() {
     let programs = programs::go("device-plugin").and_then(|a| Ok((a, programs::go("pod-resources")?)));
-    let (program, agent) = match programs {
-        Ok(programs) => programs,
-        Err(why) => return machine::skip("a pod with devices of a plugin in Go", &why),
-    };
+    let Some((program, agent)) = or_skip("a pod with devices of a plugin in Go", programs) else { return };
     let mut daemon = Daemon::start().await;
     let options = ["--resource", RESOURCE, "--devices", "device-0,device-1,device-2"];
     let mut plugin = Plugin::start(&daemon, &program, &options);
     plugin.registered_and_listed().await;
-    until_listed(&daemon).await;
+    daemon.until_allocatable(RESOURCE, 3).await;
     let answer = daemon.prepare(wanted()).await;
     assert!(answer.resources.iter().all(|of| of.outcome == "allocated"), "{answer:#?}");
     for of in &answer.resources {
@@ -122,7 +97,7 @@ async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them(
         daemon.crash().await;
         // What the plugin says next is not of an allocation.
         plugin.registered_and_listed().await;
-        until_listed(&daemon).await;
+        daemon.until_allocatable(RESOURCE, 3).await;
     }
     daemon.unprepare_pod(&pod("one")).await;
     assert_eq!(pod_resources::ask(&daemon, &agent, "list", &[]).await, json!({}));
@@ -130,9 +105,9 @@ async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them(
 
 #[tokio::test]
 async fn a_plugin_for_what_is_no_extended_resource_is_refused_with_the_rule() {
-    let program = match programs::go("device-plugin") {
-        Ok(program) => program,
-        Err(why) => return machine::skip("a device plugin in Go that is refused", &why),
+    let Some(program) = or_skip("a device plugin in Go that is refused", programs::go("device-plugin"))
+    else {
+        return;
     };
     let daemon = Daemon::start().await;
     let mut plugin = Plugin::start(&daemon, &program, &["--resource", "kubernetes.io/device"]);

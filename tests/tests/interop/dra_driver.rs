@@ -1,33 +1,28 @@
 //! A DRA driver in Go on the official helper library, hosted by the daemon.
 
 use std::path::PathBuf;
-use std::process::Stdio;
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
-use nodedock_tests::{DEADLINE, Daemon, Root, machine};
+use nodedock_tests::machine::or_skip;
+use nodedock_tests::{DEADLINE, Daemon, Root};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::programs;
+use crate::programs::{self, Running};
 
 const NAME: &str = "gpu.example.com";
 const SERVICE: &str = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/";
 
 /// The driver's program, or nothing and a line that says what is left out.
 fn program() -> Option<PathBuf> {
-    let built = programs::go("dra-driver");
-    built.inspect_err(|why| machine::skip("a driver on the official library in Go", why)).ok()
+    or_skip("a driver on the official library in Go", programs::go("dra-driver"))
 }
 
 /// A running instance of the driver. It is killed when dropped.
-struct Driver {
-    process: Child,
-    events: Lines<BufReader<ChildStdout>>,
-}
+struct Driver(Running);
 
 impl Driver {
     /// Starts it on the directories of a root. Its claims are those of `compose`, each with a device of the claim's name.
@@ -38,26 +33,16 @@ impl Driver {
         command.args(["--driver-name", NAME, "--node-name", "node", "--request", "device-0"]);
         command.arg("--registry-dir").arg(root.state().join("plugins_registry"));
         command.arg("--data-dir").arg(data).arg("--cdi-dir").arg(root.cdi()).args(options);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut process = command.spawn().expect("start the driver");
-        let stdout = process.stdout.take().expect("it is piped");
-        let mut driver = Self { process, events: BufReader::new(stdout).lines() };
+        let mut driver = Self(Running::start(command));
         driver.event("it starts", |event| event["event"] == "started").await;
         driver
     }
 
     /// The next event that is wanted; those before are passed over.
     async fn event(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let found = timeout(DEADLINE, async {
-            while let Some(line) = self.events.next_line().await.expect("read the driver's output") {
-                let event = serde_json::from_str(&line).expect("JSON");
-                if wanted(&event) {
-                    return event;
-                }
-            }
-            panic!("the driver ended before {what}");
-        });
-        found.await.unwrap_or_else(|_| panic!("waited in vain for the driver until {what}"))
+        let found = self.0.event(what, wanted).await;
+        self.0.forget();
+        found
     }
 
     /// The next call of a method of the DRA service: its claims.
@@ -74,14 +59,14 @@ impl Driver {
 
     /// Asks it to end as Kubernetes asks a pod.
     async fn stop(mut self) {
-        let id = self.process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let id = self.0.process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         kill_process(id.expect("it runs"), Signal::TERM).expect("a child may be signalled");
-        let ended = timeout(DEADLINE, self.process.wait()).await.expect("the driver ends");
+        let ended = timeout(DEADLINE, self.0.process.wait()).await.expect("the driver ends");
         assert!(ended.expect("a child can be waited for").success());
     }
 
     async fn kill(mut self) {
-        self.process.kill().await.expect("a child may be killed");
+        self.0.process.kill().await.expect("a child may be killed");
     }
 }
 

@@ -1,20 +1,20 @@
 //! What the daemon measures, read by Prometheus' own parser.
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
-use nodedock_tests::{Daemon, machine};
+use nodedock_tests::machine::or_skip;
+use nodedock_tests::{Daemon, Options};
 
 use crate::{lines, programs};
 
 #[tokio::test]
 async fn the_parser_of_prometheus_finds_every_family() {
-    let python = match programs::python_with("prometheus_client", "prometheus-client") {
-        Ok(python) => python,
-        Err(why) => return machine::skip("metrics read by the parser of Prometheus", &why),
+    let Some(python) = or_skip(
+        "metrics read by the parser of Prometheus",
+        programs::python_with("prometheus_client", "prometheus-client"),
+    ) else {
+        return;
     };
-    let daemon = Daemon::start().await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
+    let daemon = Daemon::with_gpus(Options::default()).await;
     daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
     let answer = daemon.admin("GET", "/metrics").await;
     let ours = daemon.metrics().await.families;

@@ -2,8 +2,7 @@
 
 use nodedock_proto::node::v1;
 use nodedock_proto::prost::Message;
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
-use nodedock_tests::{Daemon, machine};
+use nodedock_tests::{Daemon, Options, machine};
 use std::path::Path;
 
 use crate::{lines, programs};
@@ -27,9 +26,7 @@ async fn a_program_in_python_is_answered() {
 
 /// The program writes the answers to two calls in hex; what is in them is for us to read.
 async fn learns_the_drivers(program: &Path, args: &[&str]) {
-    let daemon = Daemon::start().await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
+    let daemon = Daemon::with_gpus(Options::default()).await;
     let socket = daemon.socket();
     let args = [args, &[socket.to_str().expect("UTF-8")]].concat();
     let answers = lines(program, &args).await;

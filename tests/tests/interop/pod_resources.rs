@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
-use nodedock_tests::{DEADLINE, Daemon, machine};
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::machine::or_skip;
+use nodedock_tests::{DEADLINE, Daemon, Options};
 use serde_json::{Value, json};
 
 use crate::{lines, programs};
 
 /// The client's program, or nothing and a line that says what is left out.
 fn program() -> Option<PathBuf> {
-    let built = programs::go("pod-resources");
-    built.inspect_err(|why| machine::skip("pod resources asked by a program in Go", why)).ok()
+    or_skip("pod resources asked by a program in Go", programs::go("pod-resources"))
 }
 
 /// What the client was answered.
@@ -26,9 +26,7 @@ pub(crate) async fn ask(daemon: &Daemon, program: &Path, command: &str, args: &[
 
 /// `pair` with two GPUs, in both containers of the pod `one`.
 async fn with_a_pod() -> Daemon {
-    let daemon = Daemon::start().await;
-    daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_serving(MOCK_GPU_FILE).await;
+    let daemon = Daemon::with_gpus(Options::default()).await;
     let mut request = request(&pod("one"), &[&gpu_claim("pair", &["gpus/gpu-0", "gpus/gpu-1"])]);
     let mut others = ["init", "sidecar"].map(|kind| {
         let mut container = request.containers[0].clone();

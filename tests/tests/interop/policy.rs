@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use nodedock_tests::machine;
+use nodedock_tests::machine::or_skip;
 use serde_json::{Value, json};
 
 use crate::programs;
@@ -41,9 +41,10 @@ fn request(
 
 #[test]
 fn a_daemon_writes_slices_of_its_own_node_only() {
-    let program = match programs::go("policy") {
-        Ok(program) => program,
-        Err(why) => return machine::skip("the admission policy, by the library of an API server", &why),
+    let Some(program) =
+        or_skip("the admission policy, by the library of an API server", programs::go("policy"))
+    else {
+        return;
     };
     let cases = [
         (request("CREATE", ACCOUNT, Some("a"), None, Some("a")), "allow"),

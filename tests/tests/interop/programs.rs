@@ -4,7 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
+use nodedock_tests::DEADLINE;
 use nodedock_tests::machine::{program, run};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::time::timeout;
 
 /// For the modules of a program, a few dozen megabytes, to arrive.
 const FETCH_SECONDS: &str = "300";
@@ -60,4 +65,51 @@ pub(crate) fn python_with(module: &str, package: &str) -> Result<PathBuf, String
 /// A directory of `tests/interop`.
 pub(crate) fn sources(language: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("interop").join(language)
+}
+
+/// A running program that takes commands and prints events, each a line of JSON. It is killed when dropped.
+pub(crate) struct Running {
+    pub(crate) process: Child,
+    commands: ChildStdin,
+    events: Lines<BufReader<ChildStdout>>,
+    /// Events that were read while another was waited for.
+    passed: Vec<Value>,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: tokio::process::Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut process = command.spawn().expect("start the program");
+        let commands = process.stdin.take().expect("it is piped");
+        let events = BufReader::new(process.stdout.take().expect("it is piped")).lines();
+        Self { process, commands, events, passed: Vec::new() }
+    }
+
+    pub(crate) async fn command(&mut self, command: &Value) {
+        self.commands.write_all(format!("{command}\n").as_bytes()).await.expect("the program reads");
+    }
+
+    /// The first event that is wanted, of those that no caller took yet.
+    pub(crate) async fn event(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        if let Some(at) = self.passed.iter().position(&wanted) {
+            return self.passed.remove(at);
+        }
+        let found = timeout(DEADLINE, async {
+            while let Some(line) = self.events.next_line().await.expect("read the program's output") {
+                let event: Value = serde_json::from_str(&line).expect("JSON");
+                if wanted(&event) {
+                    return event;
+                }
+                self.passed.push(event);
+            }
+            panic!("the program ended before {what}");
+        });
+        let found = found.await;
+        found.unwrap_or_else(|_| panic!("waited in vain until {what}; the program said {:#?}", self.passed))
+    }
+
+    /// Forgets the events until now.
+    pub(crate) fn forget(&mut self) {
+        self.passed.clear();
+    }
 }

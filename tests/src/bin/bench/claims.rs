@@ -16,6 +16,9 @@ const BESIDE: usize = 2048;
 const AT_ONCE: usize = 64;
 /// Pages that a commit of one claim writes, as `strace` shows them.
 const PAGES_OF_A_COMMIT: usize = 6;
+/// Bytes that the daemon has caused to be written to disks, and calls by which it has read anything.
+const WRITTEN: &str = "write_bytes: ";
+const READS: &str = "syscr: ";
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
     disk(size, table);
@@ -83,22 +86,31 @@ pub(crate) fn measured(n: usize) -> v1::PreparePodRequest {
     request(&format!("pod-{n}"), &format!("gpus/gpu-{}", n % MEASURED))
 }
 
+/// Prepares the claim of a pod, and unprepares it.
+pub(crate) async fn come_and_go(
+    client: &mut Client,
+    request: v1::PreparePodRequest,
+    prepares: &mut Times,
+    unprepares: &mut Times,
+) {
+    let pod = request.pod.clone();
+    prepared(client, request, prepares).await;
+    unprepares.time(client.unprepare_pod(v1::UnpreparePodRequest { pod })).await.expect("unprepare");
+}
+
+async fn prepared(client: &mut Client, request: v1::PreparePodRequest, times: &mut Times) {
+    let answer = times.time(client.prepare_pod(request)).await.expect("prepare").into_inner();
+    assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
+}
+
 async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
     let (mut prepares, mut unprepares) = (Times::default(), Times::default());
     let mut client = daemon.client();
-    let written = written(daemon);
+    let written = accounted(daemon, WRITTEN);
     for n in 0..size.single {
-        let request = measured(n);
-        let pod = request.pod.clone();
-        let started = Instant::now();
-        let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
-        prepares.add(started.elapsed());
-        assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
-        let started = Instant::now();
-        client.unprepare_pod(v1::UnpreparePodRequest { pod }).await.expect("unprepare");
-        unprepares.add(started.elapsed());
+        come_and_go(&mut client, measured(n), &mut prepares, &mut unprepares).await;
     }
-    let each = (written_since(daemon, written) / size.single as u64) >> 10;
+    let each = (accounted(daemon, WRITTEN).saturating_sub(written) / size.single as u64) >> 10;
     let first = size.live[0];
     let note = format!("{each} KiB written for both");
     let against = if live == first { disk_row(PAGES_OF_A_COMMIT) } else { prepare_row(first) };
@@ -117,24 +129,15 @@ async fn repeated(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
     let request = measured(0);
     let pod = request.pod.clone();
     client.prepare_pod(request.clone()).await.expect("prepare");
-    let before = system_reads(daemon);
+    let before = accounted(daemon, READS);
     for _ in 0..size.single {
-        let request = request.clone();
-        let started = Instant::now();
-        let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
-        times.add(started.elapsed());
-        assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
+        prepared(&mut client, request.clone(), &mut times).await;
     }
-    let reads = system_reads(daemon).saturating_sub(before) as f64 / size.single as f64;
+    let reads = accounted(daemon, READS).saturating_sub(before) as f64 / size.single as f64;
     let row = |live: usize| format!("prepare of a prepared claim, {live} live");
     let note = format!("{reads:.1} read calls each, sockets and files");
     table.times(&row(live), &times, &row(size.live[0]), &note);
     client.unprepare_pod(v1::UnpreparePodRequest { pod }).await.expect("unprepare");
-}
-
-/// Calls by which the daemon has read anything (`/proc/PID/io`, which needs the kernel's accounting).
-fn system_reads(daemon: &Daemon) -> u64 {
-    accounted(daemon, "syscr: ")
 }
 
 async fn at_once(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
@@ -213,17 +216,9 @@ async fn side_by_side<T: Send + 'static, W: Future<Output = usize> + Send>(
     (times, failed)
 }
 
-/// Bytes that the daemon has caused to be written to disks (`/proc/PID/io`, which needs the kernel's accounting).
-fn written(daemon: &Daemon) -> u64 {
-    accounted(daemon, "write_bytes: ")
-}
-
+/// A figure of `/proc/PID/io`, which needs the kernel's accounting.
 fn accounted(daemon: &Daemon, what: &str) -> u64 {
     let io = std::fs::read_to_string(format!("/proc/{}/io", daemon.pid())).unwrap_or_default();
     let line = io.lines().find_map(|line| line.strip_prefix(what));
     line.and_then(|count| count.parse().ok()).unwrap_or(0)
-}
-
-fn written_since(daemon: &Daemon, before: u64) -> u64 {
-    written(daemon).saturating_sub(before)
 }

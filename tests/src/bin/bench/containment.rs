@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nodedock_proto::node::v1;
 use nodedock_tests::drivers::{Form, wasm};
@@ -69,8 +69,10 @@ async fn scene(size: Size, table: &mut Table, bad: Option<(String, Bad)>, alone:
     let asked: usize = running.join_all().await.into_iter().sum();
     let ratio = if bad.is_some() { format!("{:.2} × alone, ", all.at(0.99) / alone) } else { String::new() };
     let spread = spread(&rounds);
-    let note =
-        format!("p99 {ratio}{spread} by round; peak {:.0} MiB; {asked} bad requests", peak_mib(&daemon));
+    let note = format!(
+        "p99 {ratio}{spread} by round; peak {:.0} MiB; {asked} bad requests",
+        daemon.memory_mib("VmHWM")
+    );
     let name = bad.map_or_else(|| ALONE.to_owned(), |(name, _)| name);
     table.times(&name, &all, ALONE, &note);
     all.at(0.99)
@@ -123,15 +125,9 @@ async fn misbehave(
 }
 
 async fn round(daemon: &Daemon, count: usize) -> Times {
-    let (mut client, mut times) = (daemon.client(), Times::default());
+    let (mut client, mut times, mut unprepares) = (daemon.client(), Times::default(), Times::default());
     for n in 0..count {
-        let request = claims::measured(n);
-        let pod = request.pod.clone();
-        let started = Instant::now();
-        let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
-        times.add(started.elapsed());
-        assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
-        client.unprepare_pod(v1::UnpreparePodRequest { pod }).await.expect("unprepare");
+        claims::come_and_go(&mut client, claims::measured(n), &mut times, &mut unprepares).await;
     }
     times
 }
@@ -141,12 +137,4 @@ fn spread(values: &[f64]) -> String {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(0.0, f64::max);
     format!("{} to {}", micros(least), micros(most))
-}
-
-/// The most memory that the daemon has had.
-fn peak_mib(daemon: &Daemon) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
-    kib.unwrap_or(f64::NAN) / 1024.0
 }

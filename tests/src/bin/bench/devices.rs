@@ -9,10 +9,10 @@ use nodedock_model::limit;
 use nodedock_proto::kubelet::pod_resources::v1::ListPodResourcesRequest;
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use nodedock_proto::node::v1;
+use nodedock_tests::daemon::channel;
 use nodedock_tests::{Client, Daemon, Root, compose};
 
 use crate::claims::storm;
-use crate::native::dial;
 use crate::table::{Table, Times};
 use crate::{CdiOnTmpfs, Size};
 
@@ -92,13 +92,9 @@ async fn one_at_a_time(node: &Node, size: Size, pods: usize, table: &mut Table) 
     for n in 0..size.single {
         let request = request(&format!("pod-{n}"));
         let pod = request.pod.clone();
-        let started = Instant::now();
-        let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
-        allocates.add(started.elapsed());
+        let answer = allocates.time(client.prepare_pod(request)).await.expect("prepare").into_inner();
         assert_eq!(answer.resources[0].outcome, "allocated", "{answer:?}");
-        let started = Instant::now();
-        client.unprepare_pod(v1::UnpreparePodRequest { pod }).await.expect("unprepare");
-        frees.add(started.elapsed());
+        frees.time(client.unprepare_pod(v1::UnpreparePodRequest { pod })).await.expect("unprepare");
     }
     let row =
         |what: &str, pods: usize| format!("{what} {WANTED} of {} devices, {pods} live pods", size.devices);
@@ -110,16 +106,13 @@ async fn one_at_a_time(node: &Node, size: Size, pods: usize, table: &mut Table) 
 
 /// The call to the plugin alone, as the daemon makes it, from here.
 async fn bare(node: &Node, size: Size) -> Times {
-    let mut client = DevicePluginClient::new(dial(&node.plugin.options().socket()).await);
+    let mut client = DevicePluginClient::new(channel(node.plugin.options().socket()));
     let devices = healthy(WANTED as usize).into_iter().map(|device| device.id).collect();
     let container = api::ContainerAllocateRequest { devices_ids: devices };
     let request = api::AllocateRequest { container_requests: vec![container] };
     let mut times = Times::default();
     for _ in 0..size.single {
-        let request = request.clone();
-        let started = Instant::now();
-        client.allocate(request).await.expect("a bare call");
-        times.add(started.elapsed());
+        times.time(client.allocate(request.clone())).await.expect("a bare call");
     }
     times
 }
@@ -139,9 +132,7 @@ async fn lists(size: Size, table: &mut Table) {
     let mut client = node.daemon.client();
     let mut asked = Times::default();
     for _ in 0..size.lists {
-        let started = Instant::now();
-        shown(&mut client).await;
-        asked.add(started.elapsed());
+        asked.time(shown(&mut client)).await;
     }
     table.times("the question that shows it", &asked, &many, "GetCapacity; the rows above are exact to one");
 }
@@ -190,9 +181,8 @@ async fn pod_resources(size: Size, table: &mut Table) {
         let mut times = Times::default();
         for _ in 0..size.lists {
             pace.tick().await;
-            let started = Instant::now();
-            let answer = client.list(ListPodResourcesRequest {}).await.expect("a list").into_inner();
-            times.add(started.elapsed());
+            let answer = times.time(client.list(ListPodResourcesRequest {})).await;
+            let answer = answer.expect("a list").into_inner();
             assert_eq!(answer.pod_resources.len(), pods);
         }
         table.times(&row(pods), &times, &row(0), &format!("each pod with {WANTED} devices"));

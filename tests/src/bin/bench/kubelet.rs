@@ -1,21 +1,19 @@
 //! The way of a kubelet: from its call on a driver's socket to the answer, beside the bare round trip on the same socket; and from our
 //! restart to a driver that can be registered.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
-use hyper_util::rt::TokioIo;
 use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
 use nodedock_proto::kubelet::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 use nodedock_proto::kubelet::registration::InfoRequest;
 use nodedock_proto::kubelet::registration::registration_client::RegistrationClient;
 use nodedock_tests::cluster::{Cluster, NAMESPACE, options};
+use nodedock_tests::daemon::channel;
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use nodedock_tests::{DEADLINE, Daemon};
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::table::{Table, Times};
+use crate::table::{Table, Times, millis};
 use crate::{CdiOnTmpfs, Size};
 
 const BARE: &str = "kubelet: an empty prepare, nothing but the round trip";
@@ -43,27 +41,18 @@ async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table
     let (mut bare, mut read, mut back, mut cached) =
         (Times::default(), Times::default(), Times::default(), Times::default());
     for _ in 0..size.single {
-        let started = Instant::now();
-        client.node_prepare_resources(ask(vec![])).await.expect("an empty prepare");
-        bare.add(started.elapsed());
+        bare.time(client.node_prepare_resources(ask(vec![]))).await.expect("an empty prepare");
     }
     table.times(BARE, &bare, "", "on the driver's socket");
     for _ in 0..size.single {
-        let started = Instant::now();
-        let answer = client.node_prepare_resources(ask(vec![claim()])).await.expect("prepare").into_inner();
-        read.add(started.elapsed());
+        let answer = read.time(client.node_prepare_resources(ask(vec![claim()]))).await.expect("prepare");
+        let answer = answer.into_inner();
         let outcome = answer.claims.first().and_then(|entry| entry.value.as_ref());
         assert!(outcome.is_some_and(|outcome| outcome.error.is_empty()), "{answer:?}");
-        let started = Instant::now();
-        client.node_unprepare_resources(unprepare()).await.expect("unprepare");
-        back.add(started.elapsed());
+        back.time(client.node_unprepare_resources(unprepare())).await.expect("unprepare");
     }
-    table.times(
-        "kubelet: prepare, claim read from the API server",
-        &read,
-        BARE,
-        "the API server is on this machine",
-    );
+    let note = "the API server is on this machine";
+    table.times("kubelet: prepare, claim read from the API server", &read, BARE, note);
     table.times("kubelet: unprepare", &back, BARE, "");
 
     client.node_prepare_resources(ask(vec![claim()])).await.expect("prepare");
@@ -71,9 +60,7 @@ async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table
     cluster.api.wait_until("the claim is followed", is_followed).await;
     let seen = cluster.api.requests().len();
     for _ in 0..size.single {
-        let started = Instant::now();
-        client.node_prepare_resources(ask(vec![claim()])).await.expect("prepare");
-        cached.add(started.elapsed());
+        cached.time(client.node_prepare_resources(ask(vec![claim()]))).await.expect("prepare");
     }
     let asked = cluster.api.requests().len() - seen;
     let note = format!("prepared before; {asked} requests to the API server in all");
@@ -87,22 +74,22 @@ async fn restarts(daemon: &mut Daemon, size: Size, table: &mut Table) {
     for (how, crash) in [("stop", false), ("kill -9", true)] {
         let mut times = Vec::new();
         for _ in 0..size.starts {
-            if crash {
-                daemon.kill9().await;
-            } else {
-                assert!(daemon.terminate().await.success());
-            }
+            end(daemon, crash).await;
             let started = Instant::now();
             let (answered, ()) = tokio::join!(until_answer(&socket, started), daemon.run());
             times.push(answered);
         }
-        table.figures(
-            &format!("kubelet: from our start after {how} to GetInfo's answer"),
-            times,
-            "ms",
-            "",
-            "",
-        );
+        let row = format!("kubelet: from our start after {how} to GetInfo's answer");
+        table.figures(&row, times, "ms", "", "");
+    }
+}
+
+/// Kills the daemon, or asks it to end.
+pub(crate) async fn end(daemon: &mut Daemon, crash: bool) {
+    if crash {
+        daemon.kill9().await;
+    } else {
+        assert!(daemon.terminate().await.success());
     }
 }
 
@@ -111,18 +98,10 @@ async fn until_answer(socket: &Path, started: Instant) -> f64 {
         loop {
             let mut client = RegistrationClient::new(channel(socket.to_owned()));
             if client.get_info(InfoRequest {}).await.is_ok() {
-                return started.elapsed().as_secs_f64() * 1000.0;
+                return millis(started.elapsed());
             }
             tokio::task::yield_now().await;
         }
     };
     tokio::time::timeout(DEADLINE, answer).await.expect("the driver is offered")
-}
-
-fn channel(socket: PathBuf) -> Channel {
-    let connect = tower::service_fn(move |_: Uri| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    Endpoint::from_static("http://localhost").connect_with_connector_lazy(connect)
 }

@@ -14,6 +14,8 @@ mod swap;
 mod table;
 
 use clap::Parser;
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
 use nodedock_tests::Options;
 use table::Table;
 
@@ -92,38 +94,27 @@ const QUICK: Size = Size {
     slice_changes: 2,
 };
 
+/// Measures the rows of a section.
+type Section = fn(Size, &mut Table) -> LocalBoxFuture<'_, ()>;
+
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
     let args = Args::parse();
     let size = if args.quick { QUICK } else { FULL };
     let mut table = Table::default();
-    let wanted = |section: &str| section.contains(&args.only);
-    if wanted("sandbox") {
-        sandbox::run(size, &mut table).await;
-    }
-    if wanted("claims") {
-        claims::run(size, &mut table).await;
-    }
-    if wanted("native") {
-        native::run(size, &mut table).await;
-    }
-    if wanted("devices") {
-        devices::run(size, &mut table).await;
-    }
-    if wanted("containment") {
-        containment::run(size, &mut table).await;
-    }
-    if wanted("swap") {
-        swap::run(size, &mut table).await;
-    }
-    if wanted("kubelet") {
-        kubelet::run(size, &mut table).await;
-    }
-    if wanted("slices") {
-        slices::run(size, &mut table).await;
-    }
-    if wanted("start") {
-        start::run(size, &mut table).await;
+    let sections: [(&str, Section); 9] = [
+        ("sandbox", |size, table| sandbox::run(size, table).boxed_local()),
+        ("claims", |size, table| claims::run(size, table).boxed_local()),
+        ("native", |size, table| native::run(size, table).boxed_local()),
+        ("devices", |size, table| devices::run(size, table).boxed_local()),
+        ("containment", |size, table| containment::run(size, table).boxed_local()),
+        ("swap", |size, table| swap::run(size, table).boxed_local()),
+        ("kubelet", |size, table| kubelet::run(size, table).boxed_local()),
+        ("slices", |size, table| slices::run(size, table).boxed_local()),
+        ("start", |size, table| start::run(size, table).boxed_local()),
+    ];
+    for (_, run) in sections.into_iter().filter(|(name, _)| name.contains(&args.only)) {
+        run(size, &mut table).await;
     }
     table.print();
 }

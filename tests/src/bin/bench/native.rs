@@ -1,20 +1,15 @@
 //! A native plugin beside a WASM driver: the same claim, the same daemon, the same run. And many plugins at once.
 
-use std::path::Path;
 use std::time::Instant;
 
-use hyper_util::rt::TokioIo;
 use native_null::{Options as PluginOptions, Plugin, Script};
 use nodedock_proto::kubelet::dra::v1;
 use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
-use nodedock_proto::node::v1::UnpreparePodRequest;
+use nodedock_tests::daemon::channel;
 use nodedock_tests::{Daemon, Root, compose};
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::claims::{daemon, measured, storm};
-use crate::start::resident_mib;
-use crate::table::{Table, Times};
+use crate::claims::{come_and_go, daemon, measured, storm};
+use crate::table::{Table, Times, millis};
 use crate::{CdiOnTmpfs, Size};
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
@@ -42,14 +37,7 @@ async fn side_by_side(size: Size, table: &mut Table) {
         let mut client = daemon.client();
         for n in 0..size.single {
             let request = if native { native_request(n) } else { measured(n) };
-            let pod = request.pod.clone();
-            let started = Instant::now();
-            let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
-            prepares.add(started.elapsed());
-            assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
-            let started = Instant::now();
-            client.unprepare_pod(UnpreparePodRequest { pod }).await.expect("unprepare");
-            unprepares.add(started.elapsed());
+            come_and_go(&mut client, request, &mut prepares, &mut unprepares).await;
         }
         let (what, against) = if native { ("prepare through a native plugin", wasm) } else { (wasm, "") };
         table.times(what, &prepares, against, "the same daemon, one at a time");
@@ -69,37 +57,20 @@ fn native_request(n: usize) -> nodedock_proto::node::v1::PreparePodRequest {
 
 /// The call to the plugin alone, as the daemon makes it, from here.
 async fn bare(size: Size, plugin: &Plugin, table: &mut Table) {
-    let mut client = DraPluginClient::new(dial(plugin.endpoint()).await);
+    let mut client = DraPluginClient::new(channel(plugin.endpoint().to_owned()));
     let mut times = Times::default();
     for n in 0..size.single {
         let claim = v1::Claim { namespace: "default".into(), uid: format!("u-{n}"), name: format!("c-{n}") };
-        let started = Instant::now();
         let request = v1::NodePrepareResourcesRequest { claims: vec![claim] };
-        client.node_prepare_resources(request).await.expect("a bare call");
-        times.add(started.elapsed());
+        times.time(client.node_prepare_resources(request)).await.expect("a bare call");
     }
-    table.times(
-        "bare gRPC round trip to the plugin",
-        &times,
-        "prepare through a native plugin",
-        "no daemon between",
-    );
-}
-
-/// A connection to a plugin's socket.
-pub(crate) async fn dial(socket: &Path) -> Channel {
-    let socket = socket.to_owned();
-    let connector = tower::service_fn(move |_: Uri| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-    channel.expect("connect to the plugin")
+    let against = "prepare through a native plugin";
+    table.times("bare gRPC round trip to the plugin", &times, against, "no daemon between");
 }
 
 async fn many(size: Size, table: &mut Table) {
     let daemon = Daemon::start_on(Root::new(), CdiOnTmpfs::new().options()).await;
-    let before = resident_mib(&daemon);
+    let before = daemon.memory_mib("VmRSS");
     let started = Instant::now();
     let mut plugins = Vec::with_capacity(size.plugins);
     for n in 0..size.plugins {
@@ -108,16 +79,10 @@ async fn many(size: Size, table: &mut Table) {
     for plugin in &plugins {
         registered(&daemon, plugin).await;
     }
-    let took = started.elapsed().as_secs_f64() * 1000.0;
-    let count = size.plugins;
-    table.figures(
-        &format!("{count} plugins at once: all registered"),
-        vec![took],
-        "ms",
-        "",
-        "from the first socket",
-    );
-    let each = (resident_mib(&daemon) - before) * 1024.0 / count as f64;
+    let (took, count) = (millis(started.elapsed()), size.plugins);
+    let row = format!("{count} plugins at once: all registered");
+    table.figures(&row, vec![took], "ms", "", "from the first socket");
+    let each = (daemon.memory_mib("VmRSS") - before) * 1024.0 / count as f64;
     table.figures("memory of the daemon per registered plugin", vec![each], "KiB", "", "");
     let requests = (0..count).map(|n| {
         let name = format!("pod-{n}");

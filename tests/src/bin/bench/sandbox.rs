@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nodedock_core::driver::values::NoJournal;
-use nodedock_core::driver::{Call, ClaimDriver, NoClaims, NodeFacts};
+use nodedock_core::driver::{Call, ClaimDriver, NoClaims};
 use nodedock_model::grant::Grant;
 use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, ObjectRef, PoolName};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME, side_file, wasm};
-use nodedock_tests::places;
-use nodedock_wasm::{CompileBounds, Compiler, DriverFile, Trigger, WasmHost, WasmSettings};
+use nodedock_tests::golden::settings;
+use nodedock_wasm::{DriverFile, Trigger, WasmHost};
 
 use crate::Size;
 use crate::table::{Table, Times};
@@ -22,15 +22,7 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
 }
 
 fn host(cache: Option<&std::path::Path>) -> Arc<WasmHost> {
-    let node = NodeFacts { name: "bench".to_owned(), boot_id: "bench".to_owned() };
-    let settings = WasmSettings {
-        cache_dir: cache.map(Into::into),
-        compiler: Compiler::Process { program: places::nodedock(), bounds: CompileBounds::default() },
-        sysfs_root: "/sys".into(),
-        dev_root: "/dev".into(),
-        node,
-    };
-    WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).expect("set up the sandbox")
+    WasmHost::new(settings(cache), Arc::new(NoClaims), Arc::new(NoJournal)).expect("set up the sandbox")
 }
 
 fn grant() -> Grant {
@@ -60,21 +52,13 @@ async fn calls(size: Size, table: &mut Table) {
     };
     let (mut prepares, mut discovers) = (Times::default(), Times::default());
     for _ in 0..size.single {
-        let started = Instant::now();
-        let outcomes = driver.prepare(&call(), std::slice::from_ref(&claim)).await;
-        prepares.add(started.elapsed());
+        let outcomes = prepares.time(driver.prepare(&call(), std::slice::from_ref(&claim))).await;
         assert!(outcomes.values().all(Result::is_ok), "{outcomes:?}");
-        let started = Instant::now();
-        driver.discover(&call(), Trigger::Timer).await.expect("discover");
-        discovers.add(started.elapsed());
+        discovers.time(driver.discover(&call(), Trigger::Timer)).await.expect("discover");
     }
     table.times("wasm call: instantiate, prepare", &prepares, "", "no disk, no gRPC");
-    table.times(
-        "wasm call: instantiate, discover",
-        &discovers,
-        "wasm call: instantiate, prepare",
-        "4 devices",
-    );
+    let against = "wasm call: instantiate, prepare";
+    table.times("wasm call: instantiate, discover", &discovers, against, "4 devices");
 }
 
 async fn loads(size: Size, form: Form, table: &mut Table) {

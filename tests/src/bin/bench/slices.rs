@@ -8,7 +8,7 @@ use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use serde_json::Value;
 
 use crate::Size;
-use crate::table::Table;
+use crate::table::{Table, millis};
 
 const FIRST: &str = "slices: first publication";
 
@@ -24,7 +24,7 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     let started = Instant::now();
     daemon.install_gpus(&config(devices, 1, 1));
     let slices = until(&cluster, |found| devices_of(found, "gpus") == devices && has_all(found)).await;
-    let took = started.elapsed().as_secs_f64() * 1000.0;
+    let took = millis(started.elapsed());
     let note =
         format!("{devices} devices: {} writes, {slices} slices; from the drop of the file", writes(&cluster));
     table.figures(FIRST, vec![took], "ms", "", &note);
@@ -37,14 +37,14 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         let started = Instant::now();
         daemon.install_gpus(&config(devices, memory, 1));
         until(&cluster, |found| memory_of_one(found) == Some(format!("{memory}Gi"))).await;
-        one.push(started.elapsed().as_secs_f64() * 1000.0);
+        one.push(millis(started.elapsed()));
         written[0] += writes(&cluster);
 
         cluster.api.forget_requests();
         let started = Instant::now();
         daemon.install_gpus(&config(devices, memory, 2));
         until(&cluster, |found| devices_of(found, "two") == 2).await;
-        more.push(started.elapsed().as_secs_f64() * 1000.0);
+        more.push(millis(started.elapsed()));
         written[1] += writes(&cluster);
         daemon.install_gpus(&config(devices, memory, 1));
         until(&cluster, |found| devices_of(found, "two") == 1).await;
@@ -67,12 +67,8 @@ async fn until(cluster: &Cluster, wanted: impl Fn(&[&Value]) -> bool) -> usize {
 /// Requests that wrote slices.
 fn writes(cluster: &Cluster) -> usize {
     let is_write = |verb: &str| matches!(verb, "create" | "update" | "patch" | "delete");
-    cluster
-        .api
-        .requests()
-        .iter()
-        .filter(|seen| seen.resource == "resourceslices" && is_write(&seen.verb))
-        .count()
+    let requests = cluster.api.requests();
+    requests.iter().filter(|seen| seen.resource == "resourceslices" && is_write(&seen.verb)).count()
 }
 
 fn devices<'a>(slices: &[&'a Value], pool: &str) -> impl Iterator<Item = &'a Value> {

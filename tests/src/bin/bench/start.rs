@@ -5,7 +5,8 @@ use std::time::Instant;
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, side_file, wasm};
 use nodedock_tests::{Daemon, Options, Root};
 
-use crate::table::Table;
+use crate::kubelet::end;
+use crate::table::{Table, millis};
 use crate::{CdiOnTmpfs, Size, claims};
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
@@ -23,16 +24,12 @@ async fn starts(size: Size, table: &mut Table) {
         for (how, crash) in [("stop", false), ("kill -9", true)] {
             let (mut ready, mut serving) = (Vec::new(), Vec::new());
             for _ in 0..size.starts {
-                if crash {
-                    daemon.kill9().await;
-                } else {
-                    assert!(daemon.terminate().await.success());
-                }
+                end(&mut daemon, crash).await;
                 let started = Instant::now();
                 daemon.run().await;
-                ready.push(started.elapsed().as_secs_f64() * 1000.0);
+                ready.push(millis(started.elapsed()));
                 daemon.until_serving(MOCK_GPU_FILE).await;
-                serving.push(started.elapsed().as_secs_f64() * 1000.0);
+                serving.push(millis(started.elapsed()));
             }
             let row = |live: usize, what: &str| format!("start after {how}, {live} claims, {what}");
             let first = size.live[0];
@@ -54,7 +51,7 @@ async fn drops(size: Size, table: &mut Table) {
             let started = Instant::now();
             daemon.drop_in(MOCK_GPU_FILE, bytes);
             daemon.until_serving(MOCK_GPU_FILE).await;
-            times.push(started.elapsed().as_secs_f64() * 1000.0);
+            times.push(millis(started.elapsed()));
             daemon.take_out(MOCK_GPU_FILE);
             daemon.until_gone(MOCK_GPU_FILE).await;
         }
@@ -73,11 +70,11 @@ async fn memory(size: Size, table: &mut Table) {
         let row = |count: usize, what: &str| format!("resident memory, {count} drivers, {what}");
         let first = size.drivers[0];
         let what = "just compiled";
-        table.figures(&row(count, what), vec![resident_mib(&daemon)], "MiB", &row(first, what), "");
+        table.figures(&row(count, what), vec![daemon.memory_mib("VmRSS")], "MiB", &row(first, what), "");
         daemon.restart().await;
         all_serving(&daemon, count).await;
         let what = "after a restart";
-        table.figures(&row(count, what), vec![resident_mib(&daemon)], "MiB", &row(first, what), "");
+        table.figures(&row(count, what), vec![daemon.memory_mib("VmRSS")], "MiB", &row(first, what), "");
     }
 }
 
@@ -96,11 +93,4 @@ async fn all_serving(daemon: &Daemon, count: usize) {
     for n in 0..count {
         daemon.until_serving(&format!("mock-{n}.wasm")).await;
     }
-}
-
-pub(crate) fn resident_mib(daemon: &Daemon) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
-    kib.unwrap_or(f64::NAN) / 1024.0
 }

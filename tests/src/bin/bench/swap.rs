@@ -11,7 +11,7 @@ use nodedock_tests::{Client, Daemon};
 use tokio::task::JoinSet;
 
 use crate::claims::{daemon, measured};
-use crate::table::{Table, Times};
+use crate::table::{Table, Times, millis};
 use crate::{CdiOnTmpfs, Size};
 
 /// Pods that come and go at once: few, so that each answer counts.
@@ -40,19 +40,10 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     }
     table.figures("swap: longest time without an answer, no swap", without, "ms", "", "4 pods come and go");
     let against = "swap: longest time without an answer, no swap";
-    table.figures(
-        "swap: longest time without an answer",
-        with,
-        "ms",
-        against,
-        "the file is replaced meanwhile",
-    );
+    let note = "the file is replaced meanwhile";
+    table.figures("swap: longest time without an answer", with, "ms", against, note);
     table.times("swap: from rename to serving, cold", &cold, "", "under the stream");
     table.times("swap: from rename to serving, cached", &cached, "swap: from rename to serving, cold", "");
-}
-
-fn millis(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1000.0
 }
 
 /// Replaces the file; how long it took until the new version served.

@@ -1,7 +1,7 @@
 //! The table of results.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use comfy_table::presets;
 use hdrhistogram::Histogram;
@@ -21,6 +21,14 @@ impl Times {
         self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
+    /// Adds the time that something takes.
+    pub(crate) async fn time<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let started = Instant::now();
+        let done = work.await;
+        self.add(started.elapsed());
+        done
+    }
+
     pub(crate) fn merge(&mut self, other: &Self) {
         self.0.add(&other.0).expect("both have the same digits");
     }
@@ -31,6 +39,10 @@ impl Times {
         let nanoseconds = self.0.value_at_quantile(quantile) as f64;
         nanoseconds / 1000.0
     }
+}
+
+pub(crate) fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
 }
 
 /// Rows as they come; a ratio is against the row of that name in this run.
@@ -69,14 +81,8 @@ impl Table {
         self.medians.insert(name.to_owned(), median);
         let [middle, high] = shown;
         eprintln!("{name}: {middle} ({high}) {note}");
-        self.rows.push([
-            name.to_owned(),
-            count.to_string(),
-            middle,
-            high,
-            ratio.unwrap_or_default(),
-            note.to_owned(),
-        ]);
+        let (ratio, note) = (ratio.unwrap_or_default(), note.to_owned());
+        self.rows.push([name.to_owned(), count.to_string(), middle, high, ratio, note]);
     }
 
     pub(crate) fn print(&self) {

@@ -7,7 +7,7 @@ const FUNCTIONS: u8 = 3;
 const CODE: u8 = 10;
 
 /// A driver that serves and takes a compiler seconds: two thousand functions for each of `weight`.
-pub(super) fn slow(weight: u32) -> Vec<u8> {
+pub(crate) fn slow(weight: u32) -> Vec<u8> {
     with_functions(weight * 2000, &branchy(100))
 }
 

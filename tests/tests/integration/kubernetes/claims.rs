@@ -1,8 +1,7 @@
 //! Claims from the API server, prepared and unprepared through the sockets that a kubelet knows.
 
 use native_null::{Answer, Device, Options as PluginOptions, Plugin, Script};
-use nodedock_stand_ins::api_server::{Allocated, Fault, When};
-use nodedock_tests::DEADLINE;
+use nodedock_stand_ins::api_server::Allocated;
 use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE, gpu_claim};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 
@@ -72,34 +71,6 @@ async fn known_claims_are_prepared_and_all_are_unprepared_while_the_api_server_i
 }
 
 #[tokio::test]
-async fn a_claim_that_was_replaced_under_its_name_is_refused_by_its_old_uid() {
-    let (cluster, daemon) = node_with_gpus().await;
-    let old = cluster.gpu_claim("one", &["gpus/gpu-0"]);
-    daemon.kubelet_prepared(MOCK_GPU_NAME, ("one", &old)).await;
-    cluster.api.delete("resourceclaims", NAMESPACE, "one");
-    let new = cluster.api.allocate_claim(gpu_claim("one", &["gpus/gpu-1"]).uid("another-uid"));
-    assert_ne!(old, new);
-    // What is followed is as old as what was heard of it last.
-    let refused = async {
-        loop {
-            let mut answers = daemon.kubelet_prepares(MOCK_GPU_NAME, &[("one", &old)]).await;
-            if let Err(why) = answers.remove(&old).expect("every claim has an answer") {
-                return why;
-            }
-        }
-    };
-    let refused = tokio::time::timeout(DEADLINE, refused).await.expect("it is heard of");
-    assert!(refused.contains("replaced"), "{refused}");
-    let refused = daemon.kubelet_refused(MOCK_GPU_NAME, ("one", &new)).await;
-    assert!(refused.contains(&old), "the older one is still prepared: {refused}");
-    daemon.kubelet_unprepares(MOCK_GPU_NAME, ("one", &old)).await.unwrap();
-    daemon.kubelet_prepared(MOCK_GPU_NAME, ("one", &new)).await;
-    daemon.kubelet_unprepares(MOCK_GPU_NAME, ("one", &old)).await.unwrap();
-    let left = daemon.only_claim().await;
-    assert_eq!(left.id.unwrap().uid, new, "the other claim of the name is left alone");
-}
-
-#[tokio::test]
 async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_reported_on_the_claim() {
     let (cluster, daemon) = node_with_gpus().await;
     let elsewhere = cluster.api.allocate_claim(gpu_claim("elsewhere", &["gpus/gpu-0"]).node("node-2"));
@@ -120,44 +91,4 @@ async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_reported_on_t
             })
             .await;
     }
-}
-
-#[tokio::test]
-async fn answers_of_a_proxy_and_refusals_are_reported_in_their_words_and_heal() {
-    let (cluster, daemon) = node_with_gpus().await;
-    let uid = cluster.gpu_claim("one", &["gpus/gpu-0"]);
-    let html = cluster.api.fail(Fault::Html(502), When::any().resource("resourceclaims"));
-    let refused = daemon.kubelet_refused(MOCK_GPU_NAME, ("one", &uid)).await;
-    assert!(refused.contains("proxy"), "{refused}");
-    cluster.api.lift(html);
-    cluster.api.deny("get", "resourceclaims");
-    let refused = daemon.kubelet_refused(MOCK_GPU_NAME, ("one", &uid)).await;
-    assert!(refused.contains("forbid"), "{refused}");
-    cluster.api.allow_all();
-    daemon.kubelet_prepared(MOCK_GPU_NAME, ("one", &uid)).await;
-}
-
-#[tokio::test]
-async fn a_claim_that_is_followed_is_prepared_again_without_asking_the_api_server() {
-    let (cluster, daemon) = node_with_gpus().await;
-    let uid = cluster.gpu_claim("one", &["gpus/gpu-0"]);
-    daemon.kubelet_prepared(MOCK_GPU_NAME, ("one", &uid)).await;
-    cluster.api.wait_until("the claim is followed", |state| state.watches("resourceclaims") == 1).await;
-    let gets =
-        || cluster.api.requests().iter().filter(|seen| seen.verb == "get" && seen.name == "one").count();
-    // The answer to the watch's request may be on its way still.
-    let mut without_asking = false;
-    for _ in 0..50 {
-        let before = gets();
-        daemon.kubelet_prepared(MOCK_GPU_NAME, ("one", &uid)).await;
-        without_asking = gets() == before;
-        if without_asking {
-            break;
-        }
-    }
-    assert!(without_asking, "each prepare asked: {} gets", gets());
-    cluster.api.delete("resourceclaims", NAMESPACE, "one");
-    let new = cluster.api.allocate_claim(gpu_claim("one", &["gpus/gpu-0"]));
-    daemon.kubelet_unprepares(MOCK_GPU_NAME, ("one", &uid)).await.unwrap();
-    daemon.kubelet_prepared(MOCK_GPU_NAME, ("one", &new)).await;
 }

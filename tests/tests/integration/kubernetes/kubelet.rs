@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use native_null::{HealthState, Options as PluginOptions, Plugin, Script, Versions};
-use nodedock_stand_ins::api_server::{Fault, State, When};
-use nodedock_stand_ins::kubelet::{ClaimRef, Kubelet, KubeletOptions};
+use nodedock_stand_ins::api_server::State;
+use nodedock_stand_ins::kubelet::{Call, ClaimRef, Kubelet, KubeletOptions, Resource, View};
 use nodedock_tests::Daemon;
-use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE, gpu_claim};
+use nodedock_tests::cluster::{Cluster, DraClient, NAMESPACE, NODE, gpu_claim};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest, version, wasm};
 use tokio::task::JoinSet;
 
@@ -27,10 +27,10 @@ impl Node {
         let cluster = Arc::new(Cluster::start().await);
         let daemon = cluster.daemon().await;
         let of = cluster.clone();
-        let wipes = move |driver: Option<&str>| {
+        let wipes = Arc::new(move |driver: Option<&str>| {
             of.api.wipe_slices(NODE, driver);
-        };
-        let options = KubeletOptions { wipes: Some(Arc::new(wipes)), ..KubeletOptions::default() };
+        });
+        let options = KubeletOptions { wipes: Some(wipes), ..KubeletOptions::default() };
         let kubelet = Kubelet::start(&daemon.kubelet(), options).await;
         daemon.install_gpus(config);
         kubelet.registered(MOCK_GPU_NAME).await;
@@ -64,11 +64,16 @@ impl Node {
         self.cluster.api.wait_until(&format!("{count} devices are published"), has_all).await;
     }
 
-    /// How often the driver was asked who it is.
+    /// Waits until the kubelet has so many healthy devices: one that a claim has is not for others.
+    async fn until_healthy(&self, count: usize) {
+        let are = |resource: Resource| resource.healthy().len() == count;
+        let what = format!("{count} healthy devices");
+        self.kubelet.wait_until(&what, |view| view.resource(RESOURCE).is_some_and(are)).await;
+    }
+
+    /// How often the driver was called for its identity.
     fn registrations(&self) -> usize {
-        let is_one = |call: &&nodedock_stand_ins::kubelet::Call| {
-            call.what == "GetInfo" && call.whom.contains(MOCK_GPU_NAME)
-        };
+        let is_one = |call: &&Call| call.what == "GetInfo" && call.whom.contains(MOCK_GPU_NAME);
         self.kubelet.calls().iter().filter(is_one).count()
     }
 
@@ -141,15 +146,9 @@ async fn a_pool_is_a_device_plugin_of_every_kubelet_that_comes() {
     assert_eq!(devices.healthy().len(), 8, "devices are offered before their driver serves");
     let held = node.claim("own", "plugged/gpu-15");
     node.prepared(&held).await;
-    let is_taken = |view: &nodedock_stand_ins::kubelet::View<'_>| {
-        view.resource(RESOURCE).filter(|resource| resource.healthy().len() == 7)
-    };
-    node.kubelet.wait_for("a device that a claim has is not for others", is_taken).await;
+    node.until_healthy(7).await;
     node.unprepared(&held).await;
-    let is_free = |view: &nodedock_stand_ins::kubelet::View<'_>| {
-        view.resource(RESOURCE).filter(|resource| resource.healthy().len() == 8)
-    };
-    node.kubelet.wait_for("the device is free again", is_free).await;
+    node.until_healthy(8).await;
 }
 
 #[tokio::test]
@@ -169,7 +168,7 @@ async fn the_health_of_a_native_plugin_s_devices_reaches_the_kubelet() {
             message: "says the plugin".into(),
             timeout_seconds: 0,
         }]);
-        let is_known = |view: &nodedock_stand_ins::kubelet::View<'_>| {
+        let is_known = |view: &View<'_>| {
             let health = view.health(NATIVE);
             let found = health.get(&("pool".to_owned(), "a".to_owned()));
             found.is_some_and(|found| found.healthy == Some(healthy) && found.message == "says the plugin")
@@ -183,29 +182,13 @@ async fn the_health_of_a_native_plugin_s_devices_reaches_the_kubelet() {
     node.kubelet.deregistered(NATIVE).await;
 }
 
-#[tokio::test]
-async fn an_api_server_that_is_away_stops_no_claim_that_is_known_and_no_unprepare() {
-    let node = Node::start(GPUS).await;
-    let (known, other) = (node.claim("known", "gpus/gpu-0"), node.claim("other", "gpus/gpu-1"));
-    let before = node.prepared(&known).await;
-    let away = node.cluster.api.fail(Fault::Away, When::any());
-    assert_eq!(node.prepared(&known).await, before);
-    node.unprepared(&known).await;
-    let refused = node.kubelet.prepare(MOCK_GPU_NAME, std::slice::from_ref(&other)).await;
-    assert!(refused.is_err_and(|why| why.contains("default/other")), "a claim that was never read");
-    node.cluster.api.lift(away);
-    node.prepared(&other).await;
-    node.unprepared(&other).await;
-}
-
 /// Devices of the node, claims at once, and how often each claim is another one.
 const DEVICES: usize = 1000;
 const CLAIMS: usize = 200;
 const ROUNDS: usize = 2;
 
 /// A claim on a device, prepared and unprepared in turn under new UIDs, as pods of a deployment come and go.
-async fn come_and_go(cluster: Arc<Cluster>, root: std::path::PathBuf, number: usize) -> Result<(), String> {
-    let client = nodedock_tests::cluster::DraClient::new(&root, MOCK_GPU_NAME);
+async fn come_and_go(cluster: Arc<Cluster>, client: DraClient, number: usize) -> Result<(), String> {
     let name = format!("claim-{number}");
     for _ in 0..ROUNDS {
         let uid = cluster.api.allocate_claim(gpu_claim(&name, &[&format!("gpus/gpu-{number}")]));
@@ -222,7 +205,7 @@ async fn hundreds_of_claims_come_and_go_on_a_thousand_devices_while_everything_r
     node.until_devices_in_slices(DEVICES).await;
     let mut pods = JoinSet::new();
     for number in 0..CLAIMS {
-        pods.spawn(come_and_go(node.cluster.clone(), node.daemon.kubelet(), number));
+        pods.spawn(come_and_go(node.cluster.clone(), node.daemon.dra_client(MOCK_GPU_NAME), number));
     }
     let file = version(wasm(MOCK_GPU, Form::Core), "next");
     node.daemon.drop_in(MOCK_GPU_FILE, &file);

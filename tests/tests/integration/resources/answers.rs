@@ -1,19 +1,12 @@
 //! Plugins that answer wrongly, late or not at all: the pod is refused with the reason, loses nothing, and gets its devices later.
 
-use std::sync::Arc;
-
 use native_device_plugin::{Answer, Plugin, Script, api};
-use nodedock_proto::node::v1;
 use nodedock_tests::{Daemon, Options};
-use tokio::sync::Notify;
 use tonic::Code;
 
 use super::agreement::agree;
-use super::{
-    NIC, calling, freed, ids, limited, nics, ready, refusal, short, started, until_allocate, with_nics,
-};
+use super::{NIC, freed, ids, limited, ready, short, with_nics};
 
-const OTHER: &str = "example.com/other";
 const SHORT_DEADLINE: &str = "claims: {callDeadlineMs: 300}\n";
 
 /// With a deadline for calls that a test can wait for.
@@ -70,38 +63,6 @@ async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are
 }
 
 #[tokio::test]
-async fn a_late_answer_counts_for_nothing_and_the_next_try_is_answered() {
-    let daemon = daemon().await;
-    let due = Arc::new(Notify::new());
-    let late = Answer::After(due.clone(), Box::new(Answer::ok(&["late".to_owned()])));
-    let plugin = with_nics(&daemon, Script::always(late), 1).await;
-    let problem = short(&daemon, limited("one", &[(NIC, 1)])).await;
-    assert!(problem.code == "driver-deadline" && problem.message.contains(NIC), "{problem:?}");
-    due.notify_one();
-    plugin.set_script(Script::ok());
-    let answer = ready(&daemon, limited("one", &[(NIC, 1)])).await;
-    assert_eq!(answer.containers[0].env["NATIVE_DEVICES"], "nic-0");
-    agree(&daemon).await;
-}
-
-#[tokio::test]
-async fn a_plugin_that_hangs_holds_up_no_other_resource_and_no_other_pod_for_long() {
-    let daemon = Daemon::start_with(Options::default().config("claims: {callDeadlineMs: 300000}\n")).await;
-    let plugin = with_nics(&daemon, Script::always(Answer::Hang), 2).await;
-    let _other = started(&daemon, calling(&daemon, OTHER), Script::ok(), nics(2)).await;
-    let (mut client, hanging) = (daemon.client(), limited("hangs", &[(NIC, 1)]));
-    let waiting = tokio::spawn(async move { client.prepare_pod(hanging).await });
-    let asked = until_allocate(&plugin).await;
-    ready(&daemon, limited("other", &[(OTHER, 2)])).await;
-    plugin.set_script(Script::ok());
-    let answer = ready(&daemon, limited("same", &[(NIC, 1)])).await;
-    assert_ne!(ids(&answer, "main", NIC), asked, "what the plugin was asked for is the first pod's");
-    plugin.die();
-    let answer = waiting.await.expect("no panic").expect("an answer").into_inner();
-    assert!(refusal(answer).message.contains(NIC));
-}
-
-#[tokio::test]
 async fn a_preference_that_fails_refuses_the_pod_and_one_that_is_absurd_is_ignored() {
     let daemon = daemon().await;
     let absurd = |_: &native_device_plugin::Choice| vec!["unknown".to_owned(), String::new()];
@@ -114,43 +75,6 @@ async fn a_preference_that_fails_refuses_the_pod_and_one_that_is_absurd_is_ignor
     let problem = short(&daemon, limited("one", &[(NIC, 2)])).await;
     assert!(problem.message.contains(NIC), "{problem:?}");
     assert!(agree(&daemon).await.is_empty());
-}
-
-#[tokio::test]
-async fn a_container_does_not_start_while_its_plugin_refuses_or_hangs() {
-    let daemon = Daemon::start().await;
-    let options = native_device_plugin::Options { pre_start: true, ..calling(&daemon, NIC) };
-    let plugin = started(&daemon, options, Script::ok(), nics(1)).await;
-    let answer = ready(&daemon, limited("one", &[(NIC, 1)])).await;
-    plugin.set_script(Script::ok().pre_start(|_| Answer::refuse("not now")));
-    let refused = super::start(&daemon, "one", "main").await.expect_err("it may not start");
-    assert!(refused.message().contains(NIC) && refused.message().contains("not now"), "{refused:?}");
-    plugin.set_script(Script::ok().pre_start(|_| Answer::Die));
-    let refused = super::start(&daemon, "one", "main").await.expect_err("it may not start");
-    assert!(refused.message().contains(NIC), "{refused:?}");
-    let options = plugin.options().clone();
-    let _plugin = started(&daemon, options, Script::ok(), nics(1)).await;
-    let started = super::start(&daemon, "one", "main").await.expect("it may start");
-    assert_eq!(started, answer.containers[0]);
-}
-
-#[tokio::test]
-async fn a_plugin_that_is_replaced_in_the_middle_of_a_call_is_no_loss() {
-    let daemon = Daemon::start().await;
-    let first = with_nics(&daemon, Script::always(Answer::Hang), 2).await;
-    let (mut client, wanted) = (daemon.client(), limited("one", &[(NIC, 2)]));
-    let request = wanted.clone();
-    let waiting = tokio::spawn(async move { client.prepare_pod(request).await });
-    assert_eq!(until_allocate(&first).await.len(), 2);
-    // Its socket is made again under the same name, and registered.
-    let second = with_nics(&daemon, Script::ok(), 2).await;
-    first.die();
-    let answer: v1::PreparePodResponse = waiting.await.expect("no panic").expect("an answer").into_inner();
-    let problem = refusal(answer);
-    assert!(problem.kind == "unavailable" && problem.message.contains(NIC), "{problem:?}");
-    let answer = ready(&daemon, wanted).await;
-    assert_eq!(until_allocate(&second).await, ids(&answer, "main", NIC));
-    assert_eq!(agree(&daemon).await.len(), 2);
 }
 
 #[tokio::test]

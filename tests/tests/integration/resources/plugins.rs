@@ -5,14 +5,14 @@ use std::path::Path;
 
 use native_device_plugin::{Answer, Choice, Device, Event, Options as PluginOptions, Plugin, Script, api};
 use nodedock_proto::node::v1;
+use nodedock_tests::Daemon;
 use nodedock_tests::compose::pod;
-use nodedock_tests::{Daemon, Options};
 use tonic::Code;
 
 use super::agreement::agree;
 use super::{
     NIC, calling, container, freed, ids, limited, nics, ready, request_of, short, start, started,
-    until_allocatable, until_allocate, until_event, until_resource, with_nics, with_registration_socket,
+    until_allocate, until_event, with_nics, with_registration_socket,
 };
 
 /// Everything that an answer can have; the paths are on any machine.
@@ -155,7 +155,7 @@ impl Life {
         plugin.die();
         plugin.remove_sockets().expect("remove the sockets");
         self.daemon.run().await;
-        let nic = until_resource(&self.daemon, NIC, |_| true).await;
+        let nic = self.daemon.until_resource(NIC, |_| true).await;
         assert_eq!((nic.active, nic.allocatable, nic.allocated), (false, 0, 4));
         self.is_the_same().await;
         let refused = start(&self.daemon, "one", "main").await.expect_err("the plugin wants the call");
@@ -202,29 +202,6 @@ async fn a_pod_keeps_its_devices_to_its_end_with_a_plugin_that_has_a_registratio
 }
 
 #[tokio::test]
-async fn a_device_that_becomes_unhealthy_stays_with_its_pod_and_is_given_to_no_other() {
-    let daemon = Daemon::start().await;
-    let plugin = with_nics(&daemon, Script::ok(), 2).await;
-    let answer = ready(&daemon, limited("one", &[(NIC, 1)])).await;
-    let held = ids(&answer, "main", NIC);
-    let listed = |healthy: &str| {
-        nics(2).into_iter().map(|nic| Device { healthy: nic.id == healthy, ..nic }).collect::<Vec<_>>()
-    };
-    plugin.list(listed(if held[0] == "nic-0" { "nic-1" } else { "nic-0" }));
-    until_allocatable(&daemon, NIC, 1).await;
-    assert_eq!(ready(&daemon, limited("one", &[(NIC, 1)])).await, answer);
-    agree(&daemon).await;
-    let other = ready(&daemon, limited("two", &[(NIC, 1)])).await;
-    assert_ne!(ids(&other, "main", NIC), held);
-    freed(&daemon, "one").await;
-    let problem = short(&daemon, limited("three", &[(NIC, 1)])).await;
-    assert_eq!(problem.code, "too-few-devices", "{problem:?}");
-    plugin.list(nics(2));
-    until_allocatable(&daemon, NIC, 2).await;
-    assert_eq!(ids(&ready(&daemon, limited("three", &[(NIC, 1)])).await, "main", NIC), held);
-}
-
-#[tokio::test]
 async fn the_command_line_shows_a_resource_from_the_limits_of_a_pod_to_its_end() {
     let daemon = Daemon::start().await;
     let plugin = with_nics(&daemon, Script::ok(), 2).await;
@@ -246,22 +223,6 @@ async fn the_command_line_shows_a_resource_from_the_limits_of_a_pod_to_its_end()
         let output = daemon.cli(&["get", command]).await.done();
         assert!(output.contains(word), "{command}: {output}");
     }
-    let output = daemon.cli(&["unprepare", "default/one"]).await.done();
-    assert!(output.contains(NIC) && output.contains("freed"), "{output}");
+    daemon.cli(&["unprepare", "default/one"]).await.done_with(&[NIC, "freed"]);
     assert!(agree(&daemon).await.is_empty());
-}
-
-#[tokio::test]
-async fn a_device_is_not_given_twice_when_many_pods_ask_at_once() {
-    let daemon = Daemon::start_with(Options::default()).await;
-    let _plugin = with_nics(&daemon, Script::ok(), 8).await;
-    let asked = (0..24).map(|n| {
-        let (mut client, request) = (daemon.client(), limited(&format!("p{n}"), &[(NIC, 1)]));
-        async move { client.prepare_pod(request).await.expect("an answer").into_inner() }
-    });
-    let answers = futures::future::join_all(asked).await;
-    let outcomes: Vec<_> = answers.iter().map(|answer| answer.resources[0].outcome.as_str()).collect();
-    assert_eq!(outcomes.iter().filter(|outcome| **outcome == "allocated").count(), 8, "{outcomes:?}");
-    let held = agree(&daemon).await;
-    assert!(held.len() == 8 && held.values().all(|pods| pods.len() == 1), "{held:?}");
 }

@@ -7,7 +7,7 @@ use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, wasm
 use nodedock_tests::{Daemon, Options};
 
 use super::agreement::agree;
-use super::{GPU, freed, ids, limited, ready, refusal, short, until_allocatable, until_resource, with_gpus};
+use super::{GPU, freed, ids, limited, ready, short, with_gpus};
 
 /// A claim does not wait for a device.
 const NO_WAIT: &str = "claims: {exclusiveWaitMs: 0}\n";
@@ -22,7 +22,7 @@ async fn daemon() -> Daemon {
 async fn crash(daemon: &mut Daemon) {
     daemon.crash().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
-    until_allocatable(daemon, GPU, 3).await;
+    daemon.until_allocatable(GPU, 3).await;
 }
 
 #[tokio::test]
@@ -56,34 +56,13 @@ async fn a_device_that_a_pod_has_as_a_resource_is_refused_to_a_claim_and_the_hol
     let [device] = ids(&answer, "main", GPU).try_into().expect("one device");
     let claiming = request(&pod("other"), &[&gpu_claim("own", &[&device])]);
     for _ in 0..2 {
-        let problem = daemon.refused(claiming.clone()).await;
-        assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("conflict", "device-held"));
+        let problem = daemon.refused_as(claiming.clone(), "conflict", "device-held").await;
         assert!(problem.message.contains("default/holder"), "{problem:?}");
         assert_eq!(agree(&daemon).await.len(), 1);
         crash(&mut daemon).await;
     }
     freed(&daemon, "holder").await;
     daemon.prepared(claiming).await;
-}
-
-#[tokio::test]
-async fn a_device_that_a_claim_has_is_not_given_as_a_resource() {
-    let mut daemon = daemon().await;
-    daemon.prepared(request(&pod("holder"), &[&gpu_claim("own", &["gpus/gpu-0"])])).await;
-    // After the first time the others are with a pod.
-    for available in [2, 0] {
-        let problem = short(&daemon, limited("three", &[(GPU, 3)])).await;
-        assert_eq!(problem.code, "too-few-devices", "{problem:?}");
-        let words = format!("{available} are available");
-        assert!(problem.message.contains(GPU) && problem.message.contains(&words), "{problem:?}");
-        let answer = ready(&daemon, limited("two", &[(GPU, 2)])).await;
-        assert_eq!(ids(&answer, "main", GPU), ["gpus/gpu-1", "gpus/gpu-2"]);
-        agree(&daemon).await;
-        crash(&mut daemon).await;
-    }
-    freed(&daemon, "two").await;
-    daemon.unprepare(&pod("holder")).await;
-    ready(&daemon, limited("three", &[(GPU, 3)])).await;
 }
 
 #[tokio::test]
@@ -98,7 +77,7 @@ async fn a_pod_that_leaves_while_the_driver_is_away_keeps_its_devices_until_the_
     assert_eq!(resource.outcome, "refused");
     assert!(problem.message.contains(MOCK_GPU_NAME), "{problem:?}");
     for _ in 0..2 {
-        until_resource(&daemon, GPU, |gpu| (gpu.allocatable, gpu.allocated) == (0, 2)).await;
+        daemon.until_resource(GPU, |gpu| (gpu.allocatable, gpu.allocated) == (0, 2)).await;
         assert_eq!(agree(&daemon).await.len(), 2, "the pod has them still");
         assert_eq!(daemon.only_claim().await.state, "unpreparing");
         let refused = short(&daemon, limited("two", &[(GPU, 3)])).await;
@@ -107,7 +86,7 @@ async fn a_pod_that_leaves_while_the_driver_is_away_keeps_its_devices_until_the_
     }
     daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
     daemon.until_claims("nothing is held any more", <[_]>::is_empty).await;
-    until_allocatable(&daemon, GPU, 3).await;
+    daemon.until_allocatable(GPU, 3).await;
     assert!(agree(&daemon).await.is_empty());
     ready(&daemon, limited("two", &[(GPU, 3)])).await;
 }
@@ -142,18 +121,6 @@ async fn pods_and_claims_that_race_for_the_devices_of_a_pool_never_share_one() {
 }
 
 #[tokio::test]
-async fn more_devices_than_a_claim_can_have_are_refused() {
-    let daemon = Daemon::start().await;
-    daemon.install_gpus("pools:\n- {name: gpus, count: 40, extendedResource: example.com/gpu}\n");
-    until_allocatable(&daemon, GPU, 40).await;
-    let problem = refusal(daemon.prepare(limited("one", &[(GPU, 33)])).await);
-    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("invalid", "too-many-devices"));
-    assert!(problem.message.contains(GPU) && problem.message.contains("32"), "{problem:?}");
-    ready(&daemon, limited("two", &[(GPU, 32)])).await;
-    agree(&daemon).await;
-}
-
-#[tokio::test]
 async fn a_claim_that_is_released_by_hand_frees_its_devices_while_the_driver_is_away() {
     let mut daemon = daemon().await;
     ready(&daemon, limited("one", &[(GPU, 3)])).await;
@@ -162,7 +129,7 @@ async fn a_claim_that_is_released_by_hand_frees_its_devices_while_the_driver_is_
     assert!(daemon.cli(&release).await.failed(1).contains("default/one"), "its pod has it");
     daemon.take_out(MOCK_GPU_FILE);
     daemon.until_gone(MOCK_GPU_FILE).await;
-    until_resource(&daemon, GPU, |resource| !resource.active).await;
+    daemon.until_resource(GPU, |resource| !resource.active).await;
     freed(&daemon, "one").await;
     assert_eq!(agree(&daemon).await.len(), 3);
     daemon.cli(&release).await.done();
@@ -170,6 +137,6 @@ async fn a_claim_that_is_released_by_hand_frees_its_devices_while_the_driver_is_
     daemon.crash().await;
     assert!(agree(&daemon).await.is_empty() && daemon.pods().await.is_empty());
     daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
-    until_allocatable(&daemon, GPU, 3).await;
+    daemon.until_allocatable(GPU, 3).await;
     ready(&daemon, limited("two", &[(GPU, 3)])).await;
 }

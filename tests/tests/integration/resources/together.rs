@@ -4,10 +4,10 @@ use nodedock_proto::node::v1;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::{Daemon, Options};
 
-use native_device_plugin::{Answer, Plugin, Script};
+use native_device_plugin::{Plugin, Script};
 
 use super::agreement::agree;
-use super::{GPU, NIC, freed, ids, limited, nics, ready, refusal, until_allocatable, with_gpus, with_nics};
+use super::{GPU, NIC, freed, ids, limited, ready, refusal, with_gpus, with_nics};
 
 async fn daemon() -> (Daemon, Plugin) {
     let daemon = Daemon::start_with(Options::default().config("claims: {exclusiveWaitMs: 0}\n")).await;
@@ -68,39 +68,4 @@ async fn a_resource_that_is_short_leaves_the_pod_without_an_answer_until_another
     let again = ready(&daemon, everything("one")).await;
     assert_eq!(ids(&again, "main", GPU), gpu, "the same as before");
     assert_eq!(agree(&daemon).await.len(), 3);
-}
-
-#[tokio::test]
-async fn a_pod_that_was_refused_in_part_releases_what_it_was_given() {
-    let (daemon, plugin) = daemon().await;
-    let refuses = |code| Answer::Status(code, "out of order".to_owned());
-    plugin.set_script(Script::always(refuses(tonic::Code::Internal)));
-    let answer = daemon.prepare(everything("one")).await;
-    assert_eq!(outcomes(&answer), [("claim", "prepared"), (GPU, "allocated"), (NIC, "refused")]);
-    let problem = refusal(answer);
-    assert!(problem.message.contains(NIC) && problem.message.contains("out of order"), "{problem:?}");
-    let left = daemon.unprepare_pod(&pod("one")).await;
-    assert_eq!((left.claims.len(), left.resources.len()), (1, 1), "{left:#?}");
-    assert!(agree(&daemon).await.is_empty() && daemon.agrees().await.is_empty());
-
-    plugin.set_script(Script::ok());
-    ready(&daemon, everything("two")).await;
-}
-
-#[tokio::test]
-async fn a_claim_that_is_refused_leaves_the_resources_with_the_pod() {
-    let (daemon, plugin) = daemon().await;
-    daemon.prepared(request(&pod("other"), &[&gpu_claim("others", &["gpus/gpu-2"])])).await;
-    let answer = daemon.prepare(everything("one")).await;
-    assert_eq!(outcomes(&answer), [("claim", "refused"), (GPU, "allocated"), (NIC, "allocated")]);
-    let problem = answer.claims[0].problem.clone().expect("a refusal has a problem");
-    assert!(answer.containers.is_empty() && problem.message.contains("default/others"), "{problem:?}");
-    assert_eq!(agree(&daemon).await.len(), 3);
-    plugin.list(nics(1));
-    until_allocatable(&daemon, NIC, 1).await;
-    daemon.unprepare(&pod("other")).await;
-    let again = ready(&daemon, everything("one")).await;
-    assert_eq!(ids(&again, "main", NIC), ["nic-0", "nic-1"], "what it has, it has");
-    freed(&daemon, "one").await;
-    assert!(agree(&daemon).await.is_empty() && daemon.agrees().await.is_empty());
 }

@@ -1,5 +1,6 @@
 //! The `trust` section while the daemon runs.
 
+use nodedock_tests::assert_parts;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, wasm};
 
@@ -26,8 +27,7 @@ async fn a_mode_that_becomes_stricter_while_a_driver_serves_warns_of_it_and_then
     assert_eq!(warned.state, "serving");
     for command in [["get", "drivers"], ["explain", "driver"]] {
         let args: Vec<_> = command.iter().copied().chain([MOCK_GPU_NAME]).collect();
-        let text = daemon.cli(&args).await.done();
-        assert!(text.contains("it is not signed"), "{text}");
+        daemon.cli(&args).await.done_with(&["it is not signed"]);
     }
 
     daemon.put_config(&trust("enforce", &keys, ""));
@@ -45,30 +45,6 @@ async fn a_mode_that_becomes_stricter_while_a_driver_serves_warns_of_it_and_then
 }
 
 #[tokio::test]
-async fn a_key_that_is_removed_stops_what_it_signed_and_no_other() {
-    let bytes = wasm(MOCK_GPU, Form::Core);
-    let (old, new) = (("old", Signer::P256(1), ""), ("new", Signer::Ed25519(2), ""));
-    let daemon = daemon_with(&trust("enforce", &[old, new], "")).await;
-    daemon.drop_in(SIGNATURE, old.1.sign(&bytes));
-    daemon.drop_in(MOCK_GPU_FILE, &bytes);
-    let by = daemon.until_serving(MOCK_GPU_FILE).await.trust.unwrap().key;
-    assert_eq!(by, "old");
-    daemon.put_config(&trust("enforce", &[new], ""));
-    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
-    assert!(failed.reason.contains("by a key of the config (new)"), "{failed:?}");
-    daemon.drop_in(SIGNATURE, new.1.sign(&bytes));
-    daemon.until_serving(MOCK_GPU_FILE).await;
-    daemon.put_config(&trust("enforce", &[new, old], ""));
-    daemon.put_config(&trust("enforce", &[], ""));
-    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
-    assert!(failed.reason.contains("nothing vouches for it"), "{failed:?}");
-    let digest = failed.trust.unwrap().reason.split("digest ").nth(1).unwrap()[..71].to_owned();
-    daemon.put_config(&trust("enforce", &[], &format!("pins: {{mock-gpu: ['{digest}']}}")));
-    let pinned = daemon.until_serving(MOCK_GPU_FILE).await.trust.unwrap();
-    assert_eq!((pinned.pin.as_str(), pinned.verdict.as_str()), ("mock-gpu", "trusted"));
-}
-
-#[tokio::test]
 async fn a_config_that_is_not_valid_any_more_changes_nothing_and_is_reported() {
     let bytes = wasm(MOCK_GPU, Form::Core);
     let key = ("release", Signer::P256(1), "");
@@ -77,9 +53,7 @@ async fn a_config_that_is_not_valid_any_more_changes_nothing_and_is_reported() {
     daemon.put_config(rsa);
     let [condition] = daemon.until_conditions(&["config-refused"]).await.try_into().unwrap();
     let message = condition.problem.unwrap().message;
-    for part in ["nodedock.yaml", "line 4", "key old", "goes on to count"] {
-        assert!(message.contains(part), "{part} in {message}");
-    }
+    assert_parts(&message, &["nodedock.yaml", "line 4", "key old", "goes on to count"]);
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
     let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
     assert!(failed.reason.contains("not signed"), "enforce still counts: {failed:?}");
@@ -90,20 +64,4 @@ async fn a_config_that_is_not_valid_any_more_changes_nothing_and_is_reported() {
     assert!(condition.problem.unwrap().message.starts_with("claims changed"));
     daemon.put_config(&trust("off", &[key], ""));
     daemon.until_conditions(&[]).await;
-}
-
-#[tokio::test]
-async fn a_daemon_does_not_start_with_keys_that_it_cannot_take() {
-    let root = nodedock_tests::Root::new();
-    for (text, expected) in [
-        ("trust: {mode: maybe}\n", &["maybe", "line 1"][..]),
-        ("trust:\n  keys:\n  - {name: release, file: gone.pem}\n", &["line 3", "key release", "gone.pem"]),
-        ("trust:\n  keyz: []\n", &["keyz", "line 2"]),
-    ] {
-        let file = root.write("nodedock.yaml", text);
-        let said = root.cli(&["run", "--config", file.to_str().unwrap()]).await.failed(1);
-        for part in expected.iter().chain(&["nodedock.yaml"]) {
-            assert!(said.contains(part), "{part} in {said}");
-        }
-    }
 }

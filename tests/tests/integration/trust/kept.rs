@@ -2,7 +2,7 @@
 
 use nodedock_tests::compose::{pod, request};
 use nodedock_tests::versions::{FILE, claim, file, script, with_unprepare};
-use nodedock_tests::{Daemon, Options};
+use nodedock_tests::{Daemon, Options, assert_parts};
 
 use super::keys::{Configure, Signer, trust};
 
@@ -43,9 +43,10 @@ async fn a_version_whose_key_was_removed_is_not_run_for_its_claims_until_it_is_s
     assert_eq!((refused.outcome.as_str(), problem.code.as_str()), ("refused", "driver-refused"));
     assert_eq!(problem.details["predecessor-code"], "predecessor-distrusted");
     let reason = &problem.details["predecessor-problem"];
-    for part in ["version 0.1.0", "by a key of the config (new)", &signature.display().to_string()] {
-        assert!(reason.contains(part), "{part} in {reason}");
-    }
+    assert_parts(
+        reason,
+        &["version 0.1.0", "by a key of the config (new)", &signature.display().to_string()],
+    );
     daemon.until_kept(&[&old, &daemon.until_serving(FILE).await.digest]).await;
     std::fs::write(&signature, NEW.1.sign(&file("v1"))).unwrap();
     assert_eq!(outcome(&daemon, "device-1").await, "unprepared");

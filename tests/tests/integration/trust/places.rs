@@ -4,8 +4,8 @@ use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use nodedock_tests::Root;
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
+use nodedock_tests::{Root, assert_parts};
 
 use super::keys::{Configure, Signer, trust};
 use super::{SIGNATURE, daemon_with};
@@ -24,9 +24,7 @@ async fn a_directory_that_others_may_write_is_reported_and_in_enforce_nothing_is
     chmod(&dir, 0o777);
     let [condition] = daemon.until_conditions(&["drivers-folder-open"]).await.try_into().unwrap();
     let message = condition.problem.unwrap().message;
-    for part in ["mode 0777", "owner ", &format!("chmod go-w {}", dir.display())] {
-        assert!(message.contains(part), "{part} in {message}");
-    }
+    assert_parts(&message, &["mode 0777", "owner ", &format!("chmod go-w {}", dir.display())]);
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
     daemon.until_serving(MOCK_GPU_FILE).await;
 
@@ -71,8 +69,7 @@ async fn a_file_that_others_may_write_is_reported_and_in_enforce_not_loaded() {
     daemon.until_gone(MOCK_GPU_FILE).await;
     chmod(&grant, 0o666);
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
-    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
-    assert!(failed.reason.contains("mock-gpu.grant.yaml (owner"), "{failed:?}");
+    daemon.until_failed(MOCK_GPU_FILE, &["mock-gpu.grant.yaml (owner"]).await;
     chmod(&grant, 0o644);
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.until_conditions(&[]).await;
