@@ -10,7 +10,7 @@ use super::{PluginSink, Shared, stopping};
 use crate::grpc::{DevicePlugin, Following};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::request;
-use nodedock_model::{ProblemCode, ExtendedResource, Problem, ProblemCode, limit};
+use nodedock_model::{ExtendedResource, Problem, ProblemCode, limit};
 
 pub(super) enum Order {
     /// A newer registration, already connected.

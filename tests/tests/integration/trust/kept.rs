@@ -44,7 +44,7 @@ async fn a_version_whose_key_was_removed_is_not_run_for_its_claims_until_it_is_s
     assert_eq!(problem.details["predecessor-code"], "predecessor-distrusted");
     let reason = &problem.details["predecessor-problem"];
     assert_parts(
-        &reason,
+        reason,
         &["version 0.1.0", "by a key of the config (new)", &signature.display().to_string()],
     );
     daemon.until_kept(&[&old, &daemon.until_serving(FILE).await.digest]).await;
