@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use strum::{EnumIter, IntoStaticStr};
+use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 
 /// Kind of a problem, with the names of the driver contract and the node API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -262,6 +262,11 @@ pub enum ProblemCode {
 }
 
 impl ProblemCode {
+    /// All codes, in alphabetical order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::iter()
+    }
+
     pub fn as_str(self) -> &'static str {
         self.into()
     }

@@ -247,7 +247,10 @@ mod tests {
         assert!(!file.save(&offers()).await && !file.has(&offers()));
         let [condition] = &conditions.list()[..] else { panic!("one condition") };
         let (subject, message) = (path.display().to_string(), &condition.problem.message);
-        assert_eq!((&condition.problem.code[..], &condition.subject), (ProblemCode::BridgeMemory, &subject));
+        assert_eq!(
+            (&condition.problem.code[..], &condition.subject),
+            (ProblemCode::BridgeMemory.as_str(), &subject)
+        );
         assert!(
             message.starts_with("after a restart the kubelet has no devices") && message.contains(&subject)
         );

@@ -11,7 +11,7 @@ use kube::core::{Status, TypeMeta};
 
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
-use nodedock_model::{Problem, ProblemKind, limit};
+use nodedock_model::{Problem, ProblemCode, ProblemKind, limit};
 
 /// A request that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -93,7 +93,7 @@ mod tests {
         ];
         assert_eq!(brief, expected);
         assert_eq!(differences(&first, &first), []);
-        conditions.clear("driver-quarantined", "gpu.example.com");
+        conditions.clear(ProblemCode::DriverQuarantined, "gpu.example.com");
         let cleared = differences(&first, &messages(conditions.list()));
         assert_eq!(
             (cleared.len(), cleared[0].1, cleared[0].2.as_str()),

@@ -150,7 +150,7 @@ async fn forbidden_events_are_one_condition_and_refused_ones_are_counted() {
     scene.refuse("b");
     tokio::time::sleep(limit::KUBE_FORBIDDEN_PAUSE / 2).await;
     assert_eq!(scene.writes(), 1);
-    assert_eq!(scene.conditions.list()[0].problem.code, FORBIDDEN);
+    assert_eq!(scene.conditions.list()[0].problem.code, ProblemCode::EventsForbidden);
     scene.server.allow_all();
     scene.server.fail(Fault::Status(422), When::any().resource("events"));
     tokio::time::sleep(limit::KUBE_FORBIDDEN_PAUSE).await;
@@ -169,7 +169,7 @@ async fn conditions_of_the_node_are_published_on_its_object() {
         conditions.set(driver, Problem::unavailable("driver-quarantined", format!("driver {driver} fails")));
     }
     tokio::time::sleep(SHORTLY).await;
-    conditions.clear("driver-quarantined", "gpu.example.com");
+    conditions.clear(ProblemCode::DriverQuarantined, "gpu.example.com");
     tokio::time::sleep(SHORTLY).await;
     let events = scene.events();
     let mut reasons: Vec<_> = events.iter().map(|event| event["reason"].as_str().unwrap()).collect();

@@ -251,7 +251,7 @@ impl Reconciler {
         if is_contested {
             conditions::set_contested(&self.parts.conditions, key, &slices);
         }
-        self.parts.conditions.clear(conditions::REFUSED, &key.to_string());
+        self.parts.conditions.clear(ProblemCode::SlicesRefused, &key.to_string());
         self.report_dropped(&key.driver);
         if !is_deleted {
             return self.parts.report.set(key, status);

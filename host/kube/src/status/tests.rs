@@ -151,7 +151,7 @@ async fn a_claim_whose_parameters_have_white_space_is_a_condition_until_it_is_un
     let condition = cluster.conditions.list().remove(0);
     assert_eq!(
         (condition.subject.as_str(), condition.problem.code.as_str()),
-        ("default/one", ProblemCode::ClaimStatusUnwritable)
+        ("default/one", ProblemCode::ClaimStatusUnwritable.as_str())
     );
     cluster.writer.forget(&cluster.claim);
     assert_eq!(cluster.codes(), [""; 0]);
@@ -174,7 +174,7 @@ async fn what_is_forbidden_is_one_condition_and_not_hammered() {
     tokio::time::sleep(limit::KUBE_FORBIDDEN_PAUSE - Duration::from_secs(1)).await;
     assert_eq!(
         (cluster.written().await.len(), cluster.codes()),
-        (2, vec![ProblemCode::ClaimStatusForbidden.to_owned()])
+        (2, vec![ProblemCode::ClaimStatusForbidden.to_string()])
     );
     cluster.server.allow_all();
     tokio::time::sleep(Duration::from_secs(2)).await;

@@ -65,7 +65,7 @@ async fn whatever_a_driver_does_it_is_left_alone_and_comes_back_by_a_probe() {
         for problem in [badly(&driver).await, well(&driver).await.unwrap_err()] {
             assert_eq!(
                 (problem.kind, problem.code.as_str()),
-                (ProblemKind::Unavailable, ProblemCode::DriverQuarantined)
+                (ProblemKind::Unavailable, ProblemCode::DriverQuarantined.as_str())
             );
             let wait = problem.retry_after_ms.unwrap();
             assert!((1000..=5001).contains(&wait), "{wait}");

@@ -219,7 +219,7 @@ async fn play(stage: &Arc<Stage>, good: &WasmDriver, case: &Case) -> Result<(), 
     if case.stop == Stop::Admission && bytes.len() < 1 << 20 {
         let file = DriverFile { name: case.name.into(), bytes };
         let seen = stage.host.inspect(file, &Grant::empty()).await;
-        let code = seen.driver.err().map(|error| error.code());
+        let code = seen.driver.err().map(|error| error.code().as_str());
         if code != Some(case.code) {
             return Err(format!("inspection says {code:?}"));
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use native_device_plugin::{Answer, Choice, Device, Event, Plugin, Script, api};
+use native_device_plugin::{Answer, Choice, Device, Event, Options as PluginOptions, Plugin, Script, api};
 use nodedock_proto::node::v1;
 use nodedock_tests::Daemon;
 use nodedock_tests::compose::pod;

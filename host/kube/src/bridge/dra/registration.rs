@@ -94,7 +94,7 @@ impl OfferedDriver {
     }
 
     /// Sets a condition of the driver, or clears it.
-    pub(super) fn set_condition(&self, code: &'static str, message: Option<String>) {
+    pub(super) fn set_condition(&self, code: ProblemCode, message: Option<String>) {
         let (conditions, name) = (&self.context.parts.conditions, self.name.as_str());
         match message {
             Some(message) => conditions.set(name, Problem::unavailable(code, message)),

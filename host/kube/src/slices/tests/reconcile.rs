@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::super::conditions::REFUSED;
 use super::super::report::{Outcome, Verb};
 use super::super::{DriverSnapshot, PoolNames, SliceParts, SliceReport, SliceSettings, start};
 use super::*;
@@ -185,7 +184,7 @@ async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
     }
     let writes = writes(&server).len();
     assert!((20..=50).contains(&writes), "{writes}");
-    assert!(daemon.codes().contains(&ProblemCode::SlicesContested.to_owned()));
+    assert!(daemon.codes().contains(&ProblemCode::SlicesContested.to_string()));
     pass(limit::SLICE_CALM.as_secs() + limit::SLICE_REPAIR_MAX.as_secs()).await;
     assert!(is_there(&server, &had));
     assert_eq!(daemon.codes(), Vec::<String>::new());
@@ -280,7 +279,7 @@ async fn a_refused_pool_is_a_condition_and_delays_no_other() {
     let [condition] = &daemon.conditions.list()[..] else { panic!() };
     assert_eq!(
         (condition.problem.code.as_str(), condition.subject.as_str()),
-        (REFUSED, "gpu.example.com/bad")
+        (ProblemCode::SlicesRefused, "gpu.example.com/bad")
     );
     assert!(condition.problem.message.contains("spec.devices[0].taints: Too many"), "{condition:?}");
     writes(&server);
@@ -371,9 +370,9 @@ async fn a_name_that_is_too_long_is_a_condition_until_its_pool_or_driver_is_gone
     assert_eq!(pools, BTreeSet::from([format!("{node}/q")]));
     for (drivers, codes) in [
         (serving(GPU, published(&[("q", &devices(1))])), vec![]),
-        (serving(GPU, both.clone()), vec![REFUSED]),
+        (serving(GPU, both.clone()), vec![ProblemCode::SlicesRefused]),
         (none(), vec![]),
-        (serving(GPU, both), vec![REFUSED]),
+        (serving(GPU, both), vec![ProblemCode::SlicesRefused]),
     ] {
         daemon.drivers.send_replace(drivers);
         pass(5).await;

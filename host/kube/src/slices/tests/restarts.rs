@@ -3,11 +3,10 @@
 use serde_json::{Value, json};
 
 use super::super::DriverSnapshot;
-use super::super::conditions::REFUSED;
 use super::super::entry::UNHEALTHY;
 use super::reconcile::{Daemon, is_there, names, none, pass, publishing, server, serving, slices, writes};
 use super::*;
-use nodedock_model::{CounterSet, limit};
+use nodedock_model::{CounterSet, ProblemCode, limit};
 
 /// Key and time of each taint.
 fn taints(server: &nodedock_stand_ins::api_server::ApiServer) -> Vec<(String, String)> {
@@ -150,7 +149,7 @@ async fn a_pool_that_an_old_server_cannot_take_is_written_after_its_upgrade() {
     let had = published(&[("p", &pool)]);
     let daemon = Daemon::start(&server, serving(GPU, had.clone()));
     pass(60).await;
-    assert_eq!((writes(&server).len(), daemon.codes()), (0, vec![REFUSED.to_owned()]));
+    assert_eq!((writes(&server).len(), daemon.codes()), (0, vec![ProblemCode::SlicesRefused.to_string()]));
     server.report_minor_version("36");
     server.skip_versions(1);
     server.compact();
