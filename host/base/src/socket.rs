@@ -9,7 +9,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_util::io::InspectReader;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use nodedock_model::limit::{PLUGIN_HEADERS_BYTES_MAX, SOCKET_PATH_BYTES_MAX};
+use nodedock_model::limit::SOCKET_PATH_BYTES_MAX;
+
+/// Bytes of the headers of a plugin's response: they contain an error's text, and a longer one would end the call without the text.
+const PLUGIN_HEADERS_BYTES_MAX: u32 = 256 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use notify::RecursiveMode;
 use notify::event::{EventKind, ModifyKind};
@@ -10,7 +11,9 @@ use tokio::time::Instant;
 
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched::{self, Directory};
-use nodedock_model::limit;
+
+/// Interval of checking by one `stat` that the watched directory is still the CDI directory.
+const CDI_DIRECTORY_LOOK: Duration = Duration::from_millis(500);
 
 /// Names in one event; with more, the whole directory must be checked.
 const NAMES_MAX: usize = 4096;
@@ -91,7 +94,7 @@ impl Directory for SpecDirectory {
 
     /// The watch does not report that the directory was replaced.
     fn next_look(&self) -> Option<Instant> {
-        Some(self.looked + limit::CDI_DIRECTORY_LOOK)
+        Some(self.looked + CDI_DIRECTORY_LOOK)
     }
 }
 
@@ -149,7 +152,7 @@ mod tests {
         watching.reported(&["a.yaml", "c.yaml"]).await;
         std::fs::remove_file(path.join("b.json")).unwrap();
         watching.reported(&["b.json"]).await;
-        assert!(watching.tasks.drain(limit::DRAIN).await);
+        assert!(watching.tasks.drain(nodedock_model::limit::DRAIN).await);
     }
 
     #[tokio::test]

@@ -24,12 +24,13 @@ mod tests;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid, limit};
+use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
 pub use error::{CommitError, OpenError, ReadError};
 pub use format::{Dump, FORMAT_VERSION, Meta, Skipped, Table};
@@ -41,6 +42,12 @@ use monitor::WriterMonitor;
 use status::Status;
 use upgrade::{UPGRADES, Upgrades};
 use writer::{Message, Write, Writer};
+
+/// Duration after which a commit is reported as slow: a healthy disk syncs in milliseconds, a busy one within a second.
+const CHECKPOINT_SLOW: Duration = Duration::from_secs(5);
+
+/// Queue of the checkpoint's writer; further requests wait for a slot.
+const CHECKPOINT_QUEUE: usize = 1024;
 
 /// A change of one record. The changes of one commit are durable together or not at all.
 #[derive(Debug, Clone)]
@@ -129,7 +136,7 @@ fn start(
     opener: writer::Opener,
     precious: Precious,
 ) -> std::io::Result<Checkpoint> {
-    let (inbox, requests) = mpsc::channel(limit::CHECKPOINT_QUEUE);
+    let (inbox, requests) = mpsc::channel(CHECKPOINT_QUEUE);
     let status = Arc::new(Status::default());
     let writer = Writer::new(database, opener, precious, status.clone());
     std::thread::Builder::new().name("checkpoint".to_owned()).spawn(move || writer.run(requests))?;

@@ -6,13 +6,14 @@
 mod cluster;
 mod collect;
 mod families;
-mod http;
+pub(crate) mod http;
 mod probes;
 
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
@@ -27,6 +28,9 @@ use nodedock_core::registry::Registry;
 pub use cluster::Cluster;
 pub use http::Front;
 pub use probes::AtStart;
+
+/// Deadline of each part of the daemon in a liveness check: as long as a commit may take before it is reported.
+const LIVE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What the server reads.
 #[derive(Clone)]

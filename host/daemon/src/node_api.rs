@@ -33,7 +33,10 @@ use nodedock_core::driver::{Driver, NodeFacts};
 use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
 use nodedock_core::manager::{Manager, PodView};
 use nodedock_core::registry::Registry;
-use nodedock_model::{Caller, DriverName, ExtendedResource, ObjectRef, Problem, ProblemCode, limit};
+use nodedock_model::{Caller, DriverName, ExtendedResource, ObjectRef, Problem, ProblemCode};
+
+/// Bytes of a message on the node API.
+pub(crate) const NODE_API_MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// The service, with the managers that it calls.
 #[derive(Clone)]
@@ -55,8 +58,8 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
     let stopped = tasks.stopped();
     let (reporter, health) = tonic_health::server::health_reporter();
     let service = NodeServer::new(api)
-        .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
+        .max_decoding_message_size(NODE_API_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(NODE_API_MESSAGE_BYTES_MAX);
     let server = tonic::transport::Server::builder().add_service(service).add_service(health);
     tasks.spawn("health", health::report::<NodeServer<NodeApi>>(reporter, takes_writes, tasks.clone()));
     if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), stopped).await {

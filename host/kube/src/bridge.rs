@@ -33,7 +33,7 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
-use nodedock_model::{Consumer, DriverName, ExtendedResource, ObjectName, ObjectRef, Problem, Uid, limit};
+use nodedock_model::{Consumer, DriverName, ExtendedResource, ObjectName, ObjectRef, Problem, Uid};
 
 pub use device_plugins::{PluginRegistration, PluginStatus};
 pub use dra::{DriverBridgeStatus, Registration};
@@ -44,6 +44,43 @@ pub use pools::{LocalClaims, NodePools};
 use device_plugins::{Allocations, OfferedResource};
 use dra::OfferedDriver;
 use paths::KubeletDirectories;
+
+/// Devices that no pod used yet are released after this time: a kubelet does not list those of init containers.
+const UNSEEN: Duration = Duration::from_secs(300);
+
+/// Devices that no pod uses any more are released after this time, and after at least two reads.
+const UNUSED: Duration = Duration::from_secs(60);
+const UNUSED_LOOKS: u32 = 2;
+
+/// Interval of reading which devices pods use, with a jitter of a quarter.
+const IN_USE_PERIOD: Duration = Duration::from_secs(30);
+
+/// Time after an Allocate in which later containers of the same pod may reuse its devices; a kubelet admits a pod as a whole.
+const ADMISSION: Duration = Duration::from_secs(60);
+
+/// The same for a driver that was offered before the start: compiling a driver may take three minutes.
+const BRIDGE_REMEMBERED_GRACE: Duration = Duration::from_secs(300);
+
+/// The same after the kubelet unprepared its last claim: twice a kubelet's retry interval, so that the kubelet notices.
+const BRIDGE_HELD_GRACE: Duration = Duration::from_secs(180);
+
+/// Time that a removed driver is still offered: a file that is replaced is gone for a moment.
+const BRIDGE_GONE_GRACE: Duration = Duration::from_secs(5);
+
+/// Interval of checking the sockets in the kubelet's directories, which costs two `stat` each; failures back off from it, doubled up to
+/// the second.
+const BRIDGE_LOOK_PERIOD: Duration = Duration::from_secs(1);
+const BRIDGE_RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Time after the start in which an unknown driver counts as loading.
+const BRIDGE_SETTLE: Duration = Duration::from_secs(10);
+
+/// Time that a kubelet's call waits for a loading driver: less than half of its 45 s.
+const BRIDGE_DRIVER_WAIT: Duration = Duration::from_secs(10);
+
+/// Stored names of drivers that are offered to a kubelet: the maximum of drivers.
+const BRIDGE_DRIVERS_MAX: usize =
+    nodedock_model::limit::DRIVER_FILES_MAX + nodedock_model::limit::PLUGIN_SOCKETS_MAX;
 
 /// Between two checks whether a driver that a call waits for may still come.
 const DRIVER_POLL_PERIOD: Duration = Duration::from_millis(500);
@@ -76,15 +113,15 @@ pub struct BridgeTimes {
 impl Default for BridgeTimes {
     fn default() -> Self {
         Self {
-            look_period: limit::BRIDGE_LOOK_PERIOD,
-            settle: limit::BRIDGE_SETTLE,
-            gone: limit::BRIDGE_GONE_GRACE,
-            prepared: limit::BRIDGE_HELD_GRACE,
-            remembered: limit::BRIDGE_REMEMBERED_GRACE,
-            admission: limit::ADMISSION,
-            in_use_period: limit::IN_USE_PERIOD,
-            unused: limit::UNUSED,
-            unseen: limit::UNSEEN,
+            look_period: BRIDGE_LOOK_PERIOD,
+            settle: BRIDGE_SETTLE,
+            gone: BRIDGE_GONE_GRACE,
+            prepared: BRIDGE_HELD_GRACE,
+            remembered: BRIDGE_REMEMBERED_GRACE,
+            admission: ADMISSION,
+            in_use_period: IN_USE_PERIOD,
+            unused: UNUSED,
+            unseen: UNSEEN,
         }
     }
 }

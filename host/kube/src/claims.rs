@@ -12,6 +12,7 @@ mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::{Stream, StreamExt};
@@ -29,10 +30,16 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::claims::source::ClaimSource;
-use nodedock_model::{Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit};
+use nodedock_model::{Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid};
+
+/// Time that an unused claim is watched and cached: a kubelet retries a pod within two minutes.
+const CLAIM_FOLLOW_IDLE: Duration = Duration::from_secs(300);
+
+/// Cached claims, watched or not: more than a node's pods use.
+const KNOWN_CLAIMS_MAX: usize = 256;
 
 /// How far a receiver of lost claims may fall behind: more than there are claims in the cache.
-const LOST_BEHIND_MAX: usize = limit::KNOWN_CLAIMS_MAX * 2;
+const LOST_BEHIND_MAX: usize = KNOWN_CLAIMS_MAX * 2;
 
 /// Handle to the claims of the API server.
 #[derive(Clone)]
@@ -279,7 +286,7 @@ async fn follow(
 
 async fn forget_idle(shared: Weak<Shared>) {
     loop {
-        tokio::time::sleep(limit::CLAIM_FOLLOW_IDLE / 4).await;
+        tokio::time::sleep(CLAIM_FOLLOW_IDLE / 4).await;
         let Some(shared) = shared.upgrade() else { return };
         shared.cache().forget_idle(Instant::now());
         shared.watch_more();

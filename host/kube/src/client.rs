@@ -18,6 +18,7 @@ mod watch;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
 use tokio::sync::watch as channel;
@@ -33,6 +34,20 @@ pub use version::{DraResource, DraVersion};
 use self::credentials::Credentials;
 use self::rate::{RateLimit, Urgency};
 use self::version::ServedVersion;
+
+/// Interval of checking whether it is back, without other requests.
+const API_PROBE_PERIOD: Duration = Duration::from_secs(15);
+
+/// Maximum of an API server's `Retry-After`.
+const API_RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
+/// Backoff of failed requests that are retried; doubled up to the second.
+pub(crate) const API_RETRY_MIN: Duration = Duration::from_millis(500);
+pub(crate) const API_RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Deadline of connecting to the API server, and of a whole request.
+const API_CONNECT: Duration = Duration::from_secs(5);
+const API_REQUEST: Duration = Duration::from_secs(10);
 
 /// Handle to the API server. Clones share the connection, the credentials, the rate, the counts and the served version.
 #[derive(Clone)]

@@ -9,6 +9,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -24,6 +25,26 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::printable::{cut, one_line};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Consumer, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit};
+
+/// Reason and note of an event (`events.k8s.io/v1`).
+const EVENT_REASON_BYTES_MAX: usize = 128;
+const EVENT_MESSAGE_BYTES_MAX: usize = 1024;
+
+/// Pods of a refused claim that get an event.
+const EVENT_PODS_MAX: usize = 8;
+
+/// Burst of events, and the interval of further ones: a kubelet retries the claims of all pods of the node in the same steps.
+const EVENTS_BURST: u32 = 50;
+const EVENTS_EVERY: Duration = Duration::from_secs(2);
+
+/// An event that waits for longer is dropped.
+const EVENT_AGE_MAX: Duration = Duration::from_secs(600);
+
+/// Events that wait to be published.
+const EVENTS_MAX: usize = 512;
+
+/// Delay of a retry after 403: an operator must change a role first.
+pub(crate) const KUBE_FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
 
 const CONTROLLER: &str = "nodedock";
 const NODE_NAMESPACE: &str = "default";
@@ -71,7 +92,7 @@ impl Events {
         node: watch::Receiver<Option<NodeFacts>>,
         conditions: Conditions,
     ) -> Self {
-        let (queue, waiting) = mpsc::channel(limit::EVENTS_MAX);
+        let (queue, waiting) = mpsc::channel(EVENTS_MAX);
         let counters = Arc::<Counters>::default();
         let publisher = Publisher {
             recorder: recorder(&kube, &node_name),
@@ -91,7 +112,7 @@ impl Events {
     /// Publishes that a claim was refused, on the claim and on the pods that it is reserved for.
     pub fn refused(&self, claim: &ObjectRef, consumers: &[Consumer], problem: &Problem) {
         let reason = camel_case(&problem.code);
-        let pods = consumers.iter().filter(|consumer| consumer.is_pod()).take(limit::EVENT_PODS_MAX);
+        let pods = consumers.iter().filter(|consumer| consumer.is_pod()).take(EVENT_PODS_MAX);
         for pod in pods {
             let pod = reference("Pod", Some(&claim.namespace), &pod.name, Some(&pod.uid));
             let note = format!("claim {}: {}", claim.name, problem.message);
@@ -110,7 +131,7 @@ impl Events {
         note: &str,
         secondary: Option<ObjectReference>,
     ) {
-        let note = Some(one_line(note, limit::EVENT_MESSAGE_BYTES_MAX - "…".len()));
+        let note = Some(one_line(note, EVENT_MESSAGE_BYTES_MAX - "…".len()));
         let action = if is_node(&regarding) { "Check" } else { "Prepare" };
         let event = Event { type_, reason, note, action: action.to_owned(), secondary };
         if self.queue.try_send(Publication { regarding, event, since: Instant::now() }).is_err() {
@@ -169,7 +190,7 @@ pub fn camel_case(words: &str) -> String {
     if !word.starts_with(|c: char| c.is_ascii_alphabetic()) {
         word = if word.is_empty() { "Unspecified".to_owned() } else { format!("Reason{word}") };
     }
-    cut(&word, limit::EVENT_REASON_BYTES_MAX)
+    cut(&word, EVENT_REASON_BYTES_MAX)
 }
 
 struct Publisher {
@@ -211,7 +232,7 @@ impl Publisher {
     async fn publish(&mut self, publication: Publication) {
         let regarding = self.completed(&publication.regarding).await;
         let namespace = namespace(&publication.regarding);
-        while publication.since.elapsed() < limit::EVENT_AGE_MAX {
+        while publication.since.elapsed() < EVENT_AGE_MAX {
             self.take_token().await;
             let published = self.recorder.publish(&publication.event, &regarding).await;
             match published.map_err(ApiError::from) {
@@ -231,7 +252,7 @@ impl Publisher {
                 Err(error) if error.kind == ErrorKind::Forbidden => {
                     let message = format!("events cannot be created in namespace {namespace}: {error}");
                     self.conditions.set(namespace, Problem::denied(ProblemCode::EventsForbidden, message));
-                    let retry_at = Instant::now() + limit::KUBE_FORBIDDEN_PAUSE;
+                    let retry_at = Instant::now() + KUBE_FORBIDDEN_PAUSE;
                     self.forbidden.insert(namespace.to_owned(), (retry_at, publication));
                     return;
                 }
@@ -253,12 +274,12 @@ impl Publisher {
 
     /// Waits until one more event may be published: a burst, then one in a while.
     async fn take_token(&mut self) {
-        let burst = limit::EVENTS_EVERY * (limit::EVENTS_BURST - 1);
+        let burst = EVENTS_EVERY * (EVENTS_BURST - 1);
         self.next_token = self.next_token.max(Instant::now());
         if let Some(wait) = self.next_token.duration_since(Instant::now()).checked_sub(burst) {
             sleep(wait).await;
         }
-        self.next_token += limit::EVENTS_EVERY;
+        self.next_token += EVENTS_EVERY;
     }
 
     async fn completed(&self, regarding: &ObjectReference) -> ObjectReference {

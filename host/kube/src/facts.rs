@@ -4,6 +4,7 @@
 //! last known facts count; when it says that there is no such node there are none.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
@@ -14,7 +15,12 @@ use super::client::{ApiError, ErrorKind, KubeClient};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ObjectName, Problem, ProblemCode, Uid, limit};
+use nodedock_model::{ObjectName, Problem, ProblemCode, Uid};
+
+/// Interval of reads of the Node object; the backoff after a failure is from the second to the third.
+pub(crate) const NODE_READ_PERIOD: Duration = Duration::from_secs(600);
+pub(crate) const NODE_READ_MIN: Duration = Duration::from_secs(1);
+pub(crate) const NODE_READ_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {
@@ -62,21 +68,21 @@ struct Reader {
 
 impl Reader {
     async fn run(&self) {
-        let mut backoff = Backoff::new(limit::NODE_READ_MIN, limit::NODE_READ_MAX);
+        let mut backoff = Backoff::new(NODE_READ_MIN, NODE_READ_MAX);
         loop {
             let read = self.read().await;
             let began = Instant::now();
             let delay = match self.report(read) {
                 true => {
                     backoff.reset();
-                    limit::NODE_READ_PERIOD
+                    NODE_READ_PERIOD
                 }
                 false => backoff.delay(),
             };
             tokio::select! {
                 () = sleep_until(began + delay) => {}
                 // However many ask, the object is read at most so often.
-                () = self.asked(began + limit::NODE_READ_MIN) => {}
+                () = self.asked(began + NODE_READ_MIN) => {}
             }
         }
     }
@@ -158,7 +164,7 @@ mod tests {
         let facts = Facts::start(&tasks, &over(&server), name, conditions.clone());
         let mut known = facts.watch();
         // The clock is paused: it goes on when the reader waits.
-        let a_while = limit::NODE_READ_MIN * 2;
+        let a_while = NODE_READ_MIN * 2;
         tokio::time::sleep(a_while).await;
         assert!((2..=3).contains(&server.requests().len()));
         assert_eq!(conditions.list()[0].problem.code, ProblemCode::NodeObjectMissing);
@@ -178,6 +184,6 @@ mod tests {
         server.delete("nodes", "", "node-1");
         let second = server.add_node("node-1");
         known.wait_for(|facts| facts.as_ref().is_some_and(|f| f.uid.as_str() == second)).await.unwrap();
-        assert!(tasks.drain(limit::DRAIN).await);
+        assert!(tasks.drain(nodedock_model::limit::DRAIN).await);
     }
 }

@@ -12,6 +12,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use prometheus_client::metrics::counter::Counter;
@@ -23,7 +24,15 @@ use self::decide::{AbandonedClaims, NodePod, abandoned, is_used_here, unseen};
 use self::observe::Observer;
 use super::client::KubeClient;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{KubeletClaim, ObjectName, Problem, Uid, limit};
+use nodedock_model::{KubeletClaim, ObjectName, Problem, Uid};
+
+/// Claims and pods that are read in one round: more than the claims of a node.
+const RECONCILE_ASKS_MAX: usize = 512;
+
+/// Interval of reconciliation of prepared claims: normally, while one seems unneeded, and the minimum.
+const RECONCILE_PERIOD: Duration = Duration::from_secs(180);
+const RECONCILE_PERIOD_PENDING: Duration = Duration::from_secs(60);
+const RECONCILE_PERIOD_MIN: Duration = Duration::from_secs(15);
 
 /// The claims that are held for a kubelet.
 #[async_trait]
@@ -109,13 +118,13 @@ impl Rounds {
                 }
             }
             let period = match self.abandoned.is_empty() {
-                true => limit::RECONCILE_PERIOD,
-                false => limit::RECONCILE_PERIOD_PENDING,
+                true => RECONCILE_PERIOD,
+                false => RECONCILE_PERIOD_PENDING,
             };
             let triggered = async {
                 self.handle.trigger.notified().await;
                 // However often it is triggered.
-                sleep_until(began + limit::RECONCILE_PERIOD_MIN).await;
+                sleep_until(began + RECONCILE_PERIOD_MIN).await;
             };
             tokio::select! {
                 () = triggered => {}
@@ -136,7 +145,7 @@ impl Rounds {
         }
         let pods = self.observer.pods().await.map_err(|error| error.to_string())?;
         let mut abandoned = BTreeMap::new();
-        let mut requests = limit::RECONCILE_ASKS_MAX;
+        let mut requests = RECONCILE_ASKS_MAX;
         for claim in held.iter().filter(|claim| !is_used_here(claim, &pods)) {
             if let Some(why) = self.judge(claim, &pods, &mut requests).await {
                 abandoned.insert(claim.claim.uid.clone(), (claim, why));
@@ -147,7 +156,7 @@ impl Rounds {
             let Some((claim, why)) = abandoned.get(&uid) else { continue };
             // The look may be long past: each claim took a request, and drivers take their time. The kubelet does not prepare a claim again
             // for a second pod.
-            let mut requests = limit::RECONCILE_ASKS_MAX;
+            let mut requests = RECONCILE_ASKS_MAX;
             match self.judge(claim, &pods, &mut requests).await {
                 Some(_) => self.unprepare(claim, *why).await,
                 None => tracing::debug!(claim = %claim.claim, "an abandoned claim is used again"),

@@ -25,6 +25,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
 use tokio::sync::watch;
 
 pub use drivers::{DriverSnapshot, watch_drivers};
@@ -37,6 +38,9 @@ use crate::facts::Facts;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{ObjectName, TaintEffect};
+
+/// Delay from the first change of slices to the reconcile: changes come in bursts.
+const SLICE_SETTLE: Duration = Duration::from_millis(100);
 
 /// What is configured about slices.
 #[derive(Debug, Clone)]

@@ -22,11 +22,18 @@ use tokio::time::{Instant, sleep_until};
 pub use self::entry::DeviceReport;
 use self::plan::{DriverStatus, Plan, plan};
 use super::client::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient};
+use crate::events::KUBE_FORBIDDEN_PAUSE;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode, Uid, limit};
+
+/// Attempts to change an object that other clients change as well.
+const KUBE_CONFLICTS_MAX: u32 = 5;
+
+/// Claims whose status waits for a write: many times the claims of a node.
+const STATUSES_WAITING_MAX: usize = 1024;
 
 /// What drivers report of a claim: of each driver that serves it, all that it reports. The entries of a driver without reports are
 /// removed; those of a driver that is not named stay.
@@ -128,7 +135,7 @@ impl Queue {
         let driver = status.driver.clone();
         let words = format!("the status of devices of {driver} cannot be written into claims: {error}");
         self.conditions.set(driver.as_str(), Problem::denied(ProblemCode::ClaimStatusForbidden, words));
-        self.waiting().held_back.insert(driver, Instant::now() + limit::KUBE_FORBIDDEN_PAUSE);
+        self.waiting().held_back.insert(driver, Instant::now() + KUBE_FORBIDDEN_PAUSE);
         self.requeue(status);
     }
 
@@ -147,7 +154,7 @@ impl Waiting {
             }
             return true;
         }
-        if self.statuses.len() >= limit::STATUSES_WAITING_MAX {
+        if self.statuses.len() >= STATUSES_WAITING_MAX {
             return false;
         }
         self.statuses.push_back(status);
@@ -227,7 +234,7 @@ impl Writer {
                 Err(error) => error,
             };
             match error.kind {
-                ErrorKind::Conflict if conflicts < limit::KUBE_CONFLICTS_MAX => conflicts += 1,
+                ErrorKind::Conflict if conflicts < KUBE_CONFLICTS_MAX => conflicts += 1,
                 // The claim is gone, and its status with it.
                 ErrorKind::NotFound => return Ok(false),
                 ErrorKind::Conflict | ErrorKind::NotServed | ErrorKind::Forbidden => return Err(error),

@@ -41,6 +41,9 @@ use nodedock_core::manager::devices::PluginId;
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
 use sockets::Accepted;
 
+/// Device plugins that are dialled concurrently; others wait, one for each resource.
+const REGISTRATIONS_AT_ONCE: usize = 16;
+
 /// Queue of orders for a resource's controller, which executes them without waiting for a plugin.
 const ORDERS_WAITING_MAX: usize = 16;
 
@@ -120,7 +123,7 @@ struct Slot {
 
 impl<S: PluginSink> Endpoints<S> {
     pub fn new(sink: S, steps: PluginTimes, tasks: Tasks) -> Self {
-        let at_once = Semaphore::new(limit::REGISTRATIONS_AT_ONCE);
+        let at_once = Semaphore::new(REGISTRATIONS_AT_ONCE);
         Self(Arc::new(Shared {
             sink,
             tasks,

@@ -18,6 +18,7 @@ mod stats;
 mod tests;
 
 pub use connection::Connection;
+pub(crate) use connection::{RECONNECT_MAX, RECONNECT_MIN};
 pub use device_plugin::{DevicePlugin, Following};
 pub use dra::DraPlugin;
 pub use health::Health;
@@ -26,6 +27,12 @@ pub use registration::{PluginInfo, PluginTimes, Registrar, RegistrarError};
 pub use stats::Rpcs;
 
 use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
+use std::time::Duration;
+
+/// A kubelet's deadline for the steps of a registration.
+const PLUGIN_DIAL: Duration = Duration::from_secs(10);
+const PLUGIN_INFO: Duration = Duration::from_secs(1);
+const PLUGIN_NOTIFY: Duration = Duration::from_secs(5);
 
 /// Converts a plugin's text to one bounded line for a log, an event or a terminal.
 fn clean(text: &str) -> String {

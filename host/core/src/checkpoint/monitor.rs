@@ -2,6 +2,7 @@
 //! writes, so that free space is detected without a request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
@@ -9,11 +10,16 @@ use tokio::time::{Instant, sleep_until};
 use super::CommitError;
 use super::status::Status;
 use super::writer::Message;
+use crate::checkpoint::CHECKPOINT_SLOW;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{Problem, ProblemCode, limit};
+use nodedock_model::{Problem, ProblemCode};
+
+/// Backoff of testing whether the disk accepts writes again; doubled up to the second.
+const CHECKPOINT_PROBE_MIN: Duration = Duration::from_secs(1);
+const CHECKPOINT_PROBE_MAX: Duration = Duration::from_secs(30);
 
 pub(super) struct WriterMonitor {
     pub(super) status: Arc<Status>,
@@ -31,11 +37,11 @@ struct Probes {
 
 impl WriterMonitor {
     pub(super) async fn run(self, tasks: Tasks) {
-        let backoff = Backoff::new(limit::CHECKPOINT_PROBE_MIN, limit::CHECKPOINT_PROBE_MAX);
+        let backoff = Backoff::new(CHECKPOINT_PROBE_MIN, CHECKPOINT_PROBE_MAX);
         let mut probes = Probes { backoff, next: None };
         loop {
             let now = self.status.look();
-            let slow_at = now.under_way.map(|began| began + limit::CHECKPOINT_SLOW);
+            let slow_at = now.under_way.map(|began| began + CHECKPOINT_SLOW);
             let (slow, not_yet) = match slow_at {
                 Some(at) if at <= Instant::now() => (true, None),
                 at => (false, at),
@@ -66,7 +72,7 @@ impl WriterMonitor {
         if !slow {
             return self.conditions.clear(ProblemCode::CheckpointSlow, &self.subject);
         }
-        let seconds = limit::CHECKPOINT_SLOW.as_secs();
+        let seconds = CHECKPOINT_SLOW.as_secs();
         let words =
             format!("a commit has been running for more than {seconds} s, and all other changes wait for it");
         self.conditions.set(&self.subject, Problem::unavailable(ProblemCode::CheckpointSlow, words));
@@ -188,14 +194,14 @@ mod tests {
         // The monitor waits for the first begin, and ignores fast commits.
         for _ in 0..3 {
             scene.status.begin();
-            tokio::time::sleep(limit::CHECKPOINT_SLOW / 2).await;
+            tokio::time::sleep(CHECKPOINT_SLOW / 2).await;
             scene.succeed();
         }
         assert_eq!(scene.standing(), Vec::<String>::new());
         scene.status.begin();
         let began = Instant::now();
         assert_eq!(scene.reported().await, ProblemCode::CheckpointSlow);
-        assert_eq!(began.elapsed().as_secs(), limit::CHECKPOINT_SLOW.as_secs());
+        assert_eq!(began.elapsed().as_secs(), CHECKPOINT_SLOW.as_secs());
         assert!(*scene.status.takes_writes().borrow(), "it has not failed");
         scene.fail(io::ErrorKind::StorageFull);
         let reported = [scene.reported().await, scene.reported().await];

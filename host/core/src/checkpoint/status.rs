@@ -9,8 +9,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::CommitError;
+use crate::checkpoint::CHECKPOINT_SLOW;
 use nodedock_base::{clock, error};
-use nodedock_model::limit;
 
 /// Whether the checkpoint accepts writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl Status {
     /// Records the end of the current commit.
     fn end(&self, failure: Option<&CommitError>) {
         let mut now = self.now();
-        let was_slow = now.under_way.take().is_some_and(|began| began.elapsed() >= limit::CHECKPOINT_SLOW);
+        let was_slow = now.under_way.take().is_some_and(|began| began.elapsed() >= CHECKPOINT_SLOW);
         let failed_before = now.failure.take();
         if let Some(failure) = failure {
             let since_ms = failed_before.as_ref().map_or_else(clock::now_ms, |(_, since_ms)| *since_ms);

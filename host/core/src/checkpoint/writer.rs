@@ -17,7 +17,10 @@ use super::status::Status;
 use nodedock_base::clock;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{Uid, limit};
+use nodedock_model::Uid;
+
+/// Changes of one commit: bounds its latency.
+const CHECKPOINT_BATCH_MAX: usize = 256;
 
 /// Opens the same file again after a failure.
 pub(super) type Opener = Box<dyn Fn() -> Result<Database, redb::Error> + Send>;
@@ -75,7 +78,7 @@ impl Batch {
     }
 
     fn is_full(&self) -> bool {
-        self.close.is_some() || self.writes.len() >= limit::CHECKPOINT_BATCH_MAX
+        self.close.is_some() || self.writes.len() >= CHECKPOINT_BATCH_MAX
     }
 }
 

@@ -50,6 +50,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::checkpoint::Change;
 use crate::driver::Ledger;
@@ -67,6 +68,9 @@ pub use retry_status::{ClaimView, RefusedClaim, Retry, RetryStatus};
 use table::{ClaimTable, Undo};
 use unprepare_retry::UnprepareRetries;
 pub use values::RecordedValues;
+
+/// Maximum of a driver's `retry-after-ms`: a wrong number must not block a claim for days.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
 /// The outcome of a request for one claim.
 #[derive(Debug, Clone, PartialEq)]

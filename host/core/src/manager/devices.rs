@@ -68,6 +68,9 @@ pub use view::{
 use resources::{Listed, Resources};
 use table::AllocationTable;
 
+/// NUMA nodes for hints, one hint for each set of them; a kubelet's topology manager supports no more.
+const HINT_NUMA_NODES_MAX: usize = 8;
+
 /// Devices, with the NUMA nodes of each.
 pub type DeviceNodes = BTreeMap<String, Vec<u32>>;
 

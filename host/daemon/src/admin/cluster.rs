@@ -5,6 +5,7 @@
 
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::Duration;
 
 use futures::StreamExt;
 use nodedock_proto::kubelet::dra::v1::NodePrepareResourcesRequest;
@@ -12,6 +13,7 @@ use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::admin::LIVE_DEADLINE;
 use nodedock_base::error::chain;
 use nodedock_base::socket::{ConnectError, connect};
 use nodedock_kube::bridge::{Bridge, Registration};
@@ -21,7 +23,12 @@ use nodedock_kube::events::Events;
 use nodedock_kube::reconcile::Reconcile;
 use nodedock_kube::slices::SliceReport;
 use nodedock_kube::status::Statuses;
-use nodedock_model::limit;
+
+/// Interval of checking whether the kubelet registered them.
+const KUBELET_LOOK: Duration = Duration::from_millis(50);
+
+/// Sockets of drivers that are checked concurrently: there may be a thousand.
+const LIVE_PATHS_AT_ONCE: usize = 32;
 
 /// The parts of the daemon that face a cluster.
 #[derive(Clone)]
@@ -43,7 +50,7 @@ impl Cluster {
         // An error means that the tasks end, and the caller with them.
         let _ = self.settled.clone().wait_for(|settled| *settled).await;
         while !self.unregistered().is_empty() {
-            tokio::time::sleep(limit::KUBELET_LOOK).await;
+            tokio::time::sleep(KUBELET_LOOK).await;
         }
     }
 
@@ -90,15 +97,15 @@ impl Cluster {
         let open = self.bridge.drivers().into_iter().filter(|status| status.is_open);
         let sockets = open.filter_map(|status| Some((status.driver, status.sockets?.service)));
         let checks = futures::stream::iter(sockets).map(|(driver, socket)| async move {
-            match timeout(limit::LIVE_DEADLINE, prepare_nothing(&socket)).await {
+            match timeout(LIVE_DEADLINE, prepare_nothing(&socket)).await {
                 Ok(answered) => Some(format!("the path of driver {driver} is broken: {}", answered.err()?)),
                 Err(_) => {
-                    let deadline = limit::LIVE_DEADLINE;
+                    let deadline = LIVE_DEADLINE;
                     Some(format!("the path of driver {driver} did not answer within {deadline:?}"))
                 }
             }
         });
-        checks.buffer_unordered(limit::LIVE_PATHS_AT_ONCE).filter_map(std::future::ready).collect().await
+        checks.buffer_unordered(LIVE_PATHS_AT_ONCE).filter_map(std::future::ready).collect().await
     }
 }
 

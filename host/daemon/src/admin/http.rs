@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::Router;
 use axum::handler::Handler;
@@ -24,7 +25,20 @@ use super::probes::{self, Liveness};
 use super::{Admin, collect};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::limit;
+
+/// Delay after a failed `accept`: no file descriptor is left, and an immediate retry would busy-loop.
+pub(crate) const ADMIN_ACCEPT_PAUSE: Duration = Duration::from_millis(250);
+
+/// Deadline of a request's headers, and of a whole connection: a response has some hundred kB.
+pub(crate) const ADMIN_HEADERS_WALL: Duration = Duration::from_secs(5);
+pub(crate) const ADMIN_CONNECTION_WALL: Duration = Duration::from_secs(15);
+
+/// Headers of a request there, and their bytes with the request line (the minimum of hyper).
+pub(crate) const ADMIN_HEADERS_MAX: usize = 64;
+pub(crate) const ADMIN_HEADERS_BYTES_MAX: usize = 8 << 10;
+
+/// Concurrent connections to the admin socket, and to its address: further ones wait.
+pub(crate) const ADMIN_CONNECTIONS_MAX: usize = 16;
 
 /// What Prometheus asks for by this name.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -104,7 +118,7 @@ pub(super) async fn serve<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let permits = Arc::new(Semaphore::new(limit::ADMIN_CONNECTIONS_MAX));
+    let permits = Arc::new(Semaphore::new(ADMIN_CONNECTIONS_MAX));
     let mut failing = false;
     while let Ok(permit) = permits.clone().acquire_owned().await {
         let accepted = tokio::select! {
@@ -125,7 +139,7 @@ pub(super) async fn serve<S>(
                 if !std::mem::replace(&mut failing, true) {
                     tracing::warn!(%error, "no connection to the admin socket can be accepted, trying again");
                 }
-                tokio::time::sleep(limit::ADMIN_ACCEPT_PAUSE).await;
+                tokio::time::sleep(ADMIN_ACCEPT_PAUSE).await;
             }
         }
     }
@@ -137,17 +151,17 @@ where
 {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(limit::ADMIN_HEADERS_WALL)
-        .max_headers(limit::ADMIN_HEADERS_MAX)
-        .max_header_size(limit::ADMIN_HEADERS_BYTES_MAX)
-        .max_buf_size(limit::ADMIN_HEADERS_BYTES_MAX)
+        .header_read_timeout(ADMIN_HEADERS_WALL)
+        .max_headers(ADMIN_HEADERS_MAX)
+        .max_header_size(ADMIN_HEADERS_BYTES_MAX)
+        .max_buf_size(ADMIN_HEADERS_BYTES_MAX)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service_fn(move |request| front.router().oneshot(request)));
     tokio::select! {
         // The client can repeat its request.
         () = tasks.stopped() => {}
         // A client that does not read its response is disconnected after a while.
-        ended = tokio::time::timeout(limit::ADMIN_CONNECTION_WALL, connection) => {
+        ended = tokio::time::timeout(ADMIN_CONNECTION_WALL, connection) => {
             if let Ok(Err(error)) = ended {
                 tracing::debug!(error = chain(&error), "a connection to the admin socket ended early");
             }

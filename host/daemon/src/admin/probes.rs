@@ -9,18 +9,23 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout};
 
 use super::Admin;
+use crate::admin::LIVE_DEADLINE;
 use nodedock_base::changes::Changes;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::registry::{DriverState, DriverView, Registry};
-use nodedock_model::{DriverKind, limit};
+use nodedock_model::DriverKind;
 use nodedock_native::sockets;
 use nodedock_wasm::file_watch;
+
+/// Minimum interval of liveness checks, whatever the number of requests.
+const LIVE_LOOK_PERIOD: Duration = Duration::from_secs(1);
 
 /// A line for each problem, and when they were found.
 type LastCheck = tokio::sync::Mutex<Option<(Instant, Vec<String>)>>;
@@ -70,7 +75,7 @@ impl Liveness {
 async fn shared(last: &LastCheck, check: impl Future<Output = Vec<String>>) -> Vec<String> {
     let mut last = last.lock().await;
     if let Some((ended, problems)) = &*last
-        && ended.elapsed() < limit::LIVE_LOOK_PERIOD
+        && ended.elapsed() < LIVE_LOOK_PERIOD
     {
         return problems.clone();
     }
@@ -102,10 +107,10 @@ impl LockProbe {
 
 /// Returns the problem of a part, if it has one.
 async fn in_time(part: &str, answers: impl Future<Output = bool>) -> Option<String> {
-    match timeout(limit::LIVE_DEADLINE, answers).await {
+    match timeout(LIVE_DEADLINE, answers).await {
         Ok(true) => None,
         Ok(false) => Some(format!("{part} ended")),
-        Err(_) => Some(format!("{part} did not answer within {:?}", limit::LIVE_DEADLINE)),
+        Err(_) => Some(format!("{part} did not answer within {:?}", LIVE_DEADLINE)),
     }
 }
 
@@ -155,7 +160,7 @@ impl AtStart {
                     () = &mut stopped => return,
                     // A change, and one that was missed, is a reason to look.
                     _ = changes.recv() => {}
-                    () = tokio::time::sleep(limit::LIVE_LOOK_PERIOD) => {}
+                    () = tokio::time::sleep(LIVE_LOOK_PERIOD) => {}
                 }
             }
             sender.send_replace(true);
@@ -267,13 +272,13 @@ mod tests {
         let look = || {
             shared(&last, async {
                 let number = looks.fetch_add(1, Relaxed);
-                tokio::time::sleep(limit::LIVE_LOOK_PERIOD * 2).await;
+                tokio::time::sleep(LIVE_LOOK_PERIOD * 2).await;
                 vec![format!("look {number}")]
             })
         };
         let found = futures::future::join_all((0..1000).map(|_| look())).await;
         assert!(found.iter().all(|found| *found == ["look 0"]));
-        tokio::time::advance(limit::LIVE_LOOK_PERIOD).await;
+        tokio::time::advance(LIVE_LOOK_PERIOD).await;
         assert_eq!(look().await, ["look 1"]);
         assert_eq!(looks.load(Relaxed), 2);
     }
@@ -293,7 +298,7 @@ mod tests {
             in_time("the pods", locks.answers(look))
         };
         for _ in 0..2 {
-            let (told, ()) = tokio::join!(look(), tokio::time::advance(limit::LIVE_DEADLINE * 2));
+            let (told, ()) = tokio::join!(look(), tokio::time::advance(LIVE_DEADLINE * 2));
             assert_eq!(told.unwrap(), "the pods did not answer within 5s");
         }
         drop(lock);

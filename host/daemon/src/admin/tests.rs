@@ -7,7 +7,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::*;
-use nodedock_model::limit;
+use crate::admin::http::{
+    ADMIN_CONNECTION_WALL, ADMIN_CONNECTIONS_MAX, ADMIN_HEADERS_MAX, ADMIN_HEADERS_WALL,
+};
 
 /// A server on a socket in a directory of its own.
 struct Server {
@@ -83,7 +85,7 @@ async fn an_instance_that_waits_lives_and_is_not_ready() {
 async fn what_is_no_request_is_refused_and_harms_nobody() {
     let server = Server::start();
     let huge = format!("GET /livez HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "y".repeat(1 << 20));
-    let many = format!("GET /livez HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(limit::ADMIN_HEADERS_MAX + 1));
+    let many = format!("GET /livez HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(ADMIN_HEADERS_MAX + 1));
     let long = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "y".repeat(1 << 20));
     for (request, statuses) in [
         (b"\x16\x03\x01\x00\xff\x00garbage\r\n\r\n".as_slice(), ["400", ""]),
@@ -104,7 +106,7 @@ async fn what_is_no_request_is_refused_and_harms_nobody() {
 async fn who_never_ends_a_request_is_cut_off_and_the_place_is_free_again() {
     let server = Server::start();
     let mut slow = Vec::new();
-    for _ in 0..limit::ADMIN_CONNECTIONS_MAX {
+    for _ in 0..ADMIN_CONNECTIONS_MAX {
         let mut stream = server.connect().await;
         stream.write_all(b"GET /livez HTTP/1.1\r\nX: ").await.unwrap();
         slow.push(stream);
@@ -114,7 +116,7 @@ async fn who_never_ends_a_request_is_cut_off_and_the_place_is_free_again() {
     let answer = server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert_eq!(status(&answer), "200");
     let waited = started.elapsed();
-    assert!(waited >= limit::ADMIN_HEADERS_WALL && waited < limit::ADMIN_HEADERS_WALL * 2, "{waited:?}");
+    assert!(waited >= ADMIN_HEADERS_WALL && waited < ADMIN_HEADERS_WALL * 2, "{waited:?}");
     assert!(server.tasks.drain(Duration::from_secs(1)).await);
 }
 
@@ -125,10 +127,10 @@ async fn who_sends_a_byte_from_time_to_time_is_cut_off_as_well() {
     let started = tokio::time::Instant::now();
     stream.write_all(b"GET /livez HTTP/1.1\r\nX: ").await.unwrap();
     while stream.write_all(b"y").await.is_ok() {
-        assert!(started.elapsed() < limit::ADMIN_CONNECTION_WALL * 2, "it is never cut off");
+        assert!(started.elapsed() < ADMIN_CONNECTION_WALL * 2, "it is never cut off");
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    assert!(started.elapsed() >= limit::ADMIN_HEADERS_WALL, "{:?}", started.elapsed());
+    assert!(started.elapsed() >= ADMIN_HEADERS_WALL, "{:?}", started.elapsed());
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ mod shared_root;
 mod waiting;
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::time::timeout;
@@ -31,6 +32,21 @@ use nodedock_base::error::chain;
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Uid, limit};
+
+/// Delay before an older instance replaces one that ended: a newer one that restarts takes precedence.
+const HANDOVER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Time that the new instance waits for the kubelet to register its drivers before it sends `serving`.
+const HANDOVER_REGISTERED: Duration = Duration::from_secs(15);
+
+/// Time that the previous instance keeps its kubelet sockets for the one that took over.
+const HANDOVER_SOCKETS: Duration = Duration::from_secs(60);
+
+/// Deadline of a message that is due at once.
+const HANDOVER_WORD: Duration = Duration::from_secs(5);
+
+/// Instances in the order file: an update has two at a time, and a dropped one counts as new.
+const INSTANCES_MAX: usize = 32;
 
 struct Instance {
     config: Config,
@@ -83,7 +99,7 @@ impl Instance {
             tokio::select! {
                 // The drain is the same whether its sockets were known or not.
                 () = self.signals.received() => return Ok(self.stop(daemon).await),
-                known = timeout(limit::HANDOVER_REGISTERED, daemon.kubelet_sockets.known_to_kubelet()) => {
+                known = timeout(HANDOVER_REGISTERED, daemon.kubelet_sockets.known_to_kubelet()) => {
                     if known.is_err() {
                         tracing::warn!("the kubelet does not know all drivers yet; the instance before removes its sockets");
                     }
@@ -118,10 +134,7 @@ impl Instance {
         let released = Message::Released { instance: self.root.instance.clone() };
         let reported = async {
             successor.connection.send(&released).await.is_ok()
-                && matches!(
-                    successor.connection.receive(limit::HANDOVER_SOCKETS).await,
-                    Ok(Some(Message::Serving))
-                )
+                && matches!(successor.connection.receive(HANDOVER_SOCKETS).await, Ok(Some(Message::Serving)))
         };
         let serves = tokio::select! {
             // The sockets are removed in either case.
@@ -139,7 +152,7 @@ impl Instance {
         let ended = async {
             successor.connection.closed().await;
             // It may be started again at once, and takes precedence.
-            tokio::time::sleep(limit::HANDOVER_PATIENCE).await;
+            tokio::time::sleep(HANDOVER_PATIENCE).await;
         };
         tokio::select! {
             // Nothing is begun.

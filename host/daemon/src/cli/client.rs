@@ -5,7 +5,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::{CliError, Location};
-use nodedock_model::limit;
+use crate::node_api::NODE_API_MESSAGE_BYTES_MAX;
 
 pub(super) type Client = NodeClient<Channel>;
 
@@ -19,8 +19,8 @@ pub(super) async fn connect(location: &Location) -> Result<Client, CliError> {
     let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display())).map_err(unreachable)?;
     let channel = endpoint.connect().await.map_err(unreachable)?;
     Ok(NodeClient::new(channel)
-        .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX))
+        .max_decoding_message_size(NODE_API_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(NODE_API_MESSAGE_BYTES_MAX))
 }
 
 /// Whether the connection broke, as opposed to an answer of the daemon.

@@ -10,9 +10,10 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::{CliError, Location, Outcome, output};
+use crate::admin::http::ADMIN_CONNECTION_WALL;
 use crate::config::Paths;
 use nodedock_base::printable::one_line;
-use nodedock_model::{Uid, limit};
+use nodedock_model::Uid;
 
 /// The most bytes of an answer, which has a line for each driver that is not ready.
 const ANSWER_BYTES_MAX: u64 = 256 << 10;
@@ -58,7 +59,7 @@ pub(super) async fn run(location: &Location, args: ProbeArgs) -> Result<Outcome>
     };
     let unreachable =
         |error: io::Error| CliError::Unreachable { socket: socket.clone(), source: error.into() };
-    let answer = timeout(limit::ADMIN_CONNECTION_WALL, get(&socket, path)).await;
+    let answer = timeout(ADMIN_CONNECTION_WALL, get(&socket, path)).await;
     let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(unreachable)?;
     let Some((status, text)) = parse(&answer) else {
         let error = io::Error::new(io::ErrorKind::InvalidData, "the answer is not HTTP");

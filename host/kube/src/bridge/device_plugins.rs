@@ -16,15 +16,16 @@
 mod allocate;
 mod claim;
 mod controller;
-mod in_use;
+pub(super) mod in_use;
 mod offers;
 mod plan;
-mod registration;
+pub(super) mod registration;
 mod service;
 mod unused;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -46,6 +47,17 @@ pub use registration::PluginRegistration;
 use controller::ResourceController;
 use in_use::UnusedClaims;
 use offers::ObservedPools;
+
+/// Interval between two writes of it, and the retry delay.
+const BRIDGE_MEMORY_PERIOD: Duration = Duration::from_secs(1);
+const BRIDGE_MEMORY_RETRY: Duration = Duration::from_secs(30);
+
+/// Deadline of that read, and the deadline while another call waits for it.
+const IN_USE_DEADLINE: Duration = Duration::from_secs(10);
+const IN_USE_DEADLINE_SHORT: Duration = Duration::from_secs(2);
+
+/// Delay from the end of a kubelet's last list to a new registration; doubled up to `REGISTER_RETRY_MAX` while lists end early.
+const LIST_LOST: Duration = Duration::from_secs(1);
 
 /// How one resource is offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -264,8 +276,7 @@ impl DevicePluginController {
             return Some(self.next_save);
         }
         let is_saved = self.file.save(offers).await;
-        self.next_save =
-            now + if is_saved { limit::BRIDGE_MEMORY_PERIOD } else { limit::BRIDGE_MEMORY_RETRY };
+        self.next_save = now + if is_saved { BRIDGE_MEMORY_PERIOD } else { BRIDGE_MEMORY_RETRY };
         (!is_saved).then_some(self.next_save)
     }
 }

@@ -8,11 +8,11 @@
 //! as soon as it is there, and then the service's: so the service's is opened first, and the registration is closed first. Sockets stay
 //! open while a driver is replaced or lost behind them.
 
-mod health;
+pub(super) mod health;
 mod offered;
 mod registration;
 mod request;
-mod service;
+pub(super) mod service;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,14 +31,18 @@ use super::{Context, SocketPaths, lock};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::limit::{BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX, DRAIN, REGISTER_BYTES_MAX};
+use nodedock_model::limit::{DRAIN, REGISTER_BYTES_MAX};
 use nodedock_model::{DriverName, Problem, ProblemCode};
 
 pub use registration::{DriverBridgeStatus, Registration};
 
+use crate::bridge::{BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX};
 pub(super) use health::HealthService;
 use offered::OfferedNames;
 pub(super) use registration::OfferedDriver;
+
+/// Concurrent streams of one driver's health: a kubelet has one.
+pub(crate) const BRIDGE_HEALTH_STREAMS_MAX: usize = 8;
 
 /// A little less than what the whole daemon has.
 const DRAIN_OF_SOCKETS: Duration = DRAIN.saturating_sub(Duration::from_secs(1));

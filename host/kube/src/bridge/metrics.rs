@@ -9,6 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tonic::Code;
 
 use super::sockets::Connections;
+use crate::bridge::BRIDGE_DRIVERS_MAX;
 use nodedock_base::metrics::{BoundedNames, Counters, Histograms, Labels, call_seconds, claim_seconds};
 use nodedock_model::{DriverName, ExtendedResource, limit};
 
@@ -82,7 +83,7 @@ impl Default for Metrics {
             allocation_failures: Family::default(),
             in_use_looks: Family::default(),
             released: Counter::default(),
-            driver_names: BoundedNames::at_most(limit::BRIDGE_DRIVERS_MAX),
+            driver_names: BoundedNames::at_most(BRIDGE_DRIVERS_MAX),
             resource_names: BoundedNames::at_most(limit::PLUGIN_RESOURCES_MAX),
         };
         // A sample of each outcome is there from the start.

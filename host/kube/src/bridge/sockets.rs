@@ -23,7 +23,10 @@ use nodedock_base::device_plugin_sockets::{SocketId, socket_id};
 use nodedock_base::error::chain;
 use nodedock_base::socket::{BindError, bind_by, refuse_occupied};
 use nodedock_base::tasks::Tasks;
-use nodedock_model::limit::{BRIDGE_CONNECTIONS_MAX, BRIDGE_STREAMS_MAX};
+
+/// Concurrent connections to one socket in the kubelet's directories (a kubelet has one), and calls in flight on each: a pod has one.
+const BRIDGE_CONNECTIONS_MAX: usize = 32;
+const BRIDGE_STREAMS_MAX: u32 = 512;
 
 /// As a kubelet creates its directories.
 const DIRECTORY_MODE: u32 = 0o750;

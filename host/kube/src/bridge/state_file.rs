@@ -10,11 +10,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::device_plugins::{Offers, PoolOffer, split_id};
+use crate::bridge::BRIDGE_DRIVERS_MAX;
 use nodedock_base::conditions::Conditions;
-use nodedock_model::limit::{
-    BRIDGE_DRIVERS_MAX, BRIDGE_MEMORY_BYTES_MAX, NUMA_NODE_ID_MAX, PLUGIN_RESOURCES_MAX, RESOURCE_DEVICES_MAX,
-};
+use nodedock_model::limit::{NUMA_NODE_ID_MAX, PLUGIN_RESOURCES_MAX, RESOURCE_DEVICES_MAX};
 use nodedock_model::{DriverName, ExtendedResource, PluginDevice, Problem, ProblemCode};
+
+/// Bytes of the stored list of devices: a hundred thousand devices.
+const BRIDGE_MEMORY_BYTES_MAX: usize = 16 << 20;
 
 const VERSION: u32 = 1;
 

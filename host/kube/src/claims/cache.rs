@@ -4,7 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::time::Instant;
 
-use nodedock_model::{Claim, ObjectName, ObjectRef, Uid, limit};
+use crate::claims::{CLAIM_FOLLOW_IDLE, KNOWN_CLAIMS_MAX};
+use nodedock_model::{Claim, ObjectName, ObjectRef, Uid};
+
+/// Concurrently watched claims: each is a separate connection, and thousands of nodes share the API server.
+pub(crate) const FOLLOWED_CLAIMS_MAX: usize = 32;
 
 /// Namespace and name.
 pub(super) type Key = (ObjectName, ObjectName);
@@ -109,7 +113,7 @@ impl<W> ClaimCache<W> {
     }
 
     fn add(&mut self, key: &Key, state: CachedClaim, node_name: &str, now: Instant) {
-        let is_full = self.entries.len() >= limit::KNOWN_CLAIMS_MAX;
+        let is_full = self.entries.len() >= KNOWN_CLAIMS_MAX;
         if !is_allocated_to(&state.claim, node_name) || (is_full && !self.evict()) {
             return;
         }
@@ -163,14 +167,13 @@ impl<W> ClaimCache<W> {
     }
 
     pub(super) fn forget_idle(&mut self, now: Instant) {
-        let idle =
-            |entry: &Entry<W>| now.saturating_duration_since(entry.asked_at) >= limit::CLAIM_FOLLOW_IDLE;
+        let idle = |entry: &Entry<W>| now.saturating_duration_since(entry.asked_at) >= CLAIM_FOLLOW_IDLE;
         self.entries.retain(|_, entry| entry.held || !idle(entry));
     }
 
     /// A claim to be watched, if the bound allows one more: the one that was asked for last comes first.
     pub(super) fn to_watch(&self) -> Option<Key> {
-        if self.watched() >= limit::FOLLOWED_CLAIMS_MAX {
+        if self.watched() >= FOLLOWED_CLAIMS_MAX {
             return None;
         }
         let unwatched = self.entries.iter().filter(|(_, entry)| entry.watch.is_none());

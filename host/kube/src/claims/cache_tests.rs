@@ -3,6 +3,8 @@ use std::time::Duration;
 use super::super::convert;
 use super::super::convert::tests::fixture;
 use super::*;
+use crate::claims::cache::FOLLOWED_CLAIMS_MAX;
+use crate::claims::{CLAIM_FOLLOW_IDLE, KNOWN_CLAIMS_MAX};
 
 const NODE: &str = "node-1";
 
@@ -102,7 +104,7 @@ fn what_is_held_stays_and_what_was_held_is_forgotten_at_once() {
     }
     let id = |name: &str| state(name, &format!("u-{name}"), 1).claim.id;
     cache.hold(&[id("a"), id("b"), id("unknown")], now);
-    let later = now + limit::CLAIM_FOLLOW_IDLE;
+    let later = now + CLAIM_FOLLOW_IDLE;
     cache.forget_idle(later);
     assert_eq!(cache.len(), 2);
     cache.hold(&[id("b")], later);
@@ -126,15 +128,15 @@ fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
             cache.watched_by(&key, n);
         }
     };
-    for n in 0..limit::KNOWN_CLAIMS_MAX {
+    for n in 0..KNOWN_CLAIMS_MAX {
         learn(&mut cache, n);
     }
-    assert_eq!((cache.len(), cache.watched()), (limit::KNOWN_CLAIMS_MAX, limit::FOLLOWED_CLAIMS_MAX));
-    cache.hold(&[state(&name(0), "u-0", 1).claim.id], at(limit::KNOWN_CLAIMS_MAX));
-    learn(&mut cache, limit::KNOWN_CLAIMS_MAX);
-    assert_eq!((cache.len(), cache.watched()), (limit::KNOWN_CLAIMS_MAX, limit::FOLLOWED_CLAIMS_MAX));
+    assert_eq!((cache.len(), cache.watched()), (KNOWN_CLAIMS_MAX, FOLLOWED_CLAIMS_MAX));
+    cache.hold(&[state(&name(0), "u-0", 1).claim.id], at(KNOWN_CLAIMS_MAX));
+    learn(&mut cache, KNOWN_CLAIMS_MAX);
+    assert_eq!((cache.len(), cache.watched()), (KNOWN_CLAIMS_MAX, FOLLOWED_CLAIMS_MAX));
     let mut is_cached = |n: usize| cache.last(&key(&name(n)), &uid(&format!("u-{n}")), at(9999)).is_some();
-    assert!(is_cached(0) && !is_cached(1) && is_cached(2) && is_cached(limit::KNOWN_CLAIMS_MAX));
+    assert!(is_cached(0) && !is_cached(1) && is_cached(2) && is_cached(KNOWN_CLAIMS_MAX));
     // Where all are held, a new one is not cached.
     let held: Vec<_> = cache.entries.values().map(|entry| entry.state.claim.id.clone()).collect();
     cache.hold(&held, at(9999));

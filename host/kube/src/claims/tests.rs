@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use super::super::client::tests::over;
 use super::convert::tests::fixture;
 use super::*;
+use crate::claims::CLAIM_FOLLOW_IDLE;
+use crate::client::API_RETRY_MAX;
 
 struct Cluster {
     server: Arc<ApiServer>,
@@ -167,7 +169,7 @@ async fn while_the_server_is_unreachable_cached_claims_are_answered_and_no_other
     let (namespace, name) = names();
     assert!(cluster.claims.claim(&namespace, &name).await.is_err());
     cluster.server.lift(fault);
-    tokio::time::sleep(limit::API_RETRY_MAX * 3).await;
+    tokio::time::sleep(API_RETRY_MAX * 3).await;
     assert_eq!(cluster.ask(&Uid::new("other").unwrap()).await.unwrap().unwrap().id.uid, cluster.uid);
     assert_eq!(cluster.claims.cached()[1], 1);
 }
@@ -216,9 +218,9 @@ async fn a_claim_that_is_neither_held_nor_asked_for_is_not_watched_any_more() {
     assert_eq!(cluster.server.look(|state| state.watches("resourceclaims")), 0);
 
     cluster.ask(&cluster.uid).await.unwrap().unwrap();
-    tokio::time::sleep(limit::CLAIM_FOLLOW_IDLE - Duration::from_secs(1)).await;
+    tokio::time::sleep(CLAIM_FOLLOW_IDLE - Duration::from_secs(1)).await;
     assert_eq!(cluster.claims.cached()[0], 1);
-    tokio::time::sleep(limit::CLAIM_FOLLOW_IDLE / 2).await;
+    tokio::time::sleep(CLAIM_FOLLOW_IDLE / 2).await;
     assert_eq!(cluster.claims.cached()[0], 0);
     cluster.watched().await;
     cluster.claims.forget(&id);

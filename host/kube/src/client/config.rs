@@ -8,8 +8,8 @@ use kube::config::{AuthInfo, InClusterError, KubeConfigOptions, Kubeconfig, Kube
 
 use super::RequestRate;
 use super::credentials::Files;
+use crate::client::API_CONNECT;
 use nodedock_base::error::chain;
-use nodedock_model::limit;
 
 /// Where a pod finds its service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -124,7 +124,7 @@ fn client_of(mut config: kube::Config, from: &str) -> Result<kube::Client, Clien
         }
         tracing::warn!(server = %config.cluster_url, "requests to the API server are not encrypted");
     }
-    config.connect_timeout = Some(limit::API_CONNECT);
+    config.connect_timeout = Some(API_CONNECT);
     config.default_retry = false;
     config.headers.push((USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE)));
     let failed = |error| ClientConfigError::Client { from: from.to_owned(), what: chain(&error) };

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use sha2::{Digest, Sha256};
@@ -11,7 +12,10 @@ use tokio::time::Instant;
 
 use super::config::{ClientConfig, ClientConfigError, Loaded};
 use nodedock_base::error::chain;
-use nodedock_model::limit;
+
+/// Interval of reading tokens and certificates again (client-go does so every minute), and the minimum interval after a refusal.
+pub(crate) const API_CREDENTIALS_PERIOD: Duration = Duration::from_secs(60);
+pub(crate) const API_CREDENTIALS_REST: Duration = Duration::from_secs(2);
 
 pub(super) struct Credentials {
     /// None: there are no files.
@@ -66,7 +70,7 @@ impl Credentials {
     pub(super) async fn current(&self) -> Arc<kube::Client> {
         // A request that comes while another one looks uses what there is.
         if let Ok(mut checked) = self.checked.try_lock()
-            && checked.at.elapsed() >= limit::API_CREDENTIALS_PERIOD
+            && checked.at.elapsed() >= API_CREDENTIALS_PERIOD
         {
             self.check(&mut checked).await;
         }
@@ -76,8 +80,7 @@ impl Credentials {
     /// After a refusal: the client with other credentials than those that were used, if there is one.
     pub(super) async fn replaced(&self, used: &Arc<kube::Client>) -> Option<Arc<kube::Client>> {
         let mut checked = self.checked.lock().await;
-        if Arc::ptr_eq(&self.current.load_full(), used) && checked.at.elapsed() >= limit::API_CREDENTIALS_REST
-        {
+        if Arc::ptr_eq(&self.current.load_full(), used) && checked.at.elapsed() >= API_CREDENTIALS_REST {
             self.check(&mut checked).await;
         }
         let current = self.current.load_full();

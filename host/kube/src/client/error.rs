@@ -9,9 +9,13 @@ use std::time::Duration;
 use http::StatusCode;
 use kube::core::{Status, TypeMeta};
 
+use crate::client::{API_RETRY_AFTER_MAX, API_RETRY_MIN};
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
 use nodedock_model::{Problem, ProblemCode, ProblemKind, limit};
+
+/// Causes of a refusal that are kept.
+const API_CAUSES_MAX: usize = 16;
 
 /// A request that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -124,7 +128,7 @@ impl ApiError {
         };
         let problem = Problem::new(kind, code, self.to_string());
         match self.is_retryable() {
-            true => problem.retry_after(self.retry_after.unwrap_or(limit::API_RETRY_MIN * 2)),
+            true => problem.retry_after(self.retry_after.unwrap_or(API_RETRY_MIN * 2)),
             false => problem,
         }
     }
@@ -148,7 +152,7 @@ impl ApiError {
             }
             _ => {}
         }
-        let causes = causes.iter().take(limit::API_CAUSES_MAX);
+        let causes = causes.iter().take(API_CAUSES_MAX);
         error.fields = causes.map(|cause| one_line(&cause.field, limit::API_WORDS_BYTES_MAX)).collect();
         error.object = details.map(|details| details.name.clone()).filter(|name| !name.is_empty());
         let seconds = details.map_or(0, |details| details.retry_after_seconds);
@@ -253,5 +257,5 @@ pub(super) fn retry_after(headers: &http::HeaderMap) -> Option<Duration> {
 }
 
 fn bounded(delay: Duration) -> Duration {
-    delay.min(limit::API_RETRY_AFTER_MAX)
+    delay.min(API_RETRY_AFTER_MAX)
 }

@@ -7,7 +7,14 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{ApiError, ErrorKind};
+use crate::client::API_RETRY_AFTER_MAX;
 use nodedock_model::limit;
+
+/// Time that a request waits for the rate limit: less than a kubelet waits for a prepare.
+const API_TURN_WAIT: Duration = Duration::from_secs(20);
+
+/// Requests to the API server in flight, separately for those that a pod waits for and for the others.
+const API_IN_FLIGHT_MAX: usize = 8;
 
 /// Who waits for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +95,7 @@ pub(super) struct RateLimit {
 
 impl RateLimit {
     pub(super) fn new(rate: RequestRate) -> Self {
-        let in_flight = || Semaphore::new(limit::API_IN_FLIGHT_MAX);
+        let in_flight = || Semaphore::new(API_IN_FLIGHT_MAX);
         Self {
             bucket: Mutex::new(Bucket::full(rate, Instant::now())),
             usual: in_flight(),
@@ -99,7 +106,7 @@ impl RateLimit {
     /// Waits for a bounded time. The request may be sent until the permit is dropped.
     pub(super) async fn turn(&self, urgency: Urgency) -> Result<SemaphorePermit<'_>, ApiError> {
         let crowded = || ApiError::unreachable("too many requests of this node wait for it");
-        let until = Instant::now() + limit::API_TURN_WAIT;
+        let until = Instant::now() + API_TURN_WAIT;
         let permits = match urgency {
             Urgency::Usual => &self.usual,
             Urgency::Urgent => &self.urgent,
@@ -120,7 +127,7 @@ impl RateLimit {
 
     /// Sends nothing for so long: the API server asked for it.
     pub(super) fn pause(&self, delay: Duration) {
-        let until = Instant::now() + delay.min(limit::API_RETRY_AFTER_MAX);
+        let until = Instant::now() + delay.min(API_RETRY_AFTER_MAX);
         let mut bucket = self.bucket();
         bucket.paused_until = bucket.paused_until.max(Some(until));
     }
@@ -182,7 +189,7 @@ mod tests {
         // A longer one than a request waits for is reported at once.
         rate.pause(Duration::from_secs(3600));
         let start = Instant::now();
-        assert_eq!(rate.turn(Urgency::Urgent).await.err(), Some(paused(limit::API_RETRY_AFTER_MAX)));
+        assert_eq!(rate.turn(Urgency::Urgent).await.err(), Some(paused(API_RETRY_AFTER_MAX)));
         assert!(start.elapsed() < Duration::from_secs(1));
     }
 
@@ -190,7 +197,7 @@ mod tests {
     async fn requests_in_flight_are_limited_and_urgent_ones_have_their_own_limit() {
         let rate = RateLimit::new(TEN);
         let mut held = Vec::new();
-        for _ in 0..limit::API_IN_FLIGHT_MAX {
+        for _ in 0..API_IN_FLIGHT_MAX {
             held.push(rate.turn(Urgency::Usual).await.unwrap());
         }
         assert!(rate.turn(Urgency::Usual).await.is_err());

@@ -1,12 +1,17 @@
 //! Whether the API server is reachable: a condition of the node while it is not.
 
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{ApiError, KubeClient};
+use crate::client::API_PROBE_PERIOD;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{Problem, ProblemCode, limit};
+use nodedock_model::{Problem, ProblemCode};
+
+/// Time after which an unreachable API server is reported: during an update it is replaced within seconds.
+pub(crate) const API_AWAY_NOTICE: Duration = Duration::from_secs(5);
 
 const SUBJECT: &str = "API server";
 
@@ -65,14 +70,14 @@ async fn follow(client: KubeClient, conditions: &Conditions) {
                 None
             }
             Reachability::Unreachable { since, message } => {
-                let due = *since + limit::API_AWAY_NOTICE;
+                let due = *since + API_AWAY_NOTICE;
                 if due <= now {
                     conditions.set(
                         SUBJECT,
                         Problem::unavailable(ProblemCode::ApiServerUnreachable, message.clone()),
                     );
                 }
-                let probe = *probe_at.get_or_insert(now + limit::API_PROBE_PERIOD);
+                let probe = *probe_at.get_or_insert(now + API_PROBE_PERIOD);
                 Some(if due > now { probe.min(due) } else { probe })
             }
         };
@@ -86,7 +91,7 @@ async fn follow(client: KubeClient, conditions: &Conditions) {
         if probe_at.is_some_and(|at| at <= Instant::now()) {
             // The layer learns from its end.
             let _ = client.group(client.client()).await;
-            probe_at = Some(Instant::now() + limit::API_PROBE_PERIOD);
+            probe_at = Some(Instant::now() + API_PROBE_PERIOD);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The layer around the client: the turn of a request, its time, the size of its answer, and what the answer says of the server.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -17,7 +18,19 @@ use super::counts::{Call, Verb};
 use super::error::{content_type, described, is_status, retry_after};
 use super::rate::Urgency;
 use super::{ApiError, ErrorKind, Shared, reachability};
-use nodedock_model::limit;
+use crate::client::API_REQUEST;
+
+/// Age after which a watch does not count as flapping.
+pub(crate) const WATCH_STEADY: Duration = Duration::from_secs(10);
+
+/// Time without an event after which a watch is dead: bookmarks arrive every minute.
+pub(crate) const WATCH_SILENCE: Duration = Duration::from_secs(150);
+
+/// Bytes of a page of a list: a node has some hundred pods and slices.
+const API_PAGE_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes of an object: etcd takes 1.5 MiB in a denser form.
+pub(crate) const API_OBJECT_BYTES_MAX: usize = 4 << 20;
 
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
@@ -66,8 +79,8 @@ impl Shared {
         let _turn = turn?;
         let sent = Instant::now();
         let exchange = async { self.answer(call, client.send(request).await?).await };
-        let outcome = timeout(limit::API_REQUEST, exchange).await.unwrap_or_else(|_| {
-            let words = format!("no answer within {} s", limit::API_REQUEST.as_secs());
+        let outcome = timeout(API_REQUEST, exchange).await.unwrap_or_else(|_| {
+            let words = format!("no answer within {} s", API_REQUEST.as_secs());
             Err(ApiError::unreachable(words))
         });
         let failure = match &outcome {
@@ -104,8 +117,8 @@ impl Shared {
             return Ok((Response::from_parts(head, body), None));
         }
         let bytes_max = match call.verb {
-            Verb::List => limit::API_PAGE_BYTES_MAX,
-            _ => limit::API_OBJECT_BYTES_MAX,
+            Verb::List => API_PAGE_BYTES_MAX,
+            _ => API_OBJECT_BYTES_MAX,
         };
         let bytes = collected(body, bytes_max).await?;
         let failure = match head.status.is_success() {
@@ -165,7 +178,7 @@ fn watched(body: Body, restarts: Counter) -> UnsyncBoxBody<Bytes, BoxError> {
             }
             match next? {
                 Some((data, line)) => Ok(Some((Frame::data(data), (body, line)))),
-                None if opened.elapsed() < limit::WATCH_STEADY => {
+                None if opened.elapsed() < WATCH_STEADY => {
                     Err(BoxError::from(ApiError::unreachable("it ended a watch at once")))
                 }
                 None => Ok(None),
@@ -177,8 +190,8 @@ fn watched(body: Body, restarts: Counter) -> UnsyncBoxBody<Bytes, BoxError> {
 
 /// The next bytes of a watch, and how many have come since the last event ended.
 async fn frame(body: &mut Body, line: usize) -> Result<Option<(Bytes, usize)>, ApiError> {
-    let Ok(frame) = timeout(limit::WATCH_SILENCE, body.frame()).await else {
-        let words = format!("a watch was silent for {} s", limit::WATCH_SILENCE.as_secs());
+    let Ok(frame) = timeout(WATCH_SILENCE, body.frame()).await else {
+        let words = format!("a watch was silent for {} s", WATCH_SILENCE.as_secs());
         return Err(ApiError::unreachable(words));
     };
     let data = match frame {
@@ -190,8 +203,8 @@ async fn frame(body: &mut Body, line: usize) -> Result<Option<(Bytes, usize)>, A
         Some(end) => data.len() - end,
         None => line + data.len(),
     };
-    if line > limit::API_OBJECT_BYTES_MAX {
-        let words = format!("an event of a watch has more than {} bytes", limit::API_OBJECT_BYTES_MAX);
+    if line > API_OBJECT_BYTES_MAX {
+        let words = format!("an event of a watch has more than {} bytes", API_OBJECT_BYTES_MAX);
         return Err(ApiError::new(ErrorKind::NotKubernetes, words));
     }
     Ok(Some((data, line)))

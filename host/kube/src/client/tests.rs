@@ -21,9 +21,12 @@ use nodedock_stand_ins::api_server::{Allocated, ApiServer, Fault, When};
 
 use super::counts::Call;
 use super::*;
+use crate::client::reachability::API_AWAY_NOTICE;
+use crate::client::send::{API_OBJECT_BYTES_MAX, WATCH_SILENCE, WATCH_STEADY};
+use crate::client::{API_PROBE_PERIOD, API_REQUEST};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ObjectName, limit};
+use nodedock_model::ObjectName;
 
 /// A client of a server in memory.
 pub(crate) fn over(server: &Arc<ApiServer>) -> KubeClient {
@@ -93,13 +96,13 @@ async fn a_server_that_does_not_answer_is_given_ten_seconds() {
     server.fail(Fault::Hang, When::any());
     let start = Instant::now();
     let error = node(client.client()).await.unwrap_err();
-    assert_eq!(start.elapsed(), limit::API_REQUEST);
+    assert_eq!(start.elapsed(), API_REQUEST);
     assert!(error.to_string().contains("no answer within 10 s") && error.is_unreachable(), "{error}");
     // Callers that wait for the version wait together.
     let start = Instant::now();
     let outcomes = futures::future::join_all((0..20).map(|_| client.dra_version())).await;
     assert!(outcomes.iter().all(Result::is_err));
-    assert_eq!(start.elapsed(), limit::API_REQUEST);
+    assert_eq!(start.elapsed(), API_REQUEST);
 }
 
 #[tokio::test]
@@ -107,8 +110,7 @@ async fn half_an_answer_and_one_that_is_too_large_are_none() {
     let (server, client) = server().await;
     server.fail_times(1, Fault::HalfAnswer, When::any());
     assert_eq!(node(client.client()).await.unwrap_err().kind, ErrorKind::Unreachable);
-    let large: &'static str =
-        String::leak(format!("{{\"a\":\"{}\"}}", "a".repeat(limit::API_OBJECT_BYTES_MAX)));
+    let large: &'static str = String::leak(format!("{{\"a\":\"{}\"}}", "a".repeat(API_OBJECT_BYTES_MAX)));
     let client = answered(vec![answer(200, "application/json", large)]);
     let error = node(client.client()).await.unwrap_err();
     assert!(error.to_string().contains("more than 4194304 bytes"), "{error}");
@@ -166,14 +168,14 @@ async fn an_unreachable_server_is_a_condition_until_it_is_back() {
     let start = Instant::now();
     assert!(node(client.client()).await.is_err());
     assert_eq!(listener.recv().await.unwrap().state, "api-server-unreachable");
-    assert_eq!(start.elapsed(), limit::API_AWAY_NOTICE);
+    assert_eq!(start.elapsed(), API_AWAY_NOTICE);
     let condition = conditions.list().remove(0);
     assert_eq!(condition.subject, "API server");
     let message = condition.problem.message;
     assert!(message.starts_with("the API server cannot be reached: "), "{message}");
     server.lift(fault);
     assert_eq!(listener.recv().await.unwrap().state, "over");
-    assert!(start.elapsed() <= limit::API_PROBE_PERIOD + Duration::from_millis(1));
+    assert!(start.elapsed() <= API_PROBE_PERIOD + Duration::from_millis(1));
 
     // One that is replaced within seconds is none.
     server.fail_times(1, Fault::Status(503), When::any());
@@ -255,7 +257,7 @@ async fn a_set_is_listed_and_then_watched_and_goes_on_when_the_server_ends_the_w
     watched.open().await;
     watched.server.allocate_claim(Allocated::new("default", "b"));
     assert_eq!(watched.next().await, "applied b");
-    tokio::time::sleep(limit::WATCH_STEADY).await;
+    tokio::time::sleep(WATCH_STEADY).await;
     watched.server.close_watches();
     watched.open().await;
     watched.server.delete("resourceclaims", "default", "b");
@@ -333,11 +335,8 @@ async fn watch_of(parts: Vec<Bytes>) -> Option<ApiError> {
 async fn a_silent_watch_is_replaced_and_an_event_is_bounded() {
     let start = Instant::now();
     let silent = watch_of(vec![]).await.unwrap();
-    assert!(
-        silent.to_string().contains("silent for 150 s") && start.elapsed() == limit::WATCH_SILENCE,
-        "{silent}"
-    );
-    let part = Bytes::from(vec![b'a'; limit::API_OBJECT_BYTES_MAX / 2 + 1]);
+    assert!(silent.to_string().contains("silent for 150 s") && start.elapsed() == WATCH_SILENCE, "{silent}");
+    let part = Bytes::from(vec![b'a'; API_OBJECT_BYTES_MAX / 2 + 1]);
     let large = watch_of(vec![part.clone(), part]).await.unwrap();
     assert!(large.to_string().contains("more than 4194304 bytes"), "{large}");
     for rubbish in ["<html>\n", "{\"type\":\"ADDED\"}\n", "{}\n", "\0\n"] {

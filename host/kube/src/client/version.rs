@@ -2,11 +2,15 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
 use kube::core::{ApiResource, GroupVersionKind};
+use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{ApiError, ErrorKind};
+use crate::client::API_PROBE_PERIOD;
 use nodedock_base::worded;
-use nodedock_model::limit;
+
+/// Interval of reading its served versions: a cluster is upgraded while the daemon runs.
+const API_VERSIONS_PERIOD: Duration = Duration::from_secs(600);
 
 worded! {
     /// A version of `resource.k8s.io` that this client speaks. The first that is served is used.
@@ -68,8 +72,8 @@ impl ServedVersion {
         let asked_at = self.asked_at?;
         let age = now.saturating_duration_since(asked_at);
         match (self.version, &self.failure) {
-            (Some(version), None) if age < limit::API_VERSIONS_PERIOD => Some(Ok(version)),
-            (Some(version), Some(_)) if age < limit::API_PROBE_PERIOD => Some(Ok(version)),
+            (Some(version), None) if age < API_VERSIONS_PERIOD => Some(Ok(version)),
+            (Some(version), Some(_)) if age < API_PROBE_PERIOD => Some(Ok(version)),
             (None, Some(failure)) if asked_at > since => Some(Err(failure.clone())),
             _ => None,
         }

@@ -5,7 +5,8 @@ use kube::api::{Api, DynamicObject};
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 
 use super::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient};
-use nodedock_model::{ObjectName, limit};
+use crate::client::API_RETRY_MAX;
+use nodedock_model::ObjectName;
 
 /// Objects in one answer of a list.
 const PAGE_ITEMS: u32 = 250;
@@ -55,7 +56,7 @@ struct Watch {
 impl Watch {
     async fn next(&mut self) -> Result<Event<DynamicObject>, ApiError> {
         if std::mem::take(&mut self.failed) {
-            tokio::time::sleep(self.backoff.next().unwrap_or(limit::API_RETRY_MAX)).await;
+            tokio::time::sleep(self.backoff.next().unwrap_or(API_RETRY_MAX)).await;
         }
         let event = self.event().await;
         match &event {

@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 
 use super::super::client::tests::over;
 use super::*;
+use crate::events::{
+    EVENT_AGE_MAX, EVENT_REASON_BYTES_MAX, EVENTS_BURST, EVENTS_EVERY, EVENTS_MAX, KUBE_FORBIDDEN_PAUSE,
+};
 
 const CLAIM_UID: &str = "68a5aecc-0b16-411c-ac56-2f23834fb15c";
 const SHORTLY: Duration = Duration::from_millis(100);
@@ -119,7 +122,7 @@ async fn events_wait_for_the_api_server_and_old_ones_are_dropped() {
     let scene = Scene::new().await;
     scene.server.fail(Fault::Away, When::any());
     scene.refuse("early");
-    tokio::time::sleep(limit::EVENT_AGE_MAX - limit::KUBE_RETRY_MAX / 2).await;
+    tokio::time::sleep(EVENT_AGE_MAX - limit::KUBE_RETRY_MAX / 2).await;
     scene.publish_on_pod("late", "late");
     assert!(scene.writes() < 20);
     tokio::time::sleep(limit::KUBE_RETRY_MAX).await;
@@ -132,14 +135,14 @@ async fn events_wait_for_the_api_server_and_old_ones_are_dropped() {
 #[tokio::test(start_paused = true)]
 async fn events_have_a_rate_and_a_bounded_queue() {
     let scene = Scene::new().await;
-    for index in 0..limit::EVENTS_MAX + 50 {
+    for index in 0..EVENTS_MAX + 50 {
         scene.publish_on_pod(&format!("pod-{index}"), "many");
     }
     assert_eq!(scene.events.counts().dropped, 50);
-    tokio::time::sleep(limit::EVENTS_EVERY / 2).await;
-    assert_eq!(scene.events().len(), limit::EVENTS_BURST as usize);
-    tokio::time::sleep(10 * limit::EVENTS_EVERY).await;
-    assert_eq!(scene.events().len(), limit::EVENTS_BURST as usize + 10);
+    tokio::time::sleep(EVENTS_EVERY / 2).await;
+    assert_eq!(scene.events().len(), EVENTS_BURST as usize);
+    tokio::time::sleep(10 * EVENTS_EVERY).await;
+    assert_eq!(scene.events().len(), EVENTS_BURST as usize + 10);
 }
 
 #[tokio::test(start_paused = true)]
@@ -148,12 +151,12 @@ async fn forbidden_events_are_one_condition_and_refused_ones_are_counted() {
     scene.server.deny("create", "events");
     scene.refuse("a");
     scene.refuse("b");
-    tokio::time::sleep(limit::KUBE_FORBIDDEN_PAUSE / 2).await;
+    tokio::time::sleep(KUBE_FORBIDDEN_PAUSE / 2).await;
     assert_eq!(scene.writes(), 1);
     assert_eq!(scene.conditions.list()[0].problem.code, ProblemCode::EventsForbidden);
     scene.server.allow_all();
     scene.server.fail(Fault::Status(422), When::any().resource("events"));
-    tokio::time::sleep(limit::KUBE_FORBIDDEN_PAUSE).await;
+    tokio::time::sleep(KUBE_FORBIDDEN_PAUSE).await;
     assert_eq!(scene.writes(), 2);
     assert_eq!(scene.conditions.list(), []);
     assert_eq!(scene.events.counts(), EventCounts { refused: 1, dropped: 1, ..EventCounts::default() });
@@ -188,5 +191,5 @@ fn reasons_are_words_of_kubernetes() {
     let words = ["device-held", "", "-", "3d", "a_b c", "Ünter-x", "already"];
     let reasons: Vec<_> = words.iter().map(|words| camel_case(words)).collect();
     assert_eq!(reasons, ["DeviceHeld", "Unspecified", "Unspecified", "Reason3d", "ABC", "NterX", "Already"]);
-    assert_eq!(camel_case(&"ab-".repeat(100)).len(), limit::EVENT_REASON_BYTES_MAX);
+    assert_eq!(camel_case(&"ab-".repeat(100)).len(), EVENT_REASON_BYTES_MAX);
 }

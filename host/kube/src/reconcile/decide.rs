@@ -5,10 +5,15 @@
 //! is not known counts as use.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use nodedock_model::{Consumer, KubeletClaim, ObjectName, Uid, limit};
+use nodedock_model::{Consumer, KubeletClaim, ObjectName, Uid};
+
+/// Time and number of checks after which a claim without consumers is unprepared: a kubelet does it itself within a minute or two.
+pub(crate) const RECONCILE_DELAY: Duration = Duration::from_secs(300);
+pub(crate) const RECONCILE_LOOKS_MIN: u32 = 3;
 
 /// A pod that is bound to this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,8 +127,8 @@ impl AbandonedClaims {
         let is_over = |uid: &&Uid| {
             let seen = self.0.entry((*uid).clone()).or_insert(Seen { since: now, rounds: 0 });
             seen.rounds = seen.rounds.saturating_add(1);
-            let is_long = now.saturating_duration_since(seen.since) >= limit::RECONCILE_DELAY;
-            is_long && seen.rounds >= limit::RECONCILE_LOOKS_MIN
+            let is_long = now.saturating_duration_since(seen.since) >= RECONCILE_DELAY;
+            is_long && seen.rounds >= RECONCILE_LOOKS_MIN
         };
         abandoned.iter().filter(is_over).cloned().collect()
     }

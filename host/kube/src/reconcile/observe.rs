@@ -6,7 +6,10 @@ use kube::api::{Api, DynamicObject, ListParams};
 
 use super::decide::{ClaimState, NodePod};
 use crate::client::{ApiError, DraResource, ErrorKind, KubeClient};
-use nodedock_model::{Consumer, NameError, ObjectName, ObjectRef, Uid, limit};
+use nodedock_model::{Consumer, NameError, ObjectName, ObjectRef, Uid};
+
+/// Pods of the node's list: a kubelet usually has 110.
+const NODE_PODS_MAX: usize = 10_000;
 
 /// Pods in one answer: a node has at most 110 by default.
 const PODS_PAGE: u32 = 250;
@@ -36,8 +39,8 @@ impl Observer {
             if parameters.continue_token.is_none() {
                 return Ok(pods);
             }
-            if pods.len() >= limit::NODE_PODS_MAX {
-                return Err(odd(&format!("the node has more than {} pods", limit::NODE_PODS_MAX)));
+            if pods.len() >= NODE_PODS_MAX {
+                return Err(odd(&format!("the node has more than {} pods", NODE_PODS_MAX)));
             }
         }
     }

@@ -7,6 +7,8 @@ use tokio::time::Duration;
 use super::super::client::tests::{answer, answered, over};
 use super::decide::ClaimState;
 use super::*;
+use crate::reconcile::decide::RECONCILE_DELAY;
+use crate::reconcile::{RECONCILE_PERIOD, RECONCILE_PERIOD_PENDING};
 use nodedock_model::{Consumer, ObjectRef};
 
 /// A cluster of one node, and the claims that are held.
@@ -30,7 +32,7 @@ fn fixture(name: &str) -> Value {
 
 /// As long as it may take until an abandoned claim is unprepared.
 fn enough() -> Duration {
-    limit::RECONCILE_PERIOD + limit::RECONCILE_DELAY + limit::RECONCILE_PERIOD_PENDING
+    RECONCILE_PERIOD + RECONCILE_DELAY + RECONCILE_PERIOD_PENDING
 }
 
 fn observer(client: KubeClient) -> Observer {
@@ -121,14 +123,14 @@ async fn a_claim_that_a_pod_uses_stays_and_costs_one_list_a_round() {
             .all(|seen| seen.verb == "list" && seen.query["fieldSelector"] == "spec.nodeName=node-1")
     );
     assert_eq!(requests.len() as u64, reconcile.counts().seen.get() + reconcile.counts().blind.get());
-    assert!(requests.len() as u64 <= 1 + LONG.as_secs() / limit::RECONCILE_PERIOD.as_secs());
+    assert!(requests.len() as u64 <= 1 + LONG.as_secs() / RECONCILE_PERIOD.as_secs());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_object_and_pods_are_gone_is_unprepared_after_the_delay_and_not_before() {
     let cluster = Cluster::empty().await;
     let (_tasks, reconcile) = cluster.start();
-    tokio::time::sleep(limit::RECONCILE_DELAY - Duration::from_secs(1)).await;
+    tokio::time::sleep(RECONCILE_DELAY - Duration::from_secs(1)).await;
     assert_eq!(cluster.unprepared(), []);
     tokio::time::sleep(enough()).await;
     assert_eq!(cluster.unprepared(), [(UID.to_owned(), Why::Gone.words().to_owned())]);
@@ -208,7 +210,7 @@ async fn what_an_api_server_did_not_say_proves_nothing() {
         assert!(reconcile.counts().blind.get() > 10);
         // When it is back the time begins anew.
         cluster.server.lift(away);
-        tokio::time::sleep(limit::RECONCILE_DELAY - Duration::from_secs(1)).await;
+        tokio::time::sleep(RECONCILE_DELAY - Duration::from_secs(1)).await;
         assert_eq!(cluster.unprepared(), []);
         tokio::time::sleep(enough()).await;
         assert_eq!(cluster.unprepared().len(), 1);
@@ -248,7 +250,7 @@ async fn a_pod_that_comes_back_within_the_delay_keeps_its_claim_and_one_that_end
     let cluster = Cluster::new().await;
     cluster.remove("pods", "pod-one-gpu");
     let (_tasks, reconcile) = cluster.start();
-    tokio::time::sleep(limit::RECONCILE_DELAY / 2).await;
+    tokio::time::sleep(RECONCILE_DELAY / 2).await;
     cluster.server.put(fixture("pod-one-gpu"));
     reconcile.trigger();
     tokio::time::sleep(LONG).await;

@@ -9,6 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::entry::Entry;
 use nodedock_model::limit;
 
+/// Bytes of a slice's devices as JSON: an API server stores objects of at most 1.5 MiB.
+const SLICE_BYTES_MAX: usize = 1 << 20;
+
 /// The devices of one desired slice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Assignment {
@@ -41,7 +44,7 @@ impl Load {
     /// A single device always fits.
     fn fits(self) -> bool {
         let max = if self.heavy > 0 { limit::SLICE_HEAVY_DEVICES_MAX } else { limit::SLICE_DEVICES_MAX };
-        self.devices <= max && (self.bytes <= limit::SLICE_BYTES_MAX || self.devices <= 1)
+        self.devices <= max && (self.bytes <= SLICE_BYTES_MAX || self.devices <= 1)
     }
 }
 

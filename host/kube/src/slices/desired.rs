@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -10,7 +11,13 @@ use super::health::{Devices, UnhealthyDevices};
 use super::slice::{self, Content, PoolKey, Slice};
 use super::{SliceSettings, convert};
 use nodedock_core::driver::Published;
-use nodedock_model::{DeviceName, DriverName, Inventory, PoolName, limit};
+use nodedock_model::{DeviceName, DriverName, Inventory, PoolName};
+
+/// Time that a device keeps the taint after its last unhealthy report: flapping must not cause a write each time.
+pub(crate) const SLICE_TAINT_HOLD: Duration = Duration::from_secs(30);
+
+/// Delay from the removal of a driver's file to the deletion of its slices: files are replaced by removing and copying.
+const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
 
 pub(super) struct DesiredState {
     settings: SliceSettings,
@@ -89,7 +96,7 @@ impl DesiredState {
             return next;
         }
         for driver in gone {
-            let at = *self.gone_since.entry(driver.clone()).or_insert(now) + limit::SLICE_WITHDRAW_GRACE;
+            let at = *self.gone_since.entry(driver.clone()).or_insert(now) + SLICE_WITHDRAW_GRACE;
             if at > now {
                 next = earliest(next, Some(at));
             } else if self.withdrawn.insert(driver.clone()) {
@@ -117,7 +124,7 @@ impl DesiredState {
     ) -> Option<Instant> {
         let tainted = self.tainted(driver, slices);
         let state = self.drivers.entry(driver.clone()).or_default();
-        state.unhealthy.update(now, limit::SLICE_TAINT_HOLD, &published.health, &tainted);
+        state.unhealthy.update(now, SLICE_TAINT_HOLD, &published.health, &tainted);
         let unhealthy = state.unhealthy.devices();
         let is_known = |(known, devices): &(Arc<Published>, Devices)| {
             Arc::ptr_eq(known, published) && *devices == unhealthy
@@ -126,7 +133,7 @@ impl DesiredState {
             state.derive_pools(&self.settings, &published.inventory, &unhealthy);
             state.source = Some((Arc::clone(published), unhealthy));
         }
-        state.unhealthy.next_recovery(limit::SLICE_TAINT_HOLD)
+        state.unhealthy.next_recovery(SLICE_TAINT_HOLD)
     }
 
     /// Returns the devices of a driver that have the taint of unhealthy ones in observed slices.

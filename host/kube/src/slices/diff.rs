@@ -12,7 +12,10 @@ use kube::api::ObjectMeta;
 use super::assign::{assign, fit_one_slice};
 use super::slice::{self, Content, PoolKey, Slice, SlicePool, SliceSpec};
 use crate::facts::NodeFacts;
-use nodedock_model::{DriverName, limit};
+use nodedock_model::DriverName;
+
+/// Bytes of the generated prefix of a slice's name: an API server truncates a longer one, and appends five letters.
+pub(crate) const SLICE_PREFIX_BYTES_MAX: usize = 58;
 
 /// Where the server wants the counter sets of a pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -237,7 +240,7 @@ fn generation(
 /// Returns the start of a slice's name: its index, which orders the slices of a pool, then for people the driver and the node.
 fn name_prefix(index: u32, driver: &DriverName, node: &str) -> String {
     let whole = format!("{index:05x}-{driver}-{node}");
-    let cut = &whole[..whole.len().min(limit::SLICE_PREFIX_BYTES_MAX - 1)];
+    let cut = &whole[..whole.len().min(SLICE_PREFIX_BYTES_MAX - 1)];
     format!("{}-", cut.trim_end_matches(['-', '.']))
 }
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use tokio::sync::{broadcast, watch};
 
+use crate::slices::SLICE_SETTLE;
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::Published;
 use nodedock_core::registry::Registry;
-use nodedock_model::{Changed, ChangedKind, DriverKind, DriverName, limit};
+use nodedock_model::{Changed, ChangedKind, DriverKind, DriverName};
 
 /// The drivers at a moment.
 #[derive(Debug, Clone, Default)]
@@ -51,7 +52,7 @@ impl DriverSnapshot {
     }
 }
 
-/// Publishes the drivers of the registry after each change, at most once in [`limit::SLICE_SETTLE`]. `settled` becomes true when all
+/// Publishes the drivers of the registry after each change, at most once in [`SLICE_SETTLE`]. `settled` becomes true when all
 /// files that were there at the start have been examined.
 pub fn watch_drivers(
     registry: Registry,
@@ -64,7 +65,7 @@ pub fn watch_drivers(
     tasks.spawn_until_stopped("slice-drivers", async move {
         loop {
             changed(&mut changes, &mut serving, &mut settled).await;
-            tokio::time::sleep(limit::SLICE_SETTLE).await;
+            tokio::time::sleep(SLICE_SETTLE).await;
             publish.send_replace(DriverSnapshot::of(&registry, *settled.borrow()));
         }
     });

@@ -4,8 +4,24 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::slices::SLICE_SETTLE;
 use nodedock_base::backoff::Backoff;
-use nodedock_model::limit;
+
+/// Repairs of a pool without such a pause after which another writer is assumed: a kubelet that restarts causes one repair.
+const SLICE_REPAIRS_TOLERATED: u32 = 5;
+
+/// Backoff between repairs of a pool that another client changed, from the second repair on; doubled up to the second. After the third
+/// without a change, the next repair is immediate again.
+pub(crate) const SLICE_REPAIR_MIN: Duration = Duration::from_secs(1);
+pub(crate) const SLICE_REPAIR_MAX: Duration = Duration::from_secs(30);
+pub(crate) const SLICE_CALM: Duration = Duration::from_secs(300);
+
+/// Backoff of writes of a pool that the API server refused or that failed; doubled up to the second.
+pub(crate) const SLICE_RETRY_MIN: Duration = Duration::from_secs(1);
+pub(crate) const SLICE_RETRY_MAX: Duration = Duration::from_secs(120);
+
+/// Minimum interval between two writes of a pool, however fast its devices change.
+const SLICE_PERIOD: Duration = Duration::from_secs(1);
 
 /// When one pool is written next.
 #[derive(Debug, Clone)]
@@ -24,9 +40,9 @@ impl Default for Pace {
         Self {
             due: None,
             not_before: Instant::now(),
-            retries: Backoff::new(limit::SLICE_RETRY_MIN, limit::SLICE_RETRY_MAX),
+            retries: Backoff::new(SLICE_RETRY_MIN, SLICE_RETRY_MAX),
             is_refused: false,
-            repair_delays: Backoff::new(limit::SLICE_REPAIR_MIN, limit::SLICE_REPAIR_MAX),
+            repair_delays: Backoff::new(SLICE_REPAIR_MIN, SLICE_REPAIR_MAX),
             repairs: 0,
             last_repair: None,
         }
@@ -42,13 +58,13 @@ impl Pace {
 
     /// The observed or the desired state changed. Changes until the pool is due are handled together.
     pub(super) fn changed(&mut self, now: Instant) {
-        self.due.get_or_insert(now + limit::SLICE_SETTLE);
+        self.due.get_or_insert(now + SLICE_SETTLE);
     }
 
     /// The desired state changed. A server that refused the former one may accept the new one.
     pub(super) fn desired_changed(&mut self, now: Instant) {
         if std::mem::take(&mut self.is_refused) {
-            self.not_before = self.not_before.min(now + limit::SLICE_PERIOD);
+            self.not_before = self.not_before.min(now + SLICE_PERIOD);
             self.due = None;
         }
         self.changed(now);
@@ -67,7 +83,7 @@ impl Pace {
     /// The pool is as desired, after writes or without.
     pub(super) fn succeeded(&mut self, now: Instant, wrote: bool) {
         if wrote {
-            self.not_before = now + limit::SLICE_PERIOD;
+            self.not_before = now + SLICE_PERIOD;
         }
         self.retries.reset();
     }
@@ -75,7 +91,7 @@ impl Pace {
     /// A write failed; `retry_after` is the delay that the server wants.
     pub(super) fn failed(&mut self, now: Instant, retry_after: Option<Duration>) {
         let delay = self.retries.delay();
-        let longest = limit::SLICE_RETRY_MAX.max(delay);
+        let longest = SLICE_RETRY_MAX.max(delay);
         self.not_before = now + retry_after.map_or(delay, |after| after.clamp(delay, longest));
         self.due = Some(self.not_before);
     }
@@ -88,7 +104,7 @@ impl Pace {
 
     /// A write was in conflict with another one, which the watch reports soon.
     pub(super) fn conflicted(&mut self, now: Instant) {
-        self.not_before = now + self.retries.delay().min(limit::SLICE_REPAIR_MAX);
+        self.not_before = now + self.retries.delay().min(SLICE_REPAIR_MAX);
         self.due = Some(now);
     }
 
@@ -97,12 +113,12 @@ impl Pace {
         self.repairs = self.repairs.saturating_add(1);
         self.last_repair = Some(now);
         self.not_before = self.not_before.max(now + self.repair_delays.delay());
-        self.repairs > limit::SLICE_REPAIRS_TOLERATED
+        self.repairs > SLICE_REPAIRS_TOLERATED
     }
 
     /// Returns when the repairs are forgotten.
     fn repairs_end(&self) -> Option<Instant> {
-        self.last_repair.map(|last| last + limit::SLICE_CALM)
+        self.last_repair.map(|last| last + SLICE_CALM)
     }
 
     /// Whether there is nothing to do and nothing to remember.
@@ -121,12 +137,12 @@ mod tests {
         let mut pace = Pace::default();
         assert_eq!(pace.due(), None);
         pace.changed(start);
-        pace.changed(start + limit::SLICE_SETTLE / 2);
-        assert_eq!(pace.due(), Some(start + limit::SLICE_SETTLE));
+        pace.changed(start + SLICE_SETTLE / 2);
+        assert_eq!(pace.due(), Some(start + SLICE_SETTLE));
         pace.started(start);
         pace.succeeded(start, true);
         pace.changed(start);
-        assert_eq!(pace.due(), Some(start + limit::SLICE_PERIOD));
+        assert_eq!(pace.due(), Some(start + SLICE_PERIOD));
     }
 
     #[test]
@@ -134,14 +150,14 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::default();
         pace.failed(start, None);
-        assert_eq!(pace.due(), Some(start + limit::SLICE_RETRY_MIN));
+        assert_eq!(pace.due(), Some(start + SLICE_RETRY_MIN));
         pace.failed(start, Some(Duration::from_secs(30)));
         assert_eq!(pace.due(), Some(start + Duration::from_secs(30)));
         pace.failed(start, Some(Duration::MAX));
-        assert_eq!(pace.due(), Some(start + limit::SLICE_RETRY_MAX));
+        assert_eq!(pace.due(), Some(start + SLICE_RETRY_MAX));
         pace.succeeded(start, false);
         pace.failed(start, None);
-        assert_eq!(pace.due(), Some(start + limit::SLICE_RETRY_MIN));
+        assert_eq!(pace.due(), Some(start + SLICE_RETRY_MIN));
     }
 
     #[test]
@@ -151,10 +167,10 @@ mod tests {
         let reported: Vec<_> = (0..7).map(|_| pace.repaired(start)).collect();
         assert_eq!(reported, [false, false, false, false, false, true, true]);
         pace.changed(start);
-        assert_eq!(pace.due(), Some(start + limit::SLICE_REPAIR_MAX));
+        assert_eq!(pace.due(), Some(start + SLICE_REPAIR_MAX));
         assert!(!pace.started(start));
-        assert_eq!(pace.due(), Some(start + limit::SLICE_CALM));
-        assert!(pace.started(start + limit::SLICE_CALM));
-        assert!(!pace.repaired(start + limit::SLICE_CALM));
+        assert_eq!(pace.due(), Some(start + SLICE_CALM));
+        assert!(pace.started(start + SLICE_CALM));
+        assert!(!pace.repaired(start + SLICE_CALM));
     }
 }

@@ -25,8 +25,9 @@ use super::slice::{Content, PoolKey};
 use super::store::SliceStore;
 use crate::client::{ApiError, DraResource, ErrorKind};
 use crate::facts::NodeFacts;
+use crate::slices::SLICE_SETTLE;
 use nodedock_base::clock::now_ms;
-use nodedock_model::{DriverName, Problem, ProblemCode, limit};
+use nodedock_model::{DriverName, Problem, ProblemCode};
 
 pub(super) struct Reconciler {
     parts: SliceParts,
@@ -99,7 +100,7 @@ impl Reconciler {
         for key in self.store.apply(event) {
             if !self.snapshot.present.contains(&key.driver) {
                 // Slices of a driver that is not here may have to be withdrawn.
-                self.derive_at = earliest(self.derive_at, Some(Instant::now() + limit::SLICE_SETTLE));
+                self.derive_at = earliest(self.derive_at, Some(Instant::now() + SLICE_SETTLE));
             }
             self.changed(&key);
         }

@@ -11,7 +11,9 @@ use kube::runtime::watcher::Event;
 use super::slice::{Content, PoolKey, Slice};
 use crate::client::{DraResource, DraVersion};
 use nodedock_base::error::chain;
-use nodedock_model::limit;
+
+/// Slices of this node that are read: many times those of a node with many drivers.
+const SLICES_MAX: usize = 16 * 1024;
 
 pub(super) struct SliceStore {
     store: Store<Slice>,
@@ -76,7 +78,7 @@ impl SliceStore {
         let slice = slice.inspect_err(|error| tracing::debug!(error = chain(error), "a slice is ignored"));
         let mut slice = slice.ok()?;
         let known = self.store.get(&ObjectRef::from_obj_with(&slice, resource()));
-        if known.is_none() && self.store.len() >= limit::SLICES_MAX {
+        if known.is_none() && self.store.len() >= SLICES_MAX {
             return None;
         }
         if let Some(known) = known.filter(|known| known.uid() == slice.uid()) {

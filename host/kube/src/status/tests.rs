@@ -4,6 +4,8 @@ use tokio::time::Duration;
 
 use super::super::client::tests::over;
 use super::*;
+use crate::events::KUBE_FORBIDDEN_PAUSE;
+use crate::status::STATUSES_WAITING_MAX;
 use nodedock_model::{Condition, DeviceName, DeviceStatus, PoolName, ProblemCode};
 
 struct Cluster {
@@ -171,7 +173,7 @@ async fn what_is_forbidden_is_one_condition_and_not_hammered() {
     let cluster = Cluster::new(allocated()).await;
     cluster.server.deny("patch", "resourceclaims/status");
     cluster.report(GPU, &["New"]);
-    tokio::time::sleep(limit::KUBE_FORBIDDEN_PAUSE - Duration::from_secs(1)).await;
+    tokio::time::sleep(KUBE_FORBIDDEN_PAUSE - Duration::from_secs(1)).await;
     assert_eq!(
         (cluster.written().await.len(), cluster.codes()),
         (2, vec![ProblemCode::ClaimStatusForbidden.to_string()])
@@ -202,23 +204,23 @@ fn waiting_status(uid: &str, driver: &str) -> DriverStatus {
 #[test]
 fn the_queue_has_a_bound_and_a_driver_s_part_of_a_claim_one_entry() {
     let queue = Queue::default();
-    for i in 0..limit::STATUSES_WAITING_MAX + 1 {
+    for i in 0..STATUSES_WAITING_MAX + 1 {
         let status = waiting_status(&format!("uid-{i}"), GPU);
-        assert_eq!(queue.push(status.clone(), true), i < limit::STATUSES_WAITING_MAX);
+        assert_eq!(queue.push(status.clone(), true), i < STATUSES_WAITING_MAX);
         if i == 0 {
             assert!(queue.push(status, true));
         }
     }
     let length = || queue.waiting().statuses.len();
-    assert_eq!((length(), queue.counts.dropped.get()), (limit::STATUSES_WAITING_MAX, 1));
+    assert_eq!((length(), queue.counts.dropped.get()), (STATUSES_WAITING_MAX, 1));
     queue.waiting().forget(&Uid::new("uid-0").unwrap());
-    assert_eq!(length(), limit::STATUSES_WAITING_MAX - 1);
+    assert_eq!(length(), STATUSES_WAITING_MAX - 1);
     let first = queue.waiting().next(Instant::now()).unwrap();
     assert_eq!(first.claim.uid.as_str(), "uid-1");
     // A claim that is forgotten while it is written does not come back.
     queue.waiting().forget(&first.claim.uid);
     queue.requeue(first);
-    assert_eq!(length(), limit::STATUSES_WAITING_MAX - 2);
+    assert_eq!(length(), STATUSES_WAITING_MAX - 2);
 }
 
 #[test]
@@ -230,7 +232,7 @@ fn a_driver_whose_status_is_forbidden_keeps_no_other_waiting() {
     }
     let next = |at: Instant| queue.waiting().next(at);
     let first = next(now).unwrap();
-    let until = now + limit::KUBE_FORBIDDEN_PAUSE;
+    let until = now + KUBE_FORBIDDEN_PAUSE;
     queue.waiting().held_back.insert(first.driver.clone(), until);
     queue.requeue(first);
     assert_eq!(next(now).unwrap().claim.uid.as_str(), "c");

@@ -1,6 +1,7 @@
 //! The controller of one resource: its registered plugin, which is connected again whenever it is lost.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -8,9 +9,16 @@ use tokio::time::Instant;
 use super::location::Location;
 use super::{PluginSink, Shared, stopping};
 use crate::grpc::{DevicePlugin, Following};
+use crate::grpc::{RECONNECT_MAX, RECONNECT_MIN};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::request;
 use nodedock_model::{ExtendedResource, Problem, ProblemCode, limit};
+
+/// Time without a list after which a device plugin is logged.
+const FIRST_LIST_WAIT: Duration = Duration::from_secs(30);
+
+/// Age after which a device plugin's stream does not count as flapping: when it ends, the first reconnect is immediate.
+const DEVICE_STREAM_STEADY: Duration = Duration::from_secs(10);
 
 pub(super) enum Order {
     /// A newer registration, already connected.
@@ -50,7 +58,7 @@ impl<S: PluginSink> ResourceController<S> {
             resource,
             registered: None,
             serving: None,
-            backoff: Backoff::new(limit::RECONNECT_MIN, limit::RECONNECT_MAX),
+            backoff: Backoff::new(RECONNECT_MIN, RECONNECT_MAX),
             next_try: Instant::now(),
             missing_since: None,
             complained: false,
@@ -132,7 +140,7 @@ impl<S: PluginSink> ResourceController<S> {
     }
 
     fn lost(&mut self, why: &Problem) {
-        let is_steady = |serving: &Serving<_>| serving.since.elapsed() >= limit::DEVICE_STREAM_STEADY;
+        let is_steady = |serving: &Serving<_>| serving.since.elapsed() >= DEVICE_STREAM_STEADY;
         if self.serving.as_ref().is_some_and(is_steady) {
             self.backoff.reset();
         }
@@ -180,7 +188,7 @@ async fn follow<S: PluginSink>(
                 }
                 sink.plugin_listed(&serving.id, list);
             }
-            () = tokio::time::sleep_until(serving.since + limit::FIRST_LIST_WAIT), if !(serving.has_listed || serving.complained) => {
+            () = tokio::time::sleep_until(serving.since + FIRST_LIST_WAIT), if !(serving.has_listed || serving.complained) => {
                 serving.complained = true;
                 tracing::warn!(%resource, "device plugin has not listed its devices yet");
             }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::{Attempt, Endpoints, Location, PluginSink};
+use crate::grpc::{RECONNECT_MAX, RECONNECT_MIN};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ExtendedResource, ProblemCode, limit};
+use nodedock_model::{ExtendedResource, ProblemCode};
 
 /// Accepted plugins by registration socket.
 pub(super) type Accepted = BTreeMap<String, AcceptedPlugin>;
@@ -66,7 +67,7 @@ impl<S: PluginSink> Endpoints<S> {
     /// Retries until the registration succeeds or a newer one exists.
     async fn register_accepted(&self, socket: String, resource: ExtendedResource, endpoint: PathBuf) {
         let location = Location::At { endpoint, registration: socket.clone() };
-        let mut backoff = Backoff::new(limit::RECONNECT_MIN, limit::RECONNECT_MAX);
+        let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         let (mut attempt, mut complained) = (None, false);
         loop {
             // One registration for all attempts: a later attempt is no newer registration.

@@ -8,6 +8,8 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::*;
+use crate::endpoints::REGISTRATIONS_AT_ONCE;
+use crate::grpc::RECONNECT_MIN;
 use crate::plugins::Plugins;
 use crate::sockets;
 use nodedock_base::changes::Changes;
@@ -320,7 +322,7 @@ async fn five_hundred_resources_are_accepted_up_to_the_bound_and_the_others_are_
 async fn plugins_that_do_not_answer_are_asked_a_few_at_a_time() {
     let bench = Bench::new();
     let plugin = bench.plugin(Script::ok().options(Answer::Hang), &[]);
-    for index in 0..limit::REGISTRATIONS_AT_ONCE * 2 {
+    for index in 0..REGISTRATIONS_AT_ONCE * 2 {
         let (endpoints, location) =
             (bench.endpoints.clone(), location(&bench.dir, &plugin.options().endpoint));
         bench.tasks.spawn("registration", async move {
@@ -328,11 +330,11 @@ async fn plugins_that_do_not_answer_are_asked_a_few_at_a_time() {
             drop(endpoints.register(&name, location).await);
         });
     }
-    for _ in 0..limit::REGISTRATIONS_AT_ONCE {
+    for _ in 0..REGISTRATIONS_AT_ONCE {
         assert_eq!(plugin.event().await, Event::OptionsAsked);
     }
     assert_eq!(bench.endpoints.0.at_once.available_permits(), 0);
-    assert_eq!(bench.endpoints.0.slots().len(), limit::REGISTRATIONS_AT_ONCE * 2);
+    assert_eq!(bench.endpoints.0.slots().len(), REGISTRATIONS_AT_ONCE * 2);
 }
 
 #[tokio::test]
@@ -348,7 +350,7 @@ async fn a_plugin_whose_stream_ends_at_once_is_tried_ever_more_seldom() {
         let why = bench.left(round).await;
         assert!(why.message.contains(RESOURCE) && why.message.contains("driver unloaded"), "{why}");
     }
-    assert!(began.elapsed() >= limit::RECONNECT_MIN * (1 + 2 + 4 + 8 + 16), "{:?}", began.elapsed());
+    assert!(began.elapsed() >= RECONNECT_MIN * (1 + 2 + 4 + 8 + 16), "{:?}", began.elapsed());
 }
 
 #[tokio::test]

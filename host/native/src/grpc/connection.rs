@@ -7,12 +7,16 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot, watch};
 use tonic::transport::Channel;
 
+use crate::grpc::PLUGIN_DIAL;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 use nodedock_base::socket::{self, ConnectError};
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::Link;
-use nodedock_model::limit;
+
+/// Delay of a reconnect: a plugin that restarts is back within seconds, and an attempt costs one system call.
+pub(crate) const RECONNECT_MIN: Duration = Duration::from_millis(20);
+pub(crate) const RECONNECT_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
@@ -87,7 +91,7 @@ impl ConnectionTask {
     async fn run(self, tasks: Tasks) {
         let stopped = tasks.stopped();
         tokio::pin!(stopped);
-        let mut backoff = Backoff::new(limit::RECONNECT_MIN, limit::RECONNECT_MAX);
+        let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
             tokio::select! {
                 // Safe to drop: calls in flight have their own handles and end by themselves, here and below.
@@ -109,7 +113,7 @@ impl ConnectionTask {
 
     /// Connects, and returns when the connection is lost or failed.
     async fn connect_once(&self, backoff: &mut Backoff) {
-        let lost = match dial(&self.socket, limit::PLUGIN_DIAL).await {
+        let lost = match dial(&self.socket, PLUGIN_DIAL).await {
             Ok((channel, ended)) => {
                 backoff.reset();
                 self.state.send_replace(State { link: Link::Connected, channel: Some(channel) });

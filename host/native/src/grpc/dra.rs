@@ -11,7 +11,10 @@ use tonic::Status;
 use super::stats::Rpcs;
 use super::{Connection, DraService, convert, problem, rpc};
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
-use nodedock_model::{DriverClaim, DriverName, LiveClaim, PreparedClaim, Problem, Uid, limit};
+use nodedock_model::{DriverClaim, DriverName, LiveClaim, PreparedClaim, Problem, Uid};
+
+/// Time that a call waits for a lost connection: a plugin that is replaced in place takes about a second.
+const RECONNECT_WAIT: Duration = Duration::from_secs(2);
 
 /// One instance of a native driver.
 pub struct DraPlugin {
@@ -39,7 +42,7 @@ impl DraPlugin {
         A: Message + Default + 'static,
     {
         let until = Instant::now() + call.deadline;
-        let channel = self.connection.channel(limit::RECONNECT_WAIT.min(call.deadline)).await;
+        let channel = self.connection.channel(RECONNECT_WAIT.min(call.deadline)).await;
         let channel = channel.map_err(|link| problem::not_connected(&self.peer(), &link))?;
         let started = Instant::now();
         let deadline = until.saturating_duration_since(started).max(Duration::from_millis(1));

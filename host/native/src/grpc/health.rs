@@ -9,9 +9,13 @@ use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
 use super::{Connection, HealthService, clean, convert, rpc};
+use crate::grpc::PLUGIN_DIAL;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::limit::{self, DEVICES_MAX};
+use nodedock_model::limit::DEVICES_MAX;
 use nodedock_model::{DeviceHealth, DeviceName, DriverName, HealthReport, PoolName};
+
+/// Delay from the end of a health stream to the next, as in a kubelet.
+const HEALTH_RESTART: Duration = Duration::from_secs(5);
 
 /// A message of the stream.
 #[derive(Debug, Default)]
@@ -108,13 +112,13 @@ impl Watch {
                 }
                 Err(_) | Ok(()) => {}
             }
-            tokio::time::sleep(limit::HEALTH_RESTART).await;
+            tokio::time::sleep(HEALTH_RESTART).await;
         }
     }
 
     /// Reads one stream, from the connection to its end.
     async fn stream(&self) -> Result<(), Status> {
-        let connected = self.connection.channel(limit::PLUGIN_DIAL).await;
+        let connected = self.connection.channel(PLUGIN_DIAL).await;
         let channel = connected.map_err(|link| Status::unavailable(link.as_str()))?;
         let request = wire::NodeWatchResourcesRequest {};
         let messages = rpc::stream(channel, path(self.service), request).await?;

@@ -10,7 +10,15 @@ use tonic::transport::Channel;
 
 use super::connection::{DialError, dial};
 use super::{clean, convert, rpc};
+use crate::grpc::{PLUGIN_DIAL, PLUGIN_INFO, PLUGIN_NOTIFY};
 use nodedock_model::limit;
+
+/// Bytes of a device plugin's options.
+const DEVICE_OPTIONS_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Backoff of failed registrations: doubled from the first to the second, as in a kubelet.
+const PLUGIN_RETRY_MIN: Duration = Duration::from_millis(500);
+const PLUGIN_RETRY_MAX: Duration = Duration::from_secs(120);
 
 /// A plugin's GetInfo response, unchecked except for its size.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -47,12 +55,12 @@ pub struct PluginTimes {
 impl Default for PluginTimes {
     fn default() -> Self {
         Self {
-            dial: limit::PLUGIN_DIAL,
-            info: limit::PLUGIN_INFO,
-            notify: limit::PLUGIN_NOTIFY,
-            options: limit::DEVICE_OPTIONS_DEADLINE,
-            retry_min: limit::PLUGIN_RETRY_MIN,
-            retry_max: limit::PLUGIN_RETRY_MAX,
+            dial: PLUGIN_DIAL,
+            info: PLUGIN_INFO,
+            notify: PLUGIN_NOTIFY,
+            options: DEVICE_OPTIONS_DEADLINE,
+            retry_min: PLUGIN_RETRY_MIN,
+            retry_max: PLUGIN_RETRY_MAX,
         }
     }
 }

@@ -10,6 +10,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use nodedock_model::limit;
 
+/// The same while files are only verified, which takes a second for the largest.
+const JUDGED_FILES_BYTES_MAX: u64 = 128 << 20;
+
+/// Bytes of drivers' files in memory during loads, which are sequential: a dozen Python files fit, or three of the largest.
+const LOADED_FILES_BYTES_MAX: u64 = 256 << 20;
+
 const UNIT: u64 = 1 << 20;
 
 /// Clones share it.
@@ -25,7 +31,7 @@ impl Default for FileMemory {
             let units = usize::try_from(bytes / UNIT).expect("a bound is some units");
             Arc::new(Semaphore::new(units))
         };
-        Self { loading: units(limit::LOADED_FILES_BYTES_MAX), judging: units(limit::JUDGED_FILES_BYTES_MAX) }
+        Self { loading: units(LOADED_FILES_BYTES_MAX), judging: units(JUDGED_FILES_BYTES_MAX) }
     }
 }
 
@@ -104,7 +110,7 @@ mod tests {
             assert_eq!(room.bytes_max(), largest);
             held.push(room.hold(vec![0; 4]));
         }
-        assert!((1..=limit::LOADED_FILES_BYTES_MAX / largest).contains(&(held.len() as u64)));
+        assert!((1..=LOADED_FILES_BYTES_MAX / largest).contains(&(held.len() as u64)));
         assert!(memory.to_judge(u64::MAX).now_or_never().is_some(), "the largest fits whatever it says");
         let part = held.pop().unwrap().slice(1..2);
         assert!(memory.to_load(largest).now_or_never().is_none(), "a part of it is held still");

@@ -8,7 +8,9 @@ use p256::ecdsa::signature::hazmat::PrehashVerifier;
 use sha2::{Digest, Sha256, Sha512};
 
 use super::open::{self, OpenError};
-use nodedock_model::limit;
+
+/// A public key as PEM has 200 bytes; with words before it a page.
+const KEY_FILE_BYTES_MAX: u64 = 16 << 10;
 
 const EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 const P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
@@ -73,7 +75,7 @@ impl<'a> Content<'a> {
 
 impl PublicKey {
     pub(super) fn read(path: &Path) -> Result<Self, KeyError> {
-        let opened = open::open(path, limit::KEY_FILE_BYTES_MAX);
+        let opened = open::open(path, KEY_FILE_BYTES_MAX);
         let opened = opened.map_err(|source| KeyError::Read { path: path.to_owned(), source })?;
         let text = String::from_utf8(opened.bytes);
         Self::parse(&text.map_err(|_| KeyError::NotText { path: path.to_owned() })?)

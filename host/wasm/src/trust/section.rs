@@ -10,6 +10,12 @@ use super::key::{KeyError, PublicKey};
 use super::{Key, Mode, Policy};
 use nodedock_model::limit;
 
+/// Trusted keys, name globs of each, drivers with pins and digests of each: each key is tried for each file.
+const TRUST_KEYS_MAX: usize = 64;
+const TRUST_NAMES_MAX: usize = 64;
+const TRUST_PINS_MAX: usize = nodedock_model::limit::DRIVER_FILES_MAX;
+const TRUST_DIGESTS_MAX: usize = 64;
+
 /// The section as it is written. `Policy` is made of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -49,8 +55,8 @@ impl Section {
         let mut keys: Vec<Key> = Vec::new();
         for entry in &self.keys {
             let key = entry.check(directory)?;
-            if keys.len() >= limit::TRUST_KEYS_MAX {
-                return Err(at(&entry.name, format!("trust.keys has more than {}", limit::TRUST_KEYS_MAX)));
+            if keys.len() >= TRUST_KEYS_MAX {
+                return Err(at(&entry.name, format!("trust.keys has more than {}", TRUST_KEYS_MAX)));
             }
             if let Some(other) = keys.iter().find(|other| other.name == key.name) {
                 return Err(at(&entry.name, format!("there are two keys named {}", other.name)));
@@ -73,8 +79,8 @@ impl Section {
                     "trust.pins: {of:?} is neither a driver's name nor a file's without .wasm"
                 ));
             }
-            if pins.len() >= limit::TRUST_PINS_MAX || entries.value.len() > limit::TRUST_DIGESTS_MAX {
-                let (drivers, digests) = (limit::TRUST_PINS_MAX, limit::TRUST_DIGESTS_MAX);
+            if pins.len() >= TRUST_PINS_MAX || entries.value.len() > TRUST_DIGESTS_MAX {
+                let (drivers, digests) = (TRUST_PINS_MAX, TRUST_DIGESTS_MAX);
                 return whole(format!(
                     "trust.pins takes {drivers} drivers with {digests} digests each at most"
                 ));
@@ -138,8 +144,8 @@ impl KeyEntry {
 
     fn drivers(&self) -> Result<Option<Vec<String>>, SectionError> {
         let (Some(entries), name) = (&self.drivers, &self.name.value) else { return Ok(None) };
-        if entries.value.is_empty() || entries.value.len() > limit::TRUST_NAMES_MAX {
-            let max = limit::TRUST_NAMES_MAX;
+        if entries.value.is_empty() || entries.value.len() > TRUST_NAMES_MAX {
+            let max = TRUST_NAMES_MAX;
             let message =
                 format!("key {name}: `drivers` takes 1 to {max} globs; leave it out for drivers of any name");
             return Err(at(entries, message));

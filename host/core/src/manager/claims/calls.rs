@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 
 use super::machine::{DriverResult, UnprepareResult};
@@ -13,8 +14,11 @@ use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, all_fai
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ClaimRecord, DriverName, LiveClaim, PreparedBy, Problem, ProblemCode, ProblemKind, Uid, limit,
+    ClaimRecord, DriverName, LiveClaim, PreparedBy, Problem, ProblemCode, ProblemKind, Uid,
 };
+
+/// Time that the manager waits for a driver after the deadline: the driver ends its calls itself, and checks files afterwards.
+pub(crate) const CALL_MARGIN: Duration = Duration::from_secs(5);
 
 /// The drivers that were called, as they served. Holding the identity keeps the driver's file until the results are durable, though
 /// no claim names it yet.
@@ -156,7 +160,7 @@ async fn in_time<'a, T>(
     claims: impl Iterator<Item = &'a Uid>,
     outcomes: impl Future<Output = Outcomes<T>>,
 ) -> Outcomes<T> {
-    match tokio::time::timeout(call.deadline + limit::CALL_MARGIN, outcomes).await {
+    match tokio::time::timeout(call.deadline + CALL_MARGIN, outcomes).await {
         Ok(outcomes) => outcomes,
         Err(_) => {
             let (request, deadline_ms) = (&call.request_id, call.deadline.as_millis());

@@ -3,13 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
 use super::name_few;
 use crate::manager::Manager;
-use nodedock_model::{Changed, ChangedKind, ClaimRecord, DriverName, Inventory, Problem, ProblemCode, limit};
+use nodedock_model::{Changed, ChangedKind, ClaimRecord, DriverName, Inventory, Problem, ProblemCode};
+
+/// Interval of the collection of stored files without claims, unless another event triggers it.
+const KEPT_SWEEP: Duration = Duration::from_secs(60);
 
 /// Devices that a condition names; the message is one line.
 const DEVICES_NAMED_MAX: usize = 8;
@@ -40,7 +44,7 @@ impl Manager {
     /// Follows changes of drivers until the tasks stop.
     pub(crate) async fn follow_drivers(&self) {
         let mut changes = self.changes.listen();
-        let mut sweep = tokio::time::interval(limit::KEPT_SWEEP);
+        let mut sweep = tokio::time::interval(KEPT_SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut with_condition = BTreeSet::new();
         loop {

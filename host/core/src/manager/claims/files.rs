@@ -20,8 +20,17 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ClaimRecord, ClaimState, DeviceAccess, DriverName, DriverPart, Problem, ProblemCode, Uid, limit,
+    ClaimRecord, ClaimState, DeviceAccess, DriverName, DriverPart, Problem, ProblemCode, Uid,
 };
+
+/// Claims whose files are repaired together: bounds the time for which each is locked.
+const CDI_CLAIMS_AT_ONCE: usize = 64;
+
+/// Backoff of repairs of a claim's CDI files; doubled up to the interval above.
+const CDI_RETRY_MIN: Duration = Duration::from_secs(1);
+
+/// Interval of checking the CDI directories, in addition to the watch: retries failures, and finds changes without events.
+const CDI_SWEEP_PERIOD: Duration = Duration::from_secs(60);
 
 /// Every condition about a claim's files.
 const CODES: [ProblemCode; 6] = [
@@ -57,7 +66,7 @@ struct Recheck {
 
 impl Recheck {
     fn new() -> Self {
-        Self { at: None, backoff: Backoff::new(limit::CDI_RETRY_MIN, limit::CDI_SWEEP_PERIOD) }
+        Self { at: None, backoff: Backoff::new(CDI_RETRY_MIN, CDI_SWEEP_PERIOD) }
     }
 
     /// Whether it is time; `plan` sets the next time.
@@ -225,7 +234,7 @@ impl Manager {
 
     /// Repairs files until the tasks stop: changed ones, and all of them periodically and when a change may have been missed.
     pub(crate) async fn keep_files(&self, mut events: mpsc::Receiver<SpecEvent>) {
-        let (mut sweep, mut rested) = (Instant::now() + limit::CDI_SWEEP_PERIOD, Instant::now());
+        let (mut sweep, mut rested) = (Instant::now() + CDI_SWEEP_PERIOD, Instant::now());
         let (mut open, mut locked, mut recheck) = (true, BTreeSet::new(), Recheck::new());
         loop {
             let wake = if locked.is_empty() { sweep } else { sweep.min(Instant::now() + LOCKED_WAIT) };
@@ -247,7 +256,7 @@ impl Manager {
             let started = Instant::now();
             if started >= sweep {
                 locked.extend(self.sweep_files().await);
-                sweep = Instant::now() + limit::CDI_SWEEP_PERIOD;
+                sweep = Instant::now() + CDI_SWEEP_PERIOD;
                 rested = Instant::now() + started.elapsed() * SWEEP_REST;
             }
             if recheck.is_due(started) {
@@ -284,7 +293,7 @@ impl Manager {
     pub(crate) async fn repair_files(&self, uids: BTreeSet<Uid>) -> BTreeSet<Uid> {
         let mut locked = BTreeSet::new();
         let uids: Vec<_> = uids.into_iter().collect();
-        for some in uids.chunks(limit::CDI_CLAIMS_AT_ONCE) {
+        for some in uids.chunks(CDI_CLAIMS_AT_ONCE) {
             if self.tasks.is_stopping() {
                 break;
             }
@@ -465,7 +474,7 @@ mod tests {
     async fn new_conditions_do_not_postpone_the_check_of_older_ones() {
         let mut recheck = Recheck::new();
         recheck.plan(true);
-        let (step, mut due) = (limit::CDI_RETRY_MIN * 3 / 4, Vec::new());
+        let (step, mut due) = (CDI_RETRY_MIN * 3 / 4, Vec::new());
         for _ in 0..6 {
             tokio::time::advance(step).await;
             recheck.restart();

@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 
 use tokio::sync::watch;
@@ -24,8 +25,11 @@ use crate::cdi;
 use crate::manager::{Manager, interrupted};
 use nodedock_model::{
     Claim, ClaimRecord, ClaimStatuses, DriverName, KubeletClaim, KubeletDevice, ObjectRef,
-    PreparedForKubelet, Problem, ProblemCode, ReportedDevice, Uid, limit,
+    PreparedForKubelet, Problem, ProblemCode, ReportedDevice, Uid,
 };
+
+/// Deadline of reading a claim for a kubelet, which waits 45 s for a prepare: after it the cached claim is used, or the kubelet retries.
+const CLAIM_SOURCE_WAIT: Duration = Duration::from_secs(10);
 
 impl Manager {
     /// Prepares one driver's part of a claim for a kubelet. Returns no devices if the claim has none of the driver. Not cancelled when
@@ -99,7 +103,7 @@ impl Manager {
     /// The claim as its source has it, or as its record has it if the source cannot be read.
     async fn claim_for_kubelet(&self, driver: &DriverName, wanted: &ObjectRef) -> Result<Claim, Problem> {
         let reading = self.source.claim_with_uid(&wanted.namespace, &wanted.name, &wanted.uid);
-        let read = tokio::time::timeout(limit::CLAIM_SOURCE_WAIT, reading).await;
+        let read = tokio::time::timeout(CLAIM_SOURCE_WAIT, reading).await;
         let problem = match read.unwrap_or_else(|_| Err(source_slow(wanted))) {
             Ok(Some(claim)) if claim.id.uid == wanted.uid => return Ok(claim),
             Ok(Some(claim)) => return Err(machine::other_uid(wanted, &claim.id.uid, &wanted.uid)),
@@ -248,6 +252,6 @@ fn no_claim(wanted: &ObjectRef) -> Problem {
 }
 
 fn source_slow(wanted: &ObjectRef) -> Problem {
-    let seconds = limit::CLAIM_SOURCE_WAIT.as_secs();
+    let seconds = CLAIM_SOURCE_WAIT.as_secs();
     Problem::unavailable(ProblemCode::ClaimNotRead, format!("claim {wanted} was not read within {seconds} s"))
 }

@@ -18,8 +18,11 @@ use serde_json::Value;
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, Consumer, ContainerClaim,
     ContainerKind, DeviceName, DriverName, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer,
-    PodRequest, PoolName, Uid, limit,
+    PodRequest, PoolName, Uid,
 };
+
+/// A claims file or a command's input file.
+const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 
 /// The name, among the pod's own names for claims, of the one that stands for its extended resources.
 const EXTENDED_RESOURCES: &str = "extended-resources";
@@ -35,7 +38,7 @@ pub struct Objects {
 pub enum ManifestError {
     #[error("read {path}")]
     Io { path: PathBuf, source: std::io::Error },
-    #[error("{0} is larger than {max} bytes", max = limit::MANIFEST_BYTES_MAX)]
+    #[error("{0} is larger than {max} bytes", max = MANIFEST_BYTES_MAX)]
     TooLarge(PathBuf),
     #[error("{0} is not YAML or JSON")]
     Syntax(String, #[source] Box<serde_saphyr::Error>),
@@ -58,8 +61,8 @@ pub fn read(path: &Path) -> Result<Objects, ManifestError> {
     let io = |source| ManifestError::Io { path: path.to_owned(), source };
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(io)?;
-    file.take(limit::MANIFEST_BYTES_MAX + 1).read_to_string(&mut text).map_err(io)?;
-    if text.len() as u64 > limit::MANIFEST_BYTES_MAX {
+    file.take(MANIFEST_BYTES_MAX + 1).read_to_string(&mut text).map_err(io)?;
+    if text.len() as u64 > MANIFEST_BYTES_MAX {
         return Err(ManifestError::TooLarge(path.to_owned()));
     }
     parse(&text, &path.display().to_string())

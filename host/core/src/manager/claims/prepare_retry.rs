@@ -12,8 +12,20 @@ use tokio::time::Instant;
 
 use super::machine::{self, PrepareStep};
 use crate::driver::{Driver, DriverIdentity, Published};
+use crate::manager::claims::RETRY_AFTER_MAX;
 use nodedock_base::backoff::Backoff;
-use nodedock_model::{ClaimRecord, DriverClaim, DriverKind, DriverName, ObjectRef, Problem, Uid, limit};
+use nodedock_model::{ClaimRecord, DriverClaim, DriverKind, DriverName, ObjectRef, Problem, Uid};
+
+/// Recorded refusals, by claim and driver: many times the pods of a node, in about a MiB. The oldest is dropped first.
+const REFUSALS_MAX: usize = 4096;
+
+/// Longest rest of such a delay that a request waits for: the caller hardly notices it.
+const PREPARE_RETRY_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Backoff of prepares that a driver refused temporarily, from the second retry on; doubled up to the second. The first is short for a
+/// person who retries, the second is close to a kubelet's interval.
+pub(crate) const PREPARE_RETRY_MIN: Duration = Duration::from_millis(250);
+pub(crate) const PREPARE_RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// A driver as it serves: another version, grant, config, instance or inventory is another revision.
 #[derive(Debug, Clone)]
@@ -80,7 +92,7 @@ pub(super) fn admission(
         }
     }
     match soonest {
-        Some((at, problem)) if at - now <= limit::PREPARE_RETRY_PATIENCE => {
+        Some((at, problem)) if at - now <= PREPARE_RETRY_PATIENCE => {
             PrepareStep::Wait { at: Some(at), problem }
         }
         Some((_, problem)) if drivers.is_empty() => PrepareStep::Refuse(problem),
@@ -138,7 +150,7 @@ pub(crate) struct PrepareRetries {
 
 impl Default for PrepareRetries {
     fn default() -> Self {
-        Self::bounded(limit::REFUSALS_MAX)
+        Self::bounded(REFUSALS_MAX)
     }
 }
 
@@ -187,12 +199,12 @@ impl PrepareRetries {
         let key = (failed.request.id.uid.clone(), failed.driver.clone());
         let before = self.known.remove(&key);
         let same = before.filter(|known| known.revision == *failed.revision && known.request == request);
-        let first = Backoff::new(limit::PREPARE_RETRY_MIN, limit::PREPARE_RETRY_MAX);
+        let first = Backoff::new(PREPARE_RETRY_MIN, PREPARE_RETRY_MAX);
         let (attempts, mut backoff) =
             same.map_or_else(|| (0, first), |known| (known.attempts, known.backoff));
         let again = match failed.problem.retry_after_ms {
             _ if failed.is_final() => None,
-            Some(ms) => Some(now + Duration::from_millis(ms.into()).min(limit::RETRY_AFTER_MAX)),
+            Some(ms) => Some(now + Duration::from_millis(ms.into()).min(RETRY_AFTER_MAX)),
             // The first retry often succeeds at once.
             None if attempts == 0 => Some(now),
             None => Some(now + backoff.delay()),

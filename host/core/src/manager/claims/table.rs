@@ -8,9 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::manager::index::Index;
-use nodedock_model::{
-    ClaimRecord, DriverName, Hold, ObjectName, ObjectRef, PodRecord, ReleaseRecord, Uid, limit,
-};
+use nodedock_model::{ClaimRecord, DriverName, Hold, ObjectName, ObjectRef, PodRecord, ReleaseRecord, Uid};
+
+/// Records of released claims, the newest: years of manual releases.
+pub(crate) const RELEASED_MAX: usize = 256;
 
 /// Every claim and pod that this node knows. No query looks at every claim.
 #[derive(Debug, Default)]
@@ -222,7 +223,7 @@ impl ClaimTable {
     /// The oldest released claims, beyond the bound, if `new` is released now.
     pub(super) fn outdated_releases(&self, new: &Uid) -> Vec<Uid> {
         let others = self.released().into_iter().rev().filter(|record| record.id.uid != *new);
-        others.skip(limit::RELEASED_MAX - 1).map(|record| record.id.uid.clone()).collect()
+        others.skip(RELEASED_MAX - 1).map(|record| record.id.uid.clone()).collect()
     }
 
     pub(super) fn put_released(&mut self, record: Arc<ReleaseRecord>, outdated: &[Uid]) {

@@ -7,8 +7,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::prepare_retry::DriverRevision;
+use crate::manager::claims::RETRY_AFTER_MAX;
 use nodedock_base::backoff::Backoff;
-use nodedock_model::{ClaimRecord, DriverName, Problem, Uid, limit};
+use nodedock_model::{ClaimRecord, DriverName, Problem, Uid};
+
+/// Backoff of unprepares that a driver refuses; doubled up to the second.
+pub(crate) const UNPREPARE_RETRY_MIN: Duration = Duration::from_secs(1);
+pub(crate) const UNPREPARE_RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// The drivers of a claim that serve now.
 pub(super) type Serving = BTreeMap<DriverName, DriverRevision>;
@@ -53,7 +58,7 @@ impl UnprepareRetries {
         now: Instant,
     ) {
         let mut before = self.0.remove(claim);
-        let first = || Backoff::new(limit::UNPREPARE_RETRY_MIN, limit::UNPREPARE_RETRY_MAX);
+        let first = || Backoff::new(UNPREPARE_RETRY_MIN, UNPREPARE_RETRY_MAX);
         let mut backoff = before.as_ref().map_or_else(first, |retry| retry.backoff.clone());
         let attempts = before.as_ref().map_or(0, |retry| retry.attempts).saturating_add(1);
         let mut call = |(driver, revision): (DriverName, DriverRevision)| {
@@ -124,5 +129,5 @@ impl UnprepareRetries {
 
 fn not_before(problem: &Problem, now: Instant) -> Option<Instant> {
     let delay = Duration::from_millis(problem.retry_after_ms?.into());
-    Some(now + delay.min(limit::RETRY_AFTER_MAX))
+    Some(now + delay.min(RETRY_AFTER_MAX))
 }

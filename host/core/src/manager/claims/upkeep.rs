@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -9,7 +10,10 @@ use super::machine::UnprepareRequest;
 use super::prepare_retry::DriverRevision;
 use super::unprepare_retry::Serving;
 use crate::manager::Manager;
-use nodedock_model::{ClaimRecord, DriverName, Uid, limit};
+use nodedock_model::{ClaimRecord, DriverName, Uid};
+
+/// Delay after the start before an interrupted release is completed without all drivers of the claim: installed drivers are loaded by then.
+pub(crate) const RELEASE_GRACE: Duration = Duration::from_secs(15);
 
 impl Manager {
     /// Finishes unprepares that a crash, an absent driver or an error interrupted: at the start, whenever a driver begins to serve, and
@@ -73,7 +77,7 @@ impl Manager {
     fn next_release(&self, record: &ClaimRecord, serving: &Serving, now: Instant) -> Instant {
         let next = self.unprepare_retries().again(&record.id.uid).unwrap_or(now);
         let all_serve = serving.len() == record.drivers.len();
-        if all_serve { next } else { next.max(self.started + limit::RELEASE_GRACE) }
+        if all_serve { next } else { next.max(self.started + RELEASE_GRACE) }
     }
 
     /// The drivers to call if the claim is retried now.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::manager::devices::HINT_NUMA_NODES_MAX;
 use nodedock_model::{PluginDevice, limit};
 
 /// Ids of devices by their alignment with an affinity; each part in the order in which it is used.
@@ -87,11 +88,8 @@ pub fn closest(available: &[&PluginDevice], must_include: &[String], size: usize
     let mut devices: Vec<_> =
         available.iter().map(|device| (bits(device, &nodes[..nodes.len().min(32)]), *device)).collect();
     devices.sort_by(|a, b| a.1.id.cmp(&b.1.id));
-    let wanted = if nodes.len() > limit::HINT_NUMA_NODES_MAX {
-        None
-    } else {
-        tightest(&devices, must, size, nodes.len())
-    };
+    let wanted =
+        if nodes.len() > HINT_NUMA_NODES_MAX { None } else { tightest(&devices, must, size, nodes.len()) };
     let is_near = |bits: u32| wanted.is_some_and(|set| bits & set != 0);
     devices.sort_by_key(|(bits, device)| (!must(device), !is_near(*bits)));
     devices.into_iter().take(size).map(|(_, device)| device.id.clone()).collect()

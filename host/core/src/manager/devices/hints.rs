@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::affinity;
 use super::choose::Stock;
 use super::view::TopologyHint;
-use nodedock_model::{ContainerKind, ExtendedResource, PluginDevice, PodContainer, limit};
+use crate::manager::devices::HINT_NUMA_NODES_MAX;
+use nodedock_model::{ContainerKind, ExtendedResource, PluginDevice, PodContainer};
 
 /// Hints for a container or a pod. `machine`: the machine's NUMA nodes. `held`: devices that it has already. None: there is nothing to
 /// align, or the devices are on more nodes than a kubelet aligns.
@@ -20,7 +21,7 @@ pub(super) fn hints(
         return None;
     }
     let nodes: Vec<u32> = affinity::nodes_of(stock.devices.values(), machine).into_iter().collect();
-    if nodes.len() > limit::HINT_NUMA_NODES_MAX {
+    if nodes.len() > HINT_NUMA_NODES_MAX {
         return None;
     }
     if !held.is_empty() {

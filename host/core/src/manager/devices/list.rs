@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
 
+/// Bytes of a device's id, which is in the checkpoint and in every response: the longest in use have about 100.
+const DEVICE_ID_BYTES_MAX: usize = 512;
+
 /// Characters of an id in a message.
 const ID_SHOWN_MAX: usize = 64;
 
@@ -28,7 +31,7 @@ impl Faults {
     pub(super) fn problem(&self, resource: &ExtendedResource) -> Option<Problem> {
         let counted = [
             (self.empty, "without an id are dropped".to_owned()),
-            (self.long, format!("with an id of more than {} bytes are dropped", limit::DEVICE_ID_BYTES_MAX)),
+            (self.long, format!("with an id of more than {} bytes are dropped", DEVICE_ID_BYTES_MAX)),
             (self.twice, "are listed again and count once".to_owned()),
             (self.nodes, "name NUMA nodes that no machine has".to_owned()),
             (self.beyond, format!("beyond the first {} by id are dropped", limit::RESOURCE_DEVICES_MAX)),
@@ -55,7 +58,7 @@ pub(super) fn screen(listed: &[PluginDevice]) -> (BTreeMap<String, PluginDevice>
     for device in listed {
         if device.id.is_empty() {
             faults.empty += 1;
-        } else if device.id.len() > limit::DEVICE_ID_BYTES_MAX {
+        } else if device.id.len() > DEVICE_ID_BYTES_MAX {
             faults.long += 1;
             faults.note(&device.id);
         } else if let Some(known) = devices.get_mut(&device.id) {
@@ -107,8 +110,8 @@ mod tests {
 
     #[test]
     fn what_is_absurd_is_dropped_and_said() {
-        let long = "x".repeat(limit::DEVICE_ID_BYTES_MAX + 1);
-        let fits = "x".repeat(limit::DEVICE_ID_BYTES_MAX);
+        let long = "x".repeat(DEVICE_ID_BYTES_MAX + 1);
+        let fits = "x".repeat(DEVICE_ID_BYTES_MAX);
         let (devices, faults) = screen(&[
             device("", &[]),
             device(&long, &[]),

@@ -15,6 +15,9 @@ use crate::manager::Manager;
 use crate::manager::claims::upkeep::until;
 use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, ProblemCode, limit};
 
+/// Interval between two reports of changed resources: health may flap a thousand times per second.
+const DEVICE_CHANGES_PERIOD: Duration = Duration::from_secs(1);
+
 type Followed = Vec<(DriverName, watch::Receiver<Arc<Published>>)>;
 
 impl Manager {
@@ -57,7 +60,7 @@ impl Manager {
             tokio::select! {
                 () = self.tasks.stopped() => return,
                 // Changes meanwhile wait in `unreported`.
-                () = tokio::time::sleep(limit::DEVICE_CHANGES_PERIOD) => {}
+                () = tokio::time::sleep(DEVICE_CHANGES_PERIOD) => {}
             }
         }
     }

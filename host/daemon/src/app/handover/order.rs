@@ -1,6 +1,7 @@
 //! Which of two instances is the newer: the one that was seen first later. Pure.
 
-use nodedock_model::{Uid, limit};
+use crate::app::handover::INSTANCES_MAX;
+use nodedock_model::Uid;
 
 /// The instances that served on this root, the newest last.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,7 +35,7 @@ impl Order {
         if self.0.contains(instance) {
             return;
         }
-        if self.0.len() >= limit::INSTANCES_MAX {
+        if self.0.len() >= INSTANCES_MAX {
             self.0.remove(0);
         }
         self.0.push(instance.clone());
@@ -78,10 +79,10 @@ mod tests {
     #[test]
     fn an_order_is_read_as_it_was_written_and_other_lines_are_left_out() {
         let mut order = Order::default();
-        for n in 0..limit::INSTANCES_MAX + 3 {
+        for n in 0..INSTANCES_MAX + 3 {
             order.add(&uid(&format!("i-{n}")));
         }
-        assert_eq!(order.0.len(), limit::INSTANCES_MAX);
+        assert_eq!(order.0.len(), INSTANCES_MAX);
         assert_eq!(Order::parse(&order.text()), order);
         let damaged = format!("\0\0\n{}../../etc\n{}", "x".repeat(4096), order.text());
         assert_eq!(Order::parse(&damaged), order);

@@ -9,9 +9,14 @@ use tokio::net::{UnixListener, UnixStream};
 use super::message::{Connection, Message, Peer};
 use super::order::{Decision, Order};
 use super::shared_root::SharedRoot;
+use crate::admin::http::ADMIN_ACCEPT_PAUSE;
+use crate::app::handover::HANDOVER_WORD;
 use nodedock_base::error::chain;
 use nodedock_base::socket;
-use nodedock_model::{Uid, limit};
+use nodedock_model::Uid;
+
+/// Instances that stand by concurrently; the oldest of more connect again.
+const HANDOVER_STANDBY_MAX: usize = 16;
 
 pub(super) struct HandoverListener {
     instance: Uid,
@@ -36,7 +41,7 @@ impl HandoverListener {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     tracing::warn!(error = chain(&error), "the next instance cannot be heard, trying again");
-                    tokio::time::sleep(limit::ADMIN_ACCEPT_PAUSE).await;
+                    tokio::time::sleep(ADMIN_ACCEPT_PAUSE).await;
                     continue;
                 }
             };
@@ -53,14 +58,14 @@ impl HandoverListener {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let mut connection = Connection::new(stream);
-        let request = connection.receive(limit::HANDOVER_WORD).await?;
+        let request = connection.receive(HANDOVER_WORD).await?;
         let Some(Message::Ask { instance }) = request else { return Ok(None) };
         match self.order.decide(&self.instance, &instance) {
             Decision::HandOver => return Ok(Some(Peer { instance, connection })),
             Decision::StandBy => {
                 tracing::info!(%instance, "an older instance stands by");
                 connection.send(&Message::StandBy { instance: self.instance.clone() }).await?;
-                if self.standing_by.len() >= limit::HANDOVER_STANDBY_MAX {
+                if self.standing_by.len() >= HANDOVER_STANDBY_MAX {
                     self.standing_by.pop_front();
                 }
                 self.standing_by.push_back(connection);

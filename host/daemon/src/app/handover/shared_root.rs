@@ -11,12 +11,13 @@ use rustix::fs::FlockOperation;
 use tokio::net::UnixStream;
 
 use super::order::Order;
+use crate::app::handover::INSTANCES_MAX;
 use crate::config::{INSTANCE_PROBES, Paths};
 use nodedock_base::error::chain;
-use nodedock_model::{Uid, limit};
+use nodedock_model::Uid;
 
 /// Bytes of the order's file: each UID has 128 at most.
-const ORDER_BYTES_MAX: u64 = (limit::INSTANCES_MAX as u64) * 256;
+const ORDER_BYTES_MAX: u64 = (INSTANCES_MAX as u64) * 256;
 
 pub(super) struct SharedRoot {
     pub(super) paths: Paths,

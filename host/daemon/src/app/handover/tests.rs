@@ -9,8 +9,10 @@ use super::message::{Message, Peer};
 use super::serving::HandoverListener;
 use super::shared_root::{Lease, SharedRoot};
 use super::waiting;
+use crate::app::handover::HANDOVER_SOCKETS;
+use crate::app::handover::waiting::HANDOVER_SILENT;
 use crate::config::Paths;
-use nodedock_model::{Uid, limit};
+use nodedock_model::Uid;
 
 type Acquired = anyhow::Result<(Lease, Option<Peer>)>;
 
@@ -56,7 +58,7 @@ async fn a_newer_instance_has_the_lease_when_it_is_released_and_not_before() {
     let mut previous = previous.unwrap();
     assert_eq!(previous.instance.as_str(), "old");
     previous.connection.send(&Message::Serving).await.unwrap();
-    let answer = successor.connection.receive(limit::HANDOVER_SOCKETS).await;
+    let answer = successor.connection.receive(HANDOVER_SOCKETS).await;
     assert_eq!(answer.unwrap(), Some(Message::Serving));
 }
 
@@ -83,7 +85,7 @@ async fn a_successor_that_dies_is_noticed_before_and_after_the_release() {
         second.abort();
         assert!(second.await.is_err_and(|error| error.is_cancelled()));
         if successor.send(&released()).await.is_ok() {
-            let answer = successor.receive(limit::HANDOVER_SOCKETS).await;
+            let answer = successor.receive(HANDOVER_SOCKETS).await;
             assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
         }
         successor.closed().await;
@@ -116,5 +118,5 @@ async fn a_start_fails_when_the_owner_of_the_lock_never_answers() {
     let began = Instant::now();
     let error = waiting::acquire(&new, |_| ()).await.unwrap_err().to_string();
     assert!(error.contains("instance.lock") && error.contains("handover.sock"), "{error}");
-    assert!(began.elapsed() < limit::HANDOVER_SILENT + Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() < HANDOVER_SILENT + Duration::from_secs(5), "{:?}", began.elapsed());
 }

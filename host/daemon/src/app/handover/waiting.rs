@@ -2,6 +2,7 @@
 //! serves, and stands by while that one is newer.
 
 use std::io;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tokio::net::UnixStream;
@@ -9,9 +10,19 @@ use tokio::time::{Instant, sleep};
 
 use super::message::{Connection, Message, Peer};
 use super::shared_root::{Lease, SharedRoot};
+use crate::app::handover::{HANDOVER_PATIENCE, HANDOVER_WORD};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
-use nodedock_model::limit;
+
+/// Time that a start waits for an unresponsive owner of the lock.
+pub(crate) const HANDOVER_SILENT: Duration = Duration::from_secs(90);
+
+/// Interval of checking whether the lock is free.
+const HANDOVER_RETRY_MIN: Duration = Duration::from_millis(20);
+const HANDOVER_RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// Deadline of the previous instance to finish its calls and close the checkpoint: three drains, and the close.
+const HANDOVER_RELEASE: Duration = Duration::from_secs(75);
 
 /// The end of a request.
 enum Answer {
@@ -24,7 +35,7 @@ enum Answer {
 
 /// Waits for the lease, and returns it with the instance that handed over, if one did. `report` is called with what is waited for.
 pub(super) async fn acquire(root: &SharedRoot, report: impl Fn(String)) -> Result<(Lease, Option<Peer>)> {
-    let new_backoff = || Backoff::new(limit::HANDOVER_RETRY_MIN, limit::HANDOVER_RETRY_MAX);
+    let new_backoff = || Backoff::new(HANDOVER_RETRY_MIN, HANDOVER_RETRY_MAX);
     let (mut backoff, mut silent_since) = (new_backoff(), None);
     loop {
         if let Some(lease) = root.try_lock()? {
@@ -37,11 +48,11 @@ pub(super) async fn acquire(root: &SharedRoot, report: impl Fn(String)) -> Resul
             },
             Answer::Ended => {
                 (backoff, silent_since) = (new_backoff(), None);
-                sleep(limit::HANDOVER_PATIENCE).await;
+                sleep(HANDOVER_PATIENCE).await;
             }
             Answer::Silence => {
                 let since = *silent_since.get_or_insert_with(Instant::now);
-                if since.elapsed() > limit::HANDOVER_SILENT {
+                if since.elapsed() > HANDOVER_SILENT {
                     let (lock, socket) = (root.paths.instance_lock.display(), root.paths.handover.display());
                     bail!(
                         "another instance holds {lock} and does not answer on {socket}: stop it, or see what it hangs in"
@@ -60,7 +71,7 @@ async fn request(root: &SharedRoot, report: &impl Fn(String)) -> Result<Answer> 
     let sent = connection.send(&Message::Ask { instance: root.instance.clone() }).await;
     report("it waits for the instance before to hand over".to_owned());
     let answer = match sent {
-        Ok(()) => connection.receive(limit::HANDOVER_RELEASE).await,
+        Ok(()) => connection.receive(HANDOVER_RELEASE).await,
         Err(error) => Err(error),
     };
     match answer {
@@ -88,12 +99,12 @@ async fn request(root: &SharedRoot, report: &impl Fn(String)) -> Result<Answer> 
 
 /// Takes the lease that was released. `None`: another instance was faster.
 async fn released_lease(root: &SharedRoot) -> Result<Option<Lease>> {
-    let until = Instant::now() + limit::HANDOVER_WORD;
+    let until = Instant::now() + HANDOVER_WORD;
     loop {
         let lease = root.try_lock()?;
         if lease.is_some() || Instant::now() >= until {
             return Ok(lease);
         }
-        sleep(limit::HANDOVER_RETRY_MIN).await;
+        sleep(HANDOVER_RETRY_MIN).await;
     }
 }

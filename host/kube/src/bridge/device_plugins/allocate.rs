@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -12,14 +13,19 @@ use super::claim::{self, Ids, device_id};
 use super::offers::PoolOffer;
 use super::plan::{self, Existing};
 use super::{OfferedResource, in_use};
+use crate::bridge::BRIDGE_DRIVER_WAIT;
 use crate::bridge::claims::DeviceClaim;
+use crate::bridge::device_plugins::IN_USE_DEADLINE_SHORT;
 use crate::bridge::{Context, convert, lock};
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{
     ContainerAllocation, DriverName, KubeletDevice, ObjectRef, PreparedForKubelet, Problem, ProblemCode,
-    ProblemKind, Uid, limit,
+    ProblemKind, Uid,
 };
+
+/// Time that an Allocate waits for the release of devices of an earlier one.
+const GIVE_UP_WAIT: Duration = Duration::from_secs(15);
 
 /// What the Allocates of all resources share.
 #[derive(Default)]
@@ -67,7 +73,7 @@ impl Allocate {
         let did_serve = context.serves(driver);
         let first = self.attempt().await;
         let is_unavailable = first.as_ref().is_err_and(|problem| problem.kind == ProblemKind::Unavailable);
-        if is_unavailable && !did_serve && context.serves_within(driver, limit::BRIDGE_DRIVER_WAIT).await {
+        if is_unavailable && !did_serve && context.serves_within(driver, BRIDGE_DRIVER_WAIT).await {
             return self.attempt().await;
         }
         first
@@ -81,7 +87,7 @@ impl Allocate {
         self.check_known(&existing)?;
         if plan::depends_on_pods(ids, &existing) {
             // Without an answer it stays unknown, and the claims serve again.
-            match in_use::list(context, limit::IN_USE_DEADLINE_SHORT).await {
+            match in_use::list(context, IN_USE_DEADLINE_SHORT).await {
                 Ok(pods) => {
                     existing.iter_mut().for_each(|claim| claim.is_used = Some(pods.use_any(&claim.claim)))
                 }
@@ -130,14 +136,14 @@ impl Allocate {
     async fn release(&self, unused: &DeviceClaim) -> Result<(), Problem> {
         let (DeviceClaim { claim, driver, devices, .. }, request) = (unused, &self.request_id);
         let unprepare = self.context().manager()?.unprepare_for_kubelet(driver, claim, request.clone());
-        let why = match tokio::time::timeout(limit::GIVE_UP_WAIT, unprepare).await {
+        let why = match tokio::time::timeout(GIVE_UP_WAIT, unprepare).await {
             Ok(Ok(())) => {
                 tracing::info!(%driver, %claim, %request, "released devices of a pod that is gone");
                 lock(&self.context().allocations.requested).remove(&claim.uid);
                 return Ok(());
             }
             Ok(Err(problem)) => problem.message,
-            Err(_) => format!("no answer within {} s", limit::GIVE_UP_WAIT.as_secs()),
+            Err(_) => format!("no answer within {} s", GIVE_UP_WAIT.as_secs()),
         };
         let devices: Vec<_> = devices.iter().map(String::as_str).collect();
         let message =

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::OptionFuture;
 use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
@@ -18,6 +19,7 @@ use wire::registration_client::RegistrationClient;
 use super::OfferedResource;
 use super::registration::{PluginRegistration, RegistrationState};
 use super::service::DevicePluginService;
+use crate::bridge::device_plugins::LIST_LOST;
 use crate::bridge::paths::newer_sockets;
 use crate::bridge::sockets::{ServedSocket, server};
 use crate::bridge::{convert, lock};
@@ -26,6 +28,9 @@ use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
 use nodedock_base::socket::connect;
 use nodedock_model::{Problem, ProblemCode, limit};
+
+/// Deadline of a registration with a kubelet: it dials the plugin for 10 s, and calls it for its options meanwhile.
+const REGISTER_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Bytes of a kubelet's message that are kept.
 const MESSAGE_BYTES_MAX: usize = 512;
@@ -110,7 +115,7 @@ impl ResourceController {
         let newer = newer_sockets(&self.sockets.borrow(), &self.resource.name, (&self.name, socket.id));
         for name in newer {
             let connect = UnixStream::connect(self.kubelet_path.with_file_name(name));
-            if matches!(tokio::time::timeout(limit::LIST_LOST, connect).await, Ok(Ok(_))) {
+            if matches!(tokio::time::timeout(LIST_LOST, connect).await, Ok(Ok(_))) {
                 return true;
             }
         }
@@ -126,8 +131,8 @@ impl ResourceController {
             (Err(why), _) => Err(PluginRegistration::Waiting(why)),
             (Ok(()), None) => Err(PluginRegistration::Waiting("no socket is there".to_owned())),
             (Ok(()), Some(kubelet)) => {
-                let call = tokio::time::timeout(limit::REGISTER_DEADLINE, self.call(kubelet));
-                let no_answer = || format!("no answer within {} s", limit::REGISTER_DEADLINE.as_secs());
+                let call = tokio::time::timeout(REGISTER_DEADLINE, self.call(kubelet));
+                let no_answer = || format!("no answer within {} s", REGISTER_DEADLINE.as_secs());
                 let answer = call.await.unwrap_or_else(|_| Err(PluginRegistration::Waiting(no_answer())));
                 answer.map(|()| kubelet)
             }

@@ -13,6 +13,7 @@ use wire::pod_resources_lister_client::PodResourcesListerClient;
 use super::claim::{self, Ids};
 use super::unused::ClaimUsage;
 use crate::bridge::claims::DeviceClaim;
+use crate::bridge::device_plugins::IN_USE_DEADLINE;
 use crate::bridge::{Context, convert};
 use nodedock_base::backoff::spread;
 use nodedock_base::clock::now_ms;
@@ -21,6 +22,9 @@ use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
 use nodedock_base::socket::{ConnectError, connect};
 use nodedock_model::{ExtendedResource, Problem, ProblemCode, limit};
+
+/// Time without a successful read after which it is reported.
+pub(crate) const IN_USE_UNKNOWN: Duration = Duration::from_secs(180);
 
 const MESSAGE_BYTES_MAX: usize = 512;
 
@@ -120,7 +124,7 @@ impl UnusedClaims {
 
     async fn round(&mut self, claims: &[DeviceClaim]) {
         let before = self.current_kubelet();
-        let listed = list(&self.context, limit::IN_USE_DEADLINE).await;
+        let listed = list(&self.context, IN_USE_DEADLINE).await;
         let kubelet = self.current_kubelet();
         if before != self.kubelet || before != kubelet {
             self.kubelet = kubelet;
@@ -162,7 +166,7 @@ impl UnusedClaims {
             return conditions.clear(ProblemCode::PodResourcesAway, &subject);
         };
         tracing::debug!(error, "which devices pods use is not known");
-        if self.failing_since.get_or_insert_with(Instant::now).elapsed() >= limit::IN_USE_UNKNOWN {
+        if self.failing_since.get_or_insert_with(Instant::now).elapsed() >= IN_USE_UNKNOWN {
             let message = format!(
                 "the kubelet does not list which devices pods use ({error}): devices of extended resources stay with pods that are gone"
             );

@@ -4,11 +4,22 @@
 //! ends. Up to 1.36 it takes the end of the stream of an older instance for the end of the newest, so an instance whose stream is
 //! gone registers again, unless it knows of a newer one: two instances never take the name from each other.
 
+use std::time::Duration;
 use tokio::time::Instant;
 
+use crate::bridge::device_plugins::LIST_LOST;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::device_plugin_sockets::SocketId;
 use nodedock_model::limit;
+
+/// Age after which the end of a list does not count as a failure.
+const LIST_STEADY: Duration = Duration::from_secs(60);
+
+/// A kubelet that registered a device plugin opens its list at once; one that does not within this time has lost the plugin.
+const LIST_WAIT: Duration = Duration::from_secs(10);
+
+/// Time without a successful registration with a kubelet after which it is reported. A kubelet restarts in less.
+pub(crate) const KUBELET_AWAY: Duration = Duration::from_secs(30);
 
 /// Whether a resource is registered with the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,8 +79,8 @@ impl Default for RegistrationState {
             status: PluginRegistration::default(),
             waiting_since: None,
             failures: Backoff::new(limit::REGISTER_RETRY_MIN, limit::REGISTER_RETRY_MAX),
-            losses: Backoff::new(limit::LIST_LOST, limit::REGISTER_RETRY_MAX),
-            patience: Backoff::new(limit::LIST_WAIT, limit::REGISTER_RETRY_MAX),
+            losses: Backoff::new(LIST_LOST, limit::REGISTER_RETRY_MAX),
+            patience: Backoff::new(LIST_WAIT, limit::REGISTER_RETRY_MAX),
         }
     }
 }
@@ -84,7 +95,7 @@ impl RegistrationState {
             due = self.unlisted?;
             if superseded {
                 // The newer instance registers again if need be. It may die without notice, so it is checked from time to time.
-                return Some(now + limit::LIST_WAIT);
+                return Some(now + LIST_WAIT);
             }
         }
         match self.failed {
@@ -104,7 +115,7 @@ impl RegistrationState {
     /// When no kubelet took the plugin for so long that it is a condition.
     pub(super) fn away_at(&self) -> Option<Instant> {
         let is_waiting = matches!(self.status, PluginRegistration::Waiting(_));
-        self.waiting_since.filter(|_| is_waiting).map(|since| since + limit::KUBELET_AWAY)
+        self.waiting_since.filter(|_| is_waiting).map(|since| since + KUBELET_AWAY)
     }
 
     /// Takes what is there: the kubelet's socket, how many lists it has open, and whether a newer instance offers the resource.
@@ -143,7 +154,7 @@ impl RegistrationState {
             return;
         }
         let Some(since) = self.listed.take() else { return };
-        if now.duration_since(since) >= limit::LIST_STEADY {
+        if now.duration_since(since) >= LIST_STEADY {
             self.losses.reset();
         }
         self.unlisted = Some(now + self.losses.delay());
@@ -243,15 +254,15 @@ mod tests {
     fn a_lost_list_is_registered_again_unless_a_newer_instance_is_there() {
         let mut scene = Scene::new();
         scene.registered(1);
-        assert_eq!(scene.wait(1), Some(limit::LIST_WAIT));
-        for (lists, expected) in [(1, None), (2, None), (1, None), (0, Some(limit::LIST_LOST))] {
+        assert_eq!(scene.wait(1), Some(LIST_WAIT));
+        for (lists, expected) in [(1, None), (2, None), (1, None), (0, Some(LIST_LOST))] {
             scene.lists(1, lists);
             assert_eq!(scene.wait(1), expected);
         }
         let superseded = |number| scene.state.due(Some(socket(number)), true, scene.now);
-        assert_eq!(superseded(1), Some(scene.now + limit::LIST_WAIT));
+        assert_eq!(superseded(1), Some(scene.now + LIST_WAIT));
         assert_eq!(superseded(2), Some(scene.now), "each registers with a new kubelet");
-        scene.now += limit::LIST_LOST;
+        scene.now += LIST_LOST;
         assert_eq!(scene.wait(1), NOW);
     }
 
@@ -269,9 +280,9 @@ mod tests {
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 120, 120]);
         scene.state.registered(socket(1), true, scene.now);
-        scene.now += limit::LIST_STEADY;
+        scene.now += LIST_STEADY;
         scene.lists(1, 0);
-        assert_eq!(scene.wait(1), Some(limit::LIST_LOST));
+        assert_eq!(scene.wait(1), Some(LIST_LOST));
     }
 
     #[test]
@@ -283,7 +294,7 @@ mod tests {
             let away = scene.state.away_at().map(|at| (at - scene.now).as_secs());
             (scene.state.status().clone(), away)
         };
-        let max = limit::KUBELET_AWAY.as_secs();
+        let max = KUBELET_AWAY.as_secs();
         assert_eq!(observed(&mut scene, Some(1), 0, false).1, Some(max));
         let refused = PluginRegistration::Refused("no".to_owned());
         scene.state.failed(Some(socket(1)), refused.clone(), scene.now);
@@ -291,7 +302,7 @@ mod tests {
         let (status, away) = observed(&mut scene, None, 0, false);
         assert!(!status.is_settled() && away == Some(max - 2), "since the start");
         scene.registered(2);
-        assert_eq!(scene.state.away_at(), Some(scene.now + limit::KUBELET_AWAY));
+        assert_eq!(scene.state.away_at(), Some(scene.now + KUBELET_AWAY));
         assert_eq!(observed(&mut scene, Some(2), 1, false), (PluginRegistration::Followed, None));
         assert_eq!(observed(&mut scene, Some(2), 0, true), (PluginRegistration::Superseded, None));
         assert_eq!(observed(&mut scene, Some(2), 0, false).1, Some(max));

@@ -16,6 +16,9 @@ use nodedock_base::grpc::{begin, status};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Problem, limit};
 
+/// Concurrent lists of one resource: a kubelet has one, or two while it registers again.
+const LISTS_AT_ONCE: usize = 16;
+
 pub(super) struct DevicePluginService {
     pub(super) resource: Arc<OfferedResource>,
     /// Lists end with them.
@@ -29,7 +32,7 @@ impl OpenList {
     /// None: as many are open as may be.
     fn begin(resource: &Arc<OfferedResource>) -> Option<Self> {
         let begun = resource.lists.send_if_modified(|count| {
-            let has_room = *count < limit::LISTS_AT_ONCE;
+            let has_room = *count < LISTS_AT_ONCE;
             *count += usize::from(has_room);
             has_room
         });
@@ -92,7 +95,7 @@ impl DevicePlugin for DevicePluginService {
     async fn list_and_watch(&self, request: Request<wire::Empty>) -> Answer<Lists> {
         begin("DevicePlugin.ListAndWatch", &request);
         let open = OpenList::begin(&self.resource).ok_or_else(|| {
-            Status::resource_exhausted(format!("{} lists are followed already", limit::LISTS_AT_ONCE))
+            Status::resource_exhausted(format!("{} lists are followed already", LISTS_AT_ONCE))
         })?;
         // The kubelet learns by the end of its list that the resource is withdrawn.
         Ok(Response::new(Box::pin(lists(open).take_until(self.tasks.stopped()))))

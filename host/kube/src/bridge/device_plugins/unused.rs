@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::bridge::UNUSED_LOOKS;
 use crate::bridge::claims::DeviceClaim;
 use nodedock_model::Uid;
-use nodedock_model::limit::UNUSED_LOOKS;
 
 #[derive(Debug)]
 struct Usage {
@@ -77,7 +77,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use nodedock_model::limit::{UNSEEN, UNUSED};
+    use crate::bridge::{UNSEEN, UNUSED};
     use nodedock_model::{DriverName, ObjectRef};
 
     fn claim(requested: Instant) -> DeviceClaim {

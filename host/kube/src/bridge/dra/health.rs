@@ -7,6 +7,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::OptionFuture;
 use futures::{FutureExt, Stream, StreamExt};
@@ -16,14 +17,19 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use super::OfferedDriver;
+use crate::bridge::BRIDGE_LOOK_PERIOD;
 use crate::bridge::convert::{self, transcode};
+use crate::bridge::dra::BRIDGE_HEALTH_STREAMS_MAX;
 use crate::slices::PoolNames;
 use nodedock_base::clock::now_ms;
 use nodedock_base::grpc::begin;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::Published;
 use nodedock_model::HealthReport;
-use nodedock_model::limit::{BRIDGE_HEALTH_STREAMS_MAX, BRIDGE_LOOK_PERIOD, HEALTH_PACE, HEALTH_RESEND};
+
+/// Interval of repeating the health list to a kubelet, well before it counts as outdated, and the minimum interval.
+pub(crate) const HEALTH_RESEND: Duration = Duration::from_secs(10);
+pub(crate) const HEALTH_PACE: Duration = Duration::from_millis(100);
 
 /// The service of both versions. Streams end with the tasks.
 #[derive(Clone)]

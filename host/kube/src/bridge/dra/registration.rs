@@ -9,11 +9,12 @@ use nodedock_proto::kubelet::registration as wire;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
+use crate::bridge::dra::BRIDGE_HEALTH_STREAMS_MAX;
 use crate::bridge::sockets::Connections;
 use crate::bridge::{Context, SocketPaths, convert, lock};
 use nodedock_base::grpc::begin;
 use nodedock_base::printable::one_line;
-use nodedock_model::limit::{BRIDGE_HEALTH_STREAMS_MAX, PROBLEM_MESSAGE_BYTES_MAX};
+use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
 use nodedock_model::{DriverName, Problem, ProblemCode};
 
 /// What a kubelet made of a driver.

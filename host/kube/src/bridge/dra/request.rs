@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nodedock_proto::kubelet::dra::v1::Claim;
 
-use nodedock_model::limit::BRIDGE_DRIVER_WAIT;
+use crate::bridge::BRIDGE_DRIVER_WAIT;
 use nodedock_model::{ObjectRef, Problem, ProblemCode};
 
 /// The claims of a call by UID exactly as it was sent, for that is how the answer is read. A claim that is named twice is one claim, and

@@ -18,8 +18,13 @@ use crate::bridge::convert::{self, Outcomes, transcode};
 use crate::bridge::metrics::Method;
 use nodedock_base::grpc::begin;
 use nodedock_base::printable::one_line;
-use nodedock_model::limit::{BRIDGE_CLAIMS_AT_ONCE, BRIDGE_CLAIMS_MAX};
 use nodedock_model::{KubeletDevice, ObjectRef, Problem, ProblemCode, ProblemKind};
+
+/// Claims of one call that are processed concurrently.
+const BRIDGE_CLAIMS_AT_ONCE: usize = 16;
+
+/// Claims in one call of a kubelet: more than one pod has of a driver.
+pub(crate) const BRIDGE_CLAIMS_MAX: usize = 2 * nodedock_model::limit::POD_CLAIMS_MAX;
 
 type Answer<T> = Result<Response<T>, Status>;
 

@@ -2,6 +2,7 @@
 //! that no pod uses.
 
 use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
+use std::time::Duration;
 use tonic::Code;
 use wire::device_plugin_client::DevicePluginClient;
 
@@ -9,6 +10,7 @@ use nodedock_stand_ins::kubelet::Kubelet;
 
 use super::resources::{directory, kubelet, listed, sockets};
 use super::*;
+use crate::bridge::device_plugins::in_use::IN_USE_UNKNOWN;
 
 fn request(letters: &str) -> wire::AllocateRequest {
     let devices_ids = letters.chars().map(|letter| format!("p/{letter}")).collect();
@@ -211,7 +213,7 @@ async fn a_list_that_is_not_complete_releases_nothing_and_one_that_stays_away_is
     running.until("it looks", |running| lists(running, "failed") > 3).await;
     assert_eq!(running.condition("pod-resources-away"), None);
     tokio::time::pause();
-    tokio::time::advance(limit::IN_USE_UNKNOWN).await;
+    tokio::time::advance(IN_USE_UNKNOWN).await;
     running.condition_comes("pod-resources-away").await;
     assert_eq!(node.driver.calls(), ["prepare a"]);
 }

@@ -3,10 +3,11 @@
 use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient as V1;
 use nodedock_proto::kubelet::dra::v1beta1::dra_plugin_client::DraPluginClient as V1beta1;
 use nodedock_proto::kubelet::dra::{v1, v1beta1};
+use std::time::Duration;
 use tonic::{Code, Request};
 
 use super::*;
-use nodedock_model::limit::BRIDGE_CLAIMS_MAX;
+use crate::bridge::dra::service::BRIDGE_CLAIMS_MAX;
 
 type Answers = BTreeMap<String, v1::NodePrepareResourceResponse>;
 

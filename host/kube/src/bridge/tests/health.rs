@@ -4,10 +4,12 @@ use futures::StreamExt;
 use nodedock_proto::kubelet::dra_health::v1::dra_resource_health_client::DraResourceHealthClient as V1;
 use nodedock_proto::kubelet::dra_health::v1alpha1::dra_resource_health_client::DraResourceHealthClient as V1alpha1;
 use nodedock_proto::kubelet::dra_health::{v1, v1alpha1};
+use std::time::Duration;
 use tonic::{Code, Status, Streaming};
 
 use super::*;
-use nodedock_model::limit::{BRIDGE_HEALTH_STREAMS_MAX, HEALTH_RESEND};
+use crate::bridge::dra::BRIDGE_HEALTH_STREAMS_MAX;
+use crate::bridge::dra::health::HEALTH_RESEND;
 
 fn devices(devices: &[(&str, Option<bool>, &str)]) -> Arc<Published> {
     let named =

@@ -1,10 +1,12 @@
 //! Device plugins, and kubelets that come, go, refuse and forget.
 
 use std::os::unix::net::UnixListener as StdListener;
+use std::time::Duration;
 
 use nodedock_stand_ins::kubelet::{Kubelet, KubeletOptions, Resource};
 
 use super::*;
+use crate::bridge::device_plugins::registration::KUBELET_AWAY;
 
 const RESOURCE: &str = "example.com/gpu";
 
@@ -149,7 +151,7 @@ async fn that_no_kubelet_is_there_is_a_condition_for_as_long_as_a_resource_waits
     let node = Node::new();
     node.offer("a");
     let run = node.start();
-    tokio::time::sleep(limit::KUBELET_AWAY + Duration::from_secs(1)).await;
+    tokio::time::sleep(KUBELET_AWAY + Duration::from_secs(1)).await;
     run.condition_comes("kubelet-away").await;
     node.publish(Published::default());
     run.condition_goes("kubelet-away").await;

@@ -13,6 +13,7 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use super::*;
+use crate::client::credentials::API_CREDENTIALS_REST;
 use nodedock_base::error::chain;
 
 fn fixture(name: &str) -> PathBuf {
@@ -152,7 +153,7 @@ async fn a_token_is_read_again_after_a_refusal() {
     directory.write("token", "new");
     // The files were looked at a moment ago: a server that refuses everything does not make us read files all day.
     assert_eq!(ask(&client).await.unwrap_err().kind, ErrorKind::Unauthorized);
-    tokio::time::sleep(limit::API_CREDENTIALS_REST).await;
+    tokio::time::sleep(API_CREDENTIALS_REST).await;
     assert_eq!(ask(&client).await.unwrap()["token"], "Bearer new");
     assert_eq!(client.metrics().retries.get(), 1);
 }

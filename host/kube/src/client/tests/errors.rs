@@ -3,9 +3,11 @@
 use http::{HeaderMap, StatusCode};
 use kube::core::Status;
 use serde_json::Value;
+use std::time::Duration;
 
 use super::super::error::{is_status, retry_after};
 use super::*;
+use crate::client::API_RETRY_AFTER_MAX;
 
 fn refusals() -> Vec<(u16, ApiError)> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/kubernetes-1.36/refusals.json");
@@ -78,7 +80,11 @@ fn an_answer_that_is_no_status_is_said_to_be_a_stranger_s() {
 fn words_of_others_are_one_short_line() {
     let long = Status::failure(&format!("a\nb{}", "é".repeat(5000)), "Forbidden").with_code(403);
     let words = ApiError::of_status(&long).message;
-    assert!(words.len() < limit::API_WORDS_BYTES_MAX + 4 && words.starts_with("a b") && words.ends_with('…'));
+    assert!(
+        words.len() < nodedock_model::limit::API_WORDS_BYTES_MAX + 4
+            && words.starts_with("a b")
+            && words.ends_with('…')
+    );
     let odd = stranger(500, "text/plain", "\u{1b}[2Jboom\u{202e}\r\nnext");
     assert!(!odd.to_string().contains(nodedock_base::printable::is_unprintable), "{odd:?}");
 }
@@ -92,14 +98,14 @@ fn the_delay_that_a_server_asks_for_is_kept_within_bounds() {
     };
     assert_eq!(status(3), Some(Duration::from_secs(3)));
     assert_eq!(status(0), None);
-    assert_eq!(status(u32::MAX), Some(limit::API_RETRY_AFTER_MAX));
+    assert_eq!(status(u32::MAX), Some(API_RETRY_AFTER_MAX));
     let mut headers = HeaderMap::new();
     assert_eq!(retry_after(&headers), None);
     for (value, wanted) in [
         ("7", Some(Duration::from_secs(7))),
         ("-1", None),
         ("soon", None),
-        ("99999999", Some(limit::API_RETRY_AFTER_MAX)),
+        ("99999999", Some(API_RETRY_AFTER_MAX)),
     ] {
         headers.insert(http::header::RETRY_AFTER, value.parse().unwrap());
         assert_eq!(retry_after(&headers), wanted, "{value}");
@@ -128,7 +134,7 @@ fn every_error_has_a_problem_and_a_time_to_retry_if_it_may_heal() {
             (problem_kind, again),
             "{kind:?}"
         );
-        assert!(problem.code.len() <= limit::PROBLEM_CODE_BYTES_MAX);
+        assert!(problem.code.len() <= nodedock_model::limit::PROBLEM_CODE_BYTES_MAX);
     }
     let terminating = r#"{"code":403,"reason":"Forbidden","message":"being terminated",
         "details":{"causes":[{"reason":"NamespaceTerminating","field":"metadata.namespace"}]}}"#;

@@ -10,7 +10,8 @@ use super::super::diff::{CounterPlacement, DesiredPool, Diff, Layout, TaintTimes
 use super::super::entry::Entry;
 use super::super::slice;
 use super::*;
-use nodedock_model::{CounterSet, limit};
+use crate::slices::diff::SLICE_PREFIX_BYTES_MAX;
+use nodedock_model::CounterSet;
 
 /// The slices of a server, by name.
 #[derive(Default)]
@@ -256,7 +257,7 @@ fn names_are_short_enough_and_contain_the_index() {
         let diff = planned(&content(&bench.pool), &node, CounterPlacement::OwnSlice).unwrap();
         let [Write::Create(slice)] = diff.writes.as_slice() else { panic!("{diff:?}") };
         let name_prefix = slice.metadata.generate_name.as_deref().unwrap();
-        assert!(name_prefix.len() <= limit::SLICE_PREFIX_BYTES_MAX, "{name_prefix}");
+        assert!(name_prefix.len() <= SLICE_PREFIX_BYTES_MAX, "{name_prefix}");
         assert!(ObjectName::new(format!("{name_prefix}abcde")).is_ok(), "{name_prefix}");
     }
 }

@@ -13,9 +13,11 @@ use super::super::{DriverSnapshot, PoolNames, SliceParts, SliceReport, SliceSett
 use super::*;
 use crate::client::tests::over;
 use crate::facts::Facts;
+use crate::slices::SLICE_SETTLE;
+use crate::slices::pace::{SLICE_CALM, SLICE_REPAIR_MAX, SLICE_RETRY_MAX};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ProblemCode, limit};
+use nodedock_model::ProblemCode;
 
 /// A server with the Node object.
 pub(super) async fn server() -> Arc<ApiServer> {
@@ -173,7 +175,7 @@ async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
     let (server, daemon) = publishing(&had).await;
     assert_eq!(writes(&server).len(), 4);
     assert_eq!(server.kubelet_starts(NODE), 4);
-    sleep(2 * limit::SLICE_SETTLE).await;
+    sleep(2 * SLICE_SETTLE).await;
     assert!(is_there(&server, &had));
     assert_eq!((writes(&server).len(), daemon.report.repairs.get()), (4, 2));
     // A kubelet that restarts all the time.
@@ -185,7 +187,7 @@ async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
     let writes = writes(&server).len();
     assert!((20..=50).contains(&writes), "{writes}");
     assert!(daemon.codes().contains(&ProblemCode::SlicesContested.to_string()));
-    pass(limit::SLICE_CALM.as_secs() + limit::SLICE_REPAIR_MAX.as_secs()).await;
+    pass(SLICE_CALM.as_secs() + SLICE_REPAIR_MAX.as_secs()).await;
     assert!(is_there(&server, &had));
     assert_eq!(daemon.codes(), Vec::<String>::new());
 }
@@ -279,7 +281,7 @@ async fn a_refused_pool_is_a_condition_and_delays_no_other() {
     let [condition] = &daemon.conditions.list()[..] else { panic!() };
     assert_eq!(
         (condition.problem.code.as_str(), condition.subject.as_str()),
-        (ProblemCode::SlicesRefused, "gpu.example.com/bad")
+        (ProblemCode::SlicesRefused.as_str(), "gpu.example.com/bad")
     );
     assert!(condition.problem.message.contains("spec.devices[0].taints: Too many"), "{condition:?}");
     writes(&server);
@@ -305,7 +307,7 @@ async fn dropped_fields_are_named_and_not_written_again() {
     let [condition] = &daemon.conditions.list()[..] else { panic!() };
     assert_eq!(
         (condition.problem.code.as_str(), condition.subject.as_str()),
-        (ProblemCode::SliceFieldsDropped, GPU)
+        (ProblemCode::SliceFieldsDropped.as_str(), GPU)
     );
     assert!(condition.problem.message.contains("devices[].taints"), "{condition:?}");
     server.compact();
@@ -332,7 +334,7 @@ async fn a_server_that_is_unreachable_for_minutes_gets_everything_afterwards() {
     // A kubelet starts meanwhile.
     server.kubelet_starts(NODE);
     server.lift_all();
-    pass(limit::SLICE_RETRY_MAX.as_secs()).await;
+    pass(SLICE_RETRY_MAX.as_secs()).await;
     assert!(is_there(&server, &had));
     assert!(daemon.report.pool(&key(GPU, "p")).unwrap().is_current);
 }

@@ -6,7 +6,9 @@ use super::super::DriverSnapshot;
 use super::super::entry::UNHEALTHY;
 use super::reconcile::{Daemon, is_there, names, none, pass, publishing, server, serving, slices, writes};
 use super::*;
-use nodedock_model::{CounterSet, ProblemCode, limit};
+use crate::facts::NODE_READ_MAX;
+use crate::slices::desired::SLICE_TAINT_HOLD;
+use nodedock_model::{CounterSet, ProblemCode};
 
 /// Key and time of each taint.
 fn taints(server: &nodedock_stand_ins::api_server::ApiServer) -> Vec<(String, String)> {
@@ -44,7 +46,7 @@ async fn an_unhealthy_device_is_tainted_soon_and_until_it_was_healthy_for_a_whil
     pass(2).await;
     assert_eq!((writes(&server).len(), taints(&server)), (1, since), "the wipe alone");
     daemon.serve(healthy());
-    pass(limit::SLICE_TAINT_HOLD.as_secs() + 2).await;
+    pass(SLICE_TAINT_HOLD.as_secs() + 2).await;
     assert_eq!((writes(&server).len(), taints(&server)), (1, Vec::new()));
     pass(600).await;
     assert_eq!(writes(&server), Vec::<String>::new());
@@ -69,9 +71,9 @@ async fn a_restart_does_not_remove_the_taint_of_a_device_that_flaps() {
         object["spec"]["devices"][0]["taints"] =
             json!([{ "key": UNHEALTHY, "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z" }]);
     });
-    pass(limit::SLICE_TAINT_HOLD.as_secs() / 2).await;
+    pass(SLICE_TAINT_HOLD.as_secs() / 2).await;
     assert_eq!(taints(&server).len(), 1);
-    pass(limit::SLICE_TAINT_HOLD.as_secs()).await;
+    pass(SLICE_TAINT_HOLD.as_secs()).await;
     assert_eq!(taints(&server), Vec::new());
 }
 
@@ -106,7 +108,7 @@ async fn slices_wait_for_the_node_object_and_follow_it() {
     pass(60).await;
     assert_eq!(writes(&server), Vec::<String>::new());
     server.add_node(NODE);
-    pass(limit::NODE_READ_MAX.as_secs() + 5).await;
+    pass(NODE_READ_MAX.as_secs() + 5).await;
     assert!(is_there(&server, &had));
     writes(&server);
     server.delete("nodes", "", NODE);

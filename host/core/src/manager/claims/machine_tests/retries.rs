@@ -9,14 +9,17 @@ use tokio::time::Instant;
 
 use super::super::fixtures::{allocation, claim, driver, permanent, transient, uid};
 use crate::driver::{Driver, DriverIdentity};
+use crate::manager::claims::RETRY_AFTER_MAX;
 use crate::manager::claims::machine::PrepareStep;
+use crate::manager::claims::prepare_retry::PREPARE_RETRY_MAX;
 use crate::manager::claims::prepare_retry::{
     DriverRevision, FailedPrepare, PrepareRetries, Verdict, admission,
 };
+use crate::manager::claims::unprepare_retry::UNPREPARE_RETRY_MIN;
 use crate::manager::claims::unprepare_retry::{Serving, UnprepareRetries};
 use nodedock_model::{
     AllocatedDevice, ClaimRecord, ClaimState, ConfigSource, DriverClaim, DriverKind, DriverPart,
-    OpaqueConfig, Problem, limit,
+    OpaqueConfig, Problem,
 };
 
 /// A driver as it is loaded or registered: each time another one.
@@ -131,7 +134,7 @@ fn a_drivers_own_time_is_honoured_and_bounded() {
     story.now += Duration::from_secs(30);
     assert_eq!(story.waits_for(&asked), Duration::from_secs(60));
     story.refuse(&asked, &transient().retry_after(Duration::from_secs(u64::from(u32::MAX))));
-    assert_eq!(story.waits_for(&asked), limit::RETRY_AFTER_MAX);
+    assert_eq!(story.waits_for(&asked), RETRY_AFTER_MAX);
 }
 
 #[test]
@@ -227,7 +230,7 @@ fn a_claim_is_unprepared_at_its_own_time_and_at_once_when_a_driver_comes() {
         now,
     );
     let both = serving(&[&gpu, &nic]);
-    assert_eq!(retries.next(&record, &both, now), Some(now + 2 * limit::UNPREPARE_RETRY_MIN));
+    assert_eq!(retries.next(&record, &both, now), Some(now + 2 * UNPREPARE_RETRY_MIN));
     assert_eq!(
         retries.due(&uid("uid-one"), &driver("gpu"), &both[&driver("gpu")]),
         Some(now + Duration::from_secs(19))
@@ -268,7 +271,7 @@ fn what_needs_no_driver_any_more_is_tried_with_delays_too() {
     let (record, mut retries, now) = (leaving(&[]), UnprepareRetries::default(), Instant::now());
     assert_eq!(retries.next(&record, &Serving::new(), now), Some(now));
     retries.failed(&uid("uid-one"), Serving::new(), &BTreeMap::new(), now);
-    assert_eq!(retries.next(&record, &Serving::new(), now), Some(now + limit::UNPREPARE_RETRY_MIN));
+    assert_eq!(retries.next(&record, &Serving::new(), now), Some(now + UNPREPARE_RETRY_MIN));
 }
 
 #[derive(Debug, Clone)]
@@ -315,7 +318,7 @@ proptest! {
                         let passed = story.now - at;
                         prop_assert_eq!(lasts, matches!(verdict, Verdict::Never(_)));
                         prop_assert!(!may || wanted.is_none_or(|wanted| passed >= wanted));
-                        prop_assert!(may || lasts || passed < wanted.unwrap_or(limit::PREPARE_RETRY_MAX));
+                        prop_assert!(may || lasts || passed < wanted.unwrap_or(PREPARE_RETRY_MAX));
                     } else {
                         prop_assert!(may, "no driver was called yet");
                     }

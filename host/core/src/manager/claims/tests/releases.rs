@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use crate::manager::claims::fixtures::{claim, driver, pod, transient, uid};
+use crate::manager::claims::table::RELEASED_MAX;
 use crate::manager::claims::{ReleaseOutcome, ReleaseRequest};
 use crate::manager::tests::scene::{
     Daemon, FakeDriver, Home, Reply, ends, release_request, with_gpu, with_prepared,
 };
-use nodedock_model::{ClaimRecord, ClaimState, ObjectRef, limit};
+use nodedock_model::{ClaimRecord, ClaimState, ObjectRef};
 
 /// A daemon with the claim `one` of a driver that is gone, whose pod is gone too.
 async fn with_stuck() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>) {
@@ -149,7 +150,7 @@ async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
 #[tokio::test]
 async fn the_newest_released_claims_are_kept() {
     let (home, daemon, a, gpu) = with_gpu();
-    let several = limit::RELEASED_MAX + 3;
+    let several = RELEASED_MAX + 3;
     for n in 0..several {
         let one = format!("one@uid-{n:04}");
         daemon.source.put(claim(&one, &["gpu/0"], &[&a]));
@@ -162,8 +163,8 @@ async fn the_newest_released_claims_are_kept() {
         daemon.manager.released_claims().iter().map(|r| r.id.uid.clone()).collect::<Vec<_>>()
     };
     let kept = uids(&daemon);
-    assert_eq!(kept.len(), limit::RELEASED_MAX);
+    assert_eq!(kept.len(), RELEASED_MAX);
     assert!(kept.contains(&uid(&format!("uid-{:04}", several - 1))) && !kept.contains(&uid("uid-0000")));
     daemon.stop().await;
-    assert_eq!(uids(&home.start()).len(), limit::RELEASED_MAX);
+    assert_eq!(uids(&home.start()).len(), RELEASED_MAX);
 }

@@ -5,12 +5,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::manager::PodOutcome;
+use crate::manager::claims::calls::CALL_MARGIN;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient, uid};
+use crate::manager::claims::unprepare_retry::UNPREPARE_RETRY_MIN;
 use crate::manager::claims::{ClaimEnd, Retry};
 use crate::manager::tests::scene::{
     Daemon, FakeDriver, Home, Reply, ends, with_claim, with_gpu, with_two_drivers,
 };
-use nodedock_model::{ClaimState, Device, DeviceName, DriverKind, Pool, limit};
+use nodedock_model::{ClaimState, Device, DeviceName, DriverKind, Pool};
 
 fn retry_after(outcome: &PodOutcome) -> Option<u64> {
     outcome.claims[0].end.as_ref().unwrap_err().retry_after_ms.map(u64::from)
@@ -168,7 +170,7 @@ async fn a_driver_that_never_answers_locks_nothing_for_ever() {
     daemon.start_unprepares();
     gpu.shut(true);
     daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-    let (started, bound) = (Instant::now(), Duration::from_secs(45) + limit::CALL_MARGIN);
+    let (started, bound) = (Instant::now(), Duration::from_secs(45) + CALL_MARGIN);
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["driver-call-stuck"]);
     assert_eq!(started.elapsed(), bound);
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Preparing), "it may have been done");
@@ -192,7 +194,7 @@ async fn each_claim_is_unprepared_after_its_own_backoff() {
     daemon.unprepare(&a).await;
     daemon.unprepare(&b).await;
     daemon.gone("uid-two").await;
-    assert_eq!(started.elapsed(), limit::UNPREPARE_RETRY_MIN);
+    assert_eq!(started.elapsed(), UNPREPARE_RETRY_MIN);
     assert!(matches!(retry_of(&daemon, "uid-one"), (1, Retry::At(_))));
     daemon.gone("uid-one").await;
     assert_eq!(started.elapsed(), Duration::from_secs(600));

@@ -13,11 +13,12 @@ use crate::checkpoint::Change;
 use crate::driver::values::{Journal, Write};
 use crate::driver::{Call, ClaimDriver, Outcomes};
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, prepared, transient, uid};
+use crate::manager::claims::upkeep::RELEASE_GRACE;
 use crate::manager::claims::{RecordedValues, ReleaseOutcome, machine};
 use crate::manager::tests::scene::{Daemon, Home, ends, release_request};
 use nodedock_model::{
     ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem, PutBack,
-    PutBackEnd, ReleaseRecord, limit,
+    PutBackEnd, ReleaseRecord,
 };
 
 const LED: &str = "devices/led/brightness";
@@ -311,7 +312,7 @@ async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
     let (daemon, started) = (home.start(), tokio::time::Instant::now());
     daemon.start_unprepares();
     daemon.gone("uid-one").await;
-    assert!(started.elapsed() >= limit::RELEASE_GRACE, "its driver may have come");
+    assert!(started.elapsed() >= RELEASE_GRACE, "its driver may have come");
     let released = daemon.manager.released_claims().remove(0);
     assert_eq!(released.by, release_request("one").by);
     assert_eq!(outcomes(&released), [(FAN, Some("0"), "as-before"), (LED, Some("1"), "put-back")]);

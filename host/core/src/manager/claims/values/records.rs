@@ -6,8 +6,12 @@ use std::sync::Arc;
 
 use crate::checkpoint::Change;
 use crate::driver::values::Write;
-use nodedock_model::limit::{VALUES_BYTES_PER_CLAIM_MAX, VALUES_PER_CLAIM_MAX};
 use nodedock_model::{Caller, ClaimValues, DriverName, KeptValue, ObjectRef, Problem, ProblemCode, Uid};
+
+/// Values below `/sys` that one driver changes for a claim, and bytes of them with their paths: each write makes all values of a claim
+/// durable again.
+pub(crate) const VALUES_PER_CLAIM_MAX: usize = 256;
+pub(crate) const VALUES_BYTES_PER_CLAIM_MAX: usize = 256 << 10;
 
 /// The values of every claim, of this boot only.
 #[derive(Debug, Default)]
