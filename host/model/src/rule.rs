@@ -66,8 +66,8 @@ mod tests {
     fn each_rule_accepts_and_refuses() {
         check(
             is_quantity,
-            &["0", "80Gi", "500m", "+1.5", "1e3", "2E-6", ".5"],
-            &["", "Gi", "80 Gi", "8GiB", "-1", "1..5", "1e", &"1".repeat(65)],
+            &["0", "4", "80Gi", "500m", "1.5", ".5", "1e3", "1E-3", "+1", "1k", "3n"],
+            &["", "Gi", "-1", "1 Gi", "1GiB", "1.2.3", "1e", "1K", ".", "1e+", "0x1", "１", &"1".repeat(65)],
         );
         check(is_env_name, &["A", "_a-b.c1"], &["", "1A", "A=B", "A B", &"A".repeat(257)]);
         check(is_plain_path, &["/", "/dev/fuse"], &["", "dev", "/dev/", "/dev//a", "/dev/../etc", "/./a"]);

@@ -13,9 +13,9 @@ use super::nodes::FoundNode;
 use crate::{Limit, Trigger};
 use nodedock_base::printable::{cut, is_unprintable};
 use nodedock_model::limit::{
-    LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX,
-    PROBLEM_MESSAGE_BYTES_MAX, QUANTITY_BYTES_MAX,
+    LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX, PROBLEM_MESSAGE_BYTES_MAX,
 };
+use nodedock_model::rule::{is_problem_code, is_quantity};
 use nodedock_model::{ConfigSource, DriverClaim, LiveClaim, NodeKind, Problem, ProblemCode, ProblemKind};
 
 pub(super) use identity::driver_info;
@@ -130,28 +130,10 @@ fn shown(text: &str) -> String {
 
 /// A quantity in Kubernetes' notation (apimachinery, `resource.Quantity`), not negative.
 fn quantity(what: &str, text: String) -> Checked<String> {
-    if text.len() <= QUANTITY_BYTES_MAX && is_quantity(&text) {
+    if is_quantity(&text) {
         return Ok(text);
     }
     refuse(format!("{what} {} is not a quantity such as 80Gi, 500m or 4", shown(&text)))
-}
-
-fn is_quantity(text: &str) -> bool {
-    let text = text.strip_prefix('+').unwrap_or(text);
-    let number = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
-    let (number, suffix) = text.split_at(number);
-    let digits = number.bytes().filter(u8::is_ascii_digit).count();
-    let one_point = number.bytes().filter(|b| *b == b'.').count() <= 1;
-    let exponent = |suffix: &str| {
-        let rest = suffix.strip_prefix(['e', 'E']).unwrap_or_default();
-        let rest = rest.strip_prefix(['+', '-']).unwrap_or(rest);
-        !rest.is_empty() && rest.len() <= 3 && rest.bytes().all(|b| b.is_ascii_digit())
-    };
-    let known = matches!(
-        suffix,
-        "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei"
-    );
-    digits > 0 && one_point && (known || exponent(suffix))
 }
 
 /// Whether a problem is beyond its bounds.
@@ -176,10 +158,7 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     };
     let code = problem.code;
     // Callers wait for the end of a quarantine: only the host may report one.
-    let is_code = !code.is_empty()
-        && code != ProblemCode::DriverQuarantined
-        && code.len() <= PROBLEM_CODE_BYTES_MAX
-        && code.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    let is_code = code != ProblemCode::DriverQuarantined && is_problem_code(&code);
     let plain = |text: &str, max: usize| cut(text, max).replace(is_unprintable, " ");
     let mut message = plain(&problem.message, PROBLEM_MESSAGE_BYTES_MAX);
     if message.is_empty() {

@@ -7,9 +7,10 @@ use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown,
 use crate::Limit;
 use crate::bindings::nodedock::driver::types as guest;
 use nodedock_model::limit::{
-    ALLOCATED_DEVICES_MAX, EDITS_MAX, ENV_NAME_BYTES_MAX, ENV_VALUE_BYTES_MAX, LABEL_VALUE_BYTES_MAX,
-    MEMO_BYTES_MAX, PATH_BYTES_MAX, STATUS_CONDITIONS_MAX, STATUS_DATA_BYTES_MAX, STATUS_IPS_MAX,
+    ALLOCATED_DEVICES_MAX, EDITS_MAX, ENV_VALUE_BYTES_MAX, LABEL_VALUE_BYTES_MAX, MEMO_BYTES_MAX,
+    PATH_BYTES_MAX, STATUS_CONDITIONS_MAX, STATUS_DATA_BYTES_MAX, STATUS_IPS_MAX,
 };
+use nodedock_model::rule::{is_env_name, is_interface_name, is_node_permissions, is_plain_path};
 use nodedock_model::{
     Condition, DeviceAccess, DeviceName, DeviceNode, DeviceStatus, DriverClaim, Edits, Hook, IntelRdt, Mount,
     NetDevice, NetworkData, NodeKind, PoolName, PreparedClaim, PreparedDevice, is_label_key,
@@ -111,9 +112,7 @@ fn each<A, B>(what: &str, entries: Vec<A>, convert: fn(A) -> Checked<B>) -> Chec
 }
 
 fn env((key, value): guest::Label) -> Checked<(String, String)> {
-    let first = key.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
-    let plain = key.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
-    if !first || !plain || key.len() > ENV_NAME_BYTES_MAX {
+    if !is_env_name(&key) {
         return refuse(format!("{} is not the name of an environment variable", shown(&key)));
     }
     let value = line(&format!("the value of {key}"), value, ENV_VALUE_BYTES_MAX)?;
@@ -122,21 +121,16 @@ fn env((key, value): guest::Label) -> Checked<(String, String)> {
 
 /// Absolute and plain: no empty, `.` or `..` segments, no control characters, no end of a list.
 fn path(what: &str, path: String) -> Checked<String> {
-    let plain = path == "/"
-        || path
-            .strip_prefix('/')
-            .is_some_and(|rest| !rest.split('/').any(|part| matches!(part, "" | "." | "..")));
-    if !plain {
-        return refuse(format!("{what} {} is not an absolute, plain path", shown(&path)));
+    let path = line(what, path, PATH_BYTES_MAX)?;
+    if is_plain_path(&path) {
+        return Ok(path);
     }
-    line(what, path, PATH_BYTES_MAX)
+    refuse(format!("{what} {} is not an absolute, plain path", shown(&path)))
 }
 
 fn device_node(node: guest::DeviceNode) -> Checked<DeviceNode> {
     let permissions = &node.permissions;
-    let mut left = "rwm".to_owned();
-    let subset = permissions.chars().all(|c| left.find(c).map(|at| left.remove(at)).is_some());
-    if permissions.is_empty() || !subset {
+    if !is_node_permissions(permissions) {
         return refuse(format!("permissions {} are not a subset of rwm", shown(permissions)));
     }
     if let Some(mode) = node.file_mode.filter(|mode| *mode > 0o777) {
@@ -188,13 +182,11 @@ fn net_device(device: guest::NetDevice) -> Checked<NetDevice> {
     })
 }
 
-/// A name that the kernel takes for an interface (`dev_valid_name`).
 fn interface(text: String) -> Checked<String> {
-    let plain = text.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':'));
-    if text.is_empty() || text.len() > 15 || !plain || matches!(text.as_str(), "." | "..") {
-        return refuse(format!("{} is not the name of a network interface", shown(&text)));
+    if is_interface_name(&text) {
+        return Ok(text);
     }
-    Ok(text)
+    refuse(format!("{} is not the name of a network interface", shown(&text)))
 }
 
 fn hook(hook: guest::Hook) -> Checked<Hook> {
