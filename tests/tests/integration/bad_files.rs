@@ -112,4 +112,8 @@ async fn a_link_to_a_driver_is_followed_as_in_a_mounted_config_map() {
     std::os::unix::fs::symlink("..2026_01_02", daemon.driver_path("..data_tmp")).unwrap();
     std::fs::rename(daemon.driver_path("..data_tmp"), daemon.driver_path("..data")).unwrap();
     daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest != old && driver.state == "serving").await;
+
+    let outside = daemon.write("outside", wasm(MOCK_GPU, Form::Core));
+    std::os::unix::fs::symlink(outside, daemon.driver_path("outside.wasm")).unwrap();
+    daemon.until_failed("outside.wasm", &["leads out of its directory"]).await;
 }

@@ -56,6 +56,9 @@ async fn a_file_that_is_removed_cut_altered_or_replaced_is_rendered_again() {
     let (_, file) = one_claim(&daemon).await;
     let altered = file.text.replace("gpu-0", "gpu-1");
     std::fs::remove_file(&file.path).unwrap();
+    daemon.pod_devices(&pod("one")).await.unwrap();
+    assert_eq!(daemon.only_cdi_file(), file, "before the answer");
+    std::fs::remove_file(&file.path).unwrap();
     until_there(&file).await;
     for text in ["", &file.text[..file.text.len() / 2], &altered] {
         std::fs::write(&file.path, text).unwrap();

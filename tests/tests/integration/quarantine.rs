@@ -100,6 +100,17 @@ async fn what_is_prepared_stands_and_an_operator_ends_it() {
 }
 
 #[tokio::test]
+async fn a_driver_that_is_well_again_comes_back_by_itself() {
+    let daemon = with_driver(Word::Spin).await;
+    into_quarantine(&daemon, BAD, &["driver-cpu-limit"]).await;
+    // Its poller tries it when the quarantine is over, and every poll succeeds.
+    let back = daemon.until_serving(FILE).await;
+    let states: Vec<_> = back.timeline.iter().map(|entry| entry.what.as_str()).collect();
+    assert!(states.ends_with(&["quarantined", "serving"]), "{states:?}");
+    daemon.prepared(ask(1)).await;
+}
+
+#[tokio::test]
 async fn whatever_a_driver_does_it_is_left_alone_and_a_new_config_is_a_new_beginning() {
     let daemon = with_driver(Word::Grow).await;
     daemon.prepared(ask(0)).await;

@@ -4,6 +4,7 @@ use nodedock_proto::node::v1;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::MOCK_GPU_FILE;
 use nodedock_tests::{Daemon, Options, Root};
+use tonic::Code;
 
 fn boot(id: &str) -> Options {
     Options::default().arg("--boot-id", id)
@@ -35,7 +36,11 @@ async fn a_claim_of_an_earlier_boot_is_stale_until_its_pod_prepares_it_once_more
     daemon.cli(&["explain", "claim", "default/a"]).await.done_with(&["earlier boot"]);
 
     daemon.until_serving(MOCK_GPU_FILE).await;
+    let start = v1::StartContainerRequest { pod: Some(pod("one")), container: "main".to_owned() };
+    let refused = daemon.client().start_container(start.clone()).await.expect_err("a boot lies between");
+    assert!(refused.code() == Code::Unavailable && refused.message().contains("default/a"), "{refused:?}");
     assert_eq!(daemon.prepared(request.clone()).await, answer);
+    daemon.client().start_container(start).await.expect("it may start");
     let claim = daemon.only_claim().await;
     assert_eq!((claim.stale_boot, prepares(&claim)), (false, 2));
     assert_eq!(daemon.only_cdi_file().identity["bootId"], "boot-2");

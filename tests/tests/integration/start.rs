@@ -90,6 +90,7 @@ async fn a_config_that_is_not_valid_is_refused_with_line_and_column() {
         ("claims:\n  exclusiveWaitMs: soon\n", &["line 2"]),
         ("claims: {exclusiveWaitMs: 999999}\n", &["999999 is out of range", "line 1"]),
         ("nodeName: [\n", &["line"]),
+        ("trust:\n  keys:\n  - {name: release, file: gone.pem}\n", &["line 3", "key release", "gone.pem"]),
     ];
     for (text, expected) in cases {
         let file = root.write("nodedock.yaml", text);

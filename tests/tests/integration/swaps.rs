@@ -97,6 +97,14 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
     assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &new));
     daemon.prepared(request(&pod("last"), &[&claim("device-9")])).await;
     daemon.cli(&["explain", "driver", FILE]).await.done_with(&["goes on serving", &new]);
+
+    // Devices that the driver does not have any more are named as long as a claim holds them.
+    daemon.drop_in_script(&serde_json::json!({"devices": 2, "generation": 1}));
+    let conditions = daemon.until_conditions(&["claim-devices-gone"]).await;
+    let problem = conditions[0].problem.as_ref().expect("a condition has a problem");
+    assert!(problem.message.contains("script/device-9 (claim default/device-9"), "{problem:?}");
+    assert_eq!(daemon.unprepare(&pod("last")).await.len(), 1);
+    daemon.until_conditions(&[]).await;
 }
 
 #[tokio::test]

@@ -29,6 +29,15 @@ async fn a_claim_is_prepared_and_unprepared_for_the_kubelet() {
     daemon.kubelet_unprepares(MOCK_GPU_NAME, ("one", &uid)).await.unwrap();
     assert!(daemon.claims().await.is_empty() && daemon.cdi_files().is_empty());
     daemon.kubelet_unprepares(MOCK_GPU_NAME, ("one", &uid)).await.unwrap();
+
+    // Another claim of the name has nothing to do with the old one.
+    cluster.api.delete("resourceclaims", NAMESPACE, "one");
+    let new = cluster.api.allocate_claim(gpu_claim("one", &["gpus/gpu-1"]).uid("another-uid"));
+    daemon.kubelet_prepared(MOCK_GPU_NAME, ("one", &new)).await;
+    daemon.kubelet_unprepares(MOCK_GPU_NAME, ("one", &uid)).await.unwrap();
+    let refused = daemon.kubelet_refused(MOCK_GPU_NAME, ("one", &uid)).await;
+    assert!(refused.contains("replaced"), "{refused}");
+    assert_eq!(daemon.only_claim().await.id.unwrap().uid, new);
 }
 
 #[tokio::test]

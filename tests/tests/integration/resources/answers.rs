@@ -1,11 +1,11 @@
 //! Plugins that answer wrongly, late or not at all: the pod is refused with the reason, loses nothing, and gets its devices later.
 
 use native_device_plugin::{Answer, Plugin, Script, api};
-use nodedock_tests::{Daemon, Options};
+use nodedock_tests::{Daemon, Options, assert_parts};
 use tonic::Code;
 
 use super::agreement::agree;
-use super::{NIC, freed, ids, limited, ready, short, with_nics};
+use super::{NIC, calling, freed, ids, limited, nics, ready, short, start, started, with_nics};
 
 const SHORT_DEADLINE: &str = "claims: {callDeadlineMs: 300}\n";
 
@@ -75,6 +75,19 @@ async fn a_preference_that_fails_refuses_the_pod_and_one_that_is_absurd_is_ignor
     let problem = short(&daemon, limited("one", &[(NIC, 2)])).await;
     assert!(problem.message.contains(NIC), "{problem:?}");
     assert!(agree(&daemon).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_container_does_not_start_while_its_plugin_refuses() {
+    let daemon = daemon().await;
+    let options = native_device_plugin::Options { pre_start: true, ..calling(&daemon, NIC) };
+    let plugin = started(&daemon, options, Script::ok(), nics(1)).await;
+    let answer = ready(&daemon, limited("one", &[(NIC, 1)])).await;
+    plugin.set_script(Script::ok().pre_start(|_| Answer::refuse("not now")));
+    let refused = start(&daemon, "one", "main").await.expect_err("it may not start");
+    assert_parts(refused.message(), &[NIC, "not now"]);
+    plugin.set_script(Script::ok());
+    assert_eq!(start(&daemon, "one", "main").await.expect("it may start"), answer.containers[0]);
 }
 
 #[tokio::test]
