@@ -136,7 +136,7 @@ pub trait ClaimDriver: Send + Sync {
 
 /// Previous versions of WASM drivers, for the claims that they prepared.
 #[async_trait]
-pub trait Predecessors: Send + Sync {
+pub trait StoredDrivers: Send + Sync {
     /// Returns the driver of a name from the file with a digest, within the current grant of the name. Loading may take as long as a
     /// compilation, and continues when the future is dropped.
     async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem>;

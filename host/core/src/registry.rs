@@ -10,7 +10,7 @@ mod quarantine;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -18,7 +18,7 @@ use instances::Instances;
 pub use instances::{Native, Taken};
 use quarantine::{Conduct, gone};
 
-use crate::driver::{Driver, DriverStats, Predecessors};
+use crate::driver::{Driver, DriverStats, StoredDrivers};
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
@@ -183,7 +183,7 @@ struct Inner {
     freed: watch::Sender<u64>,
     wasm_reloads: Reloads,
     grpc_reloads: Reloads,
-    predecessors: OnceLock<Arc<dyn Predecessors>>,
+    stored: Option<Arc<dyn StoredDrivers>>,
 }
 
 /// Queue of reload requests for the task that executes them.
@@ -208,12 +208,8 @@ struct State {
 }
 
 impl Registry {
-    pub fn new(changes: Changes) -> Self {
-        Self::with_conditions(changes, Conditions::default())
-    }
-
-    /// Creates a registry that sets conditions of the node.
-    pub fn with_conditions(changes: Changes, conditions: Conditions) -> Self {
+    /// Creates a registry that sets conditions of the node, and finds previous versions of drivers in `stored`.
+    pub fn new(changes: Changes, conditions: Conditions, stored: Option<Arc<dyn StoredDrivers>>) -> Self {
         Self(Arc::new(Inner {
             state: RwLock::default(),
             changes,
@@ -222,7 +218,7 @@ impl Registry {
             freed: watch::Sender::new(0),
             wasm_reloads: Reloads::new(),
             grpc_reloads: Reloads::new(),
-            predecessors: OnceLock::new(),
+            stored,
         }))
     }
 
@@ -248,13 +244,9 @@ impl Registry {
         })
     }
 
-    /// Sets the source of previous driver versions. Only the first call has an effect.
-    pub fn keep_predecessors(&self, predecessors: Arc<dyn Predecessors>) {
-        let _ = self.0.predecessors.set(predecessors);
-    }
-
-    pub fn predecessors(&self) -> Option<&Arc<dyn Predecessors>> {
-        self.0.predecessors.get()
+    /// Returns the previous versions of drivers, if they are stored.
+    pub fn stored_drivers(&self) -> Option<&Arc<dyn StoredDrivers>> {
+        self.0.stored.as_ref()
     }
 
     /// Returns a device from its driver's last inventory.

@@ -243,9 +243,8 @@ impl Built {
                 PreviousVersions::open(files, host.clone(), trust.clone(), tasks.drivers.clone())
             })
             .context("look at the kept files of drivers")?;
-        let predecessors = Arc::new(stored);
-        let registry = Registry::with_conditions(changes.clone(), conditions.clone());
-        registry.keep_predecessors(predecessors.clone());
+        let previous_versions = Arc::new(stored);
+        let registry = Registry::new(changes.clone(), conditions.clone(), Some(previous_versions.clone()));
         let client = match &config.kubernetes {
             Some(kubernetes) => Some(cluster::client(kubernetes).await?),
             None => None,
@@ -253,7 +252,7 @@ impl Built {
         let wasm = WasmFiles {
             registry,
             host,
-            previous_versions: predecessors,
+            previous_versions,
             memory: FileMemory::default(),
             kernel: KernelEvents::default(),
             trust,

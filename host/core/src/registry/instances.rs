@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{DriverState, NativeView, Registry, State};
-use crate::driver::{Driver, Link, Predecessors};
+use crate::driver::{Driver, Link, StoredDrivers};
 use nodedock_model::{ChangedKind, DriverName, HealthReport};
 
 /// The instances of one name, in the order of their registration; never empty.
@@ -82,13 +82,13 @@ impl State {
     }
 
     /// Gives a source's instance a new identity, so that recorded refusals no longer apply.
-    pub(super) fn renew(&mut self, source: &str, predecessors: Option<&Arc<dyn Predecessors>>) {
+    pub(super) fn renew(&mut self, source: &str, stored: Option<&Arc<dyn StoredDrivers>>) {
         let instances = self.serving.values_mut().flat_map(|instances| &mut instances.0);
         for instance in instances.filter(|instance| instance.source == source) {
             let renewed = Arc::new((*instance.driver.identity).clone());
             // Before the other is dropped, so that its file always has an owner.
-            if let Some(predecessors) = predecessors {
-                predecessors.serves_as(&renewed);
+            if let Some(stored) = stored {
+                stored.serves_as(&renewed);
             }
             instance.driver.identity = renewed;
         }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::{DriverState, DriverView, Registry, State};
-use crate::driver::Predecessors;
+use crate::driver::StoredDrivers;
 use crate::driver::containment::{Containment, Quarantined};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{ChangedKind, DriverKind, DriverName, Problem, ProblemCode};
@@ -28,7 +28,7 @@ impl State {
     fn settle_conduct(
         &mut self,
         source: &str,
-        predecessors: Option<&Arc<dyn Predecessors>>,
+        stored: Option<&Arc<dyn StoredDrivers>>,
     ) -> Option<(DriverName, Change)> {
         let conduct = self.conducts.get(source)?;
         let (driver, quarantined) = (conduct.driver.clone(), conduct.containment.quarantined());
@@ -46,7 +46,7 @@ impl State {
                 view.state = DriverState::Serving;
                 view.reason = String::new();
                 view.note("serving", "quarantine over", 0, None);
-                self.renew(source, predecessors);
+                self.renew(source, stored);
                 Change::Over
             }
             _ => return None,
@@ -95,7 +95,7 @@ impl Registry {
 
     fn settle_conduct(&self, source: &str) {
         let mut state = self.write();
-        let Some((driver, change)) = state.settle_conduct(source, self.predecessors()) else { return };
+        let Some((driver, change)) = state.settle_conduct(source, self.stored_drivers()) else { return };
         // With the state locked: otherwise an outdated quarantine could be published last.
         let now = match change {
             Change::Stands(quarantined) => {

@@ -23,7 +23,7 @@ fn driver(short: &str, version: &str) -> Driver {
 }
 
 fn registry() -> Registry {
-    Registry::new(Changes::default())
+    Registry::new(Changes::default(), Conditions::default(), None)
 }
 
 /// Returns the version of the serving driver of a name.
@@ -150,7 +150,8 @@ fn a_device_is_as_its_driver_last_described_it() {
 #[test]
 fn changes_are_published_when_state_or_reason_change() {
     let changes = Changes::default();
-    let (registry, mut listener) = (Registry::new(changes.clone()), changes.listen());
+    let (registry, mut listener) =
+        (Registry::new(changes.clone(), Conditions::default(), None), changes.listen());
     for reason in ["", "", "slow"] {
         show(&registry, "a.wasm", "gpu", DriverState::Serving, reason);
     }

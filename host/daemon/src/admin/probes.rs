@@ -239,7 +239,8 @@ mod tests {
         for name in ["a.wasm", "b.wasm", "c.wasm"] {
             std::fs::write(drivers.join(name), "x").unwrap();
         }
-        let registry = Registry::new(Changes::default());
+        let registry =
+            Registry::new(Changes::default(), nodedock_base::conditions::Conditions::default(), None);
         let at_start = AtStart::look(&drivers, &sockets);
         // What comes later is not awaited.
         std::fs::write(drivers.join("later.wasm"), "x").unwrap();

@@ -99,7 +99,8 @@ impl Node {
             std::fs::create_dir_all(dir.path().join(path)).unwrap();
         }
         let (changes, tasks, source) = (Changes::default(), Tasks::new(), Arc::<FakeSource>::default());
-        let (conditions, registry) = (Conditions::default(), Registry::new(changes.clone()));
+        let (conditions, registry) =
+            (Conditions::default(), Registry::new(changes.clone(), Conditions::default(), None));
         let opened = checkpoint::open(&dir.path().join("checkpoint.redb")).unwrap();
         let sys = SysfsTree::open(&dir.path().join("sys")).unwrap();
         let manager = Manager::new(ManagerParts {

@@ -93,7 +93,10 @@ impl Bench {
     pub(crate) fn watch(&self, times: PluginTimes, changes: Changes) -> Registry {
         let (directory, tasks) = (self.dir.path().join("reg"), self.tasks.clone());
         std::fs::create_dir(&directory).unwrap();
-        let (registry, endpoints) = (Registry::new(changes), self.endpoints.clone());
+        let (registry, endpoints) = (
+            Registry::new(changes, nodedock_base::conditions::Conditions::default(), None),
+            self.endpoints.clone(),
+        );
         let plugins = Plugins { registry: registry.clone(), endpoints, times, tasks: tasks.clone() };
         let (sender, events) = mpsc::channel(64);
         tasks.spawn("plugins", plugins.run(events));

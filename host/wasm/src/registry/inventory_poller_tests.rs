@@ -26,7 +26,7 @@ async fn a_discovery_that_a_quarantine_refused_is_repeated_when_it_is_over() {
     let pools = BTreeMap::from([(PoolName::new("node-1").unwrap(), Pool::default())]);
     let before = Published { inventory: Inventory { pools }, ..Published::default() };
     let (published, mut found) = watch::channel(Arc::new(before));
-    let registry = Registry::new(Changes::default());
+    let registry = Registry::new(Changes::default(), nodedock_base::conditions::Conditions::default(), None);
     let requests =
         inventory_poller::start(&registry, "tiny.wasm", driver.clone(), published, &tasks, &kernel);
 

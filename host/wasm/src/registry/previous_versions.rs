@@ -16,7 +16,7 @@ use crate::trust::{Evidence, Policy, Trust, Verdict};
 use crate::{DriverFile, SignedFile, StoreError, StoredFacts, StoredFiles, WasmDriver, WasmHost};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::driver::{ClaimDriver, DriverIdentity, Predecessors};
+use nodedock_core::driver::{ClaimDriver, DriverIdentity, StoredDrivers};
 use nodedock_model::grant::Grant;
 use nodedock_model::{DriverName, Problem, ProblemCode};
 
@@ -241,7 +241,7 @@ impl Loader {
 }
 
 #[async_trait]
-impl Predecessors for PreviousVersions {
+impl StoredDrivers for PreviousVersions {
     async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
         let (loading, grant) = self.loading(name, digest)?;
         let Version { driver, .. } = loading.outcome().await?;

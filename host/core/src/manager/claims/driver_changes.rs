@@ -92,7 +92,7 @@ impl Manager {
 
     /// Removes the code of drivers that do not serve and that prepared no claim that still exists.
     pub(super) fn forget_code(&self) {
-        let Some(stored) = self.registry.predecessors() else { return };
+        let Some(stored) = self.registry.stored_drivers() else { return };
         for digest in stored.idle() {
             if !self.table().needs_code(&digest) {
                 stored.forget(&digest);

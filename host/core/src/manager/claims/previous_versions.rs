@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::calls::unprepare;
 use super::prepare_retry::DriverRevision;
-use crate::driver::{Call, Driver, Predecessors};
+use crate::driver::{Call, Driver, StoredDrivers};
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
@@ -29,7 +29,7 @@ impl Manager {
         ends: &mut [Result<(), Problem>],
         call: &Call,
     ) {
-        let Some(previous) = self.registry.predecessors() else { return };
+        let Some(previous) = self.registry.stored_drivers() else { return };
         let revision = DriverRevision::of(serving);
         let mut batches: BTreeMap<&str, (&PreparedBy, Vec<usize>)> = BTreeMap::new();
         for (index, (record, end)) in records.iter().zip(ends.iter()).enumerate() {
@@ -79,7 +79,7 @@ fn is_final(problem: &Problem, tries: u32) -> bool {
 }
 
 async fn call_version(
-    previous: &dyn Predecessors,
+    previous: &dyn StoredDrivers,
     serving: &Driver,
     by: &PreparedBy,
     claims: &[LiveClaim],

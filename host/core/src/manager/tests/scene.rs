@@ -13,7 +13,7 @@ use crate::cdi_watch;
 use crate::checkpoint::{self, Checkpoint};
 use crate::driver::{
     Call, ClaimDriver, DeviceDriver, DeviceLists, DeviceOptions, Driver, DriverIdentity, NodeFacts, Outcomes,
-    Published,
+    Published, StoredDrivers,
 };
 use crate::manager::claims::fixtures::{claim, driver, name, pod, prepared};
 use crate::manager::claims::source::ClaimSource;
@@ -113,6 +113,16 @@ impl Home {
 
     /// The same, with a bound for the wait of a prepare for a device.
     pub(crate) fn start_with(&self, boot_id: &str, exclusive_wait: Duration) -> Daemon {
+        self.start_storing(boot_id, exclusive_wait, None)
+    }
+
+    /// The same, with previous versions of drivers.
+    pub(crate) fn start_storing(
+        &self,
+        boot_id: &str,
+        exclusive_wait: Duration,
+        stored: Option<Arc<dyn StoredDrivers>>,
+    ) -> Daemon {
         let opened = checkpoint::open(&self.checkpoint_path()).unwrap();
         let unreadable = opened.unreadable_claims();
         let claims = ClaimTable::new(opened.claims, opened.pods).with_unreadable(unreadable);
@@ -127,7 +137,7 @@ impl Home {
             checkpoint: opened.checkpoint,
             values: Arc::new(values),
             cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),
-            registry: Registry::new(changes.clone()),
+            registry: Registry::new(changes.clone(), Conditions::default(), stored),
             source: source.clone(),
             settings: ManagerSettings {
                 node: NodeFacts { name: "node-1".to_owned(), boot_id: boot_id.to_owned() },

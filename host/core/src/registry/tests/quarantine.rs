@@ -13,7 +13,7 @@ use nodedock_model::ProblemCode;
 struct Notes(Mutex<Vec<Arc<DriverIdentity>>>);
 
 #[async_trait]
-impl Predecessors for Notes {
+impl StoredDrivers for Notes {
     async fn driver(&self, _: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
         Err(Problem::internal("predecessor-missing", digest))
     }
@@ -39,8 +39,12 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
+        Self::storing(None)
+    }
+
+    fn storing(stored: Option<Arc<dyn StoredDrivers>>) -> Self {
         let conditions = Conditions::default();
-        let registry = Registry::with_conditions(Changes::default(), conditions.clone());
+        let registry = Registry::new(Changes::default(), conditions.clone(), stored);
         let scene = Self { registry, conditions, tasks: Tasks::new(), containment: conduct() };
         scene.serve();
         scene
@@ -75,8 +79,8 @@ fn conduct() -> Arc<Containment> {
 
 #[tokio::test]
 async fn a_quarantine_is_shown_until_its_end_which_notifies_waiting_callers() {
-    let (scene, notes) = (Scene::new(), Arc::new(Notes::default()));
-    scene.registry.keep_predecessors(notes.clone());
+    let notes = Arc::new(Notes::default());
+    let scene = Scene::storing(Some(notes.clone()));
     let (mut serving, before) =
         (scene.registry.serving_changes(), scene.registry.serving(&name("gpu")).unwrap());
     scene.containment.fail();

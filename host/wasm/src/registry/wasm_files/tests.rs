@@ -34,7 +34,7 @@ impl Scene {
         let stored =
             PreviousVersions::open(stored, stage.host.clone(), trust.clone(), tasks.clone()).unwrap();
         let files = WasmFiles {
-            registry: Registry::with_conditions(changes, conditions.clone()),
+            registry: Registry::new(changes, conditions.clone(), None),
             host: stage.host.clone(),
             previous_versions: Arc::new(stored),
             memory: FileMemory::default(),

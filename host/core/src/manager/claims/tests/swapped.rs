@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 
-use crate::driver::{ClaimDriver, DriverIdentity, Predecessors};
+use crate::driver::{ClaimDriver, DriverIdentity, StoredDrivers};
 use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient};
 use crate::manager::claims::previous_versions::PREDECESSOR_PATIENCE;
@@ -28,7 +28,7 @@ struct Stored {
 }
 
 #[async_trait]
-impl Predecessors for Stored {
+impl StoredDrivers for Stored {
     async fn driver(&self, _: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
         if self.stuck.load(Relaxed) {
             std::future::pending::<()>().await;
@@ -63,8 +63,8 @@ impl Scene {
     fn new(stored: usize) -> Self {
         let versions = [(); 3].map(|()| FakeDriver::new(driver("gpu")));
         let (home, a) = (Home::new(), pod("a"));
-        let daemon = home.start();
-        let stored = store(&daemon, &versions[..stored]);
+        let stored = store(&versions[..stored]);
+        let daemon = start_storing(&home, &stored);
         Self { home, daemon, a, versions, stored }
     }
 
@@ -82,11 +82,13 @@ impl Scene {
     }
 }
 
-fn store(daemon: &Daemon, versions: &[Arc<FakeDriver>]) -> Arc<Stored> {
+fn start_storing(home: &Home, stored: &Arc<Stored>) -> Daemon {
+    home.start_storing("boot-1", std::time::Duration::from_secs(3600), Some(stored.clone()))
+}
+
+fn store(versions: &[Arc<FakeDriver>]) -> Arc<Stored> {
     let versions = versions.iter().enumerate().map(|(n, version)| (digest(n), version.clone())).collect();
-    let stored = Arc::new(Stored { versions, ..Stored::default() });
-    daemon.manager.registry.keep_predecessors(stored.clone());
-    stored
+    Arc::new(Stored { versions, ..Stored::default() })
 }
 
 fn digest(version: usize) -> String {
@@ -223,8 +225,7 @@ async fn after_a_restart_it_is_still_known_who_prepared_a_claim_and_who_was_only
     assert_eq!(ends(&daemon.prepare(&b, &["two"]).await), [transient().code]);
     daemon.stop().await;
 
-    let daemon = home.start();
-    store(&daemon, std::slice::from_ref(&old));
+    let daemon = start_storing(&home, &store(std::slice::from_ref(&old)));
     daemon.serve_version(&new, &digest(1));
     for pod in [&a, &b] {
         new.reply_unprepare(Reply::Refuse(permanent()));
@@ -271,8 +272,8 @@ async fn code_is_kept_while_there_is_a_claim_that_cannot_be_read() {
     let Scene { home, daemon, versions: [old, ..], .. } = Scene::served_by_the_first(1).await;
     daemon.stop().await;
     home.make_unreadable("uid-one");
-    let daemon = home.start();
-    let stored = store(&daemon, std::slice::from_ref(&old));
+    let stored = store(std::slice::from_ref(&old));
+    let daemon = start_storing(&home, &stored);
     daemon.manager.forget_code();
     assert!(stored.forgotten.lock().unwrap().is_empty());
 }
