@@ -91,7 +91,7 @@ impl ApiClaims {
     }
 
     /// Takes all claims that this node holds: they stay in the cache, and those that were held and are not any more leave it, since they
-    /// may be allocated anew.
+    /// may be allocated again.
     pub fn hold(&self, held: &[ObjectRef]) {
         self.0.cache().hold(held, Instant::now());
         self.0.watch_more();

@@ -58,7 +58,7 @@ pub struct SliceParts {
     pub kube: KubeClient,
     pub node_name: ObjectName,
     pub drivers: watch::Receiver<DriverSnapshot>,
-    /// The owner of the slices. Read again after others changed slices of ours: a Node object that was created anew has another UID,
+    /// The owner of the slices. Read again after others changed slices of ours: a Node object that was created again has another UID,
     /// and the slices of the old one are garbage-collected.
     pub node: Facts,
     pub settings: SliceSettings,

@@ -87,7 +87,7 @@ impl ApiServer {
             "current-context": "stand-in",
         });
         let path = dir.join("kubeconfig");
-        std::fs::write(&path, format!("{config:#}\n")).expect("the folder of a kubeconfig can be written");
+        std::fs::write(&path, format!("{config:#}\n")).expect("the directory of a kubeconfig can be written");
         path
     }
 
@@ -162,7 +162,7 @@ impl ApiServer {
         self.shared.change(|state| state.faults.lift_all());
     }
 
-    /// Forgets the changes until now: a watch that would go on from one of them is told to list anew (410).
+    /// Forgets the changes until now: a watch that would go on from one of them gets 410 and lists again.
     pub fn compact(&self) {
         self.shared.change(|state| state.compacted = state.revision);
     }

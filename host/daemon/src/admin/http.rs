@@ -97,7 +97,7 @@ fn metrics(registry: &Registry) -> Response {
         Ok(()) => ([(CONTENT_TYPE, OPENMETRICS)], text).into_response(),
         Err(error) => {
             tracing::error!(error = chain(&error), "the metrics cannot be encoded");
-            (StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be told\n").into_response()
+            (StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be encoded\n").into_response()
         }
     }
 }

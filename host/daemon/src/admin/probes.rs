@@ -173,7 +173,8 @@ impl AtStart {
         let (at_start, views) = (self.clone(), registry.list());
         // A directory may be on a file system that hangs.
         let look = tokio::task::spawn_blocking(move || at_start.unloaded(&views));
-        look.await.unwrap_or_else(|error| vec![format!("the folders were not looked at: {}", chain(&error))])
+        look.await
+            .unwrap_or_else(|error| vec![format!("the directories were not checked: {}", chain(&error))])
     }
 
     fn unloaded(&self, views: &[DriverView]) -> Vec<String> {
@@ -188,7 +189,7 @@ impl Directory {
             Ok(names) => self.names.insert(names),
             Err(error) => {
                 let path = self.path.display();
-                return vec![format!("the folder {path} cannot be listed: {}", chain(&error))];
+                return vec![format!("the directory {path} cannot be listed: {}", chain(&error))];
             }
         };
         let unloaded = |source: &String| match views.iter().find(|view| view.source == *source) {
@@ -233,8 +234,8 @@ mod tests {
 
     #[test]
     fn what_was_there_at_the_start_is_awaited_until_it_is_loaded_or_failed_or_gone() {
-        let folder = tempfile::tempdir().unwrap();
-        let (drivers, sockets) = (folder.path().join("drivers"), folder.path().join("sockets"));
+        let directory = tempfile::tempdir().unwrap();
+        let (drivers, sockets) = (directory.path().join("drivers"), directory.path().join("sockets"));
         std::fs::create_dir(&drivers).unwrap();
         for name in ["a.wasm", "b.wasm", "c.wasm"] {
             std::fs::write(drivers.join(name), "x").unwrap();
@@ -256,9 +257,9 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_listed_is_awaited() {
-        let folder = tempfile::tempdir().unwrap();
-        let (drivers, sockets) = (folder.path().join("drivers"), folder.path().join("sockets"));
+    fn a_directory_that_cannot_be_listed_is_awaited() {
+        let directory = tempfile::tempdir().unwrap();
+        let (drivers, sockets) = (directory.path().join("drivers"), directory.path().join("sockets"));
         std::fs::write(&drivers, "a file").unwrap();
         let at_start = AtStart::look(&drivers, &sockets);
         let wrong = at_start.unloaded(&[]);
@@ -286,21 +287,21 @@ mod tests {
 
     /// A lock taken in the look itself would have kept the thread that serves, and no deadline ends that.
     #[tokio::test(start_paused = true)]
-    async fn a_lock_that_is_not_given_back_keeps_one_thread_and_is_told() {
+    async fn a_lock_that_is_not_released_keeps_one_thread_and_is_reported() {
         let (locks, begun) = (LockProbe::default(), Arc::new(AtomicU64::new(0)));
-        let (lock, given_back) = std::sync::mpsc::channel::<()>();
-        let given_back = Arc::new(Mutex::new(given_back));
+        let (lock, released) = std::sync::mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
         let look = || {
-            let (given_back, begun) = (given_back.clone(), begun.clone());
+            let (released, begun) = (released.clone(), begun.clone());
             let look = move || {
                 begun.fetch_add(1, Relaxed);
-                assert!(given_back.lock().unwrap().recv().is_err());
+                assert!(released.lock().unwrap().recv().is_err());
             };
             in_time("the pods", locks.answers(look))
         };
         for _ in 0..2 {
-            let (told, ()) = tokio::join!(look(), tokio::time::advance(LIVE_DEADLINE * 2));
-            assert_eq!(told.unwrap(), "the pods did not answer within 5s");
+            let (reported, ()) = tokio::join!(look(), tokio::time::advance(LIVE_DEADLINE * 2));
+            assert_eq!(reported.unwrap(), "the pods did not answer within 5s");
         }
         drop(lock);
         assert_eq!((look().await, begun.load(Relaxed)), (None, 2), "one that waited, and the last");

@@ -82,7 +82,7 @@ async fn an_instance_that_waits_lives_and_is_not_ready() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_is_refused_and_harms_nobody() {
+async fn what_is_no_request_is_refused_and_does_no_harm() {
     let server = Server::start();
     let huge = format!("GET /livez HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "y".repeat(1 << 20));
     let many = format!("GET /livez HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(ADMIN_HEADERS_MAX + 1));

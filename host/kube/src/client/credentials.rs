@@ -1,4 +1,4 @@
-//! The connection and the credentials of its requests. They are loaded anew when one of their files has changed: tokens and
+//! The connection and the credentials of its requests. They are loaded again when one of their files has changed: tokens and
 //! certificates rotate. Files that cannot be read change nothing: the last good credentials stay in use, as in client-go.
 
 use std::path::PathBuf;

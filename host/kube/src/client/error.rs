@@ -24,7 +24,7 @@ pub struct ApiError {
     pub kind: ErrorKind,
     /// In the server's words where it answered; one line.
     pub message: String,
-    /// When the server wants to be asked again, if it said so.
+    /// When to retry, if the server said so.
     pub retry_after: Option<Duration>,
     /// Paths of the fields that are refused.
     pub fields: Vec<String>,

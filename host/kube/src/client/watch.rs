@@ -13,7 +13,7 @@ const PAGE_ITEMS: u32 = 250;
 
 impl KubeClient {
     /// Lists and watches claims or slices with a field selector, in one namespace or in all. The stream never ends: after an error,
-    /// which it logs, it waits as client-go does and lists anew. `what` is for the log: `slices of this node`.
+    /// which it logs, it waits as client-go does and lists again. `what` is for the log: `slices of this node`.
     pub fn watch(
         &self,
         what: &'static str,
@@ -46,7 +46,7 @@ struct Watch {
     namespace: Option<ObjectName>,
     fields: String,
     events: Option<(DraVersion, BoxStream<'static, watcher::Result<Event<DynamicObject>>>)>,
-    /// Starts anew after two minutes without a failure.
+    /// Starts again after two minutes without a failure.
     backoff: DefaultBackoff,
     failed: bool,
     /// A failure was logged, and its end was not.

@@ -208,7 +208,7 @@ async fn what_an_api_server_did_not_say_proves_nothing() {
         tokio::time::sleep(LONG).await;
         assert_eq!(cluster.unprepared(), []);
         assert!(reconcile.counts().blind.get() > 10);
-        // When it is back the time begins anew.
+        // When it is back the time begins again.
         cluster.server.lift(away);
         tokio::time::sleep(RECONCILE_DELAY - Duration::from_secs(1)).await;
         assert_eq!(cluster.unprepared(), []);

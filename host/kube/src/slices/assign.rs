@@ -2,7 +2,7 @@
 //!
 //! A device stays in its slice as long as it fits there, so that a changed device changes one slice. A device without a slice goes to the
 //! first one with room, or to a new one. A slice that is too full, because devices grew or one of them became heavy, is halved. All
-//! devices are distributed anew only if that takes fewer than half the slices.
+//! devices are distributed again only if that takes fewer than half the slices.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -68,8 +68,8 @@ pub(super) fn assign(devices: &BTreeMap<String, Entry>, slices: &[BTreeSet<Strin
     }
     fill(devices, unassigned.into_iter(), &halved, &mut assigned);
     assigned.retain(|slice| !slice.devices.is_empty());
-    let anew = assign_anew(devices, slices.len());
-    if assigned.len() > 2 * anew.len() { anew } else { assigned }
+    let fresh = assign_afresh(devices, slices.len());
+    if assigned.len() > 2 * fresh.len() { fresh } else { assigned }
 }
 
 /// Puts each device into the first slice with room that is not closed, or into a new one.
@@ -96,7 +96,7 @@ fn fill<'a>(
 }
 
 /// Distributes the devices in the order of their names, into the present slices one after the other.
-fn assign_anew(devices: &BTreeMap<String, Entry>, slices: usize) -> Vec<Assignment> {
+fn assign_afresh(devices: &BTreeMap<String, Entry>, slices: usize) -> Vec<Assignment> {
     let mut assigned: Vec<Assignment> = Vec::new();
     let mut load = Load::default();
     for (name, device) in devices {

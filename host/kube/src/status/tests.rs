@@ -129,7 +129,7 @@ async fn each_driver_has_its_own_entries_and_takes_back_its_own_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conflict_is_read_anew_and_a_claim_that_is_another_or_gone_is_left_alone() {
+async fn a_conflict_is_read_again_and_a_claim_that_is_another_or_gone_is_left_alone() {
     let cluster = Cluster::new(allocated()).await;
     cluster.server.fail_times(2, Fault::Status(409), When::any().verb("patch"));
     cluster.report(GPU, &["New"]);

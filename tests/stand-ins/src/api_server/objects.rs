@@ -51,7 +51,7 @@ impl ApiServer {
         self.shared.change(|state| state.remove(&key)).map(|object| object.as_ref().clone())
     }
 
-    /// Changes an object in its place, as somebody else does.
+    /// Changes an object in its place, as another client does.
     ///
     /// # Panics
     ///

@@ -30,7 +30,7 @@ use super::watch::Watching;
 use super::writes::{self, Write};
 
 const BODY_MOST: usize = 3 << 20;
-/// Who everybody is that has got a token.
+/// The user of each token.
 const USER: &str = "system:serviceaccount:nodedock:nodedock";
 const JSON: &str = "application/json";
 
@@ -171,7 +171,7 @@ where
         code: 0,
     };
     if seen.verb == "create" {
-        // By its name an object that is made can be told from others, where it has one.
+        // By its name an object that is made is known among others, where it has one.
         let name = seen.body.as_ref().and_then(|body| body["metadata"]["name"].as_str());
         seen.name = name.unwrap_or_default().to_owned();
     }

@@ -203,7 +203,7 @@ impl Shared {
         Self { state: Mutex::new(State::new()), tick: watch::Sender::new(()) }
     }
 
-    /// For looking. A test that failed while it looked has told why.
+    /// For looking. A test that failed while it looked has reported why.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

@@ -154,7 +154,7 @@ pub(super) fn bad_request(message: impl Into<String>) -> Refusal {
     refusal(400, "BadRequest", message, Value::Null)
 }
 
-/// An apply that nobody is named for.
+/// An apply without a field manager.
 pub(super) fn no_field_manager() -> Refusal {
     let message =
         "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";

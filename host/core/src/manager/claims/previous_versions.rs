@@ -16,7 +16,7 @@ use nodedock_model::{
 };
 
 /// Failed attempts after which the version that prepared a claim is called to unprepare it, even if the serving version is only unavailable.
-pub(crate) const PREDECESSOR_PATIENCE: u32 = 2;
+pub(crate) const FAILED_UNPREPARES_MAX: u32 = 2;
 
 impl Manager {
     /// Calls the code that prepared those claims that the serving version did not unprepare. `ends` are the outcomes of that version, in
@@ -75,7 +75,7 @@ fn previous_version<'a>(record: &'a ClaimRecord, serving: &Driver) -> Option<&'a
 fn is_final(problem: &Problem, tries: u32) -> bool {
     let is_broken = problem.kind.is_permanent() || problem.kind == ProblemKind::Internal;
     let names_time = problem.retry_after_ms.is_some() && problem.code != ProblemCode::DriverQuarantined;
-    is_broken || tries >= PREDECESSOR_PATIENCE && !names_time
+    is_broken || tries >= FAILED_UNPREPARES_MAX && !names_time
 }
 
 async fn call_version(
@@ -132,10 +132,10 @@ mod tests {
             (Problem::invalid("a", "never"), 0, true),
             (Problem::internal("driver-trapped", "it broke"), 0, true),
             (transient(), 0, false),
-            (transient(), PREDECESSOR_PATIENCE, true),
+            (transient(), FAILED_UNPREPARES_MAX, true),
             (transient().retry_after(std::time::Duration::from_secs(60)), 99, false),
             (quarantined(), 0, false),
-            (quarantined(), PREDECESSOR_PATIENCE, true),
+            (quarantined(), FAILED_UNPREPARES_MAX, true),
             (Problem::conflict("a", "held"), 0, false),
         ] {
             assert_eq!(is_final(&problem, tries), wanted, "{problem:?} after {tries}");

@@ -163,9 +163,9 @@ impl Manager {
 fn audit(released: &ReleaseRecord, call: &Call) {
     let untold =
         released.untold.iter().map(|(driver, left)| format!("{driver}: {}", left.devices.join(", ")));
-    let not_told = untold.collect::<Vec<_>>().join("; ");
+    let not_notified = untold.collect::<Vec<_>>().join("; ");
     let (claim, claim_uid, by, request) = (&released.id, &released.id.uid, &released.by, &call.request_id);
-    tracing::warn!(%claim, %claim_uid, %by, %request, not_told, "claim released by force");
+    tracing::warn!(%claim, %claim_uid, %by, %request, not_notified, "claim released by force");
 }
 
 fn no_claim(request: &ReleaseRequest) -> Problem {

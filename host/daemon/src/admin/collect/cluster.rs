@@ -54,7 +54,7 @@ fn encode_resources(cluster: Option<&Cluster>, out: &mut Exposition<'_>) -> fmt:
     out.metric(families::RESOURCE_ALLOCATIONS, metrics.map(|metrics| &metrics.allocations))?;
     out.metric(families::RESOURCE_FAILURES, metrics.map(|metrics| &metrics.allocation_failures))?;
     out.metric(families::RESOURCE_LOOKS, metrics.map(|metrics| &metrics.in_use_looks))?;
-    out.metric(families::RESOURCE_GIVEN_UP, metrics.map(|metrics| &metrics.released))
+    out.metric(families::RESOURCE_RELEASED, metrics.map(|metrics| &metrics.released))
 }
 
 fn encode_requests(cluster: Option<&Cluster>, out: &mut Exposition<'_>) -> fmt::Result {
@@ -122,5 +122,5 @@ fn encode_claims(cluster: Option<&Cluster>, out: &mut Exposition<'_>) -> fmt::Re
         .into_iter()
         .flat_map(|counts| [(["seen"], counts.seen.clone()), (["blind"], counts.blind.clone())]);
     out.samples(families::RECONCILES, rounds)?;
-    out.metric(families::RECONCILE_GIVEN_UP, reconcile.map(|counts| &counts.unprepared))
+    out.metric(families::RECONCILE_UNPREPARED, reconcile.map(|counts| &counts.unprepared))
 }

@@ -25,7 +25,7 @@ use nodedock_model::{
 };
 
 /// Time that an Allocate waits for the release of devices of an earlier one.
-const GIVE_UP_WAIT: Duration = Duration::from_secs(15);
+const UNPREPARE_WAIT: Duration = Duration::from_secs(15);
 
 /// What the Allocates of all resources share.
 #[derive(Default)]
@@ -136,14 +136,14 @@ impl Allocate {
     async fn release(&self, unused: &DeviceClaim) -> Result<(), Problem> {
         let (DeviceClaim { claim, driver, devices, .. }, request) = (unused, &self.request_id);
         let unprepare = self.context().manager()?.unprepare_for_kubelet(driver, claim, request.clone());
-        let why = match tokio::time::timeout(GIVE_UP_WAIT, unprepare).await {
+        let why = match tokio::time::timeout(UNPREPARE_WAIT, unprepare).await {
             Ok(Ok(())) => {
                 tracing::info!(%driver, %claim, %request, "released devices of a pod that is gone");
                 lock(&self.context().allocations.requested).remove(&claim.uid);
                 return Ok(());
             }
             Ok(Err(problem)) => problem.message,
-            Err(_) => format!("no answer within {} s", GIVE_UP_WAIT.as_secs()),
+            Err(_) => format!("no answer within {} s", UNPREPARE_WAIT.as_secs()),
         };
         let devices: Vec<_> = devices.iter().map(String::as_str).collect();
         let message =

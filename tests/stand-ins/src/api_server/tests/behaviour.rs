@@ -174,7 +174,7 @@ async fn an_event_that_cannot_be_is_refused() {
 }
 
 #[tokio::test]
-async fn who_may_not_is_told_so_and_requests_are_remembered() {
+async fn who_may_not_gets_403_and_requests_are_remembered() {
     let server = ApiServer::start().await;
     server.deny("get", "resourceclaims");
     let refused = get(&server, &format!("{CLAIMS}/c")).await;
@@ -261,7 +261,7 @@ fn put(server: &ApiServer, name: &str, driver: &str) -> Value {
     }))
 }
 
-fn told(kind: &str, name: &str) -> (String, String) {
+fn event(kind: &str, name: &str) -> (String, String) {
     (kind.to_owned(), name.to_owned())
 }
 
@@ -274,11 +274,11 @@ async fn a_watch_goes_on_from_the_version_of_a_list() {
     put(&server, "b", "x");
     put(&server, "a", "y");
     let mut watch = watch(&server, &format!("{SLICES}?watch=1&resourceVersion={version}")).await;
-    assert_eq!(watch.next_name().await, told("ADDED", "b"));
-    assert_eq!(watch.next_name().await, told("MODIFIED", "a"));
+    assert_eq!(watch.next_name().await, event("ADDED", "b"));
+    assert_eq!(watch.next_name().await, event("MODIFIED", "a"));
     server.wait_until("the watch", |state| state.watches("resourceslices") == 1).await;
     send(&server, "DELETE", &format!("{SLICES}?fieldSelector=spec.driver=x"), &Value::Null).await;
-    assert_eq!(watch.next_name().await, told("DELETED", "b"));
+    assert_eq!(watch.next_name().await, event("DELETED", "b"));
     server.close_watches();
     assert_eq!(watch.next().await, None);
     server.wait_until("its end", |state| state.watches("resourceslices") == 0).await;
@@ -298,9 +298,9 @@ async fn a_watch_through_a_selector_sees_objects_come_and_go() {
         watch.next().await.unwrap()["object"]["metadata"]["resourceVersion"],
         came["metadata"]["resourceVersion"]
     );
-    assert_eq!(watch.next_name().await, told("MODIFIED", "a"));
-    assert_eq!(watch.next_name().await, told("DELETED", "a"));
-    assert_eq!(watch.next_name().await, told("ADDED", "b"));
+    assert_eq!(watch.next_name().await, event("MODIFIED", "a"));
+    assert_eq!(watch.next_name().await, event("DELETED", "a"));
+    assert_eq!(watch.next_name().await, event("ADDED", "b"));
 }
 
 #[tokio::test(start_paused = true)]

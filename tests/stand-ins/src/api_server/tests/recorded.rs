@@ -22,14 +22,14 @@ const MADE_UP: [&str; 9] = [
 ];
 
 fn fixture(name: &str) -> Value {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kubernetes-1.36");
-    serde_json::from_slice(&std::fs::read(folder.join(name)).unwrap()).unwrap()
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kubernetes-1.36");
+    serde_json::from_slice(&std::fs::read(directory.join(name)).unwrap()).unwrap()
 }
 
 fn fixtures() -> Vec<(String, Value)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kubernetes-1.36");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kubernetes-1.36");
     let names =
-        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| !name.starts_with("watch")).collect();
     names.sort();
     names.into_iter().map(|name| (name.clone(), fixture(&name))).collect()

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use crate::driver::{ClaimDriver, DriverIdentity, StoredDrivers};
 use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient};
-use crate::manager::claims::previous_versions::PREDECESSOR_PATIENCE;
+use crate::manager::claims::previous_versions::FAILED_UNPREPARES_MAX;
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
 use nodedock_model::{
     ClaimState, Device, DeviceName, DriverKind, DriverName, LiveClaim, ObjectRef, Pool, Problem, ProblemCode,
@@ -172,11 +172,11 @@ async fn a_new_version_that_wants_time_or_is_quarantined_gets_some_and_then_the_
         let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
         daemon.start_unprepares();
         daemon.serve_version(new, &digest(1));
-        (0..=PREDECESSOR_PATIENCE).for_each(|_| new.reply_unprepare(Reply::Refuse(wait.clone())));
+        (0..=FAILED_UNPREPARES_MAX).for_each(|_| new.reply_unprepare(Reply::Refuse(wait.clone())));
         assert!(daemon.unprepare(a).await[0].is_err());
         assert_eq!(old.counts(), (1, 0), "not yet");
         daemon.gone("uid-one").await;
-        assert_eq!(new.counts().1, 1 + PREDECESSOR_PATIENCE as usize);
+        assert_eq!(new.counts().1, 1 + FAILED_UNPREPARES_MAX as usize);
         assert_eq!(calls(old), [memo(&["one"])]);
     }
 }
@@ -202,11 +202,11 @@ async fn tries_without_any_version_are_none_of_the_one_that_comes_then() {
     let scene = Scene::served_by_the_first(1).await;
     let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
     daemon.retire(old);
-    for _ in 0..=PREDECESSOR_PATIENCE {
+    for _ in 0..=FAILED_UNPREPARES_MAX {
         assert!(daemon.unprepare(a).await[0].is_err());
     }
     daemon.serve_version(new, &digest(1));
-    for tries in 1..=PREDECESSOR_PATIENCE {
+    for tries in 1..=FAILED_UNPREPARES_MAX {
         new.reply_unprepare(Reply::Refuse(transient()));
         assert!(daemon.unprepare(a).await[0].is_err());
         assert_eq!((new.counts().1, old.counts().1), (tries as usize, 0));

@@ -58,7 +58,7 @@ async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
     assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["checkpoint-unavailable"]);
     assert_eq!(gpu.calls().allocate.len(), 1);
     let devices = daemon.view("gpu").unwrap().devices;
-    assert!(devices[1].pods.is_empty(), "what was taken is given back");
+    assert!(devices[1].pods.is_empty(), "what was taken is released");
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"], "what is durable is answered");
     assert_eq!(daemon.free("a").await.unwrap_err().code, "checkpoint-unavailable");
     assert_eq!(daemon.view("gpu").unwrap().devices[0].pods.len(), 1, "it is free after the commit only");

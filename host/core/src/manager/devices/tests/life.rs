@@ -124,7 +124,7 @@ async fn health_that_flaps_is_reported_once_per_period() {
     let daemon = home.start();
     pause();
     daemon.start_devices();
-    let (mut told, mut followed) = (daemon.manager.changes.listen(), daemon.manager.device_changes());
+    let (mut changes, mut followed) = (daemon.manager.changes.listen(), daemon.manager.device_changes());
     let id = daemon.plug("gpu", &gpu, &[device("a", &[])]);
     for n in 0..1000 {
         daemon.manager.plugin_listed(&id, &[if n % 2 == 0 { sick("a") } else { device("a", &[]) }]);
@@ -134,11 +134,14 @@ async fn health_that_flaps_is_reported_once_per_period() {
     followed.mark_unchanged();
     daemon.manager.plugin_listed(&id, &[device("a", &[])]);
     assert!(!followed.has_changed().unwrap(), "a list that is as before changes nothing");
-    let first = told.recv().await.unwrap();
+    let first = changes.recv().await.unwrap();
     assert_eq!((first.kind, first.name.as_str()), (ChangedKind::Device, "example.com/gpu"));
-    told.recv().await.unwrap();
+    changes.recv().await.unwrap();
     advance(GRACE).await;
-    assert!(told.try_recv().is_err(), "a thousand changes at once are told twice: at once, and after a time");
+    assert!(
+        changes.try_recv().is_err(),
+        "a thousand changes at once are reported twice: at once, and after a time"
+    );
 }
 
 #[tokio::test]

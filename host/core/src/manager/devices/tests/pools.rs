@@ -47,7 +47,7 @@ fn claims_of(record: &PodAllocation) -> Vec<Claim> {
 }
 
 fn stranger() -> ObjectRef {
-    ObjectRef::new("default", "somebodys-claim", "uid-claim").unwrap()
+    ObjectRef::new("default", "other-claim", "uid-claim").unwrap()
 }
 
 #[tokio::test]
@@ -81,8 +81,8 @@ async fn devices_of_a_pool_are_given_with_a_claim_of_fewest_numa_nodes() {
     assert_eq!(again, outcomes);
     daemon.free("a").await.unwrap();
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, outcomes);
-    let anew = daemon.manager.allocation("uid-a").unwrap();
-    assert_eq!(anew.entries[0].claim, record.entries[0].claim, "the same claim whenever it is asked for");
+    let second = daemon.manager.allocation("uid-a").unwrap();
+    assert_eq!(second.entries[0].claim, record.entries[0].claim, "the same claim whenever it is asked for");
 }
 
 #[tokio::test]
@@ -122,17 +122,17 @@ async fn devices_that_claims_hold_are_not_given() {
 async fn a_device_that_a_claim_took_meanwhile_is_chosen_again() {
     let home = Home::new();
     let daemon = start(&home, &published("gpu", &[("0", &[]), ("1", &[])])).await;
-    let anew = async |container: &str| {
+    let request = async |container: &str| {
         daemon.manager.reallocate(&uid("a"), container, &resource("gpu"), "test").await
     };
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/0"]);
     daemon.hold("pool/0", &stranger());
-    let devices = anew("main").await.unwrap();
+    let devices = request("main").await.unwrap();
     assert_eq!(devices.into_keys().collect::<Vec<_>>(), ids(&["pool/1"]));
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/1"]);
-    assert_eq!(anew("other").await.unwrap_err().code, "no-such-allocation");
+    assert_eq!(request("other").await.unwrap_err().code, "no-such-allocation");
     daemon.hold("pool/1", &stranger());
-    assert_eq!(anew("main").await.unwrap_err().code, "too-few-devices");
+    assert_eq!(request("main").await.unwrap_err().code, "too-few-devices");
     assert!(daemon.manager.allocation("uid-a").is_none(), "what cannot be had is not kept");
     daemon.stop().await;
     assert!(home.start().manager.allocations().is_empty());
