@@ -124,8 +124,6 @@ pub enum ProblemCode {
     DeviceListFaulty,
     DeviceNodeMoved,
     DevicePluginRefused,
-    DevicePluginSocket,
-    DevicePluginsFolder,
     DeviceUnknown,
     DevicesNotAllocated,
     DevicesNotGivenUp,
