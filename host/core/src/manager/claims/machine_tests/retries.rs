@@ -153,7 +153,7 @@ fn the_drivers_of_a_claim_decide_together() {
     let (now, record) = (Instant::now(), Arc::new(leaving(&["gpu", "nic"])));
     let later = |ms| {
         let at = now + Duration::from_millis(ms);
-        Verdict::Later { at, problem: Problem::unavailable(&format!("in-{ms}"), "not now") }
+        Verdict::Later { at, problem: Problem::unavailable(format!("in-{ms}"), "not now") }
     };
     let decide =
         |gpu, nic| match admission(record.clone(), vec![(driver("gpu"), gpu), (driver("nic"), nic)], now) {
