@@ -4,7 +4,7 @@
 //! under `OUT_DIR`.
 //!
 //! The messages of the node API that the command line prints implement `serde::Serialize`: [`PRINTED`] and [`PRINTED_FIELDS`] are the
-//! definition of `-o json` and `-o yaml`.
+//! definition of `-o json` and `-o yaml`, except for claims, which `get claims` and `explain claim` print by structs of their own.
 
 use std::env;
 use std::error::Error;

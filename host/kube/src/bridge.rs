@@ -58,14 +58,14 @@ const IN_USE_PERIOD: Duration = Duration::from_secs(30);
 /// Time after an Allocate in which later containers of the same pod may reuse its devices; a kubelet admits a pod as a whole.
 const ADMISSION: Duration = Duration::from_secs(60);
 
+/// Time that a removed driver is still offered: a file that is replaced is gone for a moment.
+const BRIDGE_GONE_GRACE: Duration = Duration::from_secs(5);
+
 /// The same for a driver that was offered before the start: compiling a driver may take three minutes.
 const BRIDGE_REMEMBERED_GRACE: Duration = Duration::from_secs(300);
 
 /// The same after the kubelet unprepared its last claim: twice a kubelet's retry interval, so that the kubelet notices.
 const BRIDGE_HELD_GRACE: Duration = Duration::from_secs(180);
-
-/// Time that a removed driver is still offered: a file that is replaced is gone for a moment.
-const BRIDGE_GONE_GRACE: Duration = Duration::from_secs(5);
 
 /// Interval of checking the sockets in the kubelet's directories, which costs two `stat` each; failures back off from it, doubled up to
 /// the second.

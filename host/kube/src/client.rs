@@ -35,7 +35,7 @@ use self::credentials::Credentials;
 use self::rate::{RateLimit, Urgency};
 use self::version::ServedVersion;
 
-/// Interval of checking whether it is back, without other requests.
+/// Interval of checking whether an unreachable API server is back, without other requests.
 const API_PROBE_PERIOD: Duration = Duration::from_secs(15);
 
 /// Maximum of an API server's `Retry-After`.

@@ -218,5 +218,3 @@ pub const API_WORDS_BYTES_MAX: usize = 512;
 /// Maximum of a config's rate and burst of requests to the API server.
 pub const API_PER_SECOND_MAX: u32 = 1000;
 pub const API_BURST_MAX: u32 = 2000;
-
-// Several instances on one root.

@@ -12,7 +12,6 @@ use std::time::SystemTime;
 use notify::RecursiveMode;
 use notify::event::{EventKind, ModifyKind, RenameMode};
 use tokio::sync::mpsc;
-use walkdir::{DirEntry, WalkDir};
 
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -67,44 +66,21 @@ impl SocketDirectory {
         }
     }
 
-    /// A missing directory has no sockets. Of errors only one of the directory itself counts: one below it may be removed during the
-    /// walk.
+    /// A missing directory has no sockets.
     fn list(&mut self) -> io::Result<Listing> {
-        let (entries, sockets) = (limit::REGISTRY_ENTRIES_MAX, limit::PLUGIN_SOCKETS_MAX);
-        let is_hidden = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
-        let walk = WalkDir::new(&self.directory).max_depth(limit::REGISTRY_DEPTH_MAX + 1).into_iter();
-        let walk = walk.filter_entry(|entry| entry.depth() == 0 || !is_hidden(entry));
-        let (mut found, mut too_many) = (Listing::new(), false);
-        for (count, entry) in walk.enumerate() {
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(error) if error.depth() == 0 => match io::Error::from(error) {
-                    error if error.kind() == io::ErrorKind::NotFound => break,
-                    error => return Err(error),
-                },
-                Err(error) => {
-                    tracing::debug!(error = chain(&error), "a directory below is not listed");
-                    continue;
-                }
-            };
-            let kind = entry.file_type();
-            let is_too_deep = kind.is_dir() && entry.depth() > limit::REGISTRY_DEPTH_MAX;
-            let stamp = (kind.is_socket() || kind.is_symlink()).then(|| stamp(entry.path())).flatten();
-            if is_too_deep || count > entries || (stamp.is_some() && found.len() >= sockets) {
-                too_many = true;
-            } else if let Some(stamp) = stamp {
-                found.insert(entry.into_path(), stamp);
-            }
-            if count > entries {
-                break;
-            }
+        let mut walk =
+            Walk { entries_left: limit::REGISTRY_ENTRIES_MAX, found: Listing::new(), too_many: false };
+        match walk.directory(&self.directory, 0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
-        if too_many && !self.too_many {
+        if walk.too_many && !self.too_many {
+            let (entries, sockets) = (limit::REGISTRY_ENTRIES_MAX, limit::PLUGIN_SOCKETS_MAX);
             let directory = self.directory.display();
             tracing::warn!(%directory, entries, sockets, "the directory of registration sockets has too many entries");
         }
-        self.too_many = too_many;
-        Ok(found)
+        self.too_many = walk.too_many;
+        Ok(walk.found)
     }
 }
 
@@ -153,6 +129,54 @@ impl Directory for SocketDirectory {
         events.extend(listing.iter().filter(is_new).map(|(path, _)| SocketEvent::Appeared(path.clone())));
         self.reported = listing;
         events
+    }
+}
+
+/// One walk through the directory.
+struct Walk {
+    entries_left: usize,
+    found: Listing,
+    too_many: bool,
+}
+
+impl Walk {
+    /// Only an error of the top directory counts: a subdirectory may be removed during the walk.
+    fn directory(&mut self, directory: &Path, depth: usize) -> io::Result<()> {
+        let mut below = Vec::new();
+        for entry in std::fs::read_dir(directory)? {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            if self.entries_left == 0 {
+                self.too_many = true;
+                return Ok(());
+            }
+            self.entries_left -= 1;
+            let Ok(kind) = entry.file_type() else { continue };
+            if kind.is_dir() {
+                below.push(entry.path());
+            } else if kind.is_socket() || kind.is_symlink() {
+                self.socket(entry.path());
+            }
+        }
+        for directory in below {
+            if depth >= limit::REGISTRY_DEPTH_MAX {
+                self.too_many = true;
+            } else if let Err(error) = self.directory(&directory, depth + 1) {
+                tracing::debug!(directory = %directory.display(), error = chain(&error), "a directory below is not listed");
+            }
+        }
+        Ok(())
+    }
+
+    fn socket(&mut self, path: PathBuf) {
+        let Some(stamp) = stamp(&path) else { return };
+        if self.found.len() >= limit::PLUGIN_SOCKETS_MAX {
+            self.too_many = true;
+            return;
+        }
+        self.found.insert(path, stamp);
     }
 }
 

@@ -326,7 +326,8 @@ impl State {
     }
 
     fn check_path(&self, path: &str) -> Result<(), Problem> {
-        if !is_plain_path(&format!("/{path}")) || path.is_empty() {
+        let is_plain = is_plain_path(&format!("/{path}")) && !path.is_empty();
+        if !is_plain || path.contains(char::is_control) {
             let message = format!("{path:?} is not a plain path relative to /sys");
             return Err(Problem::invalid("bad-path", message));
         }
@@ -334,7 +335,7 @@ impl State {
     }
 
     fn check_node(&self, path: &str) -> Result<(), Problem> {
-        if !is_plain_path(path) || !path.starts_with("/dev/") {
+        if !is_plain_path(path) || !path.starts_with("/dev/") || path.contains(char::is_control) {
             return Err(Problem::invalid("bad-path", format!("{path:?} is not a plain path below /dev")));
         }
         self.check_failure(path)
@@ -386,7 +387,7 @@ mod tests {
 
     #[test]
     fn nothing_is_found_outside_of_sys() {
-        for path in ["/class/leds", "class/../leds", "", "class//leds", "./class", "class/leds/"] {
+        for path in ["/class/leds", "class/../leds", "", "class//leds", "./class", "class/leds/", "a\0"] {
             assert_eq!(fake().host().sysfs().read(path).unwrap_err().code, "bad-path", "{path}");
         }
         for path in ["fuse", "/etc/passwd", "/dev/../etc/passwd", "/dev/"] {

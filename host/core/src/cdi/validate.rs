@@ -1,5 +1,6 @@
 //! The rules of the CDI libraries for specs (the Go module tags.cncf.io/container-device-interface 1.1 and the crate of
-//! the same name), except for fields that the host does not write. They accept a spec that passes here.
+//! the same name), except for fields that the host does not write, and for the version, which the
+//! renderer computes.
 
 use std::collections::HashSet;
 
@@ -58,7 +59,7 @@ pub enum EditsError {
     NetDevice(String),
 }
 
-/// Refuses a spec that a CDI library would refuse.
+/// Refuses a spec that a CDI library would refuse, whatever its version.
 pub fn validate(spec: &Spec) -> Result<(), SpecError> {
     check_kind(&spec.kind)?;
     check_edits(&spec.container_edits).map_err(|rule| at("the spec's edits", rule))?;

@@ -80,7 +80,7 @@ fn serving(admin: Admin) -> Router {
     let (registry, liveness) = (Arc::new(collect::registry(&admin)), Arc::new(Liveness::new(admin.clone())));
     Router::new()
         .route("/metrics", only_get(async move || metrics(&registry)))
-        .route("/livez", only_get(async move || probed(&liveness.problems().await)))
+        .route("/livez", only_get(async move || probed(&liveness.clone().problems().await)))
         .route("/readyz", only_get(async move || probed(&probes::awaited(&admin).await)))
         .fallback((StatusCode::NOT_FOUND, "there are /metrics, /livez and /readyz\n"))
 }

@@ -2,7 +2,7 @@
 //!
 //! It lives if its manager, the tasks that carry out what discovery finds and the checkpoint's writer respond, and on a Kubernetes node
 //! the path of each driver that is offered to the kubelet. No driver is called. However many requests there are, there is one check at a
-//! time and one in a second.
+//! time, and a second between two.
 
 use std::future::Future;
 use std::io;
@@ -42,9 +42,10 @@ impl Liveness {
         Self { admin, last: LastCheck::default(), locks: LockProbe::default() }
     }
 
-    /// Returns the parts of the daemon that do not respond, a line each.
-    pub(super) async fn problems(&self) -> Vec<String> {
-        shared(&self.last, self.check()).await
+    /// Returns the parts of the daemon that do not respond, a line each. A check goes on if its client leaves.
+    pub(super) async fn problems(self: Arc<Self>) -> Vec<String> {
+        let check = tokio::spawn(async move { shared(&self.last, self.check()).await });
+        check.await.unwrap_or_else(|error| vec![format!("the check itself ended: {}", chain(&error))])
     }
 
     async fn check(&self) -> Vec<String> {

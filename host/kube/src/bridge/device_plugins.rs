@@ -48,11 +48,11 @@ use controller::ResourceController;
 use in_use::UnusedClaims;
 use offers::ObservedPools;
 
-/// Interval between two writes of it, and the retry delay.
+/// Interval between two writes of the stored claims of devices, and the retry delay.
 const BRIDGE_MEMORY_PERIOD: Duration = Duration::from_secs(1);
 const BRIDGE_MEMORY_RETRY: Duration = Duration::from_secs(30);
 
-/// Deadline of that read, and the deadline while another call waits for it.
+/// Deadline of reading which devices pods use, and the deadline while another call waits for it.
 const IN_USE_DEADLINE: Duration = Duration::from_secs(10);
 const IN_USE_DEADLINE_SHORT: Duration = Duration::from_secs(2);
 

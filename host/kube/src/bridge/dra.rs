@@ -84,7 +84,9 @@ impl DriverController {
         }
         stopped.await;
         let closed = self.sockets.values_mut().flat_map(DriverSockets::close).collect();
+        // Resources refer to the context, which refers to them.
         lock(&self.context.drivers).clear();
+        lock(&self.context.resources).clear();
         self.context.looks.send_modify(|count| *count += 1);
         drained(closed).await;
     }

@@ -178,8 +178,11 @@ fn write<T: Stored>(path: &Path, content: &T) -> io::Result<()> {
     let bytes = content.encode()?;
     check_size::<T>(&bytes)?;
     let temporary = path.with_added_extension("new");
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     file.write_all(&bytes)?;
     file.sync_all()?;
     std::fs::rename(&temporary, path)?;

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{ApiError, ErrorKind};
 use crate::client::API_RETRY_AFTER_MAX;
+use nodedock_base::rate::TokenBucket;
 use nodedock_model::limit;
 
 /// Time that a request waits for the rate limit: less than a kubelet waits for a prepare.
@@ -41,9 +42,9 @@ impl Default for RequestRate {
 
 #[derive(Debug)]
 struct Bucket {
-    rate: RequestRate,
-    tokens: f64,
-    filled_at: Instant,
+    tokens: TokenBucket,
+    /// Tokens that usual requests leave for urgent ones.
+    reserve: u32,
     paused_until: Option<Instant>,
 }
 
@@ -58,14 +59,12 @@ enum Wait {
 
 impl Bucket {
     fn full(rate: RequestRate, now: Instant) -> Self {
-        Self { rate, tokens: f64::from(rate.burst), filled_at: now, paused_until: None }
+        // Of a small burst a quarter: a larger reserve would never be left over.
+        let reserve = limit::API_URGENT_RESERVE.min(rate.burst / 4);
+        Self { tokens: TokenBucket::full(rate.per_second, rate.burst, now), reserve, paused_until: None }
     }
 
     fn take(&mut self, now: Instant, urgency: Urgency) -> Result<(), Wait> {
-        let filled = now.saturating_duration_since(self.filled_at).as_secs_f64();
-        let (per_second, burst) = (f64::from(self.rate.per_second), f64::from(self.rate.burst));
-        self.tokens = (self.tokens + filled * per_second).min(burst);
-        self.filled_at = self.filled_at.max(now);
         if let Some(left) = self.paused_until.and_then(|until| until.checked_duration_since(now)) {
             if !left.is_zero() {
                 return Err(Wait::Pause(left));
@@ -73,17 +72,10 @@ impl Bucket {
             self.paused_until = None;
         }
         let reserve = match urgency {
-            // Of a small burst a quarter: a larger reserve would never be left over.
-            Urgency::Usual => f64::from(limit::API_URGENT_RESERVE.min(self.rate.burst / 4)),
-            Urgency::Urgent => 0.0,
+            Urgency::Usual => self.reserve,
+            Urgency::Urgent => 0,
         };
-        let missing = 1.0 + reserve - self.tokens;
-        // A rounding error is not waited for.
-        if missing > 1e-6 {
-            return Err(Wait::Token(Duration::from_secs_f64(missing / per_second)));
-        }
-        self.tokens -= 1.0;
-        Ok(())
+        self.tokens.take(now, reserve).map_err(Wait::Token)
     }
 }
 

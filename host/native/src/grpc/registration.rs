@@ -13,7 +13,7 @@ use super::{clean, convert, rpc};
 use crate::grpc::{PLUGIN_DIAL, PLUGIN_INFO, PLUGIN_NOTIFY};
 use nodedock_model::limit;
 
-/// Bytes of a device plugin's options.
+/// Deadline of a device plugin's options.
 const DEVICE_OPTIONS_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Backoff of failed registrations: doubled from the first to the second, as in a kubelet.

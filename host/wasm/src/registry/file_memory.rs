@@ -10,11 +10,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use nodedock_model::limit;
 
-/// The same while files are only verified, which takes a second for the largest.
-const JUDGED_FILES_BYTES_MAX: u64 = 128 << 20;
-
 /// Bytes of drivers' files in memory during loads, which are sequential: a dozen Python files fit, or three of the largest.
 const LOADED_FILES_BYTES_MAX: u64 = 256 << 20;
+
+/// The same while files are only verified, which takes a second for the largest.
+const JUDGED_FILES_BYTES_MAX: u64 = 128 << 20;
 
 const UNIT: u64 = 1 << 20;
 

@@ -89,6 +89,7 @@ proptest! {
             let text = String::from_utf8(file.bytes).unwrap();
             let spec: Spec = serde_saphyr::from_str(&text).unwrap();
             prop_assert_eq!(validate(&spec), Ok(()));
+            prop_assert_eq!(spec.cdi_version.as_str(), spec.required_version().as_str());
             let names: Vec<_> = spec.devices.iter().map(|d| format!("{}={}", spec.kind, d.name)).collect();
             let given: Vec<_> = cdi_devices(&record, &driver()).into_iter().flat_map(|(_, names)| names).collect();
             prop_assert_eq!(names.len(), count);

@@ -26,7 +26,7 @@ use nodedock_model::{
 /// Claims whose files are repaired together: bounds the time for which each is locked.
 const CDI_CLAIMS_AT_ONCE: usize = 64;
 
-/// Backoff of repairs of a claim's CDI files; doubled up to the interval above.
+/// Backoff of repairs of a claim's CDI files; doubled up to `CDI_SWEEP_PERIOD`.
 const CDI_RETRY_MIN: Duration = Duration::from_secs(1);
 
 /// Interval of checking the CDI directories, in addition to the watch: retries failures, and finds changes without events.

@@ -19,13 +19,13 @@ use nodedock_model::{ClaimRecord, DriverClaim, DriverKind, DriverName, ObjectRef
 /// Recorded refusals, by claim and driver: many times the pods of a node, in about a MiB. The oldest is dropped first.
 const REFUSALS_MAX: usize = 4096;
 
-/// Longest rest of such a delay that a request waits for: the caller hardly notices it.
-const PREPARE_RETRY_PATIENCE: Duration = Duration::from_millis(500);
-
 /// Backoff of prepares that a driver refused temporarily, from the second retry on; doubled up to the second. The first is short for a
 /// person who retries, the second is close to a kubelet's interval.
 pub(crate) const PREPARE_RETRY_MIN: Duration = Duration::from_millis(250);
 pub(crate) const PREPARE_RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// Longest rest of such a delay that a request waits for: the caller hardly notices it.
+const PREPARE_RETRY_PATIENCE: Duration = Duration::from_millis(500);
 
 /// A driver as it serves: another version, grant, config, instance or inventory is another revision.
 #[derive(Debug, Clone)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tokio_util::codec::{Framed, LinesCodec};
@@ -61,7 +62,8 @@ impl Connection {
 
     /// Resolves when the other side is gone. Its messages until then are dropped.
     pub(super) async fn closed(&mut self) {
-        while let Some(Ok(_)) = self.0.next().await {}
+        let mut dropped = [0; 256];
+        while self.0.get_mut().read(&mut dropped).await.is_ok_and(|count| count > 0) {}
     }
 }
 

@@ -104,4 +104,5 @@ fn check_file(file: &cdi::SpecFile) {
     let as_yaml: cdi::Spec = serde_saphyr::from_str(text).expect("the file is YAML");
     assert_eq!(as_json, as_yaml, "the file differs as YAML and as JSON");
     cdi::validate(&as_json).expect("the file is a spec that libraries accept");
+    assert_eq!(as_json.cdi_version, as_json.required_version().as_str());
 }
