@@ -128,12 +128,8 @@ async fn within<T>(
     call: &Call,
     work: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, Problem> {
-    match tokio::time::timeout(call.deadline, work).await {
-        Err(_) => Err(problem::no_answer(peer, call.deadline)),
-        // The call has the deadline, and either side may end it first.
-        Ok(Err(status)) if problem::is_late(&status) => Err(problem::no_answer(peer, call.deadline)),
-        Ok(answer) => answer.map(Response::into_inner).map_err(|status| problem::of_status(peer, &status)),
-    }
+    let ended = tokio::time::timeout(call.deadline, work).await;
+    problem::of_call(peer, call.deadline, ended).map(Response::into_inner)
 }
 
 /// Reads a stream to its end and returns the reason.

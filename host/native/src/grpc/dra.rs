@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use nodedock_proto::kubelet::dra::v1 as wire;
 use nodedock_proto::prost::Message;
 use tokio::time::{Instant, timeout_at};
-use tonic::Status;
+use tonic::Code;
 
 use super::stats::Rpcs;
 use super::{Connection, DraService, convert, problem, rpc};
@@ -49,13 +49,13 @@ impl DraPlugin {
         let request = rpc::request(&Call { request_id: call.request_id.clone(), deadline }, message);
         let path = self.path(method);
         let ended = timeout_at(until, rpc::unary(channel, path.clone(), request)).await;
-        let outcome = ended.map_err(|_| Status::deadline_exceeded("our own deadline"));
-        let seen = outcome.as_ref().and_then(Result::as_ref);
-        self.rpcs.record(path, started.elapsed(), seen);
-        match outcome {
-            Err(_) => Err(problem::no_answer(&self.peer(), call.deadline)),
-            Ok(answer) => answer.map_err(|status| problem::of_status(&self.peer(), &status)),
-        }
+        let code = match &ended {
+            Ok(Ok(_)) => Code::Ok,
+            Ok(Err(status)) => status.code(),
+            Err(_) => Code::DeadlineExceeded,
+        };
+        self.rpcs.record(path, started.elapsed(), code);
+        problem::of_call(&self.peer(), call.deadline, ended)
     }
 
     /// Returns one outcome for each claim; logs and drops the rest of the response.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::time::error::Elapsed;
 use tonic::{Code, Status};
 
 use super::clean;
@@ -42,7 +43,7 @@ fn is_broken(status: &Status) -> bool {
 }
 
 /// Returns whether the call ended at the local deadline.
-pub(super) fn is_late(status: &Status) -> bool {
+fn is_late(status: &Status) -> bool {
     let first = std::error::Error::source(status);
     std::iter::successors(first, |error| error.source()).any(|error| error.is::<tonic::TimeoutExpired>())
 }
@@ -60,9 +61,23 @@ pub(super) fn not_valid(peer: &str, why: &str) -> Problem {
     )
 }
 
-pub(super) fn no_answer(peer: &str, deadline: Duration) -> Problem {
-    let message = format!("{peer} did not answer within {} ms", deadline.as_millis());
-    Problem::unavailable(ProblemCode::DriverDeadline, message)
+/// Converts the end of a call. The deadline is sent with the call, so either side may end the call first.
+pub(super) fn of_call<T>(
+    peer: &str,
+    deadline: Duration,
+    ended: Result<Result<T, Status>, Elapsed>,
+) -> Result<T, Problem> {
+    match ended {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(status)) if status.code() == Code::DeadlineExceeded => {
+            Err(of_status(&format!("{peer} did not answer in time"), &status))
+        }
+        Ok(Err(status)) if !is_late(&status) => Err(of_status(peer, &status)),
+        Ok(Err(_)) | Err(_) => {
+            let message = format!("{peer} did not answer within {} ms", deadline.as_millis());
+            Err(Problem::unavailable(ProblemCode::DriverDeadline, message))
+        }
+    }
 }
 
 pub(super) fn not_connected(peer: &str, link: &Link) -> Problem {
