@@ -10,8 +10,9 @@ mod quarantine;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use instances::Instances;
@@ -189,13 +190,13 @@ struct Inner {
 /// Queue of reload requests for the task that executes them.
 struct Reloads {
     sender: mpsc::Sender<ReloadRequest>,
-    inbox: std::sync::Mutex<Option<mpsc::Receiver<ReloadRequest>>>,
+    inbox: Mutex<Option<mpsc::Receiver<ReloadRequest>>>,
 }
 
 impl Reloads {
     fn new() -> Self {
         let (sender, inbox) = mpsc::channel(RELOADS_WAITING_MAX);
-        Self { sender, inbox: std::sync::Mutex::new(Some(inbox)) }
+        Self { sender, inbox: Mutex::new(Some(inbox)) }
     }
 }
 
@@ -229,7 +230,7 @@ impl Registry {
 
     /// Returns the serving driver of a name; otherwise a problem with its state.
     pub fn serving(&self, name: &DriverName) -> Result<Driver, Problem> {
-        let state = self.read();
+        let state = self.0.state.read();
         if let Some(instances) = state.serving.get(name) {
             return Ok(instances.picked().driver.clone());
         }
@@ -251,19 +252,19 @@ impl Registry {
 
     /// Returns a device from its driver's last inventory.
     pub fn device(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Device> {
-        let inventory = self.read().serving.get(driver)?.picked().driver.inventory.clone()?;
+        let inventory = self.0.state.read().serving.get(driver)?.picked().driver.inventory.clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
         inventory.borrow().inventory.device(&pool, &device).cloned()
     }
 
     /// Returns every serving driver, by name.
     pub fn all_serving(&self) -> Vec<Driver> {
-        self.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
+        self.0.state.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
     }
 
     /// Returns the kind of a driver; `None` if it has no source.
     pub fn kind(&self, name: &DriverName) -> Option<DriverKind> {
-        let state = self.read();
+        let state = self.0.state.read();
         let serving = state.serving.get(name).map(|instances| instances.picked().driver.identity.kind);
         let known = || state.sources.values().find(|view| view.name.as_ref() == Some(name));
         serving.or_else(|| known().map(|view| view.kind))
@@ -271,7 +272,7 @@ impl Registry {
 
     /// Returns the names of drivers with a source.
     pub fn names(&self) -> DriverNames {
-        let state = self.read();
+        let state = self.0.state.read();
         let serving =
             state.serving.iter().filter(|(_, instances)| instances.picked().driver.claims.is_some());
         DriverNames {
@@ -282,7 +283,7 @@ impl Registry {
 
     /// Returns whether a source in a transient state has this name, or may have it.
     pub fn is_under_way(&self, name: &DriverName) -> bool {
-        let state = self.read();
+        let state = self.0.state.read();
         let of_name = |view: &&DriverView| view.name.as_ref() == Some(name);
         let mut known = state.sources.values().filter(of_name).peekable();
         match known.peek() {
@@ -309,7 +310,7 @@ impl Registry {
 
     /// Returns every source, sorted by name.
     pub fn list(&self) -> Vec<DriverView> {
-        let state = self.read();
+        let state = self.0.state.read();
         let mut natives = state.natives();
         let view = |view: &DriverView| DriverView { native: natives.remove(&view.source), ..view.clone() };
         state.sources.values().map(view).collect()
@@ -319,13 +320,13 @@ impl Registry {
     pub async fn reload(&self, name: &str) -> Result<DriverView, Problem> {
         let source = self.known_source(name)?;
         let (done, finished) = oneshot::channel();
-        let kind = self.read().sources.get(&source).map(|view| view.kind);
+        let kind = self.0.state.read().sources.get(&source).map(|view| view.kind);
         let reloads = self.reloads(kind.unwrap_or(DriverKind::Wasm));
         let request = ReloadRequest { source: source.clone(), done };
         reloads.sender.try_send(request).map_err(|_| too_many_reloads())?;
         // Dropped: the source was removed meanwhile; the lookup below reports that.
         finished.await.unwrap_or(Ok(()))?;
-        self.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
+        self.0.state.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
     }
 
     fn known_source(&self, name: &str) -> Result<String, Problem> {
@@ -352,7 +353,7 @@ impl Registry {
     }
 
     fn source_of(&self, name: &str) -> Option<String> {
-        let state = self.read();
+        let state = self.0.state.read();
         if state.sources.contains_key(name) {
             return Some(name.to_owned());
         }
@@ -363,7 +364,7 @@ impl Registry {
 
     /// Returns the reload requests, for the one task that executes them. `None` after the first call.
     pub fn take_reloads(&self, kind: DriverKind) -> Option<mpsc::Receiver<ReloadRequest>> {
-        self.reloads(kind).inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.reloads(kind).inbox.lock().take()
     }
 
     fn reloads(&self, kind: DriverKind) -> &Reloads {
@@ -375,7 +376,7 @@ impl Registry {
 
     /// Changes the state of a source, and adds a new one.
     pub fn update(&self, kind: DriverKind, source: &str, change: impl FnOnce(&mut DriverView)) {
-        let mut state = self.write();
+        let mut state = self.0.state.write();
         let view = state.sources.entry(source.to_owned()).or_insert_with(|| DriverView::new(kind, source));
         let before = (view.state, view.reason.clone(), view.trust.clone());
         change(view);
@@ -389,14 +390,14 @@ impl Registry {
 
     /// Returns another source with this name.
     pub fn taken_by_other(&self, name: &DriverName, source: &str) -> Option<String> {
-        self.read().serving.get(name)?.other_than(source).map(str::to_owned)
+        self.0.state.read().serving.get(name)?.other_than(source).map(str::to_owned)
     }
 
     /// Makes `driver` the serving driver of its name, with its inventory. The error names another source with that name.
     pub fn serve(&self, source: &str, driver: Driver) -> Result<(), String> {
         let name = driver.identity.name.clone();
         let left = {
-            let mut state = self.write();
+            let mut state = self.0.state.write();
             if let Some(other) = state.serving.get(&name).and_then(|known| known.other_than(source)) {
                 return Err(other.to_owned());
             }
@@ -415,7 +416,7 @@ impl Registry {
     /// Removes a source's driver from the managers. Calls in flight continue.
     pub fn retire(&self, source: &str) {
         let left = {
-            let mut state = self.write();
+            let mut state = self.0.state.write();
             self.forget_conduct(state.conducts.remove(source));
             state.drop_source(source)
         };
@@ -428,7 +429,7 @@ impl Registry {
     /// Removes a source, and its driver if it still serves.
     pub fn remove(&self, source: &str) {
         self.retire(source);
-        let view = self.write().sources.remove(source);
+        let view = self.0.state.write().sources.remove(source);
         if let Some(view) = view {
             let name = view.name.as_ref().map_or(source, DriverName::as_str);
             self.0.changes.tell(ChangedKind::Driver, name, "gone");
@@ -437,13 +438,5 @@ impl Registry {
 
     pub fn tell_devices(&self, driver: &DriverName) {
         self.0.changes.tell(ChangedKind::Device, driver, "changed");
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, State> {
-        self.0.state.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.0.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@ mod reload;
 mod state;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use tokio::net::{TcpListener, UnixListener};
@@ -29,6 +29,7 @@ use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::manager::claims::RecordedValues;
+use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
 use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices;
@@ -140,7 +141,7 @@ struct Built {
     changes: Changes,
     cdi: CdiDir,
     checkpoint: Checkpoint,
-    claims: Arc<Mutex<ClaimTable>>,
+    claims: Arc<SharedClaimTable>,
     allocations: Vec<PodAllocation>,
     values: Arc<RecordedValues>,
     wasm: WasmFiles,
@@ -224,7 +225,7 @@ impl Built {
         failpoint::pass(Point::Recovered);
         let unreadable = opened.unreadable_claims();
         let table = ClaimTable::new(opened.claims, opened.pods).with_unreadable(unreadable);
-        let claims = Arc::new(Mutex::new(table.with_released(opened.released)));
+        let claims = Arc::new(SharedClaimTable::new(table.with_released(opened.released)));
         let settings = WasmSettings {
             cache_dir: Some(paths.cache.clone()),
             compiler: Compiler::this_program(),

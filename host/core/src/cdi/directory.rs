@@ -229,7 +229,7 @@ impl CdiDir {
     /// clock is not visible; `is_current` is certain.
     pub fn is_as_left(&self, name: &str) -> bool {
         let found = std::fs::symlink_metadata(self.directory.path.join(name));
-        match (found, self.directory.catalog.known().get(name)) {
+        match (found, self.directory.catalog.known.lock().get(name)) {
             (Ok(metadata), Some(known)) => known.stamp == Stamp::of(&metadata),
             (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
                 !self.directory.catalog.has(name)
@@ -279,7 +279,7 @@ impl CdiDir {
     /// Returns the names of this daemon's files that this process neither wrote nor compared: copies, or files of an earlier
     /// run. By the last `survey`.
     pub fn strays(&self) -> Vec<String> {
-        let (ours, known) = (self.directory.catalog.ours(), self.directory.catalog.known());
+        let (ours, known) = (self.directory.catalog.ours(), self.directory.catalog.known.lock());
         ours.into_iter().filter(|name| !known.contains_key(name)).collect()
     }
 
@@ -327,7 +327,7 @@ impl Directory {
         let Ok(metadata) = std::fs::symlink_metadata(&path) else { return false };
         let (hash, stamp) = (self.hasher.hash_one(&file.bytes), Stamp::of(&metadata));
         let as_left = |known: &Known| known.settled && known.stamp == stamp;
-        if let Some(known) = self.catalog.known().get(&file.name).filter(|known| as_left(known)) {
+        if let Some(known) = self.catalog.known.lock().get(&file.name).filter(|known| as_left(known)) {
             return known.hash == hash;
         }
         let settled = stamp.is_settled();
@@ -335,7 +335,7 @@ impl Directory {
             && metadata.size() == file.bytes.len() as u64
             && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes);
         if same {
-            self.catalog.known().insert(file.name.clone(), Known { hash, stamp, settled });
+            self.catalog.known.lock().insert(file.name.clone(), Known { hash, stamp, settled });
         }
         same
     }

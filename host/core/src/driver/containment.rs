@@ -2,9 +2,10 @@
 //! ended.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -113,7 +114,7 @@ impl Containment {
 
     /// Ends the quarantine, and forgets all failures. False: there is none.
     pub fn resume(&self) -> bool {
-        let mut history = self.history();
+        let mut history = self.history.lock();
         let was_quarantined = history.quarantine.resume();
         self.show(&history);
         was_quarantined
@@ -121,7 +122,7 @@ impl Containment {
 
     /// Admits a call, or says why not.
     pub fn admit(self: &Arc<Self>, operation: Operation) -> Result<AdmittedCall, Problem> {
-        let mut history = self.history();
+        let mut history = self.history.lock();
         match history.quarantine.admit(Instant::now()) {
             Ok(admission) => {
                 if admission != Admitted::Ordinary {
@@ -138,18 +139,14 @@ impl Containment {
 
     /// Whether a call of the function is limited to the permits of slow and failing drivers.
     pub fn is_slow(&self, operation: Operation) -> bool {
-        let history = self.history();
+        let history = self.history.lock();
         let is_slow = |until: Instant| Instant::now() < until;
         history.quarantine.failures() > 0 || history.slow_until[operation as usize].is_some_and(is_slow)
     }
 
     /// A call of the function was slow.
     pub fn was_slow(&self, operation: Operation) {
-        self.history().slow_until[operation as usize] = Some(Instant::now() + SLOW_FOR);
-    }
-
-    fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        self.history.lock().slow_until[operation as usize] = Some(Instant::now() + SLOW_FOR);
     }
 
     /// Publishes the quarantine. Called with the lock held, so that the last published value is the current one.
@@ -190,7 +187,7 @@ impl AdmittedCall {
     }
 
     fn record(&self, result: CallResult) {
-        let mut history = self.containment.history();
+        let mut history = self.containment.history.lock();
         history.calls += 1;
         let (admission, operation) = (self.admission, self.operation);
         match result {

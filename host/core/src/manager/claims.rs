@@ -49,8 +49,10 @@ mod machine_tests;
 pub(crate) mod tests;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::checkpoint::Change;
 use crate::driver::Ledger;
@@ -62,11 +64,9 @@ use nodedock_model::{
 };
 
 pub use metrics::ClaimMetrics;
-use prepare_retry::PrepareRetries;
 pub use release::{ReleaseOutcome, ReleaseRequest};
 pub use retry_status::{ClaimView, RefusedClaim, Retry, RetryStatus};
 use table::{ClaimTable, Undo};
-use unprepare_retry::UnprepareRetries;
 pub use values::RecordedValues;
 
 /// Maximum of a driver's `retry-after-ms`: a wrong number must not block a claim for days.
@@ -127,22 +127,20 @@ fn name_few<T: ToString>(names: impl ExactSizeIterator<Item = T>, max: usize) ->
     named.join(", ")
 }
 
-/// Locks a value that is changed in short steps and never left half changed.
-pub(crate) fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// The table that the manager changes and drivers read by their `Ledger`.
+pub type SharedClaimTable = Mutex<ClaimTable>;
 
-impl Ledger for Mutex<ClaimTable> {
+impl Ledger for SharedClaimTable {
     fn claims(&self, driver: &DriverName) -> Vec<LiveClaim> {
-        lock(self).claims_of_driver(driver).filter_map(|record| live(record, driver)).collect()
+        self.lock().claims_of_driver(driver).filter_map(|record| live(record, driver)).collect()
     }
 
     fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim> {
-        lock(self).users_of(driver, pool, device).filter_map(|record| live(record, driver)).collect()
+        self.lock().users_of(driver, pool, device).filter_map(|record| live(record, driver)).collect()
     }
 
     fn claim(&self, driver: &DriverName, uid: &str) -> Option<LiveClaim> {
-        lock(self).claim(uid).and_then(|record| live(record, driver))
+        self.lock().claim(uid).and_then(|record| live(record, driver))
     }
 }
 
@@ -154,15 +152,7 @@ fn live(record: &ClaimRecord, driver: &DriverName) -> Option<LiveClaim> {
 
 impl Manager {
     pub(crate) fn table(&self) -> MutexGuard<'_, ClaimTable> {
-        lock(&self.claims)
-    }
-
-    pub(crate) fn prepare_retries(&self) -> MutexGuard<'_, PrepareRetries> {
-        lock(&self.prepare_retries)
-    }
-
-    pub(crate) fn unprepare_retries(&self) -> MutexGuard<'_, UnprepareRetries> {
-        lock(&self.unprepare_retries)
+        self.claims.lock()
     }
 
     /// Every claim, by namespace and name.

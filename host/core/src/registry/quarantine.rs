@@ -66,7 +66,7 @@ impl Registry {
     ) {
         let mut changes = containment.follow();
         let conduct = Conduct { driver: driver.clone(), containment: Arc::clone(containment) };
-        let mut state = self.write();
+        let mut state = self.0.state.write();
         let before = state.conducts.insert(source.to_owned(), conduct);
         self.forget_conduct(before);
         drop(state);
@@ -94,7 +94,7 @@ impl Registry {
     }
 
     fn settle_conduct(&self, source: &str) {
-        let mut state = self.write();
+        let mut state = self.0.state.write();
         let Some((driver, change)) = state.settle_conduct(source, self.stored_drivers()) else { return };
         // With the state locked: otherwise an outdated quarantine could be published last.
         let now = match change {
@@ -118,7 +118,7 @@ impl Registry {
     pub fn resume(&self, name: &str) -> Result<DriverView, Problem> {
         let source = self.known_source(name)?;
         let (view, containment) = {
-            let state = self.read();
+            let state = self.0.state.read();
             let containment = state.conducts.get(&source).map(|conduct| Arc::clone(&conduct.containment));
             (state.sources.get(&source).cloned().ok_or_else(|| gone(&source))?, containment)
         };
@@ -130,7 +130,7 @@ impl Registry {
         }
         tracing::info!(driver = name, file = source, "quarantine ended by an operator");
         self.settle_conduct(&source);
-        self.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
+        self.0.state.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
     }
 }
 

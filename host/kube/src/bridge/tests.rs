@@ -25,6 +25,7 @@ use nodedock_core::cdi::{CdiDir, Durability};
 use nodedock_core::checkpoint;
 use nodedock_core::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
 use nodedock_core::manager::claims::RecordedValues;
+use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
@@ -104,7 +105,7 @@ impl Node {
         let opened = checkpoint::open(&dir.path().join("checkpoint.redb")).unwrap();
         let sys = SysfsTree::open(&dir.path().join("sys")).unwrap();
         let manager = Manager::new(ManagerParts {
-            claims: Arc::new(Mutex::new(
+            claims: Arc::new(SharedClaimTable::new(
                 ClaimTable::new(opened.claims, opened.pods).with_released(opened.released),
             )),
             allocations: opened.allocations,

@@ -127,7 +127,7 @@ impl Writer {
             metadata => metadata.map_err(CdiError::io("look at", &path))?,
         };
         let stamp = Stamp::of(&metadata);
-        if self.directory.catalog.known().get(name).is_some_and(|known| known.stamp == stamp) {
+        if self.directory.catalog.known.lock().get(name).is_some_and(|known| known.stamp == stamp) {
             return Ok(());
         }
         if self.is_ours_or_empty(&path).map_err(CdiError::io("read", &path))? {
@@ -150,10 +150,10 @@ impl Writer {
             match std::fs::symlink_metadata(&path) {
                 Ok(metadata) => {
                     let known = Known { hash, stamp: Stamp::of(&metadata), settled: false };
-                    self.directory.catalog.known().insert(name, known);
+                    self.directory.catalog.known.lock().insert(name, known);
                 }
                 // Then the next check reads the file.
-                Err(_) => drop(self.directory.catalog.known().remove(&name)),
+                Err(_) => drop(self.directory.catalog.known.lock().remove(&name)),
             }
         }
         Ok(())
@@ -169,7 +169,7 @@ impl Writer {
     fn remove(&self, name: &str) -> Result<(), CdiError> {
         check_name(name)?;
         self.refuse_foreign(name)?;
-        self.directory.catalog.known().remove(name);
+        self.directory.catalog.known.lock().remove(name);
         let path = self.directory.path.join(name);
         let removed = std::fs::remove_file(&path);
         failpoint::pass(Point::CdiRemoved);

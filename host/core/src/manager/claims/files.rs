@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{lock, machine, name_few, unrendered};
+use super::{machine, name_few, unrendered};
 use crate::cdi::{self, CdiDir, CdiError, SpecFile};
 use crate::cdi_watch::SpecEvent;
 use crate::driver::moved::{Moved, first_moved};
@@ -169,7 +169,7 @@ impl Manager {
 
     /// Sets the conditions about a claim's files, and clears all others.
     fn set_file_conditions(&self, record: &ClaimRecord, problems: Vec<Problem>) {
-        let mut claims = lock(&self.file_conditions);
+        let mut claims = self.file_conditions.lock();
         if problems.is_empty() && !claims.remove(&record.id.uid) {
             return;
         }
@@ -188,7 +188,7 @@ impl Manager {
     }
 
     fn claims_with_conditions(&self) -> BTreeSet<Uid> {
-        lock(&self.file_conditions).clone()
+        self.file_conditions.lock().clone()
     }
 
     /// Writes the CDI files of claims that are missing or differ from the checkpoint. Returns their number, and the claims for which
@@ -263,7 +263,7 @@ impl Manager {
                 locked.extend(self.claims_with_conditions());
             }
             locked = self.repair_files(locked).await;
-            recheck.plan(!lock(&self.file_conditions).is_empty());
+            recheck.plan(!self.file_conditions.lock().is_empty());
         }
     }
 

@@ -136,7 +136,7 @@ impl Manager {
             let by = UnprepareRequest::Kubelet { driver: Some(&driver), cause: "unprepare kubelet" };
             let end = manager.unprepare_one_claim(&uid, by, request_id).await;
             // The next prepare calls the driver again.
-            manager.prepare_retries().clear(&uid, &driver);
+            manager.prepare_retries.lock().clear(&uid, &driver);
             manager.claim_metrics.unprepared(started.elapsed(), end.is_err());
             end
         };
@@ -154,7 +154,7 @@ impl Manager {
             let _parts = manager.part_locks.take(parts).await;
             let by = UnprepareRequest::Kubelet { driver: None, cause: &why };
             let end = manager.unprepare_one_claim(&uid, by, format!("unprepare-{uid}").into()).await;
-            drivers.iter().for_each(|driver| manager.prepare_retries().clear(&uid, driver));
+            drivers.iter().for_each(|driver| manager.prepare_retries.lock().clear(&uid, driver));
             end
         };
         self.complete("kubelet", work).await

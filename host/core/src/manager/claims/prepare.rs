@@ -240,7 +240,7 @@ impl Manager {
         if let Err(problem) = self.check_drivers(&record, &drivers) {
             return PrepareStep::Refuse(problem);
         }
-        let retries = self.prepare_retries();
+        let retries = self.prepare_retries.lock();
         let now = Instant::now();
         let verdict = |name: DriverName| {
             let Ok(driver) = self.registry.serving(&name) else { return (name, Verdict::Call) };
@@ -365,7 +365,7 @@ impl Manager {
         results: &[DriverResult],
         called: &CalledDrivers,
     ) {
-        let mut retries = self.prepare_retries();
+        let mut retries = self.prepare_retries.lock();
         for DriverResult { driver, outcome, .. } in results {
             match (outcome, called.get(driver)) {
                 (Ok(_), _) => retries.clear(&record.id.uid, driver),

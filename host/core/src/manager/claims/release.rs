@@ -137,8 +137,8 @@ impl Manager {
         let pods: BTreeSet<_> = record.pods.keys().cloned().collect();
         self.forget(std::slice::from_ref(uid), &pods, changes).await?;
         self.table().put_released(released.clone(), &outdated);
-        self.unprepare_retries().clear(uid);
-        self.prepare_retries().forget(|_, claim| claim.uid == *uid);
+        self.unprepare_retries.lock().clear(uid);
+        self.prepare_retries.lock().forget(|_, claim| claim.uid == *uid);
         Ok(())
     }
 

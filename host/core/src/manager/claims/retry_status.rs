@@ -90,18 +90,18 @@ impl Manager {
         let (uid, now) = (&record.id.uid, Instant::now());
         let is_leaving = record.is_part_leaving(driver);
         let attempts = if is_leaving {
-            self.unprepare_retries().attempts(uid)
+            self.unprepare_retries.lock().attempts(uid)
         } else {
-            self.prepare_retries().get(uid, driver).map_or(0, |retry| retry.attempts)
+            self.prepare_retries.lock().get(uid, driver).map_or(0, |retry| retry.attempts)
         };
         let retry = match self.registry.serving(driver).map(|driver| DriverRevision::of(&driver)) {
             Err(_) => Retry::WhenServing,
             Ok(revision) if is_leaving => {
-                Retry::at(self.unprepare_retries().due(uid, driver, &revision).unwrap_or(now))
+                Retry::at(self.unprepare_retries.lock().due(uid, driver, &revision).unwrap_or(now))
             }
             Ok(revision) => {
                 let request = || record.driver_claim(driver);
-                match self.prepare_retries().verdict(uid, driver, &revision, request, now) {
+                match self.prepare_retries.lock().verdict(uid, driver, &revision, request, now) {
                     Verdict::Call => Retry::Now,
                     Verdict::Later { at, .. } => Retry::at(at),
                     Verdict::Never(_) => Retry::WhenChanged,
@@ -113,7 +113,7 @@ impl Manager {
 
     /// Claims that were refused and rolled back, by UID. They are listed until they are requested again.
     pub fn refused_claims(&self) -> Vec<RefusedClaim> {
-        let refused: Vec<PrepareRetry> = self.prepare_retries().iter().cloned().collect();
+        let refused: Vec<PrepareRetry> = self.prepare_retries.lock().iter().cloned().collect();
         let table = self.table();
         let unknown = refused.into_iter().filter(|retry| table.claim(retry.claim.uid.as_str()).is_none());
         unknown.map(|retry| self.refused_claim(retry)).collect()

@@ -185,7 +185,7 @@ impl Manager {
             if open.contains(uid) || matches!(ends.get(uid), Some(Err(_))) {
                 self.retry_unprepare(record, results);
             } else {
-                self.unprepare_retries().clear(uid);
+                self.unprepare_retries.lock().clear(uid);
             }
         }
     }
@@ -228,7 +228,7 @@ impl Manager {
         let problems =
             results.iter().filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));
         let serving = self.serving_of(record);
-        self.unprepare_retries().failed(&record.id.uid, serving, &problems.collect(), Instant::now());
+        self.unprepare_retries.lock().failed(&record.id.uid, serving, &problems.collect(), Instant::now());
         self.unprepare_failed.notify_one();
     }
 

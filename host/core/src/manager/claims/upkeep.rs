@@ -70,12 +70,12 @@ impl Manager {
         if record.releasing.is_some() {
             return Some(self.next_release(record, &serving, now));
         }
-        self.unprepare_retries().next(record, &serving, now)
+        self.unprepare_retries.lock().next(record, &serving, now)
     }
 
     /// When a release that was begun is finished. At a start no driver serves yet: those that come are waited for, for some time.
     fn next_release(&self, record: &ClaimRecord, serving: &Serving, now: Instant) -> Instant {
-        let next = self.unprepare_retries().again(&record.id.uid).unwrap_or(now);
+        let next = self.unprepare_retries.lock().again(&record.id.uid).unwrap_or(now);
         let all_serve = serving.len() == record.drivers.len();
         if all_serve { next } else { next.max(self.started + RELEASE_GRACE) }
     }
@@ -83,7 +83,7 @@ impl Manager {
     /// The drivers to call if the claim is retried now.
     pub(super) fn due_drivers(&self, record: &ClaimRecord) -> Vec<DriverName> {
         let serving = self.serving_of(record);
-        self.unprepare_retries().drivers(record, &serving, Instant::now())
+        self.unprepare_retries.lock().drivers(record, &serving, Instant::now())
     }
 
     /// Finishes unprepares: claims of one driver one after the other, drivers in parallel, so that a driver that hangs delays no other's.

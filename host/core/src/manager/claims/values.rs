@@ -8,13 +8,12 @@ mod records;
 mod restoring;
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard};
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 
 use self::records::Records;
 pub(super) use self::restoring::{RestoreRequest, Restored};
-use super::lock;
 use crate::checkpoint::{Change, Checkpoint, CommitError};
 use crate::driver::values::{Journal, Write};
 use crate::sysfs::SysfsTree;
@@ -53,18 +52,14 @@ impl RecordedValues {
         Self { records, checkpoint, tree, path_locks: Locks::default() }
     }
 
-    fn records(&self) -> MutexGuard<'_, Records> {
-        lock(&self.records)
-    }
-
     /// The values that drivers changed for a claim.
     pub(super) fn of(&self, uid: &Uid) -> Option<ClaimValues> {
-        self.records().get(uid).cloned()
+        self.records.lock().get(uid).cloned()
     }
 
     /// Claims whose release was begun by an older release of this program, and by whom; returned once.
     pub(super) fn take_releasing(&self) -> Vec<(Uid, Caller)> {
-        self.records().take_releasing()
+        self.records.lock().take_releasing()
     }
 
     /// Removes records of another boot, or of unknown claims.
@@ -88,7 +83,7 @@ impl RecordedValues {
         ends: Ends,
         removed: &mut Vec<ClaimValues>,
     ) -> (MutexGuard<'_, Records>, Vec<Change>) {
-        let mut records = self.records();
+        let mut records = self.records.lock();
         let mut changed: BTreeSet<Uid> =
             written.into_iter().filter(|uid| records.get(uid).is_some()).collect();
         for (uid, driver) in ends {
@@ -103,7 +98,7 @@ impl RecordedValues {
 
     /// Restores records whose end did not become durable.
     pub(super) fn restore_records(&self, removed: Vec<ClaimValues>) {
-        let mut records = self.records();
+        let mut records = self.records.lock();
         removed.into_iter().rev().for_each(|before| records.restore(before));
     }
 
@@ -113,7 +108,7 @@ impl RecordedValues {
         uid: &Uid,
         drivers: Vec<DriverName>,
     ) -> Result<(), CommitError> {
-        if self.records().get(uid).is_none() {
+        if self.records.lock().get(uid).is_none() {
             return Ok(());
         }
         let ends = drivers.into_iter().map(|driver| (uid.clone(), Some(driver))).collect();
@@ -129,7 +124,7 @@ impl RecordedValues {
     /// Commits the records of the claims that `change` returns, in the order in which the records are changed.
     async fn commit(&self, change: impl FnOnce(&mut Records) -> BTreeSet<Uid>) -> Result<(), CommitError> {
         let more = || {
-            let mut records = self.records();
+            let mut records = self.records.lock();
             let changed = change(&mut records);
             let changes = changed.into_iter().map(|uid| records.change(uid)).collect();
             (records, changes)
@@ -158,12 +153,12 @@ impl Journal for RecordedValues {
             return Err(problem);
         }
         durable.map_err(|error| {
-            self.records().settle(write, None);
+            self.records.lock().settle(write, None);
             error.problem()
         })
     }
 
     fn settle(&self, write: &Write<'_>, stands: Option<String>) {
-        self.records().settle(write, stands.as_deref());
+        self.records.lock().settle(write, stands.as_deref());
     }
 }

@@ -18,7 +18,9 @@ use crate::driver::{
 use crate::manager::claims::fixtures::{claim, driver, name, pod, prepared};
 use crate::manager::claims::source::ClaimSource;
 use crate::manager::claims::table::ClaimTable;
-use crate::manager::claims::{ClaimEnd, PodSelector, RecordedValues, ReleaseOutcome, ReleaseRequest};
+use crate::manager::claims::{
+    ClaimEnd, PodSelector, RecordedValues, ReleaseOutcome, ReleaseRequest, SharedClaimTable,
+};
 use crate::manager::devices::fixtures::resource;
 use crate::manager::devices::{PluginId, ResourceOutcome, ResourceView};
 use crate::manager::{Manager, ManagerParts, ManagerSettings, PodOutcome, pool_claims};
@@ -132,7 +134,7 @@ impl Home {
         let values = RecordedValues::new(opened.values, boot_id, opened.checkpoint.clone(), sys);
         let cdi = self.0.path().join("cdi");
         let manager = Manager::new(ManagerParts {
-            claims: Arc::new(Mutex::new(claims)),
+            claims: Arc::new(SharedClaimTable::new(claims)),
             allocations: opened.allocations,
             checkpoint: opened.checkpoint,
             values: Arc::new(values),

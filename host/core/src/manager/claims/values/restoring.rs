@@ -91,7 +91,7 @@ impl RecordedValues {
         drivers: impl Fn(&DriverName) -> bool,
         until: Instant,
     ) -> (PathLocks, Vec<(DriverName, KeptValue)>) {
-        let values = || self.records().newest_first(uid, &drivers);
+        let values = || self.records.lock().newest_first(uid, &drivers);
         let paths: BTreeSet<_> = values().into_iter().map(|(_, kept)| kept.path).collect();
         let until = until.min(Instant::now() + SYSFS_WRITE_WALL);
         let mut locks = PathLocks::new();
@@ -122,7 +122,7 @@ impl RecordedValues {
         kept: &KeptValue,
         stays: &dyn Fn(&DriverName) -> bool,
     ) -> Option<Problem> {
-        let (path, records) = (&kept.path, self.records());
+        let (path, records) = (&kept.path, self.records.lock());
         let (other, driver) = records.successor(&claim.uid, kept, stays)?;
         if other.uid == claim.uid {
             let message = format!("/sys/{path} was also written by driver {driver}, which keeps the claim");
