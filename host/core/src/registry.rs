@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use instances::Instances;
 pub use instances::{Native, Taken};
-use quarantine::{Conduct, gone};
+use quarantine::Conduct;
 
 use crate::driver::{Driver, DriverStats, StoredDrivers};
 use nodedock_base::changes::Changes;
@@ -320,13 +320,17 @@ impl Registry {
     pub async fn reload(&self, name: &str) -> Result<DriverView, Problem> {
         let source = self.known_source(name)?;
         let (done, finished) = oneshot::channel();
-        let kind = self.0.state.read().sources.get(&source).map(|view| view.kind);
-        let reloads = self.reloads(kind.unwrap_or(DriverKind::Wasm));
+        let reloads = self.reloads(self.view(&source).map_or(DriverKind::Wasm, |view| view.kind));
         let request = ReloadRequest { source: source.clone(), done };
         reloads.sender.try_send(request).map_err(|_| too_many_reloads())?;
         // Dropped: the source was removed meanwhile; the lookup below reports that.
         finished.await.unwrap_or(Ok(()))?;
-        self.0.state.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
+        self.view(&source)
+    }
+
+    fn view(&self, source: &str) -> Result<DriverView, Problem> {
+        let gone = || Problem::not_found(ProblemCode::DriverUnknown, format!("{source} is gone"));
+        self.0.state.read().sources.get(source).cloned().ok_or_else(gone)
     }
 
     fn known_source(&self, name: &str) -> Result<String, Problem> {

@@ -223,9 +223,9 @@ impl Built {
         )?;
         let opened = state::open(&paths.checkpoint, &cdi, &conditions).await?;
         failpoint::pass(Point::Recovered);
-        let unreadable = opened.unreadable_claims();
-        let table = ClaimTable::new(opened.claims, opened.pods).with_unreadable(unreadable);
-        let claims = Arc::new(SharedClaimTable::new(table.with_released(opened.released)));
+        let unreadable = opened.dump.unreadable_claims();
+        let table = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
+        let claims = Arc::new(SharedClaimTable::new(table.with_released(opened.dump.released)));
         let settings = WasmSettings {
             cache_dir: Some(paths.cache.clone()),
             compiler: Compiler::this_program(),
@@ -234,7 +234,7 @@ impl Built {
             node: node.clone(),
         };
         let sysfs = SysfsTree::open(&settings.sysfs_root).context("open /sys")?;
-        let values = RecordedValues::new(opened.values, &node.boot_id, opened.checkpoint.clone(), sysfs);
+        let values = RecordedValues::new(opened.dump.values, &node.boot_id, opened.checkpoint.clone(), sysfs);
         let values = Arc::new(values);
         let host = WasmHost::new(settings, claims.clone(), values.clone())
             .context("set up the sandbox for drivers")?;
@@ -260,7 +260,7 @@ impl Built {
             conditions,
             tasks: tasks.drivers.clone(),
         };
-        let (checkpoint, allocations) = (opened.checkpoint, opened.allocations);
+        let (checkpoint, allocations) = (opened.checkpoint, opened.dump.allocations);
         Ok(Self {
             config,
             node,

@@ -213,11 +213,6 @@ impl Drop for AdmittedCall {
 
 #[cfg(any(test, feature = "testing"))]
 impl Containment {
-    /// Of a driver whose calls are simulated.
-    pub fn played(driver: DriverName) -> Arc<Self> {
-        Arc::new(Self::new(Some(driver)))
-    }
-
     /// Fails as many calls as lead to quarantine.
     pub fn fail(self: &Arc<Self>) {
         for _ in 0..crate::driver::quarantine::FAILURES_MAX {

@@ -214,11 +214,7 @@ impl Manager {
         if changes.is_empty() {
             return Ok(());
         }
-        let (written, ended) = values::affected_claims(&changes);
-        let mut removed = Vec::new();
-        let more = || self.values.follow(written, ended, &mut removed);
-        let Err(error) = self.checkpoint.commit_in_order(changes, more).await else { return Ok(()) };
-        self.values.restore_records(removed);
+        let Err(error) = self.values.commit_claims(changes, Vec::new()).await else { return Ok(()) };
         undo.restore(&mut self.table());
         // A request that was refused because of the restored claims decides again.
         self.claims_freed.send_modify(|count| *count += 1);

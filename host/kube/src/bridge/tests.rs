@@ -106,11 +106,11 @@ impl Node {
         let sys = SysfsTree::open(&dir.path().join("sys")).unwrap();
         let manager = Manager::new(ManagerParts {
             claims: Arc::new(SharedClaimTable::new(
-                ClaimTable::new(opened.claims, opened.pods).with_released(opened.released),
+                ClaimTable::new(opened.dump.claims, opened.dump.pods).with_released(opened.dump.released),
             )),
-            allocations: opened.allocations,
+            allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint.clone(),
-            values: Arc::new(RecordedValues::new(opened.values, "boot-1", opened.checkpoint, sys)),
+            values: Arc::new(RecordedValues::new(opened.dump.values, "boot-1", opened.checkpoint, sys)),
             cdi: CdiDir::open(&dir.path().join("cdi"), "test", Durability::Rendered).unwrap(),
             registry: registry.clone(),
             source: source.clone(),

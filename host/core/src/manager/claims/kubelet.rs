@@ -18,8 +18,7 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-use super::machine::{self, UnprepareRequest};
-use super::prepare::Requester;
+use super::machine::{self, Holder, UnprepareRequest};
 use super::source::check_bounds;
 use crate::cdi;
 use crate::manager::{Manager, interrupted};
@@ -44,7 +43,7 @@ impl Manager {
     }
 
     /// The same for a claim that no API server knows, such as one for devices that a kubelet allocates through a device plugin.
-    /// `held_for_kubelet` leaves it out; `given_to_kubelet` lists it.
+    /// `held_for_kubelet` leaves it out.
     pub async fn prepare_given_for_kubelet(
         self: &Arc<Self>,
         driver: &DriverName,
@@ -81,7 +80,7 @@ impl Manager {
     ) -> Result<PreparedForKubelet, Problem> {
         // Also while it waits for a device: an unprepare that comes meanwhile has to find what this request takes.
         let _part = self.part_locks.take([(id.uid.clone(), driver.clone())]).await;
-        let requester = Requester::Kubelet { driver, given: given.is_some() };
+        let holder = Holder::Kubelet { driver, given: given.is_some() };
         let claim = match given {
             Some(claim) => claim,
             None => self.claim_for_kubelet(driver, id).await?,
@@ -92,8 +91,8 @@ impl Manager {
             return Ok(PreparedForKubelet::default());
         }
         let uid = claim.id.uid.clone();
-        let (locks, plan) = self.plan(requester, &BTreeMap::from([(uid.clone(), claim)])).await;
-        let end = self.carry_out(requester, plan, &self.driver_call(request_id)).await.remove(&uid);
+        let (locks, plan) = self.plan(holder, &BTreeMap::from([(uid.clone(), claim)])).await;
+        let end = self.carry_out(holder, None, plan, &self.driver_call(request_id)).await.remove(&uid);
         end.unwrap_or_else(|| Err(interrupted()))?;
         let record = self.table().claim(uid.as_str()).cloned();
         drop(locks);
@@ -162,26 +161,12 @@ impl Manager {
 
     /// Claims of the API server of which a kubelet holds parts, by UID.
     pub fn held_for_kubelet(&self) -> Vec<KubeletClaim> {
-        self.kubelet_claims(false)
-    }
-
-    /// Claims that a kubelet holds and gave with its requests, by UID.
-    pub fn given_to_kubelet(&self) -> Vec<KubeletClaim> {
-        self.kubelet_claims(true)
-    }
-
-    fn kubelet_claims(&self, given: bool) -> Vec<KubeletClaim> {
-        self.table().claims().filter_map(|record| kubelet_claim(record, given)).collect()
+        self.table().claims().filter_map(|record| kubelet_claim(record)).collect()
     }
 
     /// The statuses that drivers reported for the devices of a kubelet's claims, by UID; claims without any are left out.
     pub fn device_statuses(&self) -> Vec<ClaimStatuses> {
         self.table().claims().filter_map(|record| statuses(record)).collect()
-    }
-
-    /// The same of one claim.
-    pub fn device_statuses_of(&self, claim: &Uid) -> Option<ClaimStatuses> {
-        statuses(self.table().claim(claim.as_str())?)
     }
 
     /// Changes whenever `device_statuses` may have changed.
@@ -211,10 +196,10 @@ fn answer(record: &ClaimRecord, driver: &DriverName) -> Option<PreparedForKubele
     Some(PreparedForKubelet { devices: devices.collect(), annotations: prepared.annotations.clone() })
 }
 
-/// The parts of a claim that a kubelet holds, if there are any and the claim is `given` or not.
-fn kubelet_claim(record: &ClaimRecord, given: bool) -> Option<KubeletClaim> {
+/// The parts of a claim that a kubelet holds, if there are any and the claim is of the API server.
+fn kubelet_claim(record: &ClaimRecord) -> Option<KubeletClaim> {
     let drivers: Vec<_> = record.kubelet_drivers().cloned().collect();
-    let hold = record.kubelet.as_ref().filter(|hold| hold.given == given && !drivers.is_empty())?;
+    let hold = record.kubelet.as_ref().filter(|hold| !hold.given && !drivers.is_empty())?;
     let (claim, consumers) = (record.id.clone(), hold.consumers.clone());
     Some(KubeletClaim { claim, drivers, consumers, since_ms: hold.since_ms })
 }

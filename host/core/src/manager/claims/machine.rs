@@ -66,6 +66,17 @@ pub enum Holder<'a> {
     Kubelet { driver: &'a DriverName, given: bool },
 }
 
+impl<'a> Holder<'a> {
+    pub fn pod(self) -> Option<&'a ObjectRef> {
+        if let Self::Pod(pod) = self { Some(pod) } else { None }
+    }
+
+    /// The driver whose part is requested. None: all parts.
+    pub fn part(self) -> Option<&'a DriverName> {
+        if let Self::Kubelet { driver, .. } = self { Some(driver) } else { None }
+    }
+}
+
 impl fmt::Display for Holder<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

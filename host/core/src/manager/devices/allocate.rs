@@ -10,10 +10,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::choose::{self, Question, Step};
 use super::record::{self, Answer, Key, Want};
-use super::resources::Origin;
+use super::resources::Offer;
 use super::reuse::Reuse;
 use super::snapshot::Snapshot;
-use super::{DeviceNodes, ResourceOutcome, affinity, check};
+use super::{DeviceNodes, ResourceOutcome, ResourceSource, affinity, check};
 use crate::checkpoint::Change;
 use crate::driver::{Call, DeviceDriver};
 use crate::manager::{Manager, interrupted, pool_claims};
@@ -162,20 +162,19 @@ impl Manager {
         deadline: Instant,
     ) -> Result<AllocationEntry, Problem> {
         let snapshot = self.snapshot(&want.resource, None)?;
-        if let Origin::Pools(driver) = &snapshot.origin {
+        if let ResourceSource::Pools(driver) = &snapshot.offer.source {
             return self.choose_pooled(job, want, reuse, driver);
         }
         let held = job.held(want).map(|entry| &entry.devices);
         let (ids, devices) = match choose::choose(&snapshot.stock(), want, held, reuse.devices())? {
-            Step::Chosen(ids) => (ids, snapshot.devices.clone()),
+            Step::Chosen(ids) => (ids, snapshot.offer.devices.clone()),
             Step::Open(open) => {
-                let preferred =
-                    self.preferred(job, want, &snapshot.origin, open.question(), deadline).await?;
+                let preferred = self.preferred(job, want, &snapshot.offer, open.question(), deadline).await?;
                 // The call took some time: the choice is made from the newest list.
                 let now = self.snapshot(&want.resource, None)?;
                 match choose::choose(&now.stock(), want, held, reuse.devices())? {
-                    Step::Chosen(ids) => (ids, now.devices),
-                    Step::Open(open) => (open.finish(&preferred), now.devices),
+                    Step::Chosen(ids) => (ids, now.offer.devices),
+                    Step::Open(open) => (open.finish(&preferred), now.offer.devices),
                 }
             }
         };
@@ -209,11 +208,11 @@ impl Manager {
         &self,
         job: &Job<'_>,
         want: &Want,
-        origin: &Origin,
+        offer: &Offer,
         question: Question,
         deadline: Instant,
     ) -> Result<Vec<String>, Problem> {
-        let Origin::Plugin { driver, .. } = origin else { return Ok(Vec::new()) };
+        let Some((_, driver)) = &offer.plugin else { return Ok(Vec::new()) };
         if !driver.options().preferred_allocation_available {
             return Ok(Vec::new());
         }
@@ -337,10 +336,8 @@ impl Manager {
     /// The plugin of a resource, if it is connected.
     pub(super) fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
         let state = self.devices();
-        match state.resources.source(resource).filter(|offer| offer.is_active()).map(|offer| &offer.origin) {
-            Some(Origin::Plugin { driver, .. }) => Some(driver.clone()),
-            _ => None,
-        }
+        let offer = state.resources.source(resource).filter(|offer| offer.is_active())?;
+        offer.plugin.as_ref().map(|(_, driver)| driver.clone())
     }
 }
 
@@ -354,12 +351,12 @@ pub(super) fn choose_from_pool(want: &Want, snapshot: &Snapshot) -> Result<Devic
         Step::Open(open) => {
             let question = open.question();
             let available: Vec<_> =
-                question.available.iter().filter_map(|id| snapshot.devices.get(id)).collect();
+                question.available.iter().filter_map(|id| snapshot.offer.devices.get(id)).collect();
             let closest = affinity::closest(&available, &question.must_include, question.size);
             open.finish(&closest)
         }
     };
-    Ok(with_nodes(ids, &snapshot.devices))
+    Ok(with_nodes(ids, &snapshot.offer.devices))
 }
 
 fn entry(want: &Want, devices: DeviceNodes, claim: Option<PooledClaim>) -> AllocationEntry {

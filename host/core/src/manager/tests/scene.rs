@@ -126,16 +126,16 @@ impl Home {
         stored: Option<Arc<dyn StoredDrivers>>,
     ) -> Daemon {
         let opened = checkpoint::open(&self.checkpoint_path()).unwrap();
-        let unreadable = opened.unreadable_claims();
-        let claims = ClaimTable::new(opened.claims, opened.pods).with_unreadable(unreadable);
-        let claims = claims.with_released(opened.released);
+        let unreadable = opened.dump.unreadable_claims();
+        let claims = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
+        let claims = claims.with_released(opened.dump.released);
         let (source, changes, tasks) = (Arc::new(FakeSource::new()), Changes::default(), Tasks::new());
         let sys = SysfsTree::open(&self.sys()).unwrap();
-        let values = RecordedValues::new(opened.values, boot_id, opened.checkpoint.clone(), sys);
+        let values = RecordedValues::new(opened.dump.values, boot_id, opened.checkpoint.clone(), sys);
         let cdi = self.0.path().join("cdi");
         let manager = Manager::new(ManagerParts {
             claims: Arc::new(SharedClaimTable::new(claims)),
-            allocations: opened.allocations,
+            allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint,
             values: Arc::new(values),
             cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),

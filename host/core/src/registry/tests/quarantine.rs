@@ -74,7 +74,7 @@ impl Scene {
 }
 
 fn conduct() -> Arc<Containment> {
-    Containment::played(name("gpu"))
+    Arc::new(Containment::new(Some(name("gpu"))))
 }
 
 #[tokio::test]

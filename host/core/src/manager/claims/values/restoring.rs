@@ -111,7 +111,7 @@ impl RecordedValues {
             changed.then(|| uid.clone()).into_iter().collect()
         };
         // The values are restored all the same: to lose one, a crash would have to follow at this moment.
-        if let Err(error) = self.commit(intend).await {
+        if let Err(error) = self.commit(Vec::new(), intend).await {
             tracing::warn!(claim_uid = %uid, error = chain(&error), "the intent to restore values is not in the checkpoint");
         }
     }
