@@ -215,7 +215,7 @@ impl Built {
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
-        let cdi = CdiDir::open_among(
+        let cdi = CdiDir::open(
             &paths.cdi,
             &paths.cdi_spec_dirs,
             &paths.checkpoint.to_string_lossy(),

@@ -95,6 +95,7 @@ struct Directory {
     temporary_prefix: String,
     hasher: RandomState,
     catalog: Catalog,
+    durability: Durability,
 }
 
 /// A file after it was written or compared.
@@ -143,13 +144,9 @@ impl Stamp {
 
 impl CdiDir {
     /// Opens the directory; creates it (mode 0755) if it does not exist, and removes temporary files of a crash.
-    /// `daemon` identifies this daemon across restarts among others that write to the same directory.
-    pub fn open(path: &Path, daemon: &str, durability: Durability) -> Result<Self, CdiError> {
-        Self::open_among(path, &[], daemon, durability)
-    }
-
-    /// The same for runtimes that read other directories as well: `directories`, by priority, as in the runtimes' configs.
-    pub fn open_among(
+    /// `directories`: those that runtimes read, by priority, as in the runtimes' configs. `daemon` identifies this daemon across
+    /// restarts among others that write to the same directory.
+    pub fn open(
         path: &Path,
         directories: &[PathBuf],
         daemon: &str,
@@ -164,9 +161,10 @@ impl CdiDir {
             temporary_prefix,
             hasher: RandomState::new(),
             catalog: Catalog::new(path, directories, mark_of(daemon)),
+            durability,
         });
         let (inbox, jobs) = mpsc::channel(QUEUE);
-        let writer = writer::Writer::new(directory.clone(), durability);
+        let writer = directory.clone();
         std::thread::Builder::new()
             .name("cdi".to_owned())
             .spawn(move || writer.run(jobs))

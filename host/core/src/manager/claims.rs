@@ -53,6 +53,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use strum::IntoStaticStr;
 
 use crate::checkpoint::Change;
 use crate::driver::Ledger;
@@ -82,7 +83,8 @@ pub struct ClaimOutcome {
     pub end: Result<ClaimEnd, Problem>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum ClaimEnd {
     Prepared,
     Unprepared,
@@ -92,11 +94,7 @@ pub enum ClaimEnd {
 
 impl ClaimEnd {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Prepared => "prepared",
-            Self::Unprepared => "unprepared",
-            Self::Kept => "kept",
-        }
+        self.into()
     }
 }
 

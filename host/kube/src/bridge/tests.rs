@@ -111,7 +111,7 @@ impl Node {
             allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint.clone(),
             values: Arc::new(RecordedValues::new(opened.dump.values, "boot-1", opened.checkpoint, sys)),
-            cdi: CdiDir::open(&dir.path().join("cdi"), "test", Durability::Rendered).unwrap(),
+            cdi: CdiDir::open(&dir.path().join("cdi"), &[], "test", Durability::Rendered).unwrap(),
             registry: registry.clone(),
             source: source.clone(),
             settings: ManagerSettings {

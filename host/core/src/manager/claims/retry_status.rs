@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use strum::IntoStaticStr;
 use tokio::time::Instant;
 
 use super::prepare_retry::{DriverRevision, PrepareRetry, Verdict};
@@ -10,7 +11,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_model::{ClaimRecord, ClaimState, ClaimValues, DriverName, ObjectRef, Problem};
 
 /// When a driver is called again, or may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Retry {
     Now,
     /// Milliseconds since the Unix epoch.
@@ -23,12 +25,7 @@ pub enum Retry {
 
 impl Retry {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Now => "now",
-            Self::At(_) => "at",
-            Self::WhenServing => "when-serving",
-            Self::WhenChanged => "when-changed",
-        }
+        self.into()
     }
 
     pub fn at_ms(self) -> u64 {

@@ -138,7 +138,7 @@ impl Home {
             allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint,
             values: Arc::new(values),
-            cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),
+            cdi: CdiDir::open(&cdi, &[], "test", Durability::Rendered).unwrap(),
             registry: Registry::new(changes.clone(), Conditions::default(), stored),
             source: source.clone(),
             settings: ManagerSettings {
