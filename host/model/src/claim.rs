@@ -1,6 +1,6 @@
 //! Claims and pods of requests, and the results of drivers for claims.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
@@ -36,6 +36,22 @@ pub struct Allocation {
     /// Node for which it was allocated, if its selector names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
+}
+
+impl Allocation {
+    /// Returns the devices of one driver.
+    pub fn of_driver(&self, driver: &DriverName) -> impl Iterator<Item = &AllocatedDevice> {
+        self.devices.iter().filter(move |device| device.driver == *driver)
+    }
+
+    pub fn has_driver(&self, driver: &DriverName) -> bool {
+        self.of_driver(driver).next().is_some()
+    }
+
+    /// Returns the drivers of the devices, each once.
+    pub fn drivers(&self) -> BTreeSet<&DriverName> {
+        self.devices.iter().map(|device| &device.driver).collect()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Hash, Serialize, Deserialize)]

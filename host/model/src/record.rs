@@ -83,7 +83,7 @@ impl ClaimRecord {
     pub fn driver_claim(&self, driver: &DriverName) -> DriverClaim {
         DriverClaim {
             id: self.id.clone(),
-            devices: self.allocation.devices.iter().filter(|d| d.driver == *driver).cloned().collect(),
+            devices: self.allocation.of_driver(driver).cloned().collect(),
             configs: self.allocation.configs.iter().filter(|c| c.driver == *driver).cloned().collect(),
             annotations: self.annotations.clone(),
         }
@@ -116,8 +116,7 @@ impl ClaimRecord {
 
     /// Returns a driver's devices of the claim, as `pool/device`.
     pub fn device_names(&self, driver: &DriverName) -> impl Iterator<Item = String> {
-        let devices = self.allocation.devices.iter().filter(move |device| device.driver == *driver);
-        devices.map(|device| format!("{}/{}", device.pool, device.device))
+        self.allocation.of_driver(driver).map(|device| format!("{}/{}", device.pool, device.device))
     }
 
     /// Returns the claim as an unprepare and the ledger of a driver contain it.

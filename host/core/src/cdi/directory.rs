@@ -63,12 +63,6 @@ impl CdiError {
     fn is_gone(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
-
-    /// The disk or a quota is full.
-    pub fn is_full(&self) -> bool {
-        let full = |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-        matches!(self, Self::Io { source, .. } if full(source.kind()))
-    }
 }
 
 /// A file of this daemon in the directory.

@@ -246,7 +246,7 @@ impl Manager {
             uids.iter().filter_map(|uid| table.remove(uid)).collect()
         };
         for record in &gone {
-            self.clear_file_conditions(record);
+            self.set_file_conditions(record, Vec::new());
             self.changes.tell(ChangedKind::Claim, &record.id, "gone");
         }
         self.report_statuses(gone.iter());

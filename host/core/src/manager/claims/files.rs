@@ -168,7 +168,7 @@ impl Manager {
     }
 
     /// Sets the conditions about a claim's files, and clears all others.
-    fn set_file_conditions(&self, record: &ClaimRecord, problems: Vec<Problem>) {
+    pub(super) fn set_file_conditions(&self, record: &ClaimRecord, problems: Vec<Problem>) {
         let mut claims = self.file_conditions.lock();
         if problems.is_empty() && !claims.remove(&record.id.uid) {
             return;
@@ -180,15 +180,6 @@ impl Manager {
             self.file_condition_set.notify_one();
         }
         problems.into_iter().for_each(|problem| self.conditions.set(&subject, problem));
-    }
-
-    /// Clears the conditions about a claim's files.
-    pub(super) fn clear_file_conditions(&self, record: &ClaimRecord) {
-        self.set_file_conditions(record, Vec::new());
-    }
-
-    fn claims_with_conditions(&self) -> BTreeSet<Uid> {
-        self.file_conditions.lock().clone()
     }
 
     /// Writes the CDI files of claims that are missing or differ from the checkpoint. Returns their number, and the claims for which
@@ -260,7 +251,7 @@ impl Manager {
                 rested = Instant::now() + started.elapsed() * SWEEP_REST;
             }
             if recheck.is_due(started) {
-                locked.extend(self.claims_with_conditions());
+                locked.extend(self.file_conditions.lock().clone());
             }
             locked = self.repair_files(locked).await;
             recheck.plan(!self.file_conditions.lock().is_empty());
@@ -275,7 +266,7 @@ impl Manager {
         }
         let touched = self.cdi.touched(names.clone()).await;
         self.remove_orphans(touched.ours).await;
-        let mut uids = self.claims_with_conditions();
+        let mut uids = self.file_conditions.lock().clone();
         uids.extend(names.iter().filter_map(|name| cdi::file_of(name)).map(|(_, uid)| uid));
         uids.extend(touched.devices.iter().flat_map(|device| self.claims_of_device(device)));
         uids
@@ -321,7 +312,7 @@ impl Manager {
         if self.needs_files(&record) {
             return Some(record);
         }
-        self.clear_file_conditions(&record);
+        self.set_file_conditions(&record, Vec::new());
         None
     }
 
@@ -337,7 +328,7 @@ impl Manager {
             Ok((wrong, surveyed)) => {
                 self.report_survey(surveyed);
                 self.remove_orphans(self.cdi.strays()).await;
-                wrong.into_iter().chain(self.claims_with_conditions()).collect()
+                wrong.into_iter().chain(self.file_conditions.lock().clone()).collect()
             }
             Err(error) => {
                 tracing::error!(error = chain(&error), "cdi files not checked");
@@ -371,9 +362,7 @@ impl Manager {
     }
 
     fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
-        let table = self.table();
-        let claim = table.claim(uid.as_str());
-        claim.is_some_and(|claim| claim.allocation.devices.iter().any(|device| device.driver == *driver))
+        self.table().claim(uid.as_str()).is_some_and(|claim| claim.allocation.has_driver(driver))
     }
 
     fn needs_files(&self, record: &ClaimRecord) -> bool {

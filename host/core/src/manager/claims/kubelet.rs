@@ -87,7 +87,7 @@ impl Manager {
         };
         check_bounds(&claim)?;
         let allocation = machine::admit_for_kubelet(&claim, &self.settings.node.name)?;
-        if !allocation.devices.iter().any(|device| device.driver == *driver) {
+        if !allocation.has_driver(driver) {
             return Ok(PreparedForKubelet::default());
         }
         let uid = claim.id.uid.clone();
@@ -111,10 +111,7 @@ impl Manager {
         };
         let known = self.table().claim(wanted.uid.as_str()).cloned();
         // A record that was rebuilt from CDI files names the devices of some drivers only: it does not say that this one has none.
-        let names_driver = |record: &Arc<ClaimRecord>| {
-            record.allocation.devices.iter().any(|device| device.driver == *driver)
-        };
-        let known = known.filter(names_driver);
+        let known = known.filter(|record| record.allocation.has_driver(driver));
         let claim = machine::known_claim(known.as_deref(), wanted, problem.clone())?;
         tracing::warn!(claim = %wanted, %problem, "a claim that cannot be read is taken from its record");
         Ok(claim)

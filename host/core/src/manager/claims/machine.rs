@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use super::name_few;
 use super::table::{ClaimTable, device_key};
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
-    KubeletHold, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemCode,
-    ProblemKind, Transition, Uid,
+    Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, KubeletHold,
+    ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemCode, ProblemKind,
+    Transition, Uid,
 };
 
 pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
@@ -105,7 +105,7 @@ impl PrepareRequest<'_> {
     /// Drivers whose parts are requested.
     fn drivers(&self) -> BTreeSet<&DriverName> {
         match self.holder {
-            Holder::Pod(_) => self.allocation.devices.iter().map(|device| &device.driver).collect(),
+            Holder::Pod(_) => self.allocation.drivers(),
             Holder::Kubelet { driver, .. } => BTreeSet::from([driver]),
         }
     }
@@ -192,14 +192,9 @@ pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep 
 
 /// Whether the allocation is unchanged. A record that was rebuilt from CDI files has only the devices of the drivers that had files.
 fn is_same(known: &Allocation, wanted: &Allocation) -> bool {
-    let of = |allocation: &Allocation, driver: &DriverName| -> Vec<AllocatedDevice> {
-        allocation.devices.iter().filter(|device| device.driver == *driver).cloned().collect()
-    };
     let is_rest = || {
-        let mut drivers = known.devices.iter().map(|device| &device.driver);
-        known.configs.is_empty()
-            && known.node_name.is_none()
-            && drivers.all(|driver| of(known, driver) == of(wanted, driver))
+        let is_same = |driver: &DriverName| known.of_driver(driver).eq(wanted.of_driver(driver));
+        known.configs.is_empty() && known.node_name.is_none() && known.drivers().into_iter().all(is_same)
     };
     known == wanted || is_rest()
 }
@@ -232,28 +227,15 @@ fn is_good(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
 }
 
 fn join(known: &Arc<ClaimRecord>, request: &PrepareRequest<'_>) -> PrepareStep {
-    if is_held(known, request) {
-        return PrepareStep::Known { record: known.clone(), changed: false };
-    }
     let mut record = ClaimRecord::clone(known);
     complete(&mut record, request);
     if hold(&mut record, request) {
         record.note(request.transition("joined"));
     }
-    PrepareStep::Known { record: Arc::new(record), changed: true }
-}
-
-/// Whether the record names this holder already, with all that its request says.
-fn is_held(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
-    let by_holder = match request.holder {
-        Holder::Pod(pod) => known.pods.contains_key(&pod.uid),
-        Holder::Kubelet { driver, .. } => {
-            let consumers = known.kubelet.as_ref().map(|held| &held.consumers);
-            known.drivers.get(driver).is_some_and(|part| part.kubelet)
-                && consumers == Some(&request.claim.reserved_for)
-        }
-    };
-    by_holder && known.allocation == *request.allocation
+    match record == **known {
+        true => PrepareStep::Known { record: known.clone(), changed: false },
+        false => PrepareStep::Known { record: Arc::new(record), changed: true },
+    }
 }
 
 /// Notes the holder. True: it is new.
@@ -537,7 +519,7 @@ pub fn check_devices(
     driver: &DriverName,
     inventory: &Inventory,
 ) -> Result<(), Problem> {
-    for device in allocation.devices.iter().filter(|device| device.driver == *driver) {
+    for device in allocation.of_driver(driver) {
         let Some(pool) = inventory.pools.get(&device.pool) else {
             let message = format!("driver {driver} has no pool {}", device.pool);
             return Err(Problem::not_found(ProblemCode::NoSuchPool, message));

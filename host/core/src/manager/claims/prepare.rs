@@ -64,7 +64,11 @@ impl Manager {
         request_id: Arc<str>,
     ) -> Vec<ClaimOutcome> {
         let started = std::time::Instant::now();
-        let resolved = self.resolve(request, inline).await;
+        let mut resolved = Vec::with_capacity(request.claims.len());
+        for reference in &request.claims {
+            let claim = self.resolve(inline, &request.pod, reference).await;
+            resolved.push(ResolvedClaim { reference: reference.clone(), claim });
+        }
         let claims = resolved.iter().filter_map(|resolved| resolved.claim.as_ref().ok());
         let claims: BTreeMap<Uid, Claim> =
             claims.map(|claim| (claim.id.uid.clone(), claim.clone())).collect();
@@ -80,16 +84,7 @@ impl Manager {
         outcomes
     }
 
-    async fn resolve(&self, request: &PodRequest, inline: &[Claim]) -> Vec<ResolvedClaim> {
-        let mut resolved = Vec::with_capacity(request.claims.len());
-        for reference in &request.claims {
-            let claim = self.resolve_one(inline, &request.pod, reference).await;
-            resolved.push(ResolvedClaim { reference: reference.clone(), claim });
-        }
-        resolved
-    }
-
-    async fn resolve_one(
+    async fn resolve(
         &self,
         inline: &[Claim],
         pod: &ObjectRef,

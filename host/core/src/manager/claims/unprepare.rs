@@ -254,9 +254,8 @@ impl Manager {
 
     pub(super) async fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
         let names = |record: &Arc<ClaimRecord>| {
-            let drivers = record.allocation.devices.iter().map(|device| &device.driver);
-            let drivers: BTreeSet<_> = drivers.collect();
-            drivers.into_iter().map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
+            let drivers = record.allocation.drivers().into_iter();
+            drivers.map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
         };
         self.remove_files_named(gone.iter().flat_map(names).collect()).await
     }

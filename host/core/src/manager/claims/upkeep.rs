@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::machine::UnprepareRequest;
 use super::prepare_retry::DriverRevision;
@@ -42,7 +42,7 @@ impl Manager {
                 changed = serving.changed() => if changed.is_err() { return },
                 // The permit stays until it is consumed.
                 () = self.unprepare_failed.notified() => {}
-                () = until(next) => {}
+                () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}
             }
         }
     }
@@ -148,13 +148,5 @@ impl Manager {
         let (table, pods) = (self.table(), record.pods.keys().cloned().collect());
         let empty = table.pods_with_nothing_but(&pods, &[]).into_iter();
         empty.filter(|pod| table.pod(pod.as_str()).is_some()).cloned().collect()
-    }
-}
-
-/// Waits until a time; for ever, if there is none.
-pub(crate) async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }

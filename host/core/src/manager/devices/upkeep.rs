@@ -6,13 +6,12 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, select_all};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::pools;
 use super::resources::Contender;
 use crate::driver::Published;
 use crate::manager::Manager;
-use crate::manager::claims::upkeep::until;
 use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, ProblemCode, limit};
 
 /// Interval between two reports of changed resources: health may flap a thousand times per second.
@@ -74,7 +73,9 @@ impl Manager {
                 () = self.tasks.stopped() => return,
                 // The next round checks all sources.
                 () = self.source_gone.notified() => {}
-                () = until(next) => self.expire(self.settings.resource_grace),
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
+                    self.expire(self.settings.resource_grace);
+                }
             }
         }
     }
