@@ -157,7 +157,6 @@ impl Checkpoint {
         outcome.await.unwrap_or(Err(CommitError::Closed))
     }
 
-    /// Returns whether the last commit succeeded.
     pub fn health(&self) -> Health {
         self.status.health()
     }

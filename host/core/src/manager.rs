@@ -31,7 +31,7 @@ use crate::cdi_watch::SpecEvent;
 use crate::checkpoint::Checkpoint;
 use crate::driver::{Call, NodeFacts};
 use crate::manager::claims::machine::UnprepareRequest;
-use crate::manager::claims::metrics::ClaimMetrics;
+use crate::manager::claims::metrics::{ClaimMetrics, UNPREPARE};
 use crate::manager::claims::prepare_retry::PrepareRetries;
 use crate::manager::claims::source::ClaimSource;
 use crate::manager::claims::unprepare_retry::UnprepareRetries;
@@ -424,7 +424,7 @@ impl Manager {
     async fn unprepare_one(&self, view: PodView, call: &Call) -> PodOutcome {
         let (uid, started) = (&view.pod.uid, Instant::now());
         let claims = self.unprepare_claims_of(&view.pod, call).await;
-        self.claim_metrics.unprepared(started.elapsed(), claims.iter().any(|claim| claim.end.is_err()));
+        self.claim_metrics.observe(UNPREPARE, started, claims.iter().any(|claim| claim.end.is_err()));
         // Whatever became of the claims: no plugin has to agree that its devices are freed.
         let freed = self.free(uid).await;
         let (claims, resources) = view.unprepared(claims, &freed);

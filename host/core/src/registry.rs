@@ -223,7 +223,6 @@ impl Registry {
         }))
     }
 
-    /// Returns the channel that publishes changes of drivers.
     pub fn changes(&self) -> &Changes {
         &self.0.changes
     }
@@ -257,7 +256,6 @@ impl Registry {
         inventory.borrow().inventory.device(&pool, &device).cloned()
     }
 
-    /// Returns every serving driver, by name.
     pub fn all_serving(&self) -> Vec<Driver> {
         self.0.state.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
     }

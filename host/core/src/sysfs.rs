@@ -95,7 +95,6 @@ impl SysfsRoot {
         Ok(Self { root, path })
     }
 
-    /// A regular file's content.
     pub fn read(&self, path: &str) -> Result<Vec<u8>, Problem> {
         let (resolved, _) = self.regular_file(path)?;
         let content = self.content(path, &resolved)?;
@@ -252,7 +251,6 @@ pub fn io_problem(path: &str, error: &std::io::Error) -> Problem {
     Problem::unavailable(ProblemCode::IoError, format!("/sys/{path}: {error}"))
 }
 
-/// The walk of a glob.
 struct Walk<'a> {
     root: &'a SysfsRoot,
     /// Its caller does not wait longer.

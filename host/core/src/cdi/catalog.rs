@@ -166,7 +166,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns the current moment.
     pub(super) fn now(&self) -> Moment {
         Moment(self.begun.load(Ordering::SeqCst))
     }
@@ -370,7 +369,6 @@ fn is_same(found: &Metadata, other: &Path) -> bool {
     other.is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
 }
 
-/// Reads the text of a plain file.
 fn read_plain(path: &Path) -> Option<String> {
     let file = open_plain(path).ok()??;
     if file.metadata().ok()?.len() > FILE_BYTES_MAX {

@@ -59,7 +59,6 @@ impl CdiError {
         move |source| Self::Io { doing, path, source: Arc::new(source) }
     }
 
-    /// Whether the file or directory does not exist.
     fn is_gone(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
@@ -338,7 +337,6 @@ fn make_directory(path: &Path) -> Result<(), CdiError> {
     made.map_err(CdiError::io("make the directory", path))
 }
 
-/// Removes temporary files that a crash left.
 fn sweep(path: &Path, prefix: &str) -> Result<(), CdiError> {
     for entry in entries(path)? {
         let name = entry.file_name();

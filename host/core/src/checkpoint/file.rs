@@ -137,13 +137,11 @@ fn initialise(file: File) -> Result<(), LoadError> {
     format::sign(&database, None, &UPGRADES)
 }
 
-/// Renames a file to an unused name.
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     let here = rustix::fs::CWD;
     Ok(rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE)?)
 }
 
-/// Appends a text to a path.
 fn sibling(path: &Path, more: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(more);

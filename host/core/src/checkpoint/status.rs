@@ -107,7 +107,6 @@ impl Status {
         }
     }
 
-    /// Records the end of the current commit.
     fn end(&self, failure: Option<&CommitError>) {
         let mut now = self.now.lock();
         let was_slow = now.under_way.take().is_some_and(|began| began.elapsed() >= CHECKPOINT_SLOW);

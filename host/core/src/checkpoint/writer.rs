@@ -199,7 +199,6 @@ pub(super) fn guarded<T>(
     }
 }
 
-/// Returns the text of a panic.
 pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
@@ -300,7 +299,6 @@ fn set(open: &mut Records<'_>, key: &Uid, value: Option<&[u8]>) -> Result<Option
     Ok(before.map(|value| value.value().to_vec()))
 }
 
-/// Copies an unreadable value to the table `unreadable`.
 fn keep_unreadable(
     transaction: &WriteTransaction,
     table: Table,

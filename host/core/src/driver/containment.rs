@@ -144,7 +144,6 @@ impl Containment {
         history.quarantine.failures() > 0 || history.slow_until[operation as usize].is_some_and(is_slow)
     }
 
-    /// A call of the function was slow.
     pub fn was_slow(&self, operation: Operation) {
         self.history.lock().slow_until[operation as usize] = Some(Instant::now() + SLOW_FOR);
     }
@@ -213,7 +212,6 @@ impl Drop for AdmittedCall {
 
 #[cfg(any(test, feature = "testing"))]
 impl Containment {
-    /// Fails as many calls as lead to quarantine.
     pub fn fail(self: &Arc<Self>) {
         for _ in 0..crate::driver::quarantine::FAILURES_MAX {
             let call = self.admit(Operation::Prepare).map_err(|problem| problem.message).unwrap();

@@ -165,7 +165,6 @@ impl Manager {
         self.table().released()
     }
 
-    /// Claims that have a device.
     pub fn users_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
         self.table().users_of(driver, pool, device).map(|record| record.id.clone()).collect()
     }
@@ -189,7 +188,6 @@ impl Manager {
         &self.claim_metrics
     }
 
-    /// ID of the boot in which the manager runs.
     pub fn boot_id(&self) -> &str {
         &self.settings.node.boot_id
     }

@@ -27,7 +27,6 @@ mod hints;
 mod list;
 pub(crate) mod metrics;
 mod pools;
-mod pre_start;
 mod record;
 mod resources;
 mod reuse;

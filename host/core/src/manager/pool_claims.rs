@@ -76,7 +76,6 @@ fn allocated(claim: &PooledClaim, id: &str) -> Result<AllocatedDevice, Problem> 
     })
 }
 
-/// The id of a pool's device.
 pub(crate) fn device_id(pool: &PoolName, device: &DeviceName) -> String {
     format!("{pool}/{device}")
 }

@@ -13,12 +13,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use super::machine::{self, Holder, UnprepareRequest};
+use super::metrics::{PREPARE, UNPREPARE};
 use super::source::check_bounds;
 use crate::cdi;
 use crate::manager::{Manager, interrupted};
@@ -65,7 +65,7 @@ impl Manager {
         let work = |manager: Arc<Self>| async move {
             let started = Instant::now();
             let outcome = manager.prepare_locked_part(&driver, &id, given, request_id).await;
-            manager.claim_metrics.prepared(started.elapsed(), outcome.is_err());
+            manager.claim_metrics.observe(PREPARE, started, outcome.is_err());
             outcome
         };
         self.complete("kubelet", work).await
@@ -133,7 +133,7 @@ impl Manager {
             let end = manager.unprepare_one_claim(&uid, by, request_id).await;
             // The next prepare calls the driver again.
             manager.prepare_retries.lock().clear(&uid, &driver);
-            manager.claim_metrics.unprepared(started.elapsed(), end.is_err());
+            manager.claim_metrics.observe(UNPREPARE, started, end.is_err());
             end
         };
         self.complete("kubelet", work).await

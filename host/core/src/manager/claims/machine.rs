@@ -1,7 +1,6 @@
 //! The state machine of claims: a state and a request in, the next state and the steps to take out. Pure: no clock, no IO, no task.
 
 mod kubelet;
-mod release;
 mod unprepare;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,9 +18,9 @@ use nodedock_model::{
 };
 
 pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
-pub use release::{check_release, release, released};
 pub use unprepare::{
-    UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep, finish_unprepare, roll_back, unprepare,
+    UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep, check_release, finish_unprepare, release,
+    released, roll_back, unprepare,
 };
 
 /// The facts of a device that decide whether several claims may have it.
@@ -102,7 +101,6 @@ pub struct PrepareRequest<'a> {
 }
 
 impl PrepareRequest<'_> {
-    /// Drivers whose parts are requested.
     fn drivers(&self) -> BTreeSet<&DriverName> {
         match self.holder {
             Holder::Pod(_) => self.allocation.drivers(),
@@ -207,7 +205,6 @@ fn complete(record: &mut ClaimRecord, request: &PrepareRequest<'_>) {
     }
 }
 
-/// Whether a requested part is being unprepared.
 fn is_leaving(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
     let wanted = request.drivers();
     known.state == ClaimState::Unpreparing || known.leaving().any(|(driver, _)| wanted.contains(driver))
@@ -435,7 +432,6 @@ fn is_refused_for_good(part: &DriverPart) -> bool {
     part.prepared.is_none() && part.problem.as_ref().is_some_and(|problem| problem.kind.is_permanent())
 }
 
-/// Notes drivers' results in a claim's record.
 fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u64) {
     for result in results {
         let part = record.drivers.entry(result.driver.clone()).or_default();

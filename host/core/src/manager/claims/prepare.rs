@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::calls::{CalledDriver, prepared_by};
 use super::files::Nodes;
 use super::machine::{self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
+use super::metrics::PREPARE;
 use super::prepare_retry::{self, DriverRevision, FailedPrepare, Verdict};
 use super::source::check_bounds;
 use super::table::Undo;
@@ -80,7 +81,7 @@ impl Manager {
         let outcomes: Vec<_> =
             resolved.into_iter().map(|resolved| outcome(request, resolved, &ends)).collect();
         let failed = outcomes.iter().any(|outcome| outcome.end.is_err());
-        self.claim_metrics.prepared(started.elapsed(), failed);
+        self.claim_metrics.observe(PREPARE, started, failed);
         outcomes
     }
 

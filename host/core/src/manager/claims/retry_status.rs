@@ -71,7 +71,6 @@ pub struct ClaimView {
 }
 
 impl Manager {
-    /// A claim with its retry status.
     pub fn claim_view(&self, record: Arc<ClaimRecord>) -> ClaimView {
         let leaving = |driver: &DriverName| record.is_part_leaving(driver);
         let open = record.drivers.iter().filter(|(driver, part)| match record.state {

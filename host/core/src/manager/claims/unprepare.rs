@@ -223,7 +223,6 @@ impl Manager {
         }
     }
 
-    /// Schedules a retry of an unprepare.
     pub(super) fn retry_unprepare(&self, record: &ClaimRecord, results: &[UnprepareResult]) {
         let problems =
             results.iter().filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));

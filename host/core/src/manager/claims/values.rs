@@ -20,7 +20,6 @@ use crate::sysfs::SysfsTree;
 use nodedock_base::locks::{Held, Locks};
 use nodedock_model::{Caller, ClaimValues, DriverName, Problem, Uid};
 
-/// The recorded values of all claims.
 pub struct RecordedValues {
     records: Mutex<Records>,
     checkpoint: Checkpoint,
@@ -36,7 +35,6 @@ impl RecordedValues {
         Self { records, checkpoint, tree, path_locks: Locks::default() }
     }
 
-    /// The values that drivers changed for a claim.
     pub(super) fn of(&self, uid: &Uid) -> Option<ClaimValues> {
         self.records.lock().get(uid).cloned()
     }
@@ -93,7 +91,6 @@ impl RecordedValues {
         outcome
     }
 
-    /// Ends the values of some drivers of a claim.
     pub(super) async fn end_of_drivers(
         &self,
         uid: &Uid,

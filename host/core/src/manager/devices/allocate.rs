@@ -1,4 +1,5 @@
-//! Allocate: choose devices, commit the intents, call the plugins, commit the results.
+//! Allocate: choose devices, commit the intents, call the plugins, commit the results. Before a container starts, plugins that want it are
+//! called again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -22,7 +23,7 @@ use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
     AllocationEntry, DriverName, ExtendedResource, ObjectRef, PluginDevice, PodAllocation, PodRequest,
-    PooledClaim, Problem, ProblemCode, limit,
+    PooledClaim, Problem, ProblemCode, Uid, limit,
 };
 
 /// The choice for a want. None: no devices are wanted, and none are held.
@@ -333,15 +334,49 @@ impl Manager {
         }
     }
 
-    /// The plugin of a resource, if it is connected.
-    pub(super) fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
+    fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
         let state = self.devices();
         let offer = state.resources.source(resource).filter(|offer| offer.is_active())?;
         offer.plugin.as_ref().map(|(_, driver)| driver.clone())
     }
+
+    /// Calls the plugins of a container's devices. A container without devices is success.
+    pub(crate) async fn pre_start(
+        &self,
+        pod: &Uid,
+        container: &str,
+        request_id: &Arc<str>,
+    ) -> Result<(), Problem> {
+        let record = self.allocation(pod.as_str());
+        let entries = record.iter().flat_map(|record| &record.entries);
+        for entry in entries.filter(|entry| entry.container == container && entry.claim.is_none()) {
+            self.pre_start_entry(entry, request_id).await?;
+        }
+        Ok(())
+    }
+
+    async fn pre_start_entry(&self, entry: &AllocationEntry, request_id: &Arc<str>) -> Result<(), Problem> {
+        let AllocationEntry { container, resource, .. } = entry;
+        if !entry.is_complete() {
+            let message =
+                format!("container {container} has no devices of {resource}: they are not allocated yet");
+            return Err(Problem::unavailable(ProblemCode::DevicesNotAllocated, message));
+        }
+        let Some(driver) = self.plugin(resource) else {
+            // The plugin's options at the allocation still count.
+            return if entry.pre_start { Err(no_plugin(resource)) } else { Ok(()) };
+        };
+        if !driver.options().pre_start_required {
+            return Ok(());
+        }
+        let ids: Vec<_> = entry.devices.keys().cloned().collect();
+        let deadline = Instant::now() + self.settings.pre_start_deadline;
+        let call = plugin_call(request_id, deadline);
+        within(deadline, resource, "before the start of a container", driver.pre_start(&call, &ids)).await
+    }
 }
 
-pub(super) fn plugin_call(request_id: &Arc<str>, deadline: Instant) -> Call {
+fn plugin_call(request_id: &Arc<str>, deadline: Instant) -> Call {
     Call { request_id: request_id.clone(), deadline: deadline.saturating_duration_since(Instant::now()) }
 }
 
@@ -397,7 +432,7 @@ fn too_many(want: &Want) -> Problem {
 }
 
 /// Ends a plugin's call at the deadline, whatever the plugin does.
-pub(super) async fn within<T>(
+async fn within<T>(
     deadline: Instant,
     resource: &ExtendedResource,
     what: &str,
@@ -415,6 +450,6 @@ pub(super) fn busy(resource: &ExtendedResource) -> Problem {
     Problem::unavailable(ProblemCode::ResourceBusy, message).retry_after(Duration::from_secs(5))
 }
 
-pub(super) fn no_plugin(resource: &ExtendedResource) -> Problem {
+fn no_plugin(resource: &ExtendedResource) -> Problem {
     Problem::unavailable(ProblemCode::PluginGone, format!("the plugin of {resource} is not connected"))
 }

@@ -68,7 +68,6 @@ fn in_order(request: &PodRequest) -> Vec<&PodContainer> {
     containers
 }
 
-/// The record of a pod without devices.
 pub(super) fn empty(pod: &ObjectRef, since_ms: u64) -> PodAllocation {
     PodAllocation { pod: pod.clone(), entries: Vec::new(), since_ms, unknown: BTreeMap::new() }
 }

@@ -10,7 +10,6 @@ use super::{Capacity, DeviceView, HintScope, ResourceHints, ResourceSource, Reso
 use crate::manager::{Manager, pool_claims};
 use nodedock_model::{DriverName, ExtendedResource, PluginDevice, PodContainer, PodRequest, Problem, Uid};
 
-/// A resource at one moment.
 pub(super) struct Snapshot {
     pub(super) offer: Offer,
     /// Devices of pods, and of claims.

@@ -64,7 +64,6 @@ impl Manager {
         }
     }
 
-    /// Removes sources after their grace period.
     pub(crate) async fn end_grace(&self) {
         loop {
             let next = self.devices().resources.next_expiry(self.settings.resource_grace);
