@@ -19,7 +19,7 @@ impl<K> Default for Locks<K> {
 }
 
 /// The guard of a key; dropping it releases the key.
-pub struct Held<K: Eq + Hash> {
+pub struct LockGuard<K: Eq + Hash> {
     locks: Locks<K>,
     key: K,
     guard: Option<OwnedMutexGuard<()>>,
@@ -27,7 +27,7 @@ pub struct Held<K: Eq + Hash> {
 
 impl<K: Clone + Ord + Hash> Locks<K> {
     /// Locks the keys in ascending order, so that two requests cannot deadlock.
-    pub async fn take(&self, keys: impl IntoIterator<Item = K>) -> Vec<Held<K>> {
+    pub async fn take(&self, keys: impl IntoIterator<Item = K>) -> Vec<LockGuard<K>> {
         let mut keys: Vec<_> = keys.into_iter().collect();
         keys.sort();
         keys.dedup();
@@ -35,7 +35,7 @@ impl<K: Clone + Ord + Hash> Locks<K> {
         for key in keys {
             let entry = self.0.lock().entry(key.clone()).or_default().clone();
             // A cancelled waiter also removes the entry of a key without owner.
-            let mut next = Held { locks: self.clone(), key, guard: None };
+            let mut next = LockGuard { locks: self.clone(), key, guard: None };
             next.guard = Some(entry.lock_owned().await);
             held.push(next);
         }
@@ -43,14 +43,14 @@ impl<K: Clone + Ord + Hash> Locks<K> {
     }
 
     /// Returns the guard of a key, unless the key is locked.
-    pub fn try_take(&self, key: &K) -> Option<Held<K>> {
+    pub fn try_take(&self, key: &K) -> Option<LockGuard<K>> {
         let mut entries = self.0.lock();
         let guard = entries.entry(key.clone()).or_default().clone().try_lock_owned().ok()?;
-        Some(Held { locks: self.clone(), key: key.clone(), guard: Some(guard) })
+        Some(LockGuard { locks: self.clone(), key: key.clone(), guard: Some(guard) })
     }
 }
 
-impl<K: Eq + Hash> Drop for Held<K> {
+impl<K: Eq + Hash> Drop for LockGuard<K> {
     fn drop(&mut self) {
         let mut entries = self.locks.0.lock();
         self.guard = None;

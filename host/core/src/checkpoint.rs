@@ -27,8 +27,6 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use nodedock_base::conditions::Conditions;
-use nodedock_base::tasks::Tasks;
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
 pub use error::{CommitError, OpenError, ReadError};
@@ -37,7 +35,6 @@ pub use inspect::{Integrity, Report, read, verify};
 pub use status::{CommitMetrics, Health};
 
 use format::Precious;
-use monitor::WriterMonitor;
 use status::Status;
 use upgrade::{UPGRADES, Upgrades};
 use writer::{Message, Write, Writer};
@@ -164,11 +161,6 @@ impl Checkpoint {
     /// Returns a watch on whether the last commit succeeded.
     pub fn takes_writes(&self) -> watch::Receiver<bool> {
         self.status.takes_writes()
-    }
-
-    /// Sets conditions of the writer under `subject`, and retries while commits fail, until the tasks stop.
-    pub async fn keep(self, subject: String, conditions: Conditions, tasks: Tasks) {
-        WriterMonitor { status: self.status, inbox: self.inbox, conditions, subject }.run(tasks).await;
     }
 
     pub fn metrics(&self) -> &CommitMetrics {

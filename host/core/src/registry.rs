@@ -172,9 +172,9 @@ const RELOADS_WAITING_MAX: usize = 64;
 
 /// Handle to the registry.
 #[derive(Clone)]
-pub struct Registry(Arc<Inner>);
+pub struct Registry(Arc<Drivers>);
 
-struct Inner {
+struct Drivers {
     state: RwLock<State>,
     changes: Changes,
     conditions: Conditions,
@@ -211,7 +211,7 @@ struct State {
 impl Registry {
     /// Creates a registry that sets conditions of the node, and finds previous versions of drivers in `stored`.
     pub fn new(changes: Changes, conditions: Conditions, stored: Option<Arc<dyn StoredDrivers>>) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(Drivers {
             state: RwLock::default(),
             changes,
             conditions,

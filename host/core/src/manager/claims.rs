@@ -65,7 +65,7 @@ use nodedock_model::{
 };
 
 pub use metrics::ClaimMetrics;
-pub use release::{ReleaseOutcome, ReleaseRequest};
+pub use release::{ReleasePreview, ReleaseRequest};
 pub use retry_status::{ClaimView, RefusedClaim, Retry, RetryStatus};
 use table::{ClaimTable, Undo};
 pub use values::RecordedValues;

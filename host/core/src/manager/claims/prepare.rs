@@ -21,7 +21,7 @@ use crate::driver::moved::have_moved;
 use crate::manager::{Manager, interrupted};
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_base::locks::Held;
+use nodedock_base::locks::LockGuard;
 use nodedock_model::{
     Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, ObjectRef, PodRequest, Problem, ProblemCode,
     Uid,
@@ -115,7 +115,7 @@ impl Manager {
         &self,
         holder: Holder<'_>,
         claims: &BTreeMap<Uid, Claim>,
-    ) -> (Vec<Held<Uid>>, Plan) {
+    ) -> (Vec<LockGuard<Uid>>, Plan) {
         let deadline = Instant::now() + self.settings.exclusive_wait;
         let mut freed = self.claims_freed.subscribe();
         let mut may_wait = true;

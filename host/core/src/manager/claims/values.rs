@@ -17,7 +17,7 @@ pub(super) use self::restoring::{RestoreRequest, Restored};
 use crate::checkpoint::{Change, Checkpoint, CommitError};
 use crate::driver::values::{Journal, Write};
 use crate::sysfs::SysfsTree;
-use nodedock_base::locks::{Held, Locks};
+use nodedock_base::locks::{LockGuard, Locks};
 use nodedock_model::{Caller, ClaimValues, DriverName, Problem, Uid};
 
 pub struct RecordedValues {
@@ -121,7 +121,7 @@ impl RecordedValues {
 
 #[async_trait]
 impl Journal for RecordedValues {
-    async fn turn(&self, path: &str) -> Vec<Held<String>> {
+    async fn lock_path(&self, path: &str) -> Vec<LockGuard<String>> {
         self.path_locks.take([path.to_owned()]).await
     }
 

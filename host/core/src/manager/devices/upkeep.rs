@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
-use futures::future::{BoxFuture, select_all};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
@@ -103,14 +103,13 @@ impl Manager {
                 () = self.tasks.stopped() => return,
                 () = tokio::time::sleep(limit::EVENT_DEBOUNCE) => {}
             }
-            let inventory = inventory_changed(&mut followed);
             tokio::select! {
                 // Pools are read again after a restart.
                 () = self.tasks.stopped() => return,
                 // The next round reads everything, whichever it was.
                 changed = serving.changed() => if changed.is_err() { return },
                 changed = freed.changed() => if changed.is_err() { return },
-                () = inventory => {}
+                () = inventory_changed(&mut followed) => {}
             }
         }
     }
@@ -135,19 +134,13 @@ impl Manager {
 }
 
 /// Waits until a driver has another inventory than the one that was read. The end of an inventory is reported by the registry.
-fn inventory_changed(followed: &mut Followed) -> BoxFuture<'_, ()> {
-    let one = |seen: &mut watch::Receiver<Arc<Published>>| {
-        let mut seen = seen.clone();
-        async move {
-            if seen.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
+async fn inventory_changed(followed: &mut Followed) {
+    let changes = followed.iter_mut().map(|(_, seen)| async {
+        if seen.changed().await.is_err() {
+            std::future::pending::<()>().await;
         }
-        .boxed()
-    };
-    let all: Vec<_> = followed.iter_mut().map(|(_, seen)| one(seen)).collect();
-    if all.is_empty() {
-        return std::future::pending().boxed();
+    });
+    if changes.collect::<FuturesUnordered<_>>().next().await.is_none() {
+        std::future::pending().await
     }
-    select_all(all).map(drop).boxed()
 }

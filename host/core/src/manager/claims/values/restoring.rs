@@ -11,7 +11,7 @@ use crate::driver::values::Audited;
 use crate::sysfs::Fate;
 use crate::sysfs::blocking::write_stuck;
 use nodedock_base::error::chain;
-use nodedock_base::locks::Held;
+use nodedock_base::locks::LockGuard;
 use nodedock_model::limit::SYSFS_WRITE_WALL;
 use nodedock_model::{DriverName, KeptValue, ObjectRef, Problem, ProblemCode, PutBack, Uid};
 
@@ -24,7 +24,7 @@ pub(in crate::manager::claims) struct Restored {
 }
 
 /// By path.
-pub(in crate::manager::claims) type PathLocks = BTreeMap<String, Vec<Held<String>>>;
+pub(in crate::manager::claims) type PathLocks = BTreeMap<String, Vec<LockGuard<String>>>;
 
 /// How the values of all claims of a request are restored.
 pub(in crate::manager::claims) struct RestoreRequest<'a> {
