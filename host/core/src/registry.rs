@@ -331,15 +331,6 @@ impl Registry {
         self.0.state.read().sources.get(source).cloned().ok_or_else(gone)
     }
 
-    fn known_source(&self, name: &str) -> Result<String, Problem> {
-        self.source_of(name).ok_or_else(|| {
-            Problem::not_found(
-                ProblemCode::DriverUnknown,
-                format!("there is no driver or driver file {name:?}"),
-            )
-        })
-    }
-
     /// Waits until the task that executes requests for drivers of a kind has received one. Returns false if the task has ended.
     pub async fn answers(&self, kind: DriverKind) -> bool {
         let (done, taken) = oneshot::channel();
@@ -354,14 +345,18 @@ impl Registry {
         !sender.is_closed()
     }
 
-    fn source_of(&self, name: &str) -> Option<String> {
+    fn known_source(&self, name: &str) -> Result<String, Problem> {
         let state = self.0.state.read();
         if state.sources.contains_key(name) {
-            return Some(name.to_owned());
+            return Ok(name.to_owned());
         }
         let of_name = |view: &&DriverView| view.name.as_ref().is_some_and(|known| known.as_str() == name);
         let serving = state.serving.get(name).map(|instances| instances.picked().source.clone());
-        serving.or_else(|| state.sources.values().find(of_name).map(|view| view.source.clone()))
+        let found = serving.or_else(|| state.sources.values().find(of_name).map(|view| view.source.clone()));
+        found.ok_or_else(|| {
+            let message = format!("there is no driver or driver file {name:?}");
+            Problem::not_found(ProblemCode::DriverUnknown, message)
+        })
     }
 
     /// Returns the reload requests, for the one task that executes them. `None` after the first call.

@@ -93,7 +93,7 @@ struct Entry {
 }
 
 /// The fields of a spec that name its devices.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Names {
     kind: String,
     #[serde(default)]
@@ -302,7 +302,9 @@ impl Catalog {
         if directory == self.own && self.is_ours(text.as_bytes()) {
             return Entry { stamp, devices: Vec::new(), ours: true };
         }
-        let devices = serde_saphyr::from_str::<Names>(&text).map(Names::qualified).unwrap_or_default();
+        let names = serde_saphyr::from_str::<Names>(&text).unwrap_or_default();
+        let qualified = |device: &Name| format!("{}={}", names.kind, device.name);
+        let devices = names.devices.iter().map(qualified).collect();
         Entry { stamp, devices, ours: false }
     }
 }
@@ -355,12 +357,6 @@ impl State {
             }
         }
         Some(entry)
-    }
-}
-
-impl Names {
-    fn qualified(self) -> Vec<String> {
-        self.devices.into_iter().map(|device| format!("{}={}", self.kind, device.name)).collect()
     }
 }
 

@@ -19,9 +19,7 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{
-    ClaimRecord, ClaimState, DeviceAccess, DriverName, DriverPart, Problem, ProblemCode, Uid,
-};
+use nodedock_model::{ClaimRecord, ClaimState, DriverName, DriverPart, Problem, ProblemCode, Uid};
 
 /// Claims whose files are repaired together: bounds the time for which each is locked.
 const CDI_CLAIMS_AT_ONCE: usize = 64;
@@ -394,14 +392,9 @@ fn stale_files(record: &ClaimRecord) -> Vec<String> {
 
 /// The CDI names of a claim's devices: of those in our files, or of those in files that plugins write.
 fn cdi_names(record: &ClaimRecord, ours: bool) -> Vec<String> {
-    let of_driver = |driver: &DriverName| {
-        let prepared = record.drivers.get(driver).and_then(|part| part.current());
-        let devices = prepared.map(|prepared| prepared.devices.as_slice()).unwrap_or_default();
-        let is_ours = |at: usize| matches!(devices.get(at).map(|d| &d.access), Some(DeviceAccess::Edits(_)));
-        let names = cdi::cdi_devices(record, driver).into_iter().filter(move |(at, _)| is_ours(*at) == ours);
-        names.flat_map(|(_, names)| names).collect::<Vec<_>>()
-    };
-    record.drivers.keys().flat_map(of_driver).collect()
+    let devices = record.drivers.keys().flat_map(|driver| cdi::cdi_devices(record, driver));
+    let wanted = devices.filter(|(device, _)| device.access.edits().is_some() == ours);
+    wanted.flat_map(|(_, names)| names).collect()
 }
 
 /// A file of another program that has a device of the claim as well: a runtime would refuse the device, or use that file.

@@ -182,8 +182,7 @@ impl Manager {
 /// What a kubelet is answered for a driver's part.
 fn answer(record: &ClaimRecord, driver: &DriverName) -> Option<PreparedForKubelet> {
     let prepared = record.drivers.get(driver)?.current()?;
-    let names = cdi::cdi_devices(record, driver).into_iter().map(|(_, names)| names);
-    let devices = prepared.devices.iter().zip(names).map(|(device, cdi)| KubeletDevice {
+    let devices = cdi::cdi_devices(record, driver).into_iter().map(|(device, cdi)| KubeletDevice {
         requests: device.requests.clone(),
         pool: device.pool.clone(),
         device: device.device.clone(),

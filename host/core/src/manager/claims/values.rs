@@ -41,17 +41,16 @@ impl RecordedValues {
 
     /// Claims whose release was begun by an older release of this program, and by whom; returned once.
     pub(super) fn take_releasing(&self) -> Vec<(Uid, Caller)> {
-        self.records.lock().take_releasing()
+        std::mem::take(&mut self.records.lock().releasing)
     }
 
     /// Removes records of another boot, or of unknown claims.
     pub(super) async fn tidy(&self, is_known: impl Fn(&Uid) -> bool) -> Result<(), CommitError> {
         let change = |records: &mut Records| {
-            let unknown: Vec<_> = records.claims().map(|record| record.id.uid.clone()).collect();
-            let unknown: Vec<_> = unknown.into_iter().filter(|uid| !is_known(uid)).collect();
+            let unknown: Vec<_> = records.claims.keys().filter(|uid| !is_known(uid)).cloned().collect();
             let heirs: Vec<_> = unknown.iter().flat_map(|uid| records.end(uid, None).heirs).collect();
             // A claim with outlived values may have been prepared again since.
-            records.take_outlived().into_iter().chain(unknown).chain(heirs).collect()
+            std::mem::take(&mut records.outlived).into_iter().chain(unknown).chain(heirs).collect()
         };
         self.commit(Vec::new(), change).await
     }
