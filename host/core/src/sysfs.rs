@@ -62,10 +62,8 @@ pub fn patterns(texts: &[&str]) -> PatternSet {
 /// The problem of a read below `/sys` that takes longer than `LOOK_WALL`.
 pub fn read_stuck() -> Problem {
     let millis = LOOK_WALL.as_millis();
-    Problem::unavailable(
-        ProblemCode::SysfsStuck,
-        format!("the driver read what did not answer within {millis} ms"),
-    )
+    let message = format!("the driver read what did not answer within {millis} ms");
+    Problem::unavailable(ProblemCode::SysfsStuck, message)
 }
 
 /// `/sys`, or a tree of a test.
@@ -233,10 +231,8 @@ pub fn stat(path: &str, fd: &OwnedFd) -> Result<Stat, Problem> {
 }
 
 pub fn denied(path: &str) -> Problem {
-    Problem::denied(
-        ProblemCode::NeverAllowed,
-        format!("no driver may touch /sys/{path}, whatever is granted"),
-    )
+    let message = format!("no driver may touch /sys/{path}, whatever is granted");
+    Problem::denied(ProblemCode::NeverAllowed, message)
 }
 
 fn too_many(path: &str) -> Problem {

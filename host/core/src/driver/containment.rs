@@ -22,16 +22,10 @@ const SLOW_FOR: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quarantined {
     driver: DriverName,
+    pub period: QuarantinePeriod,
     /// Milliseconds since the Unix epoch.
-    pub since_ms: u64,
-    pub until_ms: u64,
-    /// From then on one call at a time may probe the driver.
-    pub until: Instant,
-    pub failures: u32,
-    /// The last failure.
-    pub why: String,
-    /// A call probes it now.
-    pub is_probed: bool,
+    since_ms: u64,
+    until_ms: u64,
 }
 
 impl Quarantined {
@@ -40,12 +34,9 @@ impl Quarantined {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Self {
             driver: driver.clone(),
+            period: period.clone(),
             since_ms: now_ms.saturating_sub(ms(now.saturating_duration_since(period.since))),
             until_ms: now_ms.saturating_add(ms(period.until.saturating_duration_since(now))),
-            until: period.until,
-            failures: period.failures,
-            why: period.why.clone(),
-            is_probed: period.is_probed(),
         }
     }
 
@@ -55,24 +46,21 @@ impl Quarantined {
             "in quarantine since {} after {} failures, until a call succeeds, the next try not before {}; the last failure: {}; \
              nodedock driver resume {} ends it now",
             rfc3339(self.since_ms),
-            self.failures,
+            self.period.failures,
             rfc3339(self.until_ms),
-            self.why,
+            self.period.why,
             self.driver,
         )
     }
 
     /// The problem of a refused call, with the time that is left.
     pub fn problem(&self) -> Problem {
-        let left = self.until.saturating_duration_since(Instant::now());
+        let left = self.period.until.saturating_duration_since(Instant::now());
         let wait = if left.is_zero() { QUARANTINE_PROBE_WAIT } else { left };
         // Rounded up, so that a caller that waits for it does not retry too early.
         let wait = wait + Duration::from_millis(1);
-        Problem::unavailable(
-            ProblemCode::DriverQuarantined,
-            format!("driver {} is {}", self.driver, self.reason()),
-        )
-        .retry_after(wait)
+        let message = format!("driver {} is {}", self.driver, self.reason());
+        Problem::unavailable(ProblemCode::DriverQuarantined, message).retry_after(wait)
     }
 }
 
@@ -152,9 +140,8 @@ impl Containment {
     fn show(&self, history: &History) {
         let Some(driver) = &self.driver else { return };
         self.shown.send_if_modified(|shown| {
-            let before = shown.as_ref().map(|known| (known.until, known.is_probed));
             let period = history.quarantine.period();
-            if before == period.map(|period| (period.until, period.is_probed())) {
+            if shown.as_ref().map(|known| &known.period) == period {
                 return false;
             }
             *shown = period.map(|period| Quarantined::new(driver, period));

@@ -226,10 +226,8 @@ fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
 }
 
 fn no_claim(wanted: &ObjectRef) -> Problem {
-    Problem::not_found(
-        ProblemCode::NoSuchClaim,
-        format!("claim {wanted} (UID {}) does not exist", wanted.uid),
-    )
+    let message = format!("claim {wanted} (UID {}) does not exist", wanted.uid);
+    Problem::not_found(ProblemCode::NoSuchClaim, message)
 }
 
 fn source_slow(wanted: &ObjectRef) -> Problem {

@@ -10,7 +10,7 @@ use futures::future::join_all;
 use tokio::time::{Instant, timeout_at};
 
 use super::choose::{self, Question, Step};
-use super::record::{self, Answer, Key, Want};
+use super::record::{self, Key, Want};
 use super::resources::Offer;
 use super::reuse::Reuse;
 use super::snapshot::Snapshot;
@@ -147,8 +147,13 @@ impl Manager {
     fn reserve(&self, pod: &ObjectRef, entry: &AllocationEntry) {
         let mut state = self.devices();
         let known = state.table.pod(pod.uid.as_str());
-        let mut record =
-            known.map_or_else(|| record::empty(pod, now_ms()), |known| PodAllocation::clone(known));
+        let empty = || PodAllocation {
+            pod: pod.clone(),
+            entries: Vec::new(),
+            since_ms: now_ms(),
+            unknown: BTreeMap::new(),
+        };
+        let mut record = known.map_or_else(empty, |known| PodAllocation::clone(known));
         if record.entry(&entry.container, &entry.resource).is_none() {
             record.entries.push(entry.clone());
             state.table.put(Arc::new(record));
@@ -267,7 +272,7 @@ impl Manager {
         job: &Job<'_>,
         intents: &PodAllocation,
         choices: &Choices,
-    ) -> BTreeMap<Key, Result<Answer, Problem>> {
+    ) -> BTreeMap<Key, Result<AllocationEntry, Problem>> {
         let mut open: BTreeMap<&ExtendedResource, Vec<&AllocationEntry>> = BTreeMap::new();
         let is_chosen =
             |entry: &&AllocationEntry| matches!(choices.get(&record::key(entry)), Some(Ok(Some(_))));
@@ -295,7 +300,7 @@ impl Manager {
         job: &Job<'_>,
         entry: &AllocationEntry,
         deadline: Instant,
-    ) -> Result<Answer, Problem> {
+    ) -> Result<AllocationEntry, Problem> {
         let resource = &entry.resource;
         let driver = self.plugin(resource).ok_or_else(|| no_plugin(resource))?;
         let ids: Vec<_> = entry.devices.keys().cloned().collect();
@@ -311,13 +316,14 @@ impl Manager {
         let checked = tokio::task::spawn_blocking(move || check::paths_exist(&of, &answer, &root));
         let checked = async { checked.await.unwrap_or_else(|_| Err(interrupted())) };
         within(deadline, resource, "check of the paths that the allocation names", checked).await?;
-        Ok(Answer { response, pre_start: driver.options().pre_start_required })
+        let pre_start = driver.options().pre_start_required;
+        Ok(AllocationEntry { response: Some(response), pre_start, ..entry.clone() })
     }
 
     async fn commit_answers(
         &self,
         intents: &PodAllocation,
-        answers: BTreeMap<Key, Result<Answer, Problem>>,
+        answers: BTreeMap<Key, Result<AllocationEntry, Problem>>,
         choices: &mut Choices,
     ) {
         if answers.is_empty() {
