@@ -45,7 +45,7 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Claim, DriverName, ExtendedResource, ObjectName, ObjectRef, PodAllocation, PodRequest, Problem,
+    Claim, ClaimReference, DriverName, ExtendedResource, ObjectName, ObjectRef, PodAllocation, PodRequest, Problem,
     ProblemCode, Uid,
 };
 
@@ -144,6 +144,20 @@ pub struct PodOutcome {
     pub containers: Vec<ContainerAnswer>,
 }
 
+impl PodOutcome {
+    fn interrupted(request: PodRequest) -> Self {
+        let resources = devices::interrupted(&request);
+        let claim = |reference: ClaimReference| ClaimOutcome {
+            namespace: request.pod.namespace.clone(),
+            name: reference.claim_name,
+            uid: reference.claim_uid,
+            end: Err(interrupted()),
+        };
+        let claims = request.claims.into_iter().map(claim).collect();
+        Self { pod: request.pod, claims, resources, containers: Vec::new() }
+    }
+}
+
 impl Manager {
     pub fn new(parts: ManagerParts) -> Arc<Self> {
         let ManagerParts { claims, allocations, checkpoint, values, cdi, registry, .. } = parts;
@@ -227,9 +241,10 @@ impl Manager {
         request: PodRequest,
         inline: Vec<Claim>,
         request_id: Arc<str>,
-    ) -> Result<PodOutcome, Problem> {
+    ) -> PodOutcome {
+        let requested = request.clone();
         let work = |manager: Arc<Self>| async move { Ok(manager.prepare(request, inline, request_id).await) };
-        self.complete("pod", work).await
+        self.complete("pod", work).await.unwrap_or_else(|_| PodOutcome::interrupted(requested))
     }
 
     /// Unprepares the claims of pods and frees their devices: one outcome for each pod that holds something. Not cancelled when the

@@ -85,7 +85,7 @@ impl Node for NodeApi {
     async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Answer<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
-        let outcome = self.manager.prepare_pod(pod, inline, request_id).await.map_err(refuse)?;
+        let outcome = self.manager.prepare_pod(pod, inline, request_id).await;
         Ok(Response::new(convert::prepared(&outcome)))
     }
 

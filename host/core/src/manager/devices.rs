@@ -54,7 +54,7 @@ use tokio::time::Instant;
 
 use crate::driver::DeviceDriver;
 use crate::manager::Manager;
-use nodedock_model::{ExtendedResource, PluginDevice, PodAllocation, Problem, ProblemCode, Uid};
+use nodedock_model::{ExtendedResource, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid};
 
 pub use affinity::{closest, parse_nodes};
 pub use metrics::DeviceMetrics;
@@ -89,6 +89,13 @@ impl DeviceState {
         let resources = Resources::remembered(pooled, Instant::now());
         Self { resources, table: AllocationTable::new(records), unreported: BTreeSet::new() }
     }
+}
+
+/// The outcomes of a request that did not end.
+pub(super) fn interrupted(request: &PodRequest) -> Vec<ResourceOutcome> {
+    let outcome =
+        |(container, resource)| ResourceOutcome { container, resource, end: Err(super::interrupted()) };
+    record::keys(request).map(outcome).collect()
 }
 
 impl Manager {

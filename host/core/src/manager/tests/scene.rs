@@ -287,7 +287,7 @@ impl Daemon {
     }
 
     pub(crate) async fn prepare_request(&self, request: PodRequest, inline: Vec<Claim>) -> PodOutcome {
-        self.manager.prepare_pod(request, inline, "test".into()).await.unwrap()
+        self.manager.prepare_pod(request, inline, "test".into()).await
     }
 
     pub(crate) async fn unprepare_outcomes(&self, pod: &ObjectRef) -> Vec<PodOutcome> {
