@@ -146,14 +146,6 @@ impl Checkpoint {
         outcome.await.unwrap_or(Err(CommitError::Closed))
     }
 
-    /// Commits only a time, durably: tests whether the disk accepts writes again, and ends the degraded state if it does.
-    pub async fn probe(&self) -> Result<(), CommitError> {
-        let (done, outcome) = oneshot::channel();
-        let message = Message::Commit { writes: Vec::new(), done };
-        self.inbox.send(message).await.map_err(|_| CommitError::Closed)?;
-        outcome.await.unwrap_or(Err(CommitError::Closed))
-    }
-
     pub fn health(&self) -> Health {
         self.status.health()
     }

@@ -45,8 +45,8 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Claim, ClaimReference, DriverName, ExtendedResource, ObjectName, ObjectRef, PodAllocation, PodRequest, Problem,
-    ProblemCode, Uid,
+    Claim, ClaimReference, DriverName, ExtendedResource, ObjectName, ObjectRef, PodAllocation, PodRequest,
+    Problem, ProblemCode, Uid,
 };
 
 pub use answer::ContainerAnswer;
@@ -279,8 +279,8 @@ impl Manager {
     pub fn pods(&self) -> Vec<PodView> {
         let mut allocations = self.allocations();
         let table = self.table();
-        let uids: BTreeSet<_> =
-            table.pods().map(|pod| &pod.pod.uid).chain(allocations.keys()).cloned().collect();
+        let records = table.pods().map(|pod| &pod.pod.uid);
+        let uids: BTreeSet<_> = records.chain(allocations.keys()).cloned().collect();
         let view = |uid: Uid| PodView::new(&table, uid.as_str(), allocations.remove(&uid));
         let mut pods: Vec<_> = uids.into_iter().filter_map(view).collect();
         pods.sort_by(|a, b| a.pod.cmp(&b.pod));

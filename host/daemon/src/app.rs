@@ -24,7 +24,7 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::cdi::{CdiDir, Durability};
+use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::NodeFacts;
@@ -215,12 +215,7 @@ impl Built {
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
-        let cdi = CdiDir::open(
-            &paths.cdi,
-            &paths.cdi_spec_dirs,
-            &paths.checkpoint.to_string_lossy(),
-            Durability::Synced,
-        )?;
+        let cdi = CdiDir::open(&paths.cdi, &paths.cdi_spec_dirs, &paths.checkpoint.to_string_lossy())?;
         let opened = state::open(&paths.checkpoint, &cdi, &conditions).await?;
         failpoint::pass(Point::Recovered);
         let unreadable = opened.dump.unreadable_claims();

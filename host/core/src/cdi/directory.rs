@@ -30,16 +30,6 @@ pub(super) const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
 const TEMPORARY_PREFIX: &str = ".nodedock-";
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
-/// When a write is complete.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
-    /// When runtimes can read the file. It outlives the daemon. A power loss may remove it, and the daemon renders it again from
-    /// the checkpoint. This suffices with a durable checkpoint, and is all that a tmpfs can provide.
-    Rendered,
-    /// When the file outlives a power loss: a sync of each file and one of the directory for all waiting requests.
-    Synced,
-}
-
 /// Why files were not written or removed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CdiError {
@@ -88,7 +78,6 @@ struct Directory {
     temporary_prefix: String,
     hasher: RandomState,
     catalog: Catalog,
-    durability: Durability,
 }
 
 /// A file after it was written or compared.
@@ -139,12 +128,7 @@ impl CdiDir {
     /// Opens the directory; creates it (mode 0755) if it does not exist, and removes temporary files of a crash.
     /// `directories`: those that runtimes read, by priority, as in the runtimes' configs. `daemon` identifies this daemon across
     /// restarts among others that write to the same directory.
-    pub fn open(
-        path: &Path,
-        directories: &[PathBuf],
-        daemon: &str,
-        durability: Durability,
-    ) -> Result<Self, CdiError> {
+    pub fn open(path: &Path, directories: &[PathBuf], daemon: &str) -> Result<Self, CdiError> {
         make_directory(path)?;
         let tag = hex::encode(&Sha256::digest(daemon)[..4]);
         let temporary_prefix = format!("{TEMPORARY_PREFIX}{tag}-");
@@ -154,7 +138,6 @@ impl CdiDir {
             temporary_prefix,
             hasher: RandomState::new(),
             catalog: Catalog::new(path, directories, mark_of(daemon)),
-            durability,
         });
         let (inbox, jobs) = mpsc::channel(QUEUE);
         let writer = directory.clone();
@@ -165,12 +148,9 @@ impl CdiDir {
         Ok(Self { inbox, directory })
     }
 
-    pub fn path(&self) -> &Path {
-        &self.directory.path
-    }
-
-    /// Writes the files, each atomically; an existing file with the same bytes stays unchanged. After an error some of them
-    /// may have been written. Dropping the future does not undo the writes.
+    /// Writes the files, each atomically, so that they outlive a power loss: a sync of each file and one of the directory for all waiting
+    /// requests. An existing file with the same bytes stays unchanged. After an error some of them may have been written. Dropping the
+    /// future does not undo the writes.
     pub async fn write(&self, files: Vec<SpecFile>) -> Result<(), CdiError> {
         if files.is_empty() {
             return Ok(());

@@ -123,8 +123,7 @@ mod tests {
     async fn defects_that_a_start_finds_are_conditions() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.redb");
-        let cdi =
-            CdiDir::open(&directory.path().join("cdi"), &[], "test", cdi::Durability::Rendered).unwrap();
+        let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         let mut opened = open(&path, &cdi, &conditions).await.unwrap();
         assert_eq!(conditions.list(), [], "a first start is no loss");
 

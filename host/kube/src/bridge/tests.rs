@@ -21,7 +21,7 @@ use wire::registration_client::RegistrationClient;
 use super::*;
 use crate::slices::PoolNames;
 use nodedock_base::socket::connect;
-use nodedock_core::cdi::{CdiDir, Durability};
+use nodedock_core::cdi::CdiDir;
 use nodedock_core::checkpoint;
 use nodedock_core::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
 use nodedock_core::manager::claims::RecordedValues;
@@ -111,7 +111,7 @@ impl Node {
             allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint.clone(),
             values: Arc::new(RecordedValues::new(opened.dump.values, "boot-1", opened.checkpoint, sys)),
-            cdi: CdiDir::open(&dir.path().join("cdi"), &[], "test", Durability::Rendered).unwrap(),
+            cdi: CdiDir::open(&dir.path().join("cdi"), &[], "test").unwrap(),
             registry: registry.clone(),
             source: source.clone(),
             settings: ManagerSettings {

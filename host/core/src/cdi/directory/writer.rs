@@ -10,9 +10,7 @@ use std::path::Path;
 use tempfile::TempPath;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{
-    CdiError, Directory, Durability, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_directory, open_plain,
-};
+use super::{CdiError, Directory, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_directory, open_plain};
 use crate::cdi::render::SpecFile;
 use nodedock_base::failpoint::{self, Point};
 
@@ -102,9 +100,7 @@ impl Directory {
         builder.prefix(&self.temporary_prefix).suffix(TEMPORARY_SUFFIX);
         let mut file = builder.permissions(Permissions::from_mode(0o644)).tempfile_in(&self.path)?;
         file.write_all(bytes)?;
-        if self.durability == Durability::Synced {
-            file.as_file().sync_data()?;
-        }
+        file.as_file().sync_data()?;
         Ok(file.into_temp_path())
     }
 
@@ -171,9 +167,6 @@ impl Directory {
     }
 
     fn sync_directory(&self) -> Result<(), CdiError> {
-        if self.durability == Durability::Rendered {
-            return Ok(());
-        }
         let path = &self.path;
         File::open(path).and_then(|directory| directory.sync_all()).map_err(CdiError::io("sync", path))
     }

@@ -97,7 +97,6 @@ pub struct PrepareRequest<'a> {
     pub moved: &'a [DriverName],
     pub boot_id: &'a str,
     pub now_ms: u64,
-    pub cause: &'a str,
 }
 
 impl PrepareRequest<'_> {
@@ -109,7 +108,7 @@ impl PrepareRequest<'_> {
     }
 
     fn transition(&self, what: &str) -> Transition {
-        transition(self.now_ms, what, &format!("{} {}", self.cause, self.holder))
+        transition(self.now_ms, what, &format!("prepare {}", self.holder))
     }
 }
 
@@ -363,18 +362,9 @@ fn make_stale(part: &mut DriverPart, old_boot: &str) {
 
 fn new_record(request: &PrepareRequest<'_>) -> ClaimRecord {
     ClaimRecord {
-        id: request.claim.id.clone(),
-        state: ClaimState::Preparing,
-        boot_id: request.boot_id.to_owned(),
-        pods: BTreeMap::new(),
         allocation: request.allocation.clone(),
         annotations: request.claim.annotations.clone(),
-        drivers: BTreeMap::new(),
-        kubelet: None,
-        holds: Vec::new(),
-        releasing: None,
-        timeline: Default::default(),
-        unknown: BTreeMap::new(),
+        ..ClaimRecord::new(request.claim.id.clone(), ClaimState::Preparing, request.boot_id)
     }
 }
 

@@ -157,7 +157,6 @@ impl Manager {
                 moved: moved.get(uid).map_or(&[], Vec::as_slice),
                 boot_id: &self.settings.node.boot_id,
                 now_ms: now_ms(),
-                cause: "prepare",
             };
             let step = match machine::prepare(&table, &request) {
                 PrepareStep::Call { record, drivers } => self.admit_calls(record, drivers),

@@ -66,16 +66,11 @@ pub(super) fn ordered(
     request: &PodRequest,
     without: &BTreeSet<Key>,
 ) -> PodAllocation {
-    let order: BTreeMap<_, _> = in_order(request)
-        .into_iter()
-        .enumerate()
-        .map(|(place, container)| (container.name.as_str(), place))
-        .collect();
+    let order: Vec<_> = in_order(request).into_iter().map(|container| &container.name).collect();
+    let place = |entry: &AllocationEntry| order.iter().position(|name| **name == entry.container);
     let mut record = record.clone();
     record.entries.retain(|entry| !without.contains(&key(entry)));
-    record.entries.sort_by_cached_key(|entry| {
-        (order.get(entry.container.as_str()).copied().unwrap_or(usize::MAX), entry.resource.clone())
-    });
+    record.entries.sort_by_cached_key(|entry| (place(entry).unwrap_or(usize::MAX), entry.resource.clone()));
     record
 }
 

@@ -120,10 +120,10 @@ impl Manager {
     }
 
     fn take_pools(&self, followed: &mut Followed) {
-        let now: Vec<_> = followed
-            .iter_mut()
-            .map(|(name, seen)| (name.clone(), seen.borrow_and_update().clone()))
-            .collect();
+        let now = |(name, seen): &mut (DriverName, watch::Receiver<Arc<Published>>)| {
+            (name.clone(), seen.borrow_and_update().clone())
+        };
+        let now: Vec<_> = followed.iter_mut().map(now).collect();
         let offers = pools::offers(&now);
         let changed = self.devices().resources.set_pools(offers, Instant::now());
         if !changed.is_empty() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::{mpsc, watch};
 
-use crate::cdi::{CdiDir, Durability};
+use crate::cdi::CdiDir;
 use crate::cdi_watch;
 use crate::checkpoint::{self, Checkpoint};
 use crate::driver::{
@@ -136,7 +136,7 @@ impl Home {
             allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint,
             values: Arc::new(values),
-            cdi: CdiDir::open(&cdi, &[], "test", Durability::Rendered).unwrap(),
+            cdi: CdiDir::open(&cdi, &[], "test").unwrap(),
             registry: Registry::new(changes.clone(), Conditions::default(), stored),
             source: source.clone(),
             settings: ManagerSettings {
