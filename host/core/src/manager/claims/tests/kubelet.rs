@@ -382,7 +382,7 @@ async fn a_claim_given_with_the_request_is_listed_apart() {
         claims.map(|claim| claim.id.clone()).collect::<Vec<_>>()
     };
     assert_eq!((held(&daemon)[0].0.as_str(), held(&daemon).len()), ("uid-one", 1));
-    assert_eq!(given_to(&daemon), [given.id.clone()]);
+    assert_eq!(given_to(&daemon), std::slice::from_ref(&given.id));
     daemon.stop().await;
     let daemon = start(&home, &[&gpu], &[]);
     assert_eq!(given_to(&daemon).len(), 1, "also after a start");
