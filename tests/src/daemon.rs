@@ -234,7 +234,7 @@ impl Daemon {
             "the program has no fail points: build it together with the tests (`cargo xtask test`, or \
              `cargo build -p nodedock --features failpoints`)\n{log}"
         );
-        self.options.set_env("FAILPOINTS", &format!("{}={}*off->return", point.name(), pass - 1));
+        self.options.set_env("FAILPOINTS", &format!("{}={}*off->return", point.as_str(), pass - 1));
     }
 
     /// The daemon lives on after the next start.

@@ -1,7 +1,9 @@
 //! The current conditions of the node: each is set once, until it is cleared. `nodedock get node` and health show them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::changes::Changes;
 use crate::clock::now_ms;
@@ -32,7 +34,7 @@ impl Conditions {
     /// Sets a condition. An existing one keeps its time and gets the new message; only a new one is logged.
     pub fn set(&self, subject: &str, problem: Problem) {
         let key = (problem.code.clone(), subject.to_owned());
-        let mut current = self.current();
+        let mut current = self.current.lock();
         if let Some(known) = current.get_mut(&key) {
             known.problem = problem;
             return;
@@ -46,14 +48,14 @@ impl Conditions {
 
     /// Clears a condition. Clearing an unknown one is no error.
     pub fn clear(&self, code: ProblemCode, subject: &str) {
-        let Some(condition) = self.current().remove(&(code.into(), subject.to_owned())) else { return };
+        let Some(condition) = self.current.lock().remove(&(code.into(), subject.to_owned())) else { return };
         tracing::info!(subject, %code, problem = %condition.problem, "the node's problem is over");
         self.changes.tell(ChangedKind::Node, subject, "over");
     }
 
     /// Clears the conditions of a code whose subject is not in `subjects`, for a caller that finds all of them at once.
     pub fn retain(&self, code: ProblemCode, subjects: impl Fn(&str) -> bool) {
-        let current = self.current();
+        let current = self.current.lock();
         let over = current.keys().filter(|(of, subject)| *of == code && !subjects(subject));
         let over: Vec<_> = over.map(|(_, subject)| subject.clone()).collect();
         drop(current);
@@ -62,11 +64,7 @@ impl Conditions {
 
     /// Returns the conditions, sorted by code and subject.
     pub fn list(&self) -> Vec<Condition> {
-        self.current().values().cloned().collect()
-    }
-
-    fn current(&self) -> MutexGuard<'_, BTreeMap<(String, String), Condition>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        self.current.lock().values().cloned().collect()
     }
 }
 

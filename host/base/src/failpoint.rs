@@ -1,28 +1,9 @@
 //! Points where a test crashes the daemon: at once, without unwinding, flushing or closing anything. Without the feature
 //! `failpoints`, which no shipped build enables, they do nothing.
 
-/// Declares the points with their names, which tests write into `FAILPOINTS`.
-macro_rules! points {
-    ($($(#[$doc:meta])* $point:ident = $name:literal,)+) => {
-        /// A point between two steps, where a crash may prevent the second.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Point {
-            $($(#[$doc])* $point,)+
-        }
-
-        impl Point {
-            pub const ALL: &[Self] = &[$(Self::$point,)+];
-
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$point => $name,)+
-                }
-            }
-        }
-    };
-}
-
-points! {
+crate::worded! {
+    /// A point between two steps, where a crash may prevent the second; tests write its name into `FAILPOINTS`.
+    Point {
     /// At start: the checkpoint is read, the CDI directory is not.
     CheckpointOpened = "checkpoint-opened",
     /// At start: a lost checkpoint is rebuilt; the claim manager does not exist yet.
@@ -96,6 +77,7 @@ points! {
     CdiRemoved = "cdi-removed",
     /// The CDI directory is synced, and the waiting callers are not notified.
     CdiSynced = "cdi-synced",
+    }
 }
 
 /// Log line at start of a daemon with fail points.
@@ -120,7 +102,7 @@ mod armed {
 
     /// Passes a point.
     pub fn pass(point: Point) {
-        fail::fail_point!(point.name(), |_| die());
+        fail::fail_point!(point.as_str(), |_| die());
     }
 
     fn die() {
@@ -145,7 +127,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_need_no_quoting() {
-        let names: std::collections::BTreeSet<_> = Point::ALL.iter().map(|point| point.name()).collect();
+        let names: std::collections::BTreeSet<_> = Point::ALL.iter().map(|point| point.as_str()).collect();
         assert_eq!(names.len(), Point::ALL.len());
         assert!(names.iter().all(|name| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')));
     }

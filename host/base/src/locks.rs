@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
 type Entries<K> = HashMap<K, Arc<tokio::sync::Mutex<()>>>;
@@ -18,7 +19,7 @@ impl<K> Default for Locks<K> {
 }
 
 /// The guard of a key; dropping it releases the key.
-pub struct Held<K: Eq + Hash> {
+pub struct LockGuard<K: Eq + Hash> {
     locks: Locks<K>,
     key: K,
     guard: Option<OwnedMutexGuard<()>>,
@@ -26,15 +27,15 @@ pub struct Held<K: Eq + Hash> {
 
 impl<K: Clone + Ord + Hash> Locks<K> {
     /// Locks the keys in ascending order, so that two requests cannot deadlock.
-    pub async fn take(&self, keys: impl IntoIterator<Item = K>) -> Vec<Held<K>> {
+    pub async fn take(&self, keys: impl IntoIterator<Item = K>) -> Vec<LockGuard<K>> {
         let mut keys: Vec<_> = keys.into_iter().collect();
         keys.sort();
         keys.dedup();
         let mut held = Vec::with_capacity(keys.len());
         for key in keys {
-            let entry = self.entries().entry(key.clone()).or_default().clone();
+            let entry = self.0.lock().entry(key.clone()).or_default().clone();
             // A cancelled waiter also removes the entry of a key without owner.
-            let mut next = Held { locks: self.clone(), key, guard: None };
+            let mut next = LockGuard { locks: self.clone(), key, guard: None };
             next.guard = Some(entry.lock_owned().await);
             held.push(next);
         }
@@ -42,22 +43,16 @@ impl<K: Clone + Ord + Hash> Locks<K> {
     }
 
     /// Returns the guard of a key, unless the key is locked.
-    pub fn try_take(&self, key: &K) -> Option<Held<K>> {
-        let mut entries = self.entries();
+    pub fn try_take(&self, key: &K) -> Option<LockGuard<K>> {
+        let mut entries = self.0.lock();
         let guard = entries.entry(key.clone()).or_default().clone().try_lock_owned().ok()?;
-        Some(Held { locks: self.clone(), key: key.clone(), guard: Some(guard) })
+        Some(LockGuard { locks: self.clone(), key: key.clone(), guard: Some(guard) })
     }
 }
 
-impl<K> Locks<K> {
-    fn entries(&self) -> MutexGuard<'_, Entries<K>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<K: Eq + Hash> Drop for Held<K> {
+impl<K: Eq + Hash> Drop for LockGuard<K> {
     fn drop(&mut self) {
-        let mut entries = self.locks.entries();
+        let mut entries = self.locks.0.lock();
         self.guard = None;
         // Only the map has a reference, so there is no owner and no waiter.
         if entries.get(&self.key).is_some_and(|entry| Arc::strong_count(entry) == 1) {
@@ -84,7 +79,7 @@ mod tests {
         assert!(locks.try_take(&"b").is_none() && locks.try_take(&"d").is_some());
         drop(first);
         assert_eq!(waiting.await.unwrap(), 1);
-        assert!(locks.entries().is_empty());
+        assert!(locks.0.lock().is_empty());
     }
 
     #[tokio::test]
@@ -95,6 +90,6 @@ mod tests {
         assert!(futures::poll!(&mut waiting).is_pending());
         drop(held);
         drop(waiting);
-        assert!(locks.entries().is_empty());
+        assert!(locks.0.lock().is_empty());
     }
 }

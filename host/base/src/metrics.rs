@@ -2,8 +2,8 @@
 //! names and encodes them.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
@@ -40,7 +40,7 @@ impl BoundedNames {
 
     /// Returns the value for a name, and whether it is the first time that it is returned.
     pub fn value(&self, name: &str) -> (String, bool) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         if known.contains(name) {
             return (name.to_owned(), false);
         }

@@ -17,7 +17,7 @@ mod validate;
 mod tests;
 
 pub use catalog::{Collision, Touched};
-pub use directory::{CdiDir, CdiError, Durability, OurFile};
+pub use directory::{CdiDir, CdiError, OurFile};
 pub use identity::{Identity, IdentityDevice};
 pub use rebuild::{RebuildError, Rebuilt, rebuild};
 pub use render::{RenderError, SpecFile, cdi_devices, file_name, file_of, render, render_driver};

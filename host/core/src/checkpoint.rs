@@ -21,15 +21,12 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use nodedock_base::conditions::Conditions;
-use nodedock_base::tasks::Tasks;
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
 pub use error::{CommitError, OpenError, ReadError};
@@ -38,7 +35,6 @@ pub use inspect::{Integrity, Report, read, verify};
 pub use status::{CommitMetrics, Health};
 
 use format::Precious;
-use monitor::WriterMonitor;
 use status::Status;
 use upgrade::{UPGRADES, Upgrades};
 use writer::{Message, Write, Writer};
@@ -71,36 +67,13 @@ pub struct Checkpoint {
     status: Arc<Status>,
 }
 
-/// The content of the file.
+/// An open checkpoint, and its content.
 pub struct Opened {
     pub checkpoint: Checkpoint,
-    /// By UID, ascending.
-    pub claims: Vec<ClaimRecord>,
-    pub pods: Vec<PodRecord>,
-    pub released: Vec<ReleaseRecord>,
-    pub allocations: Vec<PodAllocation>,
-    /// Values below `/sys` that drivers changed for claims.
-    pub values: Vec<ClaimValues>,
+    /// Unreadable records in it stay in the file; when their key is written again, they move to the table `unreadable`.
+    pub dump: Dump,
     /// An unreadable file that was set aside and replaced by a new one.
     pub set_aside: Option<SetAside>,
-    /// Unreadable records. They stay in the file; when their key is written again, they move to the table `unreadable`.
-    pub skipped: Vec<Skipped>,
-}
-
-impl Opened {
-    /// Returns whether the checkpoint has no record: it is new, or every claim was released.
-    pub fn is_empty(&self) -> bool {
-        self.claims.is_empty()
-            && self.pods.is_empty()
-            && self.allocations.is_empty()
-            && self.skipped.is_empty()
-    }
-
-    /// Returns the UIDs of claims with unreadable records.
-    pub fn unreadable_claims(&self) -> BTreeSet<String> {
-        let claims = self.skipped.iter().filter(|skipped| skipped.table == Table::Claims);
-        claims.map(|skipped| skipped.key.clone()).collect()
-    }
 }
 
 /// A file that was renamed, unchanged.
@@ -121,14 +94,14 @@ pub fn open(path: &Path) -> Result<Opened, OpenError> {
 }
 
 fn open_with(path: &Path, upgrades: &Upgrades) -> Result<Opened, OpenError> {
-    let found = file::open(path, upgrades)?;
+    let (database, dump, set_aside) = file::open(path, upgrades)?;
     let opener = file::reopener(path)?;
-    let checkpoint = start(found.database, opener, found.dump.precious()).map_err(|source| {
-        OpenError::Io { path: path.to_owned(), doing: "start the writer thread of", source }
+    let checkpoint = start(database, opener, dump.precious()).map_err(|source| OpenError::Io {
+        path: path.to_owned(),
+        doing: "start the writer thread of",
+        source,
     })?;
-    let set_aside = found.set_aside;
-    let Dump { claims, pods, released, allocations, values, skipped, .. } = found.dump;
-    Ok(Opened { checkpoint, claims, pods, released, allocations, values, set_aside, skipped })
+    Ok(Opened { checkpoint, dump, set_aside })
 }
 
 fn start(
@@ -148,10 +121,7 @@ impl Checkpoint {
     ///
     /// After an error a restart finds the state before the changes or the one after them. The same changes may be committed again.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), CommitError> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        self.request(encoded(changes)?).await
+        self.commit_in_order(changes, || ((), Vec::new())).await
     }
 
     /// The same, with additional changes that are read from a state when their place in the order of commits is fixed. `more` also returns
@@ -176,12 +146,6 @@ impl Checkpoint {
         outcome.await.unwrap_or(Err(CommitError::Closed))
     }
 
-    /// Commits only a time, durably: tests whether the disk accepts writes again, and ends the degraded state if it does.
-    pub async fn probe(&self) -> Result<(), CommitError> {
-        self.request(Vec::new()).await
-    }
-
-    /// Returns whether the last commit succeeded.
     pub fn health(&self) -> Health {
         self.status.health()
     }
@@ -189,11 +153,6 @@ impl Checkpoint {
     /// Returns a watch on whether the last commit succeeded.
     pub fn takes_writes(&self) -> watch::Receiver<bool> {
         self.status.takes_writes()
-    }
-
-    /// Sets conditions of the writer under `subject`, and retries while commits fail, until the tasks stop.
-    pub async fn keep(self, subject: String, conditions: Conditions, tasks: Tasks) {
-        WriterMonitor { status: self.status, inbox: self.inbox, conditions, subject }.run(tasks).await;
     }
 
     pub fn metrics(&self) -> &CommitMetrics {
@@ -213,12 +172,6 @@ impl Checkpoint {
             // An error means that the writer has ended by another handle's close.
             closed.await.ok();
         }
-    }
-
-    async fn request(&self, writes: Vec<Write>) -> Result<(), CommitError> {
-        let (done, outcome) = oneshot::channel();
-        self.inbox.send(Message::Commit { writes, done }).await.map_err(|_| CommitError::Closed)?;
-        outcome.await.unwrap_or(Err(CommitError::Closed))
     }
 }
 

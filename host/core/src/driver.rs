@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use strum::IntoStaticStr;
 use tokio::sync::watch;
 
 use nodedock_model::{
@@ -71,7 +72,8 @@ impl Operation {
 }
 
 /// State of the connection to a native plugin.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Link {
     /// Not connected yet.
     #[default]
@@ -85,12 +87,7 @@ pub enum Link {
 
 impl Link {
     pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Connecting => "connecting",
-            Self::Connected => "connected",
-            Self::Lost(_) => "lost",
-            Self::Closed => "closed",
-        }
+        self.into()
     }
 }
 
@@ -194,24 +191,6 @@ pub trait Ledger: Send + Sync {
     fn claim(&self, driver: &DriverName, uid: &str) -> Option<LiveClaim>;
     /// Returns the claims that use this device, sorted by UID.
     fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim>;
-}
-
-/// An empty view, for a driver that is only inspected or measured.
-#[derive(Debug, Clone, Copy)]
-pub struct NoClaims;
-
-impl Ledger for NoClaims {
-    fn claims(&self, _: &DriverName) -> Vec<LiveClaim> {
-        Vec::new()
-    }
-
-    fn claim(&self, _: &DriverName, _: &str) -> Option<LiveClaim> {
-        None
-    }
-
-    fn holders(&self, _: &DriverName, _: &str, _: &str) -> Vec<LiveClaim> {
-        Vec::new()
-    }
 }
 
 /// Completes a driver's result to one outcome per claim of the call: a missing claim is a defect of the driver, and outcomes of other

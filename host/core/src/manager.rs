@@ -20,9 +20,10 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::cdi::CdiDir;
@@ -30,13 +31,12 @@ use crate::cdi_watch::SpecEvent;
 use crate::checkpoint::Checkpoint;
 use crate::driver::{Call, NodeFacts};
 use crate::manager::claims::machine::UnprepareRequest;
-use crate::manager::claims::metrics::ClaimMetrics;
+use crate::manager::claims::metrics::{ClaimMetrics, UNPREPARE};
 use crate::manager::claims::prepare_retry::PrepareRetries;
 use crate::manager::claims::source::ClaimSource;
-use crate::manager::claims::table::ClaimTable;
 use crate::manager::claims::unprepare_retry::UnprepareRetries;
 use crate::manager::claims::values::RecordedValues;
-use crate::manager::claims::{ClaimOutcome, PodSelector};
+use crate::manager::claims::{ClaimOutcome, PodSelector, SharedClaimTable};
 use crate::manager::devices::metrics::DeviceMetrics;
 use crate::manager::devices::{DeviceState, ResourceOutcome};
 use crate::registry::Registry;
@@ -76,7 +76,7 @@ pub struct ManagerSettings {
 
 /// What a manager is built from.
 pub struct ManagerParts {
-    pub claims: Arc<Mutex<ClaimTable>>,
+    pub claims: Arc<SharedClaimTable>,
     pub allocations: Vec<PodAllocation>,
     pub checkpoint: Checkpoint,
     pub values: Arc<RecordedValues>,
@@ -91,7 +91,7 @@ pub struct ManagerParts {
 
 /// The state of claims, allocations and pods, and everything that changes it.
 pub struct Manager {
-    claims: Arc<Mutex<ClaimTable>>,
+    claims: Arc<SharedClaimTable>,
     devices: Mutex<DeviceState>,
     /// One request at a time for a pod.
     pod_locks: Locks<Uid>,
@@ -163,7 +163,7 @@ impl Manager {
         let ManagerParts { claims, allocations, checkpoint, values, cdi, registry, .. } = parts;
         let ManagerParts { source, settings, changes, conditions, tasks, .. } = parts;
         let devices = {
-            let claims = crate::manager::claims::lock(&claims);
+            let claims = claims.lock();
             // A pod that left has no allocation any more, and its pool claims until their driver is back.
             let of_pool_claims = pool_claims::resources(claims.pods().map(|pod| &**pod));
             DeviceState::new(allocations, of_pool_claims)
@@ -279,8 +279,8 @@ impl Manager {
     pub fn pods(&self) -> Vec<PodView> {
         let mut allocations = self.allocations();
         let table = self.table();
-        let uids: BTreeSet<_> =
-            table.pods().map(|pod| &pod.pod.uid).chain(allocations.keys()).cloned().collect();
+        let records = table.pods().map(|pod| &pod.pod.uid);
+        let uids: BTreeSet<_> = records.chain(allocations.keys()).cloned().collect();
         let view = |uid: Uid| PodView::new(&table, uid.as_str(), allocations.remove(&uid));
         let mut pods: Vec<_> = uids.into_iter().filter_map(view).collect();
         pods.sort_by(|a, b| a.pod.cmp(&b.pod));
@@ -401,7 +401,7 @@ impl Manager {
             }
         }
         // Also the refused claims of pods that hold nothing.
-        self.prepare_retries().forget(|pod, _| pod.is_some_and(|pod| selector.is(pod)));
+        self.prepare_retries.lock().forget(|pod, _| pod.is_some_and(|pod| selector.is(pod)));
         outcomes
     }
 
@@ -424,7 +424,7 @@ impl Manager {
     async fn unprepare_one(&self, view: PodView, call: &Call) -> PodOutcome {
         let (uid, started) = (&view.pod.uid, Instant::now());
         let claims = self.unprepare_claims_of(&view.pod, call).await;
-        self.claim_metrics.unprepared(started.elapsed(), claims.iter().any(|claim| claim.end.is_err()));
+        self.claim_metrics.observe(UNPREPARE, started, claims.iter().any(|claim| claim.end.is_err()));
         // Whatever became of the claims: no plugin has to agree that its devices are freed.
         let freed = self.free(uid).await;
         let (claims, resources) = view.unprepared(claims, &freed);

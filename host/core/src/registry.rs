@@ -10,13 +10,14 @@ mod quarantine;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use instances::Instances;
 pub use instances::{Native, Taken};
-use quarantine::{Conduct, gone};
+use quarantine::Conduct;
 
 use crate::driver::{Driver, DriverStats, StoredDrivers};
 use nodedock_base::changes::Changes;
@@ -171,9 +172,9 @@ const RELOADS_WAITING_MAX: usize = 64;
 
 /// Handle to the registry.
 #[derive(Clone)]
-pub struct Registry(Arc<Inner>);
+pub struct Registry(Arc<Drivers>);
 
-struct Inner {
+struct Drivers {
     state: RwLock<State>,
     changes: Changes,
     conditions: Conditions,
@@ -189,13 +190,13 @@ struct Inner {
 /// Queue of reload requests for the task that executes them.
 struct Reloads {
     sender: mpsc::Sender<ReloadRequest>,
-    inbox: std::sync::Mutex<Option<mpsc::Receiver<ReloadRequest>>>,
+    inbox: Mutex<Option<mpsc::Receiver<ReloadRequest>>>,
 }
 
 impl Reloads {
     fn new() -> Self {
         let (sender, inbox) = mpsc::channel(RELOADS_WAITING_MAX);
-        Self { sender, inbox: std::sync::Mutex::new(Some(inbox)) }
+        Self { sender, inbox: Mutex::new(Some(inbox)) }
     }
 }
 
@@ -210,7 +211,7 @@ struct State {
 impl Registry {
     /// Creates a registry that sets conditions of the node, and finds previous versions of drivers in `stored`.
     pub fn new(changes: Changes, conditions: Conditions, stored: Option<Arc<dyn StoredDrivers>>) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(Drivers {
             state: RwLock::default(),
             changes,
             conditions,
@@ -222,14 +223,13 @@ impl Registry {
         }))
     }
 
-    /// Returns the channel that publishes changes of drivers.
     pub fn changes(&self) -> &Changes {
         &self.0.changes
     }
 
     /// Returns the serving driver of a name; otherwise a problem with its state.
     pub fn serving(&self, name: &DriverName) -> Result<Driver, Problem> {
-        let state = self.read();
+        let state = self.0.state.read();
         if let Some(instances) = state.serving.get(name) {
             return Ok(instances.picked().driver.clone());
         }
@@ -251,19 +251,18 @@ impl Registry {
 
     /// Returns a device from its driver's last inventory.
     pub fn device(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Device> {
-        let inventory = self.read().serving.get(driver)?.picked().driver.inventory.clone()?;
+        let inventory = self.0.state.read().serving.get(driver)?.picked().driver.inventory.clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
         inventory.borrow().inventory.device(&pool, &device).cloned()
     }
 
-    /// Returns every serving driver, by name.
     pub fn all_serving(&self) -> Vec<Driver> {
-        self.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
+        self.0.state.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
     }
 
     /// Returns the kind of a driver; `None` if it has no source.
     pub fn kind(&self, name: &DriverName) -> Option<DriverKind> {
-        let state = self.read();
+        let state = self.0.state.read();
         let serving = state.serving.get(name).map(|instances| instances.picked().driver.identity.kind);
         let known = || state.sources.values().find(|view| view.name.as_ref() == Some(name));
         serving.or_else(|| known().map(|view| view.kind))
@@ -271,7 +270,7 @@ impl Registry {
 
     /// Returns the names of drivers with a source.
     pub fn names(&self) -> DriverNames {
-        let state = self.read();
+        let state = self.0.state.read();
         let serving =
             state.serving.iter().filter(|(_, instances)| instances.picked().driver.claims.is_some());
         DriverNames {
@@ -282,7 +281,7 @@ impl Registry {
 
     /// Returns whether a source in a transient state has this name, or may have it.
     pub fn is_under_way(&self, name: &DriverName) -> bool {
-        let state = self.read();
+        let state = self.0.state.read();
         let of_name = |view: &&DriverView| view.name.as_ref() == Some(name);
         let mut known = state.sources.values().filter(of_name).peekable();
         match known.peek() {
@@ -309,7 +308,7 @@ impl Registry {
 
     /// Returns every source, sorted by name.
     pub fn list(&self) -> Vec<DriverView> {
-        let state = self.read();
+        let state = self.0.state.read();
         let mut natives = state.natives();
         let view = |view: &DriverView| DriverView { native: natives.remove(&view.source), ..view.clone() };
         state.sources.values().map(view).collect()
@@ -319,22 +318,17 @@ impl Registry {
     pub async fn reload(&self, name: &str) -> Result<DriverView, Problem> {
         let source = self.known_source(name)?;
         let (done, finished) = oneshot::channel();
-        let kind = self.read().sources.get(&source).map(|view| view.kind);
-        let reloads = self.reloads(kind.unwrap_or(DriverKind::Wasm));
+        let reloads = self.reloads(self.view(&source).map_or(DriverKind::Wasm, |view| view.kind));
         let request = ReloadRequest { source: source.clone(), done };
         reloads.sender.try_send(request).map_err(|_| too_many_reloads())?;
         // Dropped: the source was removed meanwhile; the lookup below reports that.
         finished.await.unwrap_or(Ok(()))?;
-        self.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
+        self.view(&source)
     }
 
-    fn known_source(&self, name: &str) -> Result<String, Problem> {
-        self.source_of(name).ok_or_else(|| {
-            Problem::not_found(
-                ProblemCode::DriverUnknown,
-                format!("there is no driver or driver file {name:?}"),
-            )
-        })
+    fn view(&self, source: &str) -> Result<DriverView, Problem> {
+        let gone = || Problem::not_found(ProblemCode::DriverUnknown, format!("{source} is gone"));
+        self.0.state.read().sources.get(source).cloned().ok_or_else(gone)
     }
 
     /// Waits until the task that executes requests for drivers of a kind has received one. Returns false if the task has ended.
@@ -351,19 +345,23 @@ impl Registry {
         !sender.is_closed()
     }
 
-    fn source_of(&self, name: &str) -> Option<String> {
-        let state = self.read();
+    fn known_source(&self, name: &str) -> Result<String, Problem> {
+        let state = self.0.state.read();
         if state.sources.contains_key(name) {
-            return Some(name.to_owned());
+            return Ok(name.to_owned());
         }
         let of_name = |view: &&DriverView| view.name.as_ref().is_some_and(|known| known.as_str() == name);
         let serving = state.serving.get(name).map(|instances| instances.picked().source.clone());
-        serving.or_else(|| state.sources.values().find(of_name).map(|view| view.source.clone()))
+        let found = serving.or_else(|| state.sources.values().find(of_name).map(|view| view.source.clone()));
+        found.ok_or_else(|| {
+            let message = format!("there is no driver or driver file {name:?}");
+            Problem::not_found(ProblemCode::DriverUnknown, message)
+        })
     }
 
     /// Returns the reload requests, for the one task that executes them. `None` after the first call.
     pub fn take_reloads(&self, kind: DriverKind) -> Option<mpsc::Receiver<ReloadRequest>> {
-        self.reloads(kind).inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.reloads(kind).inbox.lock().take()
     }
 
     fn reloads(&self, kind: DriverKind) -> &Reloads {
@@ -375,7 +373,7 @@ impl Registry {
 
     /// Changes the state of a source, and adds a new one.
     pub fn update(&self, kind: DriverKind, source: &str, change: impl FnOnce(&mut DriverView)) {
-        let mut state = self.write();
+        let mut state = self.0.state.write();
         let view = state.sources.entry(source.to_owned()).or_insert_with(|| DriverView::new(kind, source));
         let before = (view.state, view.reason.clone(), view.trust.clone());
         change(view);
@@ -389,14 +387,14 @@ impl Registry {
 
     /// Returns another source with this name.
     pub fn taken_by_other(&self, name: &DriverName, source: &str) -> Option<String> {
-        self.read().serving.get(name)?.other_than(source).map(str::to_owned)
+        self.0.state.read().serving.get(name)?.other_than(source).map(str::to_owned)
     }
 
     /// Makes `driver` the serving driver of its name, with its inventory. The error names another source with that name.
     pub fn serve(&self, source: &str, driver: Driver) -> Result<(), String> {
         let name = driver.identity.name.clone();
         let left = {
-            let mut state = self.write();
+            let mut state = self.0.state.write();
             if let Some(other) = state.serving.get(&name).and_then(|known| known.other_than(source)) {
                 return Err(other.to_owned());
             }
@@ -415,7 +413,7 @@ impl Registry {
     /// Removes a source's driver from the managers. Calls in flight continue.
     pub fn retire(&self, source: &str) {
         let left = {
-            let mut state = self.write();
+            let mut state = self.0.state.write();
             self.forget_conduct(state.conducts.remove(source));
             state.drop_source(source)
         };
@@ -428,7 +426,7 @@ impl Registry {
     /// Removes a source, and its driver if it still serves.
     pub fn remove(&self, source: &str) {
         self.retire(source);
-        let view = self.write().sources.remove(source);
+        let view = self.0.state.write().sources.remove(source);
         if let Some(view) = view {
             let name = view.name.as_ref().map_or(source, DriverName::as_str);
             self.0.changes.tell(ChangedKind::Driver, name, "gone");
@@ -437,13 +435,5 @@ impl Registry {
 
     pub fn tell_devices(&self, driver: &DriverName) {
         self.0.changes.tell(ChangedKind::Device, driver, "changed");
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, State> {
-        self.0.state.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.0.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

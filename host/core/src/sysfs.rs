@@ -62,10 +62,8 @@ pub fn patterns(texts: &[&str]) -> PatternSet {
 /// The problem of a read below `/sys` that takes longer than `LOOK_WALL`.
 pub fn read_stuck() -> Problem {
     let millis = LOOK_WALL.as_millis();
-    Problem::unavailable(
-        ProblemCode::SysfsStuck,
-        format!("the driver read what did not answer within {millis} ms"),
-    )
+    let message = format!("the driver read what did not answer within {millis} ms");
+    Problem::unavailable(ProblemCode::SysfsStuck, message)
 }
 
 /// `/sys`, or a tree of a test.
@@ -95,7 +93,6 @@ impl SysfsRoot {
         Ok(Self { root, path })
     }
 
-    /// A regular file's content.
     pub fn read(&self, path: &str) -> Result<Vec<u8>, Problem> {
         let (resolved, _) = self.regular_file(path)?;
         let content = self.content(path, &resolved)?;
@@ -234,10 +231,8 @@ pub fn stat(path: &str, fd: &OwnedFd) -> Result<Stat, Problem> {
 }
 
 pub fn denied(path: &str) -> Problem {
-    Problem::denied(
-        ProblemCode::NeverAllowed,
-        format!("no driver may touch /sys/{path}, whatever is granted"),
-    )
+    let message = format!("no driver may touch /sys/{path}, whatever is granted");
+    Problem::denied(ProblemCode::NeverAllowed, message)
 }
 
 fn too_many(path: &str) -> Problem {
@@ -252,7 +247,6 @@ pub fn io_problem(path: &str, error: &std::io::Error) -> Problem {
     Problem::unavailable(ProblemCode::IoError, format!("/sys/{path}: {error}"))
 }
 
-/// The walk of a glob.
 struct Walk<'a> {
     root: &'a SysfsRoot,
     /// Its caller does not wait longer.

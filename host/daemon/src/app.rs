@@ -6,7 +6,7 @@ mod reload;
 mod state;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use tokio::net::{TcpListener, UnixListener};
@@ -24,11 +24,12 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::cdi::{CdiDir, Durability};
+use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::manager::claims::RecordedValues;
+use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
 use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices;
@@ -140,7 +141,7 @@ struct Built {
     changes: Changes,
     cdi: CdiDir,
     checkpoint: Checkpoint,
-    claims: Arc<Mutex<ClaimTable>>,
+    claims: Arc<SharedClaimTable>,
     allocations: Vec<PodAllocation>,
     values: Arc<RecordedValues>,
     wasm: WasmFiles,
@@ -214,17 +215,12 @@ impl Built {
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
-        let cdi = CdiDir::open_among(
-            &paths.cdi,
-            &paths.cdi_spec_dirs,
-            &paths.checkpoint.to_string_lossy(),
-            Durability::Synced,
-        )?;
+        let cdi = CdiDir::open(&paths.cdi, &paths.cdi_spec_dirs, &paths.checkpoint.to_string_lossy())?;
         let opened = state::open(&paths.checkpoint, &cdi, &conditions).await?;
         failpoint::pass(Point::Recovered);
-        let unreadable = opened.unreadable_claims();
-        let table = ClaimTable::new(opened.claims, opened.pods).with_unreadable(unreadable);
-        let claims = Arc::new(Mutex::new(table.with_released(opened.released)));
+        let unreadable = opened.dump.unreadable_claims();
+        let table = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
+        let claims = Arc::new(SharedClaimTable::new(table.with_released(opened.dump.released)));
         let settings = WasmSettings {
             cache_dir: Some(paths.cache.clone()),
             compiler: Compiler::this_program(),
@@ -233,7 +229,7 @@ impl Built {
             node: node.clone(),
         };
         let sysfs = SysfsTree::open(&settings.sysfs_root).context("open /sys")?;
-        let values = RecordedValues::new(opened.values, &node.boot_id, opened.checkpoint.clone(), sysfs);
+        let values = RecordedValues::new(opened.dump.values, &node.boot_id, opened.checkpoint.clone(), sysfs);
         let values = Arc::new(values);
         let host = WasmHost::new(settings, claims.clone(), values.clone())
             .context("set up the sandbox for drivers")?;
@@ -259,7 +255,7 @@ impl Built {
             conditions,
             tasks: tasks.drivers.clone(),
         };
-        let (checkpoint, allocations) = (opened.checkpoint, opened.allocations);
+        let (checkpoint, allocations) = (opened.checkpoint, opened.dump.allocations);
         Ok(Self {
             config,
             node,

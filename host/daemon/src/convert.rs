@@ -18,7 +18,9 @@ use nodedock_model::{
 mod claims;
 mod resources;
 
-pub use claims::{claim_status, refused_claim, release_outcome, release_request, released_claim};
+pub use claims::{
+    claim_status, refused_claim, release_preview, release_request, release_response, released_claim,
+};
 use claims::{transition, worst_problem};
 pub use resources::{capacity, cover_request, covered, hint_scope, hints, plugin_device, start_request};
 

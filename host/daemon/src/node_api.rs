@@ -101,12 +101,13 @@ impl Node for NodeApi {
         let request_id = begin("ReleaseClaim", &request);
         let release = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
         let release = release.map_err(refuse)?;
-        let outcome = if request.get_ref().dry_run {
-            self.manager.look_at_release(&release).await
+        let response = if request.get_ref().dry_run {
+            self.manager.look_at_release(&release).await.map(|preview| convert::release_preview(&preview))
         } else {
-            self.manager.release_claim(release, request_id).await
+            let released = self.manager.release_claim(release, request_id).await;
+            released.map(|released| convert::release_response(&released))
         };
-        Ok(Response::new(convert::release_outcome(&outcome.map_err(refuse)?)))
+        Ok(Response::new(response.map_err(refuse)?))
     }
 
     async fn get_pod_devices(&self, request: Request<GetPodDevicesRequest>) -> Answer<PreparePodResponse> {

@@ -1,8 +1,9 @@
 //! Claims and pods of requests, and the results of drivers for claims.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use super::{
     Consumer, DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef, PoolName, Uid,
@@ -35,6 +36,22 @@ pub struct Allocation {
     /// Node for which it was allocated, if its selector names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
+}
+
+impl Allocation {
+    /// Returns the devices of one driver.
+    pub fn of_driver(&self, driver: &DriverName) -> impl Iterator<Item = &AllocatedDevice> {
+        self.devices.iter().filter(move |device| device.driver == *driver)
+    }
+
+    pub fn has_driver(&self, driver: &DriverName) -> bool {
+        self.of_driver(driver).next().is_some()
+    }
+
+    /// Returns the drivers of the devices, each once.
+    pub fn drivers(&self) -> BTreeSet<&DriverName> {
+        self.devices.iter().map(|device| &device.driver).collect()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Hash, Serialize, Deserialize)]
@@ -205,8 +222,9 @@ pub struct PodContainer {
 }
 
 /// When a container runs. Init containers end before the next one starts, so their devices are reused.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "kebab-case")]
 pub enum ContainerKind {
     #[default]
     App,
@@ -217,11 +235,7 @@ pub enum ContainerKind {
 
 impl ContainerKind {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::App => "app",
-            Self::Init => "init",
-            Self::Sidecar => "sidecar",
-        }
+        self.into()
     }
 
     pub fn is_app(&self) -> bool {

@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use super::{
     Allocation, DriverClaim, DriverName, KubeletHold, LiveClaim, ObjectRef, PodContainer, PreparedClaim,
     Problem, PutBack, Uid, limit,
 };
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "kebab-case")]
 pub enum ClaimState {
     /// The intent is durable; drivers may or may not have acted.
     Preparing,
@@ -23,11 +25,7 @@ pub enum ClaimState {
 
 impl ClaimState {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Preparing => "preparing",
-            Self::Prepared => "prepared",
-            Self::Unpreparing => "unpreparing",
-        }
+        self.into()
     }
 }
 
@@ -85,7 +83,7 @@ impl ClaimRecord {
     pub fn driver_claim(&self, driver: &DriverName) -> DriverClaim {
         DriverClaim {
             id: self.id.clone(),
-            devices: self.allocation.devices.iter().filter(|d| d.driver == *driver).cloned().collect(),
+            devices: self.allocation.of_driver(driver).cloned().collect(),
             configs: self.allocation.configs.iter().filter(|c| c.driver == *driver).cloned().collect(),
             annotations: self.annotations.clone(),
         }
@@ -118,8 +116,7 @@ impl ClaimRecord {
 
     /// Returns a driver's devices of the claim, as `pool/device`.
     pub fn device_names(&self, driver: &DriverName) -> impl Iterator<Item = String> {
-        let devices = self.allocation.devices.iter().filter(move |device| device.driver == *driver);
-        devices.map(|device| format!("{}/{}", device.pool, device.device))
+        self.allocation.of_driver(driver).map(|device| format!("{}/{}", device.pool, device.device))
     }
 
     /// Returns the claim as an unprepare and the ledger of a driver contain it.

@@ -8,8 +8,8 @@ mod writing;
 
 use super::*;
 use guest::Guest;
-use nodedock_core::driver::NoClaims;
 use nodedock_core::driver::values::NoJournal;
+use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_model::ObjectRef;
 
 /// A node of a test: an empty `/sys` and `/dev`, and a cache.
@@ -38,7 +38,10 @@ impl Stage {
             dev_root: directory.path().join("dev"),
             node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
         };
-        Self { directory, host: WasmHost::new(settings, Arc::new(NoClaims), journal).unwrap() }
+        Self {
+            directory,
+            host: WasmHost::new(settings, Arc::new(SharedClaimTable::default()), journal).unwrap(),
+        }
     }
 
     async fn try_load(&self, bytes: impl Into<Bytes>, grant: &str) -> Result<WasmDriver, LoadError> {

@@ -7,7 +7,7 @@ use super::limiter::Reached;
 use super::sandbox::{Scope, State};
 use super::stats::Limit;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_base::locks::Held;
+use nodedock_base::locks::LockGuard;
 use nodedock_core::driver::values::{Audited, Write};
 use nodedock_core::sysfs::attribute::{Attribute, Written, replaced};
 use nodedock_core::sysfs::blocking::{blocking, write_stuck};
@@ -92,13 +92,13 @@ impl From<Problem> for Failure {
 }
 
 /// The lock of a path, as the journal gives it.
-type PathLock = Vec<Held<String>>;
+type PathLock = Vec<LockGuard<String>>;
 
 impl ValueWrite {
     async fn run(&self, driver: &DriverName, found: &mut Option<Attribute>) -> Result<(), Failure> {
         let first = self.look().await?;
         let journal = &self.scope.node.journal;
-        let lock = journal.turn(&first.path).await;
+        let lock = journal.lock_path(&first.path).await;
         // While this waited for the lock, a link may have changed, and a device may have been replaced.
         let current = self.look().await?;
         if (&current.path, current.inode) != (&first.path, first.inode) {

@@ -56,6 +56,6 @@ fn a_code_is_found_however_it_is_written() {
 
 #[test]
 fn fail_points_are_those_that_are_recorded() {
-    let names: Vec<_> = Point::ALL.iter().map(|point| point.name()).collect();
+    let names: Vec<_> = Point::ALL.iter().map(|point| point.as_str()).collect();
     assert_frozen("fail-points.txt", &(names.join("\n") + "\n"));
 }

@@ -9,8 +9,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodedock_core::driver::NoClaims;
 use nodedock_core::driver::values::NoJournal;
+use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_model::grant::Grant;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
@@ -29,7 +29,8 @@ use crate::with_gpus;
 
 fn host(program: PathBuf, bounds: CompileBounds) -> Arc<WasmHost> {
     let settings = WasmSettings { compiler: Compiler::Process { program, bounds }, ..settings(None) };
-    WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).expect("set up the sandbox")
+    WasmHost::new(settings, Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
+        .expect("set up the sandbox")
 }
 
 async fn load(host: &Arc<WasmHost>, bytes: Vec<u8>) -> Result<WasmDriver, LoadError> {

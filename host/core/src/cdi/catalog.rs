@@ -7,9 +7,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::Deserialize;
 
 use super::directory::{CLOCK_TICK_MAX, Known, Stamp, is_spec_name, open_plain};
@@ -47,8 +47,8 @@ pub(super) struct Catalog {
     own: usize,
     /// The beginning of every file of this daemon, and of no other file.
     pub(super) mark: String,
-    /// State of this daemon's files, by name.
-    known: Mutex<HashMap<String, Known>>,
+    /// Files that this process wrote or compared, by name.
+    pub(super) known: Mutex<HashMap<String, Known>>,
     state: Mutex<State>,
     /// One reader at a time; waiting callers use its result.
     reading: Mutex<()>,
@@ -93,7 +93,7 @@ struct Entry {
 }
 
 /// The fields of a spec that name its devices.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Names {
     kind: String,
     #[serde(default)]
@@ -127,11 +127,6 @@ impl Catalog {
         }
     }
 
-    /// Returns the files that this process wrote or compared.
-    pub(super) fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns whether a file with this text, or its beginning, belongs to this daemon: it has the mark, or what damage left of it. The mark
     /// of another daemon differs.
     pub(super) fn is_ours(&self, text: &[u8]) -> bool {
@@ -145,11 +140,11 @@ impl Catalog {
     /// Returns whether the directories are unchanged since they were read, by a `stat` of each.
     pub(super) fn is_fresh(&self) -> bool {
         (0..self.directories.len()).all(|directory| {
-            if let (true, Some(unchanged)) = (directory == self.own, self.state().changing) {
+            if let (true, Some(unchanged)) = (directory == self.own, self.state.lock().changing) {
                 return unchanged;
             }
             let now = self.stamp(directory);
-            now.is_ok_and(|now| self.state().is_fresh(directory, now))
+            now.is_ok_and(|now| self.state.lock().is_fresh(directory, now))
         })
     }
 
@@ -158,7 +153,7 @@ impl Catalog {
     ///
     /// Of many concurrent callers few read: a read that began after `requested` satisfies the caller.
     pub(super) fn refresh(&self, requested: Moment, all: bool) -> Result<(), (PathBuf, io::Error)> {
-        let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.reading.lock();
         if !all && self.done.load(Ordering::Relaxed) > requested.0 {
             return Ok(());
         }
@@ -171,21 +166,20 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns the current moment.
     pub(super) fn now(&self) -> Moment {
         Moment(self.begun.load(Ordering::SeqCst))
     }
 
     fn refresh_directory(&self, directory: usize, all: bool) -> io::Result<()> {
         let (stamp, at) = (self.stamp(directory)?, Instant::now());
-        if !all && self.state().is_fresh(directory, stamp) {
+        if !all && self.state.lock().is_fresh(directory, stamp) {
             return Ok(());
         }
         let listed = if stamp.is_some() { self.list(directory)? } else { BTreeMap::new() };
-        let changed = self.state().changed(directory, &listed);
+        let changed = self.state.lock().changed(directory, &listed);
         let read: Vec<_> = changed.into_iter().map(|name| (self.read(directory, &name), name)).collect();
         let settled = stamp.is_none_or(|stamp| stamp.is_settled_at(at));
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.keep_listed(directory, &listed);
         read.into_iter().for_each(|(entry, name)| state.put(directory, name, entry));
         state.seen.insert(directory, Seen { stamp, settled, at, took: at.elapsed() });
@@ -194,7 +188,7 @@ impl Catalog {
 
     /// Reads files of the daemon's directory again, whatever their stamps say. Blocks.
     pub(super) fn touched(&self, names: &[String]) -> Touched {
-        let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.reading.lock();
         let mut touched = Touched::default();
         for name in names {
             let path = self.directories[self.own].join(name);
@@ -202,7 +196,7 @@ impl Catalog {
             let entry = if there { self.read(self.own, name) } else { Entry::default() };
             touched.devices.extend(entry.devices.iter().cloned());
             touched.ours.extend(entry.ours.then(|| name.clone()));
-            let mut state = self.state();
+            let mut state = self.state.lock();
             touched.devices.extend(state.take(self.own, name).map(|entry| entry.devices).unwrap_or_default());
             if there {
                 state.put(self.own, name.clone(), entry);
@@ -214,7 +208,7 @@ impl Catalog {
     /// Must be called before a change of the daemon's directory. The daemon's own changes cause no read, neither then nor meanwhile.
     pub(super) fn begin_change(&self) {
         let now = self.stamp(self.own);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.changing =
             Some(now.is_ok_and(|now| state.is_fresh(self.own, now) || state.is_recent(self.own, now)));
     }
@@ -226,7 +220,7 @@ impl Catalog {
     pub(super) fn end_change(&self) {
         let after = self.stamp(self.own);
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let unchanged = state.changing == Some(true);
             state.changing = None;
             match (after, state.seen.get_mut(&self.own)) {
@@ -243,7 +237,7 @@ impl Catalog {
 
     /// Returns the other programs' files that collide with this daemon's devices, the first of each, by the last read.
     pub(super) fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
-        let state = self.state();
+        let state = self.state.lock();
         let collision = |device: &String| {
             // The daemon's directory overrides the directories before it.
             let mut files = state.devices.get(device)?.iter();
@@ -255,19 +249,19 @@ impl Catalog {
 
     /// Returns the names that are in no file of other programs, by the last read.
     pub(super) fn missing(&self, qualified: &[String]) -> Vec<String> {
-        let state = self.state();
+        let state = self.state.lock();
         qualified.iter().filter(|name| !state.devices.contains_key(*name)).cloned().collect()
     }
 
     /// Returns the names of this daemon's files that this process did not write and did not compare yet.
     pub(super) fn ours(&self) -> Vec<String> {
-        let state = self.state();
+        let state = self.state.lock();
         let ours = state.files.iter().filter(|((directory, _), entry)| *directory == self.own && entry.ours);
         ours.map(|((_, name), _)| name.clone()).collect()
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
-        self.state().files.contains_key(&(self.own, name.to_owned()))
+        self.state.lock().files.contains_key(&(self.own, name.to_owned()))
     }
 
     /// `None`: the directory does not exist, or is the daemon's own under another name.
@@ -286,7 +280,8 @@ impl Catalog {
         for entry in std::fs::read_dir(&self.directories[directory])? {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
-            let is_known = || self.known().get(&name).is_some_and(|known| known.stamp.inode == entry.ino());
+            let is_known =
+                || self.known.lock().get(&name).is_some_and(|known| known.stamp.inode == entry.ino());
             if !is_spec_name(&name) || (directory == self.own && is_known()) {
                 continue;
             }
@@ -307,12 +302,10 @@ impl Catalog {
         if directory == self.own && self.is_ours(text.as_bytes()) {
             return Entry { stamp, devices: Vec::new(), ours: true };
         }
-        let devices = serde_saphyr::from_str::<Names>(&text).map(Names::qualified).unwrap_or_default();
+        let names = serde_saphyr::from_str::<Names>(&text).unwrap_or_default();
+        let qualified = |device: &Name| format!("{}={}", names.kind, device.name);
+        let devices = names.devices.iter().map(qualified).collect();
         Entry { stamp, devices, ours: false }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -367,18 +360,11 @@ impl State {
     }
 }
 
-impl Names {
-    fn qualified(self) -> Vec<String> {
-        self.devices.into_iter().map(|device| format!("{}={}", self.kind, device.name)).collect()
-    }
-}
-
 fn is_same(found: &Metadata, other: &Path) -> bool {
     let other = std::fs::metadata(other);
     other.is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
 }
 
-/// Reads the text of a plain file.
 fn read_plain(path: &Path) -> Option<String> {
     let file = open_plain(path).ok()??;
     if file.metadata().ok()?.len() > FILE_BYTES_MAX {
@@ -428,7 +414,7 @@ mod tests {
     fn read_at_rest(directory: &Path) -> Catalog {
         let catalog = catalog(directory, &[]);
         catalog.refresh(catalog.now(), false).unwrap();
-        catalog.state().seen.get_mut(&catalog.own).unwrap().settled = true;
+        catalog.state.lock().seen.get_mut(&catalog.own).unwrap().settled = true;
         catalog
     }
 
@@ -472,7 +458,7 @@ mod tests {
         let device = ["v/c=a".to_owned()];
         std::fs::create_dir(directory.path().join("changed by others")).unwrap();
         // It may have been created within the tick of the read.
-        catalog.state().seen.clear();
+        catalog.state.lock().seen.clear();
         catalog.begin_change();
         assert!(!catalog.is_fresh());
         let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;

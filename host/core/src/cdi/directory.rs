@@ -30,16 +30,6 @@ pub(super) const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
 const TEMPORARY_PREFIX: &str = ".nodedock-";
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
-/// When a write is complete.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
-    /// When runtimes can read the file. It outlives the daemon. A power loss may remove it, and the daemon renders it again from
-    /// the checkpoint. This suffices with a durable checkpoint, and is all that a tmpfs can provide.
-    Rendered,
-    /// When the file outlives a power loss: a sync of each file and one of the directory for all waiting requests.
-    Synced,
-}
-
 /// Why files were not written or removed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CdiError {
@@ -59,15 +49,8 @@ impl CdiError {
         move |source| Self::Io { doing, path, source: Arc::new(source) }
     }
 
-    /// Whether the file or directory does not exist.
     fn is_gone(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
-    }
-
-    /// The disk or a quota is full.
-    pub fn is_full(&self) -> bool {
-        let full = |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-        matches!(self, Self::Io { source, .. } if full(source.kind()))
     }
 }
 
@@ -143,18 +126,9 @@ impl Stamp {
 
 impl CdiDir {
     /// Opens the directory; creates it (mode 0755) if it does not exist, and removes temporary files of a crash.
-    /// `daemon` identifies this daemon across restarts among others that write to the same directory.
-    pub fn open(path: &Path, daemon: &str, durability: Durability) -> Result<Self, CdiError> {
-        Self::open_among(path, &[], daemon, durability)
-    }
-
-    /// The same for runtimes that read other directories as well: `directories`, by priority, as in the runtimes' configs.
-    pub fn open_among(
-        path: &Path,
-        directories: &[PathBuf],
-        daemon: &str,
-        durability: Durability,
-    ) -> Result<Self, CdiError> {
+    /// `directories`: those that runtimes read, by priority, as in the runtimes' configs. `daemon` identifies this daemon across
+    /// restarts among others that write to the same directory.
+    pub fn open(path: &Path, directories: &[PathBuf], daemon: &str) -> Result<Self, CdiError> {
         make_directory(path)?;
         let tag = hex::encode(&Sha256::digest(daemon)[..4]);
         let temporary_prefix = format!("{TEMPORARY_PREFIX}{tag}-");
@@ -166,7 +140,7 @@ impl CdiDir {
             catalog: Catalog::new(path, directories, mark_of(daemon)),
         });
         let (inbox, jobs) = mpsc::channel(QUEUE);
-        let writer = writer::Writer::new(directory.clone(), durability);
+        let writer = directory.clone();
         std::thread::Builder::new()
             .name("cdi".to_owned())
             .spawn(move || writer.run(jobs))
@@ -174,12 +148,9 @@ impl CdiDir {
         Ok(Self { inbox, directory })
     }
 
-    pub fn path(&self) -> &Path {
-        &self.directory.path
-    }
-
-    /// Writes the files, each atomically; an existing file with the same bytes stays unchanged. After an error some of them
-    /// may have been written. Dropping the future does not undo the writes.
+    /// Writes the files, each atomically, so that they outlive a power loss: a sync of each file and one of the directory for all waiting
+    /// requests. An existing file with the same bytes stays unchanged. After an error some of them may have been written. Dropping the
+    /// future does not undo the writes.
     pub async fn write(&self, files: Vec<SpecFile>) -> Result<(), CdiError> {
         if files.is_empty() {
             return Ok(());
@@ -229,7 +200,7 @@ impl CdiDir {
     /// clock is not visible; `is_current` is certain.
     pub fn is_as_left(&self, name: &str) -> bool {
         let found = std::fs::symlink_metadata(self.directory.path.join(name));
-        match (found, self.directory.catalog.known().get(name)) {
+        match (found, self.directory.catalog.known.lock().get(name)) {
             (Ok(metadata), Some(known)) => known.stamp == Stamp::of(&metadata),
             (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
                 !self.directory.catalog.has(name)
@@ -279,7 +250,7 @@ impl CdiDir {
     /// Returns the names of this daemon's files that this process neither wrote nor compared: copies, or files of an earlier
     /// run. By the last `survey`.
     pub fn strays(&self) -> Vec<String> {
-        let (ours, known) = (self.directory.catalog.ours(), self.directory.catalog.known());
+        let (ours, known) = (self.directory.catalog.ours(), self.directory.catalog.known.lock());
         ours.into_iter().filter(|name| !known.contains_key(name)).collect()
     }
 
@@ -327,7 +298,7 @@ impl Directory {
         let Ok(metadata) = std::fs::symlink_metadata(&path) else { return false };
         let (hash, stamp) = (self.hasher.hash_one(&file.bytes), Stamp::of(&metadata));
         let as_left = |known: &Known| known.settled && known.stamp == stamp;
-        if let Some(known) = self.catalog.known().get(&file.name).filter(|known| as_left(known)) {
+        if let Some(known) = self.catalog.known.lock().get(&file.name).filter(|known| as_left(known)) {
             return known.hash == hash;
         }
         let settled = stamp.is_settled();
@@ -335,7 +306,7 @@ impl Directory {
             && metadata.size() == file.bytes.len() as u64
             && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes);
         if same {
-            self.catalog.known().insert(file.name.clone(), Known { hash, stamp, settled });
+            self.catalog.known.lock().insert(file.name.clone(), Known { hash, stamp, settled });
         }
         same
     }
@@ -346,7 +317,6 @@ fn make_directory(path: &Path) -> Result<(), CdiError> {
     made.map_err(CdiError::io("make the directory", path))
 }
 
-/// Removes temporary files that a crash left.
 fn sweep(path: &Path, prefix: &str) -> Result<(), CdiError> {
     for entry in entries(path)? {
         let name = entry.file_name();

@@ -43,16 +43,19 @@ pub fn file_of(name: &str) -> Option<(DriverName, Uid)> {
     Some((DriverName::new(driver).ok()?, Uid::new(uid).ok()?))
 }
 
-/// Returns the CDI names of a driver's prepared devices: the index in `PreparedClaim::devices` and the names. A device with edits has
-/// the daemon's own name; names of a native plugin are passed through. Empty if the driver has not prepared the claim.
-pub fn cdi_devices(record: &ClaimRecord, driver: &DriverName) -> Vec<(usize, Vec<String>)> {
+/// Returns a driver's prepared devices with their CDI names. A device with edits has the daemon's own name; names of a native plugin are
+/// passed through. Empty if the driver has not prepared the claim.
+pub fn cdi_devices<'a>(
+    record: &'a ClaimRecord,
+    driver: &DriverName,
+) -> Vec<(&'a nodedock_model::PreparedDevice, Vec<String>)> {
     let Some(prepared) = prepared(record, driver) else { return Vec::new() };
     let names = device_names(&record.id.uid, prepared);
-    let qualified = |(device, name): (&nodedock_model::PreparedDevice, String)| match &device.access {
-        DeviceAccess::Edits(_) => vec![format!("{driver}/{CLASS}={name}")],
-        DeviceAccess::CdiDevices(names) => names.clone(),
+    let qualified = |(device, name): (&'a nodedock_model::PreparedDevice, String)| match &device.access {
+        DeviceAccess::Edits(_) => (device, vec![format!("{driver}/{CLASS}={name}")]),
+        DeviceAccess::CdiDevices(names) => (device, names.clone()),
     };
-    prepared.devices.iter().zip(names).map(qualified).enumerate().collect()
+    prepared.devices.iter().zip(names).map(qualified).collect()
 }
 
 /// Returns the files of a claim: one for each driver that has prepared it by edits.

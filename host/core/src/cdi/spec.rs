@@ -150,28 +150,20 @@ fn name_version(name: &str) -> Version {
 impl ContainerEdits {
     fn required_version(&self) -> Version {
         let rdt = self.intel_rdt.as_ref();
-        if !self.net_devices.is_empty() || rdt.is_some_and(IntelRdt::has_fields_of_1_1) {
+        let has_new_fields = |rdt: &IntelRdt| rdt.schemata.is_some() || rdt.enable_monitoring.is_some();
+        let is_given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        if !self.net_devices.is_empty() || rdt.is_some_and(has_new_fields) {
             return Version::V1_1_0;
         }
         if rdt.is_some() || !self.additional_gids.is_empty() {
             return Version::V0_7_0;
         }
-        if self.device_nodes.iter().any(|node| is_given(node.host_path.as_ref())) {
+        if self.device_nodes.iter().any(|node| is_given(&node.host_path)) {
             return Version::V0_5_0;
         }
-        if self.mounts.iter().any(|mount| is_given(mount.fs_type.as_ref())) {
+        if self.mounts.iter().any(|mount| is_given(&mount.fs_type)) {
             return Version::V0_4_0;
         }
         Version::V0_3_0
-    }
-}
-
-fn is_given(text: Option<&String>) -> bool {
-    text.is_some_and(|text| !text.is_empty())
-}
-
-impl IntelRdt {
-    fn has_fields_of_1_1(&self) -> bool {
-        self.schemata.is_some() || self.enable_monitoring.is_some()
     }
 }

@@ -4,9 +4,10 @@
 use std::fs::File;
 use std::io;
 use std::ops::Bound;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use redb::backends::FileBackend;
 use redb::{BackendError, DatabaseError, StorageBackend};
 
@@ -47,7 +48,7 @@ impl BufferedFile {
 
     /// Executes the buffered operations, with their syncs, and buffers nothing from now on.
     pub(super) fn release(&self) -> io::Result<()> {
-        let mut pending = self.0.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.0.pending.lock();
         for op in pending.ops.drain(..) {
             match op {
                 Op::Write { offset, data } => self.0.file.write(offset, &data)?,
@@ -64,7 +65,7 @@ impl BufferedFile {
         if !self.0.holding.load(Ordering::Acquire) {
             return None;
         }
-        Some(act(&mut self.0.pending.lock().unwrap_or_else(PoisonError::into_inner)))
+        Some(act(&mut self.0.pending.lock()))
     }
 }
 

@@ -57,25 +57,13 @@ impl CommitError {
         ProblemCode::CheckpointUnavailable,
     ];
 
-    /// The disk or a quota is full.
-    pub fn is_full(&self) -> bool {
-        matches!(self.io_kind(), Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
-    }
-
-    /// The file system, or the file, does not accept writes.
-    pub fn is_read_only(&self) -> bool {
-        matches!(self.io_kind(), Some(io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied))
-    }
-
     /// Returns its stable code.
     pub fn code(&self) -> ProblemCode {
-        let [full, read_only, other] = Self::CODES;
-        if self.is_full() {
-            full
-        } else if self.is_read_only() {
-            read_only
-        } else {
-            other
+        use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        match self.io_kind() {
+            Some(StorageFull | QuotaExceeded) => ProblemCode::CheckpointDiskFull,
+            Some(ReadOnlyFilesystem | PermissionDenied) => ProblemCode::CheckpointReadOnly,
+            _ => ProblemCode::CheckpointUnavailable,
         }
     }
 
@@ -85,13 +73,8 @@ impl CommitError {
     }
 
     fn io_kind(&self) -> Option<io::ErrorKind> {
-        match self {
-            Self::Storage { source, .. } => match &**source {
-                redb::Error::Io(error) => Some(error.kind()),
-                _ => None,
-            },
-            _ => None,
-        }
+        let Self::Storage { source, .. } = self else { return None };
+        if let redb::Error::Io(error) = &**source { Some(error.kind()) } else { None }
     }
 }
 

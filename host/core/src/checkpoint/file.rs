@@ -22,12 +22,6 @@ const CACHE_BYTES: usize = 4 << 20;
 /// Attempts to name a file that is set aside: more than one only within the same second.
 const NAMES_MAX: u32 = 1000;
 
-pub(super) struct Found {
-    pub(super) database: Database,
-    pub(super) dump: Dump,
-    pub(super) set_aside: Option<SetAside>,
-}
-
 impl LoadError {
     /// Returns the reason to set the file aside: another program wrote it, or it is damaged.
     fn damage(&self) -> Option<String> {
@@ -61,7 +55,10 @@ fn is_damage(error: &io::Error) -> bool {
 }
 
 /// Opens the file, creates it if it does not exist, or sets a damaged one aside and creates a new one.
-pub(super) fn open(path: &Path, upgrades: &Upgrades) -> Result<Found, OpenError> {
+pub(super) fn open(
+    path: &Path,
+    upgrades: &Upgrades,
+) -> Result<(Database, Dump, Option<SetAside>), OpenError> {
     let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
     let directory = directory_of(path);
     std::fs::DirBuilder::new()
@@ -91,7 +88,7 @@ pub(super) fn open(path: &Path, upgrades: &Upgrades) -> Result<Found, OpenError>
         opened => (opened, None),
     };
     let (database, dump) = opened.map_err(|error| error.into_open_error(path))?;
-    Ok(Found { database, dump, set_aside })
+    Ok((database, dump, set_aside))
 }
 
 fn directory_of(path: &Path) -> &Path {
@@ -140,13 +137,11 @@ fn initialise(file: File) -> Result<(), LoadError> {
     format::sign(&database, None, &UPGRADES)
 }
 
-/// Renames a file to an unused name.
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     let here = rustix::fs::CWD;
     Ok(rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE)?)
 }
 
-/// Appends a text to a path.
 fn sibling(path: &Path, more: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(more);

@@ -1,6 +1,6 @@
 //! Tables, keys and values, as in `docs/checkpoint-format.md`.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -105,6 +105,20 @@ pub(super) struct Precious {
 }
 
 impl Dump {
+    /// Returns whether there is no record: the checkpoint is new, or every claim was released.
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty()
+            && self.pods.is_empty()
+            && self.allocations.is_empty()
+            && self.skipped.is_empty()
+    }
+
+    /// Returns the UIDs of claims with unreadable records.
+    pub fn unreadable_claims(&self) -> BTreeSet<String> {
+        let claims = self.skipped.iter().filter(|skipped| skipped.table == Table::Claims);
+        claims.map(|skipped| skipped.key.clone()).collect()
+    }
+
     pub(super) fn precious(&self) -> Precious {
         let unreadable = self.skipped.iter().map(|skipped| (skipped.table, skipped.key.clone())).collect();
         Precious { unreadable, partly: self.partly.clone() }

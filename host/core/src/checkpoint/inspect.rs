@@ -63,12 +63,12 @@ impl Report {
 
 /// Reads a checkpoint without changing it; a daemon may have it open.
 pub fn read(path: &Path) -> Result<Dump, ReadError> {
-    Ok(copy(path)?.dump)
+    Ok(copy(path)?.1)
 }
 
 /// Checks a checkpoint without changing it; a daemon may have it open.
 pub fn verify(path: &Path) -> Result<Report, ReadError> {
-    let Copy { integrity, dump, bytes } = copy(path)?;
+    let (integrity, dump, bytes) = copy(path)?;
     let mut findings = disagreements(&dump.claims, &dump.pods);
     findings.extend(given_twice(&dump.allocations));
     findings.extend(without_claim(&dump.claims, &dump.values));
@@ -87,19 +87,14 @@ pub fn verify(path: &Path) -> Result<Report, ReadError> {
     })
 }
 
-struct Copy {
-    integrity: Integrity,
-    dump: Dump,
-    bytes: u64,
-}
-
-fn copy(path: &Path) -> Result<Copy, ReadError> {
+/// Returns the state of a file's pages, its content and its size.
+fn copy(path: &Path) -> Result<(Integrity, Dump, u64), ReadError> {
     let (hasher, mut reason) = (RandomState::new(), String::new());
     for _ in 0..ATTEMPTS {
         let bytes = bytes_of(path)?;
         let (length, before) = (bytes.len() as u64, hasher.hash_one(&bytes));
         match open_copy(bytes) {
-            Ok((integrity, dump)) => return Ok(Copy { integrity, dump, bytes: length }),
+            Ok((integrity, dump)) => return Ok((integrity, dump, length)),
             Err(LoadError::Newer { found, written_by }) => {
                 let path = path.to_owned();
                 return Err(ReadError::Newer { path, found, known: FORMAT_VERSION, written_by });

@@ -1,15 +1,13 @@
 //! Monitors the writer: sets conditions of the node for its errors, and while commits fail tests repeatedly whether the disk accepts
 //! writes, so that free space is detected without a request.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
-use super::CommitError;
-use super::status::Status;
 use super::writer::Message;
+use super::{Checkpoint, CommitError};
 use crate::checkpoint::CHECKPOINT_SLOW;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
@@ -21,22 +19,15 @@ use nodedock_model::{Problem, ProblemCode};
 const CHECKPOINT_PROBE_MIN: Duration = Duration::from_secs(1);
 const CHECKPOINT_PROBE_MAX: Duration = Duration::from_secs(30);
 
-pub(super) struct WriterMonitor {
-    pub(super) status: Arc<Status>,
-    pub(super) inbox: mpsc::Sender<Message>,
-    pub(super) conditions: Conditions,
-    /// The file's path, the subject of the conditions.
-    pub(super) subject: String,
-}
-
 /// Time of the next test, while commits fail.
 struct Probes {
     backoff: Backoff,
     next: Option<Instant>,
 }
 
-impl WriterMonitor {
-    pub(super) async fn run(self, tasks: Tasks) {
+impl Checkpoint {
+    /// Sets conditions of the writer under `subject`, the file's path, and retries while commits fail, until the tasks stop.
+    pub async fn keep(self, subject: String, conditions: Conditions, tasks: Tasks) {
         let backoff = Backoff::new(CHECKPOINT_PROBE_MIN, CHECKPOINT_PROBE_MAX);
         let mut probes = Probes { backoff, next: None };
         loop {
@@ -46,9 +37,9 @@ impl WriterMonitor {
                 Some(at) if at <= Instant::now() => (true, None),
                 at => (false, at),
             };
-            self.say(now.failure.as_ref().map(|(failure, _)| failure), slow);
+            report(&conditions, &subject, now.failure.as_ref().map(|(failure, _)| failure), slow);
             if probes.is_due(now.failure.is_some()) {
-                self.probe();
+                self.try_probe();
             }
             let wake = not_yet.into_iter().chain(probes.next).min();
             tokio::select! {
@@ -61,25 +52,8 @@ impl WriterMonitor {
         }
     }
 
-    fn say(&self, failure: Option<&CommitError>, slow: bool) {
-        let code = failure.map(CommitError::code);
-        for other in CommitError::CODES.into_iter().filter(|other| Some(*other) != code) {
-            self.conditions.clear(other, &self.subject);
-        }
-        if let Some(failure) = failure {
-            self.conditions.set(&self.subject, failure.problem());
-        }
-        if !slow {
-            return self.conditions.clear(ProblemCode::CheckpointSlow, &self.subject);
-        }
-        let seconds = CHECKPOINT_SLOW.as_secs();
-        let words =
-            format!("a commit has been running for more than {seconds} s, and all other changes wait for it");
-        self.conditions.set(&self.subject, Problem::unavailable(ProblemCode::CheckpointSlow, words));
-    }
-
     /// Requests an empty commit, whose outcome is in the status; with a full queue it is not needed.
-    fn probe(&self) {
+    fn try_probe(&self) {
         let (done, _) = oneshot::channel();
         if let Err(error) = self.inbox.try_send(Message::Commit { writes: Vec::new(), done }) {
             tracing::debug!(error = chain(&error), "the checkpoint is not probed");
@@ -103,11 +77,33 @@ impl Probes {
     }
 }
 
+/// Sets the conditions of a failed and of a slow commit, and clears the others.
+fn report(conditions: &Conditions, subject: &str, failure: Option<&CommitError>, slow: bool) {
+    let code = failure.map(CommitError::code);
+    for other in CommitError::CODES.into_iter().filter(|other| Some(*other) != code) {
+        conditions.clear(other, subject);
+    }
+    if let Some(failure) = failure {
+        conditions.set(subject, failure.problem());
+    }
+    if !slow {
+        return conditions.clear(ProblemCode::CheckpointSlow, subject);
+    }
+    let seconds = CHECKPOINT_SLOW.as_secs();
+    let words =
+        format!("a commit has been running for more than {seconds} s, and all other changes wait for it");
+    conditions.set(subject, Problem::unavailable(ProblemCode::CheckpointSlow, words));
+}
+
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::sync::Arc;
     use std::time::Duration;
 
+    use tokio::sync::mpsc;
+
+    use super::super::status::Status;
     use super::*;
     use nodedock_base::changes::Changes;
     use nodedock_model::Changed;
@@ -128,9 +124,8 @@ mod tests {
             let listener = changes.listen();
             let conditions = Conditions::new(changes);
             let subject = "/checkpoint".to_owned();
-            let monitor =
-                WriterMonitor { status: status.clone(), inbox, conditions: conditions.clone(), subject };
-            tasks.spawn("monitor", monitor.run(tasks.clone()));
+            let checkpoint = Checkpoint { inbox, status: status.clone() };
+            tasks.spawn("monitor", checkpoint.keep(subject, conditions.clone(), tasks.clone()));
             Self { status, probes, conditions, changes: listener, tasks }
         }
 

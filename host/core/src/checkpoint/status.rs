@@ -1,8 +1,8 @@
 //! Status of the writer: metrics, and whether the last commit succeeded.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::sync::{Notify, watch};
@@ -77,7 +77,7 @@ impl Default for Status {
 
 impl Status {
     pub(super) fn health(&self) -> Health {
-        self.now().failure.as_ref().map_or_else(Health::default, |(failure, since_ms)| Health {
+        self.now.lock().failure.as_ref().map_or_else(Health::default, |(failure, since_ms)| Health {
             degraded: Some(error::chain(failure)),
             since_ms: *since_ms,
         })
@@ -89,7 +89,7 @@ impl Status {
 
     /// Returns the activity for the monitor, which `news` wakes after a change.
     pub(super) fn look(&self) -> Now {
-        let mut now = self.now();
+        let mut now = self.now.lock();
         now.wants_beginning = now.under_way.is_none();
         now.clone()
     }
@@ -98,22 +98,17 @@ impl Status {
         self.news.notified().await;
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records the begin of a commit. Only the first one wakes the monitor, which checks again when that commit would be slow.
     pub(super) fn begin(&self) {
-        let mut now = self.now();
+        let mut now = self.now.lock();
         now.under_way = Some(Instant::now());
         if std::mem::take(&mut now.wants_beginning) {
             self.news.notify_one();
         }
     }
 
-    /// Records the end of the current commit.
     fn end(&self, failure: Option<&CommitError>) {
-        let mut now = self.now();
+        let mut now = self.now.lock();
         let was_slow = now.under_way.take().is_some_and(|began| began.elapsed() >= CHECKPOINT_SLOW);
         let failed_before = now.failure.take();
         if let Some(failure) = failure {

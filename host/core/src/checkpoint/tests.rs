@@ -126,7 +126,7 @@ fn prepared_claim(n: usize) -> ClaimRecord {
 async fn records_come_back_as_they_were_put() {
     let home = Home::new();
     let opened = home.open();
-    assert!(opened.claims.is_empty() && opened.pods.is_empty() && opened.set_aside.is_none());
+    assert!(opened.dump.claims.is_empty() && opened.dump.pods.is_empty() && opened.set_aside.is_none());
     let prepared = Change::PutClaim(Arc::new(prepared_claim(2)));
     let mut changes = vec![
         put(2),
@@ -143,10 +143,10 @@ async fn records_come_back_as_they_were_put() {
     opened.checkpoint.close().await;
 
     let opened = home.open();
-    assert_eq!(opened.claims, [claim(1, "test"), prepared_claim(2)], "of two puts the later one");
-    assert_eq!(opened.pods, [pod(1)]);
-    assert_eq!(opened.allocations, [allocation(1)]);
-    assert!(opened.skipped.is_empty() && opened.set_aside.is_none());
+    assert_eq!(opened.dump.claims, [claim(1, "test"), prepared_claim(2)], "of two puts the later one");
+    assert_eq!(opened.dump.pods, [pod(1)]);
+    assert_eq!(opened.dump.allocations, [allocation(1)]);
+    assert!(opened.dump.skipped.is_empty() && opened.set_aside.is_none());
 }
 
 #[tokio::test]
@@ -227,7 +227,7 @@ async fn a_commit_without_a_waiting_caller_is_durable_all_the_same() {
         assert!(futures::poll!(&mut cancelled).is_pending());
     }
     checkpoint.close().await;
-    assert_eq!(home.open().claims.len(), 1);
+    assert_eq!(home.open().dump.claims.len(), 1);
 }
 
 /// The file of format 1 is stored, so that a later release proves that it reads the files of the first one.
@@ -238,11 +238,11 @@ async fn a_file_of_format_1_is_read() {
     let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/checkpoint-v1.redb");
     std::fs::copy(fixture, home.path()).unwrap();
     let opened = home.open();
-    assert_eq!(opened.claims.len(), 2, "{:?}", opened.skipped);
-    assert_eq!(opened.claims[0].id.to_string(), "ml/train-gpu");
-    assert_eq!(opened.claims[0].unknown["lease"], serde_json::json!({"until": 7}));
-    assert_eq!(opened.pods.len(), 1);
-    assert!(opened.skipped.is_empty() && opened.set_aside.is_none());
+    assert_eq!(opened.dump.claims.len(), 2, "{:?}", opened.dump.skipped);
+    assert_eq!(opened.dump.claims[0].id.to_string(), "ml/train-gpu");
+    assert_eq!(opened.dump.claims[0].unknown["lease"], serde_json::json!({"until": 7}));
+    assert_eq!(opened.dump.pods.len(), 1);
+    assert!(opened.dump.skipped.is_empty() && opened.set_aside.is_none());
 }
 
 /// Writes the fixture; for a release that raises the format, under another name.
@@ -326,4 +326,14 @@ async fn a_file_is_read_whole_while_commits_run() {
         n += 1;
     }
     reader.await.unwrap();
+}
+
+impl Checkpoint {
+    /// Commits only a time, durably: tests whether the disk accepts writes again, and ends the degraded state if it does.
+    pub(crate) async fn probe(&self) -> Result<(), CommitError> {
+        let (done, outcome) = oneshot::channel();
+        let message = Message::Commit { writes: Vec::new(), done };
+        self.inbox.send(message).await.map_err(|_| CommitError::Closed)?;
+        outcome.await.unwrap_or(Err(CommitError::Closed))
+    }
 }

@@ -152,9 +152,9 @@ impl Writer {
             None => guarded("open", || (self.opener)())?,
         };
         let database = self.database.insert(database);
-        let mut changed = Changed { precious: &self.precious, before: Values::new() };
-        let outcome = guarded("write", || apply(database, &self.doubtful, writes, &mut changed));
-        let before = changed.before;
+        let mut before = Values::new();
+        let step = || apply(database, &self.doubtful, &self.precious, writes, &mut before);
+        let outcome = guarded("write", step);
         match outcome {
             Ok(()) => self.doubtful.clear(),
             Err(failure) => {
@@ -199,26 +199,20 @@ pub(super) fn guarded<T>(
     }
 }
 
-/// Returns the text of a panic.
 pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "panic without a message".to_owned())
 }
 
-/// Changes of a transaction to the records.
-struct Changed<'a> {
-    precious: &'a Precious,
-    /// Values before the transaction, of keys that it has written.
-    before: Values,
-}
-
-/// Executes one transaction that restores the keys in doubt and does the writes; opens only tables that it writes.
+/// Executes one transaction that restores the keys in doubt and does the writes; opens only tables that it writes. `before` receives the
+/// values before the transaction, of keys that it has written.
 fn apply(
     database: &Database,
     doubtful: &Values,
+    precious: &Precious,
     writes: &[Write],
-    changed: &mut Changed<'_>,
+    before: &mut Values,
 ) -> Result<(), redb::Error> {
     // One-phase commits with checksums, redb's default: one sync. After a crash redb reads the whole file once.
     let transaction = database.begin_write()?;
@@ -226,8 +220,12 @@ fn apply(
         let is_doubtful = doubtful.keys().any(|(of, _)| *of == table);
         if is_doubtful || writes.iter().any(|write| write.table == table) {
             let mut open = transaction.open_table(table.definition())?;
-            take_back(&mut open, table, doubtful)?;
-            apply_to(&transaction, &mut open, writes.iter().filter(|write| write.table == table), changed)?;
+            for ((_, key), value) in doubtful.iter().filter(|((of, _), _)| *of == table) {
+                set(&mut open, key, value.as_deref())?;
+            }
+            for write in writes.iter().filter(|write| write.table == table) {
+                apply_one(&transaction, &mut open, precious, write, before)?;
+            }
         }
     }
     if writes.is_empty() {
@@ -242,33 +240,23 @@ fn apply(
 
 type Records<'a> = OpenTable<'a, &'static str, &'static [u8]>;
 
-/// Restores the keys in doubt to their values before the failures.
-fn take_back(open: &mut Records<'_>, table: Table, doubtful: &Values) -> Result<(), redb::Error> {
-    for ((_, key), value) in doubtful.iter().filter(|((of, _), _)| *of == table) {
-        set(open, key, value.as_deref())?;
-    }
-    Ok(())
-}
-
-fn apply_to<'a>(
+fn apply_one(
     transaction: &WriteTransaction,
     open: &mut Records<'_>,
-    writes: impl Iterator<Item = &'a Write>,
-    changed: &mut Changed<'_>,
+    precious: &Precious,
+    write: &Write,
+    before: &mut Values,
 ) -> Result<(), redb::Error> {
-    for write in writes {
-        let whole = whole_value(open, write, &changed.precious.partly)?;
-        let before = set(open, &write.key, whole.as_deref().or(write.value.as_deref()))?;
-        // A value that an earlier write of this transaction has set did not exist before it.
-        let Entry::Vacant(first) = changed.before.entry((write.table, write.key.clone())) else { continue };
-        let before = first.insert(before);
-        if let Some(value) = before
-            && has(&changed.precious.unreadable, write)
-        {
-            keep_unreadable(transaction, write.table, &write.key, value)?;
+    let whole = whole_value(open, write, &precious.partly)?;
+    let replaced = set(open, &write.key, whole.as_deref().or(write.value.as_deref()))?;
+    // A value that an earlier write of this transaction has set did not exist before it.
+    let Entry::Vacant(first) = before.entry((write.table, write.key.clone())) else { return Ok(()) };
+    match first.insert(replaced) {
+        Some(value) if has(&precious.unreadable, write) => {
+            keep_unreadable(transaction, write.table, &write.key, value)
         }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn has(keys: &HashSet<(Table, String)>, write: &Write) -> bool {
@@ -300,7 +288,6 @@ fn set(open: &mut Records<'_>, key: &Uid, value: Option<&[u8]>) -> Result<Option
     Ok(before.map(|value| value.value().to_vec()))
 }
 
-/// Copies an unreadable value to the table `unreadable`.
 fn keep_unreadable(
     transaction: &WriteTransaction,
     table: Table,

@@ -2,9 +2,10 @@
 //! ended.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -21,16 +22,10 @@ const SLOW_FOR: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quarantined {
     driver: DriverName,
+    pub period: QuarantinePeriod,
     /// Milliseconds since the Unix epoch.
-    pub since_ms: u64,
-    pub until_ms: u64,
-    /// From then on one call at a time may probe the driver.
-    pub until: Instant,
-    pub failures: u32,
-    /// The last failure.
-    pub why: String,
-    /// A call probes it now.
-    pub is_probed: bool,
+    since_ms: u64,
+    until_ms: u64,
 }
 
 impl Quarantined {
@@ -39,12 +34,9 @@ impl Quarantined {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Self {
             driver: driver.clone(),
+            period: period.clone(),
             since_ms: now_ms.saturating_sub(ms(now.saturating_duration_since(period.since))),
             until_ms: now_ms.saturating_add(ms(period.until.saturating_duration_since(now))),
-            until: period.until,
-            failures: period.failures,
-            why: period.why.clone(),
-            is_probed: period.is_probed(),
         }
     }
 
@@ -54,24 +46,21 @@ impl Quarantined {
             "in quarantine since {} after {} failures, until a call succeeds, the next try not before {}; the last failure: {}; \
              nodedock driver resume {} ends it now",
             rfc3339(self.since_ms),
-            self.failures,
+            self.period.failures,
             rfc3339(self.until_ms),
-            self.why,
+            self.period.why,
             self.driver,
         )
     }
 
     /// The problem of a refused call, with the time that is left.
     pub fn problem(&self) -> Problem {
-        let left = self.until.saturating_duration_since(Instant::now());
+        let left = self.period.until.saturating_duration_since(Instant::now());
         let wait = if left.is_zero() { QUARANTINE_PROBE_WAIT } else { left };
         // Rounded up, so that a caller that waits for it does not retry too early.
         let wait = wait + Duration::from_millis(1);
-        Problem::unavailable(
-            ProblemCode::DriverQuarantined,
-            format!("driver {} is {}", self.driver, self.reason()),
-        )
-        .retry_after(wait)
+        let message = format!("driver {} is {}", self.driver, self.reason());
+        Problem::unavailable(ProblemCode::DriverQuarantined, message).retry_after(wait)
     }
 }
 
@@ -113,7 +102,7 @@ impl Containment {
 
     /// Ends the quarantine, and forgets all failures. False: there is none.
     pub fn resume(&self) -> bool {
-        let mut history = self.history();
+        let mut history = self.history.lock();
         let was_quarantined = history.quarantine.resume();
         self.show(&history);
         was_quarantined
@@ -121,7 +110,7 @@ impl Containment {
 
     /// Admits a call, or says why not.
     pub fn admit(self: &Arc<Self>, operation: Operation) -> Result<AdmittedCall, Problem> {
-        let mut history = self.history();
+        let mut history = self.history.lock();
         match history.quarantine.admit(Instant::now()) {
             Ok(admission) => {
                 if admission != Admitted::Ordinary {
@@ -138,27 +127,21 @@ impl Containment {
 
     /// Whether a call of the function is limited to the permits of slow and failing drivers.
     pub fn is_slow(&self, operation: Operation) -> bool {
-        let history = self.history();
+        let history = self.history.lock();
         let is_slow = |until: Instant| Instant::now() < until;
         history.quarantine.failures() > 0 || history.slow_until[operation as usize].is_some_and(is_slow)
     }
 
-    /// A call of the function was slow.
     pub fn was_slow(&self, operation: Operation) {
-        self.history().slow_until[operation as usize] = Some(Instant::now() + SLOW_FOR);
-    }
-
-    fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        self.history.lock().slow_until[operation as usize] = Some(Instant::now() + SLOW_FOR);
     }
 
     /// Publishes the quarantine. Called with the lock held, so that the last published value is the current one.
     fn show(&self, history: &History) {
         let Some(driver) = &self.driver else { return };
         self.shown.send_if_modified(|shown| {
-            let before = shown.as_ref().map(|known| (known.until, known.is_probed));
             let period = history.quarantine.period();
-            if before == period.map(|period| (period.until, period.is_probed())) {
+            if shown.as_ref().map(|known| &known.period) == period {
                 return false;
             }
             *shown = period.map(|period| Quarantined::new(driver, period));
@@ -190,7 +173,7 @@ impl AdmittedCall {
     }
 
     fn record(&self, result: CallResult) {
-        let mut history = self.containment.history();
+        let mut history = self.containment.history.lock();
         history.calls += 1;
         let (admission, operation) = (self.admission, self.operation);
         match result {
@@ -216,12 +199,6 @@ impl Drop for AdmittedCall {
 
 #[cfg(any(test, feature = "testing"))]
 impl Containment {
-    /// Of a driver whose calls are simulated.
-    pub fn played(driver: DriverName) -> Arc<Self> {
-        Arc::new(Self::new(Some(driver)))
-    }
-
-    /// Fails as many calls as lead to quarantine.
     pub fn fail(self: &Arc<Self>) {
         for _ in 0..crate::driver::quarantine::FAILURES_MAX {
             let call = self.admit(Operation::Prepare).map_err(|problem| problem.message).unwrap();

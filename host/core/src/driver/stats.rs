@@ -118,7 +118,6 @@ pub struct Usage {
 }
 
 impl Stats {
-    /// Counts a call that ended after `elapsed`.
     pub fn record(&self, operation: Operation, elapsed: Duration, outcome: Outcome) {
         self.calls(operation, outcome).inc();
         self.seconds(operation).observe(elapsed.as_secs_f64());
@@ -143,7 +142,6 @@ impl Stats {
         }
     }
 
-    /// Counts a refusal for a limit.
     pub fn refuse(&self, limit: Limit) {
         self.refusals(limit).inc();
     }
@@ -153,12 +151,10 @@ impl Stats {
         &self.outcomes[operation as usize][outcome as usize]
     }
 
-    /// Returns the durations of an operation's calls.
     pub fn seconds(&self, operation: Operation) -> &Histogram {
         &self.seconds[operation as usize].0
     }
 
-    /// Returns the refusals for a limit.
     pub fn refusals(&self, limit: Limit) -> &Counter {
         &self.refusals[limit as usize]
     }

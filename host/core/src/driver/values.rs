@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use nodedock_base::locks::Held;
+use nodedock_base::locks::LockGuard;
 use nodedock_base::printable::printable;
 use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode};
 
@@ -29,7 +29,7 @@ pub struct Write<'a> {
 #[async_trait]
 pub trait Journal: Send + Sync {
     /// Locks a path for a write, from the read of the current value to the end of the write.
-    async fn turn(&self, path: &str) -> Vec<Held<String>>;
+    async fn lock_path(&self, path: &str) -> Vec<LockGuard<String>>;
 
     /// Makes the intent of the write durable, with the previous value. Without it nothing is written.
     async fn intend(&self, write: &Write<'_>) -> Result<(), Problem>;
@@ -43,7 +43,7 @@ pub struct NoJournal;
 
 #[async_trait]
 impl Journal for NoJournal {
-    async fn turn(&self, _path: &str) -> Vec<Held<String>> {
+    async fn lock_path(&self, _path: &str) -> Vec<LockGuard<String>> {
         Vec::new()
     }
 

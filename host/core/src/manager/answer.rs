@@ -55,8 +55,8 @@ impl ContainerAnswer {
     fn add_claim(&mut self, record: &ClaimRecord, used: &ContainerClaim) {
         for (driver, part) in &record.drivers {
             let Some(prepared) = part.current() else { continue };
-            let names = cdi::cdi_devices(record, driver).into_iter().map(|(_, names)| names);
-            let serving = prepared.devices.iter().zip(names).filter(|(device, _)| serves(device, used));
+            let serving =
+                cdi::cdi_devices(record, driver).into_iter().filter(|(device, _)| serves(device, used));
             let names: Vec<_> = serving.map(|(_, names)| names).collect();
             if !names.is_empty() {
                 self.allocation.annotations.extend(prepared.annotations.clone());

@@ -49,8 +49,11 @@ mod machine_tests;
 pub(crate) mod tests;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use strum::IntoStaticStr;
 
 use crate::checkpoint::Change;
 use crate::driver::Ledger;
@@ -62,11 +65,9 @@ use nodedock_model::{
 };
 
 pub use metrics::ClaimMetrics;
-use prepare_retry::PrepareRetries;
-pub use release::{ReleaseOutcome, ReleaseRequest};
+pub use release::{ReleasePreview, ReleaseRequest};
 pub use retry_status::{ClaimView, RefusedClaim, Retry, RetryStatus};
 use table::{ClaimTable, Undo};
-use unprepare_retry::UnprepareRetries;
 pub use values::RecordedValues;
 
 /// Maximum of a driver's `retry-after-ms`: a wrong number must not block a claim for days.
@@ -82,7 +83,8 @@ pub struct ClaimOutcome {
     pub end: Result<ClaimEnd, Problem>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum ClaimEnd {
     Prepared,
     Unprepared,
@@ -92,11 +94,7 @@ pub enum ClaimEnd {
 
 impl ClaimEnd {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Prepared => "prepared",
-            Self::Unprepared => "unprepared",
-            Self::Kept => "kept",
-        }
+        self.into()
     }
 }
 
@@ -127,22 +125,20 @@ fn name_few<T: ToString>(names: impl ExactSizeIterator<Item = T>, max: usize) ->
     named.join(", ")
 }
 
-/// Locks a value that is changed in short steps and never left half changed.
-pub(crate) fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// The table that the manager changes and drivers read by their `Ledger`.
+pub type SharedClaimTable = Mutex<ClaimTable>;
 
-impl Ledger for Mutex<ClaimTable> {
+impl Ledger for SharedClaimTable {
     fn claims(&self, driver: &DriverName) -> Vec<LiveClaim> {
-        lock(self).claims_of_driver(driver).filter_map(|record| live(record, driver)).collect()
+        self.lock().claims_of_driver(driver).filter_map(|record| live(record, driver)).collect()
     }
 
     fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim> {
-        lock(self).users_of(driver, pool, device).filter_map(|record| live(record, driver)).collect()
+        self.lock().users_of(driver, pool, device).filter_map(|record| live(record, driver)).collect()
     }
 
     fn claim(&self, driver: &DriverName, uid: &str) -> Option<LiveClaim> {
-        lock(self).claim(uid).and_then(|record| live(record, driver))
+        self.lock().claim(uid).and_then(|record| live(record, driver))
     }
 }
 
@@ -154,15 +150,7 @@ fn live(record: &ClaimRecord, driver: &DriverName) -> Option<LiveClaim> {
 
 impl Manager {
     pub(crate) fn table(&self) -> MutexGuard<'_, ClaimTable> {
-        lock(&self.claims)
-    }
-
-    pub(crate) fn prepare_retries(&self) -> MutexGuard<'_, PrepareRetries> {
-        lock(&self.prepare_retries)
-    }
-
-    pub(crate) fn unprepare_retries(&self) -> MutexGuard<'_, UnprepareRetries> {
-        lock(&self.unprepare_retries)
+        self.claims.lock()
     }
 
     /// Every claim, by namespace and name.
@@ -177,7 +165,6 @@ impl Manager {
         self.table().released()
     }
 
-    /// Claims that have a device.
     pub fn users_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
         self.table().users_of(driver, pool, device).map(|record| record.id.clone()).collect()
     }
@@ -201,7 +188,6 @@ impl Manager {
         &self.claim_metrics
     }
 
-    /// ID of the boot in which the manager runs.
     pub fn boot_id(&self) -> &str {
         &self.settings.node.boot_id
     }
@@ -224,11 +210,7 @@ impl Manager {
         if changes.is_empty() {
             return Ok(());
         }
-        let (written, ended) = values::affected_claims(&changes);
-        let mut removed = Vec::new();
-        let more = || self.values.follow(written, ended, &mut removed);
-        let Err(error) = self.checkpoint.commit_in_order(changes, more).await else { return Ok(()) };
-        self.values.restore_records(removed);
+        let Err(error) = self.values.commit_claims(changes, Vec::new()).await else { return Ok(()) };
         undo.restore(&mut self.table());
         // A request that was refused because of the restored claims decides again.
         self.claims_freed.send_modify(|count| *count += 1);
@@ -262,7 +244,7 @@ impl Manager {
             uids.iter().filter_map(|uid| table.remove(uid)).collect()
         };
         for record in &gone {
-            self.clear_file_conditions(record);
+            self.set_file_conditions(record, Vec::new());
             self.changes.tell(ChangedKind::Claim, &record.id, "gone");
         }
         self.report_statuses(gone.iter());

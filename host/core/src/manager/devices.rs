@@ -27,7 +27,6 @@ mod hints;
 mod list;
 pub(crate) mod metrics;
 mod pools;
-mod pre_start;
 mod record;
 mod resources;
 mod reuse;
@@ -47,14 +46,14 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
+use parking_lot::MutexGuard;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::driver::DeviceDriver;
 use crate::manager::Manager;
-use crate::manager::claims::lock;
 use nodedock_model::{ExtendedResource, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid};
 
 pub use affinity::{closest, parse_nodes};
@@ -101,7 +100,7 @@ pub(super) fn interrupted(request: &PodRequest) -> Vec<ResourceOutcome> {
 
 impl Manager {
     pub(crate) fn devices(&self) -> MutexGuard<'_, DeviceState> {
-        lock(&self.devices)
+        self.devices.lock()
     }
 
     /// The devices of a pod. Until its request is answered, entries may be there that are not durable or not complete yet.

@@ -76,7 +76,6 @@ fn allocated(claim: &PooledClaim, id: &str) -> Result<AllocatedDevice, Problem> 
     })
 }
 
-/// The id of a pool's device.
 pub(crate) fn device_id(pool: &PoolName, device: &DeviceName) -> String {
     format!("{pool}/{device}")
 }
@@ -129,10 +128,9 @@ impl PoolClaims {
             Ok(claims) => Self { users, claims: claims.into_values().collect() },
             Err(problem) => {
                 let refused = Self { users, claims: Vec::new() };
-                refused
-                    .users
-                    .iter()
-                    .for_each(|u| refused.set(&u.claim.uid, &Err(problem.clone()), resources));
+                for user in &refused.users {
+                    refused.set(&user.claim.uid, &Err(problem.clone()), resources);
+                }
                 Self::default()
             }
         }
@@ -150,9 +148,8 @@ impl PoolClaims {
         }));
         for user in &self.users {
             for container in whole.containers.iter_mut().filter(|c| c.name == user.container) {
-                container
-                    .claims
-                    .push(ContainerClaim { pod_claim_name: user.pod_claim_name(), request: None });
+                let claim = ContainerClaim { pod_claim_name: user.pod_claim_name(), request: None };
+                container.claims.push(claim);
             }
         }
         whole

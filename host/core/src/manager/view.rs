@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use strum::IntoStaticStr;
+
 use super::answer::{self, ContainerAnswer};
 use super::pool_claims::{self, User};
 use crate::manager::claims::ClaimOutcome;
@@ -42,7 +44,8 @@ pub struct PodResource {
     pub driver: Option<DriverName>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum ResourceState {
     /// Its plugin or driver was called and has not answered.
     Allocating,
@@ -53,11 +56,7 @@ pub enum ResourceState {
 
 impl ResourceState {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Allocating => "allocating",
-            Self::Allocated => "allocated",
-            Self::Freeing => "freeing",
-        }
+        self.into()
     }
 
     fn of_claim(claim: Option<&Arc<ClaimRecord>>) -> Self {

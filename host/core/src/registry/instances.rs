@@ -162,7 +162,7 @@ impl Registry {
     pub fn serve_instance(&self, source: &str, driver: Driver, native: Native) -> Result<(), Taken> {
         let name = driver.identity.name.clone();
         {
-            let mut state = self.write();
+            let mut state = self.0.state.write();
             state.check(&name, source, &native.endpoint)?;
             state.drop_source(source);
             let instance = Instance { source: source.to_owned(), driver, native: Some(native) };
@@ -174,14 +174,14 @@ impl Registry {
 
     /// Returns the current health of a native driver's devices. `None`: it does not serve, or has no health service.
     pub fn native_health(&self, name: &DriverName) -> Option<HealthReport> {
-        let state = self.read();
+        let state = self.0.state.read();
         let native = state.serving.get(name)?.picked().native.as_ref()?;
         native.health.as_ref().map(|health| health())
     }
 
     /// Updates the state of each instance of a driver, and notifies waiting callers.
     pub fn settle(&self, name: &DriverName) {
-        let changed = self.write().settle(name);
+        let changed = self.0.state.write().settle(name);
         for (source, state) in &changed {
             match state {
                 DriverState::Lost => {

@@ -17,41 +17,33 @@ pub(super) struct Conduct {
     containment: Arc<Containment>,
 }
 
-/// Change of a driver's quarantine.
-enum Change {
-    Stands(Quarantined),
-    Over,
-}
-
 impl State {
-    /// Updates the state of a source's quarantine. `None`: no change.
+    /// Updates the state of a source to its driver's quarantine, which is returned. `None`: no change.
     fn settle_conduct(
         &mut self,
         source: &str,
         stored: Option<&Arc<dyn StoredDrivers>>,
-    ) -> Option<(DriverName, Change)> {
+    ) -> Option<(DriverName, Option<Quarantined>)> {
         let conduct = self.conducts.get(source)?;
         let (driver, quarantined) = (conduct.driver.clone(), conduct.containment.quarantined());
         let view = self.sources.get_mut(source)?;
-        let change = match (quarantined, view.state) {
+        match (&quarantined, view.state) {
             (Some(quarantined), DriverState::Serving | DriverState::Quarantined) => {
                 if view.state == DriverState::Serving {
                     view.note("quarantined", "failures in a row", 0, Some(quarantined.problem()));
                 }
                 view.state = DriverState::Quarantined;
                 view.reason = quarantined.reason();
-                Change::Stands(quarantined)
             }
             (None, DriverState::Quarantined) => {
                 view.state = DriverState::Serving;
                 view.reason = String::new();
                 view.note("serving", "quarantine over", 0, None);
                 self.renew(source, stored);
-                Change::Over
             }
             _ => return None,
-        };
-        Some((driver, change))
+        }
+        Some((driver, quarantined))
     }
 }
 
@@ -66,7 +58,7 @@ impl Registry {
     ) {
         let mut changes = containment.follow();
         let conduct = Conduct { driver: driver.clone(), containment: Arc::clone(containment) };
-        let mut state = self.write();
+        let mut state = self.0.state.write();
         let before = state.conducts.insert(source.to_owned(), conduct);
         self.forget_conduct(before);
         drop(state);
@@ -94,21 +86,22 @@ impl Registry {
     }
 
     fn settle_conduct(&self, source: &str) {
-        let mut state = self.write();
-        let Some((driver, change)) = state.settle_conduct(source, self.stored_drivers()) else { return };
+        let mut state = self.0.state.write();
+        let settled = state.settle_conduct(source, self.stored_drivers());
+        let Some((driver, quarantined)) = settled else { return };
         // With the state locked: otherwise an outdated quarantine could be published last.
-        let now = match change {
-            Change::Stands(quarantined) => {
+        let now = match &quarantined {
+            Some(quarantined) => {
                 self.0.conditions.set(driver.as_str(), quarantined.problem());
                 DriverState::Quarantined
             }
-            Change::Over => {
+            None => {
                 self.0.conditions.clear(ProblemCode::DriverQuarantined, driver.as_str());
                 DriverState::Serving
             }
         };
         drop(state);
-        if now == DriverState::Serving {
+        if quarantined.is_none() {
             self.0.serving.send_modify(|count| *count += 1);
         }
         self.0.changes.tell(ChangedKind::Driver, driver, now.as_str());
@@ -117,11 +110,9 @@ impl Registry {
     /// Ends a driver's quarantine, by driver name or file name.
     pub fn resume(&self, name: &str) -> Result<DriverView, Problem> {
         let source = self.known_source(name)?;
-        let (view, containment) = {
-            let state = self.read();
-            let containment = state.conducts.get(&source).map(|conduct| Arc::clone(&conduct.containment));
-            (state.sources.get(&source).cloned().ok_or_else(|| gone(&source))?, containment)
-        };
+        let view = self.view(&source)?;
+        let conduct = |state: &State| Some(Arc::clone(&state.conducts.get(&source)?.containment));
+        let containment = conduct(&self.0.state.read());
         if view.kind == DriverKind::Grpc {
             return Err(native(&view));
         }
@@ -130,12 +121,8 @@ impl Registry {
         }
         tracing::info!(driver = name, file = source, "quarantine ended by an operator");
         self.settle_conduct(&source);
-        self.read().sources.get(&source).cloned().ok_or_else(|| gone(&source))
+        self.view(&source)
     }
-}
-
-pub(super) fn gone(source: &str) -> Problem {
-    Problem::not_found(ProblemCode::DriverUnknown, format!("{source} is gone"))
 }
 
 fn called(view: &DriverView) -> &str {

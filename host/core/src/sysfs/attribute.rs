@@ -43,7 +43,6 @@ pub struct Written {
 }
 
 impl SysfsRoot {
-    /// Reads a file that may be written.
     pub fn attribute(&self, path: &str) -> Result<Attribute, Problem> {
         let (resolved, stat) = self.regular_file(path)?;
         if WRITE_DENIED.matches(path) || WRITE_DENIED.matches(&resolved) {
@@ -80,7 +79,6 @@ impl SysfsRoot {
     }
 }
 
-/// The path names another file than before.
 pub fn replaced(path: &str) -> Problem {
     Problem::conflict(ProblemCode::PathReplaced, format!("/sys/{path} is another device's than before"))
 }

@@ -29,8 +29,8 @@ struct Recovered {
 pub(super) async fn open(path: &Path, cdi: &CdiDir, conditions: &Conditions) -> Result<Opened> {
     let mut opened = checkpoint::open(path)?;
     failpoint::pass(Point::CheckpointOpened);
-    tracing::info!(claims = opened.claims.len(), pods = opened.pods.len(), "checkpoint open");
-    let recovered = match opened.is_empty() {
+    tracing::info!(claims = opened.dump.claims.len(), pods = opened.dump.pods.len(), "checkpoint open");
+    let recovered = match opened.dump.is_empty() {
         true => recover(&mut opened, cdi).await?,
         false => Recovered::default(),
     };
@@ -49,9 +49,9 @@ async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<Recovered> {
     for mut record in claims.into_values() {
         // The files do not say what devices allow: each is held exclusively unless it is a share.
         record.holds = machine::holds(&record.allocation, |_, _, _| machine::DeviceFacts::default());
-        opened.claims.push(record);
+        opened.dump.claims.push(record);
     }
-    let changes = opened.claims.iter().cloned().map(Arc::new).map(Change::PutClaim).collect();
+    let changes = opened.dump.claims.iter().cloned().map(Arc::new).map(Change::PutClaim).collect();
     opened.checkpoint.commit(changes).await.context("write the claims that were recovered from CDI files")?;
     Ok(recovered)
 }
@@ -69,8 +69,8 @@ fn report(path: &Path, opened: &Opened, recovered: Recovered, conditions: &Condi
         let message = format!("the checkpoint was missing, or had no record; {recovered}");
         conditions.set(&subject, Problem::internal(ProblemCode::CheckpointMissing, message));
     }
-    if !opened.skipped.is_empty() {
-        conditions.set(&subject, unreadable(&opened.skipped));
+    if !opened.dump.skipped.is_empty() {
+        conditions.set(&subject, unreadable(&opened.dump.skipped));
     }
 }
 
@@ -123,14 +123,14 @@ mod tests {
     async fn defects_that_a_start_finds_are_conditions() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.redb");
-        let cdi = CdiDir::open(&directory.path().join("cdi"), "test", cdi::Durability::Rendered).unwrap();
+        let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         let mut opened = open(&path, &cdi, &conditions).await.unwrap();
         assert_eq!(conditions.list(), [], "a first start is no loss");
 
         let aside = directory.path().join("aside");
         opened.set_aside = Some(checkpoint::SetAside { path: aside.clone(), reason: "bad magic".to_owned() });
         let (table, key, reason) = (Table::Claims, "uid-1".to_owned(), "EOF".to_owned());
-        opened.skipped.push(Skipped { table, key, reason, bytes: 0 });
+        opened.dump.skipped.push(Skipped { table, key, reason, bytes: 0 });
         report(&path, &opened, Recovered { claims: 2, unusable: 1 }, &conditions);
         let found: Vec<_> = conditions.list().into_iter().map(|c| (c.subject, c.problem.code)).collect();
         let subject = |path: &Path| path.display().to_string();

@@ -12,8 +12,9 @@ use nodedock_proto::node::v1;
 use super::client::connect;
 use super::output::{print_text, printable};
 use super::{Location, Outcome};
+use nodedock_core::driver::NodeFacts;
 use nodedock_core::driver::values::NoJournal;
-use nodedock_core::driver::{NoClaims, NodeFacts};
+use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_model::grant::{self, Grant};
 use nodedock_model::limit;
 use nodedock_wasm::trust::open::{self, OpenError};
@@ -50,8 +51,8 @@ async fn load(file: &Path, bytes: Vec<u8>, grant: &Grant) -> Result<Inspection> 
         dev_root: "/dev".into(),
         node,
     };
-    let host =
-        WasmHost::new(settings, Arc::new(NoClaims), Arc::new(NoJournal)).context("set up the sandbox")?;
+    let host = WasmHost::new(settings, Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
+        .context("set up the sandbox")?;
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
     Ok(host.inspect(DriverFile { name, bytes: bytes.into() }, grant).await)
 }

@@ -3,7 +3,7 @@
 use nodedock_proto::node::v1;
 
 use super::{consumer_message, missing, name, object_message, optional, problem};
-use nodedock_core::manager::claims::{ClaimView, RefusedClaim, ReleaseOutcome, ReleaseRequest, Retry};
+use nodedock_core::manager::claims::{ClaimView, RefusedClaim, ReleasePreview, ReleaseRequest, Retry};
 use nodedock_model::{
     Caller, ClaimRecord, DriverName, DriverPart, KeptValue, Problem, PutBack, ReleaseRecord, Transition,
     Untold,
@@ -109,22 +109,24 @@ pub fn release_request(claim: Option<&v1::ObjectRef>, by: Caller) -> Result<Rele
     })
 }
 
-pub fn release_outcome(outcome: &ReleaseOutcome) -> v1::ReleaseClaimResponse {
-    match outcome {
-        ReleaseOutcome::Looked { record, drivers, values } => v1::ReleaseClaimResponse {
-            claim: Some(object_message(&record.id)),
-            state: record.state.as_str().to_owned(),
-            pods: record.pods.values().map(object_message).collect(),
-            drivers: drivers.iter().map(|(name, serves)| driver_to_release(record, name, serves)).collect(),
-            values: values.iter().map(restored_value).collect(),
-        },
-        ReleaseOutcome::Released(released) => v1::ReleaseClaimResponse {
-            claim: Some(object_message(&released.id)),
-            state: String::new(),
-            pods: released.pods.values().map(object_message).collect(),
-            drivers: not_unprepared(released),
-            values: released.put_back.iter().map(restored_value).collect(),
-        },
+pub fn release_preview(preview: &ReleasePreview) -> v1::ReleaseClaimResponse {
+    let ReleasePreview { record, drivers, values } = preview;
+    v1::ReleaseClaimResponse {
+        claim: Some(object_message(&record.id)),
+        state: record.state.as_str().to_owned(),
+        pods: record.pods.values().map(object_message).collect(),
+        drivers: drivers.iter().map(|(name, serves)| driver_to_release(record, name, serves)).collect(),
+        values: values.iter().map(restored_value).collect(),
+    }
+}
+
+pub fn release_response(released: &ReleaseRecord) -> v1::ReleaseClaimResponse {
+    v1::ReleaseClaimResponse {
+        claim: Some(object_message(&released.id)),
+        state: String::new(),
+        pods: released.pods.values().map(object_message).collect(),
+        drivers: not_unprepared(released),
+        values: released.put_back.iter().map(restored_value).collect(),
     }
 }
 

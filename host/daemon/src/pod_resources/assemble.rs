@@ -62,10 +62,8 @@ fn device(resource: &str, id: &str, nodes: &[u32]) -> Vec<v1::ContainerDevices> 
 /// A claim with all its devices, whatever requests of it a container names.
 fn dynamic_resource(claim: &ClaimRecord) -> v1::DynamicResource {
     let mut claim_resources = Vec::new();
-    for (driver, part) in &claim.drivers {
-        let Some(prepared) = part.current() else { continue };
-        let names = cdi::cdi_devices(claim, driver);
-        for (device, (_, names)) in prepared.devices.iter().zip(names) {
+    for driver in claim.drivers.keys() {
+        for (device, names) in cdi::cdi_devices(claim, driver) {
             claim_resources.push(claim_resource(driver.as_str(), device, names));
         }
     }

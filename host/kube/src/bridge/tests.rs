@@ -21,10 +21,11 @@ use wire::registration_client::RegistrationClient;
 use super::*;
 use crate::slices::PoolNames;
 use nodedock_base::socket::connect;
-use nodedock_core::cdi::{CdiDir, Durability};
+use nodedock_core::cdi::CdiDir;
 use nodedock_core::checkpoint;
 use nodedock_core::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
 use nodedock_core::manager::claims::RecordedValues;
+use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
@@ -104,13 +105,13 @@ impl Node {
         let opened = checkpoint::open(&dir.path().join("checkpoint.redb")).unwrap();
         let sys = SysfsTree::open(&dir.path().join("sys")).unwrap();
         let manager = Manager::new(ManagerParts {
-            claims: Arc::new(Mutex::new(
-                ClaimTable::new(opened.claims, opened.pods).with_released(opened.released),
+            claims: Arc::new(SharedClaimTable::new(
+                ClaimTable::new(opened.dump.claims, opened.dump.pods).with_released(opened.dump.released),
             )),
-            allocations: opened.allocations,
+            allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint.clone(),
-            values: Arc::new(RecordedValues::new(opened.values, "boot-1", opened.checkpoint, sys)),
-            cdi: CdiDir::open(&dir.path().join("cdi"), "test", Durability::Rendered).unwrap(),
+            values: Arc::new(RecordedValues::new(opened.dump.values, "boot-1", opened.checkpoint, sys)),
+            cdi: CdiDir::open(&dir.path().join("cdi"), &[], "test").unwrap(),
             registry: registry.clone(),
             source: source.clone(),
             settings: ManagerSettings {

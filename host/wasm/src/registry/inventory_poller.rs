@@ -238,8 +238,8 @@ impl InventoryPoller {
 /// Returns when the driver may be probed; never while a call probes it, or without a quarantine.
 async fn probe_due(quarantine: Option<&Quarantined>, not_before: Option<tokio::time::Instant>) {
     match quarantine {
-        Some(quarantine) if !quarantine.is_probed => {
-            let until = quarantine.until;
+        Some(quarantine) if !quarantine.period.is_probed() => {
+            let until = quarantine.period.until;
             tokio::time::sleep_until(not_before.map_or(until, |time| time.max(until))).await;
         }
         _ => std::future::pending().await,

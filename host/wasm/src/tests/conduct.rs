@@ -121,12 +121,12 @@ async fn one_probe_at_a_time_and_a_cancelled_one_frees_its_permit() {
         let call = a_call();
         let mut probe = driver.prepare(&call, &claims);
         assert!(futures::poll!(&mut probe).is_pending());
-        assert!(driver.containment().quarantined().unwrap().is_probed);
+        assert!(driver.containment().quarantined().unwrap().period.is_probed());
         let problem = well(&driver).await.unwrap_err();
         assert_eq!(problem.code, ProblemCode::DriverQuarantined);
         assert!(problem.retry_after_ms.unwrap() > 0);
     }
-    assert!(!driver.containment().quarantined().unwrap().is_probed);
+    assert!(!driver.containment().quarantined().unwrap().period.is_probed());
     well(&driver).await.unwrap();
 }
 

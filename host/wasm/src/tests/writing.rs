@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use super::guest::{PREPARE_ONE, WRITE_IMPORT, write_call, write_data};
 use super::*;
 use crate::writes::WRITES_PER_CALL;
-use nodedock_base::locks::Held;
+use nodedock_base::locks::LockGuard;
 use nodedock_core::driver::ClaimDriver;
 use nodedock_core::driver::values::Write;
 use nodedock_model::Problem;
@@ -43,7 +43,7 @@ impl Notes {
 
 #[async_trait]
 impl Journal for Notes {
-    async fn turn(&self, _: &str) -> Vec<Held<String>> {
+    async fn lock_path(&self, _: &str) -> Vec<LockGuard<String>> {
         self.revoked.lock().unwrap().iter().for_each(WasmDriver::revoke);
         Vec::new()
     }

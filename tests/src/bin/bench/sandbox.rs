@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nodedock_core::driver::values::NoJournal;
-use nodedock_core::driver::{Call, ClaimDriver, NoClaims};
+use nodedock_core::driver::{Call, ClaimDriver};
+use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_model::grant::Grant;
 use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, ObjectRef, PoolName};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME, side_file, wasm};
@@ -22,7 +23,8 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
 }
 
 fn host(cache: Option<&std::path::Path>) -> Arc<WasmHost> {
-    WasmHost::new(settings(cache), Arc::new(NoClaims), Arc::new(NoJournal)).expect("set up the sandbox")
+    WasmHost::new(settings(cache), Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
+        .expect("set up the sandbox")
 }
 
 fn grant() -> Grant {

@@ -6,14 +6,11 @@ use std::hash::BuildHasher;
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::Arc;
 
 use tempfile::TempPath;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{
-    CdiError, Directory, Durability, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_directory, open_plain,
-};
+use super::{CdiError, Directory, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_directory, open_plain};
 use crate::cdi::render::SpecFile;
 use nodedock_base::failpoint::{self, Point};
 
@@ -40,18 +37,9 @@ struct Staged {
     file: TempPath,
 }
 
-pub(super) struct Writer {
-    directory: Arc<Directory>,
-    durability: Durability,
-}
-
-impl Writer {
-    pub(super) fn new(directory: Arc<Directory>, durability: Durability) -> Self {
-        Self { directory, durability }
-    }
-
+impl Directory {
     /// Runs until every handle is dropped.
-    pub(super) fn run(self, mut jobs: mpsc::Receiver<Job>) {
+    pub(super) fn run(&self, mut jobs: mpsc::Receiver<Job>) {
         while let Some(first) = jobs.blocking_recv() {
             let mut files = first.len();
             let mut batch = vec![first];
@@ -65,7 +53,7 @@ impl Writer {
     }
 
     fn serve(&self, batch: Vec<Job>) {
-        self.directory.catalog.begin_change();
+        self.catalog.begin_change();
         let stage = |job: &Job| job.write.iter().filter_map(|file| self.stage(file).transpose()).collect();
         let staged: Vec<Result<Vec<_>, _>> = batch.iter().map(stage).collect();
         let change = |(job, staged): (&Job, Result<_, _>)| {
@@ -74,7 +62,7 @@ impl Writer {
         let outcomes: Vec<_> = batch.iter().zip(staged).map(change).collect();
         let synced = self.sync_directory();
         failpoint::pass(Point::CdiSynced);
-        self.directory.catalog.end_change();
+        self.catalog.end_change();
         for (Job { write, done, .. }, outcome) in batch.into_iter().zip(outcomes) {
             let durable = match &synced {
                 // If the directory was removed, every file is gone.
@@ -89,45 +77,42 @@ impl Writer {
     /// Writes a temporary file. `None`: the directory has these bytes already.
     fn stage(&self, file: &SpecFile) -> Result<Option<Staged>, CdiError> {
         check_name(&file.name)?;
-        if self.directory.is_current(file) {
+        if self.is_current(file) {
             return Ok(None);
         }
         self.refuse_foreign(&file.name)?;
         let written = match self.write_temporary(&file.bytes) {
             // The directory was removed while the daemon was running.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                make_directory(&self.directory.path)?;
+                make_directory(&self.path)?;
                 self.write_temporary(&file.bytes)
             }
             written => written,
         };
-        let temporary = written.map_err(CdiError::io("write", &self.directory.path.join(&file.name)))?;
+        let temporary = written.map_err(CdiError::io("write", &self.path.join(&file.name)))?;
         failpoint::pass(Point::CdiStaged);
-        let hash = self.directory.hasher.hash_one(&file.bytes);
+        let hash = self.hasher.hash_one(&file.bytes);
         Ok(Some(Staged { name: file.name.clone(), hash, file: temporary }))
     }
 
     fn write_temporary(&self, bytes: &[u8]) -> io::Result<TempPath> {
         let mut builder = tempfile::Builder::new();
-        builder.prefix(&self.directory.temporary_prefix).suffix(TEMPORARY_SUFFIX);
-        let mut file =
-            builder.permissions(Permissions::from_mode(0o644)).tempfile_in(&self.directory.path)?;
+        builder.prefix(&self.temporary_prefix).suffix(TEMPORARY_SUFFIX);
+        let mut file = builder.permissions(Permissions::from_mode(0o644)).tempfile_in(&self.path)?;
         file.write_all(bytes)?;
-        if self.durability == Durability::Synced {
-            file.as_file().sync_data()?;
-        }
+        file.as_file().sync_data()?;
         Ok(file.into_temp_path())
     }
 
     /// Refuses to change a file of another program. A known file needs no read.
     fn refuse_foreign(&self, name: &str) -> Result<(), CdiError> {
-        let path = self.directory.path.join(name);
+        let path = self.path.join(name);
         let metadata = match std::fs::symlink_metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             metadata => metadata.map_err(CdiError::io("look at", &path))?,
         };
         let stamp = Stamp::of(&metadata);
-        if self.directory.catalog.known().get(name).is_some_and(|known| known.stamp == stamp) {
+        if self.catalog.known.lock().get(name).is_some_and(|known| known.stamp == stamp) {
             return Ok(());
         }
         if self.is_ours_or_empty(&path).map_err(CdiError::io("read", &path))? {
@@ -139,21 +124,21 @@ impl Writer {
     /// Returns whether the file begins with this daemon's mark. An empty file counts as well: a power loss may have emptied it.
     fn is_ours_or_empty(&self, path: &Path) -> io::Result<bool> {
         let Some(file) = open_plain(path)? else { return Ok(false) };
-        Ok(file.metadata()?.len() == 0 || self.directory.read_ours(path)?.is_some())
+        Ok(file.metadata()?.len() == 0 || self.read_ours(path)?.is_some())
     }
 
     fn move_into_place(&self, files: Vec<Staged>) -> Result<(), CdiError> {
         for Staged { name, hash, file } in files {
-            let path = self.directory.path.join(&name);
+            let path = self.path.join(&name);
             file.persist(&path).map_err(|refused| CdiError::io("put into place", &path)(refused.error))?;
             failpoint::pass(Point::CdiRenamed);
             match std::fs::symlink_metadata(&path) {
                 Ok(metadata) => {
                     let known = Known { hash, stamp: Stamp::of(&metadata), settled: false };
-                    self.directory.catalog.known().insert(name, known);
+                    self.catalog.known.lock().insert(name, known);
                 }
                 // Then the next check reads the file.
-                Err(_) => drop(self.directory.catalog.known().remove(&name)),
+                Err(_) => drop(self.catalog.known.lock().remove(&name)),
             }
         }
         Ok(())
@@ -169,8 +154,8 @@ impl Writer {
     fn remove(&self, name: &str) -> Result<(), CdiError> {
         check_name(name)?;
         self.refuse_foreign(name)?;
-        self.directory.catalog.known().remove(name);
-        let path = self.directory.path.join(name);
+        self.catalog.known.lock().remove(name);
+        let path = self.path.join(name);
         let removed = std::fs::remove_file(&path);
         failpoint::pass(Point::CdiRemoved);
         match removed {
@@ -182,10 +167,7 @@ impl Writer {
     }
 
     fn sync_directory(&self) -> Result<(), CdiError> {
-        if self.durability == Durability::Rendered {
-            return Ok(());
-        }
-        let path = &self.directory.path;
+        let path = &self.path;
         File::open(path).and_then(|directory| directory.sync_all()).map_err(CdiError::io("sync", path))
     }
 }

@@ -19,7 +19,7 @@ impl Home {
     }
 
     fn open(&self) -> CdiDir {
-        CdiDir::open(&self.path(), DAEMON, Durability::Synced).unwrap()
+        CdiDir::open(&self.path(), &[], DAEMON).unwrap()
     }
 
     fn put(&self, name: &str, text: &str) {
@@ -211,7 +211,7 @@ async fn a_device_of_another_program_with_the_same_name_is_found() {
 async fn daemons_that_share_a_directory_leave_each_others_files_alone() {
     let home = Home::new();
     let (one, file) = (home.open(), file("a", "1"));
-    let two = CdiDir::open(&home.path(), "/elsewhere/\"checkpoint\".redb", Durability::Synced).unwrap();
+    let two = CdiDir::open(&home.path(), &[], "/elsewhere/\"checkpoint\".redb").unwrap();
     one.write(vec![file.clone()]).await.unwrap();
     assert_eq!((one.list_ours().unwrap().len(), two.list_ours().unwrap().len()), (1, 0));
     assert!(one.is_current(&file) && !two.is_current(&file));
@@ -249,7 +249,7 @@ async fn directories_before_ours_are_overridden_and_those_after_it_are_not() {
     let directory = |name: &str| home.0.path().join(name);
     ["before", "after"].iter().for_each(|name| std::fs::create_dir(directory(name)).unwrap());
     let directories = [directory("before"), directory("run/cdi"), directory("after"), directory("absent")];
-    let dir = CdiDir::open_among(&home.path(), &directories, DAEMON, Durability::Rendered).unwrap();
+    let dir = CdiDir::open(&home.path(), &directories, DAEMON).unwrap();
     let (device, other) = (DEVICE.to_owned(), "v/c=other".to_owned());
     std::fs::write(directory("before/a.yaml"), THEIRS).unwrap();
     assert_eq!(collisions(&dir, std::slice::from_ref(&device)).await, []);
@@ -274,7 +274,7 @@ async fn our_directory_under_another_name_is_no_other_directory() {
     std::os::unix::fs::symlink(home.path(), &link).unwrap();
     let directories = [home.path(), link.clone()];
     for (path, directories) in [(&home.path(), &directories), (&link, &directories)] {
-        let dir = CdiDir::open_among(path, directories, DAEMON, Durability::Rendered).unwrap();
+        let dir = CdiDir::open(path, directories, DAEMON).unwrap();
         dir.write(vec![file("a", "1")]).await.unwrap();
         assert_eq!(collisions(&dir, &[DEVICE.to_owned()]).await, [], "{}", path.display());
     }

@@ -29,7 +29,7 @@ async fn is_set_aside(home: &Home) -> String {
     assert_eq!(std::fs::read(&set_aside.path).unwrap(), before);
     let name = set_aside.path.file_name().unwrap().to_str().unwrap().to_owned();
     assert!(name.starts_with("checkpoint.redb.damaged-20") && name.contains("Z"), "{name}");
-    assert!(opened.claims.is_empty());
+    assert!(opened.dump.claims.is_empty());
     opened.checkpoint.commit(vec![put(1)]).await.unwrap();
     opened.checkpoint.close().await;
     set_aside.reason
@@ -125,9 +125,9 @@ async fn an_unreadable_record_is_reported_and_kept_and_the_rest_is_served() {
     });
 
     let opened = home.open();
-    assert_eq!(opened.claims.len(), 16);
-    assert_eq!(opened.skipped.len(), 5);
-    for ((n, value, reason), skipped) in cases.into_iter().zip(&opened.skipped[1..]) {
+    assert_eq!(opened.dump.claims.len(), 16);
+    assert_eq!(opened.dump.skipped.len(), 5);
+    for ((n, value, reason), skipped) in cases.into_iter().zip(&opened.dump.skipped[1..]) {
         assert_eq!((skipped.key.as_str(), skipped.bytes), (uid(n).as_str(), value.len()));
         assert!(skipped.reason.contains(reason), "{skipped:?}");
     }
@@ -137,7 +137,7 @@ async fn an_unreadable_record_is_reported_and_kept_and_the_rest_is_served() {
     opened.checkpoint.close().await;
 
     let opened = home.open();
-    assert_eq!((opened.claims.len(), opened.skipped.len()), (17, 3));
+    assert_eq!((opened.dump.claims.len(), opened.dump.skipped.len()), (17, 3));
     opened.checkpoint.close().await;
     let report = verify(&home.path()).unwrap();
     assert_eq!((report.unreadable, report.skipped.len(), report.is_good()), (2, 3, false));
@@ -158,8 +158,8 @@ async fn a_record_under_anothers_key_is_not_taken_for_it() {
         claims.insert(uid(8).as_str(), value.as_slice()).unwrap();
     });
     let opened = home.open();
-    assert_eq!((opened.claims.len(), opened.skipped.len()), (19, 1));
-    assert!(opened.skipped[0].reason.contains(uid(7).as_str()));
+    assert_eq!((opened.dump.claims.len(), opened.dump.skipped.len()), (19, 1));
+    assert!(opened.dump.skipped[0].reason.contains(uid(7).as_str()));
 }
 
 #[tokio::test]

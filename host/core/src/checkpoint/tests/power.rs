@@ -4,6 +4,7 @@
 use futures::FutureExt as _;
 
 use super::*;
+use nodedock_model::ProblemCode;
 
 /// A checkpoint on a test disk.
 pub(super) fn start_on(disk: &Disk) -> Checkpoint {
@@ -175,7 +176,7 @@ async fn a_full_disk_refuses_and_the_writer_goes_on_when_there_is_room() {
             error = checkpoint.commit(vec![put(n)]).await.err().or(error);
         }
         let error = error.expect("the disk is full");
-        assert!(error.is_full() && !error.is_read_only(), "{error:?}");
+        assert_eq!(error.code(), ProblemCode::CheckpointDiskFull, "{error:?}");
         let health = checkpoint.health();
         assert!(health.degraded.is_some() && health.since_ms > 0, "{health:?}");
         assert!(checkpoint.probe().await.is_err());
@@ -198,7 +199,7 @@ async fn a_read_only_disk_is_distinguished_from_a_full_one() {
     let checkpoint = start_on(&disk);
     disk.refuse(io::ErrorKind::ReadOnlyFilesystem, 0);
     let error = checkpoint.commit(vec![put(1)]).await.unwrap_err();
-    assert!(error.is_read_only() && !error.is_full(), "{error:?}");
+    assert_eq!(error.code(), ProblemCode::CheckpointReadOnly, "{error:?}");
     assert!(nodedock_base::error::chain(&error).contains("read-only"), "{error:?}");
 }
 

@@ -100,7 +100,7 @@ async fn commit(home: &Home, changes: Vec<Change>) {
 #[tokio::test]
 async fn what_is_written_unchanged_is_in_the_file_as_a_newer_release_left_it() {
     let home = with_records_of_the_future().await;
-    let Opened { mut claims, mut pods, skipped, checkpoint, .. } = home.open();
+    let Opened { dump: Dump { mut claims, mut pods, skipped, .. }, checkpoint, .. } = home.open();
     assert!(skipped.is_empty(), "{skipped:?}");
     let changes =
         vec![Change::PutClaim(Arc::new(claims.remove(0))), Change::PutPod(Arc::new(pods.remove(0)))];
@@ -198,9 +198,9 @@ async fn of_format_0() -> Home {
 async fn an_older_file_and_its_records_are_brought_up_to_date() {
     let home = of_format_0().await;
     let opened = open_with(&home.path(), &FROM_0).unwrap();
-    let states: Vec<_> = opened.claims.iter().map(|claim| (&claim.id.uid, claim.state)).collect();
+    let states: Vec<_> = opened.dump.claims.iter().map(|claim| (&claim.id.uid, claim.state)).collect();
     assert_eq!(states, [(&uid(1), ClaimState::Prepared), (&uid(2), ClaimState::Preparing)]);
-    let reasons: Vec<_> = opened.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
+    let reasons: Vec<_> = opened.dump.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
     assert_eq!(reasons, ["it does not say whether it is prepared"]);
     opened.checkpoint.commit(vec![put(2)]).await.unwrap();
     opened.checkpoint.close().await;
@@ -214,7 +214,7 @@ async fn an_older_file_and_its_records_are_brought_up_to_date() {
     };
     assert_eq!(versions, [0, 1, 0]);
     let again = open_with(&home.path(), &FROM_0).unwrap();
-    assert_eq!((again.claims.len(), again.skipped.len()), (2, 1));
+    assert_eq!((again.dump.claims.len(), again.dump.skipped.len()), (2, 1));
 }
 
 #[tokio::test]

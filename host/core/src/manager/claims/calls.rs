@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
 
 use super::machine::{DriverResult, UnprepareResult};
 use super::prepare::Work;
@@ -20,38 +21,43 @@ use nodedock_model::{
 /// Time that the manager waits for a driver after the deadline: the driver ends its calls itself, and checks files afterwards.
 pub(crate) const CALL_MARGIN: Duration = Duration::from_secs(5);
 
-/// The drivers that were called, as they served. Holding the identity keeps the driver's file until the results are durable, though
-/// no claim names it yet.
-pub(super) type CalledDrivers = BTreeMap<DriverName, CalledDriver>;
-type CalledDriver = (DriverRevision, Arc<DriverIdentity>);
+/// A driver that was called, as it served. Holding the identity keeps the driver's file until the results are durable, though no claim
+/// names it yet.
+pub(super) type CalledDriver = (DriverRevision, Arc<DriverIdentity>);
 
-/// The work by driver, as indexes into it.
-fn by_driver(work: &[Work]) -> BTreeMap<&DriverName, Vec<usize>> {
-    let mut batches: BTreeMap<&DriverName, Vec<usize>> = BTreeMap::new();
-    for (index, (_, drivers)) in work.iter().enumerate() {
-        drivers.iter().for_each(|driver| batches.entry(driver).or_default().push(index));
+/// The calls for some work: each driver, with the indexes and the records of its claims.
+fn batches(work: &[Work]) -> impl Iterator<Item = (&DriverName, Vec<usize>, Vec<&ClaimRecord>)> {
+    let mut batches: BTreeMap<&DriverName, (Vec<usize>, Vec<&ClaimRecord>)> = BTreeMap::new();
+    for (index, (record, drivers)) in work.iter().enumerate() {
+        for driver in drivers.iter().filter(|driver| record.drivers.contains_key(*driver)) {
+            let (indexes, records) = batches.entry(driver).or_default();
+            indexes.push(index);
+            records.push(record);
+        }
     }
-    batches
+    batches.into_iter().map(|(driver, (indexes, records))| (driver, indexes, records))
+}
+
+/// The results of calls in the order of the work.
+fn by_claim<R>(work: &[Work], calls: Vec<(Vec<usize>, Vec<R>)>) -> Vec<Vec<R>> {
+    let mut results: Vec<Vec<R>> = work.iter().map(|_| Vec::new()).collect();
+    for (indexes, answers) in calls {
+        indexes.into_iter().zip(answers).for_each(|(index, answer)| results[index].push(answer));
+    }
+    results
 }
 
 impl Manager {
-    /// Prepares; returns the results in the order of `work`, and the drivers that were called.
+    /// Prepares; returns the results in the order of `work`, each with the driver if it was called.
     pub(super) async fn call_prepare(
         &self,
         work: &[Work],
         call: &Call,
-    ) -> (Vec<Vec<DriverResult>>, CalledDrivers) {
-        let calls = by_driver(work).into_iter().map(|(driver, indexes)| async move {
-            let records: Vec<_> = indexes.iter().map(|index| &*work[*index].0).collect();
-            (driver, indexes, self.prepare_with(driver, &records, call).await)
+    ) -> Vec<Vec<(DriverResult, Option<CalledDriver>)>> {
+        let calls = batches(work).map(|(driver, indexes, records)| async move {
+            (indexes, self.prepare_with(driver, &records, call).await)
         });
-        let mut results: Vec<Vec<DriverResult>> = work.iter().map(|_| Vec::new()).collect();
-        let mut called = CalledDrivers::new();
-        for (driver, indexes, (answers, by)) in futures::future::join_all(calls).await {
-            indexes.into_iter().zip(answers).for_each(|(index, answer)| results[index].push(answer));
-            called.extend(by.map(|by| (driver.clone(), by)));
-        }
-        (results, called)
+        by_claim(work, join_all(calls).await)
     }
 
     async fn prepare_with(
@@ -59,7 +65,7 @@ impl Manager {
         name: &DriverName,
         records: &[&ClaimRecord],
         call: &Call,
-    ) -> (Vec<DriverResult>, Option<CalledDriver>) {
+    ) -> Vec<(DriverResult, Option<CalledDriver>)> {
         failpoint::pass(Point::PrepareCall);
         let started = Instant::now();
         let claims: Vec<_> = records.iter().map(|record| record.driver_claim(name)).collect();
@@ -80,9 +86,9 @@ impl Manager {
                 let (claim, request, code) = (&record.id, &call.request_id, &problem.code);
                 tracing::warn!(driver = %name, %claim, %request, code, %problem, "claim refused");
             }
-            DriverResult { driver: name.clone(), by: by.clone(), outcome, duration_us }
+            (DriverResult { driver: name.clone(), by: by.clone(), outcome, duration_us }, called.clone())
         };
-        (records.iter().map(result).collect(), called)
+        records.iter().map(result).collect()
     }
 
     /// The driver that serves under a name, and its service for claims.
@@ -94,25 +100,21 @@ impl Manager {
 
     /// Unprepares; returns the results in the order of `work`.
     pub(super) async fn call_unprepare(&self, work: &[Work], call: &Call) -> Vec<Vec<UnprepareResult>> {
-        let calls = by_driver(work).into_iter().map(|(driver, indexes)| async move {
-            let live = |index: usize| Some((index, work[index].0.live_claim(driver)?));
-            let (indexes, claims): (Vec<_>, Vec<_>) = indexes.into_iter().filter_map(live).unzip();
-            let records: Vec<_> = indexes.iter().map(|index| &*work[*index].0).collect();
+        let calls = batches(work).map(|(driver, indexes, records)| async move {
+            let claims: Vec<_> = records.iter().filter_map(|record| record.live_claim(driver)).collect();
             let started = Instant::now();
             let ends = self.unprepare_with(driver, &records, &claims, call).await;
-            (driver, indexes, ends, micros(started))
-        });
-        let mut results: Vec<Vec<UnprepareResult>> = work.iter().map(|_| Vec::new()).collect();
-        for (driver, indexes, ends, duration_us) in futures::future::join_all(calls).await {
-            for (index, end) in indexes.into_iter().zip(ends) {
+            let duration_us = micros(started);
+            let result = |(record, end): (&&ClaimRecord, Result<(), Problem>)| {
                 if let Err(problem) = &end {
-                    let claim = &work[index].0.id;
-                    tracing::warn!(%driver, %claim, request = %call.request_id, code = problem.code, %problem, "claim not unprepared");
+                    let (claim, request, code) = (&record.id, &call.request_id, &problem.code);
+                    tracing::warn!(%driver, %claim, %request, code, %problem, "claim not unprepared");
                 }
-                results[index].push((driver.clone(), end, duration_us));
-            }
-        }
-        results
+                (driver.clone(), end, duration_us)
+            };
+            (indexes, records.iter().zip(ends).map(result).collect())
+        });
+        by_claim(work, join_all(calls).await)
     }
 
     /// Unprepares one driver's parts: with the version that serves, and if that refuses, with the one that prepared the claim.
@@ -123,9 +125,6 @@ impl Manager {
         claims: &[LiveClaim],
         call: &Call,
     ) -> Vec<Result<(), Problem>> {
-        if claims.is_empty() {
-            return Vec::new();
-        }
         failpoint::pass(Point::UnprepareCall);
         let driver = match self.registry.serving(name) {
             Ok(driver) => driver,

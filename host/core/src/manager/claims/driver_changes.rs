@@ -108,7 +108,7 @@ impl Manager {
         };
         let mut lost = BTreeMap::new();
         for record in table.claims_of_driver(driver).filter(is_prepared) {
-            let devices = record.allocation.devices.iter().filter(|device| device.driver == *driver);
+            let devices = record.allocation.of_driver(driver);
             for device in devices.filter(|device| inventory.device(&device.pool, &device.device).is_none()) {
                 lost.insert(format!("{}/{}", device.pool, device.device), record.id.to_string());
             }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{lock, machine, name_few, unrendered};
+use super::{machine, name_few, unrendered};
 use crate::cdi::{self, CdiDir, CdiError, SpecFile};
 use crate::cdi_watch::SpecEvent;
 use crate::driver::moved::{Moved, first_moved};
@@ -19,9 +19,7 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{
-    ClaimRecord, ClaimState, DeviceAccess, DriverName, DriverPart, Problem, ProblemCode, Uid,
-};
+use nodedock_model::{ClaimRecord, ClaimState, DriverName, DriverPart, Problem, ProblemCode, Uid};
 
 /// Claims whose files are repaired together: bounds the time for which each is locked.
 const CDI_CLAIMS_AT_ONCE: usize = 64;
@@ -168,8 +166,8 @@ impl Manager {
     }
 
     /// Sets the conditions about a claim's files, and clears all others.
-    fn set_file_conditions(&self, record: &ClaimRecord, problems: Vec<Problem>) {
-        let mut claims = lock(&self.file_conditions);
+    pub(super) fn set_file_conditions(&self, record: &ClaimRecord, problems: Vec<Problem>) {
+        let mut claims = self.file_conditions.lock();
         if problems.is_empty() && !claims.remove(&record.id.uid) {
             return;
         }
@@ -180,15 +178,6 @@ impl Manager {
             self.file_condition_set.notify_one();
         }
         problems.into_iter().for_each(|problem| self.conditions.set(&subject, problem));
-    }
-
-    /// Clears the conditions about a claim's files.
-    pub(super) fn clear_file_conditions(&self, record: &ClaimRecord) {
-        self.set_file_conditions(record, Vec::new());
-    }
-
-    fn claims_with_conditions(&self) -> BTreeSet<Uid> {
-        lock(&self.file_conditions).clone()
     }
 
     /// Writes the CDI files of claims that are missing or differ from the checkpoint. Returns their number, and the claims for which
@@ -260,10 +249,10 @@ impl Manager {
                 rested = Instant::now() + started.elapsed() * SWEEP_REST;
             }
             if recheck.is_due(started) {
-                locked.extend(self.claims_with_conditions());
+                locked.extend(self.file_conditions.lock().clone());
             }
             locked = self.repair_files(locked).await;
-            recheck.plan(!lock(&self.file_conditions).is_empty());
+            recheck.plan(!self.file_conditions.lock().is_empty());
         }
     }
 
@@ -275,7 +264,7 @@ impl Manager {
         }
         let touched = self.cdi.touched(names.clone()).await;
         self.remove_orphans(touched.ours).await;
-        let mut uids = self.claims_with_conditions();
+        let mut uids = self.file_conditions.lock().clone();
         uids.extend(names.iter().filter_map(|name| cdi::file_of(name)).map(|(_, uid)| uid));
         uids.extend(touched.devices.iter().flat_map(|device| self.claims_of_device(device)));
         uids
@@ -321,7 +310,7 @@ impl Manager {
         if self.needs_files(&record) {
             return Some(record);
         }
-        self.clear_file_conditions(&record);
+        self.set_file_conditions(&record, Vec::new());
         None
     }
 
@@ -337,7 +326,7 @@ impl Manager {
             Ok((wrong, surveyed)) => {
                 self.report_survey(surveyed);
                 self.remove_orphans(self.cdi.strays()).await;
-                wrong.into_iter().chain(self.claims_with_conditions()).collect()
+                wrong.into_iter().chain(self.file_conditions.lock().clone()).collect()
             }
             Err(error) => {
                 tracing::error!(error = chain(&error), "cdi files not checked");
@@ -371,9 +360,7 @@ impl Manager {
     }
 
     fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
-        let table = self.table();
-        let claim = table.claim(uid.as_str());
-        claim.is_some_and(|claim| claim.allocation.devices.iter().any(|device| device.driver == *driver))
+        self.table().claim(uid.as_str()).is_some_and(|claim| claim.allocation.has_driver(driver))
     }
 
     fn needs_files(&self, record: &ClaimRecord) -> bool {
@@ -405,14 +392,9 @@ fn stale_files(record: &ClaimRecord) -> Vec<String> {
 
 /// The CDI names of a claim's devices: of those in our files, or of those in files that plugins write.
 fn cdi_names(record: &ClaimRecord, ours: bool) -> Vec<String> {
-    let of_driver = |driver: &DriverName| {
-        let prepared = record.drivers.get(driver).and_then(|part| part.current());
-        let devices = prepared.map(|prepared| prepared.devices.as_slice()).unwrap_or_default();
-        let is_ours = |at: usize| matches!(devices.get(at).map(|d| &d.access), Some(DeviceAccess::Edits(_)));
-        let names = cdi::cdi_devices(record, driver).into_iter().filter(move |(at, _)| is_ours(*at) == ours);
-        names.flat_map(|(_, names)| names).collect::<Vec<_>>()
-    };
-    record.drivers.keys().flat_map(of_driver).collect()
+    let devices = record.drivers.keys().flat_map(|driver| cdi::cdi_devices(record, driver));
+    let wanted = devices.filter(|(device, _)| device.access.edits().is_some() == ours);
+    wanted.flat_map(|(_, names)| names).collect()
 }
 
 /// A file of another program that has a device of the claim as well: a runtime would refuse the device, or use that file.

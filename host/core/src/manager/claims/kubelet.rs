@@ -13,13 +13,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::machine::{self, UnprepareRequest};
-use super::prepare::Requester;
+use super::machine::{self, Holder, UnprepareRequest};
+use super::metrics::{PREPARE, UNPREPARE};
 use super::source::check_bounds;
 use crate::cdi;
 use crate::manager::{Manager, interrupted};
@@ -44,7 +43,7 @@ impl Manager {
     }
 
     /// The same for a claim that no API server knows, such as one for devices that a kubelet allocates through a device plugin.
-    /// `held_for_kubelet` leaves it out; `given_to_kubelet` lists it.
+    /// `held_for_kubelet` leaves it out.
     pub async fn prepare_given_for_kubelet(
         self: &Arc<Self>,
         driver: &DriverName,
@@ -66,7 +65,7 @@ impl Manager {
         let work = |manager: Arc<Self>| async move {
             let started = Instant::now();
             let outcome = manager.prepare_locked_part(&driver, &id, given, request_id).await;
-            manager.claim_metrics.prepared(started.elapsed(), outcome.is_err());
+            manager.claim_metrics.observe(PREPARE, started, outcome.is_err());
             outcome
         };
         self.complete("kubelet", work).await
@@ -81,19 +80,19 @@ impl Manager {
     ) -> Result<PreparedForKubelet, Problem> {
         // Also while it waits for a device: an unprepare that comes meanwhile has to find what this request takes.
         let _part = self.part_locks.take([(id.uid.clone(), driver.clone())]).await;
-        let requester = Requester::Kubelet { driver, given: given.is_some() };
+        let holder = Holder::Kubelet { driver, given: given.is_some() };
         let claim = match given {
             Some(claim) => claim,
             None => self.claim_for_kubelet(driver, id).await?,
         };
         check_bounds(&claim)?;
         let allocation = machine::admit_for_kubelet(&claim, &self.settings.node.name)?;
-        if !allocation.devices.iter().any(|device| device.driver == *driver) {
+        if !allocation.has_driver(driver) {
             return Ok(PreparedForKubelet::default());
         }
         let uid = claim.id.uid.clone();
-        let (locks, plan) = self.plan(requester, &BTreeMap::from([(uid.clone(), claim)])).await;
-        let end = self.carry_out(requester, plan, &self.driver_call(request_id)).await.remove(&uid);
+        let (locks, plan) = self.plan(holder, &BTreeMap::from([(uid.clone(), claim)])).await;
+        let end = self.carry_out(holder, None, plan, &self.driver_call(request_id)).await.remove(&uid);
         end.unwrap_or_else(|| Err(interrupted()))?;
         let record = self.table().claim(uid.as_str()).cloned();
         drop(locks);
@@ -112,10 +111,7 @@ impl Manager {
         };
         let known = self.table().claim(wanted.uid.as_str()).cloned();
         // A record that was rebuilt from CDI files names the devices of some drivers only: it does not say that this one has none.
-        let names_driver = |record: &Arc<ClaimRecord>| {
-            record.allocation.devices.iter().any(|device| device.driver == *driver)
-        };
-        let known = known.filter(names_driver);
+        let known = known.filter(|record| record.allocation.has_driver(driver));
         let claim = machine::known_claim(known.as_deref(), wanted, problem.clone())?;
         tracing::warn!(claim = %wanted, %problem, "a claim that cannot be read is taken from its record");
         Ok(claim)
@@ -136,8 +132,8 @@ impl Manager {
             let by = UnprepareRequest::Kubelet { driver: Some(&driver), cause: "unprepare kubelet" };
             let end = manager.unprepare_one_claim(&uid, by, request_id).await;
             // The next prepare calls the driver again.
-            manager.prepare_retries().clear(&uid, &driver);
-            manager.claim_metrics.unprepared(started.elapsed(), end.is_err());
+            manager.prepare_retries.lock().clear(&uid, &driver);
+            manager.claim_metrics.observe(UNPREPARE, started, end.is_err());
             end
         };
         self.complete("kubelet", work).await
@@ -154,7 +150,7 @@ impl Manager {
             let _parts = manager.part_locks.take(parts).await;
             let by = UnprepareRequest::Kubelet { driver: None, cause: &why };
             let end = manager.unprepare_one_claim(&uid, by, format!("unprepare-{uid}").into()).await;
-            drivers.iter().for_each(|driver| manager.prepare_retries().clear(&uid, driver));
+            drivers.iter().for_each(|driver| manager.prepare_retries.lock().clear(&uid, driver));
             end
         };
         self.complete("kubelet", work).await
@@ -162,26 +158,12 @@ impl Manager {
 
     /// Claims of the API server of which a kubelet holds parts, by UID.
     pub fn held_for_kubelet(&self) -> Vec<KubeletClaim> {
-        self.kubelet_claims(false)
-    }
-
-    /// Claims that a kubelet holds and gave with its requests, by UID.
-    pub fn given_to_kubelet(&self) -> Vec<KubeletClaim> {
-        self.kubelet_claims(true)
-    }
-
-    fn kubelet_claims(&self, given: bool) -> Vec<KubeletClaim> {
-        self.table().claims().filter_map(|record| kubelet_claim(record, given)).collect()
+        self.table().claims().filter_map(|record| kubelet_claim(record)).collect()
     }
 
     /// The statuses that drivers reported for the devices of a kubelet's claims, by UID; claims without any are left out.
     pub fn device_statuses(&self) -> Vec<ClaimStatuses> {
         self.table().claims().filter_map(|record| statuses(record)).collect()
-    }
-
-    /// The same of one claim.
-    pub fn device_statuses_of(&self, claim: &Uid) -> Option<ClaimStatuses> {
-        statuses(self.table().claim(claim.as_str())?)
     }
 
     /// Changes whenever `device_statuses` may have changed.
@@ -200,8 +182,7 @@ impl Manager {
 /// What a kubelet is answered for a driver's part.
 fn answer(record: &ClaimRecord, driver: &DriverName) -> Option<PreparedForKubelet> {
     let prepared = record.drivers.get(driver)?.current()?;
-    let names = cdi::cdi_devices(record, driver).into_iter().map(|(_, names)| names);
-    let devices = prepared.devices.iter().zip(names).map(|(device, cdi)| KubeletDevice {
+    let devices = cdi::cdi_devices(record, driver).into_iter().map(|(device, cdi)| KubeletDevice {
         requests: device.requests.clone(),
         pool: device.pool.clone(),
         device: device.device.clone(),
@@ -211,10 +192,10 @@ fn answer(record: &ClaimRecord, driver: &DriverName) -> Option<PreparedForKubele
     Some(PreparedForKubelet { devices: devices.collect(), annotations: prepared.annotations.clone() })
 }
 
-/// The parts of a claim that a kubelet holds, if there are any and the claim is `given` or not.
-fn kubelet_claim(record: &ClaimRecord, given: bool) -> Option<KubeletClaim> {
+/// The parts of a claim that a kubelet holds, if there are any and the claim is of the API server.
+fn kubelet_claim(record: &ClaimRecord) -> Option<KubeletClaim> {
     let drivers: Vec<_> = record.kubelet_drivers().cloned().collect();
-    let hold = record.kubelet.as_ref().filter(|hold| hold.given == given && !drivers.is_empty())?;
+    let hold = record.kubelet.as_ref().filter(|hold| !hold.given && !drivers.is_empty())?;
     let (claim, consumers) = (record.id.clone(), hold.consumers.clone());
     Some(KubeletClaim { claim, drivers, consumers, since_ms: hold.since_ms })
 }
@@ -245,10 +226,8 @@ fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
 }
 
 fn no_claim(wanted: &ObjectRef) -> Problem {
-    Problem::not_found(
-        ProblemCode::NoSuchClaim,
-        format!("claim {wanted} (UID {}) does not exist", wanted.uid),
-    )
+    let message = format!("claim {wanted} (UID {}) does not exist", wanted.uid);
+    Problem::not_found(ProblemCode::NoSuchClaim, message)
 }
 
 fn source_slow(wanted: &ObjectRef) -> Problem {

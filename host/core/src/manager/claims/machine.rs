@@ -1,7 +1,6 @@
 //! The state machine of claims: a state and a request in, the next state and the steps to take out. Pure: no clock, no IO, no task.
 
 mod kubelet;
-mod release;
 mod unprepare;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,15 +12,15 @@ use tokio::time::Instant;
 use super::name_few;
 use super::table::{ClaimTable, device_key};
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
-    KubeletHold, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemCode,
-    ProblemKind, Transition, Uid,
+    Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, KubeletHold,
+    ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemCode, ProblemKind,
+    Transition, Uid,
 };
 
 pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
-pub use release::{check_release, release, released};
 pub use unprepare::{
-    UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep, finish_unprepare, roll_back, unprepare,
+    UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep, check_release, finish_unprepare, release,
+    released, roll_back, unprepare,
 };
 
 /// The facts of a device that decide whether several claims may have it.
@@ -66,6 +65,17 @@ pub enum Holder<'a> {
     Kubelet { driver: &'a DriverName, given: bool },
 }
 
+impl<'a> Holder<'a> {
+    pub fn pod(self) -> Option<&'a ObjectRef> {
+        if let Self::Pod(pod) = self { Some(pod) } else { None }
+    }
+
+    /// The driver whose part is requested. None: all parts.
+    pub fn part(self) -> Option<&'a DriverName> {
+        if let Self::Kubelet { driver, .. } = self { Some(driver) } else { None }
+    }
+}
+
 impl fmt::Display for Holder<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -87,20 +97,18 @@ pub struct PrepareRequest<'a> {
     pub moved: &'a [DriverName],
     pub boot_id: &'a str,
     pub now_ms: u64,
-    pub cause: &'a str,
 }
 
 impl PrepareRequest<'_> {
-    /// Drivers whose parts are requested.
     fn drivers(&self) -> BTreeSet<&DriverName> {
         match self.holder {
-            Holder::Pod(_) => self.allocation.devices.iter().map(|device| &device.driver).collect(),
+            Holder::Pod(_) => self.allocation.drivers(),
             Holder::Kubelet { driver, .. } => BTreeSet::from([driver]),
         }
     }
 
     fn transition(&self, what: &str) -> Transition {
-        transition(self.now_ms, what, &format!("{} {}", self.cause, self.holder))
+        transition(self.now_ms, what, &format!("prepare {}", self.holder))
     }
 }
 
@@ -181,14 +189,9 @@ pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep 
 
 /// Whether the allocation is unchanged. A record that was rebuilt from CDI files has only the devices of the drivers that had files.
 fn is_same(known: &Allocation, wanted: &Allocation) -> bool {
-    let of = |allocation: &Allocation, driver: &DriverName| -> Vec<AllocatedDevice> {
-        allocation.devices.iter().filter(|device| device.driver == *driver).cloned().collect()
-    };
     let is_rest = || {
-        let mut drivers = known.devices.iter().map(|device| &device.driver);
-        known.configs.is_empty()
-            && known.node_name.is_none()
-            && drivers.all(|driver| of(known, driver) == of(wanted, driver))
+        let is_same = |driver: &DriverName| known.of_driver(driver).eq(wanted.of_driver(driver));
+        known.configs.is_empty() && known.node_name.is_none() && known.drivers().into_iter().all(is_same)
     };
     known == wanted || is_rest()
 }
@@ -201,7 +204,6 @@ fn complete(record: &mut ClaimRecord, request: &PrepareRequest<'_>) {
     }
 }
 
-/// Whether a requested part is being unprepared.
 fn is_leaving(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
     let wanted = request.drivers();
     known.state == ClaimState::Unpreparing || known.leaving().any(|(driver, _)| wanted.contains(driver))
@@ -221,28 +223,15 @@ fn is_good(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
 }
 
 fn join(known: &Arc<ClaimRecord>, request: &PrepareRequest<'_>) -> PrepareStep {
-    if is_held(known, request) {
-        return PrepareStep::Known { record: known.clone(), changed: false };
-    }
     let mut record = ClaimRecord::clone(known);
     complete(&mut record, request);
     if hold(&mut record, request) {
         record.note(request.transition("joined"));
     }
-    PrepareStep::Known { record: Arc::new(record), changed: true }
-}
-
-/// Whether the record names this holder already, with all that its request says.
-fn is_held(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
-    let by_holder = match request.holder {
-        Holder::Pod(pod) => known.pods.contains_key(&pod.uid),
-        Holder::Kubelet { driver, .. } => {
-            let consumers = known.kubelet.as_ref().map(|held| &held.consumers);
-            known.drivers.get(driver).is_some_and(|part| part.kubelet)
-                && consumers == Some(&request.claim.reserved_for)
-        }
-    };
-    by_holder && known.allocation == *request.allocation
+    match record == **known {
+        true => PrepareStep::Known { record: known.clone(), changed: false },
+        false => PrepareStep::Known { record: Arc::new(record), changed: true },
+    }
 }
 
 /// Notes the holder. True: it is new.
@@ -373,18 +362,9 @@ fn make_stale(part: &mut DriverPart, old_boot: &str) {
 
 fn new_record(request: &PrepareRequest<'_>) -> ClaimRecord {
     ClaimRecord {
-        id: request.claim.id.clone(),
-        state: ClaimState::Preparing,
-        boot_id: request.boot_id.to_owned(),
-        pods: BTreeMap::new(),
         allocation: request.allocation.clone(),
         annotations: request.claim.annotations.clone(),
-        drivers: BTreeMap::new(),
-        kubelet: None,
-        holds: Vec::new(),
-        releasing: None,
-        timeline: Default::default(),
-        unknown: BTreeMap::new(),
+        ..ClaimRecord::new(request.claim.id.clone(), ClaimState::Preparing, request.boot_id)
     }
 }
 
@@ -442,7 +422,6 @@ fn is_refused_for_good(part: &DriverPart) -> bool {
     part.prepared.is_none() && part.problem.as_ref().is_some_and(|problem| problem.kind.is_permanent())
 }
 
-/// Notes drivers' results in a claim's record.
 fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u64) {
     for result in results {
         let part = record.drivers.entry(result.driver.clone()).or_default();
@@ -526,7 +505,7 @@ pub fn check_devices(
     driver: &DriverName,
     inventory: &Inventory,
 ) -> Result<(), Problem> {
-    for device in allocation.devices.iter().filter(|device| device.driver == *driver) {
+    for device in allocation.of_driver(driver) {
         let Some(pool) = inventory.pools.get(&device.pool) else {
             let message = format!("driver {driver} has no pool {}", device.pool);
             return Err(Problem::not_found(ProblemCode::NoSuchPool, message));

@@ -26,16 +26,7 @@ fn no_facts(_: &DriverName, _: &str, _: &str) -> DeviceFacts {
 /// A request of a pod in the boot `BOOT`, where nothing is known of the devices and none has moved.
 fn request<'a>(claim: &'a Claim, holder: Holder<'a>) -> PrepareRequest<'a> {
     let (allocation, facts) = (claim.allocation.as_ref().unwrap(), &no_facts);
-    PrepareRequest {
-        claim,
-        allocation,
-        holder,
-        facts,
-        moved: &[],
-        boot_id: BOOT,
-        now_ms: 1,
-        cause: "prepare",
-    }
+    PrepareRequest { claim, allocation, holder, facts, moved: &[], boot_id: BOOT, now_ms: 1 }
 }
 
 fn ask(table: &ClaimTable, claim: &Claim, pod: &ObjectRef, boot_id: &str) -> PrepareStep {

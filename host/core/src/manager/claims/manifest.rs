@@ -56,7 +56,6 @@ pub enum ManifestError {
     UnknownClaim { pod: String, container: String, claim: String },
 }
 
-/// Reads a file.
 pub fn read(path: &Path) -> Result<Objects, ManifestError> {
     let io = |source| ManifestError::Io { path: path.to_owned(), source };
     let mut text = String::new();

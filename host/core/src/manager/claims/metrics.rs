@@ -1,6 +1,6 @@
 //! Metrics of requests about claims, of pods and of kubelets.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -8,8 +8,8 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use nodedock_base::metrics::claim_seconds;
 
-const PREPARE: &str = "PrepareResources";
-const UNPREPARE: &str = "UnprepareResources";
+pub(crate) const PREPARE: &str = "PrepareResources";
+pub(crate) const UNPREPARE: &str = "UnprepareResources";
 
 type Labels = [(&'static str, &'static str); 2];
 
@@ -38,15 +38,8 @@ fn labels(operation: &'static str, failed: bool) -> Labels {
 }
 
 impl ClaimMetrics {
-    pub(crate) fn prepared(&self, elapsed: Duration, failed: bool) {
-        self.observe(PREPARE, elapsed, failed);
-    }
-
-    pub(crate) fn unprepared(&self, elapsed: Duration, failed: bool) {
-        self.observe(UNPREPARE, elapsed, failed);
-    }
-
-    fn observe(&self, operation: &'static str, elapsed: Duration, failed: bool) {
-        self.operations.get_or_create(&labels(operation, failed)).observe(elapsed.as_secs_f64());
+    pub(crate) fn observe(&self, operation: &'static str, started: Instant, failed: bool) {
+        let elapsed = started.elapsed().as_secs_f64();
+        self.operations.get_or_create(&labels(operation, failed)).observe(elapsed);
     }
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use tokio::time::Instant;
 
-use super::calls::{CalledDrivers, prepared_by};
+use super::calls::{CalledDriver, prepared_by};
 use super::files::Nodes;
 use super::machine::{self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
+use super::metrics::PREPARE;
 use super::prepare_retry::{self, DriverRevision, FailedPrepare, Verdict};
 use super::source::check_bounds;
 use super::table::Undo;
@@ -20,7 +21,7 @@ use crate::driver::moved::have_moved;
 use crate::manager::{Manager, interrupted};
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_base::locks::Held;
+use nodedock_base::locks::LockGuard;
 use nodedock_model::{
     Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, ObjectRef, PodRequest, Problem, ProblemCode,
     Uid,
@@ -36,30 +37,8 @@ pub(super) struct ResolvedClaim {
 pub(super) type Work = (Arc<ClaimRecord>, Vec<DriverName>);
 pub(super) type Outcomes = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
 
-/// Who requests a prepare.
-#[derive(Clone, Copy)]
-pub(super) enum Requester<'a> {
-    Pod { request: &'a PodRequest, claims: &'a [ResolvedClaim] },
-    Kubelet { driver: &'a DriverName, given: bool },
-}
-
-impl<'a> Requester<'a> {
-    fn pod(self) -> Option<&'a ObjectRef> {
-        if let Self::Pod { request, .. } = self { Some(&request.pod) } else { None }
-    }
-
-    /// The driver whose part is requested. None: all parts.
-    fn part(self) -> Option<&'a DriverName> {
-        if let Self::Kubelet { driver, .. } = self { Some(driver) } else { None }
-    }
-
-    fn holder(self) -> Holder<'a> {
-        match self {
-            Self::Pod { request, .. } => Holder::Pod(&request.pod),
-            Self::Kubelet { driver, given } => Holder::Kubelet { driver, given },
-        }
-    }
-}
+/// The request of a pod, and its claims.
+type PodClaims<'a> = (&'a PodRequest, &'a [ResolvedClaim]);
 
 /// The decisions about every claim of a request. Intents are in the table already, so that no other request takes the same devices;
 /// `undo` removes them again.
@@ -86,31 +65,27 @@ impl Manager {
         request_id: Arc<str>,
     ) -> Vec<ClaimOutcome> {
         let started = std::time::Instant::now();
-        let resolved = self.resolve(request, inline).await;
+        let mut resolved = Vec::with_capacity(request.claims.len());
+        for reference in &request.claims {
+            let claim = self.resolve(inline, &request.pod, reference).await;
+            resolved.push(ResolvedClaim { reference: reference.clone(), claim });
+        }
         let claims = resolved.iter().filter_map(|resolved| resolved.claim.as_ref().ok());
         let claims: BTreeMap<Uid, Claim> =
             claims.map(|claim| (claim.id.uid.clone(), claim.clone())).collect();
-        let requester = Requester::Pod { request, claims: &resolved };
-        let (locks, plan) = self.plan(requester, &claims).await;
-        let ends = self.carry_out(requester, plan, &self.driver_call(request_id)).await;
+        let holder = Holder::Pod(&request.pod);
+        let (locks, plan) = self.plan(holder, &claims).await;
+        let ends =
+            self.carry_out(holder, Some((request, &resolved)), plan, &self.driver_call(request_id)).await;
         drop(locks);
         let outcomes: Vec<_> =
             resolved.into_iter().map(|resolved| outcome(request, resolved, &ends)).collect();
         let failed = outcomes.iter().any(|outcome| outcome.end.is_err());
-        self.claim_metrics.prepared(started.elapsed(), failed);
+        self.claim_metrics.observe(PREPARE, started, failed);
         outcomes
     }
 
-    async fn resolve(&self, request: &PodRequest, inline: &[Claim]) -> Vec<ResolvedClaim> {
-        let mut resolved = Vec::with_capacity(request.claims.len());
-        for reference in &request.claims {
-            let claim = self.resolve_one(inline, &request.pod, reference).await;
-            resolved.push(ResolvedClaim { reference: reference.clone(), claim });
-        }
-        resolved
-    }
-
-    async fn resolve_one(
+    async fn resolve(
         &self,
         inline: &[Claim],
         pod: &ObjectRef,
@@ -138,16 +113,16 @@ impl Manager {
     /// Decides about every claim, and waits a bounded time for what is in the way. Returns the locks of the claims.
     pub(super) async fn plan(
         &self,
-        requester: Requester<'_>,
+        holder: Holder<'_>,
         claims: &BTreeMap<Uid, Claim>,
-    ) -> (Vec<Held<Uid>>, Plan) {
+    ) -> (Vec<LockGuard<Uid>>, Plan) {
         let deadline = Instant::now() + self.settings.exclusive_wait;
         let mut freed = self.claims_freed.subscribe();
         let mut may_wait = true;
         loop {
             let locks = self.claim_locks.take(claims.keys().cloned()).await;
             freed.mark_unchanged();
-            let mut plan = self.decide(requester, claims, may_wait);
+            let mut plan = self.decide(holder, claims, may_wait);
             if !may_wait {
                 plan.refused.append(&mut plan.waiting);
             }
@@ -167,7 +142,7 @@ impl Manager {
     }
 
     /// Decides. If a claim has to wait, and may, the table is left as it was.
-    fn decide(&self, requester: Requester<'_>, claims: &BTreeMap<Uid, Claim>, may_wait: bool) -> Plan {
+    fn decide(&self, holder: Holder<'_>, claims: &BTreeMap<Uid, Claim>, may_wait: bool) -> Plan {
         let mut plan = Plan::default();
         let moved = self.moved(claims.keys());
         let facts = |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
@@ -177,12 +152,11 @@ impl Manager {
             let request = PrepareRequest {
                 claim,
                 allocation,
-                holder: requester.holder(),
+                holder,
                 facts: &facts,
                 moved: moved.get(uid).map_or(&[], Vec::as_slice),
                 boot_id: &self.settings.node.boot_id,
                 now_ms: now_ms(),
-                cause: "prepare",
             };
             let step = match machine::prepare(&table, &request) {
                 PrepareStep::Call { record, drivers } => self.admit_calls(record, drivers),
@@ -240,7 +214,7 @@ impl Manager {
         if let Err(problem) = self.check_drivers(&record, &drivers) {
             return PrepareStep::Refuse(problem);
         }
-        let retries = self.prepare_retries();
+        let retries = self.prepare_retries.lock();
         let now = Instant::now();
         let verdict = |name: DriverName| {
             let Ok(driver) = self.registry.serving(&name) else { return (name, Verdict::Call) };
@@ -263,8 +237,14 @@ impl Manager {
         Ok(())
     }
 
-    /// Commits the intents, calls the drivers and commits the results.
-    pub(super) async fn carry_out(&self, requester: Requester<'_>, mut plan: Plan, call: &Call) -> Outcomes {
+    /// Commits the intents, calls the drivers and commits the results. `pod`: its record is updated with the intents.
+    pub(super) async fn carry_out(
+        &self,
+        holder: Holder<'_>,
+        pod: Option<PodClaims<'_>>,
+        mut plan: Plan,
+        call: &Call,
+    ) -> Outcomes {
         let refused = std::mem::take(&mut plan.refused).into_iter();
         let mut ends: Outcomes = refused.map(|(uid, problem)| (uid, Err(problem))).collect();
         let to_call = plan.work.iter().map(|(record, _)| record);
@@ -276,7 +256,7 @@ impl Manager {
         }
         let undo = std::mem::take(&mut plan.undo);
         failpoint::pass(Point::PrepareDecided);
-        if let Err(problem) = self.commit_intents(intents, requester, &accepted, undo).await {
+        if let Err(problem) = self.commit_intents(intents, pod, &accepted, undo).await {
             ends.extend(accepted.into_iter().map(|uid| (uid, Err(problem.clone()))));
             return ends;
         }
@@ -286,7 +266,7 @@ impl Manager {
         let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
         ends.extend(plan.known.iter().map(|record| (record.id.uid.clone(), end(&record.id.uid))));
         if !plan.work.is_empty() {
-            self.call_and_finish(requester, plan.work, call, &mut ends).await;
+            self.call_and_finish(holder, plan.work, call, &mut ends).await;
         }
         ends
     }
@@ -295,12 +275,12 @@ impl Manager {
     async fn commit_intents(
         &self,
         intents: Vec<Arc<ClaimRecord>>,
-        requester: Requester<'_>,
+        pod: Option<PodClaims<'_>>,
         accepted: &[Uid],
         mut undo: Undo,
     ) -> Result<(), Problem> {
         let mut changes: Vec<_> = intents.iter().cloned().map(Change::PutClaim).collect();
-        if let Requester::Pod { request, claims } = requester {
+        if let Some((request, claims)) = pod {
             let accepted = names_of(claims, accepted);
             let mut table = self.table();
             let pod = machine::pod_record(&table, &request.pod, &request.containers, accepted);
@@ -315,20 +295,17 @@ impl Manager {
         Ok(())
     }
 
-    async fn call_and_finish(
-        &self,
-        requester: Requester<'_>,
-        work: Vec<Work>,
-        call: &Call,
-        ends: &mut Outcomes,
-    ) {
-        let (results, called) = self.call_prepare(&work, call).await;
+    async fn call_and_finish(&self, holder: Holder<'_>, work: Vec<Work>, call: &Call, ends: &mut Outcomes) {
+        let results = self.call_prepare(&work, call).await;
         let (mut open, mut prepared, mut rolled_back) = (Vec::new(), Vec::new(), Vec::new());
+        let mut _called = Vec::new();
         for ((record, _), results) in work.iter().zip(results) {
             let uid = record.id.uid.clone();
+            let (results, drivers): (Vec<_>, Vec<_>) = results.into_iter().unzip();
             let results = renderable(record, results);
-            self.note_results(requester.pod(), record, &results, &called);
-            let end = machine::finish_prepare(record, requester.part(), results, now_ms());
+            self.note_results(holder.pod(), record, &results, &drivers);
+            _called.push(drivers);
+            let end = machine::finish_prepare(record, holder.part(), results, now_ms());
             let (records, record, end) = match end {
                 PrepareEnd::Prepared(record) => (&mut prepared, record, Ok(ClaimEnd::Prepared)),
                 PrepareEnd::Open(record, problem) => (&mut open, record, Err(problem)),
@@ -353,7 +330,7 @@ impl Manager {
         }
         self.remove_stale_files(&open).await;
         if !rolled_back.is_empty() {
-            self.roll_back(rolled_back, requester.part(), call).await;
+            self.roll_back(rolled_back, holder.part(), call).await;
         }
     }
 
@@ -363,11 +340,11 @@ impl Manager {
         pod: Option<&ObjectRef>,
         record: &ClaimRecord,
         results: &[DriverResult],
-        called: &CalledDrivers,
+        called: &[Option<CalledDriver>],
     ) {
-        let mut retries = self.prepare_retries();
-        for DriverResult { driver, outcome, .. } in results {
-            match (outcome, called.get(driver)) {
+        let mut retries = self.prepare_retries.lock();
+        for (DriverResult { driver, outcome, .. }, called) in results.iter().zip(called) {
+            match (outcome, called) {
                 (Ok(_), _) => retries.clear(&record.id.uid, driver),
                 (Err(problem), Some((revision, _))) => {
                     let request = &record.driver_claim(driver);

@@ -17,7 +17,7 @@ use nodedock_base::backoff::Backoff;
 use nodedock_model::{ClaimRecord, DriverClaim, DriverKind, DriverName, ObjectRef, Problem, Uid};
 
 /// Recorded refusals, by claim and driver: many times the pods of a node, in about a MiB. The oldest is dropped first.
-const REFUSALS_MAX: usize = 4096;
+pub(crate) const REFUSALS_MAX: usize = 4096;
 
 /// Backoff of prepares that a driver refused temporarily, from the second retry on; doubled up to the second. The first is short for a
 /// person who retries, the second is close to a kubelet's interval.
@@ -122,7 +122,6 @@ pub(super) struct PrepareRetry {
     noted: u64,
 }
 
-/// What is noted of a failed prepare.
 pub(super) struct FailedPrepare<'a> {
     /// None: a kubelet requested the claim.
     pub(super) pod: Option<&'a ObjectRef>,
@@ -141,30 +140,18 @@ impl FailedPrepare<'_> {
 }
 
 /// Failed prepares, by claim and driver.
+#[derive(Default)]
 pub(crate) struct PrepareRetries {
     known: BTreeMap<(Uid, DriverName), PrepareRetry>,
     hasher: RandomState,
     notes: u64,
-    max: usize,
-}
-
-impl Default for PrepareRetries {
-    fn default() -> Self {
-        Self::bounded(REFUSALS_MAX)
-    }
 }
 
 impl PrepareRetries {
-    /// With room for `max` failures.
-    pub(super) fn bounded(max: usize) -> Self {
-        Self { known: BTreeMap::new(), hasher: RandomState::new(), notes: 0, max }
-    }
-
     pub(super) fn get(&self, claim: &Uid, driver: &DriverName) -> Option<&PrepareRetry> {
         self.known.get(&(claim.clone(), driver.clone()))
     }
 
-    /// By claim and driver.
     pub(super) fn iter(&self) -> impl Iterator<Item = &PrepareRetry> {
         self.known.values()
     }
@@ -229,7 +216,7 @@ impl PrepareRetries {
 
     /// Removes the oldest if there is no room for one more.
     fn make_room(&mut self) {
-        while self.known.len() >= self.max {
+        while self.known.len() >= REFUSALS_MAX {
             let oldest = self.known.iter().min_by_key(|(_, retry)| retry.noted);
             let Some(key) = oldest.map(|(key, _)| key.clone()) else { return };
             self.known.remove(&key);

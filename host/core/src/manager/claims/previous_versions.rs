@@ -35,7 +35,8 @@ impl Manager {
         for (index, (record, end)) in records.iter().zip(ends.iter()).enumerate() {
             let Err(problem) = end else { continue };
             let Some(by) = previous_version(record, serving) else { continue };
-            let tries = self.unprepare_retries().tries(&record.id.uid, &serving.identity.name, &revision);
+            let tries =
+                self.unprepare_retries.lock().tries(&record.id.uid, &serving.identity.name, &revision);
             if is_final(problem, tries) {
                 batches.entry(&by.digest).or_insert_with(|| (by, Vec::new())).1.push(index);
             }

@@ -25,33 +25,24 @@ pub struct ReleaseRequest {
     pub by: Caller,
 }
 
-/// The effect that a release would have, or had.
+/// The effect that a release would have: on the claim, and whether each of its drivers serves.
 #[derive(Debug, Clone, PartialEq)]
-pub enum ReleaseOutcome {
-    /// Nothing was done: the claim, and whether each of its drivers serves.
-    Looked {
-        record: Arc<ClaimRecord>,
-        drivers: BTreeMap<DriverName, Result<(), Problem>>,
-        /// What would happen to the sysfs values that drivers changed, unless they restore them.
-        values: Vec<PutBack>,
-    },
-    Released(Arc<ReleaseRecord>),
+pub struct ReleasePreview {
+    pub record: Arc<ClaimRecord>,
+    pub drivers: BTreeMap<DriverName, Result<(), Problem>>,
+    /// What would happen to the sysfs values that drivers changed, unless they restore them.
+    pub values: Vec<PutBack>,
 }
 
 impl Manager {
-    /// The effect that a release would have.
-    pub async fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome, Problem> {
+    pub async fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleasePreview, Problem> {
         let record = self.find_claim(request)?;
         machine::check_release(&record)?;
         let serves = |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
         let drivers = record.drivers.keys().map(serves).collect();
-        let call = self.driver_call("look".into());
-        let values = self
-            .values
-            .restore(&record.id, |_| true, |_| false, &RestoreRequest::preview(&call))
-            .await
-            .values;
-        Ok(ReleaseOutcome::Looked { record, drivers, values })
+        let (call, all, none) = (self.driver_call("look".into()), |_: &_| true, |_: &_| false);
+        let restored = self.values.restore(&record.id, all, none, &RestoreRequest::preview(&call)).await;
+        Ok(ReleasePreview { record, drivers, values: restored.values })
     }
 
     /// Releases a claim by force. Not cancelled when the future is dropped.
@@ -59,7 +50,7 @@ impl Manager {
         self: &Arc<Self>,
         request: ReleaseRequest,
         request_id: Arc<str>,
-    ) -> Result<ReleaseOutcome, Problem> {
+    ) -> Result<Arc<ReleaseRecord>, Problem> {
         let work = |manager: Arc<Self>| async move { manager.release(request, request_id).await };
         self.complete("release", work).await
     }
@@ -68,7 +59,7 @@ impl Manager {
         &self,
         request: ReleaseRequest,
         request_id: Arc<str>,
-    ) -> Result<ReleaseOutcome, Problem> {
+    ) -> Result<Arc<ReleaseRecord>, Problem> {
         let found = self.find_claim(&request)?;
         let uid = &found.id.uid;
         // Pods are locked before claims. If another pod comes meanwhile, the check below fails.
@@ -82,7 +73,7 @@ impl Manager {
         }
         let released = self.release_locked(&record, &request.by, &self.driver_call(request_id)).await;
         // The intent may be durable: then the release is finished without a request.
-        released.inspect_err(|_| self.unprepare_failed.notify_one()).map(ReleaseOutcome::Released)
+        released.inspect_err(|_| self.unprepare_failed.notify_one())
     }
 
     /// Finishes a release that was begun, in the name of its caller.
@@ -137,8 +128,8 @@ impl Manager {
         let pods: BTreeSet<_> = record.pods.keys().cloned().collect();
         self.forget(std::slice::from_ref(uid), &pods, changes).await?;
         self.table().put_released(released.clone(), &outdated);
-        self.unprepare_retries().clear(uid);
-        self.prepare_retries().forget(|_, claim| claim.uid == *uid);
+        self.unprepare_retries.lock().clear(uid);
+        self.prepare_retries.lock().forget(|_, claim| claim.uid == *uid);
         Ok(())
     }
 

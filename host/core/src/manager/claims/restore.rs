@@ -33,7 +33,6 @@ impl Manager {
         self.values.restore(&record.id, unfinished, |driver| !unprepared(results, driver), request).await
     }
 
-    /// Ends the values of drivers that unprepared a claim.
     pub(super) async fn end_values(&self, record: &ClaimRecord, results: &[UnprepareResult]) {
         let unprepared = results.iter().filter(|(_, outcome, _)| outcome.is_ok());
         let drivers = unprepared.map(|(driver, _, _)| driver.clone()).collect();

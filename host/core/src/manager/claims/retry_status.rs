@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use strum::IntoStaticStr;
 use tokio::time::Instant;
 
 use super::prepare_retry::{DriverRevision, PrepareRetry, Verdict};
@@ -10,7 +11,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_model::{ClaimRecord, ClaimState, ClaimValues, DriverName, ObjectRef, Problem};
 
 /// When a driver is called again, or may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Retry {
     Now,
     /// Milliseconds since the Unix epoch.
@@ -23,12 +25,7 @@ pub enum Retry {
 
 impl Retry {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Now => "now",
-            Self::At(_) => "at",
-            Self::WhenServing => "when-serving",
-            Self::WhenChanged => "when-changed",
-        }
+        self.into()
     }
 
     pub fn at_ms(self) -> u64 {
@@ -74,7 +71,6 @@ pub struct ClaimView {
 }
 
 impl Manager {
-    /// A claim with its retry status.
     pub fn claim_view(&self, record: Arc<ClaimRecord>) -> ClaimView {
         let leaving = |driver: &DriverName| record.is_part_leaving(driver);
         let open = record.drivers.iter().filter(|(driver, part)| match record.state {
@@ -90,18 +86,18 @@ impl Manager {
         let (uid, now) = (&record.id.uid, Instant::now());
         let is_leaving = record.is_part_leaving(driver);
         let attempts = if is_leaving {
-            self.unprepare_retries().attempts(uid)
+            self.unprepare_retries.lock().attempts(uid)
         } else {
-            self.prepare_retries().get(uid, driver).map_or(0, |retry| retry.attempts)
+            self.prepare_retries.lock().get(uid, driver).map_or(0, |retry| retry.attempts)
         };
         let retry = match self.registry.serving(driver).map(|driver| DriverRevision::of(&driver)) {
             Err(_) => Retry::WhenServing,
             Ok(revision) if is_leaving => {
-                Retry::at(self.unprepare_retries().due(uid, driver, &revision).unwrap_or(now))
+                Retry::at(self.unprepare_retries.lock().due(uid, driver, &revision).unwrap_or(now))
             }
             Ok(revision) => {
                 let request = || record.driver_claim(driver);
-                match self.prepare_retries().verdict(uid, driver, &revision, request, now) {
+                match self.prepare_retries.lock().verdict(uid, driver, &revision, request, now) {
                     Verdict::Call => Retry::Now,
                     Verdict::Later { at, .. } => Retry::at(at),
                     Verdict::Never(_) => Retry::WhenChanged,
@@ -113,7 +109,7 @@ impl Manager {
 
     /// Claims that were refused and rolled back, by UID. They are listed until they are requested again.
     pub fn refused_claims(&self) -> Vec<RefusedClaim> {
-        let refused: Vec<PrepareRetry> = self.prepare_retries().iter().cloned().collect();
+        let refused: Vec<PrepareRetry> = self.prepare_retries.lock().iter().cloned().collect();
         let table = self.table();
         let unknown = refused.into_iter().filter(|retry| table.claim(retry.claim.uid.as_str()).is_none());
         unknown.map(|retry| self.refused_claim(retry)).collect()

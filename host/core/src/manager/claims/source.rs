@@ -62,10 +62,8 @@ impl ClaimDirectory {
     }
 
     fn unreadable(&self, path: &std::path::Path, why: &str) -> Problem {
-        Problem::unavailable(
-            ProblemCode::ClaimsFolderUnreadable,
-            format!("read claims from {}: {why}", path.display()),
-        )
+        let message = format!("read claims from {}: {why}", path.display());
+        Problem::unavailable(ProblemCode::ClaimsFolderUnreadable, message)
     }
 }
 
@@ -81,10 +79,8 @@ impl ClaimSource for ClaimDirectory {
         let (path, namespace, name) = (self.path.clone(), namespace.clone(), name.clone());
         let look = move || ClaimDirectory::new(path).find(&namespace, &name);
         tokio::task::spawn_blocking(look).await.unwrap_or_else(|error| {
-            Err(Problem::internal(
-                ProblemCode::ClaimsFolderUnreadable,
-                format!("read the directory of claims: {error}"),
-            ))
+            let message = format!("read the directory of claims: {error}");
+            Err(Problem::internal(ProblemCode::ClaimsFolderUnreadable, message))
         })
     }
 }

@@ -49,7 +49,6 @@ impl ClaimTable {
         Self { unreadable: claims, ..self }
     }
 
-    /// Adds claims that operators released by force.
     pub fn with_released(self, records: Vec<ReleaseRecord>) -> Self {
         let released = records.into_iter().map(|record| (record.id.uid.clone(), Arc::new(record)));
         Self { released: released.collect(), ..self }

@@ -185,7 +185,7 @@ impl Manager {
             if open.contains(uid) || matches!(ends.get(uid), Some(Err(_))) {
                 self.retry_unprepare(record, results);
             } else {
-                self.unprepare_retries().clear(uid);
+                self.unprepare_retries.lock().clear(uid);
             }
         }
     }
@@ -223,12 +223,11 @@ impl Manager {
         }
     }
 
-    /// Schedules a retry of an unprepare.
     pub(super) fn retry_unprepare(&self, record: &ClaimRecord, results: &[UnprepareResult]) {
         let problems =
             results.iter().filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));
         let serving = self.serving_of(record);
-        self.unprepare_retries().failed(&record.id.uid, serving, &problems.collect(), Instant::now());
+        self.unprepare_retries.lock().failed(&record.id.uid, serving, &problems.collect(), Instant::now());
         self.unprepare_failed.notify_one();
     }
 
@@ -254,9 +253,8 @@ impl Manager {
 
     pub(super) async fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
         let names = |record: &Arc<ClaimRecord>| {
-            let drivers = record.allocation.devices.iter().map(|device| &device.driver);
-            let drivers: BTreeSet<_> = drivers.collect();
-            drivers.into_iter().map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
+            let drivers = record.allocation.drivers().into_iter();
+            drivers.map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
         };
         self.remove_files_named(gone.iter().flat_map(names).collect()).await
     }

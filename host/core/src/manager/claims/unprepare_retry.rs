@@ -81,7 +81,6 @@ impl UnprepareRetries {
         self.0.remove(claim);
     }
 
-    /// Failed attempts since the daemon started.
     pub(super) fn attempts(&self, claim: &Uid) -> u32 {
         self.0.get(claim).map_or(0, |retry| retry.attempts)
     }

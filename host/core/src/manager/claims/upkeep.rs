@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::machine::UnprepareRequest;
 use super::prepare_retry::DriverRevision;
@@ -42,7 +42,7 @@ impl Manager {
                 changed = serving.changed() => if changed.is_err() { return },
                 // The permit stays until it is consumed.
                 () = self.unprepare_failed.notified() => {}
-                () = until(next) => {}
+                () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}
             }
         }
     }
@@ -70,12 +70,12 @@ impl Manager {
         if record.releasing.is_some() {
             return Some(self.next_release(record, &serving, now));
         }
-        self.unprepare_retries().next(record, &serving, now)
+        self.unprepare_retries.lock().next(record, &serving, now)
     }
 
     /// When a release that was begun is finished. At a start no driver serves yet: those that come are waited for, for some time.
     fn next_release(&self, record: &ClaimRecord, serving: &Serving, now: Instant) -> Instant {
-        let next = self.unprepare_retries().again(&record.id.uid).unwrap_or(now);
+        let next = self.unprepare_retries.lock().again(&record.id.uid).unwrap_or(now);
         let all_serve = serving.len() == record.drivers.len();
         if all_serve { next } else { next.max(self.started + RELEASE_GRACE) }
     }
@@ -83,7 +83,7 @@ impl Manager {
     /// The drivers to call if the claim is retried now.
     pub(super) fn due_drivers(&self, record: &ClaimRecord) -> Vec<DriverName> {
         let serving = self.serving_of(record);
-        self.unprepare_retries().drivers(record, &serving, Instant::now())
+        self.unprepare_retries.lock().drivers(record, &serving, Instant::now())
     }
 
     /// Finishes unprepares: claims of one driver one after the other, drivers in parallel, so that a driver that hangs delays no other's.
@@ -148,13 +148,5 @@ impl Manager {
         let (table, pods) = (self.table(), record.pods.keys().cloned().collect());
         let empty = table.pods_with_nothing_but(&pods, &[]).into_iter();
         empty.filter(|pod| table.pod(pod.as_str()).is_some()).cloned().collect()
-    }
-}
-
-/// Waits until a time; for ever, if there is none.
-pub(crate) async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }

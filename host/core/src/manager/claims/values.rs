@@ -8,42 +8,24 @@ mod records;
 mod restoring;
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 
 use self::records::Records;
 pub(super) use self::restoring::{RestoreRequest, Restored};
-use super::lock;
 use crate::checkpoint::{Change, Checkpoint, CommitError};
 use crate::driver::values::{Journal, Write};
 use crate::sysfs::SysfsTree;
-use nodedock_base::locks::{Held, Locks};
+use nodedock_base::locks::{LockGuard, Locks};
 use nodedock_model::{Caller, ClaimValues, DriverName, Problem, Uid};
 
-/// The recorded values of all claims.
 pub struct RecordedValues {
     records: Mutex<Records>,
     checkpoint: Checkpoint,
     tree: SysfsTree,
     /// One write or restore of a path at a time.
     path_locks: Locks<String>,
-}
-
-/// Claims whose values, or (`Some`) the values of one driver, end.
-type Ends = Vec<(Uid, Option<DriverName>)>;
-
-/// Claims whose records change: those that are written, and those that are deleted.
-pub(super) fn affected_claims(changes: &[Change]) -> (Vec<Uid>, Ends) {
-    let (mut written, mut deleted) = (Vec::new(), Vec::new());
-    for change in changes {
-        match change {
-            Change::PutClaim(record) => written.push(record.id.uid.clone()),
-            Change::DeleteClaim(uid) => deleted.push((uid.clone(), None)),
-            _ => {}
-        }
-    }
-    (written, deleted)
 }
 
 impl RecordedValues {
@@ -53,94 +35,92 @@ impl RecordedValues {
         Self { records, checkpoint, tree, path_locks: Locks::default() }
     }
 
-    fn records(&self) -> MutexGuard<'_, Records> {
-        lock(&self.records)
-    }
-
-    /// The values that drivers changed for a claim.
     pub(super) fn of(&self, uid: &Uid) -> Option<ClaimValues> {
-        self.records().get(uid).cloned()
+        self.records.lock().get(uid).cloned()
     }
 
     /// Claims whose release was begun by an older release of this program, and by whom; returned once.
     pub(super) fn take_releasing(&self) -> Vec<(Uid, Caller)> {
-        self.records().take_releasing()
+        std::mem::take(&mut self.records.lock().releasing)
     }
 
     /// Removes records of another boot, or of unknown claims.
     pub(super) async fn tidy(&self, is_known: impl Fn(&Uid) -> bool) -> Result<(), CommitError> {
         let change = |records: &mut Records| {
-            let unknown: Vec<_> = records.claims().map(|record| record.id.uid.clone()).collect();
-            let unknown: Vec<_> = unknown.into_iter().filter(|uid| !is_known(uid)).collect();
+            let unknown: Vec<_> = records.claims.keys().filter(|uid| !is_known(uid)).cloned().collect();
             let heirs: Vec<_> = unknown.iter().flat_map(|uid| records.end(uid, None).heirs).collect();
             // A claim with outlived values may have been prepared again since.
-            records.take_outlived().into_iter().chain(unknown).chain(heirs).collect()
+            std::mem::take(&mut records.outlived).into_iter().chain(unknown).chain(heirs).collect()
         };
-        self.commit(change).await
+        self.commit(Vec::new(), change).await
     }
 
-    /// The changes of values that belong to a commit of claims' records: values of written claims as they are now, and the end of
-    /// others. `removed` receives the records before their end, for `restore_records` if the commit fails. The lock keeps the
-    /// order of commits.
-    pub(super) fn follow(
+    /// Commits changes, and with those of claims' records what they mean for values: values of written claims as they are now, and the
+    /// end of deleted claims' values and of those of `drivers`. An end that does not become durable is undone.
+    pub(super) async fn commit_claims(
         &self,
-        written: Vec<Uid>,
-        ends: Ends,
-        removed: &mut Vec<ClaimValues>,
-    ) -> (MutexGuard<'_, Records>, Vec<Change>) {
-        let mut records = self.records();
-        let mut changed: BTreeSet<Uid> =
-            written.into_iter().filter(|uid| records.get(uid).is_some()).collect();
-        for (uid, driver) in ends {
-            let ended = records.end(&uid, driver.as_ref());
-            changed.extend(ended.before.is_some().then_some(uid));
-            changed.extend(ended.heirs);
-            removed.extend(ended.before);
+        changes: Vec<Change>,
+        drivers: Vec<(Uid, DriverName)>,
+    ) -> Result<(), CommitError> {
+        let (mut written, mut ends) = (BTreeSet::new(), Vec::new());
+        for change in &changes {
+            match change {
+                Change::PutClaim(record) => drop(written.insert(record.id.uid.clone())),
+                Change::DeleteClaim(uid) => ends.push((uid.clone(), None)),
+                _ => {}
+            }
         }
-        let changes = changed.into_iter().map(|uid| records.change(uid)).collect();
-        (records, changes)
+        ends.extend(drivers.into_iter().map(|(uid, driver)| (uid, Some(driver))));
+        let mut removed = Vec::new();
+        let follow = |records: &mut Records| {
+            written.retain(|uid| records.get(uid).is_some());
+            for (uid, driver) in ends {
+                let ended = records.end(&uid, driver.as_ref());
+                written.extend(ended.before.is_some().then_some(uid));
+                written.extend(ended.heirs);
+                removed.extend(ended.before);
+            }
+            written
+        };
+        let outcome = self.commit(changes, follow).await;
+        if outcome.is_err() {
+            let mut records = self.records.lock();
+            removed.into_iter().rev().for_each(|before| records.restore(before));
+        }
+        outcome
     }
 
-    /// Restores records whose end did not become durable.
-    pub(super) fn restore_records(&self, removed: Vec<ClaimValues>) {
-        let mut records = self.records();
-        removed.into_iter().rev().for_each(|before| records.restore(before));
-    }
-
-    /// Ends the values of some drivers of a claim.
     pub(super) async fn end_of_drivers(
         &self,
         uid: &Uid,
         drivers: Vec<DriverName>,
     ) -> Result<(), CommitError> {
-        if self.records().get(uid).is_none() {
+        if self.records.lock().get(uid).is_none() {
             return Ok(());
         }
-        let ends = drivers.into_iter().map(|driver| (uid.clone(), Some(driver))).collect();
-        let mut removed = Vec::new();
-        let more = || self.follow(Vec::new(), ends, &mut removed);
-        let outcome = self.checkpoint.commit_in_order(Vec::new(), more).await;
-        if outcome.is_err() {
-            self.restore_records(removed);
-        }
-        outcome
+        let drivers = drivers.into_iter().map(|driver| (uid.clone(), driver)).collect();
+        self.commit_claims(Vec::new(), drivers).await
     }
 
-    /// Commits the records of the claims that `change` returns, in the order in which the records are changed.
-    async fn commit(&self, change: impl FnOnce(&mut Records) -> BTreeSet<Uid>) -> Result<(), CommitError> {
+    /// Commits changes with the records of the claims that `change` returns, in the order in which the records are changed.
+    async fn commit(
+        &self,
+        changes: Vec<Change>,
+        change: impl FnOnce(&mut Records) -> BTreeSet<Uid>,
+    ) -> Result<(), CommitError> {
         let more = || {
-            let mut records = self.records();
+            let mut records = self.records.lock();
             let changed = change(&mut records);
             let changes = changed.into_iter().map(|uid| records.change(uid)).collect();
             (records, changes)
         };
-        self.checkpoint.commit_in_order(Vec::new(), more).await
+        self.checkpoint.commit_in_order(changes, more).await
     }
 }
 
 #[async_trait]
 impl Journal for RecordedValues {
-    async fn turn(&self, path: &str) -> Vec<Held<String>> {
+    async fn lock_path(&self, path: &str) -> Vec<LockGuard<String>> {
         self.path_locks.take([path.to_owned()]).await
     }
 
@@ -153,17 +133,17 @@ impl Journal for RecordedValues {
                 BTreeSet::new()
             }
         };
-        let durable = self.commit(intend).await;
+        let durable = self.commit(Vec::new(), intend).await;
         if let Some(problem) = refused {
             return Err(problem);
         }
         durable.map_err(|error| {
-            self.records().settle(write, None);
+            self.records.lock().settle(write, None);
             error.problem()
         })
     }
 
     fn settle(&self, write: &Write<'_>, stands: Option<String>) {
-        self.records().settle(write, stands.as_deref());
+        self.records.lock().settle(write, stands.as_deref());
     }
 }

@@ -104,10 +104,8 @@ fn tightest(
 ) -> Option<u32> {
     let fits = |set: u32| {
         let near = devices.iter().filter(|(bits, _)| bits & set != 0).count();
-        let all = devices
-            .iter()
-            .filter(|(bits, device)| *bits != 0 && must(device))
-            .all(|(bits, _)| bits & set != 0);
+        let mut must = devices.iter().filter(|(bits, device)| *bits != 0 && must(device));
+        let all = must.all(|(bits, _)| bits & set != 0);
         (near >= size && all).then_some((set.count_ones(), near, set))
     };
     let fitting = sets(nodes).into_iter().filter_map(fits);

@@ -1,4 +1,5 @@
-//! Allocate: choose devices, commit the intents, call the plugins, commit the results.
+//! Allocate: choose devices, commit the intents, call the plugins, commit the results. Before a container starts, plugins that want it are
+//! called again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -9,11 +10,11 @@ use futures::future::join_all;
 use tokio::time::{Instant, timeout_at};
 
 use super::choose::{self, Question, Step};
-use super::record::{self, Answer, Key, Want};
-use super::resources::Origin;
+use super::record::{self, Key, Want};
+use super::resources::Offer;
 use super::reuse::Reuse;
 use super::snapshot::Snapshot;
-use super::{DeviceNodes, ResourceOutcome, affinity, check};
+use super::{DeviceNodes, ResourceOutcome, ResourceSource, affinity, check};
 use crate::checkpoint::Change;
 use crate::driver::{Call, DeviceDriver};
 use crate::manager::{Manager, interrupted, pool_claims};
@@ -22,7 +23,7 @@ use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
     AllocationEntry, DriverName, ExtendedResource, ObjectRef, PluginDevice, PodAllocation, PodRequest,
-    PooledClaim, Problem, ProblemCode, limit,
+    PooledClaim, Problem, ProblemCode, Uid, limit,
 };
 
 /// The choice for a want. None: no devices are wanted, and none are held.
@@ -146,8 +147,13 @@ impl Manager {
     fn reserve(&self, pod: &ObjectRef, entry: &AllocationEntry) {
         let mut state = self.devices();
         let known = state.table.pod(pod.uid.as_str());
-        let mut record =
-            known.map_or_else(|| record::empty(pod, now_ms()), |known| PodAllocation::clone(known));
+        let empty = || PodAllocation {
+            pod: pod.clone(),
+            entries: Vec::new(),
+            since_ms: now_ms(),
+            unknown: BTreeMap::new(),
+        };
+        let mut record = known.map_or_else(empty, |known| PodAllocation::clone(known));
         if record.entry(&entry.container, &entry.resource).is_none() {
             record.entries.push(entry.clone());
             state.table.put(Arc::new(record));
@@ -162,20 +168,19 @@ impl Manager {
         deadline: Instant,
     ) -> Result<AllocationEntry, Problem> {
         let snapshot = self.snapshot(&want.resource, None)?;
-        if let Origin::Pools(driver) = &snapshot.origin {
+        if let ResourceSource::Pools(driver) = &snapshot.offer.source {
             return self.choose_pooled(job, want, reuse, driver);
         }
         let held = job.held(want).map(|entry| &entry.devices);
         let (ids, devices) = match choose::choose(&snapshot.stock(), want, held, reuse.devices())? {
-            Step::Chosen(ids) => (ids, snapshot.devices.clone()),
+            Step::Chosen(ids) => (ids, snapshot.offer.devices.clone()),
             Step::Open(open) => {
-                let preferred =
-                    self.preferred(job, want, &snapshot.origin, open.question(), deadline).await?;
+                let preferred = self.preferred(job, want, &snapshot.offer, open.question(), deadline).await?;
                 // The call took some time: the choice is made from the newest list.
                 let now = self.snapshot(&want.resource, None)?;
                 match choose::choose(&now.stock(), want, held, reuse.devices())? {
-                    Step::Chosen(ids) => (ids, now.devices),
-                    Step::Open(open) => (open.finish(&preferred), now.devices),
+                    Step::Chosen(ids) => (ids, now.offer.devices),
+                    Step::Open(open) => (open.finish(&preferred), now.offer.devices),
                 }
             }
         };
@@ -209,11 +214,11 @@ impl Manager {
         &self,
         job: &Job<'_>,
         want: &Want,
-        origin: &Origin,
+        offer: &Offer,
         question: Question,
         deadline: Instant,
     ) -> Result<Vec<String>, Problem> {
-        let Origin::Plugin { driver, .. } = origin else { return Ok(Vec::new()) };
+        let Some((_, driver)) = &offer.plugin else { return Ok(Vec::new()) };
         if !driver.options().preferred_allocation_available {
             return Ok(Vec::new());
         }
@@ -267,7 +272,7 @@ impl Manager {
         job: &Job<'_>,
         intents: &PodAllocation,
         choices: &Choices,
-    ) -> BTreeMap<Key, Result<Answer, Problem>> {
+    ) -> BTreeMap<Key, Result<AllocationEntry, Problem>> {
         let mut open: BTreeMap<&ExtendedResource, Vec<&AllocationEntry>> = BTreeMap::new();
         let is_chosen =
             |entry: &&AllocationEntry| matches!(choices.get(&record::key(entry)), Some(Ok(Some(_))));
@@ -295,7 +300,7 @@ impl Manager {
         job: &Job<'_>,
         entry: &AllocationEntry,
         deadline: Instant,
-    ) -> Result<Answer, Problem> {
+    ) -> Result<AllocationEntry, Problem> {
         let resource = &entry.resource;
         let driver = self.plugin(resource).ok_or_else(|| no_plugin(resource))?;
         let ids: Vec<_> = entry.devices.keys().cloned().collect();
@@ -311,13 +316,14 @@ impl Manager {
         let checked = tokio::task::spawn_blocking(move || check::paths_exist(&of, &answer, &root));
         let checked = async { checked.await.unwrap_or_else(|_| Err(interrupted())) };
         within(deadline, resource, "check of the paths that the allocation names", checked).await?;
-        Ok(Answer { response, pre_start: driver.options().pre_start_required })
+        let pre_start = driver.options().pre_start_required;
+        Ok(AllocationEntry { response: Some(response), pre_start, ..entry.clone() })
     }
 
     async fn commit_answers(
         &self,
         intents: &PodAllocation,
-        answers: BTreeMap<Key, Result<Answer, Problem>>,
+        answers: BTreeMap<Key, Result<AllocationEntry, Problem>>,
         choices: &mut Choices,
     ) {
         if answers.is_empty() {
@@ -334,17 +340,49 @@ impl Manager {
         }
     }
 
-    /// The plugin of a resource, if it is connected.
-    pub(super) fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
+    fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
         let state = self.devices();
-        match state.resources.source(resource).filter(|offer| offer.is_active()).map(|offer| &offer.origin) {
-            Some(Origin::Plugin { driver, .. }) => Some(driver.clone()),
-            _ => None,
+        let offer = state.resources.source(resource).filter(|offer| offer.is_active())?;
+        offer.plugin.as_ref().map(|(_, driver)| driver.clone())
+    }
+
+    /// Calls the plugins of a container's devices. A container without devices is success.
+    pub(crate) async fn pre_start(
+        &self,
+        pod: &Uid,
+        container: &str,
+        request_id: &Arc<str>,
+    ) -> Result<(), Problem> {
+        let record = self.allocation(pod.as_str());
+        let entries = record.iter().flat_map(|record| &record.entries);
+        for entry in entries.filter(|entry| entry.container == container && entry.claim.is_none()) {
+            self.pre_start_entry(entry, request_id).await?;
         }
+        Ok(())
+    }
+
+    async fn pre_start_entry(&self, entry: &AllocationEntry, request_id: &Arc<str>) -> Result<(), Problem> {
+        let AllocationEntry { container, resource, .. } = entry;
+        if !entry.is_complete() {
+            let message =
+                format!("container {container} has no devices of {resource}: they are not allocated yet");
+            return Err(Problem::unavailable(ProblemCode::DevicesNotAllocated, message));
+        }
+        let Some(driver) = self.plugin(resource) else {
+            // The plugin's options at the allocation still count.
+            return if entry.pre_start { Err(no_plugin(resource)) } else { Ok(()) };
+        };
+        if !driver.options().pre_start_required {
+            return Ok(());
+        }
+        let ids: Vec<_> = entry.devices.keys().cloned().collect();
+        let deadline = Instant::now() + self.settings.pre_start_deadline;
+        let call = plugin_call(request_id, deadline);
+        within(deadline, resource, "before the start of a container", driver.pre_start(&call, &ids)).await
     }
 }
 
-pub(super) fn plugin_call(request_id: &Arc<str>, deadline: Instant) -> Call {
+fn plugin_call(request_id: &Arc<str>, deadline: Instant) -> Call {
     Call { request_id: request_id.clone(), deadline: deadline.saturating_duration_since(Instant::now()) }
 }
 
@@ -354,12 +392,12 @@ pub(super) fn choose_from_pool(want: &Want, snapshot: &Snapshot) -> Result<Devic
         Step::Open(open) => {
             let question = open.question();
             let available: Vec<_> =
-                question.available.iter().filter_map(|id| snapshot.devices.get(id)).collect();
+                question.available.iter().filter_map(|id| snapshot.offer.devices.get(id)).collect();
             let closest = affinity::closest(&available, &question.must_include, question.size);
             open.finish(&closest)
         }
     };
-    Ok(with_nodes(ids, &snapshot.devices))
+    Ok(with_nodes(ids, &snapshot.offer.devices))
 }
 
 fn entry(want: &Want, devices: DeviceNodes, claim: Option<PooledClaim>) -> AllocationEntry {
@@ -400,7 +438,7 @@ fn too_many(want: &Want) -> Problem {
 }
 
 /// Ends a plugin's call at the deadline, whatever the plugin does.
-pub(super) async fn within<T>(
+async fn within<T>(
     deadline: Instant,
     resource: &ExtendedResource,
     what: &str,
@@ -418,6 +456,6 @@ pub(super) fn busy(resource: &ExtendedResource) -> Problem {
     Problem::unavailable(ProblemCode::ResourceBusy, message).retry_after(Duration::from_secs(5))
 }
 
-pub(super) fn no_plugin(resource: &ExtendedResource) -> Problem {
+fn no_plugin(resource: &ExtendedResource) -> Problem {
     Problem::unavailable(ProblemCode::PluginGone, format!("the plugin of {resource} is not connected"))
 }

@@ -172,17 +172,13 @@ impl Taken {
 }
 
 pub(super) fn unregistered(resource: &ExtendedResource) -> Problem {
-    Problem::unavailable(
-        ProblemCode::ResourceUnknown,
-        format!("cannot allocate {resource}: no plugin or driver has registered it"),
-    )
+    let message = format!("cannot allocate {resource}: no plugin or driver has registered it");
+    Problem::unavailable(ProblemCode::ResourceUnknown, message)
 }
 
 fn no_healthy(resource: &ExtendedResource) -> Problem {
-    Problem::unavailable(
-        ProblemCode::NoHealthyDevice,
-        format!("cannot allocate {resource}: no device of it is healthy"),
-    )
+    let message = format!("cannot allocate {resource}: no device of it is healthy");
+    Problem::unavailable(ProblemCode::NoHealthyDevice, message)
 }
 
 fn too_few(want: &Want, needed: usize, available: usize) -> Problem {

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::DeviceNodes;
 use super::allocate::{busy, choose_from_pool};
 use super::choose;
 use super::record::Want;
-use super::resources::Origin;
+use super::{DeviceNodes, ResourceSource};
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
@@ -67,7 +66,7 @@ impl Manager {
         claim: &PooledClaim,
     ) -> Result<DeviceNodes, Problem> {
         let snapshot = self.snapshot(&old.resource, Some((&pod.uid, &claim.id.uid)))?;
-        if !matches!(&snapshot.origin, Origin::Pools(driver) if *driver == claim.driver) {
+        if !matches!(&snapshot.offer.source, ResourceSource::Pools(driver) if *driver == claim.driver) {
             return Err(choose::unregistered(&old.resource));
         }
         let want = Want {

@@ -52,11 +52,9 @@ fn generate(
     let covers = |set: u32| reusable.keys().all(|bits| bits & set != 0);
     let serves = |set: &u32| covers(*set) && within(&available, *set) + within(&reusable, *set) >= count;
     let hint = |set: u32| TopologyHint {
-        numa_nodes: nodes
-            .iter()
-            .enumerate()
-            .filter(|(place, _)| set & 1 << place != 0)
-            .map(|(_, n)| *n)
+        numa_nodes: (0..nodes.len())
+            .filter(|place| set & 1 << place != 0)
+            .map(|place| nodes[place])
             .collect(),
         preferred: smallest == Some(set.count_ones()),
     };

@@ -36,11 +36,8 @@ impl Faults {
             (self.nodes, "name NUMA nodes that no machine has".to_owned()),
             (self.beyond, format!("beyond the first {} by id are dropped", limit::RESOURCE_DEVICES_MAX)),
         ];
-        let faults: Vec<_> = counted
-            .iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, what)| format!("{count} {what}"))
-            .collect();
+        let found = counted.iter().filter(|(count, _)| *count > 0);
+        let faults: Vec<_> = found.map(|(count, what)| format!("{count} {what}")).collect();
         if faults.is_empty() {
             return None;
         }

@@ -3,19 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nodedock_model::{
-    AllocationEntry, ContainerAllocation, ContainerKind, ExtendedResource, ObjectRef, PodAllocation,
-    PodContainer, PodRequest,
+    AllocationEntry, ContainerKind, ExtendedResource, PodAllocation, PodContainer, PodRequest,
 };
 
 /// The key of an entry: a container and a resource.
 pub(super) type Key = (String, ExtendedResource);
-
-/// A plugin's answer for an entry's devices.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Answer {
-    pub(super) response: ContainerAllocation,
-    pub(super) pre_start: bool,
-}
 
 /// One resource of one container of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,40 +60,28 @@ fn in_order(request: &PodRequest) -> Vec<&PodContainer> {
     containers
 }
 
-/// The record of a pod without devices.
-pub(super) fn empty(pod: &ObjectRef, since_ms: u64) -> PodAllocation {
-    PodAllocation { pod: pod.clone(), entries: Vec::new(), since_ms, unknown: BTreeMap::new() }
-}
-
 /// The record without some entries, and the others in the pod's order.
 pub(super) fn ordered(
     record: &PodAllocation,
     request: &PodRequest,
     without: &BTreeSet<Key>,
 ) -> PodAllocation {
-    let order: BTreeMap<_, _> = in_order(request)
-        .into_iter()
-        .enumerate()
-        .map(|(place, container)| (container.name.as_str(), place))
-        .collect();
+    let order: Vec<_> = in_order(request).into_iter().map(|container| &container.name).collect();
+    let place = |entry: &AllocationEntry| order.iter().position(|name| **name == entry.container);
     let mut record = record.clone();
     record.entries.retain(|entry| !without.contains(&key(entry)));
-    record.entries.sort_by_cached_key(|entry| {
-        (order.get(entry.container.as_str()).copied().unwrap_or(usize::MAX), entry.resource.clone())
-    });
+    record.entries.sort_by_cached_key(|entry| (place(entry).unwrap_or(usize::MAX), entry.resource.clone()));
     record
 }
 
-/// The record with plugins' answers. Entries that were refused are left out.
-pub(super) fn answered<E>(record: &PodAllocation, ends: &BTreeMap<Key, Result<Answer, E>>) -> PodAllocation {
-    let mut record = record.clone();
-    record.entries.retain_mut(|entry| match ends.get(&key(entry)) {
-        None => true,
-        Some(Ok(answer)) => {
-            (entry.response, entry.pre_start) = (Some(answer.response.clone()), answer.pre_start);
-            true
-        }
-        Some(Err(_)) => false,
-    });
-    record
+/// The record with the entries that plugins answered. Those that were refused are left out.
+pub(super) fn answered<E>(
+    record: &PodAllocation,
+    ends: &BTreeMap<Key, Result<AllocationEntry, E>>,
+) -> PodAllocation {
+    let answer = |entry: &AllocationEntry| match ends.get(&key(entry)) {
+        None => Some(entry.clone()),
+        Some(answer) => answer.as_ref().ok().cloned(),
+    };
+    PodAllocation { entries: record.entries.iter().filter_map(answer).collect(), ..record.clone() }
 }

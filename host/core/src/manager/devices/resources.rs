@@ -4,6 +4,7 @@
 //! device, so that a restarted plugin loses nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,49 +31,34 @@ impl PluginId {
     }
 }
 
-/// The source of a resource.
-#[derive(Clone)]
-pub(super) enum Origin {
-    Plugin { generation: u64, path: PathBuf, driver: Arc<dyn DeviceDriver> },
-    Pools(DriverName),
-    Remembered,
-}
-
-impl Origin {
-    pub(super) fn source(&self) -> ResourceSource {
+impl fmt::Display for ResourceSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Plugin { path, .. } => ResourceSource::Plugin(path.clone()),
-            Self::Pools(driver) => ResourceSource::Pools(driver.clone()),
-            Self::Remembered => ResourceSource::Remembered,
+            Self::Plugin(path) => write!(f, "the device plugin {}", path.display()),
+            Self::Pools(driver) => write!(f, "pools of the driver {driver}"),
+            Self::Remembered => f.write_str("the checkpoint"),
         }
-    }
-
-    /// Describes the source for a person.
-    fn describe(&self) -> String {
-        match self {
-            Self::Plugin { path, .. } => format!("the device plugin {}", path.display()),
-            Self::Pools(driver) => format!("pools of the driver {driver}"),
-            Self::Remembered => "the checkpoint".to_owned(),
-        }
-    }
-
-    fn is_generation(&self, wanted: u64) -> bool {
-        matches!(self, Self::Plugin { generation, .. } if *generation == wanted)
     }
 }
 
 /// The devices of one source under a resource's name.
 #[derive(Clone)]
 pub(super) struct Offer {
-    pub(super) origin: Origin,
+    pub(super) source: ResourceSource,
+    /// A plugin, and the generation of its registration.
+    pub(super) plugin: Option<(u64, Arc<dyn DeviceDriver>)>,
     pub(super) devices: Listed,
     /// Since when the source is gone.
     left: Option<Instant>,
 }
 
 impl Offer {
-    fn new(origin: Origin, devices: Listed) -> Self {
-        Self { origin, devices, left: None }
+    fn new(source: ResourceSource, devices: Listed) -> Self {
+        Self { source, plugin: None, devices, left: None }
+    }
+
+    fn is_generation(&self, wanted: u64) -> bool {
+        self.plugin.as_ref().is_some_and(|(generation, _)| *generation == wanted)
     }
 
     pub(super) fn is_active(&self) -> bool {
@@ -117,7 +103,7 @@ pub(super) struct Resources {
 impl Resources {
     /// Resources that are known from the checkpoint alone.
     pub(super) fn remembered(names: BTreeSet<ExtendedResource>, now: Instant) -> Self {
-        let offer = Offer { origin: Origin::Remembered, devices: Listed::default(), left: Some(now) };
+        let offer = Offer { left: Some(now), ..Offer::new(ResourceSource::Remembered, Listed::default()) };
         let offers = names.into_iter().map(|name| (name, vec![offer.clone()])).collect();
         Self { offers, ..Self::default() }
     }
@@ -144,11 +130,11 @@ impl Resources {
     ) -> PluginId {
         self.generations += 1;
         let generation = self.generations;
-        let origin = Origin::Plugin { generation, path, driver };
-        let is_plugin = |offer: &&mut Offer| matches!(offer.origin, Origin::Plugin { .. });
+        let (source, plugin) = (ResourceSource::Plugin(path), Some((generation, driver)));
+        let is_plugin = |offer: &&mut Offer| offer.plugin.is_some();
         match self.offers.get_mut(resource).and_then(|offers| offers.iter_mut().find(is_plugin)) {
-            Some(offer) => (offer.origin, offer.left) = (origin, None),
-            None => self.add(resource, Offer::new(origin, Listed::default())),
+            Some(offer) => (offer.source, offer.plugin, offer.left) = (source, plugin, None),
+            None => self.add(resource, Offer { plugin, ..Offer::new(source, Listed::default()) }),
         }
         PluginId { resource: resource.clone(), generation }
     }
@@ -156,21 +142,21 @@ impl Resources {
     fn add(&mut self, resource: &ExtendedResource, offer: Offer) {
         self.removed.remove(resource);
         let offers = self.offers.entry(resource.clone()).or_default();
-        offers.retain(|offer| !matches!(offer.origin, Origin::Remembered));
+        offers.retain(|offer| offer.source != ResourceSource::Remembered);
         offers.push(offer);
     }
 
     /// Sets a plugin's list. Returns whether anything changed; `None`: the registration was replaced.
     pub(super) fn list(&mut self, id: &PluginId, devices: Listed) -> Option<bool> {
         let offers = self.offers.get_mut(&id.resource)?;
-        let offer = offers.iter_mut().find(|offer| offer.origin.is_generation(id.generation))?;
+        let offer = offers.iter_mut().find(|offer| offer.is_generation(id.generation))?;
         Some(offer.replace(devices))
     }
 
     /// Marks a plugin as gone. False: it was gone before, or its registration was replaced.
     pub(super) fn leave(&mut self, id: &PluginId, now: Instant) -> bool {
         let Some(offers) = self.offers.get_mut(&id.resource) else { return false };
-        let Some(at) = offers.iter().position(|offer| offer.origin.is_generation(id.generation)) else {
+        let Some(at) = offers.iter().position(|offer| offer.is_generation(id.generation)) else {
             return false;
         };
         leave_at(offers, at, now)
@@ -182,7 +168,7 @@ impl Resources {
         for (resource, offers) in &mut self.offers {
             // From the end: those that wait leave the list.
             for at in (0..offers.len()).rev() {
-                let Origin::Pools(driver) = offers[at].origin.clone() else { continue };
+                let ResourceSource::Pools(driver) = offers[at].source.clone() else { continue };
                 let differs = match pools.remove(&(resource.clone(), driver)) {
                     Some(devices) => offers[at].replace(devices),
                     None => leave_at(offers, at, now),
@@ -191,7 +177,7 @@ impl Resources {
             }
         }
         for ((resource, driver), devices) in pools {
-            self.add(&resource, Offer::new(Origin::Pools(driver), devices));
+            self.add(&resource, Offer::new(ResourceSource::Pools(driver), devices));
             changed.insert(resource);
         }
         changed
@@ -226,8 +212,8 @@ impl Resources {
             let Some((first, rest)) = offers.split_first() else { continue };
             found.extend(rest.iter().map(|offer| Contender {
                 resource: resource.clone(),
-                waits: offer.origin.describe(),
-                keeps: first.origin.describe(),
+                waits: offer.source.to_string(),
+                keeps: first.source.to_string(),
             }));
         }
         found
@@ -261,7 +247,7 @@ mod tests {
 
     /// The source of `example.com/gpu`, and whether it is there.
     fn source(resources: &Resources) -> Option<(ResourceSource, bool)> {
-        resources.source(&resource("gpu")).map(|offer| (offer.origin.source(), offer.is_active()))
+        resources.source(&resource("gpu")).map(|offer| (offer.source.clone(), offer.is_active()))
     }
 
     #[test]

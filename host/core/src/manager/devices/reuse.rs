@@ -28,7 +28,6 @@ impl Reuse {
         }
     }
 
-    /// A plugin's devices.
     pub(super) fn devices(&self) -> &BTreeSet<String> {
         &self.devices
     }

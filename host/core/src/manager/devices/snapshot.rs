@@ -4,27 +4,25 @@ use std::collections::BTreeSet;
 
 use super::choose::{self, Stock};
 use super::hints;
-use super::resources::{Listed, Origin};
+use super::resources::Offer;
 use super::reuse::Reuse;
-use super::{Capacity, DeviceView, HintScope, ResourceHints, ResourceView, TopologyHint};
+use super::{Capacity, DeviceView, HintScope, ResourceHints, ResourceSource, ResourceView, TopologyHint};
 use crate::manager::{Manager, pool_claims};
 use nodedock_model::{DriverName, ExtendedResource, PluginDevice, PodContainer, PodRequest, Problem, Uid};
 
-/// A resource at one moment.
 pub(super) struct Snapshot {
-    pub(super) devices: Listed,
-    pub(super) origin: Origin,
+    pub(super) offer: Offer,
     /// Devices of pods, and of claims.
     taken: BTreeSet<String>,
 }
 
 impl Snapshot {
     pub(super) fn stock(&self) -> Stock<'_> {
-        Stock { devices: &self.devices, taken: &self.taken }
+        Stock { devices: &self.offer.devices, taken: &self.taken }
     }
 
     pub(super) fn is_healthy(&self, id: &str) -> bool {
-        self.devices.get(id).is_some_and(|device| device.healthy)
+        self.offer.devices.get(id).is_some_and(|device| device.healthy)
     }
 }
 
@@ -42,10 +40,10 @@ impl Manager {
                 Some((pod, claim)) => state.table.taken_but(resource, pod, claim),
                 None => state.table.taken(resource),
             };
-            Snapshot { devices: offer.devices.clone(), origin: offer.origin.clone(), taken }
+            Snapshot { offer: offer.clone(), taken }
         };
         // After the lock of the devices was dropped: the claims have their own.
-        if let Origin::Pools(driver) = &snapshot.origin {
+        if let ResourceSource::Pools(driver) = &snapshot.offer.source {
             let held = self.held_by_claims(driver, &snapshot, own.map(|(_, claim)| claim));
             snapshot.taken.extend(held);
         }
@@ -70,7 +68,7 @@ impl Manager {
         };
         let resources = state.resources.iter().map(|(name, offer)| ResourceView {
             name: name.clone(),
-            source: offer.origin.source(),
+            source: offer.source.clone(),
             active: offer.is_active(),
             devices: offer.devices.values().map(|device| view(name, device)).collect(),
         });

@@ -36,7 +36,6 @@ impl AllocationTable {
         self.owners.iter().map(|(resource, owners)| (resource, owners.keys().len()))
     }
 
-    /// Pods that have a device.
     pub(super) fn pods_with(&self, resource: &ExtendedResource, device: &str) -> Vec<ObjectRef> {
         let uids = self.owners.get(resource).into_iter().flat_map(|owners| owners.get(device));
         uids.filter_map(|uid| Some(self.pods.get(uid)?.pod.clone())).collect()

@@ -3,16 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
-use futures::future::{BoxFuture, select_all};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::pools;
 use super::resources::Contender;
 use crate::driver::Published;
 use crate::manager::Manager;
-use crate::manager::claims::upkeep::until;
 use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, ProblemCode, limit};
 
 /// Interval between two reports of changed resources: health may flap a thousand times per second.
@@ -65,7 +64,6 @@ impl Manager {
         }
     }
 
-    /// Removes sources after their grace period.
     pub(crate) async fn end_grace(&self) {
         loop {
             let next = self.devices().resources.next_expiry(self.settings.resource_grace);
@@ -74,7 +72,9 @@ impl Manager {
                 () = self.tasks.stopped() => return,
                 // The next round checks all sources.
                 () = self.source_gone.notified() => {}
-                () = until(next) => self.expire(self.settings.resource_grace),
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
+                    self.expire(self.settings.resource_grace);
+                }
             }
         }
     }
@@ -103,14 +103,13 @@ impl Manager {
                 () = self.tasks.stopped() => return,
                 () = tokio::time::sleep(limit::EVENT_DEBOUNCE) => {}
             }
-            let inventory = inventory_changed(&mut followed);
             tokio::select! {
                 // Pools are read again after a restart.
                 () = self.tasks.stopped() => return,
                 // The next round reads everything, whichever it was.
                 changed = serving.changed() => if changed.is_err() { return },
                 changed = freed.changed() => if changed.is_err() { return },
-                () = inventory => {}
+                () = inventory_changed(&mut followed) => {}
             }
         }
     }
@@ -121,10 +120,10 @@ impl Manager {
     }
 
     fn take_pools(&self, followed: &mut Followed) {
-        let now: Vec<_> = followed
-            .iter_mut()
-            .map(|(name, seen)| (name.clone(), seen.borrow_and_update().clone()))
-            .collect();
+        let now = |(name, seen): &mut (DriverName, watch::Receiver<Arc<Published>>)| {
+            (name.clone(), seen.borrow_and_update().clone())
+        };
+        let now: Vec<_> = followed.iter_mut().map(now).collect();
         let offers = pools::offers(&now);
         let changed = self.devices().resources.set_pools(offers, Instant::now());
         if !changed.is_empty() {
@@ -135,19 +134,13 @@ impl Manager {
 }
 
 /// Waits until a driver has another inventory than the one that was read. The end of an inventory is reported by the registry.
-fn inventory_changed(followed: &mut Followed) -> BoxFuture<'_, ()> {
-    let one = |seen: &mut watch::Receiver<Arc<Published>>| {
-        let mut seen = seen.clone();
-        async move {
-            if seen.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
+async fn inventory_changed(followed: &mut Followed) {
+    let changes = followed.iter_mut().map(|(_, seen)| async {
+        if seen.changed().await.is_err() {
+            std::future::pending::<()>().await;
         }
-        .boxed()
-    };
-    let all: Vec<_> = followed.iter_mut().map(|(_, seen)| one(seen)).collect();
-    if all.is_empty() {
-        return std::future::pending().boxed();
+    });
+    if changes.collect::<FuturesUnordered<_>>().next().await.is_none() {
+        std::future::pending().await
     }
-    select_all(all).map(drop).boxed()
 }

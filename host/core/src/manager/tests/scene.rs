@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::{mpsc, watch};
 
-use crate::cdi::{CdiDir, Durability};
+use crate::cdi::CdiDir;
 use crate::cdi_watch;
 use crate::checkpoint::{self, Checkpoint};
 use crate::driver::{
@@ -18,7 +18,7 @@ use crate::driver::{
 use crate::manager::claims::fixtures::{claim, driver, name, pod, prepared};
 use crate::manager::claims::source::ClaimSource;
 use crate::manager::claims::table::ClaimTable;
-use crate::manager::claims::{ClaimEnd, PodSelector, RecordedValues, ReleaseOutcome, ReleaseRequest};
+use crate::manager::claims::{ClaimEnd, PodSelector, RecordedValues, ReleaseRequest, SharedClaimTable};
 use crate::manager::devices::fixtures::resource;
 use crate::manager::devices::{PluginId, ResourceOutcome, ResourceView};
 use crate::manager::{Manager, ManagerParts, ManagerSettings, PodOutcome, pool_claims};
@@ -124,19 +124,19 @@ impl Home {
         stored: Option<Arc<dyn StoredDrivers>>,
     ) -> Daemon {
         let opened = checkpoint::open(&self.checkpoint_path()).unwrap();
-        let unreadable = opened.unreadable_claims();
-        let claims = ClaimTable::new(opened.claims, opened.pods).with_unreadable(unreadable);
-        let claims = claims.with_released(opened.released);
+        let unreadable = opened.dump.unreadable_claims();
+        let claims = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
+        let claims = claims.with_released(opened.dump.released);
         let (source, changes, tasks) = (Arc::new(FakeSource::new()), Changes::default(), Tasks::new());
         let sys = SysfsTree::open(&self.sys()).unwrap();
-        let values = RecordedValues::new(opened.values, boot_id, opened.checkpoint.clone(), sys);
+        let values = RecordedValues::new(opened.dump.values, boot_id, opened.checkpoint.clone(), sys);
         let cdi = self.0.path().join("cdi");
         let manager = Manager::new(ManagerParts {
-            claims: Arc::new(Mutex::new(claims)),
-            allocations: opened.allocations,
+            claims: Arc::new(SharedClaimTable::new(claims)),
+            allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint,
             values: Arc::new(values),
-            cdi: CdiDir::open(&cdi, "test", Durability::Rendered).unwrap(),
+            cdi: CdiDir::open(&cdi, &[], "test").unwrap(),
             registry: Registry::new(changes.clone(), Conditions::default(), stored),
             source: source.clone(),
             settings: ManagerSettings {
@@ -315,10 +315,7 @@ impl Daemon {
 
     /// An operator releases a claim by force.
     pub(crate) async fn release(&self, claim: &str) -> Result<ReleaseRecord, Problem> {
-        match self.manager.release_claim(release_request(claim), "test".into()).await? {
-            ReleaseOutcome::Released(record) => Ok(Arc::unwrap_or_clone(record)),
-            looked => panic!("it was to be released: {looked:?}"),
-        }
+        self.manager.release_claim(release_request(claim), "test".into()).await.map(Arc::unwrap_or_clone)
     }
 
     /// Allocates a pod's devices and prepares no claim for them.

@@ -74,7 +74,7 @@ impl Scene {
 }
 
 fn conduct() -> Arc<Containment> {
-    Containment::played(name("gpu"))
+    Arc::new(Containment::new(Some(name("gpu"))))
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn a_driver_that_is_replaced_or_gone_leaves_no_quarantine() {
 async fn a_quarantine_and_its_condition_are_seen_together() {
     let scene = Scene::new();
     scene.conditions.set("/var", Problem::unavailable(ProblemCode::CheckpointDiskFull, "no space"));
-    let state = || scene.registry.0.state.try_read().ok().map(|state| state.sources["a.wasm"].state);
+    let state = || scene.registry.0.state.try_read().map(|state| state.sources["a.wasm"].state);
     // Read while no other task can set a condition.
     scene.conditions.retain(ProblemCode::CheckpointDiskFull, |_| {
         scene.containment.fail();

@@ -1,9 +1,12 @@
-//! Decisions about claims that pods unprepare, and about retries of unprepares.
+//! Decisions about claims that pods unprepare, about retries of unprepares, and about claims that an operator releases by force.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{ClaimTable, kubelet, transition, worst};
-use nodedock_model::{ClaimRecord, ClaimState, DriverName, Problem, Uid};
+use super::{ClaimTable, kubelet, not_called, pods_named, transition, worst};
+use nodedock_model::{
+    Caller, ClaimRecord, ClaimState, DriverName, Problem, ProblemCode, ReleaseRecord, Uid, Untold,
+};
 
 /// The decision about an unprepare.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,7 +32,6 @@ pub enum UnprepareRequest<'a> {
     Retry,
 }
 
-/// Decides an unprepare.
 pub fn unprepare(table: &ClaimTable, uid: &Uid, request: UnprepareRequest<'_>, now_ms: u64) -> UnprepareStep {
     let Some(known) = table.claim(uid.as_str()) else { return UnprepareStep::Nothing };
     match request {
@@ -122,4 +124,60 @@ pub fn roll_back(
         None => record.state = ClaimState::Unpreparing,
     }
     (Arc::new(record), drivers)
+}
+
+/// Whether an operator may release a claim: only if no pod and no kubelet holds it.
+pub fn check_release(record: &ClaimRecord) -> Result<(), Problem> {
+    let is_held = !record.pods.is_empty() || record.is_held_by_kubelet();
+    if record.state == ClaimState::Unpreparing || !is_held {
+        return Ok(());
+    }
+    if record.is_held_by_kubelet() {
+        return Err(kubelet::in_use(record));
+    }
+    let message = format!(
+        "claim {} (UID {}) is {} for pods {}: use `nodedock unprepare`, which calls its drivers",
+        record.id,
+        record.id.uid,
+        record.state.as_str(),
+        pods_named(record)
+    );
+    Err(Problem::conflict(ProblemCode::ClaimInUse, message))
+}
+
+pub fn release(record: &ClaimRecord, now_ms: u64, by: &Caller) -> (Arc<ClaimRecord>, Vec<DriverName>) {
+    let mut record = record.clone();
+    record.state = ClaimState::Unpreparing;
+    record.releasing = Some(by.clone());
+    record.note_repeated(transition(now_ms, "releasing", &by.to_string()));
+    let drivers = record.drivers.keys().cloned().collect();
+    (Arc::new(record), drivers)
+}
+
+/// The record of a released claim. The drivers' results say which of them did not unprepare it.
+pub fn released(
+    record: &ClaimRecord,
+    results: Vec<UnprepareResult>,
+    now_ms: u64,
+    by: &Caller,
+) -> ReleaseRecord {
+    let mut left = match finish_unprepare(record, results, now_ms) {
+        UnprepareEnd::Gone => ClaimRecord { drivers: BTreeMap::new(), ..record.clone() },
+        UnprepareEnd::Stays(left, _) => Arc::unwrap_or_clone(left),
+    };
+    left.note(transition(now_ms, "released", &by.to_string()));
+    let untold = left.drivers.iter().map(|(driver, part)| {
+        let devices = left.device_names(driver).collect();
+        (driver.clone(), Untold { devices, problem: part.problem.clone().unwrap_or_else(not_called) })
+    });
+    ReleaseRecord {
+        untold: untold.collect(),
+        put_back: Vec::new(),
+        id: left.id,
+        at_ms: now_ms,
+        by: by.clone(),
+        pods: left.pods,
+        timeline: left.timeline,
+        unknown: BTreeMap::new(),
+    }
 }

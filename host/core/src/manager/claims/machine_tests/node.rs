@@ -193,7 +193,6 @@ impl Node {
             moved: &[],
             boot_id: &boot_id,
             now_ms,
-            cause: "prepare",
         };
         machine::prepare(&self.table, &request)
     }

@@ -11,9 +11,8 @@ use super::super::fixtures::{allocation, claim, driver, permanent, transient, ui
 use crate::driver::{Driver, DriverIdentity};
 use crate::manager::claims::RETRY_AFTER_MAX;
 use crate::manager::claims::machine::PrepareStep;
-use crate::manager::claims::prepare_retry::PREPARE_RETRY_MAX;
 use crate::manager::claims::prepare_retry::{
-    DriverRevision, FailedPrepare, PrepareRetries, Verdict, admission,
+    DriverRevision, FailedPrepare, PREPARE_RETRY_MAX, PrepareRetries, REFUSALS_MAX, Verdict, admission,
 };
 use crate::manager::claims::unprepare_retry::UNPREPARE_RETRY_MIN;
 use crate::manager::claims::unprepare_retry::{Serving, UnprepareRetries};
@@ -139,13 +138,13 @@ fn a_drivers_own_time_is_honoured_and_bounded() {
 
 #[test]
 fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
-    let mut story = Story { retries: PrepareRetries::bounded(2), ..Story::new(DriverKind::Wasm) };
-    let asked = ["one", "two", "three"].map(|name| request(name, &["gpu/0"]));
-    for index in [0, 1, 0, 2] {
+    let mut story = Story::new(DriverKind::Wasm);
+    let asked: Vec<_> = (0..=REFUSALS_MAX).map(|n| request(&format!("c-{n}"), &["gpu/0"])).collect();
+    for index in (0..REFUSALS_MAX).chain([0, REFUSALS_MAX]) {
         story.refuse(&asked[index], &permanent());
     }
-    let asks = asked.each_ref().map(|asked| story.verdict(asked) == Verdict::Call);
-    assert_eq!(asks, [false, true, false], "the first was refused again meanwhile");
+    let asks = [0, 1, 2, REFUSALS_MAX].map(|index| story.verdict(&asked[index]) == Verdict::Call);
+    assert_eq!(asks, [false, true, false, false], "the first was refused again meanwhile");
 }
 
 #[test]

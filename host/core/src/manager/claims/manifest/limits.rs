@@ -123,7 +123,6 @@ fn powers(suffix: &str) -> Option<(i32, u32)> {
     is_number.then(|| exponent.strip_prefix('+').unwrap_or(exponent).parse().ok())?.map(|ten| (ten, 0))
 }
 
-/// A number times a power of ten.
 fn scale(mut number: u128, mut ten: i32) -> Count {
     while ten < 0 {
         if !number.is_multiple_of(10) {

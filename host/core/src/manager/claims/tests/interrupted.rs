@@ -2,7 +2,7 @@
 
 use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, transient, uid};
-use crate::manager::tests::scene::{Daemon, Reply, ends, with_claim, with_prepared};
+use crate::manager::tests::scene::{Reply, ends, with_claim, with_prepared};
 use nodedock_model::ClaimState;
 
 #[tokio::test]
@@ -102,9 +102,10 @@ async fn no_driver_is_called_while_the_checkpoint_accepts_nothing() {
 #[tokio::test]
 async fn a_file_of_a_claim_that_is_just_being_prepared_is_no_orphan() {
     let (_home, daemon, a, gpu) = with_prepared().await;
-    let bytes = std::fs::read(&daemon.cdi_files()[0]).unwrap();
+    let file = daemon.cdi_files().remove(0);
+    let bytes = std::fs::read(&file).unwrap();
     daemon.unprepare(&a).await;
-    std::fs::write(home_file(&daemon, "gpu.example.com_uid-one.yaml"), bytes).unwrap();
+    std::fs::write(file, bytes).unwrap();
     gpu.shut(true);
     let reconcile = async {
         gpu.called(|calls| calls.prepare.len() == 2).await;
@@ -115,8 +116,4 @@ async fn a_file_of_a_claim_that_is_just_being_prepared_is_no_orphan() {
     let (outcome, ()) = tokio::join!(daemon.prepare(&a, &["one"]), reconcile);
     assert_eq!(ends(&outcome), ["prepared"]);
     assert_eq!(daemon.cdi_files().len(), 1);
-}
-
-fn home_file(daemon: &Daemon, name: &str) -> std::path::PathBuf {
-    daemon.manager.cdi.path().join(name)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::manager::claims::fixtures::{claim, driver, pod, transient, uid};
 use crate::manager::claims::table::RELEASED_MAX;
-use crate::manager::claims::{ReleaseOutcome, ReleaseRequest};
+use crate::manager::claims::{ReleasePreview, ReleaseRequest};
 use crate::manager::tests::scene::{
     Daemon, FakeDriver, Home, Reply, ends, release_request, with_gpu, with_prepared,
 };
@@ -23,7 +23,7 @@ async fn a_claim_of_a_driver_that_is_gone_is_released_and_stays_so_when_it_is_ba
     let ((home, daemon, _, gpu), b) = (with_stuck().await, pod("b"));
     daemon.start_tasks();
     let looked = daemon.manager.look_at_release(&release_request("one")).await.unwrap();
-    let ReleaseOutcome::Looked { record, drivers, .. } = looked else { panic!("it is not released yet") };
+    let ReleasePreview { record, drivers, .. } = looked;
     assert_eq!(record.id.uid, uid("uid-one"));
     assert!(drivers[&driver("gpu")].is_err());
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing), "looking changes nothing");
@@ -96,11 +96,8 @@ async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
     assert_eq!((daemon.manager.claims().len(), daemon.manager.released_claims().len()), (2, 0));
     for (wanted, left) in [("uid-one", Some(uid("uid-newer"))), ("uid-newer", None)] {
         let of = |uid| ReleaseRequest { uid: Some(uid), ..release_request("one") };
-        let outcome = daemon.manager.release_claim(of(uid(wanted)), "test".into()).await.unwrap();
-        assert!(
-            matches!(outcome, ReleaseOutcome::Released(ref record) if record.id.uid == uid(wanted)),
-            "{outcome:?}"
-        );
+        let released = daemon.manager.release_claim(of(uid(wanted)), "test".into()).await.unwrap();
+        assert_eq!(released.id.uid, uid(wanted));
         let known: Vec<_> = daemon.manager.claims().iter().map(|record| record.id.uid.clone()).collect();
         assert_eq!(known, left.into_iter().collect::<Vec<_>>());
         let again = daemon.manager.release_claim(of(uid(wanted)), "test".into()).await.unwrap_err();

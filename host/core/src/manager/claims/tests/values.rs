@@ -14,7 +14,7 @@ use crate::driver::values::{Journal, Write};
 use crate::driver::{Call, ClaimDriver, Outcomes};
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, prepared, transient, uid};
 use crate::manager::claims::upkeep::RELEASE_GRACE;
-use crate::manager::claims::{RecordedValues, ReleaseOutcome, machine};
+use crate::manager::claims::{RecordedValues, machine};
 use crate::manager::tests::scene::{Daemon, Home, ends, release_request};
 use nodedock_model::{
     ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem, PutBack,
@@ -85,7 +85,7 @@ impl Writer {
     }
 
     async fn write(&self, claims: &[ObjectRef], path: &str, value: &str) -> Result<(), Problem> {
-        let _turn = self.values.turn(path).await;
+        let _turn = self.values.lock_path(path).await;
         let (inode, before) = self.read(path);
         let (driver, before) = (&self.name, Some(before.as_str()));
         let write = Write { driver, claims, path, inode, before, value };
@@ -184,8 +184,7 @@ async fn a_released_claims_values_are_restored_the_newest_first_also_after_a_res
     daemon.stop().await;
 
     let daemon = home.start();
-    let looked = daemon.manager.look_at_release(&release_request("one")).await.unwrap();
-    let ReleaseOutcome::Looked { values, .. } = looked else { panic!("it is not released") };
+    let values = daemon.manager.look_at_release(&release_request("one")).await.unwrap().values;
     assert!(values.iter().all(|value| value.end == PutBackEnd::Possible), "{values:?}");
     assert_eq!((is(&home, LED), is(&home, FAN)), ("3".into(), "2".into()), "looking changes nothing");
     let view = daemon.manager.claim_view(daemon.manager.claims().remove(0));

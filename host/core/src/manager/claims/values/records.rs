@@ -16,13 +16,13 @@ pub(crate) const VALUES_BYTES_PER_CLAIM_MAX: usize = 256 << 10;
 /// The values of every claim, of this boot only.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
-    claims: BTreeMap<Uid, ClaimValues>,
+    pub(super) claims: BTreeMap<Uid, ClaimValues>,
     boot_id: String,
     last_order: u64,
     /// Claims of which the checkpoint has values of another boot.
-    outlived: Vec<Uid>,
+    pub(super) outlived: Vec<Uid>,
     /// Claims whose release was begun by an older release of this program, which noted that here, in whatever boot.
-    releasing: Vec<(Uid, Caller)>,
+    pub(super) releasing: Vec<(Uid, Caller)>,
 }
 
 impl Records {
@@ -51,19 +51,6 @@ impl Records {
             Some(record) => Change::PutValues(Arc::new(record.clone())),
             None => Change::DeleteValues(uid),
         }
-    }
-
-    pub(super) fn claims(&self) -> impl Iterator<Item = &ClaimValues> {
-        self.claims.values()
-    }
-
-    /// Claims of which the checkpoint has values of another boot; returned once.
-    pub(super) fn take_outlived(&mut self) -> Vec<Uid> {
-        std::mem::take(&mut self.outlived)
-    }
-
-    pub(super) fn take_releasing(&mut self) -> Vec<(Uid, Caller)> {
-        std::mem::take(&mut self.releasing)
     }
 
     /// Records a write for each of its claims before it is made. It is refused as a whole.

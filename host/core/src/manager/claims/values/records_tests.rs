@@ -188,12 +188,12 @@ fn a_device_that_was_plugged_in_again_starts_again() {
 fn values_of_another_boot_are_void() {
     let mut scene = Scene::new();
     scene.write(&["a"], "1");
-    let claims: Vec<_> = scene.records.claims().cloned().collect();
-    let mut same = Records::new(claims.clone(), "boot-1");
-    assert_eq!((same.claims().count(), same.last_order, same.take_outlived().len()), (1, 1, 0));
-    let mut later = Records::new(claims, "boot-2");
-    assert_eq!((later.claims().count(), later.last_order), (0, 0));
-    assert_eq!(later.take_outlived(), [claim("a").uid]);
+    let claims: Vec<_> = scene.records.claims.values().cloned().collect();
+    let same = Records::new(claims.clone(), "boot-1");
+    assert_eq!((same.claims.len(), same.last_order, same.outlived.len()), (1, 1, 0));
+    let later = Records::new(claims, "boot-2");
+    assert_eq!((later.claims.len(), later.last_order), (0, 0));
+    assert_eq!(later.outlived, [claim("a").uid]);
 }
 
 #[test]

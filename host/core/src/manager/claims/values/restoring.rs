@@ -11,7 +11,7 @@ use crate::driver::values::Audited;
 use crate::sysfs::Fate;
 use crate::sysfs::blocking::write_stuck;
 use nodedock_base::error::chain;
-use nodedock_base::locks::Held;
+use nodedock_base::locks::LockGuard;
 use nodedock_model::limit::SYSFS_WRITE_WALL;
 use nodedock_model::{DriverName, KeptValue, ObjectRef, Problem, ProblemCode, PutBack, Uid};
 
@@ -24,7 +24,7 @@ pub(in crate::manager::claims) struct Restored {
 }
 
 /// By path.
-pub(in crate::manager::claims) type PathLocks = BTreeMap<String, Vec<Held<String>>>;
+pub(in crate::manager::claims) type PathLocks = BTreeMap<String, Vec<LockGuard<String>>>;
 
 /// How the values of all claims of a request are restored.
 pub(in crate::manager::claims) struct RestoreRequest<'a> {
@@ -91,7 +91,7 @@ impl RecordedValues {
         drivers: impl Fn(&DriverName) -> bool,
         until: Instant,
     ) -> (PathLocks, Vec<(DriverName, KeptValue)>) {
-        let values = || self.records().newest_first(uid, &drivers);
+        let values = || self.records.lock().newest_first(uid, &drivers);
         let paths: BTreeSet<_> = values().into_iter().map(|(_, kept)| kept.path).collect();
         let until = until.min(Instant::now() + SYSFS_WRITE_WALL);
         let mut locks = PathLocks::new();
@@ -111,7 +111,7 @@ impl RecordedValues {
             changed.then(|| uid.clone()).into_iter().collect()
         };
         // The values are restored all the same: to lose one, a crash would have to follow at this moment.
-        if let Err(error) = self.commit(intend).await {
+        if let Err(error) = self.commit(Vec::new(), intend).await {
             tracing::warn!(claim_uid = %uid, error = chain(&error), "the intent to restore values is not in the checkpoint");
         }
     }
@@ -122,7 +122,7 @@ impl RecordedValues {
         kept: &KeptValue,
         stays: &dyn Fn(&DriverName) -> bool,
     ) -> Option<Problem> {
-        let (path, records) = (&kept.path, self.records());
+        let (path, records) = (&kept.path, self.records.lock());
         let (other, driver) = records.successor(&claim.uid, kept, stays)?;
         if other.uid == claim.uid {
             let message = format!("/sys/{path} was also written by driver {driver}, which keeps the claim");

@@ -50,7 +50,7 @@ async fn a_value_that_was_restored_before_a_crash_is_known_in_whatever_order_cla
 async fn a_locked_path_is_left_and_delays_no_other() {
     let home = Home::new();
     let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
-    let _kept = daemon.manager.values.turn(LED).await;
+    let _kept = daemon.manager.values.lock_path(LED).await;
     tokio::time::pause();
     let released = daemon.release("one").await.unwrap();
     assert_eq!(outcomes(&released), [(FAN, Some("2"), "put-back"), (LED, None, "sysfs-stuck")]);
