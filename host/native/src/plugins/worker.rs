@@ -69,6 +69,8 @@ enum Refusal {
     Offer(#[from] OfferError),
     #[error("plugin registration failed with err: {0}")]
     Taken(#[from] Taken),
+    #[error("plugin registration failed with err: {0}")]
+    TooMany(#[from] Problem),
 }
 
 impl<S: PluginSink> Worker<S> {
@@ -197,15 +199,16 @@ impl<S: PluginSink> Worker<S> {
         let resolved = resolve(offer.endpoint()).await.map_err(OfferError::from)?;
         match offer {
             Offer::Dra(offer) => self.admit_dra(offer, resolved)?,
-            Offer::DevicePlugin { resource, endpoint } => self.admit_device_plugin(resource, endpoint),
+            Offer::DevicePlugin { resource, endpoint } => self.admit_device_plugin(&resource, endpoint)?,
         }
         Ok(())
     }
 
-    fn admit_device_plugin(&mut self, resource: ExtendedResource, endpoint: PathBuf) {
+    fn admit_device_plugin(&mut self, resource: &ExtendedResource, endpoint: PathBuf) -> Result<(), Problem> {
         if self.instance().is_some() {
             self.dismiss();
         }
+        self.shared.endpoints.accept(&self.source, resource, endpoint)?;
         self.show(|view| {
             view.name = None;
             view.state = DriverState::Described;
@@ -213,8 +216,8 @@ impl<S: PluginSink> Worker<S> {
             view.reason = "registered; the device manager connects to it".to_owned();
             view.version = "v1beta1".to_owned();
         });
-        self.shared.endpoints.accept(&self.source, resource, endpoint);
         self.registered = Some(Registered::DevicePlugin);
+        Ok(())
     }
 
     fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Taken> {
