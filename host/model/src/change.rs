@@ -1,5 +1,7 @@
 //! Events of `Watch`.
 
+use strum::IntoStaticStr;
+
 /// A change of a driver, a driver's devices, a claim, or the conditions of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changed {
@@ -10,7 +12,8 @@ pub struct Changed {
     pub at_ms: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum ChangedKind {
     Driver,
     Device,
@@ -21,11 +24,6 @@ pub enum ChangedKind {
 
 impl ChangedKind {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Driver => "driver",
-            Self::Device => "device",
-            Self::Claim => "claim",
-            Self::Node => "node",
-        }
+        self.into()
     }
 }

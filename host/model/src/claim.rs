@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use super::{
     Consumer, DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef, PoolName, Uid,
@@ -205,8 +206,9 @@ pub struct PodContainer {
 }
 
 /// When a container runs. Init containers end before the next one starts, so their devices are reused.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum ContainerKind {
     #[default]
     App,
@@ -217,11 +219,7 @@ pub enum ContainerKind {
 
 impl ContainerKind {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::App => "app",
-            Self::Init => "init",
-            Self::Sidecar => "sidecar",
-        }
+        self.into()
     }
 
     pub fn is_app(&self) -> bool {

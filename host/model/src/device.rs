@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use super::{DeviceName, ExtendedResource, PoolName, QualifiedName};
 
@@ -98,8 +99,9 @@ pub struct Taint {
     pub effect: TaintEffect,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum HealthState {
     #[default]
     Unknown,
@@ -109,11 +111,7 @@ pub enum HealthState {
 
 impl HealthState {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown",
-            Self::Healthy => "healthy",
-            Self::Unhealthy => "unhealthy",
-        }
+        self.into()
     }
 }
 

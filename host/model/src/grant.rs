@@ -7,17 +7,16 @@ mod limits;
 pub mod pattern;
 mod yaml;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use regex::Regex;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-pub use self::limits::{LimitGrant, LimitRequest, Limits, LogRates};
+pub use self::limits::{LimitKey, LimitValues, Limits, LogRates, requested_limits};
 pub use self::yaml::to_yaml;
 
-use self::limits::LimitEntries;
 use self::pattern::{PatternError, PatternSet, covers, is_literal};
 
 use crate::limit;
@@ -79,7 +78,7 @@ pub struct Capabilities {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grant {
     pub allowed: Capabilities,
-    pub limits: LimitGrant,
+    pub limits: LimitValues,
 }
 
 /// An invalid grant file.
@@ -113,7 +112,7 @@ struct GrantFile {
     #[serde(default)]
     net_devices: Vec<Spanned<String>>,
     #[serde(default)]
-    limits: LimitEntries,
+    limits: BTreeMap<LimitKey, Option<Spanned<u32>>>,
 }
 
 #[derive(Deserialize)]
@@ -163,8 +162,7 @@ impl GrantFile {
             env: globs("env", self.env, Shape::Name)?,
             net_devices: globs("netDevices", self.net_devices, Shape::Name)?,
         };
-        let limits = self.limits.check()?;
-        Ok(Grant { allowed, limits })
+        Ok(Grant { allowed, limits: limits::check(self.limits)? })
     }
 }
 
@@ -272,7 +270,7 @@ fn whole_value(pattern: &str) -> Result<Regex, String> {
 }
 
 /// Returns the requested capabilities beyond the grant, one readable line each: `sysfsRead: class/net/*`.
-pub fn missing(request: &Capabilities, limits: &LimitRequest, grant: &Grant) -> Vec<String> {
+pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> Vec<String> {
     let allowed = &grant.allowed;
     let mut lines = Vec::new();
     let mut list = |key: &str, asked: &[String], granted: &[String], only_literal: &[&str]| {
@@ -298,7 +296,7 @@ pub fn missing(request: &Capabilities, limits: &LimitRequest, grant: &Grant) -> 
             lines.push(format!("sysfsWrite: {} with {}", asked.glob, asked.pattern));
         }
     }
-    lines.extend(limits.beyond(&grant.limits));
+    lines.extend(limits::beyond(limits, &grant.limits));
     lines
 }
 

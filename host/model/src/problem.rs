@@ -4,11 +4,12 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
+use strum::{Display, EnumIter, IntoEnumIterator, IntoStaticStr};
 
 /// Kind of a problem, with the names of the driver contract and the node API.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Display, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum ProblemKind {
     /// The request can never succeed unchanged.
     Invalid,
@@ -26,14 +27,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Invalid => "invalid",
-            Self::Denied => "denied",
-            Self::NotFound => "not-found",
-            Self::Conflict => "conflict",
-            Self::Unavailable => "unavailable",
-            Self::Internal => "internal",
-        }
+        self.into()
     }
 
     /// Returns whether the same request can succeed later.
@@ -42,15 +36,9 @@ impl ProblemKind {
     }
 }
 
-impl fmt::Display for ProblemKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
 /// Codes of the host's own problems and conditions, written with dashes: `claim-in-use`. They are stable: operators and scripts compare
 /// them. A driver's problems have codes of its own, as texts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EnumIter, IntoStaticStr)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, EnumIter, IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ProblemCode {
     AllocationChanged,
@@ -267,12 +255,6 @@ impl ProblemCode {
 
     pub fn as_str(self) -> &'static str {
         self.into()
-    }
-}
-
-impl fmt::Display for ProblemCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

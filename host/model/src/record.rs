@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use super::{
     Allocation, DriverClaim, DriverName, KubeletHold, LiveClaim, ObjectRef, PodContainer, PreparedClaim,
     Problem, PutBack, Uid, limit,
 };
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum ClaimState {
     /// The intent is durable; drivers may or may not have acted.
     Preparing,
@@ -23,11 +25,7 @@ pub enum ClaimState {
 
 impl ClaimState {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Preparing => "preparing",
-            Self::Prepared => "prepared",
-            Self::Unpreparing => "unpreparing",
-        }
+        self.into()
     }
 }
 
@@ -218,8 +216,9 @@ pub struct PreparedBy {
 }
 
 /// Kind of a driver.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum DriverKind {
     #[default]
     Wasm,
@@ -228,10 +227,7 @@ pub enum DriverKind {
 
 impl DriverKind {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Wasm => "wasm",
-            Self::Grpc => "grpc",
-        }
+        self.into()
     }
 }
 

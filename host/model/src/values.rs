@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use super::{Caller, DriverName, ObjectRef, Problem};
 
@@ -105,8 +106,9 @@ pub struct PutBack {
     pub problem: Option<Problem>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum PutBackEnd {
     /// The value is as the driver left it and can be restored.
     Possible,
@@ -119,11 +121,6 @@ pub enum PutBackEnd {
 
 impl PutBackEnd {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Possible => "possible",
-            Self::PutBack => "put-back",
-            Self::AsBefore => "as-before",
-            Self::Left => "left",
-        }
+        self.into()
     }
 }
