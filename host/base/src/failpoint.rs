@@ -110,7 +110,6 @@ mod armed {
         armed
     }
 
-    /// Passes a point.
     pub fn pass(point: Point) {
         fail::fail_point!(point.name(), |_| die());
     }
@@ -126,7 +125,6 @@ mod armed {
 #[cfg(feature = "failpoints")]
 pub use armed::{Armed, arm, pass};
 
-/// Passes a point.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub fn pass(_: Point) {}

@@ -11,8 +11,8 @@ use nodedock_core::manager::{ContainerAnswer, PodOutcome, PodView};
 use nodedock_core::registry::{DriverView, NativeView, TrustView};
 use nodedock_model::{
     AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim, ClaimRecord,
-    ClaimReference, ConfigSource, Consumer, ContainerClaim, ContainerKind, NameError, ObjectRef,
-    OpaqueConfig, PodContainer, PodRequest, Problem, ProblemCode, is_dns_label, limit,
+    ClaimReference, Consumer, ContainerClaim, ContainerKind, NameError, ObjectRef, OpaqueConfig,
+    PodContainer, PodRequest, Problem, ProblemCode, is_dns_label, limit,
 };
 
 mod claims;
@@ -199,15 +199,10 @@ fn allocated(device: &v1::AllocatedDevice) -> Result<AllocatedDevice, Problem> {
 }
 
 fn config(config: &v1::OpaqueConfig) -> Result<OpaqueConfig, Problem> {
-    let source = match config.source.as_str() {
-        "FromClass" => ConfigSource::DeviceClass,
-        "FromClaim" => ConfigSource::Claim,
-        other => {
-            return Err(invalid(format!("configs[].source: {other:?} is neither FromClass nor FromClaim")));
-        }
-    };
+    let unknown =
+        |_| invalid(format!("configs[].source: {:?} is neither FromClass nor FromClaim", config.source));
     Ok(OpaqueConfig {
-        source,
+        source: config.source.parse().map_err(unknown)?,
         requests: config.requests.clone(),
         driver: name("configs[].driver", &config.driver)?,
         parameters: config.parameters.clone(),
@@ -253,10 +248,7 @@ fn allocation_message(allocation: &Allocation) -> v1::Allocation {
         consumed_capacity: device.consumed.clone(),
     };
     let config = |config: &OpaqueConfig| v1::OpaqueConfig {
-        source: match config.source {
-            ConfigSource::DeviceClass => "FromClass".to_owned(),
-            ConfigSource::Claim => "FromClaim".to_owned(),
-        },
+        source: config.source.to_string(),
         requests: config.requests.clone(),
         driver: config.driver.to_string(),
         parameters: config.parameters.clone(),

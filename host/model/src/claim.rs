@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use strum::IntoStaticStr;
+use strum::{Display, EnumString, IntoStaticStr};
 
 use super::{
     Consumer, DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef, PoolName, Uid,
@@ -60,11 +60,13 @@ impl AllocatedDevice {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Display, EnumString)]
 pub enum ConfigSource {
     #[serde(rename = "FromClass")]
+    #[strum(serialize = "FromClass")]
     DeviceClass,
     #[serde(rename = "FromClaim")]
+    #[strum(serialize = "FromClaim")]
     Claim,
 }
 

@@ -7,7 +7,7 @@ mod limits;
 pub mod pattern;
 mod yaml;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use regex::Regex;
@@ -305,21 +305,14 @@ pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> V
 struct Both {
     asked: PatternSet,
     granted: PatternSet,
-    asked_texts: Vec<String>,
-    granted_texts: Vec<String>,
-    /// Granted without wildcards.
-    by_name: BTreeSet<String>,
     only_by_name: PatternSet,
 }
 
 impl Both {
     fn new(asked: &[String], granted: &[String], only_by_name: &[&str]) -> Result<Self, PatternError> {
         Ok(Self {
-            asked: PatternSet::new(asked.iter().map(String::as_str))?,
-            granted: PatternSet::new(granted.iter().map(String::as_str))?,
-            asked_texts: asked.to_vec(),
-            granted_texts: granted.to_vec(),
-            by_name: granted.iter().filter(|text| is_literal(text)).cloned().collect(),
+            asked: PatternSet::new(asked)?,
+            granted: PatternSet::new(granted)?,
             only_by_name: PatternSet::new(only_by_name.iter().copied())?,
         })
     }
@@ -328,13 +321,12 @@ impl Both {
         if !self.asked.matches(text) {
             return false;
         }
-        if self.only_by_name.matches(text) { self.by_name.contains(text) } else { self.granted.matches(text) }
+        if self.only_by_name.matches(text) { self.granted.names(text) } else { self.granted.matches(text) }
     }
 
     /// Returns whether everything that a glob may match is allowed.
     fn allows_glob(&self, glob: &str) -> bool {
-        let within = |texts: &[String]| texts.iter().any(|text| covers(text, glob));
-        within(&self.asked_texts) && within(&self.granted_texts)
+        self.asked.covers(glob) && self.granted.covers(glob)
     }
 }
 
@@ -344,7 +336,7 @@ struct WriteRules(Vec<(PatternSet, Regex)>);
 impl WriteRules {
     fn new(entries: &[ValueGrant]) -> Result<Self, EffectiveError> {
         let rule = |entry: &ValueGrant| {
-            let glob = PatternSet::new([entry.glob.as_str()])?;
+            let glob = PatternSet::new([&entry.glob])?;
             Ok((glob, whole_value(&entry.pattern).map_err(EffectiveError::Value)?))
         };
         entries.iter().map(rule).collect::<Result<_, EffectiveError>>().map(Self)

@@ -79,7 +79,6 @@ impl ClaimRecord {
         }
     }
 
-    /// Returns one driver's part of this claim.
     pub fn driver_claim(&self, driver: &DriverName) -> DriverClaim {
         DriverClaim {
             id: self.id.clone(),

@@ -183,7 +183,8 @@ impl<S: PluginSink> Endpoints<S> {
         let slot = slots.entry(resource.clone()).or_insert_with(|| {
             let slot = Slot::default();
             let controller = ResourceController::new(self.0.clone(), resource.clone());
-            self.0.tasks.spawn("device-plugin", controller.run(slot.changed.clone()));
+            // Safe to drop: plugins register with the next daemon.
+            self.0.tasks.spawn_until_stopped("device-plugin", controller.run(slot.changed.clone()));
             slot
         });
         slot.next = Some(registration);

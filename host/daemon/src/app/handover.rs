@@ -65,7 +65,7 @@ pub(super) async fn run(config: Config, boot_id: String, instance: Uid, signals:
     let listener = socket::bind(&probes).await.with_context(|| {
         format!("answer probes of {instance}: each instance has an --instance-uid of its own")
     })?;
-    tasks.spawn("instance-probes", admin::serve_front(front.clone(), listener, tasks.clone()));
+    tasks.spawn_until_stopped("instance-probes", admin::serve_front(front.clone(), listener, tasks.clone()));
     let root = SharedRoot { paths: config.paths.clone(), instance };
     let mut instance = Instance { config, boot_id, root, front, signals };
     let ended = loop {

@@ -61,7 +61,6 @@ pub(super) fn outcome(outcome: &ResourceOutcome, done: &str) -> v1::ResourceOutc
     }
 }
 
-/// Converts what a pod has of a resource.
 pub(super) fn held(resource: &PodResource) -> v1::ResourceOutcome {
     v1::ResourceOutcome {
         container: resource.container.clone(),
@@ -108,7 +107,6 @@ fn nodes_of(devices: &[DeviceView]) -> Vec<u32> {
     nodes.into_iter().collect()
 }
 
-/// Converts a device of a device plugin.
 pub fn plugin_device(resource: &ResourceView, view: &DeviceView) -> v1::Device {
     v1::Device {
         driver: source(&resource.source),

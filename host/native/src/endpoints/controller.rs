@@ -67,16 +67,12 @@ impl<S: PluginSink> ResourceController<S> {
         }
     }
 
-    /// Runs until there is no plugin left, or the tasks stop.
+    /// Runs until there is no plugin left.
     pub(super) async fn run(mut self, changed: Arc<Notify>) {
-        let stopped = self.shared.tasks.stopped();
-        tokio::pin!(stopped);
         let mut pending = None;
         loop {
             tokio::select! {
                 biased;
-                // Safe to drop: plugins register with the next daemon.
-                () = &mut stopped => return,
                 // Safe to drop: a notification that is not received stays.
                 () = changed.notified() => self.look(&mut pending),
                 // Safe to drop: the registration continues at the next call.

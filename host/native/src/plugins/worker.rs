@@ -81,16 +81,8 @@ impl<S: PluginSink> Worker<S> {
     }
 
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
-        let stopped = self.shared.tasks.stopped();
-        tokio::pin!(stopped);
         let mut freed = self.shared.registry.freed_changes();
-        loop {
-            tokio::select! {
-                // Safe to drop: the plugin detects the daemon's end, and a registration in progress starts again with the next daemon.
-                () = &mut stopped => return,
-                flow = self.step(&mut inbox, &mut freed) => if flow.is_break() { return },
-            }
-        }
+        while self.step(&mut inbox, &mut freed).await.is_continue() {}
     }
 
     /// Waits for the next reason to act, and acts. Ends with the socket.

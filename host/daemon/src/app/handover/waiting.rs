@@ -68,13 +68,12 @@ pub(super) async fn acquire(root: &SharedRoot, report: impl Fn(String)) -> Resul
 async fn request(root: &SharedRoot, report: &impl Fn(String)) -> Result<Answer> {
     let Ok(stream) = UnixStream::connect(&root.paths.handover).await else { return Ok(Answer::Silence) };
     let mut connection = Connection::new(stream);
-    let sent = connection.send(&Message::Ask { instance: root.instance.clone() }).await;
     report("it waits for the instance before to hand over".to_owned());
-    let answer = match sent {
-        Ok(()) => connection.receive(HANDOVER_RELEASE).await,
-        Err(error) => Err(error),
+    let answer = async {
+        connection.send(&Message::Ask { instance: root.instance.clone() }).await?;
+        connection.receive(HANDOVER_RELEASE).await
     };
-    match answer {
+    match answer.await {
         Ok(Some(Message::Released { instance })) => {
             return Ok(Answer::Released(Peer { instance, connection }));
         }

@@ -8,7 +8,7 @@ use nodedock_proto::node::v1::DriverTrust;
 use serde::{Serialize, Serializer};
 
 use super::super::output::{Format, join, print};
-use super::super::{Outcome, describe};
+use super::super::{CliError, describe};
 use super::{grant_beside, load, read};
 use crate::config::ConfigFile;
 use crate::convert;
@@ -110,7 +110,7 @@ fn with_nulls<S: Serializer>(trust: &Option<DriverTrust>, serializer: S) -> Resu
     serializer.collect_map(fields.map(|(key, text)| (key, value(text))))
 }
 
-pub(super) async fn run(args: InspectArgs) -> Result<Outcome> {
+pub(super) async fn run(args: InspectArgs) -> Result<()> {
     let (policy, file) = (args.policy()?, args.file.as_path());
     let (grant, grant_path) = grant_beside(file, args.grant.as_deref())?;
     let bytes = read(file, limit::DRIVER_FILE_BYTES_MAX)?;
@@ -126,7 +126,7 @@ pub(super) async fn run(args: InspectArgs) -> Result<Outcome> {
     let inspected = inspected(file, &found, &grant, grant_path, verdict);
     print(args.output, &inspected, || join(inspected.lines()))?;
     let refused = inspected.error.is_some() || inspected.distrusted;
-    Ok(if refused { Outcome::Refused } else { Outcome::Done })
+    CliError::unless_done(!refused)
 }
 
 fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<Verdict> {
