@@ -152,7 +152,7 @@ impl Watched {
             // An error triggers a list, as every event does.
             let event = event.unwrap_or_default();
             // An event in a full channel triggers a list, and a list finds everything.
-            if tells_of_change(&event) && raw.try_send(event).is_err() {
+            if is_change_event(&event) && raw.try_send(event).is_err() {
                 lost.store(true, Ordering::Relaxed);
             }
         };
@@ -167,7 +167,7 @@ impl Watched {
 }
 
 /// Listing a directory opens it, which is an event too: without this filter each list would trigger the next.
-fn tells_of_change(event: &notify::Event) -> bool {
+fn is_change_event(event: &notify::Event) -> bool {
     let closed_after_writing = AccessKind::Close(AccessMode::Write);
     event.need_rescan() || !matches!(event.kind, EventKind::Access(kind) if kind != closed_after_writing)
 }
@@ -194,11 +194,11 @@ mod tests {
 
     #[test]
     fn listing_a_directory_is_no_change() {
-        let is_change = |kind| tells_of_change(&notify::Event::new(kind));
+        let is_change = |kind| is_change_event(&notify::Event::new(kind));
         assert!(!is_change(EventKind::Access(AccessKind::Open(AccessMode::Any))));
         assert!(is_change(EventKind::Access(AccessKind::Close(AccessMode::Write))));
         assert!(is_change(EventKind::Create(notify::event::CreateKind::Any)));
         let overflow = notify::Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
-        assert!(tells_of_change(&overflow));
+        assert!(is_change_event(&overflow));
     }
 }

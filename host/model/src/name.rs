@@ -30,7 +30,7 @@ macro_rules! name_type {
     ($(#[$doc:meta])* $name:ident, $kind:literal, $check:path, $rule:literal) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
+        #[serde(try_from = "String")]
         pub struct $name(Arc<str>);
 
         impl $name {
@@ -61,12 +61,6 @@ macro_rules! name_type {
             type Error = NameError;
             fn try_from(value: String) -> Result<Self, NameError> {
                 Self::new(value)
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(value: $name) -> String {
-                value.0.as_ref().to_owned()
             }
         }
 

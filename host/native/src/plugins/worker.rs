@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::Plugins;
-use super::offer::{self, DraOffer, Invalid, Offer, OfferError};
+use super::offer::{self, DraOffer, Offer, OfferError};
 use crate::endpoints::PluginSink;
 use crate::grpc::{Connection, DraPlugin, Health, PluginInfo, Registrar, RegistrarError, Rpcs};
 use nodedock_base::backoff::Backoff;
@@ -188,7 +188,7 @@ impl<S: PluginSink> Worker<S> {
 
     async fn admit(&mut self, info: PluginInfo) -> Result<(), Refusal> {
         let offer = offer::read(info, &self.socket)?;
-        let resolved = resolve(offer.endpoint()).await.map_err(OfferError::from)?;
+        let resolved = resolve(offer.endpoint()).await?;
         match offer {
             Offer::Dra(offer) => self.admit_dra(offer, resolved)?,
             Offer::DevicePlugin { resource, endpoint } => self.admit_device_plugin(&resource, endpoint)?,
@@ -323,8 +323,8 @@ async fn link_changed(registered: Option<&mut Registered>) {
 }
 
 /// Returns the endpoint with its links resolved. It must be a socket: connecting to a file would be retried forever.
-async fn resolve(endpoint: &Path) -> Result<PathBuf, Invalid> {
-    let invalid = |why: String| Invalid::EndpointFile { endpoint: endpoint.display().to_string(), why };
+async fn resolve(endpoint: &Path) -> Result<PathBuf, OfferError> {
+    let invalid = |why: String| OfferError::EndpointFile { endpoint: endpoint.display().to_string(), why };
     let io = |error: std::io::Error| invalid(error.to_string());
     let found = tokio::fs::metadata(endpoint).await.map_err(io)?;
     if !found.file_type().is_socket() {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::message::{Connection, Message, Peer};
 use super::shared_root::{Lease, SharedRoot};
-use crate::app::handover::{HANDOVER_PATIENCE, HANDOVER_WORD};
+use crate::app::handover::{HANDOVER_MESSAGE, HANDOVER_PATIENCE};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 
@@ -98,7 +98,7 @@ async fn request(root: &SharedRoot, report: &impl Fn(String)) -> Result<Answer> 
 
 /// Takes the lease that was released. `None`: another instance was faster.
 async fn released_lease(root: &SharedRoot) -> Result<Option<Lease>> {
-    let until = Instant::now() + HANDOVER_WORD;
+    let until = Instant::now() + HANDOVER_MESSAGE;
     loop {
         let lease = root.try_lock()?;
         if lease.is_some() || Instant::now() >= until {
