@@ -21,7 +21,6 @@ impl Backoff {
         Self { min, max, next: min }
     }
 
-    /// Returns the delay before the next retry.
     pub fn delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(self.max);

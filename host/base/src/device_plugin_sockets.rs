@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use notify::RecursiveMode;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -77,13 +76,6 @@ impl Directory for PluginDirectory {
     fn path(&self) -> &Path {
         &self.directory
     }
-
-    fn depth(&self) -> RecursiveMode {
-        RecursiveMode::NonRecursive
-    }
-
-    /// A list shows everything.
-    fn note(&mut self, _: &notify::Event) {}
 
     fn look(&mut self) -> Vec<()> {
         let listed = self.list();

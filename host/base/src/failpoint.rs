@@ -1,82 +1,92 @@
 //! Points where a test crashes the daemon: at once, without unwinding, flushing or closing anything. Without the feature
 //! `failpoints`, which no shipped build enables, they do nothing.
 
-crate::worded! {
-    /// A point between two steps, where a crash may prevent the second; tests write its name into `FAILPOINTS`.
-    Point {
+use strum::{IntoStaticStr, VariantArray};
+
+/// A point between two steps, where a crash may prevent the second. Tests write its name into `FAILPOINTS`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Point {
     /// At start: the checkpoint is read, the CDI directory is not.
-    CheckpointOpened = "checkpoint-opened",
+    CheckpointOpened,
     /// At start: a lost checkpoint is rebuilt; the claim manager does not exist yet.
-    Recovered = "recovered",
+    Recovered,
     /// At start: before the removal of a CDI file without a claim.
-    OrphanFound = "orphan-found",
-    OrphanRemoved = "orphan-removed",
+    OrphanFound,
+    OrphanRemoved,
     /// At start: before the comparison of a claim's CDI files with the checkpoint.
-    ReconcileClaim = "reconcile-claim",
-    PrepareDecided = "prepare-decided",
+    ReconcileClaim,
+    PrepareDecided,
     /// The intents are durable.
-    PrepareIntended = "prepare-intended",
-    PrepareCall = "prepare-call",
+    PrepareIntended,
+    PrepareCall,
     /// The driver has responded, and the result is in memory only.
-    PrepareAnswered = "prepare-answered",
+    PrepareAnswered,
     /// The CDI files of a result exist; the result may be durable or not.
-    PrepareFilesWritten = "prepare-files-written",
+    PrepareFilesWritten,
     /// A result is durable; its CDI files may exist or not.
-    PrepareCommitted = "prepare-committed",
+    PrepareCommitted,
     /// Results and files exist; the response is not sent.
-    PrepareDone = "prepare-done",
+    PrepareDone,
     /// The rollback of a permanently refused claim is durable as an intent.
-    RollbackIntended = "rollback-intended",
-    RollbackDone = "rollback-done",
-    UnprepareIntended = "unprepare-intended",
-    UnprepareCall = "unprepare-call",
-    UnprepareAnswered = "unprepare-answered",
+    RollbackIntended,
+    RollbackDone,
+    UnprepareIntended,
+    UnprepareCall,
+    UnprepareAnswered,
     /// Every driver has unprepared the claim, and its CDI files are gone.
-    UnprepareFilesRemoved = "unprepare-files-removed",
+    UnprepareFilesRemoved,
     /// The record is deleted; the response is not sent.
-    UnprepareForgotten = "unprepare-forgotten",
+    UnprepareForgotten,
     /// The metadata of a stored driver is written, and the driver's file is not.
-    KeptStaged = "kept-staged",
+    KeptStaged,
     /// The file of a new version is stored; the version does not serve yet.
-    KeptWritten = "kept-written",
+    KeptWritten,
     /// A new version serves, and the previous version is not stopped yet.
-    DriverSwitched = "driver-switched",
+    DriverSwitched,
     /// Before the call of the version that prepared a claim to unprepare it, since the serving version did not.
-    PredecessorCall = "predecessor-call",
+    PredecessorCall,
     /// That version has responded, and the result is in memory only.
-    PredecessorAnswered = "predecessor-answered",
+    PredecessorAnswered,
     /// The file of a stored driver without claims is removed, and its metadata is not.
-    KeptForgotten = "kept-forgotten",
+    KeptForgotten,
     /// Devices of extended resources are chosen for a pod, and that is durable.
-    AllocateIntended = "allocate-intended",
+    AllocateIntended,
     /// Before the call of a device plugin to allocate them.
-    AllocateCall = "allocate-call",
+    AllocateCall,
     /// The device plugin has responded, and the response is in memory only.
-    AllocateAnswered = "allocate-answered",
+    AllocateAnswered,
     /// The plugins' responses are durable, and the response to the pod is not sent.
-    AllocateCommitted = "allocate-committed",
+    AllocateCommitted,
     /// The release of a pod's devices is durable; the response is not sent.
-    AllocateFreed = "allocate-freed",
+    AllocateFreed,
     /// A driver's write below `/sys` is durable as an intent, and not executed.
-    SysfsWriteIntended = "sysfs-write-intended",
+    SysfsWriteIntended,
     /// The write is executed, and recorded in memory only.
-    SysfsWritten = "sysfs-written",
+    SysfsWritten,
     /// Before the restore of a value below `/sys`.
-    PutBackBegun = "put-back-begun",
+    PutBackBegun,
     /// The value is restored, and that is recorded in memory only.
-    PutBackWritten = "put-back-written",
+    PutBackWritten,
     /// Every value of a released claim is restored, and the claim still has its record.
-    ReleasePutBack = "release-put-back",
+    ReleasePutBack,
     /// The writer has added the changes to a transaction.
-    CheckpointCommit = "checkpoint-commit",
+    CheckpointCommit,
     /// The transaction is durable, and its waiting callers are not notified.
-    CheckpointCommitted = "checkpoint-committed",
+    CheckpointCommitted,
     /// A temporary CDI file is written.
-    CdiStaged = "cdi-staged",
-    CdiRenamed = "cdi-renamed",
-    CdiRemoved = "cdi-removed",
+    CdiStaged,
+    CdiRenamed,
+    CdiRemoved,
     /// The CDI directory is synced, and the waiting callers are not notified.
-    CdiSynced = "cdi-synced",
+    CdiSynced,
+}
+
+impl Point {
+    pub const ALL: &[Self] = Self::VARIANTS;
+
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -100,7 +110,6 @@ mod armed {
         armed
     }
 
-    /// Passes a point.
     pub fn pass(point: Point) {
         fail::fail_point!(point.as_str(), |_| die());
     }
@@ -116,19 +125,6 @@ mod armed {
 #[cfg(feature = "failpoints")]
 pub use armed::{Armed, arm, pass};
 
-/// Passes a point.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub fn pass(_: Point) {}
-
-#[cfg(test)]
-mod tests {
-    use super::Point;
-
-    #[test]
-    fn names_are_unique_and_need_no_quoting() {
-        let names: std::collections::BTreeSet<_> = Point::ALL.iter().map(|point| point.as_str()).collect();
-        assert_eq!(names.len(), Point::ALL.len());
-        assert!(names.iter().all(|name| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')));
-    }
-}

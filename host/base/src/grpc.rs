@@ -8,7 +8,6 @@ use tonic::{Code, Request, Status};
 
 use nodedock_model::{Problem, ProblemKind};
 
-/// Returns the gRPC code of a problem's kind.
 pub fn code(kind: ProblemKind) -> Code {
     match kind {
         ProblemKind::Invalid => Code::InvalidArgument,
@@ -27,7 +26,6 @@ pub fn status(problem: &Problem) -> Status {
     Status::with_details(code(problem.kind), problem.message.clone(), details.into())
 }
 
-/// A problem as the node API carries it.
 pub fn problem(problem: &Problem) -> v1::Problem {
     v1::Problem {
         kind: problem.kind.as_str().to_owned(),

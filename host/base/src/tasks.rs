@@ -68,7 +68,6 @@ impl Tasks {
         self.stop.is_cancelled()
     }
 
-    /// Signals the tasks to stop.
     pub fn stop(&self) {
         self.stop.cancel();
     }

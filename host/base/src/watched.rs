@@ -29,9 +29,11 @@ pub trait Directory {
     type Event;
 
     fn path(&self) -> &Path;
-    fn depth(&self) -> RecursiveMode;
+    fn depth(&self) -> RecursiveMode {
+        RecursiveMode::NonRecursive
+    }
     /// Records what an event shows and a list does not.
-    fn note(&mut self, event: &notify::Event);
+    fn note(&mut self, _event: &notify::Event) {}
     /// Records that events may be lost: the watch is new or missing, or its queue overflowed.
     fn note_gap(&mut self) {}
     /// Lists the directory and returns the differences from the last report.
@@ -65,10 +67,10 @@ pub async fn follow<F: Directory>(mut directory: F, tasks: Tasks, events: mpsc::
             // Safe to drop: an event that is not received stays in the channel.
             event = arrivals.recv() => {
                 let Some(event) = event else { return };
-                note(&mut directory, &event);
+                directory.note(&event);
                 tokio::time::sleep(GATHER).await;
                 while let Ok(event) = arrivals.try_recv() {
-                    note(&mut directory, &event);
+                    directory.note(&event);
                 }
             }
             () = tokio::time::sleep_until(wake) => {}
@@ -76,10 +78,22 @@ pub async fn follow<F: Directory>(mut directory: F, tasks: Tasks, events: mpsc::
     }
 }
 
-/// An error needs no handling: it triggers a list, as every event does.
-fn note<F: Directory>(directory: &mut F, event: &notify::Result<notify::Event>) {
-    if let Ok(event) = event {
-        directory.note(event);
+/// Reports at once, whenever an entry of a directory may have changed, and periodically.
+pub async fn changes(directory: PathBuf, tasks: Tasks, reports: mpsc::Sender<()>) {
+    follow(AnyChange(directory), tasks, reports).await;
+}
+
+struct AnyChange(PathBuf);
+
+impl Directory for AnyChange {
+    type Event = ();
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn look(&mut self) -> Vec<()> {
+        vec![()]
     }
 }
 
@@ -87,7 +101,7 @@ fn note<F: Directory>(directory: &mut F, event: &notify::Result<notify::Event>) 
 struct Watched {
     directory: PathBuf,
     depth: RecursiveMode,
-    raw: mpsc::Sender<notify::Result<notify::Event>>,
+    raw: mpsc::Sender<notify::Event>,
     watcher: Option<RecommendedWatcher>,
     inode: Option<(u64, u64)>,
     complained: bool,
@@ -96,11 +110,7 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(
-        directory: PathBuf,
-        depth: RecursiveMode,
-        raw: mpsc::Sender<notify::Result<notify::Event>>,
-    ) -> Self {
+    fn new(directory: PathBuf, depth: RecursiveMode, raw: mpsc::Sender<notify::Event>) -> Self {
         Self { directory, depth, raw, watcher: None, inode: None, complained: false, lost: Arc::default() }
     }
 
@@ -139,11 +149,11 @@ impl Watched {
     fn start(&self) -> notify::Result<RecommendedWatcher> {
         let (raw, lost) = (self.raw.clone(), self.lost.clone());
         let handle = move |event: notify::Result<notify::Event>| {
-            if event.as_ref().map_or(true, tells_of_change) {
-                // An event in a full channel triggers a list, and a list finds everything.
-                if raw.try_send(event).is_err() {
-                    lost.store(true, Ordering::Relaxed);
-                }
+            // An error triggers a list, as every event does.
+            let event = event.unwrap_or_default();
+            // An event in a full channel triggers a list, and a list finds everything.
+            if is_change_event(&event) && raw.try_send(event).is_err() {
+                lost.store(true, Ordering::Relaxed);
             }
         };
         let mut watcher = RecommendedWatcher::new(handle, Config::default().with_follow_symlinks(false))?;
@@ -157,7 +167,7 @@ impl Watched {
 }
 
 /// Listing a directory opens it, which is an event too: without this filter each list would trigger the next.
-fn tells_of_change(event: &notify::Event) -> bool {
+fn is_change_event(event: &notify::Event) -> bool {
     let closed_after_writing = AccessKind::Close(AccessMode::Write);
     event.need_rescan() || !matches!(event.kind, EventKind::Access(kind) if kind != closed_after_writing)
 }
@@ -175,7 +185,7 @@ mod tests {
         // Create, write and close are three events.
         std::fs::write(directory.path().join("a"), "x").unwrap();
         while !watched.has_lost() {
-            arrivals.recv().await.unwrap().unwrap();
+            arrivals.recv().await.unwrap();
             std::fs::write(directory.path().join("a"), "x").unwrap();
         }
         std::fs::remove_dir_all(directory.path()).unwrap();
@@ -184,11 +194,11 @@ mod tests {
 
     #[test]
     fn listing_a_directory_is_no_change() {
-        let is_change = |kind| tells_of_change(&notify::Event::new(kind));
+        let is_change = |kind| is_change_event(&notify::Event::new(kind));
         assert!(!is_change(EventKind::Access(AccessKind::Open(AccessMode::Any))));
         assert!(is_change(EventKind::Access(AccessKind::Close(AccessMode::Write))));
         assert!(is_change(EventKind::Create(notify::event::CreateKind::Any)));
         let overflow = notify::Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
-        assert!(tells_of_change(&overflow));
+        assert!(is_change_event(&overflow));
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use notify::RecursiveMode;
 use notify::event::{EventKind, ModifyKind};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -60,10 +59,6 @@ impl Directory for SpecDirectory {
 
     fn path(&self) -> &Path {
         &self.directory
-    }
-
-    fn depth(&self) -> RecursiveMode {
-        RecursiveMode::NonRecursive
     }
 
     fn note(&mut self, event: &notify::Event) {

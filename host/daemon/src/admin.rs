@@ -47,18 +47,18 @@ pub struct Admin {
     pub tasks: Tasks,
 }
 
-/// Serves until the tasks stop.
+/// Serves metrics and probes. Safe to drop.
 pub async fn serve(admin: Admin, socket: UnixListener, address: Option<TcpListener>) {
     let (tasks, front) = (admin.tasks.clone(), Front::new(""));
     front.serve(admin);
     if let Some(listener) = address {
         let serve = http::serve(front.clone(), TcpListenerStream::new(listener), tasks.clone());
-        tasks.spawn("admin-address", serve);
+        tasks.spawn_until_stopped("admin-address", serve);
     }
     serve_front(front, socket, tasks).await;
 }
 
-/// Serves the probes of one instance until the tasks stop.
+/// Serves the probes of one instance. Safe to drop.
 pub async fn serve_front(front: Front, socket: UnixListener, tasks: Tasks) {
     http::serve(front, UnixListenerStream::new(socket), tasks).await;
 }

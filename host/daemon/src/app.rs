@@ -15,7 +15,6 @@ use tokio::sync::mpsc;
 
 use crate::admin::{self, Admin, AtStart};
 use crate::config::{Config, Paths};
-use crate::config_watch;
 use crate::node_api::{self, NodeApi};
 use crate::pod_resources::{self, PodResources};
 use nodedock_base::changes::Changes;
@@ -24,6 +23,7 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
+use nodedock_base::watched;
 use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::Checkpoint;
@@ -340,7 +340,10 @@ impl Built {
             tasks: tasks_of_api,
         };
         intake.spawn("node-api", node_api::serve(api, listeners.node_api));
-        intake.spawn("admin", admin::serve(admin.clone(), listeners.admin, listeners.admin_address));
+        intake.spawn_until_stopped(
+            "admin",
+            admin::serve(admin.clone(), listeners.admin, listeners.admin_address),
+        );
         intake.spawn("pod-resources", pod_resources::serve(pod_resources, listeners.pod_resources));
         Ok(Daemon { admin, kubelet_sockets, tasks })
     }
@@ -371,10 +374,12 @@ fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
 
 fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Conditions) {
     let Some(path) = config.file_path.clone() else { return };
-    let (sender, events) = mpsc::channel(1);
-    let reload = Reload { path: path.clone(), started: config.file.clone(), trust, conditions };
-    tasks.spawn("config", reload.run(events));
-    tasks.spawn("config-file", config_watch::watch(path, tasks.clone(), sender));
+    // Of the directory and not of the file: tools replace the file by a new one, and a mounted ConfigMap changes a link beside it.
+    let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
+    let (sender, reports) = mpsc::channel(1);
+    let reload = Reload { path, started: config.file.clone(), trust, conditions };
+    tasks.spawn_until_stopped("config", reload.run(reports));
+    tasks.spawn("config-directory", watched::changes(directory, tasks.clone(), sender));
 }
 
 fn watch_drivers(paths: &Paths, tasks: &Tasks, wasm: WasmFiles) {
@@ -398,7 +403,7 @@ fn serve_plugins(
     let endpoints = Endpoints::new(manager, times, tasks.clone());
     let plugins = Plugins { registry, endpoints: endpoints.clone(), times, tasks: tasks.clone() };
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
-    tasks.spawn("plugins", plugins.run(events));
+    tasks.spawn_until_stopped("plugins", plugins.run(events));
     tasks.spawn("plugin-directory", sockets::watch(paths.plugins_registry.clone(), tasks.clone(), sender));
     let service = registration::serve(listener, device_plugins, endpoints, tasks.clone());
     tasks.spawn("device-plugin-api", service);

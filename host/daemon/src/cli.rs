@@ -99,16 +99,12 @@ struct RunArgs {
     boot_id: Option<String>,
 }
 
-/// How a command ended that printed an answer.
-enum Outcome {
-    Done,
-    /// The answer is a refusal.
-    Refused,
-}
-
 /// An error with the exit code and the hint that belong to it.
 #[derive(Debug, thiserror::Error)]
 enum CliError {
+    /// Everything about it is printed.
+    #[error("refused")]
+    Refused,
     #[error("{message}")]
     Usage { message: String, hint: String },
     #[error("the daemon is not reachable on {}", socket.display())]
@@ -119,16 +115,16 @@ impl CliError {
     fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), hint: hint.into() }
     }
+
+    fn unless_done(is_done: bool) -> Result<()> {
+        if is_done { Ok(()) } else { Err(Self::Refused.into()) }
+    }
 }
 
 /// Parses the arguments, executes the command, and returns its exit code.
 pub fn main() -> ExitCode {
     let Cli { location, command } = Cli::parse();
-    match execute(&location, command) {
-        Ok(Outcome::Done) => ExitCode::SUCCESS,
-        Ok(Outcome::Refused) => ExitCode::from(1),
-        Err(error) => fail(error, &location),
-    }
+    execute(&location, command).map_or_else(|error| fail(error, &location), |()| ExitCode::SUCCESS)
 }
 
 /// Prints an error with its hint, and returns its exit code.
@@ -136,6 +132,7 @@ fn fail(error: anyhow::Error, location: &Location) -> ExitCode {
     let error =
         error.downcast::<Status>().map_or_else(|other| other, |status| client::call_error(status, location));
     let (code, hint) = match error.downcast_ref::<CliError>() {
+        Some(CliError::Refused) => return ExitCode::from(1),
         Some(CliError::Usage { hint, .. }) => (2, Some(hint.as_str())),
         Some(CliError::Unreachable { .. }) => (3, Some("is `nodedock run` running, with the same --root?")),
         None => (1, None),
@@ -149,7 +146,7 @@ fn fail(error: anyhow::Error, location: &Location) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn execute(location: &Location, command: Command) -> Result<Outcome> {
+fn execute(location: &Location, command: Command) -> Result<()> {
     match command {
         Command::Run(args) => run(location, args),
         Command::Get(args) => block_on(get::run(location, args)),
@@ -162,23 +159,22 @@ fn execute(location: &Location, command: Command) -> Result<Outcome> {
         Command::Probe(args) => block_on(probe::run(location, args)),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "nodedock", &mut std::io::stdout());
-            Ok(Outcome::Done)
+            Ok(())
         }
         Command::InternalCompile { parent, memory, cpu_seconds } => {
             let cpu = Duration::from_secs(cpu_seconds);
-            compile_for_parent(parent, &CompileBounds { memory, cpu, ..CompileBounds::default() })?;
-            Ok(Outcome::Done)
+            Ok(compile_for_parent(parent, &CompileBounds { memory, cpu, ..CompileBounds::default() })?)
         }
     }
 }
 
-fn block_on(command: impl Future<Output = Result<Outcome>>) -> Result<Outcome> {
+fn block_on(command: impl Future<Output = Result<()>>) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
     runtime.block_on(command)
 }
 
-fn run(location: &Location, args: RunArgs) -> Result<Outcome> {
+fn run(location: &Location, args: RunArgs) -> Result<()> {
     telemetry::init(args.log_format);
     #[cfg(feature = "failpoints")]
     let _armed = nodedock_base::failpoint::arm();
@@ -189,7 +185,7 @@ fn run(location: &Location, args: RunArgs) -> Result<Outcome> {
     let outcome = runtime.block_on(app::run(config, boot_id));
     // A file system call of a driver that hangs must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    outcome.map(|()| Outcome::Done)
+    outcome
 }
 
 /// Reads the config file, makes the root and puts the daemon's configuration together.

@@ -11,8 +11,8 @@ use nodedock_core::manager::{ContainerAnswer, PodOutcome, PodView};
 use nodedock_core::registry::{DriverView, NativeView, TrustView};
 use nodedock_model::{
     AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim, ClaimRecord,
-    ClaimReference, ConfigSource, Consumer, ContainerClaim, ContainerKind, NameError, ObjectRef,
-    OpaqueConfig, PodContainer, PodRequest, Problem, ProblemCode, is_dns_label, limit,
+    ClaimReference, Consumer, ContainerClaim, ContainerKind, NameError, ObjectRef, OpaqueConfig,
+    PodContainer, PodRequest, Problem, ProblemCode, is_dns_label, limit,
 };
 
 mod claims;
@@ -37,11 +37,11 @@ fn missing(field: &str) -> Problem {
     invalid(format!("{field} is missing"))
 }
 
-fn bounded<T>(field: &str, list: &[T], max: usize) -> Result<(), Problem> {
-    if list.len() <= max {
+fn bounded(field: &str, entries: usize, max: usize) -> Result<(), Problem> {
+    if entries <= max {
         return Ok(());
     }
-    Err(invalid(format!("{field} has {} entries, at most {max} are allowed", list.len())))
+    Err(invalid(format!("{field} has {entries} entries, at most {max} are allowed")))
 }
 
 /// Parses a name, UID or resource.
@@ -91,8 +91,8 @@ fn unique<'a>(field: &str, names: impl IntoIterator<Item = &'a str>) -> Result<(
 
 /// Checks a request for a pod, and returns it with the claims that it carries.
 pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<Claim>), Problem> {
-    bounded("claims", &request.claims, limit::POD_CLAIMS_MAX)?;
-    bounded("inline_claims", &request.inline_claims, limit::POD_CLAIMS_MAX)?;
+    bounded("claims", request.claims.len(), limit::POD_CLAIMS_MAX)?;
+    bounded("inline_claims", request.inline_claims.len(), limit::POD_CLAIMS_MAX)?;
     let pod = object("pod", request.pod.as_ref())?;
     let claims: Vec<_> = request.claims.iter().map(reference).collect::<Result<_, _>>()?;
     let containers = containers(&request.containers)?;
@@ -119,7 +119,7 @@ pub fn resources_request(request: &v1::GetTopologyHintsRequest) -> Result<PodReq
 }
 
 fn containers(containers: &[v1::Container]) -> Result<Vec<PodContainer>, Problem> {
-    bounded("containers", containers, limit::POD_CONTAINERS_MAX)?;
+    bounded("containers", containers.len(), limit::POD_CONTAINERS_MAX)?;
     let containers: Vec<_> = containers.iter().map(container).collect::<Result<_, _>>()?;
     unique("containers[].name", containers.iter().map(|container| container.name.as_str()))?;
     Ok(containers)
@@ -134,7 +134,7 @@ fn reference(reference: &v1::ClaimReference) -> Result<ClaimReference, Problem> 
 }
 
 fn container(container: &v1::Container) -> Result<PodContainer, Problem> {
-    bounded("containers[].claims", &container.claims, limit::CONTAINER_CLAIMS_MAX)?;
+    bounded("containers[].claims", container.claims.len(), limit::CONTAINER_CLAIMS_MAX)?;
     let claim = |claim: &v1::ContainerClaim| ContainerClaim {
         pod_claim_name: claim.pod_claim_name.clone(),
         request: not_empty(&claim.request),
@@ -170,7 +170,7 @@ fn consumer(consumer: &v1::Consumer) -> Result<Consumer, Problem> {
 }
 
 fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
-    bounded("reserved_for", &claim.reserved_for, limit::RESERVED_FOR_MAX)?;
+    bounded("reserved_for", claim.reserved_for.len(), limit::RESERVED_FOR_MAX)?;
     Ok(Claim {
         id: object("inline_claims[].id", claim.id.as_ref())?,
         allocation: claim.allocation.as_ref().map(allocation).transpose()?,
@@ -201,15 +201,10 @@ fn allocated(device: &v1::AllocatedDevice) -> Result<AllocatedDevice, Problem> {
 }
 
 fn config(config: &v1::OpaqueConfig) -> Result<OpaqueConfig, Problem> {
-    let source = match config.source.as_str() {
-        "FromClass" => ConfigSource::DeviceClass,
-        "FromClaim" => ConfigSource::Claim,
-        other => {
-            return Err(invalid(format!("configs[].source: {other:?} is neither FromClass nor FromClaim")));
-        }
-    };
+    let unknown =
+        |_| invalid(format!("configs[].source: {:?} is neither FromClass nor FromClaim", config.source));
     Ok(OpaqueConfig {
-        source,
+        source: config.source.parse().map_err(unknown)?,
         requests: config.requests.clone(),
         driver: name("configs[].driver", &config.driver)?,
         parameters: config.parameters.clone(),
@@ -255,10 +250,7 @@ fn allocation_message(allocation: &Allocation) -> v1::Allocation {
         consumed_capacity: device.consumed.clone(),
     };
     let config = |config: &OpaqueConfig| v1::OpaqueConfig {
-        source: match config.source {
-            ConfigSource::DeviceClass => "FromClass".to_owned(),
-            ConfigSource::Claim => "FromClaim".to_owned(),
-        },
+        source: config.source.to_string(),
         requests: config.requests.clone(),
         driver: config.driver.to_string(),
         parameters: config.parameters.clone(),

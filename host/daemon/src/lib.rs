@@ -2,7 +2,6 @@
 
 pub mod admin;
 pub mod config;
-mod config_watch;
 pub mod convert;
 mod health;
 pub mod node_api;

@@ -4,16 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use nodedock_proto::node::v1::node_server::{Node, NodeServer};
-use nodedock_proto::node::v1::{
-    self, ContainerDevices, CoverAllocatedRequest, CoverAllocatedResponse, GetCapacityRequest,
-    GetCapacityResponse, GetNodeRequest, GetPodDevicesRequest, GetTopologyHintsRequest,
-    GetTopologyHintsResponse, ListClaimsRequest, ListClaimsResponse, ListDevicesRequest, ListDevicesResponse,
-    ListDriversRequest, ListDriversResponse, ListPodsRequest, ListPodsResponse, NodeStatus,
-    PodMightNeedUnprepareRequest, PodMightNeedUnprepareResponse, PreparePodRequest, PreparePodResponse,
-    ReleaseClaimRequest, ReleaseClaimResponse, ReloadDriverRequest, ReloadDriverResponse,
-    ResumeDriverRequest, ResumeDriverResponse, StartContainerRequest, UnpreparePodRequest,
-    UnpreparePodResponse, WatchRequest,
-};
+use nodedock_proto::node::v1::{self, *};
 use nodedock_proto::unix;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::BroadcastStream;

@@ -16,15 +16,10 @@ pub(crate) enum LogFormat {
 /// A second call changes nothing.
 pub(crate) fn init(format: LogFormat) {
     let filter = EnvFilter::try_from_env("NODEDOCK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let registry = tracing_subscriber::registry().with(filter);
-    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let done = match format {
-        LogFormat::Text => {
-            registry.with(fmt::layer().with_writer(std::io::stderr).with_ansi(colours)).try_init()
-        }
-        LogFormat::Json => {
-            registry.with(fmt::layer().json().flatten_event(true).with_writer(std::io::stderr)).try_init()
-        }
+    let layer = fmt::layer().with_writer(std::io::stderr);
+    let layer = match format {
+        LogFormat::Text => layer.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).boxed(),
     };
-    drop(done);
+    drop(tracing_subscriber::registry().with(filter).with(layer).try_init());
 }

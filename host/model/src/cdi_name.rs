@@ -1,20 +1,16 @@
 //! The names of CDI devices, `VENDOR/CLASS=DEVICE`, by the rules of the CDI libraries.
 
 use super::limit::CDI_NAME_BYTES_MAX;
+use super::name::is_identifier;
 
 /// A vendor or a class: a letter, then letters, digits, `-`, `_` or `.`, and a letter or digit at the end.
 pub fn is_cdi_vendor_or_class(name: &str) -> bool {
-    name.starts_with(|c: char| c.is_ascii_alphabetic())
-        && name.ends_with(|c: char| c.is_ascii_alphanumeric())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+    name.starts_with(|c: char| c.is_ascii_alphabetic()) && is_identifier(name, b"-_.")
 }
 
 /// The part after `=`: letters, digits, `-`, `_`, `.` or `:` between a letter or digit at each end.
 pub fn is_cdi_device_name(name: &str) -> bool {
-    let edge = |c: char| c.is_ascii_alphanumeric();
-    name.starts_with(edge)
-        && name.ends_with(edge)
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':'))
+    is_identifier(name, b"-_.:")
 }
 
 /// A qualified name, as a runtime accepts it.

@@ -13,7 +13,7 @@ pub struct Changed {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
-#[strum(serialize_all = "kebab-case")]
+#[strum(serialize_all = "lowercase")]
 pub enum ChangedKind {
     Driver,
     Device,

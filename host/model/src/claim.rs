@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use strum::IntoStaticStr;
+use strum::{Display, EnumString, IntoStaticStr};
 
 use super::{
     Consumer, DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef, PoolName, Uid,
@@ -76,11 +76,13 @@ impl AllocatedDevice {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Display, EnumString)]
 pub enum ConfigSource {
     #[serde(rename = "FromClass")]
+    #[strum(serialize = "FromClass")]
     DeviceClass,
     #[serde(rename = "FromClaim")]
+    #[strum(serialize = "FromClaim")]
     Claim,
 }
 
@@ -224,7 +226,7 @@ pub struct PodContainer {
 /// When a container runs. Init containers end before the next one starts, so their devices are reused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
-#[strum(serialize_all = "kebab-case")]
+#[strum(serialize_all = "lowercase")]
 pub enum ContainerKind {
     #[default]
     App,

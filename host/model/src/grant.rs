@@ -7,17 +7,16 @@ mod limits;
 pub mod pattern;
 mod yaml;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use regex::Regex;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-pub use self::limits::{LimitGrant, LimitRequest, Limits, LogRates};
+pub use self::limits::{LimitKey, LimitValues, Limits, LogRates, requested_limits};
 pub use self::yaml::to_yaml;
 
-use self::limits::LimitEntries;
 use self::pattern::{PatternError, PatternSet, covers, is_literal};
 
 use crate::limit;
@@ -79,7 +78,7 @@ pub struct Capabilities {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grant {
     pub allowed: Capabilities,
-    pub limits: LimitGrant,
+    pub limits: LimitValues,
 }
 
 /// An invalid grant file.
@@ -113,7 +112,7 @@ struct GrantFile {
     #[serde(default)]
     net_devices: Vec<Spanned<String>>,
     #[serde(default)]
-    limits: LimitEntries,
+    limits: BTreeMap<LimitKey, Option<Spanned<u32>>>,
 }
 
 #[derive(Deserialize)]
@@ -163,8 +162,7 @@ impl GrantFile {
             env: globs("env", self.env, Shape::Name)?,
             net_devices: globs("netDevices", self.net_devices, Shape::Name)?,
         };
-        let limits = self.limits.check()?;
-        Ok(Grant { allowed, limits })
+        Ok(Grant { allowed, limits: limits::check(self.limits)? })
     }
 }
 
@@ -272,7 +270,7 @@ fn whole_value(pattern: &str) -> Result<Regex, String> {
 }
 
 /// Returns the requested capabilities beyond the grant, one readable line each: `sysfsRead: class/net/*`.
-pub fn missing(request: &Capabilities, limits: &LimitRequest, grant: &Grant) -> Vec<String> {
+pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> Vec<String> {
     let allowed = &grant.allowed;
     let mut lines = Vec::new();
     let mut list = |key: &str, asked: &[String], granted: &[String], only_literal: &[&str]| {
@@ -298,7 +296,7 @@ pub fn missing(request: &Capabilities, limits: &LimitRequest, grant: &Grant) -> 
             lines.push(format!("sysfsWrite: {} with {}", asked.glob, asked.pattern));
         }
     }
-    lines.extend(limits.beyond(&grant.limits));
+    lines.extend(limits::beyond(limits, &grant.limits));
     lines
 }
 
@@ -307,21 +305,14 @@ pub fn missing(request: &Capabilities, limits: &LimitRequest, grant: &Grant) -> 
 struct Both {
     asked: PatternSet,
     granted: PatternSet,
-    asked_texts: Vec<String>,
-    granted_texts: Vec<String>,
-    /// Granted without wildcards.
-    by_name: BTreeSet<String>,
     only_by_name: PatternSet,
 }
 
 impl Both {
     fn new(asked: &[String], granted: &[String], only_by_name: &[&str]) -> Result<Self, PatternError> {
         Ok(Self {
-            asked: PatternSet::new(asked.iter().map(String::as_str))?,
-            granted: PatternSet::new(granted.iter().map(String::as_str))?,
-            asked_texts: asked.to_vec(),
-            granted_texts: granted.to_vec(),
-            by_name: granted.iter().filter(|text| is_literal(text)).cloned().collect(),
+            asked: PatternSet::new(asked)?,
+            granted: PatternSet::new(granted)?,
             only_by_name: PatternSet::new(only_by_name.iter().copied())?,
         })
     }
@@ -330,13 +321,12 @@ impl Both {
         if !self.asked.matches(text) {
             return false;
         }
-        if self.only_by_name.matches(text) { self.by_name.contains(text) } else { self.granted.matches(text) }
+        if self.only_by_name.matches(text) { self.granted.names(text) } else { self.granted.matches(text) }
     }
 
     /// Returns whether everything that a glob may match is allowed.
     fn allows_glob(&self, glob: &str) -> bool {
-        let within = |texts: &[String]| texts.iter().any(|text| covers(text, glob));
-        within(&self.asked_texts) && within(&self.granted_texts)
+        self.asked.covers(glob) && self.granted.covers(glob)
     }
 }
 
@@ -346,7 +336,7 @@ struct WriteRules(Vec<(PatternSet, Regex)>);
 impl WriteRules {
     fn new(entries: &[ValueGrant]) -> Result<Self, EffectiveError> {
         let rule = |entry: &ValueGrant| {
-            let glob = PatternSet::new([entry.glob.as_str()])?;
+            let glob = PatternSet::new([&entry.glob])?;
             Ok((glob, whole_value(&entry.pattern).map_err(EffectiveError::Value)?))
         };
         entries.iter().map(rule).collect::<Result<_, EffectiveError>>().map(Self)

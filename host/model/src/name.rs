@@ -30,7 +30,7 @@ macro_rules! name_type {
     ($(#[$doc:meta])* $name:ident, $kind:literal, $check:path, $rule:literal) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
+        #[serde(try_from = "String")]
         pub struct $name(Arc<str>);
 
         impl $name {
@@ -61,12 +61,6 @@ macro_rules! name_type {
             type Error = NameError;
             fn try_from(value: String) -> Result<Self, NameError> {
                 Self::new(value)
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(value: $name) -> String {
-                value.0.as_ref().to_owned()
             }
         }
 
@@ -143,10 +137,7 @@ pub fn is_dns_label(value: &str) -> bool {
 }
 
 fn is_label_of_any_length(value: &str) -> bool {
-    let bytes = value.as_bytes();
-    let inner = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
-    let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    bytes.iter().all(inner) && edge(bytes.first()) && edge(bytes.last())
+    is_identifier(value, b"-") && !value.bytes().any(|b| b.is_ascii_uppercase())
 }
 
 /// A DNS subdomain (RFC 1123, lower case) of at most 253 bytes. As in Kubernetes its labels have no separate bound: the name of
@@ -164,19 +155,19 @@ fn is_pool_name(value: &str) -> bool {
 }
 
 fn is_uid(value: &str) -> bool {
-    value.len() <= 128 && is_identifier(value)
+    value.len() <= 128 && is_identifier(value, b"-_.")
 }
 
 /// The part after the domain of a qualified name (Kubernetes `IsQualifiedName`).
 fn is_qualified_part(value: &str) -> bool {
-    value.len() <= 63 && is_identifier(value)
+    value.len() <= 63 && is_identifier(value, b"-_.")
 }
 
-/// Letters, digits, `-`, `_` and `.`, with a letter or a digit at each end.
-fn is_identifier(value: &str) -> bool {
-    let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
-    value.bytes().all(inner) && edge(value.bytes().next()) && edge(value.bytes().last())
+/// ASCII letters, digits and some other characters, with a letter or a digit at each end.
+pub(super) fn is_identifier(value: &str, others: &[u8]) -> bool {
+    let edge = |c: char| c.is_ascii_alphanumeric();
+    let is_plain = value.bytes().all(|b| b.is_ascii_alphanumeric() || others.contains(&b));
+    is_plain && value.starts_with(edge) && value.ends_with(edge)
 }
 
 /// Key of a label, an annotation or a taint: a name of at most 63 bytes, optionally with a DNS subdomain and `/` before it.

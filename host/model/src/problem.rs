@@ -322,14 +322,12 @@ impl Problem {
         Self::new(ProblemKind::Internal, code, message)
     }
 
-    /// Adds a detail.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl fmt::Display) -> Self {
         self.details.push((key.to_owned(), value.to_string()));
         self
     }
 
-    /// Sets the time until the retry.
     #[must_use]
     pub fn retry_after(mut self, delay: Duration) -> Self {
         self.retry_after_ms = Some(u32::try_from(delay.as_millis()).unwrap_or(u32::MAX));

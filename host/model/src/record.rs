@@ -13,7 +13,7 @@ use super::{
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
-#[strum(serialize_all = "kebab-case")]
+#[strum(serialize_all = "lowercase")]
 pub enum ClaimState {
     /// The intent is durable; drivers may or may not have acted.
     Preparing,
@@ -79,7 +79,6 @@ impl ClaimRecord {
         }
     }
 
-    /// Returns one driver's part of this claim.
     pub fn driver_claim(&self, driver: &DriverName) -> DriverClaim {
         DriverClaim {
             id: self.id.clone(),
@@ -215,8 +214,9 @@ pub struct PreparedBy {
 }
 
 /// Kind of a driver.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum DriverKind {
     #[default]
     Wasm,
@@ -225,10 +225,7 @@ pub enum DriverKind {
 
 impl DriverKind {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Wasm => "wasm",
-            Self::Grpc => "grpc",
-        }
+        self.into()
     }
 }
 

@@ -1,24 +1,19 @@
 //! Rules of texts in drivers' answers that have no type of their own.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 use crate::limit::{ENV_NAME_BYTES_MAX, PATH_BYTES_MAX, PROBLEM_CODE_BYTES_MAX, QUANTITY_BYTES_MAX};
+
+static QUANTITY: LazyLock<Regex> = LazyLock::new(|| {
+    let quantity = r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i)?$";
+    Regex::new(quantity).expect("it is a regular expression")
+});
 
 /// A quantity in Kubernetes' notation (apimachinery, `resource.Quantity`), not negative, at most [`QUANTITY_BYTES_MAX`] bytes.
 pub fn is_quantity(text: &str) -> bool {
-    let unsigned = text.strip_prefix('+').unwrap_or(text);
-    let number = unsigned.len() - unsigned.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
-    let (number, suffix) = unsigned.split_at(number);
-    let digits = number.bytes().filter(u8::is_ascii_digit).count();
-    let one_point = number.bytes().filter(|b| *b == b'.').count() <= 1;
-    let exponent = |suffix: &str| {
-        let rest = suffix.strip_prefix(['e', 'E']).unwrap_or_default();
-        let rest = rest.strip_prefix(['+', '-']).unwrap_or(rest);
-        !rest.is_empty() && rest.len() <= 3 && rest.bytes().all(|b| b.is_ascii_digit())
-    };
-    let known = matches!(
-        suffix,
-        "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei"
-    );
-    text.len() <= QUANTITY_BYTES_MAX && digits > 0 && one_point && (known || exponent(suffix))
+    text.len() <= QUANTITY_BYTES_MAX && QUANTITY.is_match(text)
 }
 
 /// Name of an environment variable: a letter or `_`, then letters, digits, `_`, `-` and `.`.

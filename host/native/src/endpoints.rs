@@ -9,9 +9,9 @@
 //! `registering → serving ⇄ lost`. It is gone when a newer registration replaces it, when its registration socket is removed, or when its
 //! own socket has been missing for five minutes.
 //!
-//! Both ways of registration, a call on `kubelet.sock` and a registration socket, take the same steps: check the socket, dial it, call
-//! it for its options, and pass the plugin to the controller of its resource, which reports it to the device manager and watches its
-//! lists. Of two registrations the later one counts, even while the earlier one is in progress.
+//! Both ways of registration, a call on `kubelet.sock` and a registration socket, leave the registration in the slot of its resource,
+//! whose controller takes the same steps: it checks the socket, dials it, calls it for its options, reports the plugin to the device
+//! manager and watches its lists. Of two registrations the later one counts, even while the earlier one is in progress.
 //!
 //! Differences from a kubelet: every call has a deadline; a lost plugin is dialled again (20 ms, doubled, at most 2 s); an endpoint must
 //! be a socket in its directory; a response to Allocate is checked and its paths are normalized; of more than twenty lists per second
@@ -19,7 +19,6 @@
 
 mod controller;
 mod location;
-mod sockets;
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -28,24 +27,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{Notify, Semaphore, oneshot};
 
 use crate::grpc::{DevicePlugin, PluginTimes};
-use controller::{Order, ResourceController};
+use controller::ResourceController;
 pub use location::Location;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::DeviceDriver;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::devices::PluginId;
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
-use sockets::Accepted;
 
 /// Device plugins that are dialled concurrently; others wait, one for each resource.
 const REGISTRATIONS_AT_ONCE: usize = 16;
-
-/// Queue of orders for a resource's controller, which executes them without waiting for a plugin.
-const ORDERS_WAITING_MAX: usize = 16;
 
 /// Receives reports about plugins. A replaced plugin causes no report but the arrival of the next one.
 pub trait PluginSink: Clone + Send + Sync + 'static {
@@ -105,33 +99,28 @@ struct Shared<S> {
     /// Permits for the steps of a registration.
     at_once: Semaphore,
     slots: Mutex<BTreeMap<ExtendedResource, Slot>>,
-    /// Locked before the slots.
-    accepted: Mutex<Accepted>,
 }
 
-/// State of a resource: a registration in progress, a controller, or both. Without either there is no slot.
+/// What the controller of a resource has to carry out. Without a controller there is no slot.
 #[derive(Default)]
 struct Slot {
-    /// Number of registrations; the last one counts.
-    registrations: u64,
-    /// Cancelled when a newer registration begins.
-    attempt: Option<CancellationToken>,
-    controller: Option<mpsc::Sender<Order>>,
-    /// Of the controller's plugin.
-    location: Option<Location>,
+    /// The newest registration, until the controller begins it.
+    next: Option<Registration>,
+    /// Endpoints of the plugins with a registration socket, by that.
+    accepted: BTreeMap<String, PathBuf>,
+    changed: Arc<Notify>,
+}
+
+struct Registration {
+    location: Location,
+    /// Gets the outcome; dropped when a newer registration begins. `None`: attempts are repeated until one succeeds.
+    done: Option<oneshot::Sender<Result<(), Problem>>>,
 }
 
 impl<S: PluginSink> Endpoints<S> {
     pub fn new(sink: S, steps: PluginTimes, tasks: Tasks) -> Self {
         let at_once = Semaphore::new(REGISTRATIONS_AT_ONCE);
-        Self(Arc::new(Shared {
-            sink,
-            tasks,
-            steps,
-            at_once,
-            slots: Mutex::default(),
-            accepted: Mutex::default(),
-        }))
+        Self(Arc::new(Shared { sink, tasks, steps, at_once, slots: Mutex::default() }))
     }
 
     /// Reports a plugin's call to register, before it is checked.
@@ -142,61 +131,73 @@ impl<S: PluginSink> Endpoints<S> {
     /// Connects to a plugin, calls it for its options, and replaces the previous plugin. Returns when the sink has the report of its
     /// arrival, which is before its first list. If a step fails the previous plugin stays.
     pub async fn register(&self, resource: &ExtendedResource, location: Location) -> Result<(), Problem> {
-        self.try_register(&Attempt::begin(&self.0, resource)?, &location).await
-    }
-
-    async fn try_register(&self, attempt: &Attempt<S>, location: &Location) -> Result<(), Problem> {
-        let connect = async {
-            let _permit = self.0.at_once.acquire().await;
-            self.0.connect(&attempt.resource, location).await
-        };
-        let plugin = tokio::select! {
+        let (done, outcome) = oneshot::channel();
+        self.begin(&mut self.0.slots(), resource, Registration { location, done: Some(done) })?;
+        tokio::select! {
             biased;
-            // Dropping the future closes the connection, here and below.
-            () = attempt.superseded.cancelled() => return Err(attempt.superseded_problem()),
-            () = self.0.tasks.stopped() => return Err(stopping()),
-            plugin = connect => plugin?,
-        };
-        let taken = self.hand_over(attempt, location.clone(), plugin)?;
-        taken.await.map_err(|_| stopping())
-    }
-
-    fn hand_over(
-        &self,
-        attempt: &Attempt<S>,
-        location: Location,
-        plugin: DevicePlugin,
-    ) -> Result<oneshot::Receiver<()>, Problem> {
-        let mut slots = self.0.slots();
-        let current = slots.get_mut(&attempt.resource).filter(|slot| slot.registrations == attempt.number);
-        let slot = current.ok_or_else(|| attempt.superseded_problem())?;
-        let controller = slot.controller.get_or_insert_with(|| self.spawn_controller(&attempt.resource));
-        let (taken, is_taken) = oneshot::channel();
-        let (plugin, number) = (Arc::new(plugin), attempt.number);
-        let order = Order::Take { location: location.clone(), plugin, number, taken };
-        controller.try_send(order).map_err(|_| attempt.superseded_problem())?;
-        slot.location = Some(location);
-        Ok(is_taken)
-    }
-
-    fn spawn_controller(&self, resource: &ExtendedResource) -> mpsc::Sender<Order> {
-        let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
-        let controller = ResourceController::new(self.0.clone(), resource.clone());
-        self.0.tasks.spawn("device-plugin", controller.run(inbox));
-        orders
-    }
-
-    /// Removes the plugin of a removed registration socket. Returns false if another plugin has replaced it.
-    fn end(&self, resource: &ExtendedResource, socket: &str) -> bool {
-        let mut slots = self.0.slots();
-        let Some(slot) = slots.get_mut(resource) else { return false };
-        let is_its = |location: &mut Location| matches!(location, Location::At { registration, .. } if registration == socket);
-        let is_ended = slot.location.take_if(is_its).is_some();
-        if let Some(controller) = slot.controller.as_ref().filter(|_| is_ended) {
-            // A controller that is stopping needs no order.
-            let _ = controller.try_send(Order::End);
+            () = self.0.tasks.stopped() => Err(stopping()),
+            // If the caller is cancelled, the controller ends the registration.
+            outcome = outcome => outcome.unwrap_or_else(|_| Err(superseded(resource))),
         }
-        is_ended
+    }
+
+    /// Registers a plugin that was accepted on a registration socket, as soon as it can be connected. It replaces another plugin of the
+    /// socket; the same plugin again changes nothing.
+    pub fn accept(
+        &self,
+        socket: &str,
+        resource: &ExtendedResource,
+        endpoint: PathBuf,
+    ) -> Result<(), Problem> {
+        let mut slots = self.0.slots();
+        if slots.get(resource).is_some_and(|slot| slot.accepted.get(socket) == Some(&endpoint)) {
+            return Ok(());
+        }
+        withdraw(&mut slots, socket);
+        let location = Location::At { endpoint: endpoint.clone(), registration: socket.to_owned() };
+        let slot = self.begin(&mut slots, resource, Registration { location, done: None })?;
+        slot.accepted.insert(socket.to_owned(), endpoint);
+        Ok(())
+    }
+
+    /// Ends the plugin that was accepted on a registration socket, if there is one. Another plugin that is accepted for the resource
+    /// takes over.
+    pub fn withdraw(&self, socket: &str) {
+        withdraw(&mut self.0.slots(), socket);
+    }
+
+    /// Passes a registration to the controller of the resource.
+    fn begin<'a>(
+        &self,
+        slots: &'a mut BTreeMap<ExtendedResource, Slot>,
+        resource: &ExtendedResource,
+        registration: Registration,
+    ) -> Result<&'a mut Slot, Problem> {
+        let max = limit::PLUGIN_RESOURCES_MAX;
+        if !slots.contains_key(resource) && slots.len() >= max {
+            let message = format!(
+                "{resource} is not taken: device plugins have {max} resources already, the most that are served"
+            );
+            return Err(Problem::unavailable(ProblemCode::TooManyResources, message));
+        }
+        let slot = slots.entry(resource.clone()).or_insert_with(|| {
+            let slot = Slot::default();
+            let controller = ResourceController::new(self.0.clone(), resource.clone());
+            // Safe to drop: plugins register with the next daemon.
+            self.0.tasks.spawn_until_stopped("device-plugin", controller.run(slot.changed.clone()));
+            slot
+        });
+        slot.next = Some(registration);
+        slot.changed.notify_one();
+        Ok(slot)
+    }
+}
+
+fn withdraw(slots: &mut BTreeMap<ExtendedResource, Slot>, socket: &str) {
+    for slot in slots.values_mut() {
+        if slot.accepted.remove(socket).is_some() {
+            slot.changed.notify_one();
+        }
     }
 }
 
@@ -214,15 +215,11 @@ impl<S: PluginSink> Shared<S> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn accepted(&self) -> MutexGuard<'_, Accepted> {
-        self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the slot of a controller without a plugin, unless a registration is in progress. Returns true if the controller must end.
-    fn end_if_idle(&self, resource: &ExtendedResource, inbox: &mpsc::Receiver<Order>) -> bool {
-        // Orders are sent only under this lock.
+    /// Ends the slot of a controller without work, unless there is new work. Returns true if the controller must end.
+    fn end_if_idle(&self, resource: &ExtendedResource) -> bool {
         let mut slots = self.slots();
-        let is_idle = inbox.is_empty() && slots.get(resource).is_none_or(|slot| slot.attempt.is_none());
+        let has_work = |slot: &Slot| slot.next.is_some() || !slot.accepted.is_empty();
+        let is_idle = !slots.get(resource).is_some_and(has_work);
         if is_idle {
             slots.remove(resource);
         }
@@ -230,54 +227,9 @@ impl<S: PluginSink> Shared<S> {
     }
 }
 
-/// A registration in progress: the newest of its resource, until `superseded`.
-struct Attempt<S: PluginSink> {
-    shared: Arc<Shared<S>>,
-    resource: ExtendedResource,
-    number: u64,
-    superseded: CancellationToken,
-}
-
-impl<S: PluginSink> Attempt<S> {
-    fn begin(shared: &Arc<Shared<S>>, resource: &ExtendedResource) -> Result<Self, Problem> {
-        let mut slots = shared.slots();
-        if !slots.contains_key(resource) && slots.len() >= limit::PLUGIN_RESOURCES_MAX {
-            let max = limit::PLUGIN_RESOURCES_MAX;
-            let message = format!(
-                "{resource} is not taken: device plugins have {max} resources already, the most that are served"
-            );
-            return Err(Problem::unavailable(ProblemCode::TooManyResources, message));
-        }
-        let slot = slots.entry(resource.clone()).or_default();
-        slot.registrations += 1;
-        let superseded = CancellationToken::new();
-        if let Some(before) = slot.attempt.replace(superseded.clone()) {
-            before.cancel();
-        }
-        let number = slot.registrations;
-        Ok(Self { shared: shared.clone(), resource: resource.clone(), number, superseded })
-    }
-
-    fn superseded_problem(&self) -> Problem {
-        let message = format!("a newer registration of {} came before this one was done", self.resource);
-        Problem::conflict(ProblemCode::RegistrationSuperseded, message)
-    }
-}
-
-impl<S: PluginSink> Drop for Attempt<S> {
-    fn drop(&mut self) {
-        let mut slots = self.shared.slots();
-        let Some(slot) = slots.get_mut(&self.resource).filter(|slot| slot.registrations == self.number)
-        else {
-            return;
-        };
-        slot.attempt = None;
-        match &slot.controller {
-            // The controller may have waited for this registration. A full channel triggers a check as well.
-            Some(controller) => drop(controller.try_send(Order::Look)),
-            None => drop(slots.remove(&self.resource)),
-        }
-    }
+fn superseded(resource: &ExtendedResource) -> Problem {
+    let message = format!("a newer registration of {resource} came before this one was done");
+    Problem::conflict(ProblemCode::RegistrationSuperseded, message)
 }
 
 fn stopping() -> Problem {

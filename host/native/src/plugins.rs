@@ -52,16 +52,12 @@ pub struct Plugins<S: PluginSink> {
 }
 
 impl<S: PluginSink> Plugins<S> {
-    /// Executes the requests of the watcher and of operators, until the tasks stop.
+    /// Executes the requests of the watcher and of operators. Safe to drop: the sockets exist at the next start.
     pub async fn run(self, mut events: mpsc::Receiver<SocketEvent>) {
         let Some(mut reloads) = self.registry.take_reloads(DriverKind::Grpc) else { return };
         let mut workers: HashMap<PathBuf, mpsc::Sender<Order>> = HashMap::new();
-        let stopped = self.tasks.stopped();
-        tokio::pin!(stopped);
         loop {
             tokio::select! {
-                // Safe to drop: the sockets exist at the next start.
-                () = &mut stopped => return,
                 // Safe to drop, for both: unreceived requests stay in their channels.
                 event = events.recv() => match event {
                     None => return,
@@ -87,7 +83,8 @@ impl<S: PluginSink> Plugins<S> {
 
     fn worker(&self, socket: PathBuf) -> mpsc::Sender<Order> {
         let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
-        self.tasks.spawn("plugin-socket", Worker::new(self.clone(), socket).run(inbox));
+        // Safe to drop: the plugin detects the daemon's end, and a registration in progress starts again with the next daemon.
+        self.tasks.spawn_until_stopped("plugin-socket", Worker::new(self.clone(), socket).run(inbox));
         orders
     }
 }

@@ -46,6 +46,7 @@ struct Stamp {
 
 type Listing = BTreeMap<PathBuf, Stamp>;
 
+#[derive(Default)]
 struct SocketDirectory {
     directory: PathBuf,
     reported: Listing,
@@ -57,13 +58,7 @@ struct SocketDirectory {
 
 impl SocketDirectory {
     fn new(directory: PathBuf) -> Self {
-        Self {
-            directory,
-            reported: Listing::new(),
-            removed: HashSet::new(),
-            complained: false,
-            too_many: false,
-        }
+        Self { directory, ..Self::default() }
     }
 
     /// A missing directory has no sockets.

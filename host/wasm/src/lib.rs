@@ -93,7 +93,7 @@ use nodedock_core::driver::{Call, Ledger, NodeFacts, stats};
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_core::sysfs::blocking::SYSFS_THREADS_PER_DRIVER;
 use nodedock_model::DriverName;
-use nodedock_model::grant::{self, Capabilities, Effective, Grant, LimitRequest, Limits};
+use nodedock_model::grant::{self, Capabilities, Effective, Grant, LimitValues, Limits};
 
 /// The node's files, and the facts about the node that drivers are given.
 #[derive(Debug, Clone)]
@@ -152,7 +152,7 @@ pub struct DriverInfo {
     pub version: String,
     pub summary: String,
     pub capabilities: Capabilities,
-    pub limits: LimitRequest,
+    pub limits: LimitValues,
     /// Kernel subsystems whose events trigger a discovery.
     pub event_subsystems: Vec<String>,
     pub discovery_period: Duration,
@@ -339,7 +339,7 @@ impl WasmHost {
         config: Option<String>,
     ) -> Result<WasmDriver, LoadError> {
         let counters = Arc::new(Stats::default());
-        let limits = Limits::new(&LimitRequest::default(), &grant.limits);
+        let limits = Limits::new(&LimitValues::new(), &grant.limits);
         let sandbox = self.sandbox(&compiled, None, label, Effective::none(), limits, &counters);
         let call = Call { request_id: "describe".into(), deadline: limits.look_wall() + PERMIT_WAIT };
         let described = sandbox.call(&call, Operation::Describe, None, |store, instance, exports| {

@@ -1,6 +1,6 @@
 //! The operator's grant file.
 
-use nodedock_model::grant::{self, Effective, LimitRequest};
+use nodedock_model::grant::{self, Effective};
 
 use crate::{Capabilities, DriverInfo};
 
@@ -30,11 +30,8 @@ impl Grant {
     /// Returns the requested capabilities and limits that are not granted, one line each; the host keeps the driver `blocked` while
     /// there is any.
     pub fn missing(&self, info: &DriverInfo) -> Vec<String> {
-        let limits = LimitRequest {
-            memory_mib: info.limits.memory_mib,
-            wall_ms: info.limits.wall_ms,
-            cpu_ms: info.limits.cpu_ms,
-        };
+        let limits = &info.limits;
+        let limits = grant::requested_limits(limits.memory_mib, limits.wall_ms, limits.cpu_ms);
         grant::missing(&requested(&info.capabilities), &limits, &self.0)
     }
 

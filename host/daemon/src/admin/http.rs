@@ -2,7 +2,7 @@
 //! silent occupies one connection for a short time and nothing else.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -18,7 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tower::ServiceExt;
 
 use super::probes::{self, Liveness};
@@ -45,29 +45,21 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 
 /// The responses of an instance of the daemon: it lives while it waits for its turn, and is ready when it serves.
 #[derive(Clone)]
-pub struct Front(Arc<Mutex<Router>>);
+pub struct Front(Arc<watch::Sender<Router>>);
 
 impl Front {
     pub fn new(waits_for: &str) -> Self {
-        Self(Arc::new(Mutex::new(waiting(waits_for))))
+        Self(Arc::new(watch::Sender::new(waiting(waits_for))))
     }
 
     /// The instance does not serve; `why` is the response to a readiness probe.
     pub fn stand_by(&self, why: &str) {
-        self.set(waiting(why));
+        drop(self.0.send_replace(waiting(why)));
     }
 
     /// The instance serves.
     pub fn serve(&self, admin: Admin) {
-        self.set(serving(admin));
-    }
-
-    fn set(&self, router: Router) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = router;
-    }
-
-    fn router(&self) -> Router {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        drop(self.0.send_replace(serving(admin)));
     }
 }
 
@@ -110,7 +102,7 @@ fn probed(problems: &[String]) -> Response {
     }
 }
 
-/// Serves the connections of a listener until the tasks stop.
+/// Serves the connections of a listener. Safe to drop: a client that is not accepted yet sees the socket removed.
 pub(super) async fn serve<S>(
     front: Front,
     mut incoming: impl Stream<Item = io::Result<S>> + Unpin,
@@ -121,16 +113,13 @@ pub(super) async fn serve<S>(
     let permits = Arc::new(Semaphore::new(ADMIN_CONNECTIONS_MAX));
     let mut failing = false;
     while let Ok(permit) = permits.clone().acquire_owned().await {
-        let accepted = tokio::select! {
-            // A client that is not accepted yet sees the socket removed.
-            () = tasks.stopped() => return,
-            Some(accepted) = incoming.next() => accepted,
-        };
+        let Some(accepted) = incoming.next().await else { return };
         match accepted {
             Ok(stream) => {
                 failing = false;
-                let connection = serve_one(front.clone(), stream, tasks.clone());
-                tasks.spawn("admin-connection", async move {
+                let connection = serve_one(front.clone(), stream);
+                // Safe to drop: the client can repeat its request.
+                tasks.spawn_until_stopped("admin-connection", async move {
                     connection.await;
                     drop(permit);
                 });
@@ -145,7 +134,7 @@ pub(super) async fn serve<S>(
     }
 }
 
-async fn serve_one<S>(front: Front, stream: S, tasks: Tasks)
+async fn serve_one<S>(front: Front, stream: S)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -156,15 +145,15 @@ where
         .max_header_size(ADMIN_HEADERS_BYTES_MAX)
         .max_buf_size(ADMIN_HEADERS_BYTES_MAX)
         .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service_fn(move |request| front.router().oneshot(request)));
-    tokio::select! {
-        // The client can repeat its request.
-        () = tasks.stopped() => {}
-        // A client that does not read its response is disconnected after a while.
-        ended = tokio::time::timeout(ADMIN_CONNECTION_WALL, connection) => {
-            if let Ok(Err(error)) = ended {
-                tracing::debug!(error = chain(&error), "a connection to the admin socket ended early");
-            }
-        }
+        .serve_connection(
+            TokioIo::new(stream),
+            service_fn(move |request| {
+                let router = front.0.borrow().clone();
+                router.oneshot(request)
+            }),
+        );
+    // A client that does not read its response is disconnected after a while.
+    if let Ok(Err(error)) = tokio::time::timeout(ADMIN_CONNECTION_WALL, connection).await {
+        tracing::debug!(error = chain(&error), "a connection to the admin socket ended early");
     }
 }

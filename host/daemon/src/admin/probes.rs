@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::Admin;
@@ -86,21 +86,16 @@ async fn shared(last: &LastCheck, check: impl Future<Output = Vec<String>>) -> V
 }
 
 /// Takes locks on a thread of its own, one at a time: a lock that is never released keeps that thread and no other.
-struct LockProbe(Arc<Semaphore>);
-
-impl Default for LockProbe {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(1)))
-    }
-}
+#[derive(Default)]
+struct LockProbe(Arc<tokio::sync::Mutex<()>>);
 
 impl LockProbe {
     /// Returns when `take` has ended. False: it panicked.
     async fn answers(&self, take: impl FnOnce() + Send + 'static) -> bool {
-        let Ok(permit) = self.0.clone().acquire_owned().await else { return false };
+        let only_one = self.0.clone().lock_owned().await;
         let take = move || {
             take();
-            drop(permit);
+            drop(only_one);
         };
         tokio::task::spawn_blocking(take).await.is_ok()
     }
@@ -152,13 +147,11 @@ impl AtStart {
         changes: &Changes,
         tasks: &Tasks,
     ) -> watch::Receiver<bool> {
-        let (at_start, mut changes, stopped) = (self.clone(), changes.listen(), tasks.stopped());
+        let (at_start, mut changes) = (self.clone(), changes.listen());
         let (sender, receiver) = watch::channel(false);
-        tasks.spawn("settling", async move {
-            tokio::pin!(stopped);
+        tasks.spawn_until_stopped("settling", async move {
             while !at_start.awaited(&registry).await.is_empty() {
                 tokio::select! {
-                    () = &mut stopped => return,
                     // A change, and one that was missed, is a reason to look.
                     _ = changes.recv() => {}
                     () = tokio::time::sleep(LIVE_LOOK_PERIOD) => {}

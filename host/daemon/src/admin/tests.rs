@@ -21,7 +21,7 @@ impl Server {
     fn start() -> Self {
         let (directory, tasks) = (tempfile::tempdir().unwrap(), Tasks::new());
         let listener = UnixListener::bind(directory.path().join("a.sock")).unwrap();
-        tasks.spawn("server", serve_front(Front::new("it starts"), listener, tasks.clone()));
+        tasks.spawn_until_stopped("server", serve_front(Front::new("it starts"), listener, tasks.clone()));
         Self { directory, tasks }
     }
 

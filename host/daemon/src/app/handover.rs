@@ -43,7 +43,7 @@ const HANDOVER_REGISTERED: Duration = Duration::from_secs(15);
 const HANDOVER_SOCKETS: Duration = Duration::from_secs(60);
 
 /// Deadline of a message that is due at once.
-const HANDOVER_WORD: Duration = Duration::from_secs(5);
+const HANDOVER_MESSAGE: Duration = Duration::from_secs(5);
 
 /// Instances in the order file: an update has two at a time, and a dropped one counts as new.
 const INSTANCES_MAX: usize = 32;
@@ -65,16 +65,14 @@ pub(super) async fn run(config: Config, boot_id: String, instance: Uid, signals:
     let listener = socket::bind(&probes).await.with_context(|| {
         format!("answer probes of {instance}: each instance has an --instance-uid of its own")
     })?;
-    tasks.spawn("instance-probes", admin::serve_front(front.clone(), listener, tasks.clone()));
+    tasks.spawn_until_stopped("instance-probes", admin::serve_front(front.clone(), listener, tasks.clone()));
     let root = SharedRoot { paths: config.paths.clone(), instance };
     let mut instance = Instance { config, boot_id, root, front, signals };
-    let ended = loop {
-        match instance.serve_once().await {
-            Ok(ControlFlow::Continue(())) => {}
-            Ok(ControlFlow::Break(())) => break Ok(()),
-            Err(error) => break Err(error),
-        }
+    let serving = async {
+        while instance.serve_once().await?.is_continue() {}
+        Ok(())
     };
+    let ended = serving.await;
     tasks.drain(limit::DRAIN).await;
     // The next instance that serves removes one that is left.
     let _ = std::fs::remove_file(probes);

@@ -16,14 +16,6 @@ use nodedock_model::{Problem, ProblemCode};
 /// Keys of unreadable records that a condition names; the log has all of them.
 const KEYS_NAMED_MAX: usize = 8;
 
-/// The result of a recovery after the loss of the checkpoint.
-#[derive(Debug, Default, Clone, Copy)]
-struct Recovered {
-    claims: usize,
-    /// CDI files of ours from which no claim could be read.
-    unusable: usize,
-}
-
 /// Opens the checkpoint, and recovers claims from CDI files if it has no record: it is new, or a previous start died before it had
 /// written the recovered claims. Files never outlive the records of their claims.
 pub(super) async fn open(path: &Path, cdi: &CdiDir, conditions: &Conditions) -> Result<Opened> {
@@ -32,17 +24,18 @@ pub(super) async fn open(path: &Path, cdi: &CdiDir, conditions: &Conditions) -> 
     tracing::info!(claims = opened.dump.claims.len(), pods = opened.dump.pods.len(), "checkpoint open");
     let recovered = match opened.dump.is_empty() {
         true => recover(&mut opened, cdi).await?,
-        false => Recovered::default(),
+        false => (0, 0),
     };
     report(path, &opened, recovered, conditions);
     Ok(opened)
 }
 
-/// Recovers claims from the CDI specs, so that running pods keep their devices and can be unprepared.
-async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<Recovered> {
+/// Recovers claims from the CDI specs, so that running pods keep their devices and can be unprepared. Returns the number of claims, and of
+/// our files from which no claim could be read.
+async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<(usize, usize)> {
     let Rebuilt { claims, unusable } =
         cdi::rebuild(cdi.list_ours().context("read the CDI files for lost claims")?);
-    let recovered = Recovered { claims: claims.len(), unusable: unusable.len() };
+    let recovered = (claims.len(), unusable.len());
     for (file, error) in unusable {
         tracing::error!(file, error = chain(&error), "a cdi file gives no claim back; it stays");
     }
@@ -56,17 +49,16 @@ async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<Recovered> {
     Ok(recovered)
 }
 
-fn report(path: &Path, opened: &Opened, recovered: Recovered, conditions: &Conditions) {
-    let subject = path.display().to_string();
+fn report(path: &Path, opened: &Opened, recovered: (usize, usize), conditions: &Conditions) {
+    let (subject, what) = (path.display().to_string(), describe(recovered));
     if let Some(aside) = &opened.set_aside {
-        let message =
-            format!("the checkpoint could not be read ({}) and is set aside; {recovered}", aside.reason);
+        let message = format!("the checkpoint could not be read ({}) and is set aside; {what}", aside.reason);
         conditions.set(
             &aside.path.display().to_string(),
             Problem::internal(ProblemCode::CheckpointSetAside, message),
         );
-    } else if recovered.claims + recovered.unusable > 0 {
-        let message = format!("the checkpoint was missing, or had no record; {recovered}");
+    } else if recovered != (0, 0) {
+        let message = format!("the checkpoint was missing, or had no record; {what}");
         conditions.set(&subject, Problem::internal(ProblemCode::CheckpointMissing, message));
     }
     if !opened.dump.skipped.is_empty() {
@@ -74,13 +66,11 @@ fn report(path: &Path, opened: &Opened, recovered: Recovered, conditions: &Condi
     }
 }
 
-impl std::fmt::Display for Recovered {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} claims were taken back from CDI files", self.claims)?;
-        match self.unusable {
-            0 => Ok(()),
-            files => write!(f, ", and {files} of our files there gave none"),
-        }
+fn describe((claims, unusable): (usize, usize)) -> String {
+    let claims = format!("{claims} claims were taken back from CDI files");
+    match unusable {
+        0 => claims,
+        files => format!("{claims}, and {files} of our files there gave none"),
     }
 }
 
@@ -131,7 +121,7 @@ mod tests {
         opened.set_aside = Some(checkpoint::SetAside { path: aside.clone(), reason: "bad magic".to_owned() });
         let (table, key, reason) = (Table::Claims, "uid-1".to_owned(), "EOF".to_owned());
         opened.dump.skipped.push(Skipped { table, key, reason, bytes: 0 });
-        report(&path, &opened, Recovered { claims: 2, unusable: 1 }, &conditions);
+        report(&path, &opened, (2, 1), &conditions);
         let found: Vec<_> = conditions.list().into_iter().map(|c| (c.subject, c.problem.code)).collect();
         let subject = |path: &Path| path.display().to_string();
         let expected = [
@@ -145,9 +135,8 @@ mod tests {
 
     #[test]
     fn unusable_files_are_counted_if_there_are_any() {
-        let recovered = |claims, unusable| Recovered { claims, unusable }.to_string();
-        assert_eq!(recovered(2, 0), "2 claims were taken back from CDI files");
+        assert_eq!(describe((2, 0)), "2 claims were taken back from CDI files");
         let nothing = "0 claims were taken back from CDI files, and 1 of our files there gave none";
-        assert_eq!(recovered(0, 1), nothing);
+        assert_eq!(describe((0, 1)), nothing);
     }
 }

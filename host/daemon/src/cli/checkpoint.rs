@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use super::output::{Column, Format, Row, join, joined, print, table};
-use super::{Location, Outcome};
+use super::{CliError, Location};
 use crate::config::Paths;
 use nodedock_base::clock::rfc3339;
 use nodedock_core::checkpoint::{self, Dump, Integrity, Report};
@@ -36,18 +36,17 @@ impl FileArgs {
     }
 }
 
-pub(super) fn run(location: &Location, command: CheckpointCommand) -> Result<Outcome> {
+pub(super) fn run(location: &Location, command: CheckpointCommand) -> Result<()> {
     match command {
         CheckpointCommand::Dump(args) => {
             let dump = checkpoint::read(&args.path(location))?;
-            print(args.output, &dump, || dump_text(&dump, args.output))?;
-            Ok(Outcome::Done)
+            print(args.output, &dump, || dump_text(&dump, args.output))
         }
         CheckpointCommand::Verify(args) => {
             let path = args.path(location);
             let report = checkpoint::verify(&path)?;
             print(args.output, &report, || join(report_lines(&path, &report)))?;
-            Ok(if report.is_good() { Outcome::Done } else { Outcome::Refused })
+            CliError::unless_done(report.is_good())
         }
     }
 }

@@ -9,7 +9,6 @@ use crate::node_api::NODE_API_MESSAGE_BYTES_MAX;
 
 pub(super) type Client = NodeClient<Channel>;
 
-/// Connects to the daemon.
 pub(super) async fn connect(location: &Location) -> Result<Client, CliError> {
     let socket = location.socket();
     let unreachable = |error: tonic::transport::Error| CliError::Unreachable {

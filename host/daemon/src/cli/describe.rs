@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nodedock_proto::node::v1;
 
+use super::output::joined;
 use nodedock_base::clock::rfc3339;
 
 /// The consumers of a claim that a line names.
@@ -21,10 +22,9 @@ pub(super) fn object(object: &v1::ObjectRef) -> String {
 
 /// A cell of a table with the names of objects.
 pub(super) fn names(objects: &[v1::ObjectRef]) -> String {
-    objects.iter().map(name).collect::<Vec<_>>().join(",")
+    joined(objects.iter().map(name))
 }
 
-/// Lines about a problem and its details.
 pub(super) fn problem(problem: &Option<v1::Problem>, indent: &str) -> Vec<String> {
     let Some(v1::Problem { kind, code, message, details, .. }) = problem else { return Vec::new() };
     let mut lines = vec![format!("{indent}problem ({kind}, {code}): {message}")];

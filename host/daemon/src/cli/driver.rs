@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use nodedock_proto::node::v1;
 
+use super::Location;
 use super::client::connect;
 use super::output::{print_text, printable};
-use super::{Location, Outcome};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::manager::claims::SharedClaimTable;
@@ -32,7 +32,7 @@ pub(super) enum DriverCommand {
     Resume { name: String },
 }
 
-pub(super) async fn run(location: &Location, command: DriverCommand) -> Result<Outcome> {
+pub(super) async fn run(location: &Location, command: DriverCommand) -> Result<()> {
     match command {
         DriverCommand::Inspect(args) => inspect::run(args).await,
         DriverCommand::Grant { file } => print_grant(&file).await,
@@ -78,27 +78,25 @@ fn grant_beside(file: &Path, given: Option<&Path>) -> Result<(Grant, Option<Path
     Ok((grant, Some(path)))
 }
 
-async fn print_grant(file: &Path) -> Result<Outcome> {
+async fn print_grant(file: &Path) -> Result<()> {
     let found = load(file, read(file, limit::DRIVER_FILE_BYTES_MAX)?, &Grant::empty()).await?;
     let driver = found.driver.with_context(|| format!("{} cannot be loaded", file.display()))?;
     let info = driver.info();
     let grant = grant::to_yaml(info.name.as_str(), &info.summary, &info.capabilities, &info.limits);
-    print_text(grant.trim_end())?;
-    Ok(Outcome::Done)
+    print_text(grant.trim_end())
 }
 
-async fn reload(location: &Location, name: String) -> Result<Outcome> {
+async fn reload(location: &Location, name: String) -> Result<()> {
     let answer = connect(location).await?.reload_driver(v1::ReloadDriverRequest { name }).await?;
     let driver = answer.into_inner().driver.unwrap_or_default();
     let name = if driver.name.is_empty() { "driver of unknown name" } else { &driver.name };
     print_text(&format!("{name} ({}) is {}, {} devices", driver.source, driver.state, driver.devices))?;
     anyhow::ensure!(driver.reason.is_empty(), "{}", printable(&driver.reason));
-    Ok(Outcome::Done)
+    Ok(())
 }
 
-async fn resume(location: &Location, name: String) -> Result<Outcome> {
+async fn resume(location: &Location, name: String) -> Result<()> {
     let answer = connect(location).await?.resume_driver(v1::ResumeDriverRequest { name }).await?;
     let v1::Driver { name, source, state, .. } = answer.into_inner().driver.unwrap_or_default();
-    print_text(&format!("the quarantine of {name} ({source}) is over: it is {state}"))?;
-    Ok(Outcome::Done)
+    print_text(&format!("the quarantine of {name} ({source}) is over: it is {state}"))
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::client::{Client, connect};
 use super::output::{Format, join, print, print_text};
-use super::{Location, Outcome, describe, names};
+use super::{Location, describe, names};
 use nodedock_base::clock::{now_ms, rfc3339};
 
 #[derive(Subcommand)]
@@ -22,7 +22,7 @@ pub(super) enum ExplainCommand {
     Driver { name: String },
 }
 
-pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<Outcome> {
+pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<()> {
     let client = connect(location).await?;
     match command {
         ExplainCommand::Claim { name, output } => claim(client, &name, output).await,
@@ -30,25 +30,23 @@ pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<
     }
 }
 
-async fn claim(mut client: Client, name: &str, format: Format) -> Result<Outcome> {
+async fn claim(mut client: Client, name: &str, format: Format) -> Result<()> {
     let answer = client.list_claims(names::claims(name, true)).await?.into_inner();
     let v1::ListClaimsResponse { claims, refused, released } = &answer;
     if claims.is_empty() && refused.is_empty() && released.is_empty() {
         return Err(names::unknown("claim", name));
     }
     let explained = Explained { claims: claims.iter().map(Claim::new).collect(), refused, released };
-    print(format, &explained, || join(explained.lines(now_ms())))?;
-    Ok(Outcome::Done)
+    print(format, &explained, || join(explained.lines(now_ms())))
 }
 
-async fn driver(mut client: Client, name: &str) -> Result<Outcome> {
+async fn driver(mut client: Client, name: &str) -> Result<()> {
     let request = v1::ListDriversRequest { name: name.to_owned() };
     let drivers = client.list_drivers(request).await?.into_inner().drivers;
     if drivers.is_empty() {
         return Err(names::unknown("driver", name));
     }
-    print_text(&join(drivers.iter().flat_map(driver_lines)))?;
-    Ok(Outcome::Done)
+    print_text(&join(drivers.iter().flat_map(driver_lines)))
 }
 
 fn driver_lines(driver: &v1::Driver) -> Vec<String> {
@@ -241,7 +239,6 @@ fn since(state: &str, timeline: &[v1::Transition]) -> Option<u64> {
     begin.map(|entry| entry.at_ms)
 }
 
-/// What a driver of the claim waits for.
 fn next_step(claim: &v1::ObjectRef, driver: &v1::ClaimDriver) -> Option<String> {
     let (name, retry) = (&driver.driver, driver.retry.as_ref()?);
     if driver.state != "unpreparing" {

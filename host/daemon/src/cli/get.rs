@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::client::{Client, connect};
 use super::output::{Format, Row, print, print_text, table};
-use super::{Location, Outcome, names};
+use super::{Location, names};
 
 #[derive(Args)]
 pub(super) struct GetArgs {
@@ -71,7 +71,7 @@ struct ClaimDriverSummary<'a> {
     cdi_devices: &'a [String],
 }
 
-pub(super) async fn run(location: &Location, args: GetArgs) -> Result<Outcome> {
+pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
     let mut client = connect(location).await?;
     // The watch begins before the list, so that no change falls between them.
     let mut events = match args.watch {
@@ -90,7 +90,7 @@ pub(super) async fn run(location: &Location, args: GetArgs) -> Result<Outcome> {
     }
     match args.name {
         Some(name) if !found => Err(names::unknown(&args.what.singular(), &name)),
-        _ => Ok(Outcome::Done),
+        _ => Ok(()),
     }
 }
 

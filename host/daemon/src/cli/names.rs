@@ -21,7 +21,6 @@ pub(super) fn claims(name: &str, with_timeline: bool) -> v1::ListClaimsRequest {
     v1::ListClaimsRequest { namespace, name, with_timeline }
 }
 
-/// Returns the error for a name that the daemon does not know.
 pub(super) fn unknown(kind: &str, name: &str) -> anyhow::Error {
     if kind == "node" {
         return anyhow::anyhow!("this is not the node {name:?}; `nodedock get node` shows its name");

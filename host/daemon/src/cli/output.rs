@@ -62,7 +62,6 @@ pub(super) fn table<R: Row>(format: Format, rows: &[R], none: &str) -> String {
     table.trim_fmt()
 }
 
-/// Joins the items of a cell.
 pub(super) fn joined(items: impl IntoIterator<Item = impl ToString>) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",")
 }

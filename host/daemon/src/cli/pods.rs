@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::client::{Client, connect, is_connection_error};
 use super::output::Format;
-use super::{CliError, Location, Outcome, names};
+use super::{CliError, Location, names};
 use crate::convert;
 use nodedock_core::manager::claims::manifest::{self, Objects};
 use nodedock_model::{
@@ -55,7 +55,7 @@ pub(super) struct UnprepareArgs {
     output: Format,
 }
 
-pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<Outcome> {
+pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()> {
     let Objects { claims, pods } = match &args.pod {
         Some(pod) => compose(&args.namespace, pod, &args.device)?,
         None => read(&args.filename)?,
@@ -75,7 +75,7 @@ pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<Ou
     finish(&answers, args.output)
 }
 
-pub(super) async fn unprepare(location: &Location, args: UnprepareArgs) -> Result<Outcome> {
+pub(super) async fn unprepare(location: &Location, args: UnprepareArgs) -> Result<()> {
     let pod = match args.uid {
         Some(uid) => v1::ObjectRef { uid, ..Default::default() },
         None => names::object(args.pod.as_deref().unwrap_or_default()),

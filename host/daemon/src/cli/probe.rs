@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::{CliError, Location, Outcome, output};
+use super::{CliError, Location, output};
 use crate::admin::http::ADMIN_CONNECTION_WALL;
 use crate::config::Paths;
 use nodedock_base::printable::one_line;
@@ -52,7 +52,7 @@ impl ProbeSocket {
     }
 }
 
-pub(super) async fn run(location: &Location, args: ProbeArgs) -> Result<Outcome> {
+pub(super) async fn run(location: &Location, args: ProbeArgs) -> Result<()> {
     let (path, socket) = match args.what {
         What::Live(socket) => ("/livez", socket.path(location)),
         What::Ready(socket) => ("/readyz", socket.path(location)),
@@ -66,7 +66,7 @@ pub(super) async fn run(location: &Location, args: ProbeArgs) -> Result<Outcome>
         return Err(unreachable(error).into());
     };
     output::print_text(&one_line(&text, LINE_BYTES_MAX))?;
-    Ok(if status == 200 { Outcome::Done } else { Outcome::Refused })
+    CliError::unless_done(status == 200)
 }
 
 async fn get(socket: &std::path::Path, path: &str) -> io::Result<Vec<u8>> {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::client::connect;
 use super::output::{Column, Format, Row, join, print, printable, table};
-use super::{CliError, Location, Outcome, describe, names};
+use super::{CliError, Location, describe, names};
 
 #[derive(Subcommand)]
 pub(super) enum ReleaseCommand {
@@ -51,7 +51,7 @@ struct Driver {
     problem: Option<String>,
 }
 
-pub(super) async fn run(location: &Location, command: ReleaseCommand) -> Result<Outcome> {
+pub(super) async fn run(location: &Location, command: ReleaseCommand) -> Result<()> {
     let ReleaseCommand::Claim(args) = command;
     let claim = claim_of(&args)?;
     let request = v1::ReleaseClaimRequest { claim: Some(claim), dry_run: !args.yes };
@@ -61,7 +61,7 @@ pub(super) async fn run(location: &Location, command: ReleaseCommand) -> Result<
     let answer = Answer { claim, released: args.yes, pods, drivers, values };
     print(args.output, &answer, || answer.text(args.output))?;
     answer.explain();
-    Ok(if args.yes { Outcome::Done } else { Outcome::Refused })
+    CliError::unless_done(args.yes)
 }
 
 fn claim_of(args: &ReleaseClaimArgs) -> Result<v1::ObjectRef, CliError> {

@@ -111,11 +111,16 @@ pub fn release_request(claim: Option<&v1::ObjectRef>, by: Caller) -> Result<Rele
 
 pub fn release_preview(preview: &ReleasePreview) -> v1::ReleaseClaimResponse {
     let ReleasePreview { record, drivers, values } = preview;
+    let driver = |(name, serves): (&DriverName, &Result<(), Problem>)| v1::UntoldDriver {
+        driver: name.to_string(),
+        devices: record.device_names(name).collect(),
+        problem: serves.as_ref().err().map(problem),
+    };
     v1::ReleaseClaimResponse {
         claim: Some(object_message(&record.id)),
         state: record.state.as_str().to_owned(),
         pods: record.pods.values().map(object_message).collect(),
-        drivers: drivers.iter().map(|(name, serves)| driver_to_release(record, name, serves)).collect(),
+        drivers: drivers.iter().map(driver).collect(),
         values: values.iter().map(restored_value).collect(),
     }
 }
@@ -127,18 +132,6 @@ pub fn release_response(released: &ReleaseRecord) -> v1::ReleaseClaimResponse {
         pods: released.pods.values().map(object_message).collect(),
         drivers: not_unprepared(released),
         values: released.put_back.iter().map(restored_value).collect(),
-    }
-}
-
-fn driver_to_release(
-    record: &ClaimRecord,
-    driver: &DriverName,
-    serves: &Result<(), Problem>,
-) -> v1::UntoldDriver {
-    v1::UntoldDriver {
-        driver: driver.to_string(),
-        devices: record.device_names(driver).collect(),
-        problem: serves.as_ref().err().map(problem),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nodedock_proto::node::v1;
 
-use super::{count, invalid, label, missing, name, problem, shown};
+use super::{bounded, count, invalid, label, missing, name, problem, shown};
 use nodedock_core::manager::devices::{
     Capacity, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
     TopologyHint,
@@ -18,10 +18,7 @@ pub(super) fn limits(
     limits: &BTreeMap<String, u32>,
 ) -> Result<BTreeMap<ExtendedResource, u32>, Problem> {
     let field = format!("containers[{}].extended_resources", shown(container));
-    let max = limit::CONTAINER_RESOURCES_MAX;
-    if limits.len() > max {
-        return Err(invalid(format!("{field} has {} entries, at most {max} are allowed", limits.len())));
-    }
+    bounded(&field, limits.len(), limit::CONTAINER_RESOURCES_MAX)?;
     let max = limit::RESOURCE_COUNT_MAX;
     let checked = limits.iter().map(|(resource, count)| match name(&field, resource)? {
         resource if (1..=max).contains(count) => Ok((resource, *count)),
@@ -61,7 +58,6 @@ pub(super) fn outcome(outcome: &ResourceOutcome, done: &str) -> v1::ResourceOutc
     }
 }
 
-/// Converts what a pod has of a resource.
 pub(super) fn held(resource: &PodResource) -> v1::ResourceOutcome {
     v1::ResourceOutcome {
         container: resource.container.clone(),
@@ -108,7 +104,6 @@ fn nodes_of(devices: &[DeviceView]) -> Vec<u32> {
     nodes.into_iter().collect()
 }
 
-/// Converts a device of a device plugin.
 pub fn plugin_device(resource: &ResourceView, view: &DeviceView) -> v1::Device {
     v1::Device {
         driver: source(&resource.source),

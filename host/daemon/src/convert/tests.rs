@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use nodedock_model::{DeviceName, DriverName, ObjectName, PoolName, Uid};
+use nodedock_model::{ConfigSource, DeviceName, DriverName, ObjectName, PoolName, Uid};
 
 fn id(name: &str) -> ObjectRef {
     ObjectRef::new("default", name, &format!("uid-{name}")).unwrap()

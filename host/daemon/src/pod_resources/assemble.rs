@@ -1,7 +1,5 @@
 //! Composes the answers from the records of pods. Pure.
 
-use std::collections::BTreeMap;
-
 use nodedock_proto::kubelet::pod_resources::{v1, v1alpha1};
 
 use nodedock_core::cdi;
@@ -21,10 +19,12 @@ pub(super) fn pod(view: &PodView) -> v1::PodResources {
 }
 
 fn container(view: &PodView, name: &str) -> v1::ContainerResources {
-    let held = held_by(view, name);
+    let devices = held_by(view, name).flat_map(|held| {
+        held.devices.iter().flat_map(|(id, nodes)| device(held.resource.as_str(), id, nodes))
+    });
     v1::ContainerResources {
         name: name.to_owned(),
-        devices: held.flat_map(|held| devices(held.resource.as_str(), &held.devices)).collect(),
+        devices: devices.collect(),
         dynamic_resources: view.claims_of(name).into_iter().map(|claim| dynamic_resource(claim)).collect(),
         ..v1::ContainerResources::default()
     }
@@ -38,14 +38,7 @@ fn held_by<'a>(view: &'a PodView, container: &'a str) -> impl Iterator<Item = &'
     view.resources.iter().filter(is_held)
 }
 
-/// One for each device and NUMA node, and one without topology for a device that has none.
-fn devices<'a>(
-    resource: &'a str,
-    devices: &'a BTreeMap<String, Vec<u32>>,
-) -> impl Iterator<Item = v1::ContainerDevices> + 'a {
-    devices.iter().flat_map(move |(id, nodes)| device(resource, id, nodes))
-}
-
+/// One for each NUMA node of a device, and one without topology for a device that has none.
 fn device(resource: &str, id: &str, nodes: &[u32]) -> Vec<v1::ContainerDevices> {
     let one = |topology| v1::ContainerDevices {
         resource_name: resource.to_owned(),

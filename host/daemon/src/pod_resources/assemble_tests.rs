@@ -1,5 +1,6 @@
 //! Pods as the manager has them, and what a monitoring agent gets.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::*;

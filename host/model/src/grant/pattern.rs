@@ -77,25 +77,34 @@ fn check_classes(text: &str) -> Result<(), PatternError> {
 
 /// A set of globs that matches if any glob matches.
 #[derive(Debug, Clone, Default)]
-pub struct PatternSet(Option<GlobSet>);
+pub struct PatternSet {
+    globs: GlobSet,
+    texts: Vec<String>,
+}
 
 impl PatternSet {
-    pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, PatternError> {
+    pub fn new(texts: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, PatternError> {
+        let texts: Vec<String> = texts.into_iter().map(Into::into).collect();
         let mut builder = GlobSetBuilder::new();
-        let mut some = false;
-        for text in texts {
+        for text in &texts {
             builder.add(compile(text)?);
-            some = true;
         }
-        if !some {
-            return Ok(Self(None));
-        }
-        let set = builder.build().map_err(|error| PatternError::Syntax(error.kind().to_string()))?;
-        Ok(Self(Some(set)))
+        let globs = builder.build().map_err(|error| PatternError::Syntax(error.kind().to_string()))?;
+        Ok(Self { globs, texts })
     }
 
     pub fn matches(&self, text: &str) -> bool {
-        self.0.as_ref().is_some_and(|set| set.is_match(text))
+        self.globs.is_match(text)
+    }
+
+    /// Returns whether one of the globs is this text, without wildcards.
+    pub fn names(&self, text: &str) -> bool {
+        is_literal(text) && self.texts.iter().any(|known| known == text)
+    }
+
+    /// Returns whether one of the globs matches everything that `requested` matches.
+    pub fn covers(&self, requested: &str) -> bool {
+        self.texts.iter().any(|text| covers(text, requested))
     }
 }
 

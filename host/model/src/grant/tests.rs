@@ -26,20 +26,8 @@ fn every_key_but_the_head_is_optional() {
          logLinesPerSecond: 100, logBytesPerSecond: 100000, concurrentCalls: 4}\n",
     );
     assert_eq!(full.allowed.sysfs_write, [ValueGrant { glob: "a/b".into(), pattern: "[0-9]+".into() }]);
-    assert_eq!(
-        full.limits,
-        LimitGrant {
-            memory_mib: Some(128),
-            wall_ms: Some(20_000),
-            cpu_ms: Some(4000),
-            answer_mib: Some(32),
-            host_operations: Some(200_000),
-            host_mib: Some(64),
-            log_lines_per_second: Some(100),
-            log_bytes_per_second: Some(100_000),
-            concurrent_calls: Some(4),
-        }
-    );
+    let values = [128, 20_000, 4000, 32, 200_000, 64, 100, 100_000, 4];
+    assert_eq!(full.limits, LimitKey::ALL.iter().copied().zip(values).collect());
 }
 
 #[test]
@@ -90,7 +78,7 @@ fn the_difference_is_readable() {
         env: strings(&["ACME_X", "LD_PRELOAD"]),
         ..Capabilities::default()
     };
-    let limits = LimitRequest { memory_mib: Some(128), wall_ms: Some(1000), cpu_ms: None };
+    let limits = requested_limits(Some(128), Some(1000), None);
     assert_eq!(
         missing(
             &request,
@@ -109,10 +97,7 @@ fn the_difference_is_readable() {
     let all = to_yaml("acme.example.com", "two\nlines", &request, &limits);
     let granted = Grant::parse(&all).unwrap();
     assert_eq!(granted.allowed, request);
-    assert_eq!(
-        granted.limits,
-        LimitGrant { memory_mib: Some(128), wall_ms: Some(1000), ..LimitGrant::default() }
-    );
+    assert_eq!(granted.limits, limits);
     assert!(missing(&request, &limits, &granted).is_empty());
 }
 
@@ -150,39 +135,33 @@ fn allowed_is_what_is_asked_for_and_granted() {
 /// All limits of a printed grant, including the proposed ones, are the effective defaults.
 #[test]
 fn a_printed_grant_proposes_the_limits_that_apply_anyway() {
-    for asked in [LimitRequest::default(), LimitRequest { cpu_ms: Some(500), ..LimitRequest::default() }] {
+    for asked in [LimitValues::new(), requested_limits(None, None, Some(500))] {
         let printed = to_yaml("acme.example.com", "", &Capabilities::default(), &asked);
         let (head, limits) = printed.split_once("# Limits.").unwrap();
         let plain = |line: &str| line.strip_prefix("# ").unwrap_or(line).to_owned() + "\n";
         let in_force: String = limits.lines().skip(1).map(plain).collect();
         let whole = Grant::parse(&format!("{head}{in_force}")).unwrap();
         let bare = Grant::parse(&printed).unwrap();
-        assert_eq!(bare.limits, LimitGrant { cpu_ms: asked.cpu_ms, ..LimitGrant::default() });
+        assert_eq!(bare.limits, asked);
         assert_eq!(Limits::new(&asked, &whole.limits), Limits::new(&asked, &bare.limits), "{printed}");
-        assert!(whole.limits.concurrent_calls.is_some() && whole.limits.memory_mib.is_some(), "{printed}");
+        assert_eq!(whole.limits.len(), LimitKey::ALL.len(), "{printed}");
     }
 }
 
 #[test]
 fn the_page_on_security_tells_every_limit_of_a_grant() {
-    use limits::{
-        ANSWER, CONCURRENT_CALLS, CPU, HOST_BYTES, HOST_OPERATIONS, LOG_BYTES, LOG_LINES, MEMORY, WALL,
-    };
     let page = include_str!("../../../../docs/security.md");
     let rows: Vec<Vec<&str>> = page.lines().map(|line| line.split('|').map(str::trim).collect()).collect();
-    for knob in
-        [MEMORY, WALL, CPU, ANSWER, HOST_OPERATIONS, HOST_BYTES, LOG_LINES, LOG_BYTES, CONCURRENT_CALLS]
-    {
-        let key = format!("`{}`", knob.key);
+    for limit in LimitKey::ALL {
+        let (key, (default, max)) = (format!("`{limit}`"), limit.bounds());
         let row = rows.iter().find(|row| row.get(1) == Some(&key.as_str())).expect(&key);
-        assert_eq!(row[3..5], [knob.default.to_string(), knob.max.to_string()], "{key}");
+        assert_eq!(row[3..5], [default.to_string(), max.to_string()], "{key}");
     }
 }
 
 #[test]
 fn limits_stay_within_grant_and_ceiling() {
-    let (none, nothing) = (LimitRequest::default(), LimitGrant::default());
-    let default = Limits::new(&none, &nothing);
+    let default = Limits::new(&LimitValues::new(), &LimitValues::new());
     let expected = Limits {
         memory: limit::CALL_MEMORY,
         wall: limit::CALL_WALL,
@@ -195,14 +174,13 @@ fn limits_stay_within_grant_and_ceiling() {
     };
     assert_eq!(default, expected);
     assert_eq!(default.look_wall(), limit::LOOK_WALL);
-    let greedy = LimitRequest { memory_mib: Some(4096), wall_ms: Some(0), cpu_ms: Some(1000) };
-    let generous = LimitGrant {
-        memory_mib: Some(9999),
-        wall_ms: Some(20_000),
-        answer_mib: Some(9999),
-        concurrent_calls: Some(1),
-        ..nothing
-    };
+    let greedy = requested_limits(Some(4096), Some(0), Some(1000));
+    let generous = LimitValues::from([
+        (LimitKey::MemoryMiB, 9999),
+        (LimitKey::WallMs, 20_000),
+        (LimitKey::AnswerMiB, 9999),
+        (LimitKey::ConcurrentCalls, 1),
+    ]);
     let limits = Limits::new(&greedy, &generous);
     assert_eq!(limits.memory, limit::CALL_MEMORY_MAX);
     assert_eq!(limits.wall, Duration::from_millis(1));
@@ -221,7 +199,7 @@ fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
         env: strings(&["A"]),
         net_devices: strings(&["eth0"]),
     };
-    let grant = Grant { allowed: allowed.clone(), limits: LimitGrant::default() };
+    let grant = Grant { allowed: allowed.clone(), limits: LimitValues::new() };
     let effective = Effective::new(&allowed, &grant).unwrap();
     let allows = || {
         [

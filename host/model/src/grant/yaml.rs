@@ -1,10 +1,9 @@
 //! Prints a grant file from a driver's request.
 
-use super::limits::{self, Knob};
-use super::{Capabilities, GRANT_API_VERSION, GRANT_KIND, LimitRequest, ValueGrant};
+use super::{Capabilities, GRANT_API_VERSION, GRANT_KIND, LimitKey, LimitValues, ValueGrant};
 
 /// Returns a grant file with all capabilities that a driver requests. `driver` and `summary` are in its header.
-pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &LimitRequest) -> String {
+pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &LimitValues) -> String {
     let summary = summary.replace(char::is_control, " ");
     let mut lines = vec![
         format!("# What {driver} asks for: {summary}"),
@@ -40,26 +39,16 @@ pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &Lim
 }
 
 /// Prints the limits that the driver requests, and all others as comments.
-fn push_limits(lines: &mut Vec<String>, asked: &LimitRequest) {
+fn push_limits(lines: &mut Vec<String>, requested: &LimitValues) {
     lines.push("# Limits. What is commented out applies as it stands here.".to_owned());
-    let none = *asked == LimitRequest::default();
-    lines.push(format!("{}limits:", if none { "# " } else { "" }));
-    let asked = [
-        (limits::MEMORY, asked.memory_mib),
-        (limits::WALL, asked.wall_ms),
-        (limits::CPU, asked.cpu_ms),
-        (limits::ANSWER, None),
-        (limits::HOST_OPERATIONS, None),
-        (limits::HOST_BYTES, None),
-        (limits::LOG_LINES, None),
-        (limits::LOG_BYTES, None),
-        (limits::CONCURRENT_CALLS, None),
-    ];
-    let line = |(Knob { key, default, max, what }, asked): (Knob, Option<u32>)| match asked {
-        Some(asked) => format!("  {key}: {asked}  # at most {max}: {what}"),
-        None => format!("#   {key}: {default}  # at most {max}: {what}"),
-    };
-    lines.extend(asked.map(line));
+    lines.push(format!("{}limits:", if requested.is_empty() { "# " } else { "" }));
+    lines.extend(LimitKey::ALL.iter().map(|key| {
+        let ((default, max), comment) = (key.bounds(), key.comment());
+        match requested.get(key) {
+            Some(requested) => format!("  {key}: {requested}  # at most {max}: {comment}"),
+            None => format!("#   {key}: {default}  # at most {max}: {comment}"),
+        }
+    }));
 }
 
 /// A JSON string is a YAML string.

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::location::Location;
-use super::{PluginSink, Shared, stopping};
+use super::{PluginSink, Registration, Shared, stopping};
 use crate::grpc::{DevicePlugin, Following};
 use crate::grpc::{RECONNECT_MAX, RECONNECT_MIN};
 use nodedock_base::backoff::Backoff;
@@ -20,13 +22,10 @@ const FIRST_LIST_WAIT: Duration = Duration::from_secs(30);
 /// Age after which a device plugin's stream does not count as flapping: when it ends, the first reconnect is immediate.
 const DEVICE_STREAM_STEADY: Duration = Duration::from_secs(10);
 
-pub(super) enum Order {
-    /// A newer registration, already connected.
-    Take { location: Location, plugin: Arc<DevicePlugin>, number: u64, taken: oneshot::Sender<()> },
-    /// The registration socket is gone.
-    End,
-    /// Check whether there is still work.
-    Look,
+/// The newest registration, while its plugin is connected. The plugin before it serves on.
+struct Pending {
+    registration: Registration,
+    plugin: BoxFuture<'static, Result<DevicePlugin, Problem>>,
 }
 
 pub(super) struct ResourceController<S: PluginSink> {
@@ -34,6 +33,8 @@ pub(super) struct ResourceController<S: PluginSink> {
     resource: ExtendedResource,
     registered: Option<Location>,
     serving: Option<Serving<S::Id>>,
+    /// Number of registrations that succeeded.
+    registrations: u64,
     backoff: Backoff,
     next_try: Instant,
     /// Time since when the socket is missing.
@@ -58,6 +59,7 @@ impl<S: PluginSink> ResourceController<S> {
             resource,
             registered: None,
             serving: None,
+            registrations: 0,
             backoff: Backoff::new(RECONNECT_MIN, RECONNECT_MAX),
             next_try: Instant::now(),
             missing_since: None,
@@ -65,46 +67,95 @@ impl<S: PluginSink> ResourceController<S> {
         }
     }
 
-    /// Runs until there is no plugin left, or the tasks stop.
-    pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
-        let stopped = self.shared.tasks.stopped();
-        tokio::pin!(stopped);
+    /// Runs until there is no plugin left.
+    pub(super) async fn run(mut self, changed: Arc<Notify>) {
+        let mut pending = None;
         loop {
             tokio::select! {
                 biased;
-                // Safe to drop: plugins register with the next daemon.
-                () = &mut stopped => return,
-                // Safe to drop: an order that is not received stays in the channel.
-                order = inbox.recv() => match order {
-                    Some(order) => self.carry_out(order),
-                    None => return,
-                },
+                // Safe to drop: a notification that is not received stays.
+                () = changed.notified() => self.look(&mut pending),
+                // Safe to drop: the registration continues at the next call.
+                connected = connected(pending.as_mut()) => {
+                    if let Some(Pending { registration, .. }) = pending.take() {
+                        self.conclude(registration, connected);
+                    }
+                }
                 // Safe to drop: the next call continues from `serving` and `next_try`; a dial starts again.
                 () = self.advance() => {}
             }
-            if self.registered.is_none() && self.shared.end_if_idle(&self.resource, &inbox) {
+            if self.registered.is_none() && pending.is_none() && self.shared.end_if_idle(&self.resource) {
                 return;
             }
         }
     }
 
-    fn carry_out(&mut self, order: Order) {
-        match order {
-            Order::Take { location, plugin, number, taken } => {
-                let (resource, socket) = (&self.resource, location.path());
-                tracing::info!(%resource, socket = %socket.display(), registrations = number, "device plugin registered");
-                self.registered = Some(location);
-                self.backoff.reset();
-                self.serve(plugin);
-                // The caller may have been cancelled.
-                let _ = taken.send(());
+    /// Begins the newest registration, and ends those whose registration socket is gone.
+    fn look(&mut self, pending: &mut Option<Pending>) {
+        let mut slots = self.shared.slots();
+        let Some(slot) = slots.get_mut(&self.resource) else { return };
+        let next = slot.next.take();
+        let is_gone = |location: &Location| match location {
+            Location::At { endpoint, registration } => slot.accepted.get(registration) != Some(endpoint),
+            Location::Beside { .. } => false,
+        };
+        pending.take_if(|pending| is_gone(&pending.registration.location));
+        let is_ended = self.registered.take_if(|location| is_gone(location)).is_some();
+        let other = slot.accepted.last_key_value().filter(|_| is_ended).map(|(registration, endpoint)| {
+            let (endpoint, registration) = (endpoint.clone(), registration.clone());
+            Registration { location: Location::At { endpoint, registration }, done: None }
+        });
+        let next = next.filter(|next| !is_gone(&next.location)).or(other);
+        drop(slots);
+        if is_ended {
+            let message = format!("the registration socket of device plugin {} is gone", self.resource);
+            self.leave(&Problem::unavailable(ProblemCode::DriverNotRegistered, message));
+        }
+        if let Some(registration) = next {
+            *pending = Some(self.begin(registration));
+        }
+    }
+
+    fn begin(&self, registration: Registration) -> Pending {
+        let (shared, resource) = (self.shared.clone(), self.resource.clone());
+        let (location, is_repeated) = (registration.location.clone(), registration.done.is_none());
+        let plugin = async move {
+            let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
+            let mut complained = false;
+            loop {
+                let permit = shared.at_once.acquire().await;
+                let connected = shared.connect(&resource, &location).await;
+                drop(permit);
+                match connected {
+                    Err(problem) if is_repeated => {
+                        if !std::mem::replace(&mut complained, true) {
+                            tracing::warn!(%resource, socket = %location.path().display(), %problem, "device plugin not connected, retrying");
+                        }
+                        tokio::time::sleep(backoff.delay()).await;
+                    }
+                    connected => return connected,
+                }
             }
-            Order::End => {
-                self.registered = None;
-                let message = format!("the registration socket of device plugin {} is gone", self.resource);
-                self.leave(&Problem::unavailable(ProblemCode::DriverNotRegistered, message));
-            }
-            Order::Look => {}
+        };
+        Pending { registration, plugin: plugin.boxed() }
+    }
+
+    /// Handles the end of a registration. `None`: its caller was cancelled.
+    fn conclude(&mut self, registration: Registration, connected: Option<Result<DevicePlugin, Problem>>) {
+        let Registration { location, done } = registration;
+        let Some(connected) = connected else { return };
+        let outcome = connected.map(|plugin| {
+            let (resource, socket) = (&self.resource, location.path());
+            self.registrations += 1;
+            let registrations = self.registrations;
+            tracing::info!(%resource, socket = %socket.display(), registrations, "device plugin registered");
+            self.registered = Some(location);
+            self.backoff.reset();
+            self.serve(Arc::new(plugin));
+        });
+        if let Some(done) = done {
+            // The caller may have been cancelled.
+            let _ = done.send(outcome);
         }
     }
 
@@ -164,6 +215,18 @@ impl<S: PluginSink> ResourceController<S> {
         if since.elapsed() >= limit::RESOURCE_GRACE && self.registered.take_if(called).is_some() {
             tracing::warn!(%resource, "removed a device plugin whose socket is gone; it may register again");
         }
+    }
+}
+
+/// Resolves when the plugin of a registration is connected or refused. `None`: the caller was cancelled.
+async fn connected(pending: Option<&mut Pending>) -> Option<Result<DevicePlugin, Problem>> {
+    let Some(Pending { registration, plugin }) = pending else { return std::future::pending().await };
+    match &mut registration.done {
+        Some(done) => tokio::select! {
+            () = done.closed() => None,
+            plugin = plugin => Some(plugin),
+        },
+        None => Some(plugin.await),
     }
 }
 

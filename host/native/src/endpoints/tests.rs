@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use native_device_plugin::{Answer, Device, Event, Options, Plugin, Register, Script};
-use tokio::sync::Notify;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -317,8 +317,23 @@ async fn five_hundred_resources_are_accepted_up_to_the_bound_and_the_others_are_
     for _ in 0..limit::PLUGIN_RESOURCES_MAX * 2 {
         assert!(!matches!(bench.report().await, Report::Left(..)));
     }
+    let accepted =
+        bench.endpoints.accept("/reg/a.sock", &resource("other.example.com/device"), "/a.sock".into());
+    assert_eq!(accepted.unwrap_err().code, ProblemCode::TooManyResources);
     // A known resource may register again although the maximum of resources is reached.
     bench.endpoints.register(&names[0], here()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_registration_ends_with_the_call_of_its_plugin() {
+    let bench = Bench::new();
+    let plugin = bench.plugin(Script::ok().options(Answer::Hang), &[]);
+    tokio::select! {
+        outcome = bench.register(&plugin) => panic!("{outcome:?}"),
+        event = plugin.event() => assert_eq!(event, Event::OptionsAsked),
+    }
+    bench.tasks.finished().await;
+    assert!(bench.endpoints.0.slots().is_empty());
 }
 
 #[tokio::test]

@@ -61,11 +61,10 @@ impl DevicePlugin {
     pub fn follow(&self, request_id: Arc<str>) -> Following {
         let (sender, lists) = watch::channel(None);
         let (ended, end) = oneshot::channel();
-        let (client, peer, stopped) = (self.client.clone(), self.peer.clone(), self.tasks.stopped());
-        self.tasks.spawn("device-lists", async move {
+        let (client, peer) = (self.client.clone(), self.peer.clone());
+        // Safe to drop: the next start opens the list again.
+        self.tasks.spawn_until_stopped("device-lists", async move {
             tokio::select! {
-                // Safe to drop: the next start opens the list again.
-                () = stopped => {}
                 // The receiver is gone.
                 () = sender.closed() => {}
                 problem = read(client, &peer, &request_id, &sender) => {

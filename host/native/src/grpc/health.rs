@@ -17,14 +17,6 @@ use nodedock_model::{DeviceHealth, DeviceName, DriverName, HealthReport, PoolNam
 /// Delay from the end of a health stream to the next, as in a kubelet.
 const HEALTH_RESTART: Duration = Duration::from_secs(5);
 
-/// A message of the stream.
-#[derive(Debug, Default)]
-pub(super) struct Report {
-    pub(super) devices: Vec<DeviceReport>,
-    /// Devices whose names are not valid.
-    pub(super) nameless: usize,
-}
-
 #[derive(Debug)]
 pub(super) struct DeviceReport {
     pub(super) key: (PoolName, DeviceName),
@@ -48,14 +40,8 @@ impl Health {
     pub fn follow(driver: DriverName, service: HealthService, connection: Connection, tasks: &Tasks) -> Self {
         let health = Self::default();
         let watch = Watch { driver, service, connection, health: health.clone() };
-        let stopped = tasks.stopped();
-        tasks.spawn("plugin-health", async move {
-            tokio::select! {
-                // Safe to drop: the next stream sends the health again.
-                () = stopped => {}
-                () = watch.run() => {}
-            }
-        });
+        // Safe to drop: the next stream sends the health again.
+        tasks.spawn_until_stopped("plugin-health", watch.run());
         health
     }
 
@@ -67,19 +53,22 @@ impl Health {
         self.lock().iter().map(|(key, last)| (key.clone(), fresh(last))).collect()
     }
 
-    /// Applies a message. Devices that it omits keep their report until its timeout. Returns false if some did not fit.
-    fn take(&self, report: Report, now: Instant) -> bool {
+    /// Applies a message. Devices that it omits keep their report until its timeout. Returns the number of devices whose names are not
+    /// valid, or for which there is no room.
+    fn take(&self, devices: impl IntoIterator<Item = Option<DeviceReport>>, now: Instant) -> usize {
         let mut known = self.lock();
         known.retain(|_, last| now < last.until);
-        let mut all_fit = true;
-        for device in report.devices {
-            if known.len() >= DEVICES_MAX && !known.contains_key(&device.key) {
-                all_fit = false;
-                continue;
+        let mut dropped = 0;
+        for device in devices {
+            match device {
+                Some(device) if known.len() < DEVICES_MAX || known.contains_key(&device.key) => {
+                    let until = now + device.timeout;
+                    known.insert(device.key, Reported { health: device.health, until });
+                }
+                _ => dropped += 1,
             }
-            known.insert(device.key, Reported { health: device.health, until: now + device.timeout });
         }
-        all_fit
+        dropped
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(PoolName, DeviceName), Reported>> {
@@ -121,28 +110,20 @@ impl Watch {
         let connected = self.connection.channel(PLUGIN_DIAL).await;
         let channel = connected.map_err(|link| Status::unavailable(link.as_str()))?;
         let request = wire::NodeWatchResourcesRequest {};
-        let messages = rpc::stream(channel, path(self.service), request).await?;
+        let path = format!("/{}/NodeWatchResources", self.service.listed_as());
+        let messages = rpc::stream(channel, path, request).await?;
         self.drain(messages).await
     }
 
     async fn drain(&self, mut messages: Streaming<wire::NodeWatchResourcesResponse>) -> Result<(), Status> {
         while let Some(message) = messages.message().await? {
-            let report = convert::health::report(message);
-            let nameless = report.nameless;
-            let all_fit = self.health.take(report, Instant::now());
-            if nameless > 0 || !all_fit {
-                let (driver, max) = (&self.driver, DEVICES_MAX);
-                tracing::debug!(%driver, nameless, all_fit, max, "health of some devices is not taken");
+            let devices = message.devices.into_iter().map(convert::health::device);
+            let dropped = self.health.take(devices, Instant::now());
+            if dropped > 0 {
+                tracing::debug!(driver = %self.driver, dropped, "health of some devices is not taken");
             }
         }
         Ok(())
-    }
-}
-
-fn path(service: HealthService) -> &'static str {
-    match service {
-        HealthService::V1 => "/v1.DRAResourceHealth/NodeWatchResources",
-        HealthService::V1alpha1 => "/v1alpha1.DRAResourceHealth/NodeWatchResources",
     }
 }
 
@@ -155,17 +136,16 @@ mod tests {
         (PoolName::new("pool").unwrap(), DeviceName::new(device).unwrap())
     }
 
-    fn report(device: &str, seconds: u64) -> Report {
+    fn report(device: &str, seconds: u64) -> [Option<DeviceReport>; 1] {
         let health = DeviceHealth { state: HealthState::Healthy, message: "fine".into() };
-        let device = DeviceReport { key: key(device), health, timeout: Duration::from_secs(seconds) };
-        Report { devices: vec![device], nameless: 0 }
+        [Some(DeviceReport { key: key(device), health, timeout: Duration::from_secs(seconds) })]
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_device_reads_unknown_when_its_time_is_over_and_others_do_not() {
         let health = Health::default();
-        assert!(health.take(report("short", 10), Instant::now()));
-        assert!(health.take(report("long", 60), Instant::now()));
+        assert_eq!(health.take(report("short", 10), Instant::now()), 0);
+        assert_eq!(health.take([None].into_iter().chain(report("long", 60)), Instant::now()), 1);
         tokio::time::advance(Duration::from_secs(9)).await;
         assert_eq!(health.now()[&key("short")].state, HealthState::Healthy);
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -191,9 +171,9 @@ mod tests {
         let health = Health::default();
         let now = Instant::now();
         for index in 0..DEVICES_MAX {
-            assert!(health.take(report(&format!("d{index}"), 30), now));
+            assert_eq!(health.take(report(&format!("d{index}"), 30), now), 0);
         }
-        assert!(!health.take(report("one-more", 30), now));
-        assert!(health.take(report("d0", 30), now), "known ones are refreshed");
+        assert_eq!(health.take(report("one-more", 30), now), 1);
+        assert_eq!(health.take(report("d0", 30), now), 0, "known ones are refreshed");
     }
 }

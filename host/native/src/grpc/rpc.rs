@@ -36,24 +36,23 @@ where
     Q: Message + 'static,
     A: Message + Default + 'static,
 {
-    let path = PathAndQuery::from_maybe_shared(path).expect("names of services and methods are plain");
-    let answer = ready(channel).await?.unary(request, path, ProstCodec::default()).await;
+    let answer = ready(channel).await?.unary(request, plain(path), ProstCodec::default()).await;
     answer.map(Response::into_inner)
 }
 
 /// Opens a stream of a plugin's messages.
-pub(super) async fn stream<Q, A>(
-    channel: Channel,
-    path: &'static str,
-    message: Q,
-) -> Result<Streaming<A>, Status>
+pub(super) async fn stream<Q, A>(channel: Channel, path: String, message: Q) -> Result<Streaming<A>, Status>
 where
     Q: Message + 'static,
     A: Message + Default + 'static,
 {
-    let (path, request) = (PathAndQuery::from_static(path), Request::new(message));
-    let answer = ready(channel).await?.server_streaming(request, path, ProstCodec::default()).await;
+    let request = Request::new(message);
+    let answer = ready(channel).await?.server_streaming(request, plain(path), ProstCodec::default()).await;
     answer.map(Response::into_inner)
+}
+
+fn plain(path: String) -> PathAndQuery {
+    PathAndQuery::from_maybe_shared(path).expect("names of services and methods are plain")
 }
 
 async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {

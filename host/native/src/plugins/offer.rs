@@ -40,38 +40,34 @@ pub(super) enum OfferError {
     #[error("no handler registered for plugin type: {0} (DRAPlugin and DevicePlugin are served)")]
     UnknownType(String),
     #[error("plugin validation failed with err: {0}")]
-    Invalid(#[from] Invalid),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Invalid {
-    #[error(transparent)]
     Name(#[from] NameError),
-    #[error("empty list of supported gRPC services")]
+    #[error("plugin validation failed with err: empty list of supported gRPC services")]
     NoServices,
-    #[error("none of services supported by the plugin ({offered}) are supported here ({served})")]
+    #[error(
+        "plugin validation failed with err: none of services supported by the plugin ({offered}) are supported here ({served})"
+    )]
     NoCommonService { offered: String, served: &'static str },
-    #[error("endpoint {0} is not an absolute path without '..'")]
+    #[error("plugin validation failed with err: endpoint {endpoint}: {why}")]
+    EndpointFile { endpoint: String, why: String },
+    #[error("plugin validation failed with err: endpoint {0} is not an absolute path without '..'")]
     EndpointPath(String),
     #[error(
-        "endpoint {endpoint} has {length} bytes, and a socket's path has at most {}",
+        "plugin validation failed with err: endpoint {endpoint} has {length} bytes, and a socket's path has at most {}",
         limit::SOCKET_PATH_BYTES_MAX
     )]
     EndpointLength { endpoint: String, length: usize },
-    #[error("endpoint {endpoint}: {why}")]
-    EndpointFile { endpoint: String, why: String },
 }
 
 /// Parses a plugin's GetInfo response.
 pub(super) fn read(info: PluginInfo, socket: &Path) -> Result<Offer, OfferError> {
     match info.kind.as_str() {
-        "DRAPlugin" => Ok(Offer::Dra(dra(info, socket)?)),
-        "DevicePlugin" => Ok(device_plugin(&info, socket)?),
+        "DRAPlugin" => dra(info, socket).map(Offer::Dra),
+        "DevicePlugin" => device_plugin(&info, socket),
         other => Err(OfferError::UnknownType(shown(other))),
     }
 }
 
-fn dra(info: PluginInfo, socket: &Path) -> Result<DraOffer, Invalid> {
+fn dra(info: PluginInfo, socket: &Path) -> Result<DraOffer, OfferError> {
     let name = DriverName::new(&info.name)?;
     let endpoint = endpoint(&info.endpoint, socket)?;
     let listed = |wanted: &str| info.services.iter().any(|service| service == wanted);
@@ -82,7 +78,7 @@ fn dra(info: PluginInfo, socket: &Path) -> Result<DraOffer, Invalid> {
     Ok(DraOffer { name, endpoint, service, health, services })
 }
 
-fn device_plugin(info: &PluginInfo, socket: &Path) -> Result<Offer, Invalid> {
+fn device_plugin(info: &PluginInfo, socket: &Path) -> Result<Offer, OfferError> {
     let resource = ExtendedResource::new(&info.name)?;
     let endpoint = endpoint(&info.endpoint, socket)?;
     if !info.services.iter().any(|version| version == DEVICE_PLUGIN_VERSION) {
@@ -91,15 +87,15 @@ fn device_plugin(info: &PluginInfo, socket: &Path) -> Result<Offer, Invalid> {
     Ok(Offer::DevicePlugin { resource, endpoint })
 }
 
-fn no_common(offered: &[String], served: &'static str) -> Invalid {
+fn no_common(offered: &[String], served: &'static str) -> OfferError {
     if offered.is_empty() {
-        return Invalid::NoServices;
+        return OfferError::NoServices;
     }
-    Invalid::NoCommonService { offered: shown(&offered.join(", ")), served }
+    OfferError::NoCommonService { offered: shown(&offered.join(", ")), served }
 }
 
 /// Parses the endpoint; empty: the registration socket itself. Removes double slashes and single dots, as a kubelet does.
-fn endpoint(endpoint: &Path, socket: &Path) -> Result<PathBuf, Invalid> {
+fn endpoint(endpoint: &Path, socket: &Path) -> Result<PathBuf, OfferError> {
     if endpoint.as_os_str().is_empty() {
         return Ok(socket.to_owned());
     }
@@ -108,11 +104,11 @@ fn endpoint(endpoint: &Path, socket: &Path) -> Result<PathBuf, Invalid> {
         || endpoint.components().any(|part| part == Component::ParentDir)
         || text.contains('\0')
     {
-        return Err(Invalid::EndpointPath(shown(&text)));
+        return Err(OfferError::EndpointPath(shown(&text)));
     }
     let length = endpoint.as_os_str().len();
     if length > limit::SOCKET_PATH_BYTES_MAX {
-        return Err(Invalid::EndpointLength { endpoint: shown(&text), length });
+        return Err(OfferError::EndpointLength { endpoint: shown(&text), length });
     }
     Ok(endpoint.components().collect())
 }

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::Plugins;
-use super::offer::{self, DraOffer, Invalid, Offer, OfferError};
+use super::offer::{self, DraOffer, Offer, OfferError};
 use crate::endpoints::PluginSink;
 use crate::grpc::{Connection, DraPlugin, Health, PluginInfo, Registrar, RegistrarError, Rpcs};
 use nodedock_base::backoff::Backoff;
@@ -69,6 +69,8 @@ enum Refusal {
     Offer(#[from] OfferError),
     #[error("plugin registration failed with err: {0}")]
     Taken(#[from] Taken),
+    #[error("plugin registration failed with err: {0}")]
+    TooMany(#[from] Problem),
 }
 
 impl<S: PluginSink> Worker<S> {
@@ -79,16 +81,8 @@ impl<S: PluginSink> Worker<S> {
     }
 
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
-        let stopped = self.shared.tasks.stopped();
-        tokio::pin!(stopped);
         let mut freed = self.shared.registry.freed_changes();
-        loop {
-            tokio::select! {
-                // Safe to drop: the plugin detects the daemon's end, and a registration in progress starts again with the next daemon.
-                () = &mut stopped => return,
-                flow = self.step(&mut inbox, &mut freed) => if flow.is_break() { return },
-            }
-        }
+        while self.step(&mut inbox, &mut freed).await.is_continue() {}
     }
 
     /// Waits for the next reason to act, and acts. Ends with the socket.
@@ -194,18 +188,19 @@ impl<S: PluginSink> Worker<S> {
 
     async fn admit(&mut self, info: PluginInfo) -> Result<(), Refusal> {
         let offer = offer::read(info, &self.socket)?;
-        let resolved = resolve(offer.endpoint()).await.map_err(OfferError::from)?;
+        let resolved = resolve(offer.endpoint()).await?;
         match offer {
             Offer::Dra(offer) => self.admit_dra(offer, resolved)?,
-            Offer::DevicePlugin { resource, endpoint } => self.admit_device_plugin(resource, endpoint),
+            Offer::DevicePlugin { resource, endpoint } => self.admit_device_plugin(&resource, endpoint)?,
         }
         Ok(())
     }
 
-    fn admit_device_plugin(&mut self, resource: ExtendedResource, endpoint: PathBuf) {
+    fn admit_device_plugin(&mut self, resource: &ExtendedResource, endpoint: PathBuf) -> Result<(), Problem> {
         if self.instance().is_some() {
             self.dismiss();
         }
+        self.shared.endpoints.accept(&self.source, resource, endpoint)?;
         self.show(|view| {
             view.name = None;
             view.state = DriverState::Described;
@@ -213,8 +208,8 @@ impl<S: PluginSink> Worker<S> {
             view.reason = "registered; the device manager connects to it".to_owned();
             view.version = "v1beta1".to_owned();
         });
-        self.shared.endpoints.accept(&self.source, resource, endpoint);
         self.registered = Some(Registered::DevicePlugin);
+        Ok(())
     }
 
     fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Taken> {
@@ -328,8 +323,8 @@ async fn link_changed(registered: Option<&mut Registered>) {
 }
 
 /// Returns the endpoint with its links resolved. It must be a socket: connecting to a file would be retried forever.
-async fn resolve(endpoint: &Path) -> Result<PathBuf, Invalid> {
-    let invalid = |why: String| Invalid::EndpointFile { endpoint: endpoint.display().to_string(), why };
+async fn resolve(endpoint: &Path) -> Result<PathBuf, OfferError> {
+    let invalid = |why: String| OfferError::EndpointFile { endpoint: endpoint.display().to_string(), why };
     let io = |error: std::io::Error| invalid(error.to_string());
     let found = tokio::fs::metadata(endpoint).await.map_err(io)?;
     if !found.file_type().is_socket() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Checked, at_most, labels, line, name, refuse, shown, within};
 use crate::bindings::exports::nodedock::driver::identity as guest;
 use crate::{DriverInfo, Limit};
-use nodedock_model::grant::{Capabilities, LimitRequest, ValueGrant};
+use nodedock_model::grant::{self, Capabilities, ValueGrant};
 use nodedock_model::limit::{
     DISCOVERY_PERIOD, DISCOVERY_PERIOD_MAX, DISCOVERY_PERIOD_MIN, EVENT_SUBSYSTEMS_MAX, SUMMARY_BYTES_MAX,
 };
@@ -30,11 +30,7 @@ pub(in super::super) fn driver_info(info: guest::DriverInfo) -> Checked<DriverIn
         version: info.version,
         summary: line("the summary", info.summary, SUMMARY_BYTES_MAX)?,
         capabilities,
-        limits: LimitRequest {
-            memory_mib: limits.memory_mib,
-            wall_ms: limits.wall_ms,
-            cpu_ms: limits.cpu_ms,
-        },
+        limits: grant::requested_limits(limits.memory_mib, limits.wall_ms, limits.cpu_ms),
         event_subsystems: subsystems(info.event_subsystems)?,
         discovery_period: period(info.discovery_period_seconds),
         annotations: labels("annotations", info.annotations)?,

@@ -10,11 +10,11 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tokio_util::codec::{Framed, LinesCodec};
 
-use crate::app::handover::HANDOVER_WORD;
+use crate::app::handover::HANDOVER_MESSAGE;
 use nodedock_model::Uid;
 
 /// Bytes of a message between instances.
-const HANDOVER_WORD_BYTES_MAX: u64 = 4096;
+const HANDOVER_MESSAGE_BYTES_MAX: u64 = 4096;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "word", rename_all = "kebab-case")]
@@ -44,7 +44,7 @@ pub(super) struct Peer {
 
 impl Connection {
     pub(super) fn new(stream: UnixStream) -> Self {
-        Self(Framed::new(stream, LinesCodec::new_with_max_length(HANDOVER_WORD_BYTES_MAX as usize)))
+        Self(Framed::new(stream, LinesCodec::new_with_max_length(HANDOVER_MESSAGE_BYTES_MAX as usize)))
     }
 
     /// `None`: the other side is gone.
@@ -56,7 +56,7 @@ impl Connection {
 
     pub(super) async fn send(&mut self, message: &Message) -> io::Result<()> {
         let line = serde_json::to_string(message)?;
-        let sent = timeout(HANDOVER_WORD, self.0.send(line)).await;
+        let sent = timeout(HANDOVER_MESSAGE, self.0.send(line)).await;
         sent.map_err(|_| io::ErrorKind::TimedOut)?.map_err(io::Error::other)
     }
 
@@ -80,12 +80,12 @@ mod tests {
         let (ask, mut far) = (Message::Ask { instance: Uid::new("i-1").unwrap() }, Connection::new(other));
         far.send(&ask).await.unwrap();
         far.send(&Message::Serving).await.unwrap();
-        assert_eq!(near.receive(HANDOVER_WORD).await.unwrap(), Some(ask));
-        assert_eq!(near.receive(HANDOVER_WORD).await.unwrap(), Some(Message::Serving));
-        let silent = near.receive(HANDOVER_WORD).await.unwrap_err();
+        assert_eq!(near.receive(HANDOVER_MESSAGE).await.unwrap(), Some(ask));
+        assert_eq!(near.receive(HANDOVER_MESSAGE).await.unwrap(), Some(Message::Serving));
+        let silent = near.receive(HANDOVER_MESSAGE).await.unwrap_err();
         assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
         drop(far);
-        assert_eq!(near.receive(HANDOVER_WORD).await.unwrap(), None);
+        assert_eq!(near.receive(HANDOVER_MESSAGE).await.unwrap(), None);
         near.closed().await;
 
         for bad in [b"GET / HTTP/1.1\r\n".to_vec(), b"{\"word\":\"ask\"".to_vec(), vec![b'x'; 1 << 16]] {
@@ -94,7 +94,7 @@ mod tests {
                 // The reader may have gone.
                 let _ = other.write_all(&bad).await;
             };
-            let (received, ()) = tokio::join!(near.receive(HANDOVER_WORD), send);
+            let (received, ()) = tokio::join!(near.receive(HANDOVER_MESSAGE), send);
             received.unwrap_err();
         }
     }

@@ -10,7 +10,7 @@ use super::message::{Connection, Message, Peer};
 use super::order::{Decision, Order};
 use super::shared_root::SharedRoot;
 use crate::admin::http::ADMIN_ACCEPT_PAUSE;
-use crate::app::handover::HANDOVER_WORD;
+use crate::app::handover::HANDOVER_MESSAGE;
 use nodedock_base::error::chain;
 use nodedock_base::socket;
 use nodedock_model::Uid;
@@ -58,7 +58,7 @@ impl HandoverListener {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let mut connection = Connection::new(stream);
-        let request = connection.receive(HANDOVER_WORD).await?;
+        let request = connection.receive(HANDOVER_MESSAGE).await?;
         let Some(Message::Ask { instance }) = request else { return Ok(None) };
         match self.order.decide(&self.instance, &instance) {
             Decision::HandOver => return Ok(Some(Peer { instance, connection })),

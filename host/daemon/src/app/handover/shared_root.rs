@@ -1,13 +1,12 @@
 //! The files that the instances on one root share: the lock of the instance that serves, which the kernel releases at its end, the order
 //! in which they came, and their sockets.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use rustix::fs::FlockOperation;
 use tokio::net::UnixStream;
 
 use super::order::Order;
@@ -25,11 +24,8 @@ pub(super) struct SharedRoot {
     pub(super) instance: Uid,
 }
 
-/// The lock is held while this lives.
-#[derive(Debug)]
-pub(super) struct Lease {
-    _locked: File,
-}
+/// The file is locked until it is dropped.
+pub(super) type Lease = File;
 
 impl SharedRoot {
     /// Takes the lease if it is free.
@@ -38,10 +34,10 @@ impl SharedRoot {
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let path = &self.paths.instance_lock;
         let file = options.open(path).with_context(|| format!("open {}", path.display()))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Lease { _locked: file })),
-            Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
-            Err(error) => Err(io::Error::from(error)).with_context(|| format!("lock {}", path.display())),
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("lock {}", path.display())),
         }
     }
 

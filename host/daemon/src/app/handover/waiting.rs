@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::message::{Connection, Message, Peer};
 use super::shared_root::{Lease, SharedRoot};
-use crate::app::handover::{HANDOVER_PATIENCE, HANDOVER_WORD};
+use crate::app::handover::{HANDOVER_MESSAGE, HANDOVER_PATIENCE};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 
@@ -68,13 +68,12 @@ pub(super) async fn acquire(root: &SharedRoot, report: impl Fn(String)) -> Resul
 async fn request(root: &SharedRoot, report: &impl Fn(String)) -> Result<Answer> {
     let Ok(stream) = UnixStream::connect(&root.paths.handover).await else { return Ok(Answer::Silence) };
     let mut connection = Connection::new(stream);
-    let sent = connection.send(&Message::Ask { instance: root.instance.clone() }).await;
     report("it waits for the instance before to hand over".to_owned());
-    let answer = match sent {
-        Ok(()) => connection.receive(HANDOVER_RELEASE).await,
-        Err(error) => Err(error),
+    let answer = async {
+        connection.send(&Message::Ask { instance: root.instance.clone() }).await?;
+        connection.receive(HANDOVER_RELEASE).await
     };
-    match answer {
+    match answer.await {
         Ok(Some(Message::Released { instance })) => {
             return Ok(Answer::Released(Peer { instance, connection }));
         }
@@ -99,7 +98,7 @@ async fn request(root: &SharedRoot, report: &impl Fn(String)) -> Result<Answer> 
 
 /// Takes the lease that was released. `None`: another instance was faster.
 async fn released_lease(root: &SharedRoot) -> Result<Option<Lease>> {
-    let until = Instant::now() + HANDOVER_WORD;
+    let until = Instant::now() + HANDOVER_MESSAGE;
     loop {
         let lease = root.try_lock()?;
         if lease.is_some() || Instant::now() >= until {

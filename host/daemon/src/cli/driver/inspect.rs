@@ -1,7 +1,6 @@
 //! `nodedock driver inspect`: everything that a driver file shows of itself, also if it cannot be loaded.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -9,12 +8,12 @@ use nodedock_proto::node::v1::DriverTrust;
 use serde::{Serialize, Serializer};
 
 use super::super::output::{Format, join, print};
-use super::super::{Outcome, describe};
+use super::super::{CliError, describe};
 use super::{grant_beside, load, read};
 use crate::config::ConfigFile;
 use crate::convert;
 use nodedock_base::error::chain;
-use nodedock_model::grant::{self, Grant, LimitGrant, LimitRequest};
+use nodedock_model::grant::{self, Grant, LimitKey, LimitValues};
 use nodedock_model::limit;
 use nodedock_wasm::trust::{Evidence, Policy, Verdict};
 use nodedock_wasm::{DriverInfo, Inspection};
@@ -69,7 +68,7 @@ struct Inspected {
     grant: Option<String>,
     missing_grants: Vec<String>,
     #[serde(serialize_with = "by_key")]
-    limits: Option<[Limit; 9]>,
+    limits: Option<Vec<Limit>>,
     #[serde(serialize_with = "with_nulls")]
     trust: Option<DriverTrust>,
     #[serde(skip)]
@@ -87,22 +86,16 @@ struct Request {
 #[derive(Serialize)]
 struct Limit {
     #[serde(skip)]
-    key: &'static str,
-    #[serde(skip)]
-    label: &'static str,
-    #[serde(skip)]
-    unit: &'static str,
-    /// Whether a driver can request it.
-    #[serde(skip)]
-    can_ask: bool,
+    key: LimitKey,
     asked: Option<u32>,
     granted: Option<u32>,
-    effective: u64,
+    effective: u32,
 }
 
-fn by_key<S: Serializer>(limits: &Option<[Limit; 9]>, serializer: S) -> Result<S::Ok, S::Error> {
+fn by_key<S: Serializer>(limits: &Option<Vec<Limit>>, serializer: S) -> Result<S::Ok, S::Error> {
+    let key = |limit: &Limit| limit.key.to_string().replace("MiB", "Mib");
     match limits {
-        Some(limits) => serializer.collect_map(limits.iter().map(|limit| (limit.key, limit))),
+        Some(limits) => serializer.collect_map(limits.iter().map(|limit| (key(limit), limit))),
         None => serializer.serialize_none(),
     }
 }
@@ -117,7 +110,7 @@ fn with_nulls<S: Serializer>(trust: &Option<DriverTrust>, serializer: S) -> Resu
     serializer.collect_map(fields.map(|(key, text)| (key, value(text))))
 }
 
-pub(super) async fn run(args: InspectArgs) -> Result<Outcome> {
+pub(super) async fn run(args: InspectArgs) -> Result<()> {
     let (policy, file) = (args.policy()?, args.file.as_path());
     let (grant, grant_path) = grant_beside(file, args.grant.as_deref())?;
     let bytes = read(file, limit::DRIVER_FILE_BYTES_MAX)?;
@@ -133,7 +126,7 @@ pub(super) async fn run(args: InspectArgs) -> Result<Outcome> {
     let inspected = inspected(file, &found, &grant, grant_path, verdict);
     print(args.output, &inspected, || join(inspected.lines()))?;
     let refused = inspected.error.is_some() || inspected.distrusted;
-    Ok(if refused { Outcome::Refused } else { Outcome::Done })
+    CliError::unless_done(!refused)
 }
 
 fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<Verdict> {
@@ -172,7 +165,7 @@ fn inspected(
         requests: info.map(|info| requests(info, &missing_grants)).unwrap_or_default(),
         grant: grant_path.map(|path| path.display().to_string()),
         missing_grants,
-        limits: driver.map(|driver| limits(&driver.info().limits, &grant.limits, &driver.limits())),
+        limits: driver.map(|driver| limits(&driver.info().limits, &grant.limits)),
         distrusted: verdict.as_ref().is_some_and(Verdict::refuses),
         trust: verdict.as_ref().map(|verdict| convert::trust(&verdict.view())),
         error: found.driver.as_ref().err().map(|error| chain(error)),
@@ -181,35 +174,18 @@ fn inspected(
 
 /// Against the empty grant every request is missing, which is the list of all requests.
 fn requests(info: &DriverInfo, missing: &[String]) -> Vec<Request> {
-    let all = grant::missing(&info.capabilities, &LimitRequest::default(), &Grant::empty());
+    let all = grant::missing(&info.capabilities, &LimitValues::new(), &Grant::empty());
     all.into_iter().map(|request| Request { granted: !missing.contains(&request), request }).collect()
 }
 
-fn limits(asked: &LimitRequest, granted: &LimitGrant, effective: &grant::Limits) -> [Limit; 9] {
-    let new = |key, label, unit, granted, effective| Limit {
-        key,
-        label,
-        unit,
-        can_ask: false,
-        asked: None,
-        granted,
-        effective,
+fn limits(asked: &LimitValues, granted: &LimitValues) -> Vec<Limit> {
+    let limit = |key: &LimitKey| Limit {
+        key: *key,
+        asked: asked.get(key).copied(),
+        granted: granted.get(key).copied(),
+        effective: key.effective(asked, granted),
     };
-    let or_asked = |asked, limit| Limit { can_ask: true, asked, ..limit };
-    let mib = |bytes: usize| (bytes >> 20) as u64;
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let (e, g, log) = (effective, granted, &effective.log);
-    [
-        or_asked(asked.memory_mib, new("memoryMib", "memory", " MiB", g.memory_mib, mib(e.memory))),
-        or_asked(asked.wall_ms, new("wallMs", "wall", " ms per call", g.wall_ms, millis(e.wall))),
-        or_asked(asked.cpu_ms, new("cpuMs", "CPU", " ms per call", g.cpu_ms, millis(e.cpu))),
-        new("answerMib", "answer", " MiB", g.answer_mib, mib(e.hostcall_bytes)),
-        new("hostOperations", "host calls", " per call", g.host_operations, e.host_operations as u64),
-        new("hostMib", "answers of host calls", " MiB per call", g.host_mib, mib(e.host_bytes)),
-        new("logLinesPerSecond", "log lines", " a second", g.log_lines_per_second, log.lines.into()),
-        new("logBytesPerSecond", "log bytes", " a second", g.log_bytes_per_second, log.bytes.into()),
-        new("concurrentCalls", "concurrent calls", "", g.concurrent_calls, e.concurrent_calls as u64),
-    ]
+    LimitKey::ALL.iter().map(limit).collect()
 }
 
 /// Labels the first of several values.
@@ -265,10 +241,21 @@ impl Request {
 impl Limit {
     fn text(&self) -> String {
         let or_default = |value: Option<u32>| value.map_or("default".to_owned(), |value| value.to_string());
-        let Self { label, unit, effective, .. } = self;
-        let asked =
-            if self.can_ask { format!("requested: {}, ", or_default(self.asked)) } else { String::new() };
-        format!("{label} {effective}{unit} ({asked}granted: {})", or_default(self.granted))
+        let Self { key, asked, granted, effective } = self;
+        let (label, unit) = match key {
+            LimitKey::MemoryMiB => ("memory", " MiB"),
+            LimitKey::WallMs => ("wall", " ms per call"),
+            LimitKey::CpuMs => ("CPU", " ms per call"),
+            LimitKey::AnswerMiB => ("answer", " MiB"),
+            LimitKey::HostOperations => ("host calls", " per call"),
+            LimitKey::HostMiB => ("answers of host calls", " MiB per call"),
+            LimitKey::LogLinesPerSecond => ("log lines", " a second"),
+            LimitKey::LogBytesPerSecond => ("log bytes", " a second"),
+            LimitKey::ConcurrentCalls => ("concurrent calls", ""),
+        };
+        let asked = key.can_be_requested().then(|| format!("requested: {}, ", or_default(*asked)));
+        let asked = asked.unwrap_or_default();
+        format!("{label} {effective}{unit} ({asked}granted: {})", or_default(*granted))
     }
 }
 
@@ -277,14 +264,12 @@ mod tests {
     use super::*;
 
     fn whole() -> Inspected {
-        let asked = LimitRequest { memory_mib: Some(128), cpu_ms: Some(500), ..LimitRequest::default() };
-        let granted = LimitGrant {
-            memory_mib: Some(256),
-            host_operations: Some(500),
-            concurrent_calls: Some(2),
-            ..LimitGrant::default()
-        };
-        let effective = grant::Limits::new(&asked, &granted);
+        let asked = grant::requested_limits(Some(128), None, Some(500));
+        let granted = LimitValues::from([
+            (LimitKey::MemoryMiB, 256),
+            (LimitKey::HostOperations, 500),
+            (LimitKey::ConcurrentCalls, 2),
+        ]);
         Inspected {
             file: "gpu.wasm".into(),
             size: 1234,
@@ -304,7 +289,7 @@ mod tests {
             ],
             grant: Some("gpu.grant.yaml".into()),
             missing_grants: vec!["env: GPU_*".into()],
-            limits: Some(limits(&asked, &granted, &effective)),
+            limits: Some(limits(&asked, &granted)),
             trust: Some(DriverTrust {
                 mode: "enforce".into(),
                 verdict: "trusted".into(),

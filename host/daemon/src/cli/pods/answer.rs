@@ -5,7 +5,7 @@ use nodedock_proto::node::v1;
 use serde::Serialize;
 
 use super::super::output::{Column, Format, Row, join, print, printable, table};
-use super::super::{Outcome, describe};
+use super::super::{CliError, describe};
 
 #[derive(Serialize)]
 pub(super) struct Answer {
@@ -33,7 +33,7 @@ impl Answer {
 }
 
 /// Prints the answers: one as an object, several as an array. A refusal makes the command fail.
-pub(super) fn finish(answers: &[Answer], format: Format) -> Result<Outcome> {
+pub(super) fn finish(answers: &[Answer], format: Format) -> Result<()> {
     match answers {
         [one] => print(format, one, || text(answers, format))?,
         _ => print(format, &answers, || text(answers, format))?,
@@ -47,7 +47,7 @@ pub(super) fn finish(answers: &[Answer], format: Format) -> Result<Outcome> {
     }
     let refusals: Vec<_> = answers.iter().flat_map(refusals).collect();
     refusals.iter().for_each(|refusal| eprintln!("error: {refusal}"));
-    Ok(if refusals.is_empty() { Outcome::Done } else { Outcome::Refused })
+    CliError::unless_done(refusals.is_empty())
 }
 
 fn text(answers: &[Answer], format: Format) -> String {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::config::ConfigFile;
 use nodedock_core::checkpoint::fuzz::{check_kept, same};
 use nodedock_core::manager::claims::manifest::{self, Objects};
-use nodedock_model::grant::{self, Effective, Grant, GrantError, LimitGrant, LimitRequest};
+use nodedock_model::grant::{self, Effective, Grant, GrantError};
 use nodedock_model::limit::{CDI_DIRECTORIES_MAX, SIDE_FILE_BYTES_MAX};
 use nodedock_model::{Claim, ClaimRecord, ClaimState, PodRecord, PodRequest};
 
@@ -32,17 +32,16 @@ pub fn grant(data: &[u8]) -> bool {
 fn check_grant(grant: &Grant, text: &str) {
     let allowed = &grant.allowed;
     allowed.check().expect("what is granted can be requested");
-    let LimitGrant { memory_mib, wall_ms, cpu_ms, .. } = grant.limits;
-    let requested = LimitRequest { memory_mib, wall_ms, cpu_ms };
+    let mut requested = grant.limits.clone();
+    // The other limits cannot be requested.
+    requested.retain(|key, _| key.can_be_requested());
     assert_eq!(grant::missing(allowed, &requested, grant), [""; 0], "what is granted is granted");
     let effective = Effective::new(allowed, grant).expect("what was read can be used");
     assert!(allowed.sysfs_read.iter().all(|glob| effective.allows_sysfs_glob(glob)));
     let yaml = grant::to_yaml("gpu.example.com", text, allowed, &requested);
     if yaml.len() as u64 <= SIDE_FILE_BYTES_MAX {
         let again = Grant::parse(&yaml).expect("a grant that was written can be read");
-        // The other limits cannot be requested.
-        let limits = LimitGrant { memory_mib, wall_ms, cpu_ms, ..LimitGrant::default() };
-        let expected = Grant { limits, ..grant.clone() };
+        let expected = Grant { limits: requested, ..grant.clone() };
         assert_eq!(again, expected, "another grant came back from {yaml}");
     }
 }

@@ -11,6 +11,7 @@ use nodedock_model::limit::{
     ALLOCATION_ANNOTATIONS_BYTES_MAX, ALLOCATION_ENTRIES_MAX, ALLOCATION_ENV_BYTES_MAX, ENV_NAME_BYTES_MAX,
     LISTED_DEVICES_MAX, PATH_BYTES_MAX,
 };
+use nodedock_model::rule::is_node_permissions;
 use nodedock_model::{
     AllocationMount, AllocationNode, ContainerAllocation, PluginDevice, is_cdi_qualified_name, is_label_key,
 };
@@ -122,9 +123,7 @@ fn mount(mount: wire::Mount) -> Result<AllocationMount, String> {
 }
 
 fn device_node(node: wire::DeviceSpec) -> Result<AllocationNode, String> {
-    let mut left = "rwm".to_owned();
-    let is_subset = node.permissions.chars().all(|c| left.find(c).map(|at| left.remove(at)).is_some());
-    if node.permissions.is_empty() || !is_subset {
+    if !is_node_permissions(&node.permissions) {
         return Err(format!("permissions {} are not a subset of rwm", shown(&node.permissions)));
     }
     Ok(AllocationNode {

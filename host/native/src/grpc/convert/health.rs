@@ -5,18 +5,12 @@ use std::time::Duration;
 use nodedock_proto::kubelet::dra_health::v1 as wire;
 
 use crate::grpc::cut;
-use crate::grpc::health::{DeviceReport, Report};
+use crate::grpc::health::DeviceReport;
 use nodedock_model::limit::{HEALTH_MESSAGE_BYTES_MAX, HEALTH_TIMEOUT, HEALTH_TIMEOUT_MAX};
 use nodedock_model::{DeviceHealth, DeviceName, HealthState, PoolName};
 
-pub(in crate::grpc) fn report(response: wire::NodeWatchResourcesResponse) -> Report {
-    let (valid, nameless): (Vec<_>, Vec<_>) =
-        response.devices.into_iter().map(device).partition(Option::is_some);
-    Report { devices: valid.into_iter().flatten().collect(), nameless: nameless.len() }
-}
-
 /// `None`: its names are invalid.
-fn device(said: wire::DeviceHealth) -> Option<DeviceReport> {
+pub(in crate::grpc) fn device(said: wire::DeviceHealth) -> Option<DeviceReport> {
     let state = match said.health() {
         wire::HealthStatus::Healthy => HealthState::Healthy,
         wire::HealthStatus::Unhealthy => HealthState::Unhealthy,
