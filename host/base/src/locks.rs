@@ -1,10 +1,15 @@
-//! Locks by key, such as a claim: one operation at a time for each key, and no waiting between keys.
+//! Locks by key, such as a claim: one operation at a time for each key, and no waiting between keys. And the guard of a mutex.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::OwnedMutexGuard;
+
+/// Locks a mutex, also after a panic of a thread that had it locked.
+pub fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 type Entries<K> = HashMap<K, Arc<tokio::sync::Mutex<()>>>;
 
@@ -51,7 +56,7 @@ impl<K: Clone + Ord + Hash> Locks<K> {
 
 impl<K> Locks<K> {
     fn entries(&self) -> MutexGuard<'_, Entries<K>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
