@@ -68,19 +68,13 @@ struct Shared {
 impl KubeClient {
     /// Reads the kubeconfig or the service account. The API server need not be reachable yet.
     pub async fn connect(config: ClientConfig) -> Result<Self, ClientConfigError> {
-        let rate = config.rate;
-        Ok(Self::with_credentials(Credentials::load(config).await?, rate))
+        Ok(Self::with_credentials(Credentials::load(config).await?))
     }
 
-    /// Uses a finished client, whose credentials do not change.
-    pub fn over(client: kube::Client, rate: RequestRate) -> Self {
-        Self::with_credentials(Credentials::fixed(client), rate)
-    }
-
-    fn with_credentials(credentials: Credentials, rate: RequestRate) -> Self {
+    fn with_credentials(credentials: Credentials) -> Self {
         let shared = Arc::new(Shared {
+            rate: RateLimit::new(credentials.config.rate),
             credentials,
-            rate: RateLimit::new(rate),
             metrics: RequestMetrics::default(),
             served: tokio::sync::Mutex::default(),
             reachability: channel::Sender::default(),
@@ -156,16 +150,6 @@ impl KubeClient {
 
     async fn forget(&self, version: DraVersion) {
         self.shared.served.lock().await.version.take_if(|known| *known == version);
-    }
-
-    /// Whether the last request reached the API server.
-    pub fn reachability(&self) -> channel::Receiver<Reachability> {
-        self.shared.reachability.subscribe()
-    }
-
-    /// Whether the last request did not reach the API server.
-    pub fn is_unreachable(&self) -> bool {
-        matches!(*self.shared.reachability.borrow(), Reachability::Unreachable { .. })
     }
 
     pub fn metrics(&self) -> &RequestMetrics {

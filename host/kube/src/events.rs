@@ -23,6 +23,7 @@ use super::facts::NodeFacts;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::printable::{cut, one_line};
+use nodedock_base::rate::TokenBucket;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Consumer, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit};
 
@@ -57,20 +58,10 @@ struct Publication {
     since: Instant,
 }
 
-/// Numbers of events since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EventCounts {
-    pub created: u64,
-    /// Counted in an existing series.
-    pub updated: u64,
-    pub refused: u64,
-    /// Never published: the queue was full, or the API server could not be reached or forbade it for too long.
-    pub dropped: u64,
-}
-
 #[derive(Default)]
 struct Counters {
     refused: Counter,
+    /// Never published: the queue was full, or the API server could not be reached or forbade it for too long.
     dropped: Counter,
 }
 
@@ -101,7 +92,7 @@ impl Events {
             node,
             conditions,
             counters: Arc::clone(&counters),
-            next_token: Instant::now(),
+            tokens: TokenBucket::full(EVENTS_EVERY.as_secs_f64().recip(), EVENTS_BURST, Instant::now()),
             backoff: Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX),
             forbidden: BTreeMap::new(),
         };
@@ -139,14 +130,15 @@ impl Events {
         }
     }
 
-    pub fn counts(&self) -> EventCounts {
-        let requests = self.kube.metrics();
-        EventCounts {
-            created: requests.succeeded(Verb::Create, "events"),
-            updated: requests.succeeded(Verb::Patch, "events"),
-            refused: self.counters.refused.get(),
-            dropped: self.counters.dropped.get(),
-        }
+    /// Returns the numbers of events since the start by their outcome; updated are those that were counted in an existing series.
+    pub fn counts(&self) -> [(&'static str, u64); 4] {
+        let (requests, counters) = (self.kube.metrics(), &self.counters);
+        [
+            ("created", requests.succeeded(Verb::Create, "events")),
+            ("updated", requests.succeeded(Verb::Patch, "events")),
+            ("refused", counters.refused.get()),
+            ("dropped", counters.dropped.get()),
+        ]
     }
 }
 
@@ -200,8 +192,7 @@ struct Publisher {
     node: watch::Receiver<Option<NodeFacts>>,
     conditions: Conditions,
     counters: Arc<Counters>,
-    /// When the next token of the rate limit is due: it may be earlier by the burst.
-    next_token: Instant,
+    tokens: TokenBucket,
     backoff: Backoff,
     /// By namespace in which events are forbidden: when to try again, and with which event.
     forbidden: BTreeMap<String, (Instant, Publication)>,
@@ -233,7 +224,9 @@ impl Publisher {
         let regarding = self.completed(&publication.regarding).await;
         let namespace = namespace(&publication.regarding);
         while publication.since.elapsed() < EVENT_AGE_MAX {
-            self.take_token().await;
+            while let Err(wait) = self.tokens.take(Instant::now(), 0) {
+                sleep(wait).await;
+            }
             let published = self.recorder.publish(&publication.event, &regarding).await;
             match published.map_err(ApiError::from) {
                 Ok(()) => {
@@ -270,16 +263,6 @@ impl Publisher {
 
     fn drop_one(&self) {
         self.counters.dropped.inc();
-    }
-
-    /// Waits until one more event may be published: a burst, then one in a while.
-    async fn take_token(&mut self) {
-        let burst = EVENTS_EVERY * (EVENTS_BURST - 1);
-        self.next_token = self.next_token.max(Instant::now());
-        if let Some(wait) = self.next_token.duration_since(Instant::now()).checked_sub(burst) {
-            sleep(wait).await;
-        }
-        self.next_token += EVENTS_EVERY;
     }
 
     async fn completed(&self, regarding: &ObjectReference) -> ObjectReference {

@@ -11,7 +11,7 @@ mod plan;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use prometheus_client::metrics::counter::Counter;
@@ -19,29 +19,21 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-pub use self::entry::DeviceReport;
 use self::plan::{DriverStatus, Plan, plan};
 use super::client::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient};
 use crate::events::KUBE_FORBIDDEN_PAUSE;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
+use nodedock_base::locks::lock;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode, Uid, limit};
+use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode, ReportedDevice, Uid, limit};
 
 /// Attempts to change an object that other clients change as well.
 const KUBE_CONFLICTS_MAX: u32 = 5;
 
 /// Claims whose status waits for a write: many times the claims of a node.
 const STATUSES_WAITING_MAX: usize = 1024;
-
-/// What drivers report of a claim: of each driver that serves it, all that it reports. The entries of a driver without reports are
-/// removed; those of a driver that is not named stay.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ClaimStatus {
-    pub claim: ObjectRef,
-    pub drivers: BTreeMap<DriverName, Vec<DeviceReport>>,
-}
 
 /// Handle to the writer of statuses.
 #[derive(Clone)]
@@ -71,10 +63,8 @@ struct Queue {
 
 #[derive(Default)]
 struct Waiting {
-    /// In the order in which they came, one of each driver and claim.
+    /// In the order in which they are written, one of each driver and claim. It stays while it is written.
     statuses: VecDeque<DriverStatus>,
-    /// The claim whose status is being written; None also where it was forgotten meanwhile.
-    under_way: Option<Uid>,
     /// Until when statuses of these drivers wait, since one was forbidden: rights are given by driver.
     held_back: BTreeMap<DriverName, Instant>,
 }
@@ -89,11 +79,12 @@ impl Statuses {
         Self { queue }
     }
 
-    /// Takes what drivers report of a claim, in place of what waits for it. False: the queue has no room for all of it.
-    pub fn report(&self, status: ClaimStatus) -> bool {
+    /// Takes what drivers report of a claim, of each driver all that it reports, in place of what waits for it. The entries of a driver
+    /// without reports are removed; those of a driver that is not named stay. False: the queue has no room for all of it.
+    pub fn report(&self, claim: &ObjectRef, drivers: BTreeMap<DriverName, Vec<ReportedDevice>>) -> bool {
         let mut all = true;
-        for (driver, devices) in status.drivers {
-            all &= self.queue.push(DriverStatus { claim: status.claim.clone(), driver, devices }, true);
+        for (driver, devices) in drivers {
+            all &= self.queue.push(DriverStatus { claim: claim.clone(), driver, devices });
         }
         self.queue.reported.notify_one();
         all
@@ -112,31 +103,24 @@ impl Statuses {
 
 impl Queue {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.waiting)
     }
 
-    fn push(&self, status: DriverStatus, newer: bool) -> bool {
-        let taken = self.waiting().push(status, newer);
+    fn push(&self, status: DriverStatus) -> bool {
+        let taken = self.waiting().push(status);
         if !taken {
             self.counts.dropped.inc();
         }
         taken
     }
 
-    /// Takes back what could not be written, unless its claim was forgotten meanwhile.
-    fn requeue(&self, status: DriverStatus) {
-        let is_wanted = self.waiting().under_way.take().is_some();
-        if is_wanted {
-            self.push(status, false);
-        }
-    }
-
-    fn hold_back(&self, status: DriverStatus, error: &ApiError) {
-        let driver = status.driver.clone();
+    fn hold_back(&self, status: &DriverStatus, error: &ApiError) {
+        let driver = &status.driver;
         let words = format!("the status of devices of {driver} cannot be written into claims: {error}");
         self.conditions.set(driver.as_str(), Problem::denied(ProblemCode::ClaimStatusForbidden, words));
-        self.waiting().held_back.insert(driver, Instant::now() + KUBE_FORBIDDEN_PAUSE);
-        self.requeue(status);
+        let mut waiting = self.waiting();
+        waiting.held_back.insert(driver.clone(), Instant::now() + KUBE_FORBIDDEN_PAUSE);
+        waiting.postpone(status);
     }
 
     /// Where nothing waits any more, or something was written, nothing is known to be forbidden.
@@ -147,11 +131,9 @@ impl Queue {
 }
 
 impl Waiting {
-    fn push(&mut self, status: DriverStatus, newer: bool) -> bool {
+    fn push(&mut self, status: DriverStatus) -> bool {
         if let Some(known) = self.statuses.iter_mut().find(|known| known.is_same_part(&status)) {
-            if newer {
-                *known = status;
-            }
+            *known = status;
             return true;
         }
         if self.statuses.len() >= STATUSES_WAITING_MAX {
@@ -161,19 +143,28 @@ impl Waiting {
         true
     }
 
+    /// What could not be written is written after the others.
+    fn postpone(&mut self, status: &DriverStatus) {
+        let at = self.statuses.iter().position(|known| known.is_same_part(status));
+        let newest = at.and_then(|at| self.statuses.remove(at));
+        self.statuses.extend(newest);
+    }
+
+    /// A newer status of the same driver and claim stays.
+    fn done(&mut self, status: &DriverStatus) {
+        self.statuses.retain(|known| known != status);
+    }
+
     /// The status that waits longest of those that may be written; otherwise until when there is none.
     fn next(&mut self, now: Instant) -> Result<DriverStatus, Option<Instant>> {
         self.held_back.retain(|driver, _| self.statuses.iter().any(|waiting| waiting.driver == *driver));
         let may_be_written =
             |status: &DriverStatus| self.held_back.get(&status.driver).is_none_or(|until| *until <= now);
-        let first = self.statuses.iter().position(may_be_written);
-        let status = first.and_then(|first| self.statuses.remove(first));
-        self.under_way = status.as_ref().map(|status| status.claim.uid.clone());
-        status.ok_or_else(|| self.held_back.values().min().copied())
+        let first = self.statuses.iter().find(|status| may_be_written(status));
+        first.cloned().ok_or_else(|| self.held_back.values().min().copied())
     }
 
     fn forget(&mut self, claim: &Uid) {
-        self.under_way.take_if(|uid| uid == claim);
         self.statuses.retain(|status| status.claim.uid != *claim);
     }
 }
@@ -205,13 +196,15 @@ impl Writer {
                 Ok(was_written) => {
                     backoff.reset();
                     logged = false;
+                    let mut waiting = self.queue.waiting();
+                    waiting.done(&status);
                     if was_written {
-                        self.queue.waiting().held_back.remove(&status.driver);
+                        waiting.held_back.remove(&status.driver);
                     }
                     continue;
                 }
                 Err(error) if error.kind == ErrorKind::Forbidden => {
-                    self.queue.hold_back(status, &error);
+                    self.queue.hold_back(&status, &error);
                     continue;
                 }
                 Err(error) => error,
@@ -220,7 +213,7 @@ impl Writer {
                 tracing::warn!(claim = %status.claim, driver = %status.driver, %error, "a claim's status is not written yet");
             }
             let delay = backoff.delay().max(error.retry_after.unwrap_or_default().min(limit::KUBE_RETRY_MAX));
-            self.queue.requeue(status);
+            self.queue.waiting().postpone(&status);
             tokio::time::sleep(delay).await;
         }
     }

@@ -110,17 +110,10 @@ pub(super) fn start(context: &Arc<Context>) {
         file: StateFile::new(context.parts.devices_file.clone(), context.parts.conditions.clone()),
         next_save: Instant::now(),
     };
-    tasks.spawn("device-plugins", stoppable(context.changing.clone(), controller.run()));
+    // Both may be dropped anywhere: what they would do is done after the next start.
+    context.changing.spawn_until_stopped("device-plugins", controller.run());
     let unused = UnusedClaims::new(context.clone(), sockets);
-    tasks.spawn("device-plugins-in-use", stoppable(context.changing.clone(), unused.run()));
-}
-
-/// Runs work that never ends until the tasks stop. It may be dropped anywhere: what it would do is done after the next start.
-async fn stoppable(tasks: Tasks, work: impl Future<Output = ()>) {
-    tokio::select! {
-        () = tasks.stopped() => {}
-        () = work => {}
-    }
+    context.changing.spawn_until_stopped("device-plugins-in-use", unused.run());
 }
 
 /// Makes what is offered match the pools of drivers.
@@ -170,18 +163,16 @@ impl DevicePluginController {
             tracing::warn!(?resources, "withdrawn: the drivers of the last run did not come back");
             self.remembered.clear();
         }
-        let (conditions, max) = (&self.context.parts.conditions, limit::PLUGIN_RESOURCES_MAX);
+        let (code, max) = (ProblemCode::TooManyResources, limit::PLUGIN_RESOURCES_MAX);
         let mut offers = offers::desired(&self.observed(), &mut self.remembered);
-        let Some(first) = offers.keys().nth(max).cloned() else {
-            conditions.clear(ProblemCode::TooManyResources, "");
-            return offers;
-        };
-        let dropped = offers.split_off(&first);
-        let message = format!(
-            "{} extended resources beyond the {max} that are offered to a kubelet are not offered, the first is {first}",
-            dropped.len()
-        );
-        conditions.set("", Problem::unavailable(ProblemCode::TooManyResources, message));
+        let problem = offers.keys().nth(max).cloned().map(|first| {
+            let count = offers.split_off(&first).len();
+            let message = format!(
+                "{count} extended resources beyond the {max} that are offered to a kubelet are not offered, the first is {first}"
+            );
+            Problem::unavailable(code, message)
+        });
+        self.context.parts.conditions.update(code, "", problem);
         offers
     }
 
@@ -201,7 +192,8 @@ impl DevicePluginController {
             match view.source {
                 ResourceSource::Pools(driver) => {
                     let devices = view.devices.into_iter().map(|device| device.device).collect();
-                    observed.offers.insert(view.name, PoolOffer { driver, devices });
+                    let resource = view.name.clone();
+                    observed.offers.insert(view.name, PoolOffer { resource, driver, devices });
                 }
                 ResourceSource::Plugin(_) => {
                     observed.of_plugins.insert(view.name);
@@ -234,7 +226,7 @@ impl DevicePluginController {
                     });
                 }
                 None => {
-                    resources.insert(name.clone(), self.begin(name, listed));
+                    resources.insert(name.clone(), self.begin(listed));
                 }
             }
         }
@@ -251,10 +243,10 @@ impl DevicePluginController {
         listed
     }
 
-    fn begin(&self, name: &ExtendedResource, listed: Arc<PoolOffer>) -> Arc<OfferedResource> {
+    fn begin(&self, listed: Arc<PoolOffer>) -> Arc<OfferedResource> {
         let tasks = &self.context.parts.tasks;
         let resource = Arc::new(OfferedResource {
-            name: name.clone(),
+            name: listed.resource.clone(),
             context: self.context.clone(),
             offer: watch::Sender::new(listed),
             lists: watch::Sender::new(0),

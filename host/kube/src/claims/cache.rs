@@ -47,29 +47,12 @@ impl<W> Default for ClaimCache<W> {
 }
 
 impl<W> ClaimCache<W> {
-    /// The claim, if it is watched and has that UID.
-    pub(super) fn fresh(
-        &mut self,
-        key: &Key,
-        uid: &Uid,
-        now: Instant,
-        is_live: impl Fn(&W) -> bool,
-    ) -> Option<Claim> {
-        let entry = self.asked(key, uid, now)?;
-        let live = !entry.invalid && entry.watch.as_ref().is_some_and(is_live);
-        live.then(|| entry.state.claim.clone())
-    }
-
-    /// The last state of the claim, if it has that UID.
-    pub(super) fn last(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<Claim> {
-        let entry = self.asked(key, uid, now)?;
-        (!entry.invalid).then(|| entry.state.claim.clone())
-    }
-
-    fn asked(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<&Entry<W>> {
+    /// The last state of the claim and its watch, if it has that UID.
+    pub(super) fn last(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<(Claim, Option<&W>)> {
         let entry = self.entries.get_mut(key).filter(|entry| entry.state.claim.id.uid == *uid)?;
         entry.asked_at = now;
-        Some(entry)
+        let entry: &Entry<W> = entry;
+        (!entry.invalid).then(|| (entry.state.claim.clone(), entry.watch.as_ref()))
     }
 
     /// How many updates there were, for `updated_after`.
@@ -84,32 +67,24 @@ impl<W> ClaimCache<W> {
         (claim.id.uid == *uid).then(|| claim.clone())
     }
 
-    /// Takes a state. Returns the claim that is lost by it.
-    pub(super) fn update(
-        &mut self,
-        key: &Key,
-        state: CachedClaim,
-        node_name: &str,
-        now: Instant,
-    ) -> Option<ObjectRef> {
+    /// Takes a state. Returns whether the claim that was cached is lost by it.
+    pub(super) fn update(&mut self, key: &Key, state: CachedClaim, node_name: &str, now: Instant) -> bool {
         self.updates += 1;
         let Some(entry) = self.entries.get_mut(key) else {
             self.add(key, state, node_name, now);
-            return None;
+            return false;
         };
         if entry.state.version.zip(state.version).is_some_and(|(old, new)| new < old) {
             // A get that the watch overtook, or a late event of the claim that had the name before.
-            return None;
+            return false;
         }
-        let lost = entry.state.claim.id.clone();
         if !is_allocated_to(&state.claim, node_name) {
-            self.entries.remove(key);
-            return Some(lost);
+            return self.remove(key);
         }
-        let same = lost.uid == state.claim.id.uid;
+        let same = entry.state.claim.id.uid == state.claim.id.uid;
         (entry.state, entry.update, entry.invalid) = (state, self.updates, false);
         entry.held &= same;
-        (!same).then_some(lost)
+        !same
     }
 
     fn add(&mut self, key: &Key, state: CachedClaim, node_name: &str, now: Instant) {
@@ -129,16 +104,15 @@ impl<W> ClaimCache<W> {
         first.and_then(|key| self.entries.remove(&key)).is_some()
     }
 
-    /// The claim does not exist. Returns the one that did.
-    pub(super) fn remove(&mut self, key: &Key) -> Option<ObjectRef> {
-        self.entries.remove(key).map(|entry| entry.state.claim.id)
+    /// The claim does not exist. Returns whether it was cached.
+    pub(super) fn remove(&mut self, key: &Key) -> bool {
+        self.entries.remove(key).is_some()
     }
 
-    /// The claim of that UID was deleted. One that has had its name since stays.
-    pub(super) fn deleted(&mut self, key: &Key, uid: Option<&str>) -> Option<ObjectRef> {
-        let cached = &self.entries.get(key)?.state.claim.id.uid;
-        let is_other = uid.is_some_and(|uid| uid != cached.as_str());
-        if is_other { None } else { self.remove(key) }
+    /// The claim of that UID was deleted. One that has had its name since stays. Returns whether it was cached.
+    pub(super) fn deleted(&mut self, key: &Key, uid: Option<&str>) -> bool {
+        let cached = self.entries.get(key).map(|entry| entry.state.claim.id.uid.as_str());
+        uid.is_none_or(|uid| cached == Some(uid)) && self.remove(key)
     }
 
     /// The newest state of the claim cannot be read.

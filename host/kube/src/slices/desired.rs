@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::convert;
 use super::drivers::DriverSnapshot;
 use super::health::{Devices, UnhealthyDevices};
 use super::slice::{self, Content, PoolKey, Slice};
-use super::{SliceSettings, convert};
+use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
 use nodedock_model::{DeviceName, DriverName, Inventory, PoolName};
 
@@ -20,7 +21,7 @@ pub(crate) const SLICE_TAINT_HOLD: Duration = Duration::from_secs(30);
 const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
 
 pub(super) struct DesiredState {
-    settings: SliceSettings,
+    names: PoolNames,
     /// Drivers that serve, or served and may come back.
     drivers: BTreeMap<DriverName, DriverState>,
     /// Since when drivers are gone whose slices are still there.
@@ -39,9 +40,9 @@ struct DriverState {
 }
 
 impl DesiredState {
-    pub(super) fn new(settings: SliceSettings) -> Self {
+    pub(super) fn new(names: PoolNames) -> Self {
         let (drivers, gone_since) = (BTreeMap::new(), BTreeMap::new());
-        Self { settings, drivers, gone_since, withdrawn: BTreeSet::new() }
+        Self { names, drivers, gone_since, withdrawn: BTreeSet::new() }
     }
 
     /// Returns the desired content of a pool, also of a driver that does not serve now.
@@ -130,7 +131,7 @@ impl DesiredState {
             Arc::ptr_eq(known, published) && *devices == unhealthy
         };
         if !state.source.as_ref().is_some_and(is_known) {
-            state.derive_pools(&self.settings, &published.inventory, &unhealthy);
+            state.derive_pools(&self.names, &published.inventory, &unhealthy);
             state.source = Some((Arc::clone(published), unhealthy));
         }
         state.unhealthy.next_recovery(SLICE_TAINT_HOLD)
@@ -140,7 +141,7 @@ impl DesiredState {
     fn tainted(&self, driver: &DriverName, slices: &[Arc<Slice>]) -> Devices {
         let mut tainted = Devices::new();
         for slice in slices.iter().filter(|slice| slice.spec.driver == *driver) {
-            let Ok(pool) = PoolName::new(self.settings.names.local(slice.spec.pool.name.as_str())) else {
+            let Ok(pool) = PoolName::new(self.names.local(slice.spec.pool.name.as_str())) else {
                 continue;
             };
             for (name, device) in &slice.spec.content.devices {
@@ -154,13 +155,12 @@ impl DesiredState {
 }
 
 impl DriverState {
-    fn derive_pools(&mut self, settings: &SliceSettings, inventory: &Inventory, unhealthy: &Devices) {
+    fn derive_pools(&mut self, names: &PoolNames, inventory: &Inventory, unhealthy: &Devices) {
         let before = std::mem::take(&mut self.pools);
         self.unnameable.clear();
-        let is_published =
-            |pool: &nodedock_model::Pool| pool.extended_resource.is_none() || settings.with_resource_pools;
-        for (name, pool) in inventory.pools.iter().filter(|(_, pool)| is_published(pool)) {
-            let published = match settings.names.published(name) {
+        // Of a pool that is an extended resource as well, a scheduler could promise a device twice.
+        for (name, pool) in inventory.pools.iter().filter(|(_, pool)| pool.extended_resource.is_none()) {
+            let published = match names.published(name) {
                 Ok(published) => published,
                 Err(error) => {
                     self.unnameable.insert(name.clone(), error.to_string());
@@ -169,7 +169,7 @@ impl DriverState {
             };
             let of_pool = unhealthy.iter().filter(|(of, _)| of == name);
             let unhealthy = of_pool.map(|(_, device)| device.clone()).collect();
-            let content = convert::content(pool, &unhealthy, settings.unhealthy);
+            let content = convert::content(pool, &unhealthy);
             let known = before.get(&published).filter(|known| ***known == content);
             let content = known.map_or_else(|| Arc::new(content), Arc::clone);
             self.pools.insert(published, content);

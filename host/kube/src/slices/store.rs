@@ -52,23 +52,18 @@ impl SliceStore {
     /// Takes an event of the watch and returns the pools that it may have changed.
     pub(super) fn apply(&mut self, event: Event<DynamicObject>) -> BTreeSet<PoolKey> {
         match event {
-            Event::Apply(object) => self.reported(object, Event::Apply).into_iter().collect(),
-            Event::Delete(object) => self.reported(object, Event::Delete).into_iter().collect(),
-            Event::InitApply(object) => {
-                self.reported(object, Event::InitApply);
-                BTreeSet::new()
-            }
-            Event::Init => {
-                self.writer.apply_watcher_event(&Event::Init);
-                BTreeSet::new()
-            }
+            Event::Apply(object) => return self.reported(object, Event::Apply).into_iter().collect(),
+            Event::Delete(object) => return self.reported(object, Event::Delete).into_iter().collect(),
+            Event::InitApply(object) => drop(self.reported(object, Event::InitApply)),
+            Event::Init => self.writer.apply_watcher_event(&Event::Init),
             Event::InitDone => {
                 let before = self.pools();
                 self.writer.apply_watcher_event(&Event::InitDone);
                 self.is_listed = true;
-                before.into_iter().chain(self.pools()).collect()
+                return before.into_iter().chain(self.pools()).collect();
             }
         }
+        BTreeSet::new()
     }
 
     /// Takes a reported slice, unless it is older than the server's answer to a write.

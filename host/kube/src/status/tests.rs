@@ -26,7 +26,7 @@ impl Cluster {
     }
 
     fn report(&self, driver: &str, reasons: &[&str]) {
-        assert!(self.writer.report(status(&self.claim, driver, reasons)));
+        assert!(self.writer.report(&self.claim, status(driver, reasons)));
     }
 
     /// Until the writer waits, and requests for claims since the last call.
@@ -66,14 +66,16 @@ fn allocated() -> Allocated {
 }
 
 /// A report of device `gpu-0` with a condition for each reason; none: nothing is reported.
-fn status(claim: &ObjectRef, driver: &str, reasons: &[&str]) -> ClaimStatus {
+fn status(driver: &str, reasons: &[&str]) -> BTreeMap<DriverName, Vec<ReportedDevice>> {
     let condition = |reason: &&str| Condition {
         kind: "Ready".to_owned(),
         status: Some(true),
         reason: (*reason).to_owned(),
         message: String::new(),
     };
-    let device = DeviceReport {
+    let driver = DriverName::new(driver).unwrap();
+    let device = ReportedDevice {
+        driver: driver.clone(),
         pool: PoolName::new("node-1").unwrap(),
         device: DeviceName::new("gpu-0").unwrap(),
         share_id: None,
@@ -82,8 +84,7 @@ fn status(claim: &ObjectRef, driver: &str, reasons: &[&str]) -> ClaimStatus {
             ..DeviceStatus::default()
         },
     };
-    let drivers = [(DriverName::new(driver).unwrap(), vec![device])].into();
-    ClaimStatus { claim: claim.clone(), drivers }
+    [(driver, vec![device])].into()
 }
 
 const GPU: &str = "gpu.example.com";
@@ -120,7 +121,7 @@ async fn each_driver_has_its_own_entries_and_takes_back_its_own_only() {
     assert_eq!(cluster.entries(), pairs(&[(GPU, "A"), (NIC, "B")]));
     let tasks = Tasks::new();
     let restarted = Statuses::start(&tasks, &over(&cluster.server), Conditions::default());
-    restarted.report(status(&cluster.claim, NIC, &["C"]));
+    restarted.report(&cluster.claim, status(NIC, &["C"]));
     cluster.written().await;
     assert_eq!(cluster.entries(), pairs(&[(GPU, "A"), (NIC, "C")]));
     cluster.report(GPU, &[]);
@@ -206,9 +207,9 @@ fn the_queue_has_a_bound_and_a_driver_s_part_of_a_claim_one_entry() {
     let queue = Queue::default();
     for i in 0..STATUSES_WAITING_MAX + 1 {
         let status = waiting_status(&format!("uid-{i}"), GPU);
-        assert_eq!(queue.push(status.clone(), true), i < STATUSES_WAITING_MAX);
+        assert_eq!(queue.push(status.clone()), i < STATUSES_WAITING_MAX);
         if i == 0 {
-            assert!(queue.push(status, true));
+            assert!(queue.push(status));
         }
     }
     let length = || queue.waiting().statuses.len();
@@ -219,8 +220,15 @@ fn the_queue_has_a_bound_and_a_driver_s_part_of_a_claim_one_entry() {
     assert_eq!(first.claim.uid.as_str(), "uid-1");
     // A claim that is forgotten while it is written does not come back.
     queue.waiting().forget(&first.claim.uid);
-    queue.requeue(first);
+    queue.waiting().postpone(&first);
     assert_eq!(length(), STATUSES_WAITING_MAX - 2);
+    // What is reported while it is written is written next.
+    let second = queue.waiting().next(Instant::now()).unwrap();
+    let newer =
+        DriverStatus { devices: status(GPU, &["New"]).into_values().flatten().collect(), ..second.clone() };
+    assert!(queue.push(newer.clone()));
+    queue.waiting().done(&second);
+    assert_eq!(queue.waiting().next(Instant::now()), Ok(newer));
 }
 
 #[test]
@@ -228,18 +236,22 @@ fn a_driver_whose_status_is_forbidden_keeps_no_other_waiting() {
     let now = Instant::now();
     let queue = Queue::default();
     for (uid, driver) in [("a", GPU), ("b", GPU), ("c", NIC)] {
-        queue.push(waiting_status(uid, driver), true);
+        queue.push(waiting_status(uid, driver));
     }
     let next = |at: Instant| queue.waiting().next(at);
     let first = next(now).unwrap();
     let until = now + KUBE_FORBIDDEN_PAUSE;
     queue.waiting().held_back.insert(first.driver.clone(), until);
-    queue.requeue(first);
-    assert_eq!(next(now).unwrap().claim.uid.as_str(), "c");
+    queue.waiting().postpone(&first);
+    let other = next(now).unwrap();
+    assert_eq!(other.claim.uid.as_str(), "c");
+    queue.waiting().done(&other);
     assert_eq!(next(now), Err(Some(until)));
     // One try after the pause; it is not that of the same claim again.
     assert_eq!(next(until).unwrap().claim.uid.as_str(), "b");
-    queue.waiting().forget(&Uid::new("a").unwrap());
+    for uid in ["a", "b"] {
+        queue.waiting().forget(&Uid::new(uid).unwrap());
+    }
     assert_eq!(next(until), Err(None));
     assert!(queue.waiting().held_back.is_empty());
 }

@@ -107,15 +107,8 @@ fn encode_claims(cluster: Option<&Cluster>, out: &mut Exposition<'_>) -> fmt::Re
         ]
     });
     out.samples(families::CLAIM_STATUSES, statuses)?;
-    let events = cluster.map(|cluster| cluster.events.counts()).into_iter().flat_map(|counts| {
-        [
-            (["created"], counts.created),
-            (["updated"], counts.updated),
-            (["refused"], counts.refused),
-            (["dropped"], counts.dropped),
-        ]
-        .map(|(outcome, count)| (outcome, ConstCounter::new(count)))
-    });
+    let events = cluster.into_iter().flat_map(|cluster| cluster.events.counts());
+    let events = events.map(|(outcome, count)| ([outcome], ConstCounter::new(count)));
     out.samples(families::EVENTS, events)?;
     let reconcile = cluster.map(|cluster| cluster.reconcile.counts());
     let rounds = reconcile

@@ -3,16 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tokio::sync::broadcast::error::RecvError;
-
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
-use nodedock_kube::bridge::NodePools;
 use nodedock_kube::claims::ApiClaims;
+use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::Reconcile;
-use nodedock_kube::status::{ClaimStatus, DeviceReport, Statuses};
-use nodedock_model::{ChangedKind, ClaimStatuses, DriverName, Uid, limit};
+use nodedock_kube::status::Statuses;
+use nodedock_model::{ChangedKind, ClaimStatuses, DriverName, ReportedDevice, Uid, limit};
 
 /// Reports to the cache of the API server's claims which of them are prepared here, and wakes the reconcile when one was lost.
 pub(super) async fn report_prepared(
@@ -34,9 +32,9 @@ pub(super) async fn report_prepared(
             () = tasks.stopped() => return,
             // What was missed is found in the next round.
             () = Changes::next_of(&mut changes, ChangedKind::Claim) => {}
-            lost = lost.recv() => match lost {
-                Ok(_) | Err(RecvError::Lagged(_)) => reconcile.trigger(),
-                Err(RecvError::Closed) => return,
+            lost = lost.changed() => match lost {
+                Ok(()) => reconcile.trigger(),
+                Err(_) => return,
             },
         }
     }
@@ -89,7 +87,7 @@ impl StatusReports {
             if before == Some(&statuses) {
                 continue;
             }
-            if self.statuses.report(self.status(&statuses, before)) {
+            if self.statuses.report(&statuses.claim, self.by_driver(&statuses, before)) {
                 self.reported.insert(uid, statuses);
             } else {
                 had_room = false;
@@ -99,18 +97,19 @@ impl StatusReports {
     }
 
     /// A driver that reported something before, and nothing now, has an empty report.
-    fn status(&self, statuses: &ClaimStatuses, before: Option<&ClaimStatuses>) -> ClaimStatus {
+    fn by_driver(
+        &self,
+        statuses: &ClaimStatuses,
+        before: Option<&ClaimStatuses>,
+    ) -> BTreeMap<DriverName, Vec<ReportedDevice>> {
         let before = before.into_iter().flat_map(|before| &before.devices);
-        let mut drivers: BTreeMap<DriverName, Vec<DeviceReport>> =
+        let mut drivers: BTreeMap<_, Vec<_>> =
             before.map(|device| (device.driver.clone(), Vec::new())).collect();
         for device in &statuses.devices {
-            drivers.entry(device.driver.clone()).or_default().push(DeviceReport {
-                pool: self.pools.published(&device.driver, &device.pool),
-                device: device.device.clone(),
-                share_id: device.share_id.clone(),
-                status: device.status.clone(),
-            });
+            let pool = self.pools.published(&device.driver, &device.pool);
+            let device = ReportedDevice { pool, ..device.clone() };
+            drivers.entry(device.driver.clone()).or_default().push(device);
         }
-        ClaimStatus { claim: statuses.claim.clone(), drivers }
+        drivers
     }
 }

@@ -12,11 +12,9 @@ use tokio::time::Instant;
 use super::claim::{self, Ids, device_id};
 use super::offers::PoolOffer;
 use super::plan::{self, Existing};
-use super::{OfferedResource, in_use};
-use crate::bridge::BRIDGE_DRIVER_WAIT;
+use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
 use crate::bridge::claims::DeviceClaim;
-use crate::bridge::device_plugins::IN_USE_DEADLINE_SHORT;
-use crate::bridge::{Context, convert, lock};
+use crate::bridge::{BRIDGE_DRIVER_WAIT, Context, convert, lock};
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{

@@ -6,13 +6,14 @@
 //! init container runs or not. A later Allocate takes them again at any time.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
-
 use tokio::time::Instant;
 
-use crate::bridge::UNUSED_LOOKS;
+use crate::bridge::BridgeTimes;
 use crate::bridge::claims::DeviceClaim;
 use nodedock_model::Uid;
+
+/// Lists without a use of a claim's devices before they are released, whatever time has passed.
+const UNUSED_LOOKS: u32 = 2;
 
 #[derive(Debug)]
 struct Usage {
@@ -27,14 +28,12 @@ struct Usage {
 #[derive(Debug)]
 pub(super) struct ClaimUsage {
     claims: BTreeMap<Uid, Usage>,
-    /// Claims whose devices were in use are released after this time, others after `unseen`.
-    unused: Duration,
-    unseen: Duration,
+    times: BridgeTimes,
 }
 
 impl ClaimUsage {
-    pub(super) fn new(unused: Duration, unseen: Duration) -> Self {
-        Self { claims: BTreeMap::new(), unused, unseen }
+    pub(super) fn new(times: BridgeTimes) -> Self {
+        Self { claims: BTreeMap::new(), times }
     }
 
     /// Takes a list of devices in use. Returns the claims that are to be released; `in_use`: whether a pod uses any of a claim's devices.
@@ -58,7 +57,7 @@ impl ClaimUsage {
             }
             let (since, looks) = usage.absent.get_or_insert((now, 0));
             *looks += 1;
-            let wait = if usage.seen { self.unused } else { self.unseen };
+            let wait = if usage.seen { self.times.unused } else { self.times.unseen };
             if *looks >= UNUSED_LOOKS && now >= *since + wait {
                 unused.push(claim.clone());
             }
@@ -74,10 +73,11 @@ impl ClaimUsage {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
-    use crate::bridge::{UNSEEN, UNUSED};
     use nodedock_model::{DriverName, ObjectRef};
 
     fn claim(requested: Instant) -> DeviceClaim {
@@ -88,7 +88,7 @@ mod tests {
 
     /// Lists after so many seconds, and whether the claim is in use in each; when it is released.
     fn history(looks: &[(u64, bool)]) -> Option<u64> {
-        let (start, mut usage) = (Instant::now(), ClaimUsage::new(UNUSED, UNSEEN));
+        let (start, mut usage) = (Instant::now(), ClaimUsage::new(BridgeTimes::default()));
         looks.iter().find_map(|(second, used)| {
             let now = start + Duration::from_secs(*second);
             let over = usage.observe(&[claim(start)], |_| *used, now);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_is_requested_again_or_meets_another_kubelet_begins_again() {
-        let (start, mut usage) = (Instant::now(), ClaimUsage::new(UNUSED, UNSEEN));
+        let (start, mut usage) = (Instant::now(), ClaimUsage::new(BridgeTimes::default()));
         let at = |second| start + Duration::from_secs(second);
         usage.observe(&[claim(start)], |_| true, start);
         usage.observe(&[claim(start)], |_| false, at(30));
@@ -132,7 +132,7 @@ mod tests {
         fn nothing_is_released_that_was_in_use_within_the_minute(
             looks in prop::collection::vec((1u64..200, prop::bool::weighted(0.3)), 1..60),
         ) {
-            let (start, mut usage) = (Instant::now(), ClaimUsage::new(UNUSED, UNSEEN));
+            let (start, mut usage) = (Instant::now(), ClaimUsage::new(BridgeTimes::default()));
             let (mut second, mut used_at, mut absent_looks) = (0, None, 0);
             for (after, used) in looks {
                 second += after;

@@ -42,15 +42,19 @@ async fn offered() -> (Node, Running, V1<Channel>) {
     (node, running, client)
 }
 
-/// How many calls ended with a code, by the metrics.
-fn calls(running: &Running, code: Code) -> usize {
+/// How many calls have a label, by the metrics.
+fn calls_with(running: &Running, label: &str) -> usize {
     let mut registry = prometheus_client::registry::Registry::default();
     registry.register("calls", "", running.bridge.metrics().calls.clone());
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    let of_code = format!("code=\"{code:?}\"");
-    let lines = text.lines().filter(|line| line.starts_with("calls_count") && line.contains(&of_code));
+    let lines = text.lines().filter(|line| line.starts_with("calls_count") && line.contains(label));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
+}
+
+/// How many calls ended with a code.
+fn calls(running: &Running, code: Code) -> usize {
+    calls_with(running, &format!("code=\"{code:?}\""))
 }
 
 #[tokio::test]
@@ -61,7 +65,7 @@ async fn every_claim_is_answered_in_both_versions() {
     let answers = soon(prepare(&client, claims(&names))).await.unwrap();
     assert_eq!(answers.len(), 4);
     let device = &answers["uid-one"].devices[0];
-    assert_eq!((&device.pool_name[..], &device.device_name[..]), ("pool", "a"));
+    assert_eq!((&device.pool_name[..], &device.device_name[..]), ("node-1/pool", "a"));
     assert_eq!(device.request_names, ["request"]);
     assert_eq!(device.cdi_device_ids, [format!("{GPU}/claim=uid-one-a")]);
     assert_eq!(answers["uid-two"].error, "");
@@ -89,6 +93,12 @@ async fn every_claim_is_answered_in_both_versions() {
     assert!(node.manager.claims().is_empty());
     assert_eq!(running.bridge.metrics().calls_in_flight.get(), 0);
     assert_eq!(calls(&running, Code::Ok), 5);
+    for (service, prepares) in
+        [(v1::dra_plugin_server::SERVICE_NAME, 2), (v1beta1::dra_plugin_server::SERVICE_NAME, 1)]
+    {
+        let of = |method: &str| calls_with(&running, &format!("method=\"/{service}/{method}\""));
+        assert_eq!((of("NodePrepareResources"), of("NodeUnprepareResources")), (prepares, 1), "{service}");
+    }
 }
 
 #[tokio::test]
