@@ -47,7 +47,7 @@ struct Shared {
     client: KubeClient,
     pools: NodePools,
     tasks: Tasks,
-    cache: Mutex<ClaimCache<ClaimWatch>>,
+    cache: Mutex<ClaimCache>,
     /// One live get of a claim at a time.
     getting: Locks<Key>,
     lost: watch::Sender<()>,
@@ -95,12 +95,6 @@ impl ApiClaims {
         self.0.watch_more();
     }
 
-    /// The claim was unprepared: its cached state does not count any more.
-    pub fn forget(&self, claim: &ObjectRef) {
-        self.0.cache().forget(claim);
-        self.0.watch_more();
-    }
-
     /// Changes when a watched claim is deleted, replaced under its name, or not allocated any more.
     pub fn lost(&self) -> watch::Receiver<()> {
         self.0.lost.subscribe()
@@ -120,9 +114,7 @@ impl ApiClaims {
     async fn with_uid(&self, key: &Key, uid: &Uid) -> Result<Option<Claim>, Problem> {
         let before = {
             let mut cache = self.0.cache();
-            if let Some((claim, Some(watch))) = cache.last(key, uid, Instant::now())
-                && watch.live.load(Relaxed)
-            {
+            if let Some((claim, true)) = cache.last(key, uid, Instant::now()) {
                 self.0.counts.from_cache.inc();
                 return Ok(Some(claim));
             }
@@ -198,7 +190,7 @@ impl ClaimSource for ApiClaims {
 }
 
 impl Shared {
-    fn cache(&self) -> MutexGuard<'_, ClaimCache<ClaimWatch>> {
+    fn cache(&self) -> MutexGuard<'_, ClaimCache> {
         lock(&self.cache)
     }
 

@@ -1,22 +1,22 @@
 //! The status of devices in claims: what drivers report, applied to `status.devices` of their claims.
 //!
-//! Given what drivers report (`Statuses::report`), claim by claim; of each claim and driver the newest report counts. Emits a
-//! server-side apply of the driver's entries, under a field manager of the driver, where the claim has others. Never touches the entries
-//! of other drivers, nor removes entries when a claim is unprepared: they go with its allocation. A claim whose stored parameters
-//! differ from what any JSON client can send refuses every apply (`docs/decisions/0010`): that is a condition.
+//! Given all that drivers report now (`Statuses::set`), it writes what changed, claim by claim and driver by driver. Emits a server-side
+//! apply of the driver's entries, under a field manager of the driver, where the claim has others. Never touches the entries of other
+//! drivers, nor removes entries when a claim is unprepared: they go with its allocation. A claim whose stored parameters differ from what
+//! any JSON client can send refuses every apply (`docs/decisions/0010`): that is a condition.
 
 mod entry;
 mod plan;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use self::plan::{DriverStatus, Plan, plan};
@@ -25,20 +25,23 @@ use crate::events::KUBE_FORBIDDEN_PAUSE;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
-use nodedock_base::locks::lock;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode, ReportedDevice, Uid, limit};
+use nodedock_model::{ClaimStatuses, DriverName, Problem, ProblemCode, Uid, limit};
 
 /// Attempts to change an object that other clients change as well.
 const KUBE_CONFLICTS_MAX: u32 = 5;
 
-/// Claims whose status waits for a write: many times the claims of a node.
-const STATUSES_WAITING_MAX: usize = 1024;
+/// Statuses, one of each claim and driver: many times the claims of a node.
+const STATUSES_MAX: usize = 1024;
+
+/// What drivers report of the devices of each claim.
+pub type Reported = BTreeMap<Uid, ClaimStatuses>;
 
 /// Handle to the writer of statuses.
 #[derive(Clone)]
 pub struct Statuses {
-    queue: Arc<Queue>,
+    reported: watch::Sender<Reported>,
+    pub counts: Arc<StatusCounts>,
 }
 
 /// Statuses written, and those that were not.
@@ -49,144 +52,65 @@ pub struct StatusCounts {
     pub unchanged: Counter,
     /// The API server refuses them for good.
     pub refused: Counter,
-    /// The queue was full.
+    /// There were too many.
     pub dropped: Counter,
-}
-
-#[derive(Default)]
-struct Queue {
-    waiting: Mutex<Waiting>,
-    reported: Notify,
-    counts: StatusCounts,
-    conditions: Conditions,
-}
-
-#[derive(Default)]
-struct Waiting {
-    /// In the order in which they are written, one of each driver and claim. It stays while it is written.
-    statuses: VecDeque<DriverStatus>,
-    /// Until when statuses of these drivers wait, since one was forbidden: rights are given by driver.
-    held_back: BTreeMap<DriverName, Instant>,
 }
 
 impl Statuses {
     /// Starts the task that writes.
     pub fn start(tasks: &Tasks, client: &KubeClient, conditions: Conditions) -> Self {
-        let queue = Arc::new(Queue { conditions, ..Queue::default() });
-        let writer = Writer { client: client.clone(), queue: Arc::clone(&queue) };
+        let (reported, counts) = (watch::Sender::default(), Arc::<StatusCounts>::default());
+        let writer = Writer::new(client.clone(), counts.clone(), conditions);
         // After the next start drivers report again.
-        tasks.spawn_until_stopped("claim-statuses", async move { writer.run().await });
-        Self { queue }
+        tasks.spawn_until_stopped("claim-statuses", writer.run(reported.subscribe()));
+        Self { reported, counts }
     }
 
-    /// Takes what drivers report of a claim, of each driver all that it reports, in place of what waits for it. The entries of a driver
-    /// without reports are removed; those of a driver that is not named stay. False: the queue has no room for all of it.
-    pub fn report(&self, claim: &ObjectRef, drivers: BTreeMap<DriverName, Vec<ReportedDevice>>) -> bool {
-        let mut all = true;
-        for (driver, devices) in drivers {
-            all &= self.queue.push(DriverStatus { claim: claim.clone(), driver, devices });
-        }
-        self.queue.reported.notify_one();
-        all
-    }
-
-    /// The claim was unprepared: what waits for it is not written any more.
-    pub fn forget(&self, claim: &ObjectRef) {
-        self.queue.waiting().forget(&claim.uid);
-        self.queue.conditions.clear(ProblemCode::ClaimStatusUnwritable, &claim.to_string());
-    }
-
-    pub fn counts(&self) -> &StatusCounts {
-        &self.queue.counts
-    }
-}
-
-impl Queue {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        lock(&self.waiting)
-    }
-
-    fn push(&self, status: DriverStatus) -> bool {
-        let taken = self.waiting().push(status);
-        if !taken {
-            self.counts.dropped.inc();
-        }
-        taken
-    }
-
-    fn hold_back(&self, status: &DriverStatus, error: &ApiError) {
-        let driver = &status.driver;
-        let words = format!("the status of devices of {driver} cannot be written into claims: {error}");
-        self.conditions.set(driver.as_str(), Problem::denied(ProblemCode::ClaimStatusForbidden, words));
-        let mut waiting = self.waiting();
-        waiting.held_back.insert(driver.clone(), Instant::now() + KUBE_FORBIDDEN_PAUSE);
-        waiting.postpone(status);
-    }
-
-    /// Where nothing waits any more, or something was written, nothing is known to be forbidden.
-    fn clear_conditions(&self) {
-        let held_back: BTreeSet<String> = self.waiting().held_back.keys().map(ToString::to_string).collect();
-        self.conditions.retain(ProblemCode::ClaimStatusForbidden, |driver| held_back.contains(driver));
-    }
-}
-
-impl Waiting {
-    fn push(&mut self, status: DriverStatus) -> bool {
-        if let Some(known) = self.statuses.iter_mut().find(|known| known.is_same_part(&status)) {
-            *known = status;
-            return true;
-        }
-        if self.statuses.len() >= STATUSES_WAITING_MAX {
-            return false;
-        }
-        self.statuses.push_back(status);
-        true
-    }
-
-    /// What could not be written is written after the others.
-    fn postpone(&mut self, status: &DriverStatus) {
-        let at = self.statuses.iter().position(|known| known.is_same_part(status));
-        let newest = at.and_then(|at| self.statuses.remove(at));
-        self.statuses.extend(newest);
-    }
-
-    /// A newer status of the same driver and claim stays.
-    fn done(&mut self, status: &DriverStatus) {
-        self.statuses.retain(|known| known != status);
-    }
-
-    /// The status that waits longest of those that may be written; otherwise until when there is none.
-    fn next(&mut self, now: Instant) -> Result<DriverStatus, Option<Instant>> {
-        self.held_back.retain(|driver, _| self.statuses.iter().any(|waiting| waiting.driver == *driver));
-        let may_be_written =
-            |status: &DriverStatus| self.held_back.get(&status.driver).is_none_or(|until| *until <= now);
-        let first = self.statuses.iter().find(|status| may_be_written(status));
-        first.cloned().ok_or_else(|| self.held_back.values().min().copied())
-    }
-
-    fn forget(&mut self, claim: &Uid) {
-        self.statuses.retain(|status| status.claim.uid != *claim);
+    /// Takes what drivers report now of all claims that are prepared. The entries of a driver that reports nothing any more are removed;
+    /// those of a driver that has not reported anything so far stay. Nothing is written any more of a claim that is not named.
+    pub fn set(&self, reported: Reported) {
+        self.reported.send_replace(reported);
     }
 }
 
 struct Writer {
     client: KubeClient,
-    queue: Arc<Queue>,
+    counts: Arc<StatusCounts>,
+    conditions: Conditions,
+    parts: BTreeMap<(Uid, DriverName), Part>,
+    /// Until when statuses of these drivers wait, since one was forbidden: rights are given by driver.
+    held_back: BTreeMap<DriverName, Instant>,
+}
+
+/// What one driver reports of a claim.
+struct Part {
+    status: DriverStatus,
+    is_written: bool,
+    /// Attempts since it was written last.
+    failures: u32,
 }
 
 impl Writer {
-    async fn run(&self) {
+    fn new(client: KubeClient, counts: Arc<StatusCounts>, conditions: Conditions) -> Self {
+        Self { client, counts, conditions, parts: BTreeMap::new(), held_back: BTreeMap::new() }
+    }
+
+    async fn run(mut self, mut reported: watch::Receiver<Reported>) {
         let mut backoff = Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX);
         let mut logged = false;
         loop {
-            let next = self.queue.waiting().next(Instant::now());
-            let status = match next {
+            if matches!(reported.has_changed(), Ok(true)) {
+                self.update(&reported.borrow_and_update());
+            }
+            let status = match self.next(Instant::now()) {
                 Ok(status) => status,
                 Err(until) => {
-                    self.queue.clear_conditions();
+                    self.clear_conditions();
                     tokio::select! {
-                        // A report that comes between is kept as a permit.
-                        () = self.queue.reported.notified() => {}
+                        changed = reported.changed() => match changed {
+                            Ok(()) => reported.mark_changed(),
+                            Err(_) => return,
+                        },
                         () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {}
                     }
                     continue;
@@ -196,26 +120,81 @@ impl Writer {
                 Ok(was_written) => {
                     backoff.reset();
                     logged = false;
-                    let mut waiting = self.queue.waiting();
-                    waiting.done(&status);
-                    if was_written {
-                        waiting.held_back.remove(&status.driver);
-                    }
-                    continue;
-                }
-                Err(error) if error.kind == ErrorKind::Forbidden => {
-                    self.queue.hold_back(&status, &error);
+                    self.done(&status, was_written);
                     continue;
                 }
                 Err(error) => error,
             };
+            self.part(&status).failures += 1;
+            if error.kind == ErrorKind::Forbidden {
+                self.hold_back(&status.driver, &error);
+                continue;
+            }
             if !std::mem::replace(&mut logged, true) {
                 tracing::warn!(claim = %status.claim, driver = %status.driver, %error, "a claim's status is not written yet");
             }
             let delay = backoff.delay().max(error.retry_after.unwrap_or_default().min(limit::KUBE_RETRY_MAX));
-            self.queue.waiting().postpone(&status);
             tokio::time::sleep(delay).await;
         }
+    }
+
+    fn update(&mut self, reported: &Reported) {
+        let mut known = std::mem::take(&mut self.parts);
+        let mut statuses = BTreeMap::new();
+        for (key, part) in known.iter().filter(|((uid, _), _)| reported.contains_key(uid)) {
+            statuses.insert(key.clone(), DriverStatus { devices: Vec::new(), ..part.status.clone() });
+        }
+        for (uid, ClaimStatuses { claim, devices }) in reported {
+            for device in devices {
+                let driver = device.driver.clone();
+                let new =
+                    || DriverStatus { claim: claim.clone(), driver: driver.clone(), devices: Vec::new() };
+                let status = statuses.entry((uid.clone(), driver.clone())).or_insert_with(new);
+                status.devices.push(device.clone());
+            }
+        }
+        self.counts.dropped.inc_by(statuses.len().saturating_sub(STATUSES_MAX) as u64);
+        let part = |(key, status): ((Uid, DriverName), DriverStatus)| {
+            let unchanged = known.remove(&key).filter(|part: &Part| part.status == status);
+            (key, unchanged.unwrap_or(Part { status, is_written: false, failures: 0 }))
+        };
+        self.parts = statuses.into_iter().take(STATUSES_MAX).map(part).collect();
+        let claims: BTreeSet<String> = reported.values().map(|known| known.claim.to_string()).collect();
+        self.conditions.retain(ProblemCode::ClaimStatusUnwritable, |claim| claims.contains(claim));
+    }
+
+    /// The status that failed least of those that may be written; otherwise until when there is none.
+    fn next(&mut self, now: Instant) -> Result<DriverStatus, Option<Instant>> {
+        let mut unwritten: Vec<&Part> = self.parts.values().filter(|part| !part.is_written).collect();
+        self.held_back.retain(|driver, _| unwritten.iter().any(|part| part.status.driver == *driver));
+        unwritten.retain(|part| self.held_back.get(&part.status.driver).is_none_or(|until| *until <= now));
+        let first = unwritten.into_iter().min_by_key(|part| part.failures);
+        first.map(|part| part.status.clone()).ok_or_else(|| self.held_back.values().min().copied())
+    }
+
+    fn part(&mut self, status: &DriverStatus) -> &mut Part {
+        let key = (status.claim.uid.clone(), status.driver.clone());
+        self.parts.get_mut(&key).expect("only `update` removes parts")
+    }
+
+    fn done(&mut self, status: &DriverStatus, was_written: bool) {
+        let part = self.part(status);
+        (part.is_written, part.failures) = (true, 0);
+        if was_written {
+            self.held_back.remove(&status.driver);
+        }
+    }
+
+    fn hold_back(&mut self, driver: &DriverName, error: &ApiError) {
+        let words = format!("the status of devices of {driver} cannot be written into claims: {error}");
+        self.conditions.set(driver.as_str(), Problem::denied(ProblemCode::ClaimStatusForbidden, words));
+        self.held_back.insert(driver.clone(), Instant::now() + KUBE_FORBIDDEN_PAUSE);
+    }
+
+    /// Where nothing waits any more, or something was written, nothing is known to be forbidden.
+    fn clear_conditions(&self) {
+        let held_back: BTreeSet<&str> = self.held_back.keys().map(DriverName::as_str).collect();
+        self.conditions.retain(ProblemCode::ClaimStatusForbidden, |driver| held_back.contains(driver));
     }
 
     /// Returns whether the claim was written. An error is worth a retry.
@@ -249,7 +228,7 @@ impl Writer {
         let entries = match plan(status, &object, &now(), &mut left_out) {
             Plan::Past => return Ok(false),
             Plan::Unchanged => {
-                self.queue.counts.unchanged.inc();
+                self.counts.unchanged.inc();
                 return Ok(false);
             }
             Plan::Apply(entries) => entries,
@@ -267,13 +246,13 @@ impl Writer {
         });
         let parameters = PatchParams::apply(&field_manager(&status.driver)).force();
         api.patch_status(claim.name.as_str(), &parameters, &Patch::Apply(applied)).await?;
-        self.queue.counts.written.inc();
-        self.queue.conditions.clear(ProblemCode::ClaimStatusUnwritable, &claim.to_string());
+        self.counts.written.inc();
+        self.conditions.clear(ProblemCode::ClaimStatusUnwritable, &claim.to_string());
         Ok(true)
     }
 
     fn refused(&self, status: &DriverStatus, error: &ApiError) {
-        self.queue.counts.refused.inc();
+        self.counts.refused.inc();
         let (claim, driver) = (&status.claim, &status.driver);
         tracing::warn!(%claim, %driver, %error, "a claim's status is refused");
         if is_of_allocation(error) {
@@ -281,8 +260,7 @@ impl Writer {
                 "the API server refuses every status of devices of claim {claim}: its parameters were stored in a form that no \
                  client can send again, such as with spaces between them; create the claim without them"
             );
-            self.queue
-                .conditions
+            self.conditions
                 .set(&claim.to_string(), Problem::invalid(ProblemCode::ClaimStatusUnwritable, words));
         }
     }

@@ -4,14 +4,13 @@
 
 mod reports;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use self::reports::{StatusReports, report_prepared};
+use self::reports::{report_prepared, report_statuses};
 use crate::admin::{AtStart, Cluster};
 use crate::config::{Config, KubernetesConfig};
 use nodedock_base::changes::Changes;
@@ -120,13 +119,9 @@ impl Connected {
             Events::start(&parts.tasks, self.client.clone(), node.clone(), facts.watch(), conditions.clone());
         events::publish_conditions(&parts.tasks, events.clone(), conditions.clone(), &parts.changes);
         let statuses = Statuses::start(&parts.tasks, &self.client, conditions.clone());
-        let reports = StatusReports {
-            claims: parts.manager.clone(),
-            pools: self.pools.clone(),
-            statuses: statuses.clone(),
-            reported: BTreeMap::new(),
-        };
-        parts.tasks.spawn("status-feed", reports.run(parts.tasks.clone()));
+        let reports =
+            report_statuses(parts.manager.clone(), self.pools.clone(), statuses.clone(), parts.tasks.clone());
+        parts.tasks.spawn("status-feed", reports);
         let bridge = self.bridge(parts, events.clone(), &tasks)?;
         let prepared = Arc::new(PreparedClaims { claims: parts.manager.clone(), bridge: bridge.clone() });
         let reconcile = Reconcile::start(&parts.tasks, &self.client, node, prepared);

@@ -63,7 +63,6 @@ const LIST_LOST: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginStatus {
     pub resource: ExtendedResource,
-    pub driver: DriverName,
     pub devices: usize,
     /// As the kubelet's list has it.
     pub healthy: usize,
@@ -88,7 +87,6 @@ impl OfferedResource {
         let offer = self.offer.borrow().clone();
         PluginStatus {
             resource: self.name.clone(),
-            driver: offer.driver.clone(),
             devices: offer.devices.len(),
             healthy: offer.devices.iter().filter(|device| device.healthy).count(),
             registration: lock(&self.registration).clone(),

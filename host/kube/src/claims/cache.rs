@@ -1,10 +1,11 @@
 //! The cache of claims: the last state of each, which of them are watched, and which leaves first. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::time::Instant;
 
-use crate::claims::{CLAIM_FOLLOW_IDLE, KNOWN_CLAIMS_MAX};
+use super::{CLAIM_FOLLOW_IDLE, ClaimWatch, KNOWN_CLAIMS_MAX};
 use nodedock_model::{Claim, ObjectName, ObjectRef, Uid};
 
 /// Concurrently watched claims: each is a separate connection, and thousands of nodes share the API server.
@@ -21,15 +22,14 @@ pub(super) struct CachedClaim {
     pub(super) version: Option<u64>,
 }
 
-/// Claims that are allocated, to this node as far as they say. `W` keeps one watched.
-#[derive(Debug)]
-pub(super) struct ClaimCache<W> {
-    entries: BTreeMap<Key, Entry<W>>,
+/// Claims that are allocated, to this node as far as they say.
+#[derive(Default)]
+pub(super) struct ClaimCache {
+    entries: BTreeMap<Key, Entry>,
     updates: u64,
 }
 
-#[derive(Debug)]
-struct Entry<W> {
+struct Entry {
     state: CachedClaim,
     /// The number of the update that brought it.
     update: u64,
@@ -37,22 +37,16 @@ struct Entry<W> {
     held: bool,
     /// Its newest state cannot be read: it has to be got again.
     invalid: bool,
-    watch: Option<W>,
+    watch: Option<ClaimWatch>,
 }
 
-impl<W> Default for ClaimCache<W> {
-    fn default() -> Self {
-        Self { entries: BTreeMap::new(), updates: 0 }
-    }
-}
-
-impl<W> ClaimCache<W> {
-    /// The last state of the claim and its watch, if it has that UID.
-    pub(super) fn last(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<(Claim, Option<&W>)> {
+impl ClaimCache {
+    /// The last state of the claim, if it has that UID, and whether it is watched.
+    pub(super) fn last(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<(Claim, bool)> {
         let entry = self.entries.get_mut(key).filter(|entry| entry.state.claim.id.uid == *uid)?;
         entry.asked_at = now;
-        let entry: &Entry<W> = entry;
-        (!entry.invalid).then(|| (entry.state.claim.clone(), entry.watch.as_ref()))
+        let is_watched = entry.watch.as_ref().is_some_and(|watch| watch.live.load(Relaxed));
+        (!entry.invalid).then(|| (entry.state.claim.clone(), is_watched))
     }
 
     /// How many updates there were, for `updated_after`.
@@ -122,11 +116,6 @@ impl<W> ClaimCache<W> {
         }
     }
 
-    pub(super) fn forget(&mut self, claim: &ObjectRef) {
-        let key = (claim.namespace.clone(), claim.name.clone());
-        self.deleted(&key, Some(claim.uid.as_str()));
-    }
-
     /// Takes all claims that are held. Those that were held and are not any more are forgotten.
     pub(super) fn hold(&mut self, held: &[ObjectRef], now: Instant) {
         let held: BTreeSet<&Uid> = held.iter().map(|claim| &claim.uid).collect();
@@ -141,7 +130,7 @@ impl<W> ClaimCache<W> {
     }
 
     pub(super) fn forget_idle(&mut self, now: Instant) {
-        let idle = |entry: &Entry<W>| now.saturating_duration_since(entry.asked_at) >= CLAIM_FOLLOW_IDLE;
+        let idle = |entry: &Entry| now.saturating_duration_since(entry.asked_at) >= CLAIM_FOLLOW_IDLE;
         self.entries.retain(|_, entry| entry.held || !idle(entry));
     }
 
@@ -154,7 +143,7 @@ impl<W> ClaimCache<W> {
         unwatched.max_by_key(|(_, entry)| entry.asked_at).map(|(key, _)| key.clone())
     }
 
-    pub(super) fn watched_by(&mut self, key: &Key, watch: W) {
+    pub(super) fn watched_by(&mut self, key: &Key, watch: ClaimWatch) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.watch = Some(watch);
         }

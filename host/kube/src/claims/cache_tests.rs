@@ -1,4 +1,7 @@
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
 
 use super::super::convert;
 use super::super::convert::tests::fixture;
@@ -22,24 +25,29 @@ fn state(name: &str, of: &str, version: u64) -> CachedClaim {
     CachedClaim { claim, version: Some(version) }
 }
 
-fn last<W>(cache: &mut ClaimCache<W>, name: &str, of: &str, now: Instant) -> Option<Claim> {
+fn last(cache: &mut ClaimCache, name: &str, of: &str, now: Instant) -> Option<Claim> {
     cache.last(&key(name), &uid(of), now).map(|(claim, _)| claim)
 }
 
 /// The claim `a`, if it is watched.
-fn watched<W>(cache: &mut ClaimCache<W>, of: &str, now: Instant) -> Option<Claim> {
-    let (claim, watch) = cache.last(&key("a"), &uid(of), now)?;
-    watch.map(|_| claim)
+fn watched(cache: &mut ClaimCache, of: &str, now: Instant) -> Option<Claim> {
+    cache.last(&key("a"), &uid(of), now).filter(|(_, is_watched)| *is_watched).map(|(claim, _)| claim)
+}
+
+fn watch(is_live: bool) -> ClaimWatch {
+    ClaimWatch { live: Arc::new(is_live.into()), _end: CancellationToken::new().drop_guard() }
 }
 
 #[test]
 fn only_a_watched_claim_of_the_wanted_uid_is_fresh() {
     let now = Instant::now();
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     assert!(!cache.update(&key("a"), state("a", "u-1", 5), NODE, now));
     assert_eq!(watched(&mut cache, "u-1", now), None);
     assert_eq!(cache.to_watch(), Some(key("a")));
-    cache.watched_by(&key("a"), 7);
+    cache.watched_by(&key("a"), watch(false));
+    assert_eq!(watched(&mut cache, "u-1", now), None);
+    cache.watched_by(&key("a"), watch(true));
     assert_eq!(cache.to_watch(), None);
     assert!(watched(&mut cache, "u-1", now).is_some());
     assert!(last(&mut cache, "a", "u-1", now).is_some());
@@ -55,7 +63,7 @@ fn only_a_watched_claim_of_the_wanted_uid_is_fresh() {
 #[test]
 fn a_get_that_the_watch_overtook_changes_nothing() {
     let now = Instant::now();
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     let mut newer = state("a", "u-1", 9);
     newer.claim.annotations.insert("newer".to_owned(), "yes".to_owned());
     cache.update(&key("a"), newer.clone(), NODE, now);
@@ -84,7 +92,7 @@ fn a_claim_that_is_allocated_no_more_or_elsewhere_is_lost() {
         state.claim.allocation = None;
         state
     };
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     for wrong in [elsewhere(state("a", "u-1", 1)), unallocated(state("a", "u-1", 1))] {
         assert!(!cache.update(&key("a"), wrong, NODE, now));
         assert_eq!(cache.len(), 0);
@@ -102,7 +110,7 @@ fn a_claim_that_is_allocated_no_more_or_elsewhere_is_lost() {
 #[test]
 fn what_is_held_stays_and_what_was_held_is_forgotten_at_once() {
     let now = Instant::now();
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     for name in ["a", "b", "c"] {
         cache.update(&key(name), state(name, &format!("u-{name}"), 1), NODE, now);
     }
@@ -113,23 +121,18 @@ fn what_is_held_stays_and_what_was_held_is_forgotten_at_once() {
     assert_eq!(cache.len(), 2);
     cache.hold(&[id("b")], later);
     assert_eq!((cache.len(), last(&mut cache, "a", "u-a", later)), (1, None));
-    // Of the same name and another UID: not what is meant.
-    cache.forget(&ObjectRef { uid: uid("other"), ..id("b") });
-    assert_eq!(cache.len(), 1);
-    cache.forget(&id("b"));
-    assert_eq!(cache.len(), 0);
 }
 
 #[test]
 fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
     let start = Instant::now();
     let at = |n: usize| start + Duration::from_millis(n as u64);
-    let mut cache: ClaimCache<usize> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     let name = |n: usize| format!("c-{n}");
-    let learn = |cache: &mut ClaimCache<usize>, n: usize| {
+    let learn = |cache: &mut ClaimCache, n: usize| {
         cache.update(&key(&name(n)), state(&name(n), &format!("u-{n}"), 1), NODE, at(n));
         while let Some(key) = cache.to_watch() {
-            cache.watched_by(&key, n);
+            cache.watched_by(&key, watch(true));
         }
     };
     for n in 0..KNOWN_CLAIMS_MAX {
@@ -151,7 +154,7 @@ fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
 #[test]
 fn an_answer_that_came_while_one_waited_is_ones_own() {
     let now = Instant::now();
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     let before = cache.updates();
     cache.update(&key("a"), state("a", "u-1", 1), NODE, now);
     assert!(cache.updated_after(before, &key("a"), &uid("u-1")).is_some());

@@ -26,7 +26,8 @@ pub(super) struct DesiredState {
     drivers: BTreeMap<DriverName, DriverState>,
     /// Since when drivers are gone whose slices are still there.
     gone_since: BTreeMap<DriverName, Instant>,
-    withdrawn: BTreeSet<DriverName>,
+    /// Drivers that are surely gone: their slices are to be deleted.
+    pub(super) withdrawn: BTreeSet<DriverName>,
 }
 
 #[derive(Default)]
@@ -55,11 +56,6 @@ impl DesiredState {
             state.pools.iter().map(|(pool, content)| (driver.clone(), pool.clone(), Arc::clone(content)))
         });
         each.map(|(driver, pool, content)| (PoolKey { driver, pool }, content)).collect()
-    }
-
-    /// Drivers that are surely gone: their slices are to be deleted.
-    pub(super) fn withdrawn(&self) -> &BTreeSet<DriverName> {
-        &self.withdrawn
     }
 
     /// Returns pools of present drivers that cannot be published under a name of the API, with the reason.

@@ -164,7 +164,7 @@ fn targets<'a>(desired: &DesiredPool<'_>, present: &[&'a Arc<Slice>]) -> Result<
         return Ok(Vec::new());
     }
     if !shared_counters.is_empty() && desired.counters == CounterPlacement::WithDevices {
-        let bytes = shared_counters.values().map(|set| set.bytes() + 1).sum();
+        let bytes = shared_counters.values().map(|set| set.bytes + 1).sum();
         if !fit_one_slice(devices, bytes) {
             return Err(DoesNotFit { devices: devices.len() });
         }

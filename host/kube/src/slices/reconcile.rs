@@ -87,7 +87,7 @@ impl Reconciler {
     fn next_due(&self) -> Option<Instant> {
         let pools = self.pools.values().filter_map(|pool| pool.pace.due());
         let pools = pools.min().filter(|_| self.node.borrow().is_some());
-        earliest(self.derive_at, pools).filter(|_| self.store.is_listed())
+        earliest(self.derive_at, pools).filter(|_| self.store.is_listed)
     }
 
     async fn observe(&mut self, event: Event<DynamicObject>) {
@@ -137,7 +137,7 @@ impl Reconciler {
 
     /// Whether the pools of a driver that are not desired are deleted.
     fn is_managed(&self, driver: &DriverName) -> bool {
-        self.snapshot.serving.contains_key(driver) || self.desired.withdrawn().contains(driver)
+        self.snapshot.serving.contains_key(driver) || self.desired.withdrawn.contains(driver)
     }
 
     /// Returns the observed pools that are deleted unless they are desired.

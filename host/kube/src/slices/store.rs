@@ -18,7 +18,8 @@ const SLICES_MAX: usize = 16 * 1024;
 pub(super) struct SliceStore {
     store: Store<Slice>,
     writer: Writer<Slice>,
-    is_listed: bool,
+    /// All slices were listed once.
+    pub(super) is_listed: bool,
 }
 
 /// The type of the store's keys: slices of all versions of the API are the same objects.
@@ -30,11 +31,6 @@ impl SliceStore {
     pub(super) fn new() -> Self {
         let writer = Writer::new(resource());
         Self { store: writer.as_reader(), writer, is_listed: false }
-    }
-
-    /// Whether all slices were listed once.
-    pub(super) fn is_listed(&self) -> bool {
-        self.is_listed
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Slice>> {

@@ -26,13 +26,6 @@ pub(super) enum Plan {
     Apply(Vec<Value>),
 }
 
-impl DriverStatus {
-    /// Whether both are about the same driver and claim.
-    pub(super) fn is_same_part(&self, other: &Self) -> bool {
-        self.claim.uid == other.claim.uid && self.driver == other.driver
-    }
-}
-
 /// `now` in RFC 3339. What does not fit is described in `left_out`, a phrase each.
 pub(super) fn plan(
     status: &DriverStatus,

@@ -197,7 +197,7 @@ impl ResourceController {
 
     /// Publishes the status, and keeps the conditions in step with it.
     fn publish_status(&self) {
-        let (status, name) = (self.state.status(), &self.resource.name);
+        let (status, name) = (&self.state.status, &self.resource.name);
         let code = ProblemCode::DevicePluginRefused;
         let refusal = |why: &String| {
             let message = format!("the kubelet does not take the extended resource {name}: {why}");

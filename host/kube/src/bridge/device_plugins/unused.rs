@@ -5,7 +5,7 @@
 //! init containers: devices that no other container of their pod uses are released five minutes after they were allocated, whether the
 //! init container runs or not. A later Allocate takes them again at any time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
 use crate::bridge::BridgeTimes;
@@ -15,10 +15,9 @@ use nodedock_model::Uid;
 /// Lists without a use of a claim's devices before they are released, whatever time has passed.
 const UNUSED_LOOKS: u32 = 2;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Usage {
-    requested: Instant,
-    /// A pod used some of the devices since then.
+    /// A pod used some of the devices since they were requested.
     seen: bool,
     /// Since when no pod uses any, and how many lists showed it.
     absent: Option<(Instant, u32)>,
@@ -27,7 +26,8 @@ struct Usage {
 /// How claims were used in the lists so far.
 #[derive(Debug)]
 pub(super) struct ClaimUsage {
-    claims: BTreeMap<Uid, Usage>,
+    /// By the last request of each: with another one they begin again.
+    claims: BTreeMap<(Uid, Instant), Usage>,
     times: BridgeTimes,
 }
 
@@ -43,14 +43,12 @@ impl ClaimUsage {
         in_use: impl Fn(&DeviceClaim) -> bool,
         now: Instant,
     ) -> Vec<DeviceClaim> {
-        self.claims.retain(|uid, _| claims.iter().any(|known| known.claim.uid == *uid));
+        let key = |claim: &DeviceClaim| (claim.claim.uid.clone(), claim.requested);
+        let keys: BTreeSet<_> = claims.iter().map(key).collect();
+        self.claims.retain(|known, _| keys.contains(known));
         let mut unused = Vec::new();
         for claim in claims {
-            let fresh = || Usage { requested: claim.requested, seen: false, absent: None };
-            let usage = self.claims.entry(claim.claim.uid.clone()).or_insert_with(fresh);
-            if usage.requested != claim.requested {
-                *usage = fresh();
-            }
+            let usage = self.claims.entry(key(claim)).or_default();
             if in_use(claim) {
                 (usage.seen, usage.absent) = (true, None);
                 continue;

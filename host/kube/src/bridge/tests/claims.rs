@@ -42,19 +42,22 @@ async fn offered() -> (Node, Running, V1<Channel>) {
     (node, running, client)
 }
 
-/// How many calls have a label, by the metrics.
-fn calls_with(running: &Running, label: &str) -> usize {
-    let mut registry = prometheus_client::registry::Registry::default();
-    registry.register("calls", "", running.bridge.metrics().calls.clone());
+/// How many calls, or operations, have these labels, by the metrics.
+fn counted(running: &Running, family: &str, labels: &str) -> usize {
+    let (metrics, mut registry) =
+        (running.bridge.metrics(), prometheus_client::registry::Registry::default());
+    registry.register("calls", "", metrics.calls.clone());
+    registry.register("operations", "", metrics.operations.clone());
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    let lines = text.lines().filter(|line| line.starts_with("calls_count") && line.contains(label));
+    let start = format!("{family}_count{{");
+    let lines = text.lines().filter(|line| line.starts_with(&start) && line.contains(labels));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
 }
 
 /// How many calls ended with a code.
 fn calls(running: &Running, code: Code) -> usize {
-    calls_with(running, &format!("code=\"{code:?}\""))
+    counted(running, "calls", &format!("code=\"{code:?}\""))
 }
 
 #[tokio::test]
@@ -96,8 +99,16 @@ async fn every_claim_is_answered_in_both_versions() {
     for (service, prepares) in
         [(v1::dra_plugin_server::SERVICE_NAME, 2), (v1beta1::dra_plugin_server::SERVICE_NAME, 1)]
     {
-        let of = |method: &str| calls_with(&running, &format!("method=\"/{service}/{method}\""));
-        assert_eq!((of("NodePrepareResources"), of("NodeUnprepareResources")), (prepares, 1), "{service}");
+        for (method, count) in [("NodePrepareResources", prepares), ("NodeUnprepareResources", 1)] {
+            let labels = format!("driver=\"{GPU}\",method=\"/{service}/{method}\",code=\"Ok\"");
+            assert_eq!(counted(&running, "calls", &labels), count, "{labels}");
+        }
+    }
+    for (operation, is_error, count) in
+        [("PrepareResources", false, 1), ("PrepareResources", true, 2), ("UnprepareResources", false, 2)]
+    {
+        let labels = format!("operation=\"{operation}\",is_error=\"{is_error}\"");
+        assert_eq!(counted(&running, "operations", &labels), count, "{labels}");
     }
 }
 
