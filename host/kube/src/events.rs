@@ -84,20 +84,23 @@ impl Events {
         conditions: Conditions,
     ) -> Self {
         let (queue, waiting) = mpsc::channel(EVENTS_MAX);
-        let counters = Arc::<Counters>::default();
+        let events = Self { queue, kube, node_name, counters: Arc::default() };
         let publisher = Publisher {
-            recorder: recorder(&kube, &node_name),
-            kube: kube.clone(),
-            node_name: node_name.clone(),
+            recorder: events.recorder(),
+            events: events.clone(),
             node,
             conditions,
-            counters: Arc::clone(&counters),
             tokens: TokenBucket::full(EVENTS_EVERY.as_secs_f64().recip(), EVENTS_BURST, Instant::now()),
             backoff: Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX),
             forbidden: BTreeMap::new(),
         };
         tasks.spawn_until_stopped("events", publisher.run(waiting));
-        Self { queue, kube, node_name, counters }
+        events
+    }
+
+    fn recorder(&self) -> Recorder {
+        let instance = Some(self.node_name.to_string());
+        Recorder::new(self.kube.client(), Reporter { controller: CONTROLLER.to_owned(), instance })
     }
 
     /// Publishes that a claim was refused, on the claim and on the pods that it is reserved for.
@@ -142,11 +145,6 @@ impl Events {
     }
 }
 
-fn recorder(kube: &KubeClient, node: &ObjectName) -> Recorder {
-    let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(node.to_string()) };
-    Recorder::new(kube.client(), reporter)
-}
-
 fn reference(
     kind: &str,
     namespace: Option<&ObjectName>,
@@ -186,12 +184,10 @@ pub fn camel_case(words: &str) -> String {
 }
 
 struct Publisher {
+    events: Events,
     recorder: Recorder,
-    kube: KubeClient,
-    node_name: ObjectName,
     node: watch::Receiver<Option<NodeFacts>>,
     conditions: Conditions,
-    counters: Arc<Counters>,
     tokens: TokenBucket,
     backoff: Backoff,
     /// By namespace in which events are forbidden: when to try again, and with which event.
@@ -210,11 +206,14 @@ impl Publisher {
                         self.publish(publication).await;
                     }
                 }
-                publication = waiting.recv() => match publication {
-                    Some(publication) if self.forbidden.contains_key(namespace(&publication.regarding)) => self.drop_one(),
-                    Some(publication) => self.publish(publication).await,
-                    None => return,
-                },
+                // The sender is in `self`.
+                Some(publication) = waiting.recv() => {
+                    if self.forbidden.contains_key(namespace(&publication.regarding)) {
+                        self.drop_one();
+                    } else {
+                        self.publish(publication).await;
+                    }
+                }
             }
         }
     }
@@ -240,7 +239,7 @@ impl Publisher {
                 }
                 // The event of the series expired; a new recorder does not know it and creates another.
                 Err(error) if error.kind == ErrorKind::NotFound && error.object.is_some() => {
-                    self.recorder = recorder(&self.kube, &self.node_name);
+                    self.recorder = self.events.recorder();
                 }
                 Err(error) if error.kind == ErrorKind::Forbidden => {
                     let message = format!("events cannot be created in namespace {namespace}: {error}");
@@ -252,7 +251,7 @@ impl Publisher {
                 Err(error) => {
                     let (regarding, reason) = (&publication.regarding, &publication.event.reason);
                     tracing::warn!(?regarding, reason, %error, "the API server refuses an event");
-                    self.counters.refused.inc();
+                    self.events.counters.refused.inc();
                     return self.conditions.clear(ProblemCode::EventsForbidden, namespace);
                 }
             }
@@ -262,14 +261,14 @@ impl Publisher {
     }
 
     fn drop_one(&self) {
-        self.counters.dropped.inc();
+        self.events.counters.dropped.inc();
     }
 
     async fn completed(&self, regarding: &ObjectReference) -> ObjectReference {
         let mut regarding = regarding.clone();
         let api_version = match regarding.kind.as_deref() {
             Some("ResourceClaim") => {
-                let version = self.kube.dra_version().await.unwrap_or(DraVersion::V1);
+                let version = self.events.kube.dra_version().await.unwrap_or(DraVersion::V1);
                 version.resource(DraResource::Claims).api_version
             }
             _ => "v1".to_owned(),

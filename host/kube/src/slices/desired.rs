@@ -14,9 +14,6 @@ use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
 use nodedock_model::{DeviceName, DriverName, Inventory, PoolName};
 
-/// Time that a device keeps the taint after its last unhealthy report: flapping must not cause a write each time.
-pub(crate) const SLICE_TAINT_HOLD: Duration = Duration::from_secs(30);
-
 /// Delay from the removal of a driver's file to the deletion of its slices: files are replaced by removing and copying.
 const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
 
@@ -121,7 +118,7 @@ impl DesiredState {
     ) -> Option<Instant> {
         let tainted = self.tainted(driver, slices);
         let state = self.drivers.entry(driver.clone()).or_default();
-        state.unhealthy.update(now, SLICE_TAINT_HOLD, &published.health, &tainted);
+        state.unhealthy.update(now, &published.health, &tainted);
         let unhealthy = state.unhealthy.devices();
         let is_known = |(known, devices): &(Arc<Published>, Devices)| {
             Arc::ptr_eq(known, published) && *devices == unhealthy
@@ -130,7 +127,7 @@ impl DesiredState {
             state.derive_pools(&self.names, &published.inventory, &unhealthy);
             state.source = Some((Arc::clone(published), unhealthy));
         }
-        state.unhealthy.next_recovery(SLICE_TAINT_HOLD)
+        state.unhealthy.next_recovery()
     }
 
     /// Returns the devices of a driver that have the taint of unhealthy ones in observed slices.
