@@ -2,7 +2,7 @@
 //!
 //! No selector gives the claims of a node, so each is watched by its name, within a bound (`docs/decisions/0008`). A claim that is
 //! watched and has the wanted UID is answered from the cache. While the API server is unreachable, so is the last state of a claim that
-//! the node holds or asked for lately: an allocation does not change while the claim is in use. Whether a claim may be prepared is
+//! the node holds or requested lately: an allocation does not change while the claim is in use. Whether a claim may be prepared is
 //! decided by the claim manager.
 
 mod cache;

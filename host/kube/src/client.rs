@@ -1,7 +1,7 @@
 //! The client of the API server: one connection, one rate, one set of counters for every request of the daemon.
 //!
 //! Given a kubeconfig or a pod's service account. Emits [`kube::Client`]s whose requests are limited in rate, number, time and size,
-//! are counted, and tell whether the API server is reachable; and which version of `resource.k8s.io` the server serves. It repeats
+//! are counted, and show whether the API server is reachable; and which version of `resource.k8s.io` the server serves. It repeats
 //! nothing but a request that was refused with credentials that have been replaced since.
 
 mod config;
@@ -94,7 +94,7 @@ impl KubeClient {
         self.urgent.clone()
     }
 
-    /// Returns the version of `resource.k8s.io` that the server serves, newest first. It is asked for again every few minutes.
+    /// Returns the version of `resource.k8s.io` that the server serves, newest first. It is read again every few minutes.
     pub async fn dra_version(&self) -> Result<DraVersion, ApiError> {
         let since = Instant::now();
         let mut served = self.shared.served.lock().await;
