@@ -53,6 +53,14 @@ impl Conditions {
         self.changes.tell(ChangedKind::Node, subject, "over");
     }
 
+    /// Sets the condition of a code, or clears it where there is no problem.
+    pub fn update(&self, code: ProblemCode, subject: &str, problem: Option<Problem>) {
+        match problem {
+            Some(problem) => self.set(subject, problem),
+            None => self.clear(code, subject),
+        }
+    }
+
     /// Clears the conditions of a code whose subject is not in `subjects`, for a caller that finds all of them at once.
     pub fn retain(&self, code: ProblemCode, subjects: impl Fn(&str) -> bool) {
         let current = self.current.lock();

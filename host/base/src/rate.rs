@@ -13,10 +13,10 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Both numbers are at least 1.
-    pub fn full(per_second: u32, burst: u32, now: Instant) -> Self {
+    /// The rate is above 0, and the burst at least 1.
+    pub fn full(per_second: impl Into<f64>, burst: u32, now: Instant) -> Self {
         let burst = f64::from(burst);
-        Self { per_second: f64::from(per_second), burst, tokens: burst, filled_at: now }
+        Self { per_second: per_second.into(), burst, tokens: burst, filled_at: now }
     }
 
     /// Takes a token if more than `reserve` are left; otherwise returns the delay after which there is one. A clock that goes back adds

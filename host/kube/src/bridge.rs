@@ -12,7 +12,6 @@ mod device_plugins;
 mod dra;
 mod metrics;
 mod paths;
-mod pools;
 mod sockets;
 mod state_file;
 
@@ -21,12 +20,14 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::pools::NodePools;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
@@ -39,41 +40,15 @@ pub use device_plugins::{PluginRegistration, PluginStatus};
 pub use dra::{DriverBridgeStatus, Registration};
 pub use metrics::Metrics;
 pub use paths::{PathError, SocketPaths};
-pub use pools::{LocalClaims, NodePools};
 
 use device_plugins::{Allocations, OfferedResource};
 use dra::OfferedDriver;
 use paths::KubeletDirectories;
 
-/// Devices that no pod used yet are released after this time: a kubelet does not list those of init containers.
-const UNSEEN: Duration = Duration::from_secs(300);
-
-/// Devices that no pod uses any more are released after this time, and after at least two reads.
-const UNUSED: Duration = Duration::from_secs(60);
-const UNUSED_LOOKS: u32 = 2;
-
-/// Interval of reading which devices pods use, with a jitter of a quarter.
-const IN_USE_PERIOD: Duration = Duration::from_secs(30);
-
-/// Time after an Allocate in which later containers of the same pod may reuse its devices; a kubelet admits a pod as a whole.
-const ADMISSION: Duration = Duration::from_secs(60);
-
-/// Time that a removed driver is still offered: a file that is replaced is gone for a moment.
-const BRIDGE_GONE_GRACE: Duration = Duration::from_secs(5);
-
-/// The same for a driver that was offered before the start: compiling a driver may take three minutes.
-const BRIDGE_REMEMBERED_GRACE: Duration = Duration::from_secs(300);
-
-/// The same after the kubelet unprepared its last claim: twice a kubelet's retry interval, so that the kubelet notices.
-const BRIDGE_HELD_GRACE: Duration = Duration::from_secs(180);
-
 /// Interval of checking the sockets in the kubelet's directories, which costs two `stat` each; failures back off from it, doubled up to
 /// the second.
 const BRIDGE_LOOK_PERIOD: Duration = Duration::from_secs(1);
 const BRIDGE_RETRY_MAX: Duration = Duration::from_secs(30);
-
-/// Time after the start in which an unknown driver counts as loading.
-const BRIDGE_SETTLE: Duration = Duration::from_secs(10);
 
 /// Time that a kubelet's call waits for a loading driver: less than half of its 45 s.
 const BRIDGE_DRIVER_WAIT: Duration = Duration::from_secs(10);
@@ -88,25 +63,26 @@ const DRIVER_POLL_PERIOD: Duration = Duration::from_millis(500);
 /// Called with each claim that is refused to the kubelet, the pods for which it is reserved, and why.
 pub type OnRefused = Arc<dyn Fn(&ObjectRef, &[Consumer], &Problem) + Send + Sync>;
 
-/// Periods and waits of the bridge. The defaults are those of the limits.
+/// Periods and waits of the bridge.
 #[derive(Debug, Clone, Copy)]
 pub struct BridgeTimes {
     /// Between two checks whether all sockets are there.
     pub look_period: Duration,
-    /// After the start, for so long a driver that is not known may still come.
+    /// After the start, for so long an unknown driver counts as loading.
     pub settle: Duration,
-    /// A driver that went away is offered for so long: its file may be on its way back.
+    /// A removed driver is offered for so long: a file that is replaced is gone for a moment.
     pub gone: Duration,
-    /// The same for a driver with claims that a kubelet prepared, from when it has none.
+    /// The same after the kubelet unprepared its last claim: twice a kubelet's retry interval, so that the kubelet notices.
     pub prepared: Duration,
-    /// The same for a driver that was offered before a restart: it may take so long to load.
+    /// The same for a driver that was offered before the start: compiling a driver may take three minutes.
     pub remembered: Duration,
-    /// For so long after an Allocate its devices may serve later containers of the same pod.
+    /// For so long after an Allocate later containers of the same pod may reuse its devices; a kubelet admits a pod as a whole.
     pub admission: Duration,
-    /// Between two lists of the devices that pods use.
+    /// Between two lists of the devices that pods use, with a jitter of a quarter.
     pub in_use_period: Duration,
-    /// Devices that no pod uses any more are released after this time, and those that no pod ever showed after the other.
+    /// Devices that no pod uses any more are released after this time.
     pub unused: Duration,
+    /// Devices that no pod used yet are released after this time: a kubelet does not list those of init containers.
     pub unseen: Duration,
 }
 
@@ -114,14 +90,14 @@ impl Default for BridgeTimes {
     fn default() -> Self {
         Self {
             look_period: BRIDGE_LOOK_PERIOD,
-            settle: BRIDGE_SETTLE,
-            gone: BRIDGE_GONE_GRACE,
-            prepared: BRIDGE_HELD_GRACE,
-            remembered: BRIDGE_REMEMBERED_GRACE,
-            admission: ADMISSION,
-            in_use_period: IN_USE_PERIOD,
-            unused: UNUSED,
-            unseen: UNSEEN,
+            settle: Duration::from_secs(10),
+            gone: Duration::from_secs(5),
+            prepared: Duration::from_secs(180),
+            remembered: Duration::from_secs(300),
+            admission: Duration::from_secs(60),
+            in_use_period: Duration::from_secs(30),
+            unused: Duration::from_secs(60),
+            unseen: Duration::from_secs(300),
         }
     }
 }
@@ -152,18 +128,6 @@ pub struct BridgeParts {
     pub tasks: Tasks,
 }
 
-/// Why there can be no bridge.
-#[derive(Debug, thiserror::Error)]
-pub enum BridgeError {
-    #[error(transparent)]
-    Root(#[from] PathError),
-    #[error(
-        "{0:?} is the directory in which plugins register with this daemon, and below the kubelet's root as well: every driver \
-         would be offered to this daemon itself; choose another --root or --kubelet-root"
-    )]
-    OwnDirectory(PathBuf),
-}
-
 /// Handle to the bridge.
 #[derive(Clone)]
 pub struct Bridge(Arc<Context>);
@@ -187,10 +151,10 @@ struct Context {
 
 impl Bridge {
     /// Refuses what can never work. Nothing is offered before `start`.
-    pub fn new(parts: BridgeParts) -> Result<Self, BridgeError> {
+    pub fn new(parts: BridgeParts) -> Result<Self, PathError> {
         let directories = KubeletDirectories::new(parts.root.clone(), parts.instance.clone())?;
         if overlaps(&directories.registry, &parts.own_registry) {
-            return Err(BridgeError::OwnDirectory(parts.own_registry));
+            return Err(PathError::OwnDirectory(parts.own_registry));
         }
         Ok(Self(Arc::new(Context {
             changing: parts.tasks.child(),
@@ -220,12 +184,12 @@ impl Bridge {
 
     /// Drivers that are offered, by name.
     pub fn drivers(&self) -> Vec<DriverBridgeStatus> {
-        lock(&self.0.drivers).iter().map(|driver| driver.status()).collect()
+        self.0.drivers.lock().iter().map(|driver| driver.status()).collect()
     }
 
     /// Extended resources that are offered, by name.
     pub fn resources(&self) -> Vec<PluginStatus> {
-        lock(&self.0.resources).values().map(|resource| resource.status()).collect()
+        self.0.resources.lock().values().map(|resource| resource.status()).collect()
     }
 
     /// Whether a kubelet is connected that registered a driver. A connection alone may be that of a probe.
@@ -248,10 +212,6 @@ impl Bridge {
     pub fn claims(&self) -> Result<&Arc<Manager>, Problem> {
         self.0.manager()
     }
-}
-
-fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Context {

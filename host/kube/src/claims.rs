@@ -2,7 +2,7 @@
 //!
 //! No selector gives the claims of a node, so each is watched by its name, within a bound (`docs/decisions/0008`). A claim that is
 //! watched and has the wanted UID is answered from the cache. While the API server is unreachable, so is the last state of a claim that
-//! the node holds or asked for lately: an allocation does not change while the claim is in use. Whether a claim may be prepared is
+//! the node holds or requested lately: an allocation does not change while the claim is in use. Whether a claim may be prepared is
 //! decided by the claim manager.
 
 mod cache;
@@ -11,21 +11,23 @@ mod convert;
 mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use async_trait::async_trait;
 use futures::{Stream, StreamExt};
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject};
 use kube::runtime::watcher::Event;
 use prometheus_client::metrics::counter::Counter;
-use tokio::sync::broadcast;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::cache::{CachedClaim, ClaimCache, Key};
 use super::client::{ApiError, DraResource, ErrorKind, KubeClient};
+use crate::pools::NodePools;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
@@ -38,21 +40,18 @@ const CLAIM_FOLLOW_IDLE: Duration = Duration::from_secs(300);
 /// Cached claims, watched or not: more than a node's pods use.
 const KNOWN_CLAIMS_MAX: usize = 256;
 
-/// How far a receiver of lost claims may fall behind: more than there are claims in the cache.
-const LOST_BEHIND_MAX: usize = KNOWN_CLAIMS_MAX * 2;
-
 /// Handle to the claims of the API server.
 #[derive(Clone)]
 pub struct ApiClaims(Arc<Shared>);
 
 struct Shared {
     client: KubeClient,
-    node_name: String,
+    pools: NodePools,
     tasks: Tasks,
-    cache: Mutex<ClaimCache<ClaimWatch>>,
+    cache: Mutex<ClaimCache>,
     /// One live get of a claim at a time.
     getting: Locks<Key>,
-    lost: broadcast::Sender<ObjectRef>,
+    lost: watch::Sender<()>,
     counts: ApiClaimCounts,
 }
 
@@ -74,19 +73,19 @@ pub struct ApiClaimCounts {
 
 impl ApiClaims {
     /// Sets a condition of the node while the API server is unreachable.
-    pub fn new(client: KubeClient, node_name: String, conditions: Conditions, tasks: Tasks) -> Self {
+    pub fn new(client: KubeClient, pools: NodePools, conditions: Conditions, tasks: Tasks) -> Self {
         client.report_reachability(conditions, &tasks);
         let shared = Arc::new(Shared {
             client,
-            node_name,
+            pools,
             tasks: tasks.clone(),
             cache: Mutex::default(),
             getting: Locks::default(),
-            lost: broadcast::Sender::new(LOST_BEHIND_MAX),
+            lost: watch::Sender::new(()),
             counts: ApiClaimCounts::default(),
         });
         // The cache does not outlive the process.
-        tasks.spawn_until_stopped("api-claims", forget_idle(Arc::downgrade(&shared)));
+        tasks.spawn_until_stopped("api-claims", forget_idle(shared.clone()));
         Self(shared)
     }
 
@@ -97,15 +96,8 @@ impl ApiClaims {
         self.0.watch_more();
     }
 
-    /// The claim was unprepared: its cached state does not count any more.
-    pub fn forget(&self, claim: &ObjectRef) {
-        self.0.cache().forget(claim);
-        self.0.watch_more();
-    }
-
-    /// Watched claims that are deleted, replaced under their name, or not allocated any more. A receiver that falls behind has to look at
-    /// all of its claims.
-    pub fn lost(&self) -> broadcast::Receiver<ObjectRef> {
+    /// Changes when a watched claim is deleted, replaced under its name, or not allocated any more.
+    pub fn lost(&self) -> watch::Receiver<()> {
         self.0.lost.subscribe()
     }
 
@@ -117,6 +109,32 @@ impl ApiClaims {
     pub fn cached(&self) -> [usize; 2] {
         let cache = self.0.cache();
         [cache.len(), cache.watched()]
+    }
+
+    /// The claim of that name and UID, or the one that has the name now. A watched one is answered without a request.
+    async fn with_uid(&self, key: &Key, uid: &Uid) -> Result<Option<Claim>, Problem> {
+        let before = {
+            let mut cache = self.0.cache();
+            if let Some((claim, true)) = cache.last(key, uid, Instant::now()) {
+                self.0.counts.from_cache.inc();
+                return Ok(Some(claim));
+            }
+            cache.updates()
+        };
+        // A request that waited for another's get takes its answer, if the claim is in it.
+        let _getting = self.0.getting.take([key.clone()]).await;
+        let updated = self.0.cache().updated_after(before, key, uid);
+        match updated {
+            Some(claim) => return Ok(Some(claim)),
+            // A pod that uses the claim does not wait for a server that was unreachable a moment ago.
+            None if self.0.client.is_unreachable() => {
+                if let Some(claim) = self.last_state(key, uid) {
+                    return Ok(Some(claim));
+                }
+            }
+            None => {}
+        }
+        self.get(key, Some(uid)).await
     }
 
     async fn get(&self, key: &Key, uid: Option<&Uid>) -> Result<Option<Claim>, Problem> {
@@ -133,8 +151,7 @@ impl ApiClaims {
                 Ok(Some(read.claim))
             }
             Err(error) if error.kind == ErrorKind::NotFound => {
-                let lost = self.0.cache().remove(key);
-                self.0.report_lost(lost);
+                self.0.remove(key);
                 Ok(None)
             }
             Err(error) => {
@@ -146,59 +163,41 @@ impl ApiClaims {
 
     /// The cached claim, where the API server does not answer.
     fn last_state(&self, key: &Key, uid: &Uid) -> Option<Claim> {
-        let claim = self.0.cache().last(key, uid, Instant::now())?;
+        let (claim, _) = self.0.cache().last(key, uid, Instant::now())?;
         tracing::debug!(claim = %claim.id, "answered a claim from the cache");
         self.0.counts.while_unreachable.inc();
         Some(claim)
     }
 }
 
+/// Claims have the drivers' own names of pools.
 #[async_trait]
 impl ClaimSource for ApiClaims {
     /// Always a live get: for whom a claim is reserved may have changed a moment ago.
     async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
-        self.get(&(namespace.clone(), name.clone()), None).await
+        let got = self.get(&(namespace.clone(), name.clone()), None).await?;
+        Ok(got.map(|claim| self.0.pools.localized(claim)))
     }
 
-    /// The claim of that name and UID, or the one that has the name now. A watched one is answered without a request.
     async fn claim_with_uid(
         &self,
         namespace: &ObjectName,
         name: &ObjectName,
         uid: &Uid,
     ) -> Result<Option<Claim>, Problem> {
-        let key = (namespace.clone(), name.clone());
-        let fresh = self.0.cache().fresh(&key, uid, Instant::now(), ClaimWatch::is_live);
-        if let Some(claim) = fresh {
-            self.0.counts.from_cache.inc();
-            return Ok(Some(claim));
-        }
-        let before = self.0.cache().updates();
-        // A request that waited for another's get takes its answer, if the claim is in it.
-        let _getting = self.0.getting.take([key.clone()]).await;
-        let updated = self.0.cache().updated_after(before, &key, uid);
-        match updated {
-            Some(claim) => return Ok(Some(claim)),
-            // A pod that uses the claim does not wait for a server that was unreachable a moment ago.
-            None if self.0.client.is_unreachable() => {
-                if let Some(claim) = self.last_state(&key, uid) {
-                    return Ok(Some(claim));
-                }
-            }
-            None => {}
-        }
-        self.get(&key, Some(uid)).await
+        let found = self.with_uid(&(namespace.clone(), name.clone()), uid).await?;
+        Ok(found.map(|claim| self.0.pools.localized(claim)))
     }
 }
 
 impl Shared {
-    fn cache(&self) -> MutexGuard<'_, ClaimCache<ClaimWatch>> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> MutexGuard<'_, ClaimCache> {
+        self.cache.lock()
     }
 
     /// Takes the state of a claim from a get or a watch.
     fn update(self: &Arc<Self>, key: &Key, state: CachedClaim) {
-        let lost = self.cache().update(key, state, &self.node_name, Instant::now());
+        let lost = self.cache().update(key, state, self.pools.names.0.as_str(), Instant::now());
         self.report_lost(lost);
         self.watch_more();
     }
@@ -216,7 +215,7 @@ impl Shared {
         let fields = format!("metadata.name={}", key.1);
         let events = self.client.watch("a claim", DraResource::Claims, Some(key.0.clone()), fields);
         let (live, end) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
-        let follow = follow(Arc::downgrade(self), key.clone(), events, Arc::clone(&live));
+        let follow = follow(Arc::clone(self), key.clone(), events, Arc::clone(&live));
         let ended = end.clone();
         // The next watch of the claim begins with its state.
         self.tasks.spawn_until_stopped("claim-watch", async move {
@@ -225,69 +224,64 @@ impl Shared {
         ClaimWatch { live, _end: end.drop_guard() }
     }
 
-    fn report_lost(&self, lost: Option<ObjectRef>) {
-        if let Some(lost) = lost {
-            // Without receivers there is nothing to do.
-            let _ = self.lost.send(lost);
+    fn report_lost(&self, is_lost: bool) {
+        if is_lost {
+            self.lost.send_replace(());
         }
     }
 
-    /// Takes what a watch says of a claim; None: it does not exist.
-    fn observe(self: &Arc<Self>, key: &Key, object: Option<&DynamicObject>) {
-        match object.map(read) {
-            Some(Ok(state)) => self.update(key, state),
+    /// Takes what a watch reports of a claim.
+    fn observe(self: &Arc<Self>, key: &Key, object: &DynamicObject) {
+        match read(object) {
+            Ok(state) => self.update(key, state),
             // A claim that cannot be read is not answered from the cache: the get reports what is wrong with it.
-            Some(Err(_)) => self.cache().invalidate(key),
-            None => {
-                let lost = self.cache().remove(key);
-                self.report_lost(lost);
-            }
+            Err(_) => self.cache().invalidate(key),
         }
     }
-}
 
-impl ClaimWatch {
-    fn is_live(&self) -> bool {
-        self.live.load(Relaxed)
+    /// The claim does not exist.
+    fn remove(&self, key: &Key) {
+        let lost = self.cache().remove(key);
+        self.report_lost(lost);
     }
 }
 
 /// Brings what a watch of one claim reports into the cache, which owns the watch.
 async fn follow(
-    shared: Weak<Shared>,
+    shared: Arc<Shared>,
     key: Key,
     events: impl Stream<Item = Result<Event<DynamicObject>, ApiError>>,
     live: Arc<AtomicBool>,
 ) {
     tokio::pin!(events);
-    let mut listed = None;
+    let mut is_listed = false;
     while let Some(event) = events.next().await {
-        let Some(shared) = shared.upgrade() else { return };
         match event {
             Err(_) => live.store(false, Relaxed),
-            Ok(Event::Init) => listed = None,
-            // A server that does not know the selector gives others too.
-            Ok(Event::InitApply(object)) => {
-                listed = listed.or(Some(object).filter(|object| is_of(object, &key)))
+            Ok(Event::Init) => is_listed = false,
+            Ok(Event::InitApply(object) | Event::Apply(object)) if is_of(&object, &key) => {
+                shared.observe(&key, &object);
+                is_listed = true;
             }
             Ok(Event::InitDone) => {
-                shared.observe(&key, listed.take().as_ref());
+                if !is_listed {
+                    shared.remove(&key);
+                }
                 live.store(true, Relaxed);
             }
-            Ok(Event::Apply(object)) if is_of(&object, &key) => shared.observe(&key, Some(&object)),
             Ok(Event::Delete(object)) if is_of(&object, &key) => {
                 let lost = shared.cache().deleted(&key, object.metadata.uid.as_deref());
                 shared.report_lost(lost);
             }
-            Ok(Event::Apply(_) | Event::Delete(_)) => {}
+            // A server that does not know the selector gives others too.
+            Ok(Event::InitApply(_) | Event::Apply(_) | Event::Delete(_)) => {}
         }
     }
 }
 
-async fn forget_idle(shared: Weak<Shared>) {
+async fn forget_idle(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(CLAIM_FOLLOW_IDLE / 4).await;
-        let Some(shared) = shared.upgrade() else { return };
         shared.cache().forget_idle(Instant::now());
         shared.watch_more();
     }

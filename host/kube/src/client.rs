@@ -1,7 +1,7 @@
 //! The client of the API server: one connection, one rate, one set of counters for every request of the daemon.
 //!
 //! Given a kubeconfig or a pod's service account. Emits [`kube::Client`]s whose requests are limited in rate, number, time and size,
-//! are counted, and tell whether the API server is reachable; and which version of `resource.k8s.io` the server serves. It repeats
+//! are counted, and show whether the API server is reachable; and which version of `resource.k8s.io` the server serves. It repeats
 //! nothing but a request that was refused with credentials that have been replaced since.
 
 mod config;
@@ -68,19 +68,13 @@ struct Shared {
 impl KubeClient {
     /// Reads the kubeconfig or the service account. The API server need not be reachable yet.
     pub async fn connect(config: ClientConfig) -> Result<Self, ClientConfigError> {
-        let rate = config.rate;
-        Ok(Self::with_credentials(Credentials::load(config).await?, rate))
+        Ok(Self::with_credentials(Credentials::load(config).await?))
     }
 
-    /// Uses a finished client, whose credentials do not change.
-    pub fn over(client: kube::Client, rate: RequestRate) -> Self {
-        Self::with_credentials(Credentials::fixed(client), rate)
-    }
-
-    fn with_credentials(credentials: Credentials, rate: RequestRate) -> Self {
+    fn with_credentials(credentials: Credentials) -> Self {
         let shared = Arc::new(Shared {
+            rate: RateLimit::new(credentials.config.rate),
             credentials,
-            rate: RateLimit::new(rate),
             metrics: RequestMetrics::default(),
             served: tokio::sync::Mutex::default(),
             reachability: channel::Sender::default(),
@@ -100,7 +94,7 @@ impl KubeClient {
         self.urgent.clone()
     }
 
-    /// Returns the version of `resource.k8s.io` that the server serves, newest first. It is asked for again every few minutes.
+    /// Returns the version of `resource.k8s.io` that the server serves, newest first. It is read again every few minutes.
     pub async fn dra_version(&self) -> Result<DraVersion, ApiError> {
         let since = Instant::now();
         let mut served = self.shared.served.lock().await;
@@ -156,16 +150,6 @@ impl KubeClient {
 
     async fn forget(&self, version: DraVersion) {
         self.shared.served.lock().await.version.take_if(|known| *known == version);
-    }
-
-    /// Whether the last request reached the API server.
-    pub fn reachability(&self) -> channel::Receiver<Reachability> {
-        self.shared.reachability.subscribe()
-    }
-
-    /// Whether the last request did not reach the API server.
-    pub fn is_unreachable(&self) -> bool {
-        matches!(*self.shared.reachability.borrow(), Reachability::Unreachable { .. })
     }
 
     pub fn metrics(&self) -> &RequestMetrics {

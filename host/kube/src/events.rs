@@ -23,6 +23,7 @@ use super::facts::NodeFacts;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::printable::{cut, one_line};
+use nodedock_base::rate::TokenBucket;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Consumer, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit};
 
@@ -57,20 +58,10 @@ struct Publication {
     since: Instant,
 }
 
-/// Numbers of events since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EventCounts {
-    pub created: u64,
-    /// Counted in an existing series.
-    pub updated: u64,
-    pub refused: u64,
-    /// Never published: the queue was full, or the API server could not be reached or forbade it for too long.
-    pub dropped: u64,
-}
-
 #[derive(Default)]
 struct Counters {
     refused: Counter,
+    /// Never published: the queue was full, or the API server could not be reached or forbade it for too long.
     dropped: Counter,
 }
 
@@ -93,20 +84,23 @@ impl Events {
         conditions: Conditions,
     ) -> Self {
         let (queue, waiting) = mpsc::channel(EVENTS_MAX);
-        let counters = Arc::<Counters>::default();
+        let events = Self { queue, kube, node_name, counters: Arc::default() };
         let publisher = Publisher {
-            recorder: recorder(&kube, &node_name),
-            kube: kube.clone(),
-            node_name: node_name.clone(),
+            recorder: events.recorder(),
+            events: events.clone(),
             node,
             conditions,
-            counters: Arc::clone(&counters),
-            next_token: Instant::now(),
+            tokens: TokenBucket::full(EVENTS_EVERY.as_secs_f64().recip(), EVENTS_BURST, Instant::now()),
             backoff: Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX),
             forbidden: BTreeMap::new(),
         };
         tasks.spawn_until_stopped("events", publisher.run(waiting));
-        Self { queue, kube, node_name, counters }
+        events
+    }
+
+    fn recorder(&self) -> Recorder {
+        let instance = Some(self.node_name.to_string());
+        Recorder::new(self.kube.client(), Reporter { controller: CONTROLLER.to_owned(), instance })
     }
 
     /// Publishes that a claim was refused, on the claim and on the pods that it is reserved for.
@@ -139,20 +133,16 @@ impl Events {
         }
     }
 
-    pub fn counts(&self) -> EventCounts {
-        let requests = self.kube.metrics();
-        EventCounts {
-            created: requests.succeeded(Verb::Create, "events"),
-            updated: requests.succeeded(Verb::Patch, "events"),
-            refused: self.counters.refused.get(),
-            dropped: self.counters.dropped.get(),
-        }
+    /// Returns the numbers of events since the start by their outcome; updated are those that were counted in an existing series.
+    pub fn counts(&self) -> [(&'static str, u64); 4] {
+        let (requests, counters) = (self.kube.metrics(), &self.counters);
+        [
+            ("created", requests.succeeded(Verb::Create, "events")),
+            ("updated", requests.succeeded(Verb::Patch, "events")),
+            ("refused", counters.refused.get()),
+            ("dropped", counters.dropped.get()),
+        ]
     }
-}
-
-fn recorder(kube: &KubeClient, node: &ObjectName) -> Recorder {
-    let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(node.to_string()) };
-    Recorder::new(kube.client(), reporter)
 }
 
 fn reference(
@@ -194,14 +184,11 @@ pub fn camel_case(words: &str) -> String {
 }
 
 struct Publisher {
+    events: Events,
     recorder: Recorder,
-    kube: KubeClient,
-    node_name: ObjectName,
     node: watch::Receiver<Option<NodeFacts>>,
     conditions: Conditions,
-    counters: Arc<Counters>,
-    /// When the next token of the rate limit is due: it may be earlier by the burst.
-    next_token: Instant,
+    tokens: TokenBucket,
     backoff: Backoff,
     /// By namespace in which events are forbidden: when to try again, and with which event.
     forbidden: BTreeMap<String, (Instant, Publication)>,
@@ -219,11 +206,14 @@ impl Publisher {
                         self.publish(publication).await;
                     }
                 }
-                publication = waiting.recv() => match publication {
-                    Some(publication) if self.forbidden.contains_key(namespace(&publication.regarding)) => self.drop_one(),
-                    Some(publication) => self.publish(publication).await,
-                    None => return,
-                },
+                // The sender is in `self`.
+                Some(publication) = waiting.recv() => {
+                    if self.forbidden.contains_key(namespace(&publication.regarding)) {
+                        self.drop_one();
+                    } else {
+                        self.publish(publication).await;
+                    }
+                }
             }
         }
     }
@@ -233,7 +223,9 @@ impl Publisher {
         let regarding = self.completed(&publication.regarding).await;
         let namespace = namespace(&publication.regarding);
         while publication.since.elapsed() < EVENT_AGE_MAX {
-            self.take_token().await;
+            while let Err(wait) = self.tokens.take(Instant::now(), 0) {
+                sleep(wait).await;
+            }
             let published = self.recorder.publish(&publication.event, &regarding).await;
             match published.map_err(ApiError::from) {
                 Ok(()) => {
@@ -247,7 +239,7 @@ impl Publisher {
                 }
                 // The event of the series expired; a new recorder does not know it and creates another.
                 Err(error) if error.kind == ErrorKind::NotFound && error.object.is_some() => {
-                    self.recorder = recorder(&self.kube, &self.node_name);
+                    self.recorder = self.events.recorder();
                 }
                 Err(error) if error.kind == ErrorKind::Forbidden => {
                     let message = format!("events cannot be created in namespace {namespace}: {error}");
@@ -259,7 +251,7 @@ impl Publisher {
                 Err(error) => {
                     let (regarding, reason) = (&publication.regarding, &publication.event.reason);
                     tracing::warn!(?regarding, reason, %error, "the API server refuses an event");
-                    self.counters.refused.inc();
+                    self.events.counters.refused.inc();
                     return self.conditions.clear(ProblemCode::EventsForbidden, namespace);
                 }
             }
@@ -269,24 +261,14 @@ impl Publisher {
     }
 
     fn drop_one(&self) {
-        self.counters.dropped.inc();
-    }
-
-    /// Waits until one more event may be published: a burst, then one in a while.
-    async fn take_token(&mut self) {
-        let burst = EVENTS_EVERY * (EVENTS_BURST - 1);
-        self.next_token = self.next_token.max(Instant::now());
-        if let Some(wait) = self.next_token.duration_since(Instant::now()).checked_sub(burst) {
-            sleep(wait).await;
-        }
-        self.next_token += EVENTS_EVERY;
+        self.events.counters.dropped.inc();
     }
 
     async fn completed(&self, regarding: &ObjectReference) -> ObjectReference {
         let mut regarding = regarding.clone();
         let api_version = match regarding.kind.as_deref() {
             Some("ResourceClaim") => {
-                let version = self.kube.dra_version().await.unwrap_or(DraVersion::V1);
+                let version = self.events.kube.dra_version().await.unwrap_or(DraVersion::V1);
                 version.resource(DraResource::Claims).api_version
             }
             _ => "v1".to_owned(),

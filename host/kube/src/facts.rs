@@ -102,37 +102,27 @@ impl Reader {
         Ok(NodeFacts { name: self.node.clone(), uid })
     }
 
-    /// False: to be tried again soon.
+    /// Returns whether the object was read. Otherwise it is to be read again soon.
     fn report(&self, read: Result<NodeFacts, ApiError>) -> bool {
         let node = self.node.as_str();
-        let (code, words) = match read {
-            Ok(facts) => {
-                self.publish(Some(facts));
-                self.conditions.clear(ProblemCode::NodeObjectMissing, node);
-                self.conditions.clear(ProblemCode::NodeObjectUnreadable, node);
-                return true;
-            }
+        let (is_read, mut missing, mut unreadable) = (read.is_ok(), None, None);
+        match read {
+            Ok(facts) => self.publish(Some(facts)),
             Err(error) if error.is_missing(node) => {
                 self.publish(None);
                 let words = format!(
                     "the API server has no Node object {node}: no slices are published until it exists; is the node's name right?"
                 );
-                (ProblemCode::NodeObjectMissing, words)
+                missing = Some(Problem::unavailable(ProblemCode::NodeObjectMissing, words));
             }
             Err(error) => {
-                (ProblemCode::NodeObjectUnreadable, format!("the Node object {node} cannot be read: {error}"))
+                let words = format!("the Node object {node} cannot be read: {error}");
+                unreadable = Some(Problem::unavailable(ProblemCode::NodeObjectUnreadable, words));
             }
-        };
-        self.conditions.clear(
-            if code == ProblemCode::NodeObjectMissing {
-                ProblemCode::NodeObjectUnreadable
-            } else {
-                ProblemCode::NodeObjectMissing
-            },
-            node,
-        );
-        self.conditions.set(node, Problem::unavailable(code, words));
-        false
+        }
+        self.conditions.update(ProblemCode::NodeObjectMissing, node, missing);
+        self.conditions.update(ProblemCode::NodeObjectUnreadable, node, unreadable);
+        is_read
     }
 
     fn publish(&self, now: Option<NodeFacts>) {

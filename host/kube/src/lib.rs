@@ -5,6 +5,7 @@ pub mod claims;
 pub mod client;
 pub mod events;
 pub mod facts;
+pub mod pools;
 pub mod reconcile;
 pub mod slices;
 pub mod status;

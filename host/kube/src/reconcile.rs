@@ -59,7 +59,7 @@ pub struct ReconcileCounts {
 #[derive(Clone, Default)]
 pub struct Reconcile {
     trigger: Arc<Notify>,
-    counts: Arc<ReconcileCounts>,
+    pub counts: Arc<ReconcileCounts>,
 }
 
 impl Reconcile {
@@ -80,10 +80,6 @@ impl Reconcile {
     /// Runs the next round soon: an event may have left a claim behind.
     pub fn trigger(&self) {
         self.trigger.notify_one();
-    }
-
-    pub fn counts(&self) -> &ReconcileCounts {
-        &self.counts
     }
 }
 

@@ -15,7 +15,6 @@ mod diff;
 mod drivers;
 mod entry;
 mod health;
-mod names;
 mod pace;
 mod quantity;
 mod reconcile;
@@ -29,29 +28,18 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 pub use drivers::{DriverSnapshot, watch_drivers};
-pub use names::PoolNames;
 pub use report::{PoolStatus, SliceReport};
 pub use slice::PoolKey;
 
 use crate::client::KubeClient;
 use crate::facts::Facts;
+use crate::pools::PoolNames;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ObjectName, TaintEffect};
+use nodedock_model::ObjectName;
 
 /// Delay from the first change of slices to the reconcile: changes come in bursts.
 const SLICE_SETTLE: Duration = Duration::from_millis(100);
-
-/// What is configured about slices.
-#[derive(Debug, Clone)]
-pub struct SliceSettings {
-    pub names: PoolNames,
-    /// The effect of the taint of unhealthy devices.
-    pub unhealthy: TaintEffect,
-    /// Whether pools that are offered as an extended resource are published as slices too. A scheduler may then promise a device twice,
-    /// and the second pod is refused on the node.
-    pub with_resource_pools: bool,
-}
 
 /// What the slices depend on.
 pub struct SliceParts {
@@ -61,7 +49,7 @@ pub struct SliceParts {
     /// The owner of the slices. Read again after others changed slices of ours: a Node object that was created again has another UID,
     /// and the slices of the old one are garbage-collected.
     pub node: Facts,
-    pub settings: SliceSettings,
+    pub names: PoolNames,
     pub conditions: Conditions,
     pub report: SliceReport,
     pub tasks: Tasks,

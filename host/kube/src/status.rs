@@ -1,25 +1,24 @@
 //! The status of devices in claims: what drivers report, applied to `status.devices` of their claims.
 //!
-//! Given what drivers report (`Statuses::report`), claim by claim; of each claim and driver the newest report counts. Emits a
-//! server-side apply of the driver's entries, under a field manager of the driver, where the claim has others. Never touches the entries
-//! of other drivers, nor removes entries when a claim is unprepared: they go with its allocation. A claim whose stored parameters
-//! differ from what any JSON client can send refuses every apply (`docs/decisions/0010`): that is a condition.
+//! Given all that drivers report now (`Statuses::set`), it writes what changed, claim by claim and driver by driver. Emits a server-side
+//! apply of the driver's entries, under a field manager of the driver, where the claim has others. Never touches the entries of other
+//! drivers, nor removes entries when a claim is unprepared: they go with its allocation. A claim whose stored parameters differ from what
+//! any JSON client can send refuses every apply (`docs/decisions/0010`): that is a condition.
 
 mod entry;
 mod plan;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-pub use self::entry::DeviceReport;
 use self::plan::{DriverStatus, Plan, plan};
 use super::client::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient};
 use crate::events::KUBE_FORBIDDEN_PAUSE;
@@ -27,26 +26,22 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode, Uid, limit};
+use nodedock_model::{ClaimStatuses, DriverName, Problem, ProblemCode, Uid, limit};
 
 /// Attempts to change an object that other clients change as well.
 const KUBE_CONFLICTS_MAX: u32 = 5;
 
-/// Claims whose status waits for a write: many times the claims of a node.
-const STATUSES_WAITING_MAX: usize = 1024;
+/// Statuses, one of each claim and driver: many times the claims of a node.
+const STATUSES_MAX: usize = 1024;
 
-/// What drivers report of a claim: of each driver that serves it, all that it reports. The entries of a driver without reports are
-/// removed; those of a driver that is not named stay.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ClaimStatus {
-    pub claim: ObjectRef,
-    pub drivers: BTreeMap<DriverName, Vec<DeviceReport>>,
-}
+/// What drivers report of the devices of each claim.
+pub type Reported = BTreeMap<Uid, ClaimStatuses>;
 
 /// Handle to the writer of statuses.
 #[derive(Clone)]
 pub struct Statuses {
-    queue: Arc<Queue>,
+    reported: watch::Sender<Reported>,
+    pub counts: Arc<StatusCounts>,
 }
 
 /// Statuses written, and those that were not.
@@ -57,145 +52,65 @@ pub struct StatusCounts {
     pub unchanged: Counter,
     /// The API server refuses them for good.
     pub refused: Counter,
-    /// The queue was full.
+    /// There were too many.
     pub dropped: Counter,
-}
-
-#[derive(Default)]
-struct Queue {
-    waiting: Mutex<Waiting>,
-    reported: Notify,
-    counts: StatusCounts,
-    conditions: Conditions,
-}
-
-#[derive(Default)]
-struct Waiting {
-    /// In the order in which they came, one of each driver and claim.
-    statuses: VecDeque<DriverStatus>,
-    /// The claim whose status is being written; None also where it was forgotten meanwhile.
-    under_way: Option<Uid>,
-    /// Until when statuses of these drivers wait, since one was forbidden: rights are given by driver.
-    held_back: BTreeMap<DriverName, Instant>,
 }
 
 impl Statuses {
     /// Starts the task that writes.
     pub fn start(tasks: &Tasks, client: &KubeClient, conditions: Conditions) -> Self {
-        let queue = Arc::new(Queue { conditions, ..Queue::default() });
-        let writer = Writer { client: client.clone(), queue: Arc::clone(&queue) };
+        let (reported, counts) = (watch::Sender::default(), Arc::<StatusCounts>::default());
+        let writer = Writer::new(client.clone(), counts.clone(), conditions);
         // After the next start drivers report again.
-        tasks.spawn_until_stopped("claim-statuses", async move { writer.run().await });
-        Self { queue }
+        tasks.spawn_until_stopped("claim-statuses", writer.run(reported.subscribe()));
+        Self { reported, counts }
     }
 
-    /// Takes what drivers report of a claim, in place of what waits for it. False: the queue has no room for all of it.
-    pub fn report(&self, status: ClaimStatus) -> bool {
-        let mut all = true;
-        for (driver, devices) in status.drivers {
-            all &= self.queue.push(DriverStatus { claim: status.claim.clone(), driver, devices }, true);
-        }
-        self.queue.reported.notify_one();
-        all
-    }
-
-    /// The claim was unprepared: what waits for it is not written any more.
-    pub fn forget(&self, claim: &ObjectRef) {
-        self.queue.waiting().forget(&claim.uid);
-        self.queue.conditions.clear(ProblemCode::ClaimStatusUnwritable, &claim.to_string());
-    }
-
-    pub fn counts(&self) -> &StatusCounts {
-        &self.queue.counts
-    }
-}
-
-impl Queue {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, status: DriverStatus, newer: bool) -> bool {
-        let taken = self.waiting().push(status, newer);
-        if !taken {
-            self.counts.dropped.inc();
-        }
-        taken
-    }
-
-    /// Takes back what could not be written, unless its claim was forgotten meanwhile.
-    fn requeue(&self, status: DriverStatus) {
-        let is_wanted = self.waiting().under_way.take().is_some();
-        if is_wanted {
-            self.push(status, false);
-        }
-    }
-
-    fn hold_back(&self, status: DriverStatus, error: &ApiError) {
-        let driver = status.driver.clone();
-        let words = format!("the status of devices of {driver} cannot be written into claims: {error}");
-        self.conditions.set(driver.as_str(), Problem::denied(ProblemCode::ClaimStatusForbidden, words));
-        self.waiting().held_back.insert(driver, Instant::now() + KUBE_FORBIDDEN_PAUSE);
-        self.requeue(status);
-    }
-
-    /// Where nothing waits any more, or something was written, nothing is known to be forbidden.
-    fn clear_conditions(&self) {
-        let held_back: BTreeSet<String> = self.waiting().held_back.keys().map(ToString::to_string).collect();
-        self.conditions.retain(ProblemCode::ClaimStatusForbidden, |driver| held_back.contains(driver));
-    }
-}
-
-impl Waiting {
-    fn push(&mut self, status: DriverStatus, newer: bool) -> bool {
-        if let Some(known) = self.statuses.iter_mut().find(|known| known.is_same_part(&status)) {
-            if newer {
-                *known = status;
-            }
-            return true;
-        }
-        if self.statuses.len() >= STATUSES_WAITING_MAX {
-            return false;
-        }
-        self.statuses.push_back(status);
-        true
-    }
-
-    /// The status that waits longest of those that may be written; otherwise until when there is none.
-    fn next(&mut self, now: Instant) -> Result<DriverStatus, Option<Instant>> {
-        self.held_back.retain(|driver, _| self.statuses.iter().any(|waiting| waiting.driver == *driver));
-        let may_be_written =
-            |status: &DriverStatus| self.held_back.get(&status.driver).is_none_or(|until| *until <= now);
-        let first = self.statuses.iter().position(may_be_written);
-        let status = first.and_then(|first| self.statuses.remove(first));
-        self.under_way = status.as_ref().map(|status| status.claim.uid.clone());
-        status.ok_or_else(|| self.held_back.values().min().copied())
-    }
-
-    fn forget(&mut self, claim: &Uid) {
-        self.under_way.take_if(|uid| uid == claim);
-        self.statuses.retain(|status| status.claim.uid != *claim);
+    /// Takes what drivers report now of all claims that are prepared. The entries of a driver that reports nothing any more are removed;
+    /// those of a driver that has not reported anything so far stay. Nothing is written any more of a claim that is not named.
+    pub fn set(&self, reported: Reported) {
+        self.reported.send_replace(reported);
     }
 }
 
 struct Writer {
     client: KubeClient,
-    queue: Arc<Queue>,
+    counts: Arc<StatusCounts>,
+    conditions: Conditions,
+    parts: BTreeMap<(Uid, DriverName), Part>,
+    /// Until when statuses of these drivers wait, since one was forbidden: rights are given by driver.
+    held_back: BTreeMap<DriverName, Instant>,
+}
+
+/// What one driver reports of a claim.
+struct Part {
+    status: DriverStatus,
+    is_written: bool,
+    /// Attempts since it was written last.
+    failures: u32,
 }
 
 impl Writer {
-    async fn run(&self) {
+    fn new(client: KubeClient, counts: Arc<StatusCounts>, conditions: Conditions) -> Self {
+        Self { client, counts, conditions, parts: BTreeMap::new(), held_back: BTreeMap::new() }
+    }
+
+    async fn run(mut self, mut reported: watch::Receiver<Reported>) {
         let mut backoff = Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX);
         let mut logged = false;
         loop {
-            let next = self.queue.waiting().next(Instant::now());
-            let status = match next {
+            if matches!(reported.has_changed(), Ok(true)) {
+                self.update(&reported.borrow_and_update());
+            }
+            let status = match self.next(Instant::now()) {
                 Ok(status) => status,
                 Err(until) => {
-                    self.queue.clear_conditions();
+                    self.clear_conditions();
                     tokio::select! {
-                        // A report that comes between is kept as a permit.
-                        () = self.queue.reported.notified() => {}
+                        changed = reported.changed() => match changed {
+                            Ok(()) => reported.mark_changed(),
+                            Err(_) => return,
+                        },
                         () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {}
                     }
                     continue;
@@ -205,24 +120,81 @@ impl Writer {
                 Ok(was_written) => {
                     backoff.reset();
                     logged = false;
-                    if was_written {
-                        self.queue.waiting().held_back.remove(&status.driver);
-                    }
-                    continue;
-                }
-                Err(error) if error.kind == ErrorKind::Forbidden => {
-                    self.queue.hold_back(status, &error);
+                    self.done(&status, was_written);
                     continue;
                 }
                 Err(error) => error,
             };
+            self.part(&status).failures += 1;
+            if error.kind == ErrorKind::Forbidden {
+                self.hold_back(&status.driver, &error);
+                continue;
+            }
             if !std::mem::replace(&mut logged, true) {
                 tracing::warn!(claim = %status.claim, driver = %status.driver, %error, "a claim's status is not written yet");
             }
             let delay = backoff.delay().max(error.retry_after.unwrap_or_default().min(limit::KUBE_RETRY_MAX));
-            self.queue.requeue(status);
             tokio::time::sleep(delay).await;
         }
+    }
+
+    fn update(&mut self, reported: &Reported) {
+        let mut known = std::mem::take(&mut self.parts);
+        let mut statuses = BTreeMap::new();
+        for (key, part) in known.iter().filter(|((uid, _), _)| reported.contains_key(uid)) {
+            statuses.insert(key.clone(), DriverStatus { devices: Vec::new(), ..part.status.clone() });
+        }
+        for (uid, ClaimStatuses { claim, devices }) in reported {
+            for device in devices {
+                let driver = device.driver.clone();
+                let new =
+                    || DriverStatus { claim: claim.clone(), driver: driver.clone(), devices: Vec::new() };
+                let status = statuses.entry((uid.clone(), driver.clone())).or_insert_with(new);
+                status.devices.push(device.clone());
+            }
+        }
+        self.counts.dropped.inc_by(statuses.len().saturating_sub(STATUSES_MAX) as u64);
+        let part = |(key, status): ((Uid, DriverName), DriverStatus)| {
+            let unchanged = known.remove(&key).filter(|part: &Part| part.status == status);
+            (key, unchanged.unwrap_or(Part { status, is_written: false, failures: 0 }))
+        };
+        self.parts = statuses.into_iter().take(STATUSES_MAX).map(part).collect();
+        let claims: BTreeSet<String> = reported.values().map(|known| known.claim.to_string()).collect();
+        self.conditions.retain(ProblemCode::ClaimStatusUnwritable, |claim| claims.contains(claim));
+    }
+
+    /// The status that failed least of those that may be written; otherwise until when there is none.
+    fn next(&mut self, now: Instant) -> Result<DriverStatus, Option<Instant>> {
+        let mut unwritten: Vec<&Part> = self.parts.values().filter(|part| !part.is_written).collect();
+        self.held_back.retain(|driver, _| unwritten.iter().any(|part| part.status.driver == *driver));
+        unwritten.retain(|part| self.held_back.get(&part.status.driver).is_none_or(|until| *until <= now));
+        let first = unwritten.into_iter().min_by_key(|part| part.failures);
+        first.map(|part| part.status.clone()).ok_or_else(|| self.held_back.values().min().copied())
+    }
+
+    fn part(&mut self, status: &DriverStatus) -> &mut Part {
+        let key = (status.claim.uid.clone(), status.driver.clone());
+        self.parts.get_mut(&key).expect("only `update` removes parts")
+    }
+
+    fn done(&mut self, status: &DriverStatus, was_written: bool) {
+        let part = self.part(status);
+        (part.is_written, part.failures) = (true, 0);
+        if was_written {
+            self.held_back.remove(&status.driver);
+        }
+    }
+
+    fn hold_back(&mut self, driver: &DriverName, error: &ApiError) {
+        let words = format!("the status of devices of {driver} cannot be written into claims: {error}");
+        self.conditions.set(driver.as_str(), Problem::denied(ProblemCode::ClaimStatusForbidden, words));
+        self.held_back.insert(driver.clone(), Instant::now() + KUBE_FORBIDDEN_PAUSE);
+    }
+
+    /// Where nothing waits any more, or something was written, nothing is known to be forbidden.
+    fn clear_conditions(&self) {
+        let held_back: BTreeSet<&str> = self.held_back.keys().map(DriverName::as_str).collect();
+        self.conditions.retain(ProblemCode::ClaimStatusForbidden, |driver| held_back.contains(driver));
     }
 
     /// Returns whether the claim was written. An error is worth a retry.
@@ -256,7 +228,7 @@ impl Writer {
         let entries = match plan(status, &object, &now(), &mut left_out) {
             Plan::Past => return Ok(false),
             Plan::Unchanged => {
-                self.queue.counts.unchanged.inc();
+                self.counts.unchanged.inc();
                 return Ok(false);
             }
             Plan::Apply(entries) => entries,
@@ -274,13 +246,13 @@ impl Writer {
         });
         let parameters = PatchParams::apply(&field_manager(&status.driver)).force();
         api.patch_status(claim.name.as_str(), &parameters, &Patch::Apply(applied)).await?;
-        self.queue.counts.written.inc();
-        self.queue.conditions.clear(ProblemCode::ClaimStatusUnwritable, &claim.to_string());
+        self.counts.written.inc();
+        self.conditions.clear(ProblemCode::ClaimStatusUnwritable, &claim.to_string());
         Ok(true)
     }
 
     fn refused(&self, status: &DriverStatus, error: &ApiError) {
-        self.queue.counts.refused.inc();
+        self.counts.refused.inc();
         let (claim, driver) = (&status.claim, &status.driver);
         tracing::warn!(%claim, %driver, %error, "a claim's status is refused");
         if is_of_allocation(error) {
@@ -288,8 +260,7 @@ impl Writer {
                 "the API server refuses every status of devices of claim {claim}: its parameters were stored in a form that no \
                  client can send again, such as with spaces between them; create the claim without them"
             );
-            self.queue
-                .conditions
+            self.conditions
                 .set(&claim.to_string(), Problem::invalid(ProblemCode::ClaimStatusUnwritable, words));
         }
     }

@@ -79,7 +79,7 @@ impl Cluster {
         match &*self.client.reachability().borrow() {
             Reachability::Reachable => {}
             Reachability::Unknown => awaited.push("no request to the API server has ended yet".to_owned()),
-            Reachability::Unreachable { message, .. } => awaited.push(message.clone()),
+            Reachability::Unreachable { message } => awaited.push(message.clone()),
         }
         let unwritten = self.slices.pools().into_iter().filter(|(_, pool)| {
             // A pool with a problem is a condition and is not awaited.

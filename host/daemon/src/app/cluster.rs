@@ -4,14 +4,13 @@
 
 mod reports;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use self::reports::{StatusReports, report_prepared};
+use self::reports::{report_prepared, report_statuses};
 use crate::admin::{AtStart, Cluster};
 use crate::config::{Config, KubernetesConfig};
 use nodedock_base::changes::Changes;
@@ -20,22 +19,22 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
-use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, LocalClaims, NodePools, OnRefused};
+use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OnRefused};
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::events::{self, Events};
 use nodedock_kube::facts::Facts;
+use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
-use nodedock_kube::slices::{self, PoolNames, SliceParts, SliceReport, SliceSettings};
+use nodedock_kube::slices::{self, SliceParts, SliceReport};
 use nodedock_kube::status::Statuses;
-use nodedock_model::{KubeletClaim, Problem, TaintEffect, Uid, limit};
+use nodedock_model::{KubeletClaim, Problem, Uid, limit};
 
 /// The client of the API server, before the claim manager is there to use it.
 pub(super) struct Connected {
     config: KubernetesConfig,
     client: KubeClient,
     claims: ApiClaims,
-    source: Arc<LocalClaims>,
     pools: NodePools,
 }
 
@@ -89,7 +88,7 @@ impl KubeletSockets {
 /// Reads how to reach the API server, which need not be reachable yet.
 pub(super) async fn client(config: &KubernetesConfig) -> Result<KubeClient> {
     let rate = RequestRate { per_second: config.requests_per_second, burst: config.request_burst };
-    let client = KubeClient::connect(ClientConfig { rate, ..ClientConfig::new(config.kubeconfig.clone()) });
+    let client = KubeClient::connect(ClientConfig { rate, kubeconfig: config.kubeconfig.clone() });
     client.await.context("connect to the API server")
 }
 
@@ -101,16 +100,14 @@ impl Connected {
         conditions: Conditions,
         tasks: Tasks,
     ) -> Self {
-        let node = config.node_name.to_string();
-        let claims = ApiClaims::new(client.clone(), node.clone(), conditions, tasks);
-        let pools = NodePools { names: PoolNames::OfNode(node), registry };
-        let source = Arc::new(LocalClaims { source: Arc::new(claims.clone()), pools: pools.clone() });
-        Self { config, client, claims, source, pools }
+        let pools = NodePools { names: PoolNames(config.node_name.clone()), registry };
+        let claims = ApiClaims::new(client.clone(), pools.clone(), conditions, tasks);
+        Self { config, client, claims, pools }
     }
 
     /// Where the claim manager reads claims.
     pub(super) fn source(&self) -> Arc<dyn ClaimSource> {
-        self.source.clone()
+        Arc::new(self.claims.clone())
     }
 
     /// Starts the node's services. What can never work is refused.
@@ -122,13 +119,9 @@ impl Connected {
             Events::start(&parts.tasks, self.client.clone(), node.clone(), facts.watch(), conditions.clone());
         events::publish_conditions(&parts.tasks, events.clone(), conditions.clone(), &parts.changes);
         let statuses = Statuses::start(&parts.tasks, &self.client, conditions.clone());
-        let reports = StatusReports {
-            claims: parts.manager.clone(),
-            pools: self.pools.clone(),
-            statuses: statuses.clone(),
-            reported: BTreeMap::new(),
-        };
-        parts.tasks.spawn("status-feed", reports.run(parts.tasks.clone()));
+        let reports =
+            report_statuses(parts.manager.clone(), self.pools.clone(), statuses.clone(), parts.tasks.clone());
+        parts.tasks.spawn("status-feed", reports);
         let bridge = self.bridge(parts, events.clone(), &tasks)?;
         let prepared = Arc::new(PreparedClaims { claims: parts.manager.clone(), bridge: bridge.clone() });
         let reconcile = Reconcile::start(&parts.tasks, &self.client, node, prepared);
@@ -156,11 +149,7 @@ impl Connected {
             node_name: self.config.node_name.clone(),
             drivers: slices::watch_drivers(parts.registry.clone(), &parts.changes, settled, &parts.tasks),
             node,
-            settings: SliceSettings {
-                names: self.pools.names.clone(),
-                unhealthy: TaintEffect::NoSchedule,
-                with_resource_pools: false,
-            },
+            names: self.pools.names.clone(),
             conditions: parts.conditions.clone(),
             report: report.clone(),
             tasks: parts.tasks.clone(),
@@ -182,7 +171,7 @@ impl Connected {
             manager: parts.manager.clone(),
             registry: parts.registry.clone(),
             pools: self.pools.clone(),
-            source: self.source.clone(),
+            source: self.source(),
             on_refused,
             changes: parts.changes.clone(),
             conditions: parts.conditions.clone(),

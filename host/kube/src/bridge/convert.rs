@@ -61,13 +61,11 @@ pub(super) fn prepared(outcomes: Outcomes) -> dra::NodePrepareResourcesResponse 
         share_id: device.share_id,
     };
     let one = |outcome: Result<Vec<KubeletDevice>, Problem>| match outcome {
-        Ok(devices) => dra::NodePrepareResourceResponse {
-            devices: devices.into_iter().map(device).collect(),
-            error: String::new(),
-        },
-        Err(problem) => dra::NodePrepareResourceResponse { devices: Vec::new(), error: error(&problem) },
+        Ok(devices) => (devices.into_iter().map(device).collect(), String::new()),
+        Err(problem) => (Vec::new(), error(&problem)),
     };
-    outcomes.into_iter().map(|(uid, outcome)| (uid, one(outcome))).collect()
+    let answer = |(devices, error)| dra::NodePrepareResourceResponse { devices, error };
+    outcomes.into_iter().map(|(uid, outcome)| (uid, answer(one(outcome)))).collect()
 }
 
 pub(super) fn unprepared(outcomes: Outcomes) -> dra::NodeUnprepareResourcesResponse {

@@ -24,9 +24,10 @@ mod service;
 mod unused;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -63,7 +64,6 @@ const LIST_LOST: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginStatus {
     pub resource: ExtendedResource,
-    pub driver: DriverName,
     pub devices: usize,
     /// As the kubelet's list has it.
     pub healthy: usize,
@@ -88,10 +88,9 @@ impl OfferedResource {
         let offer = self.offer.borrow().clone();
         PluginStatus {
             resource: self.name.clone(),
-            driver: offer.driver.clone(),
             devices: offer.devices.len(),
             healthy: offer.devices.iter().filter(|device| device.healthy).count(),
-            registration: lock(&self.registration).clone(),
+            registration: self.registration.lock().clone(),
         }
     }
 }
@@ -110,17 +109,10 @@ pub(super) fn start(context: &Arc<Context>) {
         file: StateFile::new(context.parts.devices_file.clone(), context.parts.conditions.clone()),
         next_save: Instant::now(),
     };
-    tasks.spawn("device-plugins", stoppable(context.changing.clone(), controller.run()));
+    // Both may be dropped anywhere: what they would do is done after the next start.
+    context.changing.spawn_until_stopped("device-plugins", controller.run());
     let unused = UnusedClaims::new(context.clone(), sockets);
-    tasks.spawn("device-plugins-in-use", stoppable(context.changing.clone(), unused.run()));
-}
-
-/// Runs work that never ends until the tasks stop. It may be dropped anywhere: what it would do is done after the next start.
-async fn stoppable(tasks: Tasks, work: impl Future<Output = ()>) {
-    tokio::select! {
-        () = tasks.stopped() => {}
-        () = work => {}
-    }
+    context.changing.spawn_until_stopped("device-plugins-in-use", unused.run());
 }
 
 /// Makes what is offered match the pools of drivers.
@@ -170,18 +162,16 @@ impl DevicePluginController {
             tracing::warn!(?resources, "withdrawn: the drivers of the last run did not come back");
             self.remembered.clear();
         }
-        let (conditions, max) = (&self.context.parts.conditions, limit::PLUGIN_RESOURCES_MAX);
+        let (code, max) = (ProblemCode::TooManyResources, limit::PLUGIN_RESOURCES_MAX);
         let mut offers = offers::desired(&self.observed(), &mut self.remembered);
-        let Some(first) = offers.keys().nth(max).cloned() else {
-            conditions.clear(ProblemCode::TooManyResources, "");
-            return offers;
-        };
-        let dropped = offers.split_off(&first);
-        let message = format!(
-            "{} extended resources beyond the {max} that are offered to a kubelet are not offered, the first is {first}",
-            dropped.len()
-        );
-        conditions.set("", Problem::unavailable(ProblemCode::TooManyResources, message));
+        let problem = offers.keys().nth(max).cloned().map(|first| {
+            let count = offers.split_off(&first).len();
+            let message = format!(
+                "{count} extended resources beyond the {max} that are offered to a kubelet are not offered, the first is {first}"
+            );
+            Problem::unavailable(code, message)
+        });
+        self.context.parts.conditions.update(code, "", problem);
         offers
     }
 
@@ -201,7 +191,8 @@ impl DevicePluginController {
             match view.source {
                 ResourceSource::Pools(driver) => {
                     let devices = view.devices.into_iter().map(|device| device.device).collect();
-                    observed.offers.insert(view.name, PoolOffer { driver, devices });
+                    let resource = view.name.clone();
+                    observed.offers.insert(view.name, PoolOffer { resource, driver, devices });
                 }
                 ResourceSource::Plugin(_) => {
                     observed.of_plugins.insert(view.name);
@@ -218,7 +209,7 @@ impl DevicePluginController {
         let allocated: BTreeSet<_> = claims
             .flat_map(|claim| claim.devices.into_iter().map(move |id| (claim.driver.clone(), id)))
             .collect();
-        let mut resources = lock(&self.context.resources);
+        let mut resources = self.context.resources.lock();
         for (name, gone) in resources.extract_if(.., |name, _| !offers.contains_key(name)) {
             tracing::info!(resource = %name, "withdrawn from the kubelet");
             gone.tasks.stop();
@@ -234,7 +225,7 @@ impl DevicePluginController {
                     });
                 }
                 None => {
-                    resources.insert(name.clone(), self.begin(name, listed));
+                    resources.insert(name.clone(), self.begin(listed));
                 }
             }
         }
@@ -251,10 +242,10 @@ impl DevicePluginController {
         listed
     }
 
-    fn begin(&self, name: &ExtendedResource, listed: Arc<PoolOffer>) -> Arc<OfferedResource> {
+    fn begin(&self, listed: Arc<PoolOffer>) -> Arc<OfferedResource> {
         let tasks = &self.context.parts.tasks;
         let resource = Arc::new(OfferedResource {
-            name: name.clone(),
+            name: listed.resource.clone(),
             context: self.context.clone(),
             offer: watch::Sender::new(listed),
             lists: watch::Sender::new(0),

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use super::sockets::{ServedSocket, SocketError, make_directory, server};
 use super::state_file::StateFile;
-use super::{Context, SocketPaths, lock};
+use super::{BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX, Context, SocketPaths, lock};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -36,7 +36,6 @@ use nodedock_model::{DriverName, Problem, ProblemCode};
 
 pub use registration::{DriverBridgeStatus, Registration};
 
-use crate::bridge::{BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX};
 pub(super) use health::HealthService;
 use offered::OfferedNames;
 pub(super) use registration::OfferedDriver;
@@ -85,8 +84,8 @@ impl DriverController {
         stopped.await;
         let closed = self.sockets.values_mut().flat_map(DriverSockets::close).collect();
         // Resources refer to the context, which refers to them.
-        lock(&self.context.drivers).clear();
-        lock(&self.context.resources).clear();
+        self.context.drivers.lock().clear();
+        self.context.resources.lock().clear();
         self.context.looks.send_modify(|count| *count += 1);
         drained(closed).await;
     }
@@ -105,7 +104,7 @@ impl DriverController {
                 self.sockets.entry(driver.clone()).or_insert_with(new).reconcile().await;
             }
         }
-        *lock(&context.drivers) = self.sockets.values().map(|sockets| sockets.driver.clone()).collect();
+        *context.drivers.lock() = self.sockets.values().map(|sockets| sockets.driver.clone()).collect();
         self.file.save(&offered).await;
         context.looks.send_modify(|count| *count += 1);
     }
@@ -120,14 +119,11 @@ fn has_directories(context: &Context) -> bool {
     let made = found
         .and_then(|_| make_directory(&directories.registry))
         .and_then(|()| make_directory(&directories.plugins));
-    let (conditions, subject) = (&context.parts.conditions, root.to_string_lossy());
-    match &made {
-        Ok(()) => conditions.clear(ProblemCode::KubeletFolder, &subject),
-        Err(error) => {
-            let message = format!("no driver can be offered to the kubelet: {}", chain(error));
-            conditions.set(&subject, Problem::unavailable(ProblemCode::KubeletFolder, message));
-        }
-    }
+    let code = ProblemCode::KubeletFolder;
+    let problem = made.as_ref().err().map(|error| {
+        Problem::unavailable(code, format!("no driver can be offered to the kubelet: {}", chain(error)))
+    });
+    context.parts.conditions.update(code, &root.to_string_lossy(), problem);
     made.is_ok()
 }
 
@@ -209,7 +205,7 @@ impl DriverSockets {
             let _ = std::fs::remove_dir(directory);
         }
         self.driver.reset_registration();
-        self.driver.set_condition(ProblemCode::KubeletSocket, None);
+        self.driver.conditions().clear(ProblemCode::KubeletSocket, self.driver.name.as_str());
         closed
     }
 }

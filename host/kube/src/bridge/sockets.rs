@@ -79,7 +79,7 @@ pub(super) struct ServedSocket {
 }
 
 impl ServedSocket {
-    /// Listens on `path` and answers by `router` until the tasks stop. `connections` count those to this socket.
+    /// Listens on `path`, where a socket on which no process listens any more is replaced, and answers by `router` until the tasks stop. `connections` count those to this socket.
     pub(super) async fn open(
         name: &'static str,
         path: &Path,
@@ -87,7 +87,10 @@ impl ServedSocket {
         connections: Vec<Arc<Connections>>,
         tasks: Tasks,
     ) -> Result<Self, SocketError> {
-        let (listener, id) = listen(path).await?;
+        let hidden = hidden(path);
+        refuse_occupied(&hidden).await?;
+        let listener = bind_by(path, &hidden).await?;
+        let id = socket_id(path).ok_or_else(|| SocketError::Removed(path.to_owned()))?;
         let (incoming, stopped) = (incoming(listener, connections), tasks.stopped());
         tasks.spawn(name, async move {
             if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopped).await {
@@ -138,15 +141,6 @@ fn incoming(
             accepted.map(|connection| connection.guarded_by((permit, open)))
         }
     })
-}
-
-/// Listens on `path`. A socket on which no process listens any more is replaced.
-async fn listen(path: &Path) -> Result<(UnixListener, SocketId), SocketError> {
-    let hidden = hidden(path);
-    refuse_occupied(&hidden).await?;
-    let listener = bind_by(path, &hidden).await?;
-    let id = socket_id(path).ok_or_else(|| SocketError::Removed(path.to_owned()))?;
-    Ok((listener, id))
 }
 
 /// A name beside `path` that a kubelet ignores, no longer than any socket's name here.

@@ -13,7 +13,7 @@ use super::device_plugins::{Offers, PoolOffer, split_id};
 use crate::bridge::BRIDGE_DRIVERS_MAX;
 use nodedock_base::conditions::Conditions;
 use nodedock_model::limit::{NUMA_NODE_ID_MAX, PLUGIN_RESOURCES_MAX, RESOURCE_DEVICES_MAX};
-use nodedock_model::{DriverName, ExtendedResource, PluginDevice, Problem, ProblemCode};
+use nodedock_model::{DriverName, PluginDevice, Problem, ProblemCode};
 
 /// Bytes of the stored list of devices: a hundred thousand devices.
 const BRIDGE_MEMORY_BYTES_MAX: usize = 16 << 20;
@@ -99,14 +99,7 @@ impl Stored for BTreeSet<DriverName> {
 struct DevicesFile {
     version: u32,
     #[serde(default)]
-    resources: Vec<ResourceEntry>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct ResourceEntry {
-    resource: ExtendedResource,
-    #[serde(flatten)]
-    offer: PoolOffer,
+    resources: Vec<PoolOffer>,
 }
 
 impl Stored for Offers {
@@ -118,19 +111,15 @@ impl Stored for Offers {
         if file.version != VERSION {
             return Err(invalid(format!("it has version {}, and {VERSION} is known", file.version)));
         }
-        let checked = |mut entry: ResourceEntry| {
-            check(&mut entry.offer.devices);
-            (entry.resource, entry.offer)
+        let checked = |mut offer: PoolOffer| {
+            check(&mut offer.devices);
+            (offer.resource.clone(), offer)
         };
         Ok(file.resources.into_iter().take(PLUGIN_RESOURCES_MAX).map(checked).collect())
     }
 
     fn encode(&self) -> io::Result<Vec<u8>> {
-        let entry = |(resource, offer): (&ExtendedResource, &PoolOffer)| ResourceEntry {
-            resource: resource.clone(),
-            offer: offer.clone(),
-        };
-        let file = DevicesFile { version: VERSION, resources: self.iter().map(entry).collect() };
+        let file = DevicesFile { version: VERSION, resources: self.values().cloned().collect() };
         Ok(serde_json::to_vec(&file)?)
     }
 }
@@ -153,12 +142,10 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
 }
 
 fn check_size<T: Stored>(bytes: &[u8]) -> io::Result<()> {
-    let max = T::BYTES_MAX;
-    if bytes.len() <= max {
-        Ok(())
-    } else {
-        Err(invalid(format!("more than the {max} bytes that are stored")))
+    if bytes.len() > T::BYTES_MAX {
+        return Err(invalid(format!("more than the {} bytes that are stored", T::BYTES_MAX)));
     }
+    Ok(())
 }
 
 fn read<T: Stored>(path: &Path) -> io::Result<T> {
@@ -191,6 +178,8 @@ fn write<T: Stored>(path: &Path, content: &T) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use nodedock_model::ExtendedResource;
+
     use super::*;
 
     fn path() -> (tempfile::TempDir, PathBuf) {
@@ -206,8 +195,9 @@ mod tests {
     fn offers() -> Offers {
         let device = |id: &str, healthy, numa_nodes| PluginDevice { id: id.to_owned(), healthy, numa_nodes };
         let devices = vec![device("p/0", true, vec![0, 1]), device("p/1", false, vec![])];
-        let offer = PoolOffer { driver: DriverName::new("gpu.example.com").unwrap(), devices };
-        Offers::from([(ExtendedResource::new("example.com/gpu").unwrap(), offer)])
+        let resource = ExtendedResource::new("example.com/gpu").unwrap();
+        let driver = DriverName::new("gpu.example.com").unwrap();
+        Offers::from([(resource.clone(), PoolOffer { resource, driver, devices })])
     }
 
     #[test]

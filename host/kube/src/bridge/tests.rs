@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 use wire::registration_client::RegistrationClient;
 
 use super::*;
-use crate::slices::PoolNames;
+use crate::pools::PoolNames;
 use nodedock_base::socket::connect;
 use nodedock_core::cdi::CdiDir;
 use nodedock_core::checkpoint;
@@ -156,7 +156,10 @@ impl Node {
             devices_file: file("devices.json"),
             manager: self.manager.clone(),
             registry: self.registry.clone(),
-            pools: NodePools { names: PoolNames::Plain, registry: self.registry.clone() },
+            pools: NodePools {
+                names: PoolNames(ObjectName::new("node-1").unwrap()),
+                registry: self.registry.clone(),
+            },
             source: self.source.clone(),
             on_refused: Arc::new(move |claim, _, problem| {
                 refusals.lock().unwrap().push(format!("{} {}", claim.name, problem.code));

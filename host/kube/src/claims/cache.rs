@@ -1,10 +1,11 @@
 //! The cache of claims: the last state of each, which of them are watched, and which leaves first. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::time::Instant;
 
-use crate::claims::{CLAIM_FOLLOW_IDLE, KNOWN_CLAIMS_MAX};
+use super::{CLAIM_FOLLOW_IDLE, ClaimWatch, KNOWN_CLAIMS_MAX};
 use nodedock_model::{Claim, ObjectName, ObjectRef, Uid};
 
 /// Concurrently watched claims: each is a separate connection, and thousands of nodes share the API server.
@@ -21,15 +22,14 @@ pub(super) struct CachedClaim {
     pub(super) version: Option<u64>,
 }
 
-/// Claims that are allocated, to this node as far as they say. `W` keeps one watched.
-#[derive(Debug)]
-pub(super) struct ClaimCache<W> {
-    entries: BTreeMap<Key, Entry<W>>,
+/// Claims that are allocated, to this node as far as they say.
+#[derive(Default)]
+pub(super) struct ClaimCache {
+    entries: BTreeMap<Key, Entry>,
     updates: u64,
 }
 
-#[derive(Debug)]
-struct Entry<W> {
+struct Entry {
     state: CachedClaim,
     /// The number of the update that brought it.
     update: u64,
@@ -37,39 +37,16 @@ struct Entry<W> {
     held: bool,
     /// Its newest state cannot be read: it has to be got again.
     invalid: bool,
-    watch: Option<W>,
+    watch: Option<ClaimWatch>,
 }
 
-impl<W> Default for ClaimCache<W> {
-    fn default() -> Self {
-        Self { entries: BTreeMap::new(), updates: 0 }
-    }
-}
-
-impl<W> ClaimCache<W> {
-    /// The claim, if it is watched and has that UID.
-    pub(super) fn fresh(
-        &mut self,
-        key: &Key,
-        uid: &Uid,
-        now: Instant,
-        is_live: impl Fn(&W) -> bool,
-    ) -> Option<Claim> {
-        let entry = self.asked(key, uid, now)?;
-        let live = !entry.invalid && entry.watch.as_ref().is_some_and(is_live);
-        live.then(|| entry.state.claim.clone())
-    }
-
-    /// The last state of the claim, if it has that UID.
-    pub(super) fn last(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<Claim> {
-        let entry = self.asked(key, uid, now)?;
-        (!entry.invalid).then(|| entry.state.claim.clone())
-    }
-
-    fn asked(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<&Entry<W>> {
+impl ClaimCache {
+    /// The last state of the claim, if it has that UID, and whether it is watched.
+    pub(super) fn last(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<(Claim, bool)> {
         let entry = self.entries.get_mut(key).filter(|entry| entry.state.claim.id.uid == *uid)?;
         entry.asked_at = now;
-        Some(entry)
+        let is_watched = entry.watch.as_ref().is_some_and(|watch| watch.live.load(Relaxed));
+        (!entry.invalid).then(|| (entry.state.claim.clone(), is_watched))
     }
 
     /// How many updates there were, for `updated_after`.
@@ -84,32 +61,24 @@ impl<W> ClaimCache<W> {
         (claim.id.uid == *uid).then(|| claim.clone())
     }
 
-    /// Takes a state. Returns the claim that is lost by it.
-    pub(super) fn update(
-        &mut self,
-        key: &Key,
-        state: CachedClaim,
-        node_name: &str,
-        now: Instant,
-    ) -> Option<ObjectRef> {
+    /// Takes a state. Returns whether the claim that was cached is lost by it.
+    pub(super) fn update(&mut self, key: &Key, state: CachedClaim, node_name: &str, now: Instant) -> bool {
         self.updates += 1;
         let Some(entry) = self.entries.get_mut(key) else {
             self.add(key, state, node_name, now);
-            return None;
+            return false;
         };
         if entry.state.version.zip(state.version).is_some_and(|(old, new)| new < old) {
             // A get that the watch overtook, or a late event of the claim that had the name before.
-            return None;
+            return false;
         }
-        let lost = entry.state.claim.id.clone();
         if !is_allocated_to(&state.claim, node_name) {
-            self.entries.remove(key);
-            return Some(lost);
+            return self.remove(key);
         }
-        let same = lost.uid == state.claim.id.uid;
+        let same = entry.state.claim.id.uid == state.claim.id.uid;
         (entry.state, entry.update, entry.invalid) = (state, self.updates, false);
         entry.held &= same;
-        (!same).then_some(lost)
+        !same
     }
 
     fn add(&mut self, key: &Key, state: CachedClaim, node_name: &str, now: Instant) {
@@ -129,16 +98,15 @@ impl<W> ClaimCache<W> {
         first.and_then(|key| self.entries.remove(&key)).is_some()
     }
 
-    /// The claim does not exist. Returns the one that did.
-    pub(super) fn remove(&mut self, key: &Key) -> Option<ObjectRef> {
-        self.entries.remove(key).map(|entry| entry.state.claim.id)
+    /// The claim does not exist. Returns whether it was cached.
+    pub(super) fn remove(&mut self, key: &Key) -> bool {
+        self.entries.remove(key).is_some()
     }
 
-    /// The claim of that UID was deleted. One that has had its name since stays.
-    pub(super) fn deleted(&mut self, key: &Key, uid: Option<&str>) -> Option<ObjectRef> {
-        let cached = &self.entries.get(key)?.state.claim.id.uid;
-        let is_other = uid.is_some_and(|uid| uid != cached.as_str());
-        if is_other { None } else { self.remove(key) }
+    /// The claim of that UID was deleted. One that has had its name since stays. Returns whether it was cached.
+    pub(super) fn deleted(&mut self, key: &Key, uid: Option<&str>) -> bool {
+        let cached = self.entries.get(key).map(|entry| entry.state.claim.id.uid.as_str());
+        uid.is_none_or(|uid| cached == Some(uid)) && self.remove(key)
     }
 
     /// The newest state of the claim cannot be read.
@@ -146,11 +114,6 @@ impl<W> ClaimCache<W> {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.invalid = true;
         }
-    }
-
-    pub(super) fn forget(&mut self, claim: &ObjectRef) {
-        let key = (claim.namespace.clone(), claim.name.clone());
-        self.deleted(&key, Some(claim.uid.as_str()));
     }
 
     /// Takes all claims that are held. Those that were held and are not any more are forgotten.
@@ -167,7 +130,7 @@ impl<W> ClaimCache<W> {
     }
 
     pub(super) fn forget_idle(&mut self, now: Instant) {
-        let idle = |entry: &Entry<W>| now.saturating_duration_since(entry.asked_at) >= CLAIM_FOLLOW_IDLE;
+        let idle = |entry: &Entry| now.saturating_duration_since(entry.asked_at) >= CLAIM_FOLLOW_IDLE;
         self.entries.retain(|_, entry| entry.held || !idle(entry));
     }
 
@@ -180,7 +143,7 @@ impl<W> ClaimCache<W> {
         unwatched.max_by_key(|(_, entry)| entry.asked_at).map(|(key, _)| key.clone())
     }
 
-    pub(super) fn watched_by(&mut self, key: &Key, watch: W) {
+    pub(super) fn watched_by(&mut self, key: &Key, watch: ClaimWatch) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.watch = Some(watch);
         }

@@ -1,4 +1,7 @@
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
 
 use super::super::convert;
 use super::super::convert::tests::fixture;
@@ -22,51 +25,60 @@ fn state(name: &str, of: &str, version: u64) -> CachedClaim {
     CachedClaim { claim, version: Some(version) }
 }
 
-fn live(_: &u32) -> bool {
-    true
+fn last(cache: &mut ClaimCache, name: &str, of: &str, now: Instant) -> Option<Claim> {
+    cache.last(&key(name), &uid(of), now).map(|(claim, _)| claim)
+}
+
+/// The claim `a`, if it is watched.
+fn watched(cache: &mut ClaimCache, of: &str, now: Instant) -> Option<Claim> {
+    cache.last(&key("a"), &uid(of), now).filter(|(_, is_watched)| *is_watched).map(|(claim, _)| claim)
+}
+
+fn watch(is_live: bool) -> ClaimWatch {
+    ClaimWatch { live: Arc::new(is_live.into()), _end: CancellationToken::new().drop_guard() }
 }
 
 #[test]
 fn only_a_watched_claim_of_the_wanted_uid_is_fresh() {
     let now = Instant::now();
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
-    assert_eq!(cache.update(&key("a"), state("a", "u-1", 5), NODE, now), None);
-    assert_eq!(cache.fresh(&key("a"), &uid("u-1"), now, live), None);
+    let mut cache = ClaimCache::default();
+    assert!(!cache.update(&key("a"), state("a", "u-1", 5), NODE, now));
+    assert_eq!(watched(&mut cache, "u-1", now), None);
     assert_eq!(cache.to_watch(), Some(key("a")));
-    cache.watched_by(&key("a"), 7);
+    cache.watched_by(&key("a"), watch(false));
+    assert_eq!(watched(&mut cache, "u-1", now), None);
+    cache.watched_by(&key("a"), watch(true));
     assert_eq!(cache.to_watch(), None);
-    assert!(cache.fresh(&key("a"), &uid("u-1"), now, live).is_some());
-    assert_eq!(cache.fresh(&key("a"), &uid("u-1"), now, |_| false), None);
-    assert!(cache.last(&key("a"), &uid("u-1"), now).is_some());
-    assert_eq!(cache.fresh(&key("a"), &uid("u-2"), now, live), None);
-    assert_eq!(cache.last(&key("a"), &uid("u-2"), now), None);
+    assert!(watched(&mut cache, "u-1", now).is_some());
+    assert!(last(&mut cache, "a", "u-1", now).is_some());
+    assert_eq!(watched(&mut cache, "u-2", now), None);
+    assert_eq!(last(&mut cache, "a", "u-2", now), None);
     cache.invalidate(&key("a"));
-    assert_eq!(cache.fresh(&key("a"), &uid("u-1"), now, live), None);
-    assert_eq!(cache.last(&key("a"), &uid("u-1"), now), None);
+    assert_eq!(watched(&mut cache, "u-1", now), None);
+    assert_eq!(last(&mut cache, "a", "u-1", now), None);
     cache.update(&key("a"), state("a", "u-1", 6), NODE, now);
-    assert!(cache.fresh(&key("a"), &uid("u-1"), now, live).is_some());
+    assert!(watched(&mut cache, "u-1", now).is_some());
 }
 
 #[test]
 fn a_get_that_the_watch_overtook_changes_nothing() {
     let now = Instant::now();
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     let mut newer = state("a", "u-1", 9);
     newer.claim.annotations.insert("newer".to_owned(), "yes".to_owned());
     cache.update(&key("a"), newer.clone(), NODE, now);
     cache.update(&key("a"), state("a", "u-1", 8), NODE, now);
-    assert_eq!(cache.last(&key("a"), &uid("u-1"), now), Some(newer.claim.clone()));
+    assert_eq!(last(&mut cache, "a", "u-1", now), Some(newer.claim.clone()));
     // Nor does what is said late of the claim that had the name before.
-    assert_eq!(cache.update(&key("a"), state("a", "u-0", 8), NODE, now), None);
-    assert_eq!(cache.deleted(&key("a"), Some("u-0")), None);
-    assert_eq!(cache.last(&key("a"), &uid("u-1"), now), Some(newer.claim));
+    assert!(!cache.update(&key("a"), state("a", "u-0", 8), NODE, now));
+    assert!(!cache.deleted(&key("a"), Some("u-0")));
+    assert_eq!(last(&mut cache, "a", "u-1", now), Some(newer.claim));
     // One that came later is another claim.
-    let lost = cache.update(&key("a"), state("a", "u-2", 10), NODE, now);
-    assert_eq!(lost.unwrap().uid, uid("u-1"));
+    assert!(cache.update(&key("a"), state("a", "u-2", 10), NODE, now));
     // Versions that are no numbers are taken as they come.
     let odd = CachedClaim { version: None, ..state("a", "u-2", 0) };
-    assert_eq!(cache.update(&key("a"), odd, NODE, now), None);
-    assert_eq!(cache.deleted(&key("a"), Some("u-2")).unwrap().uid, uid("u-2"));
+    assert!(!cache.update(&key("a"), odd, NODE, now));
+    assert!(cache.deleted(&key("a"), Some("u-2")) && cache.len() == 0);
 }
 
 #[test]
@@ -80,25 +92,25 @@ fn a_claim_that_is_allocated_no_more_or_elsewhere_is_lost() {
         state.claim.allocation = None;
         state
     };
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     for wrong in [elsewhere(state("a", "u-1", 1)), unallocated(state("a", "u-1", 1))] {
-        assert_eq!(cache.update(&key("a"), wrong, NODE, now), None);
+        assert!(!cache.update(&key("a"), wrong, NODE, now));
         assert_eq!(cache.len(), 0);
     }
     for wrong in [elsewhere(state("a", "u-1", 2)), unallocated(state("a", "u-1", 2))] {
         cache.update(&key("a"), state("a", "u-1", 1), NODE, now);
-        assert_eq!(cache.update(&key("a"), wrong, NODE, now).unwrap().uid, uid("u-1"));
+        assert!(cache.update(&key("a"), wrong, NODE, now));
         assert_eq!(cache.len(), 0);
     }
     cache.update(&key("a"), state("a", "u-1", 1), NODE, now);
-    assert_eq!(cache.remove(&key("a")).unwrap().uid, uid("u-1"));
-    assert_eq!(cache.remove(&key("a")), None);
+    assert!(cache.remove(&key("a")));
+    assert!(!cache.remove(&key("a")));
 }
 
 #[test]
 fn what_is_held_stays_and_what_was_held_is_forgotten_at_once() {
     let now = Instant::now();
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     for name in ["a", "b", "c"] {
         cache.update(&key(name), state(name, &format!("u-{name}"), 1), NODE, now);
     }
@@ -108,24 +120,19 @@ fn what_is_held_stays_and_what_was_held_is_forgotten_at_once() {
     cache.forget_idle(later);
     assert_eq!(cache.len(), 2);
     cache.hold(&[id("b")], later);
-    assert_eq!((cache.len(), cache.last(&key("a"), &uid("u-a"), later)), (1, None));
-    // Of the same name and another UID: not what is meant.
-    cache.forget(&ObjectRef { uid: uid("other"), ..id("b") });
-    assert_eq!(cache.len(), 1);
-    cache.forget(&id("b"));
-    assert_eq!(cache.len(), 0);
+    assert_eq!((cache.len(), last(&mut cache, "a", "u-a", later)), (1, None));
 }
 
 #[test]
 fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
     let start = Instant::now();
     let at = |n: usize| start + Duration::from_millis(n as u64);
-    let mut cache: ClaimCache<usize> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     let name = |n: usize| format!("c-{n}");
-    let learn = |cache: &mut ClaimCache<usize>, n: usize| {
+    let learn = |cache: &mut ClaimCache, n: usize| {
         cache.update(&key(&name(n)), state(&name(n), &format!("u-{n}"), 1), NODE, at(n));
         while let Some(key) = cache.to_watch() {
-            cache.watched_by(&key, n);
+            cache.watched_by(&key, watch(true));
         }
     };
     for n in 0..KNOWN_CLAIMS_MAX {
@@ -135,19 +142,19 @@ fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
     cache.hold(&[state(&name(0), "u-0", 1).claim.id], at(KNOWN_CLAIMS_MAX));
     learn(&mut cache, KNOWN_CLAIMS_MAX);
     assert_eq!((cache.len(), cache.watched()), (KNOWN_CLAIMS_MAX, FOLLOWED_CLAIMS_MAX));
-    let mut is_cached = |n: usize| cache.last(&key(&name(n)), &uid(&format!("u-{n}")), at(9999)).is_some();
+    let mut is_cached = |n: usize| last(&mut cache, &name(n), &format!("u-{n}"), at(9999)).is_some();
     assert!(is_cached(0) && !is_cached(1) && is_cached(2) && is_cached(KNOWN_CLAIMS_MAX));
     // Where all are held, a new one is not cached.
     let held: Vec<_> = cache.entries.values().map(|entry| entry.state.claim.id.clone()).collect();
     cache.hold(&held, at(9999));
     learn(&mut cache, 9999);
-    assert_eq!(cache.last(&key(&name(9999)), &uid("u-9999"), at(9999)), None);
+    assert_eq!(last(&mut cache, &name(9999), "u-9999", at(9999)), None);
 }
 
 #[test]
 fn an_answer_that_came_while_one_waited_is_ones_own() {
     let now = Instant::now();
-    let mut cache: ClaimCache<u32> = ClaimCache::default();
+    let mut cache = ClaimCache::default();
     let before = cache.updates();
     cache.update(&key("a"), state("a", "u-1", 1), NODE, now);
     assert!(cache.updated_after(before, &key("a"), &uid("u-1")).is_some());

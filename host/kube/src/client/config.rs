@@ -6,9 +6,8 @@ use http::HeaderValue;
 use http::header::USER_AGENT;
 use kube::config::{AuthInfo, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 
-use super::RequestRate;
-use super::credentials::Files;
-use crate::client::API_CONNECT;
+use super::credentials::{self, Files};
+use super::{API_CONNECT, RequestRate};
 use nodedock_base::error::chain;
 
 /// Where a pod finds its service account.
@@ -16,7 +15,7 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const USER_AGENT_VALUE: &str = concat!("nodedock/", env!("CARGO_PKG_VERSION"));
 
 /// How the API server is found.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ClientConfig {
     /// None: by the service account of the pod.
     pub kubeconfig: Option<PathBuf>,
@@ -44,25 +43,17 @@ pub enum ClientConfigError {
     Interrupted,
 }
 
-pub(super) struct Loaded {
-    pub(super) client: kube::Client,
-    pub(super) files: Files,
-}
-
 impl ClientConfig {
-    pub fn new(kubeconfig: Option<PathBuf>) -> Self {
-        Self { kubeconfig, rate: RequestRate::default() }
-    }
-
-    /// Files are read, and a program for credentials is run, on a thread of their own; the client is made in the caller's runtime.
-    pub(super) async fn load(&self) -> Result<Loaded, ClientConfigError> {
+    /// The client, and the files that it was made of. Files are read, and a program for credentials is run, on a thread of their own;
+    /// the client is made in the caller's runtime.
+    pub(super) async fn load(&self) -> Result<(kube::Client, Files), ClientConfigError> {
         let (from, (config, files)) = match &self.kubeconfig {
             Some(path) => (path.display().to_string(), from_kubeconfig(path).await?),
             None => (SERVICE_ACCOUNT.to_owned(), from_service_account()?),
         };
         let making = tokio::task::spawn_blocking(move || client_of(config, &from)).await;
         let client = making.unwrap_or(Err(ClientConfigError::Interrupted))?;
-        Ok(Loaded { client, files: Files::read(files).await })
+        Ok((client, credentials::read(files).await))
     }
 }
 

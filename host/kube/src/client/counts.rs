@@ -76,7 +76,7 @@ pub struct RequestMetrics {
     pub requests: Family<AnsweredLabels, Counter>,
     /// Seconds of requests with their answers, but for watches.
     pub seconds: Histogram,
-    /// Seconds for which requests waited for their turn.
+    /// Seconds for which requests waited for the rate limit.
     pub waits: Histogram,
     /// Requests that were repeated with newer credentials.
     pub retries: Counter,

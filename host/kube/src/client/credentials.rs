@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use sha2::{Digest, Sha256};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::config::{ClientConfig, ClientConfigError, Loaded};
+use super::config::{ClientConfig, ClientConfigError};
 use nodedock_base::error::chain;
 
 /// Interval of reading tokens and certificates again (client-go does so every minute), and the minimum interval after a refusal.
@@ -18,57 +17,45 @@ pub(crate) const API_CREDENTIALS_PERIOD: Duration = Duration::from_secs(60);
 pub(crate) const API_CREDENTIALS_REST: Duration = Duration::from_secs(2);
 
 pub(super) struct Credentials {
-    /// None: there are no files.
-    config: Option<ClientConfig>,
+    pub(super) config: ClientConfig,
     current: ArcSwap<kube::Client>,
     checked: Mutex<Checked>,
 }
 
-/// The last look at the files.
+/// The last check of the files.
 struct Checked {
     at: Instant,
     files: Files,
     failing: bool,
 }
 
-/// Files that the credentials come from.
-#[derive(Default, PartialEq)]
-pub(super) struct Files {
-    paths: Vec<PathBuf>,
-    /// Of their contents; one that cannot be read counts as empty.
-    digest: [u8; 32],
-}
+/// Files that the credentials come from, with their contents; one that cannot be read counts as empty.
+pub(super) type Files = Vec<(PathBuf, Vec<u8>)>;
 
-impl Files {
-    pub(super) async fn read(paths: Vec<PathBuf>) -> Self {
-        let mut hash = Sha256::new();
-        for path in &paths {
-            let bytes = tokio::fs::read(path).await.unwrap_or_default();
-            hash.update((bytes.len() as u64).to_le_bytes());
-            hash.update(bytes);
-        }
-        Self { paths, digest: hash.finalize().into() }
+pub(super) async fn read(paths: Vec<PathBuf>) -> Files {
+    let mut files = Files::new();
+    for path in paths {
+        let content = tokio::fs::read(&path).await.unwrap_or_default();
+        files.push((path, content));
     }
+    files
 }
 
 impl Credentials {
     pub(super) async fn load(config: ClientConfig) -> Result<Self, ClientConfigError> {
-        let loaded = config.load().await?;
-        Ok(Self::new(Some(config), loaded))
+        let (client, files) = config.load().await?;
+        Ok(Self::new(config, client, files))
     }
 
-    pub(super) fn fixed(client: kube::Client) -> Self {
-        Self::new(None, Loaded { client, files: Files::default() })
-    }
-
-    fn new(config: Option<ClientConfig>, Loaded { client, files }: Loaded) -> Self {
+    /// Credentials without files are never loaded again.
+    pub(super) fn new(config: ClientConfig, client: kube::Client, files: Files) -> Self {
         let checked = Mutex::new(Checked { at: Instant::now(), files, failing: false });
         Self { config, current: ArcSwap::from_pointee(client), checked }
     }
 
-    /// The client to use; its files are looked at every minute.
+    /// The client to use; its files are checked every minute.
     pub(super) async fn current(&self) -> Arc<kube::Client> {
-        // A request that comes while another one looks uses what there is.
+        // A request that comes during a check uses what there is.
         if let Ok(mut checked) = self.checked.try_lock()
             && checked.at.elapsed() >= API_CREDENTIALS_PERIOD
         {
@@ -87,20 +74,15 @@ impl Credentials {
         (!Arc::ptr_eq(&current, used)).then_some(current)
     }
 
-    #[cfg(test)]
-    pub(super) async fn check_now(&self) {
-        self.check(&mut *self.checked.lock().await).await;
-    }
-
     async fn check(&self, checked: &mut Checked) {
-        let Some(config) = &self.config else { return };
         checked.at = Instant::now();
-        let files = Files::read(checked.files.paths.clone()).await;
+        let paths = checked.files.iter().map(|(path, _)| path.clone()).collect();
+        let files = read(paths).await;
         if files == checked.files && !checked.failing {
             return;
         }
-        match config.load().await {
-            Ok(Loaded { client, files }) => {
+        match self.config.load().await {
+            Ok((client, files)) => {
                 self.current.store(Arc::new(client));
                 (checked.files, checked.failing) = (files, false);
                 tracing::info!("credentials for the API server are loaded again");

@@ -22,6 +22,8 @@ const API_CAUSES_MAX: usize = 16;
 #[error("{}{message}", kind.prefix())]
 pub struct ApiError {
     pub kind: ErrorKind,
+    /// The status code of the API server's answer; 0: there is none.
+    pub code: u16,
     /// In the server's words where it answered; one line.
     pub message: String,
     /// When to retry, if the server said so.
@@ -89,7 +91,7 @@ impl ErrorKind {
 impl ApiError {
     pub fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
         let message = one_line(message.as_ref(), limit::API_WORDS_BYTES_MAX);
-        Self { kind, message, retry_after: None, fields: Vec::new(), object: None }
+        Self { kind, code: 0, message, retry_after: None, fields: Vec::new(), object: None }
     }
 
     pub fn unreachable(message: impl AsRef<str>) -> Self {
@@ -140,7 +142,7 @@ impl ApiError {
             "" => format!("{code} {}", status.reason),
             message => message.to_owned(),
         };
-        let mut error = Self::new(ErrorKind::of_status(code, &status.reason), words);
+        let mut error = Self { code, ..Self::new(ErrorKind::of_status(code, &status.reason), words) };
         let causes = details.map(|details| details.causes.as_slice()).unwrap_or_default();
         match error.kind {
             // A 404 that names no object is of the whole path.
@@ -160,12 +162,21 @@ impl ApiError {
         error
     }
 
-    /// What an answer with an error code means whose body is no `Status`: it is of a proxy, or of a part of the API server that
-    /// knows none.
-    pub(super) fn of_stranger(code: StatusCode, headers: &http::HeaderMap, body: &[u8]) -> Self {
-        let content_type = content_type(headers);
+    /// What an answer with an error code means.
+    pub(super) fn of_answer(code: StatusCode, headers: &http::HeaderMap, body: &[u8]) -> Self {
+        let status = is_status(body).then(|| serde_json::from_slice::<Status>(body).ok()).flatten();
+        let mut error = match status {
+            Some(status) => Self::of_status(&status.with_code(code.as_u16())),
+            None => Self::without_status(code, content_type(headers), body),
+        };
+        error.retry_after = retry_after(headers).or(error.retry_after);
+        error
+    }
+
+    /// An answer whose body is no `Status`: it is of a proxy, or of a part of the API server that knows none.
+    fn without_status(code: StatusCode, content_type: &str, body: &[u8]) -> Self {
         let words = described(content_type, body);
-        let mut error = match code.as_u16() {
+        match code.as_u16() {
             // Where not even the group exists, the API server says so in plain text.
             404 if body.starts_with(b"404 page not found") => Self::new(ErrorKind::NotServed, "the path"),
             401 => Self::new(ErrorKind::Unauthorized, words),
@@ -173,9 +184,7 @@ impl ApiError {
             429 => Self::new(ErrorKind::Throttled, words),
             408 | 502 | 503 | 504 => Self::unreachable(format!("{code}, with {words}")),
             _ => Self::new(ErrorKind::NotKubernetes, format!("{code}, with {words}")),
-        };
-        error.retry_after = retry_after(headers);
-        error
+        }
     }
 }
 

@@ -1,18 +1,17 @@
 //! The rate of requests: a token bucket that all share, a pause that the API server asked for, and a limit of requests in flight.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::{ApiError, ErrorKind};
-use crate::client::API_RETRY_AFTER_MAX;
+use super::{API_RETRY_AFTER_MAX, ApiError, ErrorKind};
 use nodedock_base::rate::TokenBucket;
 use nodedock_model::limit;
 
 /// Time that a request waits for the rate limit: less than a kubelet waits for a prepare.
-const API_TURN_WAIT: Duration = Duration::from_secs(20);
+const API_RATE_WAIT: Duration = Duration::from_secs(20);
 
 /// Requests to the API server in flight, separately for those that a pod waits for and for the others.
 const API_IN_FLIGHT_MAX: usize = 8;
@@ -40,92 +39,58 @@ impl Default for RequestRate {
     }
 }
 
-#[derive(Debug)]
-struct Bucket {
-    tokens: TokenBucket,
+pub(super) struct RateLimit {
+    tokens: Mutex<TokenBucket>,
     /// Tokens that usual requests leave for urgent ones.
     reserve: u32,
-    paused_until: Option<Instant>,
-}
-
-/// Why there is no token.
-#[derive(Debug, PartialEq)]
-enum Wait {
-    /// There is one after so long.
-    Token(Duration),
-    /// The API server asked for a pause.
-    Pause(Duration),
-}
-
-impl Bucket {
-    fn full(rate: RequestRate, now: Instant) -> Self {
-        // Of a small burst a quarter: a larger reserve would never be left over.
-        let reserve = limit::API_URGENT_RESERVE.min(rate.burst / 4);
-        Self { tokens: TokenBucket::full(rate.per_second, rate.burst, now), reserve, paused_until: None }
-    }
-
-    fn take(&mut self, now: Instant, urgency: Urgency) -> Result<(), Wait> {
-        if let Some(left) = self.paused_until.and_then(|until| until.checked_duration_since(now)) {
-            if !left.is_zero() {
-                return Err(Wait::Pause(left));
-            }
-            self.paused_until = None;
-        }
-        let reserve = match urgency {
-            Urgency::Usual => self.reserve,
-            Urgency::Urgent => 0,
-        };
-        self.tokens.take(now, reserve).map_err(Wait::Token)
-    }
-}
-
-pub(super) struct RateLimit {
-    bucket: Mutex<Bucket>,
+    /// Nothing is sent before, as the API server requested.
+    paused_until: Mutex<Instant>,
     usual: Semaphore,
     urgent: Semaphore,
 }
 
 impl RateLimit {
     pub(super) fn new(rate: RequestRate) -> Self {
-        let in_flight = || Semaphore::new(API_IN_FLIGHT_MAX);
+        let now = Instant::now();
         Self {
-            bucket: Mutex::new(Bucket::full(rate, Instant::now())),
-            usual: in_flight(),
-            urgent: in_flight(),
+            tokens: Mutex::new(TokenBucket::full(rate.per_second, rate.burst, now)),
+            // Of a small burst a quarter: a larger reserve would never be left over.
+            reserve: limit::API_URGENT_RESERVE.min(rate.burst / 4),
+            paused_until: Mutex::new(now),
+            usual: Semaphore::new(API_IN_FLIGHT_MAX),
+            urgent: Semaphore::new(API_IN_FLIGHT_MAX),
         }
     }
 
     /// Waits for a bounded time. The request may be sent until the permit is dropped.
-    pub(super) async fn turn(&self, urgency: Urgency) -> Result<SemaphorePermit<'_>, ApiError> {
-        let crowded = || ApiError::unreachable("too many requests of this node wait for it");
-        let until = Instant::now() + API_TURN_WAIT;
-        let permits = match urgency {
-            Urgency::Usual => &self.usual,
-            Urgency::Urgent => &self.urgent,
+    pub(super) async fn permit(&self, urgency: Urgency) -> Result<SemaphorePermit<'_>, ApiError> {
+        let too_many = || ApiError::unreachable("too many requests of this node wait for it");
+        let until = Instant::now() + API_RATE_WAIT;
+        let (permits, reserve) = match urgency {
+            Urgency::Usual => (&self.usual, self.reserve),
+            Urgency::Urgent => (&self.urgent, 0),
         };
-        let permit = timeout_at(until, permits.acquire()).await;
-        let Ok(Ok(permit)) = permit else { return Err(crowded()) };
+        let Ok(Ok(permit)) = timeout_at(until, permits.acquire()).await else { return Err(too_many()) };
         loop {
-            let taken = self.bucket().take(Instant::now(), urgency);
-            let wait = match taken {
+            let now = Instant::now();
+            let pause = self.paused_until.lock().saturating_duration_since(now);
+            if now + pause > until {
+                return Err(paused(pause));
+            }
+            let taken = if pause.is_zero() { self.tokens.lock().take(now, reserve) } else { Err(pause) };
+            match taken {
                 Ok(()) => return Ok(permit),
-                Err(Wait::Pause(wait)) if Instant::now() + wait > until => return Err(paused(wait)),
-                Err(Wait::Token(wait)) if Instant::now() + wait > until => return Err(crowded()),
-                Err(Wait::Token(wait) | Wait::Pause(wait)) => wait,
-            };
-            sleep(wait).await;
+                Err(wait) if now + wait > until => return Err(too_many()),
+                Err(wait) => sleep(wait).await,
+            }
         }
     }
 
-    /// Sends nothing for so long: the API server asked for it.
+    /// Sends nothing for so long: the API server requested it.
     pub(super) fn pause(&self, delay: Duration) {
         let until = Instant::now() + delay.min(API_RETRY_AFTER_MAX);
-        let mut bucket = self.bucket();
-        bucket.paused_until = bucket.paused_until.max(Some(until));
-    }
-
-    fn bucket(&self) -> MutexGuard<'_, Bucket> {
-        self.bucket.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut paused_until = self.paused_until.lock();
+        *paused_until = until.max(*paused_until);
     }
 }
 
@@ -140,23 +105,23 @@ mod tests {
 
     const TEN: RequestRate = RequestRate { per_second: 10, burst: 20 };
 
-    fn taken(bucket: &mut Bucket, now: Instant, urgency: Urgency) -> usize {
-        (0..100).filter(|_| bucket.take(now, urgency).is_ok()).count()
+    /// How many requests of an urgency are sent without a wait.
+    async fn sent(rate: &RateLimit, urgency: Urgency) -> usize {
+        let mut count = 0;
+        while tokio::time::timeout(Duration::ZERO, rate.permit(urgency)).await.is_ok() {
+            count += 1;
+        }
+        count
     }
 
-    #[test]
-    fn the_last_tokens_are_for_requests_that_a_pod_waits_for() {
-        let now = Instant::now();
-        let mut bucket = Bucket::full(TEN, now);
-        assert_eq!(taken(&mut bucket, now, Urgency::Usual), 15);
-        assert_eq!(bucket.take(now, Urgency::Usual), Err(Wait::Token(Duration::from_millis(100))));
-        assert_eq!(taken(&mut bucket, now, Urgency::Urgent), 5);
-        let later = now + Duration::from_secs(1);
-        assert_eq!(taken(&mut bucket, later, Urgency::Usual), 5);
-        assert_eq!(taken(&mut bucket, later, Urgency::Urgent), 5);
-        // A clock that goes back gives nothing.
-        assert_eq!(taken(&mut bucket, now, Urgency::Urgent), 0);
-        assert_eq!(taken(&mut bucket, later + Duration::from_secs(86_400), Urgency::Urgent), 20);
+    #[tokio::test(start_paused = true)]
+    async fn the_last_tokens_are_for_requests_that_a_pod_waits_for() {
+        let rate = RateLimit::new(TEN);
+        assert_eq!((sent(&rate, Urgency::Usual).await, sent(&rate, Urgency::Urgent).await), (15, 5));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!((sent(&rate, Urgency::Usual).await, sent(&rate, Urgency::Urgent).await), (5, 5));
+        tokio::time::advance(Duration::from_secs(86_400)).await;
+        assert_eq!(sent(&rate, Urgency::Urgent).await, 20);
     }
 
     #[tokio::test(start_paused = true)]
@@ -164,7 +129,7 @@ mod tests {
         let rate = RateLimit::new(TEN);
         let start = Instant::now();
         for _ in 0..115 {
-            drop(rate.turn(Urgency::Usual).await.unwrap());
+            drop(rate.permit(Urgency::Usual).await.unwrap());
         }
         let took = start.elapsed();
         assert!((Duration::from_millis(9900)..Duration::from_millis(10_500)).contains(&took), "{took:?}");
@@ -176,12 +141,12 @@ mod tests {
         rate.pause(Duration::from_secs(3));
         rate.pause(Duration::from_secs(1));
         let start = Instant::now();
-        assert!(rate.turn(Urgency::Urgent).await.is_ok());
+        assert!(rate.permit(Urgency::Urgent).await.is_ok());
         assert!(start.elapsed() >= Duration::from_secs(3));
         // A longer one than a request waits for is reported at once.
         rate.pause(Duration::from_secs(3600));
         let start = Instant::now();
-        assert_eq!(rate.turn(Urgency::Urgent).await.err(), Some(paused(API_RETRY_AFTER_MAX)));
+        assert_eq!(rate.permit(Urgency::Urgent).await.err(), Some(paused(API_RETRY_AFTER_MAX)));
         assert!(start.elapsed() < Duration::from_secs(1));
     }
 
@@ -190,11 +155,11 @@ mod tests {
         let rate = RateLimit::new(TEN);
         let mut held = Vec::new();
         for _ in 0..API_IN_FLIGHT_MAX {
-            held.push(rate.turn(Urgency::Usual).await.unwrap());
+            held.push(rate.permit(Urgency::Usual).await.unwrap());
         }
-        assert!(rate.turn(Urgency::Usual).await.is_err());
-        assert!(rate.turn(Urgency::Urgent).await.is_ok());
+        assert!(rate.permit(Urgency::Usual).await.is_err());
+        assert!(rate.permit(Urgency::Urgent).await.is_ok());
         held.pop();
-        assert!(rate.turn(Urgency::Usual).await.is_ok());
+        assert!(rate.permit(Urgency::Usual).await.is_ok());
     }
 }

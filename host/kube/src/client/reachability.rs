@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::sleep;
 
-use super::{ApiError, KubeClient};
-use crate::client::API_PROBE_PERIOD;
+use super::{API_PROBE_PERIOD, ApiError, KubeClient};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Problem, ProblemCode};
@@ -23,75 +22,77 @@ pub enum Reachability {
     Unknown,
     Reachable,
     Unreachable {
-        since: Instant,
         message: String,
     },
 }
 
 impl Reachability {
-    fn after(&self, failure: Option<&ApiError>, now: Instant) -> Self {
-        let Some(error) = failure.filter(|error| error.is_unreachable()) else { return Self::Reachable };
-        let since = match self {
-            Self::Unreachable { since, .. } => *since,
-            Self::Unknown | Self::Reachable => now,
-        };
-        Self::Unreachable { since, message: error.to_string() }
+    fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
     }
 }
 
 /// Learns from the end of a request.
 pub(super) fn learn(reachability: &watch::Sender<Reachability>, failure: Option<&ApiError>) {
+    let now = match failure.filter(|error| error.is_unreachable()) {
+        Some(error) => Reachability::Unreachable { message: error.to_string() },
+        None => Reachability::Reachable,
+    };
     reachability.send_if_modified(|known| {
-        let next = known.after(failure, Instant::now());
-        let is_new = *known != next;
-        *known = next;
+        let is_new = *known != now;
+        *known = now;
         is_new
     });
 }
 
 impl KubeClient {
+    /// Whether the last request reached the API server.
+    pub fn reachability(&self) -> watch::Receiver<Reachability> {
+        self.shared.reachability.subscribe()
+    }
+
+    /// Whether the last request did not reach the API server.
+    pub fn is_unreachable(&self) -> bool {
+        self.shared.reachability.borrow().is_unreachable()
+    }
+
     /// Sets a condition while the API server is unreachable, and probes it meanwhile.
     pub fn report_reachability(&self, conditions: Conditions, tasks: &Tasks) {
         let client = self.clone();
         // A probe that is dropped has no effect.
-        tasks.spawn_until_stopped("api-reachability", async move { follow(client, &conditions).await });
+        tasks.spawn_until_stopped("api-reachability", async move {
+            let mut reachability = client.reachability();
+            while reachability.wait_for(Reachability::is_unreachable).await.is_ok() {
+                tokio::select! {
+                    // The client has the sender.
+                    _ = reachability.wait_for(|now| !now.is_unreachable()) => {}
+                    () = report(client.reachability(), &conditions) => {}
+                    () = client.probe() => {}
+                }
+                conditions.clear(ProblemCode::ApiServerUnreachable, SUBJECT);
+            }
+        });
+    }
+
+    /// Sends requests, from whose ends the layer learns; never returns.
+    async fn probe(&self) {
+        loop {
+            sleep(API_PROBE_PERIOD).await;
+            let _ = self.group(self.client()).await;
+        }
     }
 }
 
-async fn follow(client: KubeClient, conditions: &Conditions) {
-    let mut reachability = client.reachability();
-    let mut probe_at = None;
+/// Sets the condition, with the newest message; returns when there is no client any more.
+async fn report(mut reachability: watch::Receiver<Reachability>, conditions: &Conditions) {
+    sleep(API_AWAY_NOTICE).await;
     loop {
-        let now = Instant::now();
-        let next = match &*reachability.borrow_and_update() {
-            Reachability::Unknown | Reachability::Reachable => {
-                conditions.clear(ProblemCode::ApiServerUnreachable, SUBJECT);
-                probe_at = None;
-                None
-            }
-            Reachability::Unreachable { since, message } => {
-                let due = *since + API_AWAY_NOTICE;
-                if due <= now {
-                    conditions.set(
-                        SUBJECT,
-                        Problem::unavailable(ProblemCode::ApiServerUnreachable, message.clone()),
-                    );
-                }
-                let probe = *probe_at.get_or_insert(now + API_PROBE_PERIOD);
-                Some(if due > now { probe.min(due) } else { probe })
-            }
-        };
-        let changed = match next {
-            None => Some(reachability.changed().await),
-            Some(at) => tokio::time::timeout_at(at, reachability.changed()).await.ok(),
-        };
-        if changed.is_some_and(|changed| changed.is_err()) {
-            return;
+        if let Reachability::Unreachable { message } = &*reachability.borrow_and_update() {
+            let problem = Problem::unavailable(ProblemCode::ApiServerUnreachable, message.clone());
+            conditions.set(SUBJECT, problem);
         }
-        if probe_at.is_some_and(|at| at <= Instant::now()) {
-            // The layer learns from its end.
-            let _ = client.group(client.client()).await;
-            probe_at = Some(Instant::now() + API_PROBE_PERIOD);
+        if reachability.changed().await.is_err() {
+            return;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The layer around the client: the turn of a request, its time, the size of its answer, and what the answer says of the server.
+//! The layer around the client: the rate of requests, their time, the size of their answers, and what these say of the server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,14 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
 use hyper::body::Frame;
 use kube::client::Body;
-use kube::core::Status;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, timeout};
 use tower::BoxError;
 
 use super::counts::{Call, Verb};
-use super::error::{content_type, described, is_status, retry_after};
+use super::error::{content_type, described};
 use super::rate::Urgency;
-use super::{ApiError, ErrorKind, Shared, reachability};
-use crate::client::API_REQUEST;
+use super::{API_REQUEST, ApiError, ErrorKind, Shared, reachability};
 
 /// Age after which a watch does not count as flapping.
 pub(crate) const WATCH_STEADY: Duration = Duration::from_secs(10);
@@ -48,24 +46,17 @@ impl Shared {
     /// Repeats a request that was refused with credentials that have been replaced since.
     async fn send(&self, urgency: Urgency, request: Request<Body>) -> Result<Answer, ApiError> {
         let (used, again) = (self.credentials.current().await, copied(&request));
-        let outcome = self.timed(urgency, &used, request).await;
-        let refused = match &outcome {
-            Ok(answer) => answer.status() == http::StatusCode::UNAUTHORIZED,
-            Err(error) => error.kind == ErrorKind::Unauthorized,
-        };
-        match again {
-            Some(request) if refused => match self.credentials.replaced(&used).await {
-                Some(newer) => {
-                    self.metrics.retries.inc();
-                    self.timed(urgency, &newer, request).await
-                }
-                None => outcome,
-            },
-            _ => outcome,
+        match (self.timed(urgency, &used, request).await, again) {
+            (Err(error), Some(request)) if error.kind == ErrorKind::Unauthorized => {
+                let Some(newer) = self.credentials.replaced(&used).await else { return Err(error) };
+                self.metrics.retries.inc();
+                self.timed(urgency, &newer, request).await
+            }
+            (outcome, _) => outcome,
         }
     }
 
-    /// Waits for the request's turn, and limits its time.
+    /// Waits until the rate allows the request, and limits its time.
     async fn timed(
         &self,
         urgency: Urgency,
@@ -74,21 +65,18 @@ impl Shared {
     ) -> Result<Answer, ApiError> {
         let call = Call::of(request.method(), request.uri());
         let asked = Instant::now();
-        let turn = self.rate.turn(urgency).await;
+        let permit = self.rate.permit(urgency).await;
         self.metrics.waits.observe(asked.elapsed().as_secs_f64());
-        let _turn = turn?;
+        let _permit = permit?;
         let sent = Instant::now();
         let exchange = async { self.answer(call, client.send(request).await?).await };
         let outcome = timeout(API_REQUEST, exchange).await.unwrap_or_else(|_| {
             let words = format!("no answer within {} s", API_REQUEST.as_secs());
             Err(ApiError::unreachable(words))
         });
-        let failure = match &outcome {
-            Ok((_, failure)) => failure.as_ref(),
-            Err(error) => Some(error),
-        };
-        let code = outcome.as_ref().map_or(0, |(answer, _)| answer.status().as_u16());
+        let code = outcome.as_ref().map_or_else(|error| error.code, |answer| answer.status().as_u16());
         self.metrics.answered(call, code, sent.elapsed());
+        let failure = outcome.as_ref().err();
         reachability::learn(&self.reachability, failure);
         if let Some(delay) = failure.and_then(|failure| failure.retry_after) {
             self.rate.pause(delay);
@@ -96,15 +84,11 @@ impl Shared {
         if call.verb == Verb::Watch && failure.is_some() {
             self.metrics.watch_restarts.inc();
         }
-        outcome.map(|(answer, _)| answer)
+        outcome
     }
 
-    /// The answer, and what it means if it is no success. A `Status` of the API server is left to the client to read.
-    async fn answer(
-        &self,
-        call: Call,
-        response: Response<Body>,
-    ) -> Result<(Answer, Option<ApiError>), ApiError> {
+    /// The answer, or what it means if it is no success.
+    async fn answer(&self, call: Call, response: Response<Body>) -> Result<Answer, ApiError> {
         let (head, body) = response.into_parts();
         if head.status.is_redirection() {
             let to = head.headers.get(http::header::LOCATION).and_then(|to| to.to_str().ok());
@@ -114,33 +98,23 @@ impl Shared {
         }
         if head.status.is_success() && call.verb == Verb::Watch {
             let body = watched(body, self.metrics.watch_restarts.clone());
-            return Ok((Response::from_parts(head, body), None));
+            return Ok(Response::from_parts(head, body));
         }
         let bytes_max = match call.verb {
             Verb::List => API_PAGE_BYTES_MAX,
             _ => API_OBJECT_BYTES_MAX,
         };
         let bytes = collected(body, bytes_max).await?;
-        let failure = match head.status.is_success() {
-            true if bytes.trim_ascii_start().starts_with(b"{") => None,
-            true => {
-                let words = described(content_type(&head.headers), &bytes);
-                return Err(ApiError::new(ErrorKind::NotKubernetes, words));
-            }
-            false => Some(failure(&head, &bytes)?),
-        };
+        if !head.status.is_success() {
+            return Err(ApiError::of_answer(head.status, &head.headers, &bytes));
+        }
+        if !bytes.trim_ascii_start().starts_with(b"{") {
+            let words = described(content_type(&head.headers), &bytes);
+            return Err(ApiError::new(ErrorKind::NotKubernetes, words));
+        }
         let body = Full::new(bytes).map_err(|never| match never {}).boxed_unsync();
-        Ok((Response::from_parts(head, body), failure))
+        Ok(Response::from_parts(head, body))
     }
-}
-
-/// What a `Status` means; an error if the body is none.
-fn failure(head: &http::response::Parts, body: &[u8]) -> Result<ApiError, ApiError> {
-    let status = is_status(body).then(|| serde_json::from_slice::<Status>(body).ok()).flatten();
-    let Some(status) = status else { return Err(ApiError::of_stranger(head.status, &head.headers, body)) };
-    let mut error = ApiError::of_status(&status.with_code(head.status.as_u16()));
-    error.retry_after = retry_after(&head.headers).or(error.retry_after);
-    Ok(error)
 }
 
 fn copied(request: &Request<Body>) -> Option<Request<Body>> {

@@ -28,6 +28,11 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::ObjectName;
 
+/// A client whose credentials do not change.
+fn fixed(client: kube::Client) -> KubeClient {
+    KubeClient::with_credentials(Credentials::new(ClientConfig::default(), client, Vec::new()))
+}
+
 /// A client of a server in memory.
 pub(crate) fn over(server: &Arc<ApiServer>) -> KubeClient {
     let server = Arc::clone(server);
@@ -35,7 +40,7 @@ pub(crate) fn over(server: &Arc<ApiServer>) -> KubeClient {
         let server = Arc::clone(&server);
         async move { server.handle(request).await }
     });
-    KubeClient::over(kube::Client::new(service, "default"), RequestRate::default())
+    fixed(kube::Client::new(service, "default"))
 }
 
 /// A client whose requests are answered one after the other, and the last answer again and again.
@@ -45,7 +50,7 @@ pub(crate) fn answered(answers: Vec<http::Response<&'static str>>) -> KubeClient
         let answer = answers[next.fetch_add(1, Relaxed).min(answers.len() - 1)].clone();
         async move { Ok::<_, std::convert::Infallible>(answer.map(Full::from)) }
     });
-    KubeClient::over(kube::Client::new(service, "default"), RequestRate::default())
+    fixed(kube::Client::new(service, "default"))
 }
 
 pub(crate) fn answer(code: u16, content_type: &str, body: &'static str) -> http::Response<&'static str> {
@@ -322,7 +327,7 @@ async fn watch_of(parts: Vec<Bytes>) -> Option<ApiError> {
         };
         async move { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
     });
-    let client = KubeClient::over(kube::Client::new(service, "default"), RequestRate::default());
+    let client = fixed(kube::Client::new(service, "default"));
     let mut events = client.watch("claims", DraResource::Claims, None, String::new()).boxed();
     loop {
         if let Err(error) = events.next().await? {

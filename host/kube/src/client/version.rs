@@ -5,8 +5,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use std::time::Duration;
 use tokio::time::Instant;
 
-use super::{ApiError, ErrorKind};
-use crate::client::API_PROBE_PERIOD;
+use super::{API_PROBE_PERIOD, ApiError, ErrorKind};
 use nodedock_base::worded;
 
 /// Interval of reading its served versions: a cluster is upgraded while the daemon runs.

@@ -4,8 +4,7 @@ use futures::stream::{BoxStream, Stream, StreamExt, unfold};
 use kube::api::{Api, DynamicObject};
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 
-use super::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient};
-use crate::client::API_RETRY_MAX;
+use super::{API_RETRY_MAX, ApiError, DraResource, DraVersion, ErrorKind, KubeClient};
 use nodedock_model::ObjectName;
 
 /// Objects in one answer of a list.

@@ -122,7 +122,7 @@ async fn a_claim_that_a_pod_uses_stays_and_costs_one_list_a_round() {
             .iter()
             .all(|seen| seen.verb == "list" && seen.query["fieldSelector"] == "spec.nodeName=node-1")
     );
-    assert_eq!(requests.len() as u64, reconcile.counts().seen.get() + reconcile.counts().blind.get());
+    assert_eq!(requests.len() as u64, reconcile.counts.seen.get() + reconcile.counts.blind.get());
     assert!(requests.len() as u64 <= 1 + LONG.as_secs() / RECONCILE_PERIOD.as_secs());
 }
 
@@ -134,7 +134,7 @@ async fn a_claim_whose_object_and_pods_are_gone_is_unprepared_after_the_delay_an
     assert_eq!(cluster.unprepared(), []);
     tokio::time::sleep(enough()).await;
     assert_eq!(cluster.unprepared(), [(UID.to_owned(), Why::Gone.words().to_owned())]);
-    assert_eq!(reconcile.counts().unprepared.get(), 1);
+    assert_eq!(reconcile.counts.unprepared.get(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -207,7 +207,7 @@ async fn what_an_api_server_did_not_say_proves_nothing() {
         let (_tasks, reconcile) = cluster.start();
         tokio::time::sleep(LONG).await;
         assert_eq!(cluster.unprepared(), []);
-        assert!(reconcile.counts().blind.get() > 10);
+        assert!(reconcile.counts.blind.get() > 10);
         // When it is back the time begins again.
         cluster.server.lift(away);
         tokio::time::sleep(RECONCILE_DELAY - Duration::from_secs(1)).await;

@@ -10,13 +10,9 @@ use crate::client::{ApiError, DraResource, DraVersion, KubeClient};
 /// From this minor version of Kubernetes 1 on counter sets are in slices of their own.
 const OWN_COUNTER_SLICES_SINCE: u32 = 35;
 
-pub(super) struct SliceApi(KubeClient);
+pub(super) struct SliceApi(pub(super) KubeClient);
 
 impl SliceApi {
-    pub(super) fn new(kube: KubeClient) -> Self {
-        Self(kube)
-    }
-
     async fn request<T, F>(&self, request: impl Fn(Api<Slice>, ApiResource) -> F) -> Result<T, ApiError>
     where
         F: Future<Output = kube::Result<T>>,

@@ -37,7 +37,7 @@ impl Load {
         Self {
             devices: self.devices + 1,
             heavy: self.heavy + usize::from(device.is_heavy()),
-            bytes: self.bytes + device.bytes() + 1,
+            bytes: self.bytes + device.bytes + 1,
         }
     }
 

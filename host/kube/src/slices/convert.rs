@@ -11,12 +11,12 @@ use nodedock_model::{
     AttributeValue, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceName, Pool, TaintEffect, limit,
 };
 
-/// Returns what the slices of a pool are to contain. `unhealthy` devices get the taint of [`UNHEALTHY`] with `effect`.
-pub(super) fn content(pool: &Pool, unhealthy: &BTreeSet<DeviceName>, effect: TaintEffect) -> Content {
-    let devices = pool.devices.iter().map(|(name, known)| {
-        let taint = unhealthy.contains(name).then_some(effect);
-        (name.to_string(), Entry::of(&device(name, known, taint)))
-    });
+/// Returns what the slices of a pool are to contain. `unhealthy` devices get the taint of [`UNHEALTHY`].
+pub(super) fn content(pool: &Pool, unhealthy: &BTreeSet<DeviceName>) -> Content {
+    let devices = pool
+        .devices
+        .iter()
+        .map(|(name, known)| (name.to_string(), Entry::of(&device(name, known, unhealthy.contains(name)))));
     // The API has no pool without devices, so their counters would count nothing.
     let sets = pool.shared_counters.iter().filter(|_| !pool.devices.is_empty());
     let sets = sets.map(|set| {
@@ -26,7 +26,7 @@ pub(super) fn content(pool: &Pool, unhealthy: &BTreeSet<DeviceName>, effect: Tai
     Content { devices: devices.collect(), shared_counters: sets.collect() }
 }
 
-fn device(name: &DeviceName, device: &Device, unhealthy: Option<TaintEffect>) -> api::Device {
+fn device(name: &DeviceName, device: &Device, is_unhealthy: bool) -> api::Device {
     let attributes = device.attributes.iter().map(|(name, value)| (name.to_string(), attribute(value)));
     let capacity = device.capacities.iter().map(|(name, capacity)| {
         let request_policy = capacity.policy.as_ref().map(request_policy).filter(is_set);
@@ -42,7 +42,7 @@ fn device(name: &DeviceName, device: &Device, unhealthy: Option<TaintEffect>) ->
         capacity: Some(capacity.collect()).filter(is_set),
         consumes_counters: Some(consumes.collect()).filter(is_set),
         allow_multiple_allocations: Some(device.allow_multiple_allocations).filter(is_set),
-        taints: Some(taints(device, unhealthy)).filter(is_set),
+        taints: Some(taints(device, is_unhealthy)).filter(is_set),
         ..api::Device::default()
     }
 }
@@ -90,7 +90,7 @@ fn counters(set: &CounterSet) -> BTreeMap<String, api::Counter> {
     counters.map(|(name, value)| (name.clone(), api::Counter { value: quantity(value) })).collect()
 }
 
-fn taints(device: &Device, unhealthy: Option<TaintEffect>) -> Vec<api::DeviceTaint> {
+fn taints(device: &Device, is_unhealthy: bool) -> Vec<api::DeviceTaint> {
     let taint = |key: &str, value: &str, effect: TaintEffect| api::DeviceTaint {
         key: key.to_owned(),
         value: Some(value.to_owned()).filter(is_set),
@@ -101,7 +101,9 @@ fn taints(device: &Device, unhealthy: Option<TaintEffect>) -> Vec<api::DeviceTai
     let mut taints: Vec<_> = own.map(|own| taint(&own.key, &own.value, own.effect)).collect();
     // A device that has this taint from its driver, or no room for one more, is left as the driver describes it.
     let has_room = taints.len() < limit::TAINTS_MAX && taints.iter().all(|taint| taint.key != UNHEALTHY);
-    taints.extend(unhealthy.filter(|_| has_room).map(|effect| taint(UNHEALTHY, "", effect)));
+    if is_unhealthy && has_room {
+        taints.push(taint(UNHEALTHY, "", TaintEffect::NoSchedule));
+    }
     taints
 }
 

@@ -6,26 +6,25 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::convert;
 use super::drivers::DriverSnapshot;
 use super::health::{Devices, UnhealthyDevices};
 use super::slice::{self, Content, PoolKey, Slice};
-use super::{SliceSettings, convert};
+use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
 use nodedock_model::{DeviceName, DriverName, Inventory, PoolName};
-
-/// Time that a device keeps the taint after its last unhealthy report: flapping must not cause a write each time.
-pub(crate) const SLICE_TAINT_HOLD: Duration = Duration::from_secs(30);
 
 /// Delay from the removal of a driver's file to the deletion of its slices: files are replaced by removing and copying.
 const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
 
 pub(super) struct DesiredState {
-    settings: SliceSettings,
+    names: PoolNames,
     /// Drivers that serve, or served and may come back.
     drivers: BTreeMap<DriverName, DriverState>,
     /// Since when drivers are gone whose slices are still there.
     gone_since: BTreeMap<DriverName, Instant>,
-    withdrawn: BTreeSet<DriverName>,
+    /// Drivers that are surely gone: their slices are to be deleted.
+    pub(super) withdrawn: BTreeSet<DriverName>,
 }
 
 #[derive(Default)]
@@ -39,9 +38,9 @@ struct DriverState {
 }
 
 impl DesiredState {
-    pub(super) fn new(settings: SliceSettings) -> Self {
+    pub(super) fn new(names: PoolNames) -> Self {
         let (drivers, gone_since) = (BTreeMap::new(), BTreeMap::new());
-        Self { settings, drivers, gone_since, withdrawn: BTreeSet::new() }
+        Self { names, drivers, gone_since, withdrawn: BTreeSet::new() }
     }
 
     /// Returns the desired content of a pool, also of a driver that does not serve now.
@@ -54,11 +53,6 @@ impl DesiredState {
             state.pools.iter().map(|(pool, content)| (driver.clone(), pool.clone(), Arc::clone(content)))
         });
         each.map(|(driver, pool, content)| (PoolKey { driver, pool }, content)).collect()
-    }
-
-    /// Drivers that are surely gone: their slices are to be deleted.
-    pub(super) fn withdrawn(&self) -> &BTreeSet<DriverName> {
-        &self.withdrawn
     }
 
     /// Returns pools of present drivers that cannot be published under a name of the API, with the reason.
@@ -124,23 +118,23 @@ impl DesiredState {
     ) -> Option<Instant> {
         let tainted = self.tainted(driver, slices);
         let state = self.drivers.entry(driver.clone()).or_default();
-        state.unhealthy.update(now, SLICE_TAINT_HOLD, &published.health, &tainted);
+        state.unhealthy.update(now, &published.health, &tainted);
         let unhealthy = state.unhealthy.devices();
         let is_known = |(known, devices): &(Arc<Published>, Devices)| {
             Arc::ptr_eq(known, published) && *devices == unhealthy
         };
         if !state.source.as_ref().is_some_and(is_known) {
-            state.derive_pools(&self.settings, &published.inventory, &unhealthy);
+            state.derive_pools(&self.names, &published.inventory, &unhealthy);
             state.source = Some((Arc::clone(published), unhealthy));
         }
-        state.unhealthy.next_recovery(SLICE_TAINT_HOLD)
+        state.unhealthy.next_recovery()
     }
 
     /// Returns the devices of a driver that have the taint of unhealthy ones in observed slices.
     fn tainted(&self, driver: &DriverName, slices: &[Arc<Slice>]) -> Devices {
         let mut tainted = Devices::new();
         for slice in slices.iter().filter(|slice| slice.spec.driver == *driver) {
-            let Ok(pool) = PoolName::new(self.settings.names.local(slice.spec.pool.name.as_str())) else {
+            let Ok(pool) = PoolName::new(self.names.local(slice.spec.pool.name.as_str())) else {
                 continue;
             };
             for (name, device) in &slice.spec.content.devices {
@@ -154,13 +148,12 @@ impl DesiredState {
 }
 
 impl DriverState {
-    fn derive_pools(&mut self, settings: &SliceSettings, inventory: &Inventory, unhealthy: &Devices) {
+    fn derive_pools(&mut self, names: &PoolNames, inventory: &Inventory, unhealthy: &Devices) {
         let before = std::mem::take(&mut self.pools);
         self.unnameable.clear();
-        let is_published =
-            |pool: &nodedock_model::Pool| pool.extended_resource.is_none() || settings.with_resource_pools;
-        for (name, pool) in inventory.pools.iter().filter(|(_, pool)| is_published(pool)) {
-            let published = match settings.names.published(name) {
+        // Of a pool that is an extended resource as well, a scheduler could promise a device twice.
+        for (name, pool) in inventory.pools.iter().filter(|(_, pool)| pool.extended_resource.is_none()) {
+            let published = match names.published(name) {
                 Ok(published) => published,
                 Err(error) => {
                     self.unnameable.insert(name.clone(), error.to_string());
@@ -169,7 +162,7 @@ impl DriverState {
             };
             let of_pool = unhealthy.iter().filter(|(of, _)| of == name);
             let unhealthy = of_pool.map(|(_, device)| device.clone()).collect();
-            let content = convert::content(pool, &unhealthy, settings.unhealthy);
+            let content = convert::content(pool, &unhealthy);
             let known = before.get(&published).filter(|known| ***known == content);
             let content = known.map_or_else(|| Arc::new(content), Arc::clone);
             self.pools.insert(published, content);

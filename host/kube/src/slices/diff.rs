@@ -35,11 +35,7 @@ pub(super) struct DesiredPool<'a> {
     /// Empty: the pool is to have no slices.
     pub(super) content: &'a Content,
     pub(super) counters: CounterPlacement,
-    /// The last known generation of the pool.
-    pub(super) generation: i64,
-    /// The last known layout: a deleted slice is created again with the devices it had.
-    pub(super) layout: &'a Layout,
-    pub(super) times: &'a TaintTimes,
+    pub(super) known: &'a KnownPool,
 }
 
 #[derive(Debug)]
@@ -57,13 +53,6 @@ pub(super) struct Diff {
     pub(super) slices: usize,
 }
 
-/// The devices of a pool's slices, by the index in the name of each.
-pub(super) type Layout = BTreeMap<u32, BTreeSet<String>>;
-
-pub(super) fn layout(slices: &[Arc<Slice>]) -> Layout {
-    slices.iter().filter_map(|slice| Some((index_of(slice::name(slice))?, device_names(slice)))).collect()
-}
-
 fn device_names(slice: &Slice) -> BTreeSet<String> {
     slice.spec.content.devices.keys().cloned().collect()
 }
@@ -77,26 +66,42 @@ pub(super) struct DoesNotFit {
     devices: usize,
 }
 
-/// When taints were added, by device and taint.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct TaintTimes(BTreeMap<(String, String), String>);
+/// What is known of a pool's slices, also of deleted ones.
+#[derive(Debug, Default)]
+pub(super) struct KnownPool {
+    /// When taints were added, by device and taint.
+    taint_times: BTreeMap<(String, String), String>,
+    /// The devices of each slice, by the index in its name: a deleted slice is created again with the devices that it had.
+    layout: BTreeMap<u32, BTreeSet<String>>,
+    generation: i64,
+}
 
-impl TaintTimes {
-    /// Takes the times from observed slices, and forgets taints that are no longer desired.
-    pub(super) fn learn(&mut self, slices: &[Arc<Slice>], desired: &Content) {
+impl KnownPool {
+    /// Takes the observed slices, and forgets taints that are no longer desired.
+    pub(super) fn observe(&mut self, slices: &[Arc<Slice>], desired: &Content) {
+        let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
+        self.generation = newest.unwrap_or(self.generation).max(0);
         for (name, device) in slices.iter().flat_map(|slice| &slice.spec.content.devices) {
             let known = device.taints().filter_map(|(taint, time)| Some((taint, time?.to_owned())));
-            self.0.extend(known.map(|(taint, time)| ((name.clone(), taint), time)));
+            self.taint_times.extend(known.map(|(taint, time)| ((name.clone(), taint), time)));
         }
         let devices = desired.devices.iter();
         let desired: BTreeSet<_> =
             devices.flat_map(|(name, device)| device.taints().map(move |(t, _)| (name.clone(), t))).collect();
-        self.0.retain(|taint, _| desired.contains(taint));
+        self.taint_times.retain(|taint, _| desired.contains(taint));
     }
 
-    fn apply(&self, content: &mut Content) {
+    /// Takes the slices after all writes of a diff.
+    pub(super) fn written(&mut self, slices: &[Arc<Slice>], desired: &Content, generation: i64) {
+        self.observe(slices, desired);
+        self.generation = generation;
+        let indexed = |slice: &Arc<Slice>| Some((index_of(slice::name(slice))?, device_names(slice)));
+        self.layout = slices.iter().filter_map(indexed).collect();
+    }
+
+    fn apply_times(&self, content: &mut Content) {
         for (name, device) in &mut content.devices {
-            *device = device.with_times(|taint| self.0.get(&(name.clone(), taint)).cloned());
+            *device = device.with_times(|taint| self.taint_times.get(&(name.clone(), taint)).cloned());
         }
     }
 }
@@ -131,7 +136,7 @@ pub(super) fn diff(desired: &DesiredPool<'_>, slices: &[Arc<Slice>]) -> Result<D
     let slice = |metadata: ObjectMeta, target: &Target<'_>| {
         let (driver, node_name) = (desired.key.driver.clone(), desired.node.name.to_string());
         let mut content = target.content.clone();
-        desired.times.apply(&mut content);
+        desired.known.apply_times(&mut content);
         let spec = SliceSpec { driver, node_name, pool: pool.clone(), content, sent: None };
         Slice { types: None, metadata, spec, status: None }
     };
@@ -159,7 +164,7 @@ fn targets<'a>(desired: &DesiredPool<'_>, present: &[&'a Arc<Slice>]) -> Result<
         return Ok(Vec::new());
     }
     if !shared_counters.is_empty() && desired.counters == CounterPlacement::WithDevices {
-        let bytes = shared_counters.values().map(|set| set.bytes() + 1).sum();
+        let bytes = shared_counters.values().map(|set| set.bytes + 1).sum();
         if !fit_one_slice(devices, bytes) {
             return Err(DoesNotFit { devices: devices.len() });
         }
@@ -188,7 +193,7 @@ fn device_targets<'a>(
     // A device in an observed slice stays there, whatever the last layout was.
     let placed: BTreeSet<String> = slices.iter().flat_map(|(.., names)| names).cloned().collect();
     let is_deleted = |index: &u32| !present.iter().any(|slice| order(slice) == *index);
-    let deleted = desired.layout.iter().filter(|(index, _)| is_deleted(index));
+    let deleted = desired.known.layout.iter().filter(|(index, _)| is_deleted(index));
     slices.extend(deleted.map(|(index, names)| (*index, None, names.difference(&placed).cloned().collect())));
     slices.sort_by_key(|(index, ..)| *index);
     let names: Vec<_> = slices.iter().map(|(.., names)| names.clone()).collect();
@@ -218,7 +223,7 @@ fn generation(
 ) -> i64 {
     let newest = |slices: &[&Arc<Slice>]| slices.iter().map(|slice| slice.spec.pool.generation).max();
     let next = |generation: i64| generation.checked_add(1).unwrap_or(1);
-    let now = newest(present).unwrap_or(desired.generation.max(1));
+    let now = newest(present).unwrap_or(desired.known.generation.max(1));
     if let Some(terminating) = newest(terminating).filter(|generation| *generation >= now) {
         return next(terminating);
     }

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tokio::sync::{broadcast, watch};
+use tokio::sync::watch;
 
 use crate::slices::SLICE_SETTLE;
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::Published;
 use nodedock_core::registry::Registry;
-use nodedock_model::{Changed, ChangedKind, DriverKind, DriverName};
+use nodedock_model::{ChangedKind, DriverKind, DriverName};
 
 /// The drivers at a moment.
 #[derive(Debug, Clone, Default)]
@@ -60,33 +60,20 @@ pub fn watch_drivers(
     mut settled: watch::Receiver<bool>,
     tasks: &Tasks,
 ) -> watch::Receiver<DriverSnapshot> {
-    let (mut serving, mut changes) = (registry.serving_changes(), changes.listen());
+    let (mut drivers, mut devices) = (changes.listen(), changes.listen());
+    let mut serving = registry.serving_changes();
     let (publish, snapshots) = watch::channel(DriverSnapshot::of(&registry, *settled.borrow_and_update()));
     tasks.spawn_until_stopped("slice-drivers", async move {
         loop {
-            changed(&mut changes, &mut serving, &mut settled).await;
+            tokio::select! {
+                () = Changes::next_of(&mut drivers, ChangedKind::Driver) => {}
+                () = Changes::next_of(&mut devices, ChangedKind::Device) => {}
+                Ok(()) = serving.changed() => {}
+                Ok(()) = settled.changed() => {}
+            }
             tokio::time::sleep(SLICE_SETTLE).await;
             publish.send_replace(DriverSnapshot::of(&registry, *settled.borrow()));
         }
     });
     snapshots
-}
-
-async fn changed(
-    changes: &mut broadcast::Receiver<Changed>,
-    serving: &mut watch::Receiver<u64>,
-    settled: &mut watch::Receiver<bool>,
-) {
-    loop {
-        tokio::select! {
-            change = changes.recv() => match change {
-                Ok(Changed { kind: ChangedKind::Driver | ChangedKind::Device, .. }) => return,
-                Ok(_) => {}
-                Err(broadcast::error::RecvError::Lagged(_)) => return,
-                Err(broadcast::error::RecvError::Closed) => return std::future::pending().await,
-            },
-            Ok(()) = serving.changed() => return,
-            Ok(()) = settled.changed() => return,
-        }
-    }
 }

@@ -23,7 +23,8 @@ const LIST_ATTRIBUTES: [&str; 4] = ["ints", "bools", "strings", "versions"];
 pub(super) struct Entry {
     json: Arc<Value>,
     normalized: Arc<Value>,
-    bytes: usize,
+    /// Length as JSON.
+    pub(super) bytes: usize,
 }
 
 impl PartialEq for Entry {
@@ -57,11 +58,6 @@ impl Entry {
 
     pub(super) fn json(&self) -> &Value {
         &self.json
-    }
-
-    /// Length as JSON.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// Whether a slice with this device holds fewer devices.

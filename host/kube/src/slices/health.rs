@@ -11,6 +11,9 @@ use tokio::time::Instant;
 
 use nodedock_model::{DeviceName, HealthReport, HealthState, PoolName};
 
+/// Time that a device keeps the taint after its last unhealthy report: flapping must not cause a write each time.
+pub(crate) const SLICE_TAINT_HOLD: Duration = Duration::from_secs(30);
+
 /// Devices, by the names that their driver gives them.
 pub(super) type Devices = BTreeSet<(PoolName, DeviceName)>;
 
@@ -29,7 +32,7 @@ struct Illness {
 
 impl UnhealthyDevices {
     /// Takes the driver's current report, and which devices have the taint in observed slices.
-    pub(super) fn update(&mut self, now: Instant, hold: Duration, report: &HealthReport, tainted: &Devices) {
+    pub(super) fn update(&mut self, now: Instant, report: &HealthReport, tainted: &Devices) {
         let recovered = Illness { last: now, is_unhealthy: false, is_over: false };
         let unhealthy = Illness { is_unhealthy: true, ..recovered };
         for device in tainted {
@@ -43,7 +46,7 @@ impl UnhealthyDevices {
             }
         }
         for illness in self.0.values_mut() {
-            illness.is_over |= !illness.is_unhealthy && now >= illness.last + hold;
+            illness.is_over |= !illness.is_unhealthy && now >= illness.last + SLICE_TAINT_HOLD;
         }
         self.0.retain(|device, illness| !illness.is_over || tainted.contains(device));
     }
@@ -55,9 +58,9 @@ impl UnhealthyDevices {
     }
 
     /// Returns when the next device recovers if no further report comes.
-    pub(super) fn next_recovery(&self, hold: Duration) -> Option<Instant> {
+    pub(super) fn next_recovery(&self) -> Option<Instant> {
         let recovering = self.0.values().filter(|illness| !illness.is_unhealthy && !illness.is_over);
-        recovering.map(|illness| illness.last + hold).min()
+        recovering.map(|illness| illness.last + SLICE_TAINT_HOLD).min()
     }
 }
 
@@ -65,8 +68,6 @@ impl UnhealthyDevices {
 mod tests {
     use super::*;
     use nodedock_model::DeviceHealth;
-
-    const HOLD: Duration = Duration::from_secs(30);
 
     fn device() -> (PoolName, DeviceName) {
         (PoolName::new("p").unwrap(), DeviceName::new("d").unwrap())
@@ -86,8 +87,8 @@ mod tests {
         let start = Instant::now();
         let mut devices = UnhealthyDevices::default();
         let mut update = |at: u64, state| {
-            devices.update(start + Duration::from_secs(at), HOLD, &report(state), &BTreeSet::new());
-            (is_tainted(&devices), devices.next_recovery(HOLD).map(|due| (due - start).as_secs()))
+            devices.update(start + Duration::from_secs(at), &report(state), &BTreeSet::new());
+            (is_tainted(&devices), devices.next_recovery().map(|due| (due - start).as_secs()))
         };
         for (at, state, expected) in [
             (0, Unknown, (false, None)),
@@ -110,7 +111,7 @@ mod tests {
         let (start, tainted) = (Instant::now(), BTreeSet::from([device()]));
         let mut devices = UnhealthyDevices::default();
         let mut update = |at: u64, tainted: &Devices| {
-            devices.update(start + Duration::from_secs(at), HOLD, &report(HealthState::Healthy), tainted);
+            devices.update(start + Duration::from_secs(at), &report(HealthState::Healthy), tainted);
             is_tainted(&devices)
         };
         assert!(update(0, &tainted));
@@ -125,10 +126,10 @@ mod tests {
     fn a_device_that_is_no_longer_reported_recovers_after_a_while() {
         let start = Instant::now();
         let mut devices = UnhealthyDevices::default();
-        devices.update(start, HOLD, &report(HealthState::Unhealthy), &BTreeSet::new());
-        devices.update(start + HOLD / 2, HOLD, &HealthReport::new(), &BTreeSet::new());
+        devices.update(start, &report(HealthState::Unhealthy), &BTreeSet::new());
+        devices.update(start + SLICE_TAINT_HOLD / 2, &HealthReport::new(), &BTreeSet::new());
         assert!(is_tainted(&devices));
-        devices.update(start + HOLD, HOLD, &HealthReport::new(), &BTreeSet::new());
+        devices.update(start + SLICE_TAINT_HOLD, &HealthReport::new(), &BTreeSet::new());
         assert!(!is_tainted(&devices));
     }
 }

@@ -13,19 +13,17 @@ use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::SliceParts;
 use super::api::SliceApi;
-use super::conditions;
 use super::desired::{DesiredState, earliest};
-use super::diff::{CounterPlacement, DesiredPool, Diff, Layout, TaintTimes, Write, diff, layout};
+use super::diff::{CounterPlacement, DesiredPool, Diff, KnownPool, Write, diff};
 use super::drivers::DriverSnapshot;
 use super::pace::Pace;
-use super::report::{Outcome, PoolStatus, Verb};
+use super::report::{Outcome, PoolStatus};
 use super::slice::{Content, PoolKey};
 use super::store::SliceStore;
-use crate::client::{ApiError, DraResource, ErrorKind};
+use super::{SLICE_SETTLE, SliceParts, conditions};
+use crate::client::{ApiError, DraResource, ErrorKind, Verb};
 use crate::facts::NodeFacts;
-use crate::slices::SLICE_SETTLE;
 use nodedock_base::clock::now_ms;
 use nodedock_model::{DriverName, Problem, ProblemCode};
 
@@ -47,9 +45,7 @@ pub(super) struct Reconciler {
 #[derive(Default)]
 struct PoolState {
     pace: Pace,
-    times: TaintTimes,
-    layout: Layout,
-    generation: i64,
+    known: KnownPool,
     /// The content and the owner with which the pool was last reconciled.
     done: Option<(Arc<Content>, NodeFacts)>,
 }
@@ -59,13 +55,12 @@ impl Reconciler {
         let fields = format!("spec.nodeName={}", parts.node_name);
         let events = parts.kube.watch("resource slices of this node", DraResource::Slices, None, fields);
         let mut events = std::pin::pin!(events);
-        let settings = parts.settings.clone();
         let mut reconciler = Self {
-            api: SliceApi::new(parts.kube.clone()),
+            api: SliceApi(parts.kube.clone()),
             node: parts.node.watch(),
+            desired: DesiredState::new(parts.names.clone()),
             parts,
             store: SliceStore::new(),
-            desired: DesiredState::new(settings),
             snapshot: DriverSnapshot::default(),
             unnameable: BTreeMap::new(),
             pools: BTreeMap::new(),
@@ -92,7 +87,7 @@ impl Reconciler {
     fn next_due(&self) -> Option<Instant> {
         let pools = self.pools.values().filter_map(|pool| pool.pace.due());
         let pools = pools.min().filter(|_| self.node.borrow().is_some());
-        earliest(self.derive_at, pools).filter(|_| self.store.is_listed())
+        earliest(self.derive_at, pools).filter(|_| self.store.is_listed)
     }
 
     async fn observe(&mut self, event: Event<DynamicObject>) {
@@ -142,7 +137,7 @@ impl Reconciler {
 
     /// Whether the pools of a driver that are not desired are deleted.
     fn is_managed(&self, driver: &DriverName) -> bool {
-        self.snapshot.serving.contains_key(driver) || self.desired.withdrawn().contains(driver)
+        self.snapshot.serving.contains_key(driver) || self.desired.withdrawn.contains(driver)
     }
 
     /// Returns the observed pools that are deleted unless they are desired.
@@ -201,12 +196,8 @@ impl Reconciler {
             self.parts.conditions.clear(ProblemCode::SlicesContested, &key.to_string());
         }
         let pool = self.pool(key);
-        pool.times.learn(&slices, &content);
-        let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
-        pool.generation = newest.unwrap_or(pool.generation).max(0);
-        let (generation, layout, times) = (pool.generation, &pool.layout, &pool.times);
-        let desired =
-            DesiredPool { key, node: &node, content: &content, counters, generation, layout, times };
+        pool.known.observe(&slices, &content);
+        let desired = DesiredPool { key, node: &node, content: &content, counters, known: &pool.known };
         let diff = match diff(&desired, &slices) {
             Ok(diff) => diff,
             Err(error) => return self.refused(key, &error.to_string()),
@@ -230,10 +221,7 @@ impl Reconciler {
     fn succeeded(&mut self, key: &PoolKey, status: PoolStatus, wrote: bool, done: (Arc<Content>, NodeFacts)) {
         let (now, slices) = (Instant::now(), self.store.of_pool(key));
         let pool = self.pool(key);
-        // They are needed when the slices are deleted.
-        pool.times.learn(&slices, &done.0);
-        pool.layout = layout(&slices);
-        pool.generation = status.generation;
+        pool.known.written(&slices, &done.0, status.generation);
         pool.pace.succeeded(now, wrote);
         let is_same = |(content, node): &(Arc<Content>, NodeFacts)| *content == done.0 && *node == done.1;
         let is_repair = wrote && pool.done.as_ref().is_some_and(is_same);

@@ -1,23 +1,19 @@
 //! The outcome of publishing slices, by pool and in numbers: for metrics, health and `get`.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
 use super::slice::PoolKey;
+use crate::client::Verb;
 use nodedock_base::worded;
 use nodedock_model::Problem;
 
-worded! {
-    /// A kind of write.
-    Verb {
-        Create = "create",
-        Update = "update",
-        Delete = "delete",
-    }
-}
+/// The kinds of writes.
+pub(super) const WRITES: [Verb; 3] = [Verb::Create, Verb::Update, Verb::Delete];
 
 worded! {
     /// The outcome of a write.
@@ -61,7 +57,7 @@ impl Default for SliceReport {
     fn default() -> Self {
         let report = Self { pools: Arc::default(), writes: Family::default(), repairs: Counter::default() };
         // The samples exist from the start.
-        for (verb, outcome) in Verb::ALL.iter().flat_map(|verb| Outcome::ALL.iter().map(move |o| (verb, o))) {
+        for (verb, outcome) in WRITES.iter().flat_map(|verb| Outcome::ALL.iter().map(move |o| (verb, o))) {
             drop(report.writes(*verb, *outcome));
         }
         report
@@ -70,11 +66,11 @@ impl Default for SliceReport {
 
 impl SliceReport {
     pub fn pools(&self) -> BTreeMap<PoolKey, PoolStatus> {
-        self.lock().clone()
+        self.pools.lock().clone()
     }
 
     pub fn pool(&self, key: &PoolKey) -> Option<PoolStatus> {
-        self.lock().get(key).cloned()
+        self.pools.lock().get(key).cloned()
     }
 
     pub(super) fn writes(&self, verb: Verb, outcome: Outcome) -> Counter {
@@ -82,14 +78,10 @@ impl SliceReport {
     }
 
     pub(super) fn set(&self, key: &PoolKey, status: PoolStatus) {
-        self.lock().insert(key.clone(), status);
+        self.pools.lock().insert(key.clone(), status);
     }
 
     pub(super) fn remove(&self, key: &PoolKey) {
-        self.lock().remove(key);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<PoolKey, PoolStatus>> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pools.lock().remove(key);
     }
 }

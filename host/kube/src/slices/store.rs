@@ -18,7 +18,8 @@ const SLICES_MAX: usize = 16 * 1024;
 pub(super) struct SliceStore {
     store: Store<Slice>,
     writer: Writer<Slice>,
-    is_listed: bool,
+    /// All slices were listed once.
+    pub(super) is_listed: bool,
 }
 
 /// The type of the store's keys: slices of all versions of the API are the same objects.
@@ -30,11 +31,6 @@ impl SliceStore {
     pub(super) fn new() -> Self {
         let writer = Writer::new(resource());
         Self { store: writer.as_reader(), writer, is_listed: false }
-    }
-
-    /// Whether all slices were listed once.
-    pub(super) fn is_listed(&self) -> bool {
-        self.is_listed
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Slice>> {
@@ -52,23 +48,18 @@ impl SliceStore {
     /// Takes an event of the watch and returns the pools that it may have changed.
     pub(super) fn apply(&mut self, event: Event<DynamicObject>) -> BTreeSet<PoolKey> {
         match event {
-            Event::Apply(object) => self.reported(object, Event::Apply).into_iter().collect(),
-            Event::Delete(object) => self.reported(object, Event::Delete).into_iter().collect(),
-            Event::InitApply(object) => {
-                self.reported(object, Event::InitApply);
-                BTreeSet::new()
-            }
-            Event::Init => {
-                self.writer.apply_watcher_event(&Event::Init);
-                BTreeSet::new()
-            }
+            Event::Apply(object) => return self.reported(object, Event::Apply).into_iter().collect(),
+            Event::Delete(object) => return self.reported(object, Event::Delete).into_iter().collect(),
+            Event::InitApply(object) => drop(self.reported(object, Event::InitApply)),
+            Event::Init => self.writer.apply_watcher_event(&Event::Init),
             Event::InitDone => {
                 let before = self.pools();
                 self.writer.apply_watcher_event(&Event::InitDone);
                 self.is_listed = true;
-                before.into_iter().chain(self.pools()).collect()
+                return before.into_iter().chain(self.pools()).collect();
             }
         }
+        BTreeSet::new()
     }
 
     /// Takes a reported slice, unless it is older than the server's answer to a write.

@@ -57,7 +57,7 @@ fn with_health(mut published: Published, pool: &str, index: usize, state: Health
 }
 
 fn content(pool: &Pool) -> Content {
-    super::convert::content(pool, &Default::default(), TaintEffect::NoSchedule)
+    super::convert::content(pool, &Default::default())
 }
 
 /// What a reader of the API takes for the devices of a pool. None: it is not complete.

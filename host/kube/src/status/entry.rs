@@ -11,9 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::events::camel_case;
 use nodedock_base::printable::cut;
-use nodedock_model::{
-    Condition, DeviceName, DeviceStatus, DriverName, NetworkData, PoolName, is_label_key, limit,
-};
+use nodedock_model::{Condition, DeviceStatus, NetworkData, ReportedDevice, is_label_key, limit};
 
 /// Which device of a claim an entry is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -25,19 +23,10 @@ pub(super) struct Key {
     pub share_id: Option<String>,
 }
 
-/// What a driver reports of a device of a claim.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeviceReport {
-    pub pool: PoolName,
-    pub device: DeviceName,
-    pub share_id: Option<String>,
-    pub status: DeviceStatus,
-}
-
 impl Key {
-    pub(super) fn new(driver: &DriverName, report: &DeviceReport) -> Self {
+    pub(super) fn new(report: &ReportedDevice) -> Self {
         Self {
-            driver: driver.to_string(),
+            driver: report.driver.to_string(),
             pool: report.pool.to_string(),
             device: report.device.to_string(),
             share_id: report.share_id.clone(),

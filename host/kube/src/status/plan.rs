@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use kube::api::DynamicObject;
 use serde_json::Value;
 
-use super::entry::{DeviceReport, Key, entry};
-use nodedock_model::{DeviceStatus, DriverName, ObjectRef};
+use super::entry::{Key, entry};
+use nodedock_model::{DeviceStatus, DriverName, ObjectRef, ReportedDevice};
 
 /// All that a driver reports of a claim. Without reports the driver's entries are removed.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct DriverStatus {
     pub(super) claim: ObjectRef,
     pub(super) driver: DriverName,
-    pub(super) devices: Vec<DeviceReport>,
+    pub(super) devices: Vec<ReportedDevice>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -24,13 +24,6 @@ pub(super) enum Plan {
     Unchanged,
     /// All entries of the driver that it is to have.
     Apply(Vec<Value>),
-}
-
-impl DriverStatus {
-    /// Whether both are about the same driver and claim.
-    pub(super) fn is_same_part(&self, other: &Self) -> bool {
-        self.claim.uid == other.claim.uid && self.driver == other.driver
-    }
 }
 
 /// `now` in RFC 3339. What does not fit is described in `left_out`, a phrase each.
@@ -51,7 +44,7 @@ pub(super) fn plan(
     let current: BTreeMap<Key, &Value> = ours.filter(|(key, _)| key.driver == driver.as_str()).collect();
     let mut wanted = BTreeMap::new();
     for report in status.devices.iter().filter(|report| report.status != DeviceStatus::default()) {
-        let key = Key::new(driver, report);
+        let key = Key::new(report);
         if !allocated.contains(&key) {
             left_out.push(format!(
                 "device {}/{} of {driver}: the claim has no such device",
@@ -92,14 +85,15 @@ mod tests {
         Key::of(&claim["status"]["allocation"]["devices"]["results"][0]).unwrap()
     }
 
-    fn report(key: &Key, reason: &str) -> DeviceReport {
+    fn report(key: &Key, reason: &str) -> ReportedDevice {
         let condition = Condition {
             kind: "Ready".to_owned(),
             status: Some(true),
             reason: reason.to_owned(),
             message: String::new(),
         };
-        DeviceReport {
+        ReportedDevice {
+            driver: DriverName::new(&key.driver).unwrap(),
             pool: PoolName::new(&key.pool).unwrap(),
             device: DeviceName::new(&key.device).unwrap(),
             share_id: key.share_id.clone(),
@@ -107,7 +101,7 @@ mod tests {
         }
     }
 
-    fn status(claim: &str, devices: Vec<DeviceReport>) -> DriverStatus {
+    fn status(claim: &str, devices: Vec<ReportedDevice>) -> DriverStatus {
         let uid = recorded(claim, vec![]).metadata.uid.unwrap();
         let claim = ObjectRef::new("default", "gpu-and-nic", &uid).unwrap();
         DriverStatus { claim, driver: DriverName::new("gpu.example.com").unwrap(), devices }
@@ -140,7 +134,7 @@ mod tests {
         assert_eq!(entries[0]["conditions"][0]["lastTransitionTime"], THEN);
         assert_eq!(entries[0]["conditions"][0]["reason"], "Other");
         // Nothing is reported any more.
-        let silent = DeviceReport { status: DeviceStatus::default(), ..report(&key, "") };
+        let silent = ReportedDevice { status: DeviceStatus::default(), ..report(&key, "") };
         for nothing in [vec![], vec![silent]] {
             assert_eq!(planned(&claim, &status(CLAIM, nothing), NOW).0, Plan::Apply(vec![]));
         }

@@ -5,8 +5,7 @@ use tokio::time::Duration;
 use super::super::client::tests::over;
 use super::*;
 use crate::events::KUBE_FORBIDDEN_PAUSE;
-use crate::status::STATUSES_WAITING_MAX;
-use nodedock_model::{Condition, DeviceName, DeviceStatus, PoolName, ProblemCode};
+use nodedock_model::{Condition, DeviceName, DeviceStatus, ObjectRef, PoolName, ProblemCode, ReportedDevice};
 
 struct Cluster {
     server: Arc<ApiServer>,
@@ -25,8 +24,9 @@ impl Cluster {
         Self { server, conditions, writer, tasks, claim: ObjectRef::new("default", "one", &uid).unwrap() }
     }
 
-    fn report(&self, driver: &str, reasons: &[&str]) {
-        assert!(self.writer.report(status(&self.claim, driver, reasons)));
+    /// Drivers report these reasons, and others nothing.
+    fn report(&self, reasons: &[(&str, &[&str])]) {
+        self.writer.set(reported(&self.claim, reasons));
     }
 
     /// Until the writer waits, and requests for claims since the last call.
@@ -49,7 +49,7 @@ impl Cluster {
     }
 
     fn counts(&self) -> [u64; 4] {
-        let counts = self.writer.counts();
+        let counts = &self.writer.counts;
         [&counts.written, &counts.unchanged, &counts.refused, &counts.dropped].map(Counter::get)
     }
 
@@ -65,15 +65,16 @@ fn allocated() -> Allocated {
         .config("FromClaim", &["gpu"], "gpu.example.com", json!({"a": 1}))
 }
 
-/// A report of device `gpu-0` with a condition for each reason; none: nothing is reported.
-fn status(claim: &ObjectRef, driver: &str, reasons: &[&str]) -> ClaimStatus {
+/// A report of device `gpu-0` by each driver with a condition for each reason; none: nothing is reported.
+fn reported(claim: &ObjectRef, drivers: &[(&str, &[&str])]) -> Reported {
     let condition = |reason: &&str| Condition {
         kind: "Ready".to_owned(),
         status: Some(true),
         reason: (*reason).to_owned(),
         message: String::new(),
     };
-    let device = DeviceReport {
+    let device = |(driver, reasons): &(&str, &[&str])| ReportedDevice {
+        driver: DriverName::new(*driver).unwrap(),
         pool: PoolName::new("node-1").unwrap(),
         device: DeviceName::new("gpu-0").unwrap(),
         share_id: None,
@@ -82,8 +83,8 @@ fn status(claim: &ObjectRef, driver: &str, reasons: &[&str]) -> ClaimStatus {
             ..DeviceStatus::default()
         },
     };
-    let drivers = [(DriverName::new(driver).unwrap(), vec![device])].into();
-    ClaimStatus { claim: claim.clone(), drivers }
+    let devices = drivers.iter().map(device).collect();
+    [(claim.uid.clone(), ClaimStatuses { claim: claim.clone(), devices })].into()
 }
 
 const GPU: &str = "gpu.example.com";
@@ -96,17 +97,20 @@ fn pairs(entries: &[(&str, &str)]) -> Vec<(String, String)> {
 #[tokio::test(start_paused = true)]
 async fn a_status_is_read_and_applied_and_one_that_is_there_is_not_written_again() {
     let cluster = Cluster::new(allocated()).await;
-    cluster.report(GPU, &["Old"]);
+    cluster.report(&[(GPU, &["Old"])]);
     // Of two reports that wait the newer counts.
-    cluster.report(GPU, &["New"]);
+    cluster.report(&[(GPU, &["New"])]);
     let requests = cluster.written().await;
     let verbs: Vec<_> = requests.iter().map(|seen| (seen.verb.as_str(), seen.full_resource())).collect();
     assert_eq!(verbs, [("get", "resourceclaims".to_owned()), ("patch", "resourceclaims/status".to_owned())]);
     assert_eq!(requests[1].content_type, "application/apply-patch+yaml");
     assert_eq!(requests[1].query["fieldManager"], "nodedock/gpu.example.com");
     assert_eq!((cluster.entries(), cluster.counts()), (pairs(&[(GPU, "New")]), [1, 0, 0, 0]));
-    cluster.report(GPU, &["New"]);
-    assert_eq!((cluster.written().await.len(), cluster.counts()), (1, [1, 1, 0, 0]));
+    cluster.report(&[(GPU, &["New"])]);
+    assert_eq!((cluster.written().await.len(), cluster.counts()), (0, [1, 0, 0, 0]));
+    let restarted = Statuses::start(&cluster.tasks, &over(&cluster.server), Conditions::default());
+    restarted.set(reported(&cluster.claim, &[(GPU, &["New"])]));
+    assert_eq!((cluster.written().await.len(), restarted.counts.unchanged.get()), (1, 1));
     assert!(cluster.tasks.drain(Duration::from_secs(1)).await);
 }
 
@@ -114,16 +118,15 @@ async fn a_status_is_read_and_applied_and_one_that_is_there_is_not_written_again
 #[tokio::test(start_paused = true)]
 async fn each_driver_has_its_own_entries_and_takes_back_its_own_only() {
     let cluster = Cluster::new(allocated()).await;
-    cluster.report(GPU, &["A"]);
-    cluster.report(NIC, &["B"]);
+    cluster.report(&[(GPU, &["A"]), (NIC, &["B"])]);
     cluster.written().await;
     assert_eq!(cluster.entries(), pairs(&[(GPU, "A"), (NIC, "B")]));
     let tasks = Tasks::new();
     let restarted = Statuses::start(&tasks, &over(&cluster.server), Conditions::default());
-    restarted.report(status(&cluster.claim, NIC, &["C"]));
+    restarted.set(reported(&cluster.claim, &[(NIC, &["C"])]));
     cluster.written().await;
     assert_eq!(cluster.entries(), pairs(&[(GPU, "A"), (NIC, "C")]));
-    cluster.report(GPU, &[]);
+    cluster.report(&[(NIC, &["B"])]);
     cluster.written().await;
     assert_eq!(cluster.entries(), pairs(&[(NIC, "C")]));
 }
@@ -132,13 +135,13 @@ async fn each_driver_has_its_own_entries_and_takes_back_its_own_only() {
 async fn a_conflict_is_read_again_and_a_claim_that_is_another_or_gone_is_left_alone() {
     let cluster = Cluster::new(allocated()).await;
     cluster.server.fail_times(2, Fault::Status(409), When::any().verb("patch"));
-    cluster.report(GPU, &["New"]);
+    cluster.report(&[(GPU, &["New"])]);
     assert_eq!((cluster.written().await.len(), cluster.counts()), (6, [1, 0, 0, 0]));
     cluster.server.delete("resourceclaims", "default", "one");
-    cluster.report(GPU, &["Newer"]);
+    cluster.report(&[(GPU, &["Newer"])]);
     assert_eq!(cluster.written().await.len(), 1);
     cluster.server.allocate_claim(allocated());
-    cluster.report(GPU, &["Newer"]);
+    cluster.report(&[(GPU, &["Newest"])]);
     assert_eq!((cluster.written().await.len(), cluster.counts()), (1, [1, 0, 0, 0]));
     assert_eq!((cluster.entries(), cluster.codes()), (vec![], vec![]));
 }
@@ -148,14 +151,15 @@ async fn a_conflict_is_read_again_and_a_claim_that_is_another_or_gone_is_left_al
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_parameters_have_white_space_is_a_condition_until_it_is_unprepared() {
     let cluster = Cluster::new(allocated().with_spaced_parameters()).await;
-    cluster.report(GPU, &["New"]);
+    cluster.report(&[(GPU, &["New"])]);
     assert_eq!((cluster.written().await.len(), cluster.counts()), (2, [0, 0, 1, 0]));
     let condition = cluster.conditions.list().remove(0);
     assert_eq!(
         (condition.subject.as_str(), condition.problem.code.as_str()),
         ("default/one", ProblemCode::ClaimStatusUnwritable.as_str())
     );
-    cluster.writer.forget(&cluster.claim);
+    cluster.writer.set(Reported::new());
+    cluster.written().await;
     assert_eq!(cluster.codes(), [""; 0]);
 }
 
@@ -163,7 +167,7 @@ async fn a_claim_whose_parameters_have_white_space_is_a_condition_until_it_is_un
 async fn what_is_refused_for_good_is_not_tried_again() {
     let cluster = Cluster::new(allocated()).await;
     cluster.server.fail(Fault::Status(422), When::any().verb("patch"));
-    cluster.report(GPU, &["New"]);
+    cluster.report(&[(GPU, &["New"])]);
     assert_eq!((cluster.written().await.len(), cluster.counts()), (2, [0, 0, 1, 0]));
     assert_eq!(cluster.codes(), [""; 0]);
 }
@@ -172,7 +176,7 @@ async fn what_is_refused_for_good_is_not_tried_again() {
 async fn what_is_forbidden_is_one_condition_and_not_hammered() {
     let cluster = Cluster::new(allocated()).await;
     cluster.server.deny("patch", "resourceclaims/status");
-    cluster.report(GPU, &["New"]);
+    cluster.report(&[(GPU, &["New"])]);
     tokio::time::sleep(KUBE_FORBIDDEN_PAUSE - Duration::from_secs(1)).await;
     assert_eq!(
         (cluster.written().await.len(), cluster.codes()),
@@ -187,59 +191,54 @@ async fn what_is_forbidden_is_one_condition_and_not_hammered() {
 async fn while_the_api_server_is_unreachable_the_newest_waits() {
     let cluster = Cluster::new(allocated()).await;
     let fault = cluster.server.fail(Fault::Away, When::any());
-    cluster.report(GPU, &["Old"]);
+    cluster.report(&[(GPU, &["Old"])]);
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert!(cluster.server.requests().len() < 25);
-    cluster.report(GPU, &["New"]);
+    cluster.report(&[(GPU, &["New"])]);
     cluster.server.lift(fault);
     tokio::time::sleep(limit::KUBE_RETRY_MAX).await;
     assert_eq!((cluster.entries(), cluster.counts()), (pairs(&[(GPU, "New")]), [1, 0, 0, 0]));
 }
 
-fn waiting_status(uid: &str, driver: &str) -> DriverStatus {
-    let claim = ObjectRef::new("default", "one", uid).unwrap();
-    DriverStatus { claim, driver: DriverName::new(driver).unwrap(), devices: Vec::new() }
+/// Claims by their UIDs, each with a driver that reports something.
+fn of_claims(claims: &[(&str, &str)]) -> Reported {
+    let of_claim = |(uid, driver): &(&str, &str)| {
+        reported(&ObjectRef::new("default", "one", uid).unwrap(), &[(*driver, &["A"])])
+    };
+    claims.iter().flat_map(of_claim).collect()
 }
 
-#[test]
-fn the_queue_has_a_bound_and_a_driver_s_part_of_a_claim_one_entry() {
-    let queue = Queue::default();
-    for i in 0..STATUSES_WAITING_MAX + 1 {
-        let status = waiting_status(&format!("uid-{i}"), GPU);
-        assert_eq!(queue.push(status.clone(), true), i < STATUSES_WAITING_MAX);
-        if i == 0 {
-            assert!(queue.push(status, true));
-        }
-    }
-    let length = || queue.waiting().statuses.len();
-    assert_eq!((length(), queue.counts.dropped.get()), (STATUSES_WAITING_MAX, 1));
-    queue.waiting().forget(&Uid::new("uid-0").unwrap());
-    assert_eq!(length(), STATUSES_WAITING_MAX - 1);
-    let first = queue.waiting().next(Instant::now()).unwrap();
-    assert_eq!(first.claim.uid.as_str(), "uid-1");
-    // A claim that is forgotten while it is written does not come back.
-    queue.waiting().forget(&first.claim.uid);
-    queue.requeue(first);
-    assert_eq!(length(), STATUSES_WAITING_MAX - 2);
+async fn writer() -> Writer {
+    let server = Arc::new(ApiServer::start().await);
+    Writer::new(over(&server), Arc::default(), Conditions::default())
 }
 
-#[test]
-fn a_driver_whose_status_is_forbidden_keeps_no_other_waiting() {
-    let now = Instant::now();
-    let queue = Queue::default();
-    for (uid, driver) in [("a", GPU), ("b", GPU), ("c", NIC)] {
-        queue.push(waiting_status(uid, driver), true);
-    }
-    let next = |at: Instant| queue.waiting().next(at);
-    let first = next(now).unwrap();
+#[tokio::test]
+async fn statuses_have_a_bound_and_those_of_claims_that_are_gone_go() {
+    let mut writer = writer().await;
+    let uids: Vec<_> = (0..=STATUSES_MAX).map(|index| format!("uid-{index}")).collect();
+    let claims: Vec<_> = uids.iter().map(|uid| (uid.as_str(), GPU)).collect();
+    writer.update(&of_claims(&claims));
+    assert_eq!((writer.parts.len(), writer.counts.dropped.get()), (STATUSES_MAX, 1));
+    writer.update(&of_claims(&claims[..2]));
+    assert_eq!(writer.parts.len(), 2);
+}
+
+#[tokio::test]
+async fn a_driver_whose_status_is_forbidden_keeps_no_other_waiting() {
+    let (now, mut writer) = (Instant::now(), writer().await);
+    writer.update(&of_claims(&[("a", GPU), ("b", GPU), ("c", NIC)]));
+    let first = writer.next(now).unwrap();
     let until = now + KUBE_FORBIDDEN_PAUSE;
-    queue.waiting().held_back.insert(first.driver.clone(), until);
-    queue.requeue(first);
-    assert_eq!(next(now).unwrap().claim.uid.as_str(), "c");
-    assert_eq!(next(now), Err(Some(until)));
+    writer.held_back.insert(first.driver.clone(), until);
+    writer.part(&first).failures += 1;
+    let other = writer.next(now).unwrap();
+    assert_eq!(other.claim.uid.as_str(), "c");
+    writer.done(&other, true);
+    assert_eq!(writer.next(now), Err(Some(until)));
     // One try after the pause; it is not that of the same claim again.
-    assert_eq!(next(until).unwrap().claim.uid.as_str(), "b");
-    queue.waiting().forget(&Uid::new("a").unwrap());
-    assert_eq!(next(until), Err(None));
-    assert!(queue.waiting().held_back.is_empty());
+    assert_eq!(writer.next(until).unwrap().claim.uid.as_str(), "b");
+    writer.update(&of_claims(&[("c", NIC)]));
+    assert_eq!(writer.next(until), Err(None));
+    assert!(writer.held_back.is_empty());
 }

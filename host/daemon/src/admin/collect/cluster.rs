@@ -98,7 +98,7 @@ fn encode_claims(cluster: Option<&Cluster>, out: &mut Exposition<'_>) -> fmt::Re
         [(["known"], cached as u64), (["followed"], watched as u64)]
     });
     out.gauges(families::CLAIMS_KNOWN, known)?;
-    let statuses = cluster.map(|cluster| cluster.statuses.counts()).into_iter().flat_map(|counts| {
+    let statuses = cluster.map(|cluster| &cluster.statuses.counts).into_iter().flat_map(|counts| {
         [
             (["written"], counts.written.clone()),
             (["standing"], counts.unchanged.clone()),
@@ -107,17 +107,10 @@ fn encode_claims(cluster: Option<&Cluster>, out: &mut Exposition<'_>) -> fmt::Re
         ]
     });
     out.samples(families::CLAIM_STATUSES, statuses)?;
-    let events = cluster.map(|cluster| cluster.events.counts()).into_iter().flat_map(|counts| {
-        [
-            (["created"], counts.created),
-            (["updated"], counts.updated),
-            (["refused"], counts.refused),
-            (["dropped"], counts.dropped),
-        ]
-        .map(|(outcome, count)| (outcome, ConstCounter::new(count)))
-    });
+    let events = cluster.into_iter().flat_map(|cluster| cluster.events.counts());
+    let events = events.map(|(outcome, count)| ([outcome], ConstCounter::new(count)));
     out.samples(families::EVENTS, events)?;
-    let reconcile = cluster.map(|cluster| cluster.reconcile.counts());
+    let reconcile = cluster.map(|cluster| &cluster.reconcile.counts);
     let rounds = reconcile
         .into_iter()
         .flat_map(|counts| [(["seen"], counts.seen.clone()), (["blind"], counts.blind.clone())]);

@@ -1,18 +1,15 @@
 //! What the claim manager prepared for the kubelet, reported to those who read and write claims at the API server.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-
-use tokio::sync::broadcast::error::RecvError;
 
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
-use nodedock_kube::bridge::NodePools;
 use nodedock_kube::claims::ApiClaims;
+use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::Reconcile;
-use nodedock_kube::status::{ClaimStatus, DeviceReport, Statuses};
-use nodedock_model::{ChangedKind, ClaimStatuses, DriverName, Uid, limit};
+use nodedock_kube::status::{Reported, Statuses};
+use nodedock_model::{ChangedKind, ClaimStatuses};
 
 /// Reports to the cache of the API server's claims which of them are prepared here, and wakes the reconcile when one was lost.
 pub(super) async fn report_prepared(
@@ -34,83 +31,40 @@ pub(super) async fn report_prepared(
             () = tasks.stopped() => return,
             // What was missed is found in the next round.
             () = Changes::next_of(&mut changes, ChangedKind::Claim) => {}
-            lost = lost.recv() => match lost {
-                Ok(_) | Err(RecvError::Lagged(_)) => reconcile.trigger(),
-                Err(RecvError::Closed) => return,
+            lost = lost.changed() => match lost {
+                Ok(()) => reconcile.trigger(),
+                Err(_) => return,
             },
         }
     }
 }
 
-/// Reports what drivers say of claims' devices to the writer of their statuses, each change once.
-pub(super) struct StatusReports {
-    pub(super) claims: Arc<Manager>,
-    pub(super) pools: NodePools,
-    pub(super) statuses: Statuses,
-    pub(super) reported: BTreeMap<Uid, ClaimStatuses>,
+/// Reports to the writer of statuses what drivers report of claims' devices, until the tasks stop.
+pub(super) async fn report_statuses(
+    claims: Arc<Manager>,
+    pools: NodePools,
+    statuses: Statuses,
+    tasks: Tasks,
+) {
+    let mut changes = claims.device_status_changes();
+    loop {
+        changes.mark_unchanged();
+        statuses.set(reported(&claims, &pools));
+        tokio::select! {
+            () = tasks.stopped() => return,
+            // A change that is missed here is seen in the next round.
+            changed = changes.changed() => if changed.is_err() { return },
+        }
+    }
 }
 
-impl StatusReports {
-    /// Until the tasks stop.
-    pub(super) async fn run(mut self, tasks: Tasks) {
-        let mut changes = self.claims.device_status_changes();
-        loop {
-            changes.mark_unchanged();
-            let had_room = self.report();
-            tokio::select! {
-                () = tasks.stopped() => return,
-                // What found no room is reported again: it may never change.
-                () = tokio::time::sleep(limit::KUBE_RETRY_MAX), if !had_room => {}
-                // A change that is missed here is seen in the next round.
-                changed = changes.changed() => if changed.is_err() { return },
-            }
-        }
+/// What drivers report of each prepared claim, by the names of pools that the API server has; of some nothing.
+fn reported(claims: &Manager, pools: &NodePools) -> Reported {
+    let prepared = claims.held_for_kubelet().into_iter();
+    let prepared = prepared.map(|held| ClaimStatuses { claim: held.claim, devices: Vec::new() });
+    let mut all: Vec<_> = prepared.chain(claims.device_statuses()).collect();
+    for device in all.iter_mut().flat_map(|statuses| &mut statuses.devices) {
+        device.pool = pools.published(&device.driver, &device.pool);
     }
-
-    /// False: there was no room for some.
-    fn report(&mut self) -> bool {
-        let current = self.claims.device_statuses().into_iter();
-        let mut current: BTreeMap<Uid, ClaimStatuses> =
-            current.map(|statuses| (statuses.claim.uid.clone(), statuses)).collect();
-        for prepared in self.claims.held_for_kubelet() {
-            let uid = &prepared.claim.uid;
-            if self.reported.contains_key(uid) && !current.contains_key(uid) {
-                // Its drivers report nothing any more: what was reported is taken back.
-                let nothing = ClaimStatuses { claim: prepared.claim.clone(), devices: Vec::new() };
-                current.insert(uid.clone(), nothing);
-            }
-        }
-        for (_, gone) in self.reported.extract_if(.., |uid, _| !current.contains_key(uid)) {
-            self.statuses.forget(&gone.claim);
-        }
-        let mut had_room = true;
-        for (uid, statuses) in current {
-            let before = self.reported.get(&uid);
-            if before == Some(&statuses) {
-                continue;
-            }
-            if self.statuses.report(self.status(&statuses, before)) {
-                self.reported.insert(uid, statuses);
-            } else {
-                had_room = false;
-            }
-        }
-        had_room
-    }
-
-    /// A driver that reported something before, and nothing now, has an empty report.
-    fn status(&self, statuses: &ClaimStatuses, before: Option<&ClaimStatuses>) -> ClaimStatus {
-        let before = before.into_iter().flat_map(|before| &before.devices);
-        let mut drivers: BTreeMap<DriverName, Vec<DeviceReport>> =
-            before.map(|device| (device.driver.clone(), Vec::new())).collect();
-        for device in &statuses.devices {
-            drivers.entry(device.driver.clone()).or_default().push(DeviceReport {
-                pool: self.pools.published(&device.driver, &device.pool),
-                device: device.device.clone(),
-                share_id: device.share_id.clone(),
-                status: device.status.clone(),
-            });
-        }
-        ClaimStatus { claim: statuses.claim.clone(), drivers }
-    }
+    all.into_iter().map(|statuses| (statuses.claim.uid.clone(), statuses)).collect()
 }

@@ -3,20 +3,19 @@
 //! One operation at a time for a device; two Allocates of other devices do not wait for each other.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::claim::{self, Ids, device_id};
 use super::offers::PoolOffer;
 use super::plan::{self, Existing};
-use super::{OfferedResource, in_use};
-use crate::bridge::BRIDGE_DRIVER_WAIT;
+use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
 use crate::bridge::claims::DeviceClaim;
-use crate::bridge::device_plugins::IN_USE_DEADLINE_SHORT;
-use crate::bridge::{Context, convert, lock};
+use crate::bridge::{BRIDGE_DRIVER_WAIT, Context, convert, lock};
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{
@@ -139,7 +138,7 @@ impl Allocate {
         let why = match tokio::time::timeout(UNPREPARE_WAIT, unprepare).await {
             Ok(Ok(())) => {
                 tracing::info!(%driver, %claim, %request, "released devices of a pod that is gone");
-                lock(&self.context().allocations.requested).remove(&claim.uid);
+                self.context(.lock().allocations.requested).remove(&claim.uid);
                 return Ok(());
             }
             Ok(Err(problem)) => problem.message,
@@ -154,7 +153,7 @@ impl Allocate {
     async fn prepare(&self, id: ObjectRef, devices: &Ids) -> Result<PreparedForKubelet, Problem> {
         let (context, driver, uid) = (self.context(), &self.offer.driver, id.uid.clone());
         // Before the call: the search for unused claims must not take it for an old one.
-        lock(&context.allocations.requested).insert(uid.clone(), Instant::now());
+        context.allocations.requested.lock().insert(uid.clone(), Instant::now());
         context.allocations.begun.notify_one();
         let claim = claim::claim(id, driver, devices)?;
         let prepared = match context.manager() {
@@ -162,9 +161,9 @@ impl Allocate {
             Err(problem) => Err(problem),
         };
         if prepared.is_ok() {
-            lock(&context.allocations.requested).insert(uid, Instant::now());
+            context.allocations.requested.lock().insert(uid, Instant::now());
         } else if !context.device_claims().iter().any(|known| known.claim.uid == uid) {
-            lock(&context.allocations.requested).remove(&uid);
+            context.allocations.requested.lock().remove(&uid);
         }
         prepared
     }
@@ -182,19 +181,19 @@ impl Context {
             return Ok(false);
         }
         self.manager()?.unprepare_for_kubelet(driver, claim, new_id()).await?;
-        lock(&self.allocations.requested).remove(&claim.uid);
+        self.allocations.requested.lock().remove(&claim.uid);
         Ok(true)
     }
 
     /// When a kubelet requested a claim last; for one from before a restart, the start.
     pub(in crate::bridge) fn requested_at(&self, claim: &Uid) -> Instant {
-        lock(&self.allocations.requested).get(claim).copied().unwrap_or(self.started)
+        self.allocations.requested.lock().get(claim).copied().unwrap_or(self.started)
     }
 
     /// Forgets claims that are gone, unless they were requested after `since`.
     pub(super) fn forget_all_but(&self, claims: &[DeviceClaim], since: Instant) {
         let is_known = |uid: &Uid| claims.iter().any(|known| known.claim.uid == *uid);
-        lock(&self.allocations.requested).retain(|uid, requested| *requested > since || is_known(uid));
+        self.allocations.requested.lock().retain(|uid, requested| *requested > since || is_known(uid));
     }
 }
 

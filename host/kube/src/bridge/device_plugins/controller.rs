@@ -16,10 +16,9 @@ use tonic::Code;
 use wire::device_plugin_server::DevicePluginServer;
 use wire::registration_client::RegistrationClient;
 
-use super::OfferedResource;
 use super::registration::{PluginRegistration, RegistrationState};
 use super::service::DevicePluginService;
-use crate::bridge::device_plugins::LIST_LOST;
+use super::{LIST_LOST, OfferedResource};
 use crate::bridge::paths::newer_sockets;
 use crate::bridge::sockets::{ServedSocket, server};
 use crate::bridge::{convert, lock};
@@ -198,27 +197,28 @@ impl ResourceController {
 
     /// Publishes the status, and keeps the conditions in step with it.
     fn publish_status(&self) {
-        let (status, name) = (self.state.status(), &self.resource.name);
-        let conditions = &self.resource.context.parts.conditions;
-        if let PluginRegistration::Refused(why) = status {
+        let (status, name) = (&self.state.status, &self.resource.name);
+        let code = ProblemCode::DevicePluginRefused;
+        let refusal = |why: &String| {
             let message = format!("the kubelet does not take the extended resource {name}: {why}");
-            conditions.set(name.as_str(), Problem::unavailable(ProblemCode::DevicePluginRefused, message));
-        } else {
-            conditions.clear(ProblemCode::DevicePluginRefused, name.as_str());
-        }
+            Problem::unavailable(code, message)
+        };
         let is_away = self.state.away_at().is_some_and(|at| at <= Instant::now());
-        match status {
-            PluginRegistration::Waiting(why) if is_away => self.set_away(Some(why)),
-            _ => self.set_away(None),
-        }
-        *lock(&self.resource.registration) = status.clone();
+        let (refused, away) = match status {
+            PluginRegistration::Refused(why) => (Some(refusal(why)), None),
+            PluginRegistration::Waiting(why) if is_away => (None, Some(why.as_str())),
+            _ => (None, None),
+        };
+        self.resource.context.parts.conditions.update(code, name.as_str(), refused);
+        self.set_away(away);
+        *self.resource.registration.lock() = status.clone();
     }
 
     /// The condition that no kubelet is there stays while any resource waits for one.
     fn set_away(&self, why: Option<&str>) {
         let (context, name) = (&self.resource.context, &self.resource.name);
         let (conditions, socket) = (&context.parts.conditions, self.kubelet_path.display().to_string());
-        let mut waiting = lock(&context.waiting);
+        let mut waiting = context.waiting.lock();
         if let Some(why) = why {
             waiting.insert(name.clone());
             let message = format!(

@@ -20,25 +20,13 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets};
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
-use nodedock_base::socket::{ConnectError, connect};
+use nodedock_base::socket::connect;
 use nodedock_model::{ExtendedResource, Problem, ProblemCode, limit};
 
 /// Time without a successful read after which it is reported.
 pub(crate) const IN_USE_UNKNOWN: Duration = Duration::from_secs(180);
 
 const MESSAGE_BYTES_MAX: usize = 512;
-
-#[derive(Debug, thiserror::Error)]
-enum ListError {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error("list the devices of pods: {code:?}: {message}")]
-    Status { code: tonic::Code, message: String },
-    #[error("list the devices of pods within {} s", .0.as_secs())]
-    Deadline(Duration),
-    #[error("the kubelet does not know of its pods yet: it names {0}")]
-    Incomplete(&'static str),
-}
 
 /// A kubelet's list of pods.
 #[derive(Debug, Default)]
@@ -62,31 +50,32 @@ impl PodDevices {
 /// Lists the devices that pods use. The error says why that is not known.
 pub(super) async fn list(context: &Context, deadline: Duration) -> Result<PodDevices, String> {
     let listed = tokio::time::timeout(deadline, complete_list(context, deadline)).await;
-    let listed = listed.unwrap_or(Err(ListError::Deadline(deadline)));
+    let too_late = || format!("list the devices of pods within {} s", deadline.as_secs());
+    let listed = listed.unwrap_or_else(|_| Err(too_late()));
     context.metrics.looked(if listed.is_ok() { "answered" } else { "failed" });
-    listed.map_err(|error| chain(&error))
+    listed
 }
 
 /// A kubelet that has just started lists fewer pods than it has: a list without pods, or without the pod of this daemon, is refused.
-async fn complete_list(context: &Context, deadline: Duration) -> Result<PodDevices, ListError> {
-    let client = PodResourcesListerClient::new(connect(&context.directories.pod_resources).await?);
+async fn complete_list(context: &Context, deadline: Duration) -> Result<PodDevices, String> {
+    let channel = connect(&context.directories.pod_resources).await.map_err(|error| chain(&error))?;
+    let client = PodResourcesListerClient::new(channel);
     let mut client = client.max_decoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
     let mut request = Request::new(wire::ListPodResourcesRequest {});
     request.set_timeout(deadline);
-    let failed = |status: tonic::Status| ListError::Status {
-        code: status.code(),
-        message: one_line(status.message(), MESSAGE_BYTES_MAX),
+    let failed = |status: tonic::Status| {
+        let message = one_line(status.message(), MESSAGE_BYTES_MAX);
+        format!("list the devices of pods: {:?}: {message}", status.code())
     };
     let listed = convert::pod_devices(client.list(request).await.map_err(failed)?.into_inner());
     let own =
         context.parts.own_pod.as_ref().map(|(namespace, name)| (namespace.to_string(), name.to_string()));
-    match own {
-        _ if listed.pods.is_empty() => Err(ListError::Incomplete("no pod")),
-        Some(own) if !listed.pods.contains(&own) => {
-            Err(ListError::Incomplete("others, and not that of this daemon"))
-        }
-        _ => Ok(listed),
-    }
+    let named = match own {
+        _ if listed.pods.is_empty() => "no pod",
+        Some(own) if !listed.pods.contains(&own) => "others, and not that of this daemon",
+        _ => return Ok(listed),
+    };
+    Err(format!("the kubelet does not know of its pods yet: it names {named}"))
 }
 
 /// Releases claims whose devices no pod uses any more.
@@ -102,7 +91,7 @@ pub(super) struct UnusedClaims {
 
 impl UnusedClaims {
     pub(super) fn new(context: Arc<Context>, sockets: watch::Receiver<Arc<Sockets>>) -> Self {
-        let usage = ClaimUsage::new(context.parts.times.unused, context.parts.times.unseen);
+        let usage = ClaimUsage::new(context.parts.times);
         Self { context, sockets, usage, kubelet: None, failing_since: None }
     }
 

@@ -9,11 +9,13 @@ use nodedock_model::{DriverName, ExtendedResource, PluginDevice};
 /// What pools of one driver offer under a resource's name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::bridge) struct PoolOffer {
+    pub(in crate::bridge) resource: ExtendedResource,
     pub(in crate::bridge) driver: DriverName,
     /// By id.
     pub(in crate::bridge) devices: Vec<PluginDevice>,
 }
 
+/// By resource.
 pub(in crate::bridge) type Offers = BTreeMap<ExtendedResource, PoolOffer>;
 
 /// What is known of pools with a resource's name.
@@ -57,7 +59,7 @@ mod tests {
 
     fn offer(of: &str, ids: &[&str]) -> PoolOffer {
         let device = |id: &&str| PluginDevice { id: (*id).to_owned(), healthy: true, numa_nodes: vec![] };
-        PoolOffer { driver: driver(of), devices: ids.iter().map(device).collect() }
+        PoolOffer { resource: resource("gpu"), driver: driver(of), devices: ids.iter().map(device).collect() }
     }
 
     #[test]

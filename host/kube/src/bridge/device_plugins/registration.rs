@@ -59,7 +59,7 @@ pub(super) struct RegistrationState {
     listed: Option<Instant>,
     /// The socket of the last attempt that failed, and when to retry it.
     failed: Option<(SocketId, Instant)>,
-    status: PluginRegistration,
+    pub(super) status: PluginRegistration,
     /// Since when the status is `Waiting`, or refused after that.
     waiting_since: Option<Instant>,
     failures: Backoff,
@@ -106,10 +106,6 @@ impl RegistrationState {
 
     pub(super) fn is_registered_at(&self, kubelet: Option<SocketId>) -> bool {
         self.registered.is_some() && self.registered == kubelet
-    }
-
-    pub(super) fn status(&self) -> &PluginRegistration {
-        &self.status
     }
 
     /// When no kubelet took the plugin for so long that it is a condition.
@@ -292,7 +288,7 @@ mod tests {
             scene.now += Duration::from_secs(1);
             scene.state.observe(kubelet.map(socket), lists, superseded, scene.now);
             let away = scene.state.away_at().map(|at| (at - scene.now).as_secs());
-            (scene.state.status().clone(), away)
+            (scene.state.status.clone(), away)
         };
         let max = KUBELET_AWAY.as_secs();
         assert_eq!(observed(&mut scene, Some(1), 0, false).1, Some(max));

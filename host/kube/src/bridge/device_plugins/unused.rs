@@ -5,19 +5,19 @@
 //! init containers: devices that no other container of their pod uses are released five minutes after they were allocated, whether the
 //! init container runs or not. A later Allocate takes them again at any time.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
+use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
-use crate::bridge::UNUSED_LOOKS;
+use crate::bridge::BridgeTimes;
 use crate::bridge::claims::DeviceClaim;
 use nodedock_model::Uid;
 
-#[derive(Debug)]
+/// Lists without a use of a claim's devices before they are released, whatever time has passed.
+const UNUSED_LOOKS: u32 = 2;
+
+#[derive(Debug, Default)]
 struct Usage {
-    requested: Instant,
-    /// A pod used some of the devices since then.
+    /// A pod used some of the devices since they were requested.
     seen: bool,
     /// Since when no pod uses any, and how many lists showed it.
     absent: Option<(Instant, u32)>,
@@ -26,15 +26,14 @@ struct Usage {
 /// How claims were used in the lists so far.
 #[derive(Debug)]
 pub(super) struct ClaimUsage {
-    claims: BTreeMap<Uid, Usage>,
-    /// Claims whose devices were in use are released after this time, others after `unseen`.
-    unused: Duration,
-    unseen: Duration,
+    /// By the last request of each: with another one they begin again.
+    claims: BTreeMap<(Uid, Instant), Usage>,
+    times: BridgeTimes,
 }
 
 impl ClaimUsage {
-    pub(super) fn new(unused: Duration, unseen: Duration) -> Self {
-        Self { claims: BTreeMap::new(), unused, unseen }
+    pub(super) fn new(times: BridgeTimes) -> Self {
+        Self { claims: BTreeMap::new(), times }
     }
 
     /// Takes a list of devices in use. Returns the claims that are to be released; `in_use`: whether a pod uses any of a claim's devices.
@@ -44,21 +43,19 @@ impl ClaimUsage {
         in_use: impl Fn(&DeviceClaim) -> bool,
         now: Instant,
     ) -> Vec<DeviceClaim> {
-        self.claims.retain(|uid, _| claims.iter().any(|known| known.claim.uid == *uid));
+        let key = |claim: &DeviceClaim| (claim.claim.uid.clone(), claim.requested);
+        let keys: BTreeSet<_> = claims.iter().map(key).collect();
+        self.claims.retain(|known, _| keys.contains(known));
         let mut unused = Vec::new();
         for claim in claims {
-            let fresh = || Usage { requested: claim.requested, seen: false, absent: None };
-            let usage = self.claims.entry(claim.claim.uid.clone()).or_insert_with(fresh);
-            if usage.requested != claim.requested {
-                *usage = fresh();
-            }
+            let usage = self.claims.entry(key(claim)).or_default();
             if in_use(claim) {
                 (usage.seen, usage.absent) = (true, None);
                 continue;
             }
             let (since, looks) = usage.absent.get_or_insert((now, 0));
             *looks += 1;
-            let wait = if usage.seen { self.unused } else { self.unseen };
+            let wait = if usage.seen { self.times.unused } else { self.times.unseen };
             if *looks >= UNUSED_LOOKS && now >= *since + wait {
                 unused.push(claim.clone());
             }
@@ -74,10 +71,11 @@ impl ClaimUsage {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
-    use crate::bridge::{UNSEEN, UNUSED};
     use nodedock_model::{DriverName, ObjectRef};
 
     fn claim(requested: Instant) -> DeviceClaim {
@@ -88,7 +86,7 @@ mod tests {
 
     /// Lists after so many seconds, and whether the claim is in use in each; when it is released.
     fn history(looks: &[(u64, bool)]) -> Option<u64> {
-        let (start, mut usage) = (Instant::now(), ClaimUsage::new(UNUSED, UNSEEN));
+        let (start, mut usage) = (Instant::now(), ClaimUsage::new(BridgeTimes::default()));
         looks.iter().find_map(|(second, used)| {
             let now = start + Duration::from_secs(*second);
             let over = usage.observe(&[claim(start)], |_| *used, now);
@@ -112,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_is_requested_again_or_meets_another_kubelet_begins_again() {
-        let (start, mut usage) = (Instant::now(), ClaimUsage::new(UNUSED, UNSEEN));
+        let (start, mut usage) = (Instant::now(), ClaimUsage::new(BridgeTimes::default()));
         let at = |second| start + Duration::from_secs(second);
         usage.observe(&[claim(start)], |_| true, start);
         usage.observe(&[claim(start)], |_| false, at(30));
@@ -132,7 +130,7 @@ mod tests {
         fn nothing_is_released_that_was_in_use_within_the_minute(
             looks in prop::collection::vec((1u64..200, prop::bool::weighted(0.3)), 1..60),
         ) {
-            let (start, mut usage) = (Instant::now(), ClaimUsage::new(UNUSED, UNSEEN));
+            let (start, mut usage) = (Instant::now(), ClaimUsage::new(BridgeTimes::default()));
             let (mut second, mut used_at, mut absent_looks) = (0, None, 0);
             for (after, used) in looks {
                 second += after;

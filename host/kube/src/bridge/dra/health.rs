@@ -16,11 +16,10 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use super::OfferedDriver;
+use super::{BRIDGE_HEALTH_STREAMS_MAX, OfferedDriver};
 use crate::bridge::BRIDGE_LOOK_PERIOD;
 use crate::bridge::convert::{self, transcode};
-use crate::bridge::dra::BRIDGE_HEALTH_STREAMS_MAX;
-use crate::slices::PoolNames;
+use crate::pools::PoolNames;
 use nodedock_base::clock::now_ms;
 use nodedock_base::grpc::begin;
 use nodedock_base::tasks::Tasks;
@@ -176,7 +175,7 @@ mod tests {
         let hot = DeviceHealth { state: HealthState::Unhealthy, message: "hot".into() };
         let health = [(key("p", "a"), hot.clone()), (key("gone", "a"), hot.clone())].into();
         let reported = Published { inventory: inventory(&["a", "b"]), health };
-        let names = PoolNames::OfNode("node-1".into());
+        let names = PoolNames(nodedock_model::ObjectName::new("node-1").unwrap());
         let expected = [(key("node-1/p", "a"), hot), (key("node-1/p", "b"), DeviceHealth::default())];
         assert_eq!(published(&reported, &names), Some(expected.into()));
         for devices in [&[][..], &["a"]] {

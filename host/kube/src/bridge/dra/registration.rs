@@ -3,8 +3,9 @@
 //! A kubelet gives a second for the first and five for the other: nothing here waits for anything.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use nodedock_proto::kubelet::registration as wire;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
@@ -12,6 +13,7 @@ use tonic::{Request, Response, Status};
 use crate::bridge::dra::BRIDGE_HEALTH_STREAMS_MAX;
 use crate::bridge::sockets::Connections;
 use crate::bridge::{Context, SocketPaths, convert, lock};
+use nodedock_base::conditions::Conditions;
 use nodedock_base::grpc::begin;
 use nodedock_base::printable::one_line;
 use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
@@ -81,26 +83,22 @@ impl OfferedDriver {
 
     /// Why not both sockets could be opened, if so, and whether both are open, be it at paths that were removed.
     pub(super) fn set_open(&self, problem: Option<String>, is_open: bool) {
-        let message =
-            problem.as_ref().map(|why| format!("the kubelet cannot reach driver {}: {why}", self.name));
-        self.set_condition(ProblemCode::KubeletSocket, message);
-        let mut state = lock(&self.state);
+        let code = ProblemCode::KubeletSocket;
+        let words = |why: &String| format!("the kubelet cannot reach driver {}: {why}", self.name);
+        let condition = problem.as_ref().map(|why| Problem::unavailable(code, words(why)));
+        self.conditions().update(code, self.name.as_str(), condition);
+        let mut state = self.state.lock();
         (state.problem, state.is_open) = (problem, is_open);
     }
 
     /// Its registration socket is a new one: a registration on the one before counts no more.
     pub(super) fn reset_registration(&self) {
-        lock(&self.state).registration = Registration::Offered;
-        self.set_condition(ProblemCode::KubeletRefusedDriver, None);
+        self.state.lock().registration = Registration::Offered;
+        self.conditions().clear(ProblemCode::KubeletRefusedDriver, self.name.as_str());
     }
 
-    /// Sets a condition of the driver, or clears it.
-    pub(super) fn set_condition(&self, code: ProblemCode, message: Option<String>) {
-        let (conditions, name) = (&self.context.parts.conditions, self.name.as_str());
-        match message {
-            Some(message) => conditions.set(name, Problem::unavailable(code, message)),
-            None => conditions.clear(code, name),
-        }
+    pub(super) fn conditions(&self) -> &Conditions {
+        &self.context.parts.conditions
     }
 }
 
@@ -112,7 +110,7 @@ impl wire::registration_server::Registration for OfferedDriver {
         request: Request<wire::InfoRequest>,
     ) -> Result<Response<wire::PluginInfo>, Status> {
         begin("Registration.GetInfo", &request);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if !matches!(state.registration, Registration::Refused(_)) {
             state.registration = Registration::Asked;
         }
@@ -129,16 +127,17 @@ impl wire::registration_server::Registration for OfferedDriver {
         let wire::RegistrationStatus { plugin_registered, error } = request.into_inner();
         if plugin_registered {
             self.context.metrics.registered("registered");
-            lock(&self.state).registration = Registration::Registered;
-            self.set_condition(ProblemCode::KubeletRefusedDriver, None);
+            self.state.lock().registration = Registration::Registered;
+            self.conditions().clear(ProblemCode::KubeletRefusedDriver, self.name.as_str());
             tracing::info!(driver = %self.name, "registered with the kubelet");
             return Ok(Response::new(wire::RegistrationStatusResponse {}));
         }
         let why = one_line(&error, PROBLEM_MESSAGE_BYTES_MAX / 2);
         self.context.metrics.registered("refused");
-        lock(&self.state).registration = Registration::Refused(why.clone());
+        self.state.lock().registration = Registration::Refused(why.clone());
         let message = format!("the kubelet does not register driver {}: {why}", self.name);
-        self.set_condition(ProblemCode::KubeletRefusedDriver, Some(message));
+        let problem = Problem::unavailable(ProblemCode::KubeletRefusedDriver, message);
+        self.conditions().set(self.name.as_str(), problem);
         // As the Go helper does it.
         Err(Status::failed_precondition(format!("driver {} was not registered: {why}", self.name)))
     }

@@ -12,8 +12,7 @@ use nodedock_proto::kubelet::dra::{v1, v1beta1};
 use nodedock_proto::prost::Message;
 use tonic::{Code, Request, Response, Status};
 
-use super::OfferedDriver;
-use super::request;
+use super::{OfferedDriver, request};
 use crate::bridge::convert::{self, Outcomes, transcode};
 use crate::bridge::metrics::Method;
 use nodedock_base::grpc::begin;
@@ -29,28 +28,38 @@ pub(crate) const BRIDGE_CLAIMS_MAX: usize = 2 * nodedock_model::limit::POD_CLAIM
 type Answer<T> = Result<Response<T>, Status>;
 
 macro_rules! dra_version {
-    ($version:ident, $prepare:ident, $unprepare:ident) => {
+    ($version:ident) => {
         #[tonic::async_trait]
         impl $version::dra_plugin_server::DraPlugin for OfferedDriver {
             async fn node_prepare_resources(
                 &self,
                 request: Request<$version::NodePrepareResourcesRequest>,
             ) -> Answer<$version::NodePrepareResourcesResponse> {
-                self.answer(Method::$prepare, request, convert::prepared).await
+                let path = concat!(
+                    "/k8s.io.kubelet.pkg.apis.dra.",
+                    stringify!($version),
+                    ".DRAPlugin/NodePrepareResources"
+                );
+                self.answer(Method { path, is_prepare: true }, request, convert::prepared).await
             }
 
             async fn node_unprepare_resources(
                 &self,
                 request: Request<$version::NodeUnprepareResourcesRequest>,
             ) -> Answer<$version::NodeUnprepareResourcesResponse> {
-                self.answer(Method::$unprepare, request, convert::unprepared).await
+                let path = concat!(
+                    "/k8s.io.kubelet.pkg.apis.dra.",
+                    stringify!($version),
+                    ".DRAPlugin/NodeUnprepareResources"
+                );
+                self.answer(Method { path, is_prepare: false }, request, convert::unprepared).await
             }
         }
     };
 }
 
-dra_version!(v1, PrepareV1, UnprepareV1);
-dra_version!(v1beta1, PrepareV1beta1, UnprepareV1beta1);
+dra_version!(v1);
+dra_version!(v1beta1);
 
 /// What the claims of a call share.
 struct Call {
@@ -70,7 +79,7 @@ impl OfferedDriver {
     ) -> Answer<Out> {
         let timeout = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let patience = request::patience(timeout);
-        let call = Call { method, request_id: begin(method.as_str(), &request), patience };
+        let call = Call { method, request_id: begin(method.path, &request), patience };
         let request: v1::NodePrepareResourcesRequest = transcode(request.get_ref())?;
         let outcomes = self.call(&call, request.claims).await?;
         Ok(Response::new(transcode(&answer(outcomes))?))
@@ -95,7 +104,7 @@ impl OfferedDriver {
                 Err(problem) => Err(problem),
             };
             if let Err(problem) = &outcome {
-                let (driver, request, method) = (&self.name, &call.request_id, call.method.as_str());
+                let (driver, request, method) = (&self.name, &call.request_id, call.method.path);
                 let (uid, code) = (one_line(&uid, 128), &problem.code);
                 tracing::warn!(%driver, uid, %request, method, code, %problem, "the kubelet's claim failed");
             }
@@ -117,7 +126,7 @@ impl OfferedDriver {
             outcome = self.attempt(call, claim).await;
         }
         // Only what the kubelet is answered is a refusal.
-        if let (true, Err(problem)) = (call.method.is_prepare(), &outcome) {
+        if let (true, Err(problem)) = (call.method.is_prepare, &outcome) {
             let (context, claim, problem) = (context.clone(), claim.clone(), problem.clone());
             let report = async move { context.report_refusal(&claim, &problem).await };
             self.context.parts.tasks.complete("kubelet-refusal", report).await;
@@ -135,7 +144,7 @@ impl OfferedDriver {
     /// Not cancelled when the caller's future is dropped: what is begun with a driver is brought to its end.
     async fn attempt(&self, call: &Call, claim: &ObjectRef) -> Result<Vec<KubeletDevice>, Problem> {
         let (context, driver, claim) = (self.context.clone(), self.name.clone(), claim.clone());
-        let (is_prepare, request_id) = (call.method.is_prepare(), call.request_id.clone());
+        let (is_prepare, request_id) = (call.method.is_prepare, call.request_id.clone());
         let work = async move {
             if is_prepare {
                 return context.prepare(&driver, &claim, request_id).await;

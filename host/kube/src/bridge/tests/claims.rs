@@ -42,15 +42,22 @@ async fn offered() -> (Node, Running, V1<Channel>) {
     (node, running, client)
 }
 
-/// How many calls ended with a code, by the metrics.
-fn calls(running: &Running, code: Code) -> usize {
-    let mut registry = prometheus_client::registry::Registry::default();
-    registry.register("calls", "", running.bridge.metrics().calls.clone());
+/// How many calls, or operations, have these labels, by the metrics.
+fn counted(running: &Running, family: &str, labels: &str) -> usize {
+    let (metrics, mut registry) =
+        (running.bridge.metrics(), prometheus_client::registry::Registry::default());
+    registry.register("calls", "", metrics.calls.clone());
+    registry.register("operations", "", metrics.operations.clone());
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    let of_code = format!("code=\"{code:?}\"");
-    let lines = text.lines().filter(|line| line.starts_with("calls_count") && line.contains(&of_code));
+    let start = format!("{family}_count{{");
+    let lines = text.lines().filter(|line| line.starts_with(&start) && line.contains(labels));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
+}
+
+/// How many calls ended with a code.
+fn calls(running: &Running, code: Code) -> usize {
+    counted(running, "calls", &format!("code=\"{code:?}\""))
 }
 
 #[tokio::test]
@@ -61,7 +68,7 @@ async fn every_claim_is_answered_in_both_versions() {
     let answers = soon(prepare(&client, claims(&names))).await.unwrap();
     assert_eq!(answers.len(), 4);
     let device = &answers["uid-one"].devices[0];
-    assert_eq!((&device.pool_name[..], &device.device_name[..]), ("pool", "a"));
+    assert_eq!((&device.pool_name[..], &device.device_name[..]), ("node-1/pool", "a"));
     assert_eq!(device.request_names, ["request"]);
     assert_eq!(device.cdi_device_ids, [format!("{GPU}/claim=uid-one-a")]);
     assert_eq!(answers["uid-two"].error, "");
@@ -89,6 +96,20 @@ async fn every_claim_is_answered_in_both_versions() {
     assert!(node.manager.claims().is_empty());
     assert_eq!(running.bridge.metrics().calls_in_flight.get(), 0);
     assert_eq!(calls(&running, Code::Ok), 5);
+    for (service, prepares) in
+        [(v1::dra_plugin_server::SERVICE_NAME, 2), (v1beta1::dra_plugin_server::SERVICE_NAME, 1)]
+    {
+        for (method, count) in [("NodePrepareResources", prepares), ("NodeUnprepareResources", 1)] {
+            let labels = format!("driver=\"{GPU}\",method=\"/{service}/{method}\",code=\"Ok\"");
+            assert_eq!(counted(&running, "calls", &labels), count, "{labels}");
+        }
+    }
+    for (operation, is_error, count) in
+        [("PrepareResources", false, 1), ("PrepareResources", true, 2), ("UnprepareResources", false, 2)]
+    {
+        let labels = format!("operation=\"{operation}\",is_error=\"{is_error}\"");
+        assert_eq!(counted(&running, "operations", &labels), count, "{labels}");
+    }
 }
 
 #[tokio::test]

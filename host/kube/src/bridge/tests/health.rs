@@ -37,7 +37,7 @@ async fn list(stream: &mut Streaming<v1::NodeWatchResourcesResponse>) -> Result<
         assert_eq!(device.health_check_timeout_seconds, 30);
         assert!(device.last_updated_time > 1_700_000_000);
         let named = device.device.unwrap();
-        assert_eq!(named.pool_name, "pool");
+        assert_eq!(named.pool_name, "node-1/pool");
         format!("{} {state} {}", named.device_name, device.message).trim_end().to_owned()
     };
     Ok(message.devices.into_iter().map(line).collect())

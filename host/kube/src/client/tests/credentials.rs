@@ -13,7 +13,7 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use super::*;
-use crate::client::credentials::API_CREDENTIALS_REST;
+use crate::client::credentials::{API_CREDENTIALS_PERIOD, API_CREDENTIALS_REST};
 use nodedock_base::error::chain;
 
 fn fixture(name: &str) -> PathBuf {
@@ -78,8 +78,10 @@ impl Directory {
     }
 
     async fn connect(&self) -> Result<KubeClient, String> {
-        let config = ClientConfig::new(Some(self.0.path().join("config")));
-        KubeClient::connect(config).await.map_err(|error| chain(&error))
+        let kubeconfig = Some(self.0.path().join("config"));
+        KubeClient::connect(ClientConfig { kubeconfig, ..ClientConfig::default() })
+            .await
+            .map_err(|error| chain(&error))
     }
 
     async fn client(&self) -> KubeClient {
@@ -94,6 +96,13 @@ fn ca(name: &str) -> String {
 async fn ask(client: &KubeClient) -> Result<Value, ApiError> {
     let request = http::Request::get("/a").body(Vec::new()).unwrap();
     Ok(client.client().request(request).await?)
+}
+
+/// The next request checks the files.
+async fn a_minute_passes() {
+    tokio::time::pause();
+    tokio::time::advance(API_CREDENTIALS_PERIOD).await;
+    tokio::time::resume();
 }
 
 #[tokio::test]
@@ -132,14 +141,14 @@ async fn a_certificate_that_is_replaced_is_used_and_one_that_is_gone_changes_not
     assert_eq!(ask(&client).await.unwrap()["peer"], der("client-1.pem"));
     directory.copy("client-2.pem", "client.pem");
     directory.copy("client-2.key", "client.key");
-    client.shared.credentials.check_now().await;
+    a_minute_passes().await;
     assert_eq!(ask(&client).await.unwrap()["peer"], der("client-2.pem"));
     std::fs::remove_file(directory.0.path().join("client.pem")).unwrap();
-    client.shared.credentials.check_now().await;
+    a_minute_passes().await;
     assert_eq!(ask(&client).await.unwrap()["peer"], der("client-2.pem"));
     // A key that does not fit its certificate is as if it could not be read.
     directory.copy("client-1.pem", "client.pem");
-    client.shared.credentials.check_now().await;
+    a_minute_passes().await;
     assert_eq!(ask(&client).await.unwrap()["peer"], der("client-2.pem"));
 }
 
@@ -188,7 +197,8 @@ async fn what_is_wrong_in_a_kubeconfig_is_reported_with_its_file() {
     }
     assert!(Directory::new(good.0, &good.1, good.2).connect().await.is_ok());
     assert!(Directory::new("http://127.0.0.1:8080", "", good.2).connect().await.is_ok());
-    let config = ClientConfig::new(Some(PathBuf::from("/nowhere/config")));
+    let config =
+        ClientConfig { kubeconfig: Some(PathBuf::from("/nowhere/config")), ..ClientConfig::default() };
     let error = chain(&KubeClient::connect(config).await.err().unwrap());
     assert!(
         error.starts_with("load the kubeconfig /nowhere/config: ") && error.contains("No such file"),

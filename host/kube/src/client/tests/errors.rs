@@ -50,7 +50,7 @@ fn recorded_refusals_are_what_they_say() {
 fn stranger(code: u16, content_type: &str, body: &str) -> ApiError {
     let mut headers = HeaderMap::new();
     headers.insert("content-type", content_type.parse().unwrap());
-    ApiError::of_stranger(StatusCode::from_u16(code).unwrap(), &headers, body.as_bytes())
+    ApiError::of_answer(StatusCode::from_u16(code).unwrap(), &headers, body.as_bytes())
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::super::diff::{CounterPlacement, DesiredPool, Diff, Layout, TaintTimes, Write, diff, layout};
+use super::super::diff::{CounterPlacement, DesiredPool, Diff, KnownPool, Write, diff};
 use super::super::entry::Entry;
 use super::super::slice;
 use super::*;
@@ -63,8 +63,7 @@ impl Store {
 struct Bench {
     store: Store,
     pool: Pool,
-    times: TaintTimes,
-    layout: Layout,
+    known: KnownPool,
     /// Another client wrote since the pool was as desired.
     is_foreign: bool,
 }
@@ -74,30 +73,20 @@ fn gpus() -> PoolKey {
 }
 
 fn planned(content: &Content, node: &NodeFacts, counters: CounterPlacement) -> Result<Diff, String> {
-    let (key, layout, times) = (&gpus(), &Layout::new(), &TaintTimes::default());
-    let desired = DesiredPool { key, node, content, counters, generation: 0, layout, times };
+    let desired = DesiredPool { key: &gpus(), node, content, counters, known: &KnownPool::default() };
     diff(&desired, &[]).map_err(|error| error.to_string())
 }
 
 impl Bench {
     fn new(pool: Pool) -> Self {
-        let (times, layout) = (TaintTimes::default(), Layout::new());
-        Self { store: Store::default(), pool, times, layout, is_foreign: false }
+        Self { store: Store::default(), pool, known: KnownPool::default(), is_foreign: false }
     }
 
     fn diff(&mut self) -> Diff {
         let (content, slices) = (content(&self.pool), self.store.all());
-        self.times.learn(&slices, &content);
-        let (layout, times, counters) = (&self.layout, &self.times, CounterPlacement::OwnSlice);
-        let desired = DesiredPool {
-            key: &gpus(),
-            node: &node(),
-            content: &content,
-            counters,
-            generation: 0,
-            layout,
-            times,
-        };
+        self.known.observe(&slices, &content);
+        let (content, counters) = (&content, CounterPlacement::OwnSlice);
+        let desired = DesiredPool { key: &gpus(), node: &node(), content, counters, known: &self.known };
         diff(&desired, &slices).unwrap()
     }
 
@@ -110,8 +99,8 @@ impl Bench {
         assert_eq!(slices.len(), diff.slices);
         assert!(slices.iter().all(|slice| slice.spec.pool.generation == diff.generation), "{slices:?}");
         assert!(self.diff().writes.is_empty(), "nothing is left to be done");
-        self.times.learn(&slices, &content(&self.pool));
-        (self.layout, self.is_foreign) = (layout(&slices), false);
+        self.known.written(&slices, &content(&self.pool), diff.generation);
+        self.is_foreign = false;
         diff.writes.len()
     }
 

@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::super::report::{Outcome, Verb};
-use super::super::{DriverSnapshot, PoolNames, SliceParts, SliceReport, SliceSettings, start};
+use super::super::report::{Outcome, WRITES};
+use super::super::{DriverSnapshot, SliceParts, SliceReport, start};
 use super::*;
 use crate::client::tests::over;
 use crate::facts::Facts;
+use crate::pools::PoolNames;
 use crate::slices::SLICE_SETTLE;
 use crate::slices::pace::{SLICE_CALM, SLICE_REPAIR_MAX, SLICE_RETRY_MAX};
 use nodedock_base::conditions::Conditions;
@@ -84,10 +85,11 @@ pub(super) fn none() -> DriverSnapshot {
 
 impl Daemon {
     pub(super) fn start(server: &Arc<ApiServer>, drivers: DriverSnapshot) -> Self {
-        Self::start_named(server, drivers, PoolNames::Plain)
+        Self::start_named(server, drivers, NODE)
     }
 
-    pub(super) fn start_named(server: &Arc<ApiServer>, drivers: DriverSnapshot, names: PoolNames) -> Self {
+    /// With pools that have this node's name.
+    fn start_named(server: &Arc<ApiServer>, drivers: DriverSnapshot, node_of_pools: &str) -> Self {
         let (kube, node_name, (drivers, snapshots)) = (over(server), node().name, watch::channel(drivers));
         let (conditions, report, tasks) = (Conditions::default(), SliceReport::default(), Tasks::new());
         let facts = Facts::start(&tasks, &kube, node_name.clone(), Conditions::default());
@@ -96,7 +98,7 @@ impl Daemon {
             node_name,
             drivers: snapshots,
             node: facts.clone(),
-            settings: SliceSettings { names, unhealthy: TaintEffect::NoSchedule, with_resource_pools: true },
+            names: PoolNames(ObjectName::new(node_of_pools).unwrap()),
             conditions: conditions.clone(),
             report: report.clone(),
             tasks: tasks.clone(),
@@ -131,13 +133,18 @@ pub(super) async fn publishing(had: &Published) -> (Arc<ApiServer>, Daemon) {
     (server, daemon)
 }
 
+/// The pool as the API has it.
+fn ours(pool: &str) -> PoolKey {
+    key(GPU, &format!("{NODE}/{pool}"))
+}
+
 pub(super) async fn pass(seconds: u64) {
     sleep(Duration::from_secs(seconds)).await;
 }
 
 pub(super) fn is_there(server: &ApiServer, published: &Published) -> bool {
     let (slices, pools) = (slices(server), &published.inventory.pools);
-    pools.iter().all(|(name, pool)| visible(&slices, &key(GPU, name.as_str())) == Some(content(pool)))
+    pools.iter().all(|(name, pool)| visible(&slices, &ours(name.as_str())) == Some(content(pool)))
 }
 
 #[tokio::test(start_paused = true)]
@@ -148,7 +155,7 @@ async fn an_inventory_is_written_once() {
     daemon.serve(had.clone());
     pass(700).await;
     assert_eq!(writes(&server), Vec::<String>::new());
-    let status = daemon.report.pool(&key(GPU, "p")).unwrap();
+    let status = daemon.report.pool(&ours("p")).unwrap();
     assert_eq!((status.is_current, status.slices, status.devices, status.generation), (true, 2, 200, 1));
     daemon.stop().await;
     assert_eq!(slices(&server).len(), 3, "they stay when the daemon stops");
@@ -203,7 +210,7 @@ async fn others_changes_are_reverted_and_slices_of_other_drivers_are_left_alone(
     edit(&server, &name, |object| drop(object["spec"]["devices"].as_array_mut().unwrap().pop()));
     pass(5).await;
     assert_eq!(writes(&server), [format!("update {name}")]);
-    put_foreign(&server, "foreign-1", GPU, "p");
+    put_foreign(&server, "foreign-1", GPU, "node-1/p");
     put_foreign(&server, "foreign-2", GPU, "none-of-ours");
     pass(60).await;
     assert!(is_there(&server, &had));
@@ -281,7 +288,7 @@ async fn a_refused_pool_is_a_condition_and_delays_no_other() {
     let [condition] = &daemon.conditions.list()[..] else { panic!() };
     assert_eq!(
         (condition.problem.code.as_str(), condition.subject.as_str()),
-        (ProblemCode::SlicesRefused.as_str(), "gpu.example.com/bad")
+        (ProblemCode::SlicesRefused.as_str(), "gpu.example.com/node-1/bad")
     );
     assert!(condition.problem.message.contains("spec.devices[0].taints: Too many"), "{condition:?}");
     writes(&server);
@@ -330,13 +337,13 @@ async fn a_server_that_is_unreachable_for_minutes_gets_everything_afterwards() {
     pass(600).await;
     let tries = writes(&server).len();
     assert!((5..=15).contains(&tries), "{tries}");
-    assert!(!daemon.report.pool(&key(GPU, "p")).unwrap().is_current);
+    assert!(!daemon.report.pool(&ours("p")).unwrap().is_current);
     // A kubelet starts meanwhile.
     server.kubelet_starts(NODE);
     server.lift_all();
     pass(SLICE_RETRY_MAX.as_secs()).await;
     assert!(is_there(&server, &had));
-    assert!(daemon.report.pool(&key(GPU, "p")).unwrap().is_current);
+    assert!(daemon.report.pool(&ours("p")).unwrap().is_current);
 }
 
 #[tokio::test(start_paused = true)]
@@ -357,8 +364,8 @@ async fn conflicts_are_written_over_when_the_watch_reports_them() {
     assert!(is_there(&server, &had));
     let slice = server.get("resourceslices", "", &name).unwrap();
     assert_eq!(slice["metadata"]["annotations"], json!({ "a": "b" }));
-    let conflicts = |verb: &Verb| daemon.report.writes(*verb, Outcome::Conflict).get();
-    assert!(Verb::ALL.iter().map(conflicts).sum::<u64>() > 0);
+    let conflicts = WRITES.map(|verb| daemon.report.writes(verb, Outcome::Conflict).get());
+    assert!(conflicts.iter().sum::<u64>() > 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -366,7 +373,7 @@ async fn a_name_that_is_too_long_is_a_condition_until_its_pool_or_driver_is_gone
     let (server, long) = (server().await, ["a".repeat(60).as_str(); 4].join("."));
     let both = published(&[(&long, &devices(1)), ("q", &devices(1))]);
     let node = "node-1".repeat(5);
-    let daemon = Daemon::start_named(&server, serving(GPU, both.clone()), PoolNames::OfNode(node.clone()));
+    let daemon = Daemon::start_named(&server, serving(GPU, both.clone()), &node);
     pass(5).await;
     let pools: BTreeSet<_> = slices(&server).iter().map(|slice| slice.spec.key().pool.to_string()).collect();
     assert_eq!(pools, BTreeSet::from([format!("{node}/q")]));

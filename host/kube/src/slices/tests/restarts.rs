@@ -7,7 +7,7 @@ use super::super::entry::UNHEALTHY;
 use super::reconcile::{Daemon, is_there, names, none, pass, publishing, server, serving, slices, writes};
 use super::*;
 use crate::facts::NODE_READ_MAX;
-use crate::slices::desired::SLICE_TAINT_HOLD;
+use crate::slices::health::SLICE_TAINT_HOLD;
 use nodedock_model::{CounterSet, ProblemCode};
 
 /// Key and time of each taint.

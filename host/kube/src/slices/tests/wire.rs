@@ -61,7 +61,7 @@ fn read(object: &Value) -> Result<Slice, serde_json::Error> {
 #[test]
 fn a_device_is_written_as_the_api_has_it() {
     let unhealthy = BTreeSet::from([device_name(0)]);
-    let content = super::super::convert::content(&full(), &unhealthy, TaintEffect::NoSchedule);
+    let content = super::super::convert::content(&full(), &unhealthy);
     let expected = json!({
         "name": "d0000",
         "attributes": {
@@ -99,7 +99,7 @@ async fn slices_are_written_and_read_in_the_version_that_is_served() {
         let server = Arc::new(ApiServer::start().await);
         server.serve_versions(&[version]);
         server.report_minor_version("34+");
-        let api = SliceApi::new(over(&server));
+        let api = SliceApi(over(&server));
         assert_eq!(api.counter_placement().await, Some(CounterPlacement::WithDevices));
         let spec = spec(full_devices());
         let metadata = slice::new_metadata("00000-a-".to_owned(), &node());

@@ -1,0 +1,88 @@
+//! Names of pools on a Kubernetes node: the API server has each with the node's name before it, and drivers know their own without.
+//!
+//! A driver gives its pools the same names on every node, and the API identifies a device by driver, pool and device alone: if two nodes
+//! published the same pool, a device allocated on one would count as allocated on the other. So the published name starts with the
+//! node's name, unless the driver itself names its pool after the node. A native plugin publishes its pools by itself, and their names
+//! are left as they are.
+
+use nodedock_core::registry::Registry;
+use nodedock_model::{Claim, DriverKind, DriverName, NameError, ObjectName, PoolName};
+
+/// How the names of pools in the API, `NODE/POOL` for the node of this name, derive from the drivers' names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolNames(pub ObjectName);
+
+impl PoolNames {
+    /// Returns the name in the API. Fails if it is longer than a name may be.
+    pub fn published(&self, pool: &PoolName) -> Result<PoolName, NameError> {
+        if pool.as_str() == self.0.as_str() {
+            return Ok(pool.clone());
+        }
+        PoolName::new(format!("{}/{pool}", self.0))
+    }
+
+    /// Returns the driver's name of a published pool. A pool of another node keeps its name, which no driver here has.
+    pub fn local<'a>(&self, pool: &'a str) -> &'a str {
+        pool.strip_prefix(self.0.as_str()).and_then(|rest| rest.strip_prefix('/')).unwrap_or(pool)
+    }
+}
+
+/// The pools of this node's drivers.
+#[derive(Clone)]
+pub struct NodePools {
+    pub names: PoolNames,
+    pub registry: Registry,
+}
+
+impl NodePools {
+    /// A driver that is not known yet is taken for one of a file: a plugin that is not here is not called anyway.
+    fn is_native(&self, driver: &DriverName) -> bool {
+        self.registry.kind(driver) == Some(DriverKind::Grpc)
+    }
+
+    /// The name that the API server has.
+    pub fn published(&self, driver: &DriverName, pool: &PoolName) -> PoolName {
+        if self.is_native(driver) {
+            return pool.clone();
+        }
+        // A pool whose name would be too long is not published, so no claim has it.
+        self.names.published(pool).unwrap_or_else(|_| pool.clone())
+    }
+
+    /// A claim of the API server with the drivers' own names of pools.
+    pub(crate) fn localized(&self, mut claim: Claim) -> Claim {
+        for device in claim.allocation.iter_mut().flat_map(|allocation| &mut allocation.devices) {
+            // A name of which nothing is left is no driver's, and stays as it came.
+            if let (false, Ok(local)) =
+                (self.is_native(&device.driver), PoolName::new(self.names.local(device.pool.as_str())))
+            {
+                device.pool = local;
+            }
+        }
+        claim
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_pools_are_different_on_each_node_and_can_be_reversed() {
+        let names = PoolNames(ObjectName::new("node-1").unwrap());
+        for (own, published) in [
+            ("leds", "node-1/leds"),
+            ("node-1", "node-1"),
+            ("node-1/x", "node-1/node-1/x"),
+            ("node-2", "node-1/node-2"),
+        ] {
+            let own = PoolName::new(own).unwrap();
+            assert_eq!(names.published(&own).unwrap().as_str(), published);
+            assert_eq!(names.local(published), own.as_str());
+        }
+        assert_eq!(names.local("node-2/leds"), "node-2/leds");
+        assert_eq!(names.local("node-10"), "node-10");
+        let long = PoolName::new(["a".repeat(60).as_str(); 4].join(".")).unwrap();
+        assert!(PoolNames(ObjectName::new("n".repeat(60)).unwrap()).published(&long).is_err());
+    }
+}
