@@ -31,26 +31,18 @@ pub use self::signature::SignatureError;
 
 use self::key::{Content, KeyId, PublicKey};
 
-/// What happens to a file that is not trusted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// Nothing.
-    #[default]
-    Off,
-    /// A warning.
-    Warn,
-    /// It is refused.
-    Enforce,
-}
-
-impl Mode {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Warn => "warn",
-            Self::Enforce => "enforce",
-        }
+nodedock_base::worded! {
+    /// What happens to a file that is not trusted.
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    Mode {
+        /// Nothing.
+        #[default]
+        Off = "off",
+        /// A warning.
+        Warn = "warn",
+        /// It is refused.
+        Enforce = "enforce",
     }
 }
 
@@ -297,6 +289,11 @@ impl Trust {
             *known = Arc::new(policy);
             other
         })
+    }
+
+    /// Has every file judged again by the same policy.
+    pub(crate) fn judge_again(&self) {
+        self.0.send_modify(|_| {});
     }
 
     pub fn changes(&self) -> watch::Receiver<Arc<Policy>> {

@@ -21,7 +21,7 @@ const UNIT: u64 = 1 << 20;
 /// Clones share it.
 #[derive(Clone)]
 pub struct FileMemory {
-    loading: Arc<Semaphore>,
+    pub(super) loading: Arc<Semaphore>,
     judging: Arc<Semaphore>,
 }
 
@@ -80,19 +80,6 @@ struct ReservedBytes {
 impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
-    }
-}
-
-#[cfg(test)]
-impl FileMemory {
-    /// Reserves all memory for files that are loaded.
-    pub(super) async fn fill(&self) -> OwnedSemaphorePermit {
-        let units = u32::try_from(self.loading.available_permits()).unwrap();
-        Arc::clone(&self.loading).acquire_many_owned(units).await.unwrap()
-    }
-
-    pub(super) fn left(&self) -> usize {
-        self.loading.available_permits()
     }
 }
 
