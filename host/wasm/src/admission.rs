@@ -133,13 +133,6 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Whether the file is at fault: a retry cannot succeed.
-    pub fn is_permanent(&self) -> bool {
-        let may_pass = matches!(self, Self::Host(_) | Self::CompileTime(_) | Self::CompilerKilled(_));
-        let busy = matches!(self, Self::Describe(CallFailure::Busy { .. } | CallFailure::Timeout(_)));
-        !(may_pass || busy)
-    }
-
     /// A stable code.
     pub fn code(&self) -> ProblemCode {
         match self {

@@ -15,6 +15,7 @@ use wasmtime::Engine;
 use wasmtime::component::Component;
 
 use super::admission::{CONTRACT_VERSION, LoadError, Surface};
+use super::digest_text;
 
 /// Of the layout below. A change makes files of another name.
 const FORMAT: u8 = 2;
@@ -41,7 +42,7 @@ impl Key {
 
     /// The source's digest: `sha256:` and hex.
     pub(super) fn digest(&self) -> String {
-        format!("sha256:{}", hex::encode(self.source))
+        digest_text(&self.source)
     }
 
     fn seal(&self) -> Sha256 {

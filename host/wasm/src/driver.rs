@@ -69,14 +69,6 @@ impl WasmDriver {
         &self.sandbox.compiled.surface
     }
 
-    pub fn has_health(&self) -> bool {
-        self.sandbox.compiled.exports.health.is_some()
-    }
-
-    pub fn has_configuration(&self) -> bool {
-        self.sandbox.compiled.exports.configuration.is_some()
-    }
-
     /// Metrics of its calls since it was loaded.
     pub fn stats(&self) -> Arc<Stats> {
         Arc::clone(&self.sandbox.scope.counters)
@@ -107,7 +99,7 @@ impl WasmDriver {
 
     /// Checks the health of its devices; a driver without health reports none.
     pub async fn check_health(&self, call: &Call) -> Result<HealthReport, Problem> {
-        if !self.has_health() {
+        if self.sandbox.compiled.exports.health.is_none() {
             return Ok(HealthReport::new());
         }
         let context = self.context(call);
@@ -127,7 +119,7 @@ impl WasmDriver {
         let value: Value = serde_json::from_str(&text).map_err(|error| {
             Problem::invalid(ProblemCode::NotJson, format!("the config is not JSON: {error}"))
         })?;
-        if !self.has_configuration() {
+        if self.sandbox.compiled.exports.configuration.is_none() {
             return Ok(());
         }
         let answer = self.call(call, Operation::Validate, None, move |store, instance, exports| {

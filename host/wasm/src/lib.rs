@@ -75,7 +75,7 @@ pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_pa
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
 pub use self::limiter::Reached;
-pub use self::stored_files::{SignedFile, StoreError, StoredFacts, StoredFiles};
+pub use self::stored_files::StoreError;
 pub use nodedock_core::driver::containment::{Containment, Quarantined};
 pub use nodedock_core::driver::stats::{Limit, Operation, Outcome, Stats};
 
@@ -133,8 +133,18 @@ pub struct DriverFile {
 impl DriverFile {
     /// `sha256:` and hex.
     pub fn digest(&self) -> String {
-        format!("sha256:{}", hex::encode(Sha256::digest(&self.bytes)))
+        digest_text(&Sha256::digest(&self.bytes).into())
     }
+}
+
+/// A file's digest, as it is shown.
+fn digest_text(sha256: &[u8; 32]) -> String {
+    format!("sha256:{}", hex::encode(sha256))
+}
+
+fn is_digest(text: &str) -> bool {
+    let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+    text.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 64 && hex.bytes().all(is_hex))
 }
 
 /// A driver's description of itself.
@@ -256,7 +266,7 @@ impl WasmHost {
             return Ok((component, true));
         }
         let start = Instant::now();
-        let artifact = self.compiler.compile(&self.runtime.engine, key, bytes).await?;
+        let artifact = self.compiler.compile(key, bytes).await?;
         let Report { surface: found, refusal, spent } = &artifact.report;
         let (elapsed, code_bytes, digest) = (start.elapsed(), artifact.code_bytes, key.digest());
         tracing::info!(digest, ?elapsed, code_bytes, ?spent, refused = refusal.is_some(), "compiled");

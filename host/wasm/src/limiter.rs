@@ -68,37 +68,32 @@ impl From<Reached> for Problem {
 
 /// Sums the memory of all linear memories of a store, and the entries of all its tables.
 pub(super) struct Limiter {
+    memory_max: usize,
     /// Bytes over all memories.
-    pub(super) memory: Sum,
+    pub(super) memory: usize,
     /// Entries over all tables.
-    pub(super) elements: Sum,
-}
-
-/// The use of a resource, and its limit.
-pub(super) struct Sum {
-    limit: Limit,
-    pub(super) used: usize,
-    max: usize,
-}
-
-impl Sum {
-    fn grow(&mut self, current: usize, desired: usize) -> wasmtime::Result<bool> {
-        let wanted = self.used.saturating_add(desired.saturating_sub(current));
-        if wanted > self.max {
-            return Err(Reached { limit: self.limit, max: self.max }.into());
-        }
-        // Neither memories nor tables shrink: the current use is the peak.
-        self.used = wanted;
-        Ok(true)
-    }
+    pub(super) table_elements: usize,
 }
 
 impl Limiter {
     pub(super) fn new(memory_max: usize) -> Self {
-        let memory = Sum { limit: Limit::Memory, used: 0, max: memory_max };
-        let elements = Sum { limit: Limit::TableElements, used: 0, max: CALL_TABLE_ELEMENTS };
-        Self { memory, elements }
+        Self { memory_max, memory: 0, table_elements: 0 }
     }
+}
+
+/// Adds to what is used. Neither memories nor tables shrink: the current use is the peak.
+fn grow(
+    used: &mut usize,
+    (current, desired): (usize, usize),
+    limit: Limit,
+    max: usize,
+) -> wasmtime::Result<bool> {
+    let wanted = used.saturating_add(desired.saturating_sub(current));
+    if wanted > max {
+        return Err(Reached { limit, max }.into());
+    }
+    *used = wanted;
+    Ok(true)
 }
 
 /// The limit that a call's error is about. None: it is about something else.
@@ -130,7 +125,7 @@ impl ResourceLimiter for Limiter {
         desired: usize,
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        self.memory.grow(current, desired)
+        grow(&mut self.memory, (current, desired), Limit::Memory, self.memory_max)
     }
 
     fn table_growing(
@@ -139,7 +134,7 @@ impl ResourceLimiter for Limiter {
         desired: usize,
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        self.elements.grow(current, desired)
+        grow(&mut self.table_elements, (current, desired), Limit::TableElements, CALL_TABLE_ELEMENTS)
     }
 
     fn instances(&self) -> usize {
@@ -201,7 +196,7 @@ mod tests {
     #[test]
     fn memory_and_table_entries_are_summed_over_all_instances() {
         let used = instantiate("(module (memory 2) (table 10 funcref))", 3).unwrap();
-        assert_eq!((used.memory.used, used.elements.used), (6 * (64 << 10), 30));
+        assert_eq!((used.memory, used.table_elements), (6 * (64 << 10), 30));
         assert_eq!(reached("(module (memory 400))", 3).limit, Limit::Memory);
         let tables = reached("(module (table 40000 funcref))", 3);
         assert_eq!((tables.limit, tables.max), (Limit::TableElements, CALL_TABLE_ELEMENTS));

@@ -13,7 +13,7 @@ use super::bindings::nodedock::driver::types::NodeKind;
 use nodedock_core::sysfs::blocking::LOOK_WALL;
 use nodedock_core::sysfs::{ENTRIES_MAX, SysfsRoot, bad_glob, join, read_stuck};
 use nodedock_model::grant::pattern::{self, PatternSet};
-use nodedock_model::limit::PATH_BYTES_MAX;
+use nodedock_model::rule::is_plain_path;
 use nodedock_model::{Problem, ProblemCode};
 
 /// Never shown nor given to containers, whatever is granted: the machine's memory and log, raw disks, and watchdogs.
@@ -43,10 +43,8 @@ pub(super) struct DevRoot(OwnedFd);
 
 /// A plain path below `/dev`, without the `/dev/`.
 pub(super) fn below_dev(path: &str) -> Result<&str, Problem> {
-    let inside = path.strip_prefix("/dev/").filter(|inside| {
-        let plain = inside.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
-        plain && path.len() <= PATH_BYTES_MAX && !inside.contains(char::is_control)
-    });
+    let is_plain = is_plain_path(path) && !path.contains(char::is_control);
+    let inside = path.strip_prefix("/dev/").filter(|_| is_plain);
     let shown: String = path.chars().take(128).collect();
     inside.ok_or_else(|| {
         Problem::invalid(ProblemCode::BadPath, format!("{shown:?} is no plain path below /dev"))

@@ -327,8 +327,8 @@ impl State {
 impl Drop for State {
     fn drop(&mut self) {
         self.usage.cpu = self.meter.used();
-        self.usage.memory = self.limiter.memory.used;
-        self.usage.table_elements = self.limiter.elements.used;
+        self.usage.memory = self.limiter.memory;
+        self.usage.table_elements = self.limiter.table_elements;
         self.scope.counters.record_usage(&self.usage);
     }
 }

@@ -39,8 +39,7 @@ impl Scene {
     }
 
     async fn fill(&self, cache: &Cache) {
-        let compiled =
-            Compiler::InProcess.compile(&self.engine, self.key, self.source.clone()).await.unwrap();
+        let compiled = Compiler::InProcess.compile(self.key, self.source.clone()).await.unwrap();
         cache.put(&self.key, compiled).map(&self.engine).unwrap();
     }
 }

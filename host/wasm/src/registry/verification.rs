@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::SignedFile;
 use crate::driver_config::{self, DriverConfigError};
 use crate::file_watch::DriverFiles;
 use crate::registry::file_memory::Room;
+use crate::stored_files::SignedFile;
 use crate::trust::open::{self, OpenError};
 use crate::trust::permissions::{self, Fault};
-use crate::trust::{Evidence, Mode, Policy, Verdict};
+use crate::trust::{Mode, Policy, Verdict};
 use nodedock_model::grant::{Grant, GrantError};
 use nodedock_model::limit;
 
@@ -122,8 +122,7 @@ fn verify(
     let signature = signature.map(|path| read(path, limit::SIGNATURE_FILE_BYTES_MAX, faults)).transpose()?;
     let config = read_text(files.config.as_deref(), faults);
     check_permissions(files, policy, faults)?;
-    let verdict =
-        policy.judge(&Evidence { stem: &files.stem, bytes: &code, signature: signature.as_deref() });
+    let verdict = policy.judge(&files.stem, &code, signature.as_deref());
     *digest = Some(verdict.digest().to_owned());
     if verdict.refuses() {
         return Err(FileError::Distrusted(Box::new(verdict)));
@@ -200,7 +199,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     async fn end(verification: Verification, memory: &FileMemory) -> Outcome {
-        let room = memory.to_load(verification.size).await;
+        let room = Room::within(&memory.loading, verification.size).await;
         verification.end(Arc::default(), room).await
     }
 

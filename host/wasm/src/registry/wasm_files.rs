@@ -28,6 +28,7 @@ use self::serving::Serving;
 use self::workers::{Ended, Handle, Workers};
 use crate::file_watch::{DriverFiles, FileEvent};
 use crate::kernel::KernelEvents;
+use crate::registry::file_memory::Room;
 use crate::registry::inventory_poller::{self, discover};
 use crate::registry::previous_versions::PreviousVersions;
 use crate::registry::verification::{self, FileError, Verification, Verified};
@@ -275,7 +276,7 @@ impl Worker {
             // As below: it begins at the next start, or with the next change.
             () = tasks.stopped() => return,
             () = self.obsolete() => return,
-            room = self.shared.memory.to_load(verification.size) => room,
+            room = Room::within(&self.shared.memory.loading, verification.size) => room,
         };
         let verification::Outcome { digest, verified, .. } = self.verify(verification, room).await;
         self.read = digest;
@@ -366,11 +367,10 @@ impl Worker {
 
     /// The old version continues to serve, if there is one, and the reason explains why the new one does not.
     fn refused(&self, refusal: &Refusal, started: Instant, cause: &str) {
-        let blocked = match refusal {
-            Refusal::Blocked(driver, verdict) => Some((driver, verdict)),
-            _ => None,
+        let (state, blocked) = match refusal {
+            Refusal::Blocked(driver, verdict) => (DriverState::Blocked, Some((driver, verdict))),
+            _ => (DriverState::Failed, None),
         };
-        let state = if blocked.is_some() { DriverState::Blocked } else { DriverState::Failed };
         let (file, reason) = (&self.source, chain(refusal));
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         tracing::error!(file, state = state.as_str(), reason, "driver file refused");

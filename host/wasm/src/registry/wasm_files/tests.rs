@@ -5,7 +5,6 @@ use std::time::Duration;
 use tokio::sync::broadcast;
 
 use super::*;
-use crate::StoredFiles;
 use crate::file_watch::DriverFiles;
 use crate::tests::Stage;
 use crate::tests::guest::{Guest, NAME};
@@ -30,10 +29,9 @@ impl Scene {
         }
         let (changes, trust) = (Changes::default(), Trust::new(Policy::default()));
         let conditions = Conditions::new(changes.clone());
-        let stored = StoredFiles::open(&stage.directory.path().join("stored")).unwrap();
-        let tasks = Tasks::new();
+        let (directory, tasks) = (stage.directory.path().join("stored"), Tasks::new());
         let stored =
-            PreviousVersions::open(stored, stage.host.clone(), trust.clone(), tasks.clone()).unwrap();
+            PreviousVersions::open(&directory, stage.host.clone(), trust.clone(), tasks.clone()).unwrap();
         let files = WasmFiles {
             registry: Registry::new(changes, conditions.clone(), None),
             host: stage.host.clone(),

@@ -101,7 +101,7 @@ impl Worker {
     /// Whether the files may be loaded, and the verdict on the driver's. Their bytes do not stay in memory.
     async fn read_again(&mut self, files: &DriverFiles) -> (bool, Option<Verdict>) {
         let verification = Verification::begin(files).await;
-        let room = self.shared.memory.to_judge(verification.size).await;
+        let room = Room::within(&self.shared.memory.judging, verification.size).await;
         match self.verify(verification, room).await.verified {
             Ok(verified) => (true, Some(verified.verdict)),
             Err(error) => (false, error.verdict().cloned()),
