@@ -19,19 +19,30 @@ impl TokenBucket {
         Self { per_second: per_second.into(), burst, tokens: burst, filled_at: now }
     }
 
-    /// Takes a token if more than `reserve` are left; otherwise returns the delay after which there is one. A clock that goes back adds
-    /// nothing.
+    /// Takes a token if more than `reserve` are left; otherwise returns the delay after which there is one.
     pub fn take(&mut self, now: Instant, reserve: u32) -> Result<(), Duration> {
+        match self.lacks(now, 1 + reserve) {
+            Some(delay) => Err(delay),
+            None => {
+                self.spend(1);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the delay after which there are so many tokens, if there are fewer now. A clock that goes back adds nothing.
+    pub fn lacks(&mut self, now: Instant, tokens: u32) -> Option<Duration> {
         let passed = now.saturating_duration_since(self.filled_at).as_secs_f64();
         self.tokens = (self.tokens + passed * self.per_second).min(self.burst);
         self.filled_at = self.filled_at.max(now);
-        let missing = 1.0 + f64::from(reserve) - self.tokens;
+        let missing = f64::from(tokens) - self.tokens;
         // A rounding error is not waited for.
-        if missing > 1e-6 {
-            return Err(Duration::from_secs_f64(missing / self.per_second));
-        }
-        self.tokens -= 1.0;
-        Ok(())
+        (missing > 1e-6).then(|| Duration::from_secs_f64(missing / self.per_second))
+    }
+
+    /// Takes tokens that are there.
+    pub fn spend(&mut self, tokens: u32) {
+        self.tokens -= f64::from(tokens);
     }
 }
 

@@ -48,7 +48,7 @@ use nodedock_wasm::kernel::{self, KernelEvents};
 use nodedock_wasm::registry::previous_versions::PreviousVersions;
 use nodedock_wasm::registry::wasm_files::{FileMemory, WasmFiles};
 use nodedock_wasm::trust::Trust;
-use nodedock_wasm::{Compiler, StoredFiles, WasmHost, WasmSettings};
+use nodedock_wasm::{Compiler, WasmHost, WasmSettings};
 
 use self::cluster::{Connected, KubeletSockets};
 use self::reload::Reload;
@@ -234,12 +234,11 @@ impl Built {
         let host = WasmHost::new(settings, claims.clone(), values.clone())
             .context("set up the sandbox for drivers")?;
         let trust = Trust::new(config.file.policy.clone());
-        let stored = StoredFiles::open(&paths.kept_drivers)
-            .and_then(|files| {
-                PreviousVersions::open(files, host.clone(), trust.clone(), tasks.drivers.clone())
-            })
-            .context("look at the kept files of drivers")?;
-        let previous_versions = Arc::new(stored);
+        let stored = &paths.kept_drivers;
+        let previous_versions =
+            PreviousVersions::open(stored, host.clone(), trust.clone(), tasks.drivers.clone())
+                .context("look at the kept files of drivers")?;
+        let previous_versions = Arc::new(previous_versions);
         let registry = Registry::new(changes.clone(), conditions.clone(), Some(previous_versions.clone()));
         let client = match &config.kubernetes {
             Some(kubernetes) => Some(cluster::client(kubernetes).await?),

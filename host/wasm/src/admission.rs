@@ -35,39 +35,24 @@ const NAMES_MAX: usize = 1000;
 /// Bytes of a tool's message about a file: it contains names from the file.
 const LINE_BYTES_MAX: usize = 512;
 
-/// The two forms of driver files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Form {
-    /// Made by `--target wasm32-unknown-unknown`.
-    CoreModule,
-    /// Made by `--target wasm32-wasip2` and the tools of other languages.
-    Component,
-}
-
-impl Form {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::CoreModule => "core module",
-            Self::Component => "component",
-        }
+nodedock_base::worded! {
+    /// The two forms of driver files.
+    #[derive(Serialize, Deserialize)]
+    Form {
+        /// Made by `--target wasm32-unknown-unknown`.
+        CoreModule = "core module",
+        /// Made by `--target wasm32-wasip2` and the tools of other languages.
+        Component = "component",
     }
 }
 
-/// Imports other than the contract's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Profile {
-    /// Nothing.
-    Pure,
-    /// Interfaces of WASI 0.2, which are linked with nothing behind them.
-    Wasi,
-}
-
-impl Profile {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pure => "pure",
-            Self::Wasi => "wasi",
-        }
+nodedock_base::worded! {
+    /// Imports other than the contract's.
+    Profile {
+        /// Nothing.
+        Pure = "pure",
+        /// Interfaces of WASI 0.2, which are linked with nothing behind them.
+        Wasi = "wasi",
     }
 }
 
@@ -148,13 +133,6 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Whether the file is at fault: a retry cannot succeed.
-    pub fn is_permanent(&self) -> bool {
-        let may_pass = matches!(self, Self::Host(_) | Self::CompileTime(_) | Self::CompilerKilled(_));
-        let busy = matches!(self, Self::Describe(CallFailure::Busy { .. } | CallFailure::Timeout(_)));
-        !(may_pass || busy)
-    }
-
     /// A stable code.
     pub fn code(&self) -> ProblemCode {
         match self {

@@ -15,6 +15,7 @@ use wasmtime::Engine;
 use wasmtime::component::Component;
 
 use super::admission::{CONTRACT_VERSION, LoadError, Surface};
+use super::digest_text;
 
 /// Of the layout below. A change makes files of another name.
 const FORMAT: u8 = 2;
@@ -41,7 +42,7 @@ impl Key {
 
     /// The source's digest: `sha256:` and hex.
     pub(super) fn digest(&self) -> String {
-        format!("sha256:{}", hex::encode(self.source))
+        digest_text(&self.source)
     }
 
     fn seal(&self) -> Sha256 {
@@ -120,12 +121,11 @@ impl Artifact {
     }
 
     /// Maps the code: unused pages cost no memory. Where the file system is mounted `noexec`, a copy in memory is mapped.
-    pub(super) fn map(&self, engine: &Engine) -> Result<Component, ArtifactError> {
-        let mapped = map(engine, &self.file).or_else(|error| match self.copy_in_memory() {
-            Ok(copy) => map(engine, &copy),
-            Err(_) => Err(error),
-        });
-        mapped.map_err(|error| ArtifactError::Engine(format!("{error:#}")))
+    pub(super) fn map(&self, engine: &Engine) -> wasmtime::Result<Component> {
+        map(engine, &self.file).or_else(|error| {
+            let copied = memory_file().and_then(|copy| self.copy_to(&copy).map(|()| copy));
+            copied.map_or(Err(error), |copy| map(engine, &copy))
+        })
     }
 
     /// Writes the whole file to another one.
@@ -138,12 +138,6 @@ impl Artifact {
     /// The same artifact in a file that `copy_to` wrote.
     pub(super) fn in_file(self, file: File) -> Self {
         Self { file, ..self }
-    }
-
-    fn copy_in_memory(&self) -> io::Result<File> {
-        let copy = memory_file()?;
-        self.copy_to(&copy)?;
-        Ok(copy)
     }
 }
 

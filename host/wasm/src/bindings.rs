@@ -1,4 +1,4 @@
-//! The code that `bindgen!` generates for the contract. Only `convert` and the host functions see these types.
+//! The code that `bindgen!` generates for the contract. Only `convert`, the host functions and the calls of a driver see these types.
 
 #![allow(unreachable_pub, unused_variables, clippy::all)]
 
@@ -10,4 +10,6 @@ wasmtime::component::bindgen!({
         default: async | trappable,
     },
     exports: { default: async },
+    // A refusal is a result of a host function, and not a trap.
+    trappable_error_type: { "nodedock:driver/types.problem" => nodedock_model::Problem },
 });

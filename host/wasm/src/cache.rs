@@ -12,8 +12,9 @@ use std::time::SystemTime;
 
 use rustix::fs::{Mode, OFlags};
 use wasmtime::Engine;
+use wasmtime::component::Component;
 
-use super::artifact::{Artifact, ArtifactError, Key, settings};
+use super::artifact::{Artifact, ArtifactError, Key, Report, settings};
 use nodedock_base::error::chain;
 use nodedock_model::limit::DRIVER_FILES_MAX;
 
@@ -30,6 +31,7 @@ const NAME_DIGITS: usize = 64;
 /// Endings of files that this version and former ones wrote.
 const ENDINGS: &[&str] = &[".cwasm", ".cwasm.new", ".sha256", ".sha256.new"];
 
+#[derive(Clone)]
 pub(super) struct Cache {
     path: PathBuf,
     /// End of the names of files that this daemon can use.
@@ -47,12 +49,19 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Returns a compiled driver, if there is one that is whole. A damaged one is removed.
-    pub(super) fn take(&self, key: &Key) -> Option<Artifact> {
+    /// Maps a compiled driver, if there is one that is whole. A damaged one is removed.
+    pub(super) fn take(&self, key: &Key, engine: &Engine) -> Option<(Component, Report)> {
         // The path leads through the open directory, which has to stay open until the file is.
-        let directory = self.directory_or_warn()?;
-        open(&directory.path(&self.name(key)), key).unwrap_or_else(|error| {
-            self.discard(key, &error);
+        let (directory, name) = (self.directory_or_warn()?, self.name(key));
+        let taken = open(&directory.path(&name), key).and_then(|artifact| {
+            let Some(artifact) = artifact else { return Ok(None) };
+            let mapped = artifact.map(engine).map_err(|error| ArtifactError::Engine(format!("{error:#}")));
+            mapped.map(|component| Some((component, artifact.report)))
+        });
+        taken.unwrap_or_else(|error| {
+            let (path, error) = (self.path.display(), chain(&error));
+            tracing::warn!(directory = %path, name, error, "compiled driver is damaged and compiled again");
+            directory.remove(&name);
             None
         })
     }
@@ -70,15 +79,6 @@ impl Cache {
                 tracing::warn!(%directory, %error, "compiled driver cannot be stored, and will be compiled again");
                 artifact
             }
-        }
-    }
-
-    /// Removes a file that cannot be used.
-    pub(super) fn discard(&self, key: &Key, error: &ArtifactError) {
-        let (directory, name, error) = (self.path.display(), self.name(key), chain(error));
-        tracing::warn!(%directory, name, error, "compiled driver is damaged and compiled again");
-        if let Some(directory) = self.directory_or_warn() {
-            directory.remove(&name);
         }
     }
 
@@ -137,10 +137,7 @@ fn open(path: &Path, key: &Key) -> Result<Option<Artifact>, ArtifactError> {
     // The least recently used file is removed first. A disk that takes no writes keeps the time that it has.
     let _ = file.set_modified(SystemTime::now());
     let artifact = Artifact::verify(file, key)?;
-    match artifact.report.refusal {
-        Some(_) => Err(ArtifactError::NoCode),
-        None => Ok(Some(artifact)),
-    }
+    if artifact.report.refusal.is_some() { Err(ArtifactError::NoCode) } else { Ok(Some(artifact)) }
 }
 
 /// The open directory, so that nothing else that is put at its path is written to.

@@ -38,16 +38,6 @@ fn busy(limit: Limit, max: Option<usize>, waited: Duration) -> String {
 }
 
 impl CallFailure {
-    /// The limit that the call reached.
-    pub fn limit(&self) -> Option<Limit> {
-        match self {
-            Self::Busy { limit, .. } => Some(*limit),
-            Self::Timeout(_) => Some(Limit::Wall),
-            Self::Limit(reached) => Some(reached.limit),
-            Self::Quarantined(_) | Self::Exited(_) | Self::Trapped(_) => None,
-        }
-    }
-
     pub(super) fn outcome(&self) -> Outcome {
         match self {
             Self::Quarantined(_) => Outcome::Quarantined,

@@ -7,18 +7,15 @@ mod confine;
 mod process;
 mod worker;
 
-use std::fs::File;
-use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use wasmtime::Engine;
 
 pub use self::worker::serve as compile_for_parent;
 
 use super::admission::LoadError;
-use super::artifact::{Artifact, Key, memory_file};
+use super::artifact::{Artifact, Key};
 use nodedock_base::error::chain;
 
 /// The program's command that compiles, with the parent's process ID, bytes of memory and seconds of CPU.
@@ -29,7 +26,8 @@ pub const COMPILE_COMMAND: &str = "internal-compile";
 pub enum Compiler {
     /// In a process of its own, by a `nodedock` program of this very build.
     Process { program: PathBuf, bounds: CompileBounds },
-    /// In this process and without limits: for tests of trusted files.
+    /// In this process and without limits.
+    #[cfg(test)]
     InProcess,
 }
 
@@ -57,14 +55,10 @@ impl Compiler {
     }
 
     /// Admits and compiles a file. When the future is dropped, the process is killed.
-    pub(super) async fn compile(
-        &self,
-        engine: &Engine,
-        key: Key,
-        source: Bytes,
-    ) -> Result<Artifact, LoadError> {
+    pub(super) async fn compile(&self, key: Key, source: Bytes) -> Result<Artifact, LoadError> {
         let file = match self {
-            Self::InProcess => in_process(engine.clone(), source).await?,
+            #[cfg(test)]
+            Self::InProcess => tests::compile(source).await?,
             Self::Process { program, bounds } => match process::run(program, source.clone(), bounds).await {
                 // The node may have been short of memory for a moment.
                 Err(LoadError::CompilerKilled(signal)) => {
@@ -81,19 +75,28 @@ impl Compiler {
     }
 }
 
-async fn in_process(engine: Engine, source: Bytes) -> Result<File, LoadError> {
-    let work = move || -> io::Result<File> {
-        let file = memory_file()?;
-        worker::produce(&engine, &source, &file)?;
-        Ok(file)
-    };
-    blocking(move || work().map_err(|error| LoadError::Host(format!("compile: {error}")))).await
-}
-
 /// Runs long work off the serving threads.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
 ) -> Result<T, LoadError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|error| Err(LoadError::Host(format!("compile: {error}"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    /// Compiles in this process.
+    pub(super) async fn compile(source: Bytes) -> Result<File, LoadError> {
+        blocking(move || {
+            let engine = crate::engine::for_compiling().unwrap();
+            let file = super::super::artifact::memory_file().unwrap();
+            worker::produce(&engine, &source, &file).unwrap();
+            Ok(file)
+        })
+        .await
+    }
 }

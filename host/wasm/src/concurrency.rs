@@ -23,8 +23,8 @@ pub(super) const SLOW_CALLS_MAX: usize = 16;
 const SLOW_CALLS_MEMORY_MAX: usize = 1 << 30;
 
 /// Permits for linear memories, of which each takes a slot of the allocator, and for MiB of memory.
-struct Pool {
-    memories: Arc<Semaphore>,
+pub(super) struct Pool {
+    pub(super) memories: Arc<Semaphore>,
     mib: Arc<Semaphore>,
 }
 
@@ -47,10 +47,10 @@ async fn acquire(semaphore: &Arc<Semaphore>, permits: usize) -> OwnedSemaphorePe
 /// The permits of the node. Clones share them.
 #[derive(Clone)]
 pub(super) struct NodePermits {
-    all: Arc<Pool>,
+    pub(super) all: Arc<Pool>,
     /// For all calls but the first of each driver.
     shared: Arc<Pool>,
-    slow: Arc<Pool>,
+    pub(super) slow: Arc<Pool>,
 }
 
 impl Default for NodePermits {
@@ -131,22 +131,6 @@ impl DriverPermits {
 }
 
 #[cfg(test)]
-impl NodePermits {
-    /// Whether no call runs.
-    pub(super) fn are_all_free(&self) -> bool {
-        self.all.memories.available_permits() == CALLS_MAX
-    }
-
-    /// Takes every permit that calls, or slow calls, can have.
-    pub(super) async fn take_all(&self, is_slow: bool) -> OwnedSemaphorePermit {
-        match is_slow {
-            true => acquire(&self.slow.memories, SLOW_CALLS_MAX).await,
-            false => acquire(&self.all.memories, CALLS_MAX).await,
-        }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use futures::FutureExt;
     use futures::future::join_all;
@@ -157,6 +141,10 @@ mod tests {
 
     fn driver(node: &NodePermits) -> DriverPermits {
         DriverPermits::new(node, 1, CALL_MEMORY, CALLS_PER_DRIVER)
+    }
+
+    fn are_all_free(node: &NodePermits) -> bool {
+        node.all.memories.available_permits() == CALLS_MAX
     }
 
     /// As many permits as there are now.
@@ -172,7 +160,7 @@ mod tests {
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [CALLS_PER_DRIVER, 10, 1, 1, 1, 1, 1, 1]);
         drop(held);
         assert_eq!(take(&driver(&node), false).len(), CALLS_PER_DRIVER);
-        assert!(node.are_all_free());
+        assert!(are_all_free(&node));
     }
 
     #[test]
@@ -218,7 +206,7 @@ mod tests {
         let mut next = Box::pin(one.acquire(true));
         assert!((&mut next).now_or_never().is_some());
         drop((held, next));
-        assert!(node.are_all_free());
+        assert!(are_all_free(&node));
     }
 
     #[test]
@@ -252,7 +240,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
             let all = async { tokio::time::timeout(std::time::Duration::from_secs(1), join_all(calls.into_iter().map(call))).await };
             prop_assert!(runtime.block_on(all).is_ok(), "a call waits for ever");
-            prop_assert!(node.are_all_free());
+            prop_assert!(are_all_free(&node));
         }
     }
 }

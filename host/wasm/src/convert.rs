@@ -7,10 +7,8 @@ mod prepared;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::bindings::exports::nodedock::driver::discovery as guest_discovery;
-use super::bindings::nodedock::driver::{device_nodes, types};
-use super::nodes::FoundNode;
-use crate::{Limit, Trigger};
+use super::bindings::nodedock::driver::types;
+use crate::Limit;
 use nodedock_base::printable::{cut, is_unprintable};
 use nodedock_model::limit::{
     LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX, PROBLEM_MESSAGE_BYTES_MAX,
@@ -192,15 +190,6 @@ pub(super) fn problem_to_guest(problem: &Problem) -> types::Problem {
     }
 }
 
-pub(super) fn trigger_to_guest(trigger: Trigger) -> guest_discovery::Trigger {
-    match trigger {
-        Trigger::Load => guest_discovery::Trigger::Load,
-        Trigger::Timer => guest_discovery::Trigger::Timer,
-        Trigger::Events(paths) => guest_discovery::Trigger::Events(paths),
-        Trigger::Request => guest_discovery::Trigger::Request,
-    }
-}
-
 pub(super) fn claim_to_guest(claim: &DriverClaim) -> types::Claim {
     let device = |device: &nodedock_model::AllocatedDevice| types::AllocatedDevice {
         request: device.request.clone(),
@@ -241,20 +230,11 @@ pub(super) fn live_claim_to_guest(live: &LiveClaim) -> types::LiveClaim {
     }
 }
 
-pub(super) fn node_to_guest(node: FoundNode) -> device_nodes::NodeInfo {
-    device_nodes::NodeInfo {
-        path: node.path,
-        kind: match node.kind {
-            NodeKind::Character => types::NodeKind::Character,
-            NodeKind::Block => types::NodeKind::Block,
-            NodeKind::Fifo => types::NodeKind::Fifo,
-        },
-        major: node.major,
-        minor: node.minor,
-        mode: node.mode,
-        uid: node.uid,
-        gid: node.gid,
-        sysfs_path: node.sysfs_path,
+pub(super) fn node_kind(kind: types::NodeKind) -> NodeKind {
+    match kind {
+        types::NodeKind::Character => NodeKind::Character,
+        types::NodeKind::Block => NodeKind::Block,
+        types::NodeKind::Fifo => NodeKind::Fifo,
     }
 }
 

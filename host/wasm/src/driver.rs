@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::bindings::nodedock::driver::types;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
-use super::sandbox::{GuestCall, Sandbox};
+use super::sandbox::{GuestCall, Sandbox, Scope};
 use super::{CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema};
 use nodedock_base::clock::now_ms;
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
@@ -26,44 +26,32 @@ pub(super) const PERMIT_WAIT: Duration = Duration::from_secs(5);
 /// For looking at the files that container edits name: a network file system may hang.
 const VERIFY_WALL: Duration = Duration::from_secs(2);
 
-/// A loaded WASM driver. Clones are the same driver.
-#[derive(Clone)]
-pub struct WasmDriver(Arc<Loaded>);
-
-struct Loaded {
-    sandbox: Sandbox,
-    info: DriverInfo,
-    missing: Vec<String>,
-    config: Option<String>,
+/// A loaded WASM driver.
+pub struct WasmDriver {
+    pub(super) info: DriverInfo,
+    pub(super) missing_grants: Vec<String>,
+    pub(super) config: Option<String>,
+    pub(super) sandbox: Sandbox,
 }
 
 impl WasmDriver {
-    pub(super) fn new(
-        sandbox: Sandbox,
-        info: DriverInfo,
-        missing: Vec<String>,
-        config: Option<String>,
-    ) -> Self {
-        Self(Arc::new(Loaded { sandbox, info, missing, config }))
-    }
-
     pub fn info(&self) -> &DriverInfo {
-        &self.0.info
-    }
-
-    /// Of the file: `sha256:` and hex.
-    pub fn digest(&self) -> &str {
-        &self.0.sandbox.compiled.digest
+        &self.info
     }
 
     /// What the driver requests beyond its grant, one readable line each.
     pub fn missing_grants(&self) -> &[String] {
-        &self.0.missing
+        &self.missing_grants
+    }
+
+    /// Of the file: `sha256:` and hex.
+    pub fn digest(&self) -> &str {
+        &self.sandbox.compiled.digest
     }
 
     /// Revokes its grant, also for running calls: host functions refuse, and answers are checked against an empty grant.
     pub fn revoke(&self) {
-        self.0.sandbox.scope.effective.revoke();
+        self.sandbox.scope.effective.revoke();
     }
 
     /// A call that only looks; its deadline includes the wait for permits.
@@ -74,45 +62,31 @@ impl WasmDriver {
 
     /// The limits of its calls.
     pub fn limits(&self) -> Limits {
-        self.0.sandbox.scope.limits
+        self.sandbox.scope.limits
     }
 
     pub fn surface(&self) -> &Surface {
-        &self.0.sandbox.compiled.surface
-    }
-
-    pub fn has_health(&self) -> bool {
-        self.0.sandbox.compiled.exports.health.is_some()
-    }
-
-    pub fn has_configuration(&self) -> bool {
-        self.0.sandbox.compiled.exports.configuration.is_some()
-    }
-
-    #[cfg(test)]
-    pub(super) fn sandbox(&self) -> &Sandbox {
-        &self.0.sandbox
+        &self.sandbox.compiled.surface
     }
 
     /// Metrics of its calls since it was loaded.
     pub fn stats(&self) -> Arc<Stats> {
-        Arc::clone(&self.0.sandbox.scope.counters)
+        Arc::clone(&self.sandbox.scope.counters)
     }
 
     /// Its quarantine.
     pub fn containment(&self) -> &Arc<Containment> {
-        &self.0.sandbox.containment
+        &self.sandbox.containment
     }
 
     /// Whether its code comes from the cache.
     pub fn from_cache(&self) -> bool {
-        self.0.sandbox.compiled.from_cache
+        self.sandbox.compiled.from_cache
     }
 
     /// Discovers its devices on this node.
     pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
         let context = self.context(call);
-        let trigger = convert::trigger_to_guest(trigger);
         let answer = self.call(call, Operation::Discover, None, move |store, instance, exports| {
             Box::pin(async move {
                 let discovery = exports.discovery.load(&mut *store, instance)?;
@@ -120,18 +94,14 @@ impl WasmDriver {
             })
         });
         let inventory = answer.await?.map_err(|problem| self.problem(problem))?;
-        convert::inventory(&self.info().name, inventory).map_err(|why| self.refused(why))
+        convert::inventory(&self.info.name, inventory).map_err(|why| self.refused(why))
     }
 
-    /// Checks the health of its devices. None: the driver does not report it.
-    pub async fn check_health(&self, call: &Call) -> Option<Result<HealthReport, Problem>> {
-        if !self.has_health() {
-            return None;
+    /// Checks the health of its devices; a driver without health reports none.
+    pub async fn check_health(&self, call: &Call) -> Result<HealthReport, Problem> {
+        if self.sandbox.compiled.exports.health.is_none() {
+            return Ok(HealthReport::new());
         }
-        Some(self.health(call).await)
-    }
-
-    async fn health(&self, call: &Call) -> Result<HealthReport, Problem> {
         let context = self.context(call);
         let answer = self.call(call, Operation::Health, None, move |store, instance, exports| {
             Box::pin(async move {
@@ -149,7 +119,7 @@ impl WasmDriver {
         let value: Value = serde_json::from_str(&text).map_err(|error| {
             Problem::invalid(ProblemCode::NotJson, format!("the config is not JSON: {error}"))
         })?;
-        if !self.has_configuration() {
+        if self.sandbox.compiled.exports.configuration.is_none() {
             return Ok(());
         }
         let answer = self.call(call, Operation::Validate, None, move |store, instance, exports| {
@@ -168,32 +138,6 @@ impl WasmDriver {
         verdict.map_err(|problem| self.problem(problem))
     }
 
-    async fn prepare_all(
-        &self,
-        call: &Call,
-        claims: &[DriverClaim],
-    ) -> Result<Outcomes<PreparedClaim>, Problem> {
-        let context = self.context(call);
-        let requested: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
-        let writes_for = claims.iter().map(|claim| claim.id.clone()).collect();
-        let answer =
-            self.call(call, Operation::Prepare, Some(writes_for), move |store, instance, exports| {
-                Box::pin(async move {
-                    let preparation = exports.preparation.load(&mut *store, instance)?;
-                    preparation.call_prepare(store, &context, &requested).await
-                })
-            });
-        let outcomes = answer.await?.into_iter().map(|entry| {
-            let outcome = match entry.outcome {
-                Ok(prepared) => self.converted(claims, &entry.uid, prepared),
-                Err(problem) => Err(self.problem(problem)),
-            };
-            (entry.uid, outcome)
-        });
-        let outcomes = self.settled(call, claims.iter().map(|claim| &claim.id.uid), outcomes);
-        Ok(self.verified(outcomes).await)
-    }
-
     fn converted(
         &self,
         claims: &[DriverClaim],
@@ -209,47 +153,18 @@ impl WasmDriver {
 
     /// Checks container edits against grant and node; in a thread of its own where that looks at file systems that may hang.
     async fn verified(&self, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {
+        let scope = Arc::clone(&self.sandbox.scope);
         if !outcomes.values().flatten().any(names_files) {
-            return self.verify(outcomes);
+            return verify(&scope, outcomes);
         }
         let uids: Vec<_> = outcomes.keys().cloned().collect();
-        let (driver, threads) = (self.clone(), &self.0.sandbox.scope.blocking);
         let stuck = || {
             let message = format!("a file that the edits name could not be looked at within {VERIFY_WALL:?}");
             Problem::unavailable(ProblemCode::FileStuck, message)
         };
-        let verified = blocking(threads, VERIFY_WALL, stuck, move || Ok(driver.verify(outcomes))).await;
+        let threads = &self.sandbox.scope.blocking;
+        let verified = blocking(threads, VERIFY_WALL, stuck, move || Ok(verify(&scope, outcomes))).await;
         verified.unwrap_or_else(|problem| all_failed(&uids, &problem))
-    }
-
-    fn verify(&self, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {
-        let scope = &self.0.sandbox.scope;
-        let verifier =
-            Verifier { effective: &scope.effective, dev: &scope.node.dev, sysfs: &scope.node.sysfs };
-        let verify = |outcome: Result<PreparedClaim, Problem>| {
-            verifier.claim(outcome?).inspect_err(|_| {
-                scope.counters.answers_refused.inc();
-            })
-        };
-        outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
-    }
-
-    async fn unprepare_all(&self, call: &Call, claims: &[LiveClaim]) -> Result<Outcomes<()>, Problem> {
-        let context = self.context(call);
-        let requested: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
-        let writes_for = claims.iter().map(|live| live.claim.id.clone()).collect();
-        let answer =
-            self.call(call, Operation::Unprepare, Some(writes_for), move |store, instance, exports| {
-                Box::pin(async move {
-                    let preparation = exports.preparation.load(&mut *store, instance)?;
-                    preparation.call_unprepare(store, &context, &requested).await
-                })
-            });
-        let outcome = |entry: types::UnprepareOutcome| {
-            (entry.uid, entry.outcome.map_err(|problem| self.problem(problem)))
-        };
-        let outcomes = answer.await?.into_iter().map(outcome);
-        Ok(self.settled(call, claims.iter().map(|live| &live.claim.id.uid), outcomes))
     }
 
     fn settled<'a, T>(
@@ -260,7 +175,7 @@ impl WasmDriver {
     ) -> Outcomes<T> {
         let (outcomes, others) = settle(requested, outcomes);
         if !others.is_empty() {
-            let (driver, request, count) = (self.info().name.as_str(), &*call.request_id, others.len());
+            let (driver, request, count) = (self.info.name.as_str(), &*call.request_id, others.len());
             tracing::warn!(driver, request, count, "driver answered for claims that were not requested");
         }
         outcomes
@@ -273,12 +188,12 @@ impl WasmDriver {
         writes_for: Option<Arc<[ObjectRef]>>,
         guest: impl GuestCall<R>,
     ) -> Result<R, Problem> {
-        let answer = self.0.sandbox.call(call, operation, writes_for, guest);
+        let answer = self.sandbox.call(call, operation, writes_for, guest);
         answer.await.map_err(CallFailure::into_problem)
     }
 
     fn refused(&self, why: Refusal) -> Problem {
-        let counters = &self.0.sandbox.scope.counters;
+        let counters = &self.sandbox.scope.counters;
         counters.answers_refused.inc();
         why.limit().into_iter().for_each(|limit| counters.refuse(limit));
         why.into_problem()
@@ -287,17 +202,17 @@ impl WasmDriver {
     /// A problem that the driver reports, within its bounds.
     fn problem(&self, problem: types::Problem) -> Problem {
         if convert::is_cut(&problem) {
-            self.0.sandbox.scope.counters.refuse(Limit::ProblemBytes);
+            self.sandbox.scope.counters.refuse(Limit::ProblemBytes);
         }
         convert::problem_to_model(problem)
     }
 
     fn config_text(&self) -> &str {
-        self.0.config.as_deref().unwrap_or("{}")
+        self.config.as_deref().unwrap_or("{}")
     }
 
     fn context(&self, call: &Call) -> types::Context {
-        let node = &self.0.sandbox.scope.node.facts;
+        let node = &self.sandbox.scope.node.facts;
         types::Context {
             request_id: call.request_id.to_string(),
             node_name: node.name.clone(),
@@ -311,8 +226,18 @@ impl WasmDriver {
 
 impl fmt::Debug for WasmDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WasmDriver({}, {})", self.info().name, self.digest())
+        write!(f, "WasmDriver({}, {})", self.info.name, self.digest())
     }
+}
+
+fn verify(scope: &Scope, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {
+    let verifier = Verifier { effective: &scope.effective, dev: &scope.node.dev, sysfs: &scope.node.sysfs };
+    let verify = |outcome: Result<PreparedClaim, Problem>| {
+        verifier.claim(outcome?).inspect_err(|_| {
+            scope.counters.answers_refused.inc();
+        })
+    };
+    outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
 }
 
 /// Whether an edit names a file outside the kernel's own file systems.
@@ -331,12 +256,50 @@ impl ClaimDriver for WasmDriver {
     }
 
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
-        let failed = |problem| all_failed(claims.iter().map(|claim| &claim.id.uid), &problem);
-        self.prepare_all(call, claims).await.unwrap_or_else(failed)
+        let context = self.context(call);
+        let requested: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
+        let writes_for = claims.iter().map(|claim| claim.id.clone()).collect();
+        let answer =
+            self.call(call, Operation::Prepare, Some(writes_for), move |store, instance, exports| {
+                Box::pin(async move {
+                    let preparation = exports.preparation.load(&mut *store, instance)?;
+                    preparation.call_prepare(store, &context, &requested).await
+                })
+            });
+        let answer = match answer.await {
+            Ok(answer) => answer,
+            Err(problem) => return all_failed(claims.iter().map(|claim| &claim.id.uid), &problem),
+        };
+        let outcomes = answer.into_iter().map(|entry| {
+            let outcome = match entry.outcome {
+                Ok(prepared) => self.converted(claims, &entry.uid, prepared),
+                Err(problem) => Err(self.problem(problem)),
+            };
+            (entry.uid, outcome)
+        });
+        let outcomes = self.settled(call, claims.iter().map(|claim| &claim.id.uid), outcomes);
+        self.verified(outcomes).await
     }
 
     async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
-        let failed = |problem| all_failed(claims.iter().map(|live| &live.claim.id.uid), &problem);
-        self.unprepare_all(call, claims).await.unwrap_or_else(failed)
+        let context = self.context(call);
+        let requested: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
+        let writes_for = claims.iter().map(|live| live.claim.id.clone()).collect();
+        let answer =
+            self.call(call, Operation::Unprepare, Some(writes_for), move |store, instance, exports| {
+                Box::pin(async move {
+                    let preparation = exports.preparation.load(&mut *store, instance)?;
+                    preparation.call_unprepare(store, &context, &requested).await
+                })
+            });
+        let answer = answer.await;
+        let uids = claims.iter().map(|live| &live.claim.id.uid);
+        let outcome = |entry: types::UnprepareOutcome| {
+            (entry.uid, entry.outcome.map_err(|problem| self.problem(problem)))
+        };
+        match answer {
+            Ok(answer) => self.settled(call, uids, answer.into_iter().map(outcome)),
+            Err(problem) => all_failed(uids, &problem),
+        }
     }
 }

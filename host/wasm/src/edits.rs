@@ -4,7 +4,9 @@
 
 use std::path::Path;
 
-use super::nodes::{DevRoot, FoundNode};
+use super::bindings::nodedock::driver::device_nodes::NodeInfo;
+use super::convert::node_kind;
+use super::nodes::DevRoot;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::Effective;
 use nodedock_model::{
@@ -130,9 +132,10 @@ impl Verifier<'_> {
             return Err(refused(&what, "it is not granted (deviceNodes)"));
         }
         let found = self.dev.stat(&path, self.sysfs).map_err(|problem| unseen(&what, problem))?;
-        as_claimed(&what, node, &found)?;
-        node.kind = Some(found.kind);
-        if found.kind != NodeKind::Fifo {
+        let kind = node_kind(found.kind);
+        as_claimed(&what, node, kind, &found)?;
+        node.kind = Some(kind);
+        if kind != NodeKind::Fifo {
             node.major = Some(found.major);
             node.minor = Some(found.minor);
         }
@@ -216,11 +219,11 @@ fn unseen(what: &str, problem: Problem) -> Problem {
     Problem { kind, message: format!("{what}: {}", problem.message), ..problem }
 }
 
-fn as_claimed(what: &str, node: &DeviceNode, found: &FoundNode) -> Result<(), Problem> {
+fn as_claimed(what: &str, node: &DeviceNode, is: NodeKind, found: &NodeInfo) -> Result<(), Problem> {
     let differs =
         |said: String, is: String| Err(wrong(what, format!("the driver says {said}, and it is {is}")));
-    if let Some(kind) = node.kind.filter(|kind| *kind != found.kind) {
-        return differs(format!("{kind:?}").to_lowercase(), format!("{:?}", found.kind).to_lowercase());
+    if let Some(said) = node.kind.filter(|said| *said != is) {
+        return differs(format!("{said:?}").to_lowercase(), format!("{is:?}").to_lowercase());
     }
     let numbers = [("major", node.major, found.major), ("minor", node.minor, found.minor)];
     for (which, said, is) in numbers {

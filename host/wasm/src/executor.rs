@@ -111,13 +111,9 @@ impl SlowRuntime {
     /// Runs `work` to its end. When the returned future is dropped, the runtime drops `work` at its next yield.
     pub(super) async fn run<T: Send + 'static>(&self, work: BoxFuture<'static, T>) -> T {
         let runtime = self.0.as_ref().expect("the runtime is taken only when this is dropped");
-        match AbortOnDropHandle::new(runtime.spawn(work)).await {
-            Ok(result) => result,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => resume_unwind(panic),
-                Err(_) => unreachable!("a task is aborted only when its caller no longer waits for it"),
-            },
-        }
+        let ended = AbortOnDropHandle::new(runtime.spawn(work)).await;
+        // A task is aborted only when its caller no longer waits for it: it has panicked.
+        ended.unwrap_or_else(|error| resume_unwind(error.into_panic()))
     }
 }
 

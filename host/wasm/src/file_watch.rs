@@ -43,7 +43,7 @@ pub struct DriverFiles {
 }
 
 /// Device, inode, size, and the times of the last modification and change: a difference means that a file's content may have changed.
-type Stamp = (u64, u64, u64, [i64; 4]);
+type Stamp = (u64, u64, u64, SystemTime, [i64; 2]);
 
 /// The stamps of a driver's files: the driver, its grant, its config, its signature.
 type Stamps = [Option<Stamp>; 4];
@@ -175,10 +175,8 @@ impl DriversDirectory {
 
 /// How long until a file without events counts as whole.
 fn settles_in(stamp: &Stamp) -> Option<Duration> {
-    let (_, _, _, [seconds, nanos, ..]) = *stamp;
-    let modified = Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?);
-    let modified = SystemTime::UNIX_EPOCH + modified;
-    let age = SystemTime::now().duration_since(modified).ok()?;
+    let (.., modified, _) = stamp;
+    let age = SystemTime::now().duration_since(*modified).ok()?;
     limit::FILE_SETTLE.checked_sub(age)
 }
 
@@ -212,8 +210,8 @@ fn list(directory: &Path, known: &Listing) -> io::Result<Listing> {
 /// Follows links: a mounted ConfigMap is a directory of them. None: there is no such file.
 fn stamp(path: &Path) -> Option<Stamp> {
     let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
-    let times = [found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()];
-    Some((found.dev(), found.ino(), found.size(), times))
+    let changed = [found.ctime(), found.ctime_nsec()];
+    Some((found.dev(), found.ino(), found.size(), found.modified().ok()?, changed))
 }
 
 fn files(directory: &Path, stem: &str, stamps: &Stamps) -> DriverFiles {

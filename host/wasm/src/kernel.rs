@@ -76,7 +76,9 @@ pub async fn read_uevents(tasks: Tasks, events: KernelEvents) {
             () = &mut stopped => return,
             // A datagram is received whole or not at all.
             received = socket.recv_from(&mut buffer) => match received {
-                Ok(sender) => take(&buffer, &sender, &events),
+                // Only the kernel (port 0) is trusted: any process may send to the group's address.
+                Ok(sender) if sender.port_number() != 0 => {}
+                Ok(_) => parse(&buffer).into_iter().for_each(|event| events.publish(event)),
                 // ENOBUFS: the kernel dropped events because we were slow.
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {
                     events.publish(KernelEvent::Lost);
@@ -96,16 +98,6 @@ fn open() -> io::Result<TokioSocket> {
     let _ = socket.socket_ref().set_rx_buf_sz(RECEIVE_BUFFER);
     socket.socket_mut().bind(&SocketAddr::new(0, KERNEL_GROUP))?;
     Ok(socket)
-}
-
-/// Only the kernel (port 0) is trusted: any process may send to the group's address.
-fn take(datagram: &[u8], sender: &SocketAddr, events: &KernelEvents) {
-    if sender.port_number() != 0 {
-        return;
-    }
-    if let Some(event) = parse(datagram) {
-        events.publish(event);
-    }
 }
 
 fn parse(datagram: &[u8]) -> Option<KernelEvent> {

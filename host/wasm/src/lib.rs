@@ -64,20 +64,23 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
+use wasmtime::Engine;
 use wasmtime::component::Component;
 
 pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Profile, Surface};
+/// Why a driver's devices are discovered.
+pub use self::bindings::exports::nodedock::driver::discovery::Trigger;
 pub use self::call_failure::CallFailure;
 pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
 pub use self::limiter::Reached;
-pub use self::stored_files::{SignedFile, StoreError, StoredFacts, StoredFiles};
+pub use self::stored_files::StoreError;
 pub use nodedock_core::driver::containment::{Containment, Quarantined};
 pub use nodedock_core::driver::stats::{Limit, Operation, Outcome, Stats};
 
 use self::admission::bounded_line;
-use self::artifact::{Artifact, ArtifactError, Key};
+use self::artifact::{Artifact, Key, Report};
 use self::cache::Cache;
 use self::compile::blocking;
 use self::compiled::{Compiled, Exports};
@@ -130,18 +133,18 @@ pub struct DriverFile {
 impl DriverFile {
     /// `sha256:` and hex.
     pub fn digest(&self) -> String {
-        format!("sha256:{}", hex::encode(Sha256::digest(&self.bytes)))
+        digest_text(&Sha256::digest(&self.bytes).into())
     }
 }
 
-/// Why a driver's devices are discovered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Trigger {
-    Load,
-    Timer,
-    /// Directories below `/sys` of the devices that changed.
-    Events(Vec<String>),
-    Request,
+/// A file's digest, as it is shown.
+fn digest_text(sha256: &[u8; 32]) -> String {
+    format!("sha256:{}", hex::encode(sha256))
+}
+
+fn is_digest(text: &str) -> bool {
+    let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+    text.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 64 && hex.bytes().all(is_hex))
 }
 
 /// A driver's description of itself.
@@ -210,7 +213,7 @@ impl WasmHost {
 
     /// Admits a file, compiles it or takes it from the cache, and calls its `describe` with nothing granted. `config` is JSON text.
     pub async fn load(
-        self: &Arc<Self>,
+        &self,
         file: DriverFile,
         grant: Grant,
         config: Option<String>,
@@ -219,14 +222,14 @@ impl WasmHost {
     }
 
     /// Reports as much as possible about a file, also about one that cannot be loaded.
-    pub async fn inspect(self: &Arc<Self>, file: DriverFile, grant: &Grant) -> Inspection {
+    pub async fn inspect(&self, file: DriverFile, grant: &Grant) -> Inspection {
         let (size, digest, mut surface) = (file.bytes.len(), file.digest(), Surface::default());
         let driver = self.load_with(file, grant, None, &mut surface).await;
         Inspection { size, digest, surface, driver }
     }
 
     async fn load_with(
-        self: &Arc<Self>,
+        &self,
         file: DriverFile,
         grant: &Grant,
         config: Option<String>,
@@ -238,25 +241,21 @@ impl WasmHost {
     }
 
     /// Takes a file's code from the cache, or compiles it. When the future is dropped, the compilation ends.
-    async fn compile(
-        self: &Arc<Self>,
-        file: DriverFile,
-        surface: &mut Surface,
-    ) -> Result<Arc<Compiled>, LoadError> {
+    async fn compile(&self, file: DriverFile, surface: &mut Surface) -> Result<Arc<Compiled>, LoadError> {
         surface.form = Some(admission::form(&file.bytes)?);
-        let (host, source) = (Arc::clone(self), file.bytes.clone());
-        let key = blocking(move || Ok(Key::new(&host.runtime.engine, &source))).await?;
+        let (engine, source) = (self.runtime.engine.clone(), file.bytes.clone());
+        let key = blocking(move || Ok(Key::new(&engine, &source))).await?;
         let (component, from_cache) = match self.cached(key, surface).await? {
             Some(component) => (component, true),
             None => self.compile_new(key, file.bytes, surface).await?,
         };
-        let (host, surface) = (Arc::clone(self), surface.clone());
-        blocking(move || host.link(key, &component, surface, from_cache)).await
+        let (runtime, surface) = (Arc::clone(&self.runtime), surface.clone());
+        blocking(move || link(&runtime, key, &component, surface, from_cache)).await
     }
 
     /// The second: whether the same file was compiled under another name meanwhile.
     async fn compile_new(
-        self: &Arc<Self>,
+        &self,
         key: Key,
         bytes: Bytes,
         surface: &mut Surface,
@@ -267,72 +266,33 @@ impl WasmHost {
             return Ok((component, true));
         }
         let start = Instant::now();
-        let artifact = self.compiler.compile(&self.runtime.engine, key, bytes).await?;
-        let report = &artifact.report;
+        let artifact = self.compiler.compile(key, bytes).await?;
+        let Report { surface: found, refusal, spent } = &artifact.report;
         let (elapsed, code_bytes, digest) = (start.elapsed(), artifact.code_bytes, key.digest());
-        tracing::info!(digest, ?elapsed, code_bytes, spent = ?report.spent, refused = report.refusal.is_some(), "compiled");
-        *surface = report.surface.clone();
-        let host = Arc::clone(self);
+        tracing::info!(digest, ?elapsed, code_bytes, ?spent, refused = refusal.is_some(), "compiled");
+        surface.clone_from(found);
+        let (cache, engine) = (self.cache.clone(), self.runtime.engine.clone());
         let stored = blocking(move || {
-            let component = host.store(&key, artifact);
+            let component = store(cache.as_ref(), &engine, &key, artifact);
             memory::release();
             component
         });
         Ok((stored.await?, false))
     }
 
-    async fn cached(
-        self: &Arc<Self>,
-        key: Key,
-        surface: &mut Surface,
-    ) -> Result<Option<Component>, LoadError> {
-        let host = Arc::clone(self);
-        let Some((component, found)) = blocking(move || Ok(host.take(&key))).await? else { return Ok(None) };
-        *surface = found;
-        Ok(Some(component))
-    }
-
-    fn take(&self, key: &Key) -> Option<(Component, Surface)> {
-        let cache = self.cache.as_ref()?;
-        let artifact = cache.take(key)?;
-        let mapped = artifact.map(&self.runtime.engine).inspect_err(|error| cache.discard(key, error));
-        Some((mapped.ok()?, artifact.report.surface))
-    }
-
-    /// Stores compiled code and maps it from there. If it cannot be stored, on a full disk for example, it stays in memory.
-    fn store(&self, key: &Key, mut artifact: Artifact) -> Result<Component, LoadError> {
-        if let Some(refusal) = artifact.report.refusal.take() {
-            return Err(refusal);
-        }
-        let artifact = match &self.cache {
-            Some(cache) => cache.put(key, artifact),
-            None => artifact,
-        };
-        // We have just compiled it: the engine refuses only what is beyond the limits of every driver.
-        artifact.map(&self.runtime.engine).map_err(|error| match error {
-            ArtifactError::Engine(why) => LoadError::Compile(bounded_line(&why)),
-            error => LoadError::Host(format!("map the compiled driver: {error}")),
-        })
-    }
-
-    /// Checks the driver's imports and exports against the contract.
-    fn link(
-        &self,
-        key: Key,
-        component: &Component,
-        surface: Surface,
-        from_cache: bool,
-    ) -> Result<Arc<Compiled>, LoadError> {
-        let types = |error: wasmtime::Error| LoadError::Types(bounded_line(&format!("{error:#}")));
-        let pre = self.runtime.linker.instantiate_pre(component).map_err(types)?;
-        let exports = Exports::new(&pre, &surface).map_err(types)?;
-        let (memories, digest) = (compiled::memories(component), key.digest());
-        Ok(Arc::new(Compiled { pre, exports, memories, surface, digest, from_cache }))
+    async fn cached(&self, key: Key, surface: &mut Surface) -> Result<Option<Component>, LoadError> {
+        let Some(cache) = self.cache.clone() else { return Ok(None) };
+        let engine = self.runtime.engine.clone();
+        let found = blocking(move || Ok(cache.take(&key, &engine))).await?;
+        Ok(found.map(|(component, report)| {
+            *surface = report.surface;
+            component
+        }))
     }
 
     /// Calls a driver's `describe`. All functions are looked up before it, so that wrong types show here and not at the first claim.
     async fn describe(
-        self: &Arc<Self>,
+        &self,
         label: &str,
         compiled: Arc<Compiled>,
         grant: &Grant,
@@ -354,13 +314,13 @@ impl WasmHost {
         let answer = described.await.map_err(LoadError::Describe)?.map_err(LoadError::Types)?;
         let info = convert::driver_info(answer)
             .map_err(|why| LoadError::Description(bounded_line(&why.to_string())))?;
-        let missing = grant::missing(&info.capabilities, &info.limits, grant);
+        let missing_grants = grant::missing(&info.capabilities, &info.limits, grant);
         let effective = Effective::new(&info.capabilities, grant);
         let effective = effective.map_err(|error| LoadError::Description(error.to_string()))?;
         let limits = Limits::new(&info.limits, &grant.limits);
         let name = info.name.clone();
         let sandbox = self.sandbox(&compiled, Some(&name), name.as_str(), effective, limits, &counters);
-        Ok(WasmDriver::new(sandbox, info, missing, config))
+        Ok(WasmDriver { info, missing_grants, config, sandbox })
     }
 
     fn sandbox(
@@ -394,6 +354,39 @@ impl WasmHost {
             containment: Arc::new(Containment::new(driver.cloned())),
         }
     }
+}
+
+/// Stores compiled code and maps it from there. If it cannot be stored, on a full disk for example, it stays in memory.
+fn store(
+    cache: Option<&Cache>,
+    engine: &Engine,
+    key: &Key,
+    mut artifact: Artifact,
+) -> Result<Component, LoadError> {
+    if let Some(refusal) = artifact.report.refusal.take() {
+        return Err(refusal);
+    }
+    let artifact = match cache {
+        Some(cache) => cache.put(key, artifact),
+        None => artifact,
+    };
+    // We have just compiled it: the engine refuses only what is beyond the limits of every driver.
+    artifact.map(engine).map_err(|error| LoadError::Compile(bounded_line(&format!("{error:#}"))))
+}
+
+/// Checks the driver's imports and exports against the contract.
+fn link(
+    runtime: &Runtime,
+    key: Key,
+    component: &Component,
+    surface: Surface,
+    from_cache: bool,
+) -> Result<Arc<Compiled>, LoadError> {
+    let types = |error: wasmtime::Error| LoadError::Types(bounded_line(&format!("{error:#}")));
+    let pre = runtime.linker.instantiate_pre(component).map_err(types)?;
+    let exports = Exports::new(&pre, &surface).map_err(types)?;
+    let (memories, digest) = (compiled::memories(component), key.digest());
+    Ok(Arc::new(Compiled { pre, exports, memories, surface, digest, from_cache }))
 }
 
 #[cfg(test)]

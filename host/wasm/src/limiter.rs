@@ -6,7 +6,6 @@ use wasmtime::ResourceLimiter;
 use wasmtime::component::ResourceTableError;
 
 use super::stats::Limit;
-use nodedock_core::sysfs::blocking::LOOK_WALL;
 use nodedock_model::{Problem, ProblemCode};
 
 /// Core instances, memories and tables of a call. Python components have some ten instances.
@@ -33,57 +32,31 @@ impl Reached {
     }
 
     fn code_and_text(&self) -> (ProblemCode, String) {
-        let max = self.max;
-        match self.limit {
-            Limit::Wall => (ProblemCode::DriverDeadline, format!("did not answer within {max} ms")),
-            Limit::Cpu => (ProblemCode::DriverCpuLimit, format!("used more than {max} ms of CPU")),
-            Limit::Memory => {
-                (ProblemCode::DriverMemoryLimit, format!("wanted more than {} MiB of memory", max >> 20))
+        let (code, did, unit) = match self.limit {
+            Limit::Cpu => (ProblemCode::DriverCpuLimit, "used more than", "ms of CPU"),
+            Limit::Memory => (ProblemCode::DriverMemoryLimit, "wanted more than", "MiB of memory"),
+            Limit::Memories => (ProblemCode::DriverMemoriesLimit, "wanted more than", "memories"),
+            Limit::Tables => (ProblemCode::DriverTablesLimit, "wanted more than", "tables"),
+            Limit::TableElements => {
+                (ProblemCode::DriverTableElementsLimit, "wanted more than", "entries over all its tables")
             }
-            Limit::Memories => (ProblemCode::DriverMemoriesLimit, format!("wanted more than {max} memories")),
-            Limit::Tables => (ProblemCode::DriverTablesLimit, format!("wanted more than {max} tables")),
-            Limit::TableElements => (
-                ProblemCode::DriverTableElementsLimit,
-                format!("wanted more than {max} entries over all its tables"),
-            ),
-            Limit::Instances => {
-                (ProblemCode::DriverInstancesLimit, format!("wanted more than {max} core instances"))
-            }
-            Limit::HostcallData => {
-                (ProblemCode::DriverAnswerTooLarge, format!("passed more than {max} bytes at once"))
-            }
-            Limit::Handles => {
-                (ProblemCode::DriverHandlesLimit, format!("wanted more than {max} handles at once"))
-            }
+            Limit::Instances => (ProblemCode::DriverInstancesLimit, "wanted more than", "core instances"),
+            Limit::HostcallData => (ProblemCode::DriverAnswerTooLarge, "passed more than", "bytes at once"),
+            Limit::Handles => (ProblemCode::DriverHandlesLimit, "wanted more than", "handles at once"),
             Limit::HostOperations => {
-                (ProblemCode::HostCallLimit, format!("called the host more than {max} times in one call"))
+                (ProblemCode::HostCallLimit, "called the host more than", "times in one call")
             }
             Limit::HostBytes => {
-                (ProblemCode::HostCallLimit, format!("read more than {max} bytes from the host in one call"))
+                (ProblemCode::HostCallLimit, "read more than", "bytes from the host in one call")
             }
-            Limit::HostLook => (ProblemCode::SysfsStuck, format!("read what did not answer within {max} ms")),
             Limit::SysfsWrites => {
-                (ProblemCode::HostCallLimit, format!("wanted to write more than {max} values in one call"))
+                (ProblemCode::HostCallLimit, "wanted to write more than", "values in one call")
             }
-            Limit::AnswerEntries => {
-                (ProblemCode::DriverAnswerNotValid, format!("answered a list of more than {max} entries"))
-            }
-            Limit::AnswerBytes => {
-                (ProblemCode::DriverAnswerNotValid, format!("answered a text of more than {max} bytes"))
-            }
-            Limit::Memo => {
-                (ProblemCode::DriverAnswerNotValid, format!("returned a memo of more than {max} bytes"))
-            }
-            Limit::ProblemBytes => {
-                (ProblemCode::DriverAnswerNotValid, format!("returned a problem of more than {max} bytes"))
-            }
-            Limit::LogLines => (ProblemCode::DriverLogLimit, format!("logs more than {max} lines a second")),
-            Limit::LogBytes => (ProblemCode::DriverLogLimit, format!("logs more than {max} bytes a second")),
-            Limit::DriverCalls => (ProblemCode::DriverBusy, format!("has more than {max} calls at once")),
-            Limit::NodeCalls => {
-                (ProblemCode::DriverBusy, format!("shares a node with more than {max} calls at once"))
-            }
-        }
+            // Refusals at the other limits have texts of their own.
+            other => (ProblemCode::HostCallLimit, "exceeded the limit of", other.as_str()),
+        };
+        let max = if self.limit == Limit::Memory { self.max >> 20 } else { self.max };
+        (code, format!("{did} {max} {unit}"))
     }
 }
 
@@ -95,59 +68,37 @@ impl From<Reached> for Problem {
 
 /// Sums the memory of all linear memories of a store, and the entries of all its tables.
 pub(super) struct Limiter {
-    memory: Sum,
-    elements: Sum,
-    refused: Option<Reached>,
-}
-
-/// The use of a resource, and its limit.
-struct Sum {
-    limit: Limit,
-    used: usize,
-    max: usize,
-}
-
-impl Sum {
-    fn grow(&mut self, current: usize, desired: usize) -> Result<(), Reached> {
-        let wanted = self.used.saturating_add(desired.saturating_sub(current));
-        if wanted > self.max {
-            return Err(Reached { limit: self.limit, max: self.max });
-        }
-        // Neither memories nor tables shrink: the current use is the peak.
-        self.used = wanted;
-        Ok(())
-    }
+    memory_max: usize,
+    /// Bytes over all memories.
+    pub(super) memory: usize,
+    /// Entries over all tables.
+    pub(super) table_elements: usize,
 }
 
 impl Limiter {
     pub(super) fn new(memory_max: usize) -> Self {
-        let memory = Sum { limit: Limit::Memory, used: 0, max: memory_max };
-        let elements = Sum { limit: Limit::TableElements, used: 0, max: CALL_TABLE_ELEMENTS };
-        Self { memory, elements, refused: None }
+        Self { memory_max, memory: 0, table_elements: 0 }
     }
+}
 
-    /// Bytes over all memories.
-    pub(super) fn memory(&self) -> usize {
-        self.memory.used
+/// Adds to what is used. Neither memories nor tables shrink: the current use is the peak.
+fn grow(
+    used: &mut usize,
+    (current, desired): (usize, usize),
+    limit: Limit,
+    max: usize,
+) -> wasmtime::Result<bool> {
+    let wanted = used.saturating_add(desired.saturating_sub(current));
+    if wanted > max {
+        return Err(Reached { limit, max }.into());
     }
+    *used = wanted;
+    Ok(true)
+}
 
-    /// Entries over all tables.
-    pub(super) fn table_elements(&self) -> usize {
-        self.elements.used
-    }
-
-    /// The limit that a call's error is about. None: it is about something else.
-    pub(super) fn reached(&self, error: &wasmtime::Error, hostcall_bytes: usize) -> Option<Reached> {
-        let named = || error.downcast_ref::<Reached>().copied();
-        self.refused.or_else(named).or_else(|| of_engine(error, hostcall_bytes))
-    }
-
-    fn refuse(&mut self, outcome: Result<(), Reached>) -> wasmtime::Result<bool> {
-        outcome.map(|()| true).map_err(|reached| {
-            self.refused = Some(reached);
-            reached.into()
-        })
-    }
+/// The limit that a call's error is about. None: it is about something else.
+pub(super) fn reached(error: &wasmtime::Error, hostcall_bytes: usize) -> Option<Reached> {
+    error.downcast_ref::<Reached>().copied().or_else(|| of_engine(error, hostcall_bytes))
 }
 
 /// For limits that the engine itself enforces it has no error types, only texts.
@@ -174,8 +125,7 @@ impl ResourceLimiter for Limiter {
         desired: usize,
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        let outcome = self.memory.grow(current, desired);
-        self.refuse(outcome)
+        grow(&mut self.memory, (current, desired), Limit::Memory, self.memory_max)
     }
 
     fn table_growing(
@@ -184,8 +134,7 @@ impl ResourceLimiter for Limiter {
         desired: usize,
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        let outcome = self.elements.grow(current, desired);
-        self.refuse(outcome)
+        grow(&mut self.table_elements, (current, desired), Limit::TableElements, CALL_TABLE_ELEMENTS)
     }
 
     fn instances(&self) -> usize {
@@ -206,11 +155,6 @@ pub(super) fn millis(time: Duration) -> usize {
     usize::try_from(time.as_millis()).unwrap_or(usize::MAX)
 }
 
-/// A read from the node that hangs.
-pub(super) fn stuck() -> Reached {
-    Reached { limit: Limit::HostLook, max: millis(LOOK_WALL) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,7 +168,7 @@ mod tests {
         store.limiter(|limiter| limiter);
         for _ in 0..times {
             if let Err(error) = Instance::new(&mut store, &module, &[]) {
-                return Err(store.data().reached(&error, 1));
+                return Err(super::reached(&error, 1));
             }
         }
         Ok(store.into_data())
@@ -252,7 +196,7 @@ mod tests {
     #[test]
     fn memory_and_table_entries_are_summed_over_all_instances() {
         let used = instantiate("(module (memory 2) (table 10 funcref))", 3).unwrap();
-        assert_eq!((used.memory(), used.table_elements()), (6 * (64 << 10), 30));
+        assert_eq!((used.memory, used.table_elements), (6 * (64 << 10), 30));
         assert_eq!(reached("(module (memory 400))", 3).limit, Limit::Memory);
         let tables = reached("(module (table 40000 funcref))", 3);
         assert_eq!((tables.limit, tables.max), (Limit::TableElements, CALL_TABLE_ELEMENTS));
@@ -261,7 +205,7 @@ mod tests {
     #[test]
     fn another_error_is_about_no_limit() {
         let error = wasmtime::Error::msg("instance went away");
-        assert_eq!(Limiter::new(1).reached(&error, 1), None);
+        assert_eq!(super::reached(&error, 1), None);
     }
 
     #[test]

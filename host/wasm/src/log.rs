@@ -1,18 +1,20 @@
 //! A driver's lines in the host's log: limited in number and length, without control characters, under the driver's name.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+
+use tokio::time::Instant;
 
 use super::bindings::nodedock::driver::log::Level;
 use super::{Limit, Stats};
 use nodedock_base::printable;
+use nodedock_base::rate::TokenBucket;
 use nodedock_model::grant::LogRates;
 
 /// Bytes of a line.
 const LOG_LINE_BYTES_MAX: usize = 4096;
 
 /// A burst has the lines of so many seconds.
-const BURST: f64 = 4.0;
+const BURST_SECONDS: u32 = 4;
 /// Fields of a line; more are omitted.
 const FIELDS_MAX: usize = 32;
 
@@ -20,21 +22,21 @@ const FIELDS_MAX: usize = 32;
 pub(super) struct DriverLog {
     driver: Arc<str>,
     rates: LogRates,
-    bucket: Mutex<Bucket>,
+    lines: Mutex<Share>,
     /// For our own lines about refusals: apart, so that neither suppresses the other.
-    refusals: Mutex<Bucket>,
+    refusals: Mutex<Share>,
     counters: Arc<Stats>,
 }
 
 impl DriverLog {
     pub(super) fn new(driver: &str, rates: LogRates, counters: Arc<Stats>) -> Self {
-        let full = || Mutex::new(Bucket::full(rates, Instant::now()));
-        Self { driver: driver.into(), rates, bucket: full(), refusals: full(), counters }
+        let full = || Mutex::new(Share::full(rates, Instant::now()));
+        Self { driver: driver.into(), rates, lines: full(), refusals: full(), counters }
     }
 
     /// Admits a line: how many were suppressed before it. None: it is suppressed.
     fn admit(&self, bytes: usize) -> Option<u64> {
-        let admitted = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now());
+        let admitted = self.lines.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now());
         match admitted {
             Ok(_) => drop(self.counters.log_lines.inc()),
             Err(limit) => self.counters.refuse(limit),
@@ -105,44 +107,38 @@ fn render(message: &str, fields: &[(String, String)]) -> String {
     text
 }
 
-/// A token bucket of lines, and one of bytes.
-struct Bucket {
-    rates: LogRates,
-    lines: f64,
-    bytes: f64,
-    filled: Instant,
+/// What may be written, and how many lines were suppressed since the last one.
+struct Share {
+    lines: TokenBucket,
+    bytes: TokenBucket,
     suppressed: u64,
 }
 
-impl Bucket {
+impl Share {
     fn full(rates: LogRates, now: Instant) -> Self {
-        let (lines, bytes) = room(rates);
-        Self { rates, lines, bytes, filled: now, suppressed: 0 }
+        // A line of any length passes after a pause.
+        let bytes = rates.bytes.saturating_mul(BURST_SECONDS).max(LOG_LINE_BYTES_MAX as u32);
+        Self {
+            lines: TokenBucket::full(rates.lines, rates.lines.saturating_mul(BURST_SECONDS), now),
+            bytes: TokenBucket::full(rates.bytes, bytes, now),
+            suppressed: 0,
+        }
     }
 
     /// Takes a line: how many were suppressed before it, or the limit for which this one is suppressed.
     fn take(&mut self, bytes: usize, now: Instant) -> Result<u64, Limit> {
-        let passed = now.saturating_duration_since(self.filled).as_secs_f64();
-        self.filled = now;
-        let (lines_max, bytes_max) = room(self.rates);
-        self.lines = (self.lines + passed * f64::from(self.rates.lines)).min(lines_max);
-        self.bytes = (self.bytes + passed * f64::from(self.rates.bytes)).min(bytes_max);
-        let bytes = u32::try_from(bytes).map_or(f64::MAX, f64::from);
-        let lacking = [(self.lines < 1.0, Limit::LogLines), (self.bytes < bytes, Limit::LogBytes)];
-        if let Some((_, limit)) = lacking.into_iter().find(|(lacks, _)| *lacks) {
-            self.suppressed += 1;
-            return Err(limit);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let lacking = [(&mut self.lines, 1, Limit::LogLines), (&mut self.bytes, bytes, Limit::LogBytes)];
+        for (bucket, tokens, limit) in lacking {
+            if bucket.lacks(now, tokens).is_some() {
+                self.suppressed += 1;
+                return Err(limit);
+            }
         }
-        self.lines -= 1.0;
-        self.bytes -= bytes;
+        self.lines.spend(1);
+        self.bytes.spend(bytes);
         Ok(std::mem::take(&mut self.suppressed))
     }
-}
-
-/// Lines and bytes of a burst: a line of any length passes after a pause.
-fn room(rates: LogRates) -> (f64, f64) {
-    let bytes = f64::from(rates.bytes) * BURST;
-    (f64::from(rates.lines) * BURST, bytes.max(LOG_LINE_BYTES_MAX as f64))
 }
 
 #[cfg(test)]
@@ -156,7 +152,7 @@ mod tests {
     #[test]
     fn a_flood_is_cut_and_counted_and_the_driver_is_heard_again() {
         let start = Instant::now();
-        let mut bucket = Bucket::full(RATES, start);
+        let mut bucket = Share::full(RATES, start);
         let passed = (0..1000).filter(|_| bucket.take(10, start).is_ok()).count();
         assert_eq!(passed, LOG_LINES_PER_SECOND as usize * 4);
         assert_eq!(bucket.take(10, start), Err(Limit::LogLines));
@@ -167,7 +163,7 @@ mod tests {
     #[test]
     fn long_lines_use_up_the_bytes() {
         let start = Instant::now();
-        let mut bucket = Bucket::full(RATES, start);
+        let mut bucket = Share::full(RATES, start);
         let passed = (0..1000).filter(|_| bucket.take(LOG_LINE_BYTES_MAX, start).is_ok()).count();
         assert_eq!(passed, 4 * LOG_BYTES_PER_SECOND as usize / LOG_LINE_BYTES_MAX);
         assert_eq!(bucket.take(LOG_LINE_BYTES_MAX, start), Err(Limit::LogBytes));
@@ -176,7 +172,7 @@ mod tests {
     #[test]
     fn the_longest_line_passes_at_the_lowest_rate_when_it_was_quiet() {
         let start = Instant::now();
-        let mut bucket = Bucket::full(LogRates { lines: 1, bytes: 1 }, start);
+        let mut bucket = Share::full(LogRates { lines: 1, bytes: 1 }, start);
         assert_eq!(bucket.take(LOG_LINE_BYTES_MAX, start), Ok(0));
         assert_eq!(bucket.take(2, start + Duration::from_secs(1)), Err(Limit::LogBytes));
     }

@@ -8,12 +8,13 @@ use std::time::Instant;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::limiter::stuck;
+use super::bindings::nodedock::driver::device_nodes::NodeInfo;
+use super::bindings::nodedock::driver::types::NodeKind;
 use nodedock_core::sysfs::blocking::LOOK_WALL;
-use nodedock_core::sysfs::{ENTRIES_MAX, SysfsRoot, bad_glob, join};
+use nodedock_core::sysfs::{ENTRIES_MAX, SysfsRoot, bad_glob, join, read_stuck};
 use nodedock_model::grant::pattern::{self, PatternSet};
-use nodedock_model::limit::PATH_BYTES_MAX;
-use nodedock_model::{NodeKind, Problem, ProblemCode};
+use nodedock_model::rule::is_plain_path;
+use nodedock_model::{Problem, ProblemCode};
 
 /// Never shown nor given to containers, whatever is granted: the machine's memory and log, raw disks, and watchdogs.
 static DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
@@ -37,29 +38,13 @@ const MEMORY_MINORS: &[u32] = &[1, 2, 4, 11, 12];
 /// How deep `**` goes.
 const DEPTH_MAX: usize = 8;
 
-/// A device node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct FoundNode {
-    pub(super) path: String,
-    pub(super) kind: NodeKind,
-    pub(super) major: u32,
-    pub(super) minor: u32,
-    pub(super) mode: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    /// Relative to `/sys`.
-    pub(super) sysfs_path: Option<String>,
-}
-
 /// `/dev`, or a directory of a test.
 pub(super) struct DevRoot(OwnedFd);
 
 /// A plain path below `/dev`, without the `/dev/`.
 pub(super) fn below_dev(path: &str) -> Result<&str, Problem> {
-    let inside = path.strip_prefix("/dev/").filter(|inside| {
-        let plain = inside.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
-        plain && path.len() <= PATH_BYTES_MAX && !inside.contains(char::is_control)
-    });
+    let is_plain = is_plain_path(path) && !path.contains(char::is_control);
+    let inside = path.strip_prefix("/dev/").filter(|_| is_plain);
     let shown: String = path.chars().take(128).collect();
     inside.ok_or_else(|| {
         Problem::invalid(ProblemCode::BadPath, format!("{shown:?} is no plain path below /dev"))
@@ -73,7 +58,7 @@ impl DevRoot {
     }
 
     /// One node. A link, a directory or a file is not a node.
-    pub(super) fn stat(&self, path: &str, sysfs: &SysfsRoot) -> Result<FoundNode, Problem> {
+    pub(super) fn stat(&self, path: &str, sysfs: &SysfsRoot) -> Result<NodeInfo, Problem> {
         let inside = below_dev(path)?;
         if DENIED.matches(path) {
             return Err(denied(path));
@@ -99,7 +84,7 @@ impl DevRoot {
         if kind == NodeKind::Block && is_disk(sysfs_path.as_deref()) {
             return Err(denied(path));
         }
-        Ok(FoundNode {
+        Ok(NodeInfo {
             path: path.to_owned(),
             kind,
             major,
@@ -112,7 +97,7 @@ impl DevRoot {
     }
 
     /// Nodes that match; other files and denied nodes are left out.
-    pub(super) fn glob(&self, glob: &str, sysfs: &SysfsRoot) -> Result<Vec<FoundNode>, Problem> {
+    pub(super) fn glob(&self, glob: &str, sysfs: &SysfsRoot) -> Result<Vec<NodeInfo>, Problem> {
         let inside = below_dev(glob)?;
         let matcher = pattern::compile(glob).map_err(|error| bad_glob(glob, &error))?.compile_matcher();
         let mut found = Vec::new();
@@ -132,7 +117,7 @@ impl DevRoot {
         let until = Instant::now() + LOOK_WALL;
         while let Some(directory) = open.pop() {
             if Instant::now() >= until {
-                return Err(stuck().into());
+                return Err(read_stuck());
             }
             let depth = if directory.is_empty() { 0 } else { directory.split('/').count() };
             for (name, is_directory) in self.names(&directory) {

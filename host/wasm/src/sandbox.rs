@@ -3,6 +3,7 @@
 //! The store is dropped after each call, so that nothing of a call, nor of a trap, outlives it. The thread on which a call runs is
 //! chosen here by the rules of `executor`; how many calls run at once is limited by `concurrency`.
 
+use std::collections::HashMap;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,8 +19,8 @@ use super::compiled::{Compiled, Exports};
 use super::concurrency::{CallPermits, DriverPermits};
 use super::engine::Runtime;
 use super::executor::{CpuMeter, FAST_CPU, run_fast};
-use super::hostcalls::CallView;
-use super::limiter::{HANDLES_MAX, Limiter, Reached, millis};
+use super::hostcalls::{Kind, Seen};
+use super::limiter::{HANDLES_MAX, Limiter, Reached, millis, reached};
 use super::log::{DriverLog, LogSink};
 use super::nodes::DevRoot;
 use super::stats::{Limit, Operation, Outcome, Stats, Usage};
@@ -30,7 +31,7 @@ use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{Call, Ledger, NodeFacts};
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::{Effective, Limits};
-use nodedock_model::{DriverName, ObjectRef};
+use nodedock_model::{DriverName, ObjectRef, Problem};
 
 /// Wall clock after which a call counts as slow although it computes nothing: other calls wait for its permits.
 const LONG_CALL: Duration = Duration::from_secs(1);
@@ -110,8 +111,10 @@ impl Sandbox {
         let outcome = answer.as_ref().err().map_or(Outcome::Answered, CallFailure::outcome);
         counters.record(operation, start.elapsed(), outcome);
         // The call's store counted the other limits.
-        if let Err(failure @ (CallFailure::Busy { .. } | CallFailure::Timeout(_))) = &answer {
-            failure.limit().into_iter().for_each(|limit| counters.refuse(limit));
+        match &answer {
+            Err(CallFailure::Busy { limit, .. }) => counters.refuse(*limit),
+            Err(CallFailure::Timeout(_)) => counters.refuse(Limit::Wall),
+            _ => {}
         }
         admitted.ended(answer.as_ref().err().map_or(CallResult::Succeeded, CallFailure::call_result));
         answer
@@ -229,9 +232,8 @@ impl Sandbox {
         }
         let interrupted = error.downcast_ref::<Trap>() == Some(&Trap::Interrupt);
         let cpu = || interrupted.then(|| Reached { limit: Limit::Cpu, max: millis(self.scope.limits.cpu) });
-        let reached = state.limiter.reached(error, self.scope.limits.hostcall_bytes).or_else(cpu);
-        if let Some(reached) = reached {
-            return CallFailure::Limit(state.view.refuse(reached.limit, reached.max));
+        if let Some(Reached { limit, max }) = reached(error, self.scope.limits.hostcall_bytes).or_else(cpu) {
+            return CallFailure::Limit(state.refuse(limit, max));
         }
         let root = error.root_cause().to_string();
         let frames = frames(error);
@@ -279,7 +281,11 @@ pub(super) struct State {
     pub(super) scope: Arc<Scope>,
     pub(super) request: Arc<str>,
     pub(super) log: LogSink,
-    pub(super) view: CallView,
+    /// What the call has read below `/sys`.
+    pub(super) seen: HashMap<(Kind, String), Result<Seen, Problem>>,
+    pub(super) usage: Usage,
+    /// Values that it wrote below `/sys`, or tried to.
+    pub(super) writes: usize,
     pub(super) writes_for: Option<Arc<[ObjectRef]>>,
     limiter: Limiter,
     pub(super) meter: Arc<CpuMeter>,
@@ -298,7 +304,9 @@ impl State {
         table.set_max_capacity(HANDLES_MAX);
         Self {
             log: LogSink::new(Arc::clone(&scope.log), Arc::clone(&call.request_id)),
-            view: CallView::new(&scope.limits),
+            seen: HashMap::new(),
+            usage: Usage::default(),
+            writes: 0,
             writes_for,
             limiter: Limiter::new(scope.limits.memory),
             meter: Arc::clone(meter),
@@ -318,14 +326,10 @@ impl State {
 /// Counts what the call used, also when it was cancelled.
 impl Drop for State {
     fn drop(&mut self) {
-        let mut usage = Usage {
-            cpu: self.meter.used(),
-            memory: self.limiter.memory(),
-            table_elements: self.limiter.table_elements(),
-            ..Usage::default()
-        };
-        self.view.report(&mut usage);
-        self.scope.counters.record_usage(&usage);
+        self.usage.cpu = self.meter.used();
+        self.usage.memory = self.limiter.memory;
+        self.usage.table_elements = self.limiter.table_elements;
+        self.scope.counters.record_usage(&self.usage);
     }
 }
 

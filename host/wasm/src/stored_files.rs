@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::DriverFile;
+use super::{DriverFile, is_digest};
 use crate::trust::open::{self, OpenError};
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{DriverName, limit};
@@ -23,21 +23,21 @@ const VERSIONS_MAX: usize = 16;
 
 /// Facts about a stored file, from when it served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoredFacts {
-    pub driver: DriverName,
-    pub version: String,
+pub(crate) struct StoredFacts {
+    pub(crate) driver: DriverName,
+    pub(crate) version: String,
     /// Name of the file without `.wasm`.
-    pub stem: String,
+    pub(crate) stem: String,
     /// The last active config, as JSON text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub config: Option<String>,
+    pub(crate) config: Option<String>,
 }
 
 /// A driver's file and its signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SignedFile {
-    pub code: Bytes,
-    pub signature: Option<Bytes>,
+pub(crate) struct SignedFile {
+    pub(crate) code: Bytes,
+    pub(crate) signature: Option<Bytes>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -60,20 +60,20 @@ pub enum StoreError {
 
 /// The directory.
 #[derive(Debug, Clone)]
-pub struct StoredFiles {
+pub(crate) struct StoredFiles {
     directory: PathBuf,
 }
 
 impl StoredFiles {
     /// Removes what an interrupted write or removal left.
-    pub fn open(directory: &Path) -> Result<Self, StoreError> {
+    pub(crate) fn open(directory: &Path) -> Result<Self, StoreError> {
         let files = Self { directory: directory.to_owned() };
         let whole = files.digests()?;
         for name in files.names()? {
             let stem = name.split('.').next().unwrap_or_default();
             let is_beside = name.ends_with(".json") || name.ends_with(".sig");
             let is_left = name.ends_with(".new") || is_beside && !whole.contains(&with_prefix(stem));
-            if is_hex(stem) && is_left {
+            if is_digest(&with_prefix(stem)) && is_left {
                 remove(&files.directory.join(name));
             }
         }
@@ -81,14 +81,14 @@ impl StoredFiles {
     }
 
     /// The digests of all stored files.
-    pub fn digests(&self) -> Result<BTreeSet<String>, StoreError> {
+    pub(crate) fn digests(&self) -> Result<BTreeSet<String>, StoreError> {
         let names = self.names()?;
         let stems = names.iter().filter_map(|name| name.strip_suffix(".wasm"));
-        Ok(stems.filter(|stem| is_hex(stem)).map(with_prefix).collect())
+        Ok(stems.map(with_prefix).filter(|digest| is_digest(digest)).collect())
     }
 
     /// Stores a file durably. A whole stored file is not written again.
-    pub fn put(&self, digest: &str, facts: &StoredFacts, file: &SignedFile) -> Result<(), StoreError> {
+    pub(crate) fn put(&self, digest: &str, facts: &StoredFacts, file: &SignedFile) -> Result<(), StoreError> {
         let [code, beside, signature] = self.paths(digest)?;
         self.make_room(digest, &facts.driver)?;
         let text = serde_json::to_vec(facts).expect("names and texts make JSON");
@@ -122,7 +122,7 @@ impl StoredFiles {
     }
 
     /// Reads a stored file and verifies its digest.
-    pub fn take(&self, digest: &str) -> Result<(StoredFacts, SignedFile), StoreError> {
+    pub(crate) fn take(&self, digest: &str) -> Result<(StoredFacts, SignedFile), StoreError> {
         let [code, _, signature] = self.paths(digest)?;
         let code = self.code(digest, &code)?;
         let signature = match self.read(digest, &signature, limit::SIGNATURE_FILE_BYTES_MAX) {
@@ -133,7 +133,7 @@ impl StoredFiles {
     }
 
     /// Where the signature of a stored file is read from.
-    pub fn signature_path(&self, digest: &str) -> Result<PathBuf, StoreError> {
+    pub(crate) fn signature_path(&self, digest: &str) -> Result<PathBuf, StoreError> {
         self.paths(digest).map(|[.., signature]| signature)
     }
 
@@ -165,7 +165,7 @@ impl StoredFiles {
     }
 
     /// Removes a stored file. One that cannot be removed stays until the next start.
-    pub fn remove(&self, digest: &str) {
+    pub(crate) fn remove(&self, digest: &str) {
         let Ok([code, facts, signature]) = self.paths(digest) else { return };
         remove(&code);
         failpoint::pass(Point::KeptForgotten);
@@ -175,7 +175,7 @@ impl StoredFiles {
 
     /// Of the code, its facts and its signature.
     fn paths(&self, digest: &str) -> Result<[PathBuf; 3], StoreError> {
-        let stem = digest.strip_prefix("sha256:").filter(|stem| is_hex(stem));
+        let stem = digest.strip_prefix("sha256:").filter(|_| is_digest(digest));
         let stem = stem.ok_or_else(|| self.missing(digest))?;
         Ok(["wasm", "json", "wasm.sig"].map(|end| self.directory.join(format!("{stem}.{end}"))))
     }
@@ -197,10 +197,6 @@ impl StoredFiles {
 
 fn with_prefix(stem: &str) -> String {
     format!("sha256:{stem}")
-}
-
-fn is_hex(stem: &str) -> bool {
-    stem.len() == 64 && stem.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Replaces a file as a whole or not at all, also when the power fails.

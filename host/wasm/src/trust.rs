@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use globset::Glob;
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
 use nodedock_core::registry::TrustView;
@@ -29,28 +30,21 @@ pub use self::key::KeyError;
 pub use self::section::{Section, SectionError};
 pub use self::signature::SignatureError;
 
-use self::key::{Content, KeyId, PublicKey};
+use self::key::{KeyId, PublicKey};
+use crate::digest_text;
 
-/// What happens to a file that is not trusted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// Nothing.
-    #[default]
-    Off,
-    /// A warning.
-    Warn,
-    /// It is refused.
-    Enforce,
-}
-
-impl Mode {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Warn => "warn",
-            Self::Enforce => "enforce",
-        }
+nodedock_base::worded! {
+    /// What happens to a file that is not trusted.
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    Mode {
+        /// Nothing.
+        #[default]
+        Off = "off",
+        /// A warning.
+        Warn = "warn",
+        /// It is refused.
+        Enforce = "enforce",
     }
 }
 
@@ -81,16 +75,6 @@ pub struct Policy {
     keys: Vec<Key>,
     /// By driver name or file stem: `sha256:` and hex.
     pins: BTreeMap<String, BTreeSet<String>>,
-}
-
-/// The facts about a file that a policy judges.
-#[derive(Debug, Clone, Copy)]
-pub struct Evidence<'a> {
-    /// File name without `.wasm`.
-    pub stem: &'a str,
-    pub bytes: &'a [u8],
-    /// Content of `NAME.wasm.sig`.
-    pub signature: Option<&'a [u8]>,
 }
 
 /// Findings about a file: enough to judge it again without its bytes.
@@ -160,23 +144,19 @@ impl Verdict {
         &self.seen.digest
     }
 
-    /// The verdict as it is shown.
+    /// The verdict as it is shown: unchecked where the config requires nothing of files.
     pub fn view(&self) -> TrustView {
-        TrustView {
-            mode: self.mode.as_str(),
-            verdict: self.state(),
-            key: self.key.clone(),
-            pin: self.pin.clone(),
-            reason: self.distrust.as_ref().map(ToString::to_string),
-        }
-    }
-
-    /// Trusted, distrusted, or unchecked where the config requires nothing of files.
-    fn state(&self) -> &'static str {
-        match (self.mode, &self.distrust) {
+        let verdict = match (self.mode, &self.distrust) {
             (_, None) => "trusted",
             (Mode::Off, Some(_)) => "unchecked",
             (_, Some(_)) => "distrusted",
+        };
+        TrustView {
+            mode: self.mode.as_str(),
+            verdict,
+            key: self.key.clone(),
+            pin: self.pin.clone(),
+            reason: self.distrust.as_ref().map(ToString::to_string),
         }
     }
 }
@@ -193,20 +173,20 @@ impl Policy {
         Ok(Self { mode: Mode::Enforce, keys: vec![key], pins: BTreeMap::new() })
     }
 
-    /// Judges a file before its content is used, and before its driver's name is known. A file that is not refused is judged again by its
-    /// driver's name. Blocking: it hashes and verifies.
-    pub fn judge(&self, evidence: &Evidence<'_>) -> Verdict {
-        let content = Content::new(evidence.bytes);
-        let stem = evidence.stem.to_owned();
-        let signer = match evidence.signature.map(signature::decode) {
+    /// Judges a file before its content is used, and before its driver's name is known, by its name without `.wasm` and the content of
+    /// `NAME.wasm.sig`. A file that is not refused is judged again by its driver's name. Blocking: it hashes and verifies.
+    pub fn judge(&self, stem: &str, bytes: &[u8], signature: Option<&[u8]>) -> Verdict {
+        let sha256 = Sha256::digest(bytes).into();
+        let stem = stem.to_owned();
+        let signer = match signature.map(signature::decode) {
             None => Err(Distrust::Unsigned { stem: stem.clone() }),
             Some(Err(why)) => Err(Distrust::Unreadable { stem: stem.clone(), why }),
             Some(Ok(signature)) => {
-                let signer = self.keys.iter().find(|key| key.public.signed(&content, &signature));
+                let signer = self.keys.iter().find(|key| key.public.signed(bytes, &sha256, &signature));
                 Ok(signer.map(|key| key.public.id))
             }
         };
-        let seen = Seen { stem, digest: content.digest(), signer };
+        let seen = Seen { stem, digest: digest_text(&sha256), signer };
         self.decide(Arc::new(seen), None)
     }
 
@@ -297,6 +277,11 @@ impl Trust {
             *known = Arc::new(policy);
             other
         })
+    }
+
+    /// Has every file judged again by the same policy.
+    pub(crate) fn judge_again(&self) {
+        self.0.send_modify(|_| {});
     }
 
     pub fn changes(&self) -> watch::Receiver<Arc<Policy>> {

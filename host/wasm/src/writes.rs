@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::hostcalls::{CallView, not_granted};
-use super::limiter::Reached;
+use super::bindings::nodedock::driver::sysfs_write;
+use super::hostcalls::not_granted;
 use super::sandbox::{Scope, State};
 use super::stats::Limit;
 use nodedock_base::failpoint::{self, Point};
@@ -18,8 +18,8 @@ use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode};
 /// Values that one call may write below `/sys`: a driver that writes more is at fault.
 pub(super) const WRITES_PER_CALL: usize = 256;
 
-impl State {
-    pub(super) async fn write_value(&mut self, path: String, value: String) -> Result<(), Problem> {
+impl sysfs_write::Host for State {
+    async fn write(&mut self, path: String, value: String) -> Result<(), Problem> {
         let admitted = self.admit_write(&path, &value);
         let write = ValueWrite {
             scope: Arc::clone(&self.scope),
@@ -34,12 +34,14 @@ impl State {
             Err(problem) => Err(Failure::Refused(problem)),
         };
         // A write may change other attributes, also one that failed.
-        self.view.forget_what_was_seen();
+        self.seen.clear();
         write.audit(found.as_ref(), result)
     }
+}
 
+impl State {
     fn admit_write(&mut self, path: &str, value: &str) -> Result<DriverName, Problem> {
-        self.view.count_operation()?;
+        self.count_operation()?;
         check_path(path)?;
         let (Some(driver), true) = (self.scope.driver.clone(), self.writes_for.is_some()) else {
             let message = format!("{path} may be written during prepare and unprepare only");
@@ -55,18 +57,11 @@ impl State {
         if !self.scope.effective.allows_sysfs_write(path, value) {
             return Err(not_granted("sysfsWrite", path));
         }
-        self.view.count_write()?;
-        Ok(driver)
-    }
-}
-
-impl CallView {
-    fn count_write(&mut self) -> Result<(), Reached> {
         self.writes += 1;
-        if self.writes <= WRITES_PER_CALL {
-            return Ok(());
+        if self.writes > WRITES_PER_CALL {
+            return Err(self.refuse(Limit::SysfsWrites, WRITES_PER_CALL).into());
         }
-        Err(self.refuse(Limit::SysfsWrites, WRITES_PER_CALL))
+        Ok(driver)
     }
 }
 
@@ -91,9 +86,6 @@ impl From<Problem> for Failure {
     }
 }
 
-/// The lock of a path, as the journal gives it.
-type PathLock = Vec<LockGuard<String>>;
-
 impl ValueWrite {
     async fn run(&self, driver: &DriverName, found: &mut Option<Attribute>) -> Result<(), Failure> {
         let first = self.look().await?;
@@ -117,9 +109,10 @@ impl ValueWrite {
         failpoint::pass(Point::SysfsWriteIntended);
         // When this future is dropped here, the intent stays, which says that the value may have been written; so does this line.
         let mut unfinished = Unfinished(Some(self.line(Some(current))));
-        let (stored, _lock) = self.store(current, lock).await;
+        let stored = self.store(current, lock).await;
         failpoint::pass(Point::SysfsWritten);
-        let outcome = match stored? {
+        let (stored, _lock) = stored.map_err(Failure::Unknown)?;
+        let outcome = match stored {
             Ok(written) => {
                 let untouched = written.outcome.is_err() && written.value == current.value;
                 let value = written.value.unwrap_or_else(|| self.value.trim_end().to_owned());
@@ -144,15 +137,12 @@ impl ValueWrite {
     async fn store(
         &self,
         found: &Attribute,
-        lock: PathLock,
-    ) -> (Result<Result<Written, Problem>, Failure>, Option<PathLock>) {
-        let sysfs = Arc::clone(&self.scope.node.sysfs);
-        let (found, value) = (found.clone(), self.value.clone());
+        lock: Vec<Held<String>>,
+    ) -> Result<(Result<Written, Problem>, Vec<Held<String>>), Problem> {
+        let (sysfs, found) = (Arc::clone(&self.scope.node.sysfs), found.clone());
+        let value = self.value.clone();
         let work = move || Ok((sysfs.store(&found, &value), lock));
-        match blocking(&self.scope.blocking, SYSFS_WRITE_WALL, write_stuck, work).await {
-            Ok((written, lock)) => (Ok(written), Some(lock)),
-            Err(problem) => (Err(Failure::Unknown(problem)), None),
-        }
+        blocking(&self.scope.blocking, SYSFS_WRITE_WALL, write_stuck, work).await
     }
 
     fn line<'a>(&'a self, found: Option<&'a Attribute>) -> Audited<'a> {

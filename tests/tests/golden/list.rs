@@ -62,7 +62,7 @@ fn describes_itself(Loaded { golden, driver, denied, .. }: &Loaded) {
     assert_eq!(info, denied.info(), "the same with nothing granted");
     assert_eq!(denied.missing_grants(), ["sysfsRead: devices/system/cpu/online", "env: GOLDEN_*"]);
     assert!(driver.missing_grants().is_empty());
-    assert!(!driver.has_health() && !driver.has_configuration());
+    assert!(driver.surface().facets().is_empty());
     assert_eq!(driver.surface().profile(), Some(golden.profile), "{:?}", driver.surface().imports);
 }
 

@@ -39,8 +39,7 @@ impl Scene {
     }
 
     async fn fill(&self, cache: &Cache) {
-        let compiled =
-            Compiler::InProcess.compile(&self.engine, self.key, self.source.clone()).await.unwrap();
+        let compiled = Compiler::InProcess.compile(self.key, self.source.clone()).await.unwrap();
         cache.put(&self.key, compiled).map(&self.engine).unwrap();
     }
 }
@@ -80,12 +79,11 @@ fn renew(path: &Path, bytes: &[u8]) {
 async fn what_was_put_is_found_again_and_can_be_mapped() {
     let scene = Scene::new();
     let cache = scene.open();
-    assert!(cache.take(&scene.key).is_none());
+    assert!(cache.take(&scene.key, &scene.engine).is_none());
     scene.fill(&cache).await;
     assert_eq!((mode(&scene.path()), mode(&scene.file(&cache))), (DIRECTORY_MODE, FILE_MODE));
-    let artifact = scene.open().take(&scene.key).expect("by the next daemon too");
-    assert!(artifact.report.surface.exports.contains("nodedock:driver/identity@0.1.0"));
-    artifact.map(&scene.engine).unwrap();
+    let (_, report) = scene.open().take(&scene.key, &scene.engine).expect("by the next daemon too");
+    assert!(report.surface.exports.contains("nodedock:driver/identity@0.1.0"));
     assert_eq!(std::fs::read_dir(scene.path()).unwrap().count(), 1, "nothing is left beside it");
 }
 
@@ -161,14 +159,14 @@ async fn every_damaged_or_foreign_file_is_removed_and_can_be_stored_again() {
     ];
     for (what, damage) in cases {
         scene.fill(&cache).await;
-        assert!(cache.take(&scene.key).is_some(), "before: {what}");
+        assert!(cache.take(&scene.key, &scene.engine).is_some(), "before: {what}");
         damage(&scene.file(&cache));
-        assert!(cache.take(&scene.key).is_none(), "{what}");
+        assert!(cache.take(&scene.key, &scene.engine).is_none(), "{what}");
         assert!(scene.file(&cache).symlink_metadata().is_err(), "removed: {what}");
         let _ = std::fs::remove_file(&outside);
     }
     scene.fill(&cache).await;
-    assert!(cache.take(&scene.key).is_some());
+    assert!(cache.take(&scene.key, &scene.engine).is_some());
 }
 
 #[tokio::test]
@@ -181,11 +179,11 @@ async fn a_file_or_directory_of_another_user_is_not_taken() {
     let cache = scene.open();
     scene.fill(&cache).await;
     chown(scene.file(&cache), Some(65534), None).unwrap();
-    assert!(cache.take(&scene.key).is_none());
+    assert!(cache.take(&scene.key, &scene.engine).is_none());
     chown(scene.path(), Some(65534), None).unwrap();
     let refused = Cache::open(&scene.path(), &scene.engine).map(drop).unwrap_err();
     assert!(refused.to_string().contains("belongs to user 65534"), "{refused}");
-    assert!(cache.take(&scene.key).is_none(), "also while the daemon runs");
+    assert!(cache.take(&scene.key, &scene.engine).is_none(), "also while the daemon runs");
 }
 
 #[tokio::test]
@@ -194,12 +192,12 @@ async fn a_directory_of_ours_that_is_open_to_others_is_closed_and_if_they_could_
     let cache = scene.open();
     scene.fill(&cache).await;
     set_mode(&scene.path(), 0o755);
-    assert!(scene.open().take(&scene.key).is_some(), "others could read only");
+    assert!(scene.open().take(&scene.key, &scene.engine).is_some(), "others could read only");
     assert_eq!(mode(&scene.path()), DIRECTORY_MODE);
     for open in [0o777, 0o2770] {
         scene.fill(&cache).await;
         set_mode(&scene.path(), open);
-        assert!(cache.take(&scene.key).is_none(), "{open:o}");
+        assert!(cache.take(&scene.key, &scene.engine).is_none(), "{open:o}");
         assert_eq!(mode(&scene.path()), DIRECTORY_MODE);
     }
 }
@@ -221,9 +219,9 @@ async fn a_directory_that_is_removed_meanwhile_is_made_again() {
     let scene = Scene::new();
     let cache = scene.open();
     std::fs::remove_dir_all(scene.path()).unwrap();
-    assert!(cache.take(&scene.key).is_none());
+    assert!(cache.take(&scene.key, &scene.engine).is_none());
     scene.fill(&cache).await;
-    assert!(cache.take(&scene.key).is_some());
+    assert!(cache.take(&scene.key, &scene.engine).is_some());
 }
 
 #[tokio::test]
@@ -239,7 +237,7 @@ async fn what_other_versions_left_goes_and_what_is_not_ours_stays() {
     }
     let cache = scene.open();
     assert!(old.iter().all(|path| !path.exists()) && strange.exists());
-    assert!(cache.take(&scene.key).is_some());
+    assert!(cache.take(&scene.key, &scene.engine).is_some());
 }
 
 #[test]
@@ -261,7 +259,8 @@ fn the_least_recently_used_are_removed_first() {
     let bytes = std::fs::metadata(scene.path().join(cache.name(&keys[0]))).unwrap().len();
     directory.trim(4, u64::MAX);
     assert_eq!(there(), [1, 2, 3, 4]);
-    assert!(cache.take(&keys[2]).is_some(), "it is used now");
+    let used = super::open(&scene.path().join(cache.name(&keys[2])), &keys[2]);
+    assert!(used.unwrap().is_some(), "it is used now");
     directory.trim(9, 2 * bytes);
     assert_eq!(there(), [2, 4]);
     directory.trim(1, u64::MAX);

@@ -1,7 +1,7 @@
 //! The compiler's process, seen by its parent: starts it, writes the source, reads the artifact, and explains its end.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
@@ -16,7 +16,6 @@ use super::{COMPILE_COMMAND, CompileBounds};
 
 /// Bytes of its standard error: an explanation has a line or two.
 const STDERR_BYTES_MAX: usize = 4 << 10;
-const BLOCK_BYTES: usize = 64 << 10;
 /// What the standard library's allocator prints before it aborts for want of memory.
 const NO_MEMORY: &str = "memory allocation of";
 
@@ -63,15 +62,14 @@ async fn write(stdin: Option<ChildStdin>, source: Bytes) {
 
 /// Reads the artifact into a file in memory, and not more than an artifact can have.
 async fn receive(stdout: Option<ChildStdout>) -> io::Result<File> {
-    let mut file = memory_file()?;
-    let mut left = stdout.ok_or(io::ErrorKind::BrokenPipe)?.take(ARTIFACT_BYTES_MAX + 1);
-    let mut buffer = vec![0; BLOCK_BYTES];
-    loop {
-        match left.read(&mut buffer).await? {
-            0 if left.limit() == 0 => return Err(io::Error::other("it writes without an end")),
-            0 => return Ok(file),
-            count => file.write_all(&buffer[..count])?,
-        }
+    let mut file = tokio::fs::File::from_std(memory_file()?);
+    let mut stdout = stdout.ok_or(io::ErrorKind::BrokenPipe)?.take(ARTIFACT_BYTES_MAX + 1);
+    tokio::io::copy(&mut stdout, &mut file).await?;
+    file.flush().await?;
+    if stdout.limit() == 0 {
+        Err(io::Error::other("it writes without an end"))
+    } else {
+        Ok(file.into_std().await)
     }
 }
 

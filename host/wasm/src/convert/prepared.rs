@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{Checked, at_most, labels, line, name, non_empty_line, refuse, shown, twice, within};
+use super::{Checked, at_most, labels, line, name, node_kind, non_empty_line, refuse, shown, twice, within};
 use crate::Limit;
 use crate::bindings::nodedock::driver::types as guest;
 use nodedock_model::limit::{
@@ -13,7 +13,7 @@ use nodedock_model::limit::{
 use nodedock_model::rule::{is_env_name, is_interface_name, is_node_permissions, is_plain_path};
 use nodedock_model::{
     Condition, DeviceAccess, DeviceName, DeviceNode, DeviceStatus, DriverClaim, Edits, Hook, IntelRdt, Mount,
-    NetDevice, NetworkData, NodeKind, PoolName, PreparedClaim, PreparedDevice, is_label_key,
+    NetDevice, NetworkData, PoolName, PreparedClaim, PreparedDevice, is_label_key,
 };
 
 /// Bytes of a condition's kind and reason (Kubernetes, `metav1.Condition`).
@@ -139,11 +139,7 @@ fn device_node(node: guest::DeviceNode) -> Checked<DeviceNode> {
     Ok(DeviceNode {
         path: path("the path", node.path)?,
         host_path: node.host_path.map(|text| path("the host path", text)).transpose()?,
-        kind: node.kind.map(|kind| match kind {
-            guest::NodeKind::Character => NodeKind::Character,
-            guest::NodeKind::Block => NodeKind::Block,
-            guest::NodeKind::Fifo => NodeKind::Fifo,
-        }),
+        kind: node.kind.map(node_kind),
         major: node.major,
         minor: node.minor,
         permissions: node.permissions,

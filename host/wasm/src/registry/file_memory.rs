@@ -21,8 +21,10 @@ const UNIT: u64 = 1 << 20;
 /// Clones share it.
 #[derive(Clone)]
 pub struct FileMemory {
-    loading: Arc<Semaphore>,
-    judging: Arc<Semaphore>,
+    /// For files that are loaded, and their side files.
+    pub(super) loading: Arc<Semaphore>,
+    /// For files that are only judged.
+    pub(super) judging: Arc<Semaphore>,
 }
 
 impl Default for FileMemory {
@@ -35,25 +37,14 @@ impl Default for FileMemory {
     }
 }
 
-impl FileMemory {
-    /// Reserves memory for a file that is loaded, and for its side files, in order of request.
-    pub(super) async fn to_load(&self, size: u64) -> Room {
-        Room::within(&self.loading, size).await
-    }
-
-    /// Reserves memory for a file that is only judged.
-    pub(super) async fn to_judge(&self, size: u64) -> Room {
-        Room::within(&self.judging, size).await
-    }
-}
-
 /// Reserved memory for the bytes of a file.
 pub(super) struct Room {
     permit: OwnedSemaphorePermit,
 }
 
 impl Room {
-    async fn within(all: &Arc<Semaphore>, size: u64) -> Self {
+    /// Reserves memory for a file of this size, in order of request.
+    pub(super) async fn within(all: &Arc<Semaphore>, size: u64) -> Self {
         // Rounded up, at least one unit: for the side files.
         let units = size.min(limit::DRIVER_FILE_BYTES_MAX) / UNIT + 1;
         let units = u32::try_from(units).expect("a file's bound is some units");
@@ -84,19 +75,6 @@ impl AsRef<[u8]> for ReservedBytes {
 }
 
 #[cfg(test)]
-impl FileMemory {
-    /// Reserves all memory for files that are loaded.
-    pub(super) async fn fill(&self) -> OwnedSemaphorePermit {
-        let units = u32::try_from(self.loading.available_permits()).unwrap();
-        Arc::clone(&self.loading).acquire_many_owned(units).await.unwrap()
-    }
-
-    pub(super) fn left(&self) -> usize {
-        self.loading.available_permits()
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use futures::FutureExt;
 
@@ -106,23 +84,29 @@ mod tests {
     async fn files_wait_until_bytes_of_others_are_dropped_and_those_that_are_judged_do_not() {
         let (memory, largest) = (FileMemory::default(), limit::DRIVER_FILE_BYTES_MAX);
         let mut held = Vec::new();
-        while let Some(room) = memory.to_load(largest).now_or_never() {
+        while let Some(room) = Room::within(&memory.loading, largest).now_or_never() {
             assert_eq!(room.bytes_max(), largest);
             held.push(room.hold(vec![0; 4]));
         }
         assert!((1..=LOADED_FILES_BYTES_MAX / largest).contains(&(held.len() as u64)));
-        assert!(memory.to_judge(u64::MAX).now_or_never().is_some(), "the largest fits whatever it says");
+        assert!(
+            Room::within(&memory.judging, u64::MAX).now_or_never().is_some(),
+            "the largest fits whatever it says"
+        );
         let part = held.pop().unwrap().slice(1..2);
-        assert!(memory.to_load(largest).now_or_never().is_none(), "a part of it is held still");
+        assert!(
+            Room::within(&memory.loading, largest).now_or_never().is_none(),
+            "a part of it is held still"
+        );
         drop(part);
-        assert!(memory.to_load(largest).now_or_never().is_some());
+        assert!(Room::within(&memory.loading, largest).now_or_never().is_some());
     }
 
     #[tokio::test]
     async fn room_is_for_the_file_as_it_was_and_some_more() {
         let memory = FileMemory::default();
         for (size, bytes_max) in [(0, UNIT), (UNIT - 1, UNIT), (UNIT, 2 * UNIT)] {
-            assert_eq!(memory.to_load(size).await.bytes_max(), bytes_max);
+            assert_eq!(Room::within(&memory.loading, size).await.bytes_max(), bytes_max);
         }
     }
 }

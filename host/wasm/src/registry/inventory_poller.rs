@@ -14,7 +14,7 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, Published};
 use nodedock_core::registry::{DriverView, Registry};
-use nodedock_model::{DriverKind, HealthReport, Problem, ProblemCode, limit};
+use nodedock_model::{DriverKind, Problem, ProblemCode, limit};
 
 /// Requests that wait for a discovery; one discovery answers them all.
 const REQUESTS_WAITING_MAX: usize = 16;
@@ -253,6 +253,5 @@ pub(super) async fn discover(
     trigger: Trigger,
 ) -> Result<Published, Problem> {
     let inventory = driver.discover(call, trigger).await?;
-    let health = driver.check_health(call).await.unwrap_or_else(|| Ok(HealthReport::new()))?;
-    Ok(Published { inventory, health })
+    Ok(Published { inventory, health: driver.check_health(call).await? })
 }

@@ -5,6 +5,7 @@
 //! before it is compiled.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
@@ -12,8 +13,9 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::registry::verification;
-use crate::trust::{Evidence, Policy, Trust, Verdict};
-use crate::{DriverFile, SignedFile, StoreError, StoredFacts, StoredFiles, WasmDriver, WasmHost};
+use crate::stored_files::{SignedFile, StoredFacts, StoredFiles};
+use crate::trust::{Policy, Trust, Verdict};
+use crate::{DriverFile, StoreError, WasmDriver, WasmHost};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{ClaimDriver, DriverIdentity, StoredDrivers};
@@ -102,11 +104,12 @@ impl State {
 
 impl PreviousVersions {
     pub fn open(
-        files: StoredFiles,
+        directory: &Path,
         host: Arc<WasmHost>,
         trust: Trust,
         tasks: Tasks,
     ) -> Result<Self, StoreError> {
+        let files = StoredFiles::open(directory)?;
         let state = State { stored: files.digests()?, ..State::default() };
         Ok(Self { loader: Loader { host, files, trust }, tasks, state: Mutex::new(state) })
     }
@@ -213,8 +216,7 @@ impl Loader {
         let (files, policy, wanted) = (self.files.clone(), self.trust.policy(), digest.to_owned());
         let taken = tokio::task::spawn_blocking(move || {
             let (facts, SignedFile { code, signature }) = files.take(&wanted)?;
-            let evidence = Evidence { stem: &facts.stem, bytes: &code, signature: signature.as_deref() };
-            let verdict = policy.judge(&evidence);
+            let verdict = policy.judge(&facts.stem, &code, signature.as_deref());
             Ok::<_, StoreError>((facts, code, verdict))
         });
         taken.await.expect("reading a file does not panic").map_err(|error| not_stored(&error))

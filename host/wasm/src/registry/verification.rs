@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::SignedFile;
 use crate::driver_config::{self, DriverConfigError};
 use crate::file_watch::DriverFiles;
 use crate::registry::file_memory::Room;
+use crate::stored_files::SignedFile;
 use crate::trust::open::{self, OpenError};
 use crate::trust::permissions::{self, Fault};
-use crate::trust::{Evidence, Mode, Policy, Verdict};
+use crate::trust::{Mode, Policy, Verdict};
 use nodedock_model::grant::{Grant, GrantError};
 use nodedock_model::limit;
 
@@ -82,106 +82,99 @@ pub(super) struct Verification {
 impl Verification {
     /// Reads the grant in a blocking thread.
     pub(super) async fn begin(files: &DriverFiles) -> Self {
-        let new = |files: &DriverFiles| Self {
-            files: files.clone(),
-            faults: Vec::new(),
-            grant: Err(FileError::Interrupted),
-            size: 0,
-        };
-        let mut begun = new(files);
-        let begun = tokio::task::spawn_blocking(move || {
-            let grant = begun.files.grant.clone();
-            begun.grant = begun.read_text(grant.as_deref()).and_then(parse_grant);
+        let (files, of_thread) = (files.clone(), files.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            let mut faults = FileFaults::new();
+            let grant = read_text(of_thread.grant.as_deref(), &mut faults).and_then(parse_grant);
             // A path that is not a file has no size, and fails when it is read.
-            begun.size = std::fs::metadata(&begun.files.wasm).map_or(0, |found| found.len());
-            begun
+            let size = std::fs::metadata(&of_thread.wasm).map_or(0, |found| found.len());
+            (faults, grant, size)
         });
-        begun.await.unwrap_or_else(|_| new(files))
+        let interrupted = |_| (FileFaults::new(), Err(FileError::Interrupted), 0);
+        let (faults, grant, size) = read.await.unwrap_or_else(interrupted);
+        Self { files, faults, grant, size }
     }
 
     /// Reads and judges the rest in a blocking thread.
-    pub(super) async fn end(mut self, policy: Arc<Policy>, room: Room) -> Outcome {
+    pub(super) async fn end(self, policy: Arc<Policy>, room: Room) -> Outcome {
         let outcome = tokio::task::spawn_blocking(move || {
+            let Self { files, mut faults, grant, .. } = self;
             let mut digest = None;
-            let verdict = self.judge(&policy, room, &mut digest);
-            let grant = self.grant;
-            let verified = verdict.and_then(|(file, config, verdict)| {
-                Ok(Verified { file, grant: grant?, config: parse_config(config?)?, verdict })
-            });
-            Outcome { faults: self.faults, digest, verified }
+            let verified = verify(&files, grant, &policy, room, &mut faults, &mut digest);
+            Outcome { faults, digest, verified }
         });
         let interrupted =
-            |_| Outcome { faults: Vec::new(), digest: None, verified: Err(FileError::Interrupted) };
+            |_| Outcome { faults: FileFaults::new(), digest: None, verified: Err(FileError::Interrupted) };
         outcome.await.unwrap_or_else(interrupted)
     }
+}
 
-    fn judge(
-        &mut self,
-        policy: &Policy,
-        room: Room,
-        digest: &mut Option<String>,
-    ) -> Result<(SignedFile, Result<NamedText, FileError>, Verdict), FileError> {
-        let files = self.files.clone();
-        let code = self.read_code(&files.wasm, room)?;
-        let signature = files.signature.as_deref();
-        let signature = signature.map(|path| self.read(path, limit::SIGNATURE_FILE_BYTES_MAX)).transpose()?;
-        let config = self.read_text(files.config.as_deref());
-        self.check_permissions(policy)?;
-        let verdict =
-            policy.judge(&Evidence { stem: &files.stem, bytes: &code, signature: signature.as_deref() });
-        *digest = Some(verdict.digest().to_owned());
-        match verdict.refuses() {
-            true => Err(FileError::Distrusted(Box::new(verdict))),
-            false => Ok((SignedFile { code, signature: signature.map(Into::into) }, config, verdict)),
+fn verify(
+    files: &DriverFiles,
+    grant: Result<Grant, FileError>,
+    policy: &Policy,
+    room: Room,
+    faults: &mut FileFaults,
+    digest: &mut Option<String>,
+) -> Result<Verified, FileError> {
+    let code = read_code(&files.wasm, room, faults)?;
+    let signature = files.signature.as_deref();
+    let signature = signature.map(|path| read(path, limit::SIGNATURE_FILE_BYTES_MAX, faults)).transpose()?;
+    let config = read_text(files.config.as_deref(), faults);
+    check_permissions(files, policy, faults)?;
+    let verdict = policy.judge(&files.stem, &code, signature.as_deref());
+    *digest = Some(verdict.digest().to_owned());
+    if verdict.refuses() {
+        return Err(FileError::Distrusted(Box::new(verdict)));
+    }
+    let file = SignedFile { code, signature: signature.map(Into::into) };
+    Ok(Verified { file, grant: grant?, config: parse_config(config?)?, verdict })
+}
+
+fn read_code(path: &Path, room: Room, faults: &mut FileFaults) -> Result<Bytes, FileError> {
+    let max = room.bytes_max();
+    match read(path, max, faults) {
+        Ok(code) => Ok(room.hold(code)),
+        // Memory was reserved for the size that the file had before.
+        Err(FileError::TooLarge { path, .. }) if max < limit::DRIVER_FILE_BYTES_MAX => {
+            Err(FileError::Read { path, source: OpenError::Changed })
         }
+        Err(error) => Err(error),
     }
+}
 
-    fn read_code(&mut self, path: &Path, room: Room) -> Result<Bytes, FileError> {
-        let max = room.bytes_max();
-        match self.read(path, max) {
-            Ok(code) => Ok(room.hold(code)),
-            // Memory was reserved for the size that the file had before.
-            Err(FileError::TooLarge { path, .. }) if max < limit::DRIVER_FILE_BYTES_MAX => {
-                Err(FileError::Read { path, source: OpenError::Changed })
-            }
-            Err(error) => Err(error),
-        }
-    }
+fn read(path: &Path, max: u64, faults: &mut FileFaults) -> Result<Vec<u8>, FileError> {
+    let failed = |source| match source {
+        OpenError::TooLarge(max) => FileError::TooLarge { path: path.to_owned(), max },
+        source => FileError::Read { path: path.to_owned(), source },
+    };
+    let place = path.parent().zip(path.file_name()).ok_or(OpenError::NotRegular);
+    let (directory, name) = place.map_err(failed)?;
+    let opened = open::open_in(directory, name, max).map_err(failed)?;
+    let found = permissions::of_file(&opened, directory);
+    faults.extend(found.into_iter().map(|fault| (path.to_owned(), fault)));
+    Ok(opened.bytes)
+}
 
-    fn read(&mut self, path: &Path, max: u64) -> Result<Vec<u8>, FileError> {
-        let failed = |source| match source {
-            OpenError::TooLarge(max) => FileError::TooLarge { path: path.to_owned(), max },
-            source => FileError::Read { path: path.to_owned(), source },
-        };
-        let place = path.parent().zip(path.file_name()).ok_or(OpenError::NotRegular);
-        let (directory, name) = place.map_err(failed)?;
-        let opened = open::open_in(directory, name, max).map_err(failed)?;
-        let faults = permissions::of_file(&opened, directory);
-        self.faults.extend(faults.into_iter().map(|fault| (path.to_owned(), fault)));
-        Ok(opened.bytes)
-    }
+fn read_text(path: Option<&Path>, faults: &mut FileFaults) -> Result<NamedText, FileError> {
+    let Some(path) = path else { return Ok(None) };
+    let bytes = read(path, limit::SIDE_FILE_BYTES_MAX, faults)?;
+    let not_text = |error| {
+        let source = io::Error::new(io::ErrorKind::InvalidData, error).into();
+        FileError::Read { path: path.to_owned(), source }
+    };
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(Some((name, String::from_utf8(bytes).map_err(not_text)?)))
+}
 
-    fn read_text(&mut self, path: Option<&Path>) -> Result<NamedText, FileError> {
-        let Some(path) = path else { return Ok(None) };
-        let bytes = self.read(path, limit::SIDE_FILE_BYTES_MAX)?;
-        let not_text = |error| {
-            let source = io::Error::new(io::ErrorKind::InvalidData, error).into();
-            FileError::Read { path: path.to_owned(), source }
-        };
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Some((name, String::from_utf8(bytes).map_err(not_text)?)))
+/// In a directory that others may write, a name and its side files prove nothing.
+fn check_permissions(files: &DriverFiles, policy: &Policy, faults: &FileFaults) -> Result<(), FileError> {
+    if policy.mode() != Mode::Enforce {
+        return Ok(());
     }
-
-    /// In a directory that others may write, a name and its side files prove nothing.
-    fn check_permissions(&self, policy: &Policy) -> Result<(), FileError> {
-        if policy.mode() != Mode::Enforce {
-            return Ok(());
-        }
-        let directory = self.files.wasm.parent();
-        let of_directory = || permissions::of_directory(directory?).into_iter().next();
-        let fault = self.faults.first().map(|(_, fault)| fault.clone()).or_else(of_directory);
-        fault.map_or(Ok(()), |fault| Err(FileError::Permissions(fault)))
-    }
+    let of_directory = || permissions::of_directory(files.wasm.parent()?).into_iter().next();
+    let fault = faults.first().map(|(_, fault)| fault.clone()).or_else(of_directory);
+    fault.map_or(Ok(()), |fault| Err(FileError::Permissions(fault)))
 }
 
 /// A file's name and content. None: there is no such file.
@@ -206,7 +199,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     async fn end(verification: Verification, memory: &FileMemory) -> Outcome {
-        let room = memory.to_load(verification.size).await;
+        let room = Room::within(&memory.loading, verification.size).await;
         verification.end(Arc::default(), room).await
     }
 
@@ -220,16 +213,19 @@ mod tests {
     #[tokio::test]
     async fn a_file_has_its_room_until_its_bytes_are_dropped() {
         let (directory, memory) = (tempfile::tempdir().unwrap(), FileMemory::default());
-        let (files, all) = (files(directory.path(), &vec![0; 3 * MIB]), memory.left());
+        let (files, all) = (files(directory.path(), &vec![0; 3 * MIB]), memory.loading.available_permits());
         let outcome = end(Verification::begin(&files).await, &memory).await;
         let code = outcome.verified.ok().unwrap().file.code;
-        assert_eq!((code.len(), memory.left()), (3 * MIB, all - 4));
+        assert_eq!((code.len(), memory.loading.available_permits()), (3 * MIB, all - 4));
         drop(code);
-        assert_eq!(memory.left(), all);
+        assert_eq!(memory.loading.available_permits(), all);
 
         let gone = DriverFiles { wasm: directory.path().join("b.wasm"), ..files };
         let outcome = end(Verification::begin(&gone).await, &memory).await;
-        assert!(matches!(outcome.verified, Err(FileError::Read { .. })) && memory.left() == all);
+        assert!(
+            matches!(outcome.verified, Err(FileError::Read { .. }))
+                && memory.loading.available_permits() == all
+        );
     }
 
     #[tokio::test]

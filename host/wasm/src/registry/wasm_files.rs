@@ -25,21 +25,21 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub use crate::registry::file_memory::FileMemory;
 
 use self::serving::Serving;
-use self::workers::{Desired, Ended, Handle, Workers};
-use crate::file_watch::FileEvent;
+use self::workers::{Ended, Handle, Workers};
+use crate::file_watch::{DriverFiles, FileEvent};
 use crate::kernel::KernelEvents;
+use crate::registry::file_memory::Room;
 use crate::registry::inventory_poller::{self, discover};
 use crate::registry::previous_versions::PreviousVersions;
 use crate::registry::verification::{self, FileError, Verification, Verified};
-use crate::trust::{Trust, Verdict};
-use crate::{DriverFile, LoadError, SignedFile, Trigger, WasmDriver, WasmHost};
+use crate::trust::{Policy, Trust, Verdict};
+use crate::{DriverFile, LoadError, Trigger, WasmDriver, WasmHost};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Driver, DriverIdentity, Published};
 use nodedock_core::registry::{DriverState, DriverView, Registry, Reloaded};
-use nodedock_model::grant::Grant;
 use nodedock_model::{DriverKind, Problem, ProblemCode};
 
 /// Queue of reloads of one file, of which half may be used.
@@ -63,8 +63,6 @@ impl WasmFiles {
     /// Handles changes of files, and reloads by operators, until the tasks stop.
     pub async fn run(self, mut events: mpsc::Receiver<FileEvent>) {
         let Some(mut reloads) = self.registry.take_reloads(DriverKind::Wasm) else { return };
-        let mut names_freed = self.registry.freed_changes();
-        let mut policies = self.trust.changes();
         let mut workers = Workers::default();
         let stopped = self.tasks.stopped();
         tokio::pin!(stopped);
@@ -72,7 +70,7 @@ impl WasmFiles {
             tokio::select! {
                 // The files are there at the next start.
                 () = &mut stopped => return,
-                // An item that is not received stays in its channel, for each of the four.
+                // An item that is not received stays in its channel, for both.
                 event = events.recv() => match event {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
@@ -81,26 +79,25 @@ impl WasmFiles {
                     Some(FileEvent::Gone(stem)) => workers.remove(stem),
                     Some(FileEvent::Permissions(faults)) => {
                         self.report_directory(&faults);
-                        workers.update_all(|desired| desired.judgement += 1);
+                        self.trust.judge_again();
                     }
                 },
                 Some(request) = reloads.recv() => workers.reload(request),
-                Ok(()) = policies.changed() => workers.update_all(|desired| desired.judgement += 1),
-                Ok(()) = names_freed.changed() => workers.update_all(|desired| desired.freed_name += 1),
             }
         }
     }
 
     /// Starts a file's worker. It begins when the worker `before` it has ended.
     fn worker(&self, stem: &str, before: Option<Ended>) -> Handle {
-        let (sender, desired) = watch::channel(Desired::default());
+        let (sender, files) = watch::channel(None);
         let (requests, reloads) = mpsc::channel(RELOADS_WAITING_MAX);
         let (end, ended) = oneshot::channel::<()>();
         let worker = Worker {
             shared: self.clone(),
             source: format!("{stem}.wasm"),
-            desired,
-            handled: Desired::default(),
+            files,
+            policies: self.trust.changes(),
+            names_freed: self.registry.freed_changes(),
             reloads,
             interrupted_reload: None,
             name_taken: false,
@@ -123,16 +120,18 @@ impl WasmFiles {
             }
             worker.run().await;
         });
-        Handle { desired: sender, reloads: requests, ended }
+        Handle { files: sender, reloads: requests, ended }
     }
 }
 
 struct Worker {
     shared: WasmFiles,
     source: String,
-    desired: watch::Receiver<Desired>,
-    /// The part of the desired state that was handled.
-    handled: Desired,
+    /// None: the file is gone.
+    files: watch::Receiver<Option<DriverFiles>>,
+    policies: watch::Receiver<Arc<Policy>>,
+    /// Changes when a driver's name becomes free.
+    names_freed: watch::Receiver<u64>,
     reloads: mpsc::Receiver<oneshot::Sender<Reloaded>>,
     /// A reload that did not end.
     interrupted_reload: Option<oneshot::Sender<Reloaded>>,
@@ -153,9 +152,9 @@ struct Worker {
 
 /// What a worker does next.
 enum Next {
-    Load,
+    /// With the cause.
+    Load(&'static str),
     Judge,
-    RetryName,
     Reload(oneshot::Sender<Reloaded>),
     Remove,
 }
@@ -180,10 +179,7 @@ enum Refusal {
 struct Ready {
     driver: Arc<WasmDriver>,
     found: Published,
-    file: SignedFile,
-    config: Option<String>,
-    grant: Grant,
-    verdict: Verdict,
+    verified: Verified,
 }
 
 impl Worker {
@@ -198,9 +194,8 @@ impl Worker {
             };
             match next {
                 None => return,
-                Some(Next::Load) => self.load("file").await,
+                Some(Next::Load(cause)) => self.load(cause).await,
                 Some(Next::Judge) => self.judge_again().await,
-                Some(Next::RetryName) => self.load("name free").await,
                 Some(Next::Reload(done)) => self.reload(done).await,
                 Some(Next::Remove) => {
                     self.remove();
@@ -210,33 +205,25 @@ impl Worker {
         }
     }
 
-    /// The next difference between the desired state and the handled one, or the next reload. Cancel safe.
+    /// The next change, or the next reload. Cancel safe: what is not seen or received here stays in its channel.
     async fn next(&mut self) -> Option<Next> {
         loop {
-            let desired = self.desired.borrow_and_update().clone();
-            if desired.files.is_none() && desired.change > 0 {
-                return Some(Next::Remove);
-            }
-            let handled = &mut self.handled;
-            handled.files = desired.files;
-            if std::mem::replace(&mut handled.change, desired.change) != desired.change {
-                return Some(Next::Load);
-            }
-            if std::mem::replace(&mut handled.judgement, desired.judgement) != desired.judgement {
-                return Some(Next::Judge);
-            }
-            if std::mem::replace(&mut handled.freed_name, desired.freed_name) != desired.freed_name
-                && self.name_taken
-            {
-                return Some(Next::RetryName);
-            }
-            if let Some(done) = self.interrupted_reload.take() {
-                return Some(Next::Reload(done));
-            }
             tokio::select! {
-                // A change that is not seen here is seen by the next call.
-                changed = self.desired.changed() => changed.ok()?,
-                // A request that is not received stays in the channel.
+                biased;
+                changed = self.files.changed() => {
+                    changed.ok()?;
+                    let is_gone = self.files.borrow_and_update().is_none();
+                    return Some(if is_gone { Next::Remove } else { Next::Load("file") });
+                }
+                Ok(()) = self.policies.changed() => return Some(Next::Judge),
+                Ok(()) = self.names_freed.changed() => {
+                    if self.name_taken {
+                        return Some(Next::Load("name free"));
+                    }
+                }
+                () = std::future::ready(()), if self.interrupted_reload.is_some() => {
+                    return self.interrupted_reload.take().map(Next::Reload);
+                }
                 Some(done) = self.reloads.recv() => return Some(Next::Reload(done)),
             }
         }
@@ -244,12 +231,13 @@ impl Worker {
 
     /// Resolves when the file changes or goes, or the policy changes: the current work may be obsolete.
     fn obsolete(&self) -> impl Future<Output = ()> + use<> {
-        let (mut desired, handled) = (self.desired.clone(), (self.handled.change, self.handled.judgement));
+        let (mut files, mut policies) = (self.files.clone(), self.policies.clone());
         async move {
-            let is_obsolete = |now: &Desired| now.files.is_none() || (now.change, now.judgement) != handled;
-            if desired.wait_for(is_obsolete).await.is_err() {
+            tokio::select! {
+                Ok(()) = files.changed() => {}
+                Ok(()) = policies.changed() => {}
                 // No more changes come: the work continues to its end.
-                std::future::pending().await
+                else => std::future::pending().await,
             }
         }
     }
@@ -273,7 +261,8 @@ impl Worker {
 
     /// Loads the files, unless they change or go meanwhile.
     async fn load(&mut self, cause: &str) {
-        let Some(files) = self.handled.files.clone() else { return };
+        self.interrupted = true;
+        let Some(files) = self.files.borrow().clone() else { return };
         if self.serving.is_none() {
             self.show(|view| view.state = DriverState::Seen);
         }
@@ -283,12 +272,11 @@ impl Worker {
             self.revoke(grant, cause);
         }
         let tasks = self.shared.tasks.clone();
-        self.interrupted = true;
         let room = tokio::select! {
             // As below: it begins at the next start, or with the next change.
             () = tasks.stopped() => return,
             () = self.obsolete() => return,
-            room = self.shared.memory.to_load(verification.size) => room,
+            room = Room::within(&self.shared.memory.loading, verification.size) => room,
         };
         let verification::Outcome { digest, verified, .. } = self.verify(verification, room).await;
         self.read = digest;
@@ -313,25 +301,26 @@ impl Worker {
     }
 
     async fn try_load(&self, verified: Result<Verified, FileError>) -> Result<Ready, Refusal> {
-        let Verified { file, grant, config, verdict } = verified?;
-        let loading = DriverFile { name: self.source.clone(), bytes: file.code.clone() };
-        let driver = Arc::new(self.shared.host.load(loading, grant.clone(), config.clone()).await?);
+        let mut verified = verified?;
+        let loading = DriverFile { name: self.source.clone(), bytes: verified.file.code.clone() };
+        let loaded = self.shared.host.load(loading, verified.grant.clone(), verified.config.clone()).await?;
+        let driver = Arc::new(loaded);
         let name = &driver.info().name;
-        let verdict = self.judge_named(&verdict, name.as_str())?;
+        verified.verdict = self.judge_named(&verified.verdict, name.as_str())?;
         if let Some(other) = self.shared.registry.taken_by_other(name, &self.source) {
             return Err(Refusal::NameTaken { name: name.to_string(), other });
         }
         if !driver.missing_grants().is_empty() {
-            return Err(Refusal::Blocked(driver, Box::new(verdict)));
+            return Err(Refusal::Blocked(driver, Box::new(verified.verdict)));
         }
         let call = driver.look_call();
         driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
         let found = discover(&driver, &call, Trigger::Load).await.map_err(Refusal::Discovery)?;
-        Ok(Ready { driver, found, file, config, grant, verdict })
+        Ok(Ready { driver, found, verified })
     }
 
     async fn switch(&mut self, ready: Ready, started: Instant, cause: &str) -> Result<(), Refusal> {
-        let Ready { driver, found, file, config, grant, verdict } = ready;
+        let Ready { driver, found, verified: Verified { file, grant, config, verdict } } = ready;
         let devices = found.inventory.device_count();
         let (published, inventory) = watch::channel(Arc::new(found));
         let identity = Arc::new(identity(&driver, &self.source));
@@ -378,11 +367,10 @@ impl Worker {
 
     /// The old version continues to serve, if there is one, and the reason explains why the new one does not.
     fn refused(&self, refusal: &Refusal, started: Instant, cause: &str) {
-        let blocked = match refusal {
-            Refusal::Blocked(driver, verdict) => Some((driver, verdict)),
-            _ => None,
+        let (state, blocked) = match refusal {
+            Refusal::Blocked(driver, verdict) => (DriverState::Blocked, Some((driver, verdict))),
+            _ => (DriverState::Failed, None),
         };
-        let state = if blocked.is_some() { DriverState::Blocked } else { DriverState::Failed };
         let (file, reason) = (&self.source, chain(refusal));
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         tracing::error!(file, state = state.as_str(), reason, "driver file refused");

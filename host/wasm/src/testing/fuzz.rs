@@ -150,7 +150,7 @@ fn check_admitted(component: &[u8], surface: &Surface) -> bool {
 
 fn check_refused(error: &LoadError) -> bool {
     let text = error.to_string();
-    assert!(error.is_permanent(), "the file alone was looked at: {text}");
+    assert!(!matches!(error, LoadError::Host(_)), "the file alone was looked at: {text}");
     assert!(!text.is_empty());
     false
 }

@@ -16,6 +16,7 @@ use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, LiveClaim, PoolNa
 
 use super::guest::{Guest, PREPARE_ONE};
 use super::*;
+use crate::concurrency::CALLS_MAX;
 
 /// The claim that every driver is asked for.
 const UID: &str = "u-1";
@@ -133,7 +134,7 @@ async fn life(driver: &WasmDriver) -> Verdict {
     if let Err(problem) = driver.discover(&call, Trigger::Load).await {
         return Verdict::new(Stop::Discover, problem);
     }
-    if let Some(Err(problem)) = driver.check_health(&call).await {
+    if let Err(problem) = driver.check_health(&call).await {
         return Verdict::new(Stop::Health, problem);
     }
     claims(driver, &call).await
@@ -233,7 +234,7 @@ async fn unharmed(stage: &Stage, good: &WasmDriver) -> Result<(), String> {
     if outcomes[UID] != Ok(Default::default()) {
         return Err(format!("a good driver does not work afterwards: {outcomes:?}"));
     }
-    if !stage.host.permits.are_all_free() {
+    if stage.host.permits.all.memories.available_permits() != CALLS_MAX {
         return Err("a call keeps its permits".into());
     }
     let Some(pool) = stage.host.runtime.engine.pooling_allocator_metrics() else { return Ok(()) };

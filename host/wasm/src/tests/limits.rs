@@ -3,7 +3,7 @@
 use super::guest::PREPARE_ONE;
 use super::hostile::table::{WASI, WASI_IMPORTS};
 use super::*;
-use crate::concurrency::{SLOW_CALLS_MAX, SLOW_CALLS_PER_DRIVER};
+use crate::concurrency::{CALLS_MAX, SLOW_CALLS_MAX, SLOW_CALLS_PER_DRIVER};
 use crate::limiter::{CALL_TABLE_ELEMENTS, CALL_TABLES, HANDLES_MAX};
 use crate::writes::WRITES_PER_CALL;
 use nodedock_core::driver::ClaimDriver;
@@ -171,7 +171,7 @@ async fn bytes_from_the_host_are_bounded_by_the_grant() {
 async fn a_read_of_the_node_that_hangs_is_abandoned() {
     let stage = Stage::new();
     let driver = loaded(&stage, &reading(1), "sysfsRead: [a]").await;
-    let scope = &driver.sandbox().scope;
+    let scope = &driver.sandbox.scope;
     // Threads that hang keep their permits.
     let _hanging = scope.blocking.acquire_many(SYSFS_THREADS_PER_DRIVER as u32).await.unwrap();
     let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
@@ -216,7 +216,7 @@ async fn calls_at_once_are_those_of_the_grant_and_of_the_node() {
     );
 
     let idle = stage.load(&Guest::default()).await;
-    let _others = stage.host.permits.take_all(false).await;
+    let _others = stage.host.permits.all.memories.acquire_many(CALLS_MAX as u32).await.unwrap();
     let problem = idle.discover(&call, Trigger::Load).await.unwrap_err();
     assert_eq!(idle.stats().ended(Outcome::Busy), 1);
     assert_limit((problem, idle.stats()), "driver-busy", "the node was busy with 64 other", Limit::NodeCalls);

@@ -19,7 +19,7 @@ async fn both_forms_are_taken_and_say_the_same() {
     assert_eq!(component.surface().profile(), Some(Profile::Pure));
     assert_eq!(module.missing_grants(), ["env: TINY_*"]);
     assert!(component.missing_grants().is_empty());
-    assert!(!module.has_health() && !module.has_configuration());
+    assert!(module.surface().facets().is_empty());
 }
 
 #[tokio::test]

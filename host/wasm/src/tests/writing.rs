@@ -23,7 +23,7 @@ struct Notes {
     file: Mutex<Option<std::path::PathBuf>>,
     refuses: bool,
     /// While a write waits for its lock, the grant of this driver is revoked.
-    revoked: Mutex<Option<WasmDriver>>,
+    revoked: Mutex<Option<Arc<WasmDriver>>>,
 }
 
 impl Notes {
@@ -44,7 +44,7 @@ impl Notes {
 #[async_trait]
 impl Journal for Notes {
     async fn lock_path(&self, _: &str) -> Vec<LockGuard<String>> {
-        self.revoked.lock().unwrap().iter().for_each(WasmDriver::revoke);
+        self.revoked.lock().unwrap().iter().for_each(|driver| driver.revoke());
         Vec::new()
     }
 
@@ -129,7 +129,7 @@ async fn a_write_without_an_intent_is_not_made() {
 #[tokio::test]
 async fn a_write_whose_grant_is_revoked_while_it_waits_is_not_made() {
     let (stage, notes) = stage(false);
-    let driver = stage.try_load(writer(LED, "5", 1, PREPARE_ONE).module(), GRANT).await.unwrap();
+    let driver = Arc::new(stage.try_load(writer(LED, "5", 1, PREPARE_ONE).module(), GRANT).await.unwrap());
     *notes.revoked.lock().unwrap() = Some(driver.clone());
     driver.prepare(&a_call(), &[a_claim("u-1")]).await;
     let expected = ["tiny.example.com u-1 devices/led/brightness 0 -> 5, while it is 0", "None, and it is 0"];

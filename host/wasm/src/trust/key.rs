@@ -56,23 +56,6 @@ enum Material {
     Ed25519(ed25519_dalek::VerifyingKey),
 }
 
-/// A file's content, hashed once for all keys.
-pub(super) struct Content<'a> {
-    bytes: &'a [u8],
-    sha256: [u8; 32],
-}
-
-impl<'a> Content<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, sha256: Sha256::digest(bytes).into() }
-    }
-
-    /// `sha256:` and hex.
-    pub(super) fn digest(&self) -> String {
-        format!("sha256:{}", hex::encode(self.sha256))
-    }
-}
-
 impl PublicKey {
     pub(super) fn read(path: &Path) -> Result<Self, KeyError> {
         let opened = open::open(path, KEY_FILE_BYTES_MAX);
@@ -102,19 +85,19 @@ impl PublicKey {
         }
     }
 
-    /// Whether this key made the signature over this content. For Ed25519 both ways in which cosign signs are accepted: over the content itself,
-    /// and over its SHA-512 (Ed25519ph); a signature of one kind is never valid as the other.
-    pub(super) fn signed(&self, content: &Content<'_>, signature: &[u8]) -> bool {
+    /// Whether this key made the signature over this content, whose SHA-256 is computed once for all keys. For Ed25519 both ways in which cosign
+    /// signs are accepted: over the content itself, and over its SHA-512 (Ed25519ph); a signature of one kind is never valid as the other.
+    pub(super) fn signed(&self, content: &[u8], sha256: &[u8; 32], signature: &[u8]) -> bool {
         match &self.material {
             Material::P256(key) => p256::ecdsa::Signature::from_der(signature)
-                .is_ok_and(|signature| key.verify_prehash(&content.sha256, &signature).is_ok()),
+                .is_ok_and(|signature| key.verify_prehash(sha256, &signature).is_ok()),
             Material::Ed25519(key) => {
                 let Ok(signature) = ed25519_dalek::Signature::from_slice(signature) else { return false };
                 let prehashed = || {
-                    let hash = Sha512::new_with_prefix(content.bytes);
+                    let hash = Sha512::new_with_prefix(content);
                     key.verify_prehashed_strict(hash, None, &signature).is_ok()
                 };
-                key.verify_strict(content.bytes, &signature).is_ok() || prehashed()
+                key.verify_strict(content, &signature).is_ok() || prehashed()
             }
         }
     }

@@ -8,12 +8,13 @@ use serde_saphyr::Spanned;
 
 use super::key::{KeyError, PublicKey};
 use super::{Key, Mode, Policy};
+use crate::is_digest;
 use nodedock_model::limit;
 
 /// Trusted keys, name globs of each, drivers with pins and digests of each: each key is tried for each file.
 const TRUST_KEYS_MAX: usize = 64;
 const TRUST_NAMES_MAX: usize = 64;
-const TRUST_PINS_MAX: usize = nodedock_model::limit::DRIVER_FILES_MAX;
+const TRUST_PINS_MAX: usize = limit::DRIVER_FILES_MAX;
 const TRUST_DIGESTS_MAX: usize = 64;
 
 /// The section as it is written. `Policy` is made of it.
@@ -107,12 +108,6 @@ impl Section {
         }
         Ok(pins)
     }
-}
-
-fn is_digest(text: &str) -> bool {
-    let hex =
-        |hex: &str| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    text.strip_prefix("sha256:").is_some_and(hex)
 }
 
 impl KeyEntry {

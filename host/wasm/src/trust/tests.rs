@@ -52,11 +52,11 @@ fn of_keys(mode: &str, keys: &str, pins: &str) -> Policy {
 
 fn judge(policy: &Policy, signature: Option<&str>) -> Verdict {
     let signature = signature.map(str::as_bytes);
-    policy.judge(&Evidence { stem: "gpu", bytes: FILE, signature })
+    policy.judge("gpu", FILE, signature)
 }
 
 fn digest() -> String {
-    Content::new(FILE).digest()
+    digest_text(&Sha256::digest(FILE).into())
 }
 
 fn said(verdict: &Verdict) -> String {
@@ -73,7 +73,7 @@ fn a_signature_by_a_known_key_is_trusted_whatever_its_algorithm() {
     for (signature, by) in [(ec_signature(1, FILE), "ec"), (pure, "ed"), (prehashed, "ed")] {
         let verdict = judge(&policy, Some(&signature));
         assert_eq!((verdict.key.as_deref(), said(&verdict)), (Some(by), String::new()));
-        assert!(!verdict.refuses() && verdict.state() == "trusted" && verdict.digest() == digest());
+        assert!(!verdict.refuses() && verdict.view().verdict == "trusted" && verdict.digest() == digest());
     }
 }
 
@@ -95,7 +95,7 @@ fn what_is_not_signed_by_a_known_key_over_these_bytes_is_refused() {
     for (signature, words) in cases {
         let verdict = judge(&policy, signature.as_deref());
         assert!(said(&verdict).contains(words), "{words} in {verdict:?}");
-        assert!(verdict.refuses() && verdict.key.is_none() && verdict.state() == "distrusted");
+        assert!(verdict.refuses() && verdict.key.is_none() && verdict.view().verdict == "distrusted");
     }
 }
 
@@ -107,7 +107,7 @@ fn the_mode_says_what_follows() {
         ("enforce", true, false, "distrusted"),
     ] {
         let verdict = judge(&of_keys(mode, &key("ec", &ec_pem(1), ""), ""), None);
-        assert_eq!((verdict.refuses(), verdict.warns(), verdict.state()), (refuses, warns, word));
+        assert_eq!((verdict.refuses(), verdict.warns(), verdict.view().verdict), (refuses, warns, word));
     }
     assert_eq!(judge(&Policy::default(), None).mode, Mode::Off);
 }
@@ -181,7 +181,7 @@ fn a_pin_under_the_drivers_name_lets_the_file_be_asked_for_its_name_and_the_name
     let of_another = format!("nic.example.com: ['{}']", digest());
     for (pins, wanted) in [(&of_name, true), (&of_another, false)] {
         let verdict = before(pins);
-        assert!(!verdict.refuses() && verdict.state() == "trusted", "{verdict:?}");
+        assert!(!verdict.refuses() && verdict.view().verdict == "trusted", "{verdict:?}");
         let policy = policy(&format!("mode: enforce\npins: {{{pins}}}\n"));
         let after = policy.judge_named(&verdict, "gpu.example.com");
         assert_eq!(!after.refuses(), wanted, "{after:?}");

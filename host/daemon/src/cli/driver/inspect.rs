@@ -15,7 +15,7 @@ use crate::convert;
 use nodedock_base::error::chain;
 use nodedock_model::grant::{self, Grant, LimitKey, LimitValues};
 use nodedock_model::limit;
-use nodedock_wasm::trust::{Evidence, Policy, Verdict};
+use nodedock_wasm::trust::{Policy, Verdict};
 use nodedock_wasm::{DriverInfo, Inspection};
 
 #[derive(Args)]
@@ -136,7 +136,7 @@ fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<Verdict> {
     let signature =
         if beside.exists() { Some(read(&beside, limit::SIGNATURE_FILE_BYTES_MAX)?) } else { None };
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-    Ok(policy.judge(&Evidence { stem: &stem, bytes, signature: signature.as_deref() }))
+    Ok(policy.judge(&stem, bytes, signature.as_deref()))
 }
 
 fn inspected(

@@ -78,7 +78,7 @@ impl OfferedDriver {
     }
 
     pub(in crate::bridge) fn status(&self) -> DriverBridgeStatus {
-        DriverBridgeStatus { connections: self.connections.open(), ..lock(&self.state).clone() }
+        DriverBridgeStatus { connections: self.connections.open(), ..self.state.lock().clone() }
     }
 
     /// Why not both sockets could be opened, if so, and whether both are open, be it at paths that were removed.

@@ -16,9 +16,8 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let (stage, tasks) = (Stage::new(), Tasks::new());
-        let (files, trust) =
-            (StoredFiles::open(stage.directory.path()).unwrap(), Trust::new(Policy::default()));
-        let versions = PreviousVersions::open(files, stage.host.clone(), trust, tasks.clone()).unwrap();
+        let (directory, trust) = (stage.directory.path(), Trust::new(Policy::default()));
+        let versions = PreviousVersions::open(directory, stage.host.clone(), trust, tasks.clone()).unwrap();
         Self { _stage: stage, versions, tasks, name: DriverName::new(NAME).unwrap() }
     }
 

@@ -3,9 +3,10 @@
 use std::sync::{Arc, Weak};
 
 use super::Worker;
+use crate::WasmDriver;
 use crate::registry::inventory_poller::DiscoveryRequests;
+use crate::stored_files::SignedFile;
 use crate::trust::Verdict;
-use crate::{SignedFile, WasmDriver};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::DriverIdentity;

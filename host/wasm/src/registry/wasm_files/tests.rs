@@ -5,12 +5,12 @@ use std::time::Duration;
 use tokio::sync::broadcast;
 
 use super::*;
-use crate::StoredFiles;
 use crate::file_watch::DriverFiles;
 use crate::tests::Stage;
 use crate::tests::guest::{Guest, NAME};
 use crate::trust::Policy;
 use nodedock_base::changes::Changes;
+use nodedock_model::grant::Grant;
 use nodedock_model::{Changed, DriverName};
 
 const STEM: &str = "tiny";
@@ -29,10 +29,9 @@ impl Scene {
         }
         let (changes, trust) = (Changes::default(), Trust::new(Policy::default()));
         let conditions = Conditions::new(changes.clone());
-        let stored = StoredFiles::open(&stage.directory.path().join("stored")).unwrap();
-        let tasks = Tasks::new();
+        let (directory, tasks) = (stage.directory.path().join("stored"), Tasks::new());
         let stored =
-            PreviousVersions::open(stored, stage.host.clone(), trust.clone(), tasks.clone()).unwrap();
+            PreviousVersions::open(&directory, stage.host.clone(), trust.clone(), tasks.clone()).unwrap();
         let files = WasmFiles {
             registry: Registry::new(changes, conditions.clone(), None),
             host: stage.host.clone(),
@@ -82,7 +81,7 @@ impl Scene {
 /// Has a worker load files, and returns when it has.
 async fn load(worker: &Handle, files: DriverFiles) {
     let (done, loaded) = oneshot::channel();
-    worker.load(files);
+    worker.files.send_replace(Some(files));
     worker.reloads.send(done).await.unwrap();
     loaded.await.unwrap().unwrap();
 }
@@ -152,11 +151,12 @@ async fn a_file_that_waits_for_memory_can_be_revoked_and_removed() {
     let worker = scene.files.worker(STEM, None);
     load(&worker, scene.driver_files()).await;
     reported(&mut changes, "serving").await;
-    let _room = scene.files.memory.fill().await;
+    let loading = &scene.files.memory.loading;
+    let _room = loading.acquire_many(loading.available_permits() as u32).await.unwrap();
     scene.put_grant("");
-    worker.load(scene.driver_files());
+    worker.files.send_replace(Some(scene.driver_files()));
     reported(&mut changes, "blocked").await;
-    worker.desired.send_modify(|desired| desired.files = None);
+    worker.files.send_replace(None);
     reported(&mut changes, "gone").await;
     assert!(worker.ended.await.is_err());
 }

@@ -72,7 +72,7 @@ impl Worker {
     /// The policy, or the directory's owner or mode, has changed: the serving version is judged by the findings about it, then by its file if
     /// that is unchanged. A version that is no longer trusted is drained as if its file were gone. A file that does not serve is loaded again.
     pub(super) async fn judge_again(&mut self) {
-        let Some(files) = self.handled.files.clone() else { return };
+        let Some(files) = self.files.borrow().clone() else { return };
         let Some(serving) = &self.serving else {
             self.load("trust").await;
             return;
@@ -101,7 +101,7 @@ impl Worker {
     /// Whether the files may be loaded, and the verdict on the driver's. Their bytes do not stay in memory.
     async fn read_again(&mut self, files: &DriverFiles) -> (bool, Option<Verdict>) {
         let verification = Verification::begin(files).await;
-        let room = self.shared.memory.to_judge(verification.size).await;
+        let room = Room::within(&self.shared.memory.judging, verification.size).await;
         match self.verify(verification, room).await.verified {
             Ok(verified) => (true, Some(verified.verdict)),
             Err(error) => (false, error.verdict().cloned()),

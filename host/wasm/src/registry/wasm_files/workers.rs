@@ -14,32 +14,12 @@ use nodedock_core::registry::{ReloadRequest, Reloaded};
 /// Resolves, with an error, when a worker has ended.
 pub(super) type Ended = oneshot::Receiver<()>;
 
-/// The desired state of a worker's file. The numbers grow with each request.
-#[derive(Clone, Default)]
-pub(super) struct Desired {
-    /// None: the file is gone, or was not reported yet.
-    pub(super) files: Option<DriverFiles>,
-    pub(super) change: u64,
-    /// The policy, or the permissions of the directory, changed.
-    pub(super) judgement: u64,
-    /// A driver's name became free.
-    pub(super) freed_name: u64,
-}
-
 pub(super) struct Handle {
-    pub(super) desired: watch::Sender<Desired>,
+    /// None: the file is gone, or was not reported yet.
+    pub(super) files: watch::Sender<Option<DriverFiles>>,
     /// Requests to load the same files again, each with the sender of its result.
     pub(super) reloads: mpsc::Sender<oneshot::Sender<Reloaded>>,
     pub(super) ended: Ended,
-}
-
-impl Handle {
-    pub(super) fn load(&self, files: DriverFiles) {
-        self.desired.send_modify(|desired| {
-            desired.files = Some(files);
-            desired.change += 1;
-        });
-    }
 }
 
 #[derive(Default)]
@@ -55,14 +35,14 @@ impl Workers {
         let Self { running, ending } = self;
         let stem = files.stem.clone();
         let started = || start(&stem, ending.remove(&stem));
-        running.entry(stem.clone()).or_insert_with(started).load(files);
+        running.entry(stem.clone()).or_insert_with(started).files.send_replace(Some(files));
     }
 
     /// Reports to a file's worker that the file is gone.
     pub(super) fn remove(&mut self, stem: String) {
         self.ending.retain(|_, ended| ended.try_recv() == Err(TryRecvError::Empty));
-        if let Some(Handle { desired, ended, .. }) = self.running.remove(&stem) {
-            desired.send_modify(|desired| desired.files = None);
+        if let Some(Handle { files, ended, .. }) = self.running.remove(&stem) {
+            files.send_replace(None);
             self.ending.insert(stem, ended);
         }
     }
@@ -74,10 +54,6 @@ impl Workers {
             request.hand_to(&worker.reloads, |done| done);
         }
     }
-
-    pub(super) fn update_all(&self, change: impl Fn(&mut Desired)) {
-        self.running.values().for_each(|worker| worker.desired.send_modify(&change));
-    }
 }
 
 #[cfg(test)]
@@ -86,7 +62,7 @@ mod tests {
 
     /// A simulated worker.
     struct Simulated {
-        desired: watch::Receiver<Desired>,
+        files: watch::Receiver<Option<DriverFiles>>,
         reloads: mpsc::Receiver<oneshot::Sender<Reloaded>>,
         end: oneshot::Sender<()>,
         before: Option<Ended>,
@@ -95,10 +71,10 @@ mod tests {
     fn load(workers: &mut Workers, stem: &str) -> Option<Simulated> {
         let mut simulated = None;
         let start = |_: &str, before| {
-            let (sender, desired) = watch::channel(Desired::default());
+            let (sender, files) = watch::channel(None);
             let ((requests, reloads), (end, ended)) = (mpsc::channel(8), oneshot::channel());
-            simulated = Some(Simulated { desired, reloads, end, before });
-            Handle { desired: sender, reloads: requests, ended }
+            simulated = Some(Simulated { files, reloads, end, before });
+            Handle { files: sender, reloads: requests, ended }
         };
         let wasm = format!("/drivers/{stem}.wasm").into();
         let files = DriverFiles { stem: stem.to_owned(), wasm, grant: None, config: None, signature: None };
@@ -110,14 +86,14 @@ mod tests {
     fn a_worker_begins_after_the_one_before_it_and_workers_that_ended_are_forgotten() {
         let mut workers = Workers::default();
         let mut first = load(&mut workers, "a").unwrap();
-        assert!(first.before.is_none() && load(&mut workers, "a").is_none());
-        assert_eq!(first.desired.borrow().change, 2);
+        assert!(first.before.is_none() && first.files.borrow_and_update().is_some());
+        assert!(load(&mut workers, "a").is_none() && first.files.has_changed().unwrap());
         for stem in ["a", "b"] {
             workers.reload(ReloadRequest { source: format!("{stem}.wasm"), done: oneshot::channel().0 });
         }
         assert!(first.reloads.try_recv().is_ok() && first.reloads.try_recv().is_err());
         workers.remove("a".to_owned());
-        assert!(first.desired.borrow().files.is_none());
+        assert!(first.files.borrow().is_none());
 
         let mut second = load(&mut workers, "a").unwrap();
         let before = second.before.as_mut().unwrap();
