@@ -60,25 +60,32 @@ pub async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, method: &str, 
 
 pub type Labels = BTreeMap<String, String>;
 
-/// Families of metrics and their samples.
+#[derive(Debug)]
+pub struct Family {
+    pub name: String,
+    pub kind: String,
+    pub samples: BTreeMap<(String, Labels), f64>,
+}
+
+/// Families of metrics, in the order of the text.
 #[derive(Debug, Default)]
 pub struct Exposition {
-    /// Kind by name, in the order of the text.
-    pub families: Vec<(String, String)>,
-    samples: BTreeMap<(String, Labels), f64>,
+    pub families: Vec<Family>,
 }
 
 impl Exposition {
     /// The value of a sample; its labels are those given and no others.
     pub fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        self.samples.get(&(name.to_owned(), labels)).copied()
+        let sample = (name.to_owned(), labels);
+        self.families.iter().find_map(|family| family.samples.get(&sample).copied())
     }
 
     /// Every sample that has a label of this value.
     pub fn with(&self, label: &str, value: &str) -> Vec<&str> {
         let has = |(_, labels): &&(String, Labels)| labels.get(label).is_some_and(|known| known == value);
-        self.samples.keys().filter(has).map(|(name, _)| name.as_str()).collect()
+        let samples = self.families.iter().flat_map(|family| family.samples.keys());
+        samples.filter(has).map(|(name, _)| name.as_str()).collect()
     }
 
     /// Refuses what the standard does not allow.
@@ -98,16 +105,16 @@ impl Exposition {
 
     /// False: no family of ours, or one that occurs twice.
     fn family(&mut self, name: &str, kind: &str) -> bool {
-        let is_new = self.families.iter().all(|(known, _)| known != name);
-        self.families.push((name.to_owned(), kind.to_owned()));
+        let is_new = self.families.iter().all(|known| known.name != name);
+        self.families.push(Family { name: name.to_owned(), kind: kind.to_owned(), samples: BTreeMap::new() });
         is_new && is_name(name) && matches!(kind, "counter" | "gauge" | "histogram")
     }
 
     /// None: no sample of the last family, or one that occurs twice.
     fn sample(&mut self, line: &str) -> Option<()> {
-        let (family, kind) = self.families.last()?;
+        let Family { name, kind, samples } = self.families.last_mut()?;
         let parts = SAMPLE.captures(line)?;
-        let suffix = parts[1].strip_prefix(family.as_str())?;
+        let suffix = parts[1].strip_prefix(name.as_str())?;
         let fits = match kind.as_str() {
             "counter" => suffix == "_total",
             "gauge" => suffix.is_empty(),
@@ -119,7 +126,7 @@ impl Exposition {
             labels.insert(label[1].to_owned(), value).is_none().then_some(())?;
         }
         let value: f64 = parts[3].parse().ok().filter(|value| kind == "gauge" || *value >= 0.0)?;
-        let is_new = self.samples.insert((parts[1].to_owned(), labels), value).is_none();
+        let is_new = samples.insert((parts[1].to_owned(), labels), value).is_none();
         (fits && is_new).then_some(())
     }
 }

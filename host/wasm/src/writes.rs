@@ -137,8 +137,8 @@ impl ValueWrite {
     async fn store(
         &self,
         found: &Attribute,
-        lock: Vec<Held<String>>,
-    ) -> Result<(Result<Written, Problem>, Vec<Held<String>>), Problem> {
+        lock: Vec<LockGuard<String>>,
+    ) -> Result<(Result<Written, Problem>, Vec<LockGuard<String>>), Problem> {
         let (sysfs, found) = (Arc::clone(&self.scope.node.sysfs), found.clone());
         let value = self.value.clone();
         let work = move || Ok((sysfs.store(&found, &value), lock));

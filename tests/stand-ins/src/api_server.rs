@@ -6,7 +6,7 @@
 //!
 //! What it does not do as a real one: server-side apply is for a claim's status alone, always forced, and knows the entries that a
 //! manager applied before, not those that others updated to the same value; `managedFields` name no fields; a list is always of the
-//! newest resource version; a pod that is deleted goes at once.
+//! newest resource version; a pod that is deleted goes at once; claims and templates are stored as they are sent, without defaults.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};

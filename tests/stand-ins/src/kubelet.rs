@@ -7,12 +7,10 @@
 //! Other than a real one it looks at a change of a directory at once, not within a second, it keeps no checkpoint, and its device
 //! plugins' directory is below the root like every other.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodedock_proto::kubelet::dra::v1::Device;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -27,7 +25,7 @@ mod state;
 mod tests;
 
 pub use devices::{Allocation, Resource};
-pub use dra::ClaimRef;
+pub use dra::{ClaimRef, Driver};
 pub use health::DeviceHealth;
 pub use state::{Call, View};
 
@@ -188,18 +186,9 @@ impl Kubelet {
         self.wait_for(&what, found).await
     }
 
-    /// One call of `NodePrepareResources` to the instance of `driver` that a kubelet would choose, with its checks of the answer.
-    pub async fn prepare(
-        &self,
-        driver: &str,
-        claims: &[ClaimRef],
-    ) -> Result<BTreeMap<String, Vec<Device>>, String> {
-        dra::prepare(&self.shared, driver, claims).await
-    }
-
-    /// One call of `NodeUnprepareResources`.
-    pub async fn unprepare(&self, driver: &str, claims: &[ClaimRef]) -> Result<(), String> {
-        dra::unprepare(&self.shared, driver, claims).await
+    /// Calls a DRA driver as this kubelet does, also while it starts again.
+    pub fn driver(&self, name: &str) -> Driver {
+        Driver { shared: Arc::clone(&self.shared), name: name.to_owned() }
     }
 
     /// Takes `count` devices of a resource for a container, as admission does, and asks their plugin to allocate them.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures::FutureExt;
 use native_null::{Answer, Claim, Device, Event, Operation, Options, Plugin};
 use nodedock_tests::drivers::{Form, side_file, wasm};
+use nodedock_tests::versions::{FILE, logged_calls};
 use nodedock_tests::{DEADLINE, Daemon, Root};
 use scripted::{POOL, STRANGER_UID, Script, Word};
 use serde_json::json;
@@ -52,11 +53,6 @@ pub(crate) struct Wasm {
     generation: u32,
 }
 
-const FILE: &str = "scripted.wasm";
-const CONFIG: &str = "scripted.config.yaml";
-/// What the driver logs of a call.
-const LOGGED: &str = "asked to ";
-
 impl Kind for Wasm {
     const DRIVER: &'static str = scripted::NAME;
     const EDITS: bool = true;
@@ -82,31 +78,22 @@ impl Kind for Wasm {
     async fn play(&mut self, daemon: &Daemon, script: Script) {
         self.generation += 1;
         let script = Script { generation: self.generation, ..script };
-        // JSON is YAML.
-        daemon.drop_in(CONFIG, serde_json::to_vec(&script).expect("a script is JSON"));
+        daemon.drop_in_script(&script);
         daemon.until_device(POOL, &format!("generation-{}", self.generation), true).await;
     }
 
     fn calls(&mut self, root: &Root) -> Vec<String> {
-        logged_calls(root)
+        logged_calls(&root.log()).collect()
     }
 
     async fn until_asked(&mut self, root: &Root, call: &str, times: usize) {
         let what = format!("{} is asked to {call}", Self::DRIVER);
         let asked = || {
-            let calls = logged_calls(root);
+            let calls: Vec<_> = logged_calls(&root.log()).collect();
             if count(&calls, call) >= times { Ok(()) } else { Err(format!("{calls:?}")) }
         };
         nodedock_tests::wait::until_path(&root.log_path(), &what, asked).await;
     }
-}
-
-fn logged_calls(root: &Root) -> Vec<String> {
-    let call = |line: &str| {
-        let (_, call) = line.split_once(LOGGED)?;
-        Some(call.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
-    };
-    root.log().lines().filter_map(call).collect()
 }
 
 /// The plugin `native-null`, in the test's own process.

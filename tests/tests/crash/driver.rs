@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::sync::{Arc, Mutex};
 
 use native_null::{Answer, Device, Operation, Options, Plugin};
-use nodedock_tests::drivers::{Form, side_file, wasm};
+use nodedock_tests::versions::logged_calls;
 use nodedock_tests::{Daemon, Root};
 use scripted::{POOL, Script, Word};
 use tonic::Code;
@@ -42,35 +42,25 @@ pub(crate) struct Wasm {
     read: u64,
 }
 
-/// What the driver logs of a call.
-const LOGGED: &str = "asked to ";
-
 impl Driver for Wasm {
     const NAME: &'static str = scripted::NAME;
     const EDITS: bool = true;
 
     fn new(root: &Root) -> Self {
-        let script = Script { devices: DEVICES, ..Script::default() };
-        root.drop_in("scripted.grant.yaml", side_file("scripted", "grant"));
-        // JSON is YAML.
-        root.drop_in("scripted.config.yaml", serde_json::to_vec(&script).expect("a script is JSON"));
-        root.drop_in("scripted.wasm", wasm("scripted", Form::Core));
+        root.install_scripted(&Script { devices: DEVICES, ..Script::default() });
         Self { held: BTreeSet::new(), read: 0 }
     }
 
     fn held(&mut self, root: &Root) -> BTreeSet<String> {
-        for line in self.new_lines(root).lines() {
-            assert!(!line.contains("lines of the driver were suppressed"), "the record has a gap");
-            let Some((_, call)) = line.split_once(LOGGED) else { continue };
-            let mut words = call.split_whitespace();
-            let (operation, claims) = (words.next(), words.next().unwrap_or_default().split(',').map(uid));
+        let log = self.new_lines(root);
+        assert!(!log.contains("lines of the driver were suppressed"), "the record has a gap");
+        for call in logged_calls(&log) {
+            let (operation, claims) = call.split_once(' ').expect("an operation and claims");
+            let claims: BTreeSet<_> = claims.split(',').map(uid).collect();
             match operation {
-                Some("prepare") => self.held.extend(claims),
-                Some("unprepare") => {
-                    let claims: BTreeSet<_> = claims.collect();
-                    self.held.retain(|held| !claims.contains(held));
-                }
-                _ => panic!("no operation in {line}"),
+                "prepare" => self.held.extend(claims),
+                "unprepare" => self.held.retain(|held| !claims.contains(held)),
+                _ => panic!("no operation in {call}"),
             }
         }
         self.held.clone()

@@ -14,6 +14,28 @@ mod scene;
 mod swap;
 mod values;
 
+use nodedock_base::failpoint::Point;
+
+/// Where the daemon dies, and what becomes of the pod whose call it does not answer.
+#[derive(Debug, Clone, Copy)]
+struct Death {
+    point: Point,
+    /// From 1, in one life of the daemon.
+    pass: u32,
+    /// The pod retries; else one that was coming leaves, and one that was leaving is not heard of for a while.
+    pods_return: bool,
+}
+
+/// Lets the daemon die at one pass of a point after the other, until it lives through `play`. Returns how often it died.
+async fn every_pass(point: Point, mut play: impl AsyncFnMut(u32) -> bool) -> u32 {
+    let mut pass = 1;
+    while play(pass).await {
+        pass += 1;
+    }
+    assert!(pass > 1, "{point:?} was never passed");
+    pass - 1
+}
+
 /// Says at a failure where the test was.
 struct Place(String);
 

@@ -11,7 +11,7 @@ use tonic::Status;
 
 use crate::driver::{Driver, Native, Wasm};
 use crate::scene::{Known, Scene, assert_killed, request_of};
-use crate::{Place, resources, swap, values};
+use crate::{Death, Place, every_pass, resources, swap, values};
 
 /// What the daemon is asked.
 #[derive(Debug, Clone, Copy)]
@@ -46,16 +46,6 @@ fn points<D: Driver>() -> impl Iterator<Item = Point> {
     };
     let of_claims = Point::ALL.iter().copied().filter(move |point| !elsewhere(point));
     of_claims.filter(|point| D::EDITS || !NOT_NATIVE.contains(point))
-}
-
-/// Where the daemon dies, and what becomes of the pod whose call it does not answer.
-#[derive(Debug, Clone, Copy)]
-struct Death {
-    point: Point,
-    /// From 1, in one life of the daemon.
-    pass: u32,
-    /// The pod retries; else one that was coming leaves, and one that was leaving is not heard of for a while.
-    pods_return: bool,
 }
 
 /// A scene in which the daemon may die once.
@@ -191,15 +181,11 @@ async fn die_everywhere<D: Driver>() {
     let (started, mut deaths, mut reached) = (Instant::now(), 0, 0);
     for point in points::<D>() {
         for pods_return in [true, false] {
-            let mut pass = 1;
-            while (Play { scene: &mut scene, death: Death { point, pass, pods_return }, died: false })
-                .run()
-                .await
-            {
-                pass += 1;
-            }
-            assert!(pass > 1, "{point:?} was never passed");
-            deaths += pass - 1;
+            let play = async |pass| {
+                let death = Death { point, pass, pods_return };
+                Play { scene: &mut scene, death, died: false }.run().await
+            };
+            deaths += every_pass(point, play).await;
         }
         reached += 1;
     }

@@ -14,8 +14,8 @@ use nodedock_tests::machine::tell;
 use nodedock_tests::wait::until_path;
 use tonic::Status;
 
-use crate::Place;
 use crate::scene::assert_killed;
+use crate::{Death, Place, every_pass};
 
 /// Points that only devices of extended resources pass.
 pub(crate) const POINTS: [Point; 5] = [
@@ -44,15 +44,6 @@ enum Step {
 
 const STEPS: [Step; 4] =
     [Step::Prepare("one"), Step::Prepare("two"), Step::Unprepare("one"), Step::Unprepare("two")];
-
-#[derive(Debug, Clone, Copy)]
-struct Death {
-    point: Point,
-    /// From 1, in one life of the daemon.
-    pass: u32,
-    /// The pod retries; else one that was coming leaves.
-    pods_return: bool,
-}
 
 struct Scene {
     daemon: Daemon,
@@ -198,12 +189,8 @@ async fn death_at_any_point_of_an_allocation_gives_no_device_twice_and_loses_non
         // A pod that leaves retries in any case.
         let pods_return: &[bool] = if LEAVING.contains(&point) { &[true] } else { &[true, false] };
         for pods_return in pods_return.iter().copied() {
-            let mut pass = 1;
-            while scene.play(Death { point, pass, pods_return }).await {
-                pass += 1;
-            }
-            assert!(pass > 1, "{point:?} was never passed");
-            deaths += pass - 1;
+            let play = async |pass| scene.play(Death { point, pass, pods_return }).await;
+            deaths += every_pass(point, play).await;
         }
     }
     tell(&format!("allocations: {deaths} deaths at {} points in {:.0?}", points.len(), started.elapsed()));

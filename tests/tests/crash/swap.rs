@@ -7,14 +7,15 @@ use nodedock_base::failpoint::Point;
 use nodedock_proto::node::v1;
 use nodedock_tests::Daemon;
 use nodedock_tests::compose::{pod, request};
-use nodedock_tests::drivers::{digest, side_file};
+use nodedock_tests::drivers::digest;
 use nodedock_tests::machine::tell;
 use nodedock_tests::versions::{FILE, NAME, claim, file, script, with_unprepare};
 use nodedock_tests::wait::until_path;
+use scripted::{Script, Word};
 use tonic::Status;
 
-use crate::Place;
 use crate::scene::assert_killed;
+use crate::{Place, every_pass};
 
 /// Points that only versions of a driver pass that take over from one another.
 pub(crate) const POINTS: [Point; 6] = [
@@ -51,7 +52,7 @@ async fn take(daemon: &Daemon, step: Step) -> Result<(), Status> {
             daemon.try_until_driver(NAME, serves).await.map(drop)
         }
         Step::Configure => {
-            daemon.drop_in_script(&with_unprepare(refusing(), &[CLAIM], "refuse-permanent"));
+            daemon.drop_in_script(&with_unprepare(refusing(), &[CLAIM], Word::RefusePermanent));
             let has_config =
                 |driver: &v1::Driver| driver.state == "serving" && driver.devices == refusing_devices();
             daemon.try_until_driver(NAME, has_config).await.map(drop)
@@ -81,10 +82,8 @@ fn only_one(daemon: &Daemon) -> Result<(), String> {
 }
 
 /// One device fewer, by which the config is known to be in use.
-fn refusing() -> serde_json::Value {
-    let mut script = script(2);
-    script["devices"] = 63.into();
-    script
+fn refusing() -> Script {
+    Script { devices: 63, ..script(2) }
 }
 
 fn refusing_devices() -> u32 {
@@ -96,8 +95,7 @@ fn refusing_devices() -> u32 {
 async fn begin(daemon: &mut Daemon) {
     let old = digest(&file("old"));
     daemon.kill9().await;
-    daemon.drop_in("scripted.grant.yaml", side_file("scripted", "grant"));
-    daemon.drop_in_script(&script(1));
+    daemon.install_scripted(&script(1));
     daemon.drop_in(FILE, file("old"));
     daemon.run().await;
     daemon.until_driver(FILE, |driver| driver.digest == old && driver.state == "serving").await;
@@ -147,12 +145,7 @@ async fn death_at_any_point_of_a_swap_loses_neither_a_claim_nor_the_code_that_pr
     let mut daemon = Daemon::start().await;
     let (started, mut deaths) = (Instant::now(), 0);
     for point in POINTS {
-        let mut pass = 1;
-        while play(&mut daemon, point, pass).await {
-            pass += 1;
-        }
-        assert!(pass > 1, "{point:?} was never passed");
-        deaths += pass - 1;
+        deaths += every_pass(point, async |pass| play(&mut daemon, point, pass).await).await;
     }
     tell(&format!("swaps: {deaths} deaths at {} points in {:.0?}", POINTS.len(), started.elapsed()));
 }

@@ -3,14 +3,14 @@
 use nodedock_base::failpoint::Point;
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::pod;
-use nodedock_tests::drivers::{Form, side_file, wasm};
+use nodedock_tests::drivers::{Form, wasm};
 use nodedock_tests::machine::skip;
 use nodedock_tests::{Client, Daemon, Options, Root};
 use scripted::{Script, ScriptedWrite};
 
-use crate::Place;
 use crate::driver::Wasm;
 use crate::scene::{assert_killed, request_of};
+use crate::{Place, every_pass};
 
 pub(crate) const POINTS: [Point; 5] = [
     Point::SysfsWriteIntended,
@@ -41,9 +41,7 @@ impl Scene {
         std::fs::write(&value, "0\n").expect("a new file");
         let write = Some(ScriptedWrite { path: path.to_owned(), value: "1".to_owned() });
         let script = Script { devices: 1, write, ..Script::default() };
-        root.drop_in("scripted.grant.yaml", side_file("scripted", "grant"));
-        root.drop_in("scripted.config.yaml", serde_json::to_vec(&script).expect("a script is JSON"));
-        root.drop_in("scripted.wasm", wasm("scripted", Form::Core));
+        root.install_scripted(&script);
         let daemon = Daemon::start_on(root, Options::default()).await;
         daemon.until_serving(scripted::NAME).await;
         Ok(Self { daemon, value })
@@ -117,16 +115,12 @@ async fn death_at_any_point_loses_no_value_below_sys() {
         Err(why) => return skip("values below /sys across crashes", &why),
     };
     for point in POINTS {
-        let mut pass = 1;
-        loop {
+        every_pass(point, async |pass| {
             let _place = Place(format!("at pass {pass} of {point:?}"));
             let died = scene.play(point, pass).await;
             scene.check().await;
-            if !died {
-                break;
-            }
-            pass += 1;
-        }
-        assert!(pass > 1, "{point:?} was never passed");
+            died
+        })
+        .await;
     }
 }

@@ -1,9 +1,8 @@
 //! A daemon with drivers of each kind, under names and in a boot that are the same each time.
 
 use native_device_plugin::Device;
-use nodedock_proto::node::v1;
-use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm};
-use nodedock_tests::{Daemon, Options, Root, drivers::Form};
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::{Daemon, Options, Root};
 use scripted::{Script, Word};
 use serde_json::{Value, json};
 
@@ -39,10 +38,7 @@ impl Scene {
     pub(crate) async fn start_on(root: Root) -> Self {
         root.install_gpus(POOLS);
         let unprepare = [("device-0".to_owned(), Word::RefuseAnHour)].into();
-        let script = Script { devices: 2, unprepare, ..Script::default() };
-        root.drop_in("scripted.grant.yaml", side_file("scripted", "grant"));
-        root.drop_in("scripted.config.yaml", serde_json::to_vec(&script).expect("a script is JSON"));
-        root.drop_in("scripted.wasm", wasm("scripted", Form::Core));
+        root.install_scripted(&Script { devices: 2, unprepare, ..Script::default() });
         root.drop_in("bad.wasm", "not a driver");
         let daemon = Daemon::start_on(root, options()).await;
         let state = daemon.state();
@@ -58,23 +54,10 @@ impl Scene {
             daemon.until_serving(driver).await;
         }
         daemon.until_state("bad.wasm", "failed").await;
-        until_allocatable(&daemon, GPU).await;
-        until_allocatable(&daemon, NIC).await;
+        daemon.until_allocatable(GPU, 2).await;
+        daemon.until_allocatable(NIC, 2).await;
         Self { daemon, _native: native, _nics: nics }
     }
-}
-
-/// Waits for the two devices of a resource.
-async fn until_allocatable(daemon: &Daemon, resource: &str) {
-    let what = format!("{resource} has its devices");
-    daemon
-        .until(&what, async |mut client| {
-            let answer = client.get_capacity(v1::GetCapacityRequest {}).await;
-            let resources = answer.map_err(|status| status.to_string())?.into_inner().resources;
-            let found = resources.iter().any(|found| found.name == resource && found.allocatable == 2);
-            if found { Ok(()) } else { Err(format!("{resources:?}")) }
-        })
-        .await;
 }
 
 /// Writes a pod that has claims, each for a device (`DRIVER/POOL/DEVICE`), and devices of resources; gives the file's name.

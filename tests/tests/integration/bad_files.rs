@@ -6,36 +6,6 @@ use std::io::Write;
 use nodedock_tests::Daemon;
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, side_file, wasm};
 
-use crate::with_gpus;
-
-#[tokio::test]
-async fn each_bad_file_fails_with_words_of_its_own_while_good_ones_serve() {
-    let whole = wasm(MOCK_GPU, Form::Component);
-    let mut damaged = whole.clone();
-    let middle = damaged.len() / 2;
-    damaged[middle..middle + 64].fill(0xff);
-    let cases: Vec<(&str, Vec<u8>, &str)> = vec![
-        ("empty", Vec::new(), "empty"),
-        ("short", whole[..6].to_vec(), "cut off"),
-        ("truncated", whole[..whole.len() / 3].to_vec(), "cut off"),
-        ("damaged", damaged, "not valid WebAssembly"),
-        ("text", b"(module)".to_vec(), "WebAssembly text"),
-        ("html", b"<!DOCTYPE html><html>404</html>".to_vec(), "not WebAssembly"),
-        ("precompiled", b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec(), "precompiled"),
-        ("future", b"\0asm\x07\0\x07\0".to_vec(), "unknown kind"),
-    ];
-    let daemon = with_gpus().await;
-    for (name, bytes, _) in &cases {
-        daemon.copy_in(&format!("{name}.wasm"), bytes);
-    }
-    for (name, _, expected) in &cases {
-        assert_eq!(daemon.until_failed(&format!("{name}.wasm"), &[expected]).await.devices, 0);
-    }
-    assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.devices, 11);
-    let table = daemon.cli(&["get", "drivers"]).await.done();
-    assert_eq!(table.lines().count(), cases.len() + 2, "{table}");
-}
-
 #[tokio::test]
 async fn a_file_beyond_the_bound_is_refused_without_being_read_whole() {
     let daemon = Daemon::start().await;

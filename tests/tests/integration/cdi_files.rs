@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use nodedock_proto::node::v1;
 use nodedock_tests::cdi::CdiFile;
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::MOCK_GPU_FILE;
 use nodedock_tests::wait::until_path;
 use nodedock_tests::{Daemon, Root};
 
@@ -91,28 +90,6 @@ async fn a_directory_that_is_removed_is_made_again_and_watched_again() {
     std::fs::rename(&dir, &away).unwrap();
     std::fs::create_dir_all(&dir).unwrap();
     until_there(&file).await;
-}
-
-#[tokio::test]
-async fn many_files_that_go_at_once_come_back_at_once() {
-    const CLAIMS: usize = 200;
-    let daemon = Daemon::start().await;
-    daemon.install_gpus(&format!("pools: [{{name: gpus, count: {CLAIMS}}}]\n"));
-    daemon.until_serving(MOCK_GPU_FILE).await;
-    let asked = (0..CLAIMS).map(|n| {
-        let (pod, claim) = (pod(&format!("p{n}")), gpu_claim(&format!("c{n}"), &[&format!("gpus/gpu-{n}")]));
-        daemon.prepared(request(&pod, &[&claim]))
-    });
-    futures::future::join_all(asked).await;
-    let files = daemon.cdi_files();
-    assert_eq!(files.len(), CLAIMS);
-    files.iter().for_each(|file| std::fs::remove_file(&file.path).unwrap());
-    until_path(&daemon.cdi(), "all files are there again", || {
-        let there = files.iter().filter(|file| file.path.is_file()).count();
-        if there == CLAIMS { Ok(()) } else { Err(format!("{there} of {CLAIMS}")) }
-    })
-    .await;
-    assert_eq!(daemon.cdi_files(), files);
 }
 
 #[tokio::test]

@@ -2,19 +2,62 @@
 
 mod claims;
 mod kubelet;
-mod slices;
 mod starts;
 mod turns;
 
-use nodedock_tests::Daemon;
-use nodedock_tests::cluster::Cluster;
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME};
+use std::sync::Arc;
 
-/// A node with simulated GPUs, which are offered to its kubelet.
-async fn node_with_gpus() -> (Cluster, Daemon) {
-    let cluster = Cluster::start().await;
-    let daemon = cluster.daemon().await;
-    daemon.serve(MOCK_GPU, Form::Core).await;
-    daemon.until_offered(MOCK_GPU_NAME).await;
-    (cluster, daemon)
+use nodedock_proto::kubelet::dra::v1::Device;
+use nodedock_stand_ins::kubelet::{ClaimRef, Kubelet, KubeletOptions};
+use nodedock_tests::Daemon;
+use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE};
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+
+/// What a device plugin gives is in no slice: two who give away one device would not know of each other.
+const GPUS: &str = "pools: [{name: gpus, count: 8}, {name: plugged, count: 8, firstIndex: 8, extendedResource: example.com/gpu}]\n";
+
+/// A node whose kubelet runs; its slices are deleted where a kubelet deletes them.
+struct Node {
+    cluster: Arc<Cluster>,
+    daemon: Daemon,
+    kubelet: Kubelet,
+}
+
+impl Node {
+    async fn start(config: &str) -> Self {
+        let cluster = Arc::new(Cluster::start().await);
+        let daemon = cluster.daemon().await;
+        let of = cluster.clone();
+        let wipes = Arc::new(move |driver: Option<&str>| {
+            of.api.wipe_slices(NODE, driver);
+        });
+        let options = KubeletOptions { wipes: Some(wipes), ..KubeletOptions::default() };
+        let kubelet = Kubelet::start(&daemon.kubelet(), options).await;
+        daemon.install_gpus(config);
+        kubelet.registered(MOCK_GPU_NAME).await;
+        daemon.until_serving(MOCK_GPU_FILE).await;
+        Self { cluster, daemon, kubelet }
+    }
+
+    /// A new claim for devices, as the kubelet names it.
+    fn claim(&self, name: &str, devices: &[&str]) -> ClaimRef {
+        ClaimRef::new(NAMESPACE, name, &self.cluster.gpu_claim(name, devices))
+    }
+
+    /// Prepares one claim; its devices, or the message of the refusal.
+    async fn prepare(&self, claim: &ClaimRef) -> Result<Vec<Device>, String> {
+        let mut answer = self.kubelet.driver(MOCK_GPU_NAME).prepare(std::slice::from_ref(claim)).await?;
+        Ok(answer.remove(&claim.uid).expect("every claim is answered"))
+    }
+
+    /// Prepares one claim; the CDI names of its first device.
+    async fn prepared(&self, claim: &ClaimRef) -> Vec<String> {
+        let devices = self.prepare(claim).await;
+        devices.unwrap_or_else(|why| panic!("{why}\n{}", self.daemon.log())).remove(0).cdi_device_ids
+    }
+
+    async fn unprepared(&self, claim: &ClaimRef) {
+        let end = self.kubelet.driver(MOCK_GPU_NAME).unprepare(std::slice::from_ref(claim)).await;
+        end.unwrap_or_else(|why| panic!("{why}\n{}", self.daemon.log()));
+    }
 }

@@ -24,7 +24,6 @@ mod previous_versions;
 mod quarantine;
 mod reboot;
 mod resources;
-mod shared_claims;
 mod start;
 mod stop;
 mod swaps;

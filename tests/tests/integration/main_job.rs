@@ -2,7 +2,7 @@
 
 use crate::with_gpus;
 use nodedock_tests::drivers::{
-    DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, wasm,
+    DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME,
 };
 use nodedock_tests::{Daemon, Output};
 use serde_json::{Value, json};
@@ -73,40 +73,6 @@ fn keys(value: &Value) -> Vec<&str> {
 
 async fn prepare(daemon: &Daemon, file: &str) -> Output {
     daemon.cli(&["prepare", "-f", file, "-o", "json"]).await
-}
-
-#[tokio::test]
-async fn a_dropped_driver_is_listed_with_its_devices_in_either_form() {
-    for form in FORMS {
-        let daemon = Daemon::start().await;
-        assert_eq!(daemon.cli(&["get", "drivers", "-o", "json"]).await.json(), json!([]));
-        daemon.install(MOCK_GPU, form);
-        let served = daemon.until_serving(MOCK_GPU_FILE).await;
-        let drivers = daemon.cli(&["get", "drivers", "-o", "json"]).await.json();
-        let expected = json!([{
-            "name": MOCK_GPU_NAME, "kind": "wasm", "source": MOCK_GPU_FILE, "version": served.version,
-            "state": "serving", "reason": "", "digest": served.digest, "devices": 11,
-        }]);
-        assert_eq!(drivers, expected, "{form:?}");
-        let sha256 = nodedock_tests::machine::sha256(&wasm(MOCK_GPU, form));
-        assert_eq!(served.digest, format!("sha256:{sha256}"), "{form:?}");
-
-        let devices = daemon.cli(&["get", "devices", "-o", "json"]).await.json();
-        let devices = devices.as_array().unwrap();
-        assert_eq!(devices.len(), 11);
-        for device in devices {
-            assert_eq!(
-                keys(device),
-                ["attributes", "capacity", "claims", "driver", "health", "name", "pool"]
-            );
-            assert_eq!((&device["health"], &device["claims"]), (&json!("healthy"), &json!([])));
-        }
-        let first = devices.iter().find(|device| device["name"] == "gpu-0").unwrap();
-        assert_eq!((&first["pool"], &first["capacity"]), (&json!("gpus"), &json!({"memory": "80Gi"})));
-        assert_eq!(first["attributes"]["model"], json!("Mock-100"));
-        let one = daemon.cli(&["get", "devices", "gpus/gpu-2", "-o", "json"]).await.json();
-        assert_eq!(one.as_array().unwrap().len(), 1, "{one}");
-    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use nodedock_proto::kubelet::pod_resources::v1::ListPodResourcesRequest;
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use nodedock_tests::compose::{claim, gpu_claim, pod, request};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
-use nodedock_tests::metrics::{Exposition, ask, families_on_page};
+use nodedock_tests::metrics::{Exposition, Family, ask, families_on_page};
 use nodedock_tests::{Daemon, Options, Root};
 use tokio::net::TcpStream;
 
@@ -34,7 +34,11 @@ async fn the_metrics_are_those_of_the_page_and_count_what_was_done() {
     let served: BTreeSet<_> = found
         .families
         .iter()
-        .map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.clone() })
+        .map(
+            |Family { name, kind, .. }| {
+                if kind == "counter" { format!("{name}_total") } else { name.clone() }
+            },
+        )
         .collect();
     assert_eq!(served, families_on_page());
 

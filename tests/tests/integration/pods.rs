@@ -19,6 +19,10 @@ fn start(pod: &v1::ObjectRef, container: &str) -> v1::StartContainerRequest {
 #[tokio::test]
 async fn each_start_of_a_container_gives_what_the_pod_was_answered_also_after_a_crash() {
     let (mut daemon, one) = (with_gpus().await, pod("one"));
+    let might = async |daemon: &Daemon| {
+        let request = v1::PodMightNeedUnprepareRequest { pod_uid: "pod-one".to_owned() };
+        daemon.client().pod_might_need_unprepare(request).await.expect("an answer").into_inner().might
+    };
     let answer = daemon.prepared(request(&one, &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
     for _ in 0..2 {
         let started = daemon.client().start_container(start(&one, "main")).await.expect("it may start");
@@ -34,47 +38,11 @@ async fn each_start_of_a_container_gives_what_the_pod_was_answered_also_after_a_
         assert_eq!(refused.code(), code, "{refused:?}");
     }
     daemon.until_serving(MOCK_GPU_FILE).await;
+    assert!(might(&daemon).await);
     daemon.unprepare(&one).await;
+    assert!(!might(&daemon).await);
     let refused = daemon.client().start_container(start(&one, "main")).await.expect_err("it holds nothing");
     assert!(refused.code() == Code::NotFound && refused.message().contains("pod-one"), "{refused:?}");
-}
-
-#[tokio::test]
-async fn an_unknown_resource_refuses_the_pod_and_not_its_claims() {
-    let (daemon, one) = (with_gpus().await, pod("one"));
-    let mut wanted = request(&one, &[&gpu_claim("a", &["gpus/gpu-0"])]);
-    wanted.containers[0].extended_resources.insert(NOWHERE.to_owned(), 1);
-    let answer = daemon.prepare(wanted).await;
-    assert_eq!((answer.claims[0].outcome.as_str(), answer.containers.len()), ("prepared", 0), "{answer:#?}");
-    let [resource] = answer.resources.as_slice() else { panic!("{answer:#?}") };
-    assert_eq!((resource.container.as_str(), resource.resource.as_str()), ("main", NOWHERE));
-    assert_eq!((resource.outcome.as_str(), resource.device_ids.len()), ("refused", 0));
-    assert!(resource.problem.is_some(), "{resource:?}");
-    daemon.unprepare(&one).await;
-    assert!(daemon.claims().await.is_empty());
-}
-
-#[tokio::test]
-async fn the_command_line_reads_limits_and_fails_for_an_unknown_resource() {
-    let daemon = with_gpus().await;
-    let manifest = |resources: &str| {
-        let pod = format!(
-            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, namespace: default, uid: uid-p}}\n\
-             spec: {{containers: [{{name: main, resources: {{{resources}}}}}]}}\n"
-        );
-        daemon.write("pod.yaml", pod).to_str().expect("UTF-8").to_owned()
-    };
-    let file = manifest(&format!("limits: {{{NOWHERE}: 1, cpu: 1}}"));
-    let output = daemon.cli(&["prepare", "-f", &file]).await;
-    assert_eq!(output.code, Some(1), "{output:?}");
-    assert!(output.stdout.contains(NOWHERE) && output.stdout.contains("refused"), "{output:?}");
-    assert!(output.stderr.contains("error: ") && output.stderr.contains(NOWHERE), "{output:?}");
-    let text =
-        daemon.cli(&["prepare", "-f", &manifest(&format!("limits: {{{NOWHERE}: 1500m}}"))]).await.failed(1);
-    assert!(text.contains(NOWHERE) && text.contains("whole number"), "{text}");
-    // Native resources have no driver here.
-    let text = daemon.cli(&["prepare", "-f", &manifest("limits: {cpu: 500m}")]).await.done();
-    assert_eq!(text, "the pod has no claims\n");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use nodedock_tests::Daemon;
 use nodedock_tests::compose::{pod, request};
 use nodedock_tests::versions::{FILE, claim, script, with_unprepare};
+use scripted::Word;
 
 const UNPREPARED: &str = "claim unprepared by the version that prepared it";
 
@@ -27,8 +28,8 @@ async fn unprepared(daemon: &Daemon, name: &str) {
 async fn a_refusal_and_a_trap_lead_to_the_version_that_prepared_the_claim() {
     let (daemon, old) = with_claim("device-0").await;
     prepare(&daemon, "device-1").await;
-    let refuses = with_unprepare(script(2), &["device-0"], "refuse-permanent");
-    let new = daemon.swap("v2", &with_unprepare(refuses, &["device-1"], "die")).await;
+    let refuses = with_unprepare(script(2), &["device-0"], Word::RefusePermanent);
+    let new = daemon.swap("v2", &with_unprepare(refuses, &["device-1"], Word::Die)).await;
     daemon.until_kept(&[&old, &new]).await;
     unprepared(&daemon, "device-0").await;
     unprepared(&daemon, "device-1").await;
@@ -42,7 +43,7 @@ async fn a_refusal_and_a_trap_lead_to_the_version_that_prepared_the_claim() {
 async fn code_that_is_damaged_or_gone_is_reported_and_the_claim_waits_for_a_version_that_unprepares_it() {
     let (daemon, old) = with_claim("device-0").await;
     let code = daemon.kept_drivers().join(format!("{}.wasm", old.trim_start_matches("sha256:")));
-    let refuses = with_unprepare(script(2), &["device-0"], "refuse-permanent");
+    let refuses = with_unprepare(script(2), &["device-0"], Word::RefusePermanent);
     daemon.swap("v2", &refuses).await;
     std::fs::write(&code, "not what it was").unwrap();
     let kept = daemon.unprepare_pod(&pod("device-0")).await.claims.remove(0);
@@ -56,7 +57,7 @@ async fn code_that_is_damaged_or_gone_is_reported_and_the_claim_waits_for_a_vers
     daemon.cli(&["explain", "claim", "device-0"]).await.done_with(&["is damaged"]);
 
     std::fs::remove_file(&code).unwrap();
-    daemon.swap("v3", &with_unprepare(script(3), &["device-0"], "refuse-permanent")).await;
+    daemon.swap("v3", &with_unprepare(script(3), &["device-0"], Word::RefusePermanent)).await;
     let code = |claims: &[nodedock_proto::node::v1::ClaimStatus]| {
         let problem = claims.first().and_then(|claim| claim.problem.clone());
         problem.is_some_and(|problem| {

@@ -1,14 +1,13 @@
 //! A driver that fails again and again is left alone: what is said, what stands meanwhile, and how it comes back.
 
 use nodedock_proto::node::v1;
-use nodedock_tests::compose::{claim, gpu_claim, pod, request};
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
+use nodedock_tests::versions::{FILE, claim};
 use nodedock_tests::{Daemon, Options, Root};
 use scripted::{POOL, Script, Word};
 use serde_json::json;
 
-const FILE: &str = "scripted.wasm";
-const CONFIG: &str = "scripted.config.yaml";
 /// Little enough that a driver which goes on for ever is stopped soon.
 const GRANT: &str = "apiVersion: nodedock.dev/v1
 kind: DriverGrant
@@ -24,20 +23,17 @@ const BAD: usize = 10;
 
 /// `word` is for the claims from `BAD` on. Unless it is `mended`, no look succeeds while the first claim is held, so that none ends a
 /// quarantine.
-fn script(word: Word, mended: bool) -> Vec<u8> {
+fn script(word: Word, mended: bool) -> Script {
     let bad = (BAD..32).map(|n| (format!("device-{n}"), word)).collect();
     let blinded_by = (!mended).then(|| "claim-device-0".to_owned());
     let generation = u32::from(mended);
-    let script = Script { generation, devices: 32, prepare: bad, blinded_by, ..Script::default() };
-    // JSON is YAML.
-    serde_json::to_vec(&script).expect("a script is JSON")
+    Script { generation, devices: 32, prepare: bad, blinded_by, ..Script::default() }
 }
 
 async fn with_driver(word: Word) -> Daemon {
     let root = Root::new();
+    root.install_scripted(&script(word, false));
     root.drop_in("scripted.grant.yaml", GRANT);
-    root.drop_in(CONFIG, script(word, false));
-    root.drop_in(FILE, wasm("scripted", Form::Core));
     let daemon = Daemon::start_on(root, Options::default()).await;
     daemon.until_serving(FILE).await;
     daemon
@@ -46,7 +42,7 @@ async fn with_driver(word: Word) -> Daemon {
 /// A pod of its own with the claim for a device.
 fn ask(n: usize) -> v1::PreparePodRequest {
     let name = format!("device-{n}");
-    request(&pod(&name), &[&claim(&name, &[&format!("{}/{POOL}/{name}", scripted::NAME)])])
+    request(&pod(&name), &[&claim(&name)])
 }
 
 /// Bad claims are asked for, from one on, until the driver is left alone.
@@ -117,7 +113,7 @@ async fn whatever_a_driver_does_it_is_left_alone_and_a_new_config_is_a_new_begin
     into_quarantine(&daemon, BAD, &["driver-memory-limit"]).await;
     assert_eq!(daemon.unprepare_pod(&pod("device-0")).await.claims[0].outcome, "refused");
 
-    daemon.drop_in(CONFIG, script(Word::Flood, true));
+    daemon.drop_in_script(&script(Word::Flood, true));
     daemon.until_device(POOL, "generation-1", true).await;
     daemon.until_conditions(&[]).await;
     assert_eq!(daemon.until_serving(FILE).await.reason, "");

@@ -48,14 +48,3 @@ async fn a_claim_of_an_earlier_boot_is_stale_until_its_pod_prepares_it_once_more
     daemon.prepared(request).await;
     assert_eq!(prepares(&daemon.only_claim().await), 2, "once is enough");
 }
-
-#[tokio::test]
-async fn a_claim_of_an_earlier_boot_can_be_unprepared_without_a_prepare() {
-    let daemon = Daemon::with_gpus(boot("boot-1")).await;
-    let pod = pod("one");
-    daemon.prepared(request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
-    let daemon = reboot(daemon, "boot-2").await;
-    daemon.until_serving(MOCK_GPU_FILE).await;
-    assert_eq!(daemon.unprepare(&pod).await, [("a".to_owned(), "unprepared".to_owned())]);
-    daemon.assert_empty().await;
-}

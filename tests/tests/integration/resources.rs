@@ -3,8 +3,6 @@
 mod agreement;
 mod answers;
 mod lists;
-mod metrics;
-mod names;
 mod plugins;
 mod pools;
 mod together;

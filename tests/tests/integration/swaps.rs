@@ -9,6 +9,7 @@ use nodedock_tests::compose::{pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, digest, wasm};
 use nodedock_tests::versions::{FILE, claim, file, script};
 use nodedock_tests::{Client, Daemon};
+use scripted::Script;
 use tokio::task::JoinSet;
 
 /// Pods that come and go at once, and how often the file is replaced meanwhile.
@@ -99,7 +100,7 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
     daemon.cli(&["explain", "driver", FILE]).await.done_with(&["goes on serving", &new]);
 
     // Devices that the driver does not have any more are named as long as a claim holds them.
-    daemon.drop_in_script(&serde_json::json!({"devices": 2, "generation": 1}));
+    daemon.drop_in_script(&Script { devices: 2, ..script(1) });
     let conditions = daemon.until_conditions(&["claim-devices-gone"]).await;
     let problem = conditions[0].problem.as_ref().expect("a condition has a problem");
     assert!(problem.message.contains("script/device-9 (claim default/device-9"), "{problem:?}");

@@ -6,7 +6,7 @@ mod kept;
 mod keys;
 mod places;
 
-use keys::{Configure, Signer, trust};
+use keys::{Signer, trust};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm};
 use nodedock_tests::{Daemon, Options};
 
@@ -64,35 +64,6 @@ async fn a_file_signed_by_a_known_key_serves_whatever_the_algorithm_and_the_form
             .await
             .done_with(&["trust: trusted (mode enforce), signed by release"]);
         daemon.cli(&["get", "drivers", "-o", "yaml"]).await.done_with(&["verdict: trusted", "key: release"]);
-    }
-}
-
-#[tokio::test]
-async fn what_is_not_vouched_for_is_refused_with_what_to_do_and_serves_once_it_is() {
-    let bytes = wasm(MOCK_GPU, Form::Core);
-    let signer = Signer::P256(1);
-    let plain = trust("enforce", &[("release", signer, "")], "");
-    let of_other_name = trust("enforce", &[("release", signer, "[mock-gpu.example.com]")], "");
-    let good = Some(signer.sign(&bytes));
-    let cases = [
-        (&plain, None, "there is no mock-gpu.wasm.sig"),
-        (&plain, Some(signer.sign(b"other bytes")), "no signature of this very file by a key of the config"),
-        (&of_other_name, good.clone(), "named mock-gpu.example.com only, not mock-gpu.nodedock.dev"),
-    ];
-    for (section, signature, words) in cases {
-        let daemon = daemon_with(section).await;
-        if let Some(signature) = &signature {
-            daemon.drop_in(SIGNATURE, signature);
-        }
-        daemon.drop_in(MOCK_GPU_FILE, &bytes);
-        let failed = daemon
-            .until_driver(MOCK_GPU_FILE, |driver| driver.state == "failed" && driver.reason.contains(words))
-            .await;
-        assert_eq!(failed.trust.unwrap().verdict, "distrusted", "{words}");
-        // What mends it comes later than the file.
-        daemon.drop_in(SIGNATURE, good.clone().unwrap());
-        daemon.put_config(&plain);
-        daemon.until_serving(MOCK_GPU_FILE).await;
     }
 }
 

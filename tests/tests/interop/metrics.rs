@@ -22,7 +22,7 @@ async fn the_parser_of_prometheus_finds_every_family() {
     let script = programs::sources("python").join("read_metrics.py");
     let args = [script.to_str().expect("UTF-8"), file.to_str().expect("UTF-8")];
     let read = lines(&python, &args).await;
-    let families: Vec<_> = ours.iter().map(|(name, kind)| format!("{kind} {name} ")).collect();
+    let families: Vec<_> = ours.iter().map(|ours| format!("{} {} ", ours.kind, ours.name)).collect();
     assert_eq!(read.len(), families.len(), "{read:?}");
     for (read, family) in read.iter().zip(&families) {
         assert!(read.starts_with(family.as_str()), "{read} is not {family}");

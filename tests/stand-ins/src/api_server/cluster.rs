@@ -20,34 +20,13 @@ fn push(list: &mut Value, item: Value) {
 
 impl Pod {
     pub fn new(namespace: &str, name: &str, node: &str) -> Self {
-        let main =
-            json!({ "name": "main", "image": "registry.k8s.io/pause:3.10", "resources": { "claims": [] } });
+        let main = json!({ "name": "main", "image": "registry.k8s.io/pause:3.10" });
         Self(json!({
             "kind": "Pod",
             "metadata": { "name": name, "namespace": namespace },
-            "spec": { "nodeName": node, "containers": [main], "resourceClaims": [], "terminationGracePeriodSeconds": 30 },
+            "spec": { "nodeName": node, "containers": [main], "terminationGracePeriodSeconds": 30 },
             "status": { "phase": "Pending", "qosClass": "BestEffort" },
         }))
-    }
-
-    fn with(mut self, claim: Value) -> Self {
-        let main = &mut self.0["spec"]["containers"][0];
-        push(&mut main["resources"]["claims"], json!({ "name": claim["name"] }));
-        push(&mut self.0["spec"]["resourceClaims"], claim);
-        self
-    }
-
-    /// With a claim of its namespace, under the name that its containers use.
-    pub fn claim(self, pod_claim: &str, claim: &str) -> Self {
-        self.with(json!({ "name": pod_claim, "resourceClaimName": claim }))
-    }
-
-    /// With a claim that was made from a template for this pod.
-    pub fn template(self, pod_claim: &str, template: &str, claim: &str) -> Self {
-        let mut pod = self.with(json!({ "name": pod_claim, "resourceClaimTemplateName": template }));
-        let status = json!({ "name": pod_claim, "resourceClaimName": claim });
-        push(&mut pod.0["status"]["resourceClaimStatuses"], status);
-        pod
     }
 }
 
@@ -115,18 +94,10 @@ impl Allocated {
 
     /// For a pod, by its name and UID.
     pub fn reserved_for(mut self, pod: &str, uid: &str) -> Self {
-        push(&mut self.claim["status"]["reservedFor"], consumer(pod, uid));
-        self
-    }
-
-    /// Made from a template for a pod, by its name and UID.
-    pub fn owned_by(mut self, pod: &str, uid: &str, pod_claim: &str) -> Self {
-        let metadata = &mut self.claim["metadata"];
-        metadata["ownerReferences"] = json!([{
-            "apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid, "controller": true,
-            "blockOwnerDeletion": true,
-        }]);
-        metadata["annotations"] = json!({ "resource.kubernetes.io/pod-claim-name": pod_claim });
+        push(
+            &mut self.claim["status"]["reservedFor"],
+            json!({ "resource": "pods", "name": pod, "uid": uid }),
+        );
         self
     }
 
@@ -135,10 +106,6 @@ impl Allocated {
         self.spaced = true;
         self
     }
-}
-
-fn consumer(pod: &str, uid: &str) -> Value {
-    json!({ "resource": "pods", "name": pod, "uid": uid })
 }
 
 fn uid(object: &Value) -> String {
@@ -186,13 +153,6 @@ impl ApiServer {
         self.edit("resourceclaims", namespace, name, |claim| {
             claim["status"] = json!({});
             claim["metadata"].as_object_mut().map(|metadata| metadata.remove("finalizers"));
-        });
-    }
-
-    /// Lets one more pod use a claim.
-    pub fn reserve_claim(&self, namespace: &str, name: &str, pod: &str, uid: &str) {
-        self.edit("resourceclaims", namespace, name, |claim| {
-            push(&mut claim["status"]["reservedFor"], consumer(pod, uid));
         });
     }
 

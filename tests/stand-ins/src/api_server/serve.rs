@@ -323,7 +323,6 @@ fn write<'a>(route: &'a Route, asked: &'a Asked, body: &[u8]) -> Result<Write<'a
     Ok(Write {
         route,
         body: parsed,
-        spaced: route.resource.plural == "resourceclaims" && writes::has_space(body),
         content_type: kind,
         user_agent: &asked.seen.user_agent,
         drops: drops.collect(),

@@ -20,8 +20,8 @@ const NOT_A_SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lo
      '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const IMMUTABLE: &str = "field is immutable";
 
-/// What is wrong with an object that is to be stored; `old` is the one that it replaces.
-pub(super) fn object(resource: &Resource, new: &Value, old: Option<&Value>, admin: bool) -> Vec<Cause> {
+/// What is wrong with an object that is to be stored; `old` is the one that it replaces. Of a new claim nothing is checked.
+pub(super) fn object(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
     let mut causes = metadata(new);
     match resource.plural {
         "resourceslices" => {
@@ -31,9 +31,6 @@ pub(super) fn object(resource: &Resource, new: &Value, old: Option<&Value>, admi
             }
         }
         "resourceclaims" => {
-            if !admin {
-                causes.extend(admin_access(new));
-            }
             causes.extend(claim_status(new));
             if let Some(old) = old {
                 causes.extend(claim_change(new, old));
@@ -189,15 +186,6 @@ fn slice_change(new: &Value, old: &Value) -> Vec<Cause> {
         Cause::invalid(field[1..].replace('/', "."), shown, IMMUTABLE)
     };
     changed.map(cause).collect()
-}
-
-fn admin_access(claim: &Value) -> Vec<Cause> {
-    let requests = list(&claim["spec"]["devices"], "requests").iter().enumerate();
-    let wanting = requests.filter(|(_, request)| request["exactly"]["adminAccess"] == true);
-    let why = "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace";
-    wanting
-        .map(|(index, _)| Cause::forbidden(format!("spec.devices.requests[{index}].adminAccess"), why))
-        .collect()
 }
 
 fn claim_change(new: &Value, old: &Value) -> Vec<Cause> {

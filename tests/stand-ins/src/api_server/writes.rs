@@ -1,8 +1,9 @@
 //! Create, update, patch and delete.
 //!
-//! A claim's opaque parameters are stored byte by byte. A claim that was made with space between the parts of its parameters is
-//! compared with the same parameters as a server writes them, without: every later write of its status in JSON, of whatever kind,
-//! looks like a change of `status.allocation` and is refused. That is how a recorded apply was refused.
+//! A claim's opaque parameters are stored byte by byte. A claim that was made with space between the parts of its parameters
+//! ([`super::Allocated::with_spaced_parameters`]) is compared with the same parameters as a server writes them, without: every later
+//! write of its status in JSON, of whatever kind, looks like a change of `status.allocation` and is refused. That is how a recorded apply
+//! was refused.
 
 use std::sync::Arc;
 
@@ -27,8 +28,6 @@ const PREFIX_MOST: usize = 58;
 pub(super) struct Write<'a> {
     pub(super) route: &'a Route,
     pub(super) body: Value,
-    /// Whether the JSON of the body has space between its parts.
-    pub(super) spaced: bool,
     pub(super) content_type: &'a str,
     pub(super) user_agent: &'a str,
     /// Fields that this server does not know.
@@ -89,9 +88,8 @@ pub(super) fn create(state: &mut State, write: &Write<'_>) -> Result<Written, Re
     if state.objects.contains_key(&key(route.resource, &object)) {
         return Err(status::exists(route, &name));
     }
-    defaults(route, &mut object, None);
-    let mut causes =
-        validate::object(route.resource, &object, None, has_admin_access(state, &route.namespace));
+    defaults(route, &mut object);
+    let mut causes = validate::object(route.resource, &object, None);
     if route.resource.plural == "events" {
         causes.extend(validate::event(&object, route.group == EVENTS));
     }
@@ -99,9 +97,6 @@ pub(super) fn create(state: &mut State, write: &Write<'_>) -> Result<Written, Re
         return Err(status::invalid(route, &name, &causes));
     }
     manage(&mut object, write, "Update");
-    if write.spaced {
-        state.spaced.insert(object["metadata"]["uid"].as_str().unwrap_or_default().to_owned());
-    }
     Ok((201, state.store(route.resource, object).as_ref().clone()))
 }
 
@@ -132,35 +127,14 @@ fn new_metadata(route: &Route, asked: &Value) -> Result<Value, Refusal> {
     Ok(Value::Object(metadata))
 }
 
-fn namespace<'a>(state: &'a State, name: &str) -> Option<&'a Arc<Value>> {
-    state.objects.get(&("namespaces", String::new(), name.to_owned()))
-}
-
 fn is_terminating(state: &State, name: &str) -> bool {
-    namespace(state, name).is_some_and(|found| found["metadata"]["deletionTimestamp"].is_string())
-}
-
-fn has_admin_access(state: &State, name: &str) -> bool {
-    let label =
-        |found: &Arc<Value>| found["metadata"]["labels"]["resource.kubernetes.io/admin-access"] == "true";
-    namespace(state, name).is_some_and(label)
+    let namespace = state.objects.get(&("namespaces", String::new(), name.to_owned()));
+    namespace.is_some_and(|found| found["metadata"]["deletionTimestamp"].is_string())
 }
 
 /// Fills in what the writer left out.
-fn defaults(route: &Route, object: &mut Value, old: Option<&Value>) {
+fn defaults(route: &Route, object: &mut Value) {
     match route.resource.plural {
-        "resourceclaims" => {
-            claim_defaults(&mut object["spec"]["devices"]);
-            if old.is_none() {
-                object["status"] = json!({});
-            }
-        }
-        "resourceclaimtemplates" => {
-            claim_defaults(&mut object["spec"]["spec"]["devices"]);
-            if object["spec"]["metadata"].is_null() {
-                object["spec"]["metadata"] = json!({});
-            }
-        }
         "resourceslices" => {
             let devices = object["spec"].get_mut("devices").and_then(Value::as_array_mut);
             for device in devices.into_iter().flatten() {
@@ -182,25 +156,6 @@ fn defaults(route: &Route, object: &mut Value, old: Option<&Value>) {
             }
         }
         _ => {}
-    }
-}
-
-fn claim_defaults(devices: &mut Value) {
-    let fill = |request: &mut Value| {
-        if request["allocationMode"].is_null() {
-            request["allocationMode"] = "ExactCount".into();
-        }
-        if request["allocationMode"] == "ExactCount" && request["count"].is_null() {
-            request["count"] = 1.into();
-        }
-    };
-    for request in devices.get_mut("requests").and_then(Value::as_array_mut).into_iter().flatten() {
-        if let Some(exactly) = request.get_mut("exactly") {
-            fill(exactly);
-        }
-        for choice in request.get_mut("firstAvailable").and_then(Value::as_array_mut).into_iter().flatten() {
-            fill(choice);
-        }
     }
 }
 
@@ -273,8 +228,8 @@ fn replace(
     let route = write.route;
     preconditions(route, &new["metadata"], &old["metadata"])?;
     keep(route, &mut new, old);
-    defaults(route, &mut new, Some(old));
-    let mut causes = validate::object(route.resource, &new, Some(old), true);
+    defaults(route, &mut new);
+    let mut causes = validate::object(route.resource, &new, Some(old));
     if changes_spaces(state, route, &new, old)
         && !causes.iter().any(|cause| cause.field == "status.allocation")
     {
@@ -412,19 +367,4 @@ pub(super) fn delete_all(state: &mut State, write: &Write<'_>) -> Result<Vec<Val
         .collect();
     found.iter().for_each(|(key, object)| drop(end(state, route, key, object)));
     Ok(found.into_iter().map(|(_, object)| object.as_ref().clone()).collect())
-}
-
-/// Whether a client puts space between the parts of its JSON, and so into the opaque parameters of a claim.
-pub(super) fn has_space(json: &[u8]) -> bool {
-    let (mut is_quoted, mut is_escaped) = (false, false);
-    json.iter().any(|byte| {
-        let is_space = !is_quoted && byte.is_ascii_whitespace();
-        match byte {
-            _ if is_escaped => is_escaped = false,
-            b'\\' if is_quoted => is_escaped = true,
-            b'"' => is_quoted = !is_quoted,
-            _ => {}
-        }
-        is_space
-    })
 }

@@ -11,8 +11,8 @@ use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tonic::transport::Channel;
+use tonic::{Response, Status};
 
 use super::state::{Shared, State};
 use super::{authority, health};
@@ -33,11 +33,6 @@ pub struct ClaimRef {
 impl ClaimRef {
     pub fn new(namespace: &str, name: &str, uid: &str) -> Self {
         Self { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }
-    }
-
-    fn named(&self) -> v1::Claim {
-        let Self { namespace, name, uid } = self.clone();
-        v1::Claim { namespace, uid, name }
     }
 }
 
@@ -67,6 +62,10 @@ impl Instance {
 
     pub(super) fn is_notified(&self) -> bool {
         self.notified.load(Ordering::SeqCst)
+    }
+
+    async fn client(&self) -> Result<DraPluginClient<Channel>, Status> {
+        channel(&self.link).await.map(DraPluginClient::new)
     }
 }
 
@@ -238,35 +237,50 @@ pub(super) async fn channel(link: &watch::Sender<Link>) -> Result<Channel, Statu
     }
 }
 
-pub(super) async fn prepare(
-    shared: &Shared,
-    driver: &str,
-    claims: &[ClaimRef],
-) -> Result<BTreeMap<String, Vec<v1::Device>>, String> {
-    let instance = shared.look(|state| chosen(state, driver))?;
-    let work = async {
-        let mut client = DraPluginClient::new(channel(&instance.link).await?);
-        let claims = claims.iter().map(ClaimRef::named).collect();
-        client.node_prepare_resources(v1::NodePrepareResourcesRequest { claims }).await
-    };
-    let answer = shared.call("NodePrepareResources", driver, shared.options.call_timeout, work).await;
-    let answer = answer.map_err(|error| format!("NodePrepareResources: {error}"))?;
-    let answer: BTreeMap<_, _> = answer.into_inner().into_claims().into_iter().collect();
-    check("NodePrepareResources", claims, &answer, |one| &one.error)?;
-    Ok(answer.into_iter().map(|(uid, one)| (uid, one.devices)).collect())
+/// A DRA driver as a kubelet calls it: the instance that it would choose, with its checks of the answer.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    pub(super) shared: Arc<Shared>,
+    pub(super) name: String,
 }
 
-pub(super) async fn unprepare(shared: &Shared, driver: &str, claims: &[ClaimRef]) -> Result<(), String> {
-    let instance = shared.look(|state| chosen(state, driver))?;
-    let work = async {
-        let mut client = DraPluginClient::new(channel(&instance.link).await?);
-        let claims = claims.iter().map(ClaimRef::named).collect();
-        client.node_unprepare_resources(v1::NodeUnprepareResourcesRequest { claims }).await
+impl Driver {
+    /// One call of `NodePrepareResources`; the devices by claim UID.
+    pub async fn prepare(&self, claims: &[ClaimRef]) -> Result<BTreeMap<String, Vec<v1::Device>>, String> {
+        const CALL: &str = "NodePrepareResources";
+        let instance = self.shared.look(|state| chosen(state, &self.name))?;
+        let request = v1::NodePrepareResourcesRequest { claims: named(claims) };
+        let work = async { instance.client().await?.node_prepare_resources(request).await };
+        let answer = self.call(CALL, work).await?.into_claims();
+        check(CALL, claims, &answer, |one| &one.error)?;
+        Ok(answer.into_iter().map(|(uid, one)| (uid, one.devices)).collect())
+    }
+
+    /// One call of `NodeUnprepareResources`.
+    pub async fn unprepare(&self, claims: &[ClaimRef]) -> Result<(), String> {
+        const CALL: &str = "NodeUnprepareResources";
+        let instance = self.shared.look(|state| chosen(state, &self.name))?;
+        let request = v1::NodeUnprepareResourcesRequest { claims: named(claims) };
+        let work = async { instance.client().await?.node_unprepare_resources(request).await };
+        check(CALL, claims, &self.call(CALL, work).await?.into_claims(), |one| &one.error)
+    }
+
+    async fn call<T>(
+        &self,
+        what: &str,
+        work: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, String> {
+        let answer = self.shared.call(what, &self.name, self.shared.options.call_timeout, work).await;
+        answer.map(Response::into_inner).map_err(|error| format!("{what}: {error}"))
+    }
+}
+
+fn named(claims: &[ClaimRef]) -> Vec<v1::Claim> {
+    let name = |claim: &ClaimRef| {
+        let ClaimRef { namespace, name, uid } = claim.clone();
+        v1::Claim { namespace, uid, name }
     };
-    let answer = shared.call("NodeUnprepareResources", driver, shared.options.call_timeout, work).await;
-    let answer = answer.map_err(|error| format!("NodeUnprepareResources: {error}"))?;
-    let answer: BTreeMap<_, _> = answer.into_inner().into_claims().into_iter().collect();
-    check("NodeUnprepareResources", claims, &answer, |one| &one.error)
+    claims.iter().map(name).collect()
 }
 
 /// What a kubelet makes of an answer by claim UID.

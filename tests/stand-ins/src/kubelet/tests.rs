@@ -54,21 +54,6 @@ async fn counted(kubelet: &Kubelet, what: &str, count: usize) {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_there_before_and_one_that_comes_later_are_registered() {
-    let dir = tempfile::tempdir().unwrap();
-    let first = plugin(&dir).await;
-    let kubelet = Kubelet::start(dir.path(), quick()).await;
-    kubelet.registered(DRIVER).await;
-    let second = options(dir.path(), "second.example.com");
-    let second = Plugin::start(second, Script::ok("example.com")).await.unwrap();
-    kubelet.registered("second.example.com").await;
-    assert_eq!(first.notified().await, (true, String::new()));
-    second.unregister().unwrap();
-    kubelet.deregistered("second.example.com").await;
-    kubelet.registered(DRIVER).await;
-}
-
-#[tokio::test]
 async fn registration_sockets_are_called_with_the_path_for_an_authority() {
     let (dir, _kubelet) = kubelet(quick()).await;
     let listener = tokio::net::UnixListener::bind(dir.path().join("plugins_registry/a-reg.sock")).unwrap();
@@ -120,18 +105,6 @@ async fn a_plugin_that_a_kubelet_cannot_use_is_notified_of_the_reason() {
 }
 
 #[tokio::test]
-async fn a_socket_that_is_made_again_is_registered_again() {
-    let (dir, kubelet) = kubelet(quick()).await;
-    let plugin = plugin(&dir).await;
-    kubelet.registered(DRIVER).await;
-    plugin.unregister().unwrap();
-    plugin.register().unwrap();
-    counted(&kubelet, "NotifyRegistrationStatus", 2).await;
-    kubelet.registered(DRIVER).await;
-    kubelet.wait_until("one instance", |view| view.endpoints(DRIVER).len() == 1).await;
-}
-
-#[tokio::test]
 async fn a_restart_finds_every_socket_again_and_wipes_slices() {
     let wiped = Arc::new(Mutex::new(vec![]));
     let log = Arc::clone(&wiped);
@@ -157,24 +130,24 @@ async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
     let plugin = plugin(&dir).await;
     kubelet.registered(DRIVER).await;
     let two = claims(&["u-1", "u-2"]);
-    let prepared = kubelet.prepare(DRIVER, &two).await.unwrap();
+    let prepared = kubelet.driver(DRIVER).prepare(&two).await.unwrap();
     assert_eq!((prepared.len(), prepared["u-1"][0].device_name.as_str()), (2, "null-0"));
-    kubelet.unprepare(DRIVER, &two).await.unwrap();
+    kubelet.driver(DRIVER).unprepare(&two).await.unwrap();
     for (answer, expected) in [
         (Answer::Skip, "skipped 2 ResourceClaims"),
         (Answer::Stranger("u-9".to_owned(), vec![]), "returned result for unknown claim UID u-9"),
         (Answer::Error("no such device".to_owned()), "failed for ResourceClaim claim-u-1: no such device"),
     ] {
         plugin.set_script(Script::new(move |_, _| answer.clone()));
-        let why = kubelet.prepare(DRIVER, &two).await.unwrap_err();
+        let why = kubelet.driver(DRIVER).prepare(&two).await.unwrap_err();
         assert_eq!(why, format!("NodePrepareResources {expected}"));
-        let why = kubelet.unprepare(DRIVER, &two).await.unwrap_err();
+        let why = kubelet.driver(DRIVER).unprepare(&two).await.unwrap_err();
         assert_eq!(why, format!("NodeUnprepareResources {expected}"));
     }
     plugin.set_script(Script::prepare(Answer::Hang));
-    let why = kubelet.prepare(DRIVER, &two).await.unwrap_err();
+    let why = kubelet.driver(DRIVER).prepare(&two).await.unwrap_err();
     assert!(why.starts_with("NodePrepareResources: DeadlineExceeded"), "{why}");
-    let why = kubelet.prepare("none", &two).await.unwrap_err();
+    let why = kubelet.driver("none").prepare(&two).await.unwrap_err();
     assert_eq!(why, "DRA driver none is not registered");
 }
 
@@ -191,7 +164,7 @@ async fn the_newest_instance_is_called_and_the_older_one_when_it_is_gone() {
         plugin
     };
     let called = async || {
-        let devices = kubelet.prepare(DRIVER, &claims(&["u-1"])).await.unwrap().remove("u-1").unwrap();
+        let devices = kubelet.driver(DRIVER).prepare(&claims(&["u-1"])).await.unwrap().remove("u-1").unwrap();
         devices[0].cdi_device_ids[0].clone()
     };
     let _old = start("old").await;
@@ -212,7 +185,7 @@ async fn a_lost_connection_is_made_again_and_the_driver_stays_registered() {
     kubelet.wait_until("still one", |view| view.endpoints(DRIVER) == [plugin.endpoint()]).await;
     plugin.serve().unwrap();
     kubelet.registered(DRIVER).await;
-    kubelet.prepare(DRIVER, &claims(&["u-1"])).await.unwrap();
+    kubelet.driver(DRIVER).prepare(&claims(&["u-1"])).await.unwrap();
     assert_eq!(kubelet.calls().iter().filter(|call| call.what == "GetInfo").count(), 1);
 }
 

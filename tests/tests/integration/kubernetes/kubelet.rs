@@ -2,59 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use native_null::{HealthState, Options as PluginOptions, Plugin, Script, Versions};
-use nodedock_stand_ins::api_server::State;
-use nodedock_stand_ins::kubelet::{Call, ClaimRef, Kubelet, KubeletOptions, Resource, View};
-use nodedock_tests::Daemon;
-use nodedock_tests::cluster::{Cluster, DraClient, NAMESPACE, NODE, gpu_claim};
+use native_null::{Answer, Device, HealthState, Options as PluginOptions, Plugin, Script, Versions};
+use nodedock_stand_ins::api_server::{Allocated, State};
+use nodedock_stand_ins::kubelet::{Call, ClaimRef, Driver, Resource, View};
+use nodedock_tests::DEADLINE;
+use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE, gpu_claim};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest, version, wasm};
 use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::{GPUS, Node};
 
 const RESOURCE: &str = "example.com/gpu";
-/// What a device plugin gives is in no slice: two who give away one device would not know of each other.
-const GPUS: &str = "pools: [{name: gpus, count: 8}, {name: plugged, count: 8, firstIndex: 8, extendedResource: example.com/gpu}]\n";
-
-/// A node whose kubelet runs; its slices are deleted where a kubelet deletes them.
-struct Node {
-    cluster: Arc<Cluster>,
-    daemon: Daemon,
-    kubelet: Kubelet,
-}
 
 impl Node {
-    async fn start(config: &str) -> Self {
-        let cluster = Arc::new(Cluster::start().await);
-        let daemon = cluster.daemon().await;
-        let of = cluster.clone();
-        let wipes = Arc::new(move |driver: Option<&str>| {
-            of.api.wipe_slices(NODE, driver);
-        });
-        let options = KubeletOptions { wipes: Some(wipes), ..KubeletOptions::default() };
-        let kubelet = Kubelet::start(&daemon.kubelet(), options).await;
-        daemon.install_gpus(config);
-        kubelet.registered(MOCK_GPU_NAME).await;
-        daemon.until_serving(MOCK_GPU_FILE).await;
-        Self { cluster, daemon, kubelet }
-    }
-
-    /// A new claim for a device, as the kubelet names it.
-    fn claim(&self, name: &str, device: &str) -> ClaimRef {
-        ClaimRef::new(NAMESPACE, name, &self.cluster.gpu_claim(name, &[device]))
-    }
-
-    /// Prepares one claim; its CDI names.
-    async fn prepared(&self, claim: &ClaimRef) -> Vec<String> {
-        let answer = self.kubelet.prepare(MOCK_GPU_NAME, std::slice::from_ref(claim)).await;
-        let mut answer = answer.unwrap_or_else(|why| panic!("{why}\n{}", self.daemon.log()));
-        answer.remove(&claim.uid).expect("every claim is answered").remove(0).cdi_device_ids
-    }
-
-    async fn unprepared(&self, claim: &ClaimRef) {
-        let end = self.kubelet.unprepare(MOCK_GPU_NAME, std::slice::from_ref(claim)).await;
-        end.unwrap_or_else(|why| panic!("{why}\n{}", self.daemon.log()));
-    }
-
     async fn until_devices_in_slices(&self, count: usize) {
         let has_all = |state: &State| {
             let slices = state.slices(MOCK_GPU_NAME);
@@ -87,7 +50,7 @@ impl Node {
 #[tokio::test]
 async fn what_is_prepared_stands_while_kubelet_and_daemon_restart() {
     let mut node = Node::start(GPUS).await;
-    let claim = node.claim("one", "gpus/gpu-0");
+    let claim = node.claim("one", &["gpus/gpu-0"]);
     let before = node.prepared(&claim).await;
     node.kubelet.start_again().await;
     node.kubelet.registered(MOCK_GPU_NAME).await;
@@ -114,7 +77,7 @@ async fn what_is_prepared_stands_while_kubelet_and_daemon_restart() {
 #[tokio::test]
 async fn a_driver_is_replaced_under_the_kubelet_without_another_registration() {
     let node = Node::start(GPUS).await;
-    let claim = node.claim("one", "gpus/gpu-0");
+    let claim = node.claim("one", &["gpus/gpu-0"]);
     let before = node.prepared(&claim).await;
     let count = node.registrations();
     let file = version(wasm(MOCK_GPU, Form::Core), "next");
@@ -144,7 +107,7 @@ async fn a_pool_is_a_device_plugin_of_every_kubelet_that_comes() {
     node.daemon.crash().await;
     let devices = node.kubelet.devices(RESOURCE, 8).await;
     assert_eq!(devices.healthy().len(), 8, "devices are offered before their driver serves");
-    let held = node.claim("own", "plugged/gpu-15");
+    let held = node.claim("own", &["plugged/gpu-15"]);
     node.prepared(&held).await;
     node.until_healthy(7).await;
     node.unprepared(&held).await;
@@ -152,14 +115,23 @@ async fn a_pool_is_a_device_plugin_of_every_kubelet_that_comes() {
 }
 
 #[tokio::test]
-async fn the_health_of_a_native_plugin_s_devices_reaches_the_kubelet() {
+async fn a_native_plugin_is_one_of_the_kubelet_s_too_with_the_health_of_its_devices() {
     const NATIVE: &str = "null.example.com";
     let node = Node::start(GPUS).await;
     let directory = node.daemon.path().join("native");
     let mut options = PluginOptions::new(NATIVE, &node.daemon.state().join("plugins_registry"), &directory);
     options.versions = Versions { health_v1: true, ..Versions::default() };
-    let plugin = Plugin::start(options, Script::ok("v")).await.unwrap();
+    let device = Device { pool: NODE.to_owned(), device: "null-0".to_owned(), ..Device::default() };
+    let script = Script::prepare(Answer::Devices(vec![device]));
+    let plugin = Plugin::start(options, script).await.unwrap();
     node.kubelet.registered(NATIVE).await;
+    let claim = Allocated::new(NAMESPACE, "one").node(NODE).device("null", NATIVE, NODE, "null-0");
+    let claim = [ClaimRef::new(NAMESPACE, "one", &node.cluster.api.allocate_claim(claim))];
+    let driver = node.kubelet.driver(NATIVE);
+    let devices = driver.prepare(&claim).await.unwrap().remove(&claim[0].uid).unwrap();
+    assert_eq!((devices[0].pool_name.as_str(), devices[0].device_name.as_str()), (NODE, "null-0"));
+    driver.unprepare(&claim).await.unwrap();
+    assert!(node.daemon.claims().await.is_empty());
     for (state, healthy) in [(HealthState::Healthy, true), (HealthState::Unhealthy, false)] {
         plugin.report_health(vec![native_null::DeviceHealth {
             pool: "pool".into(),
@@ -177,7 +149,7 @@ async fn the_health_of_a_native_plugin_s_devices_reaches_the_kubelet() {
     }
     // Lost, it is still offered; deregistered, it is not.
     plugin.disconnect();
-    node.daemon.until_offered(NATIVE).await;
+    node.kubelet.registered(NATIVE).await;
     plugin.unregister().unwrap();
     node.kubelet.deregistered(NATIVE).await;
 }
@@ -188,15 +160,36 @@ const CLAIMS: usize = 200;
 const ROUNDS: usize = 2;
 
 /// A claim on a device, prepared and unprepared in turn under new UIDs, as pods of a deployment come and go.
-async fn come_and_go(cluster: Arc<Cluster>, client: DraClient, number: usize) -> Result<(), String> {
+async fn come_and_go(cluster: Arc<Cluster>, driver: Driver, number: usize) -> Result<(), String> {
     let name = format!("claim-{number}");
     for _ in 0..ROUNDS {
         let uid = cluster.api.allocate_claim(gpu_claim(&name, &[&format!("gpus/gpu-{number}")]));
-        client.prepare_until_ready((&name, &uid)).await?;
-        client.unprepare_until_done((&name, &uid)).await?;
+        let claim = [ClaimRef::new(NAMESPACE, &name, &uid)];
+        repeated(|| async {
+            match driver.prepare(&claim).await?[&uid].len() {
+                1 => Ok(()),
+                devices => Err(format!("{devices} devices")),
+            }
+        })
+        .await?;
+        repeated(|| driver.unprepare(&claim)).await?;
         cluster.api.delete("resourceclaims", NAMESPACE, &name);
     }
     Ok(())
+}
+
+/// A kubelet retries in its own time; a test retries at once, until its deadline: the daemon may be away. The error is the last refusal.
+async fn repeated<F: Future<Output = Result<(), String>>>(once: impl Fn() -> F) -> Result<(), String> {
+    let mut last = String::new();
+    let until = async {
+        while let Err(why) = once().await {
+            last = why;
+            // What answers at once that it is away leaves others their turn.
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let ended = timeout(DEADLINE * 3, until).await;
+    ended.map_err(|_| last)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -205,7 +198,7 @@ async fn hundreds_of_claims_come_and_go_on_a_thousand_devices_while_everything_r
     node.until_devices_in_slices(DEVICES).await;
     let mut pods = JoinSet::new();
     for number in 0..CLAIMS {
-        pods.spawn(come_and_go(node.cluster.clone(), node.daemon.dra_client(MOCK_GPU_NAME), number));
+        pods.spawn(come_and_go(node.cluster.clone(), node.kubelet.driver(MOCK_GPU_NAME), number));
     }
     let file = version(wasm(MOCK_GPU, Form::Core), "next");
     node.daemon.drop_in(MOCK_GPU_FILE, &file);

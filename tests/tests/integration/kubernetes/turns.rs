@@ -1,8 +1,10 @@
 //! Two instances on one root, as in a surge update.
 
+use nodedock_stand_ins::kubelet::{ClaimRef, Kubelet, KubeletOptions};
 use nodedock_tests::Options;
-use nodedock_tests::cluster::Cluster;
+use nodedock_tests::cluster::{Cluster, NAMESPACE};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::wait::until_path;
 
 const OLD: &str = "old";
 const NEW: &str = "new";
@@ -16,16 +18,22 @@ async fn a_newer_instance_takes_over_and_the_older_stands_by_until_it_ends() {
     let cluster = Cluster::start().await;
     let mut old = cluster.daemon_with(instance(&cluster, OLD)).await;
     old.serve(MOCK_GPU, Form::Core).await;
-    old.until_offered((MOCK_GPU_NAME, OLD)).await;
-    let uid = cluster.gpu_claim("one", &["gpus/gpu-0"]);
-    let before = old.kubelet_prepared((MOCK_GPU_NAME, OLD), ("one", &uid)).await;
+    let mut kubelet = Kubelet::start(&old.kubelet(), KubeletOptions::default()).await;
+    kubelet.registered(MOCK_GPU_NAME).await;
+    let claim = [ClaimRef::new(NAMESPACE, "one", &cluster.gpu_claim("one", &["gpus/gpu-0"]))];
+    let before = kubelet.driver(MOCK_GPU_NAME).prepare(&claim).await.unwrap();
 
+    // No kubelet registers the newer one: the older one's sockets go when it was waited for long enough.
+    kubelet.stop().await;
     let mut new = old.beside(instance(&cluster, NEW)).await;
     new.until_serving(MOCK_GPU_FILE).await;
-    new.until_offered((MOCK_GPU_NAME, NEW)).await;
-    // No kubelet registers the newer one here: the older one's sockets go when it was waited for long enough.
-    assert_eq!(new.kubelet_prepared((MOCK_GPU_NAME, NEW), ("one", &uid)).await, before);
-    new.until_withdrawn((MOCK_GPU_NAME, OLD)).await;
+    let sockets = new.kubelet().join("plugins_registry");
+    let withdrawn = sockets.join(format!("{MOCK_GPU_NAME}-{OLD}-reg.sock"));
+    let is_gone = || if withdrawn.exists() { Err("it is there".to_owned()) } else { Ok(()) };
+    until_path(&sockets, "the older one has no socket", is_gone).await;
+    kubelet.start_again().await;
+    kubelet.registered(MOCK_GPU_NAME).await;
+    assert_eq!(kubelet.driver(MOCK_GPU_NAME).prepare(&claim).await.unwrap(), before);
     let ready = new.cli(&["probe", "ready", "--instance-uid", OLD]).await;
     assert!(ready.code == Some(1) && ready.stdout.contains("stands by"), "{ready:?}");
     new.cli(&["probe", "live", "--instance-uid", OLD]).await.done();

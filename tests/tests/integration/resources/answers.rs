@@ -5,7 +5,7 @@ use nodedock_tests::{Daemon, Options, assert_parts};
 use tonic::Code;
 
 use super::agreement::agree;
-use super::{NIC, calling, freed, ids, limited, nics, ready, short, start, started, with_nics};
+use super::{NIC, calling, freed, limited, nics, ready, short, start, started, with_nics};
 
 const SHORT_DEADLINE: &str = "claims: {callDeadlineMs: 300}\n";
 
@@ -60,21 +60,6 @@ async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are
         ready(&daemon, limited("two", &[(NIC, 2)])).await;
         freed(&daemon, "two").await;
     }
-}
-
-#[tokio::test]
-async fn a_preference_that_fails_refuses_the_pod_and_one_that_is_absurd_is_ignored() {
-    let daemon = daemon().await;
-    let absurd = |_: &native_device_plugin::Choice| vec!["unknown".to_owned(), String::new()];
-    let plugin = with_nics(&daemon, Script::ok().choose(absurd), 3).await;
-    let answer = ready(&daemon, limited("one", &[(NIC, 2)])).await;
-    assert_eq!(ids(&answer, "main", NIC), ["nic-0", "nic-1"]);
-    // It said that it has an opinion, and has none any more.
-    plugin.set_script(Script::ok());
-    freed(&daemon, "one").await;
-    let problem = short(&daemon, limited("one", &[(NIC, 2)])).await;
-    assert!(problem.message.contains(NIC), "{problem:?}");
-    assert!(agree(&daemon).await.is_empty());
 }
 
 #[tokio::test]

@@ -216,6 +216,11 @@ async fn the_command_line_shows_a_resource_from_the_limits_of_a_pod_to_its_end()
         "{output}"
     );
     assert_eq!(until_allocate(&plugin).await, ["nic-0"]);
+    let resource = [("resource_name", NIC)];
+    for counter in ["registration_total", "alloc_duration_seconds_count"] {
+        let counter = format!("kubelet_device_plugin_{counter}");
+        assert_eq!(daemon.metrics().await.value(&counter, &resource), Some(1.0), "{counter}");
+    }
     let resources = daemon.cli(&["get", "resources", "-o", "json"]).await.json();
     let counted = ["capacity", "allocatable", "allocated", "active"].map(|field| resources[0][field].clone());
     assert_eq!(serde_json::json!(counted), serde_json::json!([2, 2, 1, true]));

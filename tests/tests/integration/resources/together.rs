@@ -7,7 +7,7 @@ use nodedock_tests::{Daemon, Options};
 use native_device_plugin::{Plugin, Script};
 
 use super::agreement::agree;
-use super::{GPU, NIC, freed, ids, limited, ready, refusal, with_gpus, with_nics};
+use super::{GPU, NIC, ready, with_gpus, with_nics};
 
 async fn daemon() -> (Daemon, Plugin) {
     let daemon = Daemon::start_with(Options::default().config("claims: {exclusiveWaitMs: 0}\n")).await;
@@ -49,23 +49,4 @@ async fn a_pod_with_everything_gets_one_answer_and_the_same_after_a_crash() {
     assert_eq!((left.claims.len(), left.resources.len()), (1, 2), "{left:#?}");
     assert!(agree(&daemon).await.is_empty() && daemon.agrees().await.is_empty());
     drop(plugin);
-}
-
-#[tokio::test]
-async fn a_resource_that_is_short_leaves_the_pod_without_an_answer_until_another_pod_leaves() {
-    let (daemon, _plugin) = daemon().await;
-    ready(&daemon, limited("other", &[(NIC, 1)])).await;
-    let answer = daemon.prepare(everything("one")).await;
-    assert_eq!(outcomes(&answer), [("claim", "prepared"), (GPU, "allocated"), (NIC, "refused")]);
-    let gpu = ids(&answer, "main", GPU);
-    let problem = refusal(answer);
-    assert_eq!(problem.code, "too-few-devices");
-    assert!(problem.message.contains(NIC) && problem.message.contains("1 are available"), "{problem:?}");
-    assert_eq!(agree(&daemon).await.len(), 2, "what was given is kept");
-    assert!(super::start(&daemon, "one", "main").await.is_ok(), "what it has, it has");
-
-    freed(&daemon, "other").await;
-    let again = ready(&daemon, everything("one")).await;
-    assert_eq!(ids(&again, "main", GPU), gpu, "the same as before");
-    assert_eq!(agree(&daemon).await.len(), 3);
 }

@@ -3,6 +3,7 @@
 use nodedock_tests::compose::{pod, request};
 use nodedock_tests::versions::{FILE, claim, file, script, with_unprepare};
 use nodedock_tests::{Daemon, Options, assert_parts};
+use scripted::Word;
 
 use super::keys::{Configure, Signer, trust};
 
@@ -21,7 +22,7 @@ async fn with_refused(claims: &[&str]) -> (Daemon, String) {
         daemon.prepared(request(&pod(name), &[&claim(name)])).await;
     }
     daemon.drop_in(SIGNATURE, NEW.1.sign(&file("v2")));
-    daemon.swap("v2", &with_unprepare(script(2), claims, "refuse-permanent")).await;
+    daemon.swap("v2", &with_unprepare(script(2), claims, Word::RefusePermanent)).await;
     (daemon, old)
 }
 

@@ -99,15 +99,6 @@ proptest! {
 }
 
 #[test]
-fn each_feature_has_its_version() {
-    for (name, change, version) in FEATURES {
-        let mut spec = valid();
-        change(&mut spec);
-        assert_eq!(spec.required_version(), version, "{name}");
-    }
-}
-
-#[test]
 fn what_libraries_refuse_is_refused() {
     fn hook(spec: &mut Spec, name: &str, path: &str, env: &str) {
         let hook =

@@ -14,7 +14,7 @@ mod values;
 
 use std::collections::BTreeMap;
 
-use super::fixtures::{claim, driver, permanent, pod, transient, uid};
+use super::fixtures::{claim, driver, pod, transient, uid};
 use super::{ClaimEnd, PodSelector};
 use crate::driver::Ledger;
 use nodedock_model::{ClaimState, ContainerClaim, Device, DeviceName, Pool, PoolName};
@@ -81,34 +81,6 @@ async fn an_unprepare_calls_the_driver_and_removes_the_file_and_the_record() {
 }
 
 #[tokio::test]
-async fn a_retry_calls_the_driver_that_is_missing_and_an_unprepare_all_of_them() {
-    let (_home, daemon, a, gpu, nic) = with_two_drivers();
-    nic.reply("uid-both", Reply::Refuse(transient()));
-    let refused = daemon.prepare(&a, &["both"]).await;
-    assert_eq!((ends(&refused), refused.containers.len()), (vec!["device-busy"], 0));
-    assert_eq!(daemon.state("uid-both"), Some(ClaimState::Preparing));
-
-    let outcome = daemon.prepare(&a, &["both"]).await;
-    assert_eq!((ends(&outcome), cdi_devices(&outcome).len()), (vec!["prepared"], 2));
-    assert_eq!((gpu.counts(), nic.counts()), ((1, 0), (2, 0)));
-    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
-    assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (2, 1)));
-}
-
-#[tokio::test]
-async fn a_claim_that_is_refused_for_good_is_rolled_back_and_its_driver_called() {
-    let (_home, daemon, a, gpu) = with_gpu();
-    gpu.reply("uid-bad", Reply::Refuse(permanent()));
-    daemon.source.put(claim("bad", &["gpu/0"], &[&a]));
-    daemon.source.put(claim("good", &["gpu/1"], &[&a]));
-    let outcome = daemon.prepare(&a, &["bad", "good"]).await;
-    assert_eq!(ends(&outcome), ["bad-parameters", "prepared"]);
-    assert_eq!((daemon.state("uid-bad"), daemon.state("uid-good")), (None, PREPARED));
-    assert_eq!(gpu.calls().unprepare[0][0].claim.id.uid, uid("uid-bad"));
-    assert_eq!(daemon.cdi_files().len(), 1);
-}
-
-#[tokio::test]
 async fn the_claims_of_a_pod_are_one_call_of_each_driver() {
     let (_home, daemon, a, gpu, nic) = with_two_drivers();
     for (name, devices) in
@@ -139,18 +111,6 @@ async fn a_claim_that_makes_no_cdi_file_is_refused_alone() {
         ["prepared", "prepared"],
         "it is called again"
     );
-}
-
-#[tokio::test]
-async fn a_driver_that_says_nothing_of_a_claim_has_not_done_it() {
-    let (_home, daemon, a, gpu) = with_claim();
-    gpu.reply("uid-one", Reply::Silence);
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["claim-skipped"]);
-    daemon.prepare(&a, &["one"]).await;
-    gpu.reply_unprepare(Reply::Silence);
-    assert_eq!(daemon.unprepare(&a).await[0].as_ref().unwrap_err().code, "claim-skipped");
-    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
-    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
 }
 
 #[tokio::test]

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
+pub(crate) use crate::manager::claims::fixtures::{driver, pod};
 use crate::manager::pool_claims;
-use nodedock_model::{
-    AllocationEntry, ContainerKind, DriverName, ExtendedResource, ObjectRef, PluginDevice, Uid,
-};
+use nodedock_model::{AllocationEntry, ContainerKind, ExtendedResource, PluginDevice, Uid};
 
 pub(crate) fn device(id: &str, numa_nodes: &[u32]) -> PluginDevice {
     PluginDevice { id: id.to_owned(), healthy: true, numa_nodes: numa_nodes.to_vec() }
@@ -26,14 +25,6 @@ pub(crate) fn ids(ids: &[&str]) -> Vec<String> {
 /// The resource `gpu` is `example.com/gpu`.
 pub(crate) fn resource(short: &str) -> ExtendedResource {
     ExtendedResource::new(format!("example.com/{short}")).unwrap()
-}
-
-pub(crate) fn driver(short: &str) -> DriverName {
-    DriverName::new(format!("{short}.example.com")).unwrap()
-}
-
-pub(crate) fn pod(short: &str) -> ObjectRef {
-    ObjectRef::new("default", short, &format!("uid-{short}")).unwrap()
 }
 
 pub(crate) fn uid(short: &str) -> Uid {

@@ -178,35 +178,6 @@ async fn an_answer_that_names_a_path_that_is_not_there_is_refused() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_wants_it_is_called_before_each_start() {
-    let (home, gpu, nic) = (Home::new(), FakePlugin::wanting_pre_start(), FakePlugin::new());
-    let daemon = home.start();
-    let id = daemon.plug("gpu", &gpu, &numbered(2));
-    daemon.plug("nic", &nic, &numbered(2));
-    let two = [
-        container("main", ContainerKind::App, &[("gpu", 2), ("nic", 1)]),
-        container("none", ContainerKind::App, &[("gpu", 0)]),
-    ];
-    assert_eq!(device_ends(&daemon.allocate("a", &two).await), ["dev0,dev1", "dev0", ""]);
-    let start = async |daemon: &Daemon, container| {
-        daemon.manager.pre_start(&uid("a"), container, &"test".into()).await.map_err(|problem| problem.code)
-    };
-    for _ in 0..2 {
-        assert_eq!(start(&daemon, "main").await, Ok(()));
-    }
-    assert_eq!((start(&daemon, "none").await, start(&daemon, "other").await), (Ok(()), Ok(())));
-    assert_eq!(gpu.calls().pre_start, [ids(&["dev0", "dev1"]), ids(&["dev0", "dev1"])]);
-    assert!(nic.calls().pre_start.is_empty());
-    daemon.manager.plugin_left(&id, &Problem::unavailable("eof", "its stream ended"));
-    assert_eq!(start(&daemon, "main").await, Err("plugin-gone".to_owned()));
-    daemon.stop().await;
-    let daemon = home.start();
-    assert_eq!(start(&daemon, "main").await, Err("plugin-gone".to_owned()), "known from the record");
-    daemon.plug("gpu", &gpu, &numbered(2));
-    assert_eq!(start(&daemon, "main").await, Ok(()), "a plugin that wanted nothing is not missed");
-}
-
-#[tokio::test]
 async fn what_pods_have_covers_what_a_node_shows_and_lowers_nothing() {
     let (_home, daemon, _) = plugged(4);
     daemon.allocate("a", &app(&[("gpu", 2)])).await;
@@ -226,19 +197,6 @@ async fn what_pods_have_covers_what_a_node_shows_and_lowers_nothing() {
     assert_eq!(covered("a", &[("gpu", 7)]), of(&[("gpu", 7)]));
     assert_eq!(covered("b", &[]), of(&[("gpu", 3)]));
     assert_eq!(covered("stranger", &[("gpu", 1)]), of(&[("gpu", 1)]));
-}
-
-#[tokio::test]
-async fn freed_devices_are_available_for_others_and_durably_so() {
-    let (home, daemon, _) = plugged(1);
-    daemon.allocate("a", &app(&[("gpu", 1)])).await;
-    assert_eq!(daemon.free("a").await, Ok(()));
-    assert_eq!(daemon.free("a").await, Ok(()), "what is unknown is done");
-    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["dev0"]);
-    daemon.stop().await;
-    let daemon = home.start();
-    let pods: Vec<_> = daemon.manager.allocations().values().map(|record| record.pod.clone()).collect();
-    assert_eq!(pods, [pod("b")]);
 }
 
 #[tokio::test]

@@ -400,24 +400,9 @@ impl Daemon {
         let mut table = self.manager.table();
         let mut holding = claim("x", &["gpu/0"], &[]).allocation.unwrap();
         (holding.devices[0].pool, holding.devices[0].device) = (pool, name);
-        let known = table.claim(by.uid.as_str()).cloned();
-        let mut record = known.map_or_else(
-            || ClaimRecord {
-                id: by.clone(),
-                state: ClaimState::Prepared,
-                boot_id: "boot-1".to_owned(),
-                pods: BTreeMap::new(),
-                allocation: holding.clone(),
-                annotations: BTreeMap::new(),
-                drivers: BTreeMap::new(),
-                kubelet: None,
-                holds: Vec::new(),
-                releasing: None,
-                timeline: VecDeque::new(),
-                unknown: BTreeMap::new(),
-            },
-            |known| ClaimRecord::clone(&known),
-        );
+        let new = ClaimRecord::new(by.clone(), ClaimState::Prepared, "boot-1");
+        let known = table.claim(by.uid.as_str()).map(|known| ClaimRecord::clone(known));
+        let mut record = known.unwrap_or(ClaimRecord { allocation: holding, ..new });
         record.holds.push(Hold { key: format!("{}/{device}", driver("gpu")), shared: false, driver: None });
         table.put(Arc::new(record));
     }
@@ -560,8 +545,6 @@ pub(crate) enum Reply {
     Status(DeviceStatus),
     /// An annotation for containers.
     Annotation(&'static str, &'static str),
-    /// No outcome for the claims.
-    Silence,
 }
 
 pub(crate) struct FakeDriver {
@@ -569,7 +552,7 @@ pub(crate) struct FakeDriver {
     /// Keeps the inventory, and publishes another.
     published: Option<watch::Sender<Arc<Published>>>,
     replies: Mutex<VecDeque<(Uid, Reply)>>,
-    unprepare_replies: Mutex<VecDeque<Reply>>,
+    unprepare_refusals: Mutex<VecDeque<Problem>>,
     calls: watch::Sender<Calls>,
     /// Calls wait while it is shut.
     shut: watch::Sender<bool>,
@@ -609,7 +592,7 @@ impl FakeDriver {
             name,
             published,
             replies: Mutex::default(),
-            unprepare_replies: Mutex::default(),
+            unprepare_refusals: Mutex::default(),
             calls: watch::Sender::default(),
             shut: watch::Sender::default(),
         })
@@ -620,8 +603,8 @@ impl FakeDriver {
         self.replies.lock().unwrap().push_back((Uid::new(claim).unwrap(), reply));
     }
 
-    pub(crate) fn reply_unprepare(&self, reply: Reply) {
-        self.unprepare_replies.lock().unwrap().push_back(reply);
+    pub(crate) fn refuse_unprepare(&self, problem: Problem) {
+        self.unprepare_refusals.lock().unwrap().push_back(problem);
     }
 
     pub(crate) fn shut(&self, shut: bool) {
@@ -680,7 +663,6 @@ impl ClaimDriver for FakeDriver {
                     let edits = Edits { env: vec![("A".to_owned(), "b".to_owned())], ..Edits::default() };
                     result = PreparedClaim { edits, ..PreparedClaim::default() };
                 }
-                Some(Reply::Silence) => continue,
             }
             outcomes.insert(claim.id.uid.clone(), outcome.map(|()| result));
         }
@@ -691,11 +673,8 @@ impl ClaimDriver for FakeDriver {
         self.calls.send_modify(|calls| calls.unprepare.push(claims.to_vec()));
         self.pass().await;
         let uids = claims.iter().map(|live| live.claim.id.uid.clone());
-        match self.unprepare_replies.lock().unwrap().pop_front() {
-            Some(Reply::Refuse(problem)) => uids.map(|uid| (uid, Err(problem.clone()))).collect(),
-            Some(Reply::Silence) => Outcomes::new(),
-            _ => uids.map(|uid| (uid, Ok(()))).collect(),
-        }
+        let end = self.unprepare_refusals.lock().unwrap().pop_front().map_or(Ok(()), Err);
+        uids.map(|uid| (uid, end.clone())).collect()
     }
 }
 

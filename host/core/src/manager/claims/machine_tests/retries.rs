@@ -180,23 +180,9 @@ fn the_drivers_of_a_claim_decide_together() {
 
 /// A claim that is being unprepared, with these drivers left.
 fn leaving(drivers: &[&str]) -> ClaimRecord {
-    ClaimRecord {
-        id: claim("one", &[], &[]).id,
-        state: ClaimState::Unpreparing,
-        boot_id: "boot".to_owned(),
-        pods: BTreeMap::new(),
-        allocation: allocation(&[]),
-        annotations: BTreeMap::new(),
-        drivers: drivers
-            .iter()
-            .map(|name| (driver(name), DriverPart { problem: Some(transient()), ..DriverPart::default() }))
-            .collect(),
-        kubelet: None,
-        holds: Vec::new(),
-        releasing: None,
-        timeline: Default::default(),
-        unknown: BTreeMap::new(),
-    }
+    let part = DriverPart { problem: Some(transient()), ..DriverPart::default() };
+    let drivers = drivers.iter().map(|name| (driver(name), part.clone())).collect();
+    ClaimRecord { drivers, ..ClaimRecord::new(claim("one", &[], &[]).id, ClaimState::Unpreparing, "boot") }
 }
 
 fn serving(drivers: &[&Driver]) -> Serving {

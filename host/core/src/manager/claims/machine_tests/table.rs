@@ -11,20 +11,11 @@ use crate::manager::claims::table::{ClaimTable, Undo};
 use nodedock_model::{ClaimRecord, ClaimState, ContainerClaim, ObjectRef, PodContainer};
 
 fn record(text: &str, devices: &[&str], pods: &[&str]) -> Arc<ClaimRecord> {
-    let pods: Vec<ObjectRef> = pods.iter().map(|name| pod(name)).collect();
     Arc::new(ClaimRecord {
-        id: claim(text, &[], &[]).id,
-        state: ClaimState::Prepared,
-        boot_id: "boot".to_owned(),
-        pods: pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect(),
+        pods: pods.iter().map(|name| (pod(name).uid, pod(name))).collect(),
         allocation: allocation(devices),
-        annotations: BTreeMap::new(),
-        drivers: BTreeMap::new(),
-        kubelet: None,
         holds: holds(&allocation(devices), |_, _, _| DeviceFacts::default()),
-        releasing: None,
-        timeline: Default::default(),
-        unknown: BTreeMap::new(),
+        ..ClaimRecord::new(claim(text, &[], &[]).id, ClaimState::Prepared, "boot")
     })
 }
 

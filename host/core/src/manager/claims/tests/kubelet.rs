@@ -230,7 +230,7 @@ async fn a_part_of_a_driver_that_is_gone_is_kept_until_it_is_back_and_the_others
 async fn a_part_that_its_driver_does_not_unprepare_is_tried_again_while_the_rest_stands() {
     let Both { home: _home, daemon, gpu, nic, both } = Both::prepared().await;
     daemon.start_unprepares();
-    (0..3).for_each(|_| gpu.reply_unprepare(Reply::Refuse(transient())));
+    (0..3).for_each(|_| gpu.refuse_unprepare(transient()));
     assert_eq!(daemon.kubelet_unprepare(&gpu.name, &both).await, Err(transient()));
     let mut changes = daemon.manager.changes.listen();
     while daemon.manager.claims()[0].is_leaving() {
@@ -349,7 +349,7 @@ async fn a_part_that_is_refused_for_good_is_rolled_back_and_the_rest_stays() {
 #[tokio::test]
 async fn a_claim_whose_pods_are_gone_is_unprepared_for_the_kubelet() {
     let Both { home: _home, daemon, gpu, nic, both } = Both::prepared().await;
-    nic.reply_unprepare(Reply::Refuse(transient()));
+    nic.refuse_unprepare(transient());
     let unprepare = || daemon.manager.unprepare_all_for_kubelet(&both.id.uid, "its pods are gone");
     assert_eq!(unprepare().await, Err(transient()));
     let record = daemon.manager.claims().remove(0);

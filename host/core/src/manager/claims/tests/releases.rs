@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::manager::claims::fixtures::{claim, driver, pod, transient, uid};
+use crate::manager::claims::fixtures::{claim, transient, uid};
 use crate::manager::claims::table::RELEASED_MAX;
 use crate::manager::claims::{ReleasePreview, ReleaseRequest};
-use crate::manager::tests::scene::{
-    Daemon, FakeDriver, Home, Reply, ends, release_request, with_gpu, with_prepared,
-};
+use crate::manager::tests::scene::{Daemon, FakeDriver, Home, release_request, with_gpu, with_prepared};
 use nodedock_model::{ClaimRecord, ClaimState, ObjectRef};
 
 /// A daemon with the claim `one` of a driver that is gone, whose pod is gone too.
@@ -19,44 +17,16 @@ async fn with_stuck() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>) {
 }
 
 #[tokio::test]
-async fn a_claim_of_a_driver_that_is_gone_is_released_and_stays_so_when_it_is_back() {
-    let ((home, daemon, _, gpu), b) = (with_stuck().await, pod("b"));
-    daemon.start_tasks();
-    let looked = daemon.manager.look_at_release(&release_request("one")).await.unwrap();
-    let ReleasePreview { record, drivers, .. } = looked;
-    assert_eq!(record.id.uid, uid("uid-one"));
-    assert!(drivers[&driver("gpu")].is_err());
-    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing), "looking changes nothing");
-
-    let released = daemon.release("one").await.unwrap();
-    assert_eq!(released.by, release_request("one").by);
-    assert_eq!(released.untold[&driver("gpu")].devices, ["pool/0"]);
-    assert_eq!(released.untold[&driver("gpu")].problem.code, "driver-unknown");
-    assert!(released.timeline.iter().any(|entry| entry.what == "prepared"), "its history is kept");
-    assert!(daemon.is_empty());
-    assert!(daemon.cdi_files().is_empty());
-
-    daemon.serve(&gpu);
-    daemon.source.put(claim("two", &["gpu/0"], &[&b]));
-    assert_eq!(ends(&daemon.prepare(&b, &["two"]).await), ["prepared"], "the device is free");
-    assert_eq!(gpu.counts(), (2, 0), "an unknown claim is not unprepared");
-    daemon.stop().await;
-    let daemon = home.start();
-    assert_eq!(daemon.manager.claims().len(), 1);
-    assert_eq!(*daemon.manager.released_claims()[0], released, "durable");
-}
-
-#[tokio::test]
 async fn a_driver_that_serves_is_called_once_more_and_the_claim_is_released_if_it_refuses() {
     let (_home, daemon, a, gpu) = with_gpu();
     for (refuses, untold) in [(true, 1), (false, 0)] {
         daemon.serve(&gpu);
         daemon.source.put(claim("one", &["gpu/0"], &[&a]));
         daemon.prepare(&a, &["one"]).await;
-        gpu.reply_unprepare(Reply::Refuse(transient()));
+        gpu.refuse_unprepare(transient());
         assert!(daemon.unprepare(&a).await[0].is_err());
         if refuses {
-            gpu.reply_unprepare(Reply::Refuse(transient()));
+            gpu.refuse_unprepare(transient());
         }
         let before = gpu.counts().1;
         assert_eq!(daemon.release("one").await.unwrap().untold.len(), untold);
@@ -106,24 +76,6 @@ async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
     assert!(daemon.manager.pods().is_empty(), "it goes with the last of its claims");
 }
 
-#[tokio::test]
-async fn a_crash_in_the_middle_of_a_release_leaves_the_claim_as_it_was() {
-    let (home, daemon, _, gpu) = with_stuck().await;
-    daemon.serve(&gpu);
-    gpu.shut(true);
-    let crash = async {
-        gpu.called(|calls| calls.unprepare.len() == 1).await;
-        daemon.crash().await;
-        gpu.shut(false);
-    };
-    let (lost, ()) = tokio::join!(daemon.release("one"), crash);
-    assert_eq!(lost.unwrap_err().code, "checkpoint-unavailable");
-    let daemon = home.start();
-    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
-    assert!(daemon.manager.released_claims().is_empty(), "it is not said before it is done");
-    assert!(daemon.release("one").await.is_ok());
-}
-
 /// A claim whose release failed halfway was not retried: it blocked others until the next start.
 #[tokio::test]
 async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
@@ -152,7 +104,7 @@ async fn the_newest_released_claims_are_kept() {
         let one = format!("one@uid-{n:04}");
         daemon.source.put(claim(&one, &["gpu/0"], &[&a]));
         daemon.prepare(&a, &["one"]).await;
-        gpu.reply_unprepare(Reply::Refuse(transient()));
+        gpu.refuse_unprepare(transient());
         daemon.unprepare(&a).await;
         daemon.release("one").await.unwrap();
     }

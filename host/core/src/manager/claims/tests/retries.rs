@@ -5,14 +5,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::manager::PodOutcome;
+use crate::manager::claims::Retry;
 use crate::manager::claims::calls::CALL_MARGIN;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient, uid};
 use crate::manager::claims::unprepare_retry::UNPREPARE_RETRY_MIN;
-use crate::manager::claims::{ClaimEnd, Retry};
 use crate::manager::tests::scene::{
     Daemon, FakeDriver, Home, Reply, ends, with_claim, with_gpu, with_two_drivers,
 };
-use nodedock_model::{ClaimState, Device, DeviceName, DriverKind, Pool};
+use nodedock_model::{ClaimState, Device, DeviceName, Pool};
 
 fn retry_after(outcome: &PodOutcome) -> Option<u64> {
     outcome.claims[0].end.as_ref().unwrap_err().retry_after_ms.map(u64::from)
@@ -24,23 +24,6 @@ fn retry_of(daemon: &Daemon, uid: &str) -> (u32, Retry) {
     let retries = daemon.manager.claim_view(record).retries;
     assert_eq!(retries.len(), 1, "{retries:?}");
     (retries[0].attempts, retries[0].retry)
-}
-
-#[tokio::test]
-async fn what_is_refused_for_good_is_not_called_again() {
-    let (_home, daemon, a, gpu) = with_claim();
-    gpu.reply("uid-one", Reply::Refuse(permanent()));
-    let first = daemon.prepare(&a, &["one"]).await;
-    assert_eq!(ends(&first), ["bad-parameters"]);
-    assert_eq!(daemon.prepare(&a, &["one"]).await, first);
-    assert_eq!(gpu.counts(), (1, 1), "it was called for the roll-back once");
-    assert!(daemon.is_empty());
-    let refused = daemon.manager.refused_claims();
-    assert_eq!((refused.len(), refused[0].retry.retry), (1, Retry::WhenChanged));
-
-    daemon.source.put(claim("one", &["gpu/1"], &[&a]));
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"], "another request");
-    assert!(daemon.manager.refused_claims().is_empty());
 }
 
 #[tokio::test]
@@ -88,21 +71,6 @@ async fn a_restart_may_call_once_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_names_a_delay_is_not_called_before() {
-    let (_home, daemon, a, gpu) = with_claim();
-    gpu.reply("uid-one", Reply::Refuse(transient().retry_after(Duration::from_secs(30))));
-    assert_eq!(retry_after(&daemon.prepare(&a, &["one"]).await), Some(30_000));
-    tokio::time::advance(Duration::from_secs(10)).await;
-    let between = daemon.prepare(&a, &["one"]).await;
-    assert_eq!((ends(&between), retry_after(&between)), (vec!["device-busy"], Some(20_000)));
-    assert!(matches!(retry_of(&daemon, "uid-one"), (1, Retry::At(_))));
-    tokio::time::advance(Duration::from_secs(20)).await;
-    assert_eq!(retry_of(&daemon, "uid-one"), (1, Retry::Now));
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
-    assert_eq!(gpu.counts(), (2, 0));
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_caller_that_retries_often_waits_and_is_then_refused() {
     let (_home, daemon, a, gpu) = with_claim();
     (0..4).for_each(|_| gpu.reply("uid-one", Reply::Refuse(transient())));
@@ -123,31 +91,6 @@ async fn a_caller_that_retries_often_waits_and_is_then_refused() {
         ["prepared"],
         "a driver that comes is asked at once"
     );
-}
-
-#[tokio::test]
-async fn a_plugins_refusals_are_for_now_whatever_it_says() {
-    let (home, a, gpu) = (Home::new(), pod("a"), FakeDriver::new(driver("gpu")));
-    let daemon = home.start();
-    daemon.serve_as(&gpu, DriverKind::Grpc);
-    gpu.reply("uid-one", Reply::Refuse(permanent()));
-    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["bad-parameters"]);
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
-}
-
-#[tokio::test]
-async fn a_claim_that_one_driver_refuses_for_good_is_not_prepared_by_the_others_and_is_undone() {
-    let (_home, daemon, a, gpu, nic) = with_two_drivers();
-    nic.reply("uid-both", Reply::Refuse(permanent()));
-    for _ in 0..2 {
-        assert_eq!(ends(&daemon.prepare(&a, &["both"]).await), ["bad-parameters"]);
-    }
-    assert_eq!((gpu.counts(), nic.counts()), ((1, 0), (1, 0)));
-    assert_eq!(daemon.state("uid-both"), Some(ClaimState::Preparing));
-    assert_eq!(retry_of(&daemon, "uid-both"), (1, Retry::WhenChanged));
-    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
-    assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (1, 1)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -188,8 +131,8 @@ async fn each_claim_is_unprepared_after_its_own_backoff() {
         daemon.source.put(claim(name, &[device], &[pod]));
         daemon.prepare(pod, &[name]).await;
     }
-    gpu.reply_unprepare(Reply::Refuse(transient().retry_after(Duration::from_secs(600))));
-    gpu.reply_unprepare(Reply::Refuse(transient()));
+    gpu.refuse_unprepare(transient().retry_after(Duration::from_secs(600)));
+    gpu.refuse_unprepare(transient());
     let started = Instant::now();
     daemon.unprepare(&a).await;
     daemon.unprepare(&b).await;
@@ -207,7 +150,7 @@ async fn a_driver_that_serves_again_is_called_at_once_and_no_other() {
     daemon.start_unprepares();
     daemon.prepare(&a, &["both"]).await;
     for driver in [&gpu, &nic] {
-        driver.reply_unprepare(Reply::Refuse(transient().retry_after(Duration::from_secs(600))));
+        driver.refuse_unprepare(transient().retry_after(Duration::from_secs(600)));
     }
     let started = Instant::now();
     daemon.unprepare(&a).await;

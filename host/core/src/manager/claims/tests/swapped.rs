@@ -106,19 +106,6 @@ fn memo(claims: &[&str]) -> Vec<(String, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn what_a_new_version_refuses_is_unprepared_by_the_one_that_prepared_it() {
-    for refusal in [permanent(), Problem::internal("driver-trapped", "unreachable")] {
-        let scene = Scene::served_by_the_first(1).await;
-        let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
-        daemon.serve_version(new, &digest(1));
-        new.reply_unprepare(Reply::Refuse(refusal));
-        assert_eq!(daemon.unprepare(a).await, [Ok(ClaimEnd::Unprepared)]);
-        assert_eq!((calls(new), calls(old)), (vec![memo(&["one"])], vec![memo(&["one"])]));
-        assert!(daemon.manager.claims().is_empty());
-    }
-}
-
-#[tokio::test]
 async fn a_new_version_that_knows_what_to_do_is_the_only_one_that_is_called() {
     let scene = Scene::served_by_the_first(1).await;
     let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
@@ -137,7 +124,7 @@ async fn each_claim_goes_to_the_version_that_prepared_it_however_many_came_since
         daemon.source.put(claim(name, &[&format!("gpu/{version}")], &[a]));
         daemon.prepare(a, &names[..=version]).await;
     }
-    third.reply_unprepare(Reply::Refuse(permanent()));
+    third.refuse_unprepare(permanent());
     let ends = daemon.unprepare(a).await;
     let refused: Vec<_> = ends.iter().filter_map(|end| end.as_ref().err()).collect();
     assert_eq!(refused, [&permanent()], "its own claim has no previous version");
@@ -151,14 +138,14 @@ async fn what_both_refuse_stays_with_both_reasons_and_can_be_released() {
     let scene = Scene::served_by_the_first(0).await;
     let Scene { daemon, a, versions: [_, new, _], .. } = &scene;
     daemon.serve_version(new, &digest(1));
-    new.reply_unprepare(Reply::Refuse(permanent()));
+    new.refuse_unprepare(permanent());
     let problem = daemon.unprepare(a).await.remove(0).unwrap_err();
     assert_eq!((problem.kind, problem.code.as_str()), (permanent().kind, "bad-parameters"));
     assert!(problem.details.contains(&("predecessor-code".to_owned(), NO_CODE.to_owned())), "{problem:?}");
     assert!(problem.details.iter().any(|(_, value)| value.contains(&digest(0))), "{problem:?}");
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
 
-    new.reply_unprepare(Reply::Refuse(permanent()));
+    new.refuse_unprepare(permanent());
     daemon.release("one").await.unwrap();
     assert!(daemon.manager.claims().is_empty());
 }
@@ -172,7 +159,7 @@ async fn a_new_version_that_wants_time_or_is_quarantined_gets_some_and_then_the_
         let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
         daemon.start_unprepares();
         daemon.serve_version(new, &digest(1));
-        (0..=FAILED_UNPREPARES_MAX).for_each(|_| new.reply_unprepare(Reply::Refuse(wait.clone())));
+        (0..=FAILED_UNPREPARES_MAX).for_each(|_| new.refuse_unprepare(wait.clone()));
         assert!(daemon.unprepare(a).await[0].is_err());
         assert_eq!(old.counts(), (1, 0), "not yet");
         daemon.gone("uid-one").await;
@@ -188,7 +175,7 @@ async fn a_version_that_is_not_loaded_in_time_keeps_no_request_waiting() {
     let Scene { daemon, a, versions: [_, new, _], .. } = &scene;
     scene.stored.stuck.store(true, Relaxed);
     daemon.serve_version(new, &digest(1));
-    new.reply_unprepare(Reply::Refuse(permanent()));
+    new.refuse_unprepare(permanent());
     let problem = daemon.unprepare(a).await.remove(0).unwrap_err();
     assert_eq!(problem.code, permanent().code);
     let code = ("predecessor-code".to_owned(), "predecessor-not-loaded".to_owned());
@@ -207,11 +194,11 @@ async fn tries_without_any_version_are_none_of_the_one_that_comes_then() {
     }
     daemon.serve_version(new, &digest(1));
     for tries in 1..=FAILED_UNPREPARES_MAX {
-        new.reply_unprepare(Reply::Refuse(transient()));
+        new.refuse_unprepare(transient());
         assert!(daemon.unprepare(a).await[0].is_err());
         assert_eq!((new.counts().1, old.counts().1), (tries as usize, 0));
     }
-    new.reply_unprepare(Reply::Refuse(transient()));
+    new.refuse_unprepare(transient());
     assert_eq!(daemon.unprepare(a).await, [Ok(ClaimEnd::Unprepared)]);
     assert_eq!(calls(old), [memo(&["one"])]);
 }
@@ -228,7 +215,7 @@ async fn after_a_restart_it_is_still_known_who_prepared_a_claim_and_who_was_only
     let daemon = start_storing(&home, &store(std::slice::from_ref(&old)));
     daemon.serve_version(&new, &digest(1));
     for pod in [&a, &b] {
-        new.reply_unprepare(Reply::Refuse(permanent()));
+        new.refuse_unprepare(permanent());
         assert_eq!(daemon.unprepare(pod).await, [Ok(ClaimEnd::Unprepared)]);
     }
     let nothing = vec![("two".to_owned(), Vec::new())];
@@ -243,7 +230,7 @@ async fn while_no_version_serves_and_when_a_plugin_took_the_name_no_other_versio
     let problem = daemon.unprepare(a).await.remove(0).unwrap_err();
     assert!(problem.message.contains("kept until its driver is back"), "{problem}");
     daemon.serve_as(new, DriverKind::Grpc);
-    new.reply_unprepare(Reply::Refuse(permanent()));
+    new.refuse_unprepare(permanent());
     assert_eq!(daemon.unprepare(a).await.remove(0), Err(permanent()));
     assert_eq!((old.counts(), new.counts()), ((1, 0), (0, 1)));
 }

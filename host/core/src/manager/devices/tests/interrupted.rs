@@ -66,20 +66,6 @@ async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
 }
 
 #[tokio::test]
-async fn an_allocation_goes_on_when_its_caller_goes_away() {
-    let (_home, daemon, gpu) = plugged(1);
-    gpu.shut(true);
-    let wanted = app(&[("gpu", 1)]);
-    tokio::select! {
-        _ = daemon.allocate("a", &wanted) => panic!("the plugin does not answer yet"),
-        () = gpu.called(|calls| calls.allocate.len() == 1) => {}
-    }
-    gpu.shut(false);
-    assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["dev0"]);
-    assert_eq!(gpu.calls().allocate.len(), 1);
-}
-
-#[tokio::test]
 async fn a_plugin_that_hangs_holds_up_its_own_resource_and_only_until_the_deadline() {
     let (home, gpu, nic) = (Home::new(), FakePlugin::preferring(&[]), FakePlugin::new());
     let daemon = home.start();
