@@ -10,16 +10,16 @@ mod convert;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
 use async_trait::async_trait;
 use futures::{Stream, StreamExt};
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject};
 use kube::runtime::watcher::Event;
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 use tokio::time::Instant;

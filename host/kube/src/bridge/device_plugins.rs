@@ -31,8 +31,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::Context;
 use super::state_file::StateFile;
-use super::{Context, lock};
 use nodedock_base::changes::Changes;
 use nodedock_base::device_plugin_sockets::{self, Sockets};
 use nodedock_base::tasks::Tasks;

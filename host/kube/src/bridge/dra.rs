@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use super::sockets::{ServedSocket, SocketError, make_directory, server};
 use super::state_file::StateFile;
-use super::{BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX, Context, SocketPaths, lock};
+use super::{BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX, Context, SocketPaths};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;

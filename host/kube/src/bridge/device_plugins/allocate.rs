@@ -15,7 +15,7 @@ use super::offers::PoolOffer;
 use super::plan::{self, Existing};
 use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
 use crate::bridge::claims::DeviceClaim;
-use crate::bridge::{BRIDGE_DRIVER_WAIT, Context, convert, lock};
+use crate::bridge::{BRIDGE_DRIVER_WAIT, Context, convert};
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{
@@ -138,7 +138,7 @@ impl Allocate {
         let why = match tokio::time::timeout(UNPREPARE_WAIT, unprepare).await {
             Ok(Ok(())) => {
                 tracing::info!(%driver, %claim, %request, "released devices of a pod that is gone");
-                self.context(.lock().allocations.requested).remove(&claim.uid);
+                self.context().allocations.requested.lock().remove(&claim.uid);
                 return Ok(());
             }
             Ok(Err(problem)) => problem.message,

@@ -5,14 +5,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use nodedock_proto::kubelet::registration as wire;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
 use crate::bridge::dra::BRIDGE_HEALTH_STREAMS_MAX;
 use crate::bridge::sockets::Connections;
-use crate::bridge::{Context, SocketPaths, convert, lock};
+use crate::bridge::{Context, SocketPaths, convert};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::grpc::begin;
 use nodedock_base::printable::one_line;

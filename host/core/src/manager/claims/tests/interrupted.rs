@@ -1,7 +1,7 @@
 //! Requests and retries at the same time, and a checkpoint that takes nothing.
 
 use crate::manager::claims::fixtures::{driver, transient, uid};
-use crate::manager::tests::scene::{Daemon, ends, with_claim, with_prepared};
+use crate::manager::tests::scene::{ends, with_claim, with_prepared};
 
 /// A claim that was finished without a request took the record of its pod with it, also in the middle of a request of that pod,
 /// whose containers were then answered without devices.

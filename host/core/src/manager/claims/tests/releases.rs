@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::manager::claims::ReleaseRequest;
 use crate::manager::claims::fixtures::{claim, transient, uid};
 use crate::manager::claims::table::RELEASED_MAX;
-use crate::manager::claims::{ReleasePreview, ReleaseRequest};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, release_request, with_gpu, with_prepared};
 use nodedock_model::{ClaimRecord, ClaimState, ObjectRef};
 
