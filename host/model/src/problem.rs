@@ -128,7 +128,6 @@ pub enum ProblemCode {
     DriverFileOpen,
     DriverHandlesLimit,
     DriverInstancesLimit,
-    DriverLogLimit,
     DriverMemoriesLimit,
     DriverMemoryLimit,
     DriverNative,

@@ -2,7 +2,7 @@
 
 mod generated;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
@@ -427,6 +427,11 @@ fn log() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
             Ok(())
         }
     }
+    // Without a subscriber of all threads, a log line that another thread writes first may be switched off for this thread too.
+    static OF_ALL_THREADS: Once = Once::new();
+    OF_ALL_THREADS.call_once(|| {
+        let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
+    });
     let text = Arc::new(Mutex::new(Vec::new()));
     let sink = text.clone();
     let subscriber =

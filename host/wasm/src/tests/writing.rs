@@ -206,6 +206,8 @@ impl Log {
 
 #[tokio::test]
 async fn each_write_is_a_line_of_the_audit_and_refusals_do_not_flood_it() {
+    // Without a subscriber of all threads, a log line that another thread writes first may be switched off for this thread too.
+    let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
     let log = Log::default();
     let sink = log.clone();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || sink.clone()).finish();
